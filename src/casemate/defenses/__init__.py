@@ -1,0 +1,1 @@
+"""Countermeasures: one file, one defense; the file name is its name everywhere."""

@@ -1,0 +1,189 @@
+"""The verbs. A Protocol is what an operator brings; a base class is what a plug-in author writes.
+
+Embedders and indexes are synchronous and thread-safe (they compute, or wait for one short answer); ``Rag`` runs
+them in worker threads. Generators stream, so they are asynchronous.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from datetime import datetime
+from typing import ClassVar, Protocol, TypeAlias
+
+from casemate.stats import CorpusMoments
+from casemate.types import (
+    DEFAULT_TENANT,
+    Answer,
+    Document,
+    Event,
+    Outcome,
+    Prompt,
+    Query,
+    Retrieval,
+    Vector,
+)
+
+Progress: TypeAlias = Callable[[int], None]
+"""Called with the number of items just finished."""
+
+
+class Embedder(Protocol):
+    """Turns texts into unit vectors."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Identifies model, weights and backend: equal only if the vectors are comparable."""
+        ...
+
+    @property
+    def dim(self) -> int:
+        """Length of a vector."""
+        ...
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens of text that are read; what is beyond is ignored."""
+        ...
+
+    def embed(self, texts: Sequence[str], progress: Progress | None = None) -> Vector:
+        """Embeds texts in order: (n, dim), float32, unit rows."""
+        ...
+
+    def spans(self, text: str) -> Sequence[tuple[int, int]]:
+        """Start and end character of each token of the text, so that it can be cut where tokens end."""
+        ...
+
+
+class Index(Protocol):
+    """Keeps documents with their vectors and moments, by tenant; whoever asks sees one tenant only."""
+
+    def open(self, fingerprint: str, dim: int) -> None:
+        """Opens the store, or makes it, for the vectors of one embedder.
+
+        Raises:
+            DataError: If it holds vectors of another embedder, is damaged, or is no index.
+            BackendError: If it cannot be reached.
+        """
+        ...
+
+    def add(self, documents: Sequence[Document], vectors: Vector, tenant: str = DEFAULT_TENANT) -> None:
+        """Puts documents in; whatever was held of the same sources is replaced. One transaction.
+
+        Raises:
+            DataError: If the vectors do not fit, are not of unit length, or an id is given twice.
+        """
+        ...
+
+    def remove(self, sources: Collection[str], tenant: str = DEFAULT_TENANT) -> int:
+        """Takes all documents of these sources out; returns how many there were. One transaction."""
+        ...
+
+    def search(self, vector: Vector, k: int, tenant: str = DEFAULT_TENANT) -> Retrieval:
+        """The k nearest documents, ties by age, with float64 scores, and the background of the same moment."""
+        ...
+
+    def moments(self, tenant: str = DEFAULT_TENANT) -> CorpusMoments:
+        """The moments of everything the tenant can reach."""
+        ...
+
+    def digests(self, tenant: str = DEFAULT_TENANT) -> Mapping[str, str]:
+        """Content hash of each source held."""
+        ...
+
+    def tenants(self) -> Sequence[str]:
+        """All tenants that hold documents, sorted."""
+        ...
+
+    def warm(self, tenant: str = DEFAULT_TENANT) -> None:
+        """Loads or builds what a search needs, so that the first question does not wait for it."""
+        ...
+
+    def check(self) -> Sequence[str]:
+        """What is wrong with the store, a sentence each; empty when it is sound."""
+        ...
+
+    def rebuild(self) -> None:
+        """Computes the moments afresh from the stored vectors."""
+        ...
+
+    def clear(self) -> None:
+        """Removes all documents of all tenants and forgets the embedder. ``open`` may then be called anew."""
+        ...
+
+    def close(self) -> None:
+        """Lets go of files and connections."""
+        ...
+
+
+class Generator(Protocol):
+    """Writes the answer."""
+
+    def stream(self, prompt: Prompt) -> AsyncIterator[str]:
+        """The answer in pieces; joined they are the whole.
+
+        Raises:
+            BackendError: If the model cannot be reached or breaks off.
+        """
+        ...
+
+
+class EventStore(Protocol):
+    """An append-only record."""
+
+    def append(self, event: Event) -> None:
+        """Takes an event in charge and returns at once; it is written soon after, off the request's path."""
+        ...
+
+    def scan(self, kind: str | None = None, since: datetime | None = None) -> Sequence[Event]:
+        """Events in order of writing, after all that was appended before the call is written."""
+        ...
+
+    def flush(self, timeout_s: float = 10.0) -> bool:
+        """Waits until everything appended so far is written; False if that takes longer."""
+        ...
+
+    def close(self) -> None:
+        """Flushes, and lets go of the database."""
+        ...
+
+
+class Target(Protocol):
+    """Anything that answers: an unprotected ``Rag``, a ``Guard``, a remote endpoint."""
+
+    async def ask(self, query: Query) -> Answer:
+        """Answers one query."""
+        ...
+
+
+class Defense:
+    """One countermeasure. Subclass, make it a dataclass, override the stages it acts on.
+
+    Every default is the identity. Options are dataclass fields: configuration keys and documentation derive from
+    them. A defense must not change what it is given and must decide the same on the same input.
+
+    Attributes:
+        paper: Where the method is from.
+        hides: How many source documents it may withhold from one context. The guard fetches that much more, always,
+            flagged or not, so that hiding neither shortens the context nor changes the work done.
+    """
+
+    paper: ClassVar[str] = ""
+    hides: ClassVar[int] = 0
+
+    async def on_index(
+        self, documents: Sequence[Document], vectors: Vector
+    ) -> tuple[Sequence[Document], Vector]:
+        """Acts when documents enter the index."""
+        return documents, vectors
+
+    async def on_retrieve(self, query: Query, retrieval: Retrieval) -> Outcome[Retrieval]:
+        """Acts on what was found, before the generator sees it."""
+        return Outcome(retrieval)
+
+    def on_generate(self, generator: Generator) -> Generator:
+        """Wraps the generator, once, at wiring."""
+        return generator
+
+    async def on_answer(self, query: Query, answer: Answer) -> Outcome[Answer]:
+        """Acts on the finished answer."""
+        return Outcome(answer)

@@ -1,0 +1,78 @@
+"""Find a plug-in by its name. The name is the file.
+
+``load("defense", "mirabel")`` imports ``casemate.defenses.mirabel`` and returns the class in it that is a
+``Defense``. Packages outside the tree declare an entry point in the group ``casemate.defense`` (or
+``casemate.embedder``, ``casemate.index``, ``casemate.generator``, ``casemate.store``).
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from importlib.metadata import entry_points
+from typing import Any
+
+from casemate.errors import ConfigError, UnknownName
+from casemate.protocols import Defense, Embedder, EventStore, Generator, Index
+
+ROLES: dict[str, tuple[str, type[Any]]] = {
+    "embedder": ("casemate.backends", Embedder),
+    "index": ("casemate.backends", Index),
+    "generator": ("casemate.backends", Generator),
+    "store": ("casemate.backends", EventStore),
+    "defense": ("casemate.defenses", Defense),
+}
+"""What a plug-in can be: where its file lies, and what its class derives from."""
+
+
+def names(role: str) -> list[str]:
+    """All plug-ins that can fill a role, sorted.
+
+    >>> names("defense")
+    ['mirabel']
+    """
+    inside = [name for name in _files(ROLES[role][0]) if _found(role, name)]
+    return sorted({*inside, *(e.name for e in entry_points(group=f"casemate.{role}"))})
+
+
+def load(role: str, name: str) -> type[Any]:
+    """The class of the plug-in that has this name.
+
+    Args:
+        role: One of ``ROLES``.
+        name: The file's name, or that of an entry point.
+
+    Raises:
+        UnknownName: If there is none; the message lists those there are.
+    """
+    for entry in entry_points(group=f"casemate.{role}", name=name):
+        return _checked(role, name, entry.load())
+    found = _found(role, name) if name in _files(ROLES[role][0]) else []
+    if len(found) != 1:
+        raise UnknownName(f"no {role} is called {name!r}; known: {', '.join(names(role))}")
+    return found[0]
+
+
+def _files(package: str) -> list[str]:
+    """Names of the modules of a package."""
+    return [m.name for m in pkgutil.iter_modules(importlib.import_module(package).__path__)]
+
+
+def _found(role: str, name: str) -> list[type[Any]]:
+    """The public classes in a plug-in's file that fill a role. Importing the file needs none of its extras."""
+    package, base = ROLES[role]
+    module = importlib.import_module(f"{package}.{name}")
+    return [
+        cls
+        for label, cls in inspect.getmembers(module, inspect.isclass)
+        if cls.__module__ == module.__name__ and base in cls.__mro__ and not label.startswith("_")
+    ]
+
+
+def _checked(role: str, name: str, cls: Any) -> type[Any]:
+    """An entry point's object, if it is a class that fills the role."""
+    base = ROLES[role][1]
+    if not (inspect.isclass(cls) and base in cls.__mro__):
+        raise ConfigError(f"the entry point {name!r} of group casemate.{role} must be a subclass of {base.__name__}")
+    return cls

@@ -1,0 +1,179 @@
+"""The nouns: frozen, comparable, free of I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+Vector: TypeAlias = npt.NDArray[np.float32]
+"""One embedding (dim,) or several (n, dim); rows have unit L2 norm."""
+Float64: TypeAlias = npt.NDArray[np.float64]
+
+DEFAULT_TENANT = "default"
+
+
+class Secret(str):
+    """A text that came from the environment. It never shows itself in a repr, hence in no log or traceback."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "Secret('***')"
+
+
+class Action(StrEnum):
+    """What a defense did, or in observe mode would have done."""
+
+    NONE = "none"  # nothing was changed
+    HIDE = "hide"  # a source document was withheld from the context
+    WITHHOLD = "withhold"  # the whole context was withheld, because the defense failed
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A piece of text that is embedded and retrieved as one: a chunk.
+
+    Attributes:
+        id: Unique within a tenant.
+        text: What the model reads.
+        title: Title of the source; embedded in front of the text.
+        source: The file or record the chunk was cut from; the chunk's own id when empty.
+        digest: Content hash of the whole source, by which indexing again finds what changed.
+        metadata: Anything else, carried along.
+    """
+
+    id: str
+    text: str
+    title: str = ""
+    source: str = ""
+    digest: str = ""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.source:
+            object.__setattr__(self, "source", self.id)
+
+    @property
+    def content(self) -> str:
+        """Title and text, as they are embedded."""
+        return f"{self.title}\n{self.text}" if self.title else self.text
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A question, and who asks it."""
+
+    text: str
+    client: str = "anonymous"
+    tenant: str = DEFAULT_TENANT
+    k: int = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A retrieved document with its cosine similarity to the query, in [-1, 1]."""
+
+    document: Document
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class Background:
+    """Size, mean and population standard deviation of S_q, the query's similarity to each document it may reach."""
+
+    n: int
+    mean: float
+    std: float
+
+
+@dataclass(frozen=True, slots=True)
+class Retrieval:
+    """Hits by decreasing score, and the law they stand out from."""
+
+    hits: tuple[Hit, ...]
+    background: Background
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What a generator is given: the question, the context it may use, and how to behave."""
+
+    question: str
+    context: tuple[Document, ...]
+    instructions: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a defense decided about one request. For the operator only: it never reaches a client.
+
+    Attributes:
+        defense: Name of the defense.
+        flagged: Whether the request looks like an attack.
+        action: What was done about it.
+        score: Higher is more suspicious, in every defense.
+        threshold: Flagged when the score is above it; None when no statement was possible.
+        hidden: Ids of the documents that the action keeps out of the context.
+        evidence: Numbers behind the decision. No raw text.
+        enforced: False in observe mode: the action was noted, not carried out.
+    """
+
+    defense: str
+    flagged: bool
+    action: Action
+    score: float
+    threshold: float | None
+    hidden: tuple[str, ...] = ()
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+    enforced: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What the client sees. Nothing else may leave."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the operator sees: the text, the context it was made from, and the verdicts."""
+
+    text: str
+    retrieval: Retrieval
+    verdicts: tuple[Verdict, ...] = ()
+
+    @property
+    def reply(self) -> Reply:
+        """The client's view of this answer."""
+        return Reply(self.text)
+
+    def with_verdict(self, verdict: Verdict) -> Answer:
+        """The same answer with one verdict more."""
+        return replace(self, verdicts=(*self.verdicts, verdict))
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One row of the append-only record that monitor, trends and dashboard read."""
+
+    id: str
+    at: datetime
+    kind: str
+    body: Mapping[str, Any]
+
+
+T = TypeVar("T")
+
+
+class Outcome(NamedTuple, Generic[T]):
+    """The value that a defense hands on, and what it decided (None: nothing to say)."""
+
+    value: T
+    verdict: Verdict | None = None
