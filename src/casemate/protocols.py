@@ -151,7 +151,11 @@ class Target(Protocol):
     """Anything that answers: an unprotected ``Rag``, a ``Guard``, a remote endpoint."""
 
     async def ask(self, query: Query) -> Answer:
-        """Answers one query."""
+        """Answers one query, whole."""
+        ...
+
+    def stream(self, query: Query) -> AsyncIterator[str]:
+        """Answers one query, piece by piece."""
         ...
 
 

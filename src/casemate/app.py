@@ -1,0 +1,149 @@
+"""The only place where objects are wired: configuration in, a running system out."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from pydantic import TypeAdapter, ValidationError
+
+from casemate import config as configuration
+from casemate import registry
+from casemate.config import Config, Part
+from casemate.errors import ConfigError
+from casemate.guard import Guard
+from casemate.protocols import Embedder, EventStore, Index, Target
+from casemate.rag import INSTRUCTIONS, Rag
+from casemate.types import Secret
+
+
+@dataclass(frozen=True, slots=True)
+class App:
+    """A wired system. Close it, or use it in a ``with`` block: closing writes what is still to be noted.
+
+    Attributes:
+        config: What it was built from.
+        guard: The protected system; what ``guard.mode: off`` means is decided by ``target``.
+        store: The event store.
+    """
+
+    config: Config
+    guard: Guard
+    store: EventStore
+
+    @property
+    def target(self) -> Target:
+        """What answers: the guard, or the bare system when the guard is off."""
+        return self.guard.rag if self.config.guard.mode == "off" else self.guard
+
+    @property
+    def index(self) -> Index:
+        """The index."""
+        return self.guard.rag.index
+
+    def close(self) -> None:
+        """Writes what is still to be noted, and lets go of files and connections."""
+        self.store.close()
+        self.index.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def open_app(config: Config | Mapping[str, Any] | Path | str | None = None, *, rebuild: bool = False) -> App:
+    """Builds the system that a configuration describes.
+
+    Args:
+        config: A ``casemate.yaml``, the same as a mapping or a ``Config``; None: the file in this folder, or the
+            defaults where there is none.
+        rebuild: Empties the index first, so that another embedder may fill it.
+
+    Raises:
+        ConfigError: If something is unknown, missing or out of range.
+        DataError: If the index is damaged, no index, or was built by another embedder.
+        BackendError: If something outside cannot be reached.
+    """
+    if isinstance(config, str | Path):
+        config = configuration.read(Path(config))
+    elif config is None:
+        config = configuration.read()
+    elif not isinstance(config, Config):
+        config = configuration.parse(config)
+    folder = config.folder
+    index: Index = build("index", config.rag.index, folder)
+    generator = build("generator", config.rag.generator, folder)
+    defenses = [build("defense", part, folder) for part in config.guard.defenses]
+    embedder: Embedder = build("embedder", config.rag.embedder, folder)
+    if rebuild:
+        index.clear()
+    rag = Rag(embedder, index, generator, config.rag.instructions or INSTRUCTIONS)
+    try:
+        store: EventStore = build("store", config.store, folder)
+    except BaseException:
+        index.close()
+        raise
+    guard = Guard(
+        rag,
+        defenses,
+        enforce=config.guard.mode == "enforce",
+        on_error=config.guard.on_error,
+        store=store,
+        log_text=config.privacy.log_text,
+    )
+    return App(config, guard, store)
+
+
+def build(role: str, part: Part, folder: Path = Path()) -> Any:
+    """One plug-in, with its options checked against the fields of its dataclass.
+
+    Args:
+        role: One of ``registry.ROLES``.
+        part: Name and options.
+        folder: Where relative paths start.
+
+    Raises:
+        ConfigError: If the name or an option is unknown, or a value is of the wrong kind.
+    """
+    cls = registry.load(role, part.use)
+    fields = {f.name: f for f in dataclasses.fields(cls) if f.init}
+    unknown = [name for name in part.options if name not in fields]
+    if unknown:
+        known = ", ".join(fields) or "none"
+        raise ConfigError(f"{role} {part.use!r} has no option {unknown[0]!r}; known: {known}")
+    lacking = [
+        name
+        for name, f in fields.items()
+        if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING and name not in part.options
+    ]
+    if lacking:
+        raise ConfigError(f"{role} {part.use!r} needs the option {lacking[0]!r}")
+    values = {name: _checked(f"{role} {part.use!r}, option {name!r}", cls, fields[name], value)
+              for name, value in part.options.items()}
+    paths = {n: f.default for n, f in fields.items() if isinstance(f.default, Path) and n not in values}
+    placed = {n: folder / v if isinstance(v, Path) else v for n, v in (paths | values).items()}
+    return cls(**placed)
+
+
+def _checked(where: str, cls: type[Any], field: dataclasses.Field[Any], value: Any) -> Any:
+    """The value as the field's type, which is the only description of an option there is."""
+    kind = field.type
+    if isinstance(kind, str):
+        kind = eval(kind, vars(sys.modules[cls.__module__]))  # the annotation of a plug-in that is already imported
+    if kind is Secret:
+        if not isinstance(value, Secret):
+            raise ConfigError(f"{where} is a secret: write ${{NAME}} and set NAME in the environment")
+        return value
+    try:
+        return TypeAdapter(kind).validate_python(value)
+    except ValidationError as error:
+        raise ConfigError(f"{where} is {value!r}: {error.errors()[0]['msg']}") from error

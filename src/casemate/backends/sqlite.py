@@ -1,0 +1,401 @@
+"""The embedded index: documents, vectors and moments in one SQLite file, searched in memory.
+
+The file is the truth. What is in memory is a copy that follows the file's revision number before every search, so a
+change by this or by another process is seen by the next question, and a killed process loses only what was never
+committed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sqlite3
+import threading
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from casemate.errors import BackendError, DataError
+from casemate.neighbors import BLOCK, Approximate, Exact, Keys
+from casemate.protocols import Index
+from casemate.stats import CorpusMoments
+from casemate.types import DEFAULT_TENANT, Document, Hit, Retrieval, Vector
+
+APPLICATION_ID = 0x43534D54  # "CSMT" in the file's header: what `file` and we recognise it by
+FORMAT = 1
+SCHEMA = """
+CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE tenant (
+    name TEXT PRIMARY KEY, revision INTEGER NOT NULL, n INTEGER NOT NULL, mean BLOB NOT NULL, scatter BLOB NOT NULL
+);
+CREATE TABLE document (
+    key INTEGER PRIMARY KEY AUTOINCREMENT, tenant TEXT NOT NULL, id TEXT NOT NULL, source TEXT NOT NULL,
+    digest TEXT NOT NULL, title TEXT NOT NULL, text TEXT NOT NULL, metadata TEXT NOT NULL, UNIQUE (tenant, id)
+);
+CREATE INDEX document_source ON document (tenant, source, digest);
+CREATE INDEX document_tenant ON document (tenant);
+CREATE TABLE vector (key INTEGER PRIMARY KEY, value BLOB NOT NULL);
+CREATE TABLE removed (seq INTEGER PRIMARY KEY AUTOINCREMENT, tenant TEXT NOT NULL, key INTEGER NOT NULL);
+"""
+UNIT_TOLERANCE = 1e-4
+"""How far the length of a float32 vector may be from 1."""
+MOMENT_TOLERANCE = 1e-6
+
+
+@dataclass(slots=True)
+class _View:
+    """What memory holds of one tenant, and up to which change of the file."""
+
+    neighbors: Exact | Approximate
+    moments: CorpusMoments
+    revision: int = 0
+    last_key: int = 0
+    last_removed: int = 0
+
+
+@dataclass(eq=False)
+class SqliteIndex(Index):
+    """One file; exact cosine by BLAS, an HNSW graph beside the file for large tenants.
+
+    Attributes:
+        path: The file. Its folder is made when missing; both are readable by their owner only.
+        approximate_above: Documents of one tenant above which the search is approximate.
+    """
+
+    path: Path = Path(".casemate/index.db")
+    approximate_above: int = 500_000
+
+    def __post_init__(self) -> None:
+        self._lock = threading.RLock()
+        self._views: dict[str, _View] = {}
+        self._db: sqlite3.Connection | None = None
+        self._fingerprint, self._dim = "", 0
+
+    def open(self, fingerprint: str, dim: int) -> None:
+        """See ``Index.open``."""
+        self._connect()
+        with self._transaction(write=True) as db:
+            _create_or_verify(db, self.path)
+            db.execute("INSERT OR IGNORE INTO meta VALUES ('fingerprint', ?)", (fingerprint,))
+            self._fingerprint, self._dim = fingerprint, dim
+            self._require_same_embedder(db)
+
+    def add(self, documents: Sequence[Document], vectors: Vector, tenant: str = DEFAULT_TENANT) -> None:
+        """See ``Index.add``."""
+        vectors = np.ascontiguousarray(vectors, np.float32)
+        _require_fit(documents, vectors, self._dim)
+        with self._transaction(write=True) as db:
+            gone, _ = self._take_out(db, {d.source for d in documents}, tenant)
+            for document, vector in zip(documents, vectors, strict=True):
+                key = _insert(db, document, tenant)
+                db.execute("INSERT INTO vector VALUES (?, ?)", (key, vector.tobytes()))
+            _store(db, tenant, _load(db, tenant, self._dim) - gone + CorpusMoments.of(vectors))
+
+    def remove(self, sources: Collection[str], tenant: str = DEFAULT_TENANT) -> int:
+        """See ``Index.remove``."""
+        with self._transaction(write=True) as db:
+            gone, count = self._take_out(db, sources, tenant)
+            if count:
+                _store(db, tenant, _load(db, tenant, self._dim) - gone)
+        return count
+
+    def search(self, vector: Vector, k: int, tenant: str = DEFAULT_TENANT) -> Retrieval:
+        """See ``Index.search``."""
+        with self._transaction() as db:
+            view = self._follow(db, tenant)
+            keys, scores = view.neighbors.search(vector, k)
+            hits = tuple(Hit(_fetch(db, int(key)), float(s)) for key, s in zip(keys, scores, strict=True))
+            return Retrieval(hits, view.moments.background(vector))
+
+    def moments(self, tenant: str = DEFAULT_TENANT) -> CorpusMoments:
+        """See ``Index.moments``."""
+        with self._transaction() as db:
+            return _load(db, tenant, self._dim)
+
+    def digests(self, tenant: str = DEFAULT_TENANT) -> dict[str, str]:
+        """See ``Index.digests``."""
+        with self._transaction() as db:
+            return dict(db.execute("SELECT DISTINCT source, digest FROM document WHERE tenant = ?", (tenant,)))
+
+    def tenants(self) -> list[str]:
+        """See ``Index.tenants``."""
+        with self._transaction() as db:
+            return [name for (name,) in db.execute("SELECT name FROM tenant WHERE n > 0 ORDER BY name")]
+
+    def warm(self, tenant: str = DEFAULT_TENANT) -> None:
+        """See ``Index.warm``. Writes the graph of a large tenant beside the file, so that it is built once."""
+        with self._transaction() as db:
+            view = self._follow(db, tenant)
+            if isinstance(view.neighbors, Approximate):
+                self._save_graph(view, tenant)
+
+    def check(self) -> list[str]:
+        """See ``Index.check``."""
+        with self._transaction() as db:
+            found = [f"the file is damaged: {row[0]}" for row in db.execute("PRAGMA integrity_check") if row[0] != "ok"]
+            orphans = db.execute("SELECT count(*) FROM document LEFT JOIN vector USING (key) WHERE value IS NULL")
+            if count := orphans.fetchone()[0]:
+                found.append(f"{count} documents have no vector: index them again")
+            for (tenant,) in db.execute("SELECT name FROM tenant ORDER BY name").fetchall():
+                found += self._check_tenant(db, tenant)
+        return found
+
+    def rebuild(self) -> None:
+        """See ``Index.rebuild``."""
+        with self._transaction(write=True) as db:
+            for (tenant,) in db.execute("SELECT DISTINCT tenant FROM document").fetchall():
+                parts = (CorpusMoments.of(v) for _, v in self._vectors(db, tenant))
+                _store(db, tenant, sum(parts, CorpusMoments.empty(self._dim)))
+
+    def clear(self) -> None:
+        """See ``Index.clear``."""
+        self._connect()
+        self._fingerprint = ""
+        with self._transaction(write=True) as db:
+            _create_or_verify(db, self.path)
+            db.execute("INSERT INTO removed (tenant, key) SELECT tenant, key FROM document")
+            db.execute("UPDATE tenant SET revision = revision + 1, n = 0, mean = x'', scatter = x''")
+            for table in ("document", "vector", "meta"):
+                db.execute(f"DELETE FROM {table}")
+        self._views.clear()
+
+    def close(self) -> None:
+        """See ``Index.close``."""
+        with self._lock:
+            if self._db is not None:
+                self._db.close()
+                self._db = None
+            self._views.clear()
+
+    def _connect(self) -> None:
+        if self._db is None:
+            self._db = _connect(self.path)
+
+    def _require_same_embedder(self, db: sqlite3.Connection) -> None:
+        """Compares with the file each time, because another process may have built it anew."""
+        held = db.execute("SELECT value FROM meta WHERE name = 'fingerprint'").fetchone()
+        if held != (self._fingerprint,):
+            raise DataError(
+                f"{self.path} holds vectors of the embedder {held[0] if held else None!r}, not of "
+                f"{self._fingerprint!r}: configure that embedder, or embed all anew with 'casemate index --rebuild'"
+            )
+
+    @contextmanager
+    def _transaction(self, *, write: bool = False) -> Iterator[sqlite3.Connection]:
+        """One consistent state of the file; a write is kept whole or not at all."""
+        with self._lock, _explained(self.path):
+            if self._db is None:
+                raise BackendError(f"the index {self.path} is not open", backend="sqlite", retryable=False)
+            self._db.execute("BEGIN IMMEDIATE" if write else "BEGIN")
+            try:
+                if self._fingerprint:
+                    self._require_same_embedder(self._db)
+                yield self._db
+                self._db.execute("COMMIT")
+            except BaseException:
+                with suppress(sqlite3.Error):  # after a full disk SQLite may have rolled back by itself
+                    self._db.execute("ROLLBACK")
+                raise
+
+    def _take_out(self, db: sqlite3.Connection, sources: Collection[str], tenant: str) -> tuple[CorpusMoments, int]:
+        """Deletes the documents of the sources; their moments are those of the stored vectors, bit by bit."""
+        keys: list[int] = []
+        for source in sources:
+            keys += [k for (k,) in db.execute(
+                "SELECT key FROM document WHERE tenant = ? AND source = ?", (tenant, source))]
+        blobs = [db.execute("SELECT value FROM vector WHERE key = ?", (k,)).fetchone()[0] for k in keys]
+        for k in keys:
+            db.execute("DELETE FROM document WHERE key = ?", (k,))
+            db.execute("DELETE FROM vector WHERE key = ?", (k,))
+            db.execute("INSERT INTO removed (tenant, key) VALUES (?, ?)", (tenant, k))
+        return CorpusMoments.of(_matrix(blobs, self._dim)), len(keys)
+
+    def _follow(self, db: sqlite3.Connection, tenant: str) -> _View:
+        """The tenant's view, brought up to the state of the file that this transaction sees."""
+        row = db.execute("SELECT revision, n FROM tenant WHERE name = ?", (tenant,)).fetchone()
+        revision, n = row or (0, 0)
+        view = self._views.get(tenant)
+        if view is None or view.revision > revision or self._unsuitable(view, n):
+            view = self._views[tenant] = self._new_view(db, tenant, n)
+        if view.revision != revision:
+            for keys, vectors in self._vectors(db, tenant, after=view.last_key):
+                view.neighbors.add(keys, vectors)
+                view.last_key = int(keys[-1])
+            gone = db.execute(
+                "SELECT seq, key FROM removed WHERE tenant = ? AND seq > ? ORDER BY seq", (tenant, view.last_removed)
+            ).fetchall()
+            if gone:
+                view.neighbors.remove(np.array([key for _, key in gone], np.int64))
+                view.last_removed = gone[-1][0]
+            view.moments, view.revision = _load(db, tenant, self._dim), revision
+        return view
+
+    def _unsuitable(self, view: _View, n: int) -> bool:
+        """Whether the tenant has outgrown the kind of search that the view was made for."""
+        if isinstance(view.neighbors, Exact):
+            return n > self.approximate_above or view.neighbors.sparse
+        return n <= self.approximate_above
+
+    def _new_view(self, db: sqlite3.Connection, tenant: str, n: int) -> _View:
+        """An empty view, or for a large tenant the saved graph that is nearest to the file's state."""
+        last_removed = db.execute("SELECT coalesce(max(seq), 0) FROM removed WHERE tenant = ?", (tenant,)).fetchone()[0]
+        view = _View(Exact(self._dim), CorpusMoments.empty(self._dim), last_removed=last_removed)
+        if n > self.approximate_above:
+            view.neighbors = Approximate(self._dim)
+            for path in self._graph_files(tenant):
+                last_key, removed = map(int, path.name.rsplit("-", 2)[1:])
+                view.neighbors = Approximate.load(path, self._dim)
+                view.last_key, view.last_removed = last_key, removed
+        return view
+
+    def _graph_files(self, tenant: str) -> list[Path]:
+        """Saved graphs of the tenant; name and state are in the file name, so that one rename publishes both."""
+        return sorted(self.path.parent.glob(f"{self.path.name}-graph-{self._graph_label(tenant)}-*-*"))
+
+    def _graph_label(self, tenant: str) -> str:
+        return hashlib.sha256(f"{self._fingerprint}\n{tenant}".encode()).hexdigest()[:32]
+
+    def _save_graph(self, view: _View, tenant: str) -> None:
+        assert isinstance(view.neighbors, Approximate)
+        old = self._graph_files(tenant)
+        state = f"{self._graph_label(tenant)}-{view.last_key}-{view.last_removed}"
+        path = self.path.with_name(f"{self.path.name}-graph-{state}")
+        if path not in old:
+            view.neighbors.save(path)
+            for other in old:
+                other.unlink(missing_ok=True)
+
+    def _vectors(self, db: sqlite3.Connection, tenant: str, after: int = 0) -> Iterator[tuple[Keys, Vector]]:
+        """Keys and stored vectors of a tenant in order of age, in pieces of constant memory."""
+        cursor = db.execute(
+            "SELECT d.key, v.value FROM document d JOIN vector v USING (key) "
+            "WHERE d.tenant = ? AND d.key > ? ORDER BY d.key", (tenant, after)
+        )
+        while rows := cursor.fetchmany(BLOCK // 16):
+            yield np.array([key for key, _ in rows], np.int64), _matrix([blob for _, blob in rows], self._dim)
+
+    def _check_tenant(self, db: sqlite3.Connection, tenant: str) -> list[str]:
+        """Compares the moments with the vectors: count, tr(S) = n, and mean and deviation along 8 directions."""
+        moments, fix = _load(db, tenant, self._dim), "run 'casemate doctor --fix'"
+        probes = np.random.default_rng(0).standard_normal((self._dim, 8)).astype(np.float32)
+        found, scans = [], [np.empty((0, 8))]
+        for keys, vectors in self._vectors(db, tenant):
+            scans.append(vectors.astype(np.float64) @ probes)
+            lengths = np.linalg.norm(vectors, axis=1)
+            found += [
+                f"tenant {tenant!r}: the vector with key {key} is not of unit length: index its document again"
+                for key in keys[~(np.abs(lengths - 1) < UNIT_TOLERANCE)]
+            ]
+        s = np.concatenate(scans)  # (n, 8)
+        if len(s) != moments.n:
+            return [*found, f"tenant {tenant!r}: the moments count {moments.n} documents, the index {len(s)}: {fix}"]
+        if len(s) and abs(moments.square_norm / len(s) - 1) > MOMENT_TOLERANCE:
+            found.append(f"tenant {tenant!r}: tr(S) = {moments.square_norm:.6f} for {len(s)} unit vectors: {fix}")
+        law = np.array([[b.mean, b.std] for b in map(moments.background, probes.T)])
+        if len(s) and not np.allclose(law, np.stack([s.mean(0), s.std(0)], 1), rtol=MOMENT_TOLERANCE, atol=1e-7):
+            found.append(f"tenant {tenant!r}: the moments do not fit the vectors: {fix}")
+        return found
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    with _explained(path):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if not path.exists():
+                os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+        except OSError as error:
+            raise BackendError(f"cannot make the index {path}: {error}", backend="sqlite", retryable=False) from error
+        db = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)
+        try:
+            if db.execute("PRAGMA page_count").fetchone()[0] == 0:
+                db.execute("PRAGMA page_size = 8192")  # five vectors of 384 dimensions to a page
+            if db.execute("PRAGMA application_id").fetchone()[0] in {0, APPLICATION_ID}:
+                db.execute("PRAGMA journal_mode = WAL")
+            db.execute("PRAGMA synchronous = FULL")  # what was acknowledged survives a power cut
+            db.execute("PRAGMA secure_delete = ON")  # a removed record leaves no bytes behind
+        except BaseException:
+            db.close()
+            raise
+        return db
+
+
+def _create_or_verify(db: sqlite3.Connection, path: Path) -> None:
+    """Makes the tables in an empty file; refuses a file of another program or of a later format."""
+    found = db.execute("PRAGMA application_id").fetchone()[0]
+    if not found and not db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+        for statement in SCHEMA.split(";\n"):
+            db.execute(statement)
+        db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        db.execute(f"PRAGMA user_version = {FORMAT}")
+    elif found != APPLICATION_ID:
+        raise DataError(f"{path} is an SQLite file of another program; choose another path for the index")
+    elif (version := db.execute("PRAGMA user_version").fetchone()[0]) != FORMAT:
+        raise DataError(f"{path} has index format {version}, this version reads {FORMAT}; build the index anew")
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Says in the operator's words what SQLite complains about."""
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        say, retryable = str(error), True
+        if "full" in say:
+            say = "the disk is full: nothing of this step was kept, all earlier steps are; free space and run again"
+        elif "locked" in say:
+            say = "another process is writing to it for too long; try again"
+        raise BackendError(f"index {path}: {say}", backend="sqlite", retryable=retryable) from error
+    except sqlite3.DatabaseError as error:
+        raise DataError(
+            f"{path} is damaged or no index ({error}): restore it from a backup, or delete it and index again"
+        ) from error
+
+
+def _require_fit(documents: Sequence[Document], vectors: Vector, dim: int) -> None:
+    if vectors.shape != (len(documents), dim):
+        raise DataError(f"{len(documents)} documents need {len(documents)} vectors of {dim}, got {vectors.shape}")
+    lengths = np.linalg.norm(vectors.astype(np.float64), axis=1)
+    if not np.all(np.abs(lengths - 1) < UNIT_TOLERANCE):  # also false for NaN
+        bad = documents[int(np.argmax(~(np.abs(lengths - 1) < UNIT_TOLERANCE)))]
+        raise DataError(f"the vector of document {bad.id!r} is not of unit length; normalise before adding")
+
+
+def _insert(db: sqlite3.Connection, d: Document, tenant: str) -> int:
+    try:
+        cursor = db.execute(
+            "INSERT INTO document (tenant, id, source, digest, title, text, metadata) VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (tenant, d.id, d.source, d.digest, d.title, d.text, json.dumps(dict(d.metadata), ensure_ascii=False)),
+        )
+    except sqlite3.IntegrityError as error:
+        raise DataError(f"the document id {d.id!r} is given twice; ids are unique within a tenant") from error
+    assert cursor.lastrowid is not None
+    return cursor.lastrowid
+
+
+def _fetch(db: sqlite3.Connection, key: int) -> Document:
+    row = db.execute("SELECT id, text, title, source, digest, metadata FROM document WHERE key = ?", (key,)).fetchone()
+    identity, text, title, source, digest, metadata = row
+    return Document(identity, text, title, source, digest, json.loads(metadata))
+
+
+def _load(db: sqlite3.Connection, tenant: str, dim: int) -> CorpusMoments:
+    row = db.execute("SELECT n, mean, scatter FROM tenant WHERE name = ?", (tenant,)).fetchone()
+    if row is None or not row[0]:
+        return CorpusMoments.empty(dim)
+    return CorpusMoments(row[0], np.frombuffer(row[1]), np.frombuffer(row[2]).reshape(dim, dim))
+
+
+def _store(db: sqlite3.Connection, tenant: str, m: CorpusMoments) -> None:
+    db.execute(
+        "INSERT INTO tenant VALUES (?, 1, ?, ?, ?) ON CONFLICT (name) DO UPDATE SET "
+        "revision = revision + 1, n = excluded.n, mean = excluded.mean, scatter = excluded.scatter",
+        (tenant, m.n, m.mean.tobytes(), m.scatter.tobytes()),
+    )
+
+
+def _matrix(blobs: Sequence[bytes], dim: int) -> Vector:
+    return np.frombuffer(b"".join(blobs), np.float32).reshape(-1, dim)

@@ -1,0 +1,309 @@
+"""The command line. Answers go to stdout, everything said along the way to stderr.
+
+Exit codes: 0 done; 1 a check failed; 2 error; 3 done, but part of the input was left out; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import logging
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from casemate import config as configuration
+from casemate.app import App, open_app
+from casemate.config import Config
+from casemate.corpus import Corpus
+from casemate.demo.show import run_demo
+from casemate.doctor import examine
+from casemate.errors import BackendError, CasemateError, ConfigError, QueryError
+from casemate.ingest import Gone, Ingest, Plan, Report
+from casemate.types import DEFAULT_TENANT, Answer, Query, Verdict
+
+OK, FAILED, ERROR, INCOMPLETE, INTERRUPTED = 0, 1, 2, 3, 130
+
+cli = typer.Typer(
+    help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
+)
+say = Console(stderr=True, highlight=False)
+out = Console(highlight=False)
+
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", "-c", help="Configuration file. Default: casemate.yaml here, if any.")
+]
+Json = Annotated[bool, typer.Option("--json", help="One machine-readable object on stdout.")]
+Tenant = Annotated[str, typer.Option(help="Whose documents.")]
+Mode = Annotated[
+    Literal["enforce", "observe", "off"] | None, typer.Option("--guard", help="Instead of the configured mode.")
+]
+
+TEMPLATE = """\
+# Casemate. Every key, with its default: docs/reference/configuration.md. Secrets: ${{NAME}}, from the environment.
+rag:
+  corpus: {corpus}
+  embedder: minilm          # openai | sentence_transformers
+  index: sqlite             # pgvector
+  generator: extractive     # {{use: openai, model: ..., base_url: ..., api_key: "${{LLM_KEY}}"}}
+  k: 5
+guard:
+  mode: enforce             # observe | off
+  on_error: closed          # open
+  defenses:
+    - {{name: mirabel, threshold: paper}}
+"""
+
+
+def main() -> None:
+    """Entry point: errors become one line and an exit code, never a traceback."""
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    try:
+        cli()
+    except CasemateError as error:
+        say.print(f"[red]error:[/red] {escape(str(error))}", soft_wrap=True)
+        sys.exit(ERROR)
+    except KeyboardInterrupt:
+        say.print("interrupted; what was saved is kept, run again to go on")
+        sys.exit(INTERRUPTED)
+
+
+@cli.callback(invoke_without_command=True)
+def _root(show: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    if show:
+        out.print(version("casemate"))
+        raise typer.Exit
+
+
+@cli.command()
+def init(
+    corpus: Annotated[str, typer.Argument(help="Folder or file with the documents.")] = "docs",
+    force: Annotated[bool, typer.Option(help="Write over an existing file.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Write a casemate.yaml to start from."""
+    path = Path(configuration.FILE)
+    if path.exists() and not force:
+        raise ConfigError(f"{path} exists; edit it, or write over it with --force")
+    path.write_text(TEMPLATE.format(corpus=json.dumps(corpus, ensure_ascii=False)), encoding="utf-8")
+    if as_json:
+        _print_json({"written": str(path)})
+    else:
+        out.print(f"wrote {path}; next: casemate index")
+
+
+@cli.command()
+def index(
+    corpus: Annotated[Path | None, typer.Argument(help="Folder or file. Default: rag.corpus.")] = None,
+    config: ConfigFile = None,
+    tenant: Tenant = DEFAULT_TENANT,
+    gone: Annotated[Gone, typer.Option(help="Sources that are no longer there.")] = "auto",
+    rebuild: Annotated[bool, typer.Option(help="Empty the index first, e.g. for another embedder.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Embed what is new or changed, remove what is gone. Interrupt at will and run again."""
+    settings = configuration.read(config)
+    place = corpus or (settings.folder / settings.rag.corpus if settings.rag.corpus else None)
+    if place is None:
+        raise ConfigError("no corpus: give a folder or file, or set rag.corpus in casemate.yaml")
+    source = Corpus(place, settings.rag.max_file_mb)
+    with open_app(settings, rebuild=rebuild) as app:
+        chunk = settings.rag.chunk
+        work = Ingest(app.guard, source, chunk.tokens, chunk.overlap, tenant, gone)
+        with say.status("comparing with the index"):
+            plan = work.plan()
+        report = _run(work, plan)
+        with say.status("preparing the search"):
+            app.index.warm(tenant)
+        total = app.index.moments(tenant).n
+    _report(report, total, as_json)
+    raise typer.Exit(OK if report.complete else INCOMPLETE)
+
+
+def _run(work: Ingest, plan: Plan) -> Report:
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=say, transient=True) as bar:
+        task = bar.add_task(f"embedding {len(plan.todo)} sources", total=plan.bytes or 1)
+        return asyncio.run(work.run(plan, lambda size: bar.advance(task, size)))
+
+
+def _report(report: Report, total: int, as_json: bool) -> None:
+    for problem in report.problems:
+        say.print(f"[yellow]left out:[/yellow] {escape(problem.where)}: {escape(problem.reason)}", soft_wrap=True)
+    if as_json:
+        _print_json({**report.as_json(), "documents": total})
+        return
+    rate = f", {report.chunks / report.seconds:.0f} a second" if report.chunks and report.seconds > 1 else ""
+    out.print(
+        f"indexed {report.indexed} sources ({report.chunks} chunks{rate}), {report.unchanged} unchanged, "
+        f"{report.removed} removed, {len(report.problems)} left out; the index holds {total} chunks",
+        soft_wrap=True,
+    )
+
+
+@cli.command()
+def ask(
+    question: Annotated[str | None, typer.Argument(help="The question.")] = None,
+    config: ConfigFile = None,
+    k: Annotated[int | None, typer.Option(help="Documents to read. Default: rag.k.")] = None,
+    tenant: Tenant = DEFAULT_TENANT,
+    guard: Mode = None,
+    explain: Annotated[bool, typer.Option(help="Show the verdicts and what was hidden.")] = False,
+    questions: Annotated[
+        str | None, typer.Option("--from", help="File of questions, text or jsonl(.gz), a line each; - for stdin.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Ask one question, or a file of them (one json line each)."""
+    if (question is None) == (questions is None):
+        raise ConfigError("give either a question or --from FILE")
+    settings = _with_mode(configuration.read(config), guard)
+
+    def make(text: str) -> Query:
+        return Query(text, client="cli", tenant=tenant, k=settings.rag.k if k is None else k)
+
+    with open_app(settings) as app:
+        if questions is not None:
+            whole = asyncio.run(_answer_file(app, _read_questions(questions), make))
+            raise typer.Exit(OK if whole else INCOMPLETE)
+        assert question is not None
+        if as_json or explain:
+            answer = asyncio.run(app.target.ask(make(question)))
+            _print_json(_as_json(answer)) if as_json else _explain(answer, settings.guard.mode)
+        else:
+            asyncio.run(_print_stream(app.target.stream(make(question))))
+
+
+def _with_mode(settings: Config, mode: str | None) -> Config:
+    if mode is None:
+        return settings
+    changed = settings.model_copy(update={"guard": settings.guard.model_copy(update={"mode": mode})})
+    return changed
+
+
+async def _print_stream(pieces: AsyncIterator[str]) -> None:
+    async for piece in pieces:
+        sys.stdout.write(piece)
+        sys.stdout.flush()
+    sys.stdout.write("\n")
+
+
+def _read_questions(name: str) -> Iterator[tuple[str, str]]:
+    """Id and text of each question; the line number where there is no id."""
+    path = Path(name)
+    with _open_text(path) as file:
+        for number, line in enumerate(file, 1):
+            record = _as_record(line)
+            if record is not None:
+                yield str(record.get("_id", record.get("id", number))), str(record.get("text", record.get("query", "")))
+            elif line.strip():
+                yield str(number), line.strip()
+
+
+@contextmanager
+def _open_text(path: Path) -> Iterator[Any]:
+    if str(path) == "-":
+        yield sys.stdin
+        return
+    try:
+        opened = gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")
+        with opened as file:
+            yield file
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the questions in {path}: {error}") from error
+
+
+def _as_record(line: str) -> dict[str, Any] | None:
+    if not line.lstrip().startswith("{"):
+        return None
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) else None
+
+
+async def _answer_file(app: App, questions: Iterator[tuple[str, str]], make: Callable[[str], Query]) -> bool:
+    """Prints a json line for each question; False if one could not be answered."""
+    whole = True
+    for label, text in questions:
+        try:
+            line = {"id": label, **_as_json(await app.target.ask(make(text)))}
+        except (QueryError, BackendError) as error:
+            line, whole = {"id": label, "error": str(error)}, False
+        _print_json(line, indent=None)
+    return whole
+
+
+def _as_json(answer: Answer) -> dict[str, Any]:
+    hits = [{"id": h.document.id, "source": h.document.source, "score": h.score} for h in answer.retrieval.hits]
+    return {"answer": answer.text, "hits": hits, "verdicts": [asdict(v) for v in answer.verdicts]}
+
+
+def _explain(answer: Answer, mode: str) -> None:
+    out.print(escape(answer.text), soft_wrap=True)
+    context = Table("rank", "score", "document in the context", title=f"guard: {mode}", title_justify="left")
+    for rank, hit in enumerate(answer.retrieval.hits, 1):
+        context.add_row(str(rank), f"{hit.score:.4f}", escape(hit.document.id))
+    out.print(context)
+    for v in answer.verdicts:
+        out.print(_sentence(v), soft_wrap=True)
+
+
+def _sentence(v: Verdict) -> str:
+    evidence = ", ".join(f"{k} {_short(value)}" for k, value in v.evidence.items())
+    if v.threshold is None:
+        return f"{v.defense}: no statement ({escape(evidence)})"
+    law = f"s_max = {v.score:.4f}, τ = {v.threshold:.4f} ({escape(evidence)})"
+    if not v.flagged:
+        return f"{v.defense}: not flagged: {law}"
+    what = "hidden" if v.enforced else "would be hidden (observe mode)"
+    return f"{v.defense}: flagged: {law}; {what}: {escape(', '.join(v.hidden))}"
+
+
+def _short(value: object) -> str:
+    return f"{value:.4f}" if isinstance(value, float) else str(value)
+
+
+@cli.command()
+def doctor(
+    config: ConfigFile = None,
+    fix: Annotated[bool, typer.Option(help="Rebuild the moments if they are wrong.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Look at every part and say what is wrong."""
+    findings = list(examine(config, fix))
+    failed = any(f.ok is False for f in findings)
+    if as_json:
+        _print_json({"ok": not failed, "findings": [asdict(f) for f in findings]})
+    else:
+        signs = {True: "[green]ok  [/green]", False: "[red]FAIL[/red]", None: "[yellow]note[/yellow]"}
+        for f in findings:
+            out.print(f"{signs[f.ok]} {f.name}: {escape(f.detail)}", soft_wrap=True)
+    raise typer.Exit(FAILED if failed else OK)
+
+
+@cli.command()
+def demo(
+    folder: Annotated[Path, typer.Option(help="Where the sample clinic is put.")] = Path("casemate-demo"),
+    as_json: Json = False,
+) -> None:
+    """Guard off against guard on, on a fictional clinic. Needs no key and no network."""
+    result = asyncio.run(run_demo(folder, say if as_json else out, say))
+    if as_json:
+        _print_json(result)
+
+
+def _print_json(value: Any, indent: int | None = 2) -> None:
+    print(json.dumps(value, ensure_ascii=False, indent=indent, default=str))

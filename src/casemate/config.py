@@ -1,0 +1,159 @@
+"""casemate.yaml -> one validated tree. Unknown keys are refused; secrets come from the environment only.
+
+No object is built here: that is ``app.py``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
+
+from casemate.errors import ConfigError
+from casemate.types import Secret
+
+FILE = "casemate.yaml"
+VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+
+
+class Section(BaseModel):
+    """Part of the configuration; keys that nobody reads are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Part(BaseModel):
+    """A plug-in by its name, with its options: ``minilm``, or ``{use: minilm, threads: 2}``."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    use: str = Field(validation_alias=AliasChoices("use", "name"))
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_name(cls, value: Any) -> Any:
+        return {"use": value} if isinstance(value, str) else value
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What the plug-in is built with."""
+        return dict(self.model_extra or {})
+
+
+class ChunkSection(Section):
+    """How texts are cut: tokens of a piece (0: as many as the embedder reads), and by how many pieces overlap."""
+
+    tokens: int = Field(default=0, ge=0)
+    overlap: int = Field(default=32, ge=0)
+
+
+class RagSection(Section):
+    """The system under protection."""
+
+    corpus: Path | None = None
+    max_file_mb: float = Field(default=64, gt=0)
+    chunk: ChunkSection = ChunkSection()
+    embedder: Part = Part(use="minilm")
+    index: Part = Part(use="sqlite")
+    generator: Part = Part(use="extractive")
+    instructions: str = ""
+    k: int = Field(default=5, ge=1, le=1000)
+
+
+class GuardSection(Section):
+    """What protects it."""
+
+    mode: Literal["enforce", "observe", "off"] = "enforce"
+    on_error: Literal["closed", "open"] = "closed"
+    defenses: tuple[Part, ...] = (Part(use="mirabel"),)
+
+
+class PrivacySection(Section):
+    """What may be noted about people."""
+
+    log_text: bool = False
+
+
+class Config(Section):
+    """The whole of casemate.yaml."""
+
+    rag: RagSection = RagSection()
+    guard: GuardSection = GuardSection()
+    store: Part = Part(use="sql_events")
+    privacy: PrivacySection = PrivacySection()
+    _folder: Path = PrivateAttr(default=Path())
+
+    @property
+    def folder(self) -> Path:
+        """Where relative paths start: the folder of the file."""
+        return self._folder
+
+
+def read(path: Path | None = None) -> Config:
+    """The configuration in a file; None: ``casemate.yaml`` here, or the defaults where there is none.
+
+    Raises:
+        ConfigError: If the file is missing, no YAML, or holds something unknown or out of range.
+    """
+    if path is None and not Path(FILE).exists():
+        return Config()
+    file = path or Path(FILE)
+    try:
+        raw = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the configuration {file}: {error}; 'casemate init' writes one") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{file} is no valid YAML: {error}") from error
+    return parse(raw or {}, name=str(file), folder=file.parent)
+
+
+def parse(raw: Any, name: str = "configuration", folder: Path = Path()) -> Config:
+    """The configuration in a mapping, as YAML gives it.
+
+    Raises:
+        ConfigError: As ``read``.
+
+    >>> parse({"guard": {"mod": "off"}})
+    Traceback (most recent call last):
+        ...
+    casemate.errors.ConfigError: configuration: guard.mod is no known key; known: mode, on_error, defenses
+    """
+    if not isinstance(raw, Mapping):
+        raise ConfigError(f"{name}: the file must hold keys and values, not {type(raw).__name__}")
+    try:
+        config = Config.model_validate(_expand(raw, name))
+    except ValidationError as error:
+        raise ConfigError(f"{name}: " + "; ".join(_say(e) for e in error.errors())) from error
+    config._folder = folder
+    return config
+
+
+def _expand(value: Any, name: str) -> Any:
+    """``${NAME}`` replaced by the environment's value; a text that held one is a secret from then on."""
+    if isinstance(value, Mapping):
+        return {k: _expand(v, name) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_expand(v, name) for v in value]
+    if not isinstance(value, str) or not VARIABLE.search(value):
+        return value
+    missing = [v for v in VARIABLE.findall(value) if v not in os.environ]
+    if missing:
+        raise ConfigError(f"{name}: the environment variable {missing[0]} is not set, and {value!r} needs it")
+    return Secret(VARIABLE.sub(lambda m: os.environ[m[1]], value))
+
+
+def _say(error: Any) -> str:
+    """One of pydantic's complaints in our words, with what is allowed."""
+    where = ".".join(str(p) for p in error["loc"])
+    if error["type"] == "extra_forbidden":
+        section: Any = Config
+        for step in error["loc"][:-1]:
+            section = section.model_fields[step].annotation
+        return f"{where} is no known key; known: {', '.join(section.model_fields)}"
+    if error["type"] == "missing":
+        return f"{where} is missing"
+    return f"{where} is {error['input']!r}: {error['msg'][0].lower()}{error['msg'][1:]}"

@@ -1,0 +1,1 @@
+"""The sample corpus: a fictional clinic with policy pages and generated case notes."""

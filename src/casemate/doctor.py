@@ -1,0 +1,100 @@
+"""Looks at every part of an installation and says what is wrong, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from casemate.app import App, open_app
+from casemate.config import Config, read
+from casemate.corpus import Corpus
+from casemate.errors import CasemateError
+from casemate.ingest import Ingest
+
+FEW = 30
+"""Below this many documents statistics say nothing (METHODS F1)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing looked at. ``ok`` is None when it could not be looked at."""
+
+    name: str
+    ok: bool | None
+    detail: str
+
+
+def examine(path: Path | None, fix: bool = False) -> Iterator[Finding]:
+    """Looks at configuration, embedder, index, event store and corpus, in this order.
+
+    Args:
+        path: The configuration file; None as for ``config.read``.
+        fix: Rebuild the moments from the stored vectors when they are wrong.
+    """
+    try:
+        config = read(path)
+        yield Finding("configuration", True, str(path or (config.folder / "casemate.yaml")))
+        app = open_app(config)
+    except CasemateError as error:
+        yield Finding("wiring", False, str(error))
+        return
+    with app:
+        yield from _index(app, fix)
+        yield _try("event store", lambda: f"{len(app.store.scan())} events")
+        yield _vectors(app)
+        if config.rag.corpus is not None:
+            yield _try("corpus", lambda: _corpus(app, config))
+
+
+def _try(name: str, look: Callable[[], str]) -> Finding:
+    try:
+        return Finding(name, True, look())
+    except CasemateError as error:
+        return Finding(name, False, str(error))
+
+
+def _index(app: App, fix: bool) -> Iterator[Finding]:
+    try:
+        wrong = app.index.check()
+        if wrong and fix:
+            app.index.rebuild()
+            yield Finding("index", None, f"rebuilt the moments, because: {'; '.join(wrong)}")
+            wrong = app.index.check()
+        yield from (Finding("index", False, problem) for problem in wrong)
+        if not wrong:
+            yield Finding("index", True, "vectors and moments agree; tr(S) = n")
+        for tenant in app.index.tenants():
+            n = app.index.moments(tenant).n
+            said = f"tenant {tenant!r}: {n} documents"
+            few = f"{said}; below {FEW} mirabel makes no statement and hides nothing"
+            yield Finding("documents", None if n < FEW else True, few if n < FEW else said)
+        if not app.index.tenants():
+            yield Finding("documents", None, "the index is empty; run 'casemate index FOLDER'")
+    except CasemateError as error:
+        yield Finding("index", False, str(error))
+
+
+def _vectors(app: App) -> Finding:
+    """The embedder works, and tells near from far."""
+
+    def look() -> str:
+        a, b, c = app.guard.rag.embedder.embed(["the cat sleeps", "a cat is asleep", "quarterly tax return"])
+        if not float(a @ b) > float(a @ c):
+            raise CasemateError("the embedder finds unlike texts nearer than like ones; check its weights")
+        return app.guard.rag.embedder.fingerprint
+
+    return _try("embedder", look)
+
+
+def _corpus(app: App, config: Config) -> str:
+    chunk: Any = config.rag.chunk
+    assert config.rag.corpus is not None
+    corpus = Corpus(config.folder / config.rag.corpus, config.rag.max_file_mb)
+    plan = Ingest(app.guard, corpus, chunk.tokens, chunk.overlap, gone="keep").plan()
+    if plan.todo or plan.gone:
+        raise CasemateError(
+            f"{len(plan.todo)} sources are new or changed, {len(plan.gone)} are gone since: run 'casemate index'"
+        )
+    return f"{plan.unchanged} sources, all indexed as they are"

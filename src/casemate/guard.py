@@ -1,0 +1,154 @@
+"""The guard: a ``Rag`` with defenses. It is itself a ``Target``, so whoever asks or attacks need not know which."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from functools import reduce
+from typing import Literal
+
+from casemate.protocols import Defense, EventStore, Progress
+from casemate.rag import Rag, join
+from casemate.types import (
+    DEFAULT_TENANT,
+    UNKNOWN,
+    Action,
+    Answer,
+    Document,
+    Event,
+    Outcome,
+    Query,
+    Retrieval,
+    Verdict,
+)
+
+log = logging.getLogger(__name__)
+
+
+class Guard:
+    """Answers like the ``Rag`` inside, except for what its defenses take out.
+
+    Args:
+        rag: The system under protection.
+        defenses: In the order in which they act.
+        enforce: False is the shadow mode: everything is judged and noted, nothing is changed.
+        on_error: What to do when a defense itself fails: ``closed`` answers without any context, ``open`` without
+            that defense.
+        store: Where verdicts are noted; None: nowhere.
+        log_text: Whether the text of a query is noted beside its verdict.
+    """
+
+    def __init__(
+        self,
+        rag: Rag,
+        defenses: Sequence[Defense],
+        *,
+        enforce: bool = True,
+        on_error: Literal["closed", "open"] = "closed",
+        store: EventStore | None = None,
+        log_text: bool = False,
+    ) -> None:
+        self.rag = rag
+        self.defenses = tuple(defenses)
+        self.enforce = enforce
+        self.on_error = on_error
+        self.store = store
+        self.log_text = log_text
+        wrapped = reduce(lambda generator, d: d.on_generate(generator), self.defenses, rag.generator)
+        self.generator = wrapped if enforce else rag.generator
+
+    async def add(
+        self, documents: Sequence[Document], tenant: str = DEFAULT_TENANT, progress: Progress | None = None
+    ) -> None:
+        """Embeds documents and puts them into the index; what it held of the same sources is replaced."""
+        vectors = await self.rag.embed(documents, progress)
+        for defense in self.defenses if self.enforce else ():
+            documents, vectors = await defense.on_index(documents, vectors)
+        await asyncio.to_thread(self.rag.index.add, documents, vectors, tenant)
+
+    async def remove(self, sources: Sequence[str], tenant: str = DEFAULT_TENANT) -> int:
+        """Takes all documents of these sources out of the index; returns how many there were."""
+        return await asyncio.to_thread(self.rag.index.remove, sources, tenant)
+
+    async def retrieve(self, query: Query) -> tuple[Retrieval, tuple[Verdict, ...]]:
+        """The context a generator may see, at most k hits, and the verdicts about the query."""
+        found = await self._fetch(query)
+        verdicts: list[Verdict] = []
+        for defense in self.defenses:
+            outcome = await self._apply(defense, query, found)
+            found = outcome.value if self.enforce else found
+            verdicts += self._noted(query, outcome.verdict)
+        return replace(found, hits=found.hits[: query.k]), tuple(verdicts)
+
+    async def ask(self, query: Query) -> Answer:
+        """Answers a query, whole."""
+        retrieval, verdicts = await self.retrieve(query)
+        text = await join(self.generator.stream(self.rag.prompt(query, retrieval)))
+        return await self._finish(query, Answer(text, retrieval, verdicts))
+
+    async def stream(self, query: Query) -> AsyncIterator[str]:
+        """Answers a query, piece by piece; whole at the end when a defense must see the finished answer."""
+        retrieval, verdicts = await self.retrieve(query)
+        pieces = self.generator.stream(self.rag.prompt(query, retrieval))
+        if any(type(d).on_answer is not Defense.on_answer for d in self.defenses):
+            yield (await self._finish(query, Answer(await join(pieces), retrieval, verdicts))).text
+            return
+        async for piece in pieces:
+            yield piece
+
+    async def _fetch(self, query: Query) -> Retrieval:
+        """Enough hits that k are left whichever sources the defenses hide. The same work, flagged or not."""
+        vector = await self.rag.encode(query)
+        hides = sum(d.hides for d in self.defenses)
+        wanted = query.k + hides
+        while True:
+            found = await self.rag.search(vector, wanted, query.tenant)
+            sizes = Counter(h.document.source for h in found.hits)
+            left = len(found.hits) - sum(size for _, size in sizes.most_common(hides))
+            if left >= query.k or len(found.hits) < wanted:
+                return found
+            wanted *= 2
+
+    async def _apply(self, defense: Defense, query: Query, retrieval: Retrieval) -> Outcome[Retrieval]:
+        """One defense's opinion on what was found; if it fails, the context is withheld or left as it is."""
+        try:
+            return await defense.on_retrieve(query, retrieval)
+        except Exception as error:
+            value = retrieval if self.on_error == "open" else replace(retrieval, hits=())
+            return Outcome(value, self._failure(defense, error))
+
+    async def _finish(self, query: Query, answer: Answer) -> Answer:
+        """The finished answer after every defense's ``on_answer``."""
+        for defense in self.defenses:
+            try:
+                value, verdict = await defense.on_answer(query, answer)
+            except Exception as error:
+                value = answer if self.on_error == "open" else replace(answer, text=UNKNOWN)
+                verdict = self._failure(defense, error)
+            answer = replace(answer, text=value.text) if self.enforce else answer
+            for noted in self._noted(query, verdict):
+                answer = answer.with_verdict(noted)
+        return answer
+
+    def _failure(self, defense: Defense, error: Exception) -> Verdict:
+        name = type(defense).__module__.rsplit(".", 1)[-1]  # the name of a plug-in is its file
+        log.error("defense %s failed with %s; on_error is %s", name, type(error).__name__, self.on_error)
+        action = Action.NONE if self.on_error == "open" else Action.WITHHOLD
+        return Verdict(name, False, action, 0.0, None, evidence={"error": type(error).__name__})
+
+    def _noted(self, query: Query, verdict: Verdict | None) -> list[Verdict]:
+        """The verdict as it counts in this mode, handed to the store, which writes it off the request's path."""
+        if verdict is None:
+            return []
+        verdict = replace(verdict, enforced=self.enforce)
+        if self.store is not None:
+            body = {**asdict(verdict), "request": query.id, "client": query.client, "tenant": query.tenant, "k": query.k}
+            if self.log_text:
+                body["text"] = query.text
+            self.store.append(Event(uuid.uuid4().hex, datetime.now(UTC), "verdict", body))
+        return [verdict]

@@ -1,0 +1,126 @@
+"""What every index owes its callers, whatever it keeps the vectors in: pure checks, and the words for what they find."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from casemate.errors import DataError
+from casemate.stats import CorpusMoments
+from casemate.types import Document, Vector
+
+UNIT_TOLERANCE = 1e-4
+"""How far the length of a float32 vector may be from 1."""
+MOMENT_TOLERANCE = 1e-6
+"""How far the stored moments may be from those of the stored vectors, relative to them."""
+PROBES = 8
+"""Directions along which moments are compared with vectors: an error hides from none of them but by measure zero."""
+FIX = "run 'casemate doctor --fix'"
+
+
+def require_fit(documents: Sequence[Document], vectors: Vector, dim: int) -> Vector:
+    """The vectors as they are stored, contiguous float32.
+
+    Args:
+        documents: What is to be added.
+        vectors: One row for each document, (n, dim).
+        dim: Dimensions of the index.
+
+    Raises:
+        DataError: If the shape is wrong, a vector is not of unit length (NaN is not), or a text is no Unicode.
+    """
+    if np.shape(vectors) != (len(documents), dim):
+        raise DataError(
+            f"{len(documents)} documents need {len(documents)} vectors of {dim}, got an array of {np.shape(vectors)}"
+        )
+    with np.errstate(over="ignore"):  # too large for float32 becomes infinite, hence not of unit length
+        stored = np.ascontiguousarray(vectors, np.float32)
+    wrong = _not_unit(stored)
+    if wrong.any():
+        bad = documents[int(np.argmax(wrong))]
+        raise DataError(f"the vector of document {bad.id!r} is not of unit length; normalise before adding")
+    for d in documents:
+        try:
+            "".join((d.id, d.source, d.digest, d.title, d.text)).encode()
+        except UnicodeEncodeError as error:
+            raise DataError(f"document {d.id!r} holds half of a surrogate pair, which is no text: {error}") from error
+    return stored
+
+
+def require_query(vector: Vector, dim: int) -> Vector:
+    """The query's vector as float32, (dim,).
+
+    Raises:
+        DataError: If it has another shape, or is not finite: no similarity could be trusted.
+    """
+    if np.shape(vector) != (dim,) or not np.all(np.isfinite(vector)):
+        raise DataError(f"a query needs {dim} finite numbers, got an array of {np.shape(vector)}; see to the embedder")
+    return np.ascontiguousarray(vector, np.float32)
+
+
+def metadata_json(document: Document) -> str:
+    """A document's metadata as ASCII, so that any database takes it.
+
+    Raises:
+        DataError: If it cannot be written as JSON.
+    """
+    try:
+        return json.dumps(dict(document.metadata))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise DataError(f"the metadata of document {document.id!r} cannot be written as JSON: {error}") from error
+
+
+def given_twice(identity: str) -> DataError:
+    """What to raise for an id that the tenant already has."""
+    return DataError(f"the document id {identity!r} is given twice; ids are unique within a tenant")
+
+
+def another_embedder(where: object, held: str | None, wanted: str) -> DataError:
+    """What to raise for an index that was built by another embedder, or emptied since."""
+    return DataError(
+        f"{where} holds vectors of the embedder {held!r}, not of {wanted!r}: "
+        "configure that embedder, or embed all anew with 'casemate index --rebuild'"
+    )
+
+
+def compare_moments(tenant: str, moments: CorpusMoments, pieces: Iterable[tuple[npt.NDArray[np.int64], Vector]]) -> list[str]:
+    """What is wrong with a tenant's vectors and moments, a sentence each, in constant memory and O(n dim).
+
+    Compared are the count, the sum of squares (tr(S), which is n for unit vectors), and mean and deviation of the
+    similarities to ``PROBES`` random directions.
+
+    Args:
+        tenant: Named in the sentences.
+        moments: What the index holds.
+        pieces: All keys and vectors of the tenant, (m,) and (m, dim) at a time.
+    """
+    probes = np.random.default_rng(0).standard_normal((len(moments.mean), PROBES)).astype(np.float32)
+    found, squares, law = [], 0.0, CorpusMoments.empty(PROBES)
+    for keys, vectors in pieces:
+        X = vectors.astype(np.float64)
+        squares += float((X * X).sum())
+        law += CorpusMoments.of(X @ probes)  # type: ignore[arg-type]  # in float64 already
+        found += [
+            f"tenant {tenant!r}: the vector with key {key} is not of unit length: index its document again"
+            for key in keys[_not_unit(vectors)]
+        ]
+    if law.n != moments.n:
+        return [*found, f"tenant {tenant!r}: the moments count {moments.n} documents, the index {law.n}: {FIX}"]
+    if not law.n:
+        return found
+    if not abs(moments.square_norm - squares) <= MOMENT_TOLERANCE * law.n:  # written so that NaN is found too
+        found.append(f"tenant {tenant!r}: tr(S) = {moments.square_norm:.6f}, the vectors have {squares:.6f}: {FIX}")
+    held = np.array([[b.mean, b.std] for b in map(moments.background, probes.T)])
+    seen = np.stack([law.mean, np.sqrt(np.diag(law.scatter) / law.n)], axis=1)
+    if not np.allclose(held, seen, rtol=MOMENT_TOLERANCE, atol=1e-6):
+        found.append(f"tenant {tenant!r}: the moments do not fit the vectors: {FIX}")
+    return found
+
+
+def _not_unit(vectors: Vector) -> npt.NDArray[np.bool_]:
+    """Which rows are not of unit length; NaN is not."""
+    lengths = np.linalg.norm(vectors.astype(np.float64), axis=1)
+    return ~(np.abs(lengths - 1) < UNIT_TOLERANCE)

@@ -1,0 +1,171 @@
+"""From a corpus on disk to the index: only what changed is embedded, what is gone is removed.
+
+Work is committed window by window, each with whole sources, so an interruption at any moment keeps every window that
+was reported as done, and running again goes on from there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from casemate.chunks import cut
+from casemate.corpus import Corpus, Problem, Source
+from casemate.errors import DataError
+from casemate.guard import Guard
+from casemate.types import DEFAULT_TENANT, Document
+
+WINDOW = 256
+"""Chunks of one commit: some seconds of embedding, which is what a kill may cost."""
+SUSPICIOUS_SHARE = 0.5
+"""When more than this share of the index would be removed, the wrong folder is likelier than a purge."""
+
+Gone: TypeAlias = Literal["auto", "remove", "keep"]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What there is to do, known before anything is embedded."""
+
+    todo: Mapping[str, str]  # source name -> digest
+    bytes: int
+    unchanged: int
+    gone: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Report:
+    """What was done."""
+
+    indexed: int = 0
+    chunks: int = 0
+    unchanged: int = 0
+    removed: int = 0
+    kept: int = 0
+    seconds: float = 0.0
+    problems: list[Problem] = field(default_factory=list)
+
+    @property
+    def complete(self) -> bool:
+        """Whether everything in the corpus was read."""
+        return all(p.harmless for p in self.problems)
+
+    def as_json(self) -> dict[str, Any]:
+        """For machines."""
+        return {**asdict(self), "complete": self.complete}
+
+
+@dataclass(frozen=True, slots=True)
+class Ingest:
+    """Indexes a corpus through a guard, so that defenses that act on the index do.
+
+    Attributes:
+        guard: Where documents go in.
+        corpus: Where they come from.
+        tokens: Tokens of a chunk; 0: as many as the embedder reads.
+        overlap: Tokens that a chunk shares with the one before.
+        tenant: Whose documents they are.
+        gone: What to do with sources that the corpus no longer has: ``remove`` or ``keep`` them; ``auto`` removes, but
+            refuses to remove more than half of the index.
+    """
+
+    guard: Guard
+    corpus: Corpus
+    tokens: int = 0
+    overlap: int = 32
+    tenant: str = DEFAULT_TENANT
+    gone: Gone = "auto"
+
+    def plan(self) -> Plan:
+        """Compares the corpus with the index by content hashes; reads everything, parses and embeds nothing.
+
+        Raises:
+            DataError: If more than half of the index would be removed and ``gone`` is ``auto``.
+        """
+        held = self.guard.rag.index.digests(self.tenant)
+        found: dict[str, str] = {}
+        size = 0
+        for source in self.corpus.sources():
+            digest = found[source.name] = self._digest(source)
+            size += source.size if held.get(source.name) != digest else 0
+        todo = {name: digest for name, digest in found.items() if held.get(name) != digest}
+        gone = () if self.corpus.incomplete else tuple(sorted(held.keys() - found.keys() - self.corpus.unread))
+        if self.gone == "auto" and len(gone) > SUSPICIOUS_SHARE * len(held):
+            raise DataError(
+                f"{len(gone)} of {len(held)} indexed sources are not in {self.corpus.path}; if it is the right folder, "
+                "run with --gone remove; to add it to what is there, with --gone keep"
+            )
+        return Plan(todo, size, len(found) - len(todo), gone)
+
+    async def run(self, plan: Plan, progress: Callable[[float], None] = lambda size: None) -> Report:
+        """Carries a plan out.
+
+        Args:
+            plan: From ``plan``.
+            progress: Called with the bytes just embedded; they are safe at the end of their window.
+        """
+        began = time.monotonic()
+        report = Report(unchanged=plan.unchanged)
+        for sources, documents in self._windows(plan, report):
+            share = sum(s.size for s in sources) / len(documents)
+            await self._add(documents, lambda n, share=share: progress(n * share))  # type: ignore[misc]
+            report.indexed += len(sources)
+            report.chunks += len(documents)
+        report.problems[:0] = self.corpus.problems
+        if self.gone == "keep":
+            report.kept = len(plan.gone)
+        elif plan.gone:
+            await self.guard.remove(plan.gone, self.tenant)
+            report.removed = len(plan.gone)
+        report.seconds = time.monotonic() - began
+        return report
+
+    async def _add(self, documents: list[Document], progress: Callable[[int], None]) -> None:
+        """One window, embedded in a worker thread that gives up soon after this task is cancelled."""
+        stopped = threading.Event()
+
+        def tick(count: int) -> None:
+            if stopped.is_set():
+                raise asyncio.CancelledError
+            progress(count)
+
+        try:
+            await self.guard.add(documents, self.tenant, tick)
+        finally:
+            stopped.set()
+
+    def _windows(self, plan: Plan, report: Report) -> Iterator[tuple[list[Source], list[Document]]]:
+        """Whole sources, some ``WINDOW`` chunks at a time."""
+        sources: list[Source] = []
+        documents: list[Document] = []
+        for source in self.corpus.sources():
+            if source.name not in plan.todo:
+                continue
+            try:
+                cuts = self._cut(source)
+            except DataError as error:
+                report.problems.append(Problem(source.name, str(error)))
+                continue
+            sources.append(source)
+            documents += cuts
+            if len(documents) >= WINDOW:
+                yield sources, documents
+                sources, documents = [], []
+        if documents:
+            yield sources, documents
+
+    def _cut(self, source: Source) -> list[Document]:
+        title, text, metadata = source.parse()
+        embedder = self.guard.rag.embedder
+        whole = Document(source.name, text, title, digest=self._digest(source), metadata=metadata)
+        return cut(whole, embedder, self.tokens or embedder.max_tokens, self.overlap)
+
+    def _digest(self, source: Source) -> str:
+        """Content and recipe: cutting differently makes different documents."""
+        recipe = f"{source.digest}\n{self.tokens}\n{self.overlap}"
+        return hashlib.sha256(recipe.encode()).hexdigest()

