@@ -23,6 +23,7 @@ TITLE = 1000
 _PARAGRAPH = re.compile(r"\n\s*\n\s*")
 _SENTENCE = re.compile(r"[.!?…]['\"’”»)\]]*\s+|[。！？]\s*|\n\s*\n\s*")
 _WORD = re.compile(r"\s+")
+_REACH = 3  # how many characters before that place the match may begin
 _NUMBERED = re.compile(r"#[0-9]+\Z")
 
 
@@ -98,7 +99,7 @@ def _windows(
         stop = max(stop, begin + 1)
         if stop < end:
             low = starts[first + size - size // 4]
-            stop = _last_end(text, max(low, begin, reached), stop)
+            stop = _last_end(text, max(low, begin + 1, reached + 1), stop)
         yield begin, stop
         reached = stop
         following = bisect_left(starts, stop)
@@ -116,20 +117,20 @@ def _disjoint(spans: Sequence[tuple[int, int]], length: int) -> tuple[list[int],
 
 
 def _last_end(text: str, low: int, stop: int) -> int:
-    """Where to end a piece, after ``low``, not after ``stop``: as natural, then as late as possible."""
+    """Where to end a piece, from ``low`` to ``stop``: as natural, then as late as possible."""
     for pattern in (_PARAGRAPH, _SENTENCE, _WORD):
         found = 0
-        for match in pattern.finditer(text, low, stop):
+        for match in pattern.finditer(text, max(low - _REACH, 0), stop):
             found = match.end()
-        if found:
+        if found >= low:
             return found
     return stop
 
 
 def _first_start(text: str, back: int, stop: int) -> int:
     """Where to begin the next piece: from ``back`` on, as early as possible, before ``stop`` if possible."""
-    for pattern, before in ((_SENTENCE, 3), (_WORD, 1)):  # how far the end of what precedes may reach back
-        for match in pattern.finditer(text, max(back - before, 0), stop):
+    for pattern in (_SENTENCE, _WORD):
+        for match in pattern.finditer(text, max(back - _REACH, 0), stop):
             if back <= match.end() < stop:
                 return match.end()
     return min(back, stop)

@@ -132,8 +132,8 @@ def index(
 
 
 def _run(work: Ingest, plan: Plan) -> Report:
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=say, transient=True) as bar:
+    text = TextColumn("{task.description}")
+    with Progress(SpinnerColumn(), text, BarColumn(), TaskProgressColumn(), TimeRemainingColumn(), console=say, transient=True) as bar:
         task = bar.add_task(f"embedding {len(plan.todo)} sources", total=plan.bytes or 1)
         return asyncio.run(work.run(plan, lambda size: bar.advance(task, size)))
 

@@ -141,18 +141,19 @@ class Corpus:
         root = os.path.realpath(self.path)
         inside = os.path.join(root, "")
         seen: set[str] = set()  # real paths, so that neither loops nor two ways to one file matter
-        waiting = deque([root])
+        waiting = deque([(root, root)])
         while waiting:
-            path = waiting.pop()
-            name, real = _name(path[len(inside) :]), os.path.realpath(path)
+            path, real = waiting.pop()
+            name = _name(path[len(inside) :])
             mode = self._mode(name, path, stray=not os.path.join(real, "").startswith(inside))
             if not mode or real in seen:
                 continue
             if stat.S_ISDIR(mode):
                 seen.add(real)
-                paths = self._listed(name, path)
-                waiting.extend(p for p in reversed(paths) if not os.path.islink(p))
-                waiting.extendleft(p for p in paths if os.path.islink(p))
+                paths = {n: os.path.join(path, n) for n in self._listed(name, path)}
+                links = {n: p for n, p in paths.items() if os.path.islink(p)}
+                waiting.extend((paths[n], os.path.join(real, n)) for n in reversed(paths) if n not in links)
+                waiting.extendleft((p, os.path.realpath(p)) for p in links.values())
             elif stat.S_ISREG(mode) and _kind(name):
                 seen.add(real)
                 yield name, path
@@ -167,7 +168,7 @@ class Corpus:
             reason = "a link out of the corpus, which is not followed; put the thing itself here"
         except OSError as error:
             mode, reason, stray = 0, _refused(error), True
-            unknown = kind in RECORDS or not kind and not isinstance(error, FileNotFoundError)
+            unknown = kind in RECORDS or not kind and not os.path.islink(path)  # it may be a folder
         if not stray:
             return mode
         if kind or unknown or stat.S_ISDIR(mode):
@@ -177,7 +178,7 @@ class Corpus:
         return 0
 
     def _listed(self, name: str, folder: str) -> list[str]:
-        """Paths of what is to be read of a folder, sorted."""
+        """Names of what is to be read of a folder, sorted."""
         try:
             names = sorted(n for n in os.listdir(folder) if not n.startswith("."))
         except OSError as error:
@@ -185,7 +186,7 @@ class Corpus:
             return []
         beir = [n for n in BEIR if n in names and os.path.isfile(os.path.join(folder, n))][:1]
         self.ignored += len(names) - 1 if beir else 0
-        return [os.path.join(folder, n) for n in beir or names]
+        return beir or names
 
     def _file(self, name: str, path: str) -> Iterator[tuple[str, Source]]:
         try:

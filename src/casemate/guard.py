@@ -147,8 +147,7 @@ class Guard:
             return []
         verdict = replace(verdict, enforced=self.enforce)
         if self.store is not None:
-            body = {**asdict(verdict), "request": query.id, "client": query.client, "tenant": query.tenant, "k": query.k}
-            if self.log_text:
-                body["text"] = query.text
+            body = asdict(verdict) | {"request": query.id, "client": query.client, "tenant": query.tenant, "k": query.k}
+            body |= {"text": query.text} if self.log_text else {}
             self.store.append(Event(uuid.uuid4().hex, datetime.now(UTC), "verdict", body))
         return [verdict]

@@ -1,4 +1,4 @@
-"""What every index owes its callers, whatever it keeps the vectors in: pure checks, and the words for what they find."""
+"""What every index owes its callers, whatever it keeps vectors in: pure checks, and the words for what they find."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ def require_fit(documents: Sequence[Document], vectors: Vector, dim: int) -> Vec
         dim: Dimensions of the index.
 
     Raises:
-        DataError: If the shape is wrong, a vector is not of unit length (NaN is not), or a text is no Unicode.
+        DataError: If the shape is wrong, a vector is not of unit length (NaN is not), an id is given twice, or a text
+            is no Unicode.
     """
     if np.shape(vectors) != (len(documents), dim):
         raise DataError(
@@ -42,7 +43,11 @@ def require_fit(documents: Sequence[Document], vectors: Vector, dim: int) -> Vec
     if wrong.any():
         bad = documents[int(np.argmax(wrong))]
         raise DataError(f"the vector of document {bad.id!r} is not of unit length; normalise before adding")
+    seen: set[str] = set()
     for d in documents:
+        if d.id in seen:
+            raise given_twice(d.id)
+        seen.add(d.id)
         try:
             "".join((d.id, d.source, d.digest, d.title, d.text)).encode()
         except UnicodeEncodeError as error:
@@ -61,16 +66,23 @@ def require_query(vector: Vector, dim: int) -> Vector:
     return np.ascontiguousarray(vector, np.float32)
 
 
-def metadata_json(document: Document) -> str:
-    """A document's metadata as ASCII, so that any database takes it.
+def columns(document: Document) -> tuple[str, str, str, str, str, str]:
+    """Id, source, digest, title, text, and the metadata as ASCII, so that any database takes it.
 
     Raises:
-        DataError: If it cannot be written as JSON.
+        DataError: If the metadata cannot be written as JSON.
     """
+    d = document
     try:
-        return json.dumps(dict(document.metadata))
+        return d.id, d.source, d.digest, d.title, d.text, json.dumps(dict(d.metadata))
     except (TypeError, ValueError, RecursionError) as error:
-        raise DataError(f"the metadata of document {document.id!r} cannot be written as JSON: {error}") from error
+        raise DataError(f"the metadata of document {d.id!r} cannot be written as JSON: {error}") from error
+
+
+def document_of(row: Sequence[str]) -> Document:
+    """The document whose ``columns`` these are."""
+    identity, source, digest, title, text, metadata = row
+    return Document(identity, text, title, source, digest, json.loads(metadata))
 
 
 def given_twice(identity: str) -> DataError:
@@ -86,7 +98,23 @@ def another_embedder(where: object, held: str | None, wanted: str) -> DataError:
     )
 
 
-def compare_moments(tenant: str, moments: CorpusMoments, pieces: Iterable[tuple[npt.NDArray[np.int64], Vector]]) -> list[str]:
+def moments_of(tenant: str, row: tuple[int, bytes, bytes] | None, dim: int) -> CorpusMoments:
+    """The moments that a database holds of a tenant as (n, mean, scatter), None: nothing.
+
+    Raises:
+        DataError: If they are of another size than the dimension asks for.
+    """
+    if row is None or not row[0]:
+        return CorpusMoments.empty(dim)
+    n, mean, scatter = row
+    if (len(mean), len(scatter)) != (8 * dim, 8 * dim * dim):
+        raise DataError(f"tenant {tenant!r}: the moments are damaged: {FIX}")
+    return CorpusMoments(n, np.frombuffer(mean), np.frombuffer(scatter).reshape(dim, dim))
+
+
+def compare_moments(
+    tenant: str, moments: CorpusMoments, pieces: Iterable[tuple[npt.NDArray[np.int64], Vector]]
+) -> list[str]:
     """What is wrong with a tenant's vectors and moments, a sentence each, in constant memory and O(n dim).
 
     Compared are the count, the sum of squares (tr(S), which is n for unit vectors), and mean and deviation of the
@@ -123,4 +151,5 @@ def compare_moments(tenant: str, moments: CorpusMoments, pieces: Iterable[tuple[
 def _not_unit(vectors: Vector) -> npt.NDArray[np.bool_]:
     """Which rows are not of unit length; NaN is not."""
     lengths = np.linalg.norm(vectors.astype(np.float64), axis=1)
-    return ~(np.abs(lengths - 1) < UNIT_TOLERANCE)
+    unit: npt.NDArray[np.bool_] = np.abs(lengths - 1) < UNIT_TOLERANCE
+    return ~unit

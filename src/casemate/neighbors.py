@@ -20,7 +20,9 @@ Keys = npt.NDArray[np.int64]
 BLOCK = 65_536
 """Rows of one piece of the matrix. Memory is taken piece by piece and touched only where it is used."""
 SPARE = 16
-"""Candidates beyond k that are scored again in float64, so that float32 rounding cannot change the order."""
+"""Candidates beyond k that are scored again in float64, so that float32 rounding hardly changes the order."""
+PIECE = 4096
+"""Candidates that are scored again at a time."""
 EFFORT = 256
 """Candidates that a search in the graph keeps open (ef): the detection needs the true nearest document."""
 
@@ -67,10 +69,17 @@ class Exact:
             part = s[i * BLOCK : (i + 1) * BLOCK]
             np.dot(block[: len(part)], q, out=part)
         s[~self._alive] = -np.inf
-        near = min(wanted + SPARE, len(self))
-        top = np.argpartition(s, rows - near)[rows - near :] if near < rows else np.arange(rows)
-        vectors = np.array([self._blocks[i // BLOCK][i % BLOCK] for i in top], np.float32).reshape(-1, self._dim)
-        return _best(self._keys[top], vectors, q, wanted)
+        found: tuple[Keys, Float64] = (np.empty(0, np.int64), np.empty(0))
+        if wanted < 1:
+            return found
+        worst = float(np.partition(s, rows - wanted)[rows - wanted])
+        near = np.flatnonzero(s >= np.float32(worst - rounding(q)))  # all that may be among the k nearest
+        for start in range(0, len(near), PIECE):  # more than one only if thousands are alike
+            some = near[start : start + PIECE]
+            vectors = np.stack([self._blocks[i // BLOCK][i % BLOCK] for i in some])
+            more = scores(vectors, q)
+            found = best(np.concatenate([found[0], self._keys[some]]), np.concatenate([found[1], more]), wanted)
+        return found
 
 
 class Approximate:
@@ -102,7 +111,7 @@ class Approximate:
         wanted = min(k, len(self))
         found = self._graph.search(q, min(wanted + SPARE, len(self))).keys.astype(np.int64)
         vectors = np.asarray(self._graph.get(found), np.float32).reshape(-1, self._dim)
-        return _best(found, vectors, q, wanted)
+        return best(found, scores(vectors, q), wanted)
 
     def save(self, path: Path) -> None:
         """Writes the graph, whole or not at all."""
@@ -119,8 +128,21 @@ class Approximate:
         return loaded
 
 
-def _best(keys: Keys, vectors: Vector, q: Vector, k: int) -> tuple[Keys, Float64]:
-    """The k best of the candidates by float64 score. Row by row, so that equal vectors get equal scores."""
-    s = (vectors.astype(np.float64) * q.astype(np.float64)).sum(axis=1)  # (candidates,)
+def rounding(q: Vector) -> float:
+    """By how much two float32 similarities to q, in whatever order of summation, can mislead about which is larger.
+
+    Each is off by at most dim u |q| |x|, with u = 2**-24 and |x| = 1 (Higham 2002, Eq. 3.5); the rest is slack.
+    """
+    return 2 * (len(q) + 4) * 2.0**-24 * (1 + float(np.linalg.norm(q)))
+
+
+def scores(vectors: Vector, q: Vector) -> Float64:
+    """Similarities (n,) of stored vectors (n, dim), row by row, so that equal vectors get equal scores."""
+    s: Float64 = (vectors.astype(np.float64) * q.astype(np.float64)).sum(axis=1)
+    return s
+
+
+def best(keys: Keys, s: Float64, k: int) -> tuple[Keys, Float64]:
+    """The k best keys and their scores, by decreasing score, ties by increasing key."""
     order = np.lexsort((keys, -s))[:k]
     return keys[order], s[order]

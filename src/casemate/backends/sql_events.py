@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from casemate import migrations
 from casemate.errors import BackendError, ConfigError, needs
 from casemate.protocols import EventStore
-from casemate.types import Event
+from casemate.types import Event, Secret
 
 if TYPE_CHECKING:
     from sqlalchemy import URL, Engine, Table
@@ -50,19 +50,21 @@ class SqlEvents(EventStore):
     A process that ends in the usual way flushes by itself. An id that is already there is not written again.
 
     Attributes:
-        url: ``sqlite:///relative/path``, ``sqlite:////absolute/path`` or ``postgresql://user:password@host/database``.
+        url: ``postgresql://user:password@host/database`` (or ``sqlite:///path``); empty: the SQLite file at ``path``.
+        path: Where the SQLite file is when there is no url.
         capacity: Events that wait in memory while the database fails; beyond it the oldest are dropped.
         retry_s: Pause after a failed attempt; it doubles from one to the next, up to eightfold.
     """
 
-    url: str = field(default="sqlite:///.casemate/events.db", repr=False)  # it may hold a password
+    url: Secret = field(default=Secret(""), repr=False)
+    path: Path = Path(".casemate/events.db")
     capacity: int = 100_000
     retry_s: float = 1.0
 
     def __post_init__(self) -> None:
         if self.capacity < 1 or self.retry_s <= 0:
             raise ConfigError(f"capacity={self.capacity}, retry_s={self.retry_s}: both must be above 0")
-        address = _address(self.url)
+        address = _address(self.url) if self.url else _file_address(self.path)
         self._where = address.set(query={}).render_as_string(hide_password=True)
         self._engine = self._open(address)
         self._table = _table()
@@ -236,6 +238,13 @@ class SqlEvents(EventStore):
             what = f"cannot open the event store {self._where}: {_first_line(error)}"
             raise _failure(what, _advice(self._where), isinstance(error, OperationalError)) from error
         return engine
+
+
+def _file_address(path: Path) -> URL:
+    """The URL of a SQLite file, whatever characters its path has."""
+    from sqlalchemy.engine import URL
+
+    return URL.create("sqlite", database=str(path))
 
 
 def _address(url: str) -> URL:

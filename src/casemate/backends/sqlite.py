@@ -7,8 +7,8 @@ committed.
 
 from __future__ import annotations
 
+import glob
 import hashlib
-import json
 import os
 import sqlite3
 import threading
@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
+from casemate import indexing
 from casemate.errors import BackendError, DataError
 from casemate.neighbors import BLOCK, Approximate, Exact, Keys
 from casemate.protocols import Index
@@ -41,9 +42,6 @@ CREATE INDEX document_tenant ON document (tenant);
 CREATE TABLE vector (key INTEGER PRIMARY KEY, value BLOB NOT NULL);
 CREATE TABLE removed (seq INTEGER PRIMARY KEY AUTOINCREMENT, tenant TEXT NOT NULL, key INTEGER NOT NULL);
 """
-UNIT_TOLERANCE = 1e-4
-"""How far the length of a float32 vector may be from 1."""
-MOMENT_TOLERANCE = 1e-6
 
 
 @dataclass(slots=True)
@@ -86,8 +84,7 @@ class SqliteIndex(Index):
 
     def add(self, documents: Sequence[Document], vectors: Vector, tenant: str = DEFAULT_TENANT) -> None:
         """See ``Index.add``."""
-        vectors = np.ascontiguousarray(vectors, np.float32)
-        _require_fit(documents, vectors, self._dim)
+        vectors = indexing.require_fit(documents, vectors, self._dim)
         with self._transaction(write=True) as db:
             gone, _ = self._take_out(db, {d.source for d in documents}, tenant)
             for document, vector in zip(documents, vectors, strict=True):
@@ -106,10 +103,10 @@ class SqliteIndex(Index):
     def search(self, vector: Vector, k: int, tenant: str = DEFAULT_TENANT) -> Retrieval:
         """See ``Index.search``."""
         with self._transaction() as db:
-            view = self._follow(db, tenant)
-            keys, scores = view.neighbors.search(vector, k)
+            q, view = indexing.require_query(vector, self._dim), self._follow(db, tenant)
+            keys, scores = view.neighbors.search(q, k)
             hits = tuple(Hit(_fetch(db, int(key)), float(s)) for key, s in zip(keys, scores, strict=True))
-            return Retrieval(hits, view.moments.background(vector))
+            return Retrieval(hits, view.moments.background(q))
 
     def moments(self, tenant: str = DEFAULT_TENANT) -> CorpusMoments:
         """See ``Index.moments``."""
@@ -128,26 +125,33 @@ class SqliteIndex(Index):
 
     def warm(self, tenant: str = DEFAULT_TENANT) -> None:
         """See ``Index.warm``. Writes the graph of a large tenant beside the file, so that it is built once."""
-        with self._transaction() as db:
-            view = self._follow(db, tenant)
+        with self._lock:
+            with self._transaction() as db:
+                view = self._follow(db, tenant)
             if isinstance(view.neighbors, Approximate):
-                self._save_graph(view, tenant)
+                self._save_graph(view.neighbors, f"{view.last_key} {view.last_removed}", tenant)
 
     def check(self) -> list[str]:
         """See ``Index.check``."""
         with self._transaction() as db:
             found = [f"the file is damaged: {row[0]}" for row in db.execute("PRAGMA integrity_check") if row[0] != "ok"]
-            orphans = db.execute("SELECT count(*) FROM document LEFT JOIN vector USING (key) WHERE value IS NULL")
+            orphans = db.execute(
+                "SELECT count(*) FROM document LEFT JOIN vector USING (key) WHERE length(value) IS NOT ?",
+                (4 * self._dim,),
+            )
             if count := orphans.fetchone()[0]:
-                found.append(f"{count} documents have no vector: index them again")
-            for (tenant,) in db.execute("SELECT name FROM tenant ORDER BY name").fetchall():
-                found += self._check_tenant(db, tenant)
+                found.append(f"{count} documents have no vector, or half of one: index them again")
+            for tenant in _tenants(db):
+                try:
+                    found += indexing.compare_moments(tenant, _load(db, tenant, self._dim), self._vectors(db, tenant))
+                except DataError as error:
+                    found.append(str(error))
         return found
 
     def rebuild(self) -> None:
         """See ``Index.rebuild``."""
         with self._transaction(write=True) as db:
-            for (tenant,) in db.execute("SELECT DISTINCT tenant FROM document").fetchall():
+            for tenant in _tenants(db):
                 parts = (CorpusMoments.of(v) for _, v in self._vectors(db, tenant))
                 _store(db, tenant, sum(parts, CorpusMoments.empty(self._dim)))
 
@@ -162,6 +166,8 @@ class SqliteIndex(Index):
             for table in ("document", "vector", "meta"):
                 db.execute(f"DELETE FROM {table}")
         self._views.clear()
+        for graph in self.path.parent.glob(f"{glob.escape(self.path.name)}-graph-*"):
+            graph.unlink(missing_ok=True)  # vectors tell about texts
 
     def close(self) -> None:
         """See ``Index.close``."""
@@ -179,10 +185,7 @@ class SqliteIndex(Index):
         """Compares with the file each time, because another process may have built it anew."""
         held = db.execute("SELECT value FROM meta WHERE name = 'fingerprint'").fetchone()
         if held != (self._fingerprint,):
-            raise DataError(
-                f"{self.path} holds vectors of the embedder {held[0] if held else None!r}, not of "
-                f"{self._fingerprint!r}: configure that embedder, or embed all anew with 'casemate index --rebuild'"
-            )
+            raise indexing.another_embedder(self.path, held[0] if held else None, self._fingerprint)
 
     @contextmanager
     def _transaction(self, *, write: bool = False) -> Iterator[sqlite3.Connection]:
@@ -203,16 +206,18 @@ class SqliteIndex(Index):
 
     def _take_out(self, db: sqlite3.Connection, sources: Collection[str], tenant: str) -> tuple[CorpusMoments, int]:
         """Deletes the documents of the sources; their moments are those of the stored vectors, bit by bit."""
-        keys: list[int] = []
-        for source in sources:
-            keys += [k for (k,) in db.execute(
-                "SELECT key FROM document WHERE tenant = ? AND source = ?", (tenant, source))]
-        blobs = [db.execute("SELECT value FROM vector WHERE key = ?", (k,)).fetchone()[0] for k in keys]
-        for k in keys:
-            db.execute("DELETE FROM document WHERE key = ?", (k,))
-            db.execute("DELETE FROM vector WHERE key = ?", (k,))
-            db.execute("INSERT INTO removed (tenant, key) VALUES (?, ?)", (tenant, k))
-        return CorpusMoments.of(_matrix(blobs, self._dim)), len(keys)
+        rows: list[tuple[int, bytes | None]] = []
+        for source in set(sources):
+            rows += db.execute(
+                "SELECT key, value FROM document LEFT JOIN vector USING (key) WHERE tenant = ? AND source = ?",
+                (tenant, source),
+            )
+        for key, _ in rows:
+            db.execute("DELETE FROM document WHERE key = ?", (key,))
+            db.execute("DELETE FROM vector WHERE key = ?", (key,))
+            db.execute("INSERT INTO removed (tenant, key) VALUES (?, ?)", (tenant, key))
+        whole = [blob for _, blob in rows if blob is not None and len(blob) == 4 * self._dim]
+        return CorpusMoments.of(_matrix(whole, self._dim)), len(rows)
 
     def _follow(self, db: sqlite3.Connection, tenant: str) -> _View:
         """The tenant's view, brought up to the state of the file that this transaction sees."""
@@ -241,64 +246,49 @@ class SqliteIndex(Index):
         return n <= self.approximate_above
 
     def _new_view(self, db: sqlite3.Connection, tenant: str, n: int) -> _View:
-        """An empty view, or for a large tenant the saved graph that is nearest to the file's state."""
+        """An empty view; for a large tenant with the saved graph, which misses what happened since."""
         last_removed = db.execute("SELECT coalesce(max(seq), 0) FROM removed WHERE tenant = ?", (tenant,)).fetchone()[0]
         view = _View(Exact(self._dim), CorpusMoments.empty(self._dim), last_removed=last_removed)
         if n > self.approximate_above:
-            view.neighbors = Approximate(self._dim)
-            for path in self._graph_files(tenant):
-                last_key, removed = map(int, path.name.rsplit("-", 2)[1:])
+            path, view.neighbors = self._graph_path(tenant), Approximate(self._dim)
+            noted = db.execute("SELECT value FROM meta WHERE name = ?", (path.name,)).fetchone()
+            if noted and path.exists() and (state := noted[0].split())[2] == _checksum(path):
                 view.neighbors = Approximate.load(path, self._dim)
-                view.last_key, view.last_removed = last_key, removed
+                view.last_key, view.last_removed = int(state[0]), int(state[1])
         return view
 
-    def _graph_files(self, tenant: str) -> list[Path]:
-        """Saved graphs of the tenant; name and state are in the file name, so that one rename publishes both."""
-        return sorted(self.path.parent.glob(f"{self.path.name}-graph-{self._graph_label(tenant)}-*-*"))
+    def _graph_path(self, tenant: str) -> Path:
+        label = hashlib.sha256(f"{self._fingerprint}\n{tenant}".encode()).hexdigest()[:32]
+        return self.path.with_name(f"{self.path.name}-graph-{label}")
 
-    def _graph_label(self, tenant: str) -> str:
-        return hashlib.sha256(f"{self._fingerprint}\n{tenant}".encode()).hexdigest()[:32]
-
-    def _save_graph(self, view: _View, tenant: str) -> None:
-        assert isinstance(view.neighbors, Approximate)
-        old = self._graph_files(tenant)
-        state = f"{self._graph_label(tenant)}-{view.last_key}-{view.last_removed}"
-        path = self.path.with_name(f"{self.path.name}-graph-{state}")
-        if path not in old:
-            view.neighbors.save(path)
-            for other in old:
-                other.unlink(missing_ok=True)
+    def _save_graph(self, graph: Approximate, state: str, tenant: str) -> None:
+        """Writes the graph and notes its state and checksum in the index: a graph that does not agree is not read."""
+        path = self._graph_path(tenant)
+        with self._transaction() as db:
+            noted = db.execute("SELECT value FROM meta WHERE name = ?", (path.name,)).fetchone()
+        if noted and path.exists() and noted[0].startswith(f"{state} "):
+            return
+        try:
+            graph.save(path)
+            value = f"{state} {_checksum(path)}"
+        except (OSError, RuntimeError) as error:
+            raise BackendError(f"cannot save the graph {path}: {error}", backend="sqlite", retryable=True) from error
+        with self._transaction(write=True) as db:
+            db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (path.name, value))
 
     def _vectors(self, db: sqlite3.Connection, tenant: str, after: int = 0) -> Iterator[tuple[Keys, Vector]]:
         """Keys and stored vectors of a tenant in order of age, in pieces of constant memory."""
         cursor = db.execute(
             "SELECT d.key, v.value FROM document d JOIN vector v USING (key) "
-            "WHERE d.tenant = ? AND d.key > ? ORDER BY d.key", (tenant, after)
+            "WHERE d.tenant = ? AND d.key > ? AND length(v.value) = ? ORDER BY d.key", (tenant, after, 4 * self._dim)
         )
         while rows := cursor.fetchmany(BLOCK // 16):
             yield np.array([key for key, _ in rows], np.int64), _matrix([blob for _, blob in rows], self._dim)
 
-    def _check_tenant(self, db: sqlite3.Connection, tenant: str) -> list[str]:
-        """Compares the moments with the vectors: count, tr(S) = n, and mean and deviation along 8 directions."""
-        moments, fix = _load(db, tenant, self._dim), "run 'casemate doctor --fix'"
-        probes = np.random.default_rng(0).standard_normal((self._dim, 8)).astype(np.float32)
-        found, scans = [], [np.empty((0, 8))]
-        for keys, vectors in self._vectors(db, tenant):
-            scans.append(vectors.astype(np.float64) @ probes)
-            lengths = np.linalg.norm(vectors, axis=1)
-            found += [
-                f"tenant {tenant!r}: the vector with key {key} is not of unit length: index its document again"
-                for key in keys[~(np.abs(lengths - 1) < UNIT_TOLERANCE)]
-            ]
-        s = np.concatenate(scans)  # (n, 8)
-        if len(s) != moments.n:
-            return [*found, f"tenant {tenant!r}: the moments count {moments.n} documents, the index {len(s)}: {fix}"]
-        if len(s) and abs(moments.square_norm / len(s) - 1) > MOMENT_TOLERANCE:
-            found.append(f"tenant {tenant!r}: tr(S) = {moments.square_norm:.6f} for {len(s)} unit vectors: {fix}")
-        law = np.array([[b.mean, b.std] for b in map(moments.background, probes.T)])
-        if len(s) and not np.allclose(law, np.stack([s.mean(0), s.std(0)], 1), rtol=MOMENT_TOLERANCE, atol=1e-7):
-            found.append(f"tenant {tenant!r}: the moments do not fit the vectors: {fix}")
-        return found
+
+def _checksum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _connect(path: Path) -> sqlite3.Connection:
@@ -311,10 +301,11 @@ def _connect(path: Path) -> sqlite3.Connection:
             raise BackendError(f"cannot make the index {path}: {error}", backend="sqlite", retryable=False) from error
         db = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)
         try:
-            if db.execute("PRAGMA page_count").fetchone()[0] == 0:
+            fresh = db.execute("PRAGMA page_count").fetchone()[0] == 0
+            if fresh:
                 db.execute("PRAGMA page_size = 8192")  # five vectors of 384 dimensions to a page
-            if db.execute("PRAGMA application_id").fetchone()[0] in {0, APPLICATION_ID}:
-                db.execute("PRAGMA journal_mode = WAL")
+            if fresh or db.execute("PRAGMA application_id").fetchone()[0] == APPLICATION_ID:
+                db.execute("PRAGMA journal_mode = WAL")  # not in a file of another program, which this would change
             db.execute("PRAGMA synchronous = FULL")  # what was acknowledged survives a power cut
             db.execute("PRAGMA secure_delete = ON")  # a removed record leaves no bytes behind
         except BaseException:
@@ -355,38 +346,32 @@ def _explained(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _require_fit(documents: Sequence[Document], vectors: Vector, dim: int) -> None:
-    if vectors.shape != (len(documents), dim):
-        raise DataError(f"{len(documents)} documents need {len(documents)} vectors of {dim}, got {vectors.shape}")
-    lengths = np.linalg.norm(vectors.astype(np.float64), axis=1)
-    if not np.all(np.abs(lengths - 1) < UNIT_TOLERANCE):  # also false for NaN
-        bad = documents[int(np.argmax(~(np.abs(lengths - 1) < UNIT_TOLERANCE)))]
-        raise DataError(f"the vector of document {bad.id!r} is not of unit length; normalise before adding")
-
-
 def _insert(db: sqlite3.Connection, d: Document, tenant: str) -> int:
     try:
         cursor = db.execute(
             "INSERT INTO document (tenant, id, source, digest, title, text, metadata) VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (tenant, d.id, d.source, d.digest, d.title, d.text, json.dumps(dict(d.metadata), ensure_ascii=False)),
+            (tenant, *indexing.columns(d)),
         )
     except sqlite3.IntegrityError as error:
-        raise DataError(f"the document id {d.id!r} is given twice; ids are unique within a tenant") from error
+        raise indexing.given_twice(d.id) from error
     assert cursor.lastrowid is not None
     return cursor.lastrowid
 
 
 def _fetch(db: sqlite3.Connection, key: int) -> Document:
-    row = db.execute("SELECT id, text, title, source, digest, metadata FROM document WHERE key = ?", (key,)).fetchone()
-    identity, text, title, source, digest, metadata = row
-    return Document(identity, text, title, source, digest, json.loads(metadata))
+    query = "SELECT id, source, digest, title, text, metadata FROM document WHERE key = ?"
+    return indexing.document_of(db.execute(query, (key,)).fetchone())
+
+
+def _tenants(db: sqlite3.Connection) -> list[str]:
+    """All tenants that have documents, or moments as if they had."""
+    rows = db.execute("SELECT name FROM tenant UNION SELECT tenant FROM document ORDER BY 1")
+    return [name for (name,) in rows]
 
 
 def _load(db: sqlite3.Connection, tenant: str, dim: int) -> CorpusMoments:
     row = db.execute("SELECT n, mean, scatter FROM tenant WHERE name = ?", (tenant,)).fetchone()
-    if row is None or not row[0]:
-        return CorpusMoments.empty(dim)
-    return CorpusMoments(row[0], np.frombuffer(row[1]), np.frombuffer(row[2]).reshape(dim, dim))
+    return indexing.moments_of(tenant, row, dim)
 
 
 def _store(db: sqlite3.Connection, tenant: str, m: CorpusMoments) -> None:

@@ -1,0 +1,5 @@
+"""``python -m casemate``."""
+
+from casemate.cli import main
+
+main()

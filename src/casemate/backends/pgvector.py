@@ -1,0 +1,399 @@
+"""The index in Postgres with pgvector: for corpora beyond one machine's memory, and for several servers at once.
+
+The database is the truth. Every search is one read-only transaction on one snapshot; only the moments of a tenant are
+kept in memory, for as long as the revision in the tenant's row stays what it was. Writers of one tenant wait for one
+another at that row, so its moments stay exact; readers wait for nobody.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import threading
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from casemate import indexing
+from casemate.errors import BackendError, ConfigError, DataError, needs
+from casemate.neighbors import SPARE, Keys, best, rounding, scores
+from casemate.protocols import Index
+from casemate.stats import CorpusMoments
+from casemate.types import DEFAULT_TENANT, Document, Float64, Hit, Retrieval, Secret, Vector
+
+if TYPE_CHECKING:
+    from psycopg import Connection
+    from psycopg_pool import ConnectionPool
+
+FORMAT = "casemate 1"
+META = """
+CREATE SCHEMA IF NOT EXISTS {s};
+CREATE TABLE {s}.meta (name text PRIMARY KEY, value text NOT NULL);
+CREATE TABLE {s}.tenant (
+    name text PRIMARY KEY, revision bigint NOT NULL, n bigint NOT NULL, mean bytea NOT NULL, scatter bytea NOT NULL
+);
+ALTER TABLE {s}.tenant ALTER scatter SET STORAGE EXTERNAL;
+INSERT INTO {s}.meta VALUES ('format', '{format}');
+"""
+DOCUMENTS = """
+CREATE TABLE {s}.document (
+    key bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, tenant text NOT NULL, id text NOT NULL, source text NOT NULL,
+    digest text NOT NULL, title text NOT NULL, text text NOT NULL, metadata text NOT NULL,
+    embedding vector({dim}) NOT NULL, UNIQUE (tenant, id)
+);
+ALTER TABLE {s}.document ALTER embedding SET STORAGE MAIN;
+CREATE INDEX ON {s}.document (tenant, source, digest);
+"""
+COLUMNS = "id, source, digest, title, text, metadata"
+INDEXABLE = 2600  # bytes that Postgres can take into a B-tree
+STREAM = 4096  # rows that a server-side cursor fetches at a time
+CACHED = 64  # tenants whose moments are kept in memory: 1.2 MB each at 384 dimensions
+STATES = {  # what an SQLSTATE means to the operator
+    "42501": "the role may not do this: grant it the schema and its tables, or let their owner index",
+    "53100": "the server's disk is full: nothing of this step was kept, earlier steps are; free space and run again",
+    "57014": "a step took longer than timeout_s, or waited so long for another writer",
+}
+HOPELESS = re.compile("authentication failed|no password|pg_hba|does not exist|denied|certificate|does not support SSL")
+"""What a server says that it will say the next time, too."""
+
+
+@dataclass(eq=False)
+class PgvectorIndex(Index):
+    """Tables in a schema of their own; exact cosine by the server.
+
+    The bytes of a removed record stay in the server's files until they are vacuumed, and in its log and backups.
+
+    Attributes:
+        url: ``postgresql://user:password@host:port/database``, a database with the extension ``vector``, in UTF8.
+        schema: Where the tables are; it is made when missing. One schema holds one index.
+        connections: Searches that run at once; more wait.
+        timeout_s: How long a connection, or one step on the server, may take.
+    """
+
+    url: Secret
+    schema: str = "casemate"
+    connections: int = 4
+    timeout_s: float = 10
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch("[a-z_][a-z0-9_]{0,62}", self.schema):
+            raise ConfigError(f"pgvector.schema is {self.schema!r}; allowed are a-z, 0-9 and _, no digit first")
+        if self.connections < 1 or not self.timeout_s > 0:
+            raise ConfigError(f"pgvector: connections={self.connections}, timeout_s={self.timeout_s}; both must be > 0")
+        self.url = Secret(self.url)
+        self._s, (self._where, self._password) = f'"{self.schema}"', _address(self.url)
+        self._vector = f"SELECT key, vector_send(embedding) FROM {self._s}.document WHERE tenant = %s"
+        self._lock = threading.Lock()
+        self._pool: ConnectionPool[Any] | None = None
+        self._cache: dict[str, tuple[int, CorpusMoments]] = {}
+        self._fingerprint, self._dim = "", 0
+
+    def open(self, fingerprint: str, dim: int) -> None:
+        """See ``Index.open``."""
+        self._connect()
+        with self._alone() as db:
+            held = self._meta(db)
+            if "fingerprint" not in held:
+                db.execute(DOCUMENTS.format(s=self._s, dim=int(dim)))
+                held = {"fingerprint": fingerprint, "dim": str(dim)}
+                for row in held.items():
+                    db.execute(f"INSERT INTO {self._s}.meta VALUES (%s, %s)", row)
+            self._fingerprint, self._dim = fingerprint, dim
+            self._require_same_embedder(held)
+
+    def add(self, documents: Sequence[Document], vectors: Vector, tenant: str = DEFAULT_TENANT) -> None:
+        """See ``Index.add``."""
+        vectors = indexing.require_fit(documents, vectors, self._dim)
+        rows = [(*_row(d, tenant), vector) for d, vector in zip(documents, vectors, strict=True)]
+        insert = f"INSERT INTO {self._s}.document (tenant, {COLUMNS}, embedding) VALUES (" + "%s, " * 7 + "%b)"
+        with self._transaction(write=True) as db:
+            db.execute(f"INSERT INTO {self._s}.tenant VALUES (%s, 0, 0, '', '') ON CONFLICT DO NOTHING", (tenant,))
+            held = self._load(db, tenant, "FOR UPDATE")  # no other writer may touch the tenant from here on
+            gone, _ = self._take_out(db, {d.source for d in documents}, tenant)
+            query = f"SELECT id FROM {self._s}.document WHERE tenant = %s AND id = ANY(%s) LIMIT 1"
+            if row := db.execute(query, (tenant, [d.id for d in documents])).fetchone():
+                raise indexing.given_twice(row[0])
+            db.cursor().executemany(insert, rows)
+            self._store(db, tenant, held - gone + CorpusMoments.of(vectors))
+
+    def remove(self, sources: Collection[str], tenant: str = DEFAULT_TENANT) -> int:
+        """See ``Index.remove``."""
+        with self._transaction(write=True) as db:
+            held = self._load(db, tenant, "FOR UPDATE")
+            gone, count = self._take_out(db, sources, tenant)
+            if count:
+                self._store(db, tenant, held - gone)
+        return count
+
+    def search(self, vector: Vector, k: int, tenant: str = DEFAULT_TENANT) -> Retrieval:
+        """See ``Index.search``."""
+        with self._transaction() as db:
+            q = indexing.require_query(vector, self._dim)
+            moments = self._moments(db, tenant)
+            keys, found = self._nearest(db, q, max(k, 0), tenant)
+            rows = db.execute(f"SELECT key, {COLUMNS} FROM {self._s}.document WHERE key = ANY(%s)", (keys.tolist(),))
+            held = {row[0]: row[1:] for row in rows}
+            hits = [Hit(indexing.document_of(held[key]), float(s)) for key, s in zip(keys, found, strict=True)]
+            return Retrieval(tuple(hits), moments.background(q))
+
+    def moments(self, tenant: str = DEFAULT_TENANT) -> CorpusMoments:
+        """See ``Index.moments``."""
+        with self._transaction() as db:
+            return self._moments(db, tenant)
+
+    def digests(self, tenant: str = DEFAULT_TENANT) -> dict[str, str]:
+        """See ``Index.digests``."""
+        with self._transaction() as db:
+            query = f"SELECT DISTINCT source, digest FROM {self._s}.document WHERE tenant = %s"
+            return dict(db.execute(query, (tenant,)).fetchall())
+
+    def tenants(self) -> list[str]:
+        """See ``Index.tenants``."""
+        with self._transaction() as db:
+            return sorted(name for (name,) in db.execute(f"SELECT name FROM {self._s}.tenant WHERE n > 0"))
+
+    def warm(self, tenant: str = DEFAULT_TENANT) -> None:
+        """See ``Index.warm``. Only the moments are kept here; the vectors are the server's to cache."""
+        self.moments(tenant)
+
+    def check(self) -> list[str]:
+        """See ``Index.check``."""
+        found: list[str] = []
+        with self._transaction() as db:
+            for tenant in self._tenants(db):
+                try:
+                    found += indexing.compare_moments(tenant, self._load(db, tenant), self._vectors(db, tenant))
+                except DataError as error:
+                    found.append(str(error))
+        return found
+
+    def rebuild(self) -> None:
+        """See ``Index.rebuild``. Writers wait meanwhile."""
+        with self._transaction(write=True) as db:
+            db.execute(f"LOCK TABLE {self._s}.tenant IN SHARE ROW EXCLUSIVE MODE")
+            for tenant in self._tenants(db):
+                parts = (CorpusMoments.of(v) for _, v in self._vectors(db, tenant))
+                self._store(db, tenant, sum(parts, CorpusMoments.empty(self._dim)))
+
+    def clear(self) -> None:
+        """See ``Index.clear``."""
+        self._connect()
+        self._fingerprint = ""
+        with self._alone() as db:
+            db.execute(f"LOCK TABLE {self._s}.meta IN ACCESS EXCLUSIVE MODE")  # when all that is under way is done
+            self._meta(db)
+            db.execute(f"DROP TABLE IF EXISTS {self._s}.document")
+            db.execute(f"DELETE FROM {self._s}.tenant")
+            db.execute(f"DELETE FROM {self._s}.meta WHERE name IN ('fingerprint', 'dim')")
+
+    def close(self) -> None:
+        """See ``Index.close``."""
+        with self._lock:
+            pool, self._pool = self._pool, None
+            self._cache.clear()
+        if pool is not None:
+            pool.close()
+
+    def _connect(self) -> None:
+        """Makes the pool, after one connection of its own that says plainly what is wrong."""
+        with needs("casemate[postgres]"):
+            import psycopg
+            from pgvector.psycopg import register_vector
+            from psycopg_pool import ConnectionPool
+        options: dict[str, Any] = {
+            "autocommit": True,
+            "prepare_threshold": None,  # no plan outlives another dimension, and poolers of transactions may be used
+            "connect_timeout": max(2, round(self.timeout_s)),
+            "fallback_application_name": "casemate",
+        }
+        with self._lock, self._explained():
+            if self._pool is not None:
+                return
+            with psycopg.connect(self.url, **options) as db:
+                self._require_able(db)
+            self._pool = ConnectionPool(
+                self.url, connection_class=_patient(self.timeout_s + 1), kwargs=options, configure=register_vector,
+                check=ConnectionPool.check_connection, min_size=1, max_size=self.connections,
+                timeout=self.timeout_s, reconnect_timeout=self.timeout_s, open=True,
+            )  # fmt: skip
+
+    def _require_able(self, db: Connection[Any]) -> None:
+        row = db.execute("SELECT current_setting('server_encoding'), to_regtype('vector') IS NOT NULL").fetchone()
+        assert row is not None
+        if row[0] != "UTF8":
+            raise self._failure(f"the database has the encoding {row[0]}; make one with ENCODING 'UTF8'")
+        if not row[1]:
+            raise self._failure("pgvector is missing; as superuser, in this database: CREATE EXTENSION vector")
+
+    @contextmanager
+    def _session(self, mode: str) -> Iterator[Connection[Any]]:
+        """A transaction on a connection of the pool: kept whole, or not at all."""
+        if self._pool is None:
+            raise self._failure("the index is not open")
+        with self._explained(), self._pool.connection() as db:
+            db.execute(f"BEGIN {mode}; SET LOCAL statement_timeout = {max(1, round(self.timeout_s * 1000))}")
+            yield db
+
+    @contextmanager
+    def _transaction(self, *, write: bool = False) -> Iterator[Connection[Any]]:
+        """One consistent state of this embedder's tables, which cannot be dropped meanwhile."""
+        with self._session("READ WRITE" if write else "ISOLATION LEVEL REPEATABLE READ READ ONLY") as db:
+            db.execute(f"LOCK TABLE {self._s}.meta IN ACCESS SHARE MODE")  # before the first SELECT takes the snapshot
+            self._require_same_embedder(self._meta(db))
+            yield db
+
+    @contextmanager
+    def _alone(self) -> Iterator[Connection[Any]]:
+        """A transaction beside no other ``open`` or ``clear``, in which ``meta`` exists."""
+        with self._session("READ WRITE") as db:
+            db.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", (f"casemate.{self.schema}",))
+            if db.execute("SELECT to_regclass(%s)", (f"{self._s}.meta",)).fetchone() == (None,):
+                db.execute(META.format(s=self._s, format=FORMAT))
+            yield db
+
+    def _meta(self, db: Connection[Any]) -> Mapping[str, str]:
+        held = dict(db.execute(f"SELECT name, value FROM {self._s}.meta").fetchall())
+        if held.get("format") != FORMAT:
+            raise DataError(f"{self._where} has index format {held.get('format')!r}, this version reads {FORMAT!r}")
+        return held
+
+    def _require_same_embedder(self, held: Mapping[str, str]) -> None:
+        if (held.get("fingerprint"), held.get("dim")) != (self._fingerprint, str(self._dim)):
+            raise indexing.another_embedder(self._where, held.get("fingerprint"), self._fingerprint)
+
+    def _take_out(self, db: Connection[Any], sources: Collection[str], tenant: str) -> tuple[CorpusMoments, int]:
+        """Deletes the documents of the sources; their moments are those of the stored vectors, bit by bit."""
+        delete = f"DELETE FROM {self._s}.document WHERE tenant = %s AND source = ANY(%s) "
+        possible = [s for s in sources if "\0" not in s]
+        rows = db.execute(delete + "RETURNING vector_send(embedding)", (tenant, possible), binary=True).fetchall()
+        return CorpusMoments.of(_matrix([blob for (blob,) in rows], self._dim)), len(rows)
+
+    def _load(self, db: Connection[Any], tenant: str, lock: str = "") -> CorpusMoments:
+        query = f"SELECT n, mean, scatter FROM {self._s}.tenant WHERE name = %s {lock}"
+        return indexing.moments_of(tenant, db.execute(query, (tenant,), binary=True).fetchone(), self._dim)
+
+    def _store(self, db: Connection[Any], tenant: str, m: CorpusMoments) -> None:
+        """Writes moments under a new revision: a random one, which no restored backup and no new schema repeats."""
+        db.execute(
+            f"INSERT INTO {self._s}.tenant VALUES (%s, %s, %s, %b, %b) ON CONFLICT (name) DO UPDATE SET "
+            "revision = excluded.revision, n = excluded.n, mean = excluded.mean, scatter = excluded.scatter",
+            (tenant, secrets.randbits(63), m.n, m.mean.tobytes(), m.scatter.tobytes()),
+        )
+
+    def _moments(self, db: Connection[Any], tenant: str) -> CorpusMoments:
+        """The tenant's moments, from memory while its revision is the same."""
+        row = db.execute(f"SELECT revision FROM {self._s}.tenant WHERE name = %s", (tenant,)).fetchone()
+        revision, held = row[0] if row else 0, self._cache.get(tenant)
+        if held is None or held[0] != revision:
+            if len(self._cache) >= CACHED:
+                self._cache.clear()
+            held = self._cache[tenant] = revision, self._load(db, tenant)
+        return held[1]
+
+    def _nearest(self, db: Connection[Any], q: Vector, k: int, tenant: str) -> tuple[Keys, Float64]:
+        """Keys and float64 scores of the k nearest. The server's float32 order is trusted only as far as it can be."""
+        query, limit = f"{self._vector} ORDER BY embedding <#> %b, key LIMIT %s", k + SPARE
+        while True:
+            rows = db.execute(query, (tenant, q, limit), binary=True).fetchall()
+            s = scores(_matrix([blob for _, blob in rows], self._dim), q)
+            keys, found = best(np.array([key for key, _ in rows], np.int64), s, k)
+            if len(rows) < limit or not k or s[-1] < found[-1] - rounding(q):
+                return keys, found
+            limit *= 4  # more are alike than float32 can tell apart
+
+    def _tenants(self, db: Connection[Any]) -> list[str]:
+        """All tenants that have documents, or moments as if they had."""
+        query = f"SELECT name FROM {self._s}.tenant UNION SELECT tenant FROM {self._s}.document"
+        return sorted(name for (name,) in db.execute(query))
+
+    def _vectors(self, db: Connection[Any], tenant: str) -> Iterator[tuple[Keys, Vector]]:
+        """Keys and stored vectors of a tenant in pieces, by a server-side cursor."""
+        with db.cursor(name="vectors") as cursor:
+            cursor.execute(self._vector, (tenant,), binary=True)
+            while rows := cursor.fetchmany(STREAM):
+                yield np.array([key for key, _ in rows], np.int64), _matrix([blob for _, blob in rows], self._dim)
+
+    def _failure(self, say: str, *, retryable: bool = False) -> BackendError:
+        return BackendError(f"{self._where}: {say}", backend="pgvector", retryable=retryable)
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Says in the operator's words what the server or the driver complains about."""
+        import psycopg
+
+        try:
+            yield
+        except psycopg.Error as error:
+            said = " ".join(str(error).replace(self._password or "\0", "***").split())
+            state = error.sqlstate or ""
+            if state in {"3F000", "42703", "42P01", "42P07"}:  # no such schema, column, table; a table there already
+                raise DataError(f"{self._where} holds no index, or one that is damaged ({said})") from error
+            if isinstance(error, psycopg.DataError):
+                raise DataError(f"{self._where} refuses a value: {said}") from error
+            retryable = isinstance(error, psycopg.OperationalError) and not HOPELESS.search(said)
+            raise self._failure(STATES.get(state, said), retryable=retryable) from error
+
+
+def _address(url: str) -> tuple[str, str]:
+    """Host and database, and the password. No message repeats what may be a part of a password, written wrongly."""
+    with needs("casemate[postgres]"):
+        import psycopg
+        from psycopg.conninfo import conninfo_to_dict
+    try:
+        parts = {name: str(value) for name, value in conninfo_to_dict(url).items()}
+    except psycopg.Error:
+        parts = {"port": "none"}
+    host, port, database = (parts.get(name, "") for name in ("host", "port", "dbname"))
+    if "@" in host + database or not re.fullmatch("[0-9,]*", port):
+        raise ConfigError(
+            "pgvector.url is not of the form postgresql://user:password@host:port/database; "
+            "in the password, write @ as %40, / as %2F, : as %3A and % as %25"
+        )
+    return f"{host or 'localhost'}{port and ':' + port}/{database}", parts.get("password", "")
+
+
+def _patient(seconds: float) -> Any:
+    """The class of connections that give a server up which says nothing for so long, even if it is only frozen."""
+    import psycopg
+
+    class Patient(psycopg.Connection[Any]):
+        def wait(self, gen: Any, *args: Any, **options: Any) -> Any:
+            return super().wait(_within(gen, seconds, self.close), *args, **options)
+
+    return Patient
+
+
+def _within(gen: Any, seconds: float, close: Callable[[], None]) -> Generator[Any, Any, Any]:
+    """Psycopg's conversation with the server, broken off when it takes too long."""
+    import psycopg
+
+    give_up = monotonic() + seconds
+    try:
+        wanted = next(gen)
+        while True:
+            ready = yield wanted
+            if not ready and monotonic() > give_up:
+                close()
+                raise psycopg.OperationalError(f"the server said nothing for {seconds:g} seconds")
+            wanted = gen.send(ready)
+    except StopIteration as end:
+        return end.value
+
+
+def _row(d: Document, tenant: str) -> tuple[str, ...]:
+    """The columns of a document; what Postgres would refuse is refused here, with the document's name."""
+    row = (tenant, *indexing.columns(d))
+    if any("\0" in value for value in row):
+        raise DataError(f"document {d.id!r} holds a NUL character, which Postgres cannot keep; take it out")
+    if len(tenant.encode()) + max(len(d.id.encode()), len((d.source + d.digest).encode())) > INDEXABLE:
+        raise DataError(f"document {d.id[:80]!r}: id or source exceed the {INDEXABLE} bytes that Postgres can index")
+    return row
+
+
+def _matrix(blobs: Sequence[bytes], dim: int) -> Vector:
+    """Vectors as ``vector_send`` gives them: two int16, then big-endian float32."""
+    return np.frombuffer(b"".join(blob[4:] for blob in blobs), ">f4").astype(np.float32).reshape(-1, dim)

@@ -1,0 +1,270 @@
+"""The command line as a person or a script uses it: a real process, the real embedder, real files."""
+
+import json
+import os
+import resource
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+
+import pytest
+
+from casemate.backends.sqlite import SqliteIndex
+
+FINGERPRINT = "minilm:53aa51172d142c89:fp32:256"
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Runs ``casemate`` in an empty folder and expects an exit code."""
+
+    def casemate(*words, code=0, **options):
+        done = subprocess.run([sys.executable, "-m", "casemate", *words], cwd=tmp_path, capture_output=True, text=True,
+                              timeout=300, check=False, **options)
+        assert done.returncode == code, done.stderr + done.stdout
+        assert "Traceback" not in done.stderr
+        return done
+
+    return casemate
+
+
+@pytest.fixture
+def notes(tmp_path):
+    """A folder of some notes."""
+    folder = tmp_path / "notes"
+    folder.mkdir()
+    for name, hours in (("pharmacy", "8:30 to 19:00"), ("library", "10:00 to 17:00"), ("bakery", "6:00 to noon")):
+        (folder / f"{name}.md").write_text(f"# The {name}\n\nThe {name} is open from {hours}, on Sundays it is closed.\n")
+    return folder
+
+
+def start(tmp_path, *words):
+    return subprocess.Popen([sys.executable, "-m", "casemate", *words], cwd=tmp_path, stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE, text=True)
+
+
+def held(tmp_path):
+    index = SqliteIndex(tmp_path / ".casemate/index.db")
+    index.open(FINGERPRINT, 384)
+    found = index.digests(), index.check()
+    index.close()
+    return found
+
+
+def write_many(folder, count=900):
+    """Enough text for several windows of indexing."""
+    folder.mkdir()
+    lines = [json.dumps({"_id": f"r{i}", "text": f"Record {i}: " + "the heron stands by the water. " * 6}) for i in range(count)]
+    (folder / "corpus.jsonl").write_text("\n".join(lines))
+    return folder
+
+
+def wait_for_documents(tmp_path, count, process):
+    """Until so many documents are committed."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and process.poll() is None:
+        file = tmp_path / ".casemate/index.db"
+        if file.exists():
+            db = sqlite3.connect(f"file:{file}?mode=ro", uri=True)
+            try:
+                if db.execute("SELECT count(*) FROM document").fetchone()[0] >= count:
+                    return
+            except sqlite3.OperationalError:
+                pass  # the tables are not there yet
+            finally:
+                db.close()
+        time.sleep(0.02)
+    raise AssertionError(f"{count} documents were never committed")
+
+
+def test_from_nothing_to_an_answer(run, notes):
+    assert "casemate index" in run("init", "notes").stdout
+    assert run("index").stdout.startswith("indexed 3 sources (3 chunks), 0 unchanged")
+    answer = run("ask", "When is the pharmacy open?").stdout
+    assert "8:30 to 19:00" in answer
+    assert "Sources: [1] pharmacy.md" in answer
+    assert run("index").stdout.startswith("indexed 0 sources (0 chunks), 3 unchanged")
+
+
+def test_works_without_a_configuration(run, notes):
+    run("index", "notes")
+    assert "10:00" in run("ask", "library opening time").stdout
+
+
+def test_explain_shows_what_mirabel_found(run, tmp_path):
+    write_many(tmp_path / "docs", 60)
+    run("index", "docs")
+    shown = run("ask", "--explain", "Record 7: " + "the heron stands by the water. " * 6).stdout
+    assert "s_max = " in shown
+    assert "τ = " in shown
+    assert "n 60" in shown
+
+
+def test_json_is_one_object_on_stdout(run, notes):
+    assert json.loads(run("init", "notes", "--json").stdout) == {"written": "casemate.yaml"}
+    report = json.loads(run("index", "--json").stdout)
+    assert (report["indexed"], report["documents"], report["complete"]) == (3, 3, True)
+    answer = json.loads(run("ask", "--json", "When is the bakery open?").stdout)
+    assert answer["hits"][0].keys() == {"id", "source", "score"}
+    assert answer["hits"][0]["id"] == "bakery.md"
+    (verdict,) = answer["verdicts"]
+    assert (verdict["defense"], verdict["threshold"]) == ("mirabel", None)
+    assert "3 documents" in verdict["evidence"]["undecided"]
+    assert json.loads(run("doctor", "--json").stdout)["ok"] is True
+
+
+def test_a_file_of_questions_gives_a_line_each(run, notes, tmp_path):
+    run("index", "notes")
+    (tmp_path / "q.jsonl").write_text('{"_id": "a", "text": "bakery hours"}\nlibrary hours\n{"_id": "c", "text": ""}\n')
+    done = run("ask", "--from", "q.jsonl", "--json", code=3)
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [line["id"] for line in lines] == ["a", "2", "c"]
+    assert lines[0]["hits"][0]["id"] == "bakery.md"
+    assert "empty" in lines[2]["error"]
+    assert json.loads(run("ask", "--from", "-", input="bakery hours\n").stdout)["id"] == "1"
+
+
+def test_malformed_records_are_named_and_the_rest_indexed(run, tmp_path):
+    (tmp_path / "c.jsonl").write_text('{"_id": "a", "text": "one"}\n{broken\n{"_id": "a", "text": "again"}\n{"_id": "b", "text": "two"}')
+    done = run("index", "c.jsonl", code=3)
+    assert "c.jsonl:2" in done.stderr
+    assert "c.jsonl:3" in done.stderr
+    assert done.stdout.startswith("indexed 2 sources")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["ask", ""], "the question is empty"),
+        (["ask", "a\x01b", "--k", "0"], "k is 0"),
+        (["ask"], "give either a question or --from FILE"),
+        (["ask", "--from", "absent.jsonl"], "cannot read the questions"),
+        (["index"], "no corpus"),
+        (["index", "absent"], "no file or folder at absent"),
+        (["ask", "x", "--config", "absent.yaml"], "cannot read the configuration absent.yaml"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line_and_code_2(run, words, says):
+    done = run(*words, code=2)
+    assert says in done.stderr
+    assert done.stdout == ""
+
+
+def test_unknown_keys_and_names_are_refused(run, tmp_path):
+    (tmp_path / "casemate.yaml").write_text("guard: {defenses: [mirable]}")
+    assert "no defense is called 'mirable'; known: mirabel" in run("ask", "x", code=2).stderr
+    (tmp_path / "casemate.yaml").write_text("gaurd: {}")
+    assert "gaurd is no known key; known: rag, guard" in run("ask", "x", code=2).stderr
+
+
+def test_init_does_not_write_over_a_file(run, tmp_path):
+    (tmp_path / "casemate.yaml").write_text("rag: {k: 3}")
+    assert "--force" in run("init", code=2).stderr
+    assert (tmp_path / "casemate.yaml").read_text() == "rag: {k: 3}"
+
+
+def test_a_damaged_index_is_said_and_left_alone(run, notes, tmp_path):
+    run("index", "notes")
+    file = tmp_path / ".casemate/index.db"
+    file.write_bytes(b"not a database, but something of somebody" * 100)
+    before = file.read_bytes()
+    assert "damaged or no index" in run("ask", "x", code=2).stderr
+    assert "damaged or no index" in run("doctor", code=1).stdout
+    assert file.read_bytes() == before
+
+
+def test_an_index_of_another_embedder_is_refused_until_rebuilt(run, notes, tmp_path):
+    run("index", "notes")
+    with sqlite3.connect(tmp_path / ".casemate/index.db") as db:
+        db.execute("UPDATE meta SET value = 'other' WHERE name = 'fingerprint'")
+    db.close()
+    assert "'other'" in run("ask", "x", code=2).stderr
+    assert "indexed 3 sources" in run("index", "notes", "--rebuild").stdout
+    run("ask", "bakery")
+
+
+def test_tampered_moments_are_found_and_mended(run, tmp_path):
+    write_many(tmp_path / "docs", 40)
+    run("index", "docs")
+    with sqlite3.connect(tmp_path / ".casemate/index.db") as db:
+        db.execute("UPDATE tenant SET mean = zeroblob(length(mean))")
+    db.close()
+    assert "moments" in run("doctor", code=1).stdout
+    run("doctor", "--fix")
+    assert "FAIL" not in run("doctor").stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGINT])
+def test_an_interruption_keeps_what_was_saved_and_the_next_run_finishes(run, tmp_path, blow):
+    write_many(tmp_path / "docs")
+    process = start(tmp_path, "index", "docs")
+    wait_for_documents(tmp_path, 1, process)
+    process.send_signal(blow)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == {signal.SIGKILL: -9, signal.SIGINT: 130}[blow], said
+    saved, wrong = held(tmp_path)
+    assert wrong == []
+    assert 0 < len(saved) < 900
+    assert f"{len(saved)} unchanged" in run("index", "docs").stdout
+    finished, wrong = held(tmp_path)
+    assert (len(finished), wrong) == (900, [])
+    assert saved.items() <= finished.items()
+
+
+@pytest.mark.slow
+def test_two_processes_may_index_at_once(run, tmp_path):
+    write_many(tmp_path / "docs", 600)
+    both = [start(tmp_path, "index", "docs") for _ in range(2)]
+    for process in both:
+        _, said = process.communicate(timeout=300)
+        assert process.returncode == 0, said
+    saved, wrong = held(tmp_path)
+    assert (len(saved), wrong) == (600, [])
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_said_and_loses_nothing_that_was_saved(run, tmp_path):
+    write_many(tmp_path / "docs")
+    (tmp_path / "few").mkdir()
+    (tmp_path / "few/a.txt").write_text("a first document")
+    run("index", "few")
+    size = (tmp_path / ".casemate/index.db-wal").stat().st_size if (tmp_path / ".casemate/index.db-wal").exists() else 0
+    limit = max(size, (tmp_path / ".casemate/index.db").stat().st_size) + 1_000_000
+
+    def small_disk():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+    done = run("index", "docs", "--gone", "keep", code=2, preexec_fn=small_disk)
+    assert "index.db" in done.stderr
+    saved, wrong = held(tmp_path)
+    assert "a.txt" in saved
+    assert wrong == []
+    run("index", "docs", "--gone", "keep")
+    assert len(held(tmp_path)[0]) == 901
+
+
+def test_the_demo_tells_its_story_and_gives_its_figures(run):
+    done = run("demo", "--json")
+    result = json.loads(done.stdout)
+    off, on = result["probes"]["off"], result["probes"]["on"]
+    assert off["whole record, of the clinic"]["named"] == 40
+    assert on["whole record, of the clinic"]["named"] < 15
+    assert on["whole record, of elsewhere"]["named"] == off["whole record, of elsewhere"]["named"] == 0
+    assert result["simulated"] is True
+    assert "somebody probes" in done.stderr
+
+
+def test_help_names_every_command(run):
+    shown = run("--help").stdout
+    assert all(command in shown for command in ("init", "index", "ask", "doctor", "demo"))
+    assert run("--version").stdout.strip().count(".") == 2
+
+
+def test_secrets_come_from_the_environment_only(run, tmp_path):
+    (tmp_path / "casemate.yaml").write_text("rag: {generator: {use: openai, model: m, api_key: sk-written}}")
+    done = run("ask", "x", code=2, env={**os.environ, "PYTHONWARNINGS": ""})
+    assert "is a secret" in done.stderr
+    assert "sk-written" not in done.stderr

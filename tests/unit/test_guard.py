@@ -1,0 +1,253 @@
+import asyncio
+import json
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from casemate.backends.sqlite import SqliteIndex
+from casemate.defenses.mirabel import Mirabel
+from casemate.errors import DataError, QueryError
+from casemate.guard import Guard
+from casemate.protocols import Defense
+from casemate.rag import Rag, join
+from casemate.types import UNKNOWN, Action, Document, Outcome, Query, Verdict
+from tests.fakes import BagOfWords, Memory, Parrot, documents
+
+
+@dataclass
+class HideBest(Defense):
+    """Flags always, and hides the nearest source."""
+
+    hides: ClassVar[int] = 1
+
+    async def on_retrieve(self, query, retrieval):
+        if not retrieval.hits:
+            return Outcome(retrieval)
+        target = retrieval.hits[0].document.source
+        hidden = tuple(h.document.id for h in retrieval.hits if h.document.source == target)
+        kept = tuple(h for h in retrieval.hits if h.document.source != target)
+        return Outcome(replace(retrieval, hits=kept), Verdict("hide_best", True, Action.HIDE, 1.0, 0.5, hidden))
+
+
+@dataclass
+class Broken(Defense):
+    """Fails at one stage."""
+
+    stage: str = "on_retrieve"
+
+    async def on_retrieve(self, query, retrieval):
+        if self.stage == "on_retrieve":
+            raise RuntimeError("secret text of a document")
+        return Outcome(retrieval)
+
+    async def on_answer(self, query, answer):
+        if self.stage == "on_answer":
+            raise RuntimeError("secret text of a document")
+        return Outcome(answer)
+
+
+@dataclass
+class Censor(Defense):
+    """Rewrites the finished answer."""
+
+    async def on_answer(self, query, answer):
+        return Outcome(replace(answer, text="[cut]"), Verdict("censor", True, Action.HIDE, 1.0, 0.5))
+
+
+@pytest.fixture
+def make(tmp_path):
+    opened = []
+
+    def guard(defenses=(), held=(), **options):
+        index = SqliteIndex(tmp_path / f"{len(opened)}.db")
+        rag = Rag(BagOfWords(), index, Parrot())
+        opened.append(index)
+        if held:
+            index.add(held, rag.embedder.embed([d.content for d in held]))
+        return Guard(rag, defenses, **options)
+
+    yield guard
+    for index in opened:
+        index.close()
+
+
+def ids(retrieval):
+    return [h.document.id for h in retrieval.hits]
+
+
+def test_hiding_never_shortens_the_context_and_never_lets_the_hidden_through(make):
+    held = documents(60)
+    guard = make([HideBest()], held)
+    retrieval, (verdict,) = asyncio.run(guard.retrieve(Query(held[7].text, k=10)))
+    assert len(retrieval.hits) == 10
+    assert verdict.hidden == ("d7",)
+    assert not set(ids(retrieval)) & set(verdict.hidden)
+
+
+@settings(deadline=None, max_examples=30)
+@given(k=st.integers(1, 12), chunks=st.integers(1, 30), layers=st.integers(1, 3), others=st.integers(0, 40))
+def test_the_context_is_full_however_many_chunks_the_hidden_sources_have(k, chunks, layers, others):
+    import tempfile
+    from pathlib import Path
+
+    big = [Document(f"big#{i}", f"amber birch part{i}", source="big") for i in range(chunks)]
+    held = big + documents(others)
+    with tempfile.TemporaryDirectory() as folder:
+        index = SqliteIndex(Path(folder) / "i.db")
+        guard = Guard(Rag(BagOfWords(), index, Parrot()), [HideBest() for _ in range(layers)])
+        index.add(held, guard.rag.embedder.embed([d.content for d in held]))
+        retrieval, verdicts = asyncio.run(guard.retrieve(Query("amber birch", k=k)))
+        index.close()
+    hidden = {i for v in verdicts for i in v.hidden}
+    assert not set(ids(retrieval)) & hidden
+    assert len(retrieval.hits) == min(k, len(held) - len(hidden))
+
+
+@settings(deadline=None, max_examples=20)
+@given(seed=st.integers(0, 50), k=st.integers(1, 8))
+def test_observe_mode_never_changes_an_answer(seed, k):
+    import tempfile
+    from pathlib import Path
+
+    with tempfile.TemporaryDirectory() as folder:
+        index, held = SqliteIndex(Path(folder) / "i.db"), documents(50, seed)
+        rag = Rag(BagOfWords(), index, Parrot())
+        index.add(held, rag.embedder.embed([d.content for d in held]))
+        guard = Guard(rag, [Mirabel(), HideBest(), Censor()], enforce=False)
+        query = Query(held[seed].text, k=k)
+        bare, watched = asyncio.run(rag.ask(query)), asyncio.run(guard.ask(query))
+        streamed = asyncio.run(join(guard.stream(query)))
+        index.close()
+    assert (watched.text, watched.retrieval) == (bare.text, bare.retrieval)
+    assert streamed == bare.text
+    assert {v.enforced for v in watched.verdicts} == {False}
+    assert any(v.flagged for v in watched.verdicts)
+
+
+def test_mirabel_hides_a_copied_document_end_to_end(make):
+    held = documents(200)
+    guard = make([Mirabel()], held)
+    answer = asyncio.run(guard.ask(Query(held[33].text)))
+    assert answer.verdicts[0].hidden == ("d33",)
+    assert "d33 " not in answer.reply.text
+    assert len(answer.retrieval.hits) == 5
+
+
+def test_whole_and_streamed_answers_are_the_same(make):
+    guard = make([HideBest()], documents(40))
+    query = Query("amber heron")
+    assert asyncio.run(join(guard.stream(query))) == asyncio.run(guard.ask(query)).text
+
+
+def test_a_stream_waits_for_the_whole_answer_when_a_defense_must_see_it(make):
+    guard = make([Censor()], documents(40))
+
+    async def pieces():
+        return [piece async for piece in guard.stream(Query("amber"))]
+
+    assert asyncio.run(pieces()) == ["[cut]"]
+
+
+@pytest.mark.parametrize("stage", ["on_retrieve", "on_answer"])
+def test_a_failing_defense_closes_by_default(make, stage, caplog):
+    store = Memory()
+    guard = make([Broken(stage)], documents(40), store=store)
+    answer = asyncio.run(guard.ask(Query("amber")))
+    assert answer.text == {"on_retrieve": "", "on_answer": UNKNOWN}[stage]
+    assert [(v.action, v.evidence) for v in answer.verdicts] == [(Action.WITHHOLD, {"error": "RuntimeError"})]
+    assert "secret text" not in caplog.text + json.dumps([e.body for e in store.events])
+
+
+@pytest.mark.parametrize("stage", ["on_retrieve", "on_answer"])
+def test_a_failing_defense_may_be_set_to_open(make, stage):
+    guard = make([Broken(stage)], documents(40), on_error="open")
+    bare = asyncio.run(guard.rag.ask(Query("amber")))
+    assert asyncio.run(guard.ask(Query("amber"))).text == bare.text
+
+
+def test_each_verdict_becomes_one_event_without_the_question(make):
+    store = Memory()
+    guard = make([Mirabel(), HideBest()], documents(40), store=store)
+    query = Query("amber private words", client="alice", k=3)
+    answer = asyncio.run(guard.ask(query))
+    assert [e.body["defense"] for e in store.events] == ["mirabel", "hide_best"]
+    body = store.events[1].body
+    assert (body["client"], body["tenant"], body["request"], body["k"]) == ("alice", "default", query.id, 3)
+    assert (body["hidden"], body["threshold"]) == (answer.verdicts[1].hidden, 0.5)
+    assert "private" not in json.dumps([e.body for e in store.events])
+
+
+def test_the_question_is_noted_only_when_asked_for(make):
+    store = Memory()
+    asyncio.run(make([HideBest()], documents(40), store=store, log_text=True).ask(Query("amber")))
+    assert store.events[0].body["text"] == "amber"
+
+
+def test_verdicts_are_noted_even_if_the_generator_fails(make):
+    store = Memory()
+    guard = make([HideBest()], documents(40), store=store)
+
+    async def fail(prompt):
+        raise ConnectionError
+        yield
+
+    guard.generator.stream = fail
+    with pytest.raises(ConnectionError):
+        asyncio.run(guard.ask(Query("amber")))
+    assert len(store.events) == 1
+
+
+def test_a_reply_holds_the_text_and_nothing_else(make):
+    reply = asyncio.run(make([HideBest()], documents(40)).ask(Query("amber"))).reply
+    assert reply.__slots__ == ("text",)
+
+
+@pytest.mark.parametrize(
+    ("text", "k", "says"),
+    [("", 5, "empty"), (" \n", 5, "empty"), ("a\0b", 5, "NUL"), ("x" * 20_001, 5, "20001 characters; at most 20000"),
+     ("x", 0, "k is 0"), ("x", 1001, "between 1 and 1000")],
+)
+def test_a_question_that_cannot_be_answered_is_refused_with_the_reason(make, text, k, says):
+    with pytest.raises(QueryError, match=says):
+        asyncio.run(make([Mirabel()], documents(40)).ask(Query(text, k=k)))
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 29])
+def test_small_corpora_are_answered_without_statistics(make, count):
+    guard = make([Mirabel()], documents(count))
+    retrieval, verdicts = asyncio.run(guard.retrieve(Query("only0 amber", k=5)))
+    assert len(retrieval.hits) == min(5, count)
+    assert [v.threshold for v in verdicts] == ([None] if count else [])
+
+
+def test_k_beyond_the_corpus_gives_all_there_is(make):
+    retrieval, _ = asyncio.run(make([HideBest()], documents(3)).retrieve(Query("amber", k=50)))
+    assert len(retrieval.hits) == 2
+
+
+def test_tenants_neither_see_nor_count_one_another(make):
+    guard = make([Mirabel()])
+    mine, theirs = documents(40, seed=1), documents(50, seed=2)
+    asyncio.run(guard.add(mine, "mine"))
+    asyncio.run(guard.add(theirs, "theirs"))
+    retrieval, _ = asyncio.run(guard.retrieve(Query("amber", tenant="mine", k=100)))
+    assert retrieval.background.n == 40
+    assert {h.document.text for h in retrieval.hits} <= {d.text for d in mine}
+
+
+def test_an_index_of_another_embedder_is_refused(tmp_path):
+    index = SqliteIndex(tmp_path / "i.db")
+    Rag(BagOfWords(), index, Parrot())
+    index.close()
+    with pytest.raises(DataError, match="'bag-of-words', not of 'other'.*--rebuild"):
+        Rag(BagOfWords(fingerprint="other"), SqliteIndex(tmp_path / "i.db"), Parrot())
+
+
+def test_documents_can_be_removed(make):
+    guard = make([], documents(10))
+    assert asyncio.run(guard.remove(["d3", "d4", "nothing"])) == 2
+    retrieval, _ = asyncio.run(guard.retrieve(Query("only3", k=100)))
+    assert {"d3", "d4"} & set(ids(retrieval)) == set()

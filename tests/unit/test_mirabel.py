@@ -1,0 +1,101 @@
+import asyncio
+
+import numpy as np
+import pytest
+
+from casemate.defenses.mirabel import Mirabel
+from casemate.errors import ConfigError
+from casemate.stats import CorpusMoments
+from casemate.types import Action, Background, Document, Hit, Query, Retrieval
+
+
+def algorithm_1(E, q, rho, form):
+    """The paper's algorithm by scan, the threshold of the given form: the oracle."""
+    S = E.astype(np.float64) @ q.astype(np.float64)
+    target = int(S.argmax())
+    rest, n = np.delete(S, target), len(S)
+    c, scale = -np.log(-np.log(1 - rho)), np.sqrt(2 * np.log(n))
+    z = {"paper": scale + c / scale,
+         "gumbel": scale - (np.log(np.log(n)) + np.log(4 * np.pi)) / (2 * scale) + c / scale}[form]
+    tau = rest.mean() + rest.std() * z
+    return bool(S[target] > tau), target, tau
+
+
+def retrieval(E, q, k=10):
+    S = E.astype(np.float64) @ q.astype(np.float64)
+    hits = tuple(Hit(Document(str(i), "text"), float(S[i])) for i in np.argsort(-S, kind="stable")[:k])
+    return Retrieval(hits, CorpusMoments.of(E).background(q))
+
+
+@pytest.mark.parametrize("form", ["paper", "gumbel"])
+def test_decides_like_algorithm_1_by_scan_on_1000_random_queries(form):
+    rng = np.random.default_rng(11)
+    centres = rng.standard_normal((12, 48))
+    E = (centres[rng.integers(0, 12, 600)] + rng.standard_normal((600, 48))).astype(np.float32)
+    E /= np.linalg.norm(E, axis=1, keepdims=True)
+    near = E[rng.integers(0, 600, 1000)] * rng.uniform(0, 1, (1000, 1))
+    Q = (near + 0.12 * rng.standard_normal((1000, 48))).astype(np.float32)
+    Q /= np.linalg.norm(Q, axis=1, keepdims=True)
+    mirabel, flags = Mirabel(threshold=form), 0
+    for q in Q:
+        flagged, target, tau = algorithm_1(E, q, 0.05, form)
+        verdict = mirabel.judge(retrieval(E, q))
+        assert (verdict.flagged, verdict.evidence["target"]) == (flagged, str(target))
+        assert abs(verdict.threshold - tau) < 1e-9
+        flags += flagged
+    assert 100 < flags < 900  # both decisions occur often
+
+
+def hits(*pairs):
+    return tuple(Hit(Document(f"{source}#{i}", "text", source=source), s) for i, (source, s) in enumerate(pairs))
+
+
+def act(mirabel, found):
+    return asyncio.run(mirabel.on_retrieve(Query("q"), found))
+
+
+FLAGGED = Retrieval(hits(("a", 0.9), ("b", 0.3), ("a", 0.25), ("c", 0.2)), Background(1000, 0.1, 0.05))
+
+
+def test_hides_every_chunk_of_the_target_and_names_them():
+    value, verdict = act(Mirabel(), FLAGGED)
+    assert [h.document.source for h in value.hits] == ["b", "c"]
+    assert (verdict.flagged, verdict.action, verdict.hidden) == (True, Action.HIDE, ("a#0", "a#2"))
+    assert verdict.score == 0.9
+    assert verdict.threshold < 0.9
+
+
+def test_leaves_an_ordinary_query_alone():
+    ordinary = Retrieval(hits(("a", 0.2), ("b", 0.15)), Background(1000, 0.1, 0.05))
+    value, verdict = act(Mirabel(), ordinary)
+    assert value == ordinary
+    assert (verdict.flagged, verdict.action, verdict.hidden) == (False, Action.NONE, ())
+
+
+def test_the_limit_itself_is_not_flagged():
+    """Algorithm 1 compares with >: a corpus of equal documents is no evidence."""
+    same = Retrieval(hits(*[(str(i), 0.5) for i in range(40)]), Background(40, 0.5, 0.0))
+    assert act(Mirabel(), same).verdict.flagged is False
+
+
+@pytest.mark.parametrize("n", [1, 2, 29])
+def test_makes_no_statement_about_a_small_corpus_and_says_so(n):
+    small = Retrieval(hits(("a", 0.99)), Background(n, 0.1, 0.05))
+    value, verdict = act(Mirabel(), small)
+    assert value == small
+    assert (verdict.flagged, verdict.threshold) == (False, None)
+    assert verdict.evidence["undecided"] == f"{n} documents; 30 are needed for a statement"
+
+
+def test_has_nothing_to_say_about_an_empty_context():
+    assert act(Mirabel(), Retrieval((), Background(0, 0, 0))).verdict is None
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "says"),
+    [("threshold", "papper", "known: paper, gumbel, exact"), ("significance", 1.5, "between 0 and 1"),
+     ("min_documents", 1, "at least 3")],
+)
+def test_refuses_options_out_of_range(option, value, says):
+    with pytest.raises(ConfigError, match=says):
+        Mirabel(**{option: value})
