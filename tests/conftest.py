@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
+import subprocess
+import sys
 import tempfile
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -25,3 +30,28 @@ def postgres_url() -> Iterator[str]:
             server.cleanup()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Fast tests first."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
+
+
+@pytest.fixture(scope="session")
+def data() -> Path:
+    """The real data, or a skip that says what is missing."""
+    folder = Path(os.environ.get("CASEMATE_DATA", Path(__file__).parents[2] / "shared/data"))
+    if not folder.is_dir():
+        pytest.skip(f"the evaluation data is not at {folder}; set CASEMATE_DATA")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def nfcorpus_index(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All of NFCorpus, indexed once by the command line: 3,633 documents."""
+    place = tmp_path_factory.mktemp("nfcorpus")
+    command = [sys.executable, "-m", "casemate", "index", str(data / "nfcorpus"), "--json"]
+    done = subprocess.run(command, cwd=place, capture_output=True, text=True, check=False, timeout=1200)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["indexed"] == 3633
+    return place

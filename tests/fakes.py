@@ -23,8 +23,9 @@ class BagOfWords(Embedder):
 
     def embed(self, texts, progress=None):
         self.texts += texts
-        E = np.array([sum((self._direction(w) for w in re.findall(r"\w+", t.lower())), np.full(self.dim, 1e-9))
-                      for t in texts]).reshape(-1, self.dim)
+        E = np.array(
+            [sum((self._direction(w) for w in re.findall(r"\w+", t.lower())), np.full(self.dim, 1e-9)) for t in texts]
+        ).reshape(-1, self.dim)
         if progress:
             progress(len(texts))
         return (E / np.linalg.norm(E, axis=1, keepdims=True)).astype(np.float32)
@@ -72,6 +73,4 @@ WORDS = "amber birch cedar delta ember flint grove heron inlet jetty knoll larch
 def documents(count, seed=0, words=12, **fields):
     """Documents of random words; document i alone has the word ``only<i>``."""
     rng = np.random.default_rng(seed)
-    return [
-        Document(f"d{i}", " ".join([f"only{i}", *rng.choice(WORDS, words)]), **fields) for i in range(count)
-    ]
+    return [Document(f"d{i}", " ".join([f"only{i}", *rng.choice(WORDS, words)]), **fields) for i in range(count)]

@@ -8,7 +8,9 @@ from casemate.backends.extractive import Extractive
 from casemate.rag import join
 from casemate.types import UNKNOWN, Document, Prompt
 
-PHARMACY = Document("p#1", "The pharmacy is on level 2. It opens at 8:30 and closes at 19:00.\nBring your card.", source="pharmacy.md")
+PHARMACY = Document(
+    "p#1", "The pharmacy is on level 2. It opens at 8:30 and closes at 19:00.\nBring your card.", source="pharmacy.md"
+)
 PARKING = Document("k#1", "# Parking\n\n- Parking costs 2 marks an hour.\n- Dr. Okwu parks free.", source="parking.md")
 
 
@@ -27,7 +29,9 @@ def test_numbers_only_the_sources_it_quotes():
     assert "[1] parking.md" in answer("What does parking cost per hour?", PHARMACY, PARKING)
 
 
-@pytest.mark.parametrize("question", ["Who won the football match?", "???", "the of and", "pharmacy quarterly dividend forecast"])
+@pytest.mark.parametrize(
+    "question", ["Who won the football match?", "???", "the of and", "pharmacy quarterly dividend forecast"]
+)
 def test_says_that_it_does_not_know(question):
     assert answer(question, PHARMACY, PARKING) == UNKNOWN
 

@@ -207,8 +207,14 @@ def test_a_reply_holds_the_text_and_nothing_else(make):
 
 @pytest.mark.parametrize(
     ("text", "k", "says"),
-    [("", 5, "empty"), (" \n", 5, "empty"), ("a\0b", 5, "NUL"), ("x" * 20_001, 5, "20001 characters; at most 20000"),
-     ("x", 0, "k is 0"), ("x", 1001, "between 1 and 1000")],
+    [
+        ("", 5, "empty"),
+        (" \n", 5, "empty"),
+        ("a\0b", 5, "NUL"),
+        ("x" * 20_001, 5, "20001 characters; at most 20000"),
+        ("x", 0, "k is 0"),
+        ("x", 1001, "between 1 and 1000"),
+    ],
 )
 def test_a_question_that_cannot_be_answered_is_refused_with_the_reason(make, text, k, says):
     with pytest.raises(QueryError, match=says):

@@ -54,7 +54,9 @@ def test_only_what_changed_is_embedded(guard, folder):
     report = run(guard, folder)
     assert (report.indexed, report.unchanged) == (1, 5)
     assert guard.rag.embedder.texts == ["a new text about herons"]
-    assert [h.document.source for h in guard.rag.index.search(guard.rag.embedder.embed(["herons"])[0], 1).hits] == ["3.txt"]
+    assert [h.document.source for h in guard.rag.index.search(guard.rag.embedder.embed(["herons"])[0], 1).hits] == [
+        "3.txt"
+    ]
 
 
 def test_what_is_gone_is_removed_with_all_its_chunks(guard, folder):
@@ -155,7 +157,9 @@ def test_cancelling_stops_the_embedding_thread(guard, folder, monkeypatch):
 
     async def cancelled():
         work = Ingest(guard, Corpus(folder))
-        task = asyncio.create_task(work.run(work.plan(), lambda size: task.get_loop().call_soon_threadsafe(task.cancel)))
+        task = asyncio.create_task(
+            work.run(work.plan(), lambda size: task.get_loop().call_soon_threadsafe(task.cancel))
+        )
         with pytest.raises(asyncio.CancelledError):
             await task
 

@@ -15,8 +15,10 @@ def algorithm_1(E, q, rho, form):
     target = int(S.argmax())
     rest, n = np.delete(S, target), len(S)
     c, scale = -np.log(-np.log(1 - rho)), np.sqrt(2 * np.log(n))
-    z = {"paper": scale + c / scale,
-         "gumbel": scale - (np.log(np.log(n)) + np.log(4 * np.pi)) / (2 * scale) + c / scale}[form]
+    z = {
+        "paper": scale + c / scale,
+        "gumbel": scale - (np.log(np.log(n)) + np.log(4 * np.pi)) / (2 * scale) + c / scale,
+    }[form]
     tau = rest.mean() + rest.std() * z
     return bool(S[target] > tau), target, tau
 
@@ -93,8 +95,11 @@ def test_has_nothing_to_say_about_an_empty_context():
 
 @pytest.mark.parametrize(
     ("option", "value", "says"),
-    [("threshold", "papper", "known: paper, gumbel, exact"), ("significance", 1.5, "between 0 and 1"),
-     ("min_documents", 1, "at least 3")],
+    [
+        ("threshold", "papper", "known: paper, gumbel, exact"),
+        ("significance", 1.5, "between 0 and 1"),
+        ("min_documents", 1, "at least 3"),
+    ],
 )
 def test_refuses_options_out_of_range(option, value, says):
     with pytest.raises(ConfigError, match=says):

@@ -83,8 +83,12 @@ def test_without_equals_the_law_of_the_others(n, seed, spread, mean):
 
 @pytest.mark.parametrize(
     ("n", "paper", "gumbel", "exact"),
-    [(3633, 4.783, 4.210, 4.187), (25_657, 5.165, 4.627, 4.611), (171_332, 5.514, 5.003, 4.992),
-     (10_000_000, 6.201, 5.733, 5.726)],
+    [
+        (3633, 4.783, 4.210, 4.187),
+        (25_657, 5.165, 4.627, 4.611),
+        (171_332, 5.514, 5.003, 4.992),
+        (10_000_000, 6.201, 5.733, 5.726),
+    ],
 )
 def test_thresholds_equal_the_worked_values(n, paper, gumbel, exact):
     found = [stats.standard_threshold(n, 0.05, form) for form in ("paper", "gumbel", "exact")]

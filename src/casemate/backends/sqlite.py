@@ -335,8 +335,8 @@ def _explained(path: Path) -> Iterator[None]:
         yield
     except sqlite3.OperationalError as error:
         say, retryable = str(error), True
-        if "full" in say:
-            say = "the disk is full: nothing of this step was kept, all earlier steps are; free space and run again"
+        if "full" in say or "disk I/O" in say:
+            say = f"no room on the disk, or it fails ({say}): nothing of this step was kept, all before is; run again"
         elif "locked" in say:
             say = "another process is writing to it for too long; try again"
         raise BackendError(f"index {path}: {say}", backend="sqlite", retryable=retryable) from error

@@ -1,0 +1,78 @@
+"""Measurements, not tests: each module prints a table and writes benchmarks/results/<name>.json.
+
+Ratios are measured in one run, with the machine, the seed and the commit beside them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).parents[1]
+DATA = Path(os.environ.get("CASEMATE_DATA", ROOT.parent / "shared/data"))
+SEED = 7
+
+
+def save(name: str, results: dict[str, Any]) -> None:
+    """Writes the results with what is needed to repeat them."""
+    commit = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    about = {
+        "benchmark": name,
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": commit.stdout.strip(),
+        "seed": SEED,
+        "machine": {
+            "cpu": _cpu(),
+            "cores": os.cpu_count(),
+            "system": platform.platform(),
+            "python": sys.version.split()[0],
+        },
+        "versions": {p: version(p) for p in ("casemate", "numpy", "onnxruntime", "usearch")},
+        "load_before": os.getloadavg()[0],
+    }
+    file = ROOT / "benchmarks/results" / f"{name}.json"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(json.dumps(about | {"results": results}, indent=2) + "\n")
+    print(json.dumps(results, indent=2))
+    print(f"written: {file.relative_to(ROOT)}", file=sys.stderr)
+
+
+def median_s(call: Callable[[], Any], repeats: int) -> float:
+    """Median seconds of one call."""
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return float(np.median(times))
+
+
+def clustered(n: int, dim: int, rng: np.random.Generator, clusters: int = 300) -> np.ndarray:
+    """Unit vectors in topics, as embeddings of texts are: float32, made in pieces."""
+    centres = rng.standard_normal((clusters, dim), dtype=np.float32)
+    E = np.empty((n, dim), np.float32)
+    for start in range(0, n, 100_000):
+        part = E[start : start + 100_000]
+        part[:] = 0.6 * centres[rng.integers(0, clusters, len(part))] + rng.standard_normal(
+            part.shape, dtype=np.float32
+        )
+        part /= np.linalg.norm(part, axis=1, keepdims=True)
+    return E
+
+
+def _cpu() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())

@@ -1,0 +1,158 @@
+"""NFCorpus through the product: indexing rate, retrieval quality, cost of a question, and what Mirabel flags."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import gzip
+import json
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import DATA, median_s, save
+from casemate import metrics
+from casemate.app import App, open_app
+from casemate.backends.minilm import BATCH_TOKENS, MAX_TOKENS, MiniLM
+from casemate.corpus import Corpus
+from casemate.defenses.mirabel import Mirabel
+from casemate.ingest import Ingest
+from casemate.stats import THRESHOLDS, clopper_pearson
+from casemate.types import Query
+
+
+def main() -> None:
+    """Indexes, then asks the 323 test queries."""
+    with tempfile.TemporaryDirectory() as folder:
+        raw = {
+            "rag": {"index": {"use": "sqlite", "path": f"{folder}/index.db"}},
+            "store": {"use": "sql_events", "path": f"{folder}/events.db"},
+        }
+        with open_app(raw) as app:
+            results = {"indexing": _index(app)}
+            questions, qrels = _questions(DATA / "nfcorpus")
+            results |= {
+                "retrieval": _retrieval(app, questions, qrels),
+                "ask": _ask(app, questions),
+                "mirabel": _mirabel(app, questions),
+            }
+    save("nfcorpus", results)
+
+
+def _index(app: App) -> dict[str, Any]:
+    """Ingest against the raw session on the same chunks, in turns, so that both see the same machine."""
+    work = Ingest(app.guard, Corpus(DATA / "nfcorpus"))
+    report = asyncio.run(work.run(work.plan()))
+    texts = _texts(app)
+    model = app.guard.rag.embedder
+    assert isinstance(model, MiniLM)
+    raw_s = _raw_session(model, texts)
+    return {
+        "sources": report.indexed,
+        "chunks": report.chunks,
+        "ingest_s": report.seconds,
+        "raw_session_s": raw_s,
+        "chunks_per_s": report.chunks / report.seconds,
+        "ratio_to_raw_session": raw_s / report.seconds,
+    }
+
+
+def _texts(app: App) -> list[str]:
+    import sqlite3
+
+    db = sqlite3.connect(app.index.path)  # type: ignore[attr-defined]
+    rows = db.execute("SELECT title, text FROM document ORDER BY key").fetchall()
+    db.close()
+    return [f"{title}\n{text}" if title else text for title, text in rows]
+
+
+def _raw_session(model: MiniLM, texts: list[str]) -> float:
+    """Seconds of the ONNX session alone, on all texts, tokenised before, sorted over the whole corpus."""
+    rows = [e.ids[:MAX_TOKENS] for e in model._tokenizer.encode_batch_fast(texts)]
+    rows.sort(key=len, reverse=True)
+    batches = []
+    while rows:
+        size = max(1, BATCH_TOKENS // len(rows[0]))
+        batch, rows = rows[:size], rows[size:]
+        ids = np.zeros((len(batch), len(batch[0])), np.int64)
+        for i, row in enumerate(batch):
+            ids[i, : len(row)] = row
+        batches.append({"input_ids": ids, "attention_mask": (ids > 0).astype(np.int64)})
+    start = time.perf_counter()
+    for batch in batches:
+        model._session.run(None, batch)
+    return time.perf_counter() - start
+
+
+def _questions(folder: Path) -> tuple[dict[str, str], dict[str, dict[str, float]]]:
+    qrels: dict[str, dict[str, float]] = {}
+    with (folder / "qrels.tsv").open() as file:
+        for query, document, gain in list(csv.reader(file, delimiter="\t"))[1:]:
+            qrels.setdefault(query, {})[document] = float(gain)
+    with gzip.open(folder / "queries.jsonl.gz", "rt") as file:
+        every = {q["_id"]: q["text"] for q in map(json.loads, file)}
+    return {i: every[i] for i in qrels}, qrels
+
+
+def _retrieval(app: App, questions: dict[str, str], qrels: dict[str, dict[str, float]]) -> dict[str, float]:
+    scores = []
+    for i, text in questions.items():
+        retrieval = asyncio.run(app.guard.rag.retrieve(Query(text, k=100)))
+        ranking = list(dict.fromkeys(h.document.source for h in retrieval.hits))
+        relevant = [d for d, gain in qrels[i].items() if gain > 0]
+        scores.append(
+            [
+                metrics.recall_at_k(ranking, relevant, 5),
+                metrics.recall_at_k(ranking, relevant, 10),
+                metrics.ndcg_at_k(ranking, qrels[i], 10),
+            ]
+        )
+    return dict(zip(("recall_at_5", "recall_at_10", "ndcg_at_10"), np.mean(scores, axis=0).tolist(), strict=True))
+
+
+def _ask(app: App, questions: dict[str, str]) -> dict[str, float]:
+    """Median milliseconds of a guarded question, and of its two unavoidable parts."""
+    texts = list(questions.values())
+    rag = app.guard.rag
+
+    async def ask() -> list[float]:
+        times = []
+        for text in texts:
+            start = time.perf_counter()
+            await app.guard.ask(Query(text))
+            times.append(time.perf_counter() - start)
+        return times
+
+    waiting = iter(texts)
+    embed = median_s(lambda: rag.embedder.embed([next(waiting)]), len(texts))
+    vectors = iter(rag.embedder.embed(texts))
+    search = median_s(lambda: app.index.search(next(vectors), 6), len(texts))
+    times = asyncio.run(ask())
+    return {
+        "ask_ms": 1e3 * float(np.median(times)),
+        "ask_p95_ms": 1e3 * float(np.quantile(times, 0.95)),
+        "embed_ms": 1e3 * embed,
+        "search_ms": 1e3 * search,
+        "rest_ms": 1e3 * (float(np.median(times)) - embed - search),
+    }
+
+
+def _mirabel(app: App, questions: dict[str, str]) -> dict[str, Any]:
+    """Share of the benign test queries that each threshold flags: the price of the published rule here."""
+    found: dict[str, Any] = {}
+    retrievals = [asyncio.run(app.guard.rag.retrieve(Query(text))) for text in questions.values()]
+    for form in THRESHOLDS:
+        flagged = sum(Mirabel(threshold=form).judge(r).flagged for r in retrievals)  # type: ignore[arg-type]
+        found[form] = {
+            "benign_flagged": flagged / len(retrievals),
+            "of": len(retrievals),
+            "interval": clopper_pearson(flagged, len(retrievals)),
+        }
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,231 @@
+"""What a defense must obey: it changes nothing it is given, decides the same on the same, and hides what it says."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import dataclasses
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from casemate.errors import CapabilityError
+from casemate.guard import Guard
+from casemate.indexing import require_fit
+from casemate.protocols import Defense, Generator
+from casemate.rag import Rag, join
+from casemate.types import Action, Answer, Background, Document, Hit, Prompt, Query, Retrieval, Vector, Verdict
+
+DIM = 16
+QUESTION = "what does the record of the second patient say"
+
+
+def check_defense(defense: Defense) -> None:
+    """Runs every obligation of a defense. Not to be called where an event loop runs.
+
+    Raises:
+        AssertionError: If one is not met; the message says how.
+    """
+
+    async def run() -> None:
+        for obligation in DEFENSE_OBLIGATIONS:
+            await obligation(defense)
+
+    asyncio.run(run())
+
+
+class _Parrot(Generator):
+    """A generator that says what is in its context, word by word."""
+
+    async def stream(self, prompt: Prompt) -> AsyncIterator[str]:
+        for document in prompt.context:
+            for word in document.text.split():
+                yield f"{word} "
+
+
+class _Canned(Rag):
+    """A system that finds the same for every question."""
+
+    def __init__(self, retrieval: Retrieval) -> None:
+        self.instructions, self.generator, self._retrieval = "Answer.", _Parrot(), retrieval
+
+    async def encode(self, query: Query) -> Vector:
+        return np.full(DIM, DIM**-0.5, np.float32)
+
+    async def search(self, vector: Vector, k: int, tenant: str) -> Retrieval:
+        return replace(self._retrieval, hits=self._retrieval.hits[:k])
+
+
+def _retrieval(scores: list[float], background: Background, chunks: int = 1) -> Retrieval:
+    """Hits of these scores; so many neighbours in the list are chunks of one source."""
+    hits = [
+        Hit(Document(f"d{i}", f"secret text number {i}", "title", f"source {i // chunks}", "", {"i": [i]}), score)
+        for i, score in enumerate(scores)
+    ]
+    return Retrieval(tuple(hits), background)
+
+
+def _cases() -> Iterator[tuple[str, Retrieval]]:
+    """What a search may find: the usual, an attack, and the edges."""
+    usual, falling = Background(1000, 0.1, 0.08), [0.3 - i / 100 for i in range(8)]
+    yield "a harmless question", _retrieval(falling, usual)
+    yield "a question that carries a document", _retrieval([0.97, *falling], usual)
+    yield "a question that carries a document of three chunks", _retrieval([0.97, 0.95, 0.94, *falling], usual, 3)
+    yield "two documents alike", _retrieval([0.97, 0.97, *falling], usual)
+    yield "nothing but one source", _retrieval([0.9, 0.8, 0.7], usual, 3)
+    yield "an empty index", Retrieval((), Background(0, 0.0, 0.0))
+    yield "one document", _retrieval([0.9], Background(1, 0.9, 0.0))
+    yield "two documents", _retrieval([0.9, 0.1], Background(2, 0.5, 0.4))
+    yield "documents that are all alike", _retrieval([0.9] * 8, Background(1000, 0.9, 0.0))
+    yield "an exact copy", _retrieval([1.0 + 1e-7, *falling], usual)
+    yield "scores below zero", _retrieval([-0.1, -0.2], Background(1000, -0.3, 0.1))
+
+
+async def _is_described(defense: Defense) -> None:
+    """It says what it does, where it is from, and what may be set."""
+    cls = type(defense)
+    assert isinstance(defense, Defense), f"{cls.__name__} must derive from casemate.Defense"
+    assert dataclasses.is_dataclass(defense), "options are dataclass fields: configuration and documentation need them"
+    written = (cls.__doc__ or "").strip()
+    assert written and not written.startswith(f"{cls.__name__}("), "a docstring must say what it does"
+    assert cls.paper.strip(), "'paper' must say where the method is from"
+    assert isinstance(cls.hides, int) and cls.hides >= 0, f"'hides' is {cls.hides!r}; it is a number of documents"
+    for field in dataclasses.fields(defense):
+        assert field.name in written, f"the docstring does not explain the option {field.name!r}"
+
+
+async def _changes_nothing_it_is_given(defense: Defense) -> None:
+    """Queries, retrievals and answers are as they were, down to the metadata of a document."""
+    for what, retrieval in _cases():
+        before, query = copy.deepcopy(retrieval), Query(QUESTION)
+        answer = Answer("a text", retrieval)
+        await defense.on_retrieve(query, retrieval)
+        await defense.on_answer(query, answer)
+        assert retrieval == before, f"on {what}, the retrieval was changed"
+        assert answer == Answer("a text", before), f"on {what}, the answer was changed"
+        assert query == Query(QUESTION), f"on {what}, the query was changed"
+
+
+async def _decides_the_same_on_the_same(defense: Defense) -> None:
+    """Whatever was asked in between, or at the same time."""
+    cases, query = list(_cases()), Query(QUESTION)
+    first = [await defense.on_retrieve(query, r) for _, r in cases]
+    again = [await defense.on_retrieve(query, r) for _, r in reversed(cases)][::-1]
+    at_once = await asyncio.gather(*(defense.on_retrieve(query, r) for _, r in cases))
+    for (what, retrieval), *outcomes in zip(cases, first, again, at_once, strict=True):
+        assert outcomes[0] == outcomes[1] == outcomes[2], f"on {what}, the outcome is not always the same"
+        answer = Answer("a text", retrieval)
+        assert await defense.on_answer(query, answer) == await defense.on_answer(query, answer), f"on {what}: on_answer"
+
+
+async def _hides_what_it_says(defense: Defense) -> None:
+    """Hits are taken out only; whole sources, no more than ``hides`` of them; and those are named."""
+    for what, before in _cases():
+        after, verdict = await defense.on_retrieve(Query(QUESTION), before)
+        kept = [h for h in before.hits if h in after.hits]
+        assert list(after.hits) == kept, f"on {what}: hits may be taken out, not added, changed or moved"
+        assert after.background == before.background, f"on {what}, the background was changed"
+        gone = [h.document for h in before.hits if h not in after.hits]
+        missing, named = {d.id for d in gone}, set(verdict.hidden if verdict else ())
+        assert named == missing, f"on {what}, the verdict hides {named}, and {missing} are missing"
+        sources = {d.source for d in gone}
+        assert len(sources) <= type(defense).hides, f"on {what}, {len(sources)} sources are hidden: more than 'hides'"
+        half = sources & {h.document.source for h in after.hits}
+        assert not half, f"on {what}, the other chunks of {half} are still there and tell as much"
+
+
+async def _gives_verdicts_that_agree(defense: Defense) -> None:
+    """Score, threshold, flag and action fit one another, and the evidence holds numbers, not texts."""
+    for what, retrieval in _cases():
+        _, verdict = await defense.on_retrieve(Query(QUESTION), retrieval)
+        if verdict is not None:
+            _require_agreement(what, verdict, retrieval)
+        _, verdict = await defense.on_answer(Query(QUESTION), Answer("secret text number 1", retrieval))
+        if verdict is not None:
+            _require_agreement(what, verdict, retrieval)
+
+
+def _require_agreement(what: str, v: Verdict, retrieval: Retrieval) -> None:
+    assert v.defense, f"on {what}, the verdict does not name its defense"
+    assert np.isfinite(v.score), f"on {what}, the score is {v.score}"
+    above = v.threshold is not None and v.score > v.threshold
+    assert v.flagged == above, f"on {what}: flagged is {v.flagged}, score {v.score}, threshold {v.threshold}"
+    assert v.flagged or v.action is Action.NONE, f"on {what}, it does something and flags nothing"
+    assert bool(v.hidden) == (v.action is Action.HIDE), f"on {what}, action is {v.action}, hidden {v.hidden}"
+    assert v.enforced, f"on {what}, 'enforced' is set; that is the guard's to say"
+    try:
+        evidence = json.dumps(dict(v.evidence))
+    except (TypeError, ValueError) as error:
+        raise AssertionError(f"on {what}, the evidence cannot be kept as JSON: {error}") from error
+    for text in (QUESTION, *(h.document.text for h in retrieval.hits)):
+        assert text not in evidence, f"on {what}, the evidence holds the text {text!r}"
+
+
+async def _indexes_what_fits(defense: Defense) -> None:
+    """What it puts into the index in place of documents and vectors is fit for it, and the same each time."""
+    x = np.random.default_rng(0).standard_normal((6, DIM))
+    vectors = np.asarray(x / np.linalg.norm(x, axis=1, keepdims=True), np.float32)
+    documents = [Document(f"d{i}", f"text {i}", metadata={"i": [i]}) for i in range(6)]
+    before, same = vectors.copy(), copy.deepcopy(documents)
+    first, E = await defense.on_index(documents, vectors)
+    assert documents == same and np.array_equal(vectors, before), "on_index changed what it was given"
+    require_fit(first, E, DIM)
+    again, F = await defense.on_index(documents, vectors)
+    assert list(first) == list(again) and np.array_equal(E, F), "on_index made something else of the same documents"
+
+
+async def _wraps_a_generator(defense: Defense) -> None:
+    """The wrapped generator streams text, and the same one again."""
+    prompt = Prompt(QUESTION, tuple(Document(f"d{i}", f"one two {i}") for i in range(3)), "Answer.")
+    try:
+        wrapped = defense.on_generate(_Parrot())
+    except CapabilityError:  # it needs more of a generator than ours can, and says so at wiring
+        return
+    first = await join(wrapped.stream(prompt))
+    assert isinstance(first, str), f"the wrapped generator gave {first!r}"
+    assert await join(wrapped.stream(prompt)) == first, "the wrapped generator gave another text on the same prompt"
+
+
+async def _changes_no_answer_in_observe_mode(defense: Defense) -> None:
+    """A guard in observe mode answers as if the defense were not there."""
+    for what, retrieval in _cases():
+        bare, query = Guard(_Canned(retrieval), ()), Query(QUESTION, k=3)
+        try:
+            guard = Guard(_Canned(retrieval), [defense], enforce=False)
+        except CapabilityError:
+            return
+        expected, seen = await bare.ask(query), await guard.ask(query)
+        assert replace(seen, verdicts=()) == expected, f"on {what}, observe mode changed the answer"
+        assert await join(guard.stream(query)) == await join(bare.stream(query)), f"on {what}, the stream"
+        failed = [v for v in seen.verdicts if "error" in v.evidence]
+        assert not failed, f"on {what}, the defense fails: {failed}"
+
+
+async def _leaves_a_full_context(defense: Defense) -> None:
+    """Behind a guard, nothing hidden is in the context, and hiding does not make it shorter."""
+    for what, retrieval in _cases():
+        query = Query(QUESTION, k=3)
+        try:
+            answer = await Guard(_Canned(retrieval), [defense]).ask(query)
+        except CapabilityError:
+            return
+        left = {h.document.id for h in answer.retrieval.hits}
+        hidden = {name for v in answer.verdicts for name in v.hidden}
+        assert not left & hidden, f"on {what}, {left & hidden} is hidden and in the context"
+        possible = min(query.k, len({h.document.id for h in retrieval.hits} - hidden))
+        assert len(left) == possible, f"on {what}, the context has {len(left)} documents; {possible} were left"
+
+
+DEFENSE_OBLIGATIONS: tuple[Callable[[Defense], Awaitable[None]], ...] = (
+    _is_described,
+    _changes_nothing_it_is_given,
+    _decides_the_same_on_the_same,
+    _hides_what_it_says,
+    _gives_verdicts_that_agree,
+    _indexes_what_fits,
+    _wraps_a_generator,
+    _changes_no_answer_in_observe_mode,
+    _leaves_a_full_context,
+)

@@ -1,0 +1,97 @@
+"""What holds for the whole package, whoever adds to it."""
+
+import ast
+import dataclasses
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import casemate
+from casemate import registry
+
+ROOT = Path(__file__).parents[2]
+MODULES = sorted((ROOT / "src/casemate").rglob("*.py"))
+HEAVY = {
+    "torch",
+    "transformers",
+    "sentence_transformers",
+    "onnxruntime",
+    "onnx",
+    "openai",
+    "psycopg",
+    "sqlalchemy",
+    "alembic",
+    "scipy",
+    "sklearn",
+    "usearch",
+    "typer",
+    "rich",
+    "pypdf",
+    "bs4",
+}
+PLUG_INS = [(role, name) for role in registry.ROLES for name in registry.names(role)]
+
+
+def functions(text):
+    return [n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+
+
+def test_importing_casemate_imports_nothing_heavy_and_costs_little():
+    code = (
+        "import time,sys; t=time.process_time(); import casemate; t=time.process_time()-t; import json;"
+        "print(json.dumps([t, sorted({m.split('.')[0] for m in sys.modules})]))"
+    )
+    costs = []
+    for _ in range(3):
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        cost, modules = json.loads(done.stdout)
+        costs.append(cost)
+        assert not HEAVY & set(modules)
+    assert min(costs) < 0.3  # CPU-seconds, a requirement
+
+
+def test_few_names_are_public():
+    names = [n for n in vars(casemate) if not n.startswith("_") and isinstance(getattr(casemate, n), type)]
+    assert 10 < len(names) <= 25
+
+
+@pytest.mark.parametrize(("role", "name"), PLUG_INS)
+def test_every_plug_in_is_a_documented_dataclass(role, name):
+    cls = registry.load(role, name)
+    assert dataclasses.is_dataclass(cls)
+    assert cls.__doc__
+    for option in (f.name for f in dataclasses.fields(cls) if f.init):
+        assert re.search(rf"^\s+{option}: ", cls.__doc__, re.M), f"{name}: the option {option} is not described"
+
+
+@pytest.mark.parametrize("name", registry.names("defense"))
+def test_every_defense_names_its_paper_and_has_a_page(name):
+    assert registry.load("defense", name).paper
+    assert (ROOT / f"docs/defenses/{name}.md").is_file()
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(ROOT / "src/casemate")))
+def test_modules_and_functions_are_short(path):
+    text = path.read_text()
+    assert len(text.splitlines()) <= 400
+    for node in functions(text):
+        docstring = len((ast.get_docstring(node, clean=False) or "").splitlines())
+        assert node.end_lineno - node.lineno + 1 - docstring <= 40, node.name
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(ROOT / "src/casemate")))
+def test_no_module_imports_the_package_inside_a_function(path):
+    for function in functions(path.read_text()):
+        imports = [n.module or "" for n in ast.walk(function) if isinstance(n, ast.ImportFrom)]
+        assert not [m for m in imports if m.startswith("casemate")], function.name
+
+
+def test_the_listing_of_the_architecture_page_is_the_tree():
+    page = (ROOT / "docs/explanation/architecture.md").read_text()
+    listed = set(re.findall(r"^  (\w+)(?:\.py|/)", page, re.M))
+    there = {p.stem for p in (ROOT / "src/casemate").iterdir() if p.suffix == ".py" or (p / "__init__.py").exists()}
+    assert listed == there - {"__init__", "__main__"}
