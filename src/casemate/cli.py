@@ -156,7 +156,7 @@ def _report(report: Report, total: int, as_json: bool) -> None:
 def ask(
     question: Annotated[str | None, typer.Argument(help="The question.")] = None,
     config: ConfigFile = None,
-    k: Annotated[int | None, typer.Option(help="Documents to read. Default: rag.k.")] = None,
+    k: Annotated[int | None, typer.Option("-k", "--k", help="Documents to read. Default: rag.k.")] = None,
     tenant: Tenant = DEFAULT_TENANT,
     guard: Mode = None,
     explain: Annotated[bool, typer.Option(help="Show the verdicts and what was hidden.")] = False,
@@ -174,6 +174,8 @@ def ask(
         return Query(text, client="cli", tenant=tenant, k=settings.rag.k if k is None else k)
 
     with open_app(settings) as app:
+        if not app.index.moments(tenant).n:
+            say.print(f"[yellow]note:[/yellow] tenant {tenant!r} has no documents; 'casemate index FOLDER' puts some in")
         if questions is not None:
             whole = asyncio.run(_answer_file(app, _read_questions(questions), make))
             raise typer.Exit(OK if whole else INCOMPLETE)

@@ -45,37 +45,46 @@ class Part(BaseModel):
 
 
 class ChunkSection(Section):
-    """How texts are cut: tokens of a piece (0: as many as the embedder reads), and by how many pieces overlap."""
+    """How texts are cut."""
 
-    tokens: int = Field(default=0, ge=0)
-    overlap: int = Field(default=32, ge=0)
+    tokens: int = Field(default=0, ge=0, description="Tokens of a chunk; 0: as many as the embedder reads.")
+    overlap: int = Field(
+        default=32, ge=0, description="Tokens that a chunk shares with the one before; at most half a chunk."
+    )
 
 
 class RagSection(Section):
     """The system under protection."""
 
-    corpus: Path | None = None
-    max_file_mb: float = Field(default=64, gt=0)
+    corpus: Path | None = Field(default=None, description="Folder or file that `casemate index` reads.")
+    max_file_mb: float = Field(
+        default=64, gt=0, description="Larger files, and larger lines of jsonl, are left out and named."
+    )
     chunk: ChunkSection = ChunkSection()
-    embedder: Part = Part(use="minilm")
-    index: Part = Part(use="sqlite")
-    generator: Part = Part(use="extractive")
-    instructions: str = ""
-    k: int = Field(default=5, ge=1, le=1000)
+    embedder: Part = Field(default=Part(use="minilm"), description="Turns texts into vectors.")
+    index: Part = Field(default=Part(use="sqlite"), description="Keeps documents, vectors and moments.")
+    generator: Part = Field(default=Part(use="extractive"), description="Writes the answer.")
+    instructions: str = Field(default="", description="What a generating model is told to do; empty: our wording.")
+    k: int = Field(default=5, ge=1, le=1000, description="Documents read for an answer.")
 
 
 class GuardSection(Section):
     """What protects it."""
 
-    mode: Literal["enforce", "observe", "off"] = "enforce"
-    on_error: Literal["closed", "open"] = "closed"
-    defenses: tuple[Part, ...] = (Part(use="mirabel"),)
+    mode: Literal["enforce", "observe", "off"] = Field(
+        default="enforce", description="`observe` notes every verdict and changes nothing; `off` asks no defense."
+    )
+    on_error: Literal["closed", "open"] = Field(
+        default="closed",
+        description="When a defense fails: `closed` answers without any context, `open` without that defense.",
+    )
+    defenses: tuple[Part, ...] = Field(default=(Part(use="mirabel"),), description="In the order in which they act.")
 
 
 class PrivacySection(Section):
     """What may be noted about people."""
 
-    log_text: bool = False
+    log_text: bool = Field(default=False, description="Note the text of a question beside its verdict.")
 
 
 class Config(Section):
@@ -83,7 +92,7 @@ class Config(Section):
 
     rag: RagSection = RagSection()
     guard: GuardSection = GuardSection()
-    store: Part = Part(use="sql_events")
+    store: Part = Field(default=Part(use="sql_events"), description="Keeps events.")
     privacy: PrivacySection = PrivacySection()
     _folder: Path = PrivateAttr(default=Path())
 

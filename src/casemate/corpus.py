@@ -354,7 +354,7 @@ def _html(raw: bytes) -> tuple[str, str]:
     charset = _CHARSET.search(raw[:4096])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it guesses that short pages are addresses, and that XHTML is XML
-        page = BeautifulSoup(_decoded(raw, charset[1].decode() if charset else ""), "html.parser")
+        page = BeautifulSoup(_decoded(raw, charset[1].decode() if charset else ""), "lxml")
     titles = [_text_of(tag) for tag in (page.find("title"), page.find("h1")) if isinstance(tag, Tag)]
     return next(filter(None, titles), ""), _text_of(page)
 

@@ -83,35 +83,54 @@ class Exact:
 
 
 class Approximate:
-    """An HNSW graph (Malkov and Yashunin 2016, by usearch): recall below 1, cost nearly independent of n."""
+    """An HNSW graph (Malkov and Yashunin 2016, by usearch): recall below 1, cost nearly independent of n.
+
+    What is removed stays in the graph as a way to its neighbours and is passed over in what is found: taken out, it
+    would leave a graph in which, after as many changes as there are vectors, one nearest neighbour in eight is missed.
+    """
 
     def __init__(self, dim: int) -> None:
         from usearch.index import Index
 
         self._dim = dim
+        self._gone: set[int] = set()
         self._graph: Any = Index(
             ndim=dim, metric="ip", dtype="f32", connectivity=16, expansion_add=128, expansion_search=EFFORT
         )
 
     def __len__(self) -> int:
-        return len(self._graph)
+        return len(self._graph) - len(self._gone)
+
+    @property
+    def sparse(self) -> bool:
+        """Whether most of the graph is gone, so that building it anew is worth while."""
+        return len(self._gone) > len(self._graph) / 2
 
     def add(self, keys: Keys, vectors: Vector) -> None:
-        """Links the vectors into the graph, on all cores."""
-        self._graph.add(keys, vectors)
+        """Links the vectors into the graph. By one thread: two race, and leave one vector in 300 that is never found."""
+        self._graph.add(keys, vectors, threads=1)
 
     def remove(self, keys: Keys) -> None:
-        """Takes vectors out of the graph; unknown keys are ignored."""
-        present = keys[self._graph.contains(keys)] if len(keys) else keys
-        if len(present):
-            self._graph.remove(present)
+        """Marks vectors as gone; unknown keys are ignored."""
+        if len(keys):
+            self._gone.update(keys[self._graph.contains(keys)].tolist())
+
+    def keep(self, keys: Keys) -> None:
+        """Marks all but these as gone."""
+        self._gone = set(self._graph.keys) - set(keys.tolist())
 
     def search(self, q: Vector, k: int) -> tuple[Keys, Float64]:
         """As ``Exact.search``, but a near neighbour may be missed."""
         wanted = min(k, len(self))
-        found = self._graph.search(q, min(wanted + SPARE, len(self))).keys.astype(np.int64)
-        vectors = np.asarray(self._graph.get(found), np.float32).reshape(-1, self._dim)
-        return best(found, scores(vectors, q), wanted)
+        reach = wanted + SPARE
+        while True:
+            found = self._graph.search(q, min(reach, len(self._graph))).keys.astype(np.int64)
+            alive = found[[key not in self._gone for key in found.tolist()]]
+            if len(alive) >= wanted or len(found) < reach:
+                break
+            reach *= 2
+        vectors = np.asarray(self._graph.get(alive), np.float32).reshape(-1, self._dim)
+        return best(alive, scores(vectors, q), wanted)
 
     def save(self, path: Path) -> None:
         """Writes the graph, whole or not at all."""

@@ -92,7 +92,7 @@ def _require_answerable(query: Query) -> None:
         raise QueryError("the question is empty; ask something")
     if len(query.text) > MAX_QUERY_CHARACTERS:
         raise QueryError(f"the question has {len(query.text)} characters; at most {MAX_QUERY_CHARACTERS} are allowed")
-    if "\0" in query.text:
-        raise QueryError("the question holds a NUL character; send plain text")
+    if "\0" in query.text or any("\ud800" <= c <= "\udfff" for c in query.text):
+        raise QueryError("the question holds a NUL character or half of a surrogate pair; send plain text")
     if not 1 <= query.k <= MAX_K:
         raise QueryError(f"k is {query.k}; it must lie between 1 and {MAX_K}")

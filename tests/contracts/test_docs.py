@@ -1,5 +1,6 @@
 """What the documentation shows is run, and what it links to is there."""
 
+import importlib.util
 import re
 from pathlib import Path
 
@@ -40,3 +41,10 @@ def test_the_readme_names_the_two_commands():
     text = (ROOT / "README.md").read_text()
     assert "make demo" in text
     assert "make test" in text
+
+
+def test_the_configuration_reference_is_that_of_the_code():
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs/generate.py")
+    generate = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(generate)
+    assert generate.FILE.read_text() == generate.page(), "run: python docs/generate.py"

@@ -619,7 +619,7 @@ def test_html(tmp_path):
         ("<title>T</title>", "T", ""),
         ("https://example.org/page", "", "https://example.org/page"),
         ("file.txt", "", "file.txt"),
-        ("<p>un<p>closed<b>x", "", "un\nclosedx"),
+        ("<p>un<p>closed<b>x", "", "un\n\nclosedx"),
         ("<![if x]>a<![endif]><![CDATA[b]]>", "", "a"),
         ("<p>&#xD800;&#0;x</p>", "", "\ufffd\ufffdx"),
     ],

@@ -211,6 +211,7 @@ def test_a_reply_holds_the_text_and_nothing_else(make):
         ("", 5, "empty"),
         (" \n", 5, "empty"),
         ("a\0b", 5, "NUL"),
+        ("a\udcff", 5, "surrogate"),
         ("x" * 20_001, 5, "20001 characters; at most 20000"),
         ("x", 0, "k is 0"),
         ("x", 1001, "between 1 and 1000"),

@@ -129,7 +129,7 @@ class SqliteIndex(Index):
             with self._transaction() as db:
                 view = self._follow(db, tenant)
             if isinstance(view.neighbors, Approximate):
-                self._save_graph(view.neighbors, f"{view.last_key} {view.last_removed}", tenant)
+                self._save_graph(view.neighbors, view.last_key, tenant)
 
     def check(self) -> list[str]:
         """See ``Index.check``."""
@@ -241,36 +241,37 @@ class SqliteIndex(Index):
 
     def _unsuitable(self, view: _View, n: int) -> bool:
         """Whether the tenant has outgrown the kind of search that the view was made for."""
-        if isinstance(view.neighbors, Exact):
-            return n > self.approximate_above or view.neighbors.sparse
-        return n <= self.approximate_above
+        return view.neighbors.sparse or isinstance(view.neighbors, Exact) != (n <= self.approximate_above)
 
     def _new_view(self, db: sqlite3.Connection, tenant: str, n: int) -> _View:
-        """An empty view; for a large tenant with the saved graph, which misses what happened since."""
+        """An empty view; for a large tenant with the saved graph, to which only later documents are to be added."""
         last_removed = db.execute("SELECT coalesce(max(seq), 0) FROM removed WHERE tenant = ?", (tenant,)).fetchone()[0]
         view = _View(Exact(self._dim), CorpusMoments.empty(self._dim), last_removed=last_removed)
         if n > self.approximate_above:
             path, view.neighbors = self._graph_path(tenant), Approximate(self._dim)
             noted = db.execute("SELECT value FROM meta WHERE name = ?", (path.name,)).fetchone()
-            if noted and path.exists() and (state := noted[0].split())[2] == _checksum(path):
-                view.neighbors = Approximate.load(path, self._dim)
-                view.last_key, view.last_removed = int(state[0]), int(state[1])
+            if noted and path.exists() and noted[0].split()[1] == _checksum(path):
+                saved = Approximate.load(path, self._dim)
+                keys = db.execute("SELECT key FROM document WHERE tenant = ?", (tenant,)).fetchall()
+                saved.keep(np.array(keys, np.int64).ravel())
+                if not saved.sparse:
+                    view.neighbors, view.last_key = saved, int(noted[0].split()[0])
         return view
 
     def _graph_path(self, tenant: str) -> Path:
         label = hashlib.sha256(f"{self._fingerprint}\n{tenant}".encode()).hexdigest()[:32]
         return self.path.with_name(f"{self.path.name}-graph-{label}")
 
-    def _save_graph(self, graph: Approximate, state: str, tenant: str) -> None:
-        """Writes the graph and notes its state and checksum in the index: a graph that does not agree is not read."""
+    def _save_graph(self, graph: Approximate, last_key: int, tenant: str) -> None:
+        """Writes the graph and notes its state and checksum in the index: a file that does not agree is not read."""
         path = self._graph_path(tenant)
         with self._transaction() as db:
             noted = db.execute("SELECT value FROM meta WHERE name = ?", (path.name,)).fetchone()
-        if noted and path.exists() and noted[0].startswith(f"{state} "):
+        if noted and path.exists() and noted[0].startswith(f"{last_key} "):
             return
         try:
             graph.save(path)
-            value = f"{state} {_checksum(path)}"
+            value = f"{last_key} {_checksum(path)}"
         except (OSError, RuntimeError) as error:
             raise BackendError(f"cannot save the graph {path}: {error}", backend="sqlite", retryable=True) from error
         with self._transaction(write=True) as db:
