@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import DATA, median_s, save
+from benchmarks import DATA, SEED, median_s, save
 from casemate import metrics
 from casemate.app import App, open_app
 from casemate.backends.minilm import BATCH_TOKENS, MAX_TOKENS, MiniLM
@@ -22,6 +22,8 @@ from casemate.defenses.mirabel import Mirabel
 from casemate.ingest import Ingest
 from casemate.stats import THRESHOLDS, clopper_pearson
 from casemate.types import Query
+
+PROBES = 250
 
 
 def main() -> None:
@@ -69,8 +71,8 @@ def _texts(app: App) -> list[str]:
     return [f"{title}\n{text}" if title else text for title, text in rows]
 
 
-def _raw_session(model: MiniLM, texts: list[str]) -> float:
-    """Seconds of the ONNX session alone, on all texts, tokenised before, sorted over the whole corpus."""
+def _raw_session(model: MiniLM, texts: list[str]) -> tuple[float, float]:
+    """Seconds and CPU-seconds of the ONNX session alone, on all texts, tokenised before, sorted over the whole corpus."""
     rows = [e.ids[:MAX_TOKENS] for e in model._tokenizer.encode_batch_fast(texts)]
     rows.sort(key=len, reverse=True)
     batches = []
@@ -81,10 +83,10 @@ def _raw_session(model: MiniLM, texts: list[str]) -> float:
         for i, row in enumerate(batch):
             ids[i, : len(row)] = row
         batches.append({"input_ids": ids, "attention_mask": (ids > 0).astype(np.int64)})
-    start = time.perf_counter()
+    start, cpu = time.perf_counter(), time.process_time()
     for batch in batches:
         model._session.run(None, batch)
-    return time.perf_counter() - start
+    return time.perf_counter() - start, time.process_time() - cpu
 
 
 def _questions(folder: Path) -> tuple[dict[str, str], dict[str, dict[str, float]]]:
@@ -141,16 +143,22 @@ def _ask(app: App, questions: dict[str, str]) -> dict[str, float]:
 
 
 def _mirabel(app: App, questions: dict[str, str]) -> dict[str, Any]:
-    """Share of the benign test queries that each threshold flags: the price of the published rule here."""
+    """What each threshold flags: benign test queries, and probes with whole and half records of the corpus."""
+    rng = np.random.default_rng(SEED)
+    sources = [source.parse() for source in Corpus(DATA / "nfcorpus").sources()]
+    records = [f"{title}\n{text}" for title, text, _ in (sources[i] for i in rng.permutation(len(sources))[:PROBES])]
+    kinds = {
+        "benign": list(questions.values()),
+        "whole_record": records,
+        "half_record": [record[: len(record) // 2] for record in records],
+    }
     found: dict[str, Any] = {}
-    retrievals = [asyncio.run(app.guard.rag.retrieve(Query(text))) for text in questions.values()]
-    for form in THRESHOLDS:
-        flagged = sum(Mirabel(threshold=form).judge(r).flagged for r in retrievals)  # type: ignore[arg-type]
-        found[form] = {
-            "benign_flagged": flagged / len(retrievals),
-            "of": len(retrievals),
-            "interval": clopper_pearson(flagged, len(retrievals)),
-        }
+    for kind, texts in kinds.items():
+        retrievals = [asyncio.run(app.guard.rag.retrieve(Query(text))) for text in texts]
+        for form in THRESHOLDS:
+            flagged = sum(Mirabel(threshold=form).judge(r).flagged for r in retrievals)  # type: ignore[arg-type]
+            rate = {"flagged": flagged / len(texts), "of": len(texts), "interval": clopper_pearson(flagged, len(texts))}
+            found.setdefault(form, {})[kind] = rate
     return found
 
 

@@ -84,10 +84,10 @@ def open_app(config: Config | Mapping[str, Any] | Path | str | None = None, *, r
     generator = build("generator", config.rag.generator, folder)
     defenses = [build("defense", part, folder) for part in config.guard.defenses]
     embedder: Embedder = build("embedder", config.rag.embedder, folder)
-    if rebuild:
-        index.clear()
-    rag = Rag(embedder, index, generator, config.rag.instructions or INSTRUCTIONS)
     try:
+        if rebuild:
+            index.clear()
+        rag = Rag(embedder, index, generator, config.rag.instructions or INSTRUCTIONS)
         store: EventStore = build("store", config.store, folder)
     except BaseException:
         index.close()

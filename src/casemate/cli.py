@@ -1,7 +1,4 @@
-"""The command line. Answers go to stdout, everything said along the way to stderr.
-
-Exit codes: 0 done; 1 a check failed; 2 error; 3 done, but part of the input was left out; 130 interrupted.
-"""
+"""The command line. Answers go to stdout, everything said along the way to stderr."""
 
 from __future__ import annotations
 
@@ -33,10 +30,17 @@ from casemate.errors import BackendError, CasemateError, ConfigError, QueryError
 from casemate.ingest import Gone, Ingest, Plan, Report
 from casemate.types import DEFAULT_TENANT, Answer, Query, Verdict
 
+HELP = """\
+Guard a private RAG system, ask it, and look after it.
+
+To begin: casemate demo; or on your own documents: casemate init FOLDER, casemate index, casemate ask "...".
+
+Exit codes: 0 done; 1 a check failed; 2 error; 3 done, but part of the input was left out; 130 interrupted.
+"""
 OK, FAILED, ERROR, INCOMPLETE, INTERRUPTED = 0, 1, 2, 3, 130
 
 cli = typer.Typer(
-    help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
+    help=HELP, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
 )
 say = Console(stderr=True, highlight=False)
 out = Console(highlight=False)
@@ -89,7 +93,7 @@ def _root(show: Annotated[bool, typer.Option("--version", help="Print the versio
 @cli.command()
 def init(
     corpus: Annotated[str, typer.Argument(help="Folder or file with the documents.")] = "docs",
-    force: Annotated[bool, typer.Option(help="Write over an existing file.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Write over an existing file.")] = False,
     as_json: Json = False,
 ) -> None:
     """Write a casemate.yaml to start from."""
@@ -109,7 +113,7 @@ def index(
     config: ConfigFile = None,
     tenant: Tenant = DEFAULT_TENANT,
     gone: Annotated[Gone, typer.Option(help="Sources that are no longer there.")] = "auto",
-    rebuild: Annotated[bool, typer.Option(help="Empty the index first, e.g. for another embedder.")] = False,
+    rebuild: Annotated[bool, typer.Option("--rebuild", help="Empty the index first, e.g. for another embedder.")] = False,
     as_json: Json = False,
 ) -> None:
     """Embed what is new or changed, remove what is gone. Interrupt at will and run again."""
@@ -159,7 +163,7 @@ def ask(
     k: Annotated[int | None, typer.Option("-k", "--k", help="Documents to read. Default: rag.k.")] = None,
     tenant: Tenant = DEFAULT_TENANT,
     guard: Mode = None,
-    explain: Annotated[bool, typer.Option(help="Show the verdicts and what was hidden.")] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="Show the verdicts and what was hidden.")] = False,
     questions: Annotated[
         str | None, typer.Option("--from", help="File of questions, text or jsonl(.gz), a line each; - for stdin.")
     ] = None,
@@ -281,7 +285,7 @@ def _short(value: object) -> str:
 @cli.command()
 def doctor(
     config: ConfigFile = None,
-    fix: Annotated[bool, typer.Option(help="Rebuild the moments if they are wrong.")] = False,
+    fix: Annotated[bool, typer.Option("--fix", help="Rebuild the moments if they are wrong.")] = False,
     as_json: Json = False,
 ) -> None:
     """Look at every part and say what is wrong."""

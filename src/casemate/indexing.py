@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from time import monotonic
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +13,10 @@ import numpy.typing as npt
 from casemate.errors import DataError
 from casemate.stats import CorpusMoments
 from casemate.types import Document, Vector
+
+Sent = TypeVar("Sent")
+Given = TypeVar("Given")
+Result = TypeVar("Result")
 
 UNIT_TOLERANCE = 1e-4
 """How far the length of a float32 vector may be from 1."""
@@ -113,7 +119,7 @@ def moments_of(tenant: str, row: tuple[int, bytes, bytes] | None, dim: int) -> C
 
 
 def compare_moments(
-    tenant: str, moments: CorpusMoments, pieces: Iterable[tuple[npt.NDArray[np.int64], Vector]]
+    tenant: str, load: Callable[[], CorpusMoments], pieces: Iterable[tuple[npt.NDArray[np.int64], Vector]]
 ) -> list[str]:
     """What is wrong with a tenant's vectors and moments, a sentence each, in constant memory and O(n dim).
 
@@ -122,9 +128,13 @@ def compare_moments(
 
     Args:
         tenant: Named in the sentences.
-        moments: What the index holds.
+        load: Gives what the index holds.
         pieces: All keys and vectors of the tenant, (m,) and (m, dim) at a time.
     """
+    try:
+        moments = load()
+    except DataError as error:
+        return [str(error)]
     probes = np.random.default_rng(0).standard_normal((len(moments.mean), PROBES)).astype(np.float32)
     found, squares, law = [], 0.0, CorpusMoments.empty(PROBES)
     for keys, vectors in pieces:
@@ -146,6 +156,27 @@ def compare_moments(
     if not np.allclose(held, seen, rtol=MOMENT_TOLERANCE, atol=1e-6):
         found.append(f"tenant {tenant!r}: the moments do not fit the vectors: {FIX}")
     return found
+
+
+def within(steps: Generator[Sent, Given, Result], seconds: float) -> Generator[Sent, Given, Result]:
+    """The same conversation with a server, broken off when the server was silent for too long.
+
+    Raises:
+        TimeoutError: If so. Silence is a false value sent in, as a driver does while it waits.
+    """
+    heard = monotonic()
+    try:
+        wanted = next(steps)
+        while True:
+            given = yield wanted
+            if given:
+                heard = monotonic()
+            elif monotonic() - heard > seconds:
+                raise TimeoutError(f"no answer for {seconds:g} seconds")
+            wanted = steps.send(given)
+    except StopIteration as end:
+        result: Result = end.value
+        return result
 
 
 def _not_unit(vectors: Vector) -> npt.NDArray[np.bool_]:

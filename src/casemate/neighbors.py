@@ -86,7 +86,7 @@ class Approximate:
     """An HNSW graph (Malkov and Yashunin 2016, by usearch): recall below 1, cost nearly independent of n.
 
     What is removed stays in the graph as a way to its neighbours and is passed over in what is found: taken out, it
-    would leave a graph in which, after as many changes as there are vectors, one nearest neighbour in eight is missed.
+    would leave a graph in which, after as many removals as there are vectors, one nearest in ten is missed.
     """
 
     def __init__(self, dim: int) -> None:
@@ -107,7 +107,7 @@ class Approximate:
         return len(self._gone) > len(self._graph) / 2
 
     def add(self, keys: Keys, vectors: Vector) -> None:
-        """Links the vectors into the graph. By one thread: two race, and leave one vector in 300 that is never found."""
+        """Links the vectors into the graph. By one thread: two race, and lose one in 300 for good."""
         self._graph.add(keys, vectors, threads=1)
 
     def remove(self, keys: Keys) -> None:

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
 import uuid
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from casemate.backends import pgvector
 from casemate.backends.pgvector import PgvectorIndex
 from casemate.backends.sqlite import SqliteIndex
+from casemate.errors import BackendError, ConfigError, DataError, MissingExtra
 from casemate.protocols import Index
-from casemate.testing import INDEX_OBLIGATIONS, MakeIndex
+from casemate.stats import CorpusMoments
+from casemate.testing import INDEX_OBLIGATIONS, MakeIndex, check_index
+from casemate.types import Document, Secret
+
+DIM = 8
 
 
 @pytest.fixture(scope="session")
@@ -46,3 +61,406 @@ def made(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[MakeIndex, boo
 @pytest.mark.parametrize("obligation", INDEX_OBLIGATIONS, ids=lambda o: o.__name__.strip("_"))
 def test_index(made, obligation) -> None:
     obligation(*made)
+
+
+def test_check_index_runs_them_all(tmp_path) -> None:
+    calls: list[bool] = []
+
+    def make(fresh: bool) -> Index:
+        calls.append(fresh)
+        return SqliteIndex(tmp_path / f"{sum(calls)}.db")
+
+    check_index(make)
+    assert sum(calls) == len(INDEX_OBLIGATIONS)
+
+
+# What only Postgres can do to us
+
+
+def unit(rng: np.random.Generator, n: int) -> np.ndarray:
+    x = rng.standard_normal((n, DIM))
+    return (x / np.linalg.norm(x, axis=1, keepdims=True)).astype(np.float32)
+
+
+def documents(source: str, count: int) -> list[Document]:
+    return [Document(f"{source}/{i}", f"text {i}", source=source) for i in range(count)]
+
+
+@pytest.fixture
+def schema() -> str:
+    return f"i{uuid.uuid4().hex}"
+
+
+@pytest.fixture
+def index(vector_url: str, schema: str) -> Iterator[PgvectorIndex]:
+    """Open, with 60 documents of 6 sources."""
+    index, rng = PgvectorIndex(vector_url, schema=schema, timeout_s=5), np.random.default_rng(0)
+    index.open("test", DIM)
+    for i in range(6):
+        index.add(documents(f"s{i}", 10), unit(rng, 10))
+    yield index
+    index.close()
+
+
+def sql(url: str, *statements: str) -> None:
+    import psycopg
+
+    with psycopg.connect(url, autocommit=True) as db:
+        for statement in statements:
+            db.execute(statement)
+
+
+@pytest.mark.parametrize(
+    ("target", "retryable", "says"),
+    [
+        ("postgresql://anna:s3cr%40t@127.0.0.1:1/db", True, "127.0.0.1:1/db"),
+        ("postgresql://anna:s3cr%40t@no.such.host.invalid/db", True, "no.such.host.invalid/db"),
+        ("nobody", False, "does not exist"),
+        ("nowhere", False, "does not exist"),
+    ],
+)
+def test_a_server_that_cannot_be_used_is_explained_without_the_password(vector_url, target, retryable, says) -> None:
+    if target == "nobody":
+        target = vector_url.replace("postgres:@", "nobody:s3cr%40t@")
+    elif target == "nowhere":
+        target = vector_url.replace("postgres:@", "postgres:s3cr%40t@").replace("?", "x?")
+    index, begin = PgvectorIndex(Secret(target), timeout_s=2), time.monotonic()
+    for call in (lambda: index.open("test", DIM), index.clear):
+        with pytest.raises(BackendError, match=says) as caught:
+            call()
+        assert caught.value.backend == "pgvector"
+        assert caught.value.retryable is retryable
+        assert "s3cr" not in str(caught.value)
+    assert "s3cr" not in repr(index)
+    assert time.monotonic() - begin < 8
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://anna:s3c@ret@host/db",
+        "postgresql://anna:s3c/ret@host/db",
+        "postgresql://anna:/s3cret@host/db",
+        "postgresql://anna:s3c%zzret@host/db",
+        "postgresql://anna:s3cret@host:port/db",
+        "mysql://anna:s3cret@host/db",
+        "s3cret",
+    ],
+)
+def test_a_malformed_url_is_refused_without_repeating_it(url) -> None:
+    with pytest.raises(ConfigError, match="not of the form") as caught:
+        PgvectorIndex(url)
+    assert not {"s3c", "ret@", "anna"} & {part for part in ("s3c", "ret@", "anna") if part in str(caught.value)}
+    assert caught.value.__cause__ is None
+
+
+@pytest.mark.parametrize(
+    "options", [{"schema": "a-b"}, {"schema": 'x"; DROP'}, {"schema": ""}, {"connections": 0}, {"timeout_s": 0}]
+)
+def test_options_are_checked(vector_url, options) -> None:
+    with pytest.raises(ConfigError, match=next(iter(options))):
+        PgvectorIndex(vector_url, **options)
+
+
+def test_a_reserved_word_may_be_the_schema(vector_url) -> None:
+    index = PgvectorIndex(vector_url, schema="order")
+    index.open("test", DIM)
+    index.add(documents("a", 3), unit(np.random.default_rng(0), 3))
+    assert index.check() == []
+    index.close()
+    sql(vector_url, 'DROP SCHEMA "order" CASCADE')
+
+
+def test_the_packages_are_only_needed_when_it_is_used(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    with pytest.raises(MissingExtra, match=r"pip install 'casemate\[postgres\]'"):
+        PgvectorIndex(Secret("postgresql://host/db"))
+
+
+def test_a_missing_extension_is_explained(postgres_url) -> None:
+    name = f"t{uuid.uuid4().hex}"
+    sql(postgres_url, f"CREATE DATABASE {name}")
+    index = PgvectorIndex(postgres_url.replace("/postgres?", f"/{name}?"))
+    with pytest.raises(BackendError, match="superuser.*CREATE EXTENSION vector") as caught:
+        index.open("test", DIM)
+    assert not caught.value.retryable
+    index.close()
+    sql(postgres_url, f"DROP DATABASE {name}")
+
+
+def test_another_encoding_is_explained(postgres_url) -> None:
+    name = f"t{uuid.uuid4().hex}"
+    sql(postgres_url, f"CREATE DATABASE {name} ENCODING 'SQL_ASCII' LOCALE 'C' TEMPLATE template0")
+    with pytest.raises(BackendError, match="not in UTF8; make one with ENCODING 'UTF8'"):
+        PgvectorIndex(postgres_url.replace("/postgres?", f"/{name}?")).open("test", DIM)
+    sql(postgres_url, f"DROP DATABASE {name}")
+
+
+def test_a_schema_of_another_program_is_refused_and_not_touched(vector_url, schema) -> None:
+    index = PgvectorIndex(vector_url, schema=schema)
+    for table in ("document (key int)", "tenant (name text)", "meta (name text, value text)", "meta (other int)"):
+        sql(vector_url, f"DROP SCHEMA IF EXISTS {schema} CASCADE", f"CREATE SCHEMA {schema}",
+            f"CREATE TABLE {schema}.{table}")
+        for call in (lambda: index.open("test", DIM), index.clear):
+            with pytest.raises(DataError, match=schema):
+                call()
+        sql(vector_url, f"DROP TABLE {schema}.{table.split()[0]}", f"DROP SCHEMA {schema}")  # no table of ours is left
+    index.close()
+
+
+def test_a_role_that_may_not_is_told(vector_url, index, schema) -> None:
+    role = f"r{uuid.uuid4().hex}"
+    sql(vector_url, f"CREATE ROLE {role} LOGIN", f"GRANT USAGE ON SCHEMA {schema} TO {role}",
+        f"GRANT SELECT ON ALL TABLES IN SCHEMA {schema} TO {role}")
+    reader = PgvectorIndex(vector_url.replace("postgres:@", f"{role}:@"), schema=schema)
+    reader.open("test", DIM)
+    q = unit(np.random.default_rng(1), 1)[0]
+    assert reader.search(q, 3) == index.search(q, 3)
+    assert reader.check() == []
+    with pytest.raises(BackendError, match="role may not") as caught:
+        reader.remove(["s1"])
+    assert not caught.value.retryable
+    reader.close()
+    sql(vector_url, f"DROP OWNED BY {role}", f"DROP ROLE {role}")
+
+
+def test_what_postgres_cannot_keep_is_refused_with_its_name(index) -> None:
+    vector = unit(np.random.default_rng(1), 1)
+    for document, says in [
+        (Document("x", "a\0b"), "'x' holds a NUL"),
+        (Document("x", "", source="a\0b"), "'x' holds a NUL"),
+        (Document("x" * 3000, ""), "2600 bytes"),
+        (Document("x", "", source="\u6f22" * 1000), "2600 bytes"),
+    ]:
+        with pytest.raises(DataError, match=says):
+            index.add([document], vector)
+    with pytest.raises(DataError):
+        index.search(vector[0], 1, tenant="a\0b")
+    assert index.remove(["a\0b", "s1"]) == 10
+    random = np.random.default_rng(2).integers(0x20, 0x7F, 2500, dtype=np.uint8).tobytes().decode()
+    index.add([Document(random, "as long as it may be", source="s")], vector)
+    assert index.check() == []
+
+
+def test_two_may_open_a_new_schema_at_once(vector_url, schema) -> None:
+    indexes, failed = [PgvectorIndex(vector_url, schema=schema) for _ in range(6)], []
+
+    def use(index: PgvectorIndex, i: int) -> None:
+        try:
+            index.open("test", DIM)
+            index.add(documents(f"s{i}", 5), unit(np.random.default_rng(i), 5))
+        except BaseException as error:
+            failed.append(error)
+
+    at_once([lambda i=i, index=index: use(index, i) for i, index in enumerate(indexes)])
+    assert failed == []
+    assert indexes[0].moments().n == 30
+    for index in indexes:
+        index.close()
+
+
+def at_once(calls: list) -> None:
+    threads = [threading.Thread(target=call) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def test_more_may_search_than_there_are_connections(index) -> None:
+    q, found = unit(np.random.default_rng(1), 1)[0], []
+    at_once([lambda: found.append(index.search(q, 5)) for _ in range(24)])
+    assert len(found) == 24
+    assert all(one == found[0] for one in found)
+
+
+def test_clearing_beside_searches_shows_no_mixture(index, vector_url, schema) -> None:
+    other, rng, q = PgvectorIndex(vector_url, schema=schema), np.random.default_rng(3), np.eye(1, DIM)[0]
+    done, wrong, seen = threading.Event(), [], set()
+
+    def clear() -> None:
+        try:
+            for _ in range(25):
+                other.clear()
+                other.open("test", DIM)
+                other.add(documents("new", 4), unit(rng, 4))
+        finally:
+            done.set()
+
+    def search() -> None:
+        while not done.is_set():
+            try:
+                found = index.search(q, 100)
+            except DataError as error:
+                if "of the embedder None" not in str(error):
+                    wrong.append(error)
+            else:
+                seen.add(len(found.hits))
+                wrong.extend([found] if len(found.hits) != found.background.n else [])
+
+    at_once([clear, search, search])
+    assert wrong == []
+    assert seen <= {60, 0, 4}
+    other.close()
+
+
+def test_moments_in_memory_do_not_outlive_a_schema(index, vector_url, schema) -> None:
+    """The same number of steps after the tables were made anew: a counter would say that nothing had changed."""
+    q = np.eye(1, DIM)[0]
+    assert index.search(q, 1).background.n == 60
+    sql(vector_url, f"DROP SCHEMA {schema} CASCADE")
+    with pytest.raises(DataError, match="holds no index"):
+        index.search(q, 1)
+    other, rng = PgvectorIndex(vector_url, schema=schema), np.random.default_rng(4)
+    other.open("test", DIM)
+    for i in range(6):
+        other.add(documents(f"s{i}", 2), unit(rng, 2))
+    assert index.search(q, 100).background == other.search(q, 100).background
+    assert index.search(q, 100).background.n == 12
+    other.close()
+
+
+def test_few_tenants_are_kept_in_memory(index, monkeypatch) -> None:
+    monkeypatch.setattr(pgvector, "CACHED", 3)
+    rng, q = np.random.default_rng(5), np.eye(1, DIM)[0]
+    for i in range(8):
+        index.add(documents("a", i + 1), unit(rng, i + 1), f"t{i}")
+    for i in range(8):
+        assert index.search(q, 1, f"t{i}").background.n == i + 1
+        assert len(index._cache) <= 3
+
+
+@pytest.mark.parametrize(
+    ("statement", "complaint"),
+    [
+        ("UPDATE {}.tenant SET n = n + 1", "the moments count 61 documents, the index 60"),
+        ("UPDATE {}.tenant SET mean = set_byte(mean, 6, get_byte(mean, 6) # 1)", "the moments do not fit"),
+        ("UPDATE {}.tenant SET mean = '\\x00'", "the moments are damaged"),
+        ("DELETE FROM {}.tenant", "the moments count 0 documents"),
+        ("INSERT INTO {}.tenant SELECT 'ghost', 1, 5, mean, scatter FROM {}.tenant", "'ghost': the moments count 5"),
+    ],
+)
+def test_moments_that_were_tampered_with_are_found_and_mended(index, vector_url, schema, statement, complaint) -> None:
+    sql(vector_url, statement.replace("{}", schema))
+    assert any(complaint in sentence for sentence in index.check())
+    index.rebuild()
+    assert index.check() == []
+    found = index.search(unit(np.random.default_rng(6), 1)[0], 100)
+    scores = [h.score for h in found.hits]
+    assert found.background.n == 60
+    assert found.background.mean == pytest.approx(np.mean(scores), abs=1e-9)
+    assert found.background.std == pytest.approx(np.std(scores), abs=1e-9)
+
+
+def test_vectors_that_were_tampered_with_are_found(index, vector_url, schema) -> None:
+    update = f"UPDATE {schema}.document SET embedding = '{{}}' WHERE key = 7"
+    sql(vector_url, update.format([0.5] + [0.0] * (DIM - 1)))
+    assert any("the vector with key 7 is not of unit length" in sentence for sentence in index.check())
+    sql(vector_url, update.format([1.0] + [0.0] * (DIM - 1)))
+    assert [("do not fit" in sentence) for sentence in index.check()] == [True]
+
+
+def test_check_and_rebuild_stream(index, monkeypatch) -> None:
+    monkeypatch.setattr(pgvector, "STREAM", 7)
+    assert index.check() == []
+    before = index.moments()
+    index.rebuild()
+    assert index.check() == []
+    assert np.abs(index.moments().scatter - before.scatter).max() < 1e-9
+
+
+def test_moments_do_not_drift(index) -> None:
+    rng, held = np.random.default_rng(7), {}
+    index.remove([f"s{i}" for i in range(6)])
+    for _ in range(300):
+        source = f"s{rng.integers(20)}"
+        held[source] = unit(rng, int(rng.integers(1, 4)))
+        index.add(documents(source, len(held[source])), held[source])
+    fresh = CorpusMoments.of(np.concatenate(list(held.values())))
+    assert index.moments().n == fresh.n
+    assert np.abs(index.moments().scatter - fresh.scatter).max() < 1e-9
+
+
+def test_a_writer_that_waits_too_long_is_told(index, vector_url, schema) -> None:
+    import psycopg
+
+    hasty = PgvectorIndex(vector_url, schema=schema, timeout_s=0.3)
+    hasty.open("test", DIM)
+    with psycopg.connect(vector_url) as slow:
+        slow.execute(f"SELECT 1 FROM {schema}.tenant FOR UPDATE")
+        with pytest.raises(BackendError, match="longer than timeout_s") as caught:
+            hasty.remove(["s1"])
+        assert caught.value.retryable
+        assert len(hasty.search(np.eye(1, DIM)[0], 100).hits) == 60  # who reads does not wait
+    assert hasty.remove(["s1"]) == 10
+    hasty.close()
+
+
+def test_connections_that_were_cut_are_replaced(index, vector_url) -> None:
+    q = np.eye(1, DIM)[0]
+    for _ in range(3):
+        at_once([lambda: index.search(q, 1) for _ in range(8)])
+        sql(vector_url, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'casemate'")
+        assert len(index.search(q, 100).hits) == 60
+
+
+def test_a_frozen_server_is_given_up_and_forgotten(vector_url, index, schema) -> None:
+    """One that keeps the connection and says nothing, as when its machine hangs."""
+    hasty, q = PgvectorIndex(vector_url, schema=schema, connections=1, timeout_s=0.5), np.eye(1, DIM)[0]
+    hasty.open("test", DIM)
+    hasty.search(q, 1)
+    with hasty._pool.connection() as db:
+        pid = db.info.backend_pid
+    begin = time.monotonic()
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(BackendError) as caught:
+            hasty.search(q, 1)
+        assert caught.value.retryable
+        assert time.monotonic() - begin < 5
+        assert len(hasty.search(q, 100).hits) == 60  # on a connection that is not frozen
+    finally:
+        os.kill(pid, signal.SIGCONT)
+        hasty.close()
+
+
+@pytest.fixture
+def fragile() -> Iterator:
+    """A server of the test's own, to be stopped and started."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import pgserver
+    folder = tempfile.mkdtemp(prefix="casemate-pg-")
+    try:
+        server = pgserver.get_server(folder, cleanup_mode="stop")
+        sql(server.get_uri(), "CREATE EXTENSION vector")
+        yield server
+        server.cleanup()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_a_server_that_restarts_is_used_again(fragile) -> None:
+    from pgserver._commands import pg_ctl
+
+    def stop() -> None:
+        pg_ctl(["-m", "immediate", "-w", "stop"], pgdata=fragile.pgdata, user=fragile.system_user)
+
+    index, rng = PgvectorIndex(fragile.get_uri(), timeout_s=1), np.random.default_rng(8)
+    index.open("test", DIM)
+    index.add(documents("a", 20), unit(rng, 20))
+    stop()
+    fragile.ensure_postgres_running()
+    assert len(index.search(np.eye(1, DIM)[0], 100).hits) == 20  # the next call works
+    stop()
+    for call in (lambda: index.search(np.eye(1, DIM)[0], 1), lambda: index.remove(["a"]), index.check):
+        begin = time.monotonic()
+        with pytest.raises(BackendError) as caught:
+            call()
+        assert caught.value.retryable
+        assert time.monotonic() - begin < 5
+    fragile.ensure_postgres_running()
+    assert len(index.search(np.eye(1, DIM)[0], 100).hits) == 20
+    assert index.remove(["a"]) == 20
+    assert index.check() == []
+    index.close()

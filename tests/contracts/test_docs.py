@@ -2,6 +2,8 @@
 
 import importlib.util
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -48,3 +50,10 @@ def test_the_configuration_reference_is_that_of_the_code():
     generate = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(generate)
     assert generate.FILE.read_text() == generate.page(), "run: python docs/generate.py"
+
+
+@pytest.mark.parametrize("script", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.name)
+def test_example_scripts_run(script, tmp_path):
+    done = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout

@@ -130,6 +130,18 @@ def test_json_is_one_object_on_stdout(run, notes):
     assert json.loads(run("doctor", "--json").stdout)["ok"] is True
 
 
+def test_the_mode_of_the_guard_can_be_chosen_for_one_question(run, tmp_path):
+    write_many(tmp_path / "docs", 60)
+    run("index", "docs")
+    question = "Record 7: " + "the heron stands by the water. " * 6
+    off, observe, enforce = (
+        json.loads(run("ask", "--json", "--guard", mode, question).stdout) for mode in ("off", "observe", "enforce")
+    )
+    assert off["verdicts"] == []
+    assert (observe["answer"], observe["hits"]) == (off["answer"], off["hits"])
+    assert [v["enforced"] for v in (*observe["verdicts"], *enforce["verdicts"])] == [False, True]
+
+
 def test_a_file_of_questions_gives_a_line_each(run, notes, tmp_path):
     run("index", "notes")
     (tmp_path / "q.jsonl").write_text('{"_id": "a", "text": "bakery hours"}\nlibrary hours\n{"_id": "c", "text": ""}\n')

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -142,10 +143,8 @@ class SqliteIndex(Index):
             if count := orphans.fetchone()[0]:
                 found.append(f"{count} documents have no vector, or half of one: index them again")
             for tenant in _tenants(db):
-                try:
-                    found += indexing.compare_moments(tenant, _load(db, tenant, self._dim), self._vectors(db, tenant))
-                except DataError as error:
-                    found.append(str(error))
+                load = partial(_load, db, tenant, self._dim)
+                found += indexing.compare_moments(tenant, load, self._vectors(db, tenant))
         return found
 
     def rebuild(self) -> None:
@@ -267,7 +266,7 @@ class SqliteIndex(Index):
         path = self._graph_path(tenant)
         with self._transaction() as db:
             noted = db.execute("SELECT value FROM meta WHERE name = ?", (path.name,)).fetchone()
-        if noted and path.exists() and noted[0].startswith(f"{last_key} "):
+        if noted and path.exists() and noted[0] == f"{last_key} {_checksum(path)}":
             return
         try:
             graph.save(path)

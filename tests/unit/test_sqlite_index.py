@@ -1,0 +1,613 @@
+"""The embedded index when processes are killed, disks are full, and files are damaged or tampered with."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from casemate.backends import sqlite
+from casemate.backends.sqlite import SqliteIndex
+from casemate.errors import BackendError, CasemateError, DataError
+from casemate.neighbors import Approximate, Exact
+from casemate.stats import CorpusMoments
+from casemate.types import Document
+
+DIM = 16
+WORKER = """
+import resource, signal, sys
+import numpy as np
+from pathlib import Path
+from casemate.backends.sqlite import SqliteIndex
+from casemate.errors import CasemateError
+from casemate.types import Document
+
+path, name, count, limit = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+if limit:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+rng = np.random.default_rng(len(name))
+index = SqliteIndex(path)
+index.open("test", 16)
+print("ready", flush=True)
+sys.stdin.readline()
+try:
+    for i in range(count):
+        x = rng.standard_normal((7, 16))
+        x = (x / np.linalg.norm(x, axis=1, keepdims=True)).astype(np.float32)
+        index.add([Document(f"{name}-{i}/{j}", "text " * 200, source=f"{name}-{i}") for j in range(7)], x)
+        print(f"{name}-{i}", flush=True)
+except CasemateError as error:
+    print(type(error).__name__, error, flush=True)
+"""
+
+
+def unit(rng: np.random.Generator, n: int, dim: int = DIM) -> np.ndarray:
+    x = rng.standard_normal((n, dim))
+    return (x / np.linalg.norm(x, axis=1, keepdims=True)).astype(np.float32)
+
+
+def documents(source: str, count: int, text: str = "text") -> list[Document]:
+    return [Document(f"{source}/{i}", f"{text} {i}", source=source, digest=f"digest of {source}") for i in range(count)]
+
+
+def opened(path: Path, **options: object) -> SqliteIndex:
+    index = SqliteIndex(path, **options)
+    index.open("test", DIM)
+    return index
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "index.db"
+
+
+@pytest.fixture
+def filled(path: Path) -> Path:
+    """The file of a closed index with 500 documents of 20 sources."""
+    rng, index = np.random.default_rng(0), opened(path)
+    for s in range(20):
+        index.add(documents(f"s{s}", 25), unit(rng, 25))
+    index.close()
+    return path
+
+
+def start(path: Path, name: str, count: int, limit: int = 0) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", WORKER, str(path), name, str(count), str(limit)]
+    worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert worker.stdout.readline() == "ready\n"
+    return worker
+
+
+def go(worker: subprocess.Popen[str]) -> None:
+    worker.stdin.write("\n")
+    worker.stdin.flush()
+
+
+def finish(worker: subprocess.Popen[str]) -> list[str]:
+    out, _ = worker.communicate(timeout=60)
+    return out.splitlines()
+
+
+def test_a_kill_loses_nothing_that_was_acknowledged(path) -> None:
+    acknowledged: set[str] = set()
+    for round_ in range(4):
+        worker = start(path, f"w{'x' * round_}", 10_000)
+        go(worker)
+        for _ in range(5 + 7 * round_):
+            acknowledged.add(worker.stdout.readline().strip())
+        worker.send_signal(signal.SIGKILL)
+        acknowledged.update(line for line in finish(worker) if line)
+        index = opened(path)
+        held = index.digests().keys()
+        assert acknowledged <= held
+        assert len(held) <= len(acknowledged) + round_ + 1  # what was under way may have been kept
+        assert index.moments().n == 7 * len(held)
+        assert index.check() == []
+        index.close()
+
+
+def test_two_processes_may_write_at_once(path) -> None:
+    workers = [start(path, name, 40) for name in ("one", "another")]
+    for worker in workers:
+        go(worker)
+    said = [finish(worker) for worker in workers]
+    assert [len(lines) for lines in said] == [40, 40]
+    index = opened(path)
+    assert index.moments().n == 2 * 40 * 7
+    assert set(index.digests()) == set(said[0]) | set(said[1])
+    assert index.check() == []
+    index.close()
+
+
+def test_the_next_search_sees_what_another_process_did(path) -> None:
+    rng = np.random.default_rng(1)
+    index, q = opened(path), unit(rng, 1)[0]
+    index.add(documents("mine", 2), unit(rng, 2))
+    worker = start(path, "theirs", 3)
+    assert index.search(q, 1000).background.n == 2
+    go(worker)
+    assert len(finish(worker)) == 3
+    found = index.search(q, 1000)
+    assert found.background.n == len(found.hits) == 2 + 3 * 7
+    s = [h.score for h in found.hits]
+    assert found.background.mean == pytest.approx(np.mean(s), abs=1e-12)
+    assert found.background.std == pytest.approx(np.std(s), abs=1e-12)
+    assert index.remove([f"theirs-{i}" for i in range(3)]) == 21
+    index.close()
+
+
+def garbage(data: bytes) -> bytes:
+    return data[:100] + np.random.default_rng(0).bytes(len(data) - 100)
+
+
+DAMAGES = {
+    "random bytes": lambda data: np.random.default_rng(0).bytes(len(data)),
+    "no database": lambda data: b"These are not the bytes that you look for. " * 100,
+    "cut in half": lambda data: data[: len(data) // 2],
+    "cut within a page": lambda data: data[: len(data) - 5000],
+    "cut to a header": lambda data: data[:100],
+    "garbage after the header": garbage,
+    "garbage after the first page": lambda data: data[:8192] + garbage(data)[8192:],
+    "a page of zeros": lambda data: data[: 8192 * 5] + bytes(8192) + data[8192 * 6 :],
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_file_is_refused_or_reported_and_not_touched(filled, damage) -> None:
+    filled.write_bytes(damage(filled.read_bytes()))
+    before, index = filled.read_bytes(), SqliteIndex(filled)
+    try:
+        index.open("test", DIM)
+        problems = index.check()
+    except (DataError, BackendError) as error:
+        problems = [str(error)]
+        assert str(filled) in str(error)
+        assert "damaged" in str(error)
+    finally:
+        index.close()
+    assert problems
+    assert filled.read_bytes() == before
+
+
+def test_a_damaged_page_of_vectors_is_an_error_of_the_search(filled) -> None:
+    data = bytearray(filled.read_bytes())
+    data[8192 * 3 :] = np.random.default_rng(0).bytes(len(data) - 8192 * 3)
+    filled.write_bytes(data)
+    index = SqliteIndex(filled)
+    with pytest.raises(DataError, match="damaged"):
+        index.open("test", DIM)
+        index.search(unit(np.random.default_rng(0), 1)[0], 5)
+    index.close()
+
+
+@pytest.mark.parametrize("mode", ["delete", "wal"])
+def test_a_database_of_another_program_is_refused_and_not_touched(path, mode) -> None:
+    db = sqlite3.connect(path)
+    db.execute(f"PRAGMA journal_mode = {mode}")
+    db.execute("CREATE TABLE document (key INTEGER PRIMARY KEY, text TEXT)")
+    db.execute("INSERT INTO document VALUES (1, 'do not lose me')")
+    db.commit()
+    db.close()
+    before, index = path.read_bytes(), SqliteIndex(path)
+    for call in (lambda: index.open("test", DIM), index.clear):
+        with pytest.raises(DataError, match="another program; choose another path"):
+            call()
+    index.close()
+    assert path.read_bytes() == before
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+
+
+def test_a_later_format_is_refused(filled) -> None:
+    with sqlite3.connect(filled) as db:
+        db.execute("PRAGMA user_version = 99")
+    db.close()
+    index = SqliteIndex(filled)
+    with pytest.raises(DataError, match="index format 99, this version reads 1"):
+        index.open("test", DIM)
+    index.close()
+
+
+def test_a_full_disk_keeps_what_was_there_and_work_goes_on_after(filled) -> None:
+    rng, index = np.random.default_rng(2), opened(filled)
+    pages = index._db.execute("PRAGMA page_count").fetchone()[0]
+    index._db.execute(f"PRAGMA max_page_count = {pages + 3}")
+    with pytest.raises(BackendError, match="disk is full") as caught:
+        index.add(documents("big", 500, "long " * 100), unit(rng, 500))
+    assert caught.value.retryable
+    assert index.check() == []
+    assert index.moments().n == 500
+    index._db.execute("PRAGMA max_page_count = 1000000")
+    index.add(documents("big", 500, "long " * 100), unit(rng, 500))
+    index.close()
+    index = opened(filled)
+    assert index.moments().n == 1000
+    assert index.check() == []
+    index.close()
+
+
+def test_a_file_that_may_not_grow_keeps_what_was_acknowledged(path) -> None:
+    worker = start(path, "w", 10_000, limit=400_000)
+    go(worker)
+    *acknowledged, error = finish(worker)
+    assert len(acknowledged) > 1
+    assert error.startswith("BackendError")
+    index = opened(path)
+    assert set(index.digests()) == set(acknowledged)
+    assert index.check() == []
+    index.add(documents("more", 3), unit(np.random.default_rng(0), 3))
+    index.close()
+
+
+def test_a_file_in_the_place_of_a_folder_is_explained(tmp_path) -> None:
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file/index.db", tmp_path / "file/deeper/index.db", tmp_path):
+        with pytest.raises(BackendError, match=str(path)):
+            SqliteIndex(path).open("test", DIM)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_may_not_be_written_is_explained(tmp_path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(BackendError, match="cannot make the index"):
+        SqliteIndex(tmp_path / "index.db").open("test", DIM)
+
+
+def test_another_writer_that_does_not_end_is_explained(filled) -> None:
+    index, other = opened(filled), sqlite3.connect(filled, isolation_level=None)
+    index._db.execute("PRAGMA busy_timeout = 20")
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(BackendError, match="another process is writing") as caught:
+        index.remove(["s1"])
+    assert caught.value.retryable
+    assert index.moments().n == 500  # who reads does not wait
+    other.execute("ROLLBACK")
+    other.close()
+    assert index.remove(["s1"]) == 25
+    index.close()
+
+
+def test_only_the_owner_may_read(tmp_path) -> None:
+    path = tmp_path / "new/folder/index.db"
+    index = opened(path, approximate_above=10)
+    index.add(documents("a", 50), unit(np.random.default_rng(0), 50))
+    index.warm()
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    files = {p.name: p.stat().st_mode & 0o777 for p in path.parent.iterdir()}
+    assert set(files.values()) == {0o600}
+    assert len(files) == 4  # with log, shared memory and graph
+    index.close()
+
+
+@pytest.mark.parametrize("shape", ["one of many", "all", "replaced", "cleared"])
+def test_a_removed_text_leaves_no_bytes(path, shape) -> None:
+    rng, index = np.random.default_rng(3), opened(path)
+    secret = "the patient Xanthippe Quuxwell"
+    for s in range(40):
+        text = f"{secret} {'long ' * 300}" if s in {7, 8, 20} else f"harmless {'long ' * int(rng.integers(1, 600))}"
+        source = f"Quuxwell {s}" if s in {7, 8, 20} else f"s{s}"
+        index.add(documents(source, 12, text), unit(rng, 12))
+    gone = [f"Quuxwell {s}" for s in (7, 8, 20)]
+    if shape == "replaced":
+        for source in gone:
+            index.add([Document(f"new {source[-2:]}", "nothing", source=source)], unit(rng, 1))
+        index.remove(gone)
+    elif shape == "cleared":
+        index.clear()
+    else:
+        index.remove(gone if shape == "one of many" else list(index.digests()))
+    index.close()  # folds the log into the file
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+    data = path.read_bytes()
+    assert b"Xanthippe" not in data
+    assert b"Quuxwell" not in data
+
+
+def tamper(path: Path, statement: str, *values: object) -> None:
+    with sqlite3.connect(path) as db:
+        assert db.execute(statement, values).rowcount > 0
+    db.close()
+
+
+def scaled(blob: bytes, factor: float) -> bytes:
+    return (np.frombuffer(blob) * factor).tobytes()
+
+
+@pytest.mark.parametrize(
+    ("statement", "complaint"),
+    [
+        ("UPDATE tenant SET n = n + 1", "the moments count 501 documents, the index 500"),
+        ("UPDATE tenant SET mean = scaled(mean, 1.01)", "the moments do not fit"),
+        ("UPDATE tenant SET scatter = scaled(scatter, 1.0001)", "tr(S) = "),
+        ("UPDATE tenant SET scatter = scaled(scatter, 1e300)", "tr(S) = "),
+        ("UPDATE tenant SET mean = x'00'", "the moments are damaged"),
+        ("UPDATE tenant SET n = 0", "the moments count 0 documents"),
+        ("DELETE FROM tenant", "the moments count 0 documents"),
+        ("INSERT INTO tenant SELECT 'ghost', 1, 5, mean, scatter FROM tenant", "'ghost': the moments count 5"),
+    ],
+)
+def test_moments_that_were_tampered_with_are_found_and_mended(filled, statement, complaint) -> None:
+    with sqlite3.connect(filled) as db:
+        db.create_function("scaled", 2, scaled)
+        assert db.execute(statement).rowcount > 0
+    db.close()
+    index = opened(filled)
+    found = index.check()
+    assert any(complaint in sentence for sentence in found)
+    assert all("casemate doctor --fix" in sentence for sentence in found)
+    index.rebuild()
+    assert index.check() == []
+    found_now = index.search(unit(np.random.default_rng(4), 1)[0], 1000)
+    scores = [h.score for h in found_now.hits]
+    assert found_now.background.n == 500
+    assert found_now.background.mean == pytest.approx(np.mean(scores), abs=1e-9)
+    assert found_now.background.std == pytest.approx(np.std(scores), abs=1e-9)
+    index.close()
+
+
+def test_a_moment_off_by_a_rotation_is_found(filled) -> None:
+    """Count and tr(S) stay the same."""
+    db = sqlite3.connect(filled)
+    n, mean, scatter = db.execute("SELECT n, mean, scatter FROM tenant").fetchone()
+    m, S = np.frombuffer(mean), np.frombuffer(scatter).reshape(DIM, DIM)
+    turn, _ = np.linalg.qr(np.random.default_rng(0).standard_normal((DIM, DIM)))
+    with db:
+        db.execute("UPDATE tenant SET mean = ?, scatter = ?", ((turn @ m).tobytes(), (turn @ S @ turn.T).tobytes()))
+    db.close()
+    index = opened(filled)
+    assert ["do not fit" in sentence for sentence in index.check()] == [True]
+    index.close()
+
+
+def test_vectors_that_were_tampered_with_are_found(filled) -> None:
+    rng = np.random.default_rng(5)
+    for key, value, complaint in [
+        (3, (unit(rng, 1) * 2).astype(np.float32), "the vector with key 3 is not of unit length"),
+        (3, np.full(DIM, np.nan, np.float32), "the vector with key 3 is not of unit length"),
+        (3, unit(rng, 1), "the moments do not fit the vectors"),
+        (3, unit(rng, 1, DIM - 1), "1 documents have no vector, or half of one"),
+    ]:
+        tamper(filled, "UPDATE vector SET value = ? WHERE key = ?", value.tobytes(), key)
+        index = opened(filled)
+        assert any(complaint in sentence for sentence in index.check()), complaint
+        index.close()
+
+
+def test_documents_without_a_vector_are_told_and_may_be_indexed_again(filled) -> None:
+    tamper(filled, "DELETE FROM vector WHERE key = 3")
+    index = opened(filled)
+    assert "1 documents have no vector, or half of one: index them again" in index.check()
+    assert len(index.search(unit(np.random.default_rng(0), 1)[0], 1000).hits) == 499
+    index.add(documents("s0", 25), unit(np.random.default_rng(6), 25))
+    index.rebuild()
+    assert index.check() == []
+    assert len(index.search(unit(np.random.default_rng(0), 1)[0], 1000).hits) == 500
+    index.close()
+
+
+def test_vectors_as_far_from_unit_length_as_is_allowed_are_no_fault(path) -> None:
+    index = opened(path)
+    index.add(documents("a", 50), (unit(np.random.default_rng(0), 50) * (1 + 0.9e-4)).astype(np.float32))
+    assert index.check() == []
+    index.close()
+
+
+def test_moments_do_not_drift(path) -> None:
+    rng, index, held = np.random.default_rng(7), opened(path), {}
+    index._db.execute("PRAGMA synchronous = OFF")  # the disk is not what is tested
+    for _ in range(2000):
+        source = f"s{rng.integers(60)}"
+        if rng.random() < 0.45:
+            index.remove([source])
+            held.pop(source, None)
+        else:
+            held[source] = unit(rng, int(rng.integers(1, 4)))
+            index.add(documents(source, len(held[source])), held[source])
+    moments, fresh = index.moments(), CorpusMoments.of(np.concatenate(list(held.values())))
+    assert moments.n == fresh.n
+    assert np.abs(moments.mean - fresh.mean).max() < 1e-9
+    assert np.abs(moments.scatter - fresh.scatter).max() < 1e-9
+    index.close()
+
+
+# Large tenants: the graph
+
+
+def clustered(seed: int, n: int) -> np.ndarray:
+    rng, centres = np.random.default_rng(seed), np.random.default_rng(77).standard_normal((100, DIM))
+    x = centres[rng.integers(100, size=n)] + 0.3 * rng.standard_normal((n, DIM))
+    return (x / np.linalg.norm(x, axis=1, keepdims=True)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory) -> Path:
+    """The folder of a closed approximate index with 3,000 documents of 30 sources, and its graph."""
+    folder = tmp_path_factory.mktemp("large")
+    index, vectors = opened(folder / "index.db", approximate_above=1000), clustered(0, 3000)
+    for s in range(30):
+        index.add(documents(f"s{s}", 100), vectors[s * 100 : s * 100 + 100])
+    index.warm()
+    index.close()
+    return folder
+
+
+@pytest.fixture
+def copy(large: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(large, tmp_path / "copy")) / "index.db"
+
+
+@pytest.fixture
+def linked(monkeypatch) -> list[int]:
+    """How many vectors were linked into a graph, step by step."""
+    counts: list[int] = []
+    add = Approximate.add
+
+    def counted(self, keys, vectors):
+        counts.append(len(keys))
+        add(self, keys, vectors)
+
+    monkeypatch.setattr(Approximate, "add", counted)
+    return counts
+
+
+def graphs(path: Path) -> list[Path]:
+    return sorted(path.parent.glob("index.db-graph-*"))
+
+
+def recall_at_1(path: Path) -> float:
+    """Of the approximate search, by the exact one."""
+    exact, approximate = opened(path), opened(path, approximate_above=1000)
+    same = []
+    for q in clustered(1, 200):
+        true, found = exact.search(q, 1), approximate.search(q, 1)
+        same.append(true.hits == found.hits)
+        assert true.background == found.background
+    assert isinstance(approximate._views["default"].neighbors, Approximate)
+    exact.close()
+    approximate.close()
+    return float(np.mean(same))
+
+
+def test_the_graph_is_saved_once_loaded_and_finds_the_nearest(copy, linked) -> None:
+    (graph,) = graphs(copy)
+    before = graph.stat().st_mtime_ns
+    assert recall_at_1(copy) >= 0.99
+    index = opened(copy, approximate_above=1000)
+    index.warm()
+    index.close()
+    assert linked == []
+    assert graphs(copy) == [graph]
+    assert graph.stat().st_mtime_ns == before
+
+
+def test_a_loaded_graph_catches_up_with_what_happened_since(copy, linked) -> None:
+    index, vectors = opened(copy), clustered(2, 300)  # one that does not use the graph
+    index.remove([f"s{s}" for s in range(8)])
+    index.add(documents("new", 150), vectors[:150])
+    index.add(documents("s20", 100), vectors[150:250])
+    index.add(documents("gone at once", 50), vectors[250:])
+    index.remove(["gone at once"])
+    index.close()
+    assert recall_at_1(copy) >= 0.99
+    assert sum(linked) == 250
+    index = opened(copy, approximate_above=1000)
+    assert [index.search(v, 1).hits[0].document.id for v in vectors[:3]] == ["new/0", "new/1", "new/2"]
+    assert len(index.search(vectors[0], 5000).hits) >= 0.99 * index.moments().n
+    index.remove(["new"])  # and a graph in use, too
+    assert index.search(vectors[0], 1).hits[0].document.source != "new"
+    index.warm()
+    index.close()
+    linked.clear()
+    assert recall_at_1(copy) >= 0.99
+    assert linked == []
+
+
+def test_a_graph_of_which_most_is_gone_is_built_anew(copy, linked) -> None:
+    index = opened(copy, approximate_above=1000)
+    index.search(clustered(0, 1)[0], 1)
+    index.remove([f"s{s}" for s in range(16)])
+    for _ in range(2):  # the first sees that most is gone
+        assert len(index.search(clustered(0, 1)[0], 2000).hits) >= 0.99 * 1400
+    assert sum(linked) == 1400
+    index.close()
+
+
+def test_the_graph_of_another_embedder_is_not_used_and_not_left(copy, linked) -> None:
+    index, vectors = SqliteIndex(copy, approximate_above=1000), clustered(3, 1500)
+    index.clear()
+    assert graphs(copy) == []
+    index.open("another", DIM)
+    index.add(documents("a", 1500), vectors)
+    index.warm()
+    assert [index.search(v, 1).hits[0].document.id for v in vectors[:5]] == [f"a/{i}" for i in range(5)]
+    assert sum(linked) == 1500
+    assert len(graphs(copy)) == 1
+    index.close()
+
+
+@pytest.mark.parametrize("damage", [
+    lambda data: data[: len(data) // 2],
+    lambda data: b"",
+    lambda data: data[: len(data) // 2] + os.urandom(len(data) - len(data) // 2),  # would crash the library
+])
+def test_a_damaged_graph_is_built_anew(copy, linked, damage) -> None:
+    (graph,) = graphs(copy)
+    graph.write_bytes(damage(graph.read_bytes()))
+    index = opened(copy, approximate_above=1000)
+    assert len(index.search(clustered(0, 1)[0], 10).hits) == 10
+    assert sum(linked) == 3000
+    index.warm()
+    index.close()
+    linked.clear()
+    assert recall_at_1(copy) >= 0.99
+    assert linked == []
+
+
+def test_a_graph_that_is_younger_than_a_restored_index_is_not_used(copy, linked) -> None:
+    backup = copy.read_bytes()
+    index = opened(copy, approximate_above=1000)
+    index.add(documents("later", 500), clustered(4, 500))
+    index.warm()
+    index.close()
+    copy.write_bytes(backup)
+    linked.clear()
+    index, vectors = opened(copy, approximate_above=1000), clustered(5, 600)
+    index.add(documents("instead", 600), vectors)  # with the keys that the graph has, for other vectors
+    assert [index.search(v, 1).hits[0].document.id for v in vectors[:5]] == [f"instead/{i}" for i in range(5)]
+    assert sum(linked) == 3600
+    index.close()
+
+
+def test_a_tenant_that_grows_or_shrinks_changes_its_search(path) -> None:
+    rng, index = np.random.default_rng(8), opened(path, approximate_above=100)
+    vectors = unit(rng, 150)
+    for low, high, kind in ((0, 100, Exact), (100, 150, Approximate)):
+        index.add(documents(f"s{low}", high - low), vectors[low:high])
+        assert len(index.search(vectors[0], 1000).hits) == high
+        assert type(index._views["default"].neighbors) is kind
+    index.remove(["s100"])
+    assert [h.document.id for h in index.search(vectors[0], 1000).hits][0] == "s0/0"
+    assert type(index._views["default"].neighbors) is Exact
+    index.close()
+
+
+def test_an_exact_view_of_which_most_is_gone_is_loaded_anew(path, monkeypatch) -> None:
+    monkeypatch.setattr("casemate.neighbors.BLOCK", 10)
+    rng, index = np.random.default_rng(9), opened(path)
+    index.add(documents("a", 40), unit(rng, 40))
+    index.add(documents("b", 10), vectors := unit(rng, 10))
+    assert index.search(vectors[0], 1).hits[0].document.id == "b/0"
+    index.remove(["a"])
+    index.search(vectors[0], 1)
+    assert [h.document.id for h in index.search(vectors[3], 100).hits][0] == "b/3"
+    assert len(index._views["default"].neighbors._keys) == 10
+    index.close()
+
+
+def test_a_graph_that_cannot_be_saved_is_explained(copy, monkeypatch) -> None:
+    def full(self, path):
+        raise OSError(28, "No space left on device")
+
+    for graph in graphs(copy):
+        graph.unlink()
+    monkeypatch.setattr(Approximate, "save", full)
+    index = opened(copy, approximate_above=1000)
+    with pytest.raises(BackendError, match="cannot save the graph.*No space"):
+        index.warm()
+    assert len(index.search(clustered(0, 1)[0], 3).hits) == 3
+    index.close()
+
+
+def test_every_failure_is_one_of_ours(path) -> None:
+    index = opened(path)
+    for call in (lambda: index.search(np.zeros(3, np.float32), 1), lambda: index.search(np.full(DIM, np.nan), 1)):
+        with pytest.raises(CasemateError, match="finite numbers"):
+            call()
+    assert sqlite.FORMAT == 1
+    index.close()
