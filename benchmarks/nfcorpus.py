@@ -72,7 +72,7 @@ def _texts(app: App) -> list[str]:
 
 
 def _raw_session(model: MiniLM, texts: list[str]) -> tuple[float, float]:
-    """Seconds and CPU-seconds of the ONNX session alone, on all texts, tokenised before, sorted over the whole corpus."""
+    """Seconds and CPU-seconds of the ONNX session alone on all texts, tokenised and sorted before."""
     rows = [e.ids[:MAX_TOKENS] for e in model._tokenizer.encode_batch_fast(texts)]
     rows.sort(key=len, reverse=True)
     batches = []

@@ -199,9 +199,9 @@ class PgvectorIndex(Index):
     def _connect(self) -> None:
         """Makes the pool, after one connection of its own that says plainly what is wrong."""
         with needs("casemate[postgres]"):
-            import psycopg
             from pgvector.psycopg import register_vector
             from psycopg_pool import ConnectionPool
+        patient = _patient(self.timeout_s + 1)
         options: dict[str, Any] = {
             "autocommit": True,
             "prepare_threshold": None,  # no plan outlives another dimension, and poolers of transactions may be used
@@ -211,10 +211,10 @@ class PgvectorIndex(Index):
         with self._lock, self._explained():
             if self._pool is not None:
                 return
-            with psycopg.connect(self.url, **options) as db:
+            with patient.connect(self.url, **options) as db:
                 self._require_able(db)
             self._pool = ConnectionPool(
-                self.url, connection_class=_patient(self.timeout_s + 1), kwargs=options, min_size=1, open=True,
+                self.url, connection_class=patient, kwargs=options, min_size=1, open=True,
                 max_size=self.connections, timeout=self.timeout_s, reconnect_timeout=self.timeout_s,
                 configure=register_vector,
             )  # fmt: skip
