@@ -14,6 +14,7 @@ test: $(VENV)/.dev lint  ## everything that CI checks
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check --quiet .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 

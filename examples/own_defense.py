@@ -42,7 +42,9 @@ async def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         index = SqliteIndex(Path(folder) / "index.db")
         guard = Guard(Rag(MiniLM(), index, Extractive()), [Embargo(), Mirabel()])
-        await guard.add([Document("old", "The new bridge opened in May."), Document("new", "embargoed: the bridge closes.")])
+        await guard.add(
+            [Document("old", "The new bridge opened in May."), Document("new", "embargoed: the bridge closes.")]
+        )
         answer = await guard.ask(Query("Does the bridge close?"))
         print(answer.reply.text)
         print(answer.verdicts[0].hidden)

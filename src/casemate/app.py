@@ -127,8 +127,10 @@ def build(role: str, part: Part, folder: Path = Path()) -> Any:
     ]
     if lacking:
         raise ConfigError(f"{role} {part.use!r} needs the option {lacking[0]!r}")
-    values = {name: _checked(f"{role} {part.use!r}, option {name!r}", cls, fields[name], value)
-              for name, value in part.options.items()}
+    values = {
+        name: _checked(f"{role} {part.use!r}, option {name!r}", cls, fields[name], value)
+        for name, value in part.options.items()
+    }
     paths = {n: f.default for n, f in fields.items() if isinstance(f.default, Path) and n not in values}
     placed = {n: folder / v if isinstance(v, Path) else v for n, v in (paths | values).items()}
     return cls(**placed)

@@ -83,9 +83,7 @@ def chunk(text: str, spans: Sequence[tuple[int, int]], size: int, overlap: int) 
     return [piece for piece in pieces if piece]
 
 
-def _windows(
-    text: str, spans: Sequence[tuple[int, int]], size: int, overlap: int
-) -> Iterator[tuple[int, int]]:
+def _windows(text: str, spans: Sequence[tuple[int, int]], size: int, overlap: int) -> Iterator[tuple[int, int]]:
     """Begin and stop of each piece. Every step gets at least one character further, whatever the spans."""
     starts, ends = _disjoint(spans, len(text))
     overlap = min(max(overlap, 0), size // 2)

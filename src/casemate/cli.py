@@ -113,7 +113,9 @@ def index(
     config: ConfigFile = None,
     tenant: Tenant = DEFAULT_TENANT,
     gone: Annotated[Gone, typer.Option(help="Sources that are no longer there.")] = "auto",
-    rebuild: Annotated[bool, typer.Option("--rebuild", help="Empty the index first, e.g. for another embedder.")] = False,
+    rebuild: Annotated[
+        bool, typer.Option("--rebuild", help="Empty the index first, e.g. for another embedder.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Embed what is new or changed, remove what is gone. Interrupt at will and run again."""
@@ -137,7 +139,9 @@ def index(
 
 def _run(work: Ingest, plan: Plan) -> Report:
     text = TextColumn("{task.description}")
-    with Progress(SpinnerColumn(), text, BarColumn(), TaskProgressColumn(), TimeRemainingColumn(), console=say, transient=True) as bar:
+    with Progress(
+        SpinnerColumn(), text, BarColumn(), TaskProgressColumn(), TimeRemainingColumn(), console=say, transient=True
+    ) as bar:
         task = bar.add_task(f"embedding {len(plan.todo)} sources", total=plan.bytes or 1)
         return asyncio.run(work.run(plan, lambda size: bar.advance(task, size)))
 
@@ -179,7 +183,9 @@ def ask(
 
     with open_app(settings) as app:
         if not app.index.moments(tenant).n:
-            say.print(f"[yellow]note:[/yellow] tenant {tenant!r} has no documents; 'casemate index FOLDER' puts some in")
+            say.print(
+                f"[yellow]note:[/yellow] tenant {tenant!r} has no documents; 'casemate index FOLDER' puts some in"
+            )
         if questions is not None:
             whole = asyncio.run(_answer_file(app, _read_questions(questions), make))
             raise typer.Exit(OK if whole else INCOMPLETE)

@@ -174,9 +174,7 @@ class Defense:
     paper: ClassVar[str] = ""
     hides: ClassVar[int] = 0
 
-    async def on_index(
-        self, documents: Sequence[Document], vectors: Vector
-    ) -> tuple[Sequence[Document], Vector]:
+    async def on_index(self, documents: Sequence[Document], vectors: Vector) -> tuple[Sequence[Document], Vector]:
         """Acts when documents enter the index."""
         return documents, vectors
 

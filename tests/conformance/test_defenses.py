@@ -49,8 +49,14 @@ class HideBest(Defense):
             return Outcome(retrieval)
         best = retrieval.hits[0]
         gone = [h for h in retrieval.hits if h.document.source == best.document.source and best.score > self.limit]
-        verdict = Verdict("hide_best", bool(gone), Action.HIDE if gone else Action.NONE, best.score, self.limit,
-                          tuple(h.document.id for h in gone))
+        verdict = Verdict(
+            "hide_best",
+            bool(gone),
+            Action.HIDE if gone else Action.NONE,
+            best.score,
+            self.limit,
+            tuple(h.document.id for h in gone),
+        )
         return self.outcome(replace(retrieval, hits=tuple(h for h in retrieval.hits if h not in gone)), verdict)
 
     def outcome(self, retrieval, verdict):

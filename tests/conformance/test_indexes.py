@@ -199,8 +199,12 @@ def test_another_encoding_is_explained(postgres_url) -> None:
 def test_a_schema_of_another_program_is_refused_and_not_touched(vector_url, schema) -> None:
     index = PgvectorIndex(vector_url, schema=schema)
     for table in ("document (key int)", "tenant (name text)", "meta (name text, value text)", "meta (other int)"):
-        sql(vector_url, f"DROP SCHEMA IF EXISTS {schema} CASCADE", f"CREATE SCHEMA {schema}",
-            f"CREATE TABLE {schema}.{table}")
+        sql(
+            vector_url,
+            f"DROP SCHEMA IF EXISTS {schema} CASCADE",
+            f"CREATE SCHEMA {schema}",
+            f"CREATE TABLE {schema}.{table}",
+        )
         for call in (lambda: index.open("test", DIM), index.clear):
             with pytest.raises(DataError, match=schema):
                 call()
@@ -210,8 +214,12 @@ def test_a_schema_of_another_program_is_refused_and_not_touched(vector_url, sche
 
 def test_a_role_that_may_not_is_told(vector_url, index, schema) -> None:
     role = f"r{uuid.uuid4().hex}"
-    sql(vector_url, f"CREATE ROLE {role} LOGIN", f"GRANT USAGE ON SCHEMA {schema} TO {role}",
-        f"GRANT SELECT ON ALL TABLES IN SCHEMA {schema} TO {role}")
+    sql(
+        vector_url,
+        f"CREATE ROLE {role} LOGIN",
+        f"GRANT USAGE ON SCHEMA {schema} TO {role}",
+        f"GRANT SELECT ON ALL TABLES IN SCHEMA {schema} TO {role}",
+    )
     reader = PgvectorIndex(vector_url.replace("postgres:@", f"{role}:@"), schema=schema)
     reader.open("test", DIM)
     q = unit(np.random.default_rng(1), 1)[0]

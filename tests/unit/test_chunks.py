@@ -197,9 +197,7 @@ def test_long_title_is_cut_and_one_line():
 
 
 def test_blank_text_gives_the_title_or_nothing():
-    assert [(d.title, d.text) for d in cut(of(" \n", "Only a title"), Words(), 8, 0)] == [
-        ("", "Only a title")
-    ]
+    assert [(d.title, d.text) for d in cut(of(" \n", "Only a title"), Words(), 8, 0)] == [("", "Only a title")]
     assert cut(of(" ", " \n"), Words(), 8, 0) == []
 
 

@@ -153,9 +153,7 @@ def test_nothing_to_read(tmp_path):
 @pytest.mark.parametrize("name", ["corpus.jsonl", "corpus.jsonl.gz"])
 def test_beir(tmp_path, name):
     content = jsonl(*LINES)
-    put(
-        tmp_path, {name: gzip.compress(content) if name.endswith("gz") else content, "queries.jsonl": content}
-    )
+    put(tmp_path, {name: gzip.compress(content) if name.endswith("gz") else content, "queries.jsonl": content})
     put(tmp_path, {"qrels/test.tsv": "q", "notes.txt": "n"})
     corpus, sources = read(tmp_path)
     assert names(sources) == ["a", "b"]
@@ -213,9 +211,7 @@ def test_linked_folders_are_walked_once(tmp_path):
         for j in range(12):
             (tmp_path / f".d{i}" / f"to{j}").symlink_to(tmp_path / f".d{j}")
     (tmp_path / "in").symlink_to(".d0")
-    assert sorted(n.rpartition("/")[2] for n in names(read(tmp_path)[1])) == sorted(
-        f"f{i}.txt" for i in range(12)
-    )
+    assert sorted(n.rpartition("/")[2] for n in names(read(tmp_path)[1])) == sorted(f"f{i}.txt" for i in range(12))
 
 
 def test_special_files_are_never_opened(tmp_path):
@@ -434,11 +430,7 @@ JSON = st.recursive(
 )
 
 
-@given(
-    st.lists(
-        JSON.map(json.dumps) | st.fixed_dictionaries({"_id": JSON, "text": JSON}).map(json.dumps) | st.text()
-    )
-)
+@given(st.lists(JSON.map(json.dumps) | st.fixed_dictionaries({"_id": JSON, "text": JSON}).map(json.dumps) | st.text()))
 def test_any_lines(tmp_path_factory, lines):
     path = tmp_path_factory.mktemp("lines") / "r.jsonl"
     path.write_bytes("\n".join(lines).encode("utf-8", "surrogatepass"))
@@ -681,9 +673,7 @@ def test_encrypted_pdf(tmp_path, password):
         assert parsed(tmp_path, "x.pdf", out.getvalue()) == ("", "One")
 
 
-@pytest.mark.parametrize(
-    "content", [b"no pdf", b"%PDF-1.4\n", pdf("One")[:150], b"%PDF-1.7 \xff\xff\0" + b"<<" * 9999]
-)
+@pytest.mark.parametrize("content", [b"no pdf", b"%PDF-1.4\n", pdf("One")[:150], b"%PDF-1.7 \xff\xff\0" + b"<<" * 9999])
 def test_damaged_pdf(tmp_path, content, caplog):
     reason = failure(tmp_path, "x.pdf", content)
     assert "cannot be read" in reason or "no text" in reason

@@ -17,11 +17,10 @@ import pytest
 
 pytest.importorskip("openai", reason="needs casemate[openai]")
 
-from tests.fake_openai import ANSWER, DIM, FakeOpenAI, vector_of
-
 from casemate.backends.openai import DATA_NOTE, OpenAIEmbedder, OpenAIGenerator, messages
 from casemate.errors import BackendError, ConfigError
 from casemate.types import Document, Prompt, Secret
+from tests.fake_openai import ANSWER, DIM, FakeOpenAI, vector_of
 
 KEY = Secret("sk-verysecretkey")
 QUESTION = "Who was the plaintiff?"

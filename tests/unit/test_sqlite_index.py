@@ -531,11 +531,14 @@ def test_the_graph_of_another_embedder_is_not_used_and_not_left(copy, linked) ->
     index.close()
 
 
-@pytest.mark.parametrize("damage", [
-    lambda data: data[: len(data) // 2],
-    lambda data: b"",
-    lambda data: data[: len(data) // 2] + os.urandom(len(data) - len(data) // 2),  # would crash the library
-])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: data[: len(data) // 2],
+        lambda data: b"",
+        lambda data: data[: len(data) // 2] + os.urandom(len(data) - len(data) // 2),  # would crash the library
+    ],
+)
 def test_a_damaged_graph_is_built_anew(copy, linked, damage) -> None:
     (graph,) = graphs(copy)
     graph.write_bytes(damage(graph.read_bytes()))

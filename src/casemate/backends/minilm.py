@@ -235,9 +235,7 @@ class _Graph:
         scale = self.const(f"{name}scale", np.float32((DIM // HEADS) ** -0.5))
         scores = self.op("Add", self.op("Mul", self.op("MatMul", query, key), scale), bias)
         mixed = self.op("MatMul", self.op("Softmax", scores, axis=-1), value)
-        joined = self.op(
-            "Reshape", self.op("Transpose", mixed, perm=[0, 2, 1, 3]), self.ints(f"{name}join", 0, 0, DIM)
-        )
+        joined = self.op("Reshape", self.op("Transpose", mixed, perm=[0, 2, 1, 3]), self.ints(f"{name}join", 0, 0, DIM))
         attended = self.linear(joined, f"{name}attention.output.dense")
         x = self.norm(self.op("Add", x, attended), f"{name}attention.output.LayerNorm")
         inner = self.op("Gelu", self.linear(x, f"{name}intermediate.dense"))

@@ -280,7 +280,8 @@ class SqliteIndex(Index):
         """Keys and stored vectors of a tenant in order of age, in pieces of constant memory."""
         cursor = db.execute(
             "SELECT d.key, v.value FROM document d JOIN vector v USING (key) "
-            "WHERE d.tenant = ? AND d.key > ? AND length(v.value) = ? ORDER BY d.key", (tenant, after, 4 * self._dim)
+            "WHERE d.tenant = ? AND d.key > ? AND length(v.value) = ? ORDER BY d.key",
+            (tenant, after, 4 * self._dim),
         )
         while rows := cursor.fetchmany(BLOCK // 16):
             yield np.array([key for key, _ in rows], np.int64), _matrix([blob for _, blob in rows], self._dim)

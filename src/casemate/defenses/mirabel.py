@@ -72,6 +72,4 @@ class Mirabel(Defense):
         target = best.document.source
         hidden = tuple(h.document.id for h in retrieval.hits if h.document.source == target) if flagged else ()
         evidence = {"target": target, "form": self.threshold, "n": n, "mean": rest.mean, "std": rest.std}
-        return Verdict(
-            "mirabel", flagged, Action.HIDE if flagged else Action.NONE, best.score, tau, hidden, evidence
-        )
+        return Verdict("mirabel", flagged, Action.HIDE if flagged else Action.NONE, best.score, tau, hidden, evidence)

@@ -385,9 +385,15 @@ PRONOUNS = {
 }
 
 SHORTHAND = (  # what a hurried writer may shorten: pattern and replacement
-    (r"\b[Tt]he |\b[Aa]n? (?=[a-z])", ""), (r"(?<=[.:] )(He|She) (?!had )", ""), (r" and ", " & "),
-    (r"\b[Ww]ith ", "w/ "), (r"\btwice daily", "bd"), (r"\b(three times|thrice) daily", "tds"),
+    (r"\b[Tt]he |\b[Aa]n? (?=[a-z])", ""),
+    (r"(?<=[.:] )(He|She) (?!had )", ""),
+    (r" and ", " & "),
+    (r"\b[Ww]ith ", "w/ "),
+    (r"\btwice daily", "bd"),
+    (r"\b(three times|thrice) daily", "tds"),
     (r"(?<!times )(?<!twice )(?<!thrice )\b(once )?daily", "od"),
     (r"\bat night\b|\bnightly|\bat bedtime", "nocte"),
-    (r"(?<=\d) weeks", "/52"), (r"(?<=\d) days", "/7"), (r"(?<=\d) months", "/12"),
+    (r"(?<=\d) weeks", "/52"),
+    (r"(?<=\d) days", "/7"),
+    (r"(?<=\d) months", "/12"),
 )

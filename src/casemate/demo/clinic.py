@@ -1,7 +1,4 @@
-"""A fictional clinic as a sample corpus: hand-written policy pages and seeded, invented case notes.
-
-Harrowgate Valley Clinic, the town of Sallowbridge and every person in the notes are made up.
-"""
+"""A fictional clinic: hand-written policy pages and seeded case notes. Clinic, town and persons are made up."""
 
 import random
 import re
@@ -208,7 +205,11 @@ _SLOT = re.compile(r"\{([^{}]+)\}")
 _RANGE = re.compile(r"(\d+(?:\.(\d+))?)-(\d+(?:\.\d+)?)")
 _FIELD = re.compile(r"(?:^|\s)(\w+):\s")
 _TIDY = (
-    (r" +", " "), (r" ?\n ?", "\n"), (r" ([.,;:])", r"\1"), (r"([.?!]\"?)\.", r"\1"), (r"\n{3,}", "\n\n"),
+    (r" +", " "),
+    (r" ?\n ?", "\n"),
+    (r" ([.,;:])", r"\1"),
+    (r"([.?!]\"?)\.", r"\1"),
+    (r"\n{3,}", "\n\n"),
 )
 
 

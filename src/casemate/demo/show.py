@@ -56,7 +56,7 @@ async def run_demo(folder: Path, out: Console, progress: Console) -> dict[str, A
         benign = await _ask_all(app)
     _show_figures(figures, benign, out)
     out.print(
-        f"\nNext: [bold]casemate ask --explain -c {folder}/casemate.yaml \"When is the pharmacy open?\"[/bold]\n",
+        f'\nNext: [bold]casemate ask --explain -c {folder}/casemate.yaml "When is the pharmacy open?"[/bold]\n',
         soft_wrap=True,
     )
     return {"chunks": n, "probes": figures, "benign": benign, "simulated": True}
@@ -137,8 +137,8 @@ def _show_figures(figures: dict[str, Any], benign: dict[str, Any], out: Console)
     out.print(
         f"The price: {_rate(benign['context_changed'], benign['of'])} harmless questions had a document hidden, "
         f"{_rate(benign['answer_changed'], benign['of'])} got another answer.\n"
-        "[dim]Simulated: the attacker is a script, and the reader quotes instead of writing. This is the rule as published: "
-        "it misses what is less alike, and hides much from harmless people (docs/defenses/mirabel.md).[/dim]",
+        "[dim]Simulated: the attacker is a script, and the reader quotes instead of writing. This is the rule as "
+        "published: it misses what is less alike, and hides much from harmless people: docs/defenses/mirabel.md[/dim]",
         soft_wrap=True,
     )
 
