@@ -45,20 +45,24 @@ def main() -> None:
 
 
 def _index(app: App) -> dict[str, Any]:
-    """Ingest against the raw session on the same chunks, in turns, so that both see the same machine."""
+    """The whole of ``casemate index`` against the raw ONNX session on the same chunks, in one run."""
     work = Ingest(app.guard, Corpus(DATA / "nfcorpus"))
+    start, cpu = time.perf_counter(), time.process_time()
     report = asyncio.run(work.run(work.plan()))
-    texts = _texts(app)
+    ingest_s, ingest_cpu_s = time.perf_counter() - start, time.process_time() - cpu
     model = app.guard.rag.embedder
     assert isinstance(model, MiniLM)
-    raw_s = _raw_session(model, texts)
+    raw_s, raw_cpu_s = _raw_session(model, _texts(app))
     return {
         "sources": report.indexed,
         "chunks": report.chunks,
-        "ingest_s": report.seconds,
+        "chunks_per_s": report.chunks / ingest_s,
+        "ingest_s": ingest_s,
         "raw_session_s": raw_s,
-        "chunks_per_s": report.chunks / report.seconds,
-        "ratio_to_raw_session": raw_s / report.seconds,
+        "ratio_to_raw_session": raw_s / ingest_s,
+        "ingest_cpu_s": ingest_cpu_s,
+        "raw_session_cpu_s": raw_cpu_s,
+        "ratio_to_raw_session_cpu": raw_cpu_s / ingest_cpu_s,
     }
 
 

@@ -12,6 +12,7 @@ from contextlib import closing, suppress
 
 import pytest
 
+from casemate.backends.sql_events import SqlEvents
 from casemate.backends.sqlite import SqliteIndex
 
 FINGERPRINT = "minilm:53aa51172d142c89:fp32:256"
@@ -151,6 +152,16 @@ def test_a_file_of_questions_gives_a_line_each(run, notes, tmp_path):
     assert lines[0]["hits"][0]["id"] == "bakery.md"
     assert "empty" in lines[2]["error"]
     assert json.loads(run("ask", "--from", "-", input="bakery hours\n").stdout)["id"] == "1"
+
+
+def test_each_question_leaves_a_verdict_but_not_its_text(run, notes, tmp_path):
+    run("index", "notes")
+    run("ask", "when does the bakery open, in confidence?")
+    store = SqlEvents(path=tmp_path / ".casemate/events.db")
+    (event,) = store.scan("verdict")
+    store.close()
+    assert (event.body["defense"], event.body["client"], event.body["enforced"]) == ("mirabel", "cli", True)
+    assert "confidence" not in json.dumps(dict(event.body))
 
 
 def test_malformed_records_are_named_and_the_rest_indexed(run, tmp_path):
