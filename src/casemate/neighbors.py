@@ -6,12 +6,16 @@ so that a similarity is the same number wherever it is computed.
 
 from __future__ import annotations
 
+import importlib
 import os
+from contextlib import AbstractContextManager
+from functools import cache
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
+from threadpoolctl import ThreadpoolController
 
 from casemate.types import Float64, Vector
 
@@ -145,6 +149,23 @@ class Approximate:
         loaded = cls(dim)
         loaded._graph.load(str(path))
         return loaded
+
+
+def one_thread() -> AbstractContextManager[object]:
+    """A block in which BLAS uses one thread.
+
+    Questions come side by side, and BLAS's threads spin for milliseconds after each product, on the cores that the
+    embedder needs: a question took up to ten times as long.
+    """
+    limit: AbstractContextManager[object] = _blas().limit(limits=1)
+    return limit
+
+
+@cache
+def _blas() -> ThreadpoolController:
+    """All BLAS libraries of the process; scipy brings one of its own, which ``stats`` uses."""
+    importlib.import_module("scipy.linalg.blas")
+    return ThreadpoolController().select(user_api="blas")
 
 
 def rounding(q: Vector) -> float:
