@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Mapping
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -66,7 +66,7 @@ def open_app(config: Config | Mapping[str, Any] | Path | str | None = None, *, r
     Args:
         config: A ``casemate.yaml``, the same as a mapping or a ``Config``; None: the file in this folder, or the
             defaults where there is none.
-        rebuild: Empties the index first, so that another embedder may fill it.
+        rebuild: Empties the index first, of all tenants, so that another embedder may fill it.
 
     Raises:
         ConfigError: If something is unknown, missing or out of range.
@@ -80,26 +80,24 @@ def open_app(config: Config | Mapping[str, Any] | Path | str | None = None, *, r
     elif not isinstance(config, Config):
         config = configuration.parse(config)
     folder = config.folder
-    index: Index = build("index", config.rag.index, folder)
     generator = build("generator", config.rag.generator, folder)
     defenses = [build("defense", part, folder) for part in config.guard.defenses]
     embedder: Embedder = build("embedder", config.rag.embedder, folder)
-    try:
-        if rebuild:
+    with ExitStack() as opened:
+        index: Index = opened.enter_context(closing(build("index", config.rag.index, folder)))
+        store: EventStore = opened.enter_context(closing(build("store", config.store, folder)))
+        if rebuild:  # only now, when all else is known to work
             index.clear()
         rag = Rag(embedder, index, generator, config.rag.instructions or INSTRUCTIONS)
-        store: EventStore = build("store", config.store, folder)
-    except BaseException:
-        index.close()
-        raise
-    guard = Guard(
-        rag,
-        defenses,
-        enforce=config.guard.mode == "enforce",
-        on_error=config.guard.on_error,
-        store=store,
-        log_text=config.privacy.log_text,
-    )
+        guard = Guard(
+            rag,
+            defenses,
+            enforce=config.guard.mode == "enforce",
+            on_error=config.guard.on_error,
+            store=store,
+            log_text=config.privacy.log_text,
+        )
+        opened.pop_all()  # from here on it is the App's to close
     return App(config, guard, store)
 
 
@@ -138,9 +136,7 @@ def build(role: str, part: Part, folder: Path = Path()) -> Any:
 
 def _checked(where: str, cls: type[Any], field: dataclasses.Field[Any], value: Any) -> Any:
     """The value as the field's type, which is the only description of an option there is."""
-    kind = field.type
-    if isinstance(kind, str):
-        kind = eval(kind, vars(sys.modules[cls.__module__]))  # the annotation of a plug-in that is already imported
+    kind = get_type_hints(cls)[field.name]
     if kind is Secret:
         if not isinstance(value, Secret):
             raise ConfigError(f"{where} is a secret: write ${{NAME}} and set NAME in the environment")

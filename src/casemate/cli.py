@@ -28,7 +28,7 @@ from casemate.demo.show import run_demo
 from casemate.doctor import examine
 from casemate.errors import BackendError, CasemateError, ConfigError, QueryError
 from casemate.ingest import Gone, Ingest, Plan, Report
-from casemate.types import DEFAULT_TENANT, Answer, Query, Verdict
+from casemate.types import DEFAULT_TENANT, Action, Answer, Query, Verdict
 
 HELP = """\
 Guard a private RAG system, ask it, and look after it.
@@ -38,6 +38,7 @@ To begin: casemate demo; or on your own documents: casemate init FOLDER, casemat
 Exit codes: 0 done; 1 a check failed; 2 error; 3 done, but part of the input was left out; 130 interrupted.
 """
 OK, FAILED, ERROR, INCOMPLETE, INTERRUPTED = 0, 1, 2, 3, 130
+UTF8 = "utf-8-sig"  # with or without a byte order mark
 
 cli = typer.Typer(
     help=HELP, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
@@ -78,9 +79,6 @@ def main() -> None:
     except CasemateError as error:
         say.print(f"[red]error:[/red] {escape(str(error))}", soft_wrap=True)
         sys.exit(ERROR)
-    except KeyboardInterrupt:
-        say.print("interrupted; what was saved is kept, run again to go on")
-        sys.exit(INTERRUPTED)
 
 
 @cli.callback(invoke_without_command=True)
@@ -100,7 +98,10 @@ def init(
     path = Path(configuration.FILE)
     if path.exists() and not force:
         raise ConfigError(f"{path} exists; edit it, or write over it with --force")
-    path.write_text(TEMPLATE.format(corpus=json.dumps(corpus, ensure_ascii=False)), encoding="utf-8")
+    try:
+        path.write_text(TEMPLATE.format(corpus=json.dumps(corpus)), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}; go to a folder that you may write to") from error
     if as_json:
         _print_json({"written": str(path)})
     else:
@@ -113,9 +114,7 @@ def index(
     config: ConfigFile = None,
     tenant: Tenant = DEFAULT_TENANT,
     gone: Annotated[Gone, typer.Option(help="Sources that are no longer there.")] = "auto",
-    rebuild: Annotated[
-        bool, typer.Option("--rebuild", help="Empty the index first, e.g. for another embedder.")
-    ] = False,
+    rebuild: Annotated[bool, typer.Option("--rebuild", help="Empty the whole index first, all tenants.")] = False,
     as_json: Json = False,
 ) -> None:
     """Embed what is new or changed, remove what is gone. Interrupt at will and run again."""
@@ -143,7 +142,11 @@ def _run(work: Ingest, plan: Plan) -> Report:
         SpinnerColumn(), text, BarColumn(), TaskProgressColumn(), TimeRemainingColumn(), console=say, transient=True
     ) as bar:
         task = bar.add_task(f"embedding {len(plan.todo)} sources", total=plan.bytes or 1)
-        return asyncio.run(work.run(plan, lambda size: bar.advance(task, size)))
+        try:
+            return asyncio.run(work.run(plan, lambda size: bar.advance(task, size)))
+        except KeyboardInterrupt:
+            say.print("interrupted; what was saved is kept, run 'casemate index' again to go on")
+            raise typer.Exit(INTERRUPTED) from None
 
 
 def _report(report: Report, total: int, as_json: bool) -> None:
@@ -153,11 +156,10 @@ def _report(report: Report, total: int, as_json: bool) -> None:
         _print_json({**report.as_json(), "documents": total})
         return
     rate = f", {report.chunks / report.seconds:.0f} a second" if report.chunks and report.seconds > 1 else ""
-    out.print(
-        f"indexed {report.indexed} sources ({report.chunks} chunks{rate}), {report.unchanged} unchanged, "
-        f"{report.removed} removed, {len(report.problems)} left out; the index holds {total} chunks",
-        soft_wrap=True,
-    )
+    said = f"indexed {report.indexed} sources ({report.chunks} chunks{rate}), {report.unchanged} unchanged"
+    said += f", {report.removed} removed, {len(report.problems)} left out"
+    said += f", {report.ignored} files of other kinds passed over" if report.ignored else ""
+    out.print(f"{said}; the index holds {total} chunks", soft_wrap=True)
 
 
 @cli.command()
@@ -211,46 +213,47 @@ async def _print_stream(pieces: AsyncIterator[str]) -> None:
     sys.stdout.write("\n")
 
 
-def _read_questions(name: str) -> Iterator[tuple[str, str]]:
+def _read_questions(name: str) -> Iterator[tuple[str, str | None]]:
     """Id and text of each question; the line number where there is no id."""
     path = Path(name)
     with _open_text(path) as file:
         for number, line in enumerate(file, 1):
-            record = _as_record(line)
-            if record is not None:
-                yield str(record.get("_id", record.get("id", number))), str(record.get("text", record.get("query", "")))
+            if line.lstrip().startswith("{"):
+                yield _from_record(line, str(number))
             elif line.strip():
                 yield str(number), line.strip()
 
 
 @contextmanager
 def _open_text(path: Path) -> Iterator[Any]:
-    if str(path) == "-":
-        yield sys.stdin
-        return
     try:
-        opened = gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")
+        if str(path) == "-":
+            yield sys.stdin
+            return
+        opened = gzip.open(path, "rt", encoding=UTF8) if path.suffix == ".gz" else path.open(encoding=UTF8)
         with opened as file:
             yield file
     except (OSError, EOFError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the questions in {path}: {error}") from error
 
 
-def _as_record(line: str) -> dict[str, Any] | None:
-    if not line.lstrip().startswith("{"):
-        return None
+def _from_record(line: str, number: str) -> tuple[str, str | None]:
+    """Id and text of a json line; None for the text where there is none, or the line is no json."""
     try:
         record = json.loads(line)
-    except ValueError:
-        return None
-    return record if isinstance(record, dict) else None
+    except (ValueError, RecursionError):
+        return number, None
+    text = record.get("text", record.get("query"))
+    return str(record.get("_id", record.get("id", number))), text if isinstance(text, str) else None
 
 
-async def _answer_file(app: App, questions: Iterator[tuple[str, str]], make: Callable[[str], Query]) -> bool:
+async def _answer_file(app: App, questions: Iterator[tuple[str, str | None]], make: Callable[[str], Query]) -> bool:
     """Prints a json line for each question; False if one could not be answered."""
     whole = True
     for label, text in questions:
         try:
+            if text is None:
+                raise QueryError('the line is no question: write it as it is, or as {"_id": ..., "text": ...}')
             line = {"id": label, **_as_json(await app.target.ask(make(text)))}
         except (QueryError, BackendError) as error:
             line, whole = {"id": label, "error": str(error)}, False
@@ -276,7 +279,8 @@ def _explain(answer: Answer, mode: str) -> None:
 def _sentence(v: Verdict) -> str:
     evidence = ", ".join(f"{k} {_short(value)}" for k, value in v.evidence.items())
     if v.threshold is None:
-        return f"{v.defense}: no statement ({escape(evidence)})"
+        what = "no statement" if v.action is Action.NONE else f"failed, {v.action}"
+        return f"{v.defense}: {what} ({escape(evidence)})"
     law = f"s_max = {v.score:.4f}, τ = {v.threshold:.4f} ({escape(evidence)})"
     if not v.flagged:
         return f"{v.defense}: not flagged: {law}"

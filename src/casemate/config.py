@@ -15,7 +15,7 @@ import yaml
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
 from casemate.errors import ConfigError
-from casemate.types import Secret
+from casemate.types import MAX_K, Secret
 
 FILE = "casemate.yaml"
 VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
@@ -65,7 +65,7 @@ class RagSection(Section):
     index: Part = Field(default=Part(use="sqlite"), description="Keeps documents, vectors and moments.")
     generator: Part = Field(default=Part(use="extractive"), description="Writes the answer.")
     instructions: str = Field(default="", description="What a generating model is told to do; empty: our wording.")
-    k: int = Field(default=5, ge=1, le=1000, description="Documents read for an answer.")
+    k: int = Field(default=5, ge=1, le=MAX_K, description="Documents read for an answer.")
 
 
 class GuardSection(Section):

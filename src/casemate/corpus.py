@@ -26,6 +26,7 @@ from casemate.errors import DataError
 Parsed: TypeAlias = tuple[str, str, Mapping[str, Any]]  # title, text, metadata
 
 BEIR = ("corpus.jsonl", "corpus.jsonl.gz")
+QUESTIONS = ("queries.jsonl", "qrels")  # beside it they tell a BEIR data set, of which the corpus alone is read
 RECORDS = (".jsonl", ".jsonl.gz")
 MB = 1_000_000
 MAX_ID = 512  # characters; databases refuse long keys
@@ -184,7 +185,8 @@ class Corpus:
         except OSError as error:
             self._problem(name or ".", _refused(error), unknown=True)
             return []
-        beir = [n for n in BEIR if n in names and os.path.isfile(os.path.join(folder, n))][:1]
+        questions = any(n.startswith(QUESTIONS) for n in names)
+        beir = [n for n in BEIR if questions and n in names and os.path.isfile(os.path.join(folder, n))][:1]
         self.ignored += len(names) - 1 if beir else 0
         return beir or names
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from casemate.app import App, open_app
-from casemate.config import Config, read
+from casemate.config import FILE, Config, read
 from casemate.corpus import Corpus
 from casemate.errors import CasemateError
 from casemate.ingest import Ingest
@@ -35,7 +34,8 @@ def examine(path: Path | None, fix: bool = False) -> Iterator[Finding]:
     """
     try:
         config = read(path)
-        yield Finding("configuration", True, str(path or (config.folder / "casemate.yaml")))
+        there = path or Path(FILE)
+        yield Finding("configuration", True, str(there) if there.exists() else f"no {FILE} here: the defaults hold")
         app = open_app(config)
     except CasemateError as error:
         yield Finding("wiring", False, str(error))
@@ -68,7 +68,7 @@ def _index(app: App, fix: bool) -> Iterator[Finding]:
         for tenant in app.index.tenants():
             n = app.index.moments(tenant).n
             said = f"tenant {tenant!r}: {n} documents"
-            few = f"{said}; below {FEW} mirabel makes no statement and hides nothing"
+            few = f"{said}; with so few, defenses that rest on statistics make no statement and hide nothing"
             yield Finding("documents", None if n < FEW else True, few if n < FEW else said)
         if not app.index.tenants():
             yield Finding("documents", None, "the index is empty; run 'casemate index FOLDER'")
@@ -89,7 +89,7 @@ def _vectors(app: App) -> Finding:
 
 
 def _corpus(app: App, config: Config) -> str:
-    chunk: Any = config.rag.chunk
+    chunk = config.rag.chunk
     assert config.rag.corpus is not None
     corpus = Corpus(config.folder / config.rag.corpus, config.rag.max_file_mb)
     plan = Ingest(app.guard, corpus, chunk.tokens, chunk.overlap, gone="keep").plan()

@@ -8,7 +8,6 @@
     + BackendError        something outside failed; has .backend and .retryable
     + DataError           a corpus, an index or a canary set cannot be used
     + QueryError          the client's question cannot be answered as it stands
-    + BudgetExhausted     an attack used up its queries
 
 A message says what, which value, what is allowed and what to do. A flagged query is not an error: it is a
 ``Verdict``, and it never reaches the client.
@@ -60,10 +59,6 @@ class DataError(CasemateError):
 
 class QueryError(CasemateError):
     """The client's question cannot be answered as it stands: empty, too long, or with NUL characters."""
-
-
-class BudgetExhausted(CasemateError):
-    """An attack used up its queries."""
 
 
 @contextmanager

@@ -77,13 +77,14 @@ class Guard:
 
     async def retrieve(self, query: Query) -> tuple[Retrieval, tuple[Verdict, ...]]:
         """The context a generator may see, at most k hits, and the verdicts about the query."""
-        found = await self._fetch(query)
+        found = seen = await self._fetch(query)
         verdicts: list[Verdict] = []
-        for defense in self.defenses:
-            outcome = await self._apply(defense, query, found)
-            found = outcome.value if self.enforce else found
+        for defense in self.defenses:  # in observe mode, too, each judges what the ones before would have left
+            outcome = await self._apply(defense, query, seen)
+            seen = outcome.value
             verdicts += self._noted(query, outcome.verdict)
-        return replace(found, hits=found.hits[: query.k]), tuple(verdicts)
+        shown = seen if self.enforce else found
+        return replace(shown, hits=shown.hits[: query.k]), tuple(verdicts)
 
     async def ask(self, query: Query) -> Answer:
         """Answers a query, whole."""
@@ -130,9 +131,8 @@ class Guard:
             except Exception as error:
                 value = answer if self.on_error == "open" else replace(answer, text=UNKNOWN)
                 verdict = self._failure(defense, error)
-            answer = replace(answer, text=value.text) if self.enforce else answer
-            for noted in self._noted(query, verdict):
-                answer = answer.with_verdict(noted)
+            text = value.text if self.enforce else answer.text
+            answer = replace(answer, text=text, verdicts=(*answer.verdicts, *self._noted(query, verdict)))
         return answer
 
     def _failure(self, defense: Defense, error: Exception) -> Verdict:
@@ -149,5 +149,8 @@ class Guard:
         if self.store is not None:
             body = asdict(verdict) | {"request": query.id, "client": query.client, "tenant": query.tenant, "k": query.k}
             body |= {"text": query.text} if self.log_text else {}
-            self.store.append(Event(uuid.uuid4().hex, datetime.now(UTC), "verdict", body))
+            try:
+                self.store.append(Event(uuid.uuid4().hex, datetime.now(UTC), "verdict", body))
+            except Exception as error:  # a record that cannot be kept must not cost anybody an answer
+                log.error("the verdict of %s was not noted: %s", verdict.defense, type(error).__name__)
         return [verdict]

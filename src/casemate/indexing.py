@@ -1,4 +1,4 @@
-"""What every index owes its callers, whatever it keeps vectors in: pure checks, and the words for what they find."""
+"""What every index owes its callers, whatever it keeps vectors in: checks, words for what they find, and patience."""
 
 from __future__ import annotations
 
@@ -116,6 +116,18 @@ def moments_of(tenant: str, row: tuple[int, bytes, bytes] | None, dim: int) -> C
     if (len(mean), len(scatter)) != (8 * dim, 8 * dim * dim):
         raise DataError(f"tenant {tenant!r}: the moments are damaged: {FIX}")
     return CorpusMoments(n, np.frombuffer(mean), np.frombuffer(scatter).reshape(dim, dim))
+
+
+def changed(tenant: str, held: CorpusMoments, gone: CorpusMoments, new: CorpusMoments) -> CorpusMoments:
+    """The moments after some vectors went and others came.
+
+    Raises:
+        DataError: If more would go than there is: the moments do not belong to the vectors.
+    """
+    try:
+        return held - gone + new
+    except ValueError as error:
+        raise DataError(f"tenant {tenant!r}: the moments do not fit the vectors ({error}): {FIX}") from error
 
 
 def compare_moments(

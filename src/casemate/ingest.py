@@ -16,14 +16,14 @@ from typing import Any, Literal, TypeAlias
 
 from casemate.chunks import cut
 from casemate.corpus import Corpus, Problem, Source
-from casemate.errors import DataError
+from casemate.errors import ConfigError, DataError
 from casemate.guard import Guard
 from casemate.types import DEFAULT_TENANT, Document
 
 WINDOW = 256
 """Chunks of one commit: some seconds of embedding, which is what a kill may cost."""
 SUSPICIOUS_SHARE = 0.5
-"""When more than this share of the index would be removed, the wrong folder is likelier than a purge."""
+"""When more than this share of a corpus would be removed, the wrong folder is likelier than a purge."""
 
 Gone: TypeAlias = Literal["auto", "remove", "keep"]
 
@@ -47,6 +47,7 @@ class Report:
     unchanged: int = 0
     removed: int = 0
     kept: int = 0
+    ignored: int = 0
     seconds: float = 0.0
     problems: list[Problem] = field(default_factory=list)
 
@@ -70,8 +71,12 @@ class Ingest:
         tokens: Tokens of a chunk; 0: as many as the embedder reads.
         overlap: Tokens that a chunk shares with the one before.
         tenant: Whose documents they are.
-        gone: What to do with sources that the corpus no longer has: ``remove`` or ``keep`` them; ``auto`` removes, but
-            refuses to remove more than half of the index.
+        gone: What to do with indexed sources that the corpus does not have. ``auto`` removes those that came from this
+            very folder or file, but refuses to remove more than half of them; ``remove`` removes all that any corpus
+            brought; ``keep`` none. What was added by ``Guard.add`` is never removed.
+
+    Raises:
+        ConfigError: If chunks would be longer than what the embedder reads.
     """
 
     guard: Guard
@@ -81,26 +86,34 @@ class Ingest:
     tenant: str = DEFAULT_TENANT
     gone: Gone = "auto"
 
+    def __post_init__(self) -> None:
+        reads = self.guard.rag.embedder.max_tokens
+        if self.tokens > reads:
+            raise ConfigError(f"rag.chunk.tokens is {self.tokens}, and the embedder reads {reads} tokens at most")
+
     def plan(self) -> Plan:
         """Compares the corpus with the index by content hashes; reads everything, parses and embeds nothing.
 
         Raises:
-            DataError: If more than half of the index would be removed and ``gone`` is ``auto``.
+            DataError: If more than half of what came from here would be removed and ``gone`` is ``auto``.
         """
-        held = self.guard.rag.index.digests(self.tenant)
+        held = {name: digest.partition("@") for name, digest in self.guard.rag.index.digests(self.tenant).items()}
+        content = {name: digest for name, (digest, _, _) in held.items()}
         found: dict[str, str] = {}
         size = 0
         for source in self.corpus.sources():
             digest = found[source.name] = self._digest(source)
-            size += source.size if held.get(source.name) != digest else 0
-        todo = {name: digest for name, digest in found.items() if held.get(name) != digest}
-        gone = () if self.corpus.incomplete else tuple(sorted(held.keys() - found.keys() - self.corpus.unread))
-        if self.gone == "auto" and len(gone) > SUSPICIOUS_SHARE * len(held):
+            size += source.size if content.get(source.name) != digest else 0
+        todo = {name: digest for name, digest in found.items() if content.get(name) != digest}
+        missing = held.keys() - found.keys() - self.corpus.unread
+        here = [name for name, (_, _, origin) in held.items() if origin == self._origin]
+        gone = missing.intersection(here) if self.gone == "auto" else {name for name in missing if content[name]}
+        if self.gone == "auto" and len(gone) > SUSPICIOUS_SHARE * len(here):
             raise DataError(
-                f"{len(gone)} of {len(held)} indexed sources are not in {self.corpus.path}; if it is the right folder, "
-                "run with --gone remove; to add it to what is there, with --gone keep"
+                f"{len(gone)} of {len(here)} sources that were indexed from {self.corpus.path} are not there any more; "
+                "if that is right, run with --gone remove, else see to the folder"
             )
-        return Plan(todo, size, len(found) - len(todo), gone)
+        return Plan(todo, size, len(found) - len(todo), () if self.corpus.incomplete else tuple(sorted(gone)))
 
     async def run(self, plan: Plan, progress: Callable[[float], None] = lambda size: None) -> Report:
         """Carries a plan out.
@@ -117,6 +130,7 @@ class Ingest:
             report.indexed += len(sources)
             report.chunks += len(documents)
         report.problems[:0] = self.corpus.problems
+        report.ignored = self.corpus.ignored
         if self.gone == "keep":
             report.kept = len(plan.gone)
         elif plan.gone:
@@ -162,8 +176,13 @@ class Ingest:
     def _cut(self, source: Source) -> list[Document]:
         title, text, metadata = source.parse()
         embedder = self.guard.rag.embedder
-        whole = Document(source.name, text, title, digest=self._digest(source), metadata=metadata)
+        whole = Document(source.name, text, title, digest=f"{self._digest(source)}@{self._origin}", metadata=metadata)
         return cut(whole, embedder, self.tokens or embedder.max_tokens, self.overlap)
+
+    @property
+    def _origin(self) -> str:
+        """Where this corpus is, without telling it."""
+        return hashlib.sha256(str(self.corpus.path).encode(errors="surrogateescape")).hexdigest()[:16]
 
     def _digest(self, source: Source) -> str:
         """Content and recipe: cutting differently makes different documents."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from contextlib import AbstractContextManager
+import threading
 from functools import cache
 from pathlib import Path
 from typing import Any, Self
@@ -27,7 +27,7 @@ SPARE = 16
 """Candidates beyond k that are scored again in float64, so that float32 rounding hardly changes the order."""
 PIECE = 4096
 """Candidates that are scored again at a time."""
-EFFORT = 256
+EFFORT = 1024
 """Candidates that a search in the graph keeps open (ef): the detection needs the true nearest document."""
 
 
@@ -151,21 +151,37 @@ class Approximate:
         return loaded
 
 
-def one_thread() -> AbstractContextManager[object]:
-    """A block in which BLAS uses one thread.
+class _Blas:
+    """The BLAS libraries of the process: one thread while anybody wants it, as before when the last is done."""
 
-    Questions come side by side, and BLAS's threads spin for milliseconds after each product, on the cores that the
-    embedder needs: a question took up to ten times as long.
-    """
-    limit: AbstractContextManager[object] = _blas().limit(limits=1)
-    return limit
+    def __init__(self) -> None:
+        importlib.import_module("scipy.linalg.blas")  # brings a library of its own, which ``stats`` uses
+        self._controller = ThreadpoolController().select(user_api="blas")
+        self._lock = threading.Lock()
+        self._users = 0
+        self._limit: Any = None
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._users:
+                self._limit = self._controller.limit(limits=1)
+            self._users += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._users -= 1
+            if not self._users:
+                self._limit.restore_original_limits()
 
 
 @cache
-def _blas() -> ThreadpoolController:
-    """All BLAS libraries of the process; scipy brings one of its own, which ``stats`` uses."""
-    importlib.import_module("scipy.linalg.blas")
-    return ThreadpoolController().select(user_api="blas")
+def one_thread() -> _Blas:
+    """For ``with`` blocks in which BLAS is to use one thread.
+
+    Questions come side by side, and BLAS's threads spin for milliseconds after each product, on the cores that the
+    embedder needs: a question took four times as long.
+    """
+    return _Blas()
 
 
 def rounding(q: Vector) -> float:

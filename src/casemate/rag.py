@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from casemate.errors import QueryError
 from casemate.neighbors import one_thread
 from casemate.protocols import Embedder, Generator, Index, Progress
-from casemate.types import DEFAULT_TENANT, UNKNOWN, Answer, Document, Prompt, Query, Retrieval, Vector
+from casemate.types import MAX_K, UNKNOWN, Answer, Document, Prompt, Query, Retrieval, Vector
 
 INSTRUCTIONS = (
     "Answer the question from the documents given, briefly and in your own words. "
@@ -16,7 +16,6 @@ INSTRUCTIONS = (
     f"When the documents do not hold the answer, say: {UNKNOWN}"
 )
 MAX_QUERY_CHARACTERS = 20_000
-MAX_K = 1_000
 
 
 class Rag:
@@ -44,11 +43,6 @@ class Rag:
     async def embed(self, documents: Sequence[Document], progress: Progress | None = None) -> Vector:
         """Embeds titles and texts: (n, dim)."""
         return await asyncio.to_thread(self.embedder.embed, [d.content for d in documents], progress)
-
-    async def add(self, documents: Sequence[Document], tenant: str = DEFAULT_TENANT) -> None:
-        """Embeds documents and puts them into the index; what it held of the same sources is replaced."""
-        vectors = await self.embed(documents)
-        await asyncio.to_thread(self.index.add, documents, vectors, tenant)
 
     async def encode(self, query: Query) -> Vector:
         """The query's vector, (dim,).
@@ -98,7 +92,17 @@ def _require_answerable(query: Query) -> None:
         raise QueryError("the question is empty; ask something")
     if len(query.text) > MAX_QUERY_CHARACTERS:
         raise QueryError(f"the question has {len(query.text)} characters; at most {MAX_QUERY_CHARACTERS} are allowed")
-    if "\0" in query.text or any("\ud800" <= c <= "\udfff" for c in query.text):
+    if "\0" in query.text or not _encodable(query.text):
         raise QueryError("the question holds a NUL character or half of a surrogate pair; send plain text")
+    if not _printable(query.tenant):
+        raise QueryError(f"the tenant {query.tenant!r} is no name; printable characters are allowed")
     if not 1 <= query.k <= MAX_K:
         raise QueryError(f"k is {query.k}; it must lie between 1 and {MAX_K}")
+
+
+def _encodable(text: str) -> bool:
+    return not any("\ud800" <= c <= "\udfff" for c in text)
+
+
+def _printable(name: str) -> bool:
+    return name.isprintable() and _encodable(name) and bool(name)

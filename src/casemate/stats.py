@@ -17,7 +17,7 @@ Threshold: TypeAlias = Literal["paper", "gumbel", "exact"]
 THRESHOLDS: tuple[str, ...] = get_args(Threshold)
 
 MIN_VARIANCE = 1e-12
-"""A variance below this is rounding noise: documents that are all alike."""
+"""A smaller variance is rounding noise, of documents that are all alike."""
 
 
 def standard_threshold(n: int, rho: float, form: Threshold = "paper") -> float:
@@ -135,7 +135,9 @@ class CorpusMoments:
     def background(self, q: Vector) -> Background:
         """Size, mean and standard deviation of the similarities to q, (dim,), at O(dim^2) whatever n is."""
         x = q.astype(np.float64)
-        variance = float(x @ _dsymv()(1.0, self.scatter.T, x)) / self.n if self.n else 0.0
+        if not self.n:
+            return Background(0, 0.0, 0.0)
+        variance = float(x @ _dsymv()(1.0, self.scatter.T, x)) / self.n
         return Background(self.n, float(x @ self.mean), math.sqrt(variance) if variance > MIN_VARIANCE else 0.0)
 
     @property

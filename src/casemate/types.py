@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
@@ -19,6 +19,8 @@ Float64: TypeAlias = npt.NDArray[np.float64]
 DEFAULT_TENANT = "default"
 UNKNOWN = "I don't know."
 """The one wording of every answer that the context does not support, whatever the reason."""
+MAX_K = 1000
+"""Most documents that are read for one answer."""
 
 
 class Secret(str):
@@ -157,10 +159,6 @@ class Answer:
     def reply(self) -> Reply:
         """The client's view of this answer."""
         return Reply(self.text)
-
-    def with_verdict(self, verdict: Verdict) -> Answer:
-        """The same answer with one verdict more."""
-        return replace(self, verdicts=(*self.verdicts, verdict))
 
 
 @dataclass(frozen=True, slots=True)

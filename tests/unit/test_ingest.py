@@ -6,11 +6,11 @@ import pytest
 
 from casemate.backends.sqlite import SqliteIndex
 from casemate.corpus import Corpus
-from casemate.errors import DataError
+from casemate.errors import ConfigError, DataError
 from casemate.guard import Guard
 from casemate.ingest import Ingest
 from casemate.rag import Rag
-from casemate.types import Query
+from casemate.types import Document, Query
 from tests.fakes import BagOfWords, Parrot
 
 
@@ -72,18 +72,34 @@ def test_cutting_differently_indexes_anew(guard, folder):
     assert run(guard, folder, tokens=20).indexed == 6
 
 
-def test_most_of_an_index_is_not_removed_without_being_told(guard, folder, tmp_path):
+def test_most_of_a_folder_is_not_removed_without_being_told(guard, folder):
+    run(guard, folder)
+    for i in range(4):
+        (folder / f"{i}.txt").unlink()
+    with pytest.raises(DataError, match="4 of 6 sources.*--gone remove"):
+        run(guard, folder)
+    assert len(sources(guard)) == 6
+    assert run(guard, folder, gone="keep").kept == 4
+    assert run(guard, folder, gone="remove").removed == 4
+    assert sources(guard) == {"4.txt", "5.txt"}
+
+
+def test_what_another_corpus_or_a_program_added_is_not_gone(guard, folder, tmp_path):
+    asyncio.run(guard.add([Document("api", "added by a program")]))
     run(guard, folder)
     other = tmp_path / "other"
     other.mkdir()
     (other / "x.txt").write_text("another folder")
-    with pytest.raises(DataError, match="6 of 6 indexed sources.*--gone remove.*--gone keep"):
-        run(guard, other)
-    assert len(sources(guard)) == 6
-    assert run(guard, other, gone="keep").kept == 6
-    assert len(sources(guard)) == 7
+    assert run(guard, other).removed == 0
+    assert run(guard, folder).removed == 0
+    assert len(sources(guard)) == 8
     assert run(guard, other, gone="remove").removed == 6
-    assert sources(guard) == {"x.txt"}
+    assert sources(guard) == {"x.txt", "api"}
+
+
+def test_chunks_longer_than_the_embedder_reads_are_refused(guard, folder):
+    with pytest.raises(ConfigError, match="rag.chunk.tokens is 41, and the embedder reads 40"):
+        run(guard, folder, tokens=41)
 
 
 def test_a_malformed_line_is_named_the_rest_indexed_and_nothing_removed(guard, tmp_path):

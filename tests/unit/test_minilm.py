@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from casemate.backends.minilm import INSTALL, MAX_TOKENS, PACKAGE, SHA256, MiniLM
-from casemate.errors import DataError, MissingExtra
+from casemate.backends.minilm import GRAPH, INSTALL, MAX_TOKENS, PACKAGE, SHA256, MiniLM
+from casemate.errors import BackendError, DataError, MissingExtra
 
 SPEC = importlib.util.find_spec(PACKAGE)
 installed = pytest.mark.skipif(SPEC is None, reason=f"needs {PACKAGE}: {INSTALL}")
@@ -160,9 +160,15 @@ def test_a_failed_build_leaves_nothing(minilm: MiniLM, tmp_path: Path, monkeypat
         raise OSError("disk full")
 
     monkeypatch.setattr("casemate.backends.minilm._build_graph", fail)
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(BackendError, match="disk full.*XDG_CACHE_HOME"):
         MiniLM(cache=tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+@installed
+def test_a_damaged_graph_in_the_cache_is_built_anew(minilm: MiniLM, tmp_path: Path) -> None:
+    (tmp_path / GRAPH).write_bytes(b"half of a graph")
+    np.testing.assert_allclose(MiniLM(cache=tmp_path).embed(["a text"]), minilm.embed(["a text"]), atol=1e-6)
 
 
 @installed

@@ -2,6 +2,7 @@ import asyncio
 
 import numpy as np
 import pytest
+from scipy.stats import norm
 
 from casemate.defenses.mirabel import Mirabel
 from casemate.errors import ConfigError
@@ -16,6 +17,7 @@ def algorithm_1(E, q, rho, form):
     rest, n = np.delete(S, target), len(S)
     c, scale = -np.log(-np.log(1 - rho)), np.sqrt(2 * np.log(n))
     z = {
+        "exact": norm.ppf((1 - rho) ** (1 / n)),
         "paper": scale + c / scale,
         "gumbel": scale - (np.log(np.log(n)) + np.log(4 * np.pi)) / (2 * scale) + c / scale,
     }[form]
@@ -29,7 +31,7 @@ def retrieval(E, q, k=10):
     return Retrieval(hits, CorpusMoments.of(E).background(q))
 
 
-@pytest.mark.parametrize("form", ["paper", "gumbel"])
+@pytest.mark.parametrize("form", ["paper", "gumbel", "exact"])
 def test_decides_like_algorithm_1_by_scan_on_1000_random_queries(form):
     rng = np.random.default_rng(11)
     centres = rng.standard_normal((12, 48))
@@ -89,8 +91,16 @@ def test_makes_no_statement_about_a_small_corpus_and_says_so(n):
     assert verdict.evidence["undecided"] == f"{n} documents; 30 are needed for a statement"
 
 
-def test_has_nothing_to_say_about_an_empty_context():
-    assert act(Mirabel(), Retrieval((), Background(0, 0, 0))).verdict is None
+def test_makes_no_statement_about_an_empty_corpus_and_says_so():
+    assert act(Mirabel(), Retrieval((), Background(0, 0, 0))).verdict.evidence["undecided"].startswith("0 documents")
+
+
+def test_rounding_noise_among_equal_documents_flags_nobody():
+    rng = np.random.default_rng(2)
+    E = np.tile(rng.standard_normal(24).astype(np.float32), (40, 1))
+    E /= np.linalg.norm(E, axis=1, keepdims=True)
+    for q in rng.standard_normal((200, 24)).astype(np.float32):
+        assert not Mirabel(threshold="exact").judge(retrieval(E, q / np.linalg.norm(q))).flagged
 
 
 @pytest.mark.parametrize(

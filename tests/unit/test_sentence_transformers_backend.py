@@ -116,7 +116,7 @@ def test_spans_map_to_the_text(backend: SentenceTransformers) -> None:
 class TestFingerprint:
     def test_names_the_model_not_its_place(self, backend: SentenceTransformers, folder: Path, tmp_path: Path) -> None:
         parts = backend.fingerprint.split(":")
-        assert parts[:2] == ["sentence-transformers", "tiny"] and parts[3:] == [str(LENGTH), str(DIM)]
+        assert parts[:2] == ["sentence_transformers", "tiny"] and parts[3:] == [str(LENGTH), str(DIM)]
         moved = SentenceTransformers(str(shutil.copytree(folder, tmp_path / "tiny")) + "/")
         assert moved.fingerprint == backend.fingerprint
 
@@ -223,7 +223,7 @@ class TestRefusals:
 
         with pytest.raises(BackendError, match="zero or not finite") as caught:
             SentenceTransformers(str(altered(folder, tmp_path / "tiny", spoil)))
-        assert caught.value.backend == "sentence-transformers" and not caught.value.retryable
+        assert caught.value.backend == "sentence_transformers" and not caught.value.retryable
 
     def test_no_fast_tokenizer(self, backend: SentenceTransformers) -> None:
         from casemate.backends.sentence_transformers import _own_tokenizer

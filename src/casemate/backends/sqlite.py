@@ -62,11 +62,12 @@ class SqliteIndex(Index):
 
     Attributes:
         path: The file. Its folder is made when missing; both are readable by their owner only.
-        approximate_above: Documents of one tenant above which the search is approximate.
+        approximate_above: Documents of one tenant above which the search is approximate. The detection needs the true
+            nearest document, and a graph misses one in some hundred, so it is exact for as long as a question can wait.
     """
 
     path: Path = Path(".casemate/index.db")
-    approximate_above: int = 500_000
+    approximate_above: int = 1_000_000
 
     def __post_init__(self) -> None:
         self._lock = threading.RLock()
@@ -91,14 +92,16 @@ class SqliteIndex(Index):
             for document, vector in zip(documents, vectors, strict=True):
                 key = _insert(db, document, tenant)
                 db.execute("INSERT INTO vector VALUES (?, ?)", (key, vector.tobytes()))
-            _store(db, tenant, _load(db, tenant, self._dim) - gone + CorpusMoments.of(vectors))
+            held = _load(db, tenant, self._dim)
+            _store(db, tenant, indexing.changed(tenant, held, gone, CorpusMoments.of(vectors)))
 
     def remove(self, sources: Collection[str], tenant: str = DEFAULT_TENANT) -> int:
         """See ``Index.remove``."""
         with self._transaction(write=True) as db:
             gone, count = self._take_out(db, sources, tenant)
             if count:
-                _store(db, tenant, _load(db, tenant, self._dim) - gone)
+                held, none = _load(db, tenant, self._dim), CorpusMoments.empty(self._dim)
+                _store(db, tenant, indexing.changed(tenant, held, gone, none))
         return count
 
     def search(self, vector: Vector, k: int, tenant: str = DEFAULT_TENANT) -> Retrieval:
@@ -222,6 +225,9 @@ class SqliteIndex(Index):
         """The tenant's view, brought up to the state of the file that this transaction sees."""
         row = db.execute("SELECT revision, n FROM tenant WHERE name = ?", (tenant,)).fetchone()
         revision, n = row or (0, 0)
+        if not n:
+            self._views.pop(tenant, None)
+            return _View(Exact(self._dim), CorpusMoments.empty(self._dim))
         view = self._views.get(tenant)
         if view is None or view.revision > revision or self._unsuitable(view, n):
             view = self._views[tenant] = self._new_view(db, tenant, n)

@@ -14,6 +14,7 @@ Deviation: below ``min_documents`` nothing is decided; the law of the maximum is
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -51,8 +52,6 @@ class Mirabel(Defense):
 
     async def on_retrieve(self, query: Query, retrieval: Retrieval) -> Outcome[Retrieval]:
         """Takes all hits of the target document out when the query is flagged."""
-        if not retrieval.hits:
-            return Outcome(retrieval)
         verdict = self.judge(retrieval)
         if not verdict.flagged:
             return Outcome(retrieval, verdict)
@@ -61,15 +60,18 @@ class Mirabel(Defense):
         return Outcome(replace(retrieval, hits=kept), verdict)
 
     def judge(self, retrieval: Retrieval) -> Verdict:
-        """Algorithm 1, lines 8-13, on the best hit and the background; at least one hit is needed."""
-        best, n = retrieval.hits[0], retrieval.background.n
-        if n < self.min_documents:
+        """Algorithm 1, lines 8-13, on the best hit and the background."""
+        n = retrieval.background.n
+        if n < self.min_documents or not retrieval.hits:
             why = f"{n} documents; {self.min_documents} are needed for a statement"
-            return Verdict("mirabel", False, Action.NONE, best.score, None, evidence={"undecided": why})
+            score = retrieval.hits[0].score if retrieval.hits else 0.0
+            return Verdict("mirabel", False, Action.NONE, score, None, evidence={"undecided": why})
+        best = retrieval.hits[0]
         rest = stats.without(retrieval.background, best.score)
-        tau = rest.mean + rest.std * stats.standard_threshold(n, self.significance, self.threshold)
+        std = max(rest.std, math.sqrt(stats.MIN_VARIANCE))  # among equal documents, rounding must flag nobody
+        tau = rest.mean + std * stats.standard_threshold(n, self.significance, self.threshold)
         flagged = best.score > tau
         target = best.document.source
         hidden = tuple(h.document.id for h in retrieval.hits if h.document.source == target) if flagged else ()
-        evidence = {"target": target, "form": self.threshold, "n": n, "mean": rest.mean, "std": rest.std}
+        evidence = {"target": target, "form": self.threshold, "n": n, "mean": rest.mean, "std": std}
         return Verdict("mirabel", flagged, Action.HIDE if flagged else Action.NONE, best.score, tau, hidden, evidence)

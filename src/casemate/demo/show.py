@@ -15,6 +15,7 @@ from rich.table import Table
 from casemate.app import App, open_app
 from casemate.corpus import Corpus
 from casemate.demo.clinic import BENIGN_QUESTIONS, split_notes, write_corpus
+from casemate.errors import ConfigError
 from casemate.ingest import Ingest
 from casemate.protocols import Target
 from casemate.stats import clopper_pearson
@@ -43,9 +44,12 @@ async def run_demo(folder: Path, out: Console, progress: Console) -> dict[str, A
         The figures, for machines.
     """
     members, outsiders = split_notes(outsiders=OUTSIDERS)
+    settings = folder / "casemate.yaml"
+    if settings.exists() and settings.read_text(encoding="utf-8") != CONFIG:
+        raise ConfigError(f"{settings} is not the demo's; choose another folder with --folder")
     write_corpus(folder / "clinic")
-    (folder / "casemate.yaml").write_text(CONFIG, encoding="utf-8")
-    with open_app(folder / "casemate.yaml") as app:
+    settings.write_text(CONFIG, encoding="utf-8")
+    with open_app(settings) as app:
         await _index(app, folder / "clinic", progress)
         n = app.index.moments().n
         out.print(f"\n[bold]A fictional clinic[/bold]: {n} chunks of policies and case notes, all invented.\n")
