@@ -1,4 +1,4 @@
-"""Measurements, not tests: each module prints a table and writes benchmarks/results/<name>.json.
+"""Measurements, not tests: each module writes benchmarks/results/<name>.json and prints what is in it.
 
 Ratios are measured in one run, with the machine, the seed and the commit beside them.
 """
@@ -22,6 +22,7 @@ import numpy as np
 ROOT = Path(__file__).parents[1]
 DATA = Path(os.environ.get("CASEMATE_DATA", ROOT.parent / "shared/data"))
 SEED = 7
+LOAD = os.getloadavg()[0]  # of the machine, before the measurement
 
 
 def save(name: str, results: dict[str, Any]) -> None:
@@ -41,7 +42,7 @@ def save(name: str, results: dict[str, Any]) -> None:
             "python": sys.version.split()[0],
         },
         "versions": {p: version(p) for p in ("casemate", "numpy", "onnxruntime", "usearch")},
-        "load_before": os.getloadavg()[0],
+        "load_before": LOAD,
     }
     file = ROOT / "benchmarks/results" / f"{name}.json"
     file.parent.mkdir(exist_ok=True)

@@ -20,7 +20,8 @@ HEAD = """\
 
 Made by `python docs/generate.py`; do not edit.
 
-One file, `casemate.yaml`; without it the defaults hold. Unknown keys are refused. Relative paths start at its folder.
+One file, `casemate.yaml`; without it the defaults hold. Unknown keys are refused. Relative paths start at its folder
+(not in options that may also be a name on a hub).
 Secrets are written `${NAME}` and come from the environment. A plug-in is its name, or a mapping with its options:
 `embedder: minilm` or `embedder: {use: minilm, threads: 2}`.
 
