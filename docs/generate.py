@@ -7,12 +7,13 @@ import inspect
 import re
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from pydantic import BaseModel
 
 from casemate import registry
 from casemate.config import Config, Part
+from casemate.types import Secret
 
 FILE = Path(__file__).with_name("reference") / "configuration.md"
 HEAD = """\
@@ -23,7 +24,7 @@ Made by `python docs/generate.py`; do not edit.
 One file, `casemate.yaml`; without it the defaults hold. Unknown keys are refused. Relative paths start at its folder
 (not in options that may also be a name on a hub).
 Secrets are written `${NAME}` and come from the environment. A plug-in is its name, or a mapping with its options:
-`embedder: minilm` or `embedder: {use: minilm, threads: 2}`.
+`embedder: minilm` or `embedder: {use: minilm, threads: 2}` (`name` means the same as `use`).
 
 ## Sections
 
@@ -55,7 +56,8 @@ def _role(role: str) -> str:
         text += f"\n**`{name}`**: {_first_line(cls)}\n\n| option | default | what |\n|---|---|---|\n"
         described = _described(cls)
         for field in (f for f in dataclasses.fields(cls) if f.init):
-            text += f"| `{field.name}` | `{_shown(field.default)}` | {described[field.name]} |\n"
+            secret = " A secret: write `${NAME}`." if get_type_hints(cls)[field.name] is Secret else ""
+            text += f"| `{field.name}` | `{_shown(field.default)}` | {described[field.name]}{secret} |\n"
     return text
 
 

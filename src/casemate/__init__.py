@@ -1,4 +1,4 @@
-"""Casemate guards a private RAG system, watches it, and attacks it before others do."""
+"""Casemate guards a private RAG system."""
 
 from casemate.errors import BackendError as BackendError
 from casemate.errors import CasemateError as CasemateError

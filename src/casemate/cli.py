@@ -10,6 +10,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -106,6 +107,8 @@ def init(
         _print_json({"written": str(path)})
     else:
         out.print(f"wrote {path}; next: casemate index")
+        if not Path(corpus).exists():
+            say.print(f"[yellow]note:[/yellow] {escape(corpus)} is not there yet; rag.corpus in {path} names it")
 
 
 @cli.command()
@@ -122,7 +125,7 @@ def index(
     place = corpus or (settings.folder / settings.rag.corpus if settings.rag.corpus else None)
     if place is None:
         raise ConfigError("no corpus: give a folder or file, or set rag.corpus in casemate.yaml")
-    source = Corpus(place, settings.rag.max_file_mb)
+    source = Corpus(place, settings.rag.max_file_mb, empty=gone == "remove")
     with open_app(settings, rebuild=rebuild) as app:
         chunk = settings.rag.chunk
         work = Ingest(app.guard, source, chunk.tokens, chunk.overlap, tenant, gone)
@@ -138,9 +141,8 @@ def index(
 
 def _run(work: Ingest, plan: Plan) -> Report:
     text = TextColumn("{task.description}")
-    with Progress(
-        SpinnerColumn(), text, BarColumn(), TaskProgressColumn(), TimeRemainingColumn(), console=say, transient=True
-    ) as bar:
+    columns = (SpinnerColumn(), text, BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=say, transient=True, disable=not say.is_terminal) as bar:
         task = bar.add_task(f"embedding {len(plan.todo)} sources", total=plan.bytes or 1)
         try:
             return asyncio.run(work.run(plan, lambda size: bar.advance(task, size)))
@@ -196,7 +198,17 @@ def ask(
             answer = asyncio.run(app.target.ask(make(question)))
             _print_json(_as_json(answer)) if as_json else _explain(answer, settings.guard.mode)
         else:
-            asyncio.run(_print_stream(app.target.stream(make(question))))
+            query, began = make(question), datetime.now(UTC)
+            asyncio.run(_print_stream(app.target.stream(query)))
+            _tell_what_was_hidden(app, query, began)
+
+
+def _tell_what_was_hidden(app: App, query: Query, began: datetime) -> None:
+    """Whoever sits at this command line is the operator, and may know why an answer is poor."""
+    verdicts = [e.body for e in app.store.scan("verdict", began) if e.body["request"] == query.id]
+    hidden = [i for v in verdicts if v["enforced"] for i in v["hidden"]]
+    if hidden:
+        say.print(f"[yellow]note:[/yellow] the guard withheld {escape(', '.join(hidden))}; --explain shows why")
 
 
 def _with_mode(settings: Config, mode: str | None) -> Config:
@@ -243,7 +255,7 @@ def _from_record(line: str, number: str) -> tuple[str, str | None]:
         record = json.loads(line)
     except (ValueError, RecursionError):
         return number, None
-    text = record.get("text", record.get("query"))
+    text = next((record[key] for key in ("text", "query", "question") if key in record), None)
     return str(record.get("_id", record.get("id", number))), text if isinstance(text, str) else None
 
 

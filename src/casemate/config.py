@@ -12,7 +12,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from casemate.errors import ConfigError
 from casemate.types import MAX_K, Secret
@@ -78,6 +87,12 @@ class GuardSection(Section):
         default="closed",
         description="When a defense fails: `closed` answers without any context, `open` without that defense.",
     )
+
+    @field_validator("mode", mode="before")
+    @classmethod
+    def _as_written(cls, value: Any) -> Any:
+        return "off" if value is False else value  # YAML reads a bare off as false
+
     defenses: tuple[Part, ...] = Field(default=(Part(use="mirabel"),), description="In the order in which they act.")
 
 
@@ -114,7 +129,8 @@ def read(path: Path | None = None) -> Config:
     try:
         raw = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the configuration {file}: {error}; 'casemate init' writes one") from error
+        why = getattr(error, "strerror", None) or error
+        raise ConfigError(f"cannot read the configuration {file}: {why}; 'casemate init' writes one") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{file} is no valid YAML: {error}") from error
     return parse(raw or {}, name=str(file), folder=file.parent)

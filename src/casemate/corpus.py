@@ -75,8 +75,13 @@ class Corpus:
         ignored: Number of files of other kinds, and of things that are no files.
     """
 
-    def __init__(self, path: Path, max_mb: float = 64) -> None:
+    def __init__(self, path: Path, max_mb: float = 64, *, empty: bool = False) -> None:
         """Looks whether there is something to read; files, and lines of jsonl, beyond ``max_mb`` will not be.
+
+        Args:
+            path: A folder or a file.
+            max_mb: Megabytes of the largest file, or line of a jsonl file, that is read.
+            empty: Whether there may be nothing, because all was taken out on purpose.
 
         Raises:
             DataError: If nothing is there, it may not be read, or nothing in it is of a known kind.
@@ -90,7 +95,7 @@ class Corpus:
         if not os.access(path, os.R_OK | os.X_OK if self._folder else os.R_OK):
             raise DataError(f"{path} may not be read; give this user the right to read it")
         self._reset()
-        if next(self._files(), None) is None:
+        if not empty and next(self._files(), None) is None:
             why = "".join(f"; {p.where}: {p.reason}" for p in self.problems[:1])
             raise DataError(f"{path} holds nothing of a known kind ({', '.join((*READERS, *RECORDS))}){why}")
         self._reset()

@@ -11,6 +11,7 @@ from casemate.config import FILE, Config, read
 from casemate.corpus import Corpus
 from casemate.errors import CasemateError
 from casemate.ingest import Ingest
+from casemate.stats import clopper_pearson
 
 FEW = 30
 """Below this many documents statistics say nothing (METHODS F1)."""
@@ -42,10 +43,11 @@ def examine(path: Path | None, fix: bool = False) -> Iterator[Finding]:
         return
     with app:
         yield from _index(app, fix)
-        yield _try("event store", lambda: f"{len(app.store.scan())} events")
+        yield _try("event store", lambda: _events(app))
+        yield Finding("generator", None, f"{config.rag.generator.use}: not asked here; try 'casemate ask'")
         yield _vectors(app)
         if config.rag.corpus is not None:
-            yield _try("corpus", lambda: _corpus(app, config))
+            yield _corpus(app, config)
 
 
 def _try(name: str, look: Callable[[], str]) -> Finding:
@@ -67,7 +69,7 @@ def _index(app: App, fix: bool) -> Iterator[Finding]:
             yield Finding("index", True, "vectors and moments agree; tr(S) = n")
         for tenant in app.index.tenants():
             n = app.index.moments(tenant).n
-            said = f"tenant {tenant!r}: {n} documents"
+            said = f"tenant {tenant!r}: {n} chunks of {len(app.index.digests(tenant))} sources"
             few = f"{said}; with so few, defenses that rest on statistics make no statement and hide nothing"
             yield Finding("documents", None if n < FEW else True, few if n < FEW else said)
         if not app.index.tenants():
@@ -88,13 +90,33 @@ def _vectors(app: App) -> Finding:
     return _try("embedder", look)
 
 
-def _corpus(app: App, config: Config) -> str:
+def _events(app: App) -> str:
+    """How many events there are, and which share of the questions each defense flagged."""
+    events = app.store.scan("verdict")
+    said = [f"{len(events)} verdicts"]
+    for defense in sorted({e.body["defense"] for e in events}):
+        flags = [bool(e.body["flagged"]) for e in events if e.body["defense"] == defense]
+        low, high = clopper_pearson(sum(flags), len(flags))
+        share = sum(flags) / len(flags)
+        said.append(f"{defense} flagged {sum(flags)} of {len(flags)} questions: {share:.2f} [{low:.2f}, {high:.2f}]")
+    return "; ".join(said)
+
+
+def _corpus(app: App, config: Config) -> Finding:
+    """Whether the index is up to date. That it is not is no failure, and neither is a file that cannot be read."""
     chunk = config.rag.chunk
     assert config.rag.corpus is not None
-    corpus = Corpus(config.folder / config.rag.corpus, config.rag.max_file_mb)
-    plan = Ingest(app.guard, corpus, chunk.tokens, chunk.overlap, gone="keep").plan()
-    if plan.todo or plan.gone:
-        raise CasemateError(
-            f"{len(plan.todo)} sources are new or changed, {len(plan.gone)} are gone since: run 'casemate index'"
-        )
-    return f"{plan.unchanged} sources, all indexed as they are"
+    try:
+        corpus = Corpus(config.folder / config.rag.corpus, config.rag.max_file_mb)
+        plan = Ingest(app.guard, corpus, chunk.tokens, chunk.overlap, gone="keep").plan()
+    except CasemateError as error:
+        return Finding("corpus", False, str(error))
+    said = f"{plan.unchanged} sources indexed as they are"
+    for what, names in (
+        ("new, changed or without text", list(plan.todo)),
+        ("in the index only", list(plan.gone)),
+        ("cannot be read", [p.where for p in corpus.problems if not p.harmless]),
+    ):
+        said += f"; {len(names)} {what}: {', '.join(names[:3])}{', ...' if names[3:] else ''}" if names else ""
+    current = said.endswith("as they are")
+    return Finding("corpus", True if current else None, said if current else f"{said}; 'casemate index' says more")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import resource
 import signal
 import sqlite3
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import time
 from contextlib import closing, suppress
+from pathlib import Path
 
 import pytest
 
@@ -245,6 +247,7 @@ def test_an_interruption_keeps_what_was_saved_and_the_next_run_finishes(run, tmp
     process.send_signal(blow)
     _, said = process.communicate(timeout=60)
     assert process.returncode == {signal.SIGKILL: -9, signal.SIGINT: 130}[blow], said
+    assert blow == signal.SIGKILL or "what was saved is kept" in said
     saved, wrong = held(tmp_path)
     assert wrong == []
     assert 0 < len(saved) < 900
@@ -285,9 +288,19 @@ def test_a_full_disk_is_said_and_loses_nothing_that_was_saved(run, tmp_path):
     assert len(held(tmp_path)[0]) == 901
 
 
-def test_the_demo_tells_its_story_and_gives_its_figures(run):
+def test_the_demo_tells_its_story_and_its_figures_are_those_of_the_readme(run, tmp_path):
     done = run("demo", "--json")
     result = json.loads(done.stdout)
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    for label in result["probes"]["off"]:
+        printed = re.search(rf"\| {label} \| (\d+) of 40 .* \| (\d+) of 40 ", readme)
+        for number, guard in enumerate(("off", "on"), 1):  # another processor may round a close call the other way
+            assert abs(result["probes"][guard][label]["named"] - int(printed[number])) <= 2
+    printed = re.search(r"(\d+) of 24 harmless questions had a document hidden, (\d+) got another answer", readme)
+    assert abs(result["benign"]["context_changed"] - int(printed[1])) <= 2
+    assert abs(result["benign"]["answer_changed"] - int(printed[2])) <= 2
+    (tmp_path / "casemate-demo/casemate.yaml").write_text("rag: {k: 3}")
+    assert "not the demo's" in run("demo", code=2).stderr
     off, on = result["probes"]["off"], result["probes"]["on"]
     assert off["whole record, of the clinic"]["named"] == 40
     assert on["whole record, of the clinic"]["named"] < 15

@@ -20,7 +20,7 @@ def answer(question, *context, **options):
 
 def test_quotes_the_sentence_that_answers_with_its_source():
     assert answer("When does the pharmacy close?", PHARMACY, PARKING).splitlines() == [
-        "The pharmacy is on level 2. [1] It opens at 8:30 and closes at 19:00. [1] ",
+        "The pharmacy is on level 2. [1] It opens at 8:30 and closes at 19:00. [1]",
         "Sources: [1] pharmacy.md",
     ]
 

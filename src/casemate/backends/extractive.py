@@ -63,7 +63,8 @@ class Extractive(Generator):
             source = prompt.context[sentence.place[0]].source
             if source not in sources:
                 sources.append(source)
-            yield f"{sentence.text} [{sources.index(source) + 1}] "
+            space = "" if sentence is chosen[0] else " "
+            yield f"{space}{sentence.text} [{sources.index(source) + 1}]"
         yield "\nSources: " + ", ".join(f"[{i}] {source}" for i, source in enumerate(sources, 1))
 
     def _choose(self, question: str, sentences: Sequence[_Sentence]) -> list[_Sentence]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -45,8 +47,9 @@ async def run_demo(folder: Path, out: Console, progress: Console) -> dict[str, A
     """
     members, outsiders = split_notes(outsiders=OUTSIDERS)
     settings = folder / "casemate.yaml"
-    if settings.exists() and settings.read_text(encoding="utf-8") != CONFIG:
-        raise ConfigError(f"{settings} is not the demo's; choose another folder with --folder")
+    ours = settings.exists() and settings.read_text(encoding="utf-8") == CONFIG
+    if not ours and folder.exists() and any(folder.iterdir()):
+        raise ConfigError(f"{folder} holds something that is not the demo's; choose another with --folder")
     write_corpus(folder / "clinic")
     settings.write_text(CONFIG, encoding="utf-8")
     with open_app(settings) as app:
@@ -59,10 +62,9 @@ async def run_demo(folder: Path, out: Console, progress: Console) -> dict[str, A
         figures = {name: await _probe_all(target, members[:OUTSIDERS], outsiders) for name, target in guards.items()}
         benign = await _ask_all(app)
     _show_figures(figures, benign, out)
-    out.print(
-        f'\nNext: [bold]casemate ask --explain -c {folder}/casemate.yaml "When is the pharmacy open?"[/bold]\n',
-        soft_wrap=True,
-    )
+    command = "casemate" if shutil.which("casemate") else sys.argv[0]
+    question = f'{command} ask --explain -c {settings} "{BENIGN_QUESTIONS[0]}"'
+    out.print(f"\nNext: [bold]{escape(question)}[/bold]\n", soft_wrap=True)
     return {"chunks": n, "probes": figures, "benign": benign, "simulated": True}
 
 
