@@ -53,12 +53,16 @@ def notes(tmp_path):
 
 
 def start(tmp_path, *words):
+    def heed_interrupts():  # a shell's background jobs ignore them, and hand that on
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
     return subprocess.Popen(
         [sys.executable, "-m", "casemate", *words],
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=heed_interrupts,
     )
 
 
