@@ -52,18 +52,14 @@ def notes(tmp_path):
     return folder
 
 
-def start(tmp_path, *words):
-    def heed_interrupts():  # a shell's background jobs ignore them, and hand that on
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+HEEDFUL = (  # a shell's background jobs ignore interrupts, and hand that on
+    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from casemate.cli import main; main()"
+)
 
-    return subprocess.Popen(
-        [sys.executable, "-m", "casemate", *words],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=heed_interrupts,
-    )
+
+def start(tmp_path, *words):
+    command = [sys.executable, "-c", HEEDFUL, *words]
+    return subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def held(tmp_path):
