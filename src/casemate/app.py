@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, get_type_hints
@@ -17,6 +17,7 @@ from casemate import registry
 from casemate.config import Config, Part
 from casemate.errors import ConfigError
 from casemate.guard import Guard
+from casemate.neighbors import one_thread
 from casemate.protocols import Embedder, EventStore, Index, Target
 from casemate.rag import INSTRUCTIONS, Rag
 from casemate.types import Secret
@@ -26,15 +27,19 @@ from casemate.types import Secret
 class App:
     """A wired system. Close it, or use it in a ``with`` block: closing writes what is still to be noted.
 
+    While it is open, BLAS uses one thread in this process (``neighbors.one_thread`` says why).
+
     Attributes:
         config: What it was built from.
         guard: The protected system; what ``guard.mode: off`` means is decided by ``target``.
         store: The event store.
+        opened: What is to be closed.
     """
 
     config: Config
     guard: Guard
     store: EventStore
+    opened: ExitStack = field(repr=False)
 
     @property
     def target(self) -> Target:
@@ -48,8 +53,7 @@ class App:
 
     def close(self) -> None:
         """Writes what is still to be noted, and lets go of files and connections."""
-        self.store.close()
-        self.index.close()
+        self.opened.close()
 
     def __enter__(self) -> Self:
         return self
@@ -84,6 +88,7 @@ def open_app(config: Config | Mapping[str, Any] | Path | str | None = None, *, r
     defenses = [build("defense", part, folder) for part in config.guard.defenses]
     embedder: Embedder = build("embedder", config.rag.embedder, folder)
     with ExitStack() as opened:
+        opened.enter_context(one_thread())
         index: Index = opened.enter_context(closing(build("index", config.rag.index, folder)))
         store: EventStore = opened.enter_context(closing(build("store", config.store, folder)))
         if rebuild:  # only now, when all else is known to work
@@ -97,8 +102,7 @@ def open_app(config: Config | Mapping[str, Any] | Path | str | None = None, *, r
             store=store,
             log_text=config.privacy.log_text,
         )
-        opened.pop_all()  # from here on it is the App's to close
-    return App(config, guard, store)
+        return App(config, guard, store, opened.pop_all())
 
 
 def build(role: str, part: Part, folder: Path = Path()) -> Any:

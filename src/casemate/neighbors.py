@@ -176,10 +176,10 @@ class _Blas:
 
 @cache
 def one_thread() -> _Blas:
-    """For ``with`` blocks in which BLAS is to use one thread.
+    """For as long as questions are answered: BLAS uses one thread, in the whole process.
 
     Questions come side by side, and BLAS's threads spin for milliseconds after each product, on the cores that the
-    embedder needs: a question took four times as long.
+    embedder needs: a question took four times as long. To change the number for each search is as bad.
     """
     return _Blas()
 

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 
 from casemate.errors import QueryError
-from casemate.neighbors import one_thread
 from casemate.protocols import Embedder, Generator, Index, Progress
 from casemate.types import MAX_K, UNKNOWN, Answer, Document, Prompt, Query, Retrieval, Vector
 
@@ -56,12 +55,7 @@ class Rag:
 
     async def search(self, vector: Vector, k: int, tenant: str) -> Retrieval:
         """The k nearest documents of a tenant, with their background."""
-
-        def search() -> Retrieval:
-            with one_thread():
-                return self.index.search(vector, k, tenant)
-
-        return await asyncio.to_thread(search)
+        return await asyncio.to_thread(self.index.search, vector, k, tenant)
 
     async def retrieve(self, query: Query) -> Retrieval:
         """The k nearest documents to the query."""
