@@ -135,7 +135,10 @@ def build(role: str, part: Part, folder: Path = Path()) -> Any:
     }
     paths = {n: f.default for n, f in fields.items() if isinstance(f.default, Path) and n not in values}
     placed = {n: folder / v if isinstance(v, Path) else v for n, v in (paths | values).items()}
-    return cls(**placed)
+    try:
+        return cls(**placed)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ConfigError(f"{role} {part.use!r} cannot be built with these options: {error}") from error
 
 
 def _checked(where: str, cls: type[Any], field: dataclasses.Field[Any], value: Any) -> Any:

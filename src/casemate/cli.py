@@ -6,18 +6,19 @@ import asyncio
 import gzip
 import json
 import logging
+import re
 import sys
+import zlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
-from rich.markup import escape
+from rich.markup import escape as escape_markup
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -29,7 +30,8 @@ from casemate.demo.show import run_demo
 from casemate.doctor import examine
 from casemate.errors import BackendError, CasemateError, ConfigError, QueryError
 from casemate.ingest import Gone, Ingest, Plan, Report
-from casemate.types import DEFAULT_TENANT, Action, Answer, Query, Verdict
+from casemate.protocols import EventStore
+from casemate.types import DEFAULT_TENANT, Action, Answer, Event, Query, Verdict
 
 HELP = """\
 Guard a private RAG system, ask it, and look after it.
@@ -39,6 +41,7 @@ To begin: casemate demo; or on your own documents: casemate init FOLDER, casemat
 Exit codes: 0 done; 1 a check failed; 2 error; 3 done, but part of the input was left out; 130 interrupted.
 """
 OK, FAILED, ERROR, INCOMPLETE, INTERRUPTED = 0, 1, 2, 3, 130
+CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 UTF8 = "utf-8-sig"  # with or without a byte order mark
 
 cli = typer.Typer(
@@ -77,8 +80,8 @@ def main() -> None:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     try:
         cli()
-    except CasemateError as error:
-        say.print(f"[red]error:[/red] {escape(str(error))}", soft_wrap=True)
+    except (CasemateError, OSError) as error:  # OSError: a full disk under stdout, a folder that is a file
+        say.print(f"[red]error:[/red] {_shown(str(error))}", soft_wrap=True)
         sys.exit(ERROR)
 
 
@@ -108,7 +111,7 @@ def init(
     else:
         out.print(f"wrote {path}; next: casemate index")
         if not Path(corpus).exists():
-            say.print(f"[yellow]note:[/yellow] {escape(corpus)} is not there yet; rag.corpus in {path} names it")
+            say.print(f"[yellow]note:[/yellow] {_shown(corpus)} is not there yet; rag.corpus in {path} names it")
 
 
 @cli.command()
@@ -153,7 +156,7 @@ def _run(work: Ingest, plan: Plan) -> Report:
 
 def _report(report: Report, total: int, as_json: bool) -> None:
     for problem in report.problems:
-        say.print(f"[yellow]left out:[/yellow] {escape(problem.where)}: {escape(problem.reason)}", soft_wrap=True)
+        say.print(f"[yellow]left out:[/yellow] {_shown(problem.where)}: {_shown(problem.reason)}", soft_wrap=True)
     if as_json:
         _print_json({**report.as_json(), "documents": total})
         return
@@ -187,9 +190,8 @@ def ask(
 
     with open_app(settings) as app:
         if not app.index.moments(tenant).n:
-            say.print(
-                f"[yellow]note:[/yellow] tenant {tenant!r} has no documents; 'casemate index FOLDER' puts some in"
-            )
+            what = f"tenant {_shown(repr(tenant))} has no documents"
+            say.print(f"[yellow]note:[/yellow] {what}; 'casemate index FOLDER' puts some in", soft_wrap=True)
         if questions is not None:
             whole = asyncio.run(_answer_file(app, _read_questions(questions), make))
             raise typer.Exit(OK if whole else INCOMPLETE)
@@ -198,17 +200,31 @@ def ask(
             answer = asyncio.run(app.target.ask(make(question)))
             _print_json(_as_json(answer)) if as_json else _explain(answer, settings.guard.mode)
         else:
-            query, began = make(question), datetime.now(UTC)
-            asyncio.run(_print_stream(app.target.stream(query)))
-            _tell_what_was_hidden(app, query, began)
+            app.guard.store = overheard = _Overheard(app.store)
+            asyncio.run(_print_stream(app.target.stream(make(question))))
+            _tell_what_was_hidden(overheard.events)
 
 
-def _tell_what_was_hidden(app: App, query: Query, began: datetime) -> None:
+class _Overheard:
+    """Passes events on to the store, and remembers them."""
+
+    def __init__(self, store: EventStore) -> None:
+        self.events: list[Event] = []
+        self._store = store
+
+    def append(self, event: Event) -> None:
+        self.events.append(event)
+        self._store.append(event)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+
+def _tell_what_was_hidden(events: list[Event]) -> None:
     """Whoever sits at this command line is the operator, and may know why an answer is poor."""
-    verdicts = [e.body for e in app.store.scan("verdict", began) if e.body["request"] == query.id]
-    hidden = [i for v in verdicts if v["enforced"] for i in v["hidden"]]
+    hidden = [i for e in events if e.body["enforced"] for i in e.body["hidden"]]
     if hidden:
-        say.print(f"[yellow]note:[/yellow] the guard withheld {escape(', '.join(hidden))}; --explain shows why")
+        say.print(f"[yellow]note:[/yellow] the guard withheld {_shown(', '.join(hidden))}; --explain shows why")
 
 
 def _with_mode(settings: Config, mode: str | None) -> Config:
@@ -220,7 +236,7 @@ def _with_mode(settings: Config, mode: str | None) -> Config:
 
 async def _print_stream(pieces: AsyncIterator[str]) -> None:
     async for piece in pieces:
-        sys.stdout.write(piece)
+        sys.stdout.write(_plain(piece))
         sys.stdout.flush()
     sys.stdout.write("\n")
 
@@ -245,7 +261,7 @@ def _open_text(path: Path) -> Iterator[Any]:
         opened = gzip.open(path, "rt", encoding=UTF8) if path.suffix == ".gz" else path.open(encoding=UTF8)
         with opened as file:
             yield file
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise ConfigError(f"cannot read the questions in {path}: {error}") from error
 
 
@@ -279,10 +295,10 @@ def _as_json(answer: Answer) -> dict[str, Any]:
 
 
 def _explain(answer: Answer, mode: str) -> None:
-    out.print(escape(answer.text), soft_wrap=True)
+    out.print(_shown(answer.text), soft_wrap=True)
     context = Table("rank", "score", "document in the context", title=f"guard: {mode}", title_justify="left")
     for rank, hit in enumerate(answer.retrieval.hits, 1):
-        context.add_row(str(rank), f"{hit.score:.4f}", escape(hit.document.id))
+        context.add_row(str(rank), f"{hit.score:.4f}", _shown(hit.document.id))
     out.print(context)
     for v in answer.verdicts:
         out.print(_sentence(v), soft_wrap=True)
@@ -292,12 +308,12 @@ def _sentence(v: Verdict) -> str:
     evidence = ", ".join(f"{k} {_short(value)}" for k, value in v.evidence.items())
     if v.threshold is None:
         what = "no statement" if v.action is Action.NONE else f"failed, {v.action}"
-        return f"{v.defense}: {what} ({escape(evidence)})"
-    law = f"s_max = {v.score:.4f}, τ = {v.threshold:.4f} ({escape(evidence)})"
+        return f"{v.defense}: {what} ({_shown(evidence)})"
+    law = f"s_max = {v.score:.4f}, τ = {v.threshold:.4f} ({_shown(evidence)})"
     if not v.flagged:
         return f"{v.defense}: not flagged: {law}"
     what = "hidden" if v.enforced else "would be hidden (observe mode)"
-    return f"{v.defense}: flagged: {law}; {what}: {escape(', '.join(v.hidden))}"
+    return f"{v.defense}: flagged: {law}; {what}: {_shown(', '.join(v.hidden))}"
 
 
 def _short(value: object) -> str:
@@ -318,7 +334,7 @@ def doctor(
     else:
         signs = {True: "[green]ok  [/green]", False: "[red]FAIL[/red]", None: "[yellow]note[/yellow]"}
         for f in findings:
-            out.print(f"{signs[f.ok]} {f.name}: {escape(f.detail)}", soft_wrap=True)
+            out.print(f"{signs[f.ok]} {f.name}: {_shown(f.detail)}", soft_wrap=True)
     raise typer.Exit(FAILED if failed else OK)
 
 
@@ -334,4 +350,15 @@ def demo(
 
 
 def _print_json(value: Any, indent: int | None = 2) -> None:
-    print(json.dumps(value, ensure_ascii=False, indent=indent, default=str))
+    text = json.dumps(value, ensure_ascii=False, indent=indent, default=str)
+    print(CONTROL.sub(lambda c: f"\\u{ord(c[0]):04x}", text))
+
+
+def _plain(text: str) -> str:
+    """Without what makes a terminal do things: documents and file names are not ours."""
+    return CONTROL.sub("\ufffd", text)
+
+
+def _shown(text: str) -> str:
+    """Text that is not ours, as rich prints it."""
+    return escape_markup(_plain(text))

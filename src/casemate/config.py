@@ -45,7 +45,10 @@ class Part(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _from_name(cls, value: Any) -> Any:
-        return {"use": value} if isinstance(value, str) else value
+        named = {"use": value} if isinstance(value, str) else value
+        if isinstance(named, Mapping) and any(isinstance(named.get(key), Secret) for key in ("use", "name")):
+            raise ValueError("a plug-in's name is written out, not taken from the environment")
+        return named
 
     @property
     def options(self) -> dict[str, Any]:
@@ -67,13 +70,15 @@ class RagSection(Section):
 
     corpus: Path | None = Field(default=None, description="Folder or file that `casemate index` reads.")
     max_file_mb: float = Field(
-        default=64, gt=0, description="Larger files, and larger lines of jsonl, are left out and named."
+        default=64, gt=0, le=1e6, description="Larger files, and larger lines of jsonl, are left out and named."
     )
     chunk: ChunkSection = ChunkSection()
     embedder: Part = Field(default=Part(use="minilm"), description="Turns texts into vectors.")
     index: Part = Field(default=Part(use="sqlite"), description="Keeps documents, vectors and moments.")
     generator: Part = Field(default=Part(use="extractive"), description="Writes the answer.")
-    instructions: str = Field(default="", description="What a generating model is told to do; empty: our wording.")
+    instructions: str = Field(
+        default="", repr=False, description="What a generating model is told to do; empty: our wording."
+    )
     k: int = Field(default=5, ge=1, le=MAX_K, description="Documents read for an answer.")
 
 
@@ -117,6 +122,15 @@ class Config(Section):
         return self._folder
 
 
+class _Loader(yaml.SafeLoader):
+    """Plain values only: aliases let a few lines stand for millions."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("aliases (*name) are not allowed")
+        return super().compose_node(parent, index)
+
+
 def read(path: Path | None = None) -> Config:
     """The configuration in a file; None: ``casemate.yaml`` here, or the defaults where there is none.
 
@@ -127,11 +141,11 @@ def read(path: Path | None = None) -> Config:
         return Config()
     file = path or Path(FILE)
     try:
-        raw = yaml.safe_load(file.read_text(encoding="utf-8"))
+        raw = yaml.load(file.read_text(encoding="utf-8"), _Loader)
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or error
         raise ConfigError(f"cannot read the configuration {file}: {why}; 'casemate init' writes one") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, OverflowError, RecursionError, LookupError) as error:
         raise ConfigError(f"{file} is no valid YAML: {error}") from error
     return parse(raw or {}, name=str(file), folder=file.parent)
 
@@ -167,7 +181,7 @@ def _expand(value: Any, name: str) -> Any:
         return value
     missing = [v for v in VARIABLE.findall(value) if v not in os.environ]
     if missing:
-        raise ConfigError(f"{name}: the environment variable {missing[0]} is not set, and {value!r} needs it")
+        raise ConfigError(f"{name}: the environment variable {missing[0]} is not set, and the configuration needs it")
     return Secret(VARIABLE.sub(lambda m: os.environ[m[1]], value))
 
 

@@ -94,8 +94,8 @@ def _events(app: App) -> str:
     """How many events there are, and which share of the questions each defense flagged."""
     events = app.store.scan("verdict")
     said = [f"{len(events)} verdicts"]
-    for defense in sorted({e.body["defense"] for e in events}):
-        flags = [bool(e.body["flagged"]) for e in events if e.body["defense"] == defense]
+    for defense in sorted({str(e.body.get("defense")) for e in events}):
+        flags = [bool(e.body.get("flagged")) for e in events if str(e.body.get("defense")) == defense]
         low, high = clopper_pearson(sum(flags), len(flags))
         share = sum(flags) / len(flags)
         said.append(f"{defense} flagged {sum(flags)} of {len(flags)} questions: {share:.2f} [{low:.2f}, {high:.2f}]")

@@ -13,7 +13,7 @@ from functools import reduce
 from typing import Literal
 
 from casemate.protocols import Defense, EventStore, Progress
-from casemate.rag import Rag, join
+from casemate.rag import Rag, join, require_tenant
 from casemate.types import (
     DEFAULT_TENANT,
     UNKNOWN,
@@ -24,6 +24,7 @@ from casemate.types import (
     Outcome,
     Query,
     Retrieval,
+    T,
     Verdict,
 )
 
@@ -66,6 +67,7 @@ class Guard:
         self, documents: Sequence[Document], tenant: str = DEFAULT_TENANT, progress: Progress | None = None
     ) -> None:
         """Embeds documents and puts them into the index; what it held of the same sources is replaced."""
+        require_tenant(tenant)
         vectors = await self.rag.embed(documents, progress)
         for defense in self.defenses if self.enforce else ():
             documents, vectors = await defense.on_index(documents, vectors)
@@ -118,7 +120,7 @@ class Guard:
     async def _apply(self, defense: Defense, query: Query, retrieval: Retrieval) -> Outcome[Retrieval]:
         """One defense's opinion on what was found; if it fails, the context is withheld or left as it is."""
         try:
-            return await defense.on_retrieve(query, retrieval)
+            return _sane(await defense.on_retrieve(query, retrieval), Retrieval)
         except Exception as error:
             value = retrieval if self.on_error == "open" else replace(retrieval, hits=())
             return Outcome(value, self._failure(defense, error))
@@ -127,7 +129,7 @@ class Guard:
         """The finished answer after every defense's ``on_answer``."""
         for defense in self.defenses:
             try:
-                value, verdict = await defense.on_answer(query, answer)
+                value, verdict = _sane(await defense.on_answer(query, answer), Answer)
             except Exception as error:
                 value = answer if self.on_error == "open" else replace(answer, text=UNKNOWN)
                 verdict = self._failure(defense, error)
@@ -154,3 +156,11 @@ class Guard:
             except Exception as error:  # a record that cannot be kept must not cost anybody an answer
                 log.error("the verdict of %s was not noted: %s", verdict.defense, type(error).__name__)
         return [verdict]
+
+
+def _sane(outcome: Outcome[T], kind: type[T]) -> Outcome[T]:
+    """What a defense returned, if it is what it must return."""
+    value, verdict = outcome
+    if not isinstance(value, kind) or not isinstance(verdict, Verdict | None):
+        raise TypeError(f"a defense returned {type(value).__name__} and {type(verdict).__name__}")
+    return Outcome(value, verdict)

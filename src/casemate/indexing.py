@@ -88,7 +88,10 @@ def columns(document: Document) -> tuple[str, str, str, str, str, str]:
 def document_of(row: Sequence[str]) -> Document:
     """The document whose ``columns`` these are."""
     identity, source, digest, title, text, metadata = row
-    return Document(identity, text, title, source, digest, json.loads(metadata))
+    try:
+        return Document(identity, text, title, source, digest, dict(json.loads(metadata)))
+    except (TypeError, ValueError) as error:
+        raise DataError(f"document {identity!r} is damaged in the index; 'casemate index --rebuild'") from error
 
 
 def given_twice(identity: str) -> DataError:
@@ -113,7 +116,8 @@ def moments_of(tenant: str, row: tuple[int, bytes, bytes] | None, dim: int) -> C
     if row is None or not row[0]:
         return CorpusMoments.empty(dim)
     n, mean, scatter = row
-    if (len(mean), len(scatter)) != (8 * dim, 8 * dim * dim):
+    kinds = isinstance(n, int) and isinstance(mean, bytes) and isinstance(scatter, bytes)
+    if not kinds or (len(mean), len(scatter)) != (8 * dim, 8 * dim * dim):
         raise DataError(f"tenant {tenant!r}: the moments are damaged: {FIX}")
     return CorpusMoments(n, np.frombuffer(mean), np.frombuffer(scatter).reshape(dim, dim))
 

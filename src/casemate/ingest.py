@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeAlias
@@ -18,12 +19,15 @@ from casemate.chunks import cut
 from casemate.corpus import Corpus, Problem, Source
 from casemate.errors import ConfigError, DataError
 from casemate.guard import Guard
+from casemate.rag import require_tenant
 from casemate.types import DEFAULT_TENANT, Document
 
 WINDOW = 256
 """Chunks of one commit: some seconds of embedding, which is what a kill may cost."""
 SUSPICIOUS_SHARE = 0.5
 """When more than this share of a corpus would be removed, the wrong folder is likelier than a purge."""
+
+TAKEN = "the index has another source of this name, from elsewhere; rename one, or give a --tenant"
 
 Gone: TypeAlias = Literal["auto", "remove", "keep"]
 
@@ -36,6 +40,8 @@ class Plan:
     bytes: int
     unchanged: int
     gone: tuple[str, ...]
+    taken: tuple[str, ...]  # names that another corpus or a program has given to something else
+    held: frozenset[str]  # all names in the index before
 
 
 @dataclass(slots=True)
@@ -87,6 +93,7 @@ class Ingest:
     gone: Gone = "auto"
 
     def __post_init__(self) -> None:
+        require_tenant(self.tenant)
         reads = self.guard.rag.embedder.max_tokens
         if self.tokens > reads:
             raise ConfigError(f"rag.chunk.tokens is {self.tokens}, and the embedder reads {reads} tokens at most")
@@ -104,16 +111,27 @@ class Ingest:
         for source in self.corpus.sources():
             digest = found[source.name] = self._digest(source)
             size += source.size if content.get(source.name) != digest else 0
-        todo = {name: digest for name, digest in found.items() if content.get(name) != digest}
+        origins = self._origins(held, found)
+        taken = {n for n in held.keys() & found.keys() if held[n][2] not in origins and content[n] != found[n]}
+        taken = set() if self.gone == "remove" else taken
+        todo = {n: digest for n, digest in found.items() if content.get(n) != digest and n not in taken}
         missing = held.keys() - found.keys() - self.corpus.unread
-        here = [name for name, (_, _, origin) in held.items() if origin == self._origin]
+        here = [name for name, (_, _, origin) in held.items() if origin in origins]
         gone = missing.intersection(here) if self.gone == "auto" else {name for name in missing if content[name]}
         if self.gone == "auto" and len(gone) > SUSPICIOUS_SHARE * len(here):
             raise DataError(
                 f"{len(gone)} of {len(here)} sources that were indexed from {self.corpus.path} are not there any more; "
                 "if that is right, run with --gone remove, else see to the folder"
             )
-        return Plan(todo, size, len(found) - len(todo), () if self.corpus.incomplete else tuple(sorted(gone)))
+        unchanged = len(found) - len(todo) - len(taken)
+        gone = set() if self.corpus.incomplete else gone
+        return Plan(todo, size, unchanged, tuple(sorted(gone)), tuple(sorted(taken)), frozenset(held))
+
+    def _origins(self, held: Mapping[str, tuple[str, str, str]], found: Mapping[str, str]) -> set[str]:
+        """This corpus's place, and places it seems to have been moved from: most of what came from there is here."""
+        sizes = Counter(origin for digest, _, origin in held.values() if digest)
+        same = Counter(origin for name, (digest, _, origin) in held.items() if found.get(name) == digest)
+        return {self._origin} | {origin for origin, count in same.items() if count > SUSPICIOUS_SHARE * sizes[origin]}
 
     async def run(self, plan: Plan, progress: Callable[[float], None] = lambda size: None) -> Report:
         """Carries a plan out.
@@ -130,6 +148,7 @@ class Ingest:
             report.indexed += len(sources)
             report.chunks += len(documents)
         report.problems[:0] = self.corpus.problems
+        report.problems += [Problem(name, TAKEN) for name in plan.taken]
         report.ignored = self.corpus.ignored
         if self.gone == "keep":
             report.kept = len(plan.gone)
@@ -163,7 +182,8 @@ class Ingest:
             try:
                 cuts = self._cut(source)
             except DataError as error:
-                report.problems.append(Problem(source.name, str(error)))
+                old = "; what was indexed of it before is still answered" if source.name in plan.held else ""
+                report.problems.append(Problem(source.name, f"{error}{old}"))
                 continue
             sources.append(source)
             documents += cuts

@@ -6,6 +6,7 @@ so that a similarity is the same number wherever it is computed.
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import os
 import threading
@@ -182,6 +183,12 @@ def one_thread() -> _Blas:
     embedder needs: a question took four times as long. To change the number for each search is as bad.
     """
     return _Blas()
+
+
+def checksum(path: Path) -> str:
+    """SHA-256 of a saved graph: a damaged one could bring the process down."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def rounding(q: Vector) -> float:

@@ -88,8 +88,7 @@ def _require_answerable(query: Query) -> None:
         raise QueryError(f"the question has {len(query.text)} characters; at most {MAX_QUERY_CHARACTERS} are allowed")
     if "\0" in query.text or not _encodable(query.text):
         raise QueryError("the question holds a NUL character or half of a surrogate pair; send plain text")
-    if not _printable(query.tenant):
-        raise QueryError(f"the tenant {query.tenant!r} is no name; printable characters are allowed")
+    require_tenant(query.tenant)
     if not 1 <= query.k <= MAX_K:
         raise QueryError(f"k is {query.k}; it must lie between 1 and {MAX_K}")
 
@@ -98,5 +97,11 @@ def _encodable(text: str) -> bool:
     return not any("\ud800" <= c <= "\udfff" for c in text)
 
 
-def _printable(name: str) -> bool:
-    return name.isprintable() and _encodable(name) and bool(name)
+def require_tenant(name: str) -> None:
+    """Refuses what is no name of a tenant.
+
+    Raises:
+        QueryError: If it is empty or holds anything but printable characters.
+    """
+    if not (name and name.isprintable() and _encodable(name)):
+        raise QueryError(f"the tenant {name!r} is no name; printable characters are allowed")

@@ -50,6 +50,27 @@ def test_a_file_that_is_no_yaml_is_refused(tmp_path, content):
         config.read(tmp_path / "casemate.yaml")
 
 
+@pytest.mark.parametrize(
+    "text", ["a: &a [1, 1]\nb: [*a, *a]", "a: &a [*a]", "[" * 5000, "rag: {k: 2024-13-45}", "rag: {max_file_mb: .inf}"]
+)
+def test_hostile_yaml_is_refused_at_once(tmp_path, text):
+    (tmp_path / "casemate.yaml").write_text(text)
+    with pytest.raises(ConfigError):
+        config.read(tmp_path / "casemate.yaml")
+
+
+def test_a_bare_off_turns_the_guard_off(tmp_path):
+    (tmp_path / "casemate.yaml").write_text("guard: {mode: off}")
+    assert config.read(tmp_path / "casemate.yaml").guard.mode == "off"
+
+
+def test_a_plug_in_is_not_named_by_a_secret(monkeypatch):
+    monkeypatch.setenv("U", "s3cret")
+    with pytest.raises(ConfigError) as caught:
+        config.parse({"rag": {"embedder": "${U}"}})
+    assert "s3cret" not in str(caught.value)
+
+
 def test_a_missing_file_is_named():
     with pytest.raises(ConfigError, match="casemate init"):
         config.read(Path("/nowhere/casemate.yaml"))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from casemate.backends.sqlite import SqliteIndex
 from casemate.defenses.mirabel import Mirabel
-from casemate.errors import DataError, QueryError
+from casemate.errors import BackendError, DataError, QueryError
 from casemate.guard import Guard
 from casemate.protocols import Defense
 from casemate.rag import Rag, join
@@ -162,6 +162,31 @@ def test_a_failing_defense_may_be_set_to_open(make, stage):
     guard = make([Broken(stage)], documents(40), on_error="open")
     bare = asyncio.run(guard.rag.ask(Query("amber")))
     assert asyncio.run(guard.ask(Query("amber"))).text == bare.text
+
+
+@pytest.mark.parametrize("nonsense", [None, (1, 2, 3), Outcome(None), Outcome("text")])
+def test_a_defense_that_returns_nonsense_closes(make, nonsense):
+    @dataclass
+    class Nonsense(Defense):
+        """Returns what no defense may return."""
+
+        async def on_retrieve(self, query, retrieval):
+            return nonsense
+
+    answer = asyncio.run(make([Nonsense()], documents(40)).ask(Query("amber")))
+    assert answer.retrieval.hits == ()
+    assert answer.verdicts[0].action == Action.WITHHOLD
+    bare = make([Nonsense()], documents(40), enforce=False)
+    assert asyncio.run(bare.ask(Query("amber"))).text == asyncio.run(bare.rag.ask(Query("amber"))).text
+
+
+def test_a_store_that_fails_costs_nobody_an_answer(make, caplog):
+    class Closed(Memory):
+        def append(self, event):
+            raise BackendError("closed", backend="memory", retryable=False)
+
+    assert asyncio.run(make([HideBest()], documents(40), store=Closed()).ask(Query("amber"))).text
+    assert "was not noted" in caplog.text
 
 
 def test_each_verdict_becomes_one_event_without_the_question(make):

@@ -97,6 +97,33 @@ def test_what_another_corpus_or_a_program_added_is_not_gone(guard, folder, tmp_p
     assert sources(guard) == {"x.txt", "api"}
 
 
+def test_a_folder_that_was_moved_is_still_the_same_corpus(guard, folder):
+    run(guard, folder)
+    moved = folder.rename(folder.with_name("records"))
+    (moved / "1.txt").unlink()
+    report = run(guard, moved)
+    assert (report.unchanged, report.removed) == (5, 1)
+    assert "1.txt" not in sources(guard)
+
+
+def test_a_name_that_another_corpus_has_is_not_written_over(guard, folder, tmp_path):
+    run(guard, folder)
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "1.txt").write_text("something else of the same name")
+    report = run(guard, other)
+    assert [(p.where, report.complete) for p in report.problems] == [("1.txt", False)]
+    texts = {h.document.text for h in guard.rag.index.search(guard.rag.embedder.embed(["else"])[0], 99).hits}
+    assert "something else of the same name" not in texts
+
+
+def test_a_text_that_cannot_be_read_any_more_is_said_to_be_answered_still(guard, folder):
+    run(guard, folder)
+    (folder / "1.txt").write_bytes(b"\0 binary")
+    (problem,) = run(guard, folder).problems
+    assert "what was indexed of it before is still answered" in problem.reason
+
+
 def test_chunks_longer_than_the_embedder_reads_are_refused(guard, folder):
     with pytest.raises(ConfigError, match="rag.chunk.tokens is 41, and the embedder reads 40"):
         run(guard, folder, tokens=41)

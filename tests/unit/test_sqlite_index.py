@@ -382,7 +382,7 @@ def test_vectors_that_were_tampered_with_are_found(filled) -> None:
 def test_documents_without_a_vector_are_told_and_may_be_indexed_again(filled) -> None:
     tamper(filled, "DELETE FROM vector WHERE key = 3")
     index = opened(filled)
-    assert "1 documents have no vector, or half of one: index them again" in index.check()
+    assert "1 documents have no vector, or half of one: 'casemate index --rebuild'" in index.check()
     assert len(index.search(unit(np.random.default_rng(0), 1)[0], 1000).hits) == 499
     index.add(documents("s0", 25), unit(np.random.default_rng(6), 25))
     index.rebuild()
@@ -613,4 +613,28 @@ def test_every_failure_is_one_of_ours(path) -> None:
         with pytest.raises(CasemateError, match="finite numbers"):
             call()
     assert sqlite.FORMAT == 1
+    index.close()
+
+
+def test_an_index_that_was_deleted_while_open_is_not_served_from_memory(tmp_path: Path) -> None:
+    index = SqliteIndex(tmp_path / "index.db")
+    index.open("test", DIM)
+    x = np.eye(DIM, dtype=np.float32)[:2]
+    index.add([Document("a", "one"), Document("b", "two")], x)
+    assert len(index.search(x[0], 5).hits) == 2
+    (tmp_path / "index.db").unlink()
+    for use in (lambda: index.search(x[0], 5), lambda: index.add([Document("c", "three")], x[:1])):
+        with pytest.raises(BackendError, match="deleted or replaced"):
+            use()
+    index.close()
+
+
+def test_removed_texts_leave_the_write_ahead_log_too(tmp_path: Path) -> None:
+    index = SqliteIndex(tmp_path / "index.db")
+    index.open("test", DIM)
+    x = np.eye(DIM, dtype=np.float32)[:1]
+    for remove in (lambda: index.remove(["a"]), lambda: index.add([Document("a", "harmless")], x)):
+        index.add([Document("a", "SECRETDISEASE")], x)
+        remove()
+        assert not any(b"SECRETDISEASE" in file.read_bytes() for file in tmp_path.iterdir())
     index.close()

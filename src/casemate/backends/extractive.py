@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from casemate.errors import ConfigError
 from casemate.protocols import Generator
 from casemate.types import UNKNOWN, Document, Prompt
 
@@ -51,6 +52,13 @@ class Extractive(Generator):
 
     sentences: int = 3
     support: float = 0.35
+
+    def __post_init__(self) -> None:
+        if self.sentences < 1 or not 0 < self.support <= 1:
+            raise ConfigError(
+                f"extractive: sentences={self.sentences}, support={self.support}; "
+                "sentences must be at least 1, support above 0 and at most 1"
+            )
 
     async def stream(self, prompt: Prompt) -> AsyncIterator[str]:
         """One sentence at a time, each with the number of its source, then the list of sources."""

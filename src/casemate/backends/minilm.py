@@ -55,13 +55,11 @@ class MiniLM(Embedder):
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         graph = (self.cache or _cache_folder()) / GRAPH
-        if not graph.exists():
+        noted = graph.with_suffix(".sha256")
+        if not (graph.exists() and noted.exists() and noted.read_text() == _sha256(graph)):
             _write_atomically(graph, lambda temporary: _build_graph(safetensors, temporary))
-        try:
-            self._session = _open_session(graph, self.threads)
-        except Exception:  # the cached graph is damaged, in ways that onnxruntime has no common error for
-            _write_atomically(graph, lambda temporary: _build_graph(safetensors, temporary))
-            self._session = _open_session(graph, self.threads)
+            _write_atomically(noted, lambda temporary: temporary.write_text(_sha256(graph)))
+        self._session = _open_session(graph, self.threads)
 
     @property
     def fingerprint(self) -> str:
@@ -119,18 +117,22 @@ def _verified(path: Path) -> Path:
     """The weights file, if its content is the published one."""
     if not path.is_file():
         raise DataError(f"no weights at {path}; {INSTALL}, or give a folder that has model.safetensors")
-    with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
+    found = _sha256(path)
     if found != SHA256:
         raise DataError(f"{path} is not all-MiniLM-L6-v2: sha256 {found}, expected {SHA256}; install it again")
     return path
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "casemate"
 
 
-def _write_atomically(path: Path, write: Callable[[Path], None]) -> None:
+def _write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Makes a file that is either whole or absent, also when two processes make it at once."""
     name = ""
     try:

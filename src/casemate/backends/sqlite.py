@@ -1,8 +1,7 @@
 """The embedded index: documents, vectors and moments in one SQLite file, searched in memory.
 
-The file is the truth. What is in memory is a copy that follows the file's revision number before every search, so a
-change by this or by another process is seen by the next question, and a killed process loses only what was never
-committed.
+The file is the truth. Memory is a copy that follows the file's revision before every search, so a change by any process
+is seen by the next question, and a killed process loses only what was never committed.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import numpy as np
 
 from casemate import indexing
 from casemate.errors import BackendError, DataError
-from casemate.neighbors import BLOCK, Approximate, Exact, Keys
+from casemate.neighbors import BLOCK, Approximate, Exact, Keys, checksum
 from casemate.protocols import Index
 from casemate.stats import CorpusMoments
 from casemate.types import DEFAULT_TENANT, Document, Hit, Retrieval, Vector
@@ -63,7 +62,7 @@ class SqliteIndex(Index):
     Attributes:
         path: The file. Its folder is made when missing; both are readable by their owner only.
         approximate_above: Documents of one tenant above which the search is approximate. The detection needs the true
-            nearest document, and a graph misses one in some hundred, so it is exact for as long as a question can wait.
+            nearest document, and a graph misses some, so search is exact for as long as a question can wait.
     """
 
     path: Path = Path(".casemate/index.db")
@@ -73,7 +72,7 @@ class SqliteIndex(Index):
         self._lock = threading.RLock()
         self._views: dict[str, _View] = {}
         self._db: sqlite3.Connection | None = None
-        self._fingerprint, self._dim = "", 0
+        self._file, self._fingerprint, self._dim = _identity(self.path), "", 0
 
     def open(self, fingerprint: str, dim: int) -> None:
         """See ``Index.open``."""
@@ -88,12 +87,14 @@ class SqliteIndex(Index):
         """See ``Index.add``."""
         vectors = indexing.require_fit(documents, vectors, self._dim)
         with self._transaction(write=True) as db:
-            gone, _ = self._take_out(db, {d.source for d in documents}, tenant)
+            gone, count = self._take_out(db, {d.source for d in documents}, tenant)
             for document, vector in zip(documents, vectors, strict=True):
                 key = _insert(db, document, tenant)
                 db.execute("INSERT INTO vector VALUES (?, ?)", (key, vector.tobytes()))
             held = _load(db, tenant, self._dim)
             _store(db, tenant, indexing.changed(tenant, held, gone, CorpusMoments.of(vectors)))
+        if count:
+            self._forget(db)
 
     def remove(self, sources: Collection[str], tenant: str = DEFAULT_TENANT) -> int:
         """See ``Index.remove``."""
@@ -102,6 +103,7 @@ class SqliteIndex(Index):
             if count:
                 held, none = _load(db, tenant, self._dim), CorpusMoments.empty(self._dim)
                 _store(db, tenant, indexing.changed(tenant, held, gone, none))
+        self._forget(db)
         return count
 
     def search(self, vector: Vector, k: int, tenant: str = DEFAULT_TENANT) -> Retrieval:
@@ -144,7 +146,7 @@ class SqliteIndex(Index):
                 (4 * self._dim,),
             )
             if count := orphans.fetchone()[0]:
-                found.append(f"{count} documents have no vector, or half of one: index them again")
+                found.append(f"{count} documents have no vector, or half of one: 'casemate index --rebuild'")
             for tenant in _tenants(db):
                 load = partial(_load, db, tenant, self._dim)
                 found += indexing.compare_moments(tenant, load, self._vectors(db, tenant))
@@ -182,6 +184,7 @@ class SqliteIndex(Index):
     def _connect(self) -> None:
         if self._db is None:
             self._db = _connect(self.path)
+            self._file = _identity(self.path)
 
     def _require_same_embedder(self, db: sqlite3.Connection) -> None:
         """Compares with the file each time, because another process may have built it anew."""
@@ -195,6 +198,9 @@ class SqliteIndex(Index):
         with self._lock, _explained(self.path):
             if self._db is None:
                 raise BackendError(f"the index {self.path} is not open", backend="sqlite", retryable=False)
+            if self._file != _identity(self.path):
+                what = f"the index {self.path} was deleted or replaced while it was open; open it anew"
+                raise BackendError(what, backend="sqlite", retryable=False)
             self._db.execute("BEGIN IMMEDIATE" if write else "BEGIN")
             try:
                 if self._fingerprint:
@@ -205,6 +211,12 @@ class SqliteIndex(Index):
                 with suppress(sqlite3.Error):  # after a full disk SQLite may have rolled back by itself
                     self._db.execute("ROLLBACK")
                 raise
+
+    def _forget(self, db: sqlite3.Connection) -> None:
+        """Empties the write-ahead log, in which removed texts would stay, unless somebody is reading it."""
+        with self._lock, suppress(sqlite3.Error):
+            for pragma in ("busy_timeout = 100", "wal_checkpoint(TRUNCATE)", "busy_timeout = 30000"):
+                db.execute(f"PRAGMA {pragma}").fetchall()
 
     def _take_out(self, db: sqlite3.Connection, sources: Collection[str], tenant: str) -> tuple[CorpusMoments, int]:
         """Deletes the documents of the sources; their moments are those of the stored vectors, bit by bit."""
@@ -255,7 +267,7 @@ class SqliteIndex(Index):
         if n > self.approximate_above:
             path, view.neighbors = self._graph_path(tenant), Approximate(self._dim)
             noted = db.execute("SELECT value FROM meta WHERE name = ?", (path.name,)).fetchone()
-            if noted and path.exists() and noted[0].split()[1] == _checksum(path):
+            if noted and path.exists() and noted[0].split()[1] == checksum(path):
                 saved = Approximate.load(path, self._dim)
                 keys = db.execute("SELECT key FROM document WHERE tenant = ?", (tenant,)).fetchall()
                 saved.keep(np.array(keys, np.int64).ravel())
@@ -272,11 +284,11 @@ class SqliteIndex(Index):
         path = self._graph_path(tenant)
         with self._transaction() as db:
             noted = db.execute("SELECT value FROM meta WHERE name = ?", (path.name,)).fetchone()
-        if noted and path.exists() and noted[0] == f"{last_key} {_checksum(path)}":
+        if noted and path.exists() and noted[0] == f"{last_key} {checksum(path)}":
             return
         try:
             graph.save(path)
-            value = f"{last_key} {_checksum(path)}"
+            value = f"{last_key} {checksum(path)}"
         except (OSError, RuntimeError) as error:
             raise BackendError(f"cannot save the graph {path}: {error}", backend="sqlite", retryable=True) from error
         with self._transaction(write=True) as db:
@@ -293,9 +305,9 @@ class SqliteIndex(Index):
             yield np.array([key for key, _ in rows], np.int64), _matrix([blob for _, blob in rows], self._dim)
 
 
-def _checksum(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Which file it is, whatever its name."""
+    return (path.stat().st_dev, path.stat().st_ino) if path.exists() else None
 
 
 def _connect(path: Path) -> sqlite3.Connection:
@@ -315,10 +327,10 @@ def _connect(path: Path) -> sqlite3.Connection:
                 db.execute("PRAGMA journal_mode = WAL")  # not in a file of another program, which this would change
             db.execute("PRAGMA synchronous = FULL")  # what was acknowledged survives a power cut
             db.execute("PRAGMA secure_delete = ON")  # a removed record leaves no bytes behind
+            return db
         except BaseException:
             db.close()
             raise
-        return db
 
 
 def _create_or_verify(db: sqlite3.Connection, path: Path) -> None:
@@ -341,39 +353,34 @@ def _explained(path: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.OperationalError as error:
-        say, retryable = str(error), True
+        say = str(error)
         if "full" in say or "disk I/O" in say:
             say = f"no room on the disk, or it fails ({say}): nothing of this step was kept, all before is; run again"
         elif "locked" in say:
             say = "another process is writing to it for too long; try again"
-        raise BackendError(f"index {path}: {say}", backend="sqlite", retryable=retryable) from error
+        raise BackendError(f"index {path}: {say}", backend="sqlite", retryable=True) from error
     except sqlite3.DatabaseError as error:
-        raise DataError(
-            f"{path} is damaged or no index ({error}): restore it from a backup, or delete it and index again"
-        ) from error
+        what = f"{path} is damaged or no index ({error})"
+        raise DataError(f"{what}: restore it from a backup, or delete it and index again") from error
 
 
 def _insert(db: sqlite3.Connection, d: Document, tenant: str) -> int:
+    insert = "INSERT INTO document (tenant, id, source, digest, title, text, metadata) VALUES (?, ?, ?, ?, ?, ?, ?)"
     try:
-        cursor = db.execute(
-            "INSERT INTO document (tenant, id, source, digest, title, text, metadata) VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (tenant, *indexing.columns(d)),
-        )
+        cursor = db.execute(insert, (tenant, *indexing.columns(d)))
     except sqlite3.IntegrityError as error:
         raise indexing.given_twice(d.id) from error
-    assert cursor.lastrowid is not None
-    return cursor.lastrowid
+    return cursor.lastrowid or 0
 
 
 def _fetch(db: sqlite3.Connection, key: int) -> Document:
-    query = "SELECT id, source, digest, title, text, metadata FROM document WHERE key = ?"
-    return indexing.document_of(db.execute(query, (key,)).fetchone())
+    row = db.execute("SELECT id, source, digest, title, text, metadata FROM document WHERE key = ?", (key,)).fetchone()
+    return indexing.document_of(row)
 
 
 def _tenants(db: sqlite3.Connection) -> list[str]:
     """All tenants that have documents, or moments as if they had."""
-    rows = db.execute("SELECT name FROM tenant UNION SELECT tenant FROM document ORDER BY 1")
-    return [name for (name,) in rows]
+    return [name for (name,) in db.execute("SELECT name FROM tenant UNION SELECT tenant FROM document ORDER BY 1")]
 
 
 def _load(db: sqlite3.Connection, tenant: str, dim: int) -> CorpusMoments:

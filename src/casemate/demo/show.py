@@ -47,7 +47,7 @@ async def run_demo(folder: Path, out: Console, progress: Console) -> dict[str, A
     """
     members, outsiders = split_notes(outsiders=OUTSIDERS)
     settings = folder / "casemate.yaml"
-    ours = settings.exists() and settings.read_text(encoding="utf-8") == CONFIG
+    ours = settings.exists() and settings.read_text(encoding="utf-8", errors="replace") == CONFIG
     if not ours and folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"{folder} holds something that is not the demo's; choose another with --folder")
     write_corpus(folder / "clinic")
