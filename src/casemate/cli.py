@@ -224,7 +224,10 @@ def _tell_what_was_hidden(events: list[Event]) -> None:
     """Whoever sits at this command line is the operator, and may know why an answer is poor."""
     hidden = [i for e in events if e.body["enforced"] for i in e.body["hidden"]]
     if hidden:
-        say.print(f"[yellow]note:[/yellow] the guard withheld {_shown(', '.join(hidden))}; --explain shows why")
+        say.print(
+            f"[yellow]note:[/yellow] the guard withheld {_shown(', '.join(hidden))}; --explain shows why",
+            soft_wrap=True,
+        )
 
 
 def _with_mode(settings: Config, mode: str | None) -> Config:

@@ -166,6 +166,14 @@ def test_a_failed_build_leaves_nothing(minilm: MiniLM, tmp_path: Path, monkeypat
 
 
 @installed
+def test_weights_without_a_tokenizer_are_refused(tmp_path: Path) -> None:
+    folder = Path(importlib.util.find_spec(PACKAGE).origin).parent / "model"
+    (tmp_path / "model.safetensors").symlink_to(folder / "model.safetensors")
+    with pytest.raises(DataError, match="tokenizer.json"):
+        MiniLM(weights=tmp_path)
+
+
+@installed
 def test_a_damaged_graph_in_the_cache_is_built_anew(minilm: MiniLM, tmp_path: Path) -> None:
     (tmp_path / GRAPH).write_bytes(b"half of a graph")
     np.testing.assert_allclose(MiniLM(cache=tmp_path).embed(["a text"]), minilm.embed(["a text"]), atol=1e-6)

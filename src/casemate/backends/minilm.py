@@ -51,7 +51,10 @@ class MiniLM(Embedder):
         safetensors = _verified(folder / "model.safetensors")
         with needs("tokenizers"):
             from tokenizers import Tokenizer
-        self._tokenizer: Any = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        try:
+            self._tokenizer: Any = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        except Exception as error:  # the library raises nothing narrower
+            raise DataError(f"no tokenizer.json that can be read in {folder} ({error}); {INSTALL}") from error
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         graph = (self.cache or _cache_folder()) / GRAPH
