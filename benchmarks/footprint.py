@@ -1,4 +1,4 @@
-"""CPU-seconds of ``import casemate``, and peak memory of a process that searches 100,000 documents."""
+"""CPU-seconds of ``import casemate``; peak memory of searching 100,000 chunks, and of indexing the demo's clinic."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from benchmarks import SEED, clustered, save
 from casemate.backends.sqlite import SqliteIndex
+from casemate.demo.clinic import write_corpus
 from casemate.types import Document
 
 N, DIM = 100_000, 384
@@ -28,10 +29,16 @@ for q in model.embed(["one question", "another question"]):
     index.search(q, 10)
 print(json.dumps(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024))
 """
+INDEX = """
+import resource, subprocess, sys
+command = [sys.executable, "-m", "casemate", "index", "clinic"]
+subprocess.run(command, cwd=sys.argv[1], check=True, stdout=subprocess.DEVNULL)
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024)
+"""
 
 
 def main() -> None:
-    """Measures both in fresh processes."""
+    """Measures all in fresh processes."""
     costs = [float(_python(IMPORT)) for _ in range(5)]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "index.db"
@@ -43,6 +50,8 @@ def main() -> None:
             part = range(start, start + 10_000)
             index.add([Document(f"d{i}", text) for i in part], E[start : start + 10_000])
         index.close()
+        write_corpus(Path(folder) / "clinic")
+        index_peak = float(_python(INDEX, folder))
         peak = float(json.loads(_python(SEARCH.format(dim=DIM), str(path))))
     matrix_mb, texts_mb = N * DIM * 4 / 2**20, N * len(text) / 2**20
     save(
@@ -54,6 +63,7 @@ def main() -> None:
             "texts_mb": texts_mb,
             "beyond_matrix_mb": peak - matrix_mb,
             "allowed_mb": matrix_mb + texts_mb + 300,
+            "index_clinic_peak_mb": index_peak,
         },
     )
 
