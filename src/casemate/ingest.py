@@ -118,13 +118,13 @@ class Ingest:
         missing = held.keys() - found.keys() - self.corpus.unread
         here = [name for name, (_, _, origin) in held.items() if origin in origins]
         gone = missing.intersection(here) if self.gone == "auto" else {name for name in missing if content[name]}
+        gone = set() if self.corpus.incomplete else gone
         if self.gone == "auto" and len(gone) > SUSPICIOUS_SHARE * len(here):
             raise DataError(
                 f"{len(gone)} of {len(here)} sources that were indexed from {self.corpus.path} are not there any more; "
                 "if that is right, run with --gone remove, else see to the folder"
             )
         unchanged = len(found) - len(todo) - len(taken)
-        gone = set() if self.corpus.incomplete else gone
         return Plan(todo, size, unchanged, tuple(sorted(gone)), tuple(sorted(taken)), frozenset(held))
 
     def _origins(self, held: Mapping[str, tuple[str, str, str]], found: Mapping[str, str]) -> set[str]:

@@ -162,6 +162,16 @@ def test_a_damaged_gzip_keeps_what_was_indexed(guard, tmp_path):
     assert len(sources(guard)) == 500
 
 
+def test_a_gzip_damaged_near_its_beginning_is_no_purge(guard, tmp_path):
+    file = tmp_path / "corpus.jsonl.gz"
+    data = "\n".join(json.dumps({"_id": f"r{i}", "text": f"record {i} {i * i}"}) for i in range(500)).encode()
+    file.write_bytes(gzip.compress(data))
+    run(guard, file)
+    file.write_bytes(gzip.compress(data)[:500])
+    report = run(guard, file)
+    assert (report.complete, report.removed, len(sources(guard))) == (False, 0, 500)
+
+
 def test_a_window_holds_whole_sources_so_that_none_is_half_there(guard, folder, monkeypatch):
     monkeypatch.setattr("casemate.ingest.WINDOW", 3)
     calls = []
