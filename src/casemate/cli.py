@@ -189,7 +189,7 @@ def ask(
         return Query(text, client="cli", tenant=tenant, k=settings.rag.k if k is None else k)
 
     with open_app(settings) as app:
-        if not app.index.moments(tenant).n:
+        if tenant not in app.index.tenants():
             what = f"tenant {_shown(repr(tenant))} has no documents"
             say.print(f"[yellow]note:[/yellow] {what}; 'casemate index FOLDER' puts some in", soft_wrap=True)
         if questions is not None:
@@ -233,8 +233,7 @@ def _tell_what_was_hidden(events: list[Event]) -> None:
 def _with_mode(settings: Config, mode: str | None) -> Config:
     if mode is None:
         return settings
-    changed = settings.model_copy(update={"guard": settings.guard.model_copy(update={"mode": mode})})
-    return changed
+    return settings.model_copy(update={"guard": settings.guard.model_copy(update={"mode": mode})})
 
 
 async def _print_stream(pieces: AsyncIterator[str]) -> None:
