@@ -8,6 +8,7 @@
     + BackendError        something outside failed; has .backend and .retryable
     + DataError           a corpus, an index or a canary set cannot be used
     + QueryError          the client's question cannot be answered as it stands
+    + BudgetExhausted     an attack asked more than it was given
 
 A message says what, which value, what is allowed and what to do. A flagged query is not an error: it is a
 ``Verdict``, and it never reaches the client.
@@ -59,6 +60,10 @@ class DataError(CasemateError):
 
 class QueryError(CasemateError):
     """The client's question cannot be answered as it stands: empty, too long, or with NUL characters."""
+
+
+class BudgetExhausted(CasemateError):
+    """An attack has asked all the questions it was given; what it found so far counts."""
 
 
 @contextmanager

@@ -10,6 +10,8 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequen
 from datetime import datetime
 from typing import ClassVar, Protocol, TypeAlias
 
+import numpy as np
+
 from casemate.stats import CorpusMoments
 from casemate.types import (
     DEFAULT_TENANT,
@@ -17,9 +19,12 @@ from casemate.types import (
     Document,
     Event,
     Outcome,
+    Probe,
     Prompt,
     Query,
+    Reply,
     Retrieval,
+    TokenScore,
     Vector,
 )
 
@@ -127,6 +132,18 @@ class Generator(Protocol):
         ...
 
 
+class LanguageModel(Protocol):
+    """Says how likely a text is, token by token."""
+
+    def score(self, text: str) -> Sequence[TokenScore]:
+        """Every token of the text but the first, in order.
+
+        Raises:
+            BackendError: If the model fails.
+        """
+        ...
+
+
 class EventStore(Protocol):
     """An append-only record."""
 
@@ -156,6 +173,18 @@ class Target(Protocol):
 
     def stream(self, query: Query) -> AsyncIterator[str]:
         """Answers one query, piece by piece."""
+        ...
+
+
+class BlackBox(Protocol):
+    """All that an attack ever gets: a text goes in, the text of the reply comes out."""
+
+    async def ask(self, text: str) -> Reply:
+        """Asks the target once.
+
+        Raises:
+            BudgetExhausted: If no question is left.
+        """
         ...
 
 
@@ -189,3 +218,35 @@ class Defense:
     async def on_answer(self, query: Query, answer: Answer) -> Outcome[Answer]:
         """Acts on the finished answer."""
         return Outcome(answer)
+
+
+class MembershipAttack:
+    """Finds out whether the attacker's copy of a document is in the collection, by asking questions alone.
+
+    Subclass, make it a dataclass, override ``prepare`` and ``measure``; an attack whose next question depends on the
+    last reply overrides ``run``. It holds no budget, no cache and no threshold: those are the lab's. The same
+    candidate, generator state and replies give the same questions and figures.
+
+    Attributes:
+        paper: Where the method is from.
+        features: Names of what ``measure`` returns, the first being the score that stands alone.
+    """
+
+    paper: ClassVar[str] = ""
+    features: ClassVar[tuple[str, ...]] = ("score",)
+
+    def study(self, texts: Sequence[str]) -> None:
+        """Learns the genre before the first candidate: texts of its kind, of unknown membership. Default: nothing."""
+
+    async def prepare(self, candidate: Document, rng: np.random.Generator) -> Probe:
+        """The questions for one candidate, a whole document."""
+        raise NotImplementedError
+
+    async def measure(self, candidate: Document, probe: Probe, replies: Sequence[Reply]) -> tuple[float, ...]:
+        """The features of the replies, a finite number each; higher speaks for membership, in every one."""
+        raise NotImplementedError
+
+    async def run(self, candidate: Document, box: BlackBox, rng: np.random.Generator) -> tuple[float, ...]:
+        """Prepares, asks one question after another, and measures."""
+        probe = await self.prepare(candidate, rng)
+        return await self.measure(candidate, probe, [await box.ask(question) for question in probe.questions])

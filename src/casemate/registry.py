@@ -2,7 +2,8 @@
 
 ``load("defense", "mirabel")`` imports ``casemate.defenses.mirabel`` and returns the class in it that is a
 ``Defense``. Packages outside the tree declare an entry point in the group ``casemate.defense`` (or
-``casemate.embedder``, ``casemate.index``, ``casemate.generator``, ``casemate.store``).
+``casemate.embedder``, ``casemate.index``, ``casemate.generator``, ``casemate.store``, ``casemate.model``,
+``casemate.attack``).
 """
 
 from __future__ import annotations
@@ -14,14 +15,16 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from casemate.errors import ConfigError, UnknownName
-from casemate.protocols import Defense, Embedder, EventStore, Generator, Index
+from casemate.protocols import Defense, Embedder, EventStore, Generator, Index, LanguageModel, MembershipAttack
 
 ROLES: dict[str, tuple[str, type[Any]]] = {
     "embedder": ("casemate.backends", Embedder),
     "index": ("casemate.backends", Index),
     "generator": ("casemate.backends", Generator),
     "store": ("casemate.backends", EventStore),
+    "model": ("casemate.backends", LanguageModel),
     "defense": ("casemate.defenses", Defense),
+    "attack": ("casemate.attacks", MembershipAttack),
 }
 """What a plug-in can be: where its file lies, and what its class derives from."""
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from statistics import NormalDist
-from typing import Literal, Self, TypeAlias, get_args
+from typing import Literal, NamedTuple, Self, TypeAlias, get_args
 
 import numpy as np
 
@@ -18,6 +18,14 @@ THRESHOLDS: tuple[str, ...] = get_args(Threshold)
 
 MIN_VARIANCE = 1e-12
 """A smaller variance is rounding noise, of documents that are all alike."""
+
+
+class Rate(NamedTuple):
+    """A measured figure with both ends of its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
 
 
 def standard_threshold(n: int, rho: float, form: Threshold = "paper") -> float:

@@ -162,6 +162,35 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
+class Probe:
+    """What an attacker prepares for one candidate document.
+
+    Attributes:
+        questions: What the target is asked, in this order.
+        key: What the attacker keeps to himself to read the replies with: masked words, true answers. Plain json.
+    """
+
+    questions: tuple[str, ...]
+    key: Mapping[str, Any] = field(default_factory=dict)
+
+
+class TokenScore(NamedTuple):
+    """How a language model takes one token of a text.
+
+    Attributes:
+        start: First character.
+        end: The character after the last.
+        logprob: Natural logarithm of its probability given what stands before it, at most 0.
+        rank: How many tokens the model finds likelier at that place; 0: it is the likeliest.
+    """
+
+    start: int
+    end: int
+    logprob: float
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
 class Event:
     """One row of the append-only record that monitor, trends and dashboard read."""
 

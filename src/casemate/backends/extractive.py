@@ -16,21 +16,8 @@ from typing import NamedTuple
 from casemate.errors import ConfigError
 from casemate.protocols import Generator
 from casemate.types import UNKNOWN, Document, Prompt
+from casemate.words import content_words, sentences
 
-STOP_WORDS = frozenset(
-    """a about above after again all also am an and any are as at be because been before being below between both but
-    by can could did do does doing done down during each else ever few for from further get give got had has have
-    having he her here hers him his how i if in into is it its itself just let like long many may me might mine more
-    most much must my need no nor not now of off often on once only or other our ours out over own please same say
-    she should so some such take tell than that the their them then there these they this those to too under until
-    up us use very was we were what when where which while who whom whose why will with without would you your
-    yours""".split()
-)
-WORD = re.compile(r"[^\W_]+(?:['’.-][^\W_]+)*")
-BLOCK_END = re.compile(r"\n\s*\n|\n(?=\s*(?:[-*+#•|>]|\d+[.)]\s))")
-SENTENCE_END = re.compile(
-    r"(?<=[.!?])(?<!\b[A-Z]\.)(?<!\b(?:Dr|Mr|Ms|St|No|vs)\.)(?<!\b(?:Mrs|e\.g|i\.e)\.)\s+(?=[^\sa-z])"
-)
 MARKUP = re.compile(r"^[\s#>*+•|-]+|[*_`|]+")
 
 
@@ -77,7 +64,7 @@ class Extractive(Generator):
 
     def _choose(self, question: str, sentences: Sequence[_Sentence]) -> list[_Sentence]:
         """The best sentences in order of reading."""
-        wanted = _words(question)
+        wanted = content_words(question)
         spread = Counter(word for s in sentences for word in s.words & wanted)
         weight = {w: math.log(1 + len(sentences) / (spread[w] or 0.5)) for w in wanted}
         total = sum(weight.values()) or 1.0
@@ -102,27 +89,9 @@ def _sentences(context: Sequence[Document]) -> list[_Sentence]:
     """All sentences of the context; a title's words count for each sentence below it."""
     found = []
     for number, document in enumerate(context):
-        title = _words(document.title)
-        pieces = [s for block in BLOCK_END.split(document.text) for s in SENTENCE_END.split(block)]
-        for position, piece in enumerate(pieces):
+        title = content_words(document.title)
+        for position, piece in enumerate(sentences(document.text)):
             text = " ".join(MARKUP.sub("", piece).split())
-            if words := _words(text):
+            if words := content_words(text):
                 found.append(_Sentence((number, position), text, words | title))
     return found
-
-
-def _words(text: str) -> frozenset[str]:
-    """Lower-case stems of the words that carry meaning."""
-    return frozenset(_stem(w) for w in WORD.findall(text.lower().replace("’", "'")) if w not in STOP_WORDS)
-
-
-def _stem(word: str) -> str:
-    """Plural and verb endings off, roughly: both sides are treated alike.
-
-    >>> [_stem(w) for w in ("tests", "tested", "testing", "policies", "glass")]
-    ['test', 'test', 'test', 'polic', 'glass']
-    """
-    for ending in ("ies", "ing", "ed", "es", "y", "s", "e"):
-        if word.endswith(ending) and len(word) - len(ending) >= 3 and not word.endswith("ss"):
-            return word[: -len(ending)]
-    return word
