@@ -52,7 +52,7 @@ def measure() -> dict[str, float]:
 
 
 def _from_moments(moments: CorpusMoments, Q: np.ndarray) -> float:
-    mirabel = Mirabel()
+    mirabel = Mirabel(mode="paper")
     hits = tuple(Hit(Document(str(i), "text"), 0.5 - i / 100) for i in range(6))
     queries = iter(np.resize(Q, (REPEATS, Q.shape[1])))
     return median_s(lambda: mirabel.judge(Retrieval(hits, moments.background(next(queries)))), REPEATS)

@@ -160,7 +160,7 @@ def _mirabel(app: App, questions: dict[str, str]) -> dict[str, Any]:
     for kind, texts in kinds.items():
         retrievals = [asyncio.run(app.guard.rag.retrieve(Query(text))) for text in texts]
         for form in THRESHOLDS:
-            flagged = sum(Mirabel(threshold=form).judge(r).flagged for r in retrievals)  # type: ignore[arg-type]
+            flagged = sum(Mirabel(mode=form).judge(r).flagged for r in retrievals)  # type: ignore[arg-type]
             rate = {"flagged": flagged / len(texts), "of": len(texts), "interval": clopper_pearson(flagged, len(texts))}
             found.setdefault(form, {})[kind] = rate
     return found

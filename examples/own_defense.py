@@ -41,7 +41,7 @@ async def main() -> None:
     """Two press releases, one of which is not out yet."""
     with tempfile.TemporaryDirectory() as folder:
         index = SqliteIndex(Path(folder) / "index.db")
-        guard = Guard(Rag(MiniLM(), index, Extractive()), [Embargo(), Mirabel()])
+        guard = Guard(Rag(MiniLM(), index, Extractive()), [Embargo(), Mirabel(mode="paper")])
         await guard.add(
             [Document("old", "The new bridge opened in May."), Document("new", "embargoed: the bridge closes.")]
         )

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Self, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
+from casemate import calibration, registry
 from casemate import config as configuration
-from casemate import registry
-from casemate.config import Config, Part
+from casemate.calibration import Calibration
+from casemate.config import Config, Part, RedteamSection
+from casemate.defenses.mirabel import Mirabel
 from casemate.errors import ConfigError
 from casemate.guard import Guard
+from casemate.lab.calibrate import Settings, calibrate
 from casemate.neighbors import one_thread
-from casemate.protocols import Embedder, EventStore, Index, Target
+from casemate.protocols import Embedder, EventStore, Index, Progress, Target
 from casemate.rag import INSTRUCTIONS, Rag
-from casemate.types import Secret
+from casemate.types import DEFAULT_TENANT, Secret
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,36 @@ class App:
     def index(self) -> Index:
         """The index."""
         return self.guard.rag.index
+
+    @property
+    def calibrated(self) -> Mirabel | None:
+        """The defense that needs a calibration, if one is configured."""
+        found = (d for d in self.guard.defenses if isinstance(d, Mirabel) and d.mode == "calibrated")
+        return next(found, None)
+
+    async def calibrate(
+        self, log: Sequence[str] = (), tenant: str = DEFAULT_TENANT, progress: Progress = lambda count: None
+    ) -> Calibration:
+        """Fits the guard to a tenant's documents, and writes what it has learnt where the guard looks for it.
+
+        Args:
+            log: Harmless questions that people asked; empty: they are made from the documents.
+            tenant: Whose documents.
+            progress: Called with the number of questions just embedded.
+
+        Raises:
+            ConfigError: If no configured defense is calibrated.
+            DataError: If there are too few documents.
+        """
+        defense = self.calibrated
+        if defense is None:
+            raise ConfigError("nothing to calibrate: guard.defenses has no mirabel in mode calibrated")
+        section = self.config.calibrate
+        settings = Settings(tenant, self.config.rag.k, section.documents, section.questions, section.seed)
+        attacks = {part.use: build("attack", part) for part in RedteamSection().attacks}
+        found = await calibrate(self.guard.rag, attacks, log, settings, progress)
+        calibration.write(defense.calibration, tenant, found)
+        return found
 
     def close(self) -> None:
         """Writes what is still to be noted, and lets go of files and connections."""
@@ -85,7 +118,8 @@ def open_app(config: Config | Mapping[str, Any] | Path | str | None = None, *, r
         config = configuration.parse(config)
     folder = config.folder
     generator = build("generator", config.rag.generator, folder)
-    defenses = [build("defense", part, folder) for part in config.guard.defenses]
+    for part in config.guard.defenses:
+        build("defense", part, folder)  # what is wrong with an option shows before anything is opened
     embedder: Embedder = build("embedder", config.rag.embedder, folder)
     with ExitStack() as opened:
         opened.enter_context(one_thread())
@@ -94,6 +128,8 @@ def open_app(config: Config | Mapping[str, Any] | Path | str | None = None, *, r
         if rebuild:  # only now, when all else is known to work
             index.clear()
         rag = Rag(embedder, index, generator, config.rag.instructions or INSTRUCTIONS)
+        parts = {Embedder: embedder, Index: index, EventStore: store}
+        defenses = [build("defense", part, folder, parts) for part in config.guard.defenses]
         guard = Guard(
             rag,
             defenses,
@@ -105,13 +141,17 @@ def open_app(config: Config | Mapping[str, Any] | Path | str | None = None, *, r
         return App(config, guard, store, opened.pop_all())
 
 
-def build(role: str, part: Part, folder: Path = Path()) -> Any:
+def build(role: str, part: Part, folder: Path = Path(), parts: Mapping[Any, Any] = MappingProxyType({})) -> Any:
     """One plug-in, with its options checked against the fields of its dataclass.
+
+    A field typed with a protocol takes a plug-in in its turn: by name or mapping, or, if nothing is given, the system's
+    own from ``parts``.
 
     Args:
         role: One of ``registry.ROLES``.
         part: Name and options.
         folder: Where relative paths start.
+        parts: What the system has, by protocol.
 
     Raises:
         ConfigError: If the name or an option is unknown, or a value is of the wrong kind.
@@ -129,16 +169,29 @@ def build(role: str, part: Part, folder: Path = Path()) -> Any:
     ]
     if lacking:
         raise ConfigError(f"{role} {part.use!r} needs the option {lacking[0]!r}")
-    values = {
-        name: _checked(f"{role} {part.use!r}, option {name!r}", cls, fields[name], value)
-        for name, value in part.options.items()
-    }
+    wanted = registry.wants(cls)
+    values = {name: parts[kind] for name, kind in wanted.items() if kind in parts}
+    for name, value in part.options.items():
+        where = f"{role} {part.use!r}, option {name!r}"
+        if name in wanted:
+            values[name] = build(registry.role(wanted[name]), _part(where, value), folder)
+        else:
+            values[name] = _checked(where, cls, fields[name], value)
     paths = {n: f.default for n, f in fields.items() if isinstance(f.default, Path) and n not in values}
     placed = {n: folder / v if isinstance(v, Path) else v for n, v in (paths | values).items()}
     try:
         return cls(**placed)
     except (TypeError, ValueError, OverflowError) as error:
         raise ConfigError(f"{role} {part.use!r} cannot be built with these options: {error}") from error
+
+
+def _part(where: str, value: Any) -> Part:
+    try:
+        return Part.model_validate(value)
+    except ValidationError as error:
+        raise ConfigError(
+            f"{where} is {value!r}: give a plug-in's name, or a mapping with 'use' and options"
+        ) from error
 
 
 def _checked(where: str, cls: type[Any], field: dataclasses.Field[Any], value: Any) -> Any:

@@ -101,6 +101,57 @@ class GuardSection(Section):
     defenses: tuple[Part, ...] = Field(default=(Part(use="mirabel"),), description="In the order in which they act.")
 
 
+class CalibrateSection(Section):
+    """How the guard learns what harmless questions are like (`casemate calibrate`)."""
+
+    log: Path | None = Field(
+        default=None,
+        description="Harmless questions that people asked: plain lines or jsonl. Without it they are made.",
+    )
+    questions: int = Field(default=1000, ge=20, le=100_000, description="Harmless questions made, or taken of the log.")
+    documents: int = Field(default=200, ge=20, le=10_000, description="Documents that are probed.")
+    seed: int = Field(default=7, ge=0, description="Of everything that is drawn.")
+
+
+class GateSection(Section):
+    """What must hold for a red-team run to pass."""
+
+    adjusted_accuracy: float = Field(
+        default=0.05, gt=0, lt=0.5, description="How much better than a coin an attacker may tell members from others."
+    )
+    harmless: float = Field(
+        default=0.05, gt=0, lt=1, description="Share of harmless questions that may be answered otherwise."
+    )
+
+
+class RedteamSection(Section):
+    """How the system is attacked (`casemate redteam run`)."""
+
+    attacks: tuple[Part, ...] = Field(
+        default=tuple(Part(use=name) for name in ("direct", "s2mia", "mba", "interrogation", "dcmi", "menta")),
+        description="Which attacks, with their options.",
+    )
+    members: int = Field(default=200, ge=10, description="Documents that are attacked and in the index.")
+    nonmembers: int = Field(default=200, ge=10, description="Documents that are attacked and held out of it.")
+    split: Path | None = Field(default=None, description="A json file that names them instead.")
+    reader: Part = Field(
+        default=Part(use="obedient"),
+        description="Who writes the answers: `obedient` simulates an able model; `own` is `rag.generator`.",
+    )
+    benign: Path | None = Field(
+        default=None,
+        description="Harmless questions, not those of `calibrate.log`, that tell the guard's cost. Without it, made.",
+    )
+    identity: Literal["candidate", "question", "campaign"] = Field(
+        default="candidate", description="Who the attacker seems to be: another client for each of these."
+    )
+    budget: int | None = Field(default=None, ge=1, description="Questions in all; unset: as many as it takes.")
+    concurrency: int = Field(default=4, ge=1, le=64, description="Candidates attacked side by side.")
+    seed: int = Field(default=7, ge=0, description="Of everything that is drawn.")
+    folder: Path = Field(default=Path(".casemate/redteam"), description="Where the lab keeps its work and the report.")
+    gate: GateSection = GateSection()
+
+
 class PrivacySection(Section):
     """What may be noted about people."""
 
@@ -112,6 +163,8 @@ class Config(Section):
 
     rag: RagSection = RagSection()
     guard: GuardSection = GuardSection()
+    calibrate: CalibrateSection = CalibrateSection()
+    redteam: RedteamSection = RedteamSection()
     store: Part = Field(default=Part(use="sql_events"), description="Keeps events.")
     privacy: PrivacySection = PrivacySection()
     _folder: Path = PrivateAttr(default=Path())
@@ -169,6 +222,22 @@ def parse(raw: Any, name: str = "configuration", folder: Path = Path()) -> Confi
         raise ConfigError(f"{name}: " + "; ".join(_say(e) for e in error.errors())) from error
     config._folder = folder
     return config
+
+
+def changed(config: Config, **sections: Any) -> Config:
+    """The configuration with other sections, checked anew.
+
+    Raises:
+        ConfigError: As ``read``.
+    """
+    try:
+        found = Config.model_validate({name: sections.get(name, getattr(config, name)) for name in Config.model_fields})
+        for section in sections.values():
+            type(section).model_validate(section.model_dump())
+    except ValidationError as error:
+        raise ConfigError("; ".join(_say(e) for e in error.errors())) from error
+    found._folder = config.folder
+    return found
 
 
 def _expand(value: Any, name: str) -> Any:

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from functools import reduce
 from typing import Literal
 
+from casemate.errors import CasemateError
 from casemate.protocols import Defense, EventStore, Progress
 from casemate.rag import Rag, join, require_tenant
 from casemate.types import (
@@ -105,15 +106,20 @@ class Guard:
             yield piece
 
     async def _fetch(self, query: Query) -> Retrieval:
-        """Enough hits that k are left whichever sources the defenses hide. The same work, flagged or not."""
+        """Enough hits that k are left, and what is compared with, whichever sources the defenses hide.
+
+        The same work, flagged or not.
+        """
         vector = await self.rag.encode(query)
         hides = sum(d.hides for d in self.defenses)
-        wanted = query.k + hides
+        barred = set().union(*(d.barred(query) for d in self.defenses))
+        needed = query.k + max((d.looks for d in self.defenses), default=0)
+        wanted = needed + 2 * hides
         while True:
             found = await self.rag.search(vector, wanted, query.tenant)
-            sizes = Counter(h.document.source for h in found.hits)
-            left = len(found.hits) - sum(size for _, size in sizes.most_common(hides))
-            if left >= query.k or len(found.hits) < wanted:
+            sizes = Counter(h.document.source for h in found.hits if h.document.source not in barred)
+            left = sizes.total() - sum(size for _, size in sizes.most_common(hides))
+            if left >= needed or len(found.hits) < wanted:
                 return found
             wanted *= 2
 
@@ -141,7 +147,8 @@ class Guard:
         name = type(defense).__module__.rsplit(".", 1)[-1]  # the name of a plug-in is its file
         log.error("defense %s failed with %s; on_error is %s", name, type(error).__name__, self.on_error)
         action = Action.NONE if self.on_error == "open" else Action.WITHHOLD
-        return Verdict(name, False, action, 0.0, None, evidence={"error": type(error).__name__})
+        said = {"message": str(error)} if isinstance(error, CasemateError) else {}  # others may quote a text
+        return Verdict(name, False, action, 0.0, None, evidence={"error": type(error).__name__, **said})
 
     def _noted(self, query: Query, verdict: Verdict | None) -> list[Verdict]:
         """The verdict as it counts in this mode, handed to the store, which writes it off the request's path."""

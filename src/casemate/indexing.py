@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from functools import partial
 from time import monotonic
-from typing import TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,8 @@ from casemate.types import Document, Vector
 Sent = TypeVar("Sent")
 Given = TypeVar("Given")
 Result = TypeVar("Result")
+Pieces: TypeAlias = Iterable[tuple[npt.NDArray[np.int64], Vector]]
+"""All keys and vectors of a tenant, (m,) and (m, dim) at a time."""
 
 UNIT_TOLERANCE = 1e-4
 """How far the length of a float32 vector may be from 1."""
@@ -24,6 +27,10 @@ MOMENT_TOLERANCE = 1e-6
 """How far the stored moments may be from those of the stored vectors, relative to them."""
 PROBES = 8
 """Directions along which moments are compared with vectors: an error hides from none of them but by measure zero."""
+SCAN = 1024
+"""Documents that a scan reads at a time."""
+COLUMNS = "id, source, digest, title, text, metadata"
+"""What ``columns`` gives, as a database calls it."""
 FIX = "run 'casemate doctor --fix'"
 
 
@@ -122,21 +129,48 @@ def moments_of(tenant: str, row: tuple[int, bytes, bytes] | None, dim: int) -> C
     return CorpusMoments(n, np.frombuffer(mean), np.frombuffer(scatter).reshape(dim, dim))
 
 
-def changed(tenant: str, held: CorpusMoments, gone: CorpusMoments, new: CorpusMoments) -> CorpusMoments:
+def changed(tenant: str, held: CorpusMoments, gone: CorpusMoments, new: CorpusMoments | None = None) -> CorpusMoments:
     """The moments after some vectors went and others came.
 
     Raises:
         DataError: If more would go than there is: the moments do not belong to the vectors.
     """
     try:
-        return held - gone + new
+        left = held - gone
+        return left + new if new else left
     except ValueError as error:
         raise DataError(f"tenant {tenant!r}: the moments do not fit the vectors ({error}): {FIX}") from error
 
 
-def compare_moments(
-    tenant: str, load: Callable[[], CorpusMoments], pieces: Iterable[tuple[npt.NDArray[np.int64], Vector]]
+def moments_from(pieces: Pieces, dim: int) -> CorpusMoments:
+    """The moments of the vectors themselves."""
+    return sum((CorpusMoments.of(vectors) for _, vectors in pieces), CorpusMoments.empty(dim))
+
+
+def scanned(
+    read: Callable[[int, int], Sequence[Sequence[Any]]], matrix: Callable[[Sequence[bytes]], Vector]
+) -> Iterator[tuple[list[Document], Vector]]:
+    """``Index.scan`` for a store in which keys grow with age.
+
+    Args:
+        read: Gives rows (key, vector, *columns), by key: those with keys above the first number, so many as the second
+            says. It is one transaction, over before the caller gets the piece, so a slow caller holds up nobody.
+        matrix: Turns vectors as the store keeps them into an array.
+    """
+    after = 0
+    while rows := read(after, SCAN):
+        yield [document_of(row[2:]) for row in rows], matrix([row[1] for row in rows])
+        after = rows[-1][0]
+
+
+def compare_all(
+    tenants: Iterable[str], load: Callable[[str], CorpusMoments], vectors: Callable[[str], Pieces]
 ) -> list[str]:
+    """What ``compare_moments`` finds wrong with any of the tenants."""
+    return [fault for t in tenants for fault in compare_moments(t, partial(load, t), vectors(t))]
+
+
+def compare_moments(tenant: str, load: Callable[[], CorpusMoments], pieces: Pieces) -> list[str]:
     """What is wrong with a tenant's vectors and moments, a sentence each, in constant memory and O(n dim).
 
     Compared are the count, the sum of squares (tr(S), which is n for unit vectors), and mean and deviation of the
@@ -145,7 +179,7 @@ def compare_moments(
     Args:
         tenant: Named in the sentences.
         load: Gives what the index holds.
-        pieces: All keys and vectors of the tenant, (m,) and (m, dim) at a time.
+        pieces: What they are compared with.
     """
     try:
         moments = load()

@@ -6,7 +6,7 @@ them in worker threads. Generators stream, so they are asynchronous.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import ClassVar, Protocol, TypeAlias
 
@@ -97,6 +97,15 @@ class Index(Protocol):
 
     def tenants(self) -> Sequence[str]:
         """All tenants that hold documents, sorted."""
+        ...
+
+    def scan(self, tenant: str = DEFAULT_TENANT) -> Iterator[tuple[Sequence[Document], Vector]]:
+        """All documents with their stored vectors, (n, dim), in order of age, in pieces of constant memory.
+
+        Each piece is of one moment, and between pieces anyone may write. What stays is seen once. What is added
+        meanwhile comes last or not at all, and what is removed may have been seen: so of what is replaced, either or
+        both; whoever needs each id once keeps the later.
+        """
         ...
 
     def warm(self, tenant: str = DEFAULT_TENANT) -> None:
@@ -192,16 +201,22 @@ class Defense:
     """One countermeasure. Subclass, make it a dataclass, override the stages it acts on.
 
     Every default is the identity. Options are dataclass fields: configuration keys and documentation derive from
-    them. A defense must not change what it is given and must decide the same on the same input.
+    them. A defense must not change what it is given, and must decide the same on the same input after the same past.
 
     Attributes:
         paper: Where the method is from.
         hides: How many source documents it may withhold from one context. The guard fetches that much more, always,
             flagged or not, so that hiding neither shortens the context nor changes the work done.
+        looks: How many hits beyond the context it compares with.
     """
 
     paper: ClassVar[str] = ""
     hides: ClassVar[int] = 0
+    looks: ClassVar[int] = 0
+
+    def barred(self, query: Query) -> Collection[str]:
+        """Sources that this client is not to see whatever he asks. The guard fetches as many hits more."""
+        return ()
 
     async def on_index(self, documents: Sequence[Document], vectors: Vector) -> tuple[Sequence[Document], Vector]:
         """Acts when documents enter the index."""

@@ -12,7 +12,7 @@ import importlib
 import inspect
 import pkgutil
 from importlib.metadata import entry_points
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from casemate.errors import ConfigError, UnknownName
 from casemate.protocols import Defense, Embedder, EventStore, Generator, Index, LanguageModel, MembershipAttack
@@ -55,6 +55,26 @@ def load(role: str, name: str) -> type[Any]:
     if len(found) != 1:
         raise UnknownName(f"no {role} is called {name!r}; known: {', '.join(names(role))}")
     return found[0]
+
+
+def wants(cls: type[Any]) -> dict[str, type[Any]]:
+    """The options of a plug-in that are plug-ins themselves, and the protocol of each: fields typed with one.
+
+    >>> wants(load("defense", "mirabel"))["embedder"].__name__
+    'Embedder'
+    """
+    bases = {base for _, base in ROLES.values()}
+    found = {}
+    for name, kind in get_type_hints(cls).items():
+        for candidate in (kind, *get_args(kind)):
+            if inspect.isclass(candidate) and candidate in bases:
+                found[name] = candidate
+    return found
+
+
+def role(base: type[Any]) -> str:
+    """The role that a protocol stands for."""
+    return next(name for name, (_, known) in ROLES.items() if known is base)
 
 
 def _files(package: str) -> list[str]:

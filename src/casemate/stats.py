@@ -10,11 +10,16 @@ from statistics import NormalDist
 from typing import Literal, NamedTuple, Self, TypeAlias, get_args
 
 import numpy as np
+import numpy.typing as npt
 
 from casemate.types import Background, Float64, Vector
 
 Threshold: TypeAlias = Literal["paper", "gumbel", "exact"]
 THRESHOLDS: tuple[str, ...] = get_args(Threshold)
+Metric: TypeAlias = Callable[[Float64, Float64], float]
+"""Of the scores of members and of non-members."""
+Draw: TypeAlias = npt.NDArray[np.int64]
+RESAMPLES = 2000
 
 MIN_VARIANCE = 1e-12
 """A smaller variance is rounding noise, of documents that are all alike."""
@@ -192,3 +197,178 @@ def clopper_pearson(successes: int, trials: int, confidence: float = 0.95) -> tu
     low = float(betaincinv(successes, trials - successes + 1, alpha)) if successes else 0.0
     high = float(betaincinv(successes + 1, trials - successes, 1 - alpha)) if successes < trials else 1.0
     return low, high
+
+
+def rate(successes: int, trials: int) -> Rate:
+    """A share with its interval; arguments and errors as for ``clopper_pearson``.
+
+    >>> [round(x, 4) for x in rate(2, 20)]
+    [0.1, 0.0123, 0.317]
+    """
+    return Rate(successes / max(trials, 1), *clopper_pearson(successes, trials))
+
+
+def bootstrap(
+    metric: Metric, members: npt.ArrayLike, nonmembers: npt.ArrayLike, seed: int, resamples: int = RESAMPLES
+) -> Rate:
+    """A figure with its percentile interval, members and non-members each drawn from their own (Efron 1979).
+
+    Where nearly every resample gives the end of the figure's range, as for the AUC of a perfect attack, the interval
+    shrinks to a point, which says too much.
+
+    Args:
+        metric: Called for each resample.
+        members: Scores, at least one.
+        nonmembers: Scores, at least one.
+        seed: The same gives the same interval.
+        resamples: How many, at least one.
+
+    Raises:
+        ValueError: If there are none of these.
+    """
+    a, b = np.asarray(members, np.float64), np.asarray(nonmembers, np.float64)
+    return _resampled(lambda i, j: metric(a[i], b[j]), (len(a), len(b)), seed, resamples)
+
+
+def paired_bootstrap(
+    metric: Metric,
+    off: tuple[npt.ArrayLike, npt.ArrayLike],
+    on: tuple[npt.ArrayLike, npt.ArrayLike],
+    seed: int,
+    resamples: int = RESAMPLES,
+) -> Rate:
+    """metric(off) - metric(on), as ``bootstrap`` does, with the same candidates drawn in both.
+
+    What makes a candidate easy or hard is in both, and so not in the difference.
+
+    Args:
+        metric: Called twice for each resample.
+        off: Scores of members and of non-members without the defense.
+        on: With it, the same candidates in the same order.
+        seed: The same gives the same interval.
+        resamples: How many, at least one.
+
+    Raises:
+        ValueError: If the lengths differ, or there is nothing to draw.
+    """
+    (a, b), (c, d) = ([np.asarray(s, np.float64) for s in pair] for pair in (off, on))
+    if (len(a), len(b)) != (len(c), len(d)):
+        raise ValueError(f"not the same candidates: {len(a)} + {len(b)} without and {len(c)} + {len(d)} with defense")
+    return _resampled(lambda i, j: metric(a[i], b[j]) - metric(c[i], d[j]), (len(a), len(b)), seed, resamples)
+
+
+def _resampled(figure: Callable[[Draw, Draw], float], sizes: tuple[int, int], seed: int, resamples: int) -> Rate:
+    n, m = sizes
+    if n < 1 or m < 1 or resamples < 1:
+        raise ValueError(f"need members, non-members and resamples, got {n}, {m} and {resamples}")
+    rng = np.random.default_rng(seed)
+    found = [figure(rng.integers(n, size=n), rng.integers(m, size=m)) for _ in range(resamples)]
+    low, high = np.quantile(found, [0.025, 0.975])
+    return Rate(float(figure(np.arange(n), np.arange(m))), float(low), float(high))
+
+
+def spacing_test(scores: npt.ArrayLike, block: int) -> float:
+    """p-value of the first ``block`` scores standing out together from those that follow (Renyi 1953).
+
+    If the upper tail falls off exponentially, whatever its place and scale, the spacings D_i = i (s_i - s_(i+1)) of
+    the best m scores are independent and exponential. With T_J = D_J / mean(D_(J+1) .. D_(m-1)) for a block of J and
+    v = m - 1 - J, T_J has the law F(2, 2 v), so p_J = (1 + T_J / v)^-v. It needs neither the number of documents nor
+    their moments, only the neighbourhood, so topics that are near together raise no alarm.
+
+    Args:
+        scores: The best m of one query, not increasing.
+        block: J, from 1 to m - 2.
+
+    Returns:
+        In [0, 1]; small: the block stands out. Scores that are all alike give 1.
+
+    Raises:
+        ValueError: If the scores increase or are not finite, or the block does not fit.
+
+    >>> round(spacing_test([0.9, 0.5, 0.45, 0.42, 0.4], 1), 4)  # D = .4, .1, .09, .08
+    0.0654
+    """
+    s = np.asarray(scores, np.float64)
+    if not np.isfinite(s).all() or (np.diff(s) > 0).any():
+        raise ValueError("the spacing test needs finite scores, best first")
+    if not 1 <= block <= len(s) - 2:
+        raise ValueError(f"a block of {block} does not fit {len(s)} scores; allowed are 1 to {len(s) - 2}")
+    D = np.arange(1, len(s)) * -np.diff(s)
+    own, rest, v = float(D[block - 1]), float(D[block:].sum()), len(s) - 1 - block
+    if not rest:
+        return 0.0 if own else 1.0
+    return math.exp(-v * math.log1p(own / rest))  # T / v = own / rest
+
+
+def conformal_p(score: float, benign: npt.ArrayLike) -> float:
+    """(1 + #{b >= score}) / (N + 1): how unusual a score is among N benign ones (Vovk et al. 2005).
+
+    Args:
+        score: Higher is more suspicious.
+        benign: Scores of N harmless queries; the order does not matter.
+
+    Returns:
+        In [1 / (N + 1), 1]; small: unusual. If the score is exchangeable with the benign ones, P(p <= a) <= a for
+        every a, with no assumption about the law.
+
+    Raises:
+        ValueError: If a score is NaN.
+
+    >>> conformal_p(3.0, [1.0, 2.0, 3.0])
+    0.5
+    """
+    b = np.asarray(benign, np.float64)
+    if math.isnan(score) or np.isnan(b).any():
+        raise ValueError("a score is NaN, which has no rank; give what could not be scored the lowest score")
+    return (1 + int((b >= score).sum())) / (len(b) + 1)
+
+
+def conformal_threshold(benign: npt.ArrayLike, rate: float) -> float:
+    """The smallest threshold above which a new harmless score falls with probability ``rate`` at most.
+
+    It is the a-th largest of the N benign scores, a = floor(rate (N + 1)): among N + 1 exchangeable scores the new one
+    is one of the a largest with probability a / (N + 1). A score is above it just if its ``conformal_p`` is at most
+    ``rate``. For a to be 1, N must be at least 1 / rate - 1; with fewer no finite threshold holds the promise.
+
+    Args:
+        benign: Scores of N harmless queries, higher more suspicious; the order does not matter.
+        rate: Allowed share of false alarms, in (0, 1).
+
+    Returns:
+        The threshold; flag what is strictly above it. Infinite if N is too small: flag nothing.
+
+    Raises:
+        ValueError: If the rate is out of its range, or a score is NaN.
+
+    >>> conformal_threshold(range(1, 40), 0.05), conformal_threshold(range(1, 19), 0.05)
+    (38.0, inf)
+    """
+    b = np.asarray(benign, np.float64)
+    if not 0 < rate < 1 or np.isnan(b).any():
+        raise ValueError(f"need scores that are numbers and a rate in (0, 1), got a rate of {rate}")
+    allowed = math.floor(rate * (len(b) + 1) + 1e-9)  # .29 * 100 is 28.999...
+    return float(np.sort(b)[-allowed]) if allowed else math.inf
+
+
+def e_value(p: float, kappa: float = 0.5) -> float:
+    """Evidence that may be multiplied over queries: kappa p^(kappa - 1) (Vovk and Wang 2021).
+
+    Its mean is at most 1 if p is uniform or larger. So a product of them, each p valid given what was before, ever
+    reaches 1 / a with probability a at most, however often one looks (Ville 1939).
+
+    Args:
+        p: A p-value, in [0, 1].
+        kappa: In (0, 1); smaller bets more on very small p.
+
+    Returns:
+        At least kappa; above 1 speaks against chance; infinite for p = 0.
+
+    Raises:
+        ValueError: If an argument is out of its range.
+
+    >>> e_value(0.01), e_value(1)
+    (5.0, 0.5)
+    """
+    if not 0 <= p <= 1 or not 0 < kappa < 1:
+        raise ValueError(f"need 0 <= p <= 1 and 0 < kappa < 1, got p={p}, kappa={kappa}")
+    return kappa * p ** (kappa - 1) if p else math.inf

@@ -6,6 +6,8 @@ For what matches texts by their words: the quoting generator, the lexical tests 
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Collection
 
 STOP_WORDS = frozenset(
     """a about above after again all also am an and any are as at be because been before being below between both but
@@ -56,3 +58,132 @@ def stem(word: str) -> str:
         if word.endswith(ending) and len(word) - len(ending) >= 3 and not word.endswith("ss"):
             return word[: -len(ending)]
     return word
+
+
+NUMBER = re.compile(r"(?<![^\W_])(?<![A-Za-z]-)(?<!\d[.,])\d+(?:[.,]\d+)*")
+_UNITS = "one two three four five six seven eight nine".split()
+_TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
+COUNTS = {word: str(n) for n, word in enumerate([*_UNITS[1:], "ten", "eleven", "twelve"], 2)}
+COUNTS |= {ten: str(10 * i) for i, ten in enumerate(_TENS, 2)}
+COUNTS |= {f"{ten}-{unit}": str(10 * i + j) for i, ten in enumerate(_TENS, 2) for j, unit in enumerate(_UNITS, 1)}
+LABEL = re.compile(r"^(?:[-*#•>|]\s*)*(?:[A-Z][A-Z ,/&-]+|[A-Z][\w/]*(?: [a-z]+){0,2}):\s+(?=\S)")
+CLAUSE_END = re.compile(
+    r";\s+|,\s+(?=(?:but|whereas|while|although|and (?:the|an?|this|these|that|it|they|we|he|she|was|were|is|are))\b)"
+)
+LINKS = frozenset(
+    "additionally although cannot compared either finally furthermore however moreover neither since still than through "
+    "throughout thus together toward towards upon versus via whereas whether yet".split()
+)
+VERBAL = re.compile(r"[a-z]{2}(?:ed|ly)$")
+ABSTENTION = re.compile(
+    r"\b(?:(?:do not|don't|did not|didn't) know|i (?:do not|don't)\W*$"
+    r"|(?<!we )(?:cannot|can't|could not|couldn't|unable to) (?:find|answer|determine|confirm|verify|say|tell)"
+    r"|(?:not|n't) (?:\w+ly )?(?:mention|specif|say\b|stated?\b|address|discuss)\w*"
+    r"|(?:context|documents?|passages?|texts?|sources?)\b.*\b(?:not|n't) (?:\w+ly )?(?:provide|contain|include|cover)"
+    r"|no (?:relevant )?(?:information|mention|answer)\b|(?:not enough|insufficient) (?:information|context|details?))"
+)
+OPPOSITES: dict[str, str] = {
+    a: b
+    for pair in """increase-decrease increased-decreased increases-decreases increasing-decreasing higher-lower high-low
+    highest-lowest more-less most-least greater-smaller large-small larger-smaller long-short longer-shorter
+    strong-weak stronger-weaker early-late earlier-later old-young older-younger positive-negative
+    positively-negatively improved-worsened best-worst before-after with-without always-never above-below
+    significant-insignificant significantly-insignificantly left-right common-rare male-female men-women
+    normal-abnormal present-absent safe-dangerous effective-ineffective beneficial-harmful first-last
+    acute-chronic""".split()
+    for a, b in (pair.split("-"), pair.split("-")[::-1])
+}
+"""Words that turn a statement into its contrary when one stands for the other."""
+
+
+def numbers(text: str) -> frozenset[str]:
+    """The numbers, in digits and without thousands' commas; also most of those below a hundred written as words.
+
+    >>> sorted(numbers("Of 31,236 patients, 60.2% (eight farms, twenty-four pens) had HbA1c."))
+    ['24', '31236', '60.2', '8']
+    """
+    digits = {re.sub(r",(?=\d{3}\b)", "", n) for n in NUMBER.findall(text)}
+    return frozenset(digits | {COUNTS[w] for w in words(text) if w in COUNTS})
+
+
+def names(text: str) -> list[str]:
+    """Words that look like names: with a capital where no sentence begins, or with capitals or digits further on.
+
+    >>> names("RESULTS: The IA trial in Turku gave HbA1c values. We saw none.")
+    ['IA', 'Turku', 'HbA1c']
+    """
+    found = []
+    for match in WORD.finditer(LABEL.sub("", text)):
+        word, before = match[0], match.string[: match.start()].rstrip(" \"'“(")
+        begins = not before or before[-1] in ".!?:\n"
+        inner = len(word) > 1 and any(c.isupper() for c in word[1:])
+        if inner or (word[0].isupper() and len(word) > 2 and not begins):
+            found.append(word)
+    return found
+
+
+def clauses(text: str) -> list[str]:
+    """The statements of a text: its sentences without their labels, long ones cut where a new clause begins.
+
+    >>> clauses("RESULTS: The dose was halved in May, but the fever of the first week came back again.")
+    ['The dose was halved in May', 'but the fever of the first week came back again']
+    """
+    found = []
+    for sentence in sentences(text):
+        piece = LABEL.sub("", " ".join(sentence.split())).strip()
+        parts = CLAUSE_END.split(piece)
+        whole = len(piece.split()) < 12 or min(len(part.split()) for part in parts) < 5
+        found += [part.strip(" .;") for part in ([piece] if whole else parts)]
+    return [clause for clause in found if clause]
+
+
+def terms(clause: str, known: Collection[str] = ()) -> list[str]:
+    """What a clause speaks of: runs of words between stop words, verbs, numbers and punctuation, at most four each.
+
+    Args:
+        clause: A statement.
+        known: Names, which keep their capital at its beginning.
+
+    >>> terms("The mean prevalence of Yersinia in 12 herds increased slowly, as young pigs matured")
+    ['mean prevalence', 'Yersinia', 'herds', 'young pigs']
+    """
+    found: list[list[str]] = [[]]
+    end = 0
+    for match in WORD.finditer(clause):
+        word = match[0]
+        if clause[end : match.start()].strip() or len(found[-1]) == 4:
+            found.append([])
+        end = match.end()
+        if len(word) == 1 or word.lower() in STOP_WORDS | LINKS or VERBAL.search(word) or NUMBER.match(word):
+            found.append([])
+        else:
+            found[-1].append(word.lower() if not match.start() and word.istitle() and word not in known else word)
+    return list(dict.fromkeys(run for run in map(" ".join, found) if len(run) > 3))
+
+
+def headline(text: str, title: str = "") -> str:
+    """What a text is about: its title, else up to six terms whose words it repeats most, in order of reading.
+
+    >>> headline("The north bridge is closed until May. From May the toll of the north bridge is doubled.")
+    'north bridge, toll'
+    """
+    if title.strip():
+        return " ".join(title.split()).rstrip(".")
+    known = names(text)
+    spread = Counter(stem(w) for w in words(text))
+    options = {term: content_words(term) for clause in clauses(text) for term in terms(clause, known)}
+    chosen: list[str] = []
+    for term in sorted(options, key=lambda t: -sum(spread[w] for w in options[t])):
+        if len(chosen) < 6 and not any(options[term] & options[other] for other in chosen):
+            chosen.append(term)
+    return ", ".join(sorted(chosen, key=list(options).index)) or " ".join(text.split()[:16])
+
+
+def abstains(reply: str) -> bool:
+    """Whether a reply begins by saying that it cannot answer; also one that was cut off after "I don't".
+
+    >>> abstains("The context does not mention that."), abstains("It fell to 7. The year is not stated.")
+    (True, False)
+    """
+    first = next(iter(sentences(reply.strip())), "")
+    return ABSTENTION.search(first.lower().replace("’", "'").strip()) is not None

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from casemate import indexing
 from casemate.backends import pgvector
 from casemate.backends.pgvector import PgvectorIndex
 from casemate.backends.sqlite import SqliteIndex
@@ -375,6 +376,27 @@ def test_check_and_rebuild_stream(index, monkeypatch) -> None:
     index.rebuild()
     assert index.check() == []
     assert np.abs(index.moments().scatter - before.scatter).max() < 1e-9
+
+
+def test_a_scan_comes_in_pieces_that_keep_no_connection(index, monkeypatch) -> None:
+    monkeypatch.setattr(indexing, "SCAN", 7)
+    scans = [index.scan() for _ in range(2 * index.connections)]
+    for pieces in scans:
+        next(pieces)
+    index.remove(["s0", "s3"])
+    sizes = [[len(documents) for documents, _ in pieces] for pieces in scans]
+    assert sizes == [[7, 7, 7, 7, 7, 5]] * len(scans)
+
+
+def test_a_scan_under_way_does_not_go_on_with_another_embedder(index, vector_url, schema, monkeypatch) -> None:
+    monkeypatch.setattr(indexing, "SCAN", 7)
+    pieces, other = index.scan(), PgvectorIndex(vector_url, schema=schema)
+    next(pieces)
+    other.clear()
+    other.open("another", DIM)
+    with pytest.raises(DataError, match="of the embedder 'another'"):
+        next(pieces)
+    other.close()
 
 
 def test_moments_do_not_drift(index) -> None:

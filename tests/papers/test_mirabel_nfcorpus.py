@@ -66,7 +66,7 @@ def algorithm_1(E, q, rho=0.05):
 
 def test_decides_like_algorithm_1_on_all_323_test_queries(app, corpus, questions):
     ids, E = corpus
-    mirabel, flags = Mirabel(threshold="paper"), 0
+    mirabel, flags = Mirabel(mode="paper"), 0
     assert len(questions) == 323
     for q in app.guard.rag.embedder.embed(list(questions.values())):
         flagged, target, tau = algorithm_1(E, q)

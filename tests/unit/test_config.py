@@ -104,7 +104,7 @@ def test_a_variable_that_is_not_set_is_named(monkeypatch):
         ("embedder", Part(use="minilm", threads="two"), ConfigError, "option 'threads' is 'two'"),
         ("generator", Part(use="openai"), ConfigError, "needs the option 'model'"),
         ("generator", Part(use="openai", model="m", api_key="written"), ConfigError, r"is a secret: write \$\{NAME\}"),
-        ("defense", Part(use="mirabel", threshold="tight"), ConfigError, "option 'threshold' is 'tight'"),
+        ("defense", Part(use="mirabel", mode="tight"), ConfigError, "option 'mode' is 'tight'"),
     ],
 )
 def test_wiring_refuses_what_no_plug_in_reads(role, part, error, says):

@@ -112,7 +112,7 @@ def test_observe_mode_never_changes_an_answer(seed, k):
         index, held = SqliteIndex(Path(folder) / "i.db"), documents(50, seed)
         rag = Rag(BagOfWords(), index, Parrot())
         index.add(held, rag.embedder.embed([d.content for d in held]))
-        guard = Guard(rag, [Mirabel(), HideBest(), Censor()], enforce=False)
+        guard = Guard(rag, [Mirabel(mode="paper"), HideBest(), Censor()], enforce=False)
         query = Query(held[seed].text, k=k)
         bare, watched = asyncio.run(rag.ask(query)), asyncio.run(guard.ask(query))
         streamed = asyncio.run(join(guard.stream(query)))
@@ -125,7 +125,7 @@ def test_observe_mode_never_changes_an_answer(seed, k):
 
 def test_mirabel_hides_a_copied_document_end_to_end(make):
     held = documents(200)
-    guard = make([Mirabel()], held)
+    guard = make([Mirabel(mode="paper")], held)
     answer = asyncio.run(guard.ask(Query(held[33].text)))
     assert answer.verdicts[0].hidden == ("d33",)
     assert "d33 " not in answer.reply.text
@@ -191,7 +191,7 @@ def test_a_store_that_fails_costs_nobody_an_answer(make, caplog):
 
 def test_each_verdict_becomes_one_event_without_the_question(make):
     store = Memory()
-    guard = make([Mirabel(), HideBest()], documents(40), store=store)
+    guard = make([Mirabel(mode="paper"), HideBest()], documents(40), store=store)
     query = Query("amber private words", client="alice", k=3)
     answer = asyncio.run(guard.ask(query))
     assert [e.body["defense"] for e in store.events] == ["mirabel", "hide_best"]
@@ -240,12 +240,12 @@ def test_a_reply_holds_the_text_and_nothing_else(make):
 )
 def test_a_question_that_cannot_be_answered_is_refused_with_the_reason(make, text, k, says):
     with pytest.raises(QueryError, match=says):
-        asyncio.run(make([Mirabel()], documents(40)).ask(Query(text, k=k)))
+        asyncio.run(make([Mirabel(mode="paper")], documents(40)).ask(Query(text, k=k)))
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 29])
 def test_small_corpora_are_answered_without_statistics(make, count):
-    guard = make([Mirabel()], documents(count))
+    guard = make([Mirabel(mode="paper")], documents(count))
     retrieval, verdicts = asyncio.run(guard.retrieve(Query("only0 amber", k=5)))
     assert len(retrieval.hits) == min(5, count)
     assert [v.threshold for v in verdicts] == [None]
@@ -257,7 +257,7 @@ def test_k_beyond_the_corpus_gives_all_there_is(make):
 
 
 def test_tenants_neither_see_nor_count_one_another(make):
-    guard = make([Mirabel()])
+    guard = make([Mirabel(mode="paper")])
     mine, theirs = documents(40, seed=1), documents(50, seed=2)
     asyncio.run(guard.add(mine, "mine"))
     asyncio.run(guard.add(theirs, "theirs"))

@@ -40,7 +40,7 @@ def test_decides_like_algorithm_1_by_scan_on_1000_random_queries(form):
     near = E[rng.integers(0, 600, 1000)] * rng.uniform(0, 1, (1000, 1))
     Q = (near + 0.12 * rng.standard_normal((1000, 48))).astype(np.float32)
     Q /= np.linalg.norm(Q, axis=1, keepdims=True)
-    mirabel, flags = Mirabel(threshold=form), 0
+    mirabel, flags = Mirabel(mode=form), 0
     for q in Q:
         flagged, target, tau = algorithm_1(E, q, 0.05, form)
         verdict = mirabel.judge(retrieval(E, q))
@@ -62,7 +62,7 @@ FLAGGED = Retrieval(hits(("a", 0.9), ("b", 0.3), ("a", 0.25), ("c", 0.2)), Backg
 
 
 def test_hides_every_chunk_of_the_target_and_names_them():
-    value, verdict = act(Mirabel(), FLAGGED)
+    value, verdict = act(Mirabel(mode="paper"), FLAGGED)
     assert [h.document.source for h in value.hits] == ["b", "c"]
     assert (verdict.flagged, verdict.action, verdict.hidden) == (True, Action.HIDE, ("a#0", "a#2"))
     assert verdict.score == 0.9
@@ -71,7 +71,7 @@ def test_hides_every_chunk_of_the_target_and_names_them():
 
 def test_leaves_an_ordinary_query_alone():
     ordinary = Retrieval(hits(("a", 0.2), ("b", 0.15)), Background(1000, 0.1, 0.05))
-    value, verdict = act(Mirabel(), ordinary)
+    value, verdict = act(Mirabel(mode="paper"), ordinary)
     assert value == ordinary
     assert (verdict.flagged, verdict.action, verdict.hidden) == (False, Action.NONE, ())
 
@@ -79,20 +79,20 @@ def test_leaves_an_ordinary_query_alone():
 def test_the_limit_itself_is_not_flagged():
     """Algorithm 1 compares with >: a corpus of equal documents is no evidence."""
     same = Retrieval(hits(*[(str(i), 0.5) for i in range(40)]), Background(40, 0.5, 0.0))
-    assert act(Mirabel(), same).verdict.flagged is False
+    assert act(Mirabel(mode="paper"), same).verdict.flagged is False
 
 
 @pytest.mark.parametrize("n", [1, 2, 29])
 def test_makes_no_statement_about_a_small_corpus_and_says_so(n):
     small = Retrieval(hits(("a", 0.99)), Background(n, 0.1, 0.05))
-    value, verdict = act(Mirabel(), small)
+    value, verdict = act(Mirabel(mode="paper"), small)
     assert value == small
     assert (verdict.flagged, verdict.threshold) == (False, None)
     assert verdict.evidence["undecided"] == f"{n} documents; 30 are needed for a statement"
 
 
 def test_makes_no_statement_about_an_empty_corpus_and_says_so():
-    assert act(Mirabel(), Retrieval((), Background(0, 0, 0))).verdict.evidence["undecided"].startswith("0 documents")
+    assert act(Mirabel(mode="paper"), Retrieval((), Background(0, 0, 0))).verdict.evidence["undecided"].startswith("0 documents")
 
 
 def test_rounding_noise_among_equal_documents_flags_nobody():
@@ -100,13 +100,13 @@ def test_rounding_noise_among_equal_documents_flags_nobody():
     E = np.tile(rng.standard_normal(24).astype(np.float32), (40, 1))
     E /= np.linalg.norm(E, axis=1, keepdims=True)
     for q in rng.standard_normal((200, 24)).astype(np.float32):
-        assert not Mirabel(threshold="exact").judge(retrieval(E, q / np.linalg.norm(q))).flagged
+        assert not Mirabel(mode="exact").judge(retrieval(E, q / np.linalg.norm(q))).flagged
 
 
 @pytest.mark.parametrize(
     ("option", "value", "says"),
     [
-        ("threshold", "papper", "known: paper, gumbel, exact"),
+        ("mode", "papper", "known: calibrated, paper, gumbel, exact"),
         ("significance", 1.5, "between 0 and 1"),
         ("min_documents", 1, "at least 3"),
     ],

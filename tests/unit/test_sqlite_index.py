@@ -8,11 +8,13 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from casemate import indexing
 from casemate.backends import sqlite
 from casemate.backends.sqlite import SqliteIndex
 from casemate.errors import BackendError, CasemateError, DataError
@@ -388,6 +390,37 @@ def test_documents_without_a_vector_are_told_and_may_be_indexed_again(filled) ->
     index.rebuild()
     assert index.check() == []
     assert len(index.search(unit(np.random.default_rng(0), 1)[0], 1000).hits) == 500
+    index.close()
+
+
+def test_a_scan_comes_in_pieces_and_holds_nothing_between_them(filled, monkeypatch) -> None:
+    monkeypatch.setattr(indexing, "SCAN", 7)
+    index = opened(filled)
+    pieces = index.scan()
+    next(pieces)  # and is left there
+    writer = threading.Thread(target=index.remove, args=(["s3"],))
+    writer.start()
+    writer.join(timeout=30)
+    assert not writer.is_alive()
+    sizes = [len(documents) for documents, _ in index.scan()]
+    assert sizes == [7] * 67 + [6]
+    assert sum(len(documents) for documents, _ in pieces) == 475 - 7
+    index.close()
+    with pytest.raises(BackendError, match="not open"):
+        next(index.scan())
+
+
+def test_a_scan_gives_what_a_search_could_find(filled) -> None:
+    tamper(filled, "DELETE FROM vector WHERE key = 3")
+    index = opened(filled)
+    found = [d.id for documents, _ in index.scan() for d in documents]
+    assert set(found) == {h.document.id for h in index.search(unit(np.random.default_rng(0), 1)[0], 1000).hits}
+    assert len(found) == 499
+    index.close()
+    tamper(filled, "UPDATE document SET metadata = '{' WHERE key = 5")
+    index = opened(filled)
+    with pytest.raises(DataError, match="'s0/4' is damaged"):
+        list(index.scan())
     index.close()
 
 

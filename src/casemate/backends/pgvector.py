@@ -20,6 +20,7 @@ import numpy as np
 
 from casemate import indexing
 from casemate.errors import BackendError, ConfigError, DataError, needs
+from casemate.indexing import COLUMNS
 from casemate.neighbors import SPARE, Keys, best, rounding, scores
 from casemate.protocols import Index
 from casemate.stats import CorpusMoments
@@ -49,7 +50,6 @@ CREATE TABLE {s}.document (
 ALTER TABLE {s}.document ALTER embedding SET STORAGE MAIN;
 CREATE INDEX ON {s}.document (tenant, source, digest);
 """
-COLUMNS = "id, source, digest, title, text, metadata"
 INDEXABLE = 2600  # bytes that Postgres can take into a B-tree
 STREAM = 4096  # rows that a server-side cursor fetches at a time
 CACHED = 64  # tenants whose moments are kept in memory: 1.2 MB each at 384 dimensions
@@ -88,7 +88,8 @@ class PgvectorIndex(Index):
         self.url = Secret(self.url)
         where, self._password = _address(self.url)
         self._where, self._s = f"{where}, schema {self.schema}", f'"{self.schema}"'
-        self._vector = f"SELECT key, vector_send(embedding) FROM {self._s}.document WHERE tenant = %s"
+        self._held = f"FROM {self._s}.document WHERE tenant = %s"
+        self._vector = f"SELECT key, vector_send(embedding) {self._held}"
         self._lock = threading.Lock()
         self._pool: ConnectionPool[Any] | None = None
         self._cache: dict[str, tuple[int, CorpusMoments]] = {}
@@ -98,13 +99,12 @@ class PgvectorIndex(Index):
         """See ``Index.open``."""
         self._connect()
         with self._alone() as db:
-            held = self._meta(db)
-            if "fingerprint" not in held:
+            if "fingerprint" not in self._meta(db):
                 db.execute(DOCUMENTS.format(s=self._s, dim=int(dim)))
-                held = {"fingerprint": fingerprint, "dim": str(dim)}
-                db.cursor().executemany(f"INSERT INTO {self._s}.meta VALUES (%s, %s)", held.items())
+                insert = f"INSERT INTO {self._s}.meta VALUES ('fingerprint', %s), ('dim', %s)"
+                db.execute(insert, (fingerprint, str(dim)))
             self._fingerprint, self._dim = fingerprint, dim
-            self._require_same_embedder(held)
+            self._require_same_embedder(self._meta(db))
 
     def add(self, documents: Sequence[Document], vectors: Vector, tenant: str = DEFAULT_TENANT) -> None:
         """See ``Index.add``."""
@@ -115,7 +115,7 @@ class PgvectorIndex(Index):
             db.execute(f"INSERT INTO {self._s}.tenant VALUES (%s, 0, 0, '', '') ON CONFLICT DO NOTHING", (tenant,))
             held = self._load(db, tenant, "FOR UPDATE")  # no other writer may touch the tenant from here on
             gone, _ = self._take_out(db, {d.source for d in documents}, tenant)
-            query = f"SELECT id FROM {self._s}.document WHERE tenant = %s AND id = ANY(%s) LIMIT 1"
+            query = f"SELECT id {self._held} AND id = ANY(%s) LIMIT 1"
             if row := db.execute(query, (tenant, [d.id for d in documents])).fetchone():
                 raise indexing.given_twice(row[0])
             db.cursor().executemany(insert, rows)
@@ -127,19 +127,18 @@ class PgvectorIndex(Index):
             held = self._load(db, tenant, "FOR UPDATE")
             gone, count = self._take_out(db, sources, tenant)
             if count:
-                self._store(db, tenant, indexing.changed(tenant, held, gone, CorpusMoments.empty(self._dim)))
+                self._store(db, tenant, indexing.changed(tenant, held, gone))
         return count
 
     def search(self, vector: Vector, k: int, tenant: str = DEFAULT_TENANT) -> Retrieval:
         """See ``Index.search``."""
         with self._transaction() as db:
             q = indexing.require_query(vector, self._dim)
-            moments = self._moments(db, tenant)
             keys, found = self._nearest(db, q, max(k, 0), tenant)
             rows = db.execute(f"SELECT key, {COLUMNS} FROM {self._s}.document WHERE key = ANY(%s)", (keys.tolist(),))
             held = {row[0]: row[1:] for row in rows}
             hits = [Hit(indexing.document_of(held[key]), float(s)) for key, s in zip(keys, found, strict=True)]
-            return Retrieval(tuple(hits), moments.background(q))
+            return Retrieval(tuple(hits), self._moments(db, tenant).background(q))
 
     def moments(self, tenant: str = DEFAULT_TENANT) -> CorpusMoments:
         """See ``Index.moments``."""
@@ -149,13 +148,22 @@ class PgvectorIndex(Index):
     def digests(self, tenant: str = DEFAULT_TENANT) -> dict[str, str]:
         """See ``Index.digests``."""
         with self._transaction() as db:
-            query = f"SELECT DISTINCT source, digest FROM {self._s}.document WHERE tenant = %s"
-            return dict(db.execute(query, (tenant,)).fetchall())
+            return dict(db.execute(f"SELECT DISTINCT source, digest {self._held}", (tenant,)).fetchall())
 
     def tenants(self) -> list[str]:
         """See ``Index.tenants``."""
         with self._transaction() as db:
             return sorted(name for (name,) in db.execute(f"SELECT name FROM {self._s}.tenant WHERE n > 0"))
+
+    def scan(self, tenant: str = DEFAULT_TENANT) -> Iterator[tuple[list[Document], Vector]]:
+        """See ``Index.scan``."""
+
+        def read(after: int, count: int) -> list[tuple[Any, ...]]:
+            query = f"SELECT key, vector_send(embedding), {COLUMNS} {self._held} AND key > %s ORDER BY key LIMIT %s"
+            with self._transaction() as db:
+                return db.execute(query, (tenant, after, count), binary=True).fetchall()
+
+        return indexing.scanned(read, partial(_matrix, dim=self._dim))
 
     def warm(self, tenant: str = DEFAULT_TENANT) -> None:
         """See ``Index.warm``. Only the moments are kept here; the vectors are the server's to cache."""
@@ -163,20 +171,15 @@ class PgvectorIndex(Index):
 
     def check(self) -> list[str]:
         """See ``Index.check``."""
-        found: list[str] = []
         with self._transaction() as db:
-            for tenant in self._tenants(db):
-                load = partial(self._load, db, tenant)
-                found += indexing.compare_moments(tenant, load, self._vectors(db, tenant))
-        return found
+            return indexing.compare_all(self._tenants(db), partial(self._load, db), partial(self._vectors, db))
 
     def rebuild(self) -> None:
         """See ``Index.rebuild``. Writers wait meanwhile."""
         with self._transaction(write=True) as db:
             db.execute(f"LOCK TABLE {self._s}.tenant IN EXCLUSIVE MODE")
             for tenant in self._tenants(db):
-                parts = (CorpusMoments.of(v) for _, v in self._vectors(db, tenant))
-                self._store(db, tenant, sum(parts, CorpusMoments.empty(self._dim)))
+                self._store(db, tenant, indexing.moments_from(self._vectors(db, tenant), self._dim))
 
     def clear(self) -> None:
         """See ``Index.clear``."""
@@ -185,8 +188,7 @@ class PgvectorIndex(Index):
         with self._alone() as db:
             db.execute(f"LOCK TABLE {self._s}.meta IN ACCESS EXCLUSIVE MODE")  # when all that is under way is done
             self._meta(db)
-            db.execute(f"DROP TABLE IF EXISTS {self._s}.document")
-            db.execute(f"DELETE FROM {self._s}.tenant")
+            db.execute(f"DROP TABLE IF EXISTS {self._s}.document; DELETE FROM {self._s}.tenant")
             db.execute(f"DELETE FROM {self._s}.meta WHERE name IN ('fingerprint', 'dim')")
 
     def close(self) -> None:
@@ -214,9 +216,8 @@ class PgvectorIndex(Index):
             with patient.connect(self.url, **options) as db:
                 self._require_able(db)
             self._pool = ConnectionPool(
-                self.url, connection_class=patient, kwargs=options, min_size=1, open=True,
+                self.url, connection_class=patient, kwargs=options, configure=register_vector, min_size=1, open=True,
                 max_size=self.connections, timeout=self.timeout_s, reconnect_timeout=self.timeout_s,
-                configure=register_vector,
             )  # fmt: skip
 
     def _require_able(self, db: Connection[Any]) -> None:
@@ -284,9 +285,8 @@ class PgvectorIndex(Index):
 
     def _take_out(self, db: Connection[Any], sources: Collection[str], tenant: str) -> tuple[CorpusMoments, int]:
         """Deletes the documents of the sources; their moments are those of the stored vectors, bit by bit."""
-        delete = f"DELETE FROM {self._s}.document WHERE tenant = %s AND source = ANY(%s) "
-        given = (tenant, [s for s in sources if "\0" not in s])
-        rows = db.execute(delete + "RETURNING vector_send(embedding)", given, binary=True).fetchall()
+        delete = f"DELETE {self._held} AND source = ANY(%s) RETURNING vector_send(embedding)"
+        rows = db.execute(delete, (tenant, [s for s in sources if "\0" not in s]), binary=True).fetchall()
         return CorpusMoments.of(_matrix([blob for (blob,) in rows], self._dim)), len(rows)
 
     def _load(self, db: Connection[Any], tenant: str, lock: str = "") -> CorpusMoments:

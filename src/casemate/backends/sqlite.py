@@ -16,11 +16,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from casemate import indexing
 from casemate.errors import BackendError, DataError
+from casemate.indexing import COLUMNS
 from casemate.neighbors import BLOCK, Approximate, Exact, Keys, checksum
 from casemate.protocols import Index
 from casemate.stats import CorpusMoments
@@ -42,6 +44,8 @@ CREATE INDEX document_tenant ON document (tenant);
 CREATE TABLE vector (key INTEGER PRIMARY KEY, value BLOB NOT NULL);
 CREATE TABLE removed (seq INTEGER PRIMARY KEY AUTOINCREMENT, tenant TEXT NOT NULL, key INTEGER NOT NULL);
 """
+SCAN = f"""SELECT key, value, {COLUMNS} FROM document JOIN vector USING (key)
+WHERE tenant = ? AND key > ? AND length(value) = ? ORDER BY key LIMIT ?"""
 
 
 @dataclass(slots=True)
@@ -101,8 +105,7 @@ class SqliteIndex(Index):
         with self._transaction(write=True) as db:
             gone, count = self._take_out(db, sources, tenant)
             if count:
-                held, none = _load(db, tenant, self._dim), CorpusMoments.empty(self._dim)
-                _store(db, tenant, indexing.changed(tenant, held, gone, none))
+                _store(db, tenant, indexing.changed(tenant, _load(db, tenant, self._dim), gone))
         self._forget(db)
         return count
 
@@ -129,6 +132,15 @@ class SqliteIndex(Index):
         with self._transaction() as db:
             return [name for (name,) in db.execute("SELECT name FROM tenant WHERE n > 0 ORDER BY name")]
 
+    def scan(self, tenant: str = DEFAULT_TENANT) -> Iterator[tuple[list[Document], Vector]]:
+        """See ``Index.scan``."""
+
+        def read(after: int, count: int) -> list[tuple[Any, ...]]:
+            with self._transaction() as db:
+                return db.execute(SCAN, (tenant, after, 4 * self._dim, count)).fetchall()
+
+        return indexing.scanned(read, partial(_matrix, dim=self._dim))
+
     def warm(self, tenant: str = DEFAULT_TENANT) -> None:
         """See ``Index.warm``. Writes the graph of a large tenant beside the file, so that it is built once."""
         with self._lock:
@@ -141,23 +153,18 @@ class SqliteIndex(Index):
         """See ``Index.check``."""
         with self._transaction() as db:
             found = [f"the file is damaged: {row[0]}" for row in db.execute("PRAGMA integrity_check") if row[0] != "ok"]
-            orphans = db.execute(
-                "SELECT count(*) FROM document LEFT JOIN vector USING (key) WHERE length(value) IS NOT ?",
-                (4 * self._dim,),
-            )
-            if count := orphans.fetchone()[0]:
+            orphans = "SELECT count(*) FROM document LEFT JOIN vector USING (key) WHERE length(value) IS NOT ?"
+            if count := db.execute(orphans, (4 * self._dim,)).fetchone()[0]:
                 found.append(f"{count} documents have no vector, or half of one: 'casemate index --rebuild'")
-            for tenant in _tenants(db):
-                load = partial(_load, db, tenant, self._dim)
-                found += indexing.compare_moments(tenant, load, self._vectors(db, tenant))
+            load, vectors = partial(_load, db, dim=self._dim), partial(self._vectors, db)
+            found += indexing.compare_all(_tenants(db), load, vectors)
         return found
 
     def rebuild(self) -> None:
         """See ``Index.rebuild``."""
         with self._transaction(write=True) as db:
             for tenant in _tenants(db):
-                parts = (CorpusMoments.of(v) for _, v in self._vectors(db, tenant))
-                _store(db, tenant, sum(parts, CorpusMoments.empty(self._dim)))
+                _store(db, tenant, indexing.moments_from(self._vectors(db, tenant), self._dim))
 
     def clear(self) -> None:
         """See ``Index.clear``."""
@@ -220,12 +227,8 @@ class SqliteIndex(Index):
 
     def _take_out(self, db: sqlite3.Connection, sources: Collection[str], tenant: str) -> tuple[CorpusMoments, int]:
         """Deletes the documents of the sources; their moments are those of the stored vectors, bit by bit."""
-        rows: list[tuple[int, bytes | None]] = []
-        for source in set(sources):
-            rows += db.execute(
-                "SELECT key, value FROM document LEFT JOIN vector USING (key) WHERE tenant = ? AND source = ?",
-                (tenant, source),
-            )
+        query = "SELECT key, value FROM document LEFT JOIN vector USING (key) WHERE tenant = ? AND source = ?"
+        rows = [row for source in set(sources) for row in db.execute(query, (tenant, source))]
         for key, _ in rows:
             db.execute("DELETE FROM document WHERE key = ?", (key,))
             db.execute("DELETE FROM vector WHERE key = ?", (key,))
@@ -247,10 +250,8 @@ class SqliteIndex(Index):
             for keys, vectors in self._vectors(db, tenant, after=view.last_key):
                 view.neighbors.add(keys, vectors)
                 view.last_key = int(keys[-1])
-            gone = db.execute(
-                "SELECT seq, key FROM removed WHERE tenant = ? AND seq > ? ORDER BY seq", (tenant, view.last_removed)
-            ).fetchall()
-            if gone:
+            query = "SELECT seq, key FROM removed WHERE tenant = ? AND seq > ? ORDER BY seq"
+            if gone := db.execute(query, (tenant, view.last_removed)).fetchall():
                 view.neighbors.remove(np.array([key for _, key in gone], np.int64))
                 view.last_removed = gone[-1][0]
             view.moments, view.revision = _load(db, tenant, self._dim), revision
@@ -365,7 +366,7 @@ def _explained(path: Path) -> Iterator[None]:
 
 
 def _insert(db: sqlite3.Connection, d: Document, tenant: str) -> int:
-    insert = "INSERT INTO document (tenant, id, source, digest, title, text, metadata) VALUES (?, ?, ?, ?, ?, ?, ?)"
+    insert = f"INSERT INTO document (tenant, {COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)"
     try:
         cursor = db.execute(insert, (tenant, *indexing.columns(d)))
     except sqlite3.IntegrityError as error:
@@ -374,8 +375,7 @@ def _insert(db: sqlite3.Connection, d: Document, tenant: str) -> int:
 
 
 def _fetch(db: sqlite3.Connection, key: int) -> Document:
-    row = db.execute("SELECT id, source, digest, title, text, metadata FROM document WHERE key = ?", (key,)).fetchone()
-    return indexing.document_of(row)
+    return indexing.document_of(db.execute(f"SELECT {COLUMNS} FROM document WHERE key = ?", (key,)).fetchone())
 
 
 def _tenants(db: sqlite3.Connection) -> list[str]:

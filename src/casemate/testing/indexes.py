@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -13,11 +13,8 @@ import numpy as np
 
 from casemate.errors import BackendError, CasemateError, DataError
 from casemate.protocols import Index
-from casemate.stats import CorpusMoments
-from casemate.types import DEFAULT_TENANT, Background, Document, Hit, Retrieval, Vector
-
-DIM = 16
-PRECISION = 1e-9
+from casemate.testing.reference import DIM, PRECISION, Reference, agree, same_hits, unit_vectors
+from casemate.types import DEFAULT_TENANT, Document, Vector
 
 
 class MakeIndex(Protocol):
@@ -46,39 +43,6 @@ def check_index(make: MakeIndex, *, exact: bool = True) -> None:
         obligation(make, exact)
 
 
-class _Scan:
-    """The oracle: a list, looked at from end to end."""
-
-    def __init__(self) -> None:
-        self._rows: dict[str, list[tuple[Document, Vector]]] = {}
-
-    @property
-    def tenants(self) -> list[str]:
-        return sorted(tenant for tenant, rows in self._rows.items() if rows)
-
-    def digests(self, tenant: str) -> dict[str, str]:
-        return {d.source: d.digest for d, _ in self._rows.get(tenant, [])}
-
-    def add(self, documents: Sequence[Document], vectors: Vector, tenant: str = DEFAULT_TENANT) -> None:
-        self.remove({d.source for d in documents}, tenant)
-        self._rows[tenant] += zip(documents, vectors, strict=True)
-
-    def remove(self, sources: Collection[str], tenant: str = DEFAULT_TENANT) -> int:
-        before = self._rows.get(tenant, [])
-        self._rows[tenant] = [row for row in before if row[0].source not in sources]
-        return len(before) - len(self._rows[tenant])
-
-    def ranking(self, q: Vector, tenant: str) -> list[Hit]:
-        """All documents, by decreasing float64 score, ties by age."""
-        rows, x = self._rows.get(tenant, []), q.astype(np.float64)
-        hits = [Hit(document, float(np.sum(vector.astype(np.float64) * x))) for document, vector in rows]
-        return sorted(hits, key=lambda h: -h.score)
-
-    def moments(self, tenant: str) -> CorpusMoments:
-        vectors = [vector for _, vector in self._rows.get(tenant, [])]
-        return CorpusMoments.of(np.array(vectors, np.float32).reshape(-1, DIM))
-
-
 @contextmanager
 def _opened(make: MakeIndex, fresh: bool = True) -> Iterator[Index]:
     """An open index, which must be sound in the end."""
@@ -94,13 +58,8 @@ def _documents(source: str, count: int, label: str = "") -> list[Document]:
     return [Document(f"{source}/{i}", f"text {i} {label}", "title", source, digest, {"i": i}) for i in range(count)]
 
 
-def _vectors(rng: np.random.Generator, count: int) -> Vector:
-    x = rng.standard_normal((count, DIM))
-    return np.asarray(x / np.linalg.norm(x, axis=1, keepdims=True), np.float32)
-
-
 def _add(
-    targets: Sequence[Index | _Scan], documents: Sequence[Document], vectors: Vector, tenant: str = DEFAULT_TENANT
+    targets: Sequence[Index | Reference], documents: Sequence[Document], vectors: Vector, tenant: str = DEFAULT_TENANT
 ) -> None:
     for target in targets:
         target.add(documents, vectors, tenant)
@@ -117,56 +76,15 @@ def _refused(kind: type[CasemateError], call: Callable[[], object], what: str) -
         raise AssertionError(f"{what} must raise {kind.__name__}, and is accepted")
 
 
-def _agree(index: Index, oracle: _Scan, exact: bool) -> None:
-    """Asserts that an index tells everything as the scan does."""
-    assert list(index.tenants()) == oracle.tenants, f"tenants() is {index.tenants()}, not {oracle.tenants}"
-    for tenant in (*oracle.tenants, "nobody"):
-        digests = dict(index.digests(tenant))
-        assert digests == oracle.digests(tenant), f"the digests of {tenant!r} are {digests}, not as they were added"
-        held, true = index.moments(tenant), oracle.moments(tenant)
-        assert held.n == true.n, f"the moments of {tenant!r} count {held.n} documents, there are {true.n}"
-        for part in ("mean", "scatter"):
-            off = np.abs(getattr(held, part) - getattr(true, part)).max()
-            assert off < PRECISION, f"{part} of the moments of {tenant!r} is off by {off}"
-        for k, q in zip((0, 1, 5, 10_000), _vectors(np.random.default_rng(true.n), 4), strict=True):
-            ranking = oracle.ranking(q, tenant)
-            found = index.search(q, k, tenant)
-            _same_background(found.background, ranking)
-            _same_hits(found, ranking, min(k, len(ranking)), exact)
-
-
-def _same_background(found: Background, ranking: Sequence[Hit]) -> None:
-    """Asserts that a background is that of all documents."""
-    s = np.array([h.score for h in ranking] or [0.0])
-    assert found.n == len(ranking), f"the background counts {found.n} documents, the tenant has {len(ranking)}"
-    assert abs(found.mean - s.mean()) < PRECISION, f"the background's mean is {found.mean}, by scan {s.mean()}"
-    assert abs(found.std - s.std()) < PRECISION, f"the background's deviation is {found.std}, by scan {s.std()}"
-
-
-def _same_hits(found: Retrieval, ranking: Sequence[Hit], k: int, exact: bool) -> None:
-    """Asserts that a search found the first k of a ranking, or nearly so."""
-    true = {h.document.id: h for h in ranking}
-    for hit in found.hits:
-        assert hit.document.id in true, f"{hit.document.id!r} is found and not there"
-        document, score = true[hit.document.id].document, true[hit.document.id].score
-        assert hit.document == document, f"{hit.document} is not as it was added: {document}"
-        assert abs(hit.score - score) < PRECISION, f"the score of {document.id!r} is {hit.score}, in float64 {score}"
-    ids, nearest = [h.document.id for h in found.hits], [h.document.id for h in ranking[:k]]
-    if exact:
-        assert ids == nearest, f"the {k} nearest, ties by age, are {nearest}, not {ids}"
-        return
-    scores = [h.score for h in found.hits]
-    assert scores == sorted(scores, reverse=True), "hits are not by decreasing score"
-    assert len(ids) == len(set(ids)) <= k, f"{len(ids)} hits for k = {k}, {len(set(ids))} of them different"
-    near = sum(score > ranking[k - 1].score - PRECISION for score in scores)
-    assert near >= 0.9 * k, f"of the {k} nearest only {near} were found"
-
-
 def _is_open_only_when_opened(make: MakeIndex, exact: bool) -> None:
     """Before ``open`` and after ``close`` calls are refused; closing twice is allowed."""
     index = make(True)
+
+    def scan() -> object:
+        return list(index.scan())
+
     for when in ("before open", "after close"):
-        for call in (index.tenants, index.moments, index.check):
+        for call in (index.tenants, index.moments, index.check, scan):
             _refused(BackendError, call, f"{call.__name__}() {when}")
         index.open("check", DIM)
         index.close()
@@ -179,12 +97,12 @@ def _is_empty_at_first(make: MakeIndex, exact: bool) -> None:
         index.warm()
         assert index.remove(["nothing"]) == 0, "an empty index removed something"
         index.rebuild()
-        _agree(index, _Scan(), exact)
+        agree(index, Reference(), exact)
 
 
 def _agrees_with_a_scan(make: MakeIndex, exact: bool) -> None:
     """Whatever is added, replaced and removed, in two tenants, search and moments are those of a scan."""
-    rng, oracle = np.random.default_rng(7), _Scan()
+    rng, oracle = np.random.default_rng(7), Reference()
     with _opened(make) as index:
         for step in range(40):
             tenant, sources = str(rng.choice(["a", "b"])), [f"s{i}" for i in rng.choice(12, 3, replace=False)]
@@ -193,61 +111,61 @@ def _agrees_with_a_scan(make: MakeIndex, exact: bool) -> None:
                 assert gone == expected, f"remove() returned {gone}, there were {expected} documents"
             else:
                 documents = [d for s in sources for d in _documents(s, int(rng.integers(1, 20)), str(step))]
-                vectors = _vectors(rng, len(documents))
+                vectors = unit_vectors(rng, len(documents))
                 vectors[2::4] = vectors[1::4][: len(vectors[2::4])]  # ties
                 _add((index, oracle), documents, vectors, tenant)
-            _agree(index, oracle, exact)
+            agree(index, oracle, exact)
         index.rebuild()
         index.warm("a")
-        _agree(index, oracle, exact)
+        agree(index, oracle, exact)
     with _opened(make, fresh=False) as index:  # whatever was held is held
-        _agree(index, oracle, exact)
+        agree(index, oracle, exact)
 
 
 def _breaks_ties_by_age(make: MakeIndex, exact: bool) -> None:
     """Of documents that are all alike, however many, the oldest are found."""
     with _opened(make) as index:
-        index.add(_documents("a", 300), np.repeat(_vectors(np.random.default_rng(3), 1), 300, axis=0))
-        found = [h.document.id for h in index.search(_vectors(np.random.default_rng(4), 1)[0], 3).hits]
+        index.add(_documents("a", 300), np.repeat(unit_vectors(np.random.default_rng(3), 1), 300, axis=0))
+        found = [h.document.id for h in index.search(unit_vectors(np.random.default_rng(4), 1)[0], 3).hits]
         assert found == ["a/0", "a/1", "a/2"] or not exact, f"the oldest are a/0 to a/2, not {found}"
 
 
 def _orders_by_float64(make: MakeIndex, exact: bool) -> None:
     """Of documents nearer to one another than float32 can tell, the nearest are found."""
-    rng, oracle = np.random.default_rng(12), _Scan()
-    q = _vectors(rng, 1)[0]
+    rng, oracle = np.random.default_rng(12), Reference()
+    q = unit_vectors(rng, 1)[0]
     alike = q * (1 + 1e-7 * rng.standard_normal((300, DIM)))
     with _opened(make) as index:
         _add((index, oracle), _documents("a", 300), alike.astype(np.float32))
         if exact:
-            _same_hits(index.search(q, 3), oracle.ranking(q, DEFAULT_TENANT), 3, exact)
+            same_hits(index.search(q, 3), oracle.ranking(q, DEFAULT_TENANT), 3, exact)
 
 
 def _replaces_whole_sources(make: MakeIndex, exact: bool) -> None:
     """A source that comes back with fewer chunks leaves none of its old ones, and no other source is touched."""
-    rng, oracle = np.random.default_rng(1), _Scan()
+    rng, oracle = np.random.default_rng(1), Reference()
     with _opened(make) as index:
         for source, count in (("a", 5), ("b", 3), ("a", 2)):
-            documents, vectors = _documents(source, count, str(count)), _vectors(rng, count)
+            documents, vectors = _documents(source, count, str(count)), unit_vectors(rng, count)
             _add((index, oracle), documents, vectors)
-        _agree(index, oracle, exact)
+        agree(index, oracle, exact)
 
 
 def _keeps_tenants_apart(make: MakeIndex, exact: bool) -> None:
     """The same ids in two tenants are two documents; what one does, the other does not notice."""
-    rng, oracle = np.random.default_rng(2), _Scan()
+    rng, oracle = np.random.default_rng(2), Reference()
     with _opened(make) as index:
         for tenant in ("a", "a'; --", "ä%_"):
-            vectors = _vectors(rng, 4)
+            vectors = unit_vectors(rng, 4)
             _add((index, oracle), _documents("same", 4, tenant), vectors, tenant)
         assert index.remove(["same"], "a") == oracle.remove(["same"], "a") == 4
-        _agree(index, oracle, exact)
+        agree(index, oracle, exact)
 
 
 def _refuses_what_does_not_fit(make: MakeIndex, exact: bool) -> None:
     """A wrong shape, a vector that is not of unit length, an id given twice: DataError, and nothing has changed."""
-    rng, oracle = np.random.default_rng(5), _Scan()
-    good, one = _vectors(rng, 3), np.zeros((3, 1), np.float32)
+    rng, oracle = np.random.default_rng(5), Reference()
+    good, one = unit_vectors(rng, 3), np.zeros((3, 1), np.float32)
     wrong = {
         "fewer vectors than documents": good[:2],
         "vectors of another dimension": np.hstack([good, one]),
@@ -270,17 +188,17 @@ def _refuses_what_does_not_fit(make: MakeIndex, exact: bool) -> None:
             "metadata that is no JSON": replace(documents[2], metadata={"x": object()}),
         }.items():
             _refused(DataError, partial(index.add, [*documents[:2], last], good), what)
-        _agree(index, oracle, exact)
+        agree(index, oracle, exact)
 
 
 def _refuses_another_embedder(make: MakeIndex, exact: bool) -> None:
     """Vectors of another embedder are refused; after ``clear`` another may begin, and the first notices."""
-    oracle, vectors = _Scan(), _vectors(np.random.default_rng(6), 5)
+    oracle, vectors = Reference(), unit_vectors(np.random.default_rng(6), 5)
     with _opened(make) as index:
         _add((index, oracle), _documents("a", 5), vectors)
         with closing(make(False)) as other:
             _refused(DataError, lambda: other.open("another", DIM), "opening for another embedder")
-        _agree(index, oracle, exact)
+        agree(index, oracle, exact)
     with closing(make(False)) as old, closing(make(False)) as new:
         old.open("check", DIM)
         new.clear()
@@ -293,12 +211,12 @@ def _refuses_another_embedder(make: MakeIndex, exact: bool) -> None:
 def _keeps_every_character(make: MakeIndex, exact: bool) -> None:
     """Ids, texts and metadata come back as they were; NUL may be refused, but not dropped."""
     odd = "ä 漢字 🏰 e\u0301 \u202eabc 'quoted' \"%s\" \\ \r\n\t {} \x7f\uffff"
-    oracle, vector = _Scan(), _vectors(np.random.default_rng(8), 1)
+    oracle, vector = Reference(), unit_vectors(np.random.default_rng(8), 1)
     metadata = {odd: [1, 2.5, 1e300, -0.1, None, True, {"": "\0" + odd}], "n": 2**60}
     with _opened(make) as index:
         for document in (Document(odd, odd * 999, odd, odd, odd, metadata), Document(" ", "", "", "")):
             _add((index, oracle), [document], vector, odd)
-        _agree(index, oracle, exact)
+        agree(index, oracle, exact)
         try:
             index.add([Document("nul", "a\0b")], vector)
         except DataError as error:
@@ -309,20 +227,20 @@ def _keeps_every_character(make: MakeIndex, exact: bool) -> None:
 
 def _follows_other_handles(make: MakeIndex, exact: bool) -> None:
     """What one process changes, the next search of another sees."""
-    rng, oracle = np.random.default_rng(9), _Scan()
+    rng, oracle = np.random.default_rng(9), Reference()
     with _opened(make) as one, _opened(make, fresh=False) as two:
         for step, index in enumerate([one, two, two, one, two]):
             documents = _documents("a" if step % 2 else "b", 5 - step, str(step))
-            vectors = _vectors(rng, len(documents))
+            vectors = unit_vectors(rng, len(documents))
             _add((index, oracle), documents, vectors)
-            _agree(one, oracle, exact)
-            _agree(two, oracle, exact)
+            agree(one, oracle, exact)
+            agree(two, oracle, exact)
 
 
 def _loses_no_writer(make: MakeIndex, exact: bool) -> None:
     """Of two processes that write at once, everything is there afterwards, and the moments are its moments."""
-    rng, oracle = np.random.default_rng(11), _Scan()
-    steps = [(_documents(f"s{i}", 3), _vectors(rng, 3)) for i in range(20)]
+    rng, oracle = np.random.default_rng(11), Reference()
+    steps = [(_documents(f"s{i}", 3), unit_vectors(rng, 3)) for i in range(20)]
 
     def write(index: Index, part: Sequence[tuple[Sequence[Document], Vector]]) -> None:
         for documents, vectors in part:
@@ -330,18 +248,20 @@ def _loses_no_writer(make: MakeIndex, exact: bool) -> None:
 
     with _opened(make) as one, _opened(make, fresh=False) as two:
         _at_once(partial(write, one, steps[:10]), partial(write, two, steps[10:]))
-        for documents, vectors in steps:
+        came = [d.source for documents, _ in one.scan("new") for d in documents]
+        age = {source: i for i, source in enumerate(came)}
+        for documents, vectors in sorted(steps, key=lambda step: age.get(step[0][0].source, 0)):
             oracle.add(documents, vectors, "new")
-        _agree(one, oracle, exact)
-        _agree(two, oracle, exact)
+        agree(one, oracle, exact)
+        agree(two, oracle, exact)
 
 
 def _shows_one_moment(make: MakeIndex, exact: bool) -> None:
     """A search beside a writer sees all of a step or nothing of it, and the background of just what it sees."""
     rng = np.random.default_rng(10)
     with _opened(make) as index:
-        q, done = _vectors(rng, 1)[0], threading.Event()
-        batches = [_vectors(rng, 5) for _ in range(20)]
+        q, done = unit_vectors(rng, 1)[0], threading.Event()
+        batches = [unit_vectors(rng, 5) for _ in range(20)]
 
         def write() -> None:
             try:
@@ -360,6 +280,23 @@ def _shows_one_moment(make: MakeIndex, exact: bool) -> None:
                     assert abs(seen.mean() - b.mean) < PRECISION, "the background is not that of the documents seen"
 
         _at_once(write, read)
+
+
+def _scans_beside_writers(make: MakeIndex, exact: bool) -> None:
+    """A scan under way holds up no writer, and what stays is seen once, by age."""
+    rng, size = np.random.default_rng(13), 1500
+    with _opened(make) as index, _opened(make, fresh=False) as other:
+        for source in "abc":
+            index.add(_documents(source, size), unit_vectors(rng, size))
+        pieces = index.scan()
+        seen = [d.id for d in next(pieces)[0]]
+        for writer, source in ((index, "d"), (other, "e")):
+            writer.add(_documents(source, 3), unit_vectors(rng, 3))
+            writer.remove(["b"])
+        seen += [d.id for documents, _ in pieces for d in documents]
+        stayed = [f"{source}/{i}" for source in "ac" for i in range(size)]
+        assert [identity for identity in seen if identity in set(stayed)] == stayed, "a scan beside writers missed some"
+        assert len(seen) == len(set(seen)), "a scan beside writers gave a document twice"
 
 
 def _at_once(*calls: Callable[[], object]) -> None:
@@ -395,4 +332,5 @@ INDEX_OBLIGATIONS: tuple[Callable[[MakeIndex, bool], None], ...] = (
     _follows_other_handles,
     _loses_no_writer,
     _shows_one_moment,
+    _scans_beside_writers,
 )

@@ -1,0 +1,160 @@
+"""DCMI: asks whether a text is right, and whether a slightly changed copy is, and takes the difference.
+
+Gao, Meng, Dong, Li and Guo 2025, "DCMI: A Differential Calibration Membership Inference Attack Against
+Retrieval-Augmented Generation", CCS (arXiv 2509.06026), the black-box attack. What other documents on the subject say
+makes a model agree to both questions, so it cancels out; the document itself contradicts the changed copy alone.
+
+Deviation: without a language model to write it, the copy is made by rules: antonyms from a list, other numbers, "not".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from typing import ClassVar
+
+import numpy as np
+
+from casemate.errors import ConfigError
+from casemate.protocols import Generator, MembershipAttack
+from casemate.types import Document, Probe, Prompt, Reply
+from casemate.words import STOP_WORDS, WORD, words
+
+ANSWER = re.compile(r"\byes\s*(?:or|/)\s*no\b|(?<![^\W_])(yes|no)(?![^\W_])", re.IGNORECASE)
+"""A yes or a no that is a word of its own; "yes or no", which repeats the question, is neither."""
+
+PAIRS = """
+above/below absent/present abundant/scarce active/inactive acute/chronic adequate/inadequate after/before always/never
+ancient/modern apart/together bad/good beneficial/harmful best/worst better/worse bright/dark broad/narrow
+certain/uncertain cheap/expensive clean/dirty clear/unclear cold/hot common/rare complete/incomplete
+consistent/inconsistent correct/wrong dangerous/safe decrease/increase decreased/increased decreases/increases
+decreasing/increasing deep/shallow different/identical difficult/easy direct/indirect dry/wet early/late earlier/later
+effective/ineffective empty/full external/internal failed/succeeded false/true fast/slow female/male few/many fewer/more
+first/last formal/informal frequent/infrequent frequently/rarely general/specific greater/smaller happy/unhappy
+hard/soft healthy/ill heavy/light high/low higher/lower highest/lowest important/unimportant improve/worsen
+improved/worsened inside/outside known/unknown large/small larger/lesser left/right likely/unlikely long/short
+longer/shorter major/minor maximum/minimum men/women mild/severe near/far necessary/unnecessary negative/positive
+new/old normal/abnormal often/seldom older/younger open/closed permanent/temporary poor/rich possible/impossible
+primary/secondary private/public quickly/slowly quiet/loud reduce/raise reduced/raised regular/irregular
+related/unrelated significant/insignificant significantly/insignificantly similar/dissimilar simple/complex
+single/multiple smooth/rough stable/unstable strong/weak stronger/weaker successful/unsuccessful sufficient/insufficient
+thick/thin useful/useless usual/unusual usually/exceptionally visible/invisible warm/cool with/without young/aged
+"""
+ONE_WAY = {
+    "all": "few",
+    "big": "small",
+    "least": "most",
+    "less": "more",
+    "most": "least",
+    "not": "indeed",
+    "tall": "short",
+}
+ANTONYMS = ONE_WAY | {a: b for pair in PAIRS.split() for a, b in (pair.split("/"), pair.split("/")[::-1])}
+NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?")
+QUALITY = re.compile(r"\w{3,}(?:able|ful|ible|ive|less|ly|ous)", re.IGNORECASE)
+"""Most adverbs and many adjectives, by their endings."""
+AUXILIARIES = frozenset("are can could did do does had has have is may might must should was were will would".split())
+
+INSTRUCTIONS = (
+    "Change the text so that it says something else, in about {percent} of its words: adjectives, adverbs and numbers "
+    "first, each to its opposite or to another value. Leave all other words and their order as they are. Write the "
+    "changed text and nothing else."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DCMI(MembershipAttack):
+    """Asks whether the text is right and whether a changed copy is: two questions, scored by the difference.
+
+    Attributes:
+        share: Share of the words that are changed, in (0, 1]; at least one word is.
+        max_characters: How much of the text is shown at most, at least 1.
+        writer: A generator that makes the copy; none, or where it does not do what it is told: rules.
+    """
+
+    share: float = 0.06
+    max_characters: int = 2000
+    writer: Generator | None = None
+
+    paper: ClassVar[str] = "Gao et al. 2025, arXiv 2509.06026"
+    features: ClassVar[tuple[str, ...]] = ("difference",)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1 or self.max_characters < 1:
+            raise ConfigError(
+                f"dcmi: share={self.share}, max_characters={self.max_characters}; "
+                "share must be above 0 and at most 1, max_characters at least 1"
+            )
+
+    async def prepare(self, candidate: Document, rng: np.random.Generator) -> Probe:
+        """The text, then its changed copy, each in the same question."""
+        text = candidate.text[: self.max_characters].strip()
+        copy = await self._written(text) or changed(text, self.share, rng)
+        return Probe(
+            tuple(f'"{t}"\nIs this right, according to the documents? Answer Yes or No.' for t in (text, copy))
+        )
+
+    async def measure(self, candidate: Document, probe: Probe, replies: Sequence[Reply]) -> tuple[float, ...]:
+        """Yes to the text minus yes to the copy: -1, 0 or 1."""
+        text, copy = (says_yes(reply.text) for reply in replies)
+        return (float(text) - float(copy),)
+
+    async def _written(self, text: str) -> str:
+        """The writer's copy; empty if there is none, it is equal, or more than half of it is other words."""
+        if not self.writer:
+            return ""
+        prompt = Prompt(text, (), INSTRUCTIONS.format(percent=f"{self.share:.0%}"))
+        copy = "".join([piece async for piece in self.writer.stream(prompt)]).strip().strip('"')
+        same = SequenceMatcher(None, words(text), words(copy), autojunk=False).ratio()
+        return copy if 0.5 <= same < 1 else ""
+
+
+def says_yes(reply: str) -> bool:
+    """Whether the first yes or no of a reply is a yes.
+
+    >>> [says_yes(reply) for reply in (" Yes. ", "**No**, yes is wrong", "Yes or no? _Yes_!", "Nobody knows", "")]
+    [True, False, True, False, False]
+    """
+    return next((m[1].lower() == "yes" for m in ANSWER.finditer(reply) if m[1]), False)
+
+
+def changed(text: str, share: float, rng: np.random.Generator) -> str:
+    """The text with a share of its words, at least one, turned into something else.
+
+    First antonyms and numbers, then "not" after auxiliary verbs and before what looks like an adverb or adjective, then
+    "not" before any other word that carries meaning, then before any word; at random among equals.
+
+    >>> changed("The dose was low.", 0.06, np.random.default_rng(0))
+    'The dose was high.'
+    """
+    found = list(WORD.finditer(text))
+    edits = [_edit(m[0], rng) for m in found]
+    order = sorted(rng.permutation(len(found)), key=lambda i: edits[i][0])
+    chosen = set(order[: max(1, round(share * len(found)))])
+    pieces, end = [], 0
+    for i, m in enumerate(found):
+        pieces += [text[end : m.start()], edits[i][1] if i in chosen else m[0]]
+        end = m.end()
+    return "".join([*pieces, text[end:]])
+
+
+def _edit(word: str, rng: np.random.Generator) -> tuple[int, str]:
+    """What a word would become, and how gladly it is changed: the less, the sooner."""
+    plain = word.lower()
+    if plain in ANTONYMS:
+        return 0, _cased(ANTONYMS[plain], word)
+    if NUMBER.fullmatch(word):
+        return 0, str(rng.choice([digit for digit in "123456789" if digit != word[0]])) + word[1:]
+    if plain in AUXILIARIES:
+        return 1, f"{word} not"
+    if QUALITY.fullmatch(word):
+        return 1, f"not {word}"
+    return (3 if plain in STOP_WORDS else 2), f"not {word}"
+
+
+def _cased(word: str, like: str) -> str:
+    if like.isupper():
+        return word.upper()
+    return word.capitalize() if like[0].isupper() else word

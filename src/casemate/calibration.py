@@ -1,0 +1,180 @@
+"""What a guard has learnt of one owner's harmless questions: a score, and how high harmless questions score.
+
+Made by ``lab.calibrate``, used by ``defenses.mirabel``, kept in one json file, by tenant.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import math
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import TypeAdapter, ValidationError
+
+from casemate import stats
+from casemate.errors import DataError
+from casemate.types import Float64
+
+FORMAT = 1
+DRIFT = 1.25
+"""The tenant may grow or shrink by this factor before its calibration is stale."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A score over the figures of ``closeness``, and its law among harmless questions of one tenant.
+
+    Attributes:
+        fingerprint: Of the embedder.
+        documents: Chunks that the tenant held.
+        k: Hits that made a context.
+        features: Names of the figures, in the order of the weights.
+        centre: Their means among harmless questions.
+        scale: Their standard deviations there.
+        weights: At least 0 each: a question that is closer never scores less.
+        benign: Scores of harmless questions that the weights were not fitted on, each the largest over its context.
+            source: Where the harmless questions are from: asked by people, or made from the corpus.
+        doubt: Score above which the sentences of a question are looked at one by one.
+        jitter: Width of the random share by which a threshold is lowered, for each client and document.
+        salt: Key of that randomness. A secret like the index.
+        at: When, ISO 8601.
+        notes: Whatever else is told about it: seed, counts, recall of each attack.
+    """
+
+    fingerprint: str
+    documents: int
+    k: int
+    features: tuple[str, ...]
+    centre: tuple[float, ...]
+    scale: tuple[float, ...]
+    weights: tuple[float, ...]
+    benign: tuple[float, ...]
+    source: str
+    doubt: float = math.inf
+    jitter: float = 0.0
+    salt: str = field(default="", repr=False)
+    at: str = ""
+    notes: Mapping[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def _slope(self) -> Float64:
+        return np.asarray(self.weights, np.float64) / np.asarray(self.scale, np.float64)
+
+    @cached_property
+    def _offset(self) -> float:
+        return float(np.asarray(self.centre) @ self._slope)
+
+    def score(self, figures: Sequence[float]) -> float:
+        """The score of one document: 0 for an average harmless question, higher is closer."""
+        return float(np.dot(figures, self._slope)) - self._offset
+
+    def threshold(self, rate: float) -> float:
+        """Above it lies a share of at most ``rate`` of harmless questions (``stats.conformal_threshold``)."""
+        return stats.conformal_threshold(self._sorted, rate)
+
+    def p_value(self, score: float) -> float:
+        """How unusual a score is among harmless questions, in [1 / (N + 1), 1]."""
+        b = self._sorted
+        return (1 + len(b) - int(np.searchsorted(b, score))) / (len(b) + 1)
+
+    @cached_property
+    def _sorted(self) -> Float64:
+        return np.sort(np.asarray(self.benign, np.float64))
+
+    def allowance(self, tenant: str, client: str, source: str) -> float:
+        """By how much the threshold is lower for this client and document: the same whenever they meet.
+
+        So nobody can find out the threshold by asking often, and averaging is in vain.
+        """
+        if not self.jitter:
+            return 0.0
+        message = json.dumps([tenant, client, source]).encode()
+        drawn = hmac.digest(self.salt.encode(), message, "sha256")[:8]
+        return self.jitter * int.from_bytes(drawn, "big") / 2.0**64
+
+    def stale(self, fingerprint: str, documents: int) -> str:
+        """Why it must not be used for an index in this state; empty if it may."""
+        if fingerprint != self.fingerprint:
+            return f"it was made with the embedder {self.fingerprint!r}, and this one is {fingerprint!r}"
+        if not self.documents / DRIFT <= documents <= self.documents * DRIFT:
+            return f"it was made with {self.documents} chunks, and there are {documents} now"
+        return ""
+
+
+class Calibrations:
+    """The calibrations in a file, read again when the file changes."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._state: tuple[int, int, int] | None = None
+        self._held: dict[str, Calibration] = {}
+
+    def of(self, tenant: str) -> Calibration | None:
+        """The calibration of a tenant, if there is one.
+
+        Raises:
+            DataError: If the file is damaged.
+        """
+        try:
+            found = self.path.stat()
+        except OSError:
+            return None
+        state = (found.st_mtime_ns, found.st_ino, found.st_size)
+        if state != self._state:
+            self._held = read(self.path)
+            self._state = state
+        return self._held.get(tenant)
+
+
+def read(path: Path) -> dict[str, Calibration]:
+    """The calibrations in a file, by tenant; none if there is no file.
+
+    Raises:
+        DataError: If the file is damaged, or of another format.
+    """
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+        if raw.get("format") != FORMAT:
+            raise DataError(f"{path} has calibration format {raw.get('format')!r}, this version reads {FORMAT}")
+        held = TypeAdapter(dict[str, Calibration]).validate_python(raw.get("tenants"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, AttributeError, ValidationError) as error:
+        raise DataError(
+            f"{path} is no calibration, or damaged ({type(error).__name__}); run 'casemate calibrate'"
+        ) from error
+    for tenant, calibration in held.items():
+        _require_sound(path, tenant, calibration)
+    return held
+
+
+def write(path: Path, tenant: str, calibration: Calibration) -> None:
+    """Puts one tenant's calibration into the file, whole or not at all; readable by its owner only."""
+    held = read(path) | {tenant: calibration}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({"format": FORMAT, "tenants": {t: asdict(c) for t, c in held.items()}}, indent=1)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise
+
+
+def _require_sound(path: Path, tenant: str, c: Calibration) -> None:
+    sizes = {len(c.features), len(c.centre), len(c.scale), len(c.weights)}
+    finite = all(math.isfinite(x) for x in (*c.centre, *c.scale, *c.weights, *c.benign, c.jitter))
+    if len(sizes) != 1 or not finite or min(c.weights) < 0 or min(c.scale) <= 0 or c.documents < 0 or c.jitter < 0:
+        raise DataError(f"{path}: the calibration of tenant {tenant!r} makes no sense; run 'casemate calibrate'")

@@ -1,0 +1,183 @@
+"""``redteam``, ``report``, ``reproduce``: attacking one's own system, and reading what came out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from casemate import config as configuration
+from casemate import registry
+from casemate.app import open_app
+from casemate.cli.console import (
+    ERROR,
+    FAILED,
+    INCOMPLETE,
+    INTERRUPTED,
+    OK,
+    ConfigFile,
+    Json,
+    Tenant,
+    bar,
+    out,
+    print_json,
+    read_questions,
+    say,
+    shown,
+)
+from casemate.config import Config, Part
+from casemate.lab.report import diff, render_diff_text, write_report
+from casemate.lab.results import AttackResult, Campaign, Figures, Status, load
+from casemate.redteam import run_campaign
+from casemate.stats import Rate
+from casemate.types import DEFAULT_TENANT
+
+redteam = typer.Typer(help="Attack your own system, guard off and guard on.", no_args_is_help=True)
+report = typer.Typer(help="Read and compare reports.", no_args_is_help=True)
+CODES = {Status.PASS: OK, Status.FAIL: FAILED, Status.INCONCLUSIVE: INCOMPLETE, Status.ERROR: ERROR}
+
+
+@redteam.command("list")
+def list_attacks(as_json: Json = False) -> None:
+    """The attacks there are, and where each is from."""
+    found = {name: registry.load("attack", name).paper for name in registry.names("attack")}
+    if as_json:
+        print_json(found)
+        return
+    table = Table("attack", "from", "what it does")
+    for name, paper in found.items():
+        lines = (registry.load("attack", name).__doc__ or "").strip().splitlines()
+        table.add_row(name, paper, lines[0] if lines else "")
+    out.print(table)
+
+
+@redteam.command()
+def run(
+    config: ConfigFile = None,
+    attack: Annotated[list[str] | None, typer.Option(help="Only these. Default: redteam.attacks.")] = None,
+    members: Annotated[int | None, typer.Option(help="Documents attacked that are in the index.")] = None,
+    nonmembers: Annotated[int | None, typer.Option(help="Documents attacked that are held out.")] = None,
+    budget: Annotated[int | None, typer.Option(help="Questions in all.")] = None,
+    baseline: Annotated[Path | None, typer.Option(help="An earlier report.json to compare with.")] = None,
+    tenant: Tenant = DEFAULT_TENANT,
+    as_json: Json = False,
+) -> None:
+    """Run the attacks and write the report. Interrupt at will and run again.
+
+    Exit codes: 0 PASS, 1 FAIL (or worse than the baseline), 3 INCONCLUSIVE, 2 ERROR.
+    """
+    settings = _with(configuration.read(config), attack, members, nonmembers, budget)
+    before = load(baseline) if baseline else None
+    section = settings.redteam
+    with open_app(settings) as app:
+        log = _questions(settings.folder, settings.calibrate.log)
+        benign = _questions(settings.folder, section.benign)
+        try:
+            campaign = asyncio.run(run_campaign(app, log, benign, _step, tenant))
+        except KeyboardInterrupt:
+            say.print("interrupted; what was finished is kept, run the same command again to go on")
+            raise typer.Exit(INTERRUPTED) from None
+    paths = write_report(campaign, settings.folder / section.folder, before)
+    if as_json:
+        print_json({"status": campaign.status, "files": {k: str(p) for k, p in paths.items()}})
+    else:
+        show(campaign)
+        out.print(f"report: {shown(str(paths['html']))}", soft_wrap=True)
+    worse = diff(campaign, before) if before else None
+    if worse and not as_json:
+        out.print(shown(render_diff_text(worse)), soft_wrap=True)
+    code = CODES[campaign.status]
+    raise typer.Exit(code if code or worse is None else worse.exit_code)
+
+
+def _with(
+    settings: Config, attack: list[str] | None, members: int | None, nonmembers: int | None, budget: int | None
+) -> Config:
+    """The configuration with what the command line says instead. The result is validated like a file."""
+    section = settings.redteam
+    known = {part.use: part for part in section.attacks}
+    attacks = tuple(known.get(name, Part(use=name)) for name in attack) if attack else section.attacks
+    given = {"members": members, "nonmembers": nonmembers, "budget": budget}
+    changed = section.model_copy(update={"attacks": attacks, **{k: v for k, v in given.items() if v is not None}})
+    return configuration.changed(settings, redteam=changed)
+
+
+def _questions(folder: Path, path: Path | None) -> list[str]:
+    return [text for _, text in read_questions(str(folder / path)) if text] if path else []
+
+
+@contextmanager
+def _step(title: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    with bar() as progress:
+        task = progress.add_task(title, total=total)
+        yield lambda n: progress.advance(task, n)
+
+
+def show(campaign: Campaign) -> None:
+    """The verdict and the table, guard off against guard on."""
+    colours = {Status.PASS: "green", Status.FAIL: "red", Status.INCONCLUSIVE: "yellow", Status.ERROR: "red"}
+    colour = colours[campaign.status]
+    out.print(f"[bold {colour}]{campaign.status.value.upper()}[/bold {colour}]")
+    out.print(table(campaign))
+    if campaign.utility:
+        u = campaign.utility
+        out.print(
+            f"The price: {_rate(u.flagged)} of {u.questions} harmless questions had a document withheld, "
+            f"{_rate(u.answer_changed)} got another answer ({shown(u.source)}).",
+            soft_wrap=True,
+        )
+    if campaign.audit:
+        a = campaign.audit
+        out.print(f"Two worlds: {a.differing} of {a.pairs} contexts differed between withheld and absent.")
+    for check in campaign.checks:
+        if check.status is not Status.PASS:
+            out.print(f"[bold]{check.status.value}[/bold] {shown(check.name)}: {shown(check.why)}", soft_wrap=True)
+    for line in campaign.simulated:
+        out.print(f"[dim]simulated: {shown(line)}[/dim]", soft_wrap=True)
+    for line in campaign.not_tested:
+        out.print(f"[dim]not tested: {shown(line)}[/dim]", soft_wrap=True)
+
+
+def table(campaign: Campaign) -> Table:
+    """What each attack achieved: area under the ROC curve, .5 is a coin toss."""
+    found = Table(title="Can members be told from others? AUC [95 %], .5 is a coin toss", title_justify="left")
+    for column in ("attack", "guard off", "guard on", "adjusted accuracy on", "withheld, of questions", "of documents"):
+        found.add_column(column)
+    for a in campaign.attacks:
+        found.add_row(a.name, *(_cells(a) if not a.error else (f"error: {shown(a.error)}", "", "", "", "")))
+    return found
+
+
+def _cells(a: AttackResult) -> tuple[str, ...]:
+    def auc(f: Figures | None) -> str:
+        return _rate(f.auc) if f else "not run"
+
+    if a.on is None:
+        return auc(a.off), auc(a.on), "", "", ""
+    return auc(a.off), auc(a.on), _rate(a.on.adjusted_accuracy), _rate(a.on.recall_query), _rate(a.on.recall_document)
+
+
+def _rate(r: Rate | None) -> str:
+    return f"{r.value:.3f} \\[{r.low:.3f}, {r.high:.3f}]" if r else "too few to say"
+
+
+@report.command("show")
+def show_report(file: Annotated[Path, typer.Argument(help="A report.json.")]) -> None:
+    """Print the verdict and the table of a report."""
+    show(load(file))
+
+
+@report.command("diff")
+def diff_reports(
+    file: Annotated[Path, typer.Argument(help="A report.json.")],
+    baseline: Annotated[Path, typer.Argument(help="An earlier one.")],
+) -> None:
+    """What got worse or better. Exit codes: 0 nothing worse, 1 worse, 3 not comparable."""
+    found = diff(load(file), load(baseline))
+    out.print(shown(render_diff_text(found)), soft_wrap=True)
+    raise typer.Exit(found.exit_code)

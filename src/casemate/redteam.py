@@ -1,0 +1,277 @@
+"""A red-team campaign on an owner's own system: from the configuration to a report.
+
+The lab copies the index, holds some documents out of it, and attacks the copy, guard off and guard on. Nothing is
+written into the owner's index, and nobody who asks it notices.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import platform
+import sys
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from itertools import product
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from casemate import calibration, registry
+from casemate.app import App, build
+from casemate.backends.sqlite import SqliteIndex
+from casemate.config import Part
+from casemate.corpus import Corpus
+from casemate.errors import ConfigError
+from casemate.guard import Guard
+from casemate.lab import audit, datasets
+from casemate.lab.box import CachedEmbedder, CachedGenerator
+from casemate.lab.calibrate import Settings, calibrate
+from casemate.lab.datasets import Split, Stored
+from casemate.lab.experiment import Experiment, Plan, Trials
+from casemate.lab.judge import OFF, ON, Gate, judge_campaign
+from casemate.lab.ledger import Ledger
+from casemate.lab.questions import made_questions
+from casemate.lab.report import redact
+from casemate.lab.results import Campaign, Transcript, Utility
+from casemate.protocols import Embedder, Generator, Index, MembershipAttack, Target
+from casemate.rag import Rag
+from casemate.types import DEFAULT_TENANT, UNKNOWN, Query
+from casemate.words import words
+
+Steps: TypeAlias = Callable[[str, int | None], AbstractContextManager[Callable[[int], None]]]
+"""Opens a progress display for a step of so many items, if that is known; gives what counts them."""
+SIMULATED = (
+    "The reader is a simulation ('obedient'): a script that stands in for an able and obedient language model, the "
+    "worst case for the owner."
+)
+WRITTEN = "The attacks' questions were written by script, without a language model."
+NOT_TESTED = (
+    "Attackers who share what they learn over several clients' names.",
+    "Extraction of texts, and poisoning: these attacks ask for membership only.",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Lab:
+    """A wired campaign: the copy of the index, the systems over it, and what is asked.
+
+    Attributes:
+        app: The owner's system, which is only read.
+        split: Who is a member.
+        rag: The bare system over the lab's index.
+        make_guard: A guard without a past over an index.
+        experiment: What is run.
+        held: What the lab's index holds of each member.
+    """
+
+    app: App
+    split: Split
+    rag: Rag
+    make_guard: Callable[[Index], Guard]
+    experiment: Experiment
+    held: Mapping[str, Stored]
+
+
+async def run_campaign(
+    app: App, log: Sequence[str], benign: Sequence[str], steps: Steps, tenant: str = DEFAULT_TENANT
+) -> Campaign:
+    """Runs what the configuration says, or goes on with what was interrupted.
+
+    Args:
+        app: The owner's system, indexed.
+        log: Harmless questions to calibrate the lab's guard on; empty: made.
+        benign: Others, which tell what the guard costs; empty: made.
+        steps: Shows progress.
+        tenant: Whose documents.
+
+    Raises:
+        CasemateError: If the campaign cannot be set up. What goes wrong in an attack is in the campaign.
+    """
+    with ExitStack() as opened:
+        lab = await _set_up(app, log, steps, tenant, opened)
+        with steps("attacking, guard off and guard on", lab.experiment.total) as count:
+            trials = await lab.experiment.run(count)
+        worlds = await _audit(lab, steps)
+        utility = await _utility(lab, benign, steps)
+        return _campaign(lab, trials, worlds, utility)
+
+
+async def _set_up(app: App, log: Sequence[str], steps: Steps, tenant: str, opened: ExitStack) -> Lab:
+    section = app.config.redteam
+    folder = app.config.folder / section.folder
+    split = _split(app, tenant)
+    index: Index = opened.enter_context(closing(SqliteIndex(folder / "index.db")))
+    embedder = CachedEmbedder(app.guard.rag.embedder)
+    ledger = opened.enter_context(Ledger(folder / "ledger.db"))
+    name, reader = _reader(app)
+    generator = CachedGenerator(reader, ledger, name)
+    rag = Rag(embedder, index, generator, app.guard.rag.instructions)
+    with steps("copying the index without the non-members", None) as count:
+        datasets.hold_out(app.index, index, split, tenant, count)
+    attacks: dict[str, MembershipAttack] = {p.use: build("attack", p, app.config.folder) for p in section.attacks}
+    fitted = await _calibrate(app, rag, log, steps, tenant)
+
+    def make_guard(over: Index) -> Guard:
+        parts: dict[Any, Any] = {Embedder: embedder, Index: over}
+        defenses = [build("defense", _in_lab(p, fitted), app.config.folder, parts) for p in app.config.guard.defenses]
+        bare = Rag(embedder, over, generator, rag.instructions)
+        return Guard(bare, defenses, on_error=app.config.guard.on_error)
+
+    held = datasets.stored(index, {d.source for d in split.members}, tenant)
+    plan = Plan(
+        seed=section.seed,
+        k=app.config.rag.k,
+        tenant=tenant,
+        identity=section.identity,
+        questions=section.budget,
+        concurrency=section.concurrency,
+        label=_label(app, name, fitted),
+    )
+    targets: dict[str, Target] = {OFF: rag, ON: make_guard(index)}
+    experiment = Experiment(attacks, split, targets, ledger, held, plan)
+    return Lab(app, split, rag, make_guard, experiment, held)
+
+
+def _split(app: App, tenant: str) -> Split:
+    section, corpus = app.config.redteam, app.config.rag.corpus
+    if corpus is None:
+        raise ConfigError("the red team needs whole documents: set rag.corpus in casemate.yaml")
+    found = Corpus(app.config.folder / corpus, app.config.rag.max_file_mb)
+    documents = datasets.read(found, app.index.digests(tenant).keys())
+    if section.split is not None:
+        return datasets.read_split(app.config.folder / section.split, documents, section.seed)
+    return datasets.split(documents, section.members, section.nonmembers, section.seed)
+
+
+def _reader(app: App) -> tuple[str, Generator]:
+    """Who writes the answers, and a label of it."""
+    part = app.config.redteam.reader
+    if part.use == "own":
+        return f"own:{app.config.rag.generator!r}", app.guard.rag.generator
+    return f"{part.use}:{part.options!r}", build("generator", part, app.config.folder)
+
+
+async def _calibrate(app: App, rag: Rag, log: Sequence[str], steps: Steps, tenant: str) -> Path | None:
+    """The lab's own calibration, made as the owner's is but on the lab's index: it must not know the non-members."""
+    if app.calibrated is None:
+        return None
+    section = app.config.calibrate
+    settings = Settings(tenant, app.config.rag.k, section.documents, section.questions, section.seed)
+    facts = [rag.embedder.fingerprint, rag.index.digests(tenant), list(log), dataclasses.asdict(settings)]
+    path = app.config.folder / app.config.redteam.folder / f"calibration-{_hash(facts)}.json"
+    if tenant not in calibration.read(path):
+        fresh = {p.use: build("attack", p) for p in type(app.config.redteam)().attacks}
+        with steps("calibrating the lab's guard", None) as count:
+            calibration.write(path, tenant, await calibrate(rag, fresh, log, settings, count))
+    return path
+
+
+def _in_lab(part: Part, fitted: Path | None) -> Part:
+    """A defense as configured, but with the lab's calibration."""
+    fields = {f.name for f in dataclasses.fields(registry.load("defense", part.use))}
+    if fitted is None or "calibration" not in fields:
+        return part
+    return Part.model_validate({"use": part.use, **part.options, "calibration": fitted.absolute()})
+
+
+def _label(app: App, reader: str, fitted: Path | None) -> str:
+    """A fingerprint of everything but plan, split and attacks that the results depend on."""
+    config = app.config
+    facts = [repr(config.rag), repr(config.guard), reader, fitted and fitted.read_text(), version("casemate")]
+    return _hash(facts)
+
+
+async def _audit(lab: Lab, steps: Steps) -> audit.Worlds:
+    sessions = lab.experiment.sessions(ON)
+    with steps("asking in two worlds", len(lab.experiment.attacks) * len(lab.split.members)) as count:
+        return await audit.two_worlds(lab.rag.index, lab.make_guard, sessions, lab.held, lab.experiment.plan, count)
+
+
+async def _utility(lab: Lab, benign: Sequence[str], steps: Steps) -> Utility:
+    plan = lab.experiment.plan
+    source = f"{len(benign)} questions of a log"
+    if not benign:
+        rng = np.random.default_rng(plan.seed + 1)
+        benign = made_questions(lab.split.members, 300, rng)
+        source = f"{len(benign)} questions made from the corpus: nobody has asked them"
+    queries = [Query(text, f"harmless-{i}", plan.tenant, plan.k) for i, text in enumerate(benign)]
+    with steps("asking harmless questions", len(queries)) as count:
+        return await audit.utility(lab.rag, lab.make_guard(lab.rag.index), queries, source, count)
+
+
+def _campaign(lab: Lab, trials: Trials, worlds: audit.Worlds, utility: Utility) -> Campaign:
+    section = lab.app.config.redteam
+    gate = Gate(section.gate.adjusted_accuracy, section.gate.harmless)
+    judged = judge_campaign(trials, lab.split, lab.experiment.attacks, gate, utility, worlds.audit)
+    left = sorted(set(registry.names("attack")) - set(lab.experiment.attacks))
+    simulated = [SIMULATED] if section.reader.use == "obedient" else []
+    return Campaign(
+        id=uuid.uuid4().hex,
+        at=datetime.now(UTC).isoformat(timespec="seconds"),
+        status=judged.status,
+        attacks=judged.attacks,
+        utility=utility,
+        audit=worlds.audit,
+        checks=judged.checks,
+        not_tested=(*((f"Attacks that were not run: {', '.join(left)}.",) if left else ()), *NOT_TESTED),
+        simulated=(*simulated, WRITTEN),
+        transcripts=tuple(_transcripts(lab)),
+        evidence=_evidence(lab, worlds),
+        cost=_cost(lab, trials),
+    )
+
+
+def _evidence(lab: Lab, worlds: audit.Worlds) -> dict[str, Any]:
+    app, plan = lab.app, lab.experiment.plan
+    found = {
+        "seed": plan.seed,
+        "k": plan.k,
+        "identity": plan.identity,
+        "corpus": _hash(sorted(app.index.digests(plan.tenant).items())),
+        "documents": len(app.index.digests(plan.tenant)),
+        "chunks": lab.rag.index.moments(plan.tenant).n,
+        "embedder": app.guard.rag.embedder.fingerprint,
+        "split": lab.split.fingerprint,
+        "members": len(lab.split.members),
+        "nonmembers": len(lab.split.nonmembers),
+        "near_duplicates_dropped": lab.split.dropped,
+        "guard": [part.use for part in app.config.guard.defenses],
+        "guard_options": _hash(repr(app.config.guard)),
+        "reader": app.config.redteam.reader.use,
+        "members_in_context_despite_guard": worlds.exposed,
+        "questions_about_members": worlds.asked,
+        "versions.casemate": version("casemate"),
+        "versions.python": platform.python_version(),
+        "versions.numpy": np.__version__,
+        "versions.platform": sys.platform,
+    }
+    return found
+
+
+def _cost(lab: Lab, trials: Trials) -> dict[str, float]:
+    generator = lab.rag.generator
+    counts = (generator.calls, generator.hits) if isinstance(generator, CachedGenerator) else (0, 0)
+    return {**trials.cost, "model_calls": counts[0], "answered_from_cache": counts[1]}
+
+
+def _transcripts(lab: Lab) -> Iterator[Transcript]:
+    """The first exchange about the first member and non-member of each attack. Only the attack's own words show."""
+    groups = {True: lab.split.members[:3], False: lab.split.nonmembers[:3]}
+    for name in lab.experiment.attacks:
+        sessions = [lab.experiment.session(name, OFF, d.source) for group in groups.values() for d in group]
+        asked = [set(words(s[0].question)) for s in sessions if s]
+        own = [*(set.intersection(*asked) if len(asked) > 1 else ()), "yes", "no", UNKNOWN]
+        for target, member in product((OFF, ON), groups):
+            for exchange in lab.experiment.session(name, target, groups[member][0].source)[:1]:
+                yield Transcript(name, target, member, redact(exchange.question, own), redact(exchange.reply, own))
+
+
+def _hash(facts: Any) -> str:
+    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=repr).encode()).hexdigest()[:16]

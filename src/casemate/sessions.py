@@ -1,0 +1,98 @@
+"""What a defense remembers of each client: which documents are withheld from him, and what evidence has added up.
+
+Kept in memory, bounded; what was withheld comes back after a restart from the record of verdicts.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from casemate.protocols import EventStore
+
+CLIENTS, SOURCES = 10_000, 1_000
+"""How many clients are remembered, and how many documents of each; the longest unheard of are forgotten first."""
+
+
+@dataclass(slots=True)
+class _Client:
+    bars: OrderedDict[str, float] = field(default_factory=OrderedDict)  # source -> until when
+    evidence: OrderedDict[str, float] = field(default_factory=OrderedDict)
+
+
+class Sessions:
+    """The memory of one defense.
+
+    Args:
+        defense: Its name, as in the record.
+        seconds: How long a document stays withheld from a client; 0: only in the answer at hand.
+        store: The record of verdicts; None: nothing is remembered over a restart.
+    """
+
+    def __init__(self, defense: str, seconds: float, store: EventStore | None = None) -> None:
+        self._defense, self._seconds, self._store = defense, seconds, store
+        self._clients: OrderedDict[tuple[str, str], _Client] = OrderedDict()
+        self._lock = threading.Lock()
+        self._recalled = store is None or not seconds
+
+    def barred(self, tenant: str, client: str) -> frozenset[str]:
+        """Sources that are withheld from a client now."""
+        with self._lock:
+            if not self._recalled:
+                self._recalled = True
+                self._recall()
+            bars = self._client(tenant, client).bars
+            now = time.time()
+            for source in [s for s, until in bars.items() if until <= now]:
+                del bars[source]
+            return frozenset(bars)
+
+    def bar(self, tenant: str, client: str, source: str) -> None:
+        """Withholds a source from a client from now on, for the time of a session."""
+        with self._lock:
+            _put(self._client(tenant, client).bars, source, time.time() + self._seconds)
+
+    def evidence(self, tenant: str, client: str, source: str) -> float:
+        """What has added up against a client about a source; 1 at first."""
+        with self._lock:
+            return self._client(tenant, client).evidence.get(source, 1.0)
+
+    def note(self, tenant: str, client: str, source: str, evidence: float) -> None:
+        """Keeps what has added up; at 1 or below there is nothing to keep."""
+        with self._lock:
+            held = self._client(tenant, client).evidence
+            if evidence > 1:
+                _put(held, source, evidence)
+            else:
+                held.pop(source, None)
+
+    def _client(self, tenant: str, client: str) -> _Client:
+        found = self._clients.setdefault((tenant, client), _Client())
+        self._clients.move_to_end((tenant, client))
+        if len(self._clients) > CLIENTS:
+            self._clients.popitem(last=False)
+        return found
+
+    def _recall(self) -> None:
+        for tenant, client, source, at in self._recorded():
+            _put(self._client(tenant, client).bars, source, at + self._seconds)
+
+    def _recorded(self) -> Iterator[tuple[str, str, str, float]]:
+        assert self._store is not None
+        since = datetime.fromtimestamp(time.time() - self._seconds, UTC)
+        for event in self._store.scan("verdict", since):
+            body = event.body
+            if body.get("defense") == self._defense:
+                for source in body.get("evidence", {}).get("flagged", ()):
+                    yield str(body.get("tenant")), str(body.get("client")), str(source), event.at.timestamp()
+
+
+def _put(held: OrderedDict[str, float], source: str, value: float) -> None:
+    held[source] = value
+    held.move_to_end(source)
+    if len(held) > SOURCES:
+        held.popitem(last=False)

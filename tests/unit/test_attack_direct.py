@@ -1,0 +1,85 @@
+import asyncio
+
+import numpy as np
+import pytest
+
+from casemate import metrics
+from casemate.attacks.direct import Direct
+from casemate.errors import ConfigError
+from casemate.types import Document, Probe, Reply
+from tests.fakes import documents
+
+DOCUMENT = Document("a", 'She said "go" and\nleft.', title="A farewell")
+
+
+def prepared(document, **options):
+    return asyncio.run(Direct(**options).prepare(document, np.random.default_rng(0)))
+
+
+def measured(reply):
+    return asyncio.run(Direct().measure(DOCUMENT, Probe(("?",)), [Reply(reply)]))
+
+
+def test_the_text_stands_in_one_question_as_it_is():
+    (question,) = prepared(DOCUMENT).questions
+    assert f'"{DOCUMENT.text}"' in question
+    assert "context" in question and "Yes or No" in question
+    assert DOCUMENT.title not in question
+
+
+def test_the_title_is_shown_on_demand():
+    assert DOCUMENT.content in prepared(DOCUMENT, title=True).questions[0]
+
+
+@pytest.mark.parametrize(("options", "length"), [({}, 2000), ({"max_characters": 1000}, 1000)])
+def test_a_long_text_is_cut(options, length):
+    (question,) = prepared(Document("a", "z" * 5000), **options).questions
+    assert question.count("z") == length
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        *(" Yes. \n\n", "yes", "YES!", "**Yes**, it does.", "_Yes_", '"Yes"', "Answer: Yes", "- Yes\n- No"),
+        *("Yes or no? Yes.", "Yes/No: yes", "I am asked to answer yes or no, and say yes", "Nobody knows, but yes."),
+    ],
+)
+def test_yes(reply):
+    assert measured(reply) == (1.0,)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        *(
+            "No. ",
+            "**No**, yes would be wrong.",
+            "no, not at all",
+            "\n\nNO",
+            "Yes or No",
+            "Eyes and yesterday",
+            "",
+            ". ",
+        ),
+        *("I don't know.", "The context does not hold it.", "es. \n\n", "Not in the context; nothing known."),
+    ],
+)
+def test_no_and_neither(reply):
+    assert measured(reply) == (0.0,)
+
+
+def test_nothing_shown_is_refused():
+    with pytest.raises(ConfigError, match=r"direct.max_characters is 0; it must be at least 1"):
+        Direct(max_characters=0)
+
+
+def test_a_reader_that_compares_gives_every_member_away():
+    """The strongest target: it has the members' texts, and says the truth."""
+    candidates = documents(20, words=60)
+    held, scores = candidates[:10], []
+    attack = Direct()
+    for candidate in candidates:
+        probe = asyncio.run(attack.prepare(candidate, np.random.default_rng(0)))
+        known = any(d.text in probe.questions[0] for d in held)
+        scores += asyncio.run(attack.measure(candidate, probe, [Reply("Yes." if known else "No.")]))
+    assert metrics.auc(scores[:10], scores[10:]) == 1

@@ -1,0 +1,298 @@
+import asyncio
+import threading
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+
+from casemate.errors import BackendError, BudgetExhausted, QueryError
+from casemate.lab.box import Budget, CachedEmbedder, CachedGenerator, Session, noted, patiently
+from casemate.lab.ledger import Exchange, Ledger
+from casemate.protocols import Generator
+from casemate.rag import join
+from casemate.types import Action, Answer, Background, Document, Hit, Prompt, Query, Reply, Retrieval, Verdict
+from tests.fakes import BagOfWords
+
+HITS = (Hit(Document("a#1", "text", source="a"), 0.9), Hit(Document("b", "text"), 0.5))
+ANSWER = Answer("It is so.", Retrieval(HITS, Background(9, 0.0, 0.1)))
+HIDDEN = Verdict("mirabel", True, Action.HIDE, 1.0, 0.5, ("c#2", "c#1"))
+
+
+@dataclass
+class Echo:
+    """Remembers the queries and gives one answer after another."""
+
+    answers: list = field(default_factory=lambda: [ANSWER])
+    queries: list = field(default_factory=list)
+
+    async def ask(self, query):
+        self.queries.append(query)
+        answer = self.answers[min(len(self.queries), len(self.answers)) - 1]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def session(target, **options):
+    return Session(target, lambda number: f"client-{number}", options.pop("budget", Budget()), **options)
+
+
+def ask(made, *questions):
+    with made as box:
+        return [asyncio.run(box.ask(q)) for q in questions]
+
+
+def test_an_attack_gets_replies_and_nothing_else():
+    made = session(Echo([replace(ANSWER, verdicts=(HIDDEN,))]))
+    with made as box:
+        reply = asyncio.run(box.ask("why?"))
+    assert reply == Reply("It is so.")
+    assert [n for n in dir(box) if not n.startswith("_")] == ["ask"]
+
+
+def test_the_target_is_asked_as_the_client_with_k_and_tenant():
+    target = Echo()
+    ask(session(target, k=9, tenant="acme"), "one", "two")
+    assert target.queries == [Query("one", "client-0", "acme", 9), Query("two", "client-1", "acme", 9)]
+
+
+def test_the_lab_sees_what_was_withheld_and_what_was_shown():
+    made = session(Echo([replace(ANSWER, verdicts=(HIDDEN,))]))
+    ask(made, "why?")
+    assert made.exchanges == (Exchange("why?", "It is so.", ("a#1", "b"), ("c#1", "c#2"), True),)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "hidden", "withheld", "failed"),
+    [
+        (HIDDEN, True, True, False),
+        (replace(HIDDEN, enforced=False), False, False, False),  # observe mode changes nothing
+        (Verdict("m", False, Action.NONE, 0.1, 0.5), False, False, False),
+        (Verdict("m", False, Action.WITHHOLD, 0.0, None, evidence={"error": "E"}), False, True, True),
+        (Verdict("m", False, Action.NONE, 0.0, None, evidence={"error": "E"}), False, False, True),
+    ],
+)
+def test_a_verdict_counts_for_what_it_did(verdict, hidden, withheld, failed):
+    exchange = noted("why?", replace(ANSWER, verdicts=(verdict,)))
+    assert (bool(exchange.hidden), exchange.withheld, exchange.failed) == (hidden, withheld, failed)
+
+
+def test_exchanges_are_in_the_order_of_asking_whatever_is_answered_first():
+    class Backwards(Echo):
+        async def ask(self, query):
+            await asyncio.sleep(0 if query.text == "b" else 0.01)
+            return await super().ask(query)
+
+    async def both(box):
+        await asyncio.gather(box.ask("a"), box.ask("b"))
+
+    made = session(Backwards())
+    with made as box:
+        asyncio.run(both(box))
+    assert [e.question for e in made.exchanges] == ["a", "b"]
+
+
+def test_a_question_beyond_the_budget_of_the_candidate_is_refused():
+    budget = Budget(each=2)
+    made = session(Echo(), budget=budget)
+    with pytest.raises(BudgetExhausted, match="all 2 questions for this candidate"):
+        ask(made, "a", "b", "c")
+    assert (budget.spent, budget.exhausted, made.cut) == (2, False, False)
+    ask(session(Echo(), budget=budget), "a", "b")  # the next has his own
+
+
+def test_a_question_beyond_the_budget_of_the_campaign_is_refused():
+    budget = Budget(total=3)
+    ask(session(Echo(), budget=budget), "a", "b")
+    made = session(Echo(), budget=budget)
+    with pytest.raises(BudgetExhausted, match="all 3 questions of the campaign"):
+        ask(made, "c", "d")
+    assert (budget.spent, budget.exhausted, made.cut) == (3, True, True)
+    assert len(made.exchanges) == 1
+
+
+def test_a_question_that_the_target_refuses_gets_an_empty_reply():
+    made = session(Echo([QueryError("too long"), ANSWER]))
+    assert ask(made, "x" * 9, "b") == [Reply(""), Reply("It is so.")]
+    assert [e.refused for e in made.exchanges] == [True, False]
+
+
+def failing(count, retryable=True):
+    return [BackendError("no route", backend="fake", retryable=retryable)] * count
+
+
+def test_a_target_that_is_away_for_a_moment_is_asked_again():
+    target, budget = Echo([*failing(2), ANSWER]), Budget()
+    assert ask(session(target, waits=(0, 0), budget=budget), "a") == [Reply("It is so.")]
+    assert (len(target.queries), budget.spent) == (3, 1)
+
+
+@pytest.mark.parametrize(("retryable", "tries"), [(True, 3), (False, 1)])
+def test_a_target_that_stays_away_is_given_up_for_good(retryable, tries):
+    target = Echo(failing(9, retryable))
+    with pytest.raises(BackendError) as caught:
+        ask(session(target, waits=(0, 0)), "a")
+    assert len(target.queries) == tries
+    assert not caught.value.retryable
+
+
+def test_only_errors_that_may_pass_are_waited_for():
+    calls = []
+
+    async def broken():
+        calls.append(1)
+        raise ValueError
+
+    with pytest.raises(ValueError):
+        asyncio.run(patiently(broken, (0, 0)))
+    assert len(calls) == 1
+
+
+@dataclass
+class Sampler(Generator):
+    """Says something new each time."""
+
+    said: int = 0
+    fails: int = 0
+
+    async def stream(self, prompt):
+        if self.fails:
+            self.fails -= 1
+            raise BackendError("broke off", backend="fake", retryable=True)
+        self.said += 1
+        yield "take "
+        yield str(self.said)
+
+
+DOCUMENT = Document("a#1", "text", "title", "a", metadata={"year": 1999})
+PROMPT = Prompt("why?", (DOCUMENT,), "be brief")
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    with Ledger(tmp_path / "ledger.db") as opened:
+        yield opened
+
+
+def say(generator, *prompts):
+    return [asyncio.run(join(generator.stream(p))) for p in prompts]
+
+
+def test_the_same_prompt_in_another_session_is_not_paid_for_again(ledger):
+    inner = Sampler()
+    generator = CachedGenerator(inner, ledger, "sampler")
+    with session(Echo()):
+        first = say(generator, PROMPT, PROMPT)
+    with session(Echo()):
+        second = say(generator, PROMPT, PROMPT, PROMPT)
+    assert first == ["take 1", "take 2"]  # within a session it is a new question
+    assert second == ["take 1", "take 2", "take 3"]
+    assert (inner.said, generator.calls, generator.hits) == (3, 3, 2)
+
+
+def test_outside_of_a_session_the_same_prompt_has_one_answer(ledger):
+    assert say(CachedGenerator(Sampler(), ledger, "sampler"), PROMPT, PROMPT) == ["take 1", "take 1"]
+
+
+def test_a_session_inside_another_task_counts_for_itself(ledger):
+    generator = CachedGenerator(Sampler(), ledger, "sampler")
+
+    async def one():
+        with session(Echo()):
+            first = await join(generator.stream(PROMPT))
+            await asyncio.sleep(0)
+            return [first, await join(generator.stream(PROMPT))]
+
+    async def both():
+        return await asyncio.gather(one(), one())
+
+    assert asyncio.run(both()) == [["take 1", "take 2"]] * 2
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(PROMPT, question="what?"),
+        replace(PROMPT, instructions="be long"),
+        replace(PROMPT, context=()),
+        replace(PROMPT, context=(DOCUMENT, DOCUMENT)),
+        replace(PROMPT, context=(replace(DOCUMENT, text="other"),)),
+        replace(PROMPT, context=(replace(DOCUMENT, title="other"),)),
+        replace(PROMPT, context=(replace(DOCUMENT, source="other"),)),
+        replace(PROMPT, context=(replace(DOCUMENT, metadata={"year": 2000}),)),
+    ],
+)
+def test_another_prompt_is_another_question(ledger, other):
+    assert say(CachedGenerator(Sampler(), ledger, "sampler"), PROMPT, other) == ["take 1", "take 2"]
+
+
+def test_the_order_of_the_context_matters(ledger):
+    two = replace(PROMPT, context=(DOCUMENT, replace(DOCUMENT, id="b")))
+    turned = replace(two, context=two.context[::-1])
+    assert say(CachedGenerator(Sampler(), ledger, "sampler"), two, turned) == ["take 1", "take 2"]
+
+
+def test_generators_are_told_apart_and_processes_are_not(tmp_path):
+    with Ledger(tmp_path / "l.db") as one, Ledger(tmp_path / "l.db") as two:
+        assert say(CachedGenerator(Sampler(), one, "a"), PROMPT) == ["take 1"]
+        assert say(CachedGenerator(Sampler(said=7), two, "a"), PROMPT) == ["take 1"]
+        assert say(CachedGenerator(Sampler(said=7), two, "b"), PROMPT) == ["take 8"]
+
+
+def test_a_reply_that_broke_off_is_not_kept(ledger):
+    generator = CachedGenerator(Sampler(fails=1), ledger, "sampler")
+    with session(Echo()):
+        with pytest.raises(BackendError):
+            say(generator, PROMPT)
+        assert say(generator, PROMPT) == ["take 1"]
+    assert say(generator, PROMPT) == ["take 1"]
+
+
+def test_a_text_is_embedded_once():
+    inner = BagOfWords()
+    embedder = CachedEmbedder(inner)
+    first, again = embedder.embed(["a b", "c", "a b"]), embedder.embed(["c", "a b"])
+    assert inner.texts == ["a b", "c"]
+    assert np.array_equal(first, BagOfWords().embed(["a b", "c", "a b"]))
+    assert np.array_equal(again, first[[1, 0]])
+    assert (embedder.calls, embedder.hits) == (2, 3)
+    again[:] = 0  # what a caller does with it is his own affair
+    assert np.array_equal(embedder.embed(["c"]), first[[1]])
+
+
+def test_it_is_the_embedder_that_it_remembers_for():
+    inner, counts = BagOfWords(), []
+    embedder = CachedEmbedder(inner)
+    assert (embedder.fingerprint, embedder.dim, embedder.max_tokens) == ("bag-of-words", 64, 40)
+    assert embedder.spans("a b") == inner.spans("a b")
+    assert embedder.embed([], counts.append).shape == (0, 64)
+    embedder.embed(["a", "b"], counts.append)
+    assert counts == [0, 2]
+
+
+def test_it_forgets_what_was_not_asked_for_the_longest():
+    inner = BagOfWords()
+    embedder = CachedEmbedder(inner, megabytes=3 * 4 * 64 / 1e6)  # three vectors
+    for text in ("a", "b", "c", "a", "d", "a", "b"):
+        embedder.embed([text])
+    assert inner.texts == ["a", "b", "c", "d", "b"]
+
+
+def test_threads_may_share_it():
+    embedder = CachedEmbedder(BagOfWords(), megabytes=4 * 4 * 64 / 1e6)
+    wrong = []
+
+    def work(seed):
+        rng = np.random.default_rng(seed)
+        for _ in range(200):
+            text = f"w{rng.integers(9)}"
+            if not np.array_equal(embedder.embed([text]), BagOfWords().embed([text])):
+                wrong.append(text)
+
+    threads = [threading.Thread(target=work, args=(s,)) for s in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert embedder.calls + embedder.hits == 800

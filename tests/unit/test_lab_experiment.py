@@ -1,0 +1,395 @@
+import asyncio
+import math
+from dataclasses import dataclass, replace
+
+import pytest
+
+from casemate.errors import BackendError, BudgetExhausted, DataError
+from casemate.lab.experiment import Experiment, Plan
+from casemate.protocols import MembershipAttack
+from casemate.types import Answer, Background, Probe, Retrieval
+from tests.lab_setting import Coin, Hide, Name, Slow, Stepwise, Unreliable, setting
+
+
+@pytest.fixture
+def lab(tmp_path):
+    with setting(tmp_path) as made:
+        yield made
+
+
+def run(experiment, **options):
+    return asyncio.run(experiment.run(**options))
+
+
+def test_members_are_named_by_the_bare_system_and_not_by_the_guarded_one(lab):
+    trials = run(lab.experiment(targets={"off": lab.rag, "on": lab.guard(Hide(lab.secret))}))
+    off, on = trials.done["name", "off"], trials.done["name", "on"]
+    assert all(t.features == (float(t.member),) for t in off)
+    assert all(t.features == (0.0,) for t in on)
+    assert [t.candidate for t in off] == [t.candidate for t in on] == [d.source for d, _ in lab.split.candidates]
+    assert {t.candidate for t in off if t.member} == lab.secret
+    assert trials.cost["questions"] == 2 * 2 * 40
+    assert (trials.missing, trials.why, trials.errors, trials.failed) == (0, "", {}, 0)
+
+
+def test_the_lab_notes_when_the_candidate_was_withheld_and_when_anything_was(lab):
+    trials = run(lab.experiment(targets={"off": lab.rag, "on": lab.guard(Hide(lab.secret))}))
+    for trial in trials.done["name", "on"]:
+        assert trial.questions == 2
+        assert trial.hidden == (2 if trial.member else 0)
+        assert trial.flagged == 2  # fetching 25 of 50 documents, it always finds one of the 20 that are secret
+    assert all((t.hidden, t.flagged) == (0, 0) for t in trials.done["name", "off"])
+
+
+def test_off_and_on_get_the_same_questions_whoever_runs_first(lab):
+    attack = Name()
+    targets = {"off": lab.rag, "on": lab.guard(Hide(lab.secret))}
+    run(lab.experiment({"name": attack}, targets))
+    other = Name()
+    lab.ledger._db.execute("DELETE FROM trial")
+    run(lab.experiment({"name": other}, dict(reversed(targets.items())), concurrency=1))
+    assert len(attack.asked) == 80
+    assert sorted(attack.asked) == sorted(other.asked)
+    assert sorted(attack.asked)[::2] == sorted(attack.asked)[1::2]
+
+
+def test_another_seed_asks_other_questions(lab):
+    one, two = Name(), Name()
+    run(lab.experiment({"name": one}))
+    run(lab.experiment({"name": two}, seed=8))
+    assert not set(one.asked) & set(two.asked)
+
+
+@pytest.mark.parametrize("identity", ["candidate", "question", "campaign"])
+def test_how_many_run_side_by_side_changes_nothing(lab, identity):
+    found = []
+    for count in (1, 8):
+        lab.ledger._db.execute("DELETE FROM trial")
+        targets = {"off": Slow(lab.rag), "on": Slow(lab.guard(Hide(lab.secret)))}
+        attacks = {"name": Name(), "coin": Coin(), "stepwise": Stepwise()}
+        found.append(run(lab.experiment(attacks, targets, identity=identity, concurrency=count)))
+    assert found[0].done == found[1].done
+    assert len(found[0].done) == 6
+
+
+class Watch:
+    """Notes who asks."""
+
+    def __init__(self, inner):
+        self.inner = inner
+        self.clients = []
+        self.now = self.most = 0
+
+    async def ask(self, query):
+        self.now += 1
+        self.most = max(self.most, self.now)
+        self.clients.append(query.client)
+        await asyncio.sleep(0)
+        answer = await self.inner.ask(query)
+        self.now -= 1
+        return answer
+
+
+@pytest.mark.parametrize(("identity", "clients"), [("candidate", 40), ("question", 80), ("campaign", 1)])
+def test_the_attacker_is_as_many_clients_as_he_is_told_to_be(lab, identity, clients):
+    target = Watch(lab.rag)
+    run(lab.experiment(targets={"off": target}, identity=identity))
+    assert len(target.clients) == 80
+    assert len(set(target.clients)) == clients
+    assert (target.most > 1) is (identity != "campaign")
+
+
+def test_what_is_done_is_not_done_again(lab):
+    first = run(lab.experiment())
+    attack, steps = Name(), []
+    second = run(lab.experiment({"name": attack}), progress=steps.append)
+    assert second.done == first.done
+    assert not attack.asked
+    assert steps == [40]
+
+
+def test_progress_counts_to_the_total(lab):
+    experiment, steps = lab.experiment({"name": Name(), "coin": Coin()}), []
+    run(experiment, progress=steps.append)
+    assert sum(steps) == experiment.total == 80
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"seed": 8}, {"k": 3}, {"identity": "question"}, {"per_candidate": 9}, {"label": "other"}],
+)
+def test_trials_of_another_campaign_are_not_used(lab, change):
+    run(lab.experiment())
+    attack = Name()
+    run(lab.experiment({"name": attack}, **change))
+    assert len(attack.asked) == 40
+
+
+def test_trials_of_other_options_are_not_used_and_other_attacks_keep_theirs(lab):
+    run(lab.experiment({"name": Name(), "coin": Coin()}))
+    changed = Name(questions=1)
+    trials = run(lab.experiment({"name": changed, "coin": Coin()}))
+    assert len(changed.asked) == 40
+    assert trials.cost["questions"] == 80
+    assert {t.questions for t in trials.done["name", "off"]} == {1}
+
+
+def test_how_many_may_run_and_how_long_to_wait_is_no_other_campaign(lab):
+    run(lab.experiment())
+    attack = Name()
+    run(lab.experiment({"name": attack}, concurrency=1, questions=1000))
+    assert not attack.asked
+
+
+def test_a_budget_ends_the_campaign_and_running_again_goes_on(lab):
+    targets = {"off": lab.rag, "on": lab.guard(Hide(lab.secret))}
+    attacks = {"name": Name(), "coin": Coin()}
+    trials = run(lab.experiment(attacks, targets, questions=61, concurrency=1))
+    assert trials.cost["questions"] == 60  # six for each candidate; the 61st was asked in vain
+    assert trials.missing == 160 - 40
+    assert "61 questions ran out" in trials.why
+    for key, done in trials.done.items():
+        assert len(done) == 10, key  # attacks, targets and kinds of candidates advance side by side
+        assert sum(t.member for t in done) == 5
+    attack = Name()
+    again = run(lab.experiment({"name": attack, "coin": Coin()}, targets, questions=61))
+    assert len(again.why) > 0 and not again.missing < 119  # one more question does no trial of two
+    rest = run(lab.experiment(attacks, targets, questions=240))
+    assert (rest.missing, rest.cost["questions"]) == (0, 240)
+
+
+def test_a_candidate_that_needs_more_than_it_may_ask_is_missing(lab):
+    trials = run(lab.experiment({"name": Name(questions=3), "coin": Coin()}, per_candidate=2))
+    assert trials.done["name", "off"] == ()
+    assert len(trials.done["coin", "off"]) == 40
+    assert trials.missing == 40
+    assert "40 trials needed more than 2 questions" in trials.why
+
+
+@dataclass
+class Frugal(Name):
+    """Goes on with what it has when it may ask no more."""
+
+    async def run(self, candidate, box, rng):
+        found = []
+        try:
+            while True:
+                found.append(await box.ask(candidate.text))
+        except BudgetExhausted:
+            return await self.measure(candidate, Probe(()), found)
+
+
+def test_an_attack_may_use_up_what_a_candidate_is_given(lab):
+    trials = run(lab.experiment({"frugal": Frugal()}, per_candidate=3))
+    assert {t.questions for t in trials.done["frugal", "off"]} == {3}
+    assert trials.missing == 0
+
+
+def test_a_trial_cut_short_by_the_campaigns_budget_is_not_kept(lab):
+    trials = run(lab.experiment({"frugal": Frugal()}, questions=10, per_candidate=4, concurrency=1))
+    assert [t.questions for t in trials.done["frugal", "off"]] == [4, 4]
+    assert trials.missing == 38
+
+
+@dataclass
+class Broken(MembershipAttack):
+    """Fails at one place, with an error of one kind."""
+
+    where: str = "measure"
+    error: object = None
+    features = ("score",)
+
+    def study(self, texts):
+        self._fail("study")
+
+    async def prepare(self, candidate, rng):
+        self._fail("prepare")
+        return Probe(("amber",))
+
+    async def measure(self, candidate, probe, replies):
+        self._fail("measure")
+        return (0.0,)
+
+    def _fail(self, where):
+        if where == self.where:
+            raise self.error
+
+
+@pytest.mark.parametrize("where", ["study", "prepare", "measure"])
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (BackendError("no route to the model", backend="fake", retryable=True), "BackendError: no route to the model"),
+        (DataError("no texts"), "DataError: no texts"),
+        (ZeroDivisionError("with the text of a patient"), "ZeroDivisionError"),
+    ],
+)
+def test_an_attack_that_fails_says_so_and_the_others_go_on(lab, where, error, says):
+    trials = run(lab.experiment({"broken": Broken(where, error), "name": Name()}))
+    assert trials.errors == {"broken": says}
+    assert len(trials.done["name", "off"]) == 40
+    assert trials.missing == 0  # of the attacks that did not break off
+
+
+@dataclass
+class Wrong(Coin):
+    """Measures what no attack may."""
+
+    value: tuple = ()
+
+    async def measure(self, candidate, probe, replies):
+        return self.value
+
+
+@pytest.mark.parametrize("value", [(), (1.0, 2.0), (math.nan,), (math.inf,)])
+def test_features_must_be_finite_and_as_many_as_announced(lab, value):
+    trials = run(lab.experiment({"wrong": Wrong(value)}))
+    assert "finite numbers were expected for score" in trials.errors["wrong"]
+
+
+def test_an_attack_whose_model_is_away_for_a_moment_is_tried_again(lab):
+    left = [2]
+
+    @dataclass
+    class Shaky(Name):
+        async def measure(self, candidate, probe, replies):
+            if left[0]:
+                left[0] -= 1
+                raise BackendError("the judge is busy", backend="fake", retryable=True)
+            return await super().measure(candidate, probe, replies)
+
+    trials = run(lab.experiment({"shaky": Shaky()}, concurrency=1))
+    assert not trials.errors
+    assert len(trials.done["shaky", "off"]) == 40
+
+
+def test_a_target_that_is_away_for_a_moment_is_asked_again(lab):
+    trials = run(lab.experiment(targets={"off": Unreliable(lab.rag, 2)}, concurrency=1))
+    assert not trials.errors
+    assert trials.cost["questions"] == 80
+
+
+@pytest.mark.parametrize("retryable", [True, False])
+def test_a_target_that_stays_away_is_an_error_and_another_run_begins_where_it_was(lab, retryable):
+    target = Unreliable(lab.rag, 0)
+    targets = {"off": target, "on": lab.rag}
+    run(lab.experiment(targets=targets, questions=40))
+    target.failures, target.retryable = 10**9, retryable
+    trials = run(lab.experiment(targets=targets))
+    assert trials.errors == {"name": "BackendError: no route to the model"}
+    target.failures = 0
+    assert run(lab.experiment(targets=targets)).missing == 0
+
+
+def test_a_defense_that_fails_is_counted(lab):
+    class Failing(Hide):
+        async def on_retrieve(self, query, retrieval):
+            raise RuntimeError
+
+    trials = run(lab.experiment(targets={"off": lab.rag, "on": lab.guard(Failing())}))
+    assert trials.failed == 80
+    assert not trials.errors
+
+
+def test_questions_that_are_none_are_counted(lab):
+    class Shout(Coin):
+        async def prepare(self, candidate, rng):
+            return Probe(("x" * 30_000, "amber"), {"coin": 0.5})
+
+    trials = run(lab.experiment({"shout": Shout()}))
+    assert trials.cost["refused"] == 40
+    assert not trials.errors
+
+
+def test_a_member_that_the_index_does_not_hold_is_an_error(lab):
+    held = dict(lab.held)
+    name = lab.split.members[3].source
+    del held[name]
+    experiment = Experiment({"name": Name()}, lab.split, {"off": lab.rag}, lab.ledger, held)
+    with pytest.raises(DataError, match=name):
+        run(experiment)
+
+
+def test_an_interruption_keeps_what_is_finished(lab):
+    class Interrupted(Name):
+        async def measure(self, candidate, probe, replies):
+            if len(self.asked) == 11:
+                raise KeyboardInterrupt
+            return await super().measure(candidate, probe, replies)
+
+    experiment = lab.experiment({"name": Interrupted()}, concurrency=1)
+    with pytest.raises(KeyboardInterrupt):
+        run(experiment)
+    trials = experiment.trials()
+    assert len(trials.done["name", "off"]) == 11
+    assert (trials.missing, trials.why) == (29, "the campaign was interrupted; run again to go on")
+
+
+def test_a_cancelled_campaign_leaves_no_worker_behind(lab):
+    async def cancelled():
+        task = asyncio.create_task(lab.experiment(targets={"off": Slow(lab.rag, 10**6)}).run())
+        await asyncio.sleep(0.2)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        return [t for t in asyncio.all_tasks() if t is not asyncio.current_task()]
+
+    assert asyncio.run(cancelled()) == []
+
+
+def test_a_ledger_that_cannot_be_written_ends_the_campaign(lab):
+    lab.ledger._db.execute("PRAGMA query_only = ON")
+    with pytest.raises(BackendError, match="ledger"):
+        run(lab.experiment())
+
+
+def test_a_probe_is_prepared_once_for_all_targets(lab):
+    class Counted(Name):
+        prepared = 0
+
+        async def prepare(self, candidate, rng):
+            type(self).prepared += 1
+            return await super().prepare(candidate, rng)
+
+    run(lab.experiment({"counted": Counted()}, {"off": lab.rag, "on": lab.guard()}))
+    assert Counted.prepared == 40
+
+
+def test_what_is_studied_does_not_tell_who_is_a_member(lab):
+    seen = []
+
+    class Student(Coin):
+        def study(self, texts):
+            seen.append(texts)
+
+    run(lab.experiment({"student": Student()}))
+    assert seen == [sorted(d.content for d, _ in lab.split.candidates)]
+    run(lab.experiment({"student": Student()}))
+    assert len(seen) == 1  # nothing is left to do, so nothing need be learnt
+
+
+def test_the_sessions_of_members_are_there_afterwards(lab):
+    experiment = lab.experiment(targets={"off": lab.rag, "on": lab.guard(Hide(lab.secret))})
+    run(experiment)
+    found = list(experiment.sessions("on"))
+    assert [(name, d.source) for name, d, _ in found] == [("name", d.source) for d in lab.split.members]
+    for _, document, exchanges in found:
+        assert len(exchanges) == 2
+        assert all(e.question.startswith(document.text) for e in exchanges)
+        assert all(document.id in e.hidden and document.id not in e.context for e in exchanges)
+
+
+def test_a_target_that_shows_nothing_of_itself_can_be_attacked(lab):
+    class Remote:
+        async def ask(self, query):
+            answer = await lab.rag.ask(query)
+            return Answer(answer.text, Retrieval((), Background(0, 0.0, 0.0)))
+
+    trials = run(lab.experiment(targets={"off": Remote()}))
+    assert all(t.features == (float(t.member),) for t in trials.done["name", "off"])
+
+
+def test_a_plan_is_what_it_says(lab):
+    plan = Plan()
+    assert replace(plan, identity="campaign").client("a", "x")(3) == "redteam-a"
+    assert plan.client("a", "x")(0) == plan.client("a", "x")(1) != plan.client("a", "y")(0)
+    assert plan.client("a", "x")(0) != plan.client("b", "x")(0)

@@ -1,0 +1,471 @@
+import json
+import math
+import os
+import re
+from dataclasses import fields, is_dataclass, replace
+from enum import StrEnum
+from html.parser import HTMLParser
+from importlib.resources import files
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from casemate.errors import BackendError
+from casemate.lab.charts import histogram, lowest_auc, roc, track
+from casemate.lab.report import render_html, to_junit, to_sarif, write_report
+from casemate.lab.results import AttackResult, Campaign, Check, Figures, Status, load
+from casemate.lab.wording import auc_in_words, cases, headline, overall, sentence, strongest
+from casemate.stats import Rate
+from tests.campaigns import attack, campaign
+
+HOSTILE = "\"><script>alert(1)</script>]]>'<img src=x onerror=alert(1)>&amp;\x00\x1b[31m\ud800\u202e\uffff"
+SEEN = """"><script>alert(1)</script>]]>'<img src=x onerror=alert(1)>&amp;"""
+SURE = Rate(0.98, 0.97, 0.99)
+CHANCE = Rate(0.51, 0.48, 0.54)
+
+
+def hostile(value):
+    """The same records with every text replaced by one that tries to get out."""
+    if isinstance(value, StrEnum):
+        return value
+    if isinstance(value, str):
+        return HOSTILE
+    if is_dataclass(value):
+        return replace(value, **{f.name: hostile(getattr(value, f.name)) for f in fields(value)})
+    if isinstance(value, dict):
+        return {hostile(k) if k in {"seed", "questions"} else k: hostile(v) for k, v in value.items()}
+    if isinstance(value, tuple) and not isinstance(value, Rate):
+        return tuple(map(hostile, value))
+    return value
+
+
+class Page(HTMLParser):
+    """Elements, attributes and visible text of a page."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.tags, self.attributes, self.text, self.stack = set(), [], [], []
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        self.attributes += attrs
+        if tag != "meta":
+            self.stack.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.stack.pop() == tag
+
+    def handle_data(self, data):
+        if "style" not in self.stack:
+            self.text.append(data)
+
+    def values(self, name):
+        return [value for key, value in self.attributes if key == name]
+
+
+def banner(page):
+    return page[page.index('<section class="banner') if '<section class="banner' in page else 0 :].split("</section>")[
+        0
+    ]
+
+
+def flat(auc, **changes):
+    made = Figures(100, 100, auc, Rate(0.1, 0.05, 0.15), None, None, 0.2, None, None, None)
+    return replace(made, **changes)
+
+
+# what is said
+
+
+@pytest.mark.parametrize(
+    ("auc", "said"),
+    [
+        (CHANCE, "about a coin toss"),
+        (Rate(0.5, 0.3, 0.7), "too uncertain to tell from a coin toss"),
+        (Rate(0.58, 0.52, 0.64), "a little better than a coin toss"),
+        (Rate(0.7, 0.66, 0.74), "clearly better than a coin toss"),
+        (Rate(0.85, 0.8, 0.9), "mostly right"),
+        (SURE, "nearly always right"),
+        (Rate(0.3, 0.25, 0.35), "below chance, and whoever turns the answers round gets .70"),
+    ],
+)
+def test_an_auc_has_plain_words(auc, said):
+    assert auc_in_words(auc) == said
+
+
+def test_an_attack_is_told_in_one_sentence():
+    result = AttackResult("mba", "", "deterministic", flat(SURE), flat(CHANCE), Rate(0.47, 0.43, 0.51))
+    assert sentence(result) == (
+        "With the guard off, whoever runs mba tells members from others with AUC .98 [.97, .99], nearly always right; "
+        "with the guard on .51 [.48, .54], about a coin toss."
+    )
+
+
+@pytest.mark.parametrize(
+    ("result", "said"),
+    [
+        (AttackResult("a", "", "", flat(CHANCE), flat(CHANCE)), "does not work here even with the guard off"),
+        (
+            AttackResult("a", "", "", flat(SURE), flat(SURE), Rate(0.0, -0.1, 0.1)),
+            "no difference that could be measured",
+        ),
+        (AttackResult("a", "", "", flat(SURE), flat(SURE), Rate(-0.2, -0.3, -0.1)), "the attack does better"),
+        (AttackResult("a", "", "", None, flat(CHANCE)), "what the guard contributes is not known"),
+        (AttackResult("a", "", "", flat(SURE), None), "not run with the guard on"),
+        (AttackResult("a", "", "", None, None, error="no model"), "no figures (no model), so nothing is known"),
+    ],
+)
+def test_a_sentence_does_not_credit_the_guard_with_what_is_not_its_work(result, said):
+    assert said in sentence(result)
+
+
+def test_the_strongest_attack_is_the_farthest_from_chance_even_below_it():
+    attacks = (
+        AttackResult("weak", "", "", flat(SURE), flat(Rate(0.6, 0.55, 0.65))),
+        AttackResult("turned", "", "", flat(SURE), flat(Rate(0.3, 0.25, 0.35))),
+    )
+    assert "turned, AUC .30" in strongest(campaign(attacks=attacks))
+    assert strongest(campaign(attacks=())) == "No attack gave any figures."
+
+
+# the verdict cannot be greener than what is under it
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"checks": (), "attacks": ()},
+        {"checks": (Check("a", Status.PASS, 0.0, 0.0, ""),)},  # menta gave no figures
+        {
+            "checks": (Check("a", Status.PASS, 0.0, 0.0, ""), Check("b", Status.INCONCLUSIVE, 0.0, 0.0, "")),
+            "attacks": (),
+        },
+    ],
+)
+def test_no_format_is_green_where_something_was_not_decided(changes):
+    made = campaign(status=Status.PASS, **changes)
+    assert overall(made) is Status.INCONCLUSIVE
+    assert "no pass" in headline(made)
+    assert "inconclusive" in banner(render_html(made)) and "✓" not in banner(render_html(made))
+    suite = ET.fromstring(to_junit(made)).find("testsuite")
+    assert int(suite.get("errors")) == 1 and suite.find(".//error").get("type") == "inconclusive"
+    assert [r["level"] for r in json.loads(to_sarif(made))["runs"][0]["results"]] == ["warning"]
+
+
+@pytest.mark.parametrize("status", Status)
+def test_the_worst_status_counts_whoever_says_it(status):
+    checks = tuple(Check(s, s, None, None, "") for s in Status)
+    assert overall(campaign(status=status, checks=checks)) is Status.ERROR
+    assert overall(campaign(status=status, checks=checks[:1], attacks=())) is status
+    assert {c.status for c in cases(campaign(status=status, checks=checks[:1], attacks=()))} == {Status.PASS, status}
+
+
+def test_a_passing_campaign_is_green_everywhere():
+    made = campaign(status=Status.PASS, checks=(Check("a", Status.PASS, 0.0, 0.0, ""),), attacks=(attack("mba", 0),))
+    assert "<h1>" in banner(render_html(made)) and 'class="banner pass"' in render_html(made)
+    suite = ET.fromstring(to_junit(made)).find("testsuite")
+    assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("1", "0", "0")
+    assert json.loads(to_sarif(made))["runs"][0]["results"] == []
+
+
+# the page
+
+
+def test_the_verdict_stands_in_one_frame_with_what_was_not_tested_and_what_was_simulated():
+    made = campaign()
+    frame = Page(banner(render_html(made)) + "</section>")
+    text = " ".join(frame.text)
+    for said in ("fail", headline(made), "Not tested", *made.not_tested, "Simulated", *made.simulated):
+        assert said in text
+
+
+def test_an_empty_list_of_what_was_not_tested_is_called_a_gap():
+    assert "a gap in the record" in banner(render_html(campaign(not_tested=())))
+
+
+def test_the_page_loads_nothing_and_runs_nothing():
+    page = Page(render_html(campaign(), campaign()))
+    names = {name for name, _ in page.attributes}
+    assert not page.tags & {"script", "link", "img", "iframe", "object", "form", "base", "a"}
+    assert not names & {"src", "href", "style", "action"} and not any(n.startswith("on") for n in names)
+    css = files("casemate.lab").joinpath("report.css").read_text()
+    assert "url(" not in css and "@import" not in css and "</" not in css
+    assert "default-src 'none'" in " ".join(page.values("content"))
+
+
+def test_every_element_is_closed_and_every_id_is_unique_and_meant():
+    page = Page(render_html(campaign()))
+    assert page.stack == []
+    ids = page.values("id")
+    assert len(ids) == len(set(ids))
+    assert set(page.values("aria-labelledby") + page.values("aria-describedby")) == set(ids)
+
+
+def test_the_page_shows_every_figure_with_its_interval_and_says_where_there_is_none():
+    text = re.sub(r"\s+", " ", " ".join(Page(render_html(campaign())).text))
+    for figures in (a for r in campaign().attacks for a in (r.off, r.on) if a):
+        assert f"{figures.auc.value:.2f}".lstrip("0") in text
+        assert f"{figures.ks:.2f}".lstrip("0") in text
+    assert "too few to say" in text  # TPR at .1 % with 500 candidates
+    assert "No figures: fewer than 5 members" in text
+    assert "323 test questions of NFCorpus, asked by people" in text
+    assert "0 of 400" in text
+    assert "OWASP LLM02:2025 · OWASP LLM08:2025 · MITRE ATLAS AML.T0024.000" in text
+
+
+def test_the_page_lists_what_failed_before_what_is_open_before_what_holds():
+    listed = render_html(campaign()).split('<ul class="checks">')[1].split("</ul>")[0]
+    statuses = re.findall(r'class="chip (\w+)"', listed)
+    assert statuses == ["fail"] * 2 + ["inconclusive"] * statuses.count("inconclusive") + ["pass"] * statuses.count(
+        "pass"
+    )
+    assert len(statuses) == len(campaign().checks)
+
+
+def test_what_was_not_measured_is_named_and_not_left_out():
+    text = " ".join(Page(render_html(campaign(utility=None, audit=None, evidence={}, cost={}, attacks=()))).text)
+    for said in ("nobody knows what the guard costs", "Not made", "cannot be repeated", "No attack was run"):
+        assert said in text
+
+
+def test_redacted_words_stay_blocks():
+    page = render_html(campaign())
+    assert '<span class="block">▇×' in page
+    assert "Sandel" not in page and "carvedilol" not in page
+
+
+def test_the_comparison_with_a_baseline_begins_with_what_makes_it_unfair():
+    before = campaign(evidence=campaign().evidence | {"seed": 8}, utility=None)
+    text = " ".join(Page(render_html(campaign(), before)).text)
+    assert text.index("Not comparable") < text.index("seed: 8 → 7") < text.index("Appeared")
+
+
+@pytest.mark.parametrize("theme", [0, 1])
+def test_texts_and_marks_stand_out_in_light_and_dark(theme):
+    css = files("casemate.lab").joinpath("report.css").read_text()
+    colors = dict(re.findall(r"--([\w-]+): (#\w{6})", re.findall(r":root \{(.*?)\}", css, re.DOTALL)[theme]))
+
+    def light(name):  # WCAG 2.1, relative luminance
+        parts = [int(colors[name][i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        return sum(
+            w * (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4)
+            for w, c in zip((0.2126, 0.7152, 0.0722), parts, strict=True)
+        )
+
+    def contrast(a, b):
+        low, high = sorted((light(a), light(b)))
+        return (high + 0.05) / (low + 0.05)
+
+    assert contrast("page", "page") == 1
+    for name in ("ink", "soft", "off", "on", "pass", "fail", "inconclusive", "error"):
+        assert contrast(name, "page") >= 4.5
+    for status in Status:
+        assert contrast(status, f"{status}-tint") >= 4.5 and contrast("ink", f"{status}-tint") >= 7
+
+
+# charts
+
+
+def path(svg, kind):
+    found = re.search(rf'class="{kind}" d="([^"]+)"', svg)
+    return [tuple(map(float, pair)) for pair in re.findall(r"([\d.]+),([\d.]+)", found[1])]
+
+
+def test_a_roc_curve_is_drawn_where_its_points_are():
+    result = AttackResult("a", "", "", flat(SURE, roc=((0.0, 0.5), (0.5, 1.0))), flat(CHANCE, roc=((0.5, 0.5),)))
+    svg = roc(result, "k")
+    (x0, y0), half, top, (x1, y1) = path(svg, "curve off")
+    assert x0 < x1 and y0 > y1  # from below left to above right
+    assert half == pytest.approx((x0, (y0 + y1) / 2), abs=0.1)
+    assert top == pytest.approx(((x0 + x1) / 2, y1), abs=0.1)
+    assert path(svg, "curve on")[1] == pytest.approx(((x0 + x1) / 2, (y0 + y1) / 2), abs=0.1)
+
+
+def test_a_histogram_shows_shares_of_each_group_on_the_same_scale_off_and_on():
+    off = flat(SURE, histogram={"edges": [0.0, 1.0, 2.0], "members": [0.0, 10.0], "nonmembers": [30.0, 10.0]})
+    on = flat(CHANCE, histogram={"edges": [0.0, 1.0, 2.0], "members": [5.0, 5.0], "nonmembers": [20.0, 20.0]})
+    result = AttackResult("a", "", "", off, on)
+    (_, base), _, _, (_, left), _, *_ = (members := path(histogram(result, "off", "k"), "bar off"))
+    heights = [base - members[2 * i + 1][1] for i in range(2)]
+    others = [path(histogram(result, "off", "k"), "bar off others")[2 * i + 1][1] - base for i in range(2)]
+    guarded = [base - path(histogram(result, "on", "k"), "bar on")[2 * i + 1][1] for i in range(2)]
+    assert [h / heights[1] for h in (*heights, *others, *guarded)] == pytest.approx(
+        [0, 1, 0.75, 0.25, 0.5, 0.5], abs=0.01
+    )
+    assert left < base
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {},
+        {"edges": [0.0, 1.0], "members": [1.0], "nonmembers": []},
+        {"edges": [1.0, 1.0], "members": [1.0], "nonmembers": [1.0]},
+        {"edges": [0.0, math.nan], "members": [1.0], "nonmembers": [1.0]},
+        {"edges": [0.0, 1.0], "members": [math.inf], "nonmembers": [1.0]},
+    ],
+)
+def test_a_histogram_that_cannot_be_drawn_says_so(shape):
+    assert "No scores with the guard on" in histogram(
+        AttackResult("a", "", "", None, flat(SURE, histogram=shape)), "on", "k"
+    )
+
+
+def test_empty_groups_and_broken_figures_draw_without_a_fault():
+    nothing = Rate(math.nan, math.nan, math.nan)
+    empty = {"edges": [0.0, 1.0], "members": [0.0], "nonmembers": [0.0]}
+    broken = flat(nothing, ks=math.nan, histogram=empty, roc=((math.nan, math.nan),))
+    result = AttackResult("a", "", "", broken, broken, nothing)
+    page = render_html(campaign(attacks=(result,)))
+    assert not re.search(r"\bnan\b", page, re.IGNORECASE)
+
+
+def test_tracks_share_an_axis_that_holds_every_interval():
+    low = AttackResult("a", "", "", flat(Rate(0.25, 0.21, 0.3)), flat(SURE))
+    assert lowest_auc([low]) == 0.2
+    assert lowest_auc([]) == 0.4
+    xs = [float(x) for x in re.findall(r'x[12]?="([\d.]+)"', track(low, 0.2, "k"))]
+    assert 0 <= min(xs) and max(xs) <= 300
+
+
+def test_off_and_on_differ_in_more_than_colour():
+    svg = track(attack("mba", 0), 0.4, "k")
+    assert svg.count("<circle") == 1 and svg.count("<rect") == 1
+    assert not re.search(r"#[0-9a-f]{3}|rgb", svg)
+
+
+# build servers
+
+
+def test_junit_has_a_case_for_each_check_and_none_is_skipped():
+    made = campaign()
+    root = ET.fromstring(to_junit(made))
+    found = {(c.get("classname"), c.get("name")): [e.tag for e in c] for c in root.iter("testcase")}
+    kinds = {Status.PASS: [], Status.FAIL: ["failure"], Status.INCONCLUSIVE: ["error"], Status.ERROR: ["error"]}
+    expected = {
+        (f"casemate.redteam.{c.attack}" if c.attack else "casemate.redteam", c.name): kinds[c.status]
+        for c in made.checks
+    }
+    assert found == expected
+    for suite in (root, root.find("testsuite")):
+        assert int(suite.get("tests")) == len(made.checks)
+        assert int(suite.get("failures")) == sum(v == ["failure"] for v in expected.values()) > 0
+        assert int(suite.get("errors")) == sum(v == ["error"] for v in expected.values()) > 0
+        assert suite.get("skipped") == "0"
+    assert "Not tested: Extraction of the collection" in root.find(".//system-out").text
+
+
+def test_sarif_has_a_result_for_each_check_that_did_not_pass():
+    made = campaign()
+    log = json.loads(to_sarif(made))
+    (run,) = log["runs"]
+    rules = run["tool"]["driver"]["rules"]
+    assert log["version"] == "2.1.0" and log["$schema"].endswith("sarif-schema-2.1.0.json")
+    assert len(run["results"]) == sum(c.status is not Status.PASS for c in made.checks) > 2
+    assert len({r["id"] for r in rules}) == len(rules) == len({c.name for c in made.checks})
+    for result in run["results"]:
+        rule = rules[result["ruleIndex"]]
+        assert rule["id"] == result["ruleId"] and rule["shortDescription"]["text"] in result["message"]["text"]
+        assert rule["help"]["text"] and {"security", "privacy"} <= set(rule["properties"]["tags"])
+        assert result["level"] == {"fail": "error", "inconclusive": "warning"}[result["properties"]["status"]]
+        (place,) = result["locations"]
+        assert place["physicalLocation"]["region"]["startLine"] == 1
+        assert not place["physicalLocation"]["artifactLocation"]["uri"].startswith(("/", "file:", "."))
+        assert place["logicalLocations"][0]["fullyQualifiedName"].startswith("redteam/")
+    assert "OWASP LLM/LLM02:2025" in rules[0]["properties"]["tags"]
+    assert run["properties"]["notTested"] == list(made.not_tested)
+
+
+def fingerprints(made):
+    return [
+        r["partialFingerprints"]["primaryLocationLineHash"] for r in json.loads(to_sarif(made))["runs"][0]["results"]
+    ]
+
+
+def test_a_finding_keeps_its_fingerprint_when_its_figures_change():
+    made = campaign()
+    later = tuple(replace(c, value=0.3, why="another day") if c.status is Status.FAIL else c for c in made.checks)
+    assert fingerprints(made) == fingerprints(replace(made, id="x", at="2027", checks=later))
+    assert len(set(fingerprints(made))) == len(fingerprints(made))
+
+
+def test_rules_whose_names_differ_in_signs_only_are_two():
+    checks = tuple(Check(name, Status.FAIL, 1.0, 0.5, "") for name in ("TPR at 1 %", "TPR at .1 %", "αβ"))
+    assert len({r["ruleId"] for r in json.loads(to_sarif(campaign(checks=checks)))["runs"][0]["results"]}) == 3
+
+
+def test_sarif_is_strict_json_and_tells_an_error_of_the_run():
+    checks = (Check("a", Status.ERROR, math.nan, math.inf, "down"),)
+    broken = AttackResult("mba", "", "", None, None, error="the target is down")
+    text = to_sarif(campaign(checks=checks, attacks=(broken,)))
+    (run,) = json.loads(text, parse_constant=pytest.fail)["runs"]
+    assert run["results"][0]["properties"] == {"status": "error", "value": None, "limit": None}
+    assert run["invocations"][0]["executionSuccessful"] is False
+    assert "the target is down" in run["invocations"][0]["toolExecutionNotifications"][0]["message"]["text"]
+
+
+# files
+
+
+def test_a_report_is_four_files_and_its_json_is_the_campaign(tmp_path):
+    paths = write_report(campaign(), tmp_path / "new" / "folder")
+    assert {kind: path.name for kind, path in paths.items()} == {
+        "html": "report.html",
+        "json": "report.json",
+        "junit": "report.junit.xml",
+        "sarif": "report.sarif",
+    }
+    assert sorted(p.name for p in (tmp_path / "new" / "folder").iterdir()) == sorted(p.name for p in paths.values())
+    assert load(paths["json"]) == campaign()
+
+
+def test_hostile_texts_do_no_harm_in_any_format(tmp_path):
+    paths = write_report(hostile(campaign()), tmp_path, hostile(campaign(utility=None)))
+    page = Page(paths["html"].read_text(encoding="utf-8"))
+    assert not page.tags & {"script", "img"} and "onerror" not in {name for name, _ in page.attributes}
+    assert page.stack == []
+    assert SEEN in "".join(page.text)
+    root = ET.parse(paths["junit"]).getroot()
+    assert all(SEEN in case.get("name") for case in root.iter("testcase"))
+    log = json.loads(paths["sarif"].read_text(encoding="utf-8"))
+    assert all(SEEN in r["message"]["text"] for r in log["runs"][0]["results"])
+    assert SEEN in load(paths["json"]).id
+    for path in paths.values():
+        assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\ufffe\uffff]", path.read_text(encoding="utf-8"))
+
+
+def test_the_same_campaign_gives_the_same_files(tmp_path):
+    one, two = (write_report(campaign(), tmp_path / name) for name in "ab")
+    assert all(one[kind].read_bytes() == two[kind].read_bytes() for kind in one)
+
+
+def test_what_cannot_be_rendered_leaves_the_last_report_alone(tmp_path, monkeypatch):
+    before = {kind: path.read_bytes() for kind, path in write_report(campaign(), tmp_path).items()}
+    monkeypatch.setattr("casemate.lab.report.to_sarif", lambda _: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        write_report(campaign(id="later"), tmp_path)
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == dict(
+        zip(("report.html", "report.json", "report.junit.xml", "report.sarif"), before.values(), strict=True)
+    )
+
+
+def test_a_disk_that_fails_leaves_whole_files_and_no_rest(tmp_path, monkeypatch):
+    write_report(campaign(), tmp_path)
+    monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(BackendError, match="No space left"):
+        write_report(campaign(id="later"), tmp_path)
+    assert len(list(tmp_path.iterdir())) == 4
+    assert load(tmp_path / "report.json") == campaign()
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_that_names_it(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BackendError, match="cannot be written to .*file"):
+        write_report(campaign(), tmp_path / "file")
+
+
+def test_an_empty_campaign_is_written_and_is_no_pass(tmp_path):
+    paths = write_report(Campaign("", "", Status.PASS), tmp_path)
+    assert "No check was made" in paths["html"].read_text(encoding="utf-8")
