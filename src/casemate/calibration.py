@@ -20,6 +20,7 @@ import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from casemate import stats
+from casemate.closeness import FEATURES
 from casemate.errors import DataError
 from casemate.types import Float64
 
@@ -41,7 +42,7 @@ class Calibration:
         scale: Their standard deviations there.
         weights: At least 0 each: a question that is closer never scores less.
         benign: Scores of harmless questions that the weights were not fitted on, each the largest over its context.
-            source: Where the harmless questions are from: asked by people, or made from the corpus.
+        source: Where the harmless questions are from: asked by people, or made from the corpus.
         doubt: Score above which the sentences of a question are looked at one by one.
         jitter: Width of the random share by which a threshold is lowered, for each client and document.
         salt: Key of that randomness. A secret like the index.
@@ -79,6 +80,13 @@ class Calibration:
     def threshold(self, rate: float) -> float:
         """Above it lies a share of at most ``rate`` of harmless questions (``stats.conformal_threshold``)."""
         return stats.conformal_threshold(self._sorted, rate)
+
+    def attainable(self, rate: float) -> float:
+        """The rate, or the smallest that so few harmless questions can promise, 1 / (N + 1).
+
+        A guard goes by it: rather more false alarms than were wanted than no alarm at all.
+        """
+        return max(rate, 1 / (len(self.benign) + 1)) if self.benign else rate
 
     def p_value(self, score: float) -> float:
         """How unusual a score is among harmless questions, in [1 / (N + 1), 1]."""
@@ -143,13 +151,14 @@ def read(path: Path) -> dict[str, Calibration]:
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
         if raw.get("format") != FORMAT:
-            raise DataError(f"{path} has calibration format {raw.get('format')!r}, this version reads {FORMAT}")
+            what = f"calibration format {raw.get('format')!r}, this version reads {FORMAT}"
+            raise DataError(f"{path} has {what}; delete it and run 'casemate calibrate'")
         held = TypeAdapter(dict[str, Calibration]).validate_python(raw.get("tenants"))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, AttributeError, ValidationError) as error:
         raise DataError(
-            f"{path} is no calibration, or damaged ({type(error).__name__}); run 'casemate calibrate'"
+            f"{path} is no calibration, or damaged ({type(error).__name__}); delete it and run 'casemate calibrate'"
         ) from error
     for tenant, calibration in held.items():
         _require_sound(path, tenant, calibration)
@@ -174,7 +183,11 @@ def write(path: Path, tenant: str, calibration: Calibration) -> None:
 
 
 def _require_sound(path: Path, tenant: str, c: Calibration) -> None:
+    what = f"{path}: the calibration of tenant {tenant!r}"
+    if c.features != FEATURES:
+        raise DataError(f"{what} was made by another version; delete the file and run 'casemate calibrate'")
     sizes = {len(c.features), len(c.centre), len(c.scale), len(c.weights)}
     finite = all(math.isfinite(x) for x in (*c.centre, *c.scale, *c.weights, *c.benign, c.jitter))
-    if len(sizes) != 1 or not finite or min(c.weights) < 0 or min(c.scale) <= 0 or c.documents < 0 or c.jitter < 0:
-        raise DataError(f"{path}: the calibration of tenant {tenant!r} makes no sense; run 'casemate calibrate'")
+    sound = len(sizes) == 1 and finite and not math.isnan(c.doubt) and min(c.weights) >= 0 and min(c.scale) > 0
+    if not sound or c.documents < 0 or c.k < 1 or c.jitter < 0:
+        raise DataError(f"{what} makes no sense; delete the file and run 'casemate calibrate'")

@@ -26,6 +26,7 @@ from casemate.types import (
     Query,
     Retrieval,
     T,
+    Vector,
     Verdict,
 )
 
@@ -80,14 +81,19 @@ class Guard:
 
     async def retrieve(self, query: Query) -> tuple[Retrieval, tuple[Verdict, ...]]:
         """The context a generator may see, at most k hits, and the verdicts about the query."""
-        found = seen = await self._fetch(query)
-        verdicts: list[Verdict] = []
-        for defense in self.defenses:  # in observe mode, too, each judges what the ones before would have left
-            outcome = await self._apply(defense, query, seen)
-            seen = outcome.value
-            verdicts += self._noted(query, outcome.verdict)
+        vector = await self.rag.encode(query)
+        looks = max((d.looks for d in self.defenses), default=0)
+        wanted = query.k + looks + 2 * sum(d.hides for d in self.defenses)
+        while True:
+            found = await self._fetch(query, vector, wanted)
+            outcome = await self._judge(query, found)
+            if outcome is not None:
+                break
+            wanted = 2 * len(found.hits)
+        seen, verdicts = outcome
         shown = seen if self.enforce else found
-        return replace(shown, hits=shown.hits[: query.k]), tuple(verdicts)
+        noted = tuple(v for verdict in verdicts for v in self._noted(query, verdict))
+        return replace(shown, hits=shown.hits[: query.k]), noted
 
     async def ask(self, query: Query) -> Answer:
         """Answers a query, whole."""
@@ -105,23 +111,32 @@ class Guard:
         async for piece in pieces:
             yield piece
 
-    async def _fetch(self, query: Query) -> Retrieval:
-        """Enough hits that k are left, and what is compared with, whichever sources the defenses hide.
+    async def _fetch(self, query: Query, vector: Vector, wanted: int) -> Retrieval:
+        """At least so many hits, and enough that k are left whichever sources the defenses hide.
 
         The same work, flagged or not.
         """
-        vector = await self.rag.encode(query)
         hides = sum(d.hides for d in self.defenses)
-        barred = set().union(*(d.barred(query) for d in self.defenses))
+        barred = set[str]().union(*(d.barred(query) for d in self.defenses))
         needed = query.k + max((d.looks for d in self.defenses), default=0)
-        wanted = needed + 2 * hides
         while True:
             found = await self.rag.search(vector, wanted, query.tenant)
             sizes = Counter(h.document.source for h in found.hits if h.document.source not in barred)
             left = sizes.total() - sum(size for _, size in sizes.most_common(hides))
             if left >= needed or len(found.hits) < wanted:
-                return found
+                return replace(found, exhausted=len(found.hits) < wanted)
             wanted *= 2
+
+    async def _judge(self, query: Query, found: Retrieval) -> tuple[Retrieval, list[Verdict | None]] | None:
+        """What the defenses leave, and their verdicts; None if one of them wants more hits to decide on."""
+        seen, verdicts = found, []
+        for defense in self.defenses:  # in observe mode, too, each judges what the ones before would have left
+            outcome = await self._apply(defense, query, seen)
+            if outcome.more and not found.exhausted:
+                return None
+            seen = outcome.value
+            verdicts.append(outcome.verdict)
+        return seen, verdicts
 
     async def _apply(self, defense: Defense, query: Query, retrieval: Retrieval) -> Outcome[Retrieval]:
         """One defense's opinion on what was found; if it fails, the context is withheld or left as it is."""
@@ -135,7 +150,7 @@ class Guard:
         """The finished answer after every defense's ``on_answer``."""
         for defense in self.defenses:
             try:
-                value, verdict = _sane(await defense.on_answer(query, answer), Answer)
+                value, verdict, _ = _sane(await defense.on_answer(query, answer), Answer)
             except Exception as error:
                 value = answer if self.on_error == "open" else replace(answer, text=UNKNOWN)
                 verdict = self._failure(defense, error)
@@ -167,7 +182,7 @@ class Guard:
 
 def _sane(outcome: Outcome[T], kind: type[T]) -> Outcome[T]:
     """What a defense returned, if it is what it must return."""
-    value, verdict = outcome
+    value, verdict, more = outcome
     if not isinstance(value, kind) or not isinstance(verdict, Verdict | None):
         raise TypeError(f"a defense returned {type(value).__name__} and {type(verdict).__name__}")
-    return Outcome(value, verdict)
+    return Outcome(value, verdict, more)

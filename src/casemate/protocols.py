@@ -205,8 +205,9 @@ class Defense:
 
     Attributes:
         paper: Where the method is from.
-        hides: How many source documents it may withhold from one context. The guard fetches that much more, always,
-            flagged or not, so that hiding neither shortens the context nor changes the work done.
+        hides: How many source documents it usually withholds from one context at most. The guard fetches that much
+            more, always, flagged or not, so that hiding neither shortens the context nor changes the work done. A
+            defense that must withhold more asks for more (``Outcome.more``).
         looks: How many hits beyond the context it compares with.
     """
 

@@ -22,6 +22,9 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
 from casemate import calibration, registry
 from casemate.app import App, build
@@ -39,9 +42,10 @@ from casemate.lab.judge import OFF, ON, Gate, judge_campaign
 from casemate.lab.ledger import Ledger
 from casemate.lab.questions import made_questions
 from casemate.lab.report import redact
-from casemate.lab.results import Campaign, Transcript, Utility
+from casemate.lab.results import AttackResult, Campaign, Figures, Status, Transcript, Utility
 from casemate.protocols import Embedder, Generator, Index, MembershipAttack, Target
 from casemate.rag import Rag
+from casemate.stats import Rate
 from casemate.types import DEFAULT_TENANT, UNKNOWN, Query
 from casemate.words import words
 
@@ -275,3 +279,50 @@ def _transcripts(lab: Lab) -> Iterator[Transcript]:
 
 def _hash(facts: Any) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=repr).encode()).hexdigest()[:16]
+
+
+def show(campaign: Campaign, out: Console) -> None:
+    """The verdict and the table, guard off against guard on."""
+    colours = {Status.PASS: "green", Status.FAIL: "red", Status.INCONCLUSIVE: "yellow", Status.ERROR: "red"}
+    colour = colours[campaign.status]
+    out.print(f"[bold {colour}]{campaign.status.value.upper()}[/bold {colour}]")
+    out.print(_table(campaign))
+    if campaign.utility:
+        u = campaign.utility
+        out.print(
+            f"The price: {_rate(u.flagged)} of {u.questions} harmless questions had a document withheld, "
+            f"{_rate(u.answer_changed)} got another answer ({escape(u.source)}).",
+            soft_wrap=True,
+        )
+    if campaign.audit:
+        a = campaign.audit
+        out.print(f"Two worlds: {a.differing} of {a.pairs} contexts differed between withheld and absent.")
+    for check in campaign.checks:
+        if check.status is not Status.PASS:
+            out.print(f"[bold]{check.status.value}[/bold] {escape(check.name)}: {escape(check.why)}", soft_wrap=True)
+    for line in campaign.simulated:
+        out.print(f"[dim]simulated: {escape(line)}[/dim]", soft_wrap=True)
+    for line in campaign.not_tested:
+        out.print(f"[dim]not tested: {escape(line)}[/dim]", soft_wrap=True)
+
+
+def _table(campaign: Campaign) -> Table:
+    """What each attack achieved: area under the ROC curve, .5 is a coin toss."""
+    found = Table(title="Can members be told from others? AUC [95 %]; .5 is a coin toss", title_justify="left")
+    for column in ("attack", "guard off", "guard on", "withheld"):
+        found.add_column(column, no_wrap=True)
+    for a in campaign.attacks:
+        found.add_row(escape(a.name), *(_cells(a) if not a.error else ("error", "", "")))
+    return found
+
+
+def _cells(a: AttackResult) -> tuple[str, str, str]:
+    def auc(f: Figures | None) -> str:
+        return _rate(f.auc) if f else "not run"
+
+    withheld = f"{a.on.recall_query.value:.0%} of questions" if a.on and a.on.recall_query else ""
+    return auc(a.off), auc(a.on), withheld
+
+
+def _rate(r: Rate | None) -> str:
+    return f"{r.value:.3f} \\[{r.low:.3f}, {r.high:.3f}]" if r else "too few to say"

@@ -43,13 +43,16 @@ class Sessions:
         """Sources that are withheld from a client now."""
         with self._lock:
             if not self._recalled:
-                self._recalled = True
                 self._recall()
-            bars = self._client(tenant, client).bars
+                self._recalled = True  # not before: a store that fails is asked again
+            found = self._clients.get((tenant, client))
+            if found is None:
+                return frozenset()
+            self._clients.move_to_end((tenant, client))
             now = time.time()
-            for source in [s for s, until in bars.items() if until <= now]:
-                del bars[source]
-            return frozenset(bars)
+            for source in [s for s, until in found.bars.items() if until <= now]:
+                del found.bars[source]
+            return frozenset(found.bars)
 
     def bar(self, tenant: str, client: str, source: str) -> None:
         """Withholds a source from a client from now on, for the time of a session."""
@@ -59,18 +62,19 @@ class Sessions:
     def evidence(self, tenant: str, client: str, source: str) -> float:
         """What has added up against a client about a source; 1 at first."""
         with self._lock:
-            return self._client(tenant, client).evidence.get(source, 1.0)
+            found = self._clients.get((tenant, client))
+            return found.evidence.get(source, 1.0) if found else 1.0
 
     def note(self, tenant: str, client: str, source: str, evidence: float) -> None:
         """Keeps what has added up; at 1 or below there is nothing to keep."""
         with self._lock:
-            held = self._client(tenant, client).evidence
             if evidence > 1:
-                _put(held, source, evidence)
-            else:
-                held.pop(source, None)
+                _put(self._client(tenant, client).evidence, source, evidence)
+            elif found := self._clients.get((tenant, client)):
+                found.evidence.pop(source, None)
 
     def _client(self, tenant: str, client: str) -> _Client:
+        """A client of whom there is something to remember: whoever only asks displaces nobody."""
         found = self._clients.setdefault((tenant, client), _Client())
         self._clients.move_to_end((tenant, client))
         if len(self._clients) > CLIENTS:

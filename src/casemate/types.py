@@ -100,10 +100,17 @@ class Background:
 
 @dataclass(frozen=True, slots=True)
 class Retrieval:
-    """Hits by decreasing score, and the law they stand out from."""
+    """Hits by decreasing score, and the law they stand out from.
+
+    Attributes:
+        hits: What was found.
+        background: The law of the query's similarity to all documents.
+        exhausted: Whether there is nothing more to be found.
+    """
 
     hits: tuple[Hit, ...]
     background: Background
+    exhausted: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +211,15 @@ T = TypeVar("T")
 
 
 class Outcome(NamedTuple, Generic[T]):
-    """The value that a defense hands on, and what it decided (None: nothing to say)."""
+    """What a defense hands on.
+
+    Attributes:
+        value: What is left.
+        verdict: What it decided; None: nothing to say.
+        more: It cannot decide on so few hits, and wants to be asked again with more. Nothing has been decided, and it
+            remembers nothing of having been asked.
+    """
 
     value: T
     verdict: Verdict | None = None
+    more: bool = False

@@ -71,8 +71,8 @@ CLAUSE_END = re.compile(
     r";\s+|,\s+(?=(?:but|whereas|while|although|and (?:the|an?|this|these|that|it|they|we|he|she|was|were|is|are))\b)"
 )
 LINKS = frozenset(
-    "additionally although cannot compared either finally furthermore however moreover neither since still than through "
-    "throughout thus together toward towards upon versus via whereas whether yet".split()
+    "additionally although cannot compared either finally furthermore however moreover neither since still than "
+    "through throughout thus together toward towards upon versus via whereas whether yet".split()
 )
 VERBAL = re.compile(r"[a-z]{2}(?:ed|ly)$")
 ABSTENTION = re.compile(

@@ -231,6 +231,16 @@ def test_an_attack_that_fails_says_so_and_the_others_go_on(lab, where, error, sa
     assert trials.missing == 0  # of the attacks that did not break off
 
 
+def test_an_attack_that_broke_off_asks_nothing_more(lab):
+    class Failing(Name):
+        async def measure(self, candidate, probe, replies):
+            raise ZeroDivisionError
+
+    target = Watch(lab.rag)
+    run(lab.experiment({"failing": Failing()}, {"off": target, "on": target}, concurrency=1))
+    assert len(target.clients) == 2
+
+
 @dataclass
 class Wrong(Coin):
     """Measures what no attack may."""

@@ -83,6 +83,17 @@ def test_nobody_judges_himself():
     assert abs(np.mean(right) - 0.5) < 0.02
 
 
+def test_nobody_scores_himself_either():
+    """Twelve features of noise, fitted on forty candidates, tell these apart, and no others."""
+    rng = np.random.default_rng(6)
+    areas = []
+    for _ in range(20):
+        X, member = candidates(rng, 40, 40, 0.0, 12)
+        fitted = cross_fit(trials(X, member), halves(member))
+        areas.append(metrics.auc(fitted.score[member], fitted.score[~member]))
+    assert abs(np.mean(areas) - 0.5) < 0.05
+
+
 def test_each_half_is_judged_by_the_rule_of_the_other():
     """In half A members are above 0, in half B below: whoever learned on one is always wrong on the other."""
     member = np.array([True, False] * 40)

@@ -113,6 +113,12 @@ def test_a_weak_attack_proves_nothing(split):
     assert checks(found)[TOLD].status is Status.PASS
 
 
+def test_an_attack_that_may_work_is_not_taken_for_one_that_does(split):
+    found = judge_campaign(campaign(split, made(split, 0.6, count=100)), split, {"name": Name()})
+    assert found.attacks[0].off.auc.value > 0.6 > found.attacks[0].off.auc.low
+    assert checks(found)[WORKS].status is Status.INCONCLUSIVE
+
+
 def test_without_the_bare_system_nothing_is_proved(split):
     trials = campaign(split, None, made(split, 0.0, 1))
     found = judge_campaign(trials, split, {"name": Name()}, utility=UTILITY, audit=AUDIT)

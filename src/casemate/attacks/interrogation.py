@@ -27,7 +27,6 @@ from casemate.words import (
     COUNTS,
     NUMBER,
     OPPOSITES,
-    STOP_WORDS,
     WORD,
     abstains,
     clauses,
@@ -44,10 +43,12 @@ SUBJECT = 12
 """A subject of more words is not moved behind its verb."""
 
 AUXILIARIES = frozenset("are can could has have had is may might must should was were will would".split())
-INTRODUCERS = frozenset(
-    "after although as because before by despite during for how if in since that to what when where whether which while "
-    "who with".split()
+SUBORDINATE = frozenset(
+    "after although as because before how if since that what when where whether which while who whose".split()
 )
+PREPOSITIONS = frozenset("at by despite during for from in on to under with".split())
+TRUE = "Is it true that {}?"
+WRONG = ("Is it wrong that {}?", "Is it untrue to say that {}?")
 YES_NO = re.compile(
     r"\byes,?\s*(?:or|/)?\s*no\b"
     r"|\b(yes|no)\b(?!\s+(?:relevant |such )?(?:information|mention|answer|data|details?|indication)\b)",
@@ -58,13 +59,13 @@ JOINING = frozenset("additionally also although and but furthermore however more
 ITEM = re.compile(r"^[\s\-*•]*(?:\d+[.):]\s*)?")
 
 ABOUT = (
-    "Name the subject of the document in one short phrase that holds its most telling terms. Do not call it a document, "
-    "text or study. Write the phrase and nothing else."
+    "Name the subject of the document in one short phrase that holds its most telling terms. Write the phrase and "
+    "nothing else; do not call it a document, text or study."
 )
 ASK = (
-    "Write {count} questions, each on a line of its own, that somebody who has read the document can answer with yes or "
-    "no. Each is about another single fact: a number, a name, a method, a finding. For half of them the right answer "
-    "is no. Keep abbreviations as they are. Do not speak of a document, text or study. Write nothing else."
+    "Write {count} questions, one on a line, that somebody who has read the document can answer with yes or no. Each "
+    "is about another single fact: a number, a name, a method, a finding. For half of them the right answer is no. "
+    "Keep abbreviations as they are. Do not speak of a document, text or study. Write nothing else."
 )
 JUDGE = "Answer from the document alone, with Yes, No or I don't know, and nothing else."
 
@@ -175,9 +176,9 @@ def made(text: str, count: int, genre: Sequence[str], rng: np.random.Generator) 
     order = [telling[i] for i in rng.permutation(len(telling))]
     true = [(asked(clause, own), "yes") for clause in order]
     changed = [[(q, "no") for q in _changed(clause, own, genre, rng)] for clause in order]
-    false = [facts[depth] for depth in range(4) for facts in changed if depth < len(facts)]
+    false = [facts[depth] for depth in range(5) for facts in changed if depth < len(facts)]
     half = min(len(true), count // 2)
-    facts = true[:half] + false[: max(half + count % 2 * (half == count // 2), FEWEST - half)]
+    facts = true[:half] + false[: max(half, FEWEST - half)]
     return [facts[i] for i in rng.permutation(len(facts))]
 
 
@@ -192,8 +193,11 @@ def _changed(clause: str, own: Sequence[str], genre: Sequence[str], rng: np.rand
     changed = (_other_number(clause, rng), _other_name(clause, own, genre, rng))
     facts = [asked(c, own) for c in changed if c]
     if contrary := reversed_sense(clause):
-        facts.append(f"Is it true that {_begun(contrary, own)}?")
-    return [*(facts[i] for i in rng.permutation(len(facts))), f"Is it wrong that {_begun(clause, own)}?"]
+        facts.append(TRUE.format(_begun(contrary, own)))
+    return [
+        *(facts[i] for i in rng.permutation(len(facts))),
+        *(frame.format(_begun(clause, own)) for frame in WRONG),
+    ]
 
 
 def asked(clause: str, own: Collection[str]) -> str:
@@ -208,11 +212,12 @@ def asked(clause: str, own: Collection[str]) -> str:
     """
     said = clause.split()
     for i, word in enumerate(said[: SUBJECT + 1]):
-        if i and word in AUXILIARIES:
+        if i and word in AUXILIARIES and said[i - 1] not in ("and", "but", "or"):
             return f"{word.capitalize()} {_begun(' '.join(said[:i]), own)} {' '.join(said[i + 1 :])}?"
-        if word.lower() in INTRODUCERS or word[-1] in ",;:)" or word[0] == "(":
+        opens = word.lower() in SUBORDINATE or (not i and word.lower() in PREPOSITIONS)
+        if opens or word in AUXILIARIES or word[-1] in ",;:)" or word[0] == "(":
             break
-    return f"Is it true that {_begun(clause, own)}?"
+    return TRUE.format(_begun(clause, own))
 
 
 def _begun(clause: str, own: Collection[str]) -> str:
@@ -226,7 +231,7 @@ def _begun(clause: str, own: Collection[str]) -> str:
 
 def _other_number(clause: str, rng: np.random.Generator) -> str:
     """The clause with one of its numbers changed; empty if it has none."""
-    places = [m for m in NUMBER.finditer(clause)]
+    places = list(NUMBER.finditer(clause))
     counts = [m for m in WORD.finditer(clause) if m[0].lower() in COUNTS]
     if not places and not counts:
         return ""
@@ -237,17 +242,19 @@ def _other_number(clause: str, rng: np.random.Generator) -> str:
 
 def _number(old: str, rng: np.random.Generator) -> str:
     """Another number of the same kind: a year stays near, the rest is about halved or doubled."""
-    plain = old.replace(",", "") if re.fullmatch(r"\d{1,3}(?:,\d{3})+", old) else old.replace(",", ".")
-    whole, _, decimals = plain.partition(".")
-    if plain.count(".") > 1:  # a date or a version
-        return f"{int(whole) + int(rng.integers(1, 9))}{old[len(whole) :]}"
+    grouped = re.fullmatch(r"\d{1,3}(?:,\d{3})+", old) is not None
+    plain = old.replace(",", "") if grouped else old.replace(",", ".")
+    decimals = plain.partition(".")[2]
+    if "." in decimals or len(plain) > 15:  # a date, a version, an identifier
+        return f"{old[:-1]}{(int(old[-1]) + int(rng.integers(1, 9))) % 10}"
     value = float(plain)
-    if not decimals and 1500 <= value <= 2100 and "," not in old:
+    if not decimals and not grouped and 1500 <= value <= 2100:
         return str(int(value) + int(rng.integers(3, 12)))
+    form = f"{',' if grouped else ''}.{len(decimals)}f"
     new = value * float(rng.choice([0.4, 0.6, 1.6, 2.3]))
-    if f"{new:.{len(decimals)}f}" in (f"{value:.{len(decimals)}f}", f"{0:.{len(decimals)}f}"):
+    if format(new, form) in (format(value, form), format(0.0, form)):
         new = value + float(rng.integers(2, 6)) / 10 ** len(decimals)
-    return f"{new:,.{len(decimals)}f}" if plain != old else f"{new:.{len(decimals)}f}"
+    return format(new, form)
 
 
 def _count(old: str, rng: np.random.Generator) -> str:
@@ -275,10 +282,10 @@ def reversed_sense(clause: str) -> str:
     ('The bridge was closed', 'Tolls rose before May', '')
     """
     said = clause.split()
-    for i, word in enumerate(said):
-        if word in AUXILIARIES:
+    for i, word in enumerate(said[:-1]):
+        if word in AUXILIARIES and not (word in ("has", "have", "had") and said[i + 1] in ("a", "an", "the")):
             rest = said[i + 1 :]
-            return " ".join([*said[: i + 1], *(rest[1:] if rest[:1] == ["not"] else ["not", *rest])])
+            return " ".join([*said[: i + 1], *(rest[1:] if rest[0] in ("not", "no") else ["not", *rest])])
     for i, word in enumerate(said):
         if word in OPPOSITES:
             return " ".join([*said[:i], OPPOSITES[word], *said[i + 1 :]])

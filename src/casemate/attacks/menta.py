@@ -4,10 +4,10 @@ Nguyen et al. 2026, "Five queries are enough", USENIX Security (arXiv 2605.24312
 text as a curious person would; nothing in them commands, or asks for a form. The replies are cut into claims. A claim
 that the attacker's copy entails speaks for membership, a reply that abstains against it.
 
-Deviation: without language models, questions are made by rules from the terms of the most telling clauses; a claim is a
-clause of the reply, and it is entailed if the text has most of its words, by weight, and all its numbers and names.
-Deviation: a claim counts only if it tells something that the question did not. The paper needs no such rule, because its
-claims come from a model; without it, a reply that repeats the question would speak for membership.
+Deviation: without language models, questions are made by rules from the terms of the most telling clauses; a claim is
+a clause of the reply, and it is entailed if the text has most of its words, by weight, and all its numbers and names.
+Deviation: a claim counts only if it tells something that the question did not, by words that are not common to the
+genre. Otherwise a reply that repeats the question, or says what holds for every text, would speak for membership.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -40,13 +40,13 @@ MARKUP = re.compile(r"^[\s#>*+•|-]+|[*_`|]+", re.MULTILINE)
 ITEM = re.compile(r"^[\s\-*•]*(?:\d+[.):]\s*)?")
 
 ABOUT = (
-    "Name the subject of the document in one short phrase that holds its most telling terms. Do not call it a document, "
-    "text or study. Write the phrase and nothing else."
+    "Name the subject of the document in one short phrase that holds its most telling terms. Write the phrase and "
+    "nothing else; do not call it a document, text or study."
 )
 ASK = (
-    "Write {count} questions, each on a line of its own, that a curious person might ask and that the document answers. "
-    "Each is broad and open, cannot be answered by yes or no, and leads to another specific fact in the document, without "
-    "telling it. Do not speak of a document, text or study. Write nothing else."
+    "Write {count} questions, one on a line, that a curious person might ask and that the document answers. Each is "
+    "broad and open, is not answered by yes or no, and leads to another specific fact in the document without telling "
+    "it. Do not speak of a document, text or study. Write nothing else."
 )
 ENTAILS = 'Does the document say this? "{claim}"'
 JUDGE = "Answer from the document alone, with Yes or No and nothing else."
@@ -170,9 +170,9 @@ async def _generated(generator: Generator, question: str, candidate: Document, i
 
 
 def claims(reply: str) -> list[str]:
-    """The statements of a reply, without citations, lists of sources and markup.
+    r"""The statements of a reply, without citations, lists of sources and markup.
 
-    >>> claims("The bridge is closed until May [1]. It was built in 1902 (source 2).\\nSources: [1] bridge.md")
+    >>> claims("The bridge is closed until May [1]. It was built in 1902 (source 2).\nSources: [1] bridge.md")
     ['The bridge is closed until May', 'It was built in 1902']
     """
     plain = MARKUP.sub("", CITATION.sub("", SOURCES.sub("", reply)))

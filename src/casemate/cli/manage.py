@@ -8,6 +8,7 @@ import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import quote
 
 import typer
 from rich.table import Table
@@ -148,14 +149,18 @@ def calibrate(
         found = _calibrate(app, _log(app, log), tenant)
         defense = app.calibrated
         assert defense is not None
-        picture = defense.calibration.with_suffix(f".{tenant}.svg" if tenant != DEFAULT_TENANT else ".svg")
-        if found.benign:
-            picture.write_text(costs.render_html(found, defense.significance or 0.0), encoding="utf-8")
+        page = _page(defense.calibration, tenant)
     if as_json:
         print_json({"tenant": tenant, "source": found.source, "at": found.at, **found.notes, "rates": _rates(found)})
         return
     _show(found, defense.significance or 0.0)
-    out.print(f"wrote {shown(str(defense.calibration))}" + (f" and {shown(str(picture))}" if found.benign else ""))
+    out.print(f"wrote {shown(str(defense.calibration))} and {shown(str(page))}")
+
+
+def _page(calibration: Path, tenant: str) -> Path:
+    """Beside the calibration; a tenant's name may hold what a file's may not."""
+    own = "" if tenant == DEFAULT_TENANT else f".{quote(tenant, safe='')}"
+    return calibration.with_name(f"{calibration.stem}{own}.html")
 
 
 def _log(app: App, path: Path | None) -> list[str]:
@@ -181,9 +186,16 @@ def _due(app: App, tenant: str, documents: int) -> str:
 
 
 def _calibrate(app: App, log: list[str], tenant: str) -> Calibration:
+    """Fits the guard, and writes the page that shows what it costs."""
+    defense = app.calibrated
     with bar() as progress:
         task = progress.add_task("asking harmless questions, and writing attacks", total=None)
-        return asyncio.run(app.calibrate(log, tenant, lambda n: progress.advance(task, n)))
+        found = asyncio.run(app.calibrate(log, tenant, lambda n: progress.advance(task, n)))
+    assert defense is not None and defense.significance is not None
+    page = _page(defense.calibration, tenant)
+    page.touch(mode=0o600)  # it tells how close a question may come
+    page.write_text(costs.render_html(found, found.attainable(defense.significance)), encoding="utf-8")
+    return found
 
 
 def _said(found: Calibration) -> str:
@@ -192,8 +204,9 @@ def _said(found: Calibration) -> str:
     return f"the guard is fitted to {shown(found.source)}; 'casemate calibrate' shows what it costs"
 
 
-def _rates(found: Calibration) -> dict[str, float]:
-    return {str(r): found.threshold(r) for r in RATES}
+def _rates(found: Calibration) -> dict[str, float | None]:
+    """Thresholds; none where there are too few harmless questions."""
+    return {str(r): t if math.isfinite(t := found.threshold(r)) else None for r in RATES}
 
 
 def _show(found: Calibration, significance: float) -> None:
@@ -218,7 +231,7 @@ def _show(found: Calibration, significance: float) -> None:
     if len(found.benign) < fewest:
         out.print(
             f"[yellow]note:[/yellow] {len(found.benign)} harmless questions are too few for mirabel.significance "
-            f"{significance}: at least {fewest} are needed, and until then nothing is withheld",
+            f"{significance}, which needs {fewest}: until then it works at {found.attainable(significance):.3f}",
             soft_wrap=True,
         )
     out.print("[dim]* mirabel.significance. Attacks are written by script, without a language model.[/dim]")

@@ -32,9 +32,8 @@ from casemate.cli.console import (
 )
 from casemate.config import Config, Part
 from casemate.lab.report import diff, render_diff_text, write_report
-from casemate.lab.results import AttackResult, Campaign, Figures, Status, load
-from casemate.redteam import run_campaign
-from casemate.stats import Rate
+from casemate.lab.results import Status, load
+from casemate.redteam import run_campaign, show
 from casemate.types import DEFAULT_TENANT
 
 redteam = typer.Typer(help="Attack your own system, guard off and guard on.", no_args_is_help=True)
@@ -86,7 +85,7 @@ def run(
     if as_json:
         print_json({"status": campaign.status, "files": {k: str(p) for k, p in paths.items()}})
     else:
-        show(campaign)
+        show(campaign, out)
         out.print(f"report: {shown(str(paths['html']))}", soft_wrap=True)
     worse = diff(campaign, before) if before else None
     if worse and not as_json:
@@ -118,58 +117,10 @@ def _step(title: str, total: int | None) -> Iterator[Callable[[int], None]]:
         yield lambda n: progress.advance(task, n)
 
 
-def show(campaign: Campaign) -> None:
-    """The verdict and the table, guard off against guard on."""
-    colours = {Status.PASS: "green", Status.FAIL: "red", Status.INCONCLUSIVE: "yellow", Status.ERROR: "red"}
-    colour = colours[campaign.status]
-    out.print(f"[bold {colour}]{campaign.status.value.upper()}[/bold {colour}]")
-    out.print(table(campaign))
-    if campaign.utility:
-        u = campaign.utility
-        out.print(
-            f"The price: {_rate(u.flagged)} of {u.questions} harmless questions had a document withheld, "
-            f"{_rate(u.answer_changed)} got another answer ({shown(u.source)}).",
-            soft_wrap=True,
-        )
-    if campaign.audit:
-        a = campaign.audit
-        out.print(f"Two worlds: {a.differing} of {a.pairs} contexts differed between withheld and absent.")
-    for check in campaign.checks:
-        if check.status is not Status.PASS:
-            out.print(f"[bold]{check.status.value}[/bold] {shown(check.name)}: {shown(check.why)}", soft_wrap=True)
-    for line in campaign.simulated:
-        out.print(f"[dim]simulated: {shown(line)}[/dim]", soft_wrap=True)
-    for line in campaign.not_tested:
-        out.print(f"[dim]not tested: {shown(line)}[/dim]", soft_wrap=True)
-
-
-def table(campaign: Campaign) -> Table:
-    """What each attack achieved: area under the ROC curve, .5 is a coin toss."""
-    found = Table(title="Can members be told from others? AUC [95 %], .5 is a coin toss", title_justify="left")
-    for column in ("attack", "guard off", "guard on", "adjusted accuracy on", "withheld, of questions", "of documents"):
-        found.add_column(column)
-    for a in campaign.attacks:
-        found.add_row(a.name, *(_cells(a) if not a.error else (f"error: {shown(a.error)}", "", "", "", "")))
-    return found
-
-
-def _cells(a: AttackResult) -> tuple[str, ...]:
-    def auc(f: Figures | None) -> str:
-        return _rate(f.auc) if f else "not run"
-
-    if a.on is None:
-        return auc(a.off), auc(a.on), "", "", ""
-    return auc(a.off), auc(a.on), _rate(a.on.adjusted_accuracy), _rate(a.on.recall_query), _rate(a.on.recall_document)
-
-
-def _rate(r: Rate | None) -> str:
-    return f"{r.value:.3f} \\[{r.low:.3f}, {r.high:.3f}]" if r else "too few to say"
-
-
 @report.command("show")
 def show_report(file: Annotated[Path, typer.Argument(help="A report.json.")]) -> None:
     """Print the verdict and the table of a report."""
-    show(load(file))
+    show(load(file), out)
 
 
 @report.command("diff")

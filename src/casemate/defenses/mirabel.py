@@ -35,6 +35,8 @@ from casemate.types import Action, Outcome, Query, Retrieval, Verdict
 from casemate.words import sentences
 
 CALIBRATED, PUBLISHED = 0.01, 0.05  # usual significance of each kind of mode
+MOST = 64
+"""When so many documents are too close to one question, it is answered without any."""
 PARTS = 8
 """Sentences of a doubtful question that are looked at one by one."""
 
@@ -151,7 +153,7 @@ class _Decision:
         self.mirabel, self.query, self.found, self.calibration = mirabel, query, retrieval, calibration
         assert mirabel.significance is not None
         rate = mirabel.significance * min(1.0, calibration.k / query.k)  # a larger context has more to be close to
-        self.threshold = calibration.threshold(rate)
+        self.threshold = calibration.threshold(calibration.attainable(rate))
         self.question = Question(query.text)
         self.who = (query.tenant, query.client)
         self.notes: dict[str, float] = {}  # source -> evidence with this question
@@ -169,16 +171,21 @@ class _Decision:
             scores = await self.score(left, gone)
             first = first or max(scores.items(), key=lambda pair: pair[1], default=None)
             suspect, reason = self._suspect(scores)
-            if not suspect or len(flagged) == self.mirabel.hides:
+            if not suspect:
                 break
             gone.append(suspect)
             flagged.append(suspect)
             why.append(reason)
+            if len(flagged) == MOST:
+                left = replace(left, hits=(), exhausted=True)
+                break
+        if len(left.hits) < self.query.k + LOOKS and not left.exhausted:
+            return Outcome(self.found, more=True)
         for source, evidence in self.notes.items():
             sessions.note(*self.who, source, evidence)
         for source in flagged:
             sessions.bar(*self.who, source)
-        return Outcome(left, self._verdict(first, gone, flagged, why))
+        return Outcome(replace(self.found, hits=left.hits), self._verdict(first, gone, flagged, why))
 
     async def score(self, left: Retrieval, gone: Sequence[str]) -> dict[str, float]:
         """The score of every source in the context, by the whole question or, in doubt, by one of its sentences."""

@@ -14,6 +14,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -283,6 +284,8 @@ def _options(part: Any) -> Any:
     """What tells two attacks of one name apart, without addresses in memory: the class and its plain options."""
     if isinstance(part, PLAIN):
         return part
+    if isinstance(part, Path):
+        return str(part)
     if isinstance(part, list | tuple):
         return [_options(item) for item in part]
     if isinstance(part, Mapping):

@@ -15,6 +15,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -226,9 +227,9 @@ def _tpr(fitted: Fitted, fpr: float) -> Rate | None:
 
 def _models(attack: MembershipAttack) -> str:
     """What an attack writes and reads with: the models among its options by name."""
+    known: tuple[dataclasses.Field[Any], ...] = dataclasses.fields(attack) if dataclasses.is_dataclass(attack) else ()
     names = []
-    for field in dataclasses.fields(attack) if dataclasses.is_dataclass(attack) else ():
-        part = getattr(attack, field.name)
+    for part in (getattr(attack, option.name) for option in known):
         if isinstance(part, CachedGenerator):
             names.append(part.label)
         elif hasattr(part, "stream") or hasattr(part, "score"):

@@ -123,7 +123,7 @@ async def _decides_the_same_on_the_same(defense: Defense) -> None:
 async def _hides_what_it_says(defense: Defense) -> None:
     """Hits are taken out only; whole sources, no more than ``hides`` of them; and those are named."""
     for what, before in _cases():
-        after, verdict = await defense.on_retrieve(Query(QUESTION), before)
+        after, verdict, _ = await defense.on_retrieve(Query(QUESTION), before)
         kept = [h for h in before.hits if h in after.hits]
         assert list(after.hits) == kept, f"on {what}: hits may be taken out, not added, changed or moved"
         assert after.background == before.background, f"on {what}, the background was changed"
@@ -139,10 +139,10 @@ async def _hides_what_it_says(defense: Defense) -> None:
 async def _gives_verdicts_that_agree(defense: Defense) -> None:
     """Score, threshold, flag and action fit one another, and the evidence holds numbers, not texts."""
     for what, retrieval in _cases():
-        _, verdict = await defense.on_retrieve(Query(QUESTION), retrieval)
+        _, verdict, _ = await defense.on_retrieve(Query(QUESTION), retrieval)
         if verdict is not None:
             _require_agreement(what, verdict, retrieval)
-        _, verdict = await defense.on_answer(Query(QUESTION), Answer("secret text number 1", retrieval))
+        _, verdict, _ = await defense.on_answer(Query(QUESTION), Answer("secret text number 1", retrieval))
         if verdict is not None:
             _require_agreement(what, verdict, retrieval)
 

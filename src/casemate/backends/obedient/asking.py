@@ -35,23 +35,42 @@ class Request(NamedTuple):
     topic: str = ""
 
 
-MASK = re.compile(r"[\[<{(](?:MASK|BLANK|GAP)[_ -]?\d*[\]>})]", re.IGNORECASE)
+MASK = re.compile(r"[\[<{(](?:MASK|BLANK|GAP)[_ -]?\d*[\]>})]|_{3,}", re.IGNORECASE)
 QUOTED = re.compile(r"[\"“”«](.+)[\"“”»]", re.DOTALL)
 ANSWER_FORM = re.compile(r"[\"“”'‘’](yes|no|true|false|i (?:don['’]t|do not) know)([.,]?)[\"“”'‘’]", re.IGNORECASE)
 YES_NO = re.compile(r"\byes\b.{0,20}\bno\b|\bno\b.{0,20}\byes\b|\btrue or false\b", re.IGNORECASE | re.DOTALL)
-POINTER = re.compile(r"\b(?:this|these|the following|text|passage|excerpt|sentence|below)\b[^.:?\n]{0,80}:\s", re.IGNORECASE)
-ABOUT_TEXT = re.compile(r"\b(?:text|passage|excerpt|quot\w+|sentence|statement|paragraph|snippet|words?|appear\w*)\b", re.I)
+FORM = re.compile(
+    r"(?:\b(?:please|answer|reply|respond|say)\b[^.:?!\n]{0,30})?\byes\b.{0,20}\bno\b\W*(?:\w+\W*){0,6}$", re.IGNORECASE
+)
+POINTER = re.compile(
+    r"\b(?:this|these|the following|text|passage|excerpt|sentence)\b[^.:?\n]{0,80}:\s"
+    r"|\b(?:text|passage|excerpt|sentence|paragraph) below\b[^:?\n]{0,80}[:?]\s",
+    re.IGNORECASE,
+)
+ABOUT_TEXT = re.compile(
+    r"\b(?:text|passage|excerpt|quot\w+|sentence|statement|paragraph|snippet|words?|appear\w*|beginning)\b",
+    re.IGNORECASE,
+)
 ABOUT_CONTEXT = re.compile(
-    r"\b(?:repeat|copy|print|output|recite|reproduce|dump|reveal|echo|quote|list|write out|show|return|give)\b.{0,60}"
-    r"\b(?:context|documents?|passages?|sources?|materials?|above|everything|verbatim|word[ -]for[ -]word)\b",
+    r"(?:^|[.!?:;,\n]\s*|\b(?:please|then|now|and|you|to)\s+)(?:"
+    r"(?:repeat|copy|print|output|recite|reproduce|transcribe|dump|reveal|echo)\b.{0,60}"
+    r"\b(?:context|documents?|passages?|sources?|materials?|texts?|above|everything|verbatim|word[ -]for[ -]word)\b"
+    r"|(?:list|write|put|show|return|give|state|quote|provide|display|share|tell)\b.{0,60}"
+    r"\b(?:everything|verbatim|word[ -]for[ -]word|the above|your context|"
+    r"(?:all|whole|entire|full)(?: of)?(?: the| your| these)?(?: \w+)? (?:context|document|passage|source|text)s?))",
     re.IGNORECASE | re.DOTALL,
 )
-CONTINUES = re.compile(r"\b(?:follow(?!ing)\w*|continu\w+|complet\w+|next|rest|remain\w+|go(?:es)? on)\b", re.IGNORECASE)
+"""A command to say the context again: its verb stands where a command begins."""
+CONTINUES = re.compile(
+    r"\b(?:follow(?!ing)\w*|continu\w+|complet\w+|next|rest|remain\w+|go(?:es)? on)\b", re.IGNORECASE
+)
 MATCHES = re.compile(
     r"\b(?:fit\w*|match\w*|belong\w*|correspond\w*|closest|nearest|similar|related|relevant)\b", re.IGNORECASE
 )
 QUOTE_WORDS = 8
 """A quotation of fewer words may be a name inside a question, unless the rest of the question speaks of a text."""
+FORM_WORDS = 25
+"""A longer sentence is no mere request for a form of answer."""
 
 
 def understand(question: str) -> Request:
@@ -76,18 +95,21 @@ def _quotation(question: str) -> tuple[str, str]:
     if found := QUOTED.search(question):
         frame = question[: found.start()] + " " + question[found.end() :]
         length = len(found[1].split())
-        if length >= QUOTE_WORDS or (ABOUT_TEXT.search(frame) and 2 * length >= len(frame.split()) / 2):
+        spoken_of = ABOUT_TEXT.search(frame) or CONTINUES.search(frame)
+        if length >= QUOTE_WORDS or (spoken_of and 4 * length >= len(frame.split())):
             return found[1].strip(), frame
     if found := POINTER.search(question[:400]):  # no quotation marks: a long text after a colon
         body, _, tail = question[found.end() :].partition("\n\n")
-        if len(body.split()) >= 2 * QUOTE_WORDS:
-            return body.strip(), f"{question[: found.end()]} {tail or body[-100:]}"
+        request = FORM.search(body)
+        text = body[: request.start()] if request else body
+        if len(text.split()) >= QUOTE_WORDS:
+            return text.strip(), f"{question[: found.end()]} {request[0] if request else ''} {tail}"
     return "", question
 
 
 def _parts(question: str) -> tuple[str, str]:
     """The last question that asks something, without the request for a form of answer; and what precedes it."""
-    pieces = [p for p in sentences(question) if not YES_NO.search(p) or len(p.split()) > 25]
+    pieces = [p for p in sentences(question) if not YES_NO.search(p) or len(p.split()) > FORM_WORDS]
     if not pieces:  # statement and form in one sentence
         return YES_NO.sub("", question).strip(), ""
     asked = [i for i, piece in enumerate(pieces) if piece.rstrip().endswith("?")]

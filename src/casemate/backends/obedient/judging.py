@@ -9,7 +9,7 @@ from difflib import SequenceMatcher
 from typing import NamedTuple
 
 from casemate.backends.obedient.reading import Passage, weights
-from casemate.words import COUNTS, NUMBER, OPPOSITES, STOP_WORDS, content_words, names, numbers, sentences, stem, words
+from casemate.words import COUNTS, NUMBER, OPPOSITES, STOP_WORDS, content_words, numbers, sentences, stem, words
 
 FRAME = re.compile(
     r"^\W*(?:according to [^,]{3,40}, )?(?:(?:is it|would it be|is it really) (?:(?P<no>false|wrong|untrue|incorrect|"
@@ -31,7 +31,7 @@ SURE = 0.55
 WHOLE = 0.85
 """Share that a whole text must carry when no single sentence does."""
 VERBATIM = 0.8
-"""Share of a statement's words found in order in a sentence, from which on another word is a contradiction."""
+"""Share of a statement's content words found in order in a sentence, from which on another word is a contradiction."""
 
 
 class Sentence(NamedTuple):
@@ -49,7 +49,7 @@ class Sentence(NamedTuple):
 
 
 def read(context: Sequence[Passage]) -> list[Sentence]:
-    """All sentences of the context, and each two that follow one another."""
+    """All sentences of the context that have a content word."""
     found = []
     for number, passage in enumerate(context):
         topic = content_words(passage.title)
@@ -105,14 +105,22 @@ def _contradicts(statement: str, sentence: str) -> bool:
     if any(OPPOSITES.get(w) in b and w not in b and OPPOSITES[w] not in a for w in a):
         return True
     matcher = SequenceMatcher(None, a, b, autojunk=False)
-    if sum(m.size for m in matcher.get_matching_blocks()) < VERBATIM * len(a):
+    same = [w for m in matcher.get_matching_blocks() for w in a[m.a : m.a + m.size] if w not in STOP_WORDS]
+    if len(same) < VERBATIM * sum(w not in STOP_WORDS for w in a):
         return False
     left, right = ({stem(w) for w in side} | numbers(" ".join(side)) for side in (a, b))
+    replaced = [(i1, i2, j1, j2) for tag, i1, i2, j1, j2 in matcher.get_opcodes() if tag == "replace" and i2 - i1 <= 2]
     return any(
-        _says([*a[i1:i2]], right) and _says([*b[j1:j2]], left)
-        for tag, i1, i2, j1, j2 in matcher.get_opcodes()
-        if tag == "replace" and max(i2 - i1, j2 - j1) <= 2
+        _says(a[i1:i2], right) and _says(_instead(b[j1:j2], i2 - i1, not i1, i2 == len(a)), left)
+        for i1, i2, j1, j2 in replaced
     )
+
+
+def _instead(part: list[str], count: int, first: bool, last: bool) -> list[str]:
+    """What a sentence says in place of ``count`` words: at the statement's ends, where it goes on, as many."""
+    if first or last:
+        return part[-count:] if first else part[:count]
+    return part if len(part) <= 2 else []
 
 
 def _negations(text: str, spoken: Sequence[str]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import string
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -49,16 +50,23 @@ def passages(context: Sequence[Document]) -> list[Passage]:
     found: list[tuple[str, str, str]] = []
     for document in context:
         text = document.text
-        merged = True
-        while merged:
-            merged = False
-            for i, (source, _, other) in enumerate(found):
-                if source == document.source and (joint := _joined(other, text) or _joined(text, other)):
-                    text, merged = joint, True
-                    del found[i]
-                    break
+        while (i := _neighbour(found, document.source, text)) is not None:
+            other = found.pop(i)[2]
+            text = _joined(other, text) or _joined(text, other)
         found.append((document.source, document.title, text))
     return [Passage(title, text) for _, title, text in found]
+
+
+def _neighbour(found: Sequence[tuple[str, str, str]], source: str, text: str) -> int | None:
+    """Which text of the same source this one can be joined with."""
+    return next(
+        (
+            i
+            for i, (name, _, other) in enumerate(found)
+            if name == source and (_joined(other, text) or _joined(text, other))
+        ),
+        None,
+    )
 
 
 def _joined(first: str, second: str) -> str:
@@ -148,7 +156,7 @@ def following(quote: str, context: Sequence[Passage], only_rest: bool) -> str:
     best = max(range(len(context)), key=lambda i: _total(found[i]), default=None)
     if best is None:
         return ""
-    if _total(found[best]) < 2 * GRAM:
+    if _total(found[best]) < min(2 * GRAM, len(words)) or not words:
         return _alike(quote, context)
     passage = context[best]
     end = max(places[best][r.there + r.length - 1][1] for r in found[best])
@@ -164,23 +172,23 @@ def _alike(quote: str, context: Sequence[Passage]) -> str:
 
 
 def fill(masked: str, context: Sequence[Passage]) -> dict[str, str]:
-    """The word behind each mask, by its placeholder; empty where no passage has the words around it."""
+    """The word behind each mask, by its placeholder; empty where no passage has the words around it.
+
+    A placeholder without a number is called by its place among all.
+    """
     here = masked.split()
     keys = [plain(w) for w in here]
-    best: dict[str, tuple[int, str]] = {}
     texts = [p.content.split() for p in context]
     plains = [[plain(w) for w in text] for text in texts]
-    for m, word in enumerate(here):
-        mask = MASK.search(word)
-        if not mask:
-            continue
-        known = best.get(mask[0], (0, ""))
-        for text, keyed in zip(texts, plains, strict=True):
-            fit, at = _place(keys, m, keyed)
-            if fit >= MASK_FIT and fit > known[0]:
-                known = fit, _cut(text[at], word[: mask.start()], word[mask.end() :])
-        best[mask[0]] = known
-    return {mask: word for mask, (_, word) in best.items()}
+    best: dict[str, tuple[int, str]] = {}
+    for m, mask in ((m, mask) for m, word in enumerate(here) if (mask := MASK.search(word))):
+        label = mask[0] if re.search(r"\d", mask[0]) else str(len(best) + 1)
+        places = [(*_place(keys, m, keyed), text) for text, keyed in zip(texts, plains, strict=True)]
+        fit, at, text = max(places, key=lambda place: place[0], default=(0, 0, []))
+        known = best.setdefault(label, (0, ""))
+        if fit >= MASK_FIT and fit > known[0]:
+            best[label] = fit, _cut(text[at], here[m][: mask.start()], here[m][mask.end() :])
+    return {label: word for label, (_, word) in best.items()}
 
 
 def plain(word: str) -> str:

@@ -1,0 +1,214 @@
+"""What a reproduction found, and the intervals of its figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from casemate import metrics, stats
+from casemate.lab.wording import number
+from casemate.metrics import Detection
+from casemate.reproduce.printed import FOUR, Numbers, Printed
+from casemate.stats import Rate
+from casemate.types import Float64
+
+Cell: TypeAlias = Rate | Printed
+DRAWS = 4000
+SEED = 0
+"""Of the intervals: the same measurements have the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of a table.
+
+    Attributes:
+        of: What it is about: an attack, or a data set.
+        system: Whose figures they are.
+        cells: By column; measured, or printed in the paper.
+    """
+
+    of: str
+    system: str
+    cells: Mapping[str, Cell]
+
+    @property
+    def printed(self) -> bool:
+        """Whether it is the paper's."""
+        return any(isinstance(cell, Printed) for cell in self.cells.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A table or a figure of a paper, beside ours.
+
+    Attributes:
+        title: What it shows.
+        columns: Their names, in order.
+        rows: The paper's and ours.
+        differs: What differs from the paper's setting, a sentence each.
+        remarks: What else is to be known, a sentence each.
+        setting: Sizes, seed, models.
+        files: What was written, for a figure.
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[Row, ...]
+    differs: tuple[str, ...]
+    remarks: tuple[str, ...]
+    setting: Mapping[str, Any]
+    files: tuple[Path, ...] = ()
+
+    @property
+    def odd(self) -> tuple[str, ...]:
+        """What is odd about printed numbers, and where it is seen: each once."""
+        places: dict[str, dict[str, list[str]]] = {}
+        for row in self.rows:
+            for column, cell in row.cells.items():
+                if isinstance(cell, Printed) and cell.odd:
+                    places.setdefault(cell.odd, {}).setdefault(f"{row.of} ({row.system})", []).append(column)
+        return tuple(f"{'; '.join(map(_place, where.items()))}: {odd}" for odd, where in places.items())
+
+    def as_json(self) -> dict[str, Any]:
+        """For machines."""
+        rows = [
+            {
+                "of": row.of,
+                "system": row.system,
+                "printed": row.printed,
+                "cells": {column: cell._asdict() for column, cell in row.cells.items()},
+            }
+            for row in self.rows
+        ]
+        return {
+            "title": self.title,
+            "columns": list(self.columns),
+            "rows": rows,
+            "odd": list(self.odd),
+            "differs": list(self.differs),
+            "remarks": list(self.remarks),
+            "setting": dict(self.setting),
+            "files": [str(path) for path in self.files],
+        }
+
+
+def _place(where: tuple[str, list[str]]) -> str:
+    row, columns = where
+    return f"{row}, {', '.join(columns)}"
+
+
+def printed(of: str, system: str, numbers: Numbers) -> Row:
+    """A line of the paper."""
+    return Row(of, f"{system}, printed", numbers)
+
+
+def shown(cell: Cell | None) -> str:
+    """A cell as text; a star: something is odd about the number.
+
+    >>> shown(Printed(0.876)), shown(Printed(0.75, "why")), shown(Rate(0.5, 0.4, 0.61)), shown(None)
+    ('.876', '.750 *', '.500 [.40, .61]', '')
+    """
+    if cell is None:
+        return ""
+    if isinstance(cell, Printed):
+        return number(cell.value, 3) + (" *" if cell.odd else "")
+    return f"{number(cell.value, 3)} [{number(cell.low)}, {number(cell.high)}]"
+
+
+def balanced(recall: float, alarms: float) -> Detection:
+    """Accuracy, precision, recall and F1 of two rates, over as many positives as negatives.
+
+    Args:
+        recall: Share of the positives that are called so, in [0, 1].
+        alarms: Share of the negatives that are, in [0, 1].
+
+    >>> [round(x, 3) for x in balanced(1.0, 0.247)]
+    [0.876, 0.802, 1.0, 0.89]
+    """
+    precision = recall / (recall + alarms) if recall + alarms else 0.0
+    return Detection((1 + recall - alarms) / 2, precision, recall, 2 * recall / (1 + recall + alarms))
+
+
+def told(positives: Sequence[bool], *negatives: Sequence[bool]) -> dict[str, Cell]:
+    """``balanced`` with intervals: recall's by Clopper and Pearson, those of the others from draws of both rates.
+
+    The rates are drawn from the law that Jeffreys' prior gives them, so that no interval shrinks to a point where all
+    or none were called.
+
+    Args:
+        positives: Who of them was called so, at least one.
+        negatives: The same of one or more kinds of negatives, which weigh the same, at least one each.
+    """
+    rng = np.random.default_rng(SEED)
+    kinds = [np.asarray(kind, np.bool_) for kind in (positives, *negatives)]
+    value = balanced(float(kinds[0].mean()), float(np.mean([kind.mean() for kind in kinds[1:]])))
+    drawn = [rng.beta(kind.sum() + 0.5, (~kind).sum() + 0.5, DRAWS) for kind in kinds]
+    found = np.array([balanced(r, f) for r, f in zip(drawn[0], np.mean(drawn[1:], axis=0), strict=True)])
+    low, high = np.quantile(found, [0.025, 0.975], axis=0)
+    cells: dict[str, Cell] = {
+        name: Rate(v, min(v, float(a)), max(v, float(b))) for name, v, a, b in zip(FOUR, value, low, high, strict=True)
+    }
+    return cells | {"recall": share(positives)}
+
+
+def share(flags: Sequence[bool]) -> Rate:
+    """A share with its interval."""
+    return stats.rate(int(np.sum(flags)), len(flags))
+
+
+def mean(values: npt.ArrayLike) -> Rate:
+    """A mean with its percentile interval (Efron 1979)."""
+    x = np.asarray(values, np.float64)
+    return stats.bootstrap(lambda a, _: float(a.mean()), x, x[:1], SEED)
+
+
+def distance(members: npt.ArrayLike, others: npt.ArrayLike) -> Rate:
+    """``metrics.ks`` with an interval: as far to both sides as resamples' distribution functions differ from it.
+
+    A percentile interval would not do: of resamples of two samples that are alike, none is as alike as they are.
+
+    Args:
+        members: Scores, at least one.
+        others: Likewise.
+    """
+    return averaged([(members, others)])
+
+
+def averaged(pairs: Sequence[tuple[npt.ArrayLike, npt.ArrayLike]]) -> Rate:
+    """The mean of ``distance`` over several features of the same members and others."""
+    a, b = (np.column_stack([np.asarray(pair[side], np.float64) for pair in pairs]) for side in (0, 1))
+    value = float(np.mean([metrics.ks(x, y) for x, y in zip(a.T, b.T, strict=True)]))
+    rng = np.random.default_rng(SEED)
+    gaps = _gaps(a, b)
+    misses = [
+        float(np.mean([np.abs(g(i, j) - g(None, None)).max() for g in gaps]))
+        for i, j in ((rng.integers(len(a), size=len(a)), rng.integers(len(b), size=len(b))) for _ in range(1000))
+    ]
+    reach = float(np.quantile(misses, 0.95))
+    return Rate(value, max(0.0, value - reach), min(1.0, value + reach))
+
+
+def _gaps(a: Float64, b: Float64) -> list[Callable[..., Float64]]:
+    """For each feature: the difference of both distribution functions, of drawn members and others or of all."""
+
+    def gap(x: Float64, y: Float64) -> Callable[..., Float64]:
+        levels, place = np.unique(np.concatenate([x, y]), return_inverse=True)
+        first, second = place[: len(x)], place[len(x) :]
+
+        def drawn(i: npt.NDArray[np.int64] | None, j: npt.NDArray[np.int64] | None) -> Float64:
+            counts = (
+                np.bincount(p if chosen is None else p[chosen], minlength=len(levels))
+                for p, chosen in ((first, i), (second, j))
+            )
+            F, G = (np.cumsum(c) / c.sum() for c in counts)
+            return np.asarray(F - G, np.float64)
+
+        return drawn
+
+    return [gap(x, y) for x, y in zip(a.T, b.T, strict=True)]
