@@ -5,19 +5,27 @@ Ratios are measured in one run, with the machine, the seed and the commit beside
 
 from __future__ import annotations
 
+import asyncio
+import gzip
 import json
 import os
 import platform
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from casemate.app import App, open_app
+from casemate.corpus import Corpus
+from casemate.ingest import Ingest
 
 ROOT = Path(__file__).parents[1]
 DATA = Path(os.environ.get("CASEMATE_DATA", ROOT.parent / "shared/data"))
@@ -49,6 +57,31 @@ def save(name: str, results: dict[str, Any]) -> None:
     file.write_text(json.dumps(about | {"results": results}, indent=2) + "\n")
     print(json.dumps(results, indent=2))
     print(f"written: {file.relative_to(ROOT)}", file=sys.stderr)
+
+
+def nfcorpus_questions(qrels: str) -> list[str]:
+    """The questions that a list of judgements names: ``qrels.tsv`` (test) or ``qrels.dev.tsv``."""
+    with (DATA / "nfcorpus" / qrels).open() as file:
+        wanted = {line.split("\t")[0] for line in list(file)[1:]}
+    with gzip.open(DATA / "nfcorpus/queries.jsonl.gz", "rt") as file:
+        return [q["text"] for q in map(json.loads, file) if q["_id"] in wanted]
+
+
+@contextmanager
+def nfcorpus_app(out: Collection[str], log: Sequence[str]) -> Iterator[App]:
+    """NFCorpus indexed but for some documents, guarded by a Mirabel that was calibrated on a log, k = 3."""
+    with tempfile.TemporaryDirectory() as folder:
+        raw = {
+            "rag": {"corpus": str(DATA / "nfcorpus"), "k": 3, "index": {"use": "sqlite", "path": f"{folder}/index.db"}},
+            "guard": {"defenses": [{"use": "mirabel", "calibration": f"{folder}/calibration.json"}]},
+            "store": {"use": "sql_events", "path": f"{folder}/events.db"},
+        }
+        with open_app(raw) as app:
+            work = Ingest(app.guard, Corpus(DATA / "nfcorpus"))
+            asyncio.run(work.run(work.plan()))
+            app.index.remove(list(out))
+            asyncio.run(app.calibrate(log))
+            yield app
 
 
 def median_s(call: Callable[[], Any], repeats: int) -> float:

@@ -4,9 +4,9 @@ A question that carries a document, or asks about it fact by fact, stands out ag
 found for it: by similarity, and by the words it shares with that document alone. ``calibration`` learns from an owner's
 own harmless questions how far is too far.
 
-Every figure is computed from one document and those ranked below it (or all others, for the words). Taking another
-document out of the ranking never makes one look less close, rare changes at the end of the list aside. So documents may
-be withheld one by one, the closest first, and what is left is judged as if the withheld had never been there.
+Every figure is computed from one document and those ranked below it. Taking another document out of the ranking never
+makes one look less close, rare changes at the end of the list aside. So documents may be withheld one by one, the
+closest first, and what is left is judged as if the withheld had never been there.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FEATURES = ("similarity", "gap", "depth", "spacing", "phrases", "margin")
 ``depth``: standard deviations above the mean of all similarities (Mirabel, Algorithm 1, line 9). ``spacing``: -log10 of
 the p-value of the spacing test (``stats.spacing_test``). ``phrases``: ln(1 + number of distinct four-word phrases that
 question and document share). ``margin``: ln(1 + how many more of the question's content words the document has than any
-other).
+that is ranked below).
 """
 NEXT = 3
 LOOKS = 7
@@ -65,9 +65,10 @@ class Question:
         figures: dict[str, tuple[float, ...]] = {}
         for name in dict.fromkeys(h.document.source for h in hits[:k]):
             own = found[name]
-            others = [o for o, other in found.items() if o != name and not _copies(other.stems, own.stems)]
-            below = [found[o].score for o in others if found[o].score <= own.score]
-            margin = shared[name] - max((shared[o] for o in others), default=0)
+            lower = [o for o, other in found.items() if o != name and other.score <= own.score]
+            lower = [o for o in lower if not _copies(found[o].stems, own.stems)]
+            below = [found[o].score for o in lower]
+            margin = shared[name] - max((shared[o] for o in lower), default=0)
             figures[name] = (
                 own.score,
                 own.score - math.fsum(below[:NEXT]) / len(below[:NEXT]) if below else own.score,

@@ -162,7 +162,7 @@ class TestMasks:
         ]
 
     def test_keeps_what_stands_around_a_mask(self):
-        text = "One of the pre-war boats (1938) that still run on the upper Tarn is diesel-driven, says the harbour master."
+        text = "One of the old boats (1938) that still run on the upper Tarn is diesel-driven, says the harbour master."
         masked = text.replace("1938", "[MASK_1]").replace("diesel", "[MASK_2]")
         assert answer(masked, [Document("x", text)]) == "[MASK_1]: 1938\n[MASK_2]: diesel"
 

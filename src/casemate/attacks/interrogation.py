@@ -111,7 +111,7 @@ class Interrogation(MembershipAttack):
         facts = await self._written(candidate)
         if len(facts) < FEWEST:
             facts = made(candidate.text or candidate.title, self.questions, self._names, rng)
-        about = f"{await self._about(candidate)}. " if self.summary and facts else ""
+        about = f"{await self._about(candidate)} " if self.summary and facts else ""
         questions = tuple(f"{about}{question} {REQUEST}" for question, _ in facts)
         return Probe(questions, {"truth": [truth for _, truth in facts]})
 
@@ -126,9 +126,10 @@ class Interrogation(MembershipAttack):
         return (right - self.penalty * unknown, right, 1 - unknown)
 
     async def _about(self, candidate: Document) -> str:
-        """The summary, without a stop at its end."""
+        """The summary, with a stop at its end."""
         written = await _generated(self.writer, ABOUT, candidate) if self.writer else ""
-        return (" ".join(written.split()) or headline(candidate.text, candidate.title)).rstrip(". ")
+        about = (" ".join(written.split()) or headline(candidate.text, candidate.title)).rstrip(". ")
+        return about if about.endswith(("?", "!")) else f"{about}."
 
     async def _written(self, candidate: Document) -> list[Fact]:
         """The writer's questions with the shadow's answers, as far as it has any; none without a writer."""

@@ -93,7 +93,7 @@ class MEntA(MembershipAttack):
     async def prepare(self, candidate: Document, rng: np.random.Generator) -> Probe:
         """A few open questions, each behind the summary. None for an empty text."""
         asked = await self._written(candidate) or self._made(candidate.text or candidate.title, rng)
-        about = f"{await self._about(candidate)}. " if self.summary and asked else ""
+        about = f"{await self._about(candidate)} " if self.summary and asked else ""
         return Probe(tuple(f"{about}{question}" for question in asked))
 
     async def measure(self, candidate: Document, probe: Probe, replies: Sequence[Reply]) -> tuple[float, ...]:
@@ -107,9 +107,10 @@ class MEntA(MembershipAttack):
         return ((entailed - abstained) / n, entailed / n, 1 - abstained / n)
 
     async def _about(self, candidate: Document) -> str:
-        """The summary, without a stop at its end."""
+        """The summary, with a stop at its end."""
         written = await _generated(self.writer, ABOUT, candidate) if self.writer else ""
-        return (" ".join(written.split()) or headline(candidate.text, candidate.title)).rstrip(". ")
+        about = (" ".join(written.split()) or headline(candidate.text, candidate.title)).rstrip(". ")
+        return about if about.endswith(("?", "!")) else f"{about}."
 
     async def _written(self, candidate: Document) -> list[str]:
         """The writer's questions; none without a writer."""
@@ -142,9 +143,11 @@ class MEntA(MembershipAttack):
         known = content_words(question)
         telling = [c for c in claims(reply) if self._weigh(content_words(c) - known) >= self.novelty]
         if self.judge:
-            asked = [ENTAILS.format(claim=claim) for claim in telling]
-            told = [await _generated(self.judge, question, candidate, JUDGE) for question in asked]
-            return any(re.match(r"\W*yes\b", reply, re.IGNORECASE) for reply in told)
+            for claim in telling:
+                told = await _generated(self.judge, ENTAILS.format(claim=claim), candidate, JUDGE)
+                if re.match(r"\W*yes\b", told, re.IGNORECASE):
+                    return True
+            return False
         return any(self._says(candidate.content, claim, known) for claim in telling)
 
     def _says(self, text: str, claim: str, known: frozenset[str]) -> bool:

@@ -1,4 +1,4 @@
-"""``redteam``, ``report``, ``reproduce``: attacking one's own system, and reading what came out."""
+"""``redteam`` and ``report``: attacking one's own system, and reading what came out."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def run(
         log = _questions(settings.folder, settings.calibrate.log)
         benign = _questions(settings.folder, section.benign)
         try:
-            campaign = asyncio.run(run_campaign(app, log, benign, _step, tenant))
+            campaign = asyncio.run(run_campaign(app, log, benign, step, tenant))
         except KeyboardInterrupt:
             say.print("interrupted; what was finished is kept, run the same command again to go on")
             raise typer.Exit(INTERRUPTED) from None
@@ -111,7 +111,8 @@ def _questions(folder: Path, path: Path | None) -> list[str]:
 
 
 @contextmanager
-def _step(title: str, total: int | None) -> Iterator[Callable[[int], None]]:
+def step(title: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    """Shows the progress of one step, as ``casemate.redteam.Steps`` wants it."""
     with bar() as progress:
         task = progress.add_task(title, total=total)
         yield lambda n: progress.advance(task, n)

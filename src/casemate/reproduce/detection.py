@@ -1,10 +1,10 @@
-"""Tables 1, 2 and 8 and Figure 1: how questions look to the guard, without anybody answering them."""
+"""Tables 1, 2 and 8 and Figure 1: how questions look to a guard, without anybody answering them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -14,30 +14,31 @@ from casemate.lab.wording import number
 from casemate.protocols import MembershipAttack
 from casemate.redteam import WRITTEN, Steps
 from casemate.reproduce import drawing
-from casemate.reproduce.laboratory import ATTACKS, K, OURS, PAPER, Lab, Setting, digest, nfcorpus
-from casemate.reproduce.printed import FIVE, FOUR, NORMALITY, TABLE_1, TABLE_2, TABLE_8, Numbers
+from casemate.reproduce.laboratory import ATTACKS, CORPUS, OURS, PAPER, K, Lab, Setting, digest, nfcorpus
+from casemate.reproduce.printed import FIVE, NORMALITY, TABLE_1, TABLE_2, TABLE_8, Numbers
 from casemate.reproduce.result import Cell, Result, Row, mean, printed, share, told
-from casemate.stats import Rate
 from casemate.types import Float64, Query, Vector
+
+Kind: TypeAlias = tuple[str, bool]
+"""The attack, or ``HARMLESS``; and whether the questions are about members."""
 
 HARMLESS = "harmless"
 LOOSER = "calibrated, 5 %"
 """Ours at the rate that the paper names."""
-CORPUS = (
-    "Index: 2,633 documents of NFCorpus, those that are none of the 1,000 published non-members, cut into chunks of 256 "
-    "tokens. The paper: a member part of 70 %, each document one embedding.",
-    "Embedder: all-MiniLM-L6-v2, 384 dimensions. The paper: BGE-M3, 1,024.",
-    "Attack questions: written by script. The paper: GPT-4o and GPT-4o-mini for the questions of IA.",
-    "One question of each attack about each candidate, of several one drawn at random. The paper: as many as there are "
-    "harmless questions, 323.",
-    "SciDocs and TREC-COVID are not at hand, and the detector that asks GPT-4o was not run: these rows are left out.",
+HERE = "here"
+ONE_EACH = (
+    "One question of each attack about each candidate, of several one drawn at random. The paper: 323, as many as "
+    "there are harmless questions.",
+    f"{WRITTEN} The paper: GPT-4o and GPT-4o-mini write for IA.",
+)
+NOT_RUN = (
+    "The paper's detector that asks GPT-4o was not run, and SciDocs and TREC-COVID are not at hand: these are left out."
 )
 OF_OURS = (
-    "'calibrated' is fitted to the 324 dev questions of NFCorpus. The harmless questions here are the test questions.",
-    "It flags at most 1 % of such questions, the product's usual rate; '5 %' at the rate that the paper names. Its "
-    "threshold is an order statistic of 162 scores, so that the share itself varies.",
+    "'calibrated' is fitted to the dev questions of NFCorpus; the harmless questions here are the test questions. It "
+    "flags 1 % of harmless questions at most, the product's usual rate, and '5 %' what the paper's significance names.",
 )
-QUIET = "What the guard sees of a question does not depend on a reader, so none was simulated here."
+BINS = 48
 
 
 class Asked(NamedTuple):
@@ -68,8 +69,150 @@ class Seen(NamedTuple):
     target: bool
 
 
+async def table1(setting: Setting, steps: Steps, opened: ExitStack) -> Result:
+    """Whether the similarities of a question to all documents are normal."""
+    lab = await nfcorpus(setting, steps, opened)
+    questions = await asked(lab)
+    kept = [question for question in questions if question.member or question.kind == HARMLESS]
+    rows = [printed(kind, "the paper", numbers) for kind, numbers in TABLE_1.items()]
+    with steps("testing for normality", len(kept)) as count:
+        for (kind, _), S, sources in similarities(lab, kept):
+            rows.append(Row(kind, HERE, _normality(S, sources)))
+            count(len(S))
+    columns = (*NORMALITY, "without its document", "rejected", "rejected without s_max")
+    return Result(
+        "Table 1: mean p of D'Agostino and Pearson's test, of the similarities S_q of each question",
+        columns,
+        tuple(sorted(rows, key=lambda row: [HARMLESS, *ATTACKS].index(row.of))),
+        (*CORPUS, *ONE_EACH),
+        (
+            "'rejected' is the share of questions with p below .05. 'without its document' leaves all chunks of the "
+            "nearest document out.",
+        ),
+        lab.facts,
+    )
+
+
+def _normality(S: Vector, sources: Sequence[str]) -> dict[str, Cell]:
+    """Means and shares of p-values over the rows of S, (questions, chunks)."""
+    place = {source: np.flatnonzero(np.array(sources) == source) for source in set(sources)}
+    p = []
+    for row in S.astype(np.float64):
+        best = int(row.argmax())
+        p.append([metrics.normality(np.delete(row, out)) for out in ([], [best], place[sources[best]])])
+    whole, alone, without = np.array(p).T
+    return {
+        **dict(zip((*NORMALITY, "without its document"), map(mean, (whole, alone, without)), strict=True)),
+        "rejected": share(whole < 0.05),
+        "rejected without s_max": share(alone < 0.05),
+    }
+
+
+async def table2(setting: Setting, steps: Steps, opened: ExitStack) -> Result:
+    """Questions that attack members against harmless ones and those that attack non-members."""
+    how = (
+        "Negatives: harmless questions and attacks on non-members, both kinds weighing the same and together as much "
+        "as the positives. The paper has as many negatives as positives, and does not say how many of which."
+    )
+    title = "Table 2: attacks on members, told from harmless questions and from attacks on non-members"
+    return await _detection(await nfcorpus(setting, steps, opened), title, TABLE_2, True, how)
+
+
+async def table8(setting: Setting, steps: Steps, opened: ExitStack) -> Result:
+    """Questions that attack members against harmless ones."""
+    how = "Negatives: harmless questions, weighing as much as the positives. The paper has as many of both."
+    title = "Table 8: attacks on members, told from harmless questions"
+    return await _detection(await nfcorpus(setting, steps, opened), title, TABLE_8, False, how)
+
+
+async def _detection(lab: Lab, title: str, paper: Mapping[str, Numbers], others: bool, how: str) -> Result:
+    found = await judged(lab, await asked(lab))
+    rows = []
+    for attack in ATTACKS:
+        rows += [printed(attack, PAPER, paper[attack])] if attack in paper else []
+        rows += [Row(attack, f"{name}, here", _told(seen, attack, others)) for name, seen in found.items()]
+    columns = (*FIVE, *(("non-members flagged",) if others else ()), "target withheld")
+    remark = (
+        "'target withheld': share of attacks on members in which the very document asked about was withheld. "
+        "Precision would be far lower where attacks are rarer than every second question."
+    )
+    return Result(title, columns, tuple(rows), (*CORPUS, *ONE_EACH, how, NOT_RUN), (remark, *OF_OURS), lab.facts)
+
+
+def _told(seen: Mapping[Kind, Sequence[Seen]], attack: str, others: bool) -> dict[str, Cell]:
+    flags = {kind: [s.flagged for s in found] for kind, found in seen.items()}
+    positives, harmless, outside = flags[attack, True], flags[HARMLESS, False], flags[attack, False]
+    cells = told(positives, harmless, *([outside] if others else []))
+    cells |= {"harmless flagged": share(harmless), "target withheld": share([s.target for s in seen[attack, True]])}
+    return cells | ({"non-members flagged": share(outside)} if others else {})
+
+
+async def figure1(setting: Setting, steps: Steps, opened: ExitStack) -> Result:
+    """How similar questions are to all documents, and to the nearest one."""
+    lab = await nfcorpus(setting, steps, opened)
+    edges = np.linspace(-0.3, 1.0, BINS + 1)
+    rows, every, largest, line = [], {}, {}, 0.0
+    questions = await asked(lab)
+    with steps("comparing questions with all documents", len(questions)) as count:
+        for kind, S, _ in similarities(lab, questions):
+            best = S.max(axis=1)
+            line = line or _line(S, best)  # harmless questions come first
+            every[kind], largest[kind] = (np.histogram(x, edges)[0] / x.size for x in (S, best))
+            rows.append(Row(kind[0], _of(kind), _similarity(S, best, line)))
+            count(len(S))
+    panels = [panel for attack in ATTACKS for panel in _panels(attack, edges, (every, largest), line)]
+    path = drawing.write(setting.folder / "mirabel-figure1.html", "Similarities of questions to documents", panels)
+    said = (
+        f"The line is at {number(line, 3)}: the rule of Algorithm 1 with mean and deviation of all similarities of all "
+        "harmless questions, their largest left out, as in the paper's figure. The guard takes those of each question.",
+        "The paper's figure has no numbers.",
+    )
+    columns = ("mean of S_q", "deviation of S_q", "s_max", "above the line")
+    return Result(
+        "Figure 1: similarities of questions to all documents, and the largest of them",
+        columns,
+        tuple(rows),
+        (*CORPUS, *ONE_EACH),
+        said,
+        lab.facts,
+        (path,),
+    )
+
+
+def _line(S: Vector, best: Vector) -> float:
+    """One threshold for all questions, from the similarities of harmless ones, (questions, chunks)."""
+    count = S.size - len(best)
+    x = S.astype(np.float64)
+    middle = (x.sum() - best.sum()) / count
+    spread = ((x - middle) ** 2).sum() - ((best.astype(np.float64) - middle) ** 2).sum()
+    return float(middle + np.sqrt(spread / count) * stats.standard_threshold(S.shape[1], 0.05, "paper"))
+
+
+def _similarity(S: Vector, best: Vector, line: float) -> dict[str, Cell]:
+    return {
+        "mean of S_q": mean(S.mean(axis=1)),
+        "deviation of S_q": mean(S.std(axis=1)),
+        "s_max": mean(best),
+        "above the line": share(best > line),
+    }
+
+
+def _of(kind: Kind) -> str:
+    return "questions" if kind[0] == HARMLESS else "on members" if kind[1] else "on non-members"
+
+
+def _panels(
+    attack: str, edges: Float64, shares: tuple[Mapping[Kind, Float64], Mapping[Kind, Float64]], line: float
+) -> Iterator[drawing.Panel]:
+    """All similarities, and the largest, of one attack's questions and of harmless ones."""
+    kinds = {"members": (attack, True), "non-members": (attack, False), HARMLESS: (HARMLESS, False)}
+    for title, found, mark in (("all similarities", shares[0], None), ("the largest of each", shares[1], line)):
+        groups = {name: found[kind] for name, kind in kinds.items() if kind in found}
+        yield drawing.steps(f"{attack}: {title}", edges, groups, "cosine similarity", mark)
+
+
 async def asked(lab: Lab) -> list[Asked]:
-    """The harmless questions, and one of each attack about each candidate."""
+    """The harmless questions, then one of each attack about each candidate."""
     found = [Asked(HARMLESS, False, "", text) for text in lab.harmless]
     texts = sorted(document.content for document, _ in lab.split.candidates)
     for name, part in ATTACKS.items():
@@ -83,43 +226,26 @@ async def asked(lab: Lab) -> list[Asked]:
     return found
 
 
-async def judged(lab: Lab, questions: Sequence[Asked]) -> dict[str, dict[tuple[str, bool], list[Seen]]]:
-    """What each guard does with each question, by attack and whether it is about a member. Every client is a new one."""
+async def judged(lab: Lab, questions: Sequence[Asked]) -> dict[str, dict[Kind, list[Seen]]]:
+    """What each guard does with each question. Every one is a new client's."""
     guards = lab.bench.guards(lab.calibrated, {OURS: None, LOOSER: 0.05})
-    found: dict[str, dict[tuple[str, bool], list[Seen]]] = {name: {} for name in guards}
+    found: dict[str, dict[Kind, list[Seen]]] = {name: {} for name in guards}
     with lab.steps("looking at questions", len(questions)) as count:
-        for number_, (kind, member, source, text) in enumerate(questions):
-            query = Query(text, f"client-{number_}", k=K)
+        for place, (kind, member, source, text) in enumerate(questions):
             for name, guard in guards.items():
-                _, (verdict,) = await guard.retrieve(query)
+                _, (verdict,) = await guard.retrieve(Query(text, f"client-{place}", k=K))
                 target = member and not lab.held[source].isdisjoint(verdict.hidden)
                 found[name].setdefault((kind, member), []).append(Seen(bool(verdict.hidden), target))
             count(1)
     return found
 
 
-async def table2(setting: Setting, steps: Steps, opened: ExitStack) -> Result:
-    """Member attack queries against harmless ones and attack queries about non-members, half and half."""
-    return await _detection(
-        await nfcorpus(setting, steps, opened),
-        "Table 2: questions that attack members, told from harmless ones and from attacks on non-members",
-        TABLE_2,
-        (False, True),
-        "Negatives: harmless questions and questions about non-members, both kinds weighing the same. The paper has as "
-        "many negatives as positives and does not say how many of which.",
-    )
-
-
-async def table8(setting: Setting, steps: Steps, opened: ExitStack) -> Result:
-    """Member attack queries against harmless ones."""
-    return await _detection(
-        await nfcorpus(setting, steps, opened),
-        "Table 8: questions that attack members, told from harmless ones",
-        TABLE_8,
-        (False,),
-        "Negatives: harmless questions alone, weighing as much as the positives, of which the paper has as many.",
-    )
-
-
-async def _detection(lab: Lab, title: str, paper: dict[str, Numbers], against: tuple[bool, ...], how: str) -> Result:
-    raise NotImplementedError
+def similarities(lab: Lab, questions: Sequence[Asked]) -> Iterator[tuple[Kind, Vector, list[str]]]:
+    """Kind by kind the similarities of its questions to all chunks, (questions, chunks); and the chunks' sources."""
+    parts = [(documents, vectors.copy()) for documents, vectors in lab.bench.rag.index.scan()]
+    E = np.concatenate([vectors for _, vectors in parts])
+    sources = [document.source for documents, _ in parts for document in documents]
+    kinds = dict.fromkeys((question.kind, question.member) for question in questions)
+    for kind in kinds:
+        texts = [question.text for question in questions if (question.kind, question.member) == kind]
+        yield kind, lab.bench.rag.embedder.embed(texts) @ E.T, sources

@@ -56,6 +56,12 @@ ATTACKS: Mapping[str, Part] = {
         Part(use="menta"),
     )
 }
+CORPUS = (
+    "Index: the documents of NFCorpus that are none of the 1,000 published non-members, 2,633, cut into chunks of 256 "
+    "tokens. The paper: 70 % of NFCorpus, each document whole.",
+    "Embedder: all-MiniLM-L6-v2, 384 dimensions. The paper: BGE-M3, 1,024.",
+)
+"""What differs whatever is measured."""
 SPLIT = "mia_riddle/nfcorpus_selected_indices.json"
 HELP = "docs/how-to/reproduce-the-papers.md says what is wanted"
 
@@ -249,7 +255,7 @@ async def bench(setting: Setting, name: str, out: Collection[str], steps: Steps,
     plan = work.plan()
     if plan.todo or plan.gone:
         with steps(f"indexing {name}: {len(plan.todo)} documents", plan.bytes) as count:
-            await work.run(plan, count)
+            await work.run(plan, lambda size: count(round(size)))
     return Bench(Rag(CachedEmbedder(Kept(embedder, ledger)), index, reader), ledger, folder, setting.seed)
 
 

@@ -61,11 +61,11 @@ TABLE_2: Mapping[str, Numbers] = {
     "interrogation": _row(FOUR, 0.799, 0.896, 0.817, 0.750, precision=ROTATED, recall=ROTATED, F1=ROTATED),
 }
 
-FIVE = (*FOUR, "false alarms")
+FIVE = (*FOUR, "harmless flagged")
 TABLE_8: Mapping[str, Numbers] = {
-    "s2mia": _row(FIVE, 0.876, 0.802, 1.000, 0.890, 0.247, **{"false alarms": IMPLIED}),
-    "mba": _row(FIVE, 0.876, 0.802, 1.000, 0.890, 0.247, **{"false alarms": IMPLIED}),
-    "interrogation": _row(FIVE, 0.824, 0.783, 0.895, 0.835, 0.248, **{"false alarms": IMPLIED}),
+    "s2mia": _row(FIVE, 0.876, 0.802, 1.000, 0.890, 0.247, **{"harmless flagged": IMPLIED}),
+    "mba": _row(FIVE, 0.876, 0.802, 1.000, 0.890, 0.247, **{"harmless flagged": IMPLIED}),
+    "interrogation": _row(FIVE, 0.824, 0.783, 0.895, 0.835, 0.248, **{"harmless flagged": IMPLIED}),
 }
 
 UTILITY = ("EM@5", "EM@20", "EM@100", "R@5", "R@20", "R@100")

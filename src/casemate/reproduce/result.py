@@ -135,7 +135,7 @@ def balanced(recall: float, alarms: float) -> Detection:
     return Detection((1 + recall - alarms) / 2, precision, recall, 2 * recall / (1 + recall + alarms))
 
 
-def told(positives: Sequence[bool], *negatives: Sequence[bool]) -> dict[str, Cell]:
+def told(positives: npt.ArrayLike, *negatives: npt.ArrayLike) -> dict[str, Cell]:
     """``balanced`` with intervals: recall's by Clopper and Pearson, those of the others from draws of both rates.
 
     The rates are drawn from the law that Jeffreys' prior gives them, so that no interval shrinks to a point where all
@@ -157,9 +157,10 @@ def told(positives: Sequence[bool], *negatives: Sequence[bool]) -> dict[str, Cel
     return cells | {"recall": share(positives)}
 
 
-def share(flags: Sequence[bool]) -> Rate:
+def share(flags: npt.ArrayLike) -> Rate:
     """A share with its interval."""
-    return stats.rate(int(np.sum(flags)), len(flags))
+    said = np.asarray(flags, np.bool_)
+    return stats.rate(int(said.sum()), len(said))
 
 
 def mean(values: npt.ArrayLike) -> Rate:

@@ -1,0 +1,180 @@
+"""Tables 4, 5 and 9 and Figure 3: what attackers make of the answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import TypeAlias
+
+import numpy as np
+
+from casemate.app import build
+from casemate.errors import DataError
+from casemate.lab import charts, judge
+from casemate.lab.datasets import Half
+from casemate.lab.experiment import Experiment, Plan
+from casemate.lab.fitting import cross_fit
+from casemate.lab.results import AttackResult, Trial
+from casemate.lab.wording import measured
+from casemate.protocols import MembershipAttack, Target
+from casemate.redteam import SIMULATED, WRITTEN, Steps
+from casemate.reproduce import drawing
+from casemate.reproduce.laboratory import ATTACKS, BARE, CORPUS, OURS, PAPER, K, Lab, Setting, digest, nfcorpus
+from casemate.reproduce.printed import FOUR, SYSTEMS, TABLE_4, TABLE_5, TABLE_9, Numbers
+from casemate.reproduce.result import Cell, Result, Row, averaged, mean, printed, told
+
+Found: TypeAlias = Mapping[tuple[str, str], tuple[Trial, ...]]
+"""Finished trials by attack and system."""
+Figure: TypeAlias = Callable[[Sequence[Trial], Mapping[str, Half]], Cell]
+
+BINS = 20
+READER = (
+    f"{SIMULATED} The paper: Llama-3.2-3B.",
+    f"{WRITTEN} The paper: GPT-4o and GPT-4o-mini write for IA.",
+    "MBA masks 10 words. The paper: the best of 5, 10, 15 and 20. S2MIA takes the reply's perplexity for somebody who "
+    "has read the candidate, from counts of words. The paper: that of GPT-2.",
+    "Each candidate is asked about under a client's name of his own, at which the calibrated guard remembers.",
+    "DP-RAG was not run, and SciDocs and TREC-COVID are not at hand: these are left out.",
+)
+FITTED = (
+    "Thresholds are fitted under the attacked system on half of the candidates and judged on the other, then the other "
+    "way round. Of several features the best of three rules is taken, so that IA has any lambda. The paper: fitted on "
+    "one half, lambda of .5 to 1.",
+)
+SYSTEMS_HERE = (*SYSTEMS, OURS)
+
+
+async def table4(setting: Setting, steps: Steps, opened: ExitStack) -> Result:
+    """Adjusted attack accuracy."""
+    return await _by_system(
+        await nfcorpus(setting, steps, opened),
+        "Table 4: adjusted accuracy of attackers, 0 is guessing and .5 always right",
+        TABLE_4,
+        lambda trials, half: judge.adjusted_accuracy(cross_fit(trials, half)),
+        FITTED,
+    )
+
+
+async def table5(setting: Setting, steps: Steps, opened: ExitStack) -> Result:
+    """Kolmogorov-Smirnov distance of the scores."""
+    how = (
+        "Distances over all candidates, of the attack's score; of S2MIA the mean over BLEU and likelihood, nobody left "
+        "out. IA's score is with lambda 1.",
+    )
+    return await _by_system(
+        await nfcorpus(setting, steps, opened),
+        "Table 5: Kolmogorov-Smirnov distance of members' and others' scores, 0 is alike",
+        TABLE_5,
+        lambda trials, half: apart(trials),
+        how,
+    )
+
+
+async def table9(setting: Setting, steps: Steps, opened: ExitStack) -> Result:
+    """Accuracy, precision, recall and F1 of attackers."""
+    lab = await nfcorpus(setting, steps, opened)
+    found = await attacked(lab, tuple(ATTACKS))
+    rows = []
+    for attack in ATTACKS:
+        for system in SYSTEMS_HERE:
+            rows += [printed(attack, system, TABLE_9[attack, system])] if (attack, system) in TABLE_9 else []
+            fitted = cross_fit(found[attack, system], lab.split.half)
+            said = told(fitted.said[fitted.member], fitted.said[~fitted.member])
+            rows.append(Row(attack, f"{system}, here", said))
+    title = "Table 9: how well attackers tell members from others, .5 is guessing"
+    return Result(title, FOUR, tuple(rows), (*CORPUS, *READER, *FITTED), _withheld(found), lab.facts)
+
+
+async def figure3(setting: Setting, steps: Steps, opened: ExitStack) -> Result:
+    """IA's scores, before and after."""
+    lab = await nfcorpus(setting, steps, opened)
+    found = await attacked(lab, ("interrogation",))
+    rows = [printed("interrogation", system, {"distance": n}) for system, n in TABLE_5["interrogation"].items()]
+    for system in SYSTEMS_HERE:
+        trials = found["interrogation", system]
+        inside, outside = ([t.features[0] for t in trials if t.member is kind] for kind in (True, False))
+        cells: dict[str, Cell] = {"members": mean(inside), "others": mean(outside), "distance": apart(trials)}
+        rows.append(Row("interrogation", f"{system}, here", cells))
+    path = drawing.write(setting.folder / "mirabel-figure3.html", "Scores of IA", _panels(found, lab.split.half))
+    title = "Figure 3: scores of IA, means and Kolmogorov-Smirnov distance (Table 5)"
+    remark = "A score is the share of right answers less that of 'I don't know' (lambda 1), from -1 to 1."
+    columns = ("members", "others", "distance")
+    return Result(title, columns, tuple(rows), (*CORPUS, *READER), (remark,), lab.facts, (path,))
+
+
+def _panels(found: Found, half: Mapping[str, Half]) -> list[drawing.Panel]:
+    """Bare system and both guards. The histograms' scales are those of all three."""
+    scores = {system: [t.features[0] for t in found["interrogation", system]] for system in SYSTEMS_HERE}
+    every = np.concatenate(list(scores.values()))
+    edges = np.histogram_bin_edges(every, BINS)
+    sides = {}
+    for system, values in scores.items():
+        trials = found["interrogation", system]
+        figures = judge.figures_of(trials, half, guarded=system != BARE)
+        assert figures is not None
+        counts = {
+            name: np.histogram([v for v, t in zip(values, trials, strict=True) if t.member is kind], edges)[0]
+            for name, kind in (("members", True), ("nonmembers", False))
+        }
+        shape = {"edges": edges.tolist(), **{name: n.astype(float).tolist() for name, n in counts.items()}}
+        sides[system] = replace(figures, histogram=shape)
+    panels = []
+    for place, system in enumerate(SYSTEMS_HERE):
+        result = AttackResult("IA", "", "", sides[BARE], sides[PAPER if system == BARE else system])
+        side = "off" if system == BARE else "on"
+        panels.append((system, charts.histogram(result, side, f"f{place}")))
+    return panels
+
+
+async def _by_system(
+    lab: Lab, title: str, paper: Mapping[str, Numbers], figure: Figure, how: tuple[str, ...]
+) -> Result:
+    """A table with an attack in each line and a system in each column."""
+    found = await attacked(lab, tuple(ATTACKS))
+    rows = []
+    for attack in ATTACKS:
+        rows += [printed(attack, "the paper", paper[attack])] if attack in paper else []
+        cells = {system: figure(found[attack, system], lab.split.half) for system in SYSTEMS_HERE}
+        rows.append(Row(attack, "here", cells))
+    return Result(title, SYSTEMS_HERE, tuple(rows), (*CORPUS, *READER, *how), _withheld(found), lab.facts)
+
+
+def _withheld(found: Found) -> tuple[str, ...]:
+    """In how many questions about members the guards withheld them."""
+    lines = []
+    for system in (PAPER, OURS):
+        rates = []
+        for attack in ATTACKS:
+            inside = [t for t in found[attack, system] if t.member]
+            rate = judge.clustered([t.hidden for t in inside], [t.questions for t in inside])
+            rates.append(f"{attack} {measured(rate, share=True)}")
+        lines.append(f"{system} withheld the member in this share of the questions about it: {', '.join(rates)}.")
+    return tuple(lines)
+
+
+def apart(trials: Sequence[Trial]) -> Cell:
+    """How far the scores of members and others are apart; of S2MIA, in both of its features on average."""
+    inside, outside = (np.array([t.features for t in trials if t.member is kind]) for kind in (True, False))
+    names = 2 if inside.shape[1] == 2 else 1  # S2MIA has two scores, the others have one and what it is made of
+    return averaged([(inside[:, i], outside[:, i]) for i in range(names)])
+
+
+async def attacked(lab: Lab, names: Sequence[str]) -> Found:
+    """Every candidate attacked against the bare system and both guards; what is finished already is taken as it is.
+
+    Raises:
+        DataError: If an attack broke off, or a defense failed.
+    """
+    bench = lab.bench
+    attacks: dict[str, MembershipAttack] = {name: build("attack", ATTACKS[name]) for name in names}
+    targets: dict[str, Target] = {BARE: bench.rag, **bench.guards(lab.calibrated)}
+    facts = [bench.state, lab.calibrated.read_text(encoding="utf-8")]
+    plan = Plan(seed=lab.setting.seed, k=K, label=digest(facts))
+    experiment = Experiment(attacks, lab.split, targets, bench.ledger, lab.held, plan)
+    with lab.steps("attacking", experiment.total) as count:
+        trials = await experiment.run(count)
+    if trials.errors or trials.failed or trials.missing:
+        why = "; ".join(trials.errors.values()) or trials.why or f"a defense failed in {trials.failed} questions"
+        raise DataError(f"the attacks did not come to their end: {why}")
+    return trials.done

@@ -1,0 +1,49 @@
+"""Our scoring on answers that a real language model gave (Naseh et al. 2025, Llama-3-8B, NFCorpus, 250 + 250)."""
+
+import asyncio
+import gzip
+import json
+
+import pytest
+
+from casemate import metrics
+from casemate.attacks.direct import Direct
+from casemate.attacks.interrogation import Interrogation, said
+from casemate.attacks.s2mia import S2MIA
+from casemate.types import Document, Probe, Reply
+
+
+def scores(data, name, attack, key, feature=0):
+    """A feature of each row by the attack's own ``measure``, members and non-members."""
+    found = {"yes": [], "no": []}
+    with gzip.open(data / f"mia_riddle/nfcorpus_{name}.jsonl.gz", "rt") as file:
+        rows = [json.loads(line) for line in file]
+    attack.study([row["text"] for row in rows])
+    for row in rows:
+        candidate = Document(row["_id"], row["text"], row["title"])
+        probe = Probe(tuple(row["questions"]), key(row))
+        replies = [Reply(text) for text in row["llm_responses"]]
+        found[row["mem"]].append(asyncio.run(attack.measure(candidate, probe, replies))[feature])
+    assert (len(found["yes"]), len(found["no"])) == (250, 250)
+    return found["yes"], found["no"]
+
+
+def truth(row):
+    return {"truth": [said(answer) for answer in row["answers"]]}
+
+
+@pytest.mark.parametrize(
+    ("name", "attack", "key", "feature", "published"),
+    [
+        ("ia_llama3_8b_top15", Interrogation(), truth, 1, 0.965),  # the published scorer counts right answers only
+        ("s2mia", S2MIA(), lambda row: {}, 0, 0.745),
+        ("direct_rag_mia", Direct(), lambda row: {}, 0, 0.732),
+    ],
+)
+def test_recorded_answers_have_the_published_auc(data, name, attack, key, feature, published):
+    assert metrics.auc(*scores(data, name, attack, key, feature)) == pytest.approx(published, abs=0.01)
+
+
+def test_counting_what_is_not_known_makes_the_interrogation_stronger(data):
+    """Four of ten replies to non-members are "I don't know", cut after "I don't" in the record."""
+    assert metrics.auc(*scores(data, "ia_llama3_8b_top15", Interrogation(penalty=5), truth)) > 0.975
