@@ -4,23 +4,24 @@ A question that carries a document, or asks about it fact by fact, stands out ag
 found for it: by similarity, and by the words it shares with that document alone. ``calibration`` learns from an owner's
 own harmless questions how far is too far.
 
-Every figure is computed from one document and those ranked below it. Taking another document out of the ranking never
-makes one look less close, rare changes at the end of the list aside. So documents may be withheld one by one, the
-closest first, and what is left is judged as if the withheld had never been there.
+Every figure is computed from one document and those ranked below it, and whoever is withheld can be left out of the
+comparison. So it can be decided, from the last document to the first, who is withheld, and what is left is judged as if
+the withheld had never been there.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from casemate import stats
-from casemate.types import Background, Hit
+from casemate.types import Background, Hit, Retrieval
 from casemate.words import STOP_WORDS, stem
 
+Figures: TypeAlias = tuple[float, ...]
 FEATURES = ("similarity", "gap", "depth", "spacing", "phrases", "margin")
 """Names of the figures, in order; each is larger the closer the question.
 
@@ -35,6 +36,8 @@ LOOKS = 7
 """Hits beyond the context that are compared with."""
 ALIKE = 0.7
 """Share of common words above which two documents are copies: a copy does not explain a high similarity."""
+LEAST_P, TINY = 16.0, 1e-9
+"""The spacing test's p-value counts as 10^-16 at least, and a spacing below TINY is rounding."""
 CACHED = 512  # documents whose words are remembered: some 15 MB
 
 
@@ -45,52 +48,62 @@ class Question:
         words = _words(text)
         self._stems, self._phrases = words.stems - {""}, frozenset(_runs(words.tokens))
 
-    def observe(self, hits: Sequence[Hit], background: Background, k: int) -> dict[str, tuple[float, ...]]:
-        """The figures of every source that has a chunk among the first k hits.
+    def figures(self, source: str, found: Retrieval, out: Collection[str] = ()) -> Figures | None:
+        """The figures of one source, compared with the next ``LOOKS`` hits.
 
         Args:
-            hits: By decreasing score; ``LOOKS`` more than k, since the figures compare with what is below.
-            background: Of all documents, without those withheld.
-            k: How many hits make the context.
+            source: Whose.
+            found: Hits by decreasing score, and the law of all similarities.
+            out: Sources that nothing is compared with: those withheld, and those that rank above.
 
         Returns:
-            Source to figures, in the order of ``FEATURES``.
+            In the order of ``FEATURES``. None if the source was not found, or stands so near the end of what was found
+            that there is too little to compare with.
         """
-        found: dict[str, _Source] = {}
-        for hit in hits[: k + LOOKS]:
-            words = _words(hit.document.content)
-            held = found.setdefault(hit.document.source, _Source(hit.score, frozenset(), ()))
-            found[hit.document.source] = _Source(held.score, held.stems | words.stems, (*held.tokens, words.tokens))
-        shared = {name: len(self._stems & source.stems) for name, source in found.items()}
-        figures: dict[str, tuple[float, ...]] = {}
-        for name in dict.fromkeys(h.document.source for h in hits[:k]):
-            own = found[name]
-            lower = [o for o, other in found.items() if o != name and other.score <= own.score]
-            lower = [o for o in lower if not _copies(found[o].stems, own.stems)]
-            below = [found[o].score for o in lower]
-            margin = shared[name] - max((shared[o] for o in lower), default=0)
-            figures[name] = (
-                own.score,
-                own.score - math.fsum(below[:NEXT]) / len(below[:NEXT]) if below else own.score,
-                _depth(own.score, background),
-                _spacing([own.score, *below]),
-                math.log1p(self._shared_phrases(own)),
-                math.log1p(max(margin, 0)),
-            )
-        return figures
+        own, below = list[Hit](), list[Hit]()
+        for hit in found.hits:
+            if hit.document.source == source:
+                own.append(hit)
+            elif own and hit.document.source not in out:
+                below.append(hit)
+            if len(below) == LOOKS:
+                break
+        if not own or (len(below) < LOOKS and not found.exhausted):
+            return None
+        score, stems = own[0].score, _stems(own)
+        others = [(hits[0].score, held) for hits in _by_source(below) if not _copies(held := _stems(hits), stems)]
+        near = [s for s, _ in others[:NEXT]]
+        margin = len(self._stems & stems) - max((len(self._stems & held) for _, held in others), default=0)
+        return (
+            score,
+            score - math.fsum(near) / len(near) if near else score,
+            _depth(score, found.background),
+            _spacing([score, *(s for s, _ in others)]),
+            math.log1p(self._shared_phrases(own)),
+            math.log1p(max(margin, 0)),
+        )
 
-    def _shared_phrases(self, source: _Source) -> int:
+    def _shared_phrases(self, own: Sequence[Hit]) -> int:
         if not self._phrases:
             return 0
-        return len(self._phrases.intersection(chain.from_iterable(map(_runs, source.tokens))))
+        runs = (_runs(_words(h.document.content).tokens) for h in own)
+        return len(self._phrases.intersection(chain.from_iterable(runs)))
 
 
-class _Source(NamedTuple):
-    """What was found of one source document."""
+def sources(hits: Iterable[Hit]) -> list[str]:
+    """The sources of some hits, each once, in order."""
+    return list(dict.fromkeys(h.document.source for h in hits))
 
-    score: float
-    stems: frozenset[str]
-    tokens: tuple[list[str], ...]
+
+def _by_source(hits: Sequence[Hit]) -> Iterable[list[Hit]]:
+    found: dict[str, list[Hit]] = {}
+    for hit in hits:
+        found.setdefault(hit.document.source, []).append(hit)
+    return found.values()
+
+
+def _stems(hits: Sequence[Hit]) -> frozenset[str]:
+    return frozenset[str]().union(*(_words(h.document.content).stems for h in hits))
 
 
 class _Words(NamedTuple):
@@ -140,12 +153,12 @@ def _depth(score: float, background: Background) -> float:
 
 
 def _spacing(s: Sequence[float]) -> float:
-    """-log10 of ``stats.spacing_test(s, 1)``, without its checks: this is on every request's path."""
-    v = len(s) - 2
-    if v < NEXT:
+    """-log10 of ``stats.spacing_test(s, 1)``, at most ``LEAST_P``, without its checks: on every request's path."""
+    v, own = len(s) - 2, s[0] - s[1] if len(s) > 1 else 0.0
+    if v < NEXT or own < TINY:
         return 0.0
-    rest = math.fsum(s[1:]) + s[1] - (v + 2) * s[-1]
-    return v * math.log10(1 + (s[0] - s[1]) / rest) if rest > 0 else 0.0
+    rest = max(math.fsum(s[1:]) + s[1] - (v + 2) * s[-1], TINY)  # 0 if all that follow are alike, but for rounding
+    return min(v * math.log10(1 + own / rest), LEAST_P)
 
 
 def as_mapping(figures: Sequence[float]) -> Mapping[str, float]:

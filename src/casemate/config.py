@@ -108,8 +108,8 @@ class CalibrateSection(Section):
         default=None,
         description="Harmless questions that people asked: plain lines or jsonl. Without it they are made.",
     )
-    questions: int = Field(default=1000, ge=20, le=100_000, description="Harmless questions made, or taken of the log.")
-    documents: int = Field(default=200, ge=20, le=10_000, description="Documents that are probed.")
+    questions: int = Field(default=800, ge=20, le=100_000, description="Harmless questions made, or taken of the log.")
+    documents: int = Field(default=120, ge=20, le=10_000, description="Documents that are probed.")
     seed: int = Field(default=7, ge=0, description="Of everything that is drawn.")
 
 

@@ -24,7 +24,9 @@ FINGERPRINT = "minilm:53aa51172d142c89:fp32:256"
 def run(tmp_path):
     """Runs ``casemate`` in an empty folder and expects an exit code."""
 
-    def casemate(*words, code=0, **options):
+    def casemate(*words, code=0, calibrate=False, **options):
+        if words[0] == "index" and not calibrate:  # it takes longer than all else together
+            words += ("--no-calibrate",)
         done = subprocess.run(
             [sys.executable, "-m", "casemate", *words],
             cwd=tmp_path,
@@ -292,26 +294,28 @@ def test_the_demo_tells_its_story_and_its_figures_are_those_of_the_readme(run, t
     done = run("demo", "--json")
     result = json.loads(done.stdout)
     readme = (Path(__file__).parents[2] / "README.md").read_text()
-    for label in result["probes"]["off"]:
-        printed = re.search(rf"\| {label} \| (\d+) of 40 .* \| (\d+) of 40 ", readme)
-        for number, guard in enumerate(("off", "on"), 1):  # another processor may round a close call the other way
-            assert abs(result["probes"][guard][label]["named"] - int(printed[number])) <= 2
-    printed = re.search(r"(\d+) of 24 harmless questions had a document hidden, (\d+) got another answer", readme)
-    assert abs(result["benign"]["context_changed"] - int(printed[1])) <= 2
-    assert abs(result["benign"]["answer_changed"] - int(printed[2])) <= 2
+    for attack in result["attacks"]:
+        off, on = attack["off"]["auc"][0], attack["on"]["auc"][0]
+        printed = re.search(rf"\| `{attack['name']}` \| ([\d.]+) .* \| ([\d.]+) ", readme)
+        assert abs(off - float(printed[1])) <= 0.03  # another processor may round a close call the other way
+        assert abs(on - float(printed[2])) <= 0.1  # and the thresholds have a secret, random share
+        assert off > 0.9
+        assert abs(on - 0.5) < 0.2
+    assert result["audit"]["pairs"] > 500
+    assert result["audit"]["differing"] == 0
+    assert result["status"] in {"pass", "inconclusive"}
+    assert any("simulation" in line for line in result["simulated"])
+    assert "somebody probes" in done.stderr
+    report = (tmp_path / "casemate-demo/redteam/report.html").read_text()
+    assert "<svg" in report
+    assert "HV-20" not in report  # no record's number
     (tmp_path / "casemate-demo/casemate.yaml").write_text("rag: {k: 3}")
     assert "not the demo's" in run("demo", code=2).stderr
-    off, on = result["probes"]["off"], result["probes"]["on"]
-    assert off["whole record, of the clinic"]["named"] == 40
-    assert on["whole record, of the clinic"]["named"] < 15
-    assert on["whole record, of elsewhere"]["named"] == off["whole record, of elsewhere"]["named"] == 0
-    assert result["simulated"] is True
-    assert "somebody probes" in done.stderr
 
 
 def test_help_names_every_command(run):
     shown = run("--help").stdout
-    assert all(command in shown for command in ("init", "index", "ask", "doctor", "demo"))
+    assert all(command in shown for command in ("init", "index", "calibrate", "ask", "redteam", "report", "doctor", "demo"))
     assert run("--version").stdout.strip().count(".") == 2
 
 

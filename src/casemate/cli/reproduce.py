@@ -53,22 +53,20 @@ def reproduce(
 
 
 def show(result: Result) -> None:
-    """The table, and everything that is to be known when reading it."""
-    table = Table(title=shown(result.title), title_justify="left")
-    for column in ("", "", *result.columns):
-        table.add_column(column)
-    before = ""
-    for row in result.rows:
-        if row.of != before and before:
-            table.add_section()
-        cells = (experiments.shown(row.cells.get(column)) for column in result.columns)
-        style = "dim" if row.printed else ""
-        table.add_row(shown(row.of if row.of != before else ""), shown(row.system), *map(shown, cells), style=style)
-        before = row.of
+    """The table, a figure in each line and the paper's beside ours, and all that is to be known when reading it."""
+    groups = {row.of: {r.system: r.cells for r in result.rows if r.of == row.of} for row in result.rows}
+    systems = dict.fromkeys(row.system for row in result.rows)
+    table = Table("", "", *map(shown, systems), title=shown(result.title), title_justify="left")
+    for of, rows in groups.items():
+        table.add_section()
+        lines = [column for column in result.columns if any(column in cells for cells in rows.values())]
+        for column in lines:
+            found = (experiments.shown(rows[system].get(column) if system in rows else None) for system in systems)
+            table.add_row(shown(of if column == lines[0] else ""), shown(column), *map(shown, found))
     out.print(table)
-    for kind, lines in (("* ", result.odd), ("", result.remarks), ("differs: ", result.differs)):
-        for line in lines:
-            out.print(shown(f"{kind}{line}"), soft_wrap=True)
+    for kind, notes in (("* ", result.odd), ("", result.remarks), ("differs: ", result.differs)):
+        for note in notes:
+            out.print(shown(f"{kind}{note}"), soft_wrap=True)
     out.print(shown(", ".join(f"{key} {value}" for key, value in result.setting.items())), soft_wrap=True, style="dim")
     for path in result.files:
         out.print(f"wrote {shown(str(path))}", soft_wrap=True)

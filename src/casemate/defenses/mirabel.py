@@ -27,16 +27,16 @@ from typing import ClassVar, Literal
 
 from casemate import stats
 from casemate.calibration import Calibration, Calibrations
-from casemate.closeness import LOOKS, Question
+from casemate.closeness import LOOKS, Question, sources
 from casemate.errors import ConfigError, DataError
 from casemate.protocols import Defense, Embedder, EventStore, Index
 from casemate.sessions import Sessions
-from casemate.types import Action, Outcome, Query, Retrieval, Verdict
+from casemate.types import Action, Document, Outcome, Query, Retrieval, Verdict
 from casemate.words import sentences
 
 CALIBRATED, PUBLISHED = 0.01, 0.05  # usual significance of each kind of mode
-MOST = 64
-"""When so many documents are too close to one question, it is answered without any."""
+ROUNDS = 64
+"""A question about which nothing is settled after so many rounds is answered without any document."""
 PARTS = 8
 """Sentences of a doubtful question that are looked at one by one."""
 
@@ -105,7 +105,7 @@ class Mirabel(Defense):
 
     async def score(self, query: Query, retrieval: Retrieval, calibration: Calibration) -> Mapping[str, float]:
         """The score of every source in the context, before any threshold, jitter or memory: for calibrating."""
-        return await _Decision(self, query, retrieval, calibration).score(retrieval, ())
+        return await _Decision(self, query, retrieval, calibration).scores()
 
     def judge(self, retrieval: Retrieval) -> Verdict:
         """The published rule: Algorithm 1, lines 8-13, on the best hit and the background."""
@@ -145,115 +145,136 @@ class Mirabel(Defense):
 class _Decision:
     """One question, judged in mode ``calibrated``.
 
-    Documents are withheld one by one, the closest first, and what is left is judged each time as if the others had
-    never been there. So the final context is that of a collection without them.
+    From the last document of the context to the first, each is compared with what stands below it and stays. Whoever is
+    withheld is compared with nobody, so no decision depends on him, and the final context is that of a collection
+    without him. How far down the context reaches depends on who is withheld: so it is judged until that stays the same.
     """
 
     def __init__(self, mirabel: Mirabel, query: Query, retrieval: Retrieval, calibration: Calibration) -> None:
-        self.mirabel, self.query, self.found, self.calibration = mirabel, query, retrieval, calibration
+        self.mirabel, self.query, self.given, self.calibration = mirabel, query, retrieval, calibration
         assert mirabel.significance is not None
         rate = mirabel.significance * min(1.0, calibration.k / query.k)  # a larger context has more to be close to
         self.threshold = calibration.threshold(calibration.attainable(rate))
         self.question = Question(query.text)
         self.who = (query.tenant, query.client)
-        self.notes: dict[str, float] = {}  # source -> evidence with this question
+        self.before = sorted({h.document.source for h in retrieval.hits} & set(mirabel.barred(query)))
+        self.found = _without(retrieval, self.before)
         self.parts: list[tuple[Question, Retrieval]] | None = None
 
     async def outcome(self) -> Outcome[Retrieval]:
         """What is left, and why."""
-        sessions = self.mirabel.sessions
-        before = sorted({h.document.source for h in self.found.hits} & set(self.mirabel.barred(self.query)))
-        gone, flagged = list(before), list[str]()
-        why = ["before"] if before else []
-        first: tuple[str, float] | None = None
-        while True:
-            left = _without(self.found, gone)
-            scores = await self.score(left, gone)
-            first = first or max(scores.items(), key=lambda pair: pair[1], default=None)
-            suspect, reason = self._suspect(scores)
-            if not suspect:
-                break
-            gone.append(suspect)
-            flagged.append(suspect)
-            why.append(reason)
-            if len(flagged) == MOST:
-                left = replace(left, hits=(), exhausted=True)
-                break
-        if len(left.hits) < self.query.k + LOOKS and not left.exhausted:
-            return Outcome(self.found, more=True)
-        for source, evidence in self.notes.items():
-            sessions.note(*self.who, source, evidence)
-        for source in flagged:
-            sessions.bar(*self.who, source)
-        return Outcome(replace(self.found, hits=left.hits), self._verdict(first, gone, flagged, why))
+        left, suspects, scores = self.found, dict[str, str](), dict[str, float]()
+        for _ in range(ROUNDS):
+            judged = await self._judged(left)
+            if judged is None or (len(left.hits) < self.query.k and not left.exhausted):
+                return Outcome(self.given, more=True)
+            before, (scores, suspects) = suspects, judged
+            if suspects.keys() == before.keys():
+                return self._concluded(left, scores, suspects)
+            left = _without(self.found, suspects)
+        return self._concluded(replace(left, hits=()), scores, suspects)
 
-    async def score(self, left: Retrieval, gone: Sequence[str]) -> dict[str, float]:
-        """The score of every source in the context, by the whole question or, in doubt, by one of its sentences."""
-        scores = self._scores(self.question, left)
-        best = max(scores.values(), default=-math.inf)
-        if not self.calibration.doubt < best <= self.threshold:
-            return scores
-        for question, found in await self._parts():
-            part = self._scores(question, _without(found, gone))
-            scores = {source: max(score, part.get(source, score)) for source, score in scores.items()}
-        return scores
+    async def scores(self) -> dict[str, float]:
+        """The score of every source in the context if nobody is withheld; nothing if there are too few hits."""
+        judged = await self._judged(self.found, withhold=False)
+        return judged[0] if judged else {}
 
-    def _scores(self, question: Question, left: Retrieval) -> dict[str, float]:
-        open_to_him = {
-            h.document.source
-            for h in left.hits[: self.query.k]
-            if self.query.client in h.document.metadata.get(self.mirabel.readers, ())
-        }
-        figures = question.observe(left.hits, left.background, self.query.k)
-        return {s: self.calibration.score(f) for s, f in figures.items() if s not in open_to_him}
+    async def _judged(self, left: Retrieval, withhold: bool = True) -> tuple[dict[str, float], dict[str, str]] | None:
+        """Scores down to the last of the context, and who is withheld, and why; None if there are too few hits.
+
+        Args:
+            left: What is left without those that were withheld the last time.
+            withhold: Whether anybody is.
+        """
+        k, hits = self.query.k, self.found.hits
+        order = sources(hits[: hits.index(left.hits[k - 1]) + 1] if len(left.hits) >= k else hits)
+        gone = {h.document.source for h in hits} - {h.document.source for h in left.hits}
+        found = _law_without(self.found, gone)
+        out, scores, suspects = set(order), dict[str, float](), dict[str, str]()
+        for source in reversed(order):
+            out.discard(source)
+            figures = self.question.figures(source, found, out)
+            if figures is None:
+                return None
+            scores[source] = self.calibration.score(figures)
+            if self.calibration.doubt < scores[source] <= self.threshold:
+                scores[source] = max([scores[source], *await self._by_part(source, gone, out)])
+            if withhold and (why := self._why(source, scores[source])):
+                suspects[source] = why
+                out.add(source)
+        return scores, suspects
+
+    async def _by_part(self, source: str, gone: Collection[str], out: Collection[str]) -> list[float]:
+        """The scores of a source by each sentence of the question alone."""
+        found = [part.figures(source, _law_without(hits, gone), out) for part, hits in await self._parts()]
+        return [self.calibration.score(figures) for figures in found if figures is not None]
 
     async def _parts(self) -> list[tuple[Question, Retrieval]]:
         """The sentences of the question, each with what is found for it alone."""
         if self.parts is None:
             embedder, index = self.mirabel.embedder, self.mirabel.index
             texts = [s for s in sentences(self.query.text) if len(s.split()) > 2][:PARTS]
-            if embedder is None or index is None or len(texts) < 2:
-                self.parts = []
-            else:
-                vectors = await asyncio.to_thread(embedder.embed, texts)
-                k = self.query.k + 3 * self.mirabel.hides + LOOKS
-                found = [await asyncio.to_thread(index.search, v, k, self.query.tenant) for v in vectors]
-                self.parts = list(zip(map(Question, texts), found, strict=True))
+            self.parts = []
+            if embedder is not None and index is not None and len(texts) > 1:
+                k = 2 * len(self.given.hits)  # whoever stands above in the whole is left out here, too
+                for text, vector in zip(texts, await asyncio.to_thread(embedder.embed, texts), strict=True):
+                    found = await asyncio.to_thread(index.search, vector, k, self.query.tenant)
+                    found = replace(found, exhausted=len(found.hits) < k)
+                    self.parts.append((Question(text), _without(found, self.before)))
         return self.parts
 
-    def _suspect(self, scores: dict[str, float]) -> tuple[str, str]:
-        """The source that is closest beyond its limit, and by what; nothing if there is none."""
-        worst, reason, excess = "", "", 0.0
-        for source, score in scores.items():
-            over = score + self.calibration.allowance(*self.who, source) - self.threshold
-            if over > excess:
-                worst, reason, excess = source, "closeness", over
-        if worst:
-            return worst, reason
-        alarm = 1 / self.mirabel.session_alarm
-        for source, score in scores.items():
-            held = self.mirabel.sessions.evidence(*self.who, source)
-            # The CUSUM of e-values: a false alarm in 1 / alarm questions at most, in the long run (Shin et al. 2022).
-            self.notes[source] = stats.e_value(self.calibration.p_value(score)) * max(held, 1.0)
-        worst = max(scores, key=lambda s: self.notes[s], default="")
-        return (worst, "session") if worst and self.notes[worst] >= alarm else ("", "")
+    def _why(self, source: str, score: float) -> str:
+        """By what a question is too close to a source; empty if it is not."""
+        if any(self._may_read(h.document) for h in self.found.hits if h.document.source == source):
+            return ""
+        if score + self.calibration.allowance(*self.who, source) > self.threshold:
+            return "closeness"
+        held = self.mirabel.sessions.evidence(*self.who, source)
+        return "session" if held * self._e_value(score) >= 1 / self.mirabel.session_alarm else ""
+
+    def _may_read(self, document: Document) -> bool:
+        named = document.metadata.get(self.mirabel.readers, ())
+        return self.query.client in (
+            [named] if isinstance(named, str) else named if isinstance(named, Sequence) else ()
+        )
+
+    def _e_value(self, score: float) -> float:
+        return stats.e_value(self.calibration.p_value(score))
+
+    def _concluded(
+        self, left: Retrieval, scores: Mapping[str, float], suspects: Mapping[str, str]
+    ) -> Outcome[Retrieval]:
+        context = left.hits[: self.query.k]
+        end = self.found.hits.index(context[-1]) if context else len(self.found.hits)
+        flagged = [s for s in sources(self.found.hits[:end]) if s in suspects]  # who stands lower would not be shown
+        for source in sources(context):
+            self.mirabel.sessions.add(*self.who, source, self._e_value(scores[source]))
+        for source in flagged:
+            self.mirabel.sessions.bar(*self.who, source)
+        gone = [*self.before, *flagged]
+        hits = _without(self.given, gone).hits if context else ()
+        why = {suspects[s] for s in flagged} | {"before" for _ in self.before}
+        return Outcome(replace(self.given, hits=hits), self._verdict(scores, flagged, gone, sorted(why)))
 
     def _verdict(
-        self, first: tuple[str, float] | None, gone: Sequence[str], flagged: Sequence[str], why: Sequence[str]
+        self, scores: Mapping[str, float], flagged: Sequence[str], gone: Sequence[str], why: Sequence[str]
     ) -> Verdict:
-        target, score = first or ("", 0.0)
+        limits = {s: self.threshold - self.calibration.allowance(*self.who, s) for s in scores}
+        target = max(scores, key=lambda s: scores[s] - limits[s], default="")
+        score, limit = scores.get(target, 0.0), limits.get(target, self.threshold)
         evidence = {
             "target": target,
             "form": "calibrated",
             "flagged": list(flagged),
             "withheld": list(gone),
-            "why": sorted(set(why)),
+            "why": list(why),
             "p": self.calibration.p_value(score),
-            "n": self.found.background.n,
+            "n": self.given.background.n,
         }
-        action = Action.HIDE if gone else Action.NONE
-        hidden = _chunks(self.found, gone)
-        return Verdict("mirabel", bool(gone), action, score, self.threshold, hidden, evidence)
+        if not math.isfinite(limit):
+            evidence["undecided"] = self.calibration.source  # it says what it lacks
+        action, hidden = Action.HIDE if gone else Action.NONE, _chunks(self.given, gone)
+        return Verdict("mirabel", bool(gone), action, score, limit if math.isfinite(limit) else None, hidden, evidence)
 
 
 def _undecided(retrieval: Retrieval, least: int) -> Verdict | None:
@@ -276,6 +297,11 @@ def _without(retrieval: Retrieval, sources: Collection[str]) -> Retrieval:
         if hit.document.source in sources and background.n > 2:
             background = stats.without(background, hit.score)
     return replace(retrieval, hits=kept, background=background)
+
+
+def _law_without(retrieval: Retrieval, sources: Collection[str]) -> Retrieval:
+    """What was found, with the background of a collection without some sources."""
+    return replace(retrieval, background=_without(retrieval, sources).background) if sources else retrieval
 
 
 def _chunks(retrieval: Retrieval, sources: Collection[str]) -> tuple[str, ...]:

@@ -34,7 +34,7 @@ redteam:
   members: 60
   nonmembers: 60
   folder: redteam
-  gate: {adjusted_accuracy: 0.2}   # so few candidates cannot show less
+  gate: {adjusted_accuracy: 0.2, harmless: 0.15}   # so few candidates and questions cannot show less
 store: {use: sql_events, path: events.db}
 """
 

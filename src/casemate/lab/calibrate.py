@@ -20,13 +20,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from casemate.calibration import Calibration
-from casemate.closeness import FEATURES, LOOKS, Question
+from casemate.closeness import FEATURES, LOOKS, Question, sources
 from casemate.defenses.mirabel import Mirabel
 from casemate.lab.questions import made_questions
 from casemate.protocols import Index, MembershipAttack, Progress
 from casemate.rag import Rag
 from casemate.stats import Rate, rate
-from casemate.types import DEFAULT_TENANT, Document, Float64, Query, Retrieval
+from casemate.types import DEFAULT_TENANT, Document, Float64, Query, Retrieval, Vector
 from casemate.words import STOP_WORDS, sentences
 
 RATES = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
@@ -35,13 +35,14 @@ FEWEST = 20
 """Documents below which nothing can be learnt."""
 ENOUGH = 200
 """Harmless questions of a log from which on half of it is spent on the weights."""
-MADE = 1000
+MADE = 800
 PER_ATTACK = 4
 """Questions of one attack about one document that are looked at."""
 REWORDED = "reworded"
 """Our own probe beside the published ones: the text in other order and with words left out. Without it the weights
 would rest on word for word repetition alone, which is the first thing that an attacker gives up."""
 JITTER = 0.3  # of a standard deviation (METHODS F2.6)
+MIN_SCALE = 1e-6
 DOUBT = 0.75
 """Share of harmless questions whose sentences are not looked at one by one."""
 
@@ -60,7 +61,7 @@ class Settings:
 
     tenant: str = DEFAULT_TENANT
     k: int = 5
-    documents: int = 200
+    documents: int = 120
     questions: int = MADE
     seed: int = 7
 
@@ -90,24 +91,27 @@ async def calibrate(
         settings: How.
         progress: Called with the number of questions just embedded.
 
-    With fewer than ``FEWEST`` documents the calibration flags nothing, and says so.
+    With fewer than ``FEWEST`` documents, or where no question finds anything, the calibration flags nothing, and its
+    ``source`` says why.
     """
     work = _Work(rag, settings, progress)
     documents = await asyncio.to_thread(whole_documents, rag.index, settings.tenant, settings.documents, settings.seed)
     if len(documents) < FEWEST:
-        return work.nothing(len(documents))
+        return work.nothing(f"{len(documents)} documents, too few to fit a guard (at least {FEWEST} are needed)")
     half = len(documents) // 2
     made = made_questions(documents, settings.questions, work.rng)
     harmless = list(log)
     if len(harmless) > settings.questions:
         harmless = [harmless[i] for i in sorted(work.rng.choice(len(harmless), settings.questions, replace=False))]
     asked = harmless or made
-    to_fit, to_judge = (asked[::2], asked[1::2]) if len(asked) >= ENOUGH else (made, asked)
+    to_fit, to_judge = (made, asked) if log and len(asked) < ENOUGH else (asked[::2], asked[1::2])
     probes = await work.look(await work.probes(attacks, documents))
     known = {d.source for d in documents[:half]}
     fitting = await work.look([("", "", text) for text in to_fit])
     blank = work.fit(fitting, [p for p in probes if p.source in known])
     judged = await work.look([("", "", text) for text in to_judge])
+    if blank is None or not judged:
+        return work.nothing("no questions that could be asked, or none that finds its document: nothing to learn from")
     ready = await work.law(blank, judged)
     source = f"{len(harmless)} questions of a log" if log else f"{len(made)} questions made from the corpus"
     table = await work.recall(ready, [p for p in probes if p.source not in known])
@@ -138,11 +142,10 @@ class _Work:
         # Only its way of scoring is used; a threshold has yet to be found.
         self.mirabel = Mirabel(embedder=rag.embedder, index=rag.index)
 
-    def nothing(self, documents: int) -> Calibration:
+    def nothing(self, why: str) -> Calibration:
         """A calibration that flags nothing."""
         zero, one = (0.0,) * len(FEATURES), (1.0,) * len(FEATURES)
-        said = f"{documents} documents, too few to fit a guard (at least {FEWEST} are needed)"
-        return replace(self._calibration(centre=zero, scale=one, weights=zero), source=said)
+        return replace(self._calibration(centre=zero, scale=one, weights=zero), source=why)
 
     def _calibration(self, *, centre: Iterable[float], scale: Iterable[float], weights: Iterable[float]) -> Calibration:
         return Calibration(
@@ -178,16 +181,25 @@ class _Work:
         usable = [(kind, source, text) for kind, source, text in asked if text.strip()]
         embed = self.rag.embedder.embed
         vectors = await asyncio.to_thread(embed, [text for _, _, text in usable], self.progress)
-        wanted = self.settings.k + LOOKS + 2 * Mirabel.hides
-        found = []
-        for (kind, source, text), vector in zip(usable, vectors, strict=True):
-            found.append(_Looked(kind, source, text, await self.rag.search(vector, wanted, self.settings.tenant)))
-        return found
+        found = [await self._search(vector) for vector in vectors]
+        return [_Looked(*question, retrieval) for question, retrieval in zip(usable, found, strict=True)]
 
-    def fit(self, harmless: Sequence[_Looked], probes: Sequence[_Looked]) -> Calibration:
+    async def _search(self, vector: Vector) -> Retrieval:
+        """Enough to compare every document of the context with what is below, as the guard does."""
+        wanted = self.settings.k + LOOKS + 2 * Mirabel.hides
+        while True:
+            found = await self.rag.search(vector, wanted, self.settings.tenant)
+            context = sources(found.hits[: self.settings.k])
+            below = sum(h.document.source not in context for h in found.hits)
+            if below >= LOOKS or len(found.hits) < wanted:
+                return replace(found, exhausted=len(found.hits) < wanted)
+            wanted *= 2
+
+    def fit(self, harmless: Sequence[_Looked], probes: Sequence[_Looked]) -> Calibration | None:
         """The weights: logistic regression, harmless against probes, each attack counting the same.
 
-        No weight is negative: a question that is closer in any figure must not look more harmless for it.
+        No weight is negative: a question that is closer in any figure must not look more harmless for it. None if there
+        is nothing to tell apart.
         """
         N = np.array([next(iter(f.values())) for q in harmless if (f := self._figures(q))])
         P, kinds = [], []
@@ -196,27 +208,32 @@ class _Work:
             if own is not None:
                 P.append(own)
                 kinds.append(probe.kind)
+        if not (len(N) and P):
+            return None
         counts = {kind: kinds.count(kind) for kind in set(kinds)}
-        centre, scale = N.mean(axis=0), np.maximum(N.std(axis=0), 1e-6)
-        X = (np.vstack([np.array(P), N]) - centre) / scale
+        both = np.vstack([np.array(P), N])
+        centre, scale = N.mean(axis=0), N.std(axis=0)
+        for other in (both.std(axis=0), 1.0):  # a figure that is the same for all harmless questions has no scale there
+            scale = np.where(scale < MIN_SCALE, other, scale)
+        X = (both - centre) / scale
         y = np.r_[np.ones(len(P)), -np.ones(len(N))]
         w = np.r_[[1 / len(counts) / counts[kind] for kind in kinds], np.full(len(N), 1 / len(N))]
         weights = monotone_logistic(X, y, w)
         return self._calibration(centre=centre, scale=scale, weights=weights)
 
     def _figures(self, looked: _Looked) -> dict[str, tuple[float, ...]]:
-        found = looked.retrieval
-        return Question(looked.text).observe(found.hits, found.background, self.settings.k)
+        question, found = Question(looked.text), looked.retrieval
+        order = sources(found.hits[: self.settings.k])
+        figures = {s: question.figures(s, found, order[:i]) for i, s in enumerate(order)}
+        return {s: f for s, f in figures.items() if f is not None}
 
     async def law(self, blank: Calibration, judged: Sequence[_Looked]) -> Calibration:
-        """The scores of harmless questions, jitter included."""
-        plain = np.array([max((await self._scores(blank, q)).values(), default=-math.inf) for q in judged])
-        plain = plain[np.isfinite(plain)]
-        doubting = replace(blank, doubt=float(np.quantile(plain, DOUBT)))
-        full = [max((await self._scores(doubting, q)).values(), default=-math.inf) for q in judged]
-        jitter = JITTER * float(np.std(plain))
-        scores = np.array(full) + jitter * self.rng.random(len(full))
-        return replace(doubting, benign=tuple(sorted(float(s) for s in scores if math.isfinite(s))), jitter=jitter)
+        """The scores of harmless questions, jitter included: a share for each document, as the guard draws it."""
+        plain = [max((await self._scores(blank, q)).values()) for q in judged]
+        doubting = replace(blank, doubt=float(np.quantile(plain, DOUBT)), jitter=JITTER * float(np.std(plain)))
+        full = [list((await self._scores(doubting, q)).values()) for q in judged]
+        benign = [float(np.max(scores + doubting.jitter * self.rng.random(len(scores)))) for scores in full]
+        return replace(doubting, benign=tuple(sorted(benign)))
 
     async def _scores(self, calibration: Calibration, looked: _Looked) -> Mapping[str, float]:
         query = Query(looked.text, tenant=self.settings.tenant, k=self.settings.k)
@@ -265,10 +282,11 @@ def monotone_logistic(X: Float64, y: Float64, w: Float64, penalty: float = 1e-3)
         (f,), without the intercept: a threshold takes its place.
     """
     from scipy.optimize import minimize
+    from scipy.special import expit
 
     def loss(t: Float64) -> tuple[float, Float64]:
         margin = y * (X @ t[1:] + t[0])
-        pull = -y * w / (1 + np.exp(margin))
+        pull = -y * w * expit(-margin)
         value = float(w @ np.logaddexp(0, -margin)) + penalty * float(t[1:] @ t[1:]) / 2
         return value, np.concatenate(([pull.sum()], X.T @ pull + penalty * t[1:]))
 

@@ -39,9 +39,9 @@ def made_questions(documents: Sequence[Document], count: int, rng: np.random.Gen
     found: list[str] = []
     while len(found) < count:
         document = documents[int(rng.integers(len(documents)))]
-        question = _Maker(document, rng).make(KINDS[len(found) % len(KINDS)])
-        if words(question):
-            found.append(question)
+        maker = _Maker(document, rng)
+        question = maker.make(KINDS[len(found) % len(KINDS)])
+        found.append(question if words(question) else maker.make("open"))  # of a document without words
     return found
 
 

@@ -22,11 +22,12 @@ from casemate.redteam import SIMULATED, WRITTEN, Steps
 from casemate.reproduce import drawing
 from casemate.reproduce.laboratory import ATTACKS, BARE, CORPUS, OURS, PAPER, K, Lab, Setting, digest, nfcorpus
 from casemate.reproduce.printed import FOUR, SYSTEMS, TABLE_4, TABLE_5, TABLE_9, Numbers
-from casemate.reproduce.result import Cell, Result, Row, averaged, mean, printed, told
+from casemate.reproduce.result import Cell, Result, Row, averaged, mean, told
 
 Found: TypeAlias = Mapping[tuple[str, str], tuple[Trial, ...]]
 """Finished trials by attack and system."""
-Figure: TypeAlias = Callable[[Sequence[Trial], Mapping[str, Half]], Cell]
+Figure: TypeAlias = Callable[[str, Sequence[Trial], Mapping[str, Half]], Cell]
+"""Of an attack, its trials, and in which half each candidate is."""
 
 BINS = 20
 READER = (
@@ -51,7 +52,7 @@ async def table4(setting: Setting, steps: Steps, opened: ExitStack) -> Result:
         await nfcorpus(setting, steps, opened),
         "Table 4: adjusted accuracy of attackers, 0 is guessing and .5 always right",
         TABLE_4,
-        lambda trials, half: judge.adjusted_accuracy(cross_fit(trials, half)),
+        lambda attack, trials, half: judge.adjusted_accuracy(cross_fit(trials, half)),
         FITTED,
     )
 
@@ -66,7 +67,7 @@ async def table5(setting: Setting, steps: Steps, opened: ExitStack) -> Result:
         await nfcorpus(setting, steps, opened),
         "Table 5: Kolmogorov-Smirnov distance of members' and others' scores, 0 is alike",
         TABLE_5,
-        lambda trials, half: apart(trials),
+        lambda attack, trials, half: apart(attack, trials),
         how,
     )
 
@@ -78,7 +79,7 @@ async def table9(setting: Setting, steps: Steps, opened: ExitStack) -> Result:
     rows = []
     for attack in ATTACKS:
         for system in SYSTEMS_HERE:
-            rows += [printed(attack, system, TABLE_9[attack, system])] if (attack, system) in TABLE_9 else []
+            rows += [Row(attack, f"{system}, printed", TABLE_9[attack, system])] if (attack, system) in TABLE_9 else []
             fitted = cross_fit(found[attack, system], lab.split.half)
             said = told(fitted.said[fitted.member], fitted.said[~fitted.member])
             rows.append(Row(attack, f"{system}, here", said))
@@ -89,13 +90,13 @@ async def table9(setting: Setting, steps: Steps, opened: ExitStack) -> Result:
 async def figure3(setting: Setting, steps: Steps, opened: ExitStack) -> Result:
     """IA's scores, before and after."""
     lab = await nfcorpus(setting, steps, opened)
-    found = await attacked(lab, ("interrogation",))
-    rows = [printed("interrogation", system, {"distance": n}) for system, n in TABLE_5["interrogation"].items()]
+    found = await attacked(lab, ("IA",))
+    rows = [Row("IA", f"{system}, printed", {"distance": n}) for system, n in TABLE_5["IA"].items()]
     for system in SYSTEMS_HERE:
-        trials = found["interrogation", system]
+        trials = found["IA", system]
         inside, outside = ([t.features[0] for t in trials if t.member is kind] for kind in (True, False))
-        cells: dict[str, Cell] = {"members": mean(inside), "others": mean(outside), "distance": apart(trials)}
-        rows.append(Row("interrogation", f"{system}, here", cells))
+        cells: dict[str, Cell] = {"members": mean(inside), "others": mean(outside), "distance": apart("IA", trials)}
+        rows.append(Row("IA", f"{system}, here", cells))
     path = drawing.write(setting.folder / "mirabel-figure3.html", "Scores of IA", _panels(found, lab.split.half))
     title = "Figure 3: scores of IA, means and Kolmogorov-Smirnov distance (Table 5)"
     remark = "A score is the share of right answers less that of 'I don't know' (lambda 1), from -1 to 1."
@@ -105,12 +106,12 @@ async def figure3(setting: Setting, steps: Steps, opened: ExitStack) -> Result:
 
 def _panels(found: Found, half: Mapping[str, Half]) -> list[drawing.Panel]:
     """Bare system and both guards. The histograms' scales are those of all three."""
-    scores = {system: [t.features[0] for t in found["interrogation", system]] for system in SYSTEMS_HERE}
+    scores = {system: [t.features[0] for t in found["IA", system]] for system in SYSTEMS_HERE}
     every = np.concatenate(list(scores.values()))
     edges = np.histogram_bin_edges(every, BINS)
     sides = {}
     for system, values in scores.items():
-        trials = found["interrogation", system]
+        trials = found["IA", system]
         figures = judge.figures_of(trials, half, guarded=system != BARE)
         assert figures is not None
         counts = {
@@ -134,8 +135,8 @@ async def _by_system(
     found = await attacked(lab, tuple(ATTACKS))
     rows = []
     for attack in ATTACKS:
-        rows += [printed(attack, "the paper", paper[attack])] if attack in paper else []
-        cells = {system: figure(found[attack, system], lab.split.half) for system in SYSTEMS_HERE}
+        rows += [Row(attack, "printed", paper[attack])] if attack in paper else []
+        cells = {system: figure(attack, found[attack, system], lab.split.half) for system in SYSTEMS_HERE}
         rows.append(Row(attack, "here", cells))
     return Result(title, SYSTEMS_HERE, tuple(rows), (*CORPUS, *READER, *how), _withheld(found), lab.facts)
 
@@ -153,11 +154,11 @@ def _withheld(found: Found) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def apart(trials: Sequence[Trial]) -> Cell:
-    """How far the scores of members and others are apart; of S2MIA, in both of its features on average."""
+def apart(attack: str, trials: Sequence[Trial]) -> Cell:
+    """How far an attack's scores of members and of others are apart."""
     inside, outside = (np.array([t.features for t in trials if t.member is kind]) for kind in (True, False))
-    names = 2 if inside.shape[1] == 2 else 1  # S2MIA has two scores, the others have one and what it is made of
-    return averaged([(inside[:, i], outside[:, i]) for i in range(names)])
+    scores = 2 if attack == "S2MIA" else 1  # of the other attacks' features one is the score
+    return averaged([(inside[:, i], outside[:, i]) for i in range(scores)])
 
 
 async def attacked(lab: Lab, names: Sequence[str]) -> Found:

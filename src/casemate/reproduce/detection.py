@@ -16,7 +16,7 @@ from casemate.redteam import WRITTEN, Steps
 from casemate.reproduce import drawing
 from casemate.reproduce.laboratory import ATTACKS, CORPUS, OURS, PAPER, K, Lab, Setting, digest, nfcorpus
 from casemate.reproduce.printed import FIVE, NORMALITY, TABLE_1, TABLE_2, TABLE_8, Numbers
-from casemate.reproduce.result import Cell, Result, Row, mean, printed, share, told
+from casemate.reproduce.result import Cell, Result, Row, mean, share, told
 from casemate.types import Float64, Query, Vector
 
 Kind: TypeAlias = tuple[str, bool]
@@ -25,7 +25,6 @@ Kind: TypeAlias = tuple[str, bool]
 HARMLESS = "harmless"
 LOOSER = "calibrated, 5 %"
 """Ours at the rate that the paper names."""
-HERE = "here"
 ONE_EACH = (
     "One question of each attack about each candidate, of several one drawn at random. The paper: 323, as many as "
     "there are harmless questions.",
@@ -74,10 +73,10 @@ async def table1(setting: Setting, steps: Steps, opened: ExitStack) -> Result:
     lab = await nfcorpus(setting, steps, opened)
     questions = await asked(lab)
     kept = [question for question in questions if question.member or question.kind == HARMLESS]
-    rows = [printed(kind, "the paper", numbers) for kind, numbers in TABLE_1.items()]
+    rows = [Row(kind, "printed", numbers) for kind, numbers in TABLE_1.items()]
     with steps("testing for normality", len(kept)) as count:
         for (kind, _), S, sources in similarities(lab, kept):
-            rows.append(Row(kind, HERE, _normality(S, sources)))
+            rows.append(Row(kind, "here", _normality(S, sources)))
             count(len(S))
     columns = (*NORMALITY, "without its document", "rejected", "rejected without s_max")
     return Result(
@@ -129,7 +128,7 @@ async def _detection(lab: Lab, title: str, paper: Mapping[str, Numbers], others:
     found = await judged(lab, await asked(lab))
     rows = []
     for attack in ATTACKS:
-        rows += [printed(attack, PAPER, paper[attack])] if attack in paper else []
+        rows += [Row(attack, f"{PAPER}, printed", paper[attack])] if attack in paper else []
         rows += [Row(attack, f"{name}, here", _told(seen, attack, others)) for name, seen in found.items()]
     columns = (*FIVE, *(("non-members flagged",) if others else ()), "target withheld")
     remark = (

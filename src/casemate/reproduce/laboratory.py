@@ -46,16 +46,14 @@ PAPER, OURS = "Mirabel", "calibrated"
 """The guards: the published rule, and the one that is fitted to harmless questions."""
 BARE = "no guard"
 ATTACKS: Mapping[str, Part] = {
-    part.use: part
-    for part in (
-        Part(use="s2mia"),
-        Part.model_validate({"use": "mba", "policy": "random"}),  # as the paper's authors did
-        Part.model_validate({"use": "interrogation", "penalty": 1.0}),  # of the lambdas that they tried
-        Part(use="direct"),
-        Part(use="dcmi"),
-        Part(use="menta"),
-    )
+    "S2MIA": Part(use="s2mia"),
+    "MBA": Part.model_validate({"use": "mba", "policy": "random"}),  # as the paper's authors did
+    "IA": Part.model_validate({"use": "interrogation", "penalty": 1.0}),  # one of the lambdas that they tried
+    "direct": Part(use="direct"),
+    "DCMI": Part(use="dcmi"),
+    "MEntA": Part(use="menta"),
 }
+"""The paper's attacks, then others."""
 CORPUS = (
     "Index: the documents of NFCorpus that are none of the 1,000 published non-members, 2,633, cut into chunks of 256 "
     "tokens. The paper: 70 % of NFCorpus, each document whole.",

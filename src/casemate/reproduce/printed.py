@@ -1,8 +1,8 @@
 """The numbers that the Mirabel paper prints for NFCorpus (its Table 3: for question answering), as data.
 
 Choi, Park, Byun, Lee and Park 2025, "Safeguarding Privacy of Retrieval Data against Membership Inference Attacks: Is
-This Query Too Close to Home?", EMNLP Findings (arXiv 2505.22061). Attacks are called by the names of our plug-ins.
-What is odd about a number stands beside it. It is printed as the paper has it all the same.
+This Query Too Close to Home?", EMNLP Findings (arXiv 2505.22061). What is odd about a number stands beside
+it; it is printed as the paper has it all the same.
 """
 
 from __future__ import annotations
@@ -50,22 +50,22 @@ OWN_MEMORY = "above R@k: the model also answers what was not retrieved"
 NORMALITY = ("S_q", "without s_max")
 TABLE_1: Mapping[str, Numbers] = {
     "harmless": _row(NORMALITY, 0.469, 0.400, **dict.fromkeys(NORMALITY, AVERAGED)),
-    "s2mia": _row(NORMALITY, 0.001, 0.293, **dict.fromkeys(NORMALITY, AVERAGED)),
-    "mba": _row(NORMALITY, 0.027, 0.511, **dict.fromkeys(NORMALITY, AVERAGED)),
-    "interrogation": _row(NORMALITY, 0.012, 0.226, **dict.fromkeys(NORMALITY, AVERAGED)),
+    "S2MIA": _row(NORMALITY, 0.001, 0.293, **dict.fromkeys(NORMALITY, AVERAGED)),
+    "MBA": _row(NORMALITY, 0.027, 0.511, **dict.fromkeys(NORMALITY, AVERAGED)),
+    "IA": _row(NORMALITY, 0.012, 0.226, **dict.fromkeys(NORMALITY, AVERAGED)),
 }
 
 TABLE_2: Mapping[str, Numbers] = {
-    "s2mia": _row(FOUR, 0.844, 0.762, 1.000, 0.865),
-    "mba": _row(FOUR, 0.847, 0.766, 1.000, 0.867),
-    "interrogation": _row(FOUR, 0.799, 0.896, 0.817, 0.750, precision=ROTATED, recall=ROTATED, F1=ROTATED),
+    "S2MIA": _row(FOUR, 0.844, 0.762, 1.000, 0.865),
+    "MBA": _row(FOUR, 0.847, 0.766, 1.000, 0.867),
+    "IA": _row(FOUR, 0.799, 0.896, 0.817, 0.750, precision=ROTATED, recall=ROTATED, F1=ROTATED),
 }
 
 FIVE = (*FOUR, "harmless flagged")
 TABLE_8: Mapping[str, Numbers] = {
-    "s2mia": _row(FIVE, 0.876, 0.802, 1.000, 0.890, 0.247, **{"harmless flagged": IMPLIED}),
-    "mba": _row(FIVE, 0.876, 0.802, 1.000, 0.890, 0.247, **{"harmless flagged": IMPLIED}),
-    "interrogation": _row(FIVE, 0.824, 0.783, 0.895, 0.835, 0.248, **{"harmless flagged": IMPLIED}),
+    "S2MIA": _row(FIVE, 0.876, 0.802, 1.000, 0.890, 0.247, **{"harmless flagged": IMPLIED}),
+    "MBA": _row(FIVE, 0.876, 0.802, 1.000, 0.890, 0.247, **{"harmless flagged": IMPLIED}),
+    "IA": _row(FIVE, 0.824, 0.783, 0.895, 0.835, 0.248, **{"harmless flagged": IMPLIED}),
 }
 
 UTILITY = ("EM@5", "EM@20", "EM@100", "R@5", "R@20", "R@100")
@@ -82,9 +82,9 @@ TABLE_3: Mapping[tuple[str, str], Numbers] = {
 
 SYSTEMS = ("no guard", "Mirabel")
 TABLE_4: Mapping[str, Numbers] = {
-    "s2mia": _row(SYSTEMS, 0.188, 0.024),
-    "mba": _row(SYSTEMS, 0.377, 0.019),
-    "interrogation": _row(
+    "S2MIA": _row(SYSTEMS, 0.188, 0.024),
+    "MBA": _row(SYSTEMS, 0.377, 0.019),
+    "IA": _row(
         SYSTEMS,
         0.403,
         0.008,
@@ -97,20 +97,16 @@ TABLE_4: Mapping[str, Numbers] = {
 
 AVERAGE = "the mean of the distances of BLEU and of perplexity (Table 12); infinite perplexities were left out"
 TABLE_5: Mapping[str, Numbers] = {
-    "s2mia": _row(SYSTEMS, 0.358, 0.057, **dict.fromkeys(SYSTEMS, AVERAGE)),
-    "mba": _row(SYSTEMS, 0.754, 0.038),
-    "interrogation": _row(SYSTEMS, 0.805, 0.100),
+    "S2MIA": _row(SYSTEMS, 0.358, 0.057, **dict.fromkeys(SYSTEMS, AVERAGE)),
+    "MBA": _row(SYSTEMS, 0.754, 0.038),
+    "IA": _row(SYSTEMS, 0.805, 0.100),
 }
 
 TABLE_9: Mapping[tuple[str, str], Numbers] = {
-    ("s2mia", "no guard"): _row(FOUR, 0.688, 0.636, 0.878, 0.738),
-    ("s2mia", "Mirabel"): _row(FOUR, 0.524, 0.526, 0.480, 0.502),
-    ("mba", "no guard"): _row(FOUR, 0.877, 0.859, 0.902, 0.880),
-    ("mba", "Mirabel"): _row(FOUR, 0.481, 0.425, 0.108, 0.172),
-    ("interrogation", "no guard"): _row(
-        FOUR, 0.903, 0.878, 0.967, 0.920, accuracy=UNBALANCED.format("an accuracy of .916")
-    ),
-    ("interrogation", "Mirabel"): _row(
-        FOUR, 0.492, 0.681, 0.230, 0.344, accuracy=UNBALANCED.format("an accuracy of .561")
-    ),
+    ("S2MIA", "no guard"): _row(FOUR, 0.688, 0.636, 0.878, 0.738),
+    ("S2MIA", "Mirabel"): _row(FOUR, 0.524, 0.526, 0.480, 0.502),
+    ("MBA", "no guard"): _row(FOUR, 0.877, 0.859, 0.902, 0.880),
+    ("MBA", "Mirabel"): _row(FOUR, 0.481, 0.425, 0.108, 0.172),
+    ("IA", "no guard"): _row(FOUR, 0.903, 0.878, 0.967, 0.920, accuracy=UNBALANCED.format("an accuracy of .916")),
+    ("IA", "Mirabel"): _row(FOUR, 0.492, 0.681, 0.230, 0.344, accuracy=UNBALANCED.format("an accuracy of .561")),
 }

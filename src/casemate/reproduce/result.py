@@ -13,7 +13,7 @@ import numpy.typing as npt
 from casemate import metrics, stats
 from casemate.lab.wording import number
 from casemate.metrics import Detection
-from casemate.reproduce.printed import FOUR, Numbers, Printed
+from casemate.reproduce.printed import FOUR, Printed
 from casemate.stats import Rate
 from casemate.types import Float64
 
@@ -68,12 +68,17 @@ class Result:
     @property
     def odd(self) -> tuple[str, ...]:
         """What is odd about printed numbers, and where it is seen: each once."""
-        places: dict[str, dict[str, list[str]]] = {}
+        places: dict[tuple[str, str, str], list[str]] = {}
         for row in self.rows:
+            found: dict[str, list[str]] = {}
             for column, cell in row.cells.items():
                 if isinstance(cell, Printed) and cell.odd:
-                    places.setdefault(cell.odd, {}).setdefault(f"{row.of} ({row.system})", []).append(column)
-        return tuple(f"{'; '.join(map(_place, where.items()))}: {odd}" for odd, where in places.items())
+                    found.setdefault(cell.odd, []).append(column)
+            for odd, columns in found.items():
+                places.setdefault((odd, row.system, ", ".join(columns)), []).append(row.of)
+        return tuple(
+            f"{', '.join(of)} ({system}; {where}): {odd}".lstrip() for (odd, system, where), of in places.items()
+        )
 
     def as_json(self) -> dict[str, Any]:
         """For machines."""
@@ -96,16 +101,6 @@ class Result:
             "setting": dict(self.setting),
             "files": [str(path) for path in self.files],
         }
-
-
-def _place(where: tuple[str, list[str]]) -> str:
-    row, columns = where
-    return f"{row}, {', '.join(columns)}"
-
-
-def printed(of: str, system: str, numbers: Numbers) -> Row:
-    """A line of the paper."""
-    return Row(of, f"{system}, printed", numbers)
 
 
 def shown(cell: Cell | None) -> str:

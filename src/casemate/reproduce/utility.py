@@ -14,7 +14,7 @@ from casemate.protocols import Progress, Target
 from casemate.redteam import SIMULATED, Steps
 from casemate.reproduce.laboratory import BARE, Bench, Setting, bench, records, relevant
 from casemate.reproduce.printed import TABLE_3, UTILITY
-from casemate.reproduce.result import Cell, Result, Row, printed, share
+from casemate.reproduce.result import Cell, Result, Row, share
 from casemate.types import Query
 
 SIZES = (5, 20, 100)
@@ -66,8 +66,8 @@ async def table3(setting: Setting, steps: Steps, opened: ExitStack) -> Result:
                 exact, recalled, flagged = zip(*[await _served(target, k, item, count) for item in items], strict=True)
                 row: dict[str, Cell] = {f"EM@{k}": share(exact), f"R@{k}": share(recalled)}
                 cells.setdefault(name, {}).update(row if name == BARE else row | {f"flagged@{k}": share(flagged)})
-    rows = [printed(data, system, numbers) for (data, system), numbers in TABLE_3.items()]
-    rows += [Row("SQuAD", f"{name}, here", measured) for name, measured in cells.items()]
+    rows = [Row("", f"{data}, {system}, printed", numbers) for (data, system), numbers in TABLE_3.items()]
+    rows += [Row("", f"SQuAD, {name}, here", measured) for name, measured in cells.items()]
     columns = (*UTILITY, *(f"flagged@{k}" for k in SIZES))
     title = "Table 3: what harmless askers get, exact match and recall of the answer"
     return Result(title, columns, tuple(rows), DIFFERS, REMARKS, _facts(ground, len(items), len(log), setting.seed))

@@ -1,0 +1,106 @@
+"""Membership inference on NFCorpus, guard off against guard on: the split of Naseh et al. (1,000 + 1,000), k = 3.
+
+The guard is calibrated on the 324 dev questions; what it costs is measured on the 323 test questions. The reader is the
+simulation. ``python -m benchmarks.membership 250`` takes the first 250 + 250.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import DATA, nfcorpus_questions, save
+from casemate.app import App, open_app
+from casemate.corpus import Corpus
+from casemate.ingest import Ingest
+from casemate.lab.results import Campaign
+from casemate.redteam import run_campaign
+from casemate.types import Query
+
+
+def main() -> None:
+    """Indexes, attacks, and writes the figures."""
+    each = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
+    named = json.loads((DATA / "mia_riddle/nfcorpus_selected_indices.json").read_text())
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        split = {"members": named["mem_indices"][:each], "nonmembers": named["non_mem_indices"][:each]}
+        (folder / "split.json").write_text(json.dumps(split))
+        raw: dict[str, Any] = {
+            "rag": {"corpus": str(DATA / "nfcorpus"), "k": 3, "index": {"use": "sqlite", "path": f"{folder}/index.db"}},
+            "redteam": {"split": f"{folder}/split.json", "folder": f"{folder}/all"},
+            "guard": {"defenses": [{"use": "mirabel", "calibration": f"{folder}/calibration.json"}]},
+            "store": {"use": "sql_events", "path": f"{folder}/events.db"},
+        }
+        with open_app(raw) as app:
+            work = Ingest(app.guard, Corpus(DATA / "nfcorpus"))
+            asyncio.run(work.run(work.plan()))
+            asyncio.run(app.calibrate(nfcorpus_questions("qrels.dev.tsv")))
+            cost = _cost(app)
+        one = {**raw["redteam"], "attacks": ["mba"], "folder": f"{folder}/mba"}
+        _, mba_s = _campaign(raw | {"redteam": one})
+        campaign, all_s = _campaign(raw)
+        campaign.save(folder / "campaign.json")
+    found = {a.name: {"off": _brief(a.off), "on": _brief(a.on)} for a in campaign.attacks}
+    results = {
+        "each": each,
+        "attacks": found,
+        "utility": campaign.utility and asdict(campaign.utility),
+        "audit": campaign.audit and asdict(campaign.audit),
+        "status": campaign.status,
+        "questions": campaign.cost["questions"],
+        "all_attacks_s": all_s,
+        "mba_alone_s": mba_s,
+        "added_to_a_request_us": cost,
+    }
+    save("membership", results)
+
+
+def _campaign(raw: dict[str, Any]) -> tuple[Campaign, float]:
+    with open_app(raw) as app:
+        start = time.perf_counter()
+        log, benign = nfcorpus_questions("qrels.dev.tsv"), nfcorpus_questions("qrels.tsv")
+        return asyncio.run(run_campaign(app, log, benign, _steps)), time.perf_counter() - start
+
+
+@contextmanager
+def _steps(title: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    print(f"{title} ({total})", file=sys.stderr, flush=True)
+    yield lambda n: None
+
+
+def _brief(figures: Any) -> dict[str, Any] | None:
+    return figures and {k: v for k, v in asdict(figures).items() if k not in ("roc", "histogram")}
+
+
+def _cost(app: App) -> dict[str, float]:
+    """Microseconds of the calibrated test alone, on what was found for each test question, nothing remembered."""
+    defense = app.calibrated
+    assert defense is not None
+    times = []
+    for i, text in enumerate(nfcorpus_questions("qrels.tsv")):
+        query = Query(text, f"client-{i}", k=3)
+        vector = asyncio.run(app.guard.rag.encode(query))
+        found = app.index.search(vector, 3 + defense.looks + 2 * defense.hides)
+
+        async def judge(query: Query = query, found: Any = found) -> float:
+            start = time.perf_counter()
+            await defense.on_retrieve(query, found)
+            return time.perf_counter() - start
+
+        times.append(asyncio.run(judge()))
+    return {name: float(np.quantile(times, q)) * 1e6 for name, q in (("median", 0.5), ("p95", 0.95))}
+
+
+if __name__ == "__main__":
+    main()

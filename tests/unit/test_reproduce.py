@@ -1,0 +1,386 @@
+import asyncio
+import gzip
+import json
+from contextlib import ExitStack, contextmanager
+from functools import cache, partial
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from casemate import metrics, reproduce
+from casemate.cli import cli
+from casemate.cli.reproduce import show
+from casemate.errors import ConfigError, DataError
+from casemate.lab.calibrate import Settings
+from casemate.lab.ledger import Ledger
+from casemate.reproduce import Setting, drawing, laboratory, utility
+from casemate.reproduce.laboratory import Kept, Rest, relevant
+from casemate.reproduce.printed import (
+    FOUR,
+    TABLE_1,
+    TABLE_2,
+    TABLE_3,
+    TABLE_4,
+    TABLE_5,
+    TABLE_8,
+    TABLE_9,
+    Printed,
+)
+from casemate.reproduce.result import Result, Row, balanced, distance, mean, shown, told
+from casemate.stats import Rate
+from tests.fakes import BagOfWords, documents
+
+
+@contextmanager
+def quietly(title, total):
+    yield lambda count: None
+
+
+def values(numbers, columns=FOUR):
+    return [numbers[column].value for column in columns]
+
+
+# The paper's numbers.
+
+
+@pytest.mark.parametrize(
+    ("numbers", "column", "value"),
+    [
+        (TABLE_1["harmless"], "S_q", 0.469),
+        (TABLE_1["IA"], "without s_max", 0.226),
+        (TABLE_2["MBA"], "accuracy", 0.847),
+        (TABLE_2["IA"], "F1", 0.750),
+        (TABLE_3["NQ", "Mirabel"], "R@5", 0.172),
+        (TABLE_3["TriviaQA", "no guard"], "EM@100", 0.755),
+        (TABLE_4["IA"], "Mirabel", 0.008),
+        (TABLE_5["MBA"], "no guard", 0.754),
+        (TABLE_8["IA"], "recall", 0.895),
+        (TABLE_9["S2MIA", "Mirabel"], "precision", 0.526),
+    ],
+)
+def test_the_papers_numbers(numbers, column, value):
+    assert numbers[column].value == value
+
+
+@pytest.mark.parametrize("attack", TABLE_8)
+def test_table_8_is_consistent_and_implies_the_false_alarms(attack):
+    printed = TABLE_8[attack]
+    made = balanced(printed["recall"].value, printed["harmless flagged"].value)
+    assert made == pytest.approx(values(printed), abs=0.0015)
+
+
+def test_table_2_is_consistent_but_for_ia_whose_columns_are_rotated():
+    for attack, printed in TABLE_2.items():
+        accuracy, precision, recall, f1 = values(printed)
+        odd = attack == "IA"
+        assert {bool(printed[c].odd) for c in ("precision", "recall", "F1")} == {odd}
+        if odd:
+            precision, recall, f1 = f1, precision, recall  # printed F1, precision and recall are these
+        assert f1 == pytest.approx(2 * precision * recall / (precision + recall), abs=0.001)
+        assert accuracy == pytest.approx(balanced(recall, recall * (1 / precision - 1)).accuracy, abs=0.002)
+
+
+def test_table_9_is_consistent_but_for_ia_of_whom_58_percent_were_members():
+    shares = []
+    for (attack, _), printed in TABLE_9.items():
+        accuracy, precision, recall, f1 = values(printed)
+        assert f1 == pytest.approx(2 * precision * recall / (precision + recall), abs=0.001)
+        equal = balanced(recall, recall * (1 / precision - 1)).accuracy
+        if attack == "IA":
+            assert abs(equal - accuracy) > 0.01
+            assert f"{equal:.3f}".lstrip("0") in printed["accuracy"].odd
+            shares.append((1 - accuracy) / (1 + recall / precision - 2 * recall))
+        else:
+            assert equal == pytest.approx(accuracy, abs=0.0015)
+    assert shares == pytest.approx([0.579, 0.579], abs=0.003)
+
+
+def test_table_4_is_table_9s_accuracy():
+    for attack, printed in TABLE_4.items():
+        for system, cell in printed.items():
+            accuracy = TABLE_9[attack, system]["accuracy"].value
+            assert cell.value == pytest.approx(metrics.adjusted_accuracy(accuracy), abs=1e-9)
+
+
+def test_table_3_says_where_more_is_answered_than_found():
+    for printed in TABLE_3.values():
+        for k in (5, 20, 100):
+            assert bool(printed[f"EM@{k}"].odd) == (printed[f"EM@{k}"].value > printed[f"R@{k}"].value)
+
+
+# Figures and their intervals.
+
+
+def test_balanced_is_detection_over_as_many_of_each():
+    for tp, fp in ((3, 1), (0, 4), (8, 0), (0, 0), (8, 8)):
+        assert balanced(tp / 8, fp / 8) == pytest.approx(metrics.detection(tp, fp, 8 - fp, 8 - tp))
+
+
+def test_told_weighs_kinds_of_negatives_the_same():
+    found = told([True] * 9 + [False], [True] * 2 + [False] * 2, [False] * 100)
+    recall, alarms = 0.9, 0.25
+    assert [found[c].value for c in FOUR] == pytest.approx(list(balanced(recall, alarms)))
+    assert all(rate.low <= rate.value <= rate.high for rate in found.values())
+
+
+def test_told_knows_no_certainty():
+    found = told([True] * 50, [False] * 50)
+    assert {c: found[c].value for c in FOUR} == dict.fromkeys(FOUR, 1.0)
+    assert all(0.9 < rate.low < 1 and rate.high == 1 for rate in found.values())
+
+
+def test_intervals_of_told_hold_the_truth_mostly():
+    rng, truth, inside = np.random.default_rng(5), balanced(0.8, 0.3), np.zeros(4)
+    for _ in range(60):
+        found = told(rng.random(80) < 0.8, rng.random(80) < 0.3)
+        inside += [found[c].low <= t <= found[c].high for c, t in zip(FOUR, truth, strict=True)]
+    assert inside.min() >= 52
+
+
+def test_distance_is_the_ks_distance_with_an_interval_that_holds_the_truth():
+    rng, inside = np.random.default_rng(6), 0
+    for shift in (0.0, 1.0):
+        truth = 0.0 if not shift else 0.3829  # 2 Phi(1/2) - 1
+        for _ in range(10):
+            a, b = rng.normal(shift, 1, 60), rng.normal(0, 1, 60)
+            found = distance(a, b)
+            assert found.value == pytest.approx(metrics.ks(a, b))
+            inside += found.low <= truth <= found.high
+    assert inside >= 18
+
+
+def test_distance_follows_from_ranks_alone():
+    a, b = np.array([0.0, 1.0, 1.0, 5.0]), np.array([0.0, 0.0, 1.0, 2.0])
+    assert distance(a, b) == distance(np.exp(a), np.exp(b))
+
+
+def test_mean_has_the_interval_of_a_mean():
+    x = np.random.default_rng(7).normal(3, 2, 400)
+    found = mean(x)
+    assert found.value == pytest.approx(x.mean())
+    assert found.high - found.low == pytest.approx(2 * 1.96 * x.std() / 20, rel=0.1)
+
+
+# What is shown.
+
+
+RESULT = Result(
+    title="Table 0: nothing [bold]",
+    columns=("accuracy", "recall"),
+    rows=(
+        Row("mba", "Mirabel, printed", {"accuracy": Printed(0.75, "too round"), "recall": Printed(0.5, "too round")}),
+        Row("mba", "Mirabel, here", {"accuracy": Rate(0.5, 0.4, 0.6)}),
+    ),
+    differs=("Everything.",),
+    remarks=("Nothing else.",),
+    setting={"k": 3},
+)
+
+
+def test_odd_numbers_are_named_once_with_their_places():
+    assert RESULT.odd == ("mba (Mirabel, printed; accuracy, recall): too round",)
+    assert [row.printed for row in RESULT.rows] == [True, False]
+
+
+def test_json_has_everything():
+    found = json.loads(json.dumps(RESULT.as_json()))
+    assert found["rows"][1] == {
+        "of": "mba",
+        "system": "Mirabel, here",
+        "printed": False,
+        "cells": {"accuracy": {"value": 0.5, "low": 0.4, "high": 0.6}},
+    }
+    assert found["rows"][0]["cells"]["accuracy"] == {"value": 0.75, "odd": "too round"}
+    assert (found["odd"], found["differs"], found["setting"]) == (list(RESULT.odd), ["Everything."], {"k": 3})
+
+
+def test_the_table_shows_both_numbers_and_what_differs(capsys):
+    show(RESULT)
+    said = " ".join(capsys.readouterr().out.split())
+    for part in ("[bold]", ".750 *", ".500 [.40, .60]", "* mba (Mirabel, printed; ", "differs: Everything.", "k 3"):
+        assert part in said
+
+
+def test_steps_are_drawn_with_their_threshold():
+    edges = np.linspace(0, 1, 5)
+    groups = {"members": np.array([0, 0, 0.5, 0.5]), "harmless & <others>": np.array([1.0, 0, 0, 0])}
+    caption, image = drawing.steps("s_max", edges, groups, "similarity", 0.625)
+    seen = HTMLParser()
+    tags = []
+    seen.handle_starttag = lambda tag, attributes: tags.append(tag)
+    seen.feed(image)
+    assert (caption, tags.count("path"), image.count('class="chance"')) == ("s_max", 2, 1)
+    assert "harmless &amp; &lt;others&gt;: mean .12; threshold .62" in image
+
+
+# Names and data.
+
+
+def test_an_unknown_name_lists_the_known_ones():
+    with pytest.raises(ConfigError, match=r"'mirabel-table7'; known: mirabel-table1, .*mirabel-figure3"):
+        reproduce.require("mirabel-table7")
+    done = CliRunner().invoke(cli, ["reproduce", "nonsense", "--data", "nowhere"])
+    assert isinstance(done.exception, ConfigError)
+
+
+def test_all_names_of_the_issue_are_there():
+    tables = [f"mirabel-table{i}" for i in (1, 2, 3, 4, 5, 8, 9)]
+    assert list(reproduce.NAMES) == [*tables, "mirabel-figure1", "mirabel-figure3"]
+
+
+def test_absent_data_is_said_with_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("CASEMATE_DATA", raising=False)
+    with pytest.raises(DataError, match=r"not at \.\./shared/data; give its folder with --data or in CASEMATE_DATA"):
+        reproduce.data_folder(None)
+    monkeypatch.setenv("CASEMATE_DATA", str(tmp_path / "elsewhere"))
+    with pytest.raises(DataError, match="elsewhere"):
+        reproduce.data_folder(None)
+    assert reproduce.data_folder(tmp_path) == tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "file"), [("table8", "nfcorpus/corpus.jsonl.gz"), ("table3", "squad/corpus.jsonl.gz")]
+)
+def test_half_of_the_data_is_not_enough(tmp_path, name, file):
+    with pytest.raises(DataError, match=f"there is no {file}"):
+        asyncio.run(reproduce.reproduce(f"mirabel-{name}", Setting(tmp_path, tmp_path / "work"), quietly))
+
+
+# The experiments, on a small invented collection with a small embedder.
+
+
+class Cached(BagOfWords):
+    _direction = cache(BagOfWords._direction)
+
+    __hash__ = object.__hash__
+
+
+def write_gz(path, rows):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with gzip.open(path, "wt", encoding="utf-8") as file:
+        file.write("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def write_qrels(path, pairs):
+    path.write_text("query-id\tcorpus-id\tscore\n" + "".join(f"{q}\t{d}\t1\n" for q, d in pairs))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """In the form of the real data: 90 documents, 24 of them non-members; SQuAD is 40 paragraphs of 4 articles."""
+    folder = tmp_path_factory.mktemp("data")
+    held = [d.text.split() for d in documents(90, words=30)]
+    texts = [
+        f"In {1900 + i} the {w[1]} {w[2]} was seen by {w[3]}. The {' '.join(w[4:14])} was {w[0]}. {' '.join(w[14:26])}."
+        for i, w in enumerate(held)
+    ]
+    write_gz(
+        folder / "nfcorpus/corpus.jsonl.gz",
+        [{"_id": f"d{i}", "title": f"The {w[1]}", "text": t} for i, (w, t) in enumerate(zip(held, texts, strict=True))],
+    )
+    asked = [{"_id": f"q{i}", "text": f"what of {w[2]} and {w[3]}"} for i, w in enumerate(held)]
+    write_gz(folder / "nfcorpus/queries.jsonl.gz", asked)
+    write_qrels(folder / "nfcorpus/qrels.dev.tsv", [(f"q{i}", f"d{i}") for i in range(60)])
+    write_qrels(folder / "nfcorpus/qrels.tsv", [(f"q{i}", f"d{i}") for i in range(60, 90)])
+    split = {"mem_indices": [f"d{i}" for i in range(30)], "non_mem_indices": [f"d{i}" for i in range(30, 54)]}
+    (folder / "mia_riddle").mkdir()
+    (folder / laboratory.SPLIT).write_text(json.dumps(split))
+    paragraphs = [{"_id": f"p{i}", "title": f"Article {i % 4}", "text": texts[i]} for i in range(40)]
+    write_gz(folder / "squad/corpus.jsonl.gz", paragraphs)
+    questions = [
+        {
+            "_id": f"s{i}",
+            "text": f"Who has seen the {t.split()[3]} {t.split()[4]}?",
+            "answers": [t.split()[8].strip(".")],
+        }
+        for i, t in enumerate(texts[:40])
+    ]
+    write_gz(folder / "squad/queries.jsonl.gz", questions)
+    write_qrels(folder / "squad/qrels.tsv", [(f"s{i}", f"p{i}") for i in range(40)])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory):
+    """Kept from one experiment to the next, as on the command line."""
+    return tmp_path_factory.mktemp("work")
+
+
+@pytest.fixture
+def run(data, work, monkeypatch):
+    build = laboratory.build
+    small = Cached(max_tokens=60)
+    monkeypatch.setattr(laboratory, "Settings", partial(Settings, documents=40, questions=200))
+    monkeypatch.setattr(laboratory, "build", lambda role, part: small if role == "embedder" else build(role, part))
+    setting = Setting(data, work, 20, 20)
+    return lambda name: asyncio.run(reproduce.reproduce(f"mirabel-{name}", setting, quietly))
+
+
+@pytest.mark.parametrize("name", [name.removeprefix("mirabel-") for name in reproduce.NAMES])
+def test_every_experiment_gives_figures_with_intervals(run, name):
+    found = run(name)
+    json.dumps(found.as_json())
+    assert found.differs
+    here = [row for row in found.rows if not row.printed]
+    assert any(row.printed for row in found.rows) == (name != "figure1")
+    for row in here:
+        assert set(row.cells) <= set(found.columns)
+        for cell in row.cells.values():
+            assert cell.low <= cell.value <= cell.high
+    assert all(path.is_file() for path in found.files)
+    assert bool(found.files) == name.startswith("figure")
+
+
+def test_a_second_run_finds_the_same_without_attacking_again(run, monkeypatch):
+    first = run("table4")
+    monkeypatch.setattr("casemate.lab.experiment.Experiment._attempt", None)
+    assert run("table4") == first
+
+
+def test_the_non_members_are_out_of_the_index_and_the_members_in(run, data, work):
+    async def held():
+        with ExitStack() as opened:
+            lab = await laboratory.nfcorpus(Setting(data, work, 20, 20), quietly, opened)
+            return set(lab.bench.rag.index.digests()), lab
+
+    sources, lab = asyncio.run(held())
+    assert sources == {f"d{i}" for i in range(90)} - {f"d{i}" for i in range(30, 54)}
+    assert {d.source for d in lab.split.members} <= {f"d{i}" for i in range(30)}
+    assert {d.source for d in lab.split.nonmembers} <= {f"d{i}" for i in range(30, 54)}
+    assert (len(lab.split.members), len(lab.split.nonmembers)) == (20, 20)
+    assert (len(lab.harmless), lab.harmless[0]) == (30, laboratory.questions(data / "nfcorpus")["q60"])
+
+
+def test_the_guard_is_not_measured_on_articles_that_it_was_fitted_to(data):
+    log, items = utility.halves(data / "squad", 1000, 7)
+    about = relevant(data / "squad/qrels.tsv")
+    number = {text: int(about[i][1:]) % 4 for i, text in laboratory.questions(data / "squad").items()}
+    fitted, measured = {number[text] for text in log}, {number[item.text] for item in items}
+    assert len(fitted) == len(measured) == 2
+    assert not fitted & measured
+    assert utility.halves(data / "squad", 3, 7)[1] == items[:3]
+
+
+def test_vectors_are_kept_bit_for_bit_and_made_once(tmp_path):
+    inner = BagOfWords()
+    with Ledger(tmp_path / "ledger.db") as ledger:
+        first = Kept(inner, ledger).embed(["amber birch", "cedar", "cedar"])
+        again = Kept(inner, ledger).embed(["cedar", "delta", "amber birch"])
+    assert inner.texts == ["amber birch", "cedar", "delta"]
+    expected = BagOfWords().embed(["cedar", "delta", "amber birch"])
+    assert np.array_equal(again, expected)
+    assert np.array_equal(first[1:], expected[[0, 0]])
+    assert Kept(inner, ledger).embed([]).shape == (0, 64)
+
+
+def test_rest_of_a_corpus(data):
+    names = [source.name for source in Rest(data / "nfcorpus", {"d0", "d2"}).sources()]
+    assert len(names) == 88
+    assert names[:2] == ["d1", "d3"]
+
+
+def test_shown_cells():
+    assert [shown(c) for c in (Printed(0.008), Rate(1.0, 0.95, 1.0), None)] == [".008", "1.000 [.95, 1.00]", ""]
