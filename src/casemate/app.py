@@ -17,11 +17,11 @@ from casemate import config as configuration
 from casemate.calibration import Calibration
 from casemate.config import Config, Part, RedteamSection
 from casemate.defenses.mirabel import Mirabel
-from casemate.errors import ConfigError
+from casemate.errors import ConfigError, DataError
 from casemate.guard import Guard
 from casemate.lab.calibrate import Settings, calibrate
 from casemate.neighbors import one_thread
-from casemate.protocols import Embedder, EventStore, Index, Progress, Target
+from casemate.protocols import Embedder, EventStore, Index, MembershipAttack, Progress, Target
 from casemate.rag import INSTRUCTIONS, Rag
 from casemate.types import DEFAULT_TENANT, Secret
 
@@ -72,17 +72,25 @@ class App:
 
         Raises:
             ConfigError: If no configured defense is calibrated.
-            DataError: If there are too few documents.
+            DataError: If the file that is there is damaged.
         """
         defense = self.calibrated
         if defense is None:
             raise ConfigError("nothing to calibrate: guard.defenses has no mirabel in mode calibrated")
-        section = self.config.calibrate
-        settings = Settings(tenant, self.config.rag.k, section.documents, section.questions, section.seed)
-        attacks = {part.use: build("attack", part) for part in RedteamSection().attacks}
-        found = await calibrate(self.guard.rag, attacks, log, settings, progress)
+        calibration.read(defense.calibration)  # what is wrong with it shows before the work, not after
+        settings = calibration_settings(self.config, tenant)
+        found = await calibrate(self.guard.rag, published_attacks(), log, settings, progress)
         calibration.write(defense.calibration, tenant, found)
         return found
+
+    def due(self, tenant: str = DEFAULT_TENANT) -> str:
+        """Why the guard must be calibrated before it can judge a tenant's questions; empty if it need not."""
+        try:
+            if self.calibrated is not None:
+                self.calibrated.ready(tenant, self.index.moments(tenant).n)
+        except DataError as error:
+            return str(error)
+        return ""
 
     def close(self) -> None:
         """Writes what is still to be noted, and lets go of files and connections."""
@@ -139,6 +147,17 @@ def open_app(config: Config | Mapping[str, Any] | Path | str | None = None, *, r
             log_text=config.privacy.log_text,
         )
         return App(config, guard, store, opened.pop_all())
+
+
+def calibration_settings(config: Config, tenant: str) -> Settings:
+    """How the guard of a tenant is calibrated, as the configuration says."""
+    section = config.calibrate
+    return Settings(tenant, config.rag.k, section.documents, section.questions, section.seed)
+
+
+def published_attacks() -> dict[str, MembershipAttack]:
+    """The attacks that a guard is calibrated against: with their own options, whatever a campaign is told to run."""
+    return {part.use: build("attack", part) for part in RedteamSection().attacks}
 
 
 def build(role: str, part: Part, folder: Path = Path(), parts: Mapping[Any, Any] = MappingProxyType({})) -> Any:

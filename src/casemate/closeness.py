@@ -12,7 +12,7 @@ the withheld had never been there.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
 from itertools import chain
 from typing import NamedTuple, TypeAlias
@@ -36,7 +36,7 @@ LOOKS = 7
 """Hits beyond the context that are compared with."""
 ALIKE = 0.7
 """Share of common words above which two documents are copies: a copy does not explain a high similarity."""
-LEAST_P, TINY = 16.0, 1e-9
+CEILING, TINY = 16.0, 1e-9
 """The spacing test's p-value counts as 10^-16 at least, and a spacing below TINY is rounding."""
 CACHED = 512  # documents whose words are remembered: some 15 MB
 
@@ -153,14 +153,9 @@ def _depth(score: float, background: Background) -> float:
 
 
 def _spacing(s: Sequence[float]) -> float:
-    """-log10 of ``stats.spacing_test(s, 1)``, at most ``LEAST_P``, without its checks: on every request's path."""
+    """-log10 of ``stats.spacing_test(s, 1)``, at most ``CEILING``, without its checks: on every request's path."""
     v, own = len(s) - 2, s[0] - s[1] if len(s) > 1 else 0.0
     if v < NEXT or own < TINY:
         return 0.0
     rest = max(math.fsum(s[1:]) + s[1] - (v + 2) * s[-1], TINY)  # 0 if all that follow are alike, but for rounding
-    return min(v * math.log10(1 + own / rest), LEAST_P)
-
-
-def as_mapping(figures: Sequence[float]) -> Mapping[str, float]:
-    """The figures by name, for whoever reads a verdict."""
-    return dict(zip(FEATURES, figures, strict=True))
+    return min(v * math.log10(1 + own / rest), CEILING)

@@ -224,16 +224,15 @@ def parse(raw: Any, name: str = "configuration", folder: Path = Path()) -> Confi
     return config
 
 
-def changed(config: Config, **sections: Any) -> Config:
-    """The configuration with other sections, checked anew.
+def changed(config: Config, **sections: Mapping[str, Any]) -> Config:
+    """The configuration with other values for some keys of these sections, checked as if they stood in the file.
 
     Raises:
         ConfigError: As ``read``.
     """
     try:
-        found = Config.model_validate({name: sections.get(name, getattr(config, name)) for name in Config.model_fields})
-        for section in sections.values():
-            type(section).model_validate(section.model_dump())
+        merged = {name: dict(getattr(config, name)) | dict(values) for name, values in sections.items()}
+        found = Config.model_validate(dict(config) | merged)
     except ValidationError as error:
         raise ConfigError("; ".join(_say(e) for e in error.errors())) from error
     found._folder = config.folder

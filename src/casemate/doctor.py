@@ -43,6 +43,7 @@ def examine(path: Path | None, fix: bool = False) -> Iterator[Finding]:
         return
     with app:
         yield from _index(app, fix)
+        yield from _guard(app)
         yield _try("event store", lambda: _events(app))
         yield Finding("generator", None, f"{config.rag.generator.use}: not asked here; try 'casemate ask'")
         yield _vectors(app)
@@ -76,6 +77,22 @@ def _index(app: App, fix: bool) -> Iterator[Finding]:
             yield Finding("documents", None, "the index is empty; run 'casemate index FOLDER'")
     except CasemateError as error:
         yield Finding("index", False, str(error))
+
+
+def _guard(app: App) -> Iterator[Finding]:
+    """Whether what the guard has learnt fits what it guards."""
+    if app.calibrated is None or app.config.guard.mode == "off":
+        return
+    for tenant in app.index.tenants():
+        try:
+            found = app.calibrated.ready(tenant, app.index.moments(tenant).n)
+        except CasemateError as error:
+            yield Finding("guard", False, str(error))
+            continue
+        if found is not None:
+            learnt = f"tenant {tenant!r}: fitted to {found.source}, {found.at}"
+            detail = learnt if found.benign else f"{learnt}; nothing will be withheld"
+            yield Finding("guard", True if found.benign else None, detail)
 
 
 def _vectors(app: App) -> Finding:

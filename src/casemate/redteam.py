@@ -27,7 +27,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from casemate import calibration, registry
-from casemate.app import App, build
+from casemate.app import App, build, calibration_settings, published_attacks
 from casemate.backends.sqlite import SqliteIndex
 from casemate.config import Part
 from casemate.corpus import Corpus
@@ -35,19 +35,19 @@ from casemate.errors import ConfigError
 from casemate.guard import Guard
 from casemate.lab import audit, datasets
 from casemate.lab.box import CachedEmbedder, CachedGenerator
-from casemate.lab.calibrate import Settings, calibrate
+from casemate.lab.calibrate import calibrate
 from casemate.lab.datasets import Split, Stored
 from casemate.lab.experiment import Experiment, Plan, Trials
 from casemate.lab.judge import OFF, ON, Gate, judge_campaign
 from casemate.lab.ledger import Ledger
 from casemate.lab.questions import made_questions
-from casemate.lab.report import redact
 from casemate.lab.results import AttackResult, Campaign, Figures, Status, Transcript, Utility
+from casemate.lab.wording import overall, redact, scrub
 from casemate.protocols import Embedder, Generator, Index, MembershipAttack, Target
 from casemate.rag import Rag
 from casemate.stats import Rate
 from casemate.types import DEFAULT_TENANT, UNKNOWN, Query
-from casemate.words import words
+from casemate.words import STOP_WORDS, words
 
 Steps: TypeAlias = Callable[[str, int | None], AbstractContextManager[Callable[[int], None]]]
 """Opens a progress display for a step of so many items, if that is known; gives what counts them."""
@@ -166,14 +166,12 @@ async def _calibrate(app: App, rag: Rag, log: Sequence[str], steps: Steps, tenan
     """The lab's own calibration, made as the owner's is but on the lab's index: it must not know the non-members."""
     if app.calibrated is None:
         return None
-    section = app.config.calibrate
-    settings = Settings(tenant, app.config.rag.k, section.documents, section.questions, section.seed)
+    settings = calibration_settings(app.config, tenant)
     facts = [rag.embedder.fingerprint, rag.index.digests(tenant), list(log), dataclasses.asdict(settings)]
     path = app.config.folder / app.config.redteam.folder / f"calibration-{_hash(facts)}.json"
     if tenant not in calibration.read(path):
-        fresh = {p.use: build("attack", p) for p in type(app.config.redteam)().attacks}
         with steps("calibrating the lab's guard", None) as count:
-            calibration.write(path, tenant, await calibrate(rag, fresh, log, settings, count))
+            calibration.write(path, tenant, await calibrate(rag, published_attacks(), log, settings, count))
     return path
 
 
@@ -234,12 +232,13 @@ def _campaign(lab: Lab, trials: Trials, worlds: audit.Worlds, utility: Utility) 
 
 def _evidence(lab: Lab, worlds: audit.Worlds) -> dict[str, Any]:
     app, plan = lab.app, lab.experiment.plan
-    found = {
+    digests = app.index.digests(plan.tenant)
+    return {
         "seed": plan.seed,
         "k": plan.k,
         "identity": plan.identity,
-        "corpus": _hash(sorted(app.index.digests(plan.tenant).items())),
-        "documents": len(app.index.digests(plan.tenant)),
+        "corpus": _hash(sorted(digests.items())),
+        "documents": len(digests),
         "chunks": lab.rag.index.moments(plan.tenant).n,
         "embedder": app.guard.rag.embedder.fingerprint,
         "split": lab.split.fingerprint,
@@ -255,8 +254,8 @@ def _evidence(lab: Lab, worlds: audit.Worlds) -> dict[str, Any]:
         "versions.python": platform.python_version(),
         "versions.numpy": np.__version__,
         "versions.platform": sys.platform,
+        **({"notes": lab.split.notes} if lab.split.notes else {}),
     }
-    return found
 
 
 def _cost(lab: Lab, trials: Trials) -> dict[str, float]:
@@ -266,12 +265,17 @@ def _cost(lab: Lab, trials: Trials) -> dict[str, float]:
 
 
 def _transcripts(lab: Lab) -> Iterator[Transcript]:
-    """The first exchange about the first member and non-member of each attack. Only the attack's own words show."""
+    """The first exchange about the first member and non-member of each attack. Only the attack's own words show.
+
+    These are in its questions about each of several candidates, and, but for stop words, in the text of none of them:
+    what all records of a collection share is the collection's, not the attack's.
+    """
     groups = {True: lab.split.members[:3], False: lab.split.nonmembers[:3]}
+    theirs = {word for group in groups.values() for d in group for word in words(d.content)} - STOP_WORDS
     for name in lab.experiment.attacks:
         sessions = [lab.experiment.session(name, OFF, d.source) for group in groups.values() for d in group]
         asked = [set(words(s[0].question)) for s in sessions if s]
-        own = [*(set.intersection(*asked) if len(asked) > 1 else ()), "yes", "no", UNKNOWN]
+        own = [*(set.intersection(*asked) - theirs if len(asked) > 1 else ()), "yes", "no", UNKNOWN]
         for target, member in product((OFF, ON), groups):
             for exchange in lab.experiment.session(name, target, groups[member][0].source)[:1]:
                 yield Transcript(name, target, member, redact(exchange.question, own), redact(exchange.reply, own))
@@ -283,9 +287,10 @@ def _hash(facts: Any) -> str:
 
 def show(campaign: Campaign, out: Console) -> None:
     """The verdict and the table, guard off against guard on."""
+    campaign = scrub(campaign)
+    status = overall(campaign)
     colours = {Status.PASS: "green", Status.FAIL: "red", Status.INCONCLUSIVE: "yellow", Status.ERROR: "red"}
-    colour = colours[campaign.status]
-    out.print(f"[bold {colour}]{campaign.status.value.upper()}[/bold {colour}]")
+    out.print(f"[bold {colours[status]}]{status.upper()}[/bold {colours[status]}]")
     out.print(_table(campaign))
     if campaign.utility:
         u = campaign.utility

@@ -5,9 +5,10 @@ For what matches texts by their words: the quoting generator, the lexical tests 
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 STOP_WORDS = frozenset(
     """a about above after again all also am an and any are as at be because been before being below between both but
@@ -82,6 +83,8 @@ ABSTENTION = re.compile(
     r"|(?:context|documents?|passages?|texts?|sources?)\b.*\b(?:not|n't) (?:\w+ly )?(?:provide|contain|include|cover)"
     r"|no (?:relevant )?(?:information|mention|answer)\b|(?:not enough|insufficient) (?:information|context|details?))"
 )
+YES_NO = re.compile(r"\byes\s*(?:or|/)\s*no\b|(?<![^\W_])(yes|no)(?![^\W_])", re.IGNORECASE)
+"""A yes or a no that is a word of its own; "yes or no", which repeats the question, is neither."""
 OPPOSITES: dict[str, str] = {
     a: b
     for pair in """increase-decrease increased-decreased increases-decreases increasing-decreasing higher-lower high-low
@@ -187,3 +190,112 @@ def abstains(reply: str) -> bool:
     """
     first = next(iter(sentences(reply.strip())), "")
     return ABSTENTION.search(first.lower().replace("’", "'").strip()) is not None
+
+
+def says_yes(reply: str) -> bool:
+    """Whether the first yes or no of a reply is a yes.
+
+    >>> [says_yes(reply) for reply in (" Yes. ", "**No**, yes is wrong", "Yes or no? _Yes_!", "Nobody knows", "")]
+    [True, False, True, False, False]
+    """
+    return next((m[1].lower() == "yes" for m in YES_NO.finditer(reply) if m[1]), False)
+
+
+def keywords(text: str) -> list[str]:
+    """The words that carry meaning, each once, as written and in order of reading; no numbers.
+
+    >>> keywords("The tolls of the north bridge rose by 2.5 EUR: a toll too many.")
+    ['tolls', 'north', 'bridge', 'rose', 'EUR']
+    """
+    found: dict[str, str] = {}
+    for match in WORD.finditer(text):
+        if len(match[0]) > 2 and match[0].lower() not in STOP_WORDS and not NUMBER.match(match[0]):
+            found.setdefault(stem(match[0].lower()), match[0])
+    return list(found.values())
+
+
+def phrases(text: str, size: int = 4) -> frozenset[tuple[str, ...]]:
+    """All runs of so many words, whatever stands between them.
+
+    >>> sorted(phrases("Two-part tolls: none.", 3))
+    [('part', 'tolls', 'none'), ('two', 'part', 'tolls')]
+    """
+    tokens = re.findall(r"[^\W_]+", text.lower())
+    return frozenset(zip(*(tokens[i:] for i in range(size)), strict=False))
+
+
+def listed(items: Sequence[str]) -> str:
+    """Some words as one reads them out.
+
+    >>> listed(["tolls", "bridges", "May"]), listed(["tolls"])
+    ('tolls, bridges and May', 'tolls')
+    """
+    return " and ".join(part for part in (", ".join(items[:-1]), *items[-1:]) if part)
+
+
+NEW_WORDS = 6
+"""New words from which on a clause of a reply counts in full."""
+
+
+def told(text: str, question: str, reply: str) -> float:
+    """How surely a reply was made from a text: whether it tells what the text says and the question did not.
+
+    Each clause of the reply is judged by its new words, those that are not in the question: 2 s - 1, where s is the share
+    of them that the text has, since texts on one subject share half of their words easily. A clause with fewer than
+    ``NEW_WORDS`` counts less. The best clause decides: a reply may draw on several texts.
+
+    Args:
+        text: The text, with its title.
+        question: What was asked.
+        reply: What was answered.
+
+    Returns:
+        In [0, 1]; 0 for a reply that abstains or tells nothing new.
+
+    >>> told("The toll of the north bridge rose to 7 in May.", "What about the toll?", "In May it rose to 7 (north bridge).")
+    0.6666666666666666
+    """
+    if abstains(reply):
+        return 0.0
+    there, known = content_words(text), content_words(question)
+    new = [content_words(clause) - known for clause in clauses(reply)]
+    return max(
+        (max(2 * len(bag & there) / len(bag) - 1, 0.0) * min(len(bag) / NEW_WORDS, 1.0) for bag in new if bag),
+        default=0.0,
+    )
+
+
+class Genre:
+    """Texts of one kind, and how rare a word is in them.
+
+    Args:
+        texts: What an attacker has seen of the kind.
+    """
+
+    def __init__(self, texts: Sequence[str] = ()) -> None:
+        self.texts = tuple(texts)
+        self._spread = Counter(word for text in texts for word in content_words(text))
+
+    def rarity(self, word: str) -> float:
+        """From 0 for a word that all texts have, in any form, to 1 for one that none has; 1 if no text is known.
+
+        >>> [Genre(["north bridge", "north gate"]).rarity(word) for word in ("north", "tolls")]
+        [0.0, 1.0]
+        """
+        n = len(self.texts)
+        return 1 - math.log1p(self._spread[stem(word.lower())]) / math.log1p(n) if n else 1.0
+
+    def telling(self, text: str, title: str = "") -> list[str]:
+        """The key words of a text, those first that tell it from others: rare ones that it repeats or has in its title.
+
+        >>> Genre().telling("Herons nest late. Herons nest in reeds, near the weir.", "Reeds")
+        ['Reeds', 'Herons', 'nest', 'late', 'near', 'weir']
+        """
+        counts = Counter(stem(w) for w in words(text))
+        named = content_words(title)
+
+        def weight(word: str) -> float:
+            base = stem(word.lower())
+            return (1 + math.log(max(counts[base], 1)) + (base in named)) * self.rarity(word)
+
+        return sorted(keywords(f"{title}\n{text}"), key=lambda word: -weight(word))

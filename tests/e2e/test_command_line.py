@@ -117,8 +117,7 @@ def test_explain_shows_what_mirabel_found(run, tmp_path):
     write_many(tmp_path / "docs", 60)
     run("index", "docs")
     shown = run("ask", "--explain", "Record 7: " + "the heron stands by the water. " * 6).stdout
-    assert "s_max = " in shown
-    assert "τ = " in shown
+    assert "score " in shown and "threshold " in shown
     assert "n 60" in shown
 
 
@@ -315,7 +314,8 @@ def test_the_demo_tells_its_story_and_its_figures_are_those_of_the_readme(run, t
 
 def test_help_names_every_command(run):
     shown = run("--help").stdout
-    assert all(command in shown for command in ("init", "index", "calibrate", "ask", "redteam", "report", "doctor", "demo"))
+    commands = ("init", "index", "calibrate", "ask", "redteam", "report", "reproduce", "doctor", "demo")
+    assert all(command in shown for command in commands)
     assert run("--version").stdout.strip().count(".") == 2
 
 

@@ -28,7 +28,7 @@ def test_relative_paths_start_at_the_file(tmp_path):
 @pytest.mark.parametrize(
     ("raw", "says"),
     [
-        ({"gaurd": {}}, "gaurd is no known key; known: rag, guard, store, privacy"),
+        ({"gaurd": {}}, "gaurd is no known key; known: rag, guard, calibrate, redteam, store, privacy"),
         ({"rag": {"chunk": {"token": 3}}}, "rag.chunk.token is no known key; known: tokens, overlap"),
         ({"folder": "x"}, "folder is no known key"),
         ({"rag": {"k": 0}}, "rag.k is 0: input should be greater than or equal to 1"),

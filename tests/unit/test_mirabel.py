@@ -92,7 +92,8 @@ def test_makes_no_statement_about_a_small_corpus_and_says_so(n):
 
 
 def test_makes_no_statement_about_an_empty_corpus_and_says_so():
-    assert act(Mirabel(mode="paper"), Retrieval((), Background(0, 0, 0))).verdict.evidence["undecided"].startswith("0 documents")
+    empty = Retrieval((), Background(0, 0, 0))
+    assert act(Mirabel(mode="paper"), empty).verdict.evidence["undecided"].startswith("0 documents")
 
 
 def test_rounding_noise_among_equal_documents_flags_nobody():

@@ -20,10 +20,7 @@ import numpy as np
 from casemate.errors import ConfigError
 from casemate.protocols import Generator, MembershipAttack
 from casemate.types import Document, Probe, Prompt, Reply
-from casemate.words import STOP_WORDS, WORD, words
-
-ANSWER = re.compile(r"\byes\s*(?:or|/)\s*no\b|(?<![^\W_])(yes|no)(?![^\W_])", re.IGNORECASE)
-"""A yes or a no that is a word of its own; "yes or no", which repeats the question, is neither."""
+from casemate.words import STOP_WORDS, WORD, says_yes, words
 
 PAIRS = """
 above/below absent/present abundant/scarce active/inactive acute/chronic adequate/inadequate after/before always/never
@@ -109,15 +106,6 @@ class DCMI(MembershipAttack):
         copy = "".join([piece async for piece in self.writer.stream(prompt)]).strip().strip('"')
         same = SequenceMatcher(None, words(text), words(copy), autojunk=False).ratio()
         return copy if 0.5 <= same < 1 else ""
-
-
-def says_yes(reply: str) -> bool:
-    """Whether the first yes or no of a reply is a yes.
-
-    >>> [says_yes(reply) for reply in (" Yes. ", "**No**, yes is wrong", "Yes or no? _Yes_!", "Nobody knows", "")]
-    [True, False, True, False, False]
-    """
-    return next((m[1].lower() == "yes" for m in ANSWER.finditer(reply) if m[1]), False)
 
 
 def changed(text: str, share: float, rng: np.random.Generator) -> str:

@@ -10,7 +10,6 @@ Deviation: the paper tries five wordings and reports the best; here one wording 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -20,9 +19,7 @@ import numpy as np
 from casemate.errors import ConfigError
 from casemate.protocols import MembershipAttack
 from casemate.types import Document, Probe, Reply
-
-ANSWER = re.compile(r"\byes\s*(?:or|/)\s*no\b|(?<![^\W_])(yes|no)(?![^\W_])", re.IGNORECASE)
-"""A yes or a no that is a word of its own; "yes or no", which repeats the question, is neither."""
+from casemate.words import says_yes
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +50,3 @@ class Direct(MembershipAttack):
     async def measure(self, candidate: Document, probe: Probe, replies: Sequence[Reply]) -> tuple[float, ...]:
         """1 if the reply says yes, 0 if it says no or neither."""
         return (float(says_yes(replies[0].text)),)
-
-
-def says_yes(reply: str) -> bool:
-    """Whether the first yes or no of a reply is a yes.
-
-    >>> [says_yes(reply) for reply in (" Yes. ", "**No**, yes is wrong", "Yes or no? _Yes_!", "Nobody knows", "")]
-    [True, False, True, False, False]
-    """
-    return next((m[1].lower() == "yes" for m in ANSWER.finditer(reply) if m[1]), False)

@@ -29,7 +29,7 @@ from casemate.cli.console import (
 from casemate.config import Config
 from casemate.errors import BackendError, ConfigError, QueryError
 from casemate.protocols import EventStore
-from casemate.types import DEFAULT_TENANT, Action, Answer, Event, Query, Verdict
+from casemate.types import DEFAULT_TENANT, Answer, Event, Query, Verdict
 
 Mode = Annotated[
     Literal["enforce", "observe", "off"] | None, typer.Option("--guard", help="Instead of the configured mode.")
@@ -146,9 +146,9 @@ def _explain(answer: Answer, mode: str) -> None:
 def _sentence(v: Verdict) -> str:
     evidence = ", ".join(f"{k} {_short(value)}" for k, value in v.evidence.items())
     if v.threshold is None:
-        what = "no statement" if v.action is Action.NONE else f"failed, {v.action}"
+        what = f"failed, {v.action}" if "error" in v.evidence else "no statement"
         return f"{v.defense}: {what} ({shown(evidence)})"
-    law = f"s_max = {v.score:.4f}, τ = {v.threshold:.4f} ({shown(evidence)})"
+    law = f"score {v.score:.4f}, threshold {v.threshold:.4f} ({shown(evidence)})"
     if not v.flagged:
         return f"{v.defense}: not flagged: {law}"
     what = "hidden" if v.enforced else "would be hidden (observe mode)"

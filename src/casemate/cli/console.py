@@ -71,6 +71,18 @@ def read_questions(name: str) -> Iterator[tuple[str, str | None]]:
                 yield str(number), line.strip()
 
 
+def questions_in(path: Path) -> list[str]:
+    """The texts of all questions in a file.
+
+    Raises:
+        ConfigError: If the file cannot be read, or holds none.
+    """
+    found = [text for _, text in read_questions(str(path)) if text]
+    if not found:
+        raise ConfigError(f"{path} holds no questions; write one a line, or as json with a 'text'")
+    return found
+
+
 @contextmanager
 def _open_text(path: Path) -> Iterator[Any]:
     try:

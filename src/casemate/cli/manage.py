@@ -27,17 +27,18 @@ from casemate.cli.console import (
     bar,
     out,
     print_json,
-    read_questions,
+    questions_in,
     say,
     shown,
 )
 from casemate.corpus import Corpus
 from casemate.demo.show import run_demo
 from casemate.doctor import examine
-from casemate.errors import ConfigError, DataError
+from casemate.errors import ConfigError
 from casemate.ingest import Gone, Ingest, Plan, Report
 from casemate.lab import costs
 from casemate.lab.calibrate import RATES
+from casemate.lab.cost_charts import fewest
 from casemate.stats import Rate
 from casemate.types import DEFAULT_TENANT
 
@@ -105,10 +106,11 @@ def index(
             app.index.warm(tenant)
         total = app.index.moments(tenant).n
         _report(report, total, as_json)
-        if fit and (why := _due(app, tenant, total)):
-            say.print(f"fitting the guard, because {shown(why)}", soft_wrap=True)
+        if fit and (why := app.due(tenant)):
+            say.print(f"fitting the guard, because {shown(why.partition(': ')[0])}", soft_wrap=True)
             found = _calibrate(app, _log(app, None), tenant)
-            say.print(_said(found), soft_wrap=True)
+            hint = "; 'casemate calibrate' shows what it costs" if found.benign else ""
+            say.print(f"{_said(found)}{hint}", soft_wrap=True)
     raise typer.Exit(OK if report.complete else INCOMPLETE)
 
 
@@ -167,22 +169,7 @@ def _log(app: App, path: Path | None) -> list[str]:
     """The harmless questions of the log, if there is one."""
     configured = app.config.calibrate.log
     place = path or (app.config.folder / configured if configured else None)
-    if place is None:
-        return []
-    found = [text for _, text in read_questions(str(place)) if text]
-    if not found:
-        raise ConfigError(f"{place} holds no questions; write one a line, or as json with a 'text'")
-    return found
-
-
-def _due(app: App, tenant: str, documents: int) -> str:
-    """Why the guard must be calibrated; empty if it need not."""
-    try:
-        if app.calibrated is not None:
-            app.calibrated.ready(tenant, documents)
-    except DataError as error:
-        return str(error).partition(":")[0]
-    return ""
+    return questions_in(place) if place else []
 
 
 def _calibrate(app: App, log: list[str], tenant: str) -> Calibration:
@@ -201,7 +188,7 @@ def _calibrate(app: App, log: list[str], tenant: str) -> Calibration:
 def _said(found: Calibration) -> str:
     if not found.benign:
         return f"[yellow]note:[/yellow] {shown(found.source)}: nothing will be withheld"
-    return f"the guard is fitted to {shown(found.source)}; 'casemate calibrate' shows what it costs"
+    return f"the guard is fitted to {shown(found.source)}"
 
 
 def _rates(found: Calibration) -> dict[str, float | None]:
@@ -211,7 +198,7 @@ def _rates(found: Calibration) -> dict[str, float | None]:
 
 def _show(found: Calibration, significance: float) -> None:
     """What each error rate costs: the table."""
-    out.print(_said(found).replace("; 'casemate calibrate' shows what it costs", ""), soft_wrap=True)
+    out.print(_said(found), soft_wrap=True)
     recall = found.notes.get("recall")
     if not recall:
         return
@@ -227,11 +214,11 @@ def _show(found: Calibration, significance: float) -> None:
         cells = (by_rate[str(r)] for r in usable)
         table.add_row(attack, *(f"{_share(c['question'])} ({_share(c['document'])})" for c in cells))
     out.print(table)
-    fewest = math.ceil(1 / significance) - 1
-    if len(found.benign) < fewest:
+    needed = fewest(significance)
+    if len(found.benign) < needed:
         out.print(
             f"[yellow]note:[/yellow] {len(found.benign)} harmless questions are too few for mirabel.significance "
-            f"{significance}, which needs {fewest}: until then it works at {found.attainable(significance):.3f}",
+            f"{significance}, which needs {needed}: until then it works at {found.attainable(significance):.3f}",
             soft_wrap=True,
         )
     out.print("[dim]* mirabel.significance. Attacks are written by script, without a language model.[/dim]")

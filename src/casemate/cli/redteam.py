@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -26,12 +27,13 @@ from casemate.cli.console import (
     bar,
     out,
     print_json,
-    read_questions,
+    questions_in,
     say,
     shown,
 )
 from casemate.config import Config, Part
-from casemate.lab.report import diff, render_diff_text, write_report
+from casemate.lab.compare import conclusion
+from casemate.lab.report import Diff, diff, render_diff_text, write_report
 from casemate.lab.results import Status, load
 from casemate.redteam import run_campaign, show
 from casemate.types import DEFAULT_TENANT
@@ -74,8 +76,8 @@ def run(
     before = load(baseline) if baseline else None
     section = settings.redteam
     with open_app(settings) as app:
-        log = _questions(settings.folder, settings.calibrate.log)
-        benign = _questions(settings.folder, section.benign)
+        files = (settings.calibrate.log, section.benign)
+        log, benign = (questions_in(settings.folder / file) if file else [] for file in files)
         try:
             campaign = asyncio.run(run_campaign(app, log, benign, step, tenant))
         except KeyboardInterrupt:
@@ -87,27 +89,26 @@ def run(
     else:
         show(campaign, out)
         out.print(f"report: {shown(str(paths['html']))}", soft_wrap=True)
-    worse = diff(campaign, before) if before else None
-    if worse and not as_json:
-        out.print(shown(render_diff_text(worse)), soft_wrap=True)
-    code = CODES[campaign.status]
-    raise typer.Exit(code if code or worse is None else worse.exit_code)
+    change = diff(campaign, before) if before else None
+    if change and not as_json:
+        out.print(shown(render_diff_text(change)), soft_wrap=True)
+    raise typer.Exit(_exit_code(campaign.status, change))
 
 
 def _with(
     settings: Config, attack: list[str] | None, members: int | None, nonmembers: int | None, budget: int | None
 ) -> Config:
-    """The configuration with what the command line says instead. The result is validated like a file."""
-    section = settings.redteam
-    known = {part.use: part for part in section.attacks}
-    attacks = tuple(known.get(name, Part(use=name)) for name in attack) if attack else section.attacks
-    given = {"members": members, "nonmembers": nonmembers, "budget": budget}
-    changed = section.model_copy(update={"attacks": attacks, **{k: v for k, v in given.items() if v is not None}})
-    return configuration.changed(settings, redteam=changed)
+    """The configuration with what the command line says instead; an attack keeps its configured options."""
+    known = {part.use: part for part in settings.redteam.attacks}
+    attacks = tuple(known.get(name, Part(use=name)) for name in attack) if attack else None
+    given = {"attacks": attacks, "members": members, "nonmembers": nonmembers, "budget": budget}
+    return configuration.changed(settings, redteam={k: v for k, v in given.items() if v is not None})
 
 
-def _questions(folder: Path, path: Path | None) -> list[str]:
-    return [text for _, text in read_questions(str(folder / path)) if text] if path else []
+def _exit_code(status: Status, change: Diff | None) -> int:
+    """The gravest of what the campaign and the comparison with the baseline say."""
+    codes = (CODES[status], change.exit_code if change else OK)
+    return next(code for code in (ERROR, FAILED, INCOMPLETE, OK) if code in codes)
 
 
 @contextmanager
@@ -119,17 +120,25 @@ def step(title: str, total: int | None) -> Iterator[Callable[[int], None]]:
 
 
 @report.command("show")
-def show_report(file: Annotated[Path, typer.Argument(help="A report.json.")]) -> None:
+def show_report(file: Annotated[Path, typer.Argument(help="A report.json.")], as_json: Json = False) -> None:
     """Print the verdict and the table of a report."""
-    show(load(file), out)
+    campaign = load(file)
+    if as_json:
+        print_json(asdict(campaign))
+    else:
+        show(campaign, out)
 
 
 @report.command("diff")
 def diff_reports(
     file: Annotated[Path, typer.Argument(help="A report.json.")],
     baseline: Annotated[Path, typer.Argument(help="An earlier one.")],
+    as_json: Json = False,
 ) -> None:
     """What got worse or better. Exit codes: 0 nothing worse, 1 worse, 3 not comparable."""
     found = diff(load(file), load(baseline))
-    out.print(shown(render_diff_text(found)), soft_wrap=True)
+    if as_json:
+        print_json({"conclusion": conclusion(found), **asdict(found)})
+    else:
+        out.print(shown(render_diff_text(found)), soft_wrap=True)
     raise typer.Exit(found.exit_code)

@@ -18,11 +18,11 @@ from rich.progress import Progress
 from casemate.app import App, open_app
 from casemate.corpus import Corpus
 from casemate.demo.clinic import BENIGN_QUESTIONS, case_notes, write_corpus
-from casemate.errors import ConfigError, DataError
+from casemate.errors import ConfigError
 from casemate.ingest import Ingest
 from casemate.lab.report import write_report
 from casemate.redteam import Steps, run_campaign, show
-from casemate.types import DEFAULT_TENANT, Query
+from casemate.types import Query
 
 CONFIG = """\
 # The demo's configuration: everything as by default, but small.
@@ -88,11 +88,8 @@ async def _index(app: App, clinic: Path, progress: Console) -> None:
     with Progress(console=progress, transient=True) as bar:
         task = bar.add_task(f"embedding {len(plan.todo)} pages and notes", total=plan.bytes or 1)
         await work.run(plan, lambda size: bar.advance(task, size))
-        task = bar.add_task("fitting the guard", total=None)
-        try:
-            if app.calibrated is not None:
-                app.calibrated.ready(DEFAULT_TENANT, app.index.moments().n)
-        except DataError:
+        if app.due():
+            task = bar.add_task("fitting the guard", total=None)
             await app.calibrate(progress=lambda n: bar.advance(task, n))
 
 
@@ -104,22 +101,18 @@ async def _show_question(app: App, question: str, out: Console) -> None:
 
 async def _show_probe(app: App, record: str, out: Console) -> None:
     """One probe, as the attacker sees it with the guard off and on, and as the operator sees it."""
-    query = Query(_whole(record), client="demo")
+    query = Query(f"Is this record in your files? {record}", client="demo")
     bare, guarded = await app.guard.rag.ask(query), await app.guard.ask(query)
     verdict = guarded.verdicts[0]
+    limit = "none" if verdict.threshold is None else f"{verdict.threshold:.3f}"
     story = (
         "[bold]Somebody has a copy of a record, and wants to know whether the patient was here.[/bold]"
         f"\n\n{escape(query.text[:160])} ...\n\n[red]guard off, the reply:[/red] {escape(_short(bare.text))}"
         f"\n\n[green]guard on, the reply:[/green] {escape(_short(guarded.text))}\n\n[dim]the operator sees: "
-        f"{verdict.defense} {'flagged' if verdict.flagged else 'did not flag'} it, s_max = {verdict.score:.3f}, "
-        f"τ = {verdict.threshold or 0:.3f}, hidden: {escape(', '.join(verdict.hidden) or 'nothing')}[/dim]"
+        f"{verdict.defense} {'flagged' if verdict.flagged else 'did not flag'} it, score {verdict.score:.3f}, "
+        f"threshold {limit}, hidden: {escape(', '.join(verdict.hidden) or 'nothing')}[/dim]"
     )
     out.print(Panel(story, title="somebody probes", title_align="left"))
-
-
-def _whole(record: str) -> str:
-    """Direct asking (Anderson, Amit and Goldsteen 2024)."""
-    return f"Is this record in your files? {record}"
 
 
 def _short(text: str, length: int = 420) -> str:

@@ -25,6 +25,7 @@ from casemate.lab.datasets import Half, Split
 from casemate.lab.experiment import Trials
 from casemate.lab.fitting import Fitted, cross_fit
 from casemate.lab.results import AttackResult, Audit, Check, Figures, Status, Trial, Utility
+from casemate.lab.wording import SEVERITY
 from casemate.protocols import MembershipAttack
 from casemate.stats import Rate
 
@@ -35,7 +36,6 @@ FEWEST = 5
 BINS = 20
 SEED = 0
 """Of the resamples. It is none of the campaign's choices: the same trials have the same intervals."""
-WORSE_FIRST = (Status.ERROR, Status.FAIL, Status.INCONCLUSIVE, Status.PASS)
 OWASP = ("LLM02:2025", "LLM08:2025")
 """Sensitive Information Disclosure; Vector and Embedding Weaknesses."""
 ATLAS = ("AML.T0024.000",)
@@ -104,7 +104,7 @@ def judge_campaign(
 def overall(checks: Sequence[Check]) -> Status:
     """ERROR before FAIL before INCONCLUSIVE before PASS; no check at all is INCONCLUSIVE."""
     seen = {check.status for check in checks} or {Status.INCONCLUSIVE}
-    return next(status for status in WORSE_FIRST if status in seen)
+    return next(status for status in SEVERITY if status in seen)
 
 
 def decide(rate: Rate, limit: float) -> Status:

@@ -25,7 +25,7 @@ OPEN = (
     "Who is responsible for {}?",
 )
 RELATION = ("What does {} have to do with {}?", "How is {} related to {}?", "Does {} affect {}?")
-_PIECE = re.compile(r"[^\W_][\w'’-]*|[^\w\s]")
+_PIECE = re.compile(r"[^\W_]+(?:[.,'’-][^\W_]+)*|[^\w\s]")
 
 
 def made_questions(documents: Sequence[Document], count: int, rng: np.random.Generator) -> list[str]:

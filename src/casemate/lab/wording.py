@@ -23,7 +23,6 @@ AUC_STEPS = (
     (0.6, "a little better than a coin toss"),
     (0.75, "clearly better than a coin toss"),
     (0.9, "mostly right"),
-    (math.inf, "nearly always right"),
 )
 WHOLE = "The campaign as a whole"
 
@@ -222,12 +221,7 @@ def auc_in_words(auc: Rate) -> str:
         return "about a coin toss" if auc.high - auc.low <= 0.2 else "too uncertain to tell from a coin toss"
     if auc.value < 0.5:
         return f"below chance, and whoever turns the answers round gets {number(1 - auc.value)}"
-    steps = (
-        (0.6, "a little better than a coin toss"),
-        (0.75, "clearly better than a coin toss"),
-        (0.9, "mostly right"),
-    )
-    return next((text for limit, text in steps if auc.value < limit), "nearly always right")
+    return next((text for limit, text in AUC_STEPS if auc.value < limit), "nearly always right")
 
 
 def sentence(result: AttackResult) -> str:

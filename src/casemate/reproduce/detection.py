@@ -34,8 +34,9 @@ NOT_RUN = (
     "The paper's detector that asks GPT-4o was not run, and SciDocs and TREC-COVID are not at hand: these are left out."
 )
 OF_OURS = (
-    "'calibrated' is fitted to the dev questions of NFCorpus; the harmless questions here are the test questions. It "
-    "flags 1 % of harmless questions at most, the product's usual rate, and '5 %' what the paper's significance names.",
+    "'calibrated' is fitted to the dev questions of NFCorpus, and to probes that the same six attacks write about 200 "
+    "documents of the index; the harmless questions here are the test questions. It is to flag 1 % of harmless "
+    "questions at most, the product's usual rate, and '5 %' what the paper's significance names.",
 )
 BINS = 48
 
@@ -159,7 +160,7 @@ async def figure1(setting: Setting, steps: Steps, opened: ExitStack) -> Result:
             every[kind], largest[kind] = (np.histogram(x, edges)[0] / x.size for x in (S, best))
             rows.append(Row(kind[0], _of(kind), _similarity(S, best, line)))
             count(len(S))
-    panels = [panel for attack in ATTACKS for panel in _panels(attack, edges, (every, largest), line)]
+    panels = [*_panels("all similarities", edges, every), *_panels("the largest of each", edges, largest, line)]
     path = drawing.write(setting.folder / "mirabel-figure1.html", "Similarities of questions to documents", panels)
     said = (
         f"The line is at {number(line, 3)}: the rule of Algorithm 1 with mean and deviation of all similarities of all "
@@ -201,13 +202,13 @@ def _of(kind: Kind) -> str:
 
 
 def _panels(
-    attack: str, edges: Float64, shares: tuple[Mapping[Kind, Float64], Mapping[Kind, Float64]], line: float
+    title: str, edges: Float64, shares: Mapping[Kind, Float64], line: float | None = None
 ) -> Iterator[drawing.Panel]:
-    """All similarities, and the largest, of one attack's questions and of harmless ones."""
-    kinds = {"members": (attack, True), "non-members": (attack, False), HARMLESS: (HARMLESS, False)}
-    for title, found, mark in (("all similarities", shares[0], None), ("the largest of each", shares[1], line)):
-        groups = {name: found[kind] for name, kind in kinds.items() if kind in found}
-        yield drawing.steps(f"{attack}: {title}", edges, groups, "cosine similarity", mark)
+    """Each attack's questions beside harmless ones."""
+    for attack in ATTACKS:
+        kinds = {"members": (attack, True), "non-members": (attack, False), HARMLESS: (HARMLESS, False)}
+        groups = {name: shares[kind] for name, kind in kinds.items() if kind in shares}
+        yield drawing.steps(f"{attack}: {title}", edges, groups, "cosine similarity", line)
 
 
 async def asked(lab: Lab) -> list[Asked]:

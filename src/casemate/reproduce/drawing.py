@@ -15,8 +15,10 @@ from casemate.types import Float64
 Panel: TypeAlias = tuple[str, Markup]
 """Caption and image."""
 
-LEFT, RIGHT, TOP, BOTTOM = 50.0, 308.0, 12.0, 190.0
-WIDTH, HEIGHT = 320.0, 236.0
+LEFT, RIGHT, TOP, BOTTOM = 50.0, 308.0, 34.0, 206.0
+WIDTH, HEIGHT = 320.0, 250.0
+ENTRY = 86.0
+"""Width of an entry of the legend."""
 STYLES = ("curve on", "curve off", "curve axis")
 """Of the groups in order: blue, orange and dashed, grey."""
 
@@ -56,13 +58,13 @@ def steps(caption: str, edges: Float64, groups: Mapping[str, Float64], below: st
             f"L{x(a):.1f},{y(s):.1f} L{x(b):.1f},{y(s):.1f}" for s, (a, b) in zip(shares, pairwise(edges), strict=True)
         ]
         marks.append(tag("path", class_=style, d=" ".join([f"M{LEFT:.1f},{BOTTOM:.1f}", *outline])))
-        at = TOP + 10 + 17 * place
-        marks.append(tag("line", class_=style, x1=RIGHT - 96, x2=RIGHT - 74, y1=at - 4, y2=at - 4))
-        marks.append(_label(name, RIGHT - 68, at, "start"))
+        at = LEFT + ENTRY * place
+        marks.append(tag("line", class_=style, x1=at, x2=at + 16, y1=10.0, y2=10.0))
+        marks.append(_label(name, at + 20, 14.0, "start"))
         said.append(f"{name}: mean {number(float(shares @ (edges[1:] + edges[:-1])) / 2)}")
     if mark is not None:
         marks.append(tag("line", class_="chance", x1=x(mark), x2=x(mark), y1=TOP, y2=BOTTOM))
-        marks.append(_label(f"threshold {number(mark)}", x(mark), BOTTOM + 16, "middle"))
+        marks.append(_label(f"threshold {number(mark)}", x(mark) - 5, TOP + 10, "end"))
         said.append(f"threshold {number(mark)}")
     image = tag(
         "svg",

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from difflib import SequenceMatcher
 from typing import NamedTuple
 
-from casemate.backends.obedient.reading import Passage, weights
+from casemate.backends.obedient.reading import Passage
 from casemate.words import COUNTS, NUMBER, OPPOSITES, STOP_WORDS, content_words, numbers, sentences, stem, words
 
 FRAME = re.compile(
@@ -74,7 +75,7 @@ def _judge(statement: str, known: Sequence[Sentence]) -> str:
     wanted = frozenset(w for w in content_words(statement) if not NUMBER.fullmatch(w)) - TALK
     if not wanted or not known:
         return ""
-    weight = weights([s.bag for s in known])
+    weight = _weights(known)
     best = max(known, key=lambda s: _share(wanted, s.all, weight) + 0.3 * _order(statement, s.text))
     same_text = [s for s in known if s.place[0] == best.place[0]]
     if _share(wanted, best.all, weight) < SURE:
@@ -84,6 +85,12 @@ def _judge(statement: str, known: Sequence[Sentence]) -> str:
     near = [s.text for s in same_text if abs(s.place[1] - best.place[1]) <= 1]
     wrong = not numbers(statement) <= numbers(" ".join(near)) or _contradicts(statement, best.text)
     return "No" if wrong else "Yes"
+
+
+def _weights(known: Sequence[Sentence]) -> Callable[[str], float]:
+    """How much a word tells: rare ones more, and most of all one that occurs nowhere."""
+    spread = Counter(word for s in known for word in s.bag)
+    return lambda word: math.log(1 + len(known) / (spread[word] or 0.5))
 
 
 def _share(wanted: frozenset[str], there: frozenset[str], weight: Callable[[str], float]) -> float:
@@ -149,7 +156,7 @@ def _says(part: Sequence[str], other: Collection[str]) -> bool:
 def answer(question: str, topic: str, context: Sequence[Passage], most: int, support: float) -> list[str]:
     """The sentences that answer a question best, in order of reading; none if the best does not support it."""
     known = read(context)
-    weight = weights([s.bag for s in known])
+    weight = _weights(known)
     wanted = content_words(question) - TALK
     about = content_words(topic)
     if not wanted:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import re
 import string
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -221,9 +219,3 @@ def _agree(keys: Sequence[str], m: int, text: Sequence[str], i: int, step: int) 
 def _cut(word: str, before: str, after: str) -> str:
     """A word of the text without what stands around the mask already, and without punctuation."""
     return word.removeprefix(before).removesuffix(after).strip(MARKS) or word
-
-
-def weights(bags: Sequence[frozenset[str]]) -> Callable[[str], float]:
-    """How much a word tells: rare ones more, and most of all one that occurs nowhere."""
-    spread = Counter(word for bag in bags for word in bag)
-    return lambda word: math.log(1 + len(bags) / (spread[word] or 0.5))

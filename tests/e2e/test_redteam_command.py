@@ -1,0 +1,115 @@
+"""Calibrating and attacking from the command line, on a small clinic."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ET
+
+import pytest
+
+from casemate.demo.clinic import write_corpus
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+CONFIG = """\
+rag: {corpus: clinic, k: 3}
+calibrate: {questions: 240, documents: 30}
+redteam: {attacks: [direct, mba, dcmi], members: 24, nonmembers: 24, gate: {adjusted_accuracy: 0.3, harmless: 0.2}}
+"""
+
+
+def casemate(folder, *words, code=0):
+    command = [sys.executable, "-m", "casemate", *words]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == code, done.stderr + done.stdout
+    assert "Traceback" not in done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def clinic(tmp_path_factory):
+    """An indexed clinic of 100 notes, guard fitted."""
+    place = tmp_path_factory.mktemp("clinic")
+    write_corpus(place / "clinic", count=100)
+    (place / "casemate.yaml").write_text(CONFIG)
+    said = casemate(place, "index")
+    assert "the guard is fitted to 240 questions made from the corpus" in said.stderr
+    return place
+
+
+@pytest.fixture
+def place(clinic, tmp_path):
+    return shutil.copytree(clinic, tmp_path / "clinic")
+
+
+def test_a_fitted_guard_is_not_fitted_again(place):
+    assert "fitting" not in casemate(place, "index").stderr
+
+
+def test_calibrate_takes_a_log_and_shows_what_rates_cost(place):
+    lines = [json.dumps({"text": f"When does department {i} open on day {i % 7}?"}) for i in range(120)]
+    (place / "log.jsonl").write_text("\n".join(lines))
+    done = casemate(place, "calibrate", "--log", "log.jsonl")
+    assert "120 questions of a log" in done.stdout
+    assert "mba" in done.stdout
+    page = (place / ".casemate/calibration.html").read_text()
+    held = json.loads((place / ".casemate/calibration.json").read_text())["tenants"]["default"]
+    assert held["salt"] not in page
+    assert "<svg" in page
+
+
+def test_without_a_calibration_nothing_is_answered_and_the_operator_is_told(place):
+    (place / ".casemate/calibration.json").unlink()
+    done = casemate(place, "ask", "When is the pharmacy open?")
+    assert done.stdout.strip() == "I don't know."
+    assert "casemate calibrate" in done.stderr
+
+
+def test_a_run_writes_reports_that_others_read_and_exits_by_its_verdict(place):
+    done = casemate(place, "redteam", "run")
+    assert done.stdout.startswith("PASS")
+    folder = place / ".casemate/redteam"
+    report = json.loads((folder / "report.json").read_text())
+    assert report["status"] == "pass"
+    for attack in report["attacks"]:
+        assert attack["off"]["auc"][0] > 0.95
+        assert attack["on"]["recall_document"][0] > 0.9
+    assert report["audit"]["differing"] == 0
+    assert json.loads((folder / "report.sarif").read_text())["version"] == "2.1.0"
+    assert ET.parse(folder / "report.junit.xml").getroot().get("failures") == "0"
+    text = (folder / "report.html").read_text() + (folder / "report.json").read_text()
+    note = next((place / "clinic/notes").iterdir()).read_text()
+    assert not any(sentence in text for sentence in note.split(". ") if len(sentence) > 30)
+    casemate(place, "report", "show", str(folder / "report.json"))
+    casemate(place, "report", "diff", str(folder / "report.json"), str(folder / "report.json"))
+    weak = "rag: {corpus: clinic, k: 3}\nguard: {defenses: []}\n" + CONFIG.partition("\n")[2]
+    (place / "casemate.yaml").write_text(weak)
+    assert casemate(place, "redteam", "run", code=1).stdout.startswith("FAIL")
+
+
+def test_a_killed_run_goes_on_where_it_was(place):
+    command = [sys.executable, "-m", "casemate", "redteam", "run", "--json"]
+    ledger = place / ".casemate/redteam/ledger.db"
+    running = subprocess.Popen(command, cwd=place, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        for _ in range(3000):
+            if ledger.exists() and ledger.stat().st_size + ledger.with_name("ledger.db-wal").stat().st_size > 150_000:
+                break
+            time.sleep(0.1)
+        os.kill(running.pid, signal.SIGKILL)
+    finally:
+        running.wait()
+    done = casemate(place, "redteam", "run", "--json")
+    found = json.loads(done.stdout)
+    assert found["status"] == "pass"
+    report = json.loads((place / ".casemate/redteam/report.json").read_text())
+    assert report["cost"]["model_calls"] < report["cost"]["questions"]
+
+
+def test_attacks_are_listed_and_unknown_ones_refused(place):
+    assert "interrogation" in casemate(place, "redteam", "list").stdout
+    assert "no attack is called 'mbaa'" in casemate(place, "redteam", "run", "--attack", "mbaa", code=2).stderr
