@@ -22,7 +22,7 @@ from casemate.guard import Guard
 from casemate.lab.calibrate import Settings, calibrate
 from casemate.neighbors import one_thread
 from casemate.protocols import Embedder, EventStore, Index, MembershipAttack, Progress, Target
-from casemate.rag import INSTRUCTIONS, Rag
+from casemate.rag import INSTRUCTIONS, Rag, require_tenant
 from casemate.types import DEFAULT_TENANT, Secret
 
 
@@ -77,6 +77,7 @@ class App:
         defense = self.calibrated
         if defense is None:
             raise ConfigError("nothing to calibrate: guard.defenses has no mirabel in mode calibrated")
+        require_tenant(tenant)
         calibration.read(defense.calibration)  # what is wrong with it shows before the work, not after
         settings = calibration_settings(self.config, tenant)
         found = await calibrate(self.guard.rag, published_attacks(), log, settings, progress)

@@ -25,6 +25,8 @@ from casemate.errors import DataError
 from casemate.types import Float64
 
 FORMAT = 1
+LARGEST = 1e7
+"""No figure of a calibration that was made is beyond this, nor a scale below its inverse."""
 DRIFT = 1.25
 """The tenant may grow or shrink by this factor before its calibration is stale."""
 
@@ -156,7 +158,7 @@ def read(path: Path) -> dict[str, Calibration]:
         held = TypeAdapter(dict[str, Calibration]).validate_python(raw.get("tenants"))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, AttributeError, ValidationError) as error:
+    except (OSError, ValueError, AttributeError, OverflowError, RecursionError, ValidationError) as error:
         raise DataError(
             f"{path} is no calibration, or damaged ({type(error).__name__}); delete it and run 'casemate calibrate'"
         ) from error
@@ -183,11 +185,23 @@ def write(path: Path, tenant: str, calibration: Calibration) -> None:
 
 
 def _require_sound(path: Path, tenant: str, c: Calibration) -> None:
+    """Refuses what would make scores absurd, or a guard that silently withholds nothing."""
     what = f"{path}: the calibration of tenant {tenant!r}"
     if c.features != FEATURES:
         raise DataError(f"{what} was made by another version; delete the file and run 'casemate calibrate'")
     sizes = {len(c.features), len(c.centre), len(c.scale), len(c.weights)}
-    finite = all(math.isfinite(x) for x in (*c.centre, *c.scale, *c.weights, *c.benign, c.jitter))
-    sound = len(sizes) == 1 and finite and not math.isnan(c.doubt) and min(c.weights) >= 0 and min(c.scale) > 0
-    if not sound or c.documents < 0 or c.k < 1 or c.jitter < 0:
+    numbers = (*c.centre, *c.scale, *c.weights, *c.benign, c.jitter)
+    sound = (
+        len(sizes) == 1
+        and all(abs(x) <= LARGEST for x in numbers)  # not true of NaN either
+        and min(c.weights) >= 0
+        and min(c.scale) >= 1 / LARGEST
+        and 0 <= c.documents < 1 << 60
+        and c.k > 0
+        and c.jitter >= 0
+        and not math.isnan(c.doubt)
+        and bool(c.benign) == any(c.weights)
+        and (not c.jitter or (bool(c.salt) and c.salt.isascii()))
+    )
+    if not sound:
         raise DataError(f"{what} makes no sense; delete the file and run 'casemate calibrate'")

@@ -160,9 +160,10 @@ class Guard:
 
     def _failure(self, defense: Defense, error: Exception) -> Verdict:
         name = type(defense).__module__.rsplit(".", 1)[-1]  # the name of a plug-in is its file
-        log.error("defense %s failed with %s; on_error is %s", name, type(error).__name__, self.on_error)
-        action = Action.NONE if self.on_error == "open" else Action.WITHHOLD
         said = {"message": str(error)} if isinstance(error, CasemateError) else {}  # others may quote a text
+        what = said.get("message", type(error).__name__)
+        log.error("defense %s failed (on_error is %s): %s", name, self.on_error, what)
+        action = Action.NONE if self.on_error == "open" else Action.WITHHOLD
         return Verdict(name, False, action, 0.0, None, evidence={"error": type(error).__name__, **said})
 
     def _noted(self, query: Query, verdict: Verdict | None) -> list[Verdict]:

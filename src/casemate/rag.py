@@ -49,7 +49,7 @@ class Rag:
         Raises:
             QueryError: If the text is empty, too long, or holds NUL characters, or k is out of range.
         """
-        _require_answerable(query)
+        require_answerable(query)
         vector: Vector = (await asyncio.to_thread(self.embedder.embed, [query.text]))[0]
         return vector
 
@@ -81,7 +81,12 @@ async def join(pieces: AsyncIterator[str]) -> str:
     return "".join([piece async for piece in pieces])
 
 
-def _require_answerable(query: Query) -> None:
+def require_answerable(query: Query) -> None:
+    """Refuses what no system answers.
+
+    Raises:
+        QueryError: If the text is empty, too long, or holds NUL characters, or k or tenant are out of range.
+    """
     if not query.text.strip():
         raise QueryError("the question is empty; ask something")
     if len(query.text) > MAX_QUERY_CHARACTERS:

@@ -41,12 +41,12 @@ from casemate.lab.experiment import Experiment, Plan, Trials
 from casemate.lab.judge import OFF, ON, Gate, judge_campaign
 from casemate.lab.ledger import Ledger
 from casemate.lab.questions import made_questions
-from casemate.lab.results import AttackResult, Campaign, Figures, Status, Transcript, Utility
+from casemate.lab.results import AttackResult, Campaign, Check, Figures, Status, Transcript, Utility
 from casemate.lab.wording import overall, redact, scrub
 from casemate.protocols import Embedder, Generator, Index, MembershipAttack, Target
 from casemate.rag import Rag
 from casemate.stats import Rate
-from casemate.types import DEFAULT_TENANT, UNKNOWN, Query
+from casemate.types import DEFAULT_TENANT, UNKNOWN, Query, Secret
 from casemate.words import STOP_WORDS, words
 
 Steps: TypeAlias = Callable[[str, int | None], AbstractContextManager[Callable[[int], None]]]
@@ -56,6 +56,7 @@ SIMULATED = (
     "worst case for the owner."
 )
 WRITTEN = "The attacks' questions were written by script, without a language model."
+REACHED = "The system could be asked to the end"
 NOT_TESTED = (
     "Attackers who share what they learn over several clients' names.",
     "Extraction of texts, and poisoning: these attacks ask for membership only.",
@@ -158,8 +159,8 @@ def _reader(app: App) -> tuple[str, Generator]:
     """Who writes the answers, and a label of it."""
     part = app.config.redteam.reader
     if part.use == "own":
-        return f"own:{app.config.rag.generator!r}", app.guard.rag.generator
-    return f"{part.use}:{part.options!r}", build("generator", part, app.config.folder)
+        return f"own:{_told(app.config.rag.generator)}", app.guard.rag.generator
+    return _told(part), build("generator", part, app.config.folder)
 
 
 async def _calibrate(app: App, rag: Rag, log: Sequence[str], steps: Steps, tenant: str) -> Path | None:
@@ -186,8 +187,15 @@ def _in_lab(part: Part, fitted: Path | None) -> Part:
 def _label(app: App, reader: str, fitted: Path | None) -> str:
     """A fingerprint of everything but plan, split and attacks that the results depend on."""
     config = app.config
-    facts = [repr(config.rag), repr(config.guard), reader, fitted and fitted.read_text(), version("casemate")]
-    return _hash(facts)
+    parts = [_told(config.rag.embedder), *map(_told, config.guard.defenses), config.guard.on_error]
+    learnt = fitted.read_text(encoding="utf-8") if fitted else ""
+    return _hash([parts, app.guard.rag.instructions, reader, learnt, version("casemate")])
+
+
+def _told(part: Part) -> str:
+    """A plug-in with its options. A secret counts, but is not to be read: the label is kept in the lab's file."""
+    options = {k: _hash(str(v)) if isinstance(v, Secret) else repr(v) for k, v in part.options.items()}
+    return f"{part.use}:{options}"
 
 
 async def _audit(lab: Lab, steps: Steps) -> audit.Worlds:
@@ -208,20 +216,24 @@ async def _utility(lab: Lab, benign: Sequence[str], steps: Steps) -> Utility:
         return await audit.utility(lab.rag, lab.make_guard(lab.rag.index), queries, source, count)
 
 
-def _campaign(lab: Lab, trials: Trials, worlds: audit.Worlds, utility: Utility) -> Campaign:
+def _campaign(
+    lab: Lab, trials: Trials, worlds: audit.Worlds | None, utility: Utility | None, broken: str = ""
+) -> Campaign:
     section = lab.app.config.redteam
     gate = Gate(section.gate.adjusted_accuracy, section.gate.harmless)
-    judged = judge_campaign(trials, lab.split, lab.experiment.attacks, gate, utility, worlds.audit)
+    found = worlds.audit if worlds else None
+    judged = judge_campaign(trials, lab.split, lab.experiment.attacks, gate, utility, found)
+    failed = (Check(REACHED, Status.ERROR, None, None, broken),) if broken else ()
     left = sorted(set(registry.names("attack")) - set(lab.experiment.attacks))
     simulated = [SIMULATED] if section.reader.use == "obedient" else []
     return Campaign(
         id=uuid.uuid4().hex,
         at=datetime.now(UTC).isoformat(timespec="seconds"),
-        status=judged.status,
+        status=Status.ERROR if broken else judged.status,
         attacks=judged.attacks,
         utility=utility,
-        audit=worlds.audit,
-        checks=judged.checks,
+        audit=found,
+        checks=(*failed, *judged.checks),
         not_tested=(*((f"Attacks that were not run: {', '.join(left)}.",) if left else ()), *NOT_TESTED),
         simulated=(*simulated, WRITTEN),
         transcripts=tuple(_transcripts(lab)),
@@ -230,7 +242,7 @@ def _campaign(lab: Lab, trials: Trials, worlds: audit.Worlds, utility: Utility) 
     )
 
 
-def _evidence(lab: Lab, worlds: audit.Worlds) -> dict[str, Any]:
+def _evidence(lab: Lab, worlds: audit.Worlds | None) -> dict[str, Any]:
     app, plan = lab.app, lab.experiment.plan
     digests = app.index.digests(plan.tenant)
     return {
@@ -248,8 +260,8 @@ def _evidence(lab: Lab, worlds: audit.Worlds) -> dict[str, Any]:
         "guard": [part.use for part in app.config.guard.defenses],
         "guard_options": _hash(repr(app.config.guard)),
         "reader": app.config.redteam.reader.use,
-        "members_in_context_despite_guard": worlds.exposed,
-        "questions_about_members": worlds.asked,
+        "members_in_context_despite_guard": worlds and worlds.exposed,
+        "questions_about_members": worlds and worlds.asked,
         "versions.casemate": version("casemate"),
         "versions.python": platform.python_version(),
         "versions.numpy": np.__version__,
@@ -304,7 +316,8 @@ def show(campaign: Campaign, out: Console) -> None:
         out.print(f"Two worlds: {a.differing} of {a.pairs} contexts differed between withheld and absent.")
     for check in campaign.checks:
         if check.status is not Status.PASS:
-            out.print(f"[bold]{check.status.value}[/bold] {escape(check.name)}: {escape(check.why)}", soft_wrap=True)
+            name = f"{check.attack}: {check.name}" if check.attack else check.name
+            out.print(f"[bold]{check.status.value}[/bold] {escape(name)}: {escape(check.why)}", soft_wrap=True)
     for line in campaign.simulated:
         out.print(f"[dim]simulated: {escape(line)}[/dim]", soft_wrap=True)
     for line in campaign.not_tested:
@@ -325,9 +338,9 @@ def _cells(a: AttackResult) -> tuple[str, str, str]:
     def auc(f: Figures | None) -> str:
         return _rate(f.auc) if f else "not run"
 
-    withheld = f"{a.on.recall_query.value:.0%} of questions" if a.on and a.on.recall_query else ""
+    withheld = f"{a.on.recall_query.value:.0%}" if a.on and a.on.recall_query else ""
     return auc(a.off), auc(a.on), withheld
 
 
 def _rate(r: Rate | None) -> str:
-    return f"{r.value:.3f} \\[{r.low:.3f}, {r.high:.3f}]" if r else "too few to say"
+    return f"{r.value:.2f} \\[{r.low:.2f}, {r.high:.2f}]" if r else "too few to say"

@@ -5,6 +5,7 @@ Kept in memory, bounded; what was withheld comes back after a restart from the r
 
 from __future__ import annotations
 
+import hashlib
 import threading
 import time
 from collections import OrderedDict
@@ -14,7 +15,7 @@ from datetime import UTC, datetime
 
 from casemate.protocols import EventStore
 
-CLIENTS, SOURCES = 10_000, 1_000
+CLIENTS, SOURCES = 10_000, 200
 """How many clients are remembered, and how many documents of each; the longest unheard of are forgotten first."""
 
 
@@ -45,10 +46,10 @@ class Sessions:
             if not self._recalled:
                 self._recall()
                 self._recalled = True  # not before: a store that fails is asked again
-            found = self._clients.get((tenant, client))
+            found = self._clients.get(_key(tenant, client))
             if found is None:
                 return frozenset()
-            self._clients.move_to_end((tenant, client))
+            self._clients.move_to_end(_key(tenant, client))
             now = time.time()
             for source in [s for s, until in found.bars.items() if until <= now]:
                 del found.bars[source]
@@ -62,7 +63,7 @@ class Sessions:
     def evidence(self, tenant: str, client: str, source: str) -> float:
         """What has added up against a client about a source; 1 at first."""
         with self._lock:
-            found = self._clients.get((tenant, client))
+            found = self._clients.get(_key(tenant, client))
             return found.evidence.get(source, 1.0) if found else 1.0
 
     def add(self, tenant: str, client: str, source: str, e_value: float) -> None:
@@ -72,7 +73,7 @@ class Sessions:
         questions at most, in the long run (Shin et al. 2022).
         """
         with self._lock:
-            found = self._clients.get((tenant, client))
+            found = self._clients.get(_key(tenant, client))
             total = e_value * (found.evidence.get(source, 1.0) if found else 1.0)
             if total > 1:
                 _put(self._client(tenant, client).evidence, source, total)
@@ -81,8 +82,9 @@ class Sessions:
 
     def _client(self, tenant: str, client: str) -> _Client:
         """A client of whom there is something to remember: whoever only asks displaces nobody."""
-        found = self._clients.setdefault((tenant, client), _Client())
-        self._clients.move_to_end((tenant, client))
+        key = _key(tenant, client)
+        found = self._clients.setdefault(key, _Client())
+        self._clients.move_to_end(key)
         if len(self._clients) > CLIENTS:
             self._clients.popitem(last=False)
         return found
@@ -96,9 +98,16 @@ class Sessions:
         since = datetime.fromtimestamp(time.time() - self._seconds, UTC)
         for event in self._store.scan("verdict", since):
             body = event.body
-            if body.get("defense") == self._defense:
+            if body.get("defense") == self._defense and body.get("enforced"):
                 for source in body.get("evidence", {}).get("flagged", ()):
                     yield str(body.get("tenant")), str(body.get("client")), str(source), event.at.timestamp()
+
+
+def _key(tenant: str, client: str) -> tuple[str, str]:
+    """Names of any length in little memory."""
+    if len(client) <= 64:
+        return tenant, client
+    return tenant, "sha256:" + hashlib.sha256(client.encode(errors="surrogatepass")).hexdigest()
 
 
 def _put(held: OrderedDict[str, float], source: str, value: float) -> None:

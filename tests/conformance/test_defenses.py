@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
@@ -9,20 +10,58 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from casemate import registry
+from casemate import calibration, registry
+from casemate.calibration import Calibration
+from casemate.closeness import FEATURES
+from casemate.defenses.mirabel import Mirabel
+from casemate.errors import DataError
 from casemate.protocols import Defense, Generator
 from casemate.testing import DEFENSE_OBLIGATIONS, check_defense
-from casemate.types import Action, Background, Document, Outcome, Verdict
+from casemate.testing.defenses import _cases
+from casemate.types import Action, Background, Document, Outcome, Query, Verdict
+
+LEARNT = Calibration(
+    fingerprint="none",
+    documents=1000,
+    k=5,
+    features=FEATURES,
+    centre=(0.0,) * 6,
+    scale=(1.0,) * 6,
+    weights=(0.0, 1.0, 0.0, 0.0, 0.0, 0.1),  # the gap to the next documents, and a little of the words
+    benign=tuple(i / 400 for i in range(200)),
+    source="a test",
+)
+
+
+@pytest.fixture
+def mirabel(tmp_path):
+    """As an operator has it, with a calibration."""
+    calibration.write(tmp_path / "calibration.json", "default", LEARNT)
+    return Mirabel(calibration=tmp_path / "calibration.json")
 
 
 @pytest.mark.parametrize("name", registry.names("defense"))
-def test_a_defense_that_ships_keeps_its_promises(name) -> None:
-    check_defense(registry.load("defense", name)())
+def test_a_defense_that_ships_keeps_its_promises(name, request) -> None:
+    """A fixture of its name makes one that needs something; any other works as it is."""
+    made = request.getfixturevalue(name) if name in globals() else registry.load("defense", name)()
+    check_defense(made)
 
 
-@pytest.mark.parametrize("threshold", ["paper", "gumbel", "exact"])
-def test_mirabel_keeps_its_promises_whatever_is_set(threshold) -> None:
-    check_defense(registry.load("defense", "mirabel")(threshold, significance=0.4, min_documents=3))
+@pytest.mark.parametrize("mode", ["paper", "gumbel", "exact"])
+def test_mirabel_keeps_its_promises_whatever_is_set(mode) -> None:
+    check_defense(Mirabel(mode=mode))
+    check_defense(Mirabel(mode=mode, significance=0.4, min_documents=3))
+
+
+def test_mirabel_is_seen_to_act(mirabel) -> None:
+    """Or its promises would be easy to keep."""
+    acted = [asyncio.run(mirabel.on_retrieve(Query("x", client=what), found)).verdict for what, found in _cases()]
+    assert 4 <= sum(verdict.flagged for verdict in acted) < len(acted) - 3
+
+
+def test_mirabel_without_a_calibration_does_not_pretend(tmp_path) -> None:
+    with pytest.raises(DataError, match="run 'casemate calibrate'"):
+        check_defense(Mirabel(calibration=tmp_path / "none.json"))
 
 
 @dataclass
@@ -92,6 +131,14 @@ class Unexplained(Good):
     """Does nothing."""
 
     limit: float = 0.5
+
+
+@dataclass
+class Greedy(Good):
+    """Wants more for ever."""
+
+    async def on_retrieve(self, query, retrieval):
+        return Outcome(retrieval, more=True)
 
 
 @dataclass
@@ -267,6 +314,7 @@ class Enforced(HideBest):
         (Contradicts, "flagged is False"), (Tells, "holds the text"), (Unkept, "cannot be kept as JSON"),
         (Shortens, "not of unit length"), (InPlace, "changed what it was given"), (Dice, "something else"),
         (Wraps, "another text"), (Fails, "list|tuple index"), (Enforced, "the guard's to say"),
+        (Greedy, "there are no more"),
     ],
 )  # fmt: skip
 def test_a_defense_that_breaks_a_promise_is_noticed(bad, says) -> None:

@@ -114,6 +114,7 @@ def test_works_without_a_configuration(run, notes):
 
 
 def test_explain_shows_what_mirabel_found(run, tmp_path):
+    (tmp_path / "casemate.yaml").write_text("guard: {defenses: [{use: mirabel, mode: paper}]}")
     write_many(tmp_path / "docs", 60)
     run("index", "docs")
     shown = run("ask", "--explain", "Record 7: " + "the heron stands by the water. " * 6).stdout

@@ -127,7 +127,7 @@ def test_what_is_written_is_read_by_tenant(tmp_path):
     write(path, "default", MADE)
     write(path, "clinic ‘é’\u2028", other)
     assert read(path) == {"default": MADE, "clinic ‘é’\u2028": other}
-    again = replace(MADE, weights=(0.0,) * 6)
+    again = replace(MADE, weights=(0.0, 0.0, 0.0, 0.0, 0.0, 1.0))
     write(path, "default", again)
     assert read(path) == {"default": again, "clinic ‘é’\u2028": other}
 
@@ -178,6 +178,13 @@ DAMAGED = {
     "scale of 0": text_of(scale=[0.0, 1, 1, 1, 1, 1]),
     "negative scale": text_of(scale=[-1.0, 1, 1, 1, 1, 1]),
     "k of 0": text_of(k=0),
+    "absurd figure": text_of(centre=[1e300, 0, 0, 0, 0, 0]),
+    "absurd scale": text_of(scale=[1e-300, 1, 1, 1, 1, 1]),
+    "no number at all": text_of(documents=10**400),
+    "jitter without salt": text_of(salt=""),
+    "weights that tell nothing": text_of(weights=[0.0] * 6),
+    "no harmless questions": text_of(benign=[]),
+    "too deep": "[" * 100_000,
     "fewer than no documents": text_of(documents=-1),
     "other figures": text_of(features=["similarity", "gap", "depth", "spacing", "phrases", "length"]),
     "figures in another order": text_of(features=list(reversed(FEATURES))),

@@ -29,7 +29,8 @@ from casemate.types import Action, Background, Document, Hit, Query, Retrieval
 from casemate.words import sentences
 from tests.fakes import BagOfWords, Memory, Parrot
 
-VOCABULARY = [a + b + c for a in ("ba", "ce", "di", "fo", "gu", "ha") for b in "lmnrst" for c in ("a", "ek", "in", "or")]
+HEADS, TAILS = ("ba", "ce", "di", "fo", "gu", "ha"), ("a", "ek", "in", "or")
+VOCABULARY = [head + middle + tail for head in HEADS for middle in "lmnrst" for tail in TAILS]
 K = 3
 
 
@@ -73,9 +74,7 @@ def learnt(tmp_path_factory):
     index = SqliteIndex(tmp_path_factory.mktemp("learnt") / "index.db")
     rag = Rag(Bag(), index, Parrot())
     index.add(HELD, rag.embedder.embed([d.content for d in HELD]))
-    found = asyncio.run(
-        calibrate(rag, {"direct": Direct()}, ordinary(400), Settings(k=K, documents=60, questions=400))
-    )
+    found = asyncio.run(calibrate(rag, {"direct": Direct()}, ordinary(400), Settings(k=K, documents=60, questions=400)))
     index.close()
     return found
 
@@ -228,8 +227,8 @@ def test_a_restart_forgets_nothing_that_was_withheld(make):
 
 
 @pytest.mark.parametrize(("readers", "withheld"), [
-    (["anna", "otto"], False), ("anna", False), (["otto"], True), ([], True), ("annabel", True), (None, True), (7, True),
-    ({"anna": 1}, True),
+    (["anna", "otto"], False), ("anna", False),
+    (["otto"], True), ([], True), ("annabel", True), (None, True), (7, True), ({"anna": 1}, True),
 ])  # fmt: skip
 def test_nothing_is_withheld_from_those_who_may_read_it(make, readers, withheld):
     held = [replace(d, metadata={"readers": readers}) if d.source == "d4" else d for d in HELD]
@@ -279,10 +278,9 @@ def judging(tmp_path):
 
 def retrieval(scores, n=1000, names=None):
     names = names or [f"s{i}" for i in range(len(scores))]
-    hits = tuple(
-        Hit(Document(f"{s}#{i}", f"word{i}", source=s), float(x)) for i, (s, x) in enumerate(zip(names, scores, strict=True))
-    )
-    return Retrieval(hits, Background(n, 0.0, 0.1), exhausted=True)
+    documents = [Document(f"{name}#{i}", f"word{i}", source=name) for i, name in enumerate(names)]
+    hits = (Hit(document, float(score)) for document, score in zip(documents, scores, strict=True))
+    return Retrieval(tuple(hits), Background(n, 0.0, 0.1), exhausted=True)
 
 
 def judge(mirabel, found, client="anna", k=K, text="a question"):
@@ -359,7 +357,8 @@ def test_with_few_hits_it_asks_for_more_and_remembers_nothing(judging):
     long = replace(retrieval([0.995, *BELOW[:LOOKS]]), exhausted=False)
     assert judge(mirabel, replace(long, hits=long.hits[:LOOKS])).more
     assert judge(mirabel, long, k=1).more  # the document that comes into view has none below
-    assert judge(mirabel, replace(retrieval([0.995, *BELOW]), exhausted=False), k=1).verdict.evidence["flagged"] == ["s0"]
+    enough = replace(retrieval([0.995, *BELOW]), exhausted=False)
+    assert judge(mirabel, enough, k=1).verdict.evidence["flagged"] == ["s0"]
 
 
 # How often by mistake
@@ -416,16 +415,17 @@ def test_harmless_sessions_about_one_document_seldom_raise_the_alarm():
     rng, alarms, asked, found = np.random.default_rng(5), 0, 0, plain(np.random.default_rng(4).random(400))
     mirabel = Mirabel(significance=0.001)
     mirabel.ready = lambda tenant, n: found
-    for client in range(250):
+    for client in range(120):
         for _ in range(40):
             asked += 1
-            verdict = judge(mirabel, retrieval([rng.random() * 0.999, *np.full(LOOKS + K, -1.0)]), client=str(client)).verdict
+            found_now = retrieval([rng.random() * 0.999, *np.full(LOOKS + K, -1.0)])
+            verdict = judge(mirabel, found_now, client=str(client)).verdict
             if "session" in verdict.evidence["why"]:
                 alarms += 1
                 break
             if verdict.flagged:
                 break
-    assert asked > 5000
+    assert asked > 2000
     assert alarms / asked < 0.001
 
 
@@ -608,19 +608,29 @@ def probe(rng, held):
     ][int(rng.integers(7))]
 
 
-def replayed(index, found, questions, k, significance):
-    """Contexts, verdicts and ids of all that was looked at, of a guard without a past."""
+def replayed(index, found, asked, k, significance):
+    """Contexts and verdicts of a guard without a past, for questions and who asks them."""
     mirabel = Mirabel(embedder=EMBEDDER, index=index, significance=significance, min_documents=3, calibration=found)
     guard, seen = Guard(Rag(EMBEDDER, index, Parrot()), [mirabel]), []
-    for text in questions:
-        hits, (verdict,) = asyncio.run(guard.retrieve(Query(text, client="anna", k=k)))
+    for client, text in asked:
+        hits, (verdict,) = asyncio.run(guard.retrieve(Query(text, client=client, k=k)))
         assert "error" not in verdict.evidence
         seen.append(([h.document.id for h in hits.hits], verdict))
     return seen
 
 
-def two_worlds(tmp_path, seed, weights, length):
-    """Pairs of contexts, with a document withheld and without it, for every document that was withheld."""
+def two_worlds(tmp_path, seed, weights, session):
+    """Pairs of contexts, with a document and without it, for every document that was withheld.
+
+    Args:
+        tmp_path: Where the calibration is kept.
+        seed: Of corpus and questions.
+        weights: Of the figures.
+        session: Whether one client asks about few documents; else each question is another's.
+
+    Yields:
+        Both contexts, whether the document was withheld in the first, and whether it had left a trace before.
+    """
     rng = np.random.default_rng(seed)
     held = world(rng)
     index = Listed(held, EMBEDDER.embed([d.content for d in held]))
@@ -638,15 +648,15 @@ def two_worlds(tmp_path, seed, weights, length):
         law.append(max(asyncio.run(mirabel.score(Query(text, k=3), hits, harmless)).values()))
     learnt = replace(harmless, benign=tuple(sorted(law)), doubt=float(np.quantile(law, 0.6)))
     calibration.write(path, "default", learnt)
-    few = [held[int(i)] for i in rng.integers(len(held), size=4)]  # a session is about few documents
-    questions = [probe(rng, held if length == 1 else few) for _ in range(length)]
-    here = replayed(index, path, questions, k, significance)
+    few = [held[int(i)] for i in rng.integers(len(held), size=4)]
+    asked = [("anna", probe(rng, few)) if session else (f"client {i}", probe(rng, held)) for i in range(6)]
+    here = replayed(index, path, asked, k, significance)
     for source in sorted({s for _, verdict in here for s in verdict.evidence["withheld"]}):
-        there = replayed(index.without(source), path, questions, k, significance)
+        there = replayed(index.without(source), path, asked, k, significance)
         traced = False
-        for text, (context, verdict), (other, _) in zip(questions, here, there, strict=True):
+        for (_, text), (context, verdict), (other, _) in zip(asked, here, there, strict=True):
             withheld = source in verdict.evidence["withheld"]
-            traced |= not withheld and looked_at(index, text, source, k)
+            traced |= session and not withheld and looked_at(index, text, source, k)
             yield context, other, withheld, traced
 
 
@@ -660,24 +670,23 @@ def looked_at(index, text, source, k):
 WEIGHTS = st.tuples(*[st.sampled_from([0.0, 0.3, 1.0, 3.0]) for _ in FEATURES])
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(st.integers(0, 10**6), WEIGHTS)
 def test_the_context_is_that_of_a_collection_without_the_withheld(tmp_path_factory, seed, weights):
     """Bit for bit, whatever is withheld, for any weights but that of depth, which rests on chunks never looked at."""
     weights = (weights[0] + 0.1, weights[1], 0.0, *weights[3:])
-    for context, other, withheld, _ in two_worlds(tmp_path_factory.mktemp("worlds"), seed, weights, 1):
-        assert withheld
-        assert context == other
+    for context, other, withheld, _ in two_worlds(tmp_path_factory.mktemp("worlds"), seed, weights, False):
+        assert context == other or not withheld
 
 
-@settings(max_examples=40)
+@settings(max_examples=30)
 @given(st.integers(0, 10**6), WEIGHTS)
 def test_so_it_is_through_a_session_as_long_as_the_document_was_never_looked_at_and_kept(
     tmp_path_factory, seed, weights
 ):
     """What was once compared with it, or shown with it, has left its trace in what is remembered of the client."""
     weights = (weights[0] + 0.1, weights[1], 0.0, *weights[3:])
-    for context, other, withheld, traced in two_worlds(tmp_path_factory.mktemp("worlds"), seed, weights, 5):
+    for context, other, withheld, traced in two_worlds(tmp_path_factory.mktemp("worlds"), seed, weights, True):
         if withheld and not traced:
             assert context == other
 
@@ -686,11 +695,11 @@ def test_with_depth_in_the_score_hardly_any_context_differs(tmp_path):
     """The background holds the chunks of the withheld that were not among the hits. It is seldom more than noise."""
     pairs = differing = 0
     rng = np.random.default_rng(3)
-    for seed in range(60):
+    for seed in range(20):
         weights = tuple(rng.choice([0.3, 1.0, 3.0], 6))
-        for context, other, withheld, _ in two_worlds(tmp_path, seed, weights, 1):
+        for context, other, withheld, _ in two_worlds(tmp_path, seed, weights, False):
             pairs += withheld
-            differing += context != other
+            differing += withheld and context != other
     assert pairs > 60
     assert differing / pairs < 0.02
 

@@ -34,7 +34,7 @@ def test_a_name_that_is_not_there_lists_those_that_are():
 
 
 def test_a_name_of_another_role_is_not_taken():
-    with pytest.raises(UnknownName, match="no generator is called 'minilm'; known: extractive, openai"):
+    with pytest.raises(UnknownName, match="no generator is called 'minilm'; known: extractive, obedient, openai"):
         registry.load("generator", "minilm")
 
 

@@ -4,6 +4,7 @@ import json
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -203,6 +204,32 @@ def test_the_table_shows_both_numbers_and_what_differs(capsys):
         assert part in said
 
 
+def test_the_command_hands_its_options_on_and_prints_one_object(tmp_path, monkeypatch):
+    asked = []
+
+    async def made(name, setting, steps):
+        asked.append((name, setting))
+        return RESULT
+
+    monkeypatch.setattr(reproduce, "reproduce", made)
+    words = ["reproduce", "mirabel-table8", "--data", str(tmp_path), "--folder", "work", "--json"]
+    done = CliRunner().invoke(cli, [*words, "--members", "30"])
+    assert (done.exit_code, json.loads(done.stdout)) == (0, {"name": "mirabel-table8", **RESULT.as_json()})
+    assert CliRunner().invoke(cli, [*words, "--full"]).exit_code == 0
+    expected = Setting(tmp_path, Path("work"), 30, 250), Setting(tmp_path, Path("work"), 1000, 1000)
+    assert asked == [("mirabel-table8", setting) for setting in expected]
+
+
+def test_an_interrupted_command_says_how_to_go_on(tmp_path, monkeypatch):
+    async def interrupted(name, setting, steps):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(reproduce, "reproduce", interrupted)
+    done = CliRunner().invoke(cli, ["reproduce", "mirabel-table8", "--data", str(tmp_path)])
+    assert done.exit_code == 130
+    assert "run the same command again" in done.output
+
+
 def test_steps_are_drawn_with_their_threshold():
     edges = np.linspace(0, 1, 5)
     groups = {"members": np.array([0, 0, 0.5, 0.5]), "harmless & <others>": np.array([1.0, 0, 0, 0])}
@@ -365,15 +392,15 @@ def test_the_guard_is_not_measured_on_articles_that_it_was_fitted_to(data):
 
 
 def test_vectors_are_kept_bit_for_bit_and_made_once(tmp_path):
-    inner = BagOfWords()
+    inner, counts = BagOfWords(), []
     with Ledger(tmp_path / "ledger.db") as ledger:
-        first = Kept(inner, ledger).embed(["amber birch", "cedar", "cedar"])
+        Kept(inner, ledger).keep(["amber birch", "cedar"], counts.append)
         again = Kept(inner, ledger).embed(["cedar", "delta", "amber birch"])
-    assert inner.texts == ["amber birch", "cedar", "delta"]
-    expected = BagOfWords().embed(["cedar", "delta", "amber birch"])
-    assert np.array_equal(again, expected)
-    assert np.array_equal(first[1:], expected[[0, 0]])
-    assert Kept(inner, ledger).embed([]).shape == (0, 64)
+        Kept(inner, ledger).embed(["delta"])
+        assert Kept(inner, ledger).embed([]).shape == (0, 64)
+    assert inner.texts == ["amber birch", "cedar", "delta", "delta"]  # what is not to be kept is not
+    assert counts == [2]
+    assert np.array_equal(again, BagOfWords().embed(["cedar", "delta", "amber birch"]))
 
 
 def test_rest_of_a_corpus(data):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
@@ -31,6 +32,7 @@ from casemate.errors import BackendError, ConfigError, QueryError
 from casemate.protocols import EventStore
 from casemate.types import DEFAULT_TENANT, Answer, Event, Query, Verdict
 
+SHOWN = 5
 Mode = Annotated[
     Literal["enforce", "observe", "off"] | None, typer.Option("--guard", help="Instead of the configured mode.")
 ]
@@ -41,6 +43,7 @@ def ask(
     config: ConfigFile = None,
     k: Annotated[int | None, typer.Option("-k", "--k", help="Documents to read. Default: rag.k.")] = None,
     tenant: Tenant = DEFAULT_TENANT,
+    client: Annotated[str, typer.Option(help="Ask as this client, whom the guard remembers. Default: a new one.")] = "",
     guard: Mode = None,
     explain: Annotated[bool, typer.Option("--explain", help="Show the verdicts and what was hidden.")] = False,
     questions: Annotated[
@@ -54,7 +57,9 @@ def ask(
     settings = _with_mode(configuration.read(config), guard)
 
     def make(text: str) -> Query:
-        return Query(text, client="cli", tenant=tenant, k=settings.rag.k if k is None else k)
+        # Whoever sits here is the operator: unless he plays a client, the guard remembers nothing against him.
+        name = client or f"cli-{uuid.uuid4().hex}"
+        return Query(text, client=name, tenant=tenant, k=settings.rag.k if k is None else k)
 
     with open_app(settings) as app:
         if tenant not in app.index.tenants():
@@ -96,7 +101,7 @@ def _tell_what_was_hidden(events: list[Event]) -> None:
     hidden = [i for e in events if e.body["enforced"] for i in e.body["hidden"]]
     if hidden:
         say.print(
-            f"[yellow]note:[/yellow] the guard withheld {shown(', '.join(hidden))}; --explain shows why",
+            f"[yellow]note:[/yellow] the guard withheld {shown(_some(hidden))}; --explain shows why",
             soft_wrap=True,
         )
 
@@ -152,8 +157,16 @@ def _sentence(v: Verdict) -> str:
     if not v.flagged:
         return f"{v.defense}: not flagged: {law}"
     what = "hidden" if v.enforced else "would be hidden (observe mode)"
-    return f"{v.defense}: flagged: {law}; {what}: {shown(', '.join(v.hidden))}"
+    return f"{v.defense}: flagged: {law}; {what}: {shown(_some(v.hidden))}"
 
 
 def _short(value: object) -> str:
+    if isinstance(value, list):
+        return _some([str(v) for v in value]) or "nothing"
     return f"{value:.4f}" if isinstance(value, float) else str(value)
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first few."""
+    more = len(names) - SHOWN
+    return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import math
 from dataclasses import asdict
@@ -161,7 +162,9 @@ def calibrate(
 
 def _page(calibration: Path, tenant: str) -> Path:
     """Beside the calibration; a tenant's name may hold what a file's may not."""
-    own = "" if tenant == DEFAULT_TENANT else f".{quote(tenant, safe='')}"
+    name = quote(tenant, safe="")
+    name = name if len(name) <= 100 else hashlib.sha256(tenant.encode()).hexdigest()[:32]
+    own = "" if tenant == DEFAULT_TENANT else f".{name}"
     return calibration.with_name(f"{calibration.stem}{own}.html")
 
 

@@ -197,6 +197,8 @@ class _Decision:
             if figures is None:
                 return None
             scores[source] = self.calibration.score(figures)
+            if not math.isfinite(scores[source]):
+                raise DataError(f"the calibration gives no score ({scores[source]}); run 'casemate calibrate'")
             if self.calibration.doubt < scores[source] <= self.threshold:
                 scores[source] = max([scores[source], *await self._by_part(source, gone, out)])
             if withhold and (why := self._why(source, scores[source])):

@@ -168,7 +168,9 @@ async def two_worlds(
     """Replays every session in which a member was withheld, in both worlds, and compares the contexts.
 
     A whole session is replayed, because a guard may remember; with ``identity`` "campaign", too, each session begins
-    with a guard that remembers nothing. Compared are the questions in which the first world withholds the member.
+    with a guard that remembers nothing. Compared are the questions in which the first world withholds the member, up to
+    the first that shows it: from then on the two worlds have another past, whatever the guard does, and the attacker
+    has seen what he came for. That is counted as exposure.
 
     Args:
         index: The lab's, which nobody changes meanwhile.
@@ -195,13 +197,18 @@ async def two_worlds(
             queries = [Query(e.question, client(i), plan.tenant, plan.k) for i, e in enumerate(exchanges)]
             here = await _replayed(make_guard(index), queries, plan.waits)
             there = await _replayed(make_guard(Without(index, member.source, own, plan.tenant)), queries, plan.waits)
-            hidden = [i for i, exchange in enumerate(here) if not own.isdisjoint(exchange.hidden)]
+            hidden = [i for i in range(_shown(here, own)) if not own.isdisjoint(here[i].hidden)]
             pairs += len(hidden)
             seen = (Difference(attack, member.source, i, here[i].context, there[i].context) for i in hidden)
             found += [difference for difference in seen if difference.context != difference.without]
         progress(1)
     rate = stats.rate(len(found), pairs) if pairs else Rate(0.0, 0.0, 1.0)
     return Worlds(Audit(pairs, len(found), rate), asked, exposed, tuple(found[:SHOWN]))
+
+
+def _shown(session: Sequence[Exchange], own: Stored) -> int:
+    """The number of the first question in whose context a member stood; of them all if there is none."""
+    return next((i for i, e in enumerate(session) if not own.isdisjoint(e.context)), len(session))
 
 
 async def _replayed(guard: Guard, queries: Sequence[Query], waits: Sequence[float]) -> list[Exchange]:

@@ -22,9 +22,10 @@ import numpy as np
 from casemate.calibration import Calibration
 from casemate.closeness import FEATURES, LOOKS, Question, sources
 from casemate.defenses.mirabel import Mirabel
+from casemate.errors import QueryError
 from casemate.lab.questions import made_questions
 from casemate.protocols import Index, MembershipAttack, Progress
-from casemate.rag import Rag
+from casemate.rag import Rag, require_answerable
 from casemate.stats import Rate, rate
 from casemate.types import DEFAULT_TENANT, Document, Float64, Query, Retrieval, Vector
 from casemate.words import STOP_WORDS, sentences
@@ -178,11 +179,19 @@ class _Work:
 
     async def look(self, asked: Sequence[tuple[str, str, str]]) -> list[_Looked]:
         """Embeds and searches."""
-        usable = [(kind, source, text) for kind, source, text in asked if text.strip()]
+        usable = [question for question in asked if self._answerable(question[2])]
         embed = self.rag.embedder.embed
         vectors = await asyncio.to_thread(embed, [text for _, _, text in usable], self.progress)
         found = [await self._search(vector) for vector in vectors]
         return [_Looked(*question, retrieval) for question, retrieval in zip(usable, found, strict=True)]
+
+    def _answerable(self, text: str) -> bool:
+        """Whether the system would take it for a question: what it refuses tells nothing about what it answers."""
+        try:
+            require_answerable(Query(text, tenant=self.settings.tenant, k=self.settings.k))
+        except QueryError:
+            return False
+        return True
 
     async def _search(self, vector: Vector) -> Retrieval:
         """Enough to compare every document of the context with what is below, as the guard does."""
@@ -219,6 +228,8 @@ class _Work:
         y = np.r_[np.ones(len(P)), -np.ones(len(N))]
         w = np.r_[[1 / len(counts) / counts[kind] for kind in kinds], np.full(len(N), 1 / len(N))]
         weights = monotone_logistic(X, y, w)
+        if not weights.any():
+            return None
         return self._calibration(centre=centre, scale=scale, weights=weights)
 
     def _figures(self, looked: _Looked) -> dict[str, tuple[float, ...]]:

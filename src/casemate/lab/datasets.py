@@ -207,7 +207,7 @@ def _named(path: Path) -> tuple[list[str], list[str]]:
     """Names of members and of non-members, as a file has them."""
     try:
         raw: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path} cannot be read as json: {error}") from error
     for inside, outside in NAMES:
         m, n = (raw.get(inside), raw.get(outside)) if isinstance(raw, dict) else (None, None)

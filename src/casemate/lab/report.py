@@ -205,5 +205,6 @@ def write_report(campaign: Campaign, folder: Path, baseline: Campaign | None = N
 
 def _put(path: Path, folder: Path) -> Path:
     place = folder / path.name
+    path.chmod(0o600)  # it names documents
     os.replace(path, place)
     return place

@@ -220,5 +220,5 @@ def load(path: Path) -> Campaign:
         if raw.get("format") != FORMAT:
             raise DataError(f"{path} has report format {raw.get('format')!r}, this version reads {FORMAT}")
         return TypeAdapter(Campaign).validate_python(raw)
-    except (OSError, ValueError, AttributeError, ValidationError) as error:
+    except (OSError, ValueError, AttributeError, OverflowError, RecursionError, ValidationError) as error:
         raise DataError(f"{path} is no report of 'casemate redteam run': {error}") from error

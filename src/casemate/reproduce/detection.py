@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import NamedTuple, TypeAlias
@@ -212,7 +213,7 @@ def _panels(
 
 
 async def asked(lab: Lab) -> list[Asked]:
-    """The harmless questions, then one of each attack about each candidate."""
+    """The harmless questions, then one of each attack about each candidate. Their vectors are kept."""
     found = [Asked(HARMLESS, False, "", text) for text in lab.harmless]
     texts = sorted(document.content for document, _ in lab.split.candidates)
     for name, part in ATTACKS.items():
@@ -223,6 +224,8 @@ async def asked(lab: Lab) -> list[Asked]:
             questions = (await attack.prepare(document, rng)).questions
             if questions:
                 found.append(Asked(name, member, document.source, questions[int(rng.integers(len(questions)))]))
+    with lab.steps("embedding questions", len(found)) as count:
+        await asyncio.to_thread(lab.bench.kept.keep, [question.text for question in found], count)
     return found
 
 

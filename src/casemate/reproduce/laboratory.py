@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 
 from casemate import calibration
-from casemate.app import build
+from casemate.app import build, published_attacks
 from casemate.backends.sqlite import SqliteIndex
-from casemate.config import Part, RedteamSection
+from casemate.config import Part
 from casemate.corpus import Corpus, Source
 from casemate.defenses.mirabel import Mirabel
 from casemate.errors import DataError
@@ -35,7 +35,7 @@ from casemate.lab.calibrate import Settings, calibrate
 from casemate.lab.datasets import Split, Stored
 from casemate.lab.ledger import Ledger
 from casemate.neighbors import one_thread
-from casemate.protocols import Embedder, MembershipAttack, Progress
+from casemate.protocols import Embedder, Progress
 from casemate.rag import Rag
 from casemate.redteam import Steps
 from casemate.types import Document, Vector
@@ -61,6 +61,8 @@ CORPUS = (
 )
 """What differs whatever is measured."""
 SPLIT = "mia_riddle/nfcorpus_selected_indices.json"
+PORTION = 64
+"""Texts whose vectors are written at a time: a second of work, which is what an interruption may cost."""
 HELP = "docs/how-to/reproduce-the-papers.md says what is wanted"
 
 
@@ -102,12 +104,14 @@ class Bench:
 
     Attributes:
         rag: The system. Its reader is the simulated one.
+        kept: Its embedder, behind a cache in memory.
         ledger: Where trials, answers and vectors are kept.
         folder: Where it lies, and calibrations beside it.
         seed: Of what is drawn for a calibration.
     """
 
     rag: Rag
+    kept: Kept
     ledger: Ledger
     folder: Path
     seed: int
@@ -126,9 +130,9 @@ class Bench:
         facts = [self.state, list(log), repr(settings)]
         path = self.folder / f"calibration-{digest(facts)}.json"
         if not calibration.read(path):
-            fresh: dict[str, MembershipAttack] = {p.use: build("attack", p) for p in RedteamSection().attacks}
             with steps(f"calibrating, k = {k}", None) as count:
-                calibration.write(path, settings.tenant, await calibrate(self.rag, fresh, log, settings, count))
+                found = await calibrate(self.rag, published_attacks(), log, settings, count)
+            calibration.write(path, settings.tenant, found)
         return path
 
     @property
@@ -180,7 +184,7 @@ class Lab:
 
 
 class Kept(Embedder):
-    """An embedder whose vectors are kept on disk, for the next table asks the same questions.
+    """An embedder that finds the vectors of some texts on disk: the next table asks the same questions.
 
     Attributes:
         inner: Who embeds.
@@ -211,14 +215,26 @@ class Kept(Embedder):
 
     def embed(self, texts: Sequence[str], progress: Progress | None = None) -> Vector:
         """See ``Embedder``."""
-        keys = [f"vector-{digest([self.fingerprint, text])}" for text in texts]
-        held = {key: self.ledger.reply(key) for key in keys}
-        new = {key: text for key, text in zip(keys, texts, strict=True) if held[key] is None}
+        held = {place: found for place, text in enumerate(texts) if (found := self._found(text)) is not None}
+        new = [place for place in range(len(texts)) if place not in held]
         if new:
-            for key, vector in zip(new, self.inner.embed(list(new.values()), progress), strict=True):
-                held[key] = self.ledger.keep(key, base64.b64encode(vector.tobytes()).decode())
-        rows = [np.frombuffer(base64.b64decode(held[key] or ""), np.float32) for key in keys]
-        return np.stack(rows) if rows else np.empty((0, self.dim), np.float32)
+            held |= zip(new, self.inner.embed([texts[place] for place in new], progress), strict=True)
+        return np.stack([held[i] for i in range(len(texts))]) if held else np.empty((0, self.dim), np.float32)
+
+    def keep(self, texts: Sequence[str], progress: Progress) -> None:
+        """Puts the vectors of these texts on disk, as far as they are not there."""
+        for start in range(0, len(texts), PORTION):
+            portion = texts[start : start + PORTION]
+            for text, vector in zip(portion, self.embed(portion), strict=True):
+                self.ledger.keep(self._key(text), base64.b64encode(vector.tobytes()).decode())
+            progress(len(portion))
+
+    def _found(self, text: str) -> Vector | None:
+        held = self.ledger.reply(self._key(text))
+        return None if held is None else np.frombuffer(base64.b64decode(held), np.float32)
+
+    def _key(self, text: str) -> str:
+        return f"vector-{digest([self.fingerprint, text])}"
 
 
 class Rest(Corpus):
@@ -254,7 +270,8 @@ async def bench(setting: Setting, name: str, out: Collection[str], steps: Steps,
     if plan.todo or plan.gone:
         with steps(f"indexing {name}: {len(plan.todo)} documents", plan.bytes) as count:
             await work.run(plan, lambda size: count(round(size)))
-    return Bench(Rag(CachedEmbedder(Kept(embedder, ledger)), index, reader), ledger, folder, setting.seed)
+    kept = Kept(embedder, ledger)
+    return Bench(Rag(CachedEmbedder(kept), index, reader), kept, ledger, folder, setting.seed)
 
 
 async def nfcorpus(setting: Setting, steps: Steps, opened: ExitStack) -> Lab:

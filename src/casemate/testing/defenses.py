@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import dataclasses
+import itertools
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import replace
@@ -20,6 +21,7 @@ from casemate.types import Action, Answer, Background, Document, Hit, Prompt, Qu
 
 DIM = 16
 QUESTION = "what does the record of the second patient say"
+_clients = itertools.count()
 
 
 def check_defense(defense: Defense) -> None:
@@ -34,6 +36,11 @@ def check_defense(defense: Defense) -> None:
             await obligation(defense)
 
     asyncio.run(run())
+
+
+def _asked(k: int = 5) -> Query:
+    """The question, by a client without a past: a defense may remember whom it hid something from."""
+    return Query(QUESTION, client=f"client {next(_clients)}", k=k)
 
 
 class _Parrot(Generator):
@@ -64,7 +71,7 @@ def _retrieval(scores: list[float], background: Background, chunks: int = 1) -> 
         Hit(Document(f"d{i}", f"secret text number {i}", "title", f"source {i // chunks}", "", {"i": [i]}), score)
         for i, score in enumerate(scores)
     ]
-    return Retrieval(tuple(hits), background)
+    return Retrieval(tuple(hits), background, exhausted=True)
 
 
 def _cases() -> Iterator[tuple[str, Retrieval]]:
@@ -75,7 +82,7 @@ def _cases() -> Iterator[tuple[str, Retrieval]]:
     yield "a question that carries a document of three chunks", _retrieval([0.97, 0.95, 0.94, *falling], usual, 3)
     yield "two documents alike", _retrieval([0.97, 0.97, *falling], usual)
     yield "nothing but one source", _retrieval([0.9, 0.8, 0.7], usual, 3)
-    yield "an empty index", Retrieval((), Background(0, 0.0, 0.0))
+    yield "an empty index", _retrieval([], Background(0, 0.0, 0.0))
     yield "one document", _retrieval([0.9], Background(1, 0.9, 0.0))
     yield "two documents", _retrieval([0.9, 0.1], Background(2, 0.5, 0.4))
     yield "documents that are all alike", _retrieval([0.9] * 8, Background(1000, 0.9, 0.0))
@@ -99,31 +106,34 @@ async def _is_described(defense: Defense) -> None:
 async def _changes_nothing_it_is_given(defense: Defense) -> None:
     """Queries, retrievals and answers are as they were, down to the metadata of a document."""
     for what, retrieval in _cases():
-        before, query = copy.deepcopy(retrieval), Query(QUESTION)
+        before, query = copy.deepcopy(retrieval), _asked()
+        same = copy.deepcopy(query)
         answer = Answer("a text", retrieval)
         await defense.on_retrieve(query, retrieval)
         await defense.on_answer(query, answer)
         assert retrieval == before, f"on {what}, the retrieval was changed"
         assert answer == Answer("a text", before), f"on {what}, the answer was changed"
-        assert query == Query(QUESTION), f"on {what}, the query was changed"
+        assert query == same, f"on {what}, the query was changed"
 
 
 async def _decides_the_same_on_the_same(defense: Defense) -> None:
-    """Whatever was asked in between, or at the same time."""
-    cases, query = list(_cases()), Query(QUESTION)
-    first = [await defense.on_retrieve(query, r) for _, r in cases]
-    again = [await defense.on_retrieve(query, r) for _, r in reversed(cases)][::-1]
-    at_once = await asyncio.gather(*(defense.on_retrieve(query, r) for _, r in cases))
+    """Whatever others asked in between, or at the same time."""
+    cases = list(_cases())
+    first = [await defense.on_retrieve(_asked(), r) for _, r in cases]
+    again = [await defense.on_retrieve(_asked(), r) for _, r in reversed(cases)][::-1]
+    at_once = await asyncio.gather(*(defense.on_retrieve(_asked(), r) for _, r in cases))
     for (what, retrieval), *outcomes in zip(cases, first, again, at_once, strict=True):
         assert outcomes[0] == outcomes[1] == outcomes[2], f"on {what}, the outcome is not always the same"
         answer = Answer("a text", retrieval)
-        assert await defense.on_answer(query, answer) == await defense.on_answer(query, answer), f"on {what}: on_answer"
+        answers = [await defense.on_answer(_asked(), answer) for _ in range(2)]
+        assert answers[0] == answers[1], f"on {what}: on_answer"
 
 
 async def _hides_what_it_says(defense: Defense) -> None:
     """Hits are taken out only; whole sources, no more than ``hides`` of them; and those are named."""
     for what, before in _cases():
-        after, verdict, _ = await defense.on_retrieve(Query(QUESTION), before)
+        after, verdict, more = await defense.on_retrieve(_asked(), before)
+        assert not more, f"on {what}, it wants more hits, and there are no more"
         kept = [h for h in before.hits if h in after.hits]
         assert list(after.hits) == kept, f"on {what}: hits may be taken out, not added, changed or moved"
         assert after.background == before.background, f"on {what}, the background was changed"
@@ -139,10 +149,10 @@ async def _hides_what_it_says(defense: Defense) -> None:
 async def _gives_verdicts_that_agree(defense: Defense) -> None:
     """Score, threshold, flag and action fit one another, and the evidence holds numbers, not texts."""
     for what, retrieval in _cases():
-        _, verdict, _ = await defense.on_retrieve(Query(QUESTION), retrieval)
+        _, verdict, _ = await defense.on_retrieve(_asked(), retrieval)
         if verdict is not None:
             _require_agreement(what, verdict, retrieval)
-        _, verdict, _ = await defense.on_answer(Query(QUESTION), Answer("secret text number 1", retrieval))
+        _, verdict, _ = await defense.on_answer(_asked(), Answer("secret text number 1", retrieval))
         if verdict is not None:
             _require_agreement(what, verdict, retrieval)
 
@@ -191,7 +201,7 @@ async def _wraps_a_generator(defense: Defense) -> None:
 async def _changes_no_answer_in_observe_mode(defense: Defense) -> None:
     """A guard in observe mode answers as if the defense were not there."""
     for what, retrieval in _cases():
-        bare, query = Guard(_Canned(retrieval), ()), Query(QUESTION, k=3)
+        bare, query = Guard(_Canned(retrieval), ()), _asked(k=3)
         try:
             guard = Guard(_Canned(retrieval), [defense], enforce=False)
         except CapabilityError:
@@ -206,7 +216,7 @@ async def _changes_no_answer_in_observe_mode(defense: Defense) -> None:
 async def _leaves_a_full_context(defense: Defense) -> None:
     """Behind a guard, nothing hidden is in the context, and hiding does not make it shorter."""
     for what, retrieval in _cases():
-        query = Query(QUESTION, k=3)
+        query = _asked(k=3)
         try:
             answer = await Guard(_Canned(retrieval), [defense]).ask(query)
         except CapabilityError:
