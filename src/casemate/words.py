@@ -240,9 +240,9 @@ NEW_WORDS = 6
 def told(text: str, question: str, reply: str) -> float:
     """How surely a reply was made from a text: whether it tells what the text says and the question did not.
 
-    Each clause of the reply is judged by its new words, those that are not in the question: 2 s - 1, where s is the share
-    of them that the text has, since texts on one subject share half of their words easily. A clause with fewer than
-    ``NEW_WORDS`` counts less. The best clause decides: a reply may draw on several texts.
+    Each clause of the reply is judged by its new words, those that are not in the question: 2 s - 1, where s is the
+    share of them that the text has, since texts on one subject share half of their words easily. A clause with fewer
+    than ``NEW_WORDS`` counts less. The best clause decides: a reply may draw on several texts.
 
     Args:
         text: The text, with its title.
@@ -252,7 +252,8 @@ def told(text: str, question: str, reply: str) -> float:
     Returns:
         In [0, 1]; 0 for a reply that abstains or tells nothing new.
 
-    >>> told("The toll of the north bridge rose to 7 in May.", "What about the toll?", "In May it rose to 7 (north bridge).")
+    >>> text = "The toll of the north bridge rose to 7 in May."
+    >>> told(text, "What about the toll?", "In May it rose to 7 (north bridge).")
     0.6666666666666666
     """
     if abstains(reply):

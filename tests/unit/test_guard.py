@@ -1,7 +1,7 @@
 import asyncio
 import json
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -279,3 +279,80 @@ def test_documents_can_be_removed(make):
     assert asyncio.run(guard.remove(["d3", "d4", "nothing"])) == 2
     retrieval, _ = asyncio.run(guard.retrieve(Query("only3", k=100)))
     assert {"d3", "d4"} & set(ids(retrieval)) == set()
+
+
+@dataclass
+class Curious(Defense):
+    """Wants so many hits before it decides, hides what is barred, and remembers how many it was given."""
+
+    wants: int = 0
+    secret: tuple[str, ...] = ()
+    looks: int = 0
+    given: list = field(default_factory=list)
+
+    def barred(self, query):
+        return self.secret
+
+    async def on_retrieve(self, query, retrieval):
+        self.given.append((len(retrieval.hits), retrieval.exhausted))
+        if len(retrieval.hits) < self.wants:
+            return Outcome(retrieval, more=True)
+        kept = tuple(h for h in retrieval.hits if h.document.source not in self.secret)
+        hidden = tuple(h.document.id for h in retrieval.hits if h.document.source in self.secret)
+        verdict = Verdict("curious", bool(hidden), Action.HIDE if hidden else Action.NONE, 1.0, 0.5, hidden)
+        return Outcome(replace(retrieval, hits=kept), verdict)
+
+
+@pytest.mark.parametrize(("looks", "least"), [(0, 5), (7, 12), (60, 65)])
+def test_a_defense_is_given_what_it_looks_at_beyond_the_context(make, looks, least):
+    curious = Curious(looks=looks)
+    retrieval, _ = asyncio.run(make([curious, HideBest()], documents(100)).retrieve(Query("amber", k=5)))
+    assert curious.given[0][0] >= least
+    assert not curious.given[0][1]
+    assert len(retrieval.hits) == 5
+
+
+def test_a_defense_that_cannot_decide_is_asked_again_with_more_and_decides_once(make):
+    store, curious = Memory(), Curious(wants=70)
+    guard = make([HideBest(), curious], documents(100), store=store)
+    retrieval, verdicts = asyncio.run(guard.retrieve(Query("amber", k=5)))
+    counts = [count for count, _ in curious.given]
+    assert len(counts) > 2
+    assert all(a < b for a, b in zip(counts, counts[1:], strict=False))
+    assert counts[-2] < 70 <= counts[-1]
+    assert len(retrieval.hits) == 5
+    assert [v.defense for v in verdicts] == [e.body["defense"] for e in store.events] == ["hide_best", "curious"]
+
+
+def test_who_wants_more_than_there_is_gets_what_there_is(make):
+    curious = Curious(wants=1000)
+    retrieval, verdicts = asyncio.run(make([curious], documents(30)).retrieve(Query("amber", k=5)))
+    assert curious.given[-1] == (30, True)
+    assert [exhausted for _, exhausted in curious.given[:-1]] == [False] * (len(curious.given) - 1)
+    assert verdicts == ()
+    assert len(retrieval.hits) == 5
+
+
+@pytest.mark.parametrize("chunks", [1, 40])
+def test_sources_barred_from_a_client_do_not_shorten_his_context(make, chunks):
+    barred = [Document(f"b{s}#{i}", f"amber birch {i}", source=f"b{s}") for s in range(4) for i in range(chunks)]
+    curious = Curious(secret=("b0", "b1", "b2", "b3"))
+    guard = make([curious, HideBest()], barred + documents(40))
+    retrieval, verdicts = asyncio.run(guard.retrieve(Query("amber birch", k=5)))
+    assert len(retrieval.hits) == 5
+    assert not any(h.document.source.startswith("b") for h in retrieval.hits)
+    assert len(verdicts[0].hidden) == 4 * chunks
+
+
+def test_the_operator_reads_why_a_defense_failed_if_the_message_is_our_own(make):
+    @dataclass
+    class Unready(Defense):
+        """Fails with an error of ours."""
+
+        async def on_retrieve(self, query, retrieval):
+            raise DataError("run 'casemate calibrate'")
+
+    (ours,) = asyncio.run(make([Unready()], documents(40)).retrieve(Query("amber")))[1]
+    (theirs,) = asyncio.run(make([Broken()], documents(40)).retrieve(Query("amber")))[1]
+    assert ours.evidence == {"error": "DataError", "message": "run 'casemate calibrate'"}
+    assert theirs.evidence == {"error": "RuntimeError"}

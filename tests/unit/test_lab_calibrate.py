@@ -218,6 +218,22 @@ def test_fewer_than_99_questions_cannot_promise_one_in_a_hundred(system):
     assert np.isfinite(fit(system(corpus(60)), log=asked(99)).threshold(0.01))
 
 
+def test_each_document_of_a_context_has_its_own_share_of_the_jitter(system, monkeypatch):
+    """As the guard draws it: of three that are equally close, the luckiest counts, .75 of the width on average."""
+    plain = {}
+
+    async def score(mirabel, query, retrieval, learnt):
+        plain[query.text] = len(query.text) % 7 + len(set(query.text)) / 10
+        return dict.fromkeys("abc", plain[query.text])
+
+    monkeypatch.setattr(module.Mirabel, "score", score)
+    log = asked(400)
+    found = fit(system(corpus(30)), log=log, settings=replace(SMALL, questions=400))
+    law = [plain[text] for text in log[1::2]]
+    assert found.jitter == pytest.approx(0.3 * np.std(law))
+    assert (np.mean(found.benign) - np.mean(law)) / found.jitter == pytest.approx(0.75, abs=0.06)
+
+
 def nothing(found: Calibration) -> bool:
     return found.benign == () and set(found.weights) == {0.0} and found.score((9.0,) * 6) == 0
 

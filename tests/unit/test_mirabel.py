@@ -62,7 +62,7 @@ FLAGGED = Retrieval(hits(("a", 0.9), ("b", 0.3), ("a", 0.25), ("c", 0.2)), Backg
 
 
 def test_hides_every_chunk_of_the_target_and_names_them():
-    value, verdict = act(Mirabel(mode="paper"), FLAGGED)
+    value, verdict, _ = act(Mirabel(mode="paper"), FLAGGED)
     assert [h.document.source for h in value.hits] == ["b", "c"]
     assert (verdict.flagged, verdict.action, verdict.hidden) == (True, Action.HIDE, ("a#0", "a#2"))
     assert verdict.score == 0.9
@@ -71,7 +71,7 @@ def test_hides_every_chunk_of_the_target_and_names_them():
 
 def test_leaves_an_ordinary_query_alone():
     ordinary = Retrieval(hits(("a", 0.2), ("b", 0.15)), Background(1000, 0.1, 0.05))
-    value, verdict = act(Mirabel(mode="paper"), ordinary)
+    value, verdict, _ = act(Mirabel(mode="paper"), ordinary)
     assert value == ordinary
     assert (verdict.flagged, verdict.action, verdict.hidden) == (False, Action.NONE, ())
 
@@ -85,7 +85,7 @@ def test_the_limit_itself_is_not_flagged():
 @pytest.mark.parametrize("n", [1, 2, 29])
 def test_makes_no_statement_about_a_small_corpus_and_says_so(n):
     small = Retrieval(hits(("a", 0.99)), Background(n, 0.1, 0.05))
-    value, verdict = act(Mirabel(mode="paper"), small)
+    value, verdict, _ = act(Mirabel(mode="paper"), small)
     assert value == small
     assert (verdict.flagged, verdict.threshold) == (False, None)
     assert verdict.evidence["undecided"] == f"{n} documents; 30 are needed for a statement"

@@ -170,6 +170,16 @@ def test_a_dozen_copies_go_as_well(make):
     assert all(source.startswith("d") for source in context)
 
 
+def test_who_is_withheld_is_compared_with_nobody(judging):
+    """The second alone would explain the first's similarity: but the second is withheld, so the first goes as well."""
+    mirabel = judging(plain(np.arange(100) / 200, weights=(0, 1, 0, 0, 0, 0)))  # the gap, .495 at most
+    near, alone = retrieval([0.9, 0.89, *BELOW]), retrieval([0.9, *BELOW])
+    assert judge(mirabel, near, client="a").verdict.evidence["flagged"] == ["s0", "s1"]
+    assert judge(mirabel, alone, client="b").verdict.evidence["flagged"] == ["s0"]
+    three = retrieval([0.9, 0.6, 0.59, *BELOW])  # and two that stay do explain it
+    assert judge(mirabel, three, client="c").verdict.evidence["flagged"] == []
+
+
 # From whom, and for how long
 
 
@@ -629,7 +639,7 @@ def two_worlds(tmp_path, seed, weights, session):
         session: Whether one client asks about few documents; else each question is another's.
 
     Yields:
-        Both contexts, whether the document was withheld in the first, and whether it had left a trace before.
+        Both contexts, whether the document is withheld in the first, found or not, and whether it had left a trace.
     """
     rng = np.random.default_rng(seed)
     held = world(rng)
@@ -653,11 +663,12 @@ def two_worlds(tmp_path, seed, weights, session):
     here = replayed(index, path, asked, k, significance)
     for source in sorted({s for _, verdict in here for s in verdict.evidence["withheld"]}):
         there = replayed(index.without(source), path, asked, k, significance)
-        traced = False
+        traced = barred = False
         for (_, text), (context, verdict), (other, _) in zip(asked, here, there, strict=True):
             withheld = source in verdict.evidence["withheld"]
-            traced |= session and not withheld and looked_at(index, text, source, k)
-            yield context, other, withheld, traced
+            barred |= session and withheld
+            traced |= session and not barred and looked_at(index, text, source, k)
+            yield context, other, withheld or barred, traced
 
 
 def looked_at(index, text, source, k):

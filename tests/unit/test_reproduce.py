@@ -30,7 +30,7 @@ from casemate.reproduce.printed import (
     Printed,
 )
 from casemate.reproduce.result import Result, Row, balanced, distance, mean, shown, told
-from casemate.stats import Rate
+from casemate.stats import Rate, clopper_pearson
 from tests.fakes import BagOfWords, documents
 
 
@@ -150,6 +150,13 @@ def test_distance_is_the_ks_distance_with_an_interval_that_holds_the_truth():
             assert found.value == pytest.approx(metrics.ks(a, b))
             inside += found.low <= truth <= found.high
     assert inside >= 18
+
+
+def test_distance_knows_no_certainty():
+    same, apart = distance(np.zeros(50), np.zeros(50)), distance(np.ones(50), np.zeros(50))
+    assert (same.value, same.low, apart.value, apart.high) == (0, 0, 1, 1)
+    assert same.high == pytest.approx(clopper_pearson(0, 50)[1])
+    assert apart.low == pytest.approx(1 - clopper_pearson(0, 50)[1])
 
 
 def test_distance_follows_from_ranks_alone():

@@ -1,9 +1,9 @@
 """Averaging: one probe in many wordings, so that no chance of the guard's or the model's hides the answer.
 
-An adaptive attack on guards that decide at random, that compare words, or both. Each wording leaves other words out, puts
-the rest in another order, and writes the words that only lead the retriever there in another form ("hypertension" becomes
-"hypertensive"): an embedder takes them for nearly the same, a test that counts common words does not. One or two plain
-words then ask for a fact. The mean over all replies is what is left when chance has cancelled out.
+An adaptive attack on guards that decide at random, that compare words, or both. Each wording leaves other words out,
+puts the rest in another order, and writes the words that only lead the retriever there in another form ("hypertension"
+becomes "hypertensive"): an embedder takes them for nearly the same, a test that counts common words does not. One plain
+word then asks for a fact. The mean over all replies is what is left when chance has cancelled out.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from casemate.errors import ConfigError
 from casemate.protocols import MembershipAttack
 from casemate.types import Document, Probe, Reply
-from casemate.words import Genre, clauses, keywords, listed, told
+from casemate.words import Genre, clauses, keywords, told
 
 FRAMES = (
     "What about {}?",
@@ -29,6 +29,8 @@ FRAMES = (
 )
 ANCHORS = 8
 """Words that tell the text from others, from which those that lead there are drawn."""
+RARE = 4
+"""Words of a clause, the rarest, that are asked for, or help to lead there."""
 ENDINGS = tuple(
     pair.split("-")
     for pair in """tions-tively tion-tive ties-tous ity-itous ies-ious ment-mental ically-ic al-ally ic-ically ings-ed
@@ -45,14 +47,12 @@ class Averaging(MembershipAttack):
         questions: How many wordings, at least 1.
         words: Words that lead to the text in each, at least 1.
         facts: How many facts are asked for in turn, at least 1.
-        plain: Words of the fact in each, at least 1.
         disguise: Whether the words that lead there stand in another form.
     """
 
     questions: int = 20
     words: int = 7
     facts: int = 5
-    plain: int = 2
     disguise: bool = True
     _genre: Genre = field(default_factory=Genre, init=False, repr=False)
 
@@ -60,9 +60,9 @@ class Averaging(MembershipAttack):
     features: ClassVar[tuple[str, ...]] = ("mean", "majority")
 
     def __post_init__(self) -> None:
-        if min(self.questions, self.words, self.facts, self.plain) < 1:
+        if min(self.questions, self.words, self.facts) < 1:
             raise ConfigError(
-                f"averaging: questions={self.questions}, words={self.words}, facts={self.facts}, plain={self.plain}; "
+                f"averaging: questions={self.questions}, words={self.words}, facts={self.facts}; "
                 "each must be at least 1"
             )
 
@@ -73,18 +73,17 @@ class Averaging(MembershipAttack):
     async def prepare(self, candidate: Document, rng: np.random.Generator) -> Probe:
         """The wordings; none for a text without words."""
         anchors = self._genre.telling(candidate.text, candidate.title)[:ANCHORS]
-        found = [keywords(clause) for clause in clauses(candidate.text)]
-        found = [fact for fact in found if len(fact) > self.plain] or [anchors]
+        found = [fact for clause in clauses(candidate.text) if (fact := keywords(clause))] or [anchors]
         facts = [found[i] for i in rng.permutation(len(found))[: self.facts]]
         asked = []
         for turn in range(self.questions if anchors else 0):
-            rare = sorted(facts[turn % len(facts)], key=self._genre.rarity, reverse=True)
-            ask = [rare[: self.plain + 2][i] for i in rng.permutation(len(rare[: self.plain + 2]))[: self.plain]]
-            lead = [w for w in dict.fromkeys([*anchors, *rare[:4]]) if w not in ask]
+            rare = sorted(facts[turn % len(facts)], key=self._genre.rarity, reverse=True)[:RARE]
+            fact = rare[int(rng.integers(len(rare)))]
+            lead = [w for w in dict.fromkeys([*anchors, *rare]) if w != fact]
             drawn = [lead[i] for i in rng.permutation(len(lead))[: self.words]]
-            shown = " ".join(other_form(w) if self.disguise else w for w in drawn).capitalize()
-            frame = FRAMES[int(rng.integers(len(FRAMES)))]
-            asked.append(f"{shown}. {frame.format(listed(ask))}" if shown else frame.format(listed(ask)))
+            shown = " ".join(other_form(w) if self.disguise else w for w in drawn)
+            question = FRAMES[int(rng.integers(len(FRAMES)))].format(fact)
+            asked.append(f"{shown[0].upper()}{shown[1:]}. {question}" if shown else question)
         return Probe(tuple(asked))
 
     async def measure(self, candidate: Document, probe: Probe, replies: Sequence[Reply]) -> tuple[float, ...]:

@@ -54,8 +54,7 @@ class Duplicates(MembershipAttack):
     def __post_init__(self) -> None:
         if self.questions < 1 or self.texts < 1 or self.best < 1:
             raise ConfigError(
-                f"duplicates: questions={self.questions}, texts={self.texts}, best={self.best}; "
-                "each must be at least 1"
+                f"duplicates: questions={self.questions}, texts={self.texts}, best={self.best}; each must be at least 1"
             )
 
     def study(self, texts: Sequence[str]) -> None:
@@ -77,6 +76,8 @@ class Duplicates(MembershipAttack):
             told_apart = [w for w in telling[:ANCHORS] if w not in phrase.split()] or telling
             rare = sorted(facts[order[turn % len(facts)]], key=self._genre.rarity, reverse=True)[:3]
             options = [told_apart[int(rng.integers(len(told_apart)))], rare[int(rng.integers(len(rare)))]]
+            if 3 * len(asked) < 2 * self.questions:
+                options = options[turn % 2 :][:1]
             own = " ".join(dict.fromkeys(w for w in options if w not in phrase.split()))
             asked.setdefault(FRAMES[int(rng.integers(len(FRAMES)))].format(phrase, own or telling[0]))
         return Probe(tuple(asked))

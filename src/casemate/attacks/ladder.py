@@ -1,9 +1,9 @@
 """The distance ladder: asks about the text from further and further away, and looks where answers stop.
 
-An adaptive attack on guards that withhold a document when a question comes too close: close questions are answered as if
-the document were not there, questions from further away as if there were no guard. So a text that is told well from far
-away and is suddenly unknown from near is one that is being hidden. Asked from far to near, because a guard may keep hidden
-what it has hidden once.
+An adaptive attack on guards that withhold a document when a question comes too close: close questions are answered as
+if the document were not there, questions from further away as if there were no guard. So a text that is told well from
+far away and is suddenly unknown from near is one that is being hidden. Asked from far to near, because a guard may keep
+hidden what it has hidden once.
 """
 
 from __future__ import annotations
@@ -29,19 +29,20 @@ ANCHORS = 6
 class Ladder(MembershipAttack):
     """Asks from six distances: what is told from the best of them, and how much less from nearer ones.
 
-    The rungs, far to near: one fact; key terms; 40, 60 and 80 % of the content words of the first half; that half itself.
+    The rungs, far to near: one fact; key terms; 40, 60 and 80 % of the content words of the first half; that half
+    itself.
 
     Attributes:
         repeats: How often the two far rungs are asked, each time with other words, at least 1.
         max_characters: How much of the text is shown on a rung at most, at least 100.
     """
 
-    repeats: int = 4
+    repeats: int = 6
     max_characters: int = 2000
     _genre: Genre = field(default_factory=Genre, init=False, repr=False)
 
     paper: ClassVar[str] = "own: an adaptive attacker who looks for the distance at which answers stop"
-    features: ClassVar[tuple[str, ...]] = ("score", "best", "drop")
+    features: ClassVar[tuple[str, ...]] = ("best", "drop")
 
     def __post_init__(self) -> None:
         if self.repeats < 1 or self.max_characters < 100:
@@ -68,16 +69,18 @@ class Ladder(MembershipAttack):
         return Probe(tuple(q for q, _ in questions), {"rungs": [number for _, number in questions]})
 
     async def measure(self, candidate: Document, probe: Probe, replies: Sequence[Reply]) -> tuple[float, ...]:
-        """Sum of the others; what the best rung tells; by how much a nearer rung falls below a further one: in [0, 1]."""
+        """What the best rung tells, and by how much a nearer rung falls below a further one, both in [0, 1]."""
         quality = [0.0] * (len(SHARES) + 3)
         for question, rung, reply in zip(probe.questions, probe.key["rungs"], replies, strict=True):
             quality[rung] = max(quality[rung], told(candidate.content, question, reply.text))
         drop = max(max(quality[: i + 1]) - nearer for i, nearer in enumerate(quality))
-        return (max(quality) + drop, max(quality), drop)
+        return (max(quality), drop)
 
     def _facts(self, text: str, anchors: Sequence[str], rng: np.random.Generator) -> list[str]:
         """Questions about one fact each: one word that tells the text from others, one of a clause."""
-        facts = [rare for c in clauses(text) if (rare := [w for w in keywords(c) if w not in anchors])] or [anchors]
+        facts = [rare for c in clauses(text) if (rare := [w for w in keywords(c) if w not in anchors])] or [
+            list(anchors)
+        ]
         found = []
         for i in rng.permutation(len(facts))[: self.repeats]:
             rare = sorted(facts[i], key=self._genre.rarity, reverse=True)[:3]

@@ -1,8 +1,9 @@
 """Split facts: many questions of two or three words, each about another fact, none of them close to the text.
 
 An adaptive attack: whoever knows that the guard withholds a document when a question resembles it asks so little at a
-time that every question looks like a harmless one. No summary stands in front, no phrase of four words is the text's, and
-words come in another order. What gives a member away is the reply: it tells what the text says and the question did not.
+time that every question looks like a harmless one. No summary stands in front, no phrase of four words is the text's,
+and words come in another order. What gives a member away is the reply: it tells what the text says and the question did
+not.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class SplitFacts(MembershipAttack):
         self._genre = Genre(texts)
 
     async def prepare(self, candidate: Document, rng: np.random.Generator) -> Probe:
-        """Questions of two words first, because they raise least suspicion, then longer ones. None for an empty text."""
+        """Questions of two words first, which raise least suspicion, then longer ones. None for an empty text."""
         anchors = self._genre.telling(candidate.text, candidate.title)[:ANCHORS]
         facts = [keywords(clause) for clause in clauses(candidate.text)] or [anchors]
         order = rng.permutation(len(facts))

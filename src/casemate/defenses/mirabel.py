@@ -157,7 +157,8 @@ class _Decision:
         self.threshold = calibration.threshold(calibration.attainable(rate))
         self.question = Question(query.text)
         self.who = (query.tenant, query.client)
-        self.before = sorted({h.document.source for h in retrieval.hits} & set(mirabel.barred(query)))
+        self.barred = mirabel.barred(query)
+        self.before = [source for source in sources(retrieval.hits) if source in self.barred]
         self.found = _without(retrieval, self.before)
         self.parts: list[tuple[Question, Retrieval]] | None = None
 
@@ -222,7 +223,7 @@ class _Decision:
                 for text, vector in zip(texts, await asyncio.to_thread(embedder.embed, texts), strict=True):
                     found = await asyncio.to_thread(index.search, vector, k, self.query.tenant)
                     found = replace(found, exhausted=len(found.hits) < k)
-                    self.parts.append((Question(text), _without(found, self.before)))
+                    self.parts.append((Question(text), _without(found, self.barred)))
         return self.parts
 
     def _why(self, source: str, score: float) -> str:

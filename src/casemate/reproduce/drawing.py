@@ -17,7 +17,7 @@ Panel: TypeAlias = tuple[str, Markup]
 
 LEFT, RIGHT, TOP, BOTTOM = 50.0, 308.0, 34.0, 206.0
 WIDTH, HEIGHT = 320.0, 250.0
-ENTRY = 86.0
+ENTRY = 96.0
 """Width of an entry of the legend."""
 STYLES = ("curve on", "curve off", "curve axis")
 """Of the groups in order: blue, orange and dashed, grey."""
@@ -58,7 +58,7 @@ def steps(caption: str, edges: Float64, groups: Mapping[str, Float64], below: st
             f"L{x(a):.1f},{y(s):.1f} L{x(b):.1f},{y(s):.1f}" for s, (a, b) in zip(shares, pairwise(edges), strict=True)
         ]
         marks.append(tag("path", class_=style, d=" ".join([f"M{LEFT:.1f},{BOTTOM:.1f}", *outline])))
-        at = LEFT + ENTRY * place
+        at = 30 + ENTRY * place
         marks.append(tag("line", class_=style, x1=at, x2=at + 16, y1=10.0, y2=10.0))
         marks.append(_label(name, at + 20, 14.0, "start"))
         said.append(f"{name}: mean {number(float(shares @ (edges[1:] + edges[:-1])) / 2)}")

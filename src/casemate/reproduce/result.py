@@ -76,9 +76,7 @@ class Result:
                     found.setdefault(cell.odd, []).append(column)
             for odd, columns in found.items():
                 places.setdefault((odd, row.system, ", ".join(columns)), []).append(row.of)
-        return tuple(
-            f"{', '.join(of)} ({system}; {where}): {odd}".lstrip() for (odd, system, where), of in places.items()
-        )
+        return tuple(f"{', '.join(of)} ({system}; {where}): {odd}" for (odd, system, where), of in places.items())
 
     def as_json(self) -> dict[str, Any]:
         """For machines."""
@@ -123,8 +121,8 @@ def balanced(recall: float, alarms: float) -> Detection:
         recall: Share of the positives that are called so, in [0, 1].
         alarms: Share of the negatives that are, in [0, 1].
 
-    >>> [round(x, 3) for x in balanced(1.0, 0.247)]
-    [0.876, 0.802, 1.0, 0.89]
+    >>> [round(x, 3) for x in balanced(1.0, 0.25)]
+    [0.875, 0.8, 1.0, 0.889]
     """
     precision = recall / (recall + alarms) if recall + alarms else 0.0
     return Detection((1 + recall - alarms) / 2, precision, recall, 2 * recall / (1 + recall + alarms))
@@ -186,7 +184,8 @@ def averaged(pairs: Sequence[tuple[npt.ArrayLike, npt.ArrayLike]]) -> Rate:
         float(np.mean([np.abs(g(i, j) - g(None, None)).max() for g in gaps]))
         for i, j in ((rng.integers(len(a), size=len(a)), rng.integers(len(b), size=len(b))) for _ in range(1000))
     ]
-    reach = float(np.quantile(misses, 0.95))
+    unseen = stats.clopper_pearson(0, min(len(a), len(b)))[1]  # what never happened in so many may happen so often
+    reach = max(float(np.quantile(misses, 0.95)), unseen)
     return Rate(value, max(0.0, value - reach), min(1.0, value + reach))
 
 

@@ -32,7 +32,7 @@ DIFFERS = (
 REMARKS = (
     "EM@k: the answer contains a right one. R@k: one of the k passages does.",
     "The calibrated guard is fitted, for each k, to 1,000 questions about one half of the articles; measured are "
-    "questions about the other half. It flags 1 % of harmless questions at most.",
+    "questions about the other half. It is to flag 1 % of harmless questions at most.",
     "A question of SQuAD was written with one paragraph before its author, so it is closer to one document than "
     "questions usually are.",
 )
@@ -66,8 +66,8 @@ async def table3(setting: Setting, steps: Steps, opened: ExitStack) -> Result:
                 exact, recalled, flagged = zip(*[await _served(target, k, item, count) for item in items], strict=True)
                 row: dict[str, Cell] = {f"EM@{k}": share(exact), f"R@{k}": share(recalled)}
                 cells.setdefault(name, {}).update(row if name == BARE else row | {f"flagged@{k}": share(flagged)})
-    rows = [Row("", f"{data}, {system}, printed", numbers) for (data, system), numbers in TABLE_3.items()]
-    rows += [Row("", f"SQuAD, {name}, here", measured) for name, measured in cells.items()]
+    rows = [Row("harmless", f"{data}, {system}, printed", numbers) for (data, system), numbers in TABLE_3.items()]
+    rows += [Row("harmless", f"SQuAD, {name}, here", measured) for name, measured in cells.items()]
     columns = (*UTILITY, *(f"flagged@{k}" for k in SIZES))
     title = "Table 3: what harmless askers get, exact match and recall of the answer"
     return Result(title, columns, tuple(rows), DIFFERS, REMARKS, _facts(ground, len(items), len(log), setting.seed))
