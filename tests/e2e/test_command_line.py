@@ -32,7 +32,7 @@ def run(tmp_path):
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=900,
             check=False,
             **options,
         )
@@ -60,7 +60,7 @@ HEEDFUL = (  # a shell's background jobs ignore interrupts, and hand that on
 
 
 def start(tmp_path, *words):
-    command = [sys.executable, "-c", HEEDFUL, *words]
+    command = [sys.executable, "-c", HEEDFUL, *words, *(("--no-calibrate",) if words[0] == "index" else ())]
     return subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -160,7 +160,7 @@ def test_a_file_of_questions_gives_a_line_each(run, notes, tmp_path):
 
 def test_each_question_leaves_a_verdict_but_not_its_text(run, notes, tmp_path):
     run("index", "notes")
-    run("ask", "when does the bakery open, in confidence?")
+    run("ask", "when does the bakery open, in confidence?", "--client", "cli")
     store = SqlEvents(path=tmp_path / ".casemate/events.db")
     (event,) = store.scan("verdict")
     store.close()
@@ -290,6 +290,8 @@ def test_a_full_disk_is_said_and_loses_nothing_that_was_saved(run, tmp_path):
     assert len(held(tmp_path)[0]) == 901
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_the_demo_tells_its_story_and_its_figures_are_those_of_the_readme(run, tmp_path):
     done = run("demo", "--json")
     result = json.loads(done.stdout)

@@ -322,8 +322,9 @@ def test_of_an_attack_with_many_questions_a_few_of_each_document_are_looked_at(s
 
 
 def test_sources_of_many_chunks_are_judged_all_the_same(system):
-    """A question that finds twenty chunks of one source has the next documents further down."""
-    found = fit(system(corpus(25, chunks=20)), settings=replace(SMALL, documents=24, questions=60))
+    """A question that finds forty chunks of one source has the next documents further down."""
+    alike = [replace(d, id=f"{d.id}.{i}", text=f"{d.text} Part {i}.") for d in corpus(25) for i in range(40)]
+    found = fit(system(alike), settings=replace(SMALL, documents=24, questions=60))
     assert len(found.benign) == 30
     assert np.isfinite(found.benign).all()
 

@@ -76,7 +76,7 @@ def learnt(tmp_path_factory):
     index.add(HELD, rag.embedder.embed([d.content for d in HELD]))
     found = asyncio.run(calibrate(rag, {"direct": Direct()}, ordinary(400), Settings(k=K, documents=60, questions=400)))
     index.close()
-    return found
+    return replace(found, salt="the same in every run")
 
 
 @pytest.fixture
@@ -470,8 +470,21 @@ def test_sentences_are_looked_at_only_in_doubt(make, learnt):
     assert looks(replace(learnt, doubt=-math.inf), doubtful) == 2
     assert looks(replace(learnt, doubt=math.inf), doubtful) == 0
     assert looks(replace(learnt, doubt=-math.inf), "Balek celor dinin fotek gumor hasin.") == 0  # it is one
-    assert looks(replace(learnt, doubt=-math.inf), record(3)) in {0, 6}
     assert looks(replace(learnt, doubt=-math.inf), " ".join(sentence(np.random.default_rng(i)) for i in range(30))) == 8
+
+
+def test_whether_a_record_is_there_makes_no_difference_to_the_work(make):
+    """Sentences take time. Those of a question that carries a record are looked at with it or without it, or not."""
+    for i in range(12):
+        here, there = make(), make()
+        asyncio.run(there.remove([f"d{i}"]))
+        work = []
+        for guard in (here, there):
+            guard.rag.embedder.texts.clear()
+            verdict = ask(guard, record(i))[1]
+            work.append(len(guard.rag.embedder.texts))
+            assert (f"d{i}" in verdict.evidence["withheld"]) == (guard is here)
+        assert work[0] == work[1]
 
 
 # What it cannot work with

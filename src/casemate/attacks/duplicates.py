@@ -28,7 +28,7 @@ FRAMES = (
     "What do you know of {1} in {0}?",
 )
 SHARED = 8
-ANCHORS, TRIES = 6, 20
+ANCHORS, RARE, TRIES = 6, 3, 20
 """Shared phrases that are used, those first that most texts have."""
 
 
@@ -73,13 +73,13 @@ class Duplicates(MembershipAttack):
             if len(asked) == self.questions:
                 break
             phrase = shared[turn % min(SHARED, len(shared))]
-            told_apart = [w for w in telling[:ANCHORS] if w not in phrase.split()] or telling
-            rare = sorted(facts[order[turn % len(facts)]], key=self._genre.rarity, reverse=True)[:3]
-            options = [told_apart[int(rng.integers(len(told_apart)))], rare[int(rng.integers(len(rare)))]]
-            if 3 * len(asked) < 2 * self.questions:
-                options = options[turn % 2 :][:1]
-            own = " ".join(dict.fromkeys(w for w in options if w not in phrase.split()))
-            asked.setdefault(FRAMES[int(rng.integers(len(FRAMES)))].format(phrase, own or telling[0]))
+            apart = [w for w in telling[:ANCHORS] if w not in phrase.split()] or telling
+            rare = sorted(facts[order[turn % len(facts)]], key=self._genre.rarity, reverse=True)[:RARE]
+            own = [apart[int(rng.integers(len(apart)))], rare[int(rng.integers(len(rare)))]]
+            if 3 * len(asked) < 2 * self.questions:  # one word at first: it raises less suspicion
+                own = [own[turn % 2]]
+            fact = " ".join(dict.fromkeys(w for w in own if w not in phrase.split())) or apart[0]
+            asked.setdefault(FRAMES[int(rng.integers(len(FRAMES)))].format(phrase, fact))
         return Probe(tuple(asked))
 
     async def measure(self, candidate: Document, probe: Probe, replies: Sequence[Reply]) -> tuple[float, ...]:

@@ -37,7 +37,7 @@ class Ladder(MembershipAttack):
         max_characters: How much of the text is shown on a rung at most, at least 100.
     """
 
-    repeats: int = 6
+    repeats: int = 8
     max_characters: int = 2000
     _genre: Genre = field(default_factory=Genre, init=False, repr=False)
 

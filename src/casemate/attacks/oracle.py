@@ -23,8 +23,8 @@ from casemate.words import Genre, clauses, keywords, listed, told
 LEVELS = (2, 3, 4, 6, 9, 14)
 """Words of the text in one question, from far to near."""
 ANCHORS, RARE = 6, 3
-TELLS = 0.5
-"""Share from which on a reply is held to come from the text."""
+TELLS, SURE = 0.5, 0.9
+"""What a reply must tell to be held to come from a text: the first at least, the second at most."""
 
 
 @dataclass(eq=False)
@@ -34,11 +34,12 @@ class Oracle(MembershipAttack):
     Attributes:
         questions: How many are asked about the target, at least 1.
         texts: On how many texts the limit is sought, at least 0; where it is not found, the fewest words are used.
-        known: Texts of known membership: text, and whether it is a member. Empty: the first studied texts.
+        known: Texts of known membership: text, and whether it is a member. Members show the limit, others how much
+            replies tell by chance. Empty: the first studied texts, of which those that are never told show nothing.
         best: How many of the replies that tell most are counted, at least 1.
     """
 
-    questions: int = 15
+    questions: int = 20
     texts: int = 6
     known: tuple[tuple[str, bool], ...] = ()
     best: int = 3
@@ -74,20 +75,22 @@ class Oracle(MembershipAttack):
     async def run(self, candidate: Document, box: BlackBox, rng: np.random.Generator) -> tuple[float, ...]:
         """Seeks the limit on other texts, then asks about the candidate."""
         known = self.known or tuple((text, True) for text in self._genre.texts)
-        members = [text for text, member in known if member and text != candidate.content][: self.texts]
-        limits = [await self._limit(text, box, rng) for text in members]
-        found = sorted(limit for limit in limits if limit is not None)
-        probe = self._probe(candidate, found[(len(found) - 1) // 2] if found else 0, rng)
+        others = [(text, member) for text, member in known if text != candidate.content][: self.texts]
+        climbs = [(member, await self._climb(text, box, rng)) for text, member in others]
+        chance = max((tells for member, climb in climbs if not member for tells in climb), default=0.0)
+        bar = min(max(TELLS, chance), SURE)
+        passed = [[level for level, tells in enumerate(climb) if tells >= bar] for member, climb in climbs if member]
+        limits = sorted(levels[-1] for levels in passed if levels)
+        probe = self._probe(candidate, limits[(len(limits) - 1) // 2] if limits else 0, rng)
         return await self.measure(candidate, probe, [await box.ask(question) for question in probe.questions])
 
-    async def _limit(self, text: str, box: BlackBox, rng: np.random.Generator) -> int | None:
-        """The nearest level on which a text is told; None if on none: it is no member, or never found."""
-        limit = None
-        for level, size in enumerate(LEVELS):
+    async def _climb(self, text: str, box: BlackBox, rng: np.random.Generator) -> list[float]:
+        """How much is told of a text on each level, from far to near: what is hidden once may stay hidden."""
+        found = []
+        for size in LEVELS:
             question = self._question(Document("known", text), size, rng)
-            if question and told(text, question, (await box.ask(question)).text) >= TELLS:
-                limit = level
-        return limit
+            found.append(told(text, question, (await box.ask(question)).text) if question else 0.0)
+        return found
 
     def _probe(self, candidate: Document, limit: int, rng: np.random.Generator) -> Probe:
         """Two thirds of the questions on the level below the limit, the rest on it."""

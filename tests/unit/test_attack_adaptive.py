@@ -1,0 +1,346 @@
+"""Attackers who know the guard: they must work where there is none, and keep to what they promise where there is one."""
+
+import asyncio
+import json
+import math
+import re
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from casemate import metrics
+from casemate.attacks.averaging import Averaging, other_form
+from casemate.attacks.decoys import Decoys
+from casemate.attacks.duplicates import Duplicates, adjacent
+from casemate.attacks.ladder import SHARES, Ladder, thinned
+from casemate.attacks.oracle import LEVELS, Oracle
+from casemate.attacks.split_facts import SplitFacts
+from casemate.errors import ConfigError
+from casemate.protocols import BlackBox
+from casemate.types import UNKNOWN, Document, Probe, Reply
+from casemate.words import Genre, content_words, keywords, phrases, sentences, told, words
+
+ATTACKS = [Averaging, Decoys, Duplicates, Ladder, Oracle, SplitFacts]
+PREPARED = [a for a in ATTACKS if a is not Oracle]
+TEMPLATE = "The survey covered the {} valley in {}. Each herd near {} gave {} litres of {} milk."
+TEXTS = st.text(st.sampled_from("ab cd. X1,\n-?é"), max_size=200)
+
+
+def invented(count, seed=0):
+    """Documents of one form, each with names and numbers of its own."""
+    rng = np.random.default_rng(seed)
+    parts = ["bra", "cle", "dro", "fen", "gri", "hul", "jas", "kem", "lor", "mip", "nev", "ost", "pra", "qui", "rud"]
+
+    def name():
+        return "".join(parts[i] for i in rng.integers(len(parts), size=3)).capitalize()
+
+    def sentence():
+        return f"{name()} {name()} found {int(rng.integers(10, 999))} {name()} by {name()} of the {name()} {name()}."
+
+    found = []
+    for i in range(count):
+        form = TEMPLATE.format(name(), int(rng.integers(1900, 2000)), name(), int(rng.integers(10, 99)), name())
+        found.append(Document(f"d{i}", " ".join([form, *(sentence() for _ in range(6))]), title=f"{name()} {name()}"))
+    return found
+
+
+class Reader(BlackBox):
+    """Finds the document that shares most words with a question, if it shares any, and reads three sentences from it.
+
+    Words are compared by their first letters, as roughly as an embedder does it. With a limit it is a guard as well: who
+    comes closer than so many words to a document never hears of it again.
+    """
+
+    def __init__(self, documents, limit=math.inf):
+        self.documents, self.limit, self.hidden, self.asked = documents, limit, set(), []
+
+    async def ask(self, text):
+        self.asked.append(text)
+        wanted = {w[:6] for w in content_words(text)}
+        common = {d.id: len(wanted & {w[:6] for w in content_words(d.content)}) for d in self.documents}
+        self.hidden |= {name for name, shared in common.items() if shared > self.limit}
+        left = [d for d in self.documents if d.id not in self.hidden and common[d.id]]
+        if not left:
+            return Reply(UNKNOWN)
+        best = max(left, key=lambda d: common[d.id])
+        telling = sorted(sentences(best.text), key=lambda s: -len(wanted & {w[:6] for w in content_words(s)}))
+        return Reply(" ".join(telling[:3]))
+
+
+def prepared(attack, document, study=(), seed=0):
+    attack.study(study)
+    return asyncio.run(attack.prepare(document, np.random.default_rng(seed)))
+
+
+def measured(attack, document, probe, *replies):
+    return asyncio.run(attack.measure(document, probe, [Reply(text) for text in replies]))
+
+
+def scores(attack, members, nonmembers, target):
+    """First features of both kinds; each candidate meets a target of its own."""
+    attack.study(sorted(d.content for d in members + nonmembers))
+    run = [asyncio.run(attack.run(d, target(), np.random.default_rng(0))) for d in members + nonmembers]
+    return [f[0] for f in run[: len(members)]], [f[0] for f in run[len(members) :]]
+
+
+@pytest.fixture(scope="module")
+def candidates():
+    found = invented(24)
+    return found[:12], found[12:]
+
+
+@pytest.mark.parametrize("cls", ATTACKS)
+class TestEach:
+    def test_tells_members_from_others_where_there_is_no_guard(self, cls, candidates):
+        members, others = candidates
+        assert metrics.auc(*scores(cls(), members, others, lambda: Reader(members))) > 0.95
+
+    def test_learns_nothing_where_nothing_is_told(self, cls, candidates):
+        members, others = candidates
+        assert metrics.auc(*scores(cls(), members, others, lambda: Reader([]))) == 0.5
+
+    def test_works_without_having_studied_the_genre(self, cls, candidates):
+        members, others = candidates
+        boxes = {d.id: Reader(members) for d in members + others}
+        run = {d.id: asyncio.run(cls().run(d, boxes[d.id], np.random.default_rng(0)))[0] for d in members + others}
+        assert metrics.auc([run[d.id] for d in members], [run[d.id] for d in others]) > 0.9
+
+    def test_the_same_generator_gives_the_same_questions_and_another_gives_others(self, cls, candidates):
+        document, study = candidates[0][0], [d.content for d in candidates[1]]
+        first, again, other = (prepared(cls(), document, study, seed) for seed in (1, 1, 2))
+        assert first == again != other
+        assert json.loads(json.dumps(first.key)) == first.key
+
+    def test_an_empty_text_is_asked_nothing_and_scores_nothing(self, cls):
+        document = Document("a", " \n")
+        probe = prepared(cls(), document)
+        assert probe.questions == ()
+        assert set(measured(cls(), document, probe)) == {0.0}
+
+    @given(text=TEXTS, reply=TEXTS)
+    def test_any_text_and_reply_give_finite_figures(self, cls, text, reply):
+        document = Document("a", text)
+        probe = prepared(cls(), document, [text, "ab cd X1"])
+        figures = measured(cls(), document, probe, *[reply] * len(probe.questions))
+        assert len(figures) == len(cls.features)
+        assert all(0 <= f <= 1 for f in figures)
+
+    def test_what_makes_no_sense_is_refused(self, cls):
+        numeric = [f.name for f in fields(cls) if f.init and isinstance(f.default, int) and f.name != "disguise"]
+        for name in numeric:
+            with pytest.raises(ConfigError, match=f"{name}=-1"):
+                cls(**{name: -1})
+
+    def test_the_paper_says_that_it_is_our_own(self, cls):
+        assert cls.paper.startswith("own: ")
+
+
+@pytest.mark.parametrize("cls", [SplitFacts, Duplicates, Decoys, Averaging])
+@pytest.mark.parametrize("count", [1, 7])
+def test_no_more_questions_than_declared(cls, count, candidates):
+    document = candidates[0][0]
+    assert len(prepared(cls(questions=count), document, [d.content for d in candidates[1]]).questions) == count
+
+
+class TestTold:
+    TEXT = "The keeper Aldous Finch counted 42 herons near the lower weir before the flood of March."
+
+    def test_new_facts_of_the_text_count_and_those_of_the_question_do_not(self):
+        reply = "Aldous Finch counted 42 herons near the lower weir."
+        assert told(self.TEXT, "Who counted?", reply) == 1
+        assert told(self.TEXT, f"Is it true that {reply}", reply) == 0
+
+    def test_the_share_of_other_facts_is_counted_against_it(self):
+        new = "Aldous Finch met 77 storks near the upper weir"  # of 8 words the text has 4
+        assert told(self.TEXT, "", new) == 0
+        assert told(self.TEXT, "", new.replace("77", "42")) == pytest.approx(2 * 5 / 8 - 1)
+
+    def test_the_best_clause_decides_and_a_short_one_counts_less(self):
+        assert told(self.TEXT, "", "Storks left for Lapland. Keeper Finch counted 42 herons: Aldous.") == 1
+        assert told(self.TEXT, "", "42 herons.") == pytest.approx(2 / 6)
+
+    @pytest.mark.parametrize("reply", ["", UNKNOWN, "The context does not mention what Aldous Finch counted."])
+    def test_who_does_not_know_tells_nothing(self, reply):
+        assert told(self.TEXT, "", reply) == 0
+
+
+def test_rare_words_come_first():
+    genre = Genre(["north bridge toll", "north gate toll", "north tower"])
+    assert [round(genre.rarity(w), 3) for w in ("north", "TOLLS", "tower", "weir")] == [0, 0.208, 0.5, 1]
+    assert genre.telling("The north weir and the north tower.") == ["weir", "tower", "north"]
+
+
+class TestSplitFacts:
+    @given(
+        st.lists(st.sampled_from("weir heron reed toll north gate flood mill osprey of the and".split()), max_size=60)
+    )
+    def test_no_phrase_of_four_words_is_that_of_the_text(self, text):
+        document = Document("a", " ".join(text), title=" ".join(text[3:8]))
+        for question in prepared(SplitFacts(words=5), document).questions:
+            assert not phrases(question) & phrases(document.content)
+
+    def test_questions_have_few_words_of_the_text_and_the_shortest_come_first(self, candidates):
+        document = candidates[0][0]
+        there = content_words(document.content)
+        sizes = [len(content_words(q) & there - {"found"}) for q in prepared(SplitFacts(), document).questions]
+        assert set(sizes) == {2, 3}
+        assert sizes == sorted(sizes)
+
+    def test_no_question_comes_twice(self, candidates):
+        asked = prepared(SplitFacts(), candidates[0][0]).questions
+        assert len({content_words(q) for q in asked}) >= len(asked) * 0.9
+
+    def test_a_guard_that_withholds_what_comes_close_does_not_stop_it(self, candidates):
+        members, others = candidates
+        assert metrics.auc(*scores(SplitFacts(), members, others, lambda: Reader(members, limit=3))) > 0.95
+
+
+class TestLadder:
+    def test_rungs_go_from_far_to_near(self, candidates):
+        document = candidates[0][0]
+        probe = prepared(Ladder(repeats=2), document)
+        assert probe.key["rungs"] == [0, 0, 1, 1, 2, 3, 4, 5]
+        half = " ".join(sentences(document.text)[:4])
+        shared = [len(content_words(q) & content_words(document.content)) for q in probe.questions]
+        assert max(shared[:4]) <= 4 < shared[4] < shared[5] < shared[6] < shared[7]
+        assert f'"{half}"' in probe.questions[-1]
+        assert document.text[len(half) + 1 :] not in probe.questions[-1]
+
+    @pytest.mark.parametrize("share", SHARES)
+    def test_a_thinned_text_keeps_its_order_and_its_share(self, share):
+        text = "Keepers of northern mills counted herons near lower weirs before floods rose"
+        kept = thinned(text, share, np.random.default_rng(0)).split()
+        content = [w for w in text.split() if w not in ("of", "before")]
+        assert len(kept) == round(share * len(content))
+        assert kept == [w for w in content if w in kept]
+
+    def test_what_is_told_from_far_and_not_from_near_is_a_drop(self):
+        document = invented(1)[0]
+        probe = Probe(tuple("abcdef"), {"rungs": list(range(6))})
+        good, bad = document.text, UNKNOWN
+        assert measured(Ladder(), document, probe, *[good] * 6) == (1, 0)
+        assert measured(Ladder(), document, probe, *[bad] * 6) == (0, 0)
+        assert measured(Ladder(), document, probe, bad, good, good, bad, bad, bad) == (1, 1)
+        assert measured(Ladder(), document, probe, bad, bad, bad, good, good, good) == (1, 0)
+
+    def test_a_guard_shows_itself_by_the_drop(self, candidates):
+        members, others = candidates
+        attack = Ladder()
+        attack.study([d.content for d in members + others])
+        run = [asyncio.run(attack.run(d, Reader(members, limit=5), np.random.default_rng(0))) for d in members + others]
+        assert metrics.auc([f[1] for f in run[:12]], [f[1] for f in run[12:]]) > 0.95
+
+
+class TestDecoys:
+    def test_own_words_stand_between_those_of_another_text(self, candidates):
+        document, others = candidates[0][0], [d.content for d in candidates[1]]
+        own = content_words(document.content)
+        for question in prepared(Decoys(shares=(2.0,)), document, [document.content, *others]).questions:
+            lead = keywords(question.partition(". ")[0])
+            mine = [i for i, word in enumerate(lead) if content_words(word) & own]
+            assert (len(lead), mine) == (8, [3, 4])
+            assert any(
+                content_words(" ".join(w for i, w in enumerate(lead) if i not in mine)) <= content_words(o)
+                for o in others
+            )
+
+    def test_shares_are_used_in_turn(self, candidates):
+        probe = prepared(Decoys(shares=(0.0, 1.0), questions=4), candidates[0][0], [d.content for d in candidates[1]])
+        assert [len(q.partition(". ")[0].split()) for q in probe.questions] == [2, 5, 2, 5]
+
+    @pytest.mark.parametrize("shares", [(), (1.0, -0.5)])
+    def test_shares_must_be_numbers_that_are_not_negative(self, shares):
+        with pytest.raises(ConfigError, match="shares at least one number, none negative"):
+            Decoys(shares=shares)
+
+
+class TestDuplicates:
+    def test_words_side_by_side_are_told_from_words_apart(self):
+        assert set(adjacent("Lower weirs; herons and lower mills.")) == {("low" + "er", "weir"), ("lower", "mill")}
+
+    def test_questions_hold_a_phrase_of_the_form_and_a_word_of_the_target(self, candidates):
+        document, others = candidates[0][0], [d.content for d in candidates[1]]
+        spread = [set(adjacent(text)) for text in others]
+        own = content_words(document.content) - frozenset().union(*map(content_words, others))
+        for question in prepared(Duplicates(), document, others).questions:
+            assert any(sum(pair in s for s in spread) >= 2 for pair in adjacent(question))
+            assert 1 <= len(content_words(question) & own) <= 2
+
+    def test_a_text_that_was_studied_does_not_share_phrases_with_itself(self):
+        document = Document("a", "Lower weirs hold herons.")
+        attack = Duplicates(texts=1)
+        attack.study([document.content, "Lower mills."])
+        assert attack._shared(document) == []
+        attack.study([document.content, "Lower weirs."])
+        assert attack._shared(document) == ["Lower weirs"]
+
+
+class TestOracle:
+    def shared(self, question, document):
+        return len(content_words(question) & content_words(document.content))
+
+    @pytest.mark.parametrize(("limit", "below", "on"), [(math.inf, 9, 14), (6, 4, 6), (3, 2, 3), (1, 2, 2)])
+    def test_asks_below_the_limit_that_it_found(self, limit, below, on, candidates):
+        (target, *known), _ = candidates
+        box = Reader([target, *known], limit)
+        attack = Oracle(known=tuple((d.content, True) for d in known), questions=6)
+        asyncio.run(attack.run(target, box, np.random.default_rng(0)))
+        assert len(box.asked) == attack.texts * len(LEVELS) + attack.questions
+        assert [self.shared(q, target) for q in box.asked[-6:]] == [below] * 4 + [on] * 2
+
+    def test_the_target_is_never_among_the_texts_it_learns_on(self, candidates):
+        target = candidates[0][0]
+        box = Reader([target])
+        attack = Oracle(texts=3, questions=2)
+        attack.study([d.content for d in (target, *candidates[1][:3])])
+        asyncio.run(attack.run(target, box, np.random.default_rng(0)))
+        assert all(self.shared(q, target) <= 1 for q in box.asked[:-2])
+
+    def test_what_is_told_of_strangers_is_no_sign_of_membership(self, candidates):
+        """A box that tells everything about everybody: with a known stranger nothing passes for told."""
+        (target, known, *_), (stranger, *_) = candidates
+
+        class Chatter(Reader):
+            async def ask(self, text):
+                self.asked.append(text)
+                return Reply(" ".join(sentences(stranger.text)[1:3]) + " " + sentences(known.text)[2][:40])
+
+        box = Chatter([])
+        plain, wary = (Oracle(questions=1, known=k) for k in (((known.content, True),), ((stranger.content, False),)))
+        for attack in (plain, wary):
+            asyncio.run(attack.run(target, box, np.random.default_rng(0)))
+        assert self.shared(box.asked[-1], target) == LEVELS[0]
+
+    def test_a_guard_with_a_fixed_threshold_does_not_stop_it(self, candidates):
+        members, others = candidates
+        assert metrics.auc(*scores(Oracle(), members, others, lambda: Reader(members, limit=4))) > 0.95
+
+
+class TestAveraging:
+    def test_words_that_lead_there_have_no_form_of_the_text(self, candidates):
+        document = candidates[0][0]
+        there = content_words(document.content)
+        for question in prepared(Averaging(), document).questions:
+            lead, _, ask = question.partition(". ")
+            assert not content_words(lead) & there
+            assert len(content_words(ask) & there - {"found"}) == 1
+            assert len(lead.split()) == Averaging().words
+
+    def test_undisguised_they_are_the_texts_own(self, candidates):
+        document = candidates[0][0]
+        for question in prepared(Averaging(disguise=False), document).questions:
+            assert content_words(question.partition(". ")[0]) <= content_words(document.content)
+
+    @given(st.from_regex(r"[a-z]{3,12}", fullmatch=True))
+    def test_another_form_begins_alike_and_has_another_stem(self, word):
+        form = other_form(word)
+        assert form[:3] == word[:3]
+        assert content_words(form) != content_words(word)
+
+    def test_mean_and_majority(self):
+        document = invented(1)[0]
+        probe = Probe(("a", "b", "c", "d"))
+        assert measured(Averaging(), document, probe, document.text, UNKNOWN, UNKNOWN, UNKNOWN) == (0.25, 0.25)
