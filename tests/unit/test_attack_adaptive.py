@@ -1,10 +1,9 @@
-"""Attackers who know the guard: they must work where there is none, and keep to what they promise where there is one."""
+"""Attackers who know the guard: they must work where there is none, and do what they promise where there is one."""
 
 import asyncio
 import json
 import math
-import re
-from dataclasses import fields, replace
+from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -21,7 +20,7 @@ from casemate.attacks.split_facts import SplitFacts
 from casemate.errors import ConfigError
 from casemate.protocols import BlackBox
 from casemate.types import UNKNOWN, Document, Probe, Reply
-from casemate.words import Genre, content_words, keywords, phrases, sentences, told, words
+from casemate.words import Genre, content_words, keywords, phrases, sentences, told
 
 ATTACKS = [Averaging, Decoys, Duplicates, Ladder, Oracle, SplitFacts]
 PREPARED = [a for a in ATTACKS if a is not Oracle]
@@ -38,7 +37,7 @@ def invented(count, seed=0):
         return "".join(parts[i] for i in rng.integers(len(parts), size=3)).capitalize()
 
     def sentence():
-        return f"{name()} {name()} found {int(rng.integers(10, 999))} {name()} by {name()} of the {name()} {name()}."
+        return f"{name()} {name()} counted {int(rng.integers(10, 999))} {name()} by {name()} of the {name()} {name()}."
 
     found = []
     for i in range(count):
@@ -50,8 +49,8 @@ def invented(count, seed=0):
 class Reader(BlackBox):
     """Finds the document that shares most words with a question, if it shares any, and reads three sentences from it.
 
-    Words are compared by their first letters, as roughly as an embedder does it. With a limit it is a guard as well: who
-    comes closer than so many words to a document never hears of it again.
+    Words are compared by their first letters, as roughly as an embedder does it. With a limit it is a guard as well:
+    who comes closer than so many words to a document never hears of it again.
     """
 
     def __init__(self, documents, limit=math.inf):
@@ -185,7 +184,7 @@ class TestSplitFacts:
     def test_questions_have_few_words_of_the_text_and_the_shortest_come_first(self, candidates):
         document = candidates[0][0]
         there = content_words(document.content)
-        sizes = [len(content_words(q) & there - {"found"}) for q in prepared(SplitFacts(), document).questions]
+        sizes = [len(content_words(q) & there) for q in prepared(SplitFacts(), document).questions]
         assert set(sizes) == {2, 3}
         assert sizes == sorted(sizes)
 
@@ -326,7 +325,7 @@ class TestAveraging:
         for question in prepared(Averaging(), document).questions:
             lead, _, ask = question.partition(". ")
             assert not content_words(lead) & there
-            assert len(content_words(ask) & there - {"found"}) == 1
+            assert len(content_words(ask) & there) == 1
             assert len(lead.split()) == Averaging().words
 
     def test_undisguised_they_are_the_texts_own(self, candidates):

@@ -98,7 +98,7 @@ def other_form(word: str) -> str:
     """Another form of a word, by its ending; one made up where no ending fits.
 
     >>> [other_form(word) for word in ("hypertension", "density", "toll")]
-    ['hypertensive', 'densitous', 'tollish']
+    ['hypertensionish', 'densitous', 'tollish']
     """
     for ending, other in ENDINGS:
         if word.endswith(ending) and len(word) - len(ending) >= 3:
