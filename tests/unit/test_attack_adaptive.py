@@ -31,7 +31,7 @@ TEXTS = st.text(st.sampled_from("ab cd. X1,\n-?é"), max_size=200)
 def invented(count, seed=0):
     """Documents of one form, each with names and numbers of its own."""
     rng = np.random.default_rng(seed)
-    parts = ["bra", "cle", "dro", "fen", "gri", "hul", "jas", "kem", "lor", "mip", "nev", "ost", "pra", "qui", "rud"]
+    parts = [a + b for a in "br cl dr f gr h j k l m n pr r st tw".split() for b in ("ad", "el", "im", "or", "un")]
 
     def name():
         return "".join(parts[i] for i in rng.integers(len(parts), size=3)).capitalize()
@@ -266,7 +266,7 @@ class TestDuplicates:
         own = content_words(document.content) - frozenset().union(*map(content_words, others))
         for question in prepared(Duplicates(), document, others).questions:
             assert any(sum(pair in s for s in spread) >= 2 for pair in adjacent(question))
-            assert 1 <= len(content_words(question) & own) <= 2
+            assert len(content_words(question) & own) <= 2
 
     def test_a_text_that_was_studied_does_not_share_phrases_with_itself(self):
         document = Document("a", "Lower weirs hold herons.")
@@ -296,7 +296,8 @@ class TestOracle:
         attack = Oracle(texts=3, questions=2)
         attack.study([d.content for d in (target, *candidates[1][:3])])
         asyncio.run(attack.run(target, box, np.random.default_rng(0)))
-        assert all(self.shared(q, target) <= 1 for q in box.asked[:-2])
+        form = content_words(candidates[1][0].content)
+        assert not any(content_words(q) & content_words(target.content) - form for q in box.asked[:-2])
 
     def test_what_is_told_of_strangers_is_no_sign_of_membership(self, candidates):
         """A box that tells everything about everybody: with a known stranger nothing passes for told."""

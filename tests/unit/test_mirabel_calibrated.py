@@ -180,6 +180,33 @@ def test_who_is_withheld_is_compared_with_nobody(judging):
     assert judge(mirabel, three, client="c").verdict.evidence["flagged"] == []
 
 
+def test_no_chunk_of_a_source_that_ranks_above_explains_anything(judging):
+    """Whether it is withheld is decided later; so its second chunk, further down, must not count before."""
+    mirabel = judging(plain(np.arange(100) / 200, weights=(0, 1, 0, 0, 0, 0)))
+    names = ["x", "y", "x", *[f"o{i}" for i in range(len(BELOW))]]
+    found = retrieval([0.9, 0.8, 0.79, *BELOW], names=names)
+    assert judge(mirabel, found).verdict.evidence["flagged"] == ["x", "y"]
+    without_x = retrieval([0.8, *BELOW], names=["y", *names[3:]])
+    assert judge(mirabel, without_x, client="otto").verdict.evidence["flagged"] == ["y"]
+
+
+def test_who_is_barred_explains_nothing_in_a_sentence_either(judging):
+    """Even where the whole question does not find it, and one of its sentences does."""
+
+    class Sentences(Listed):
+        def search(self, vector, k, tenant="default"):
+            return retrieval([0.9, 0.89, *BELOW], names=["y", "barred", *[f"o{i}" for i in range(len(BELOW))]])
+
+    learnt = plain(np.arange(100) / 200, weights=(0, 1, 0, 0, 0, 0), doubt=-math.inf)
+    whole = retrieval([0.3, *BELOW], names=["y", *[f"o{i}" for i in range(len(BELOW))]])
+    text = "Amber birch cedar delta. Ember flint grove heron."
+    for barred in (False, True):
+        mirabel = judging(learnt, embedder=Bag(), index=Sentences([], np.empty((0, 64))))
+        if barred:
+            mirabel.sessions.bar("default", "anna", "barred")
+        assert judge(mirabel, whole, text=text).verdict.evidence["flagged"] == (["y"] if barred else [])
+
+
 # From whom, and for how long
 
 

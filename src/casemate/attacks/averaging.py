@@ -33,7 +33,7 @@ RARE = 4
 """Words of a clause, the rarest, that are asked for, or help to lead there."""
 ENDINGS = tuple(
     pair.split("-")
-    for pair in """tions-tively tion-tive ties-tous ity-itous ies-ious ment-mental ically-ic al-ally ic-ically ings-ed
+    for pair in """sions-sively sion-sive tions-tively tion-tive ties-tous ity-itous ies-ious ment-mental ically-ic al-ally ic-ically ings-ed
     ing-ingly ed-edly ous-ously ists-istic ist-istic ers-ing er-ing sis-tic s-like e-ement""".split()
 )
 """Endings of words, and those that stand for them in another form of the word; the first that fits is taken."""
@@ -98,7 +98,7 @@ def other_form(word: str) -> str:
     """Another form of a word, by its ending; one made up where no ending fits.
 
     >>> [other_form(word) for word in ("hypertension", "density", "toll")]
-    ['hypertensionish', 'densitous', 'tollish']
+    ['hypertensive', 'densitous', 'tollish']
     """
     for ending, other in ENDINGS:
         if word.endswith(ending) and len(word) - len(ending) >= 3:
