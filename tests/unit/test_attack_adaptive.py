@@ -50,7 +50,7 @@ class Reader(BlackBox):
     """Finds the document that shares most words with a question, if it shares any, and reads three sentences from it.
 
     Words are compared by their first letters, as roughly as an embedder does it. With a limit it is a guard as well:
-    who comes closer than so many words to a document never hears of it again.
+    who has more words than that of the nearest document never hears of it again.
     """
 
     def __init__(self, documents, limit=math.inf):
@@ -60,7 +60,8 @@ class Reader(BlackBox):
         self.asked.append(text)
         wanted = {w[:6] for w in content_words(text)}
         common = {d.id: len(wanted & {w[:6] for w in content_words(d.content)}) for d in self.documents}
-        self.hidden |= {name for name, shared in common.items() if shared > self.limit}
+        nearest = max(common, key=common.get, default="")
+        self.hidden |= {nearest} if common.get(nearest, 0) > self.limit else set()
         left = [d for d in self.documents if d.id not in self.hidden and common[d.id]]
         if not left:
             return Reply(UNKNOWN)

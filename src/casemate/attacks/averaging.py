@@ -33,8 +33,9 @@ RARE = 4
 """Words of a clause, the rarest, that are asked for, or help to lead there."""
 ENDINGS = tuple(
     pair.split("-")
-    for pair in """sions-sively sion-sive tions-tively tion-tive ties-tous ity-itous ies-ious ment-mental ically-ic al-ally ic-ically ings-ed
-    ing-ingly ed-edly ous-ously ists-istic ist-istic ers-ing er-ing sis-tic s-like e-ement""".split()
+    for pair in """sions-sively sion-sive tions-tively tion-tive ties-tous ity-itous ies-ious ment-mental ically-ic
+    al-ally ic-ically ings-ed ing-ingly ed-edly ous-ously ists-istic ist-istic ers-ing er-ing sis-tic s-like
+    e-ement""".split()
 )
 """Endings of words, and those that stand for them in another form of the word; the first that fits is taken."""
 
