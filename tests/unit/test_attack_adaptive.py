@@ -288,7 +288,7 @@ class TestOracle:
         box = Reader([target, *known], limit)
         attack = Oracle(known=tuple((d.content, True) for d in known), questions=6)
         asyncio.run(attack.run(target, box, np.random.default_rng(0)))
-        assert len(box.asked) == attack.texts * len(LEVELS) + attack.questions
+        assert len(box.asked) <= attack.texts * len(LEVELS) + attack.questions
         assert [self.shared(q, target) for q in box.asked[-6:]] == [below] * 4 + [on] * 2
 
     def test_the_target_is_never_among_the_texts_it_learns_on(self, candidates):

@@ -22,6 +22,8 @@ from casemate.words import Genre, clauses, keywords, listed, told
 
 LEVELS = (2, 3, 4, 6, 9, 14)
 """Words of the text in one question, from far to near."""
+PATIENCE = 4
+"""Levels on which nothing is told until a text is given up."""
 ANCHORS, RARE = 6, 3
 TELLS, SURE = 0.5, 0.9
 """What a reply must tell to be held to come from a text: the first at least, the second at most."""
@@ -90,6 +92,8 @@ class Oracle(MembershipAttack):
         for size in LEVELS:
             question = self._question(Document("known", text), size, rng)
             found.append(told(text, question, (await box.ask(question)).text) if question else 0.0)
+            if len(found) == PATIENCE and max(found) < TELLS:  # no member, and near questions might touch the target
+                break
         return found
 
     def _probe(self, candidate: Document, limit: int, rng: np.random.Generator) -> Probe:
