@@ -230,6 +230,7 @@ def test_an_index_of_another_embedder_is_refused_until_rebuilt(run, notes, tmp_p
 
 
 def test_tampered_moments_are_found_and_mended(run, tmp_path):
+    (tmp_path / "casemate.yaml").write_text("guard: {defenses: [{use: mirabel, mode: paper}]}")
     write_many(tmp_path / "docs", 40)
     run("index", "docs")
     with sqlite3.connect(tmp_path / ".casemate/index.db") as db:
@@ -304,9 +305,8 @@ def test_the_demo_tells_its_story_and_its_figures_are_those_of_the_readme(run, t
         assert off > 0.9
         assert abs(on - 0.5) < 0.2
     assert result["audit"]["pairs"] > 500
-    # 0 is what must hold, and holds on NFCorpus; here records of one template leave a trace, and the demo says FAIL.
-    assert result["audit"]["differing"] <= 0.02 * result["audit"]["pairs"]
-    assert (result["status"] == "fail") == (result["audit"]["differing"] > 0)
+    assert result["audit"]["differing"] == 0
+    assert result["status"] in ("pass", "inconclusive")  # so few candidates that chance may not be ruled out
     assert any("simulation" in line for line in result["simulated"])
     assert "somebody probes" in done.stderr
     report = (tmp_path / "casemate-demo/redteam/report.html").read_text()

@@ -37,6 +37,7 @@ def app(nfcorpus_index):
     with open_app(
         {
             "rag": {"index": {"use": "sqlite", "path": str(nfcorpus_index / ".casemate/index.db")}},
+            "guard": {"defenses": [{"use": "mirabel", "mode": "paper"}]},
             "store": {"use": "sql_events", "path": str(nfcorpus_index / "events.db")},
         }
     ) as opened:

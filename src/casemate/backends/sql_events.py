@@ -15,7 +15,6 @@ import logging
 import os
 import sqlite3
 import threading
-import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import closing
@@ -27,6 +26,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from casemate import migrations
 from casemate.errors import BackendError, ConfigError, needs
 from casemate.protocols import EventStore
+from casemate.sqlite_wal import write_ahead
 from casemate.types import Event, Secret
 
 if TYPE_CHECKING:
@@ -270,21 +270,8 @@ def _make_file(path: Path) -> None:
     """Makes the file, for the owner only, and puts it in WAL mode, so that readers and the writer do not wait."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-    give_up = time.monotonic() + BUSY_S
     with closing(sqlite3.connect(path, timeout=BUSY_S)) as connection:
-        while not _wal(connection) and time.monotonic() < give_up:
-            time.sleep(0.02)
-
-
-def _wal(connection: sqlite3.Connection) -> bool:
-    """Asks for WAL mode; False while another process is in the way: SQLite itself does not wait for it here."""
-    try:
-        connection.execute("PRAGMA journal_mode=WAL")
-    except sqlite3.OperationalError as error:
-        if error.sqlite_errorcode != sqlite3.SQLITE_BUSY:
-            raise
-        return False
-    return True
+        write_ahead(connection, BUSY_S)
 
 
 def _engine(address: URL) -> Engine:

@@ -25,6 +25,7 @@ from casemate.errors import BackendError, DataError
 from casemate.indexing import COLUMNS
 from casemate.neighbors import BLOCK, Approximate, Exact, Keys, checksum
 from casemate.protocols import Index
+from casemate.sqlite_wal import BUSY_S, write_ahead
 from casemate.stats import CorpusMoments
 from casemate.types import DEFAULT_TENANT, Document, Hit, Retrieval, Vector
 
@@ -319,13 +320,13 @@ def _connect(path: Path) -> sqlite3.Connection:
                 os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
         except OSError as error:
             raise BackendError(f"cannot make the index {path}: {error}", backend="sqlite", retryable=False) from error
-        db = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)
+        db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
         try:
             fresh = db.execute("PRAGMA page_count").fetchone()[0] == 0
             if fresh:
                 db.execute("PRAGMA page_size = 8192")  # five vectors of 384 dimensions to a page
             if fresh or db.execute("PRAGMA application_id").fetchone()[0] == APPLICATION_ID:
-                db.execute("PRAGMA journal_mode = WAL")  # not in a file of another program, which this would change
+                write_ahead(db)  # not in a file of another program, which this would change
             db.execute("PRAGMA synchronous = FULL")  # what was acknowledged survives a power cut
             db.execute("PRAGMA secure_delete = ON")  # a removed record leaves no bytes behind
             return db

@@ -27,18 +27,18 @@ from typing import ClassVar, Literal
 
 from casemate import stats
 from casemate.calibration import Calibration, Calibrations
-from casemate.closeness import LOOKS, Question, sources
+from casemate.closeness import LOOKS, Figures, Question, sources
 from casemate.errors import ConfigError, DataError
 from casemate.protocols import Defense, Embedder, EventStore, Index
 from casemate.sessions import Sessions
-from casemate.types import Action, Document, Outcome, Query, Retrieval, Verdict
+from casemate.types import Action, Document, Hit, Outcome, Query, Retrieval, Vector, Verdict
 from casemate.words import sentences
 
 CALIBRATED, PUBLISHED = 0.01, 0.05  # usual significance of each kind of mode
-ROUNDS = 64
-"""A question about which nothing is settled after so many rounds is answered without any document."""
+MOST = 64
+"""A question that is too close to more documents is answered without any."""
 PARTS = 8
-"""Sentences of a doubtful question that are looked at one by one."""
+"""Parts of a doubtful question that are looked at one by one: its sentences, or runs of them."""
 
 
 @dataclass(eq=False)
@@ -145,9 +145,9 @@ class Mirabel(Defense):
 class _Decision:
     """One question, judged in mode ``calibrated``.
 
-    From the last document of the context to the first, each is compared with what stands below it and stays. Whoever is
-    withheld is compared with nobody, so no decision depends on him, and the final context is that of a collection
-    without him. How far down the context reaches depends on who is withheld: so it is judged until that stays the same.
+    From the last document of the context to the first, each is compared with what stands below it and stays, and with
+    the law of what does not stand above. Whoever is withheld is compared with nobody, so no decision depends on him.
+    The context ends at the first hit down to which k are left: it is that of a collection without the withheld.
     """
 
     def __init__(self, mirabel: Mirabel, query: Query, retrieval: Retrieval, calibration: Calibration) -> None:
@@ -160,70 +160,77 @@ class _Decision:
         self.barred = mirabel.barred(query)
         self.before = [source for source in sources(retrieval.hits) if source in self.barred]
         self.found = _without(retrieval, self.before)
-        self.parts: list[tuple[Question, Retrieval]] | None = None
+        self.scored: dict[tuple[str, frozenset[str]], float] = {}
+        self.parts: list[_Part] | None = None
 
     async def outcome(self) -> Outcome[Retrieval]:
         """What is left, and why."""
-        left, suspects, scores = self.found, dict[str, str](), dict[str, float]()
-        for _ in range(ROUNDS):
-            judged = await self._judged(left)
-            if judged is None or (len(left.hits) < self.query.k and not left.exhausted):
+        hits, k = self.found.hits, self.query.k
+        for end in range(min(k, len(hits)), len(hits) + 1):
+            judged = await self._judged(sources(hits[:end]))
+            if judged is None:
                 return Outcome(self.given, more=True)
-            before, (scores, suspects) = suspects, judged
-            if suspects.keys() == before.keys():
-                return self._concluded(left, scores, suspects)
-            left = _without(self.found, suspects)
-        return self._concluded(replace(left, hits=()), scores, suspects)
+            scores, suspects = judged
+            left = [h for h in hits[:end] if h.document.source not in suspects]
+            if len(suspects) > MOST:
+                return self._concluded([], scores, suspects)
+            if len(left) >= k or (end == len(hits) and self.found.exhausted):
+                return self._concluded(left[:k], scores, suspects)
+        return Outcome(self.given, more=True)
 
     async def scores(self) -> dict[str, float]:
         """The score of every source in the context if nobody is withheld; nothing if there are too few hits."""
-        judged = await self._judged(self.found, withhold=False)
+        judged = await self._judged(sources(self.found.hits[: self.query.k]), withhold=False)
         return judged[0] if judged else {}
 
-    async def _judged(self, left: Retrieval, withhold: bool = True) -> tuple[dict[str, float], dict[str, str]] | None:
-        """Scores down to the last of the context, and who is withheld, and why; None if there are too few hits.
-
-        Args:
-            left: What is left without those that were withheld the last time.
-            withhold: Whether anybody is.
-        """
-        k, hits = self.query.k, self.found.hits
-        order = sources(hits[: hits.index(left.hits[k - 1]) + 1] if len(left.hits) >= k else hits)
-        gone = {h.document.source for h in hits} - {h.document.source for h in left.hits}
-        found = _law_without(self.found, gone)
+    async def _judged(
+        self, order: Sequence[str], withhold: bool = True
+    ) -> tuple[dict[str, float], dict[str, str]] | None:
+        """Scores of some sources, and who of them is withheld, and why; None if there are too few hits."""
         out, scores, suspects = set(order), dict[str, float](), dict[str, str]()
         for source in reversed(order):
             out.discard(source)
-            figures = self.question.figures(source, found, out)
-            if figures is None:
+            score = await self._score(source, frozenset(out), frozenset(suspects))
+            if score is None:
                 return None
-            scores[source] = self.calibration.score(figures)
-            if not math.isfinite(scores[source]):
-                raise DataError(f"the calibration gives no score ({scores[source]}); run 'casemate calibrate'")
-            if self.calibration.doubt < scores[source] <= self.threshold:
-                scores[source] = max([scores[source], *await self._by_part(source, gone, out)])
-            if withhold and (why := self._why(source, scores[source])):
+            scores[source] = score
+            if withhold and (why := self._why(source, score)):
                 suspects[source] = why
                 out.add(source)
         return scores, suspects
 
-    async def _by_part(self, source: str, gone: Collection[str], out: Collection[str]) -> list[float]:
-        """The scores of a source by each sentence of the question alone."""
-        found = [part.figures(source, _law_without(hits, gone), out) for part, hits in await self._parts()]
-        return [self.calibration.score(figures) for figures in found if figures is not None]
+    async def _score(self, source: str, out: frozenset[str], withheld: frozenset[str]) -> float | None:
+        """The score of a source as if others were not there; None if there are too few hits.
 
-    async def _parts(self) -> list[tuple[Question, Retrieval]]:
+        Args:
+            source: Whose.
+            out: The others: those above, and the withheld.
+            withheld: Those below that are withheld; who stands above is always the same.
+        """
+        key = source, withheld
+        if key not in self.scored:
+            figures = self.question.figures(source, _law_without(self.found, out), out)
+            if figures is None:
+                return None
+            score = self.calibration.score(figures)
+            if not math.isfinite(score):
+                raise DataError(f"the calibration gives no score ({score}); run 'casemate calibrate'")
+            if self.calibration.doubt < score <= self.threshold:
+                for part in await self._parts():
+                    figures = await asyncio.to_thread(part.figures, source, out)
+                    score = max(score, self.calibration.score(figures) if figures else score)
+            self.scored[key] = score
+        return self.scored[key]
+
+    async def _parts(self) -> list[_Part]:
         """The sentences of the question, each with what is found for it alone."""
         if self.parts is None:
             embedder, index = self.mirabel.embedder, self.mirabel.index
-            texts = [s for s in sentences(self.query.text) if len(s.split()) > 2][:PARTS]
+            texts = _grouped([s for s in sentences(self.query.text) if len(s.split()) > 2], PARTS)
             self.parts = []
             if embedder is not None and index is not None and len(texts) > 1:
-                k = 2 * len(self.given.hits)  # whoever stands above in the whole is left out here, too
-                for text, vector in zip(texts, await asyncio.to_thread(embedder.embed, texts), strict=True):
-                    found = await asyncio.to_thread(index.search, vector, k, self.query.tenant)
-                    found = replace(found, exhausted=len(found.hits) < k)
-                    self.parts.append((Question(text), _without(found, self.barred)))
+                vectors = await asyncio.to_thread(embedder.embed, texts)
+                self.parts = [_Part(t, v, index, self.query, self.barred) for t, v in zip(texts, vectors, strict=True)]
         return self.parts
 
     def _why(self, source: str, score: float) -> str:
@@ -245,18 +252,16 @@ class _Decision:
         return stats.e_value(self.calibration.p_value(score))
 
     def _concluded(
-        self, left: Retrieval, scores: Mapping[str, float], suspects: Mapping[str, str]
+        self, context: Sequence[Hit], scores: Mapping[str, float], suspects: Mapping[str, str]
     ) -> Outcome[Retrieval]:
-        context = left.hits[: self.query.k]
-        end = self.found.hits.index(context[-1]) if context else len(self.found.hits)
-        flagged = [s for s in sources(self.found.hits[:end]) if s in suspects]  # who stands lower would not be shown
         for source in sources(context):
             self.mirabel.sessions.add(*self.who, source, self._e_value(scores[source]))
+        flagged = [s for s in sources(self.found.hits) if s in suspects]
         for source in flagged:
             self.mirabel.sessions.bar(*self.who, source)
         gone = [*self.before, *flagged]
         hits = _without(self.given, gone).hits if context else ()
-        why = {suspects[s] for s in flagged} | {"before" for _ in self.before}
+        why = {*suspects.values(), *("before" for _ in self.before)}
         return Outcome(replace(self.given, hits=hits), self._verdict(scores, flagged, gone, sorted(why)))
 
     def _verdict(
@@ -278,6 +283,30 @@ class _Decision:
             evidence["undecided"] = self.calibration.source  # it says what it lacks
         action, hidden = Action.HIDE if gone else Action.NONE, _chunks(self.given, gone)
         return Verdict("mirabel", bool(gone), action, score, limit if math.isfinite(limit) else None, hidden, evidence)
+
+
+class _Part:
+    """A sentence of a question, and what is found for it alone."""
+
+    def __init__(self, text: str, vector: Vector, index: Index, query: Query, barred: Collection[str]) -> None:
+        self.question, self.vector, self.index, self.query, self.barred = Question(text), vector, index, query, barred
+        self.wanted = 2 * (query.k + LOOKS)
+        self._search()
+
+    def _search(self) -> None:
+        self.wanted *= 2
+        found = self.index.search(self.vector, self.wanted, self.query.tenant)
+        self.found = _without(replace(found, exhausted=len(found.hits) < self.wanted), self.barred)
+
+    def figures(self, source: str, out: Collection[str]) -> Figures | None:
+        """Of a source, as if others were not there; None if it is not among the first k then."""
+        while True:
+            found = _without(self.found, out)
+            first = any(h.document.source == source for h in found.hits[: self.query.k])
+            figures = self.question.figures(source, found) if first else None
+            if found.exhausted or (figures if first else len(found.hits) >= self.query.k):
+                return figures
+            self._search()
 
 
 def _undecided(retrieval: Retrieval, least: int) -> Verdict | None:
@@ -305,6 +334,12 @@ def _without(retrieval: Retrieval, sources: Collection[str]) -> Retrieval:
 def _law_without(retrieval: Retrieval, sources: Collection[str]) -> Retrieval:
     """What was found, with the background of a collection without some sources."""
     return replace(retrieval, background=_without(retrieval, sources).background) if sources else retrieval
+
+
+def _grouped(texts: Sequence[str], most: int) -> list[str]:
+    """Neighbours joined, in at most so many groups of equal length."""
+    size = -(-len(texts) // most)
+    return [" ".join(texts[i : i + size]) for i in range(0, len(texts), max(size, 1))]
 
 
 def _chunks(retrieval: Retrieval, sources: Collection[str]) -> tuple[str, ...]:

@@ -6,7 +6,6 @@ import json
 import os
 import sqlite3
 import threading
-import time
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from typing import NamedTuple, Self
 
 from casemate.errors import BackendError, DataError
 from casemate.lab.results import Trial
+from casemate.sqlite_wal import BUSY_S, write_ahead
 
 APPLICATION_ID = 0x43534D4C  # "CSML" in the file's header
 FORMAT = 1
@@ -74,7 +74,7 @@ class Ledger:
             os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
         except OSError as error:
             raise BackendError(f"cannot make the ledger {path}: {error}", backend="ledger", retryable=False) from error
-        self._db = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)
+        self._db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
         try:
             with self._explained():
                 self._prepare()
@@ -150,7 +150,7 @@ class Ledger:
         application = self._db.execute("PRAGMA application_id").fetchone()[0]
         if application != APPLICATION_ID and self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
             raise DataError(f"{self.path} is an SQLite file of another program; choose another path for the ledger")
-        self._write_ahead()
+        write_ahead(self._db)
         self._db.execute("PRAGMA synchronous = NORMAL")  # a killed process loses nothing
         self._db.execute("BEGIN IMMEDIATE")
         try:
@@ -161,17 +161,6 @@ class Ledger:
             self._db.execute("COMMIT")
         if (version := self._db.execute("PRAGMA user_version").fetchone()[0]) != FORMAT:
             raise DataError(f"{self.path} has ledger format {version}, this version reads {FORMAT}; delete the file")
-
-    def _write_ahead(self, tries: int = 100) -> None:
-        """Changes the journal, for which SQLite does not wait when another process opens the file at that moment."""
-        for left in reversed(range(tries)):
-            try:
-                self._db.execute("PRAGMA journal_mode = WAL")
-                return
-            except sqlite3.OperationalError:
-                if not left:
-                    raise
-                time.sleep(0.05)
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
