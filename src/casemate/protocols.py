@@ -266,3 +266,23 @@ class MembershipAttack:
         """Prepares, asks one question after another, and measures."""
         probe = await self.prepare(candidate, rng)
         return await self.measure(candidate, probe, [await box.ask(question) for question in probe.questions])
+
+
+class ExtractionAttack:
+    """Carries a collection away, question by question.
+
+    Subclass, make it a dataclass, override ``extract``. It holds no budget and no cache: those are the lab's. The same
+    generator state and replies give the same questions.
+
+    Attributes:
+        paper: Where the method is from.
+    """
+
+    paper: ClassVar[str] = ""
+
+    def extract(self, box: BlackBox, rng: np.random.Generator) -> AsyncIterator[str]:
+        """Texts that are held to be the collection's, each as soon as it is recovered.
+
+        Ends when the attack has nothing more to ask. ``BudgetExhausted`` of the box goes through it to the lab.
+        """
+        raise NotImplementedError

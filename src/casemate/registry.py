@@ -3,7 +3,7 @@
 ``load("defense", "mirabel")`` imports ``casemate.defenses.mirabel`` and returns the class in it that is a
 ``Defense``. Packages outside the tree declare an entry point in the group ``casemate.defense`` (or
 ``casemate.embedder``, ``casemate.index``, ``casemate.generator``, ``casemate.store``, ``casemate.model``,
-``casemate.attack``).
+``casemate.attack``, ``casemate.crawler``).
 """
 
 from __future__ import annotations
@@ -15,7 +15,16 @@ from importlib.metadata import entry_points
 from typing import Any, get_args, get_type_hints
 
 from casemate.errors import ConfigError, UnknownName
-from casemate.protocols import Defense, Embedder, EventStore, Generator, Index, LanguageModel, MembershipAttack
+from casemate.protocols import (
+    Defense,
+    Embedder,
+    EventStore,
+    ExtractionAttack,
+    Generator,
+    Index,
+    LanguageModel,
+    MembershipAttack,
+)
 
 ROLES: dict[str, tuple[str, type[Any]]] = {
     "embedder": ("casemate.backends", Embedder),
@@ -25,6 +34,7 @@ ROLES: dict[str, tuple[str, type[Any]]] = {
     "model": ("casemate.backends", LanguageModel),
     "defense": ("casemate.defenses", Defense),
     "attack": ("casemate.attacks", MembershipAttack),
+    "crawler": ("casemate.attacks", ExtractionAttack),
 }
 """What a plug-in can be: where its file lies, and what its class derives from."""
 
