@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from casemate import registry
 from casemate.config import Config, Part
+from casemate.protocols import Embedder, EventStore, Index
 from casemate.types import Secret
 
 FILE = Path(__file__).with_name("reference") / "configuration.md"
@@ -55,7 +56,8 @@ def _role(role: str) -> str:
         cls = registry.load(role, name)
         text += f"\n**`{name}`**: {_first_line(cls)}\n\n| option | default | what |\n|---|---|---|\n"
         described = _described(cls)
-        for field in (f for f in dataclasses.fields(cls) if f.init):
+        system = {name for name, kind in registry.wants(cls).items() if kind in (Embedder, Index, EventStore)}
+        for field in (f for f in dataclasses.fields(cls) if f.init and f.name not in system):
             secret = " A secret: write `${NAME}`." if get_type_hints(cls)[field.name] is Secret else ""
             text += f"| `{field.name}` | `{_shown(field.default)}` | {described[field.name]}{secret} |\n"
     return text

@@ -15,6 +15,8 @@ from casemate.stats import clopper_pearson
 
 FEW = 30
 """Below this many documents statistics say nothing (METHODS F1)."""
+MANY = 0.2
+"""A share of flagged questions above this is not what a fitted guard does to harmless askers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,14 +110,22 @@ def _vectors(app: App) -> Finding:
 
 
 def _events(app: App) -> str:
-    """How many events there are, and which share of the questions each defense flagged."""
+    """How many events there are, and in which share of the questions each defense withheld something, and why."""
     events = app.store.scan("verdict")
     said = [f"{len(events)} verdicts"]
     for defense in sorted({str(e.body.get("defense")) for e in events}):
-        flags = [bool(e.body.get("flagged")) for e in events if str(e.body.get("defense")) == defense]
-        low, high = clopper_pearson(sum(flags), len(flags))
-        share = sum(flags) / len(flags)
-        said.append(f"{defense} flagged {sum(flags)} of {len(flags)} questions: {share:.2f} [{low:.2f}, {high:.2f}]")
+        bodies = [e.body for e in events if str(e.body.get("defense")) == defense]
+        flags = [body for body in bodies if body.get("flagged")]
+        anew = sum(body.get("evidence", {}).get("why") != ["before"] for body in flags)
+        low, high = clopper_pearson(len(flags), len(bodies))
+        said.append(
+            f"{defense} flagged {len(flags)} of {len(bodies)} questions: {len(flags) / len(bodies):.2f} "
+            f"[{low:.2f}, {high:.2f}], {anew} of them anew, the others by what was withheld from the client before"
+        )
+        if low > MANY:
+            said.append(
+                f"more than {MANY:.0%}: an attack, or harmless questions that the guard was not fitted to"
+            )
     return "; ".join(said)
 
 

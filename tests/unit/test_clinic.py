@@ -84,15 +84,6 @@ def test_every_family_goes_with_every_layout_that_suits_it() -> None:
     assert suiting <= 440  # the default members and outsiders use each pairing at least once
 
 
-def test_outsiders_are_further_notes() -> None:
-    members, outsiders = clinic.split_notes()
-    assert members == NOTES
-    assert len(outsiders) == 40
-    assert not {name for name, _ in members} & {name for name, _ in outsiders}
-    found = overlaps([text for _, text in members + outsiders])
-    assert max(score for (_, b), score in found.items() if b >= len(members)) <= 0.35
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_pages_have_a_title_and_the_right_length(page: Path) -> None:
     text = page.read_text("utf-8")

@@ -220,7 +220,7 @@ def test_opening_waits_for_a_process_that_is_making_the_same_file(path, make, mo
             other.execute("ROLLBACK")
         met.append(True)
 
-    monkeypatch.setattr("casemate.backends.sql_events.time.sleep", sleep)
+    monkeypatch.setattr("casemate.sqlite_wal.time.sleep", sleep)
     make()
     other.close()
     assert met

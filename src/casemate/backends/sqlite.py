@@ -322,8 +322,7 @@ def _connect(path: Path) -> sqlite3.Connection:
             raise BackendError(f"cannot make the index {path}: {error}", backend="sqlite", retryable=False) from error
         db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
         try:
-            fresh = db.execute("PRAGMA page_count").fetchone()[0] == 0
-            if fresh:
+            if fresh := db.execute("PRAGMA page_count").fetchone()[0] == 0:
                 db.execute("PRAGMA page_size = 8192")  # five vectors of 384 dimensions to a page
             if fresh or db.execute("PRAGMA application_id").fetchone()[0] == APPLICATION_ID:
                 write_ahead(db)  # not in a file of another program, which this would change

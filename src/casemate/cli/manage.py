@@ -77,8 +77,9 @@ def init(
     if as_json:
         print_json({"written": str(path)})
     else:
-        out.print(f"wrote {path}; next: casemate index")
-        if not Path(corpus).exists():
+        there = Path(corpus).exists()
+        out.print(f"wrote {path}; next: {'casemate index' if there else f'put your documents into {shown(corpus)}'}")
+        if not there:
             say.print(f"[yellow]note:[/yellow] {shown(corpus)} is not there yet; rag.corpus in {path} names it")
 
 

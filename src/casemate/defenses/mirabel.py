@@ -157,7 +157,8 @@ class _Decision:
         self.threshold = calibration.threshold(calibration.attainable(rate))
         self.question = Question(query.text)
         self.who = (query.tenant, query.client)
-        self.barred = mirabel.barred(query)
+        readable = {h.document.source for h in retrieval.hits if self._may_read(h.document)}
+        self.barred = frozenset(mirabel.barred(query)) - readable
         self.before = [source for source in sources(retrieval.hits) if source in self.barred]
         self.found = _without(retrieval, self.before)
         self.scored: dict[tuple[str, frozenset[str]], float] = {}

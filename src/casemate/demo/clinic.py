@@ -367,23 +367,6 @@ def case_notes(count: int = 400, seed: int = 7) -> list[tuple[str, str]]:
     return list(notes.items())
 
 
-def split_notes(
-    count: int = 400, outsiders: int = 40, seed: int = 7
-) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """Invent the corpus's notes and further notes of the same kind that stay outside of it.
-
-    Args:
-        count: How many notes the corpus holds.
-        outsiders: How many notes to invent beyond them.
-        seed: Seed of all choices.
-
-    Returns:
-        The members, equal to ``case_notes(count, seed)``, and the outsiders.
-    """
-    notes = case_notes(count + outsiders, seed)
-    return notes[:count], notes[count:]
-
-
 def write_corpus(folder: Path, count: int = 400, seed: int = 7) -> None:
     """Write the policy pages and the case notes; a second call writes the same files again.
 

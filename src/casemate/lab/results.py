@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -219,6 +220,32 @@ def load(path: Path) -> Campaign:
         raw = json.loads(path.read_text(encoding="utf-8"))
         if raw.get("format") != FORMAT:
             raise DataError(f"{path} has report format {raw.get('format')!r}, this version reads {FORMAT}")
-        return TypeAdapter(Campaign).validate_python(raw)
-    except (OSError, ValueError, AttributeError, OverflowError, RecursionError, ValidationError) as error:
-        raise DataError(f"{path} is no report of 'casemate redteam run': {error}") from error
+        campaign = TypeAdapter(Campaign).validate_python(raw)
+    except (OSError, ValueError, AttributeError, OverflowError, RecursionError) as error:
+        what = (
+            f"{error.errors()[0]['loc']}: {error.errors()[0]['msg']}" if isinstance(error, ValidationError) else error
+        )
+        raise DataError(f"{path} is no report of 'casemate redteam run': {what}") from error
+    if wrong := [rate for rate in _rates(campaign) if not rate.low <= rate.high or not all(map(math.isfinite, rate))]:
+        raise DataError(f"{path} holds a rate that cannot be: {tuple(wrong[0])}")
+    return campaign
+
+
+def _short(error: Exception) -> str:
+    """The first thing that is wrong."""
+    if not isinstance(error, ValidationError):
+        return str(error)
+    first = error.errors()[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+
+
+def _rates(part: Any) -> Iterator[Rate]:
+    """Every rate in a result."""
+    if isinstance(part, Rate):
+        yield part
+    elif is_dataclass(part):
+        for entry in fields(part):
+            yield from _rates(getattr(part, entry.name))
+    elif isinstance(part, tuple):
+        for item in part:
+            yield from _rates(item)

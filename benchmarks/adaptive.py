@@ -1,0 +1,95 @@
+"""Attackers who know the guard, on NFCorpus: what they learn, and what harmless askers pay, over its operating points.
+
+Each attack is run without the guard and with it at several significances; its rule is fitted under each, on half of the
+candidates, and judged on the other. The guard is calibrated on the 324 dev questions; what it costs is measured on the
+323 test questions. The reader is the simulation. ``python -m benchmarks.adaptive 60`` takes 60 + 60 candidates.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import tempfile
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from benchmarks import DATA, SEED, nfcorpus_app, nfcorpus_questions, save
+from casemate import registry
+from casemate.app import App
+from casemate.backends.obedient import Obedient
+from casemate.corpus import Corpus
+from casemate.defenses.mirabel import Mirabel
+from casemate.guard import Guard
+from casemate.lab import audit, datasets
+from casemate.lab.box import CachedEmbedder, CachedGenerator
+from casemate.lab.experiment import Experiment, Plan
+from casemate.lab.judge import figures_of
+from casemate.lab.ledger import Ledger
+from casemate.lab.results import Figures
+from casemate.protocols import Target
+from casemate.rag import Rag
+from casemate.types import Query
+
+ATTACKS = ("ladder", "decoys", "split_facts", "duplicates", "oracle", "averaging", "menta", "interrogation")
+"""The adaptive ones, and the two published ones that come closest to them."""
+POINTS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
+
+
+def main() -> None:
+    """Calibrates, attacks at every operating point, and writes the figures."""
+    each = int(sys.argv[1]) if len(sys.argv) > 1 else 120
+    split = _split(each)
+    with nfcorpus_app({d.source for d in split.nonmembers}, nfcorpus_questions("qrels.dev.tsv")) as app:
+        with tempfile.TemporaryDirectory() as name, closing(Ledger(Path(name) / "ledger.db")) as ledger:
+            found = asyncio.run(_run(app, split, ledger))
+    save("adaptive", {"each": each, **found})
+
+
+def _split(each: int) -> datasets.Split:
+    named = json.loads((DATA / "mia_riddle/nfcorpus_selected_indices.json").read_text())
+    corpus = Corpus(DATA / "nfcorpus")
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "split.json"
+        file.write_text(json.dumps({key: named[key][:each] for key in ("mem_indices", "non_mem_indices")}))
+        return datasets.read_split(file, datasets.read(corpus, {s.name for s in corpus.sources()}), SEED)
+
+
+async def _run(app: App, split: datasets.Split, ledger: Ledger) -> dict[str, Any]:
+    embedder = CachedEmbedder(app.guard.rag.embedder)
+    rag = Rag(embedder, app.index, CachedGenerator(Obedient(), ledger, "obedient"), app.guard.rag.instructions)
+
+    def guard(significance: float) -> Guard:
+        file = app.calibrated.calibration if app.calibrated else Path()
+        return Guard(rag, [Mirabel(significance=significance, calibration=file, embedder=embedder, index=app.index)])
+
+    targets: dict[str, Target] = {"off": rag, **{str(p): guard(p) for p in POINTS}}
+    attacks = {name: registry.load("attack", name)() for name in ATTACKS}
+    held = datasets.stored(app.index, {d.source for d in split.members})
+    experiment = Experiment(attacks, split, targets, ledger, held, Plan(seed=SEED, k=3))
+    done = [0]
+
+    def count(n: int) -> None:
+        done[0] += n
+        if done[0] % 200 < n:
+            print(f"{done[0]} of {experiment.total}", file=sys.stderr, flush=True)
+
+    trials = await experiment.run(count)
+    leaks = {
+        name: {label: _brief(figures_of(trials.done[name, label], split.half, label != "off")) for label in targets}
+        for name in attacks
+    }
+    queries = [Query(text, f"harmless-{i}", k=3) for i, text in enumerate(nfcorpus_questions("qrels.tsv"))]
+    costs = {str(p): await audit.utility(rag, guard(p), queries, "test questions") for p in POINTS}
+    price = {p: {"flagged": u.flagged, "answer_changed": u.answer_changed} for p, u in costs.items()}
+    return {"leakage": leaks, "price": price, "errors": dict(trials.errors)}
+
+
+def _brief(figures: Figures | None) -> dict[str, Any] | None:
+    keep = ("auc", "adjusted_accuracy", "recall_query", "recall_document")
+    return figures and {name: getattr(figures, name) for name in keep}
+
+
+if __name__ == "__main__":
+    main()
