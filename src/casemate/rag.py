@@ -63,7 +63,7 @@ class Rag:
 
     def prompt(self, query: Query, retrieval: Retrieval) -> Prompt:
         """What the generator is given."""
-        return Prompt(query.text, tuple(h.document for h in retrieval.hits), self.instructions)
+        return Prompt(query.text, tuple(h.document for h in retrieval.hits), self.instructions, query.id)
 
     async def ask(self, query: Query) -> Answer:
         """Answers a query, whole."""

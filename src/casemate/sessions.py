@@ -46,10 +46,10 @@ class Sessions:
             if not self._recalled:
                 self._recall()
                 self._recalled = True  # not before: a store that fails is asked again
-            found = self._clients.get(_key(tenant, client))
+            found = self._clients.get(key_of(tenant, client))
             if found is None:
                 return frozenset()
-            self._clients.move_to_end(_key(tenant, client))
+            self._clients.move_to_end(key_of(tenant, client))
             now = time.time()
             for source in [s for s, until in found.bars.items() if until <= now]:
                 del found.bars[source]
@@ -63,7 +63,7 @@ class Sessions:
     def evidence(self, tenant: str, client: str, source: str) -> float:
         """What has added up against a client about a source; 1 at first."""
         with self._lock:
-            found = self._clients.get(_key(tenant, client))
+            found = self._clients.get(key_of(tenant, client))
             return found.evidence.get(source, 1.0) if found else 1.0
 
     def add(self, tenant: str, client: str, source: str, e_value: float) -> None:
@@ -73,7 +73,7 @@ class Sessions:
         questions at most, in the long run (Shin et al. 2022).
         """
         with self._lock:
-            found = self._clients.get(_key(tenant, client))
+            found = self._clients.get(key_of(tenant, client))
             total = e_value * (found.evidence.get(source, 1.0) if found else 1.0)
             if total > 1:
                 _put(self._client(tenant, client).evidence, source, total)
@@ -82,7 +82,7 @@ class Sessions:
 
     def _client(self, tenant: str, client: str) -> _Client:
         """A client of whom there is something to remember: whoever only asks displaces nobody."""
-        key = _key(tenant, client)
+        key = key_of(tenant, client)
         found = self._clients.setdefault(key, _Client())
         self._clients.move_to_end(key)
         if len(self._clients) > CLIENTS:
@@ -103,7 +103,7 @@ class Sessions:
                     yield str(body.get("tenant")), str(body.get("client")), str(source), event.at.timestamp()
 
 
-def _key(tenant: str, client: str) -> tuple[str, str]:
+def key_of(tenant: str, client: str) -> tuple[str, str]:
     """Names of any length in little memory."""
     if len(client) <= 64:
         return tenant, client

@@ -115,11 +115,15 @@ class Retrieval:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What a generator is given: the question, the context it may use, and how to behave."""
+    """What a generator is given: the question, the context it may use, and how to behave; and the id of the request.
+
+    A defense that wraps the generator knows by the id whose question it is. A model is not told.
+    """
 
     question: str
     context: tuple[Document, ...]
     instructions: str
+    request: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,7 +147,7 @@ class Ledger:
 
     def _prepare(self) -> None:
         """Makes the tables in an empty file, recognises its own, and refuses any other."""
-        tables = self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]  # first: another may make them now
+        tables = self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]  # first: they may come
         if tables and self._db.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
             raise DataError(f"{self.path} is an SQLite file of another program; choose another path for the ledger")
         write_ahead(self._db)

@@ -1,0 +1,197 @@
+"""Crawl limit: what one client may carry away, and when he is taken for a crawler.
+
+Own work (METHODS C9). A crawler needs two things that askers do not: texts word for word, and ever new ones. So each
+answer may quote only so many words, and each client may be shown only so many different chunks a day, as many as
+somebody who asks ``questions`` questions a day can be shown at all. Two sequential tests tell crawlers from askers long
+before: one counts answers that run into the limit on quotations, one counts questions that repeat what earlier answers
+said. Both are CUSUMs of e-values, whose rate of false alarms is bounded as long as harmless clients do these things as
+seldom as the test assumes (Shin, Ramdas and Rinaldo 2022).
+
+The response is graded. Whoever is suspected gets fewer documents and shorter quotations, and of no chunk more than a
+share. Whoever is held to be a crawler, or has been shown his day's share, is answered from what he was shown before.
+When several clients of a tenant are, all clients of the tenant are suspected.
+
+Place it last in the list of defenses: it counts what is shown. In observe mode nobody watches the answers, so only
+chunks are counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+from casemate.crawling import ALARMED, CLEAR, Level, Traces
+from casemate.errors import ConfigError
+from casemate.protocols import Defense, EventStore, Generator
+from casemate.quoting import Quotes
+from casemate.types import Action, Document, Hit, Outcome, Prompt, Query, Retrieval, Verdict
+
+OPEN = 10_000
+"""Requests whose answers are still expected; the oldest are given up."""
+
+
+@dataclass(eq=False)
+class CrawlLimit(Defense):
+    """Limits what a client is shown and told word for word, and more when he behaves like a crawler.
+
+    Attributes:
+        questions: Questions a day that every client may ask without being shown less, whatever they are.
+        quote_words: Words that one answer may quote from its context.
+        short_quote_words: The same for clients who are suspected.
+        exposure: Share of a chunk, in (0, 1], that a suspected client may be told word for word in all.
+        alarm: Chance, per question, that a harmless client is held to be a crawler, in (0, 1).
+        colluders: Crawlers among a tenant's clients from which on all its clients are suspected; 0: never.
+        hours: How long all this is remembered.
+        store: The system's; remembers over a restart, and for other processes on the same store.
+    """
+
+    questions: int = 50
+    quote_words: int = 100
+    short_quote_words: int = 40
+    exposure: float = 0.4
+    alarm: float = 2e-5
+    colluders: int = 3
+    hours: float = 24.0
+    store: EventStore | None = field(default=None, repr=False)
+
+    paper: ClassVar[str] = "own: limits and sequential tests by client and tenant (METHODS C9)"
+
+    def __post_init__(self) -> None:
+        for name, least in (("questions", 1), ("quote_words", 1), ("short_quote_words", 1), ("colluders", 0)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"crawl_limit.{name} is {getattr(self, name)}; it must be at least {least}")
+        if not (0 < self.exposure <= 1 and 0 < self.alarm < 1 and 0 < self.hours < math.inf):
+            what = f"exposure={self.exposure}, alarm={self.alarm}, hours={self.hours}"
+            raise ConfigError(f"crawl_limit: {what}; exposure in (0, 1], alarm in (0, 1), hours above 0")
+        self.traces = Traces(self.alarm, self.colluders, self.hours * 3600, self.store)
+        self._open: OrderedDict[str, Query] = OrderedDict()
+        self._lock = threading.Lock()
+
+    async def on_retrieve(self, query: Query, retrieval: Retrieval) -> Outcome[Retrieval]:
+        """Leaves out what the client may not be shown, and notes what he is."""
+        if self.store is not None:
+            await asyncio.to_thread(self.traces.follow)
+        level = self.traces.asked(query)
+        kept = self._allowed(query, retrieval.hits, level)
+        gone = tuple(h.document.id for h in retrieval.hits if h not in kept)
+        self.traces.shown(query, [h.document.id for h in kept[: query.k]])
+        with self._lock:
+            self._open[query.id] = query
+            if len(self._open) > OPEN:
+                self._open.popitem(last=False)
+        verdict = Verdict(
+            "crawl_limit",
+            level is ALARMED,
+            Action.HIDE if gone else Action.NONE,
+            self.traces.score(query),
+            1 / self.alarm,
+            gone,
+            {"level": level.value, **self.traces.evidence(query)},
+        )
+        return Outcome(replace(retrieval, hits=tuple(kept)), verdict)
+
+    def on_generate(self, generator: Generator) -> Generator:
+        """The generator, cut off where an answer quotes too much."""
+        return _Watched(generator, self)
+
+    def _allowed(self, query: Query, hits: Sequence[Hit], level: Level) -> list[Hit]:
+        """What may be shown: new ones only while the day's share lasts, none of them to a crawler, fewer to a suspect."""
+        k = query.k if level is CLEAR else max(1, query.k // 2)
+        fresh = 0 if level is ALARMED else self.questions * query.k - self.traces.count(query)
+        kept: list[Hit] = []
+        for hit in hits:
+            new = not self.traces.knows(query, hit.document.id)
+            if len(kept) >= k:
+                kept += [hit] if level is CLEAR else []  # nobody is shown it, but a defense that follows may look
+            elif not new or fresh > 0:
+                kept.append(hit)
+                fresh -= new
+        return kept
+
+    def opened(self, prompt: Prompt) -> Query | None:
+        """Whose request a prompt belongs to."""
+        with self._lock:
+            return self._open.pop(prompt.request, None)
+
+
+class _Watched(Generator):
+    """A generator whose answers end where they have quoted enough."""
+
+    def __init__(self, generator: Generator, limit: CrawlLimit) -> None:
+        self._generator, self._limit = generator, limit
+
+    async def stream(self, prompt: Prompt) -> AsyncIterator[str]:
+        pieces, query = self._generator.stream(prompt), self._limit.opened(prompt)
+        watch = _Watch(self._limit, query, prompt.context) if query else None
+        try:
+            async for piece in pieces:
+                yield watch.passed(piece) if watch else piece
+                if watch and watch.cut:
+                    break
+            if watch:
+                yield watch.rest()
+        finally:
+            if watch:
+                watch.note()
+            if isinstance(pieces, AsyncGenerator):
+                await pieces.aclose()
+
+
+class _Watch:
+    """One answer: what of it may leave, and what it has quoted."""
+
+    def __init__(self, limit: CrawlLimit, query: Query, context: Iterable[Document]) -> None:
+        self.limit, self.query, self.ids, self.cut = limit, query, [d.id for d in context], False
+        self.level = limit.traces.level(query)
+        self.quotes = Quotes([d.content for d in context])
+        before = [limit.traces.covered(query, i) for i in self.ids]
+        self.before = before if self.level is not CLEAR else [0] * len(before)
+        self.words = limit.quote_words if self.level is CLEAR else limit.short_quote_words
+        self.held, self.said = "", list[str]()
+
+    def passed(self, piece: str) -> str:
+        """What of the text so far may leave: whole words, up to the limit."""
+        *whole, self.held = _split(self.held + piece)
+        return self._up_to_the_limit(whole)
+
+    def rest(self) -> str:
+        """The last word, when nothing more comes."""
+        return "" if self.cut else self._up_to_the_limit([self.held])
+
+    def _up_to_the_limit(self, pieces: Sequence[str]) -> str:
+        said = list[str]()
+        for piece in pieces:
+            self.quotes.take(piece)
+            if self._enough():
+                self.cut = True
+                break
+            said.append(piece)
+        self.said += said
+        return "".join(said)
+
+    def _enough(self) -> bool:
+        if self.quotes.words > self.words:
+            return True
+        most = 1.0 if self.level is CLEAR else self.limit.exposure
+        told = zip(self.quotes.covered, self.before, self.quotes.lengths, strict=True)
+        return most < 1 and any(new and (new | old).bit_count() > most * max(n, 1) for new, old, n in told)
+
+    def note(self) -> None:
+        """Keeps what was quoted."""
+        covered = dict(zip(self.ids, self.quotes.covered, strict=True))
+        self.limit.traces.told(self.query, "".join(self.said), covered, self.cut)
+
+
+def _split(text: str) -> list[str]:
+    """The text cut before each white space that follows a word; the last piece may go on."""
+    pieces, start = list[str](), 0
+    for at in range(1, len(text)):
+        if text[at].isspace() and not text[at - 1].isspace():
+            pieces.append(text[start:at])
+            start = at
+    return [*pieces, text[start:]]

@@ -1,0 +1,192 @@
+"""What a client may carry away: shares, quotations, alarms, and who remembers them."""
+
+import asyncio
+from datetime import UTC, datetime
+
+import numpy as np
+import pytest
+
+from casemate import crawling
+from casemate.backends.sql_events import SqlEvents
+from casemate.crawling import ALARMED, CLEAR, SUSPECTED
+from casemate.defenses.crawl_limit import CrawlLimit
+from casemate.errors import ConfigError
+from casemate.protocols import Generator
+from casemate.rag import join
+from casemate.types import Background, Document, Hit, Prompt, Query, Retrieval
+
+BACKGROUND = Background(1000, 0.1, 0.1)
+
+
+def chunk(number):
+    rng = np.random.default_rng(number)
+    return Document(f"d{number}", " ".join(f"w{i}" for i in rng.integers(0, 10**6, 60)))
+
+
+def found(numbers):
+    return Retrieval(tuple(Hit(chunk(n), 0.5 - i / 100) for i, n in enumerate(numbers)), BACKGROUND, exhausted=True)
+
+
+class Dump(Generator):
+    """Repeats its context, or says something of its own."""
+
+    def __init__(self, words=10**6):
+        self.words = words
+
+    async def stream(self, prompt):
+        text = " ".join(d.content for d in prompt.context) if self.words else "nothing of the kind"
+        for start in range(0, len(text), 7):  # pieces that end anywhere
+            yield text[start : start + 7]
+
+
+def ask(limit, numbers, client="ann", text="what then", dump=True, k=5, tenant="default"):
+    query = Query(text, client, tenant, k)
+
+    async def go():
+        outcome = await limit.on_retrieve(query, found(numbers))
+        hits = outcome.value.hits[:k]
+        prompt = Prompt(text, tuple(h.document for h in hits), "", query.id)
+        return outcome, await join(limit.on_generate(Dump(10**6 if dump else 0)).stream(prompt))
+
+    return asyncio.run(go())
+
+
+def ids(outcome, k=5):
+    return [h.document.id for h in outcome.value.hits[:k]]
+
+
+def level(limit, client="ann"):
+    return limit.traces.level(Query("", client))
+
+
+def test_an_answer_quotes_so_much_and_ends():
+    outcome, text = ask(CrawlLimit(quote_words=25), range(5))
+    assert ids(outcome) == [f"d{n}" for n in range(5)]
+    assert text == " ".join(chunk(0).text.split()[:25])
+
+
+def test_what_is_no_quotation_is_left_as_it_is():
+    assert ask(CrawlLimit(quote_words=1), range(5), dump=False)[1] == "nothing of the kind"
+
+
+def test_everybody_may_ask_his_questions_a_day():
+    limit = CrawlLimit(questions=20)
+    for question in range(20):
+        outcome, _ = ask(limit, range(5 * question, 5 * question + 8), dump=False)
+        assert ids(outcome) == [f"d{5 * question + i}" for i in range(5)]
+        assert not outcome.verdict.flagged
+    outcome, _ = ask(limit, [200, 3, 201, 97, 0], dump=False)
+    assert ids(outcome) == ["d3", "d97", "d0"]
+    assert outcome.verdict.hidden == ("d200", "d201")
+    outcome, _ = ask(limit, range(200, 205), client="bob", dump=False)
+    assert len(ids(outcome)) == 5
+
+
+def test_whoever_has_everything_repeated_is_held_to_be_a_crawler_and_learns_nothing_new():
+    limit = CrawlLimit(quote_words=50)
+    levels = []
+    for question in range(6):
+        ask(limit, range(5 * question, 5 * question + 5))
+        levels.append(level(limit))
+    assert levels[0] is SUSPECTED
+    assert levels[-1] is ALARMED
+    outcome, text = ask(limit, [90, 1, 91])
+    assert outcome.verdict.flagged
+    assert ids(outcome) == ["d1"]
+    assert len(text.split()) < 40
+
+
+def test_a_suspect_is_told_a_share_of_a_chunk_in_all():
+    limit = CrawlLimit(quote_words=10, short_quote_words=40, exposure=0.3, alarm=1e-9)
+    told = {word for _ in range(4) for word in ask(limit, [0], k=1)[1].split()}
+    assert len(told) <= 0.3 * 60
+
+
+def test_questions_that_repeat_earlier_answers_are_evidence():
+    limit = CrawlLimit(quote_words=1000)
+    for question in range(1, 9):
+        ask(limit, [question], k=1, text=" ".join(chunk(question - 1).text.split()[-20:]))
+    assert level(limit) is ALARMED
+    other = CrawlLimit(quote_words=1000)
+    for question in range(8):
+        ask(other, [question], k=1, text=" ".join(chunk(question + 50).text.split()[-20:]))
+    assert level(other) is CLEAR
+
+
+def test_crawlers_of_a_tenant_bring_all_its_clients_under_suspicion():
+    limit = CrawlLimit(quote_words=50, colluders=2)
+    for client in ("ann", "bob"):
+        assert level(limit, "eve") is CLEAR
+        for question in range(6):
+            ask(limit, range(5 * question, 5 * question + 5), client=client)
+    assert level(limit, "eve") is SUSPECTED
+    assert limit.traces.level(Query("", "eve", "elsewhere")) is CLEAR
+
+
+def test_harmless_clients_raise_an_alarm_as_seldom_as_said():
+    """Sessions of 50 questions, each event as often as the test assumes at most."""
+    rng = np.random.default_rng(0)
+    alarms = 0
+    for _ in range(4000):
+        for harmless, crawler in crawling.TESTS.values():
+            evidence, top = 1.0, 0.0
+            for happened in rng.random(50) < harmless:
+                evidence = max(1.0, evidence * (crawler / harmless if happened else (1 - crawler) / (1 - harmless)))
+                top = max(top, evidence)
+            alarms += top >= len(crawling.TESTS) / CrawlLimit().alarm
+    assert alarms <= 4
+
+
+@pytest.fixture
+def store(tmp_path):
+    opened = SqlEvents(path=tmp_path / "events.db")
+    yield opened
+    opened.close()
+
+
+def test_it_is_remembered_over_a_restart_and_by_other_processes(store, monkeypatch):
+    monkeypatch.setattr(crawling, "FOLLOW_S", 0.0)
+    first, other = CrawlLimit(quote_words=50, store=store), CrawlLimit(quote_words=50, store=store)
+    for question in range(6):
+        ask(first, range(5 * question, 5 * question + 5))
+    store.flush()
+    for limit in (other, CrawlLimit(quote_words=50, store=store)):
+        outcome, _ = ask(limit, [90, 1, 91])
+        assert outcome.verdict.flagged
+        assert ids(outcome) == ["d1"]
+        assert limit.traces.covered(Query("", "ann"), "d0") == first.traces.covered(Query("", "ann"), "d0") > 0
+
+
+def test_it_is_forgotten_after_its_time(monkeypatch):
+    limit = CrawlLimit(quote_words=50, hours=1)
+    for question in range(6):
+        ask(limit, range(5 * question, 5 * question + 5))
+    later = datetime.now(UTC).timestamp() + 3601
+    monkeypatch.setattr(crawling.time, "time", lambda: later)
+    outcome, _ = ask(limit, range(90, 95))
+    assert ids(outcome) == [f"d{n}" for n in range(90, 95)]
+    assert level(limit) is not ALARMED
+
+
+def test_an_answer_that_breaks_off_is_noted_too():
+    limit = CrawlLimit()
+    query = Query("what", "ann", k=1)
+
+    class Broken(Generator):
+        async def stream(self, prompt):
+            yield chunk(0).text[:200]
+            raise RuntimeError
+
+    async def go():
+        await limit.on_retrieve(query, found([0]))
+        with pytest.raises(RuntimeError):
+            await join(limit.on_generate(Broken()).stream(Prompt("what", (chunk(0),), "", query.id)))
+
+    asyncio.run(go())
+    assert limit.traces.covered(query, "d0") > 0
+
+
+@pytest.mark.parametrize("wrong", [{"questions": 0}, {"exposure": 0}, {"alarm": 1}, {"hours": 0}, {"quote_words": 0}])
+def test_wrong_options_are_refused(wrong):
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        CrawlLimit(**wrong)
