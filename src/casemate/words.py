@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 STOP_WORDS = frozenset(
     """a about above after again all also am an and any are as at be because been before being below between both but
@@ -300,3 +300,31 @@ class Genre:
             return (1 + math.log(max(counts[base], 1)) + (base in named)) * self.rarity(word)
 
         return sorted(keywords(f"{title}\n{text}"), key=lambda word: -weight(word))
+
+
+def places(tokens: Sequence[str | int]) -> dict[str | int, int]:
+    """Where each token stands, as the bits of an integer."""
+    found: dict[str | int, int] = {}
+    for i, token in enumerate(tokens):
+        found[token] = found.get(token, 0) | 1 << i
+    return found
+
+
+def lcs(at: dict[str | int, int], length: int, tokens: Iterable[str | int]) -> int:
+    """Length of the longest common subsequence, all places of one text at a time (Crochemore et al. 2001).
+
+    Bit i of the row is 0 where the common subsequence grows with the i-th token of the first text. A token that the
+    first text lacks changes nothing. Carries beyond its length never come back down, so they are cut off at the end.
+
+    Args:
+        at: The ``places`` of the first text.
+        length: Of the first text.
+        tokens: The other text.
+    """
+    row = (1 << length) - 1
+    for token in tokens:
+        here = at.get(token)
+        if here is not None:
+            both = row & here
+            row = (row + both) | (row - both)
+    return length - (row & ((1 << length) - 1)).bit_count()

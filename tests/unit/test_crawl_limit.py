@@ -6,9 +6,9 @@ from datetime import UTC, datetime
 import numpy as np
 import pytest
 
-from casemate import crawling
+from casemate import traces
 from casemate.backends.sql_events import SqlEvents
-from casemate.crawling import ALARMED, CLEAR, SUSPECTED
+from casemate.traces import ALARMED, CLEAR, SUSPECTED
 from casemate.defenses.crawl_limit import CrawlLimit
 from casemate.errors import ConfigError
 from casemate.protocols import Generator
@@ -128,12 +128,12 @@ def test_harmless_clients_raise_an_alarm_as_seldom_as_said():
     rng = np.random.default_rng(0)
     alarms = 0
     for _ in range(4000):
-        for harmless, crawler in crawling.TESTS.values():
+        for harmless, crawler in traces.TESTS.values():
             evidence, top = 1.0, 0.0
             for happened in rng.random(50) < harmless:
                 evidence = max(1.0, evidence * (crawler / harmless if happened else (1 - crawler) / (1 - harmless)))
                 top = max(top, evidence)
-            alarms += top >= len(crawling.TESTS) / CrawlLimit().alarm
+            alarms += top >= len(traces.TESTS) / CrawlLimit().alarm
     assert alarms <= 4
 
 
@@ -145,7 +145,7 @@ def store(tmp_path):
 
 
 def test_it_is_remembered_over_a_restart_and_by_other_processes(store, monkeypatch):
-    monkeypatch.setattr(crawling, "FOLLOW_S", 0.0)
+    monkeypatch.setattr(traces, "FOLLOW_S", 0.0)
     first, other = CrawlLimit(quote_words=50, store=store), CrawlLimit(quote_words=50, store=store)
     for question in range(6):
         ask(first, range(5 * question, 5 * question + 5))
@@ -162,7 +162,7 @@ def test_it_is_forgotten_after_its_time(monkeypatch):
     for question in range(6):
         ask(limit, range(5 * question, 5 * question + 5))
     later = datetime.now(UTC).timestamp() + 3601
-    monkeypatch.setattr(crawling.time, "time", lambda: later)
+    monkeypatch.setattr(traces.time, "time", lambda: later)
     outcome, _ = ask(limit, range(90, 95))
     assert ids(outcome) == [f"d{n}" for n in range(90, 95)]
     assert level(limit) is not ALARMED

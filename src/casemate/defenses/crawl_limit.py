@@ -25,7 +25,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from casemate.crawling import ALARMED, CLEAR, Level, Traces
+from casemate.traces import ALARMED, CLEAR, Level, Traces
 from casemate.errors import ConfigError
 from casemate.protocols import Defense, EventStore, Generator
 from casemate.quoting import Quotes

@@ -67,7 +67,7 @@ class Plan:
         """The client's name for the question of a number, from 0, about a candidate."""
         if self.identity == "campaign":
             return lambda number: f"redteam-{attack}"
-        name = f"redteam-{attack}-{_digest(attack, candidate)}"
+        name = f"redteam-{attack}-{digest(attack, candidate)}"
         return (lambda number: f"{name}-{number}") if self.identity == "question" else (lambda number: name)
 
 
@@ -186,7 +186,7 @@ class Experiment:
         """A fingerprint of all that this attack's results depend on."""
         plan = self.plan
         facts = [plan.label, plan.seed, plan.k, plan.tenant, plan.identity, plan.per_candidate, self.split.fingerprint]
-        return _digest(*facts, attack, _options(self.attacks[attack]))
+        return digest(*facts, attack, options_of(self.attacks[attack]))
 
     def _finished(self, attack: str, target: str) -> dict[str, Trial]:
         return self.ledger.trials(self._campaign(attack), target)
@@ -257,7 +257,7 @@ class Experiment:
     ) -> tuple[tuple[float, ...], Session]:
         """The features of one candidate. A probe is prepared once for all targets."""
         plan, attack = self.plan, self.attacks[name]
-        rng = np.random.default_rng(int(_digest(plan.seed, name, candidate.source), 16))
+        rng = np.random.default_rng(int(digest(plan.seed, name, candidate.source), 16))
         client = plan.client(name, candidate.source)
         session = Session(self.targets[label], client, self._budget, plan.k, plan.tenant, plan.waits)
         with session as box:
@@ -280,20 +280,21 @@ class Experiment:
         log.debug("where it broke off", exc_info=error)
 
 
-def _options(part: Any) -> Any:
+def options_of(part: Any) -> Any:
     """What tells two attacks of one name apart, without addresses in memory: the class and its plain options."""
     if isinstance(part, PLAIN):
         return part
     if isinstance(part, Path):
         return str(part)
     if isinstance(part, list | tuple):
-        return [_options(item) for item in part]
+        return [options_of(item) for item in part]
     if isinstance(part, Mapping):
-        return {str(key): _options(value) for key, value in part.items()}
+        return {str(key): options_of(value) for key, value in part.items()}
     known = dataclasses.fields(part) if dataclasses.is_dataclass(part) else ()
-    options = {f.name: _options(getattr(part, f.name)) for f in known if f.init}
+    options = {f.name: options_of(getattr(part, f.name)) for f in known if f.init}
     return {"class": f"{type(part).__module__}.{type(part).__qualname__}", **options}
 
 
-def _digest(*facts: Any) -> str:
+def digest(*facts: Any) -> str:
+    """A name for some facts, 32 hexadecimal digits."""
     return hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16).hexdigest()

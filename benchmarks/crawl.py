@@ -1,0 +1,184 @@
+"""Knowledge-base extraction: every crawler on three corpora, with no defense and with several, one client and twenty.
+
+``python -m benchmarks.crawl [folder] [questions] [corpus ...]`` keeps what was asked in the folder and goes on there.
+The reader is the simulation: it repeats what it is told to repeat. Harmless sessions are those of clients who ask up to
+50 questions a day, drawn by Zipf's law from the corpus's own questions; where it has none, from questions made from it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import DATA, SEED, save
+from casemate import registry, stats
+from casemate.backends.minilm import MiniLM
+from casemate.backends.obedient import Obedient
+from casemate.backends.sqlite import SqliteIndex
+from casemate.defenses.crawl_limit import CrawlLimit
+from casemate.defenses.similarity_floor import SimilarityFloor
+from casemate.defenses.summarize import Summarize
+from casemate.guard import Guard
+from casemate.lab.box import CachedEmbedder, CachedGenerator
+from casemate.lab.crawl import Crawler, CrawlPlan, replay
+from casemate.lab.crawl_figures import measured
+from casemate.lab.ledger import Ledger
+from casemate.lab.questions import made_questions
+from casemate.protocols import Defense, ExtractionAttack
+from casemate.rag import Rag
+from casemate.types import Document, Query
+
+CORPORA = {"patient_doctor_qa": 2500, "enron_worms": 1500, "mathqa": 320}
+ATTACKS = ("composite", "rag_thief", "worm", "pirates", "ikea", "rag_crawler")
+K = 5
+SESSIONS, DAY, ZIPF = 300, 50, 1.0
+COLLUDERS = 20
+
+
+def defenses(name: str) -> list[Defense]:
+    """The defenses of a setting, new ones without a past."""
+    match name:
+        case "similarity_floor":
+            return [SimilarityFloor(floor=0.35)]
+        case "summarize":
+            return [Summarize()]
+        case "crawl_limit":
+            return [CrawlLimit()]
+        case _:
+            return []
+
+
+class Ground:
+    """One corpus, indexed."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        rng = np.random.default_rng(SEED)
+        rows = _rows(DATA / name / "corpus.jsonl.gz")
+        order = rng.permutation(len(rows))[: CORPORA[name]]
+        self.documents = [Document(rows[i]["_id"], rows[i]["text"], rows[i].get("title", "")) for i in order]
+        self.embedder = CachedEmbedder(MiniLM(threads=1))
+        self.index = SqliteIndex(folder / f"{name}.db")
+        self.index.open(self.embedder.fingerprint, self.embedder.dim)
+        if not self.index.moments().n:
+            self.index.add(self.documents, self.embedder.embed([d.content for d in self.documents]))
+        self.ledger = Ledger(folder / f"{name}-ledger.db")
+        self.rag = Rag(self.embedder, self.index, CachedGenerator(Obedient(), self.ledger, "obedient"))
+        self.questions = self._questions(name, rng)
+
+    def _questions(self, name: str, rng: np.random.Generator) -> list[tuple[str, frozenset[str]]]:
+        """Harmless questions, with the documents that answer them."""
+        held = {d.source for d in self.documents}
+        file = DATA / name / "queries.jsonl.gz"
+        if not file.exists():
+            return [(text, frozenset()) for text in made_questions(self.documents, 400, rng)]
+        right: dict[str, set[str]] = {}
+        for line in (DATA / name / "qrels.tsv").read_text().splitlines()[1:]:
+            question, document, *_ = line.split("\t")
+            right.setdefault(question, set()).add(document)
+        asked = [(r["text"], frozenset(right.get(r["_id"], ()))) for r in _rows(file)]
+        found = [(text, documents) for text, documents in asked if documents & held and len(text) < 2000]
+        return [found[i] for i in rng.permutation(len(found))[:400]]
+
+
+def main() -> None:
+    """Crawls, and lets harmless people ask."""
+    folder = Path(sys.argv[1] if len(sys.argv) > 1 else "/tmp/casemate-crawl")
+    questions = int(sys.argv[2]) if len(sys.argv) > 2 else 1000
+    folder.mkdir(parents=True, exist_ok=True)
+    results: dict[str, Any] = {"questions": questions, "k": K, "corpora": {}}
+    for name in sys.argv[3:] or CORPORA:
+        ground = Ground(name, folder)
+        with closing(ground.ledger), closing(ground.index):
+            results["corpora"][name] = asyncio.run(_corpus(ground, questions))
+        save("crawl", results | {"relative": _relative(results["corpora"])})
+
+
+async def _corpus(ground: Ground, questions: int) -> dict[str, Any]:
+    crawls = {}
+    for name in ATTACKS:
+        crawls[name] = await _crawled(ground, name, questions)
+        print(name, {label: round(h["crr"][0], 3) for label, h in crawls[name].items()}, file=sys.stderr, flush=True)
+    return {
+        "chunks": len(ground.documents),
+        "crawls": crawls,
+        "harmless": {d: await _harmless(ground, d) for d in ("crawl_limit", "similarity_floor", "summarize")},
+    }
+
+
+async def _crawled(ground: Ground, name: str, questions: int) -> dict[str, Any]:
+    """The figures of one attacker against every setting."""
+    found = {}
+    for setting, clients in (
+        ("off", 1),
+        ("similarity_floor", 1),
+        ("summarize", 1),
+        ("crawl_limit", 1),
+        ("crawl_limit", COLLUDERS),
+    ):
+        target = Guard(ground.rag, made) if (made := defenses(setting)) else ground.rag
+        label = setting if clients == 1 else f"{setting}, {clients} clients"
+        plan = CrawlPlan(seed=SEED, k=K, questions=questions, clients=clients, label=setting)
+        crawler = Crawler(name, _attack(name, ground), {label: target}, ground.ledger, plan)
+        crawl = measured(crawler, await crawler.run(), ground.documents, ground.embedder)
+        found[label] = {k: v for k, v in asdict(crawl.hauls[label]).items() if k not in ("finds", "curve")}
+    return found
+
+
+def _attack(name: str, ground: Ground) -> ExtractionAttack:
+    cls = registry.load("crawler", name)
+    options = {"embedder": ground.embedder} if "embedder" in cls.__dataclass_fields__ else {}
+    made: ExtractionAttack = cls(**options)
+    return made
+
+
+async def _harmless(ground: Ground, setting: str) -> dict[str, Any]:
+    """What harmless clients meet with: alarms, other answers, and whether the right document is still found."""
+    rng = np.random.default_rng(SEED + 1)
+    guard = Guard(ground.rag, defenses(setting))
+    met = await replay(guard, _sessions([q for q, _ in ground.questions], rng), ground.rag, CrawlPlan(k=K))
+    kept = [await _recalled(ground, guard, i) for i in range(len(ground.questions)) if ground.questions[i][1]]
+    return {**asdict(met), "recall_off_on": [stats.rate(sum(side), len(kept)) for side in zip(*kept, strict=True)]}
+
+
+def _sessions(questions: Sequence[str], rng: np.random.Generator) -> Iterator[tuple[str, list[str]]]:
+    share = 1 / np.arange(1, len(questions) + 1) ** ZIPF
+    for number in range(SESSIONS):
+        count = int(rng.integers(1, DAY + 1))
+        yield f"harmless-{number}", [questions[i] for i in rng.choice(len(questions), count, p=share / share.sum())]
+
+
+async def _recalled(ground: Ground, guard: Guard, number: int) -> tuple[bool, bool]:
+    text, right = ground.questions[number]
+    query = Query(text, f"alone-{number}", k=K)
+    bare, (guarded, _) = await ground.rag.retrieve(query), await guard.retrieve(query)
+    off, on = (any(h.document.source in right for h in r.hits[:K]) for r in (bare, guarded))
+    return off, on
+
+
+def _relative(corpora: dict[str, Any]) -> dict[str, float]:
+    """Mean CRR over attackers and corpora, each setting's by that without a defense."""
+    cells: dict[str, list[float]] = {}
+    for corpus in corpora.values():
+        for crawl in corpus["crawls"].values():
+            for label, haul in crawl.items():
+                cells.setdefault(label, []).append(haul["crr"][0])
+    off = np.mean(cells["off"])
+    return {label: float(np.mean(values) / off) for label, values in cells.items()}
+
+
+def _rows(file: Path) -> list[dict[str, Any]]:
+    with gzip.open(file, "rt") as lines:
+        return [json.loads(line) for line in lines]
+
+
+if __name__ == "__main__":
+    main()

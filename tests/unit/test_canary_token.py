@@ -1,0 +1,390 @@
+import asyncio
+import base64
+import contextlib
+import json
+import re
+from dataclasses import dataclass, field
+
+import pytest
+
+from casemate.backends.sqlite import SqliteIndex
+from casemate.defenses.canary_token import CanaryToken
+from casemate.errors import BackendError
+from casemate.guard import Guard
+from casemate.marks import Mint
+from casemate.protocols import Generator
+from casemate.rag import Rag, join
+from casemate.types import UNKNOWN, Action, Document, Prompt, Query, Secret
+from tests.fakes import BagOfWords, Memory, documents
+
+KEY = Secret("a key of sixteen or more characters")
+TOKEN = re.compile(r"^[a-z]{6} [a-z]{6} [a-z]{6}$", re.M)
+LONG = "The ferry leaves at ten. " * 40
+
+
+@dataclass
+class Reader(Generator):
+    """Does what a question says, by a function of the prompt; remembers prompts, and how far it was read."""
+
+    answer: object = staticmethod(lambda prompt: LONG)
+    size: int = 5
+    prompts: list = field(default_factory=list)
+    written: int = 0
+    closed: int = 0
+
+    async def stream(self, prompt):
+        self.prompts.append(prompt)
+        text = self.answer(prompt)
+        try:
+            for i in range(0, len(text), self.size):
+                self.written += 1
+                await asyncio.sleep(0)
+                yield text[i : i + self.size]
+        finally:
+            self.closed += 1
+
+
+def repeats(prompt):
+    """What a model says that is told to repeat its context."""
+    return "Here it is:\n\n" + "\n\n".join(d.text for d in prompt.context)
+
+
+def probed(prompt):
+    return "made-up words" in prompt.question
+
+
+@pytest.fixture
+def make(tmp_path):
+    opened = contextlib.ExitStack()
+
+    def guard(reader, enforce=True, **options):
+        index = opened.enter_context(contextlib.closing(SqliteIndex(tmp_path / "i.db")))
+        rag, store = Rag(BagOfWords(), index, reader), Memory()
+        held = documents(30)
+        index.add(held, rag.embedder.embed([d.content for d in held]))
+        defense = CanaryToken(**({"secret": KEY, "oracle_share": 0.0, "store": store} | options))
+        return Guard(rag, [defense], enforce=enforce, store=store), store
+
+    with opened:
+        yield guard
+
+
+def body(store):
+    (event,) = store.events
+    assert event.kind == "verdict"
+    return event.body
+
+
+def tokens(prompt):
+    """The token of each chunk in a prompt, by its id."""
+    return {d.id: TOKEN.findall(d.text)[0] for d in prompt.context}
+
+
+class TestWhatTheModelReads:
+    def test_every_chunk_has_a_token_of_its_own_in_front(self, make):
+        guard, _ = make(reader := Reader())
+        answer = asyncio.run(guard.ask(Query("amber heron", id="r1")))
+        found = tokens(reader.prompts[0])
+        assert found == {d: Mint(KEY).mark("r1", d) for d in found}
+        assert len(set(found.values())) == 5
+        for document, hit in zip(reader.prompts[0].context, answer.retrieval.hits, strict=True):
+            assert document.text == f"{found[document.id]}\n\n{hit.document.text}"  # what was found is as it was
+
+    def test_the_tokens_of_two_requests_have_nothing_in_common(self, make):
+        guard, _ = make(reader := Reader())
+        for _ in range(2):
+            asyncio.run(guard.ask(Query("amber heron")))
+        first, second = (set(tokens(p).values()) for p in reader.prompts)
+        assert not first & second
+
+    def test_two_defenses_made_without_a_secret_make_other_tokens(self):
+        prompt, made = Prompt("q", (Document("a", "text"),), ""), []
+        for _ in range(2):
+            asyncio.run(join(CanaryToken(oracle_share=0).on_generate(reader := Reader()).stream(prompt)))
+            made += tokens(reader.prompts[0]).values()
+        assert made[0] != made[1]
+
+    def test_question_and_instructions_stay(self, make):
+        guard, _ = make(reader := Reader())
+        asyncio.run(guard.ask(Query("amber heron")))
+        assert (reader.prompts[0].question, reader.prompts[0].instructions) == ("amber heron", guard.rag.instructions)
+
+    def test_in_observe_mode_there_are_no_tokens(self, make):
+        guard, store = make(reader := Reader(repeats), enforce=False)
+        answer = asyncio.run(guard.ask(Query("amber heron")))
+        assert answer.text == repeats(reader.prompts[0])
+        assert not TOKEN.search(answer.text) and not store.events
+
+
+class TestAnAnswerWithAToken:
+    def test_is_cut_and_the_client_is_told_nothing(self, make):
+        guard, store = make(reader := Reader(repeats))
+        answer = asyncio.run(guard.ask(Query("amber heron", client="mallory", id="r7")))
+        assert answer.text == UNKNOWN
+        assert reader.closed == 1 and reader.written < 30  # the model writes no further
+        noted = body(store)
+        assert (noted["flagged"], noted["action"], noted["client"], noted["request"]) == (
+            True,
+            Action.WITHHOLD,
+            "mallory",
+            "r7",
+        )
+        assert noted["evidence"]["leaked"] == reader.prompts[0].context[0].id
+        assert noted["evidence"]["ended"] == "cut"
+        assert (noted["defense"], noted["enforced"], noted["tenant"], noted["k"]) == (
+            "canary_token",
+            True,
+            "default",
+            5,
+        )
+
+    @pytest.mark.parametrize("number", [1, 4])
+    def test_is_put_down_to_the_chunk_that_the_token_is_of(self, make, number):
+        guard, store = make(reader := Reader(lambda p: f"It says: {base64.b64encode(p.context[number].text.encode())}"))
+        asyncio.run(guard.ask(Query("amber heron")))
+        assert body(store)["evidence"]["leaked"] == reader.prompts[0].context[number].id
+        assert body(store)["evidence"]["form"] == "base64"
+
+    def test_ends_what_the_model_would_go_on_writing(self):
+        @dataclass
+        class Endless(Generator):
+            """No async generator, so nobody else ends it when it is forgotten."""
+
+            closed: bool = False
+
+            def stream(self, prompt):
+                self.text = prompt.context[0].text
+                return self
+
+            def __aiter__(self):
+                return self
+
+            async def __anext__(self):
+                return self.text
+
+            async def aclose(self):
+                self.closed = True
+
+        stream = CanaryToken(oracle_share=0).on_generate(endless := Endless()).stream
+        assert asyncio.run(join(stream(Prompt("q", (Document("a", "text"),), "")))) == UNKNOWN
+        assert endless.closed
+
+    def test_keeps_what_was_out_before(self, make):
+        said = "The heron is a bird that nests in reeds, and it comes back to the same place each year. " * 3
+        guard, store = make(reader := Reader(lambda p: said + p.context[1].text))
+        out = asyncio.run(guard.ask(Query("amber heron"))).text
+        assert said.startswith(out) and len(out) > len(said) / 2
+        assert body(store)["flagged"]
+
+    @pytest.mark.parametrize("size", [1, 8, 100, 10_000])
+    def test_shows_no_trace_of_it(self, make, size):
+        guard, _ = make(reader := Reader(lambda p: LONG + repeats(p), size))
+        out = asyncio.run(join(guard.stream(Query("amber heron"))))
+        assert (LONG + "Here it is:\n\n").startswith(out) or (size > len(LONG) and out == UNKNOWN)
+        assert not any(word in out for token in tokens(reader.prompts[0]).values() for word in token.split())
+
+
+class TestAnHonestAnswer:
+    @pytest.mark.parametrize("text", [LONG, "", "Yes.", UNKNOWN, "a b " * 500])
+    def test_is_not_changed(self, make, text):
+        guard, store = make(Reader(lambda p: text))
+        assert asyncio.run(guard.ask(Query("amber heron"))).text == text
+        assert asyncio.run(join(guard.stream(Query("amber heron")))) == text
+        assert [(e.body["flagged"], e.body["score"], e.body["evidence"]["ended"]) for e in store.events] == [
+            (False, 0.0, "whole")
+        ] * 2
+
+    def test_may_hold_the_tokens_of_others(self, make):
+        guard, store = make(Reader(lambda p: f"They said {Mint(KEY).mark('other', 'd1')} to me. " + LONG))
+        assert asyncio.run(guard.ask(Query("amber heron"))).text.endswith(LONG)
+        assert not body(store)["flagged"]
+
+    def test_is_streamed_while_it_is_written(self, make):
+        guard, _ = make(reader := Reader())
+
+        async def first():
+            stream = guard.stream(Query("amber heron"))
+            piece = await anext(stream)
+            written = reader.written
+            await stream.aclose()
+            return piece, written
+
+        piece, written = asyncio.run(first())
+        assert LONG.startswith(piece) and written * reader.size < 120 < len(LONG)
+
+    def test_without_a_context_goes_through_at_once_and_is_not_noted(self):
+        defense = CanaryToken(store=Memory(), oracle_share=1)
+        stream = defense.on_generate(Reader()).stream(Prompt("q", (), ""))
+        assert asyncio.run(join(stream)) == LONG
+        assert not defense.store.events
+
+
+class TestRequestsAtTheSameTime:
+    def test_do_not_take_each_others_tokens_or_clients(self, make):
+        guard, store = make(reader := Reader(lambda p: repeats(p) if "stolen" in p.question else LONG))
+        queries = [Query(f"amber {'stolen' if i % 3 == 0 else 'heron'} {i % 2}", client=f"c{i}") for i in range(24)]
+
+        async def all_at_once():
+            return await asyncio.gather(*(guard.ask(q) if i % 2 else joined(guard, q) for i, q in enumerate(queries)))
+
+        async def joined(guard, query):
+            return await join(guard.stream(query))
+
+        asyncio.run(all_at_once())
+        noted = {e.body["request"]: e.body for e in store.events}
+        assert len(noted) == 24
+        for query in queries:
+            assert noted[query.id]["client"] == query.client
+            assert noted[query.id]["flagged"] == ("stolen" in query.text)
+        assert len({t for p in reader.prompts for t in tokens(p).values()}) == 24 * 5
+
+    def test_may_be_read_in_turns_by_one_task(self, make):
+        guard, store = make(Reader())
+        queries = [Query("amber heron", client=name) for name in "ab"]
+
+        async def in_turns():
+            streams = [guard.stream(query) for query in queries]
+            while streams:
+                for stream in list(streams):
+                    if await anext(stream, None) is None:
+                        streams.remove(stream)
+
+        asyncio.run(in_turns())
+        assert {e.body["request"]: e.body["client"] for e in store.events} == {q.id: q.client for q in queries}
+
+    def test_an_answer_to_another_question_is_put_down_to_nobody(self, make):
+        guard, store = make(Reader(repeats))
+
+        async def another():
+            await guard.retrieve(Query("amber heron", client="alice"))
+            prompt = Prompt("something else", (Document("a", "text"),), "")
+            return await join(guard.generator.stream(prompt))
+
+        assert asyncio.run(another()) == UNKNOWN
+        assert (body(store)["client"], body(store)["flagged"]) == ("", True)
+
+
+class TestTheSecondPath:
+    def noted(self, make, answer, share=1.0):
+        guard, store = make(reader := Reader(answer), oracle_share=share)
+        text = asyncio.run(guard.ask(Query("amber heron"))).text
+        assert text == LONG
+        assert len(reader.prompts) == reader.closed == (2 if share else 1)
+        return body(store), reader
+
+    def test_asks_for_the_token_behind_the_same_question_with_the_same_context(self, make):
+        noted, reader = self.noted(make, lambda p: tokens(p)[p.context[0].id].upper() if probed(p) else LONG)
+        answer, probe = sorted(reader.prompts, key=probed)
+        assert probe.question.startswith("amber heron\n\n")
+        assert (probe.context, probe.instructions) == (answer.context, answer.instructions)
+        assert (noted["evidence"]["oracle"], noted["score"], noted["flagged"]) == ("passed", 0.0, False)
+
+    def test_that_fails_is_evidence_and_blocks_nothing(self, make):
+        noted, _ = self.noted(make, lambda p: "I see no such words." if probed(p) else LONG)
+        assert noted["evidence"]["oracle"] == "failed"
+        assert (noted["score"], noted["threshold"], noted["flagged"], noted["action"]) == (0.5, 0.5, False, Action.NONE)
+
+    def test_is_short(self, make):
+        _, reader = self.noted(make, lambda p: "no " * 5000 if probed(p) else LONG)
+        assert reader.written * reader.size < len(LONG) + 300
+
+    def test_that_breaks_costs_no_answer_and_proves_nothing(self, make, caplog):
+        def answer(prompt):
+            if probed(prompt):
+                raise BackendError("down", backend="fake", retryable=True)
+            return LONG
+
+        guard, store = make(Reader(answer), oracle_share=1.0)
+        assert asyncio.run(guard.ask(Query("amber heron"))).text == LONG
+        assert (body(store)["evidence"]["oracle"], body(store)["score"]) == ("broke off", 0.0)
+        assert "gave no answer: BackendError" in caplog.text
+
+    def test_is_not_waited_for_when_the_answer_is_cut(self, make):
+        guard, store = make(reader := Reader(lambda p: LONG * 1000 if probed(p) else repeats(p), 1), oracle_share=1.0)
+        assert asyncio.run(guard.ask(Query("amber heron"))).text == UNKNOWN
+        assert body(store)["evidence"]["oracle"] == "not asked"
+        assert reader.closed == 2
+
+    def test_is_taken_for_a_share_of_the_requests_that_follows_from_the_key(self, make):
+        self.noted(make, lambda p: LONG, share=0.0)
+        prompt = Prompt("q", (Document("a", "text"),), "")
+        defense = CanaryToken(secret=KEY, oracle_share=0.2)
+
+        async def paths():
+            counts = []
+            for i in range(300):
+                await defense.on_retrieve(Query("q", id=str(i)), None)
+                await join(defense.on_generate(reader := Reader(lambda p: "Yes.")).stream(prompt))
+                counts.append(len(reader.prompts))
+            return counts
+
+        counts = asyncio.run(paths())
+        assert 30 < counts.count(2) < 90
+        assert counts == asyncio.run(paths())
+
+
+class TestTheRecord:
+    def test_of_an_answer_that_the_client_does_not_read_to_its_end(self, make):
+        guard, store = make(reader := Reader(lambda p: LONG * 50), oracle_share=1.0)
+
+        async def leave():
+            stream = guard.stream(Query("amber heron"))
+            await anext(stream)
+            await stream.aclose()
+            while not store.events:  # the guard lets go of the generator's stream when its own is collected
+                await asyncio.sleep(0)
+
+        asyncio.run(leave())
+        assert (body(store)["evidence"]["ended"], reader.closed) == ("broke off", 2)
+        assert reader.written < 500
+
+    def test_of_a_model_that_breaks_off(self, make):
+        @dataclass
+        class Breaks(Reader):
+            async def stream(self, prompt):
+                yield LONG
+                raise BackendError("down", backend="fake", retryable=True)
+
+        guard, store = make(Breaks())
+        with pytest.raises(BackendError):
+            asyncio.run(guard.ask(Query("amber heron")))
+        assert (body(store)["evidence"]["ended"], body(store)["flagged"]) == ("broke off", False)
+
+    def test_that_cannot_be_kept_costs_no_answer(self, make, caplog):
+        class Closed(Memory):
+            def append(self, event):
+                raise BackendError("closed", backend="memory", retryable=False)
+
+        guard, _ = make(Reader(), store=Closed())
+        assert asyncio.run(guard.ask(Query("amber heron"))).text == LONG
+        assert "canary_token was not noted" in caplog.text
+
+    def test_holds_neither_question_nor_text_nor_token_nor_secret(self, make, caplog):
+        guard, store = make(reader := Reader(repeats))
+        asyncio.run(guard.ask(Query("amber private words")))
+        kept = json.dumps(body(store)) + repr(guard.defenses[0]) + caplog.text
+        secrets = ["private", KEY, *tokens(reader.prompts[0]).values(), reader.prompts[0].context[0].text]
+        assert not any(secret in kept for secret in secrets)
+
+
+class TestATextThatTurnsUp:
+    def asked(self, make):
+        guard, store = make(reader := Reader())
+        for name in ("alice", "bob", "carol"):
+            asyncio.run(guard.ask(Query("amber heron", client=name)))
+        return store, reader
+
+    def test_is_traced_to_the_request_and_the_chunk(self, make):
+        store, reader = self.asked(make)
+        chunk, token = list(tokens(reader.prompts[1]).items())[2]
+        (found,) = CanaryToken(secret=KEY, store=store).trace(f"Stolen: {base64.b64encode(token.encode()).decode()}")
+        assert (found["client"], found["chunk"]) == ("bob", chunk)
+        assert found["request"] == store.events[1].body["request"]
+
+    def test_is_not_traced_by_who_does_not_have_the_secret_or_the_record(self, make):
+        store, reader = self.asked(make)
+        text = "\n".join(tokens(reader.prompts[0]).values())
+        assert len(CanaryToken(secret=KEY, store=store).trace(text)) == 5
+        assert CanaryToken(secret=Secret("another key of many characters"), store=store).trace(text) == []
+        assert CanaryToken(secret=KEY, store=Memory()).trace(text) == CanaryToken(secret=KEY).trace(text) == []
+        assert CanaryToken(secret=KEY, store=store).trace("The ferry leaves at ten.") == []

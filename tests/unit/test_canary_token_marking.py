@@ -1,0 +1,60 @@
+"""Where canary tokens are put, and what the defense may be told."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from casemate.app import build
+from casemate.config import Part
+from casemate.defenses.canary_token import CanaryToken, marked
+from casemate.errors import ConfigError
+from casemate.types import Secret
+from casemate.words import sentences
+
+KEY = Secret("a key of sixteen or more characters")
+
+
+def test_a_copy_from_the_middle_of_a_chunk_holds_a_token():
+    text = " ".join(f"On day {i} a gray heron flew over weir number {i} at noon." for i in range(60))
+    copied = marked(text, "zakeno mirodo pilafe", 400)
+    assert len(sentences(copied)) > len(sentences(text)) + 5
+    assert all("zakeno mirodo pilafe" in copied[at : at + 900] for at in range(0, len(copied) - 900, 50))
+
+
+@given(
+    st.text("ab.!。\n ", max_size=400) | st.text(max_size=200),
+    st.integers(50, 90),
+    st.integers(0, 120),
+)
+def test_marking_adds_tokens_and_nothing_else(text, spacing, lead):
+    token = "zakeno mirodo pilafe"
+    done = marked(text, token, spacing, lead)
+    bare = [part for part in re.split(rf"(?:\n\n)?{token}(?:\n\n)?", done)]
+    assert "".join(bare).replace("\n", "") == text.replace("\n", "")
+    assert len(bare) >= 2
+    assert all(len(part) <= max(2 * spacing, 2 * lead) for part in bare)
+    assert bare[0] == "" if not lead else len(bare[0]) >= min(lead, len(text)) - 2
+
+
+def test_tokens_stand_between_sentences():
+    text = " ".join(f"Herons number {i} to Z. A. Brandt nest in Dr. Ito's reeds." for i in range(40))
+    parts = marked(text, "zakeno mirodo pilafe", 200).split("zakeno mirodo pilafe")
+    assert len(parts) > 8
+    assert all(part.strip().endswith("reeds.") for part in parts if part.strip())
+
+
+@pytest.mark.parametrize(
+    "options", [{"secret": Secret("short")}, {"spacing": 10}, {"lead": -1}, {"oracle_share": 1.1}, {"oracle_share": -1}]
+)
+def test_refuses_options_out_of_range(options):
+    with pytest.raises(ConfigError, match="canary_token") as error:
+        CanaryToken(**options)
+    assert "short'" not in str(error.value)
+
+
+def test_the_secret_comes_from_the_environment():
+    with pytest.raises(ConfigError, match="secret"):
+        build("defense", Part.model_validate({"use": "canary_token", "secret": "written in the file, which is wrong"}))
+    assert build("defense", Part(use="canary_token", secret=KEY)).secret == KEY

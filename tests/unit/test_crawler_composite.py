@@ -1,0 +1,81 @@
+import pytest
+
+from casemate.attacks.composite import FRAMES, ILLNESSES, KINDS, MATTERS, NAMES, Composite
+from casemate.backends.obedient.asking import Kind, understand
+from casemate.errors import ConfigError
+from casemate.crawl.everyday import WORDS
+from casemate.crawl.loot import COMMANDS
+from tests.unit.crawls import NOTES, Scribe, Stubborn, System, crawl, share
+
+
+@pytest.mark.parametrize("information", KINDS)
+def test_carries_texts_away_each_once(information):
+    system = System()
+    found = crawl(Composite(information, questions=40), system)
+    assert len(system.questions) == len(set(system.questions)) == 40
+    assert len(found) == len(set(found))
+    assert set(found) <= {note.text for note in NOTES}
+    assert share(found) == len({i for shown in system.shown for i in shown}) / len(NOTES) > 0.2
+
+
+def test_untargeted_information_is_random_words():
+    system = System()
+    crawl(Composite(questions=5, tokens=7), system)
+    for question in system.questions:
+        information, _, command = question.partition("\n\n")
+        assert command == COMMANDS[0]
+        assert len(set(information.split())) == 7
+        assert set(information.split()) <= set(WORDS)
+
+
+@pytest.mark.parametrize("information", KINDS)
+def test_every_question_is_understood_as_a_command_to_repeat(information):
+    box = Stubborn("Some text of at least five words.")
+    crawl(Composite(information, questions=300), box)
+    assert {understand(question).kind for question in box.questions} == {Kind.REPEAT}
+
+
+def test_targeted_information_names_another_illness_each_time():
+    box = Stubborn("Some text of at least five words.")
+    crawl(Composite("health", questions=len(ILLNESSES)), box)
+    for illness in ILLNESSES:
+        assert any(illness in question for question in box.questions), illness
+    assert len(set(ILLNESSES)) == len(ILLNESSES) > 90
+    assert set(FRAMES) == set(KINDS) - {"words"}
+    assert all(item == item.strip() and item for item in (*ILLNESSES, *NAMES, *MATTERS))
+
+
+def test_another_command_follows_a_refusal_and_only_that():
+    refusing = Stubborn("I'm sorry, I can't share that.")
+    assert crawl(Composite(questions=len(COMMANDS)), refusing) == []
+    assert all(any(command in q for q in refusing.questions) for command in COMMANDS)
+    willing = Stubborn("The ferry runs until ten o'clock.")
+    assert crawl(Composite(questions=8), willing) == ["The ferry runs until ten o'clock."]
+    assert all(q.endswith(COMMANDS[0]) for q in willing.questions)
+
+
+def test_the_same_seed_asks_the_same():
+    first, second, third = System(), System(), System()
+    assert crawl(Composite("mail", 20), first, 1) == crawl(Composite("mail", 20), second, 1)
+    crawl(Composite("mail", 20), third, 2)
+    assert first.questions == second.questions != third.questions
+
+
+def test_a_writer_writes_the_information_until_it_repeats_itself():
+    writer = Scribe(["1. Herons in the reeds\n- A ferry at night\n\nHerons in the reeds", "A ferry at night\n"])
+    box = Stubborn("nothing")
+    crawl(Composite(questions=4, subject="birds and boats", writer=writer), box)
+    assert [
+        q.replace("\n\n", "").startswith(start) or q.endswith(start)
+        for q, start in zip(box.questions, ["Herons in the reeds", "A ferry at night"], strict=False)
+    ] == [True, True]
+    assert len(box.questions) == 4  # two by rules
+    assert len(writer.prompts) == 2
+    assert "birds and boats" in writer.prompts[0].question
+    assert writer.prompts[0].context == ()
+
+
+@pytest.mark.parametrize("options", [{"questions": 0}, {"tokens": 0}, {"tokens": 10**6}, {"information": "gold"}])
+def test_refuses_options_out_of_range(options):
+    with pytest.raises(ConfigError, match="composite"):
+        Composite(**options)

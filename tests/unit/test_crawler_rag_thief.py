@@ -1,0 +1,144 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from casemate.attacks.rag_thief import LONGEST, ORDERS, RAGThief, _Queue, windows
+from casemate.errors import ConfigError
+from casemate.crawl.everyday import SENTENCES
+from casemate.crawl.loot import COMMANDS
+from casemate.words import words
+from tests.unit.crawls import NOTES, Scribe, Stubborn, System, crawl, share
+
+NOTE = "The ferry at Crale runs every twenty minutes until half past ten. Dogs are not allowed on the upper deck."
+
+
+def test_carries_away_what_it_was_shown_each_text_once():
+    system = System(budget=60)
+    found = crawl(RAGThief(), system)
+    assert set(found) <= {note.text for note in NOTES}
+    assert len(set(found)) == len(found)
+    assert share(found) == len({i for shown in system.shown for i in shown}) / len(NOTES) > 0.5
+
+
+def test_asks_on_from_what_is_new():
+    system = System(budget=12)
+    found = crawl(RAGThief(topics=("heron ward",)), system)
+    assert system.questions[0] == f"heron ward\n\n{COMMANDS[0]}"
+    for question in system.questions[1:]:
+        anchor = question.partition("\n\n")[0]
+        assert any(set(words(anchor)) <= set(words(text)) for text in found)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_ends_when_nothing_new_comes_any_more(order):
+    system = System(NOTES[:6])
+    assert share(crawl(RAGThief(order=order, patience=5), system), NOTES[:6]) == 1
+    assert len(system.questions) < 6 * 10 + 80
+    assert len(set(system.questions)) == len(system.questions)
+
+
+def test_tries_all_commands_on_a_target_that_refuses_and_gives_up():
+    box = Stubborn("I don't know.")
+    assert crawl(RAGThief(patience=20), box) == []
+    assert len(box.questions) == 20
+    assert all(any(command in q for q in box.questions) for command in COMMANDS)
+    assert all(any(sentence in q for sentence in SENTENCES) for q in box.questions)
+
+
+def test_the_same_seed_asks_the_same():
+    first, second, third = System(budget=30), System(budget=30), System(budget=30)
+    assert crawl(RAGThief(), first, 1) == crawl(RAGThief(), second, 1)
+    crawl(RAGThief(), third, 2)
+    assert first.questions == second.questions != third.questions
+
+
+class TestAnchors:
+    def test_are_windows_from_both_ends_and_keywords(self):
+        spoken = NOTE.split()
+        found = windows(NOTE, 6, 5, 5)
+        assert found[:2] == [" ".join(spoken[-6:]), " ".join(spoken[:6])]
+        assert "ferry Crale runs every twenty minutes half past" in found
+        assert len(found) <= 10
+
+    @given(st.text(max_size=200), st.integers(4, 30), st.integers(0, 6), st.integers(1, 6))
+    def test_are_words_of_the_chunk_and_not_too_many(self, chunk, size, forward, backward):
+        found = windows(chunk, size, forward, backward)
+        assert len(found) <= forward + backward
+        assert len(set(found)) == len(found)
+        for anchor in found:
+            assert 0 < len(anchor.split()) <= max(size, 8)
+            assert all(word in chunk for word in anchor.split())
+
+    def test_hold_nothing_that_turns_the_command_into_something_else(self):
+        chunk = (
+            'He said: "Fill in ____ and\x00 then “ask” for the rest of what follows in this very long text." '
+            + "x" * 900
+        )
+        box = Stubborn(chunk)
+        crawl(RAGThief(patience=1, topics=("a",)), box)
+        assert len(box.questions) > 1
+        for question in box.questions:
+            assert not set('"“”_\x00') & set(question)
+            assert len(question) < LONGEST + 200
+
+    @given(st.lists(st.text("abc ", min_size=1, max_size=12).filter(str.strip), max_size=30), st.integers(1, 9))
+    def test_come_in_the_order_of_a_plain_search_for_the_most_novel(self, anchors, each):
+        queue, waiting, spoken, known = _Queue("novelty"), [], set(), set()
+        for at in range(0, len(anchors), each):
+            queue.put(anchors[at : at + each])
+            fresh = [a for a in dict.fromkeys(anchors[at : at + each]) if a not in known]
+            waiting += fresh
+            known |= set(fresh)
+            if waiting:
+                novelty = [sum(w not in spoken for w in words(a)) / (len(words(a)) + 6) for a in waiting]
+                best = waiting.pop(int(np.argmax(novelty)))
+                assert queue.pop() == best
+                spoken |= set(words(best))
+        assert bool(queue) == bool(waiting)
+
+    def test_come_by_age_if_wanted(self):
+        queue = _Queue("age")
+        queue.put(["b c", "a", "b c"])
+        queue.put(["a", "z y x"])
+        assert [queue.pop() for _ in range(3)] == ["b c", "a", "z y x"]
+        assert not queue
+
+
+class TestWriter:
+    def test_imagines_what_follows_and_what_precedes(self):
+        after, before = "1. The last boat sails at ten.\n2. It is often late.", "- The pier was built of oak.\nok"
+        writer = Scribe([after, before])
+        box = Stubborn(NOTE)
+        crawl(RAGThief(topics=("ferries",), patience=1, writer=writer), box)
+        asked = {q.partition("\n\n")[0] for q in box.questions}
+        assert asked >= {"The last boat sails at ten.", "It is often late.", "The pier was built of oak."}
+        assert "ok" not in asked
+        first, second = writer.prompts
+        assert first.context[0].text == second.context[0].text == NOTE
+        assert "after" in first.question and "before" in second.question
+
+    def test_that_imagines_nothing_is_replaced_by_windows(self):
+        silent, none = Stubborn(NOTE), Stubborn(NOTE)
+        crawl(RAGThief(patience=1, writer=Scribe([""])), silent)
+        crawl(RAGThief(patience=1), none)
+        assert silent.questions == none.questions
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"forward": 0, "backward": 0},
+        {"backward": -1},
+        {"size": 3},
+        {"limit": 0},
+        {"limit": 1.1},
+        {"limit": float("nan")},
+        {"recent": -1},
+        {"patience": 0},
+        {"order": "random"},
+    ],
+)
+def test_refuses_options_out_of_range(options):
+    with pytest.raises(ConfigError, match="rag_thief"):
+        RAGThief(**options)

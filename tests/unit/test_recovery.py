@@ -1,0 +1,289 @@
+"""The chunk recovery rate against naive oracles: a quadratic table, and every pair of chunk and segment."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from casemate import recovery
+from casemate.recovery import (
+    LEVELS,
+    Segments,
+    area,
+    curve,
+    efficiency,
+    first_seen,
+    lcs,
+    places,
+    queries_to_reach,
+    recovered,
+    rouge_l,
+    segments,
+    window_sizes,
+    windows,
+)
+from tests.fakes import BagOfWords
+
+tokens = st.lists(st.sampled_from("abcdef"), max_size=30)
+texts = st.lists(st.sampled_from("abcdef"), max_size=14).map(" ".join)
+
+
+def table(a, b):
+    """Longest common subsequence by the book."""
+    rows = [[0] * (len(b) + 1) for _ in range(len(a) + 1)]
+    for i, x in enumerate(a, 1):
+        for j, y in enumerate(b, 1):
+            rows[i][j] = rows[i - 1][j - 1] + 1 if x == y else max(rows[i - 1][j], rows[i][j - 1])
+    return rows[-1][-1]
+
+
+def naive(chunks, E, found, S, semantic=0.85, levels=LEVELS):
+    """Firsts by F1 and by recall: all pairs, no bound."""
+    firsts = np.zeros((2, len(levels), len(chunks)), int)
+    for (i, chunk), (j, text) in product(enumerate(chunks), enumerate(found.texts)):
+        a, b = chunk.split(), text.split()
+        near = sum(float(x) * float(y) for x, y in zip(E[i], S[j], strict=True)) > semantic
+        common = table(a, b) if near else 0
+        for measure, length in enumerate(((len(a) + len(b)) / 2, len(a))):
+            passed = [bool(common) and common / length > level for level in levels]
+            firsts[measure, :, i] = np.where(
+                passed & (firsts[measure, :, i] == 0), found.queries[j], firsts[measure, :, i]
+            )
+    return firsts
+
+
+def unit(rows):
+    E = np.asarray(rows, np.float32)
+    return E / np.linalg.norm(E, axis=1, keepdims=True)
+
+
+@given(tokens, tokens)
+def test_the_bits_count_as_the_table(a, b):
+    assert lcs(places(a), len(a), b) == table(a, b)
+
+
+@pytest.mark.parametrize("length", [63, 64, 65, 200, 1000])
+def test_the_bits_count_as_the_table_when_texts_are_long(length):
+    rng = np.random.default_rng(length)
+    a, b = (rng.integers(20, size=n).tolist() for n in (length, 150))
+    assert lcs(places(a), len(a), b) == table(a, b)
+
+
+@given(texts, texts)
+def test_rouge_is_by_the_table(a, b):
+    common, n, m = table(a.split(), b.split()), len(a.split()), len(b.split())
+    recall, precision, f1 = rouge_l(a, b)
+    assert recall * n == pytest.approx(common if n and m else 0)
+    assert precision * m == pytest.approx(common if n and m else 0)
+    assert f1 == pytest.approx(2 * recall * precision / (recall + precision) if common else 0)
+    assert rouge_l(b, a).f1 == f1
+
+
+def test_rouge_hears_words_and_not_their_dress():
+    assert rouge_l("The ferry, at ten!", "the FERRY at ten") == (1, 1, 1)
+    assert rouge_l("Überfahrt um zehn", "überfahrt UM zehn").f1 == 1
+    assert rouge_l("", "ferry") == rouge_l("ferry", "...") == (0, 0, 0)
+
+
+@st.composite
+def collections(draw):
+    """Chunks and segments of few words, with vectors of which about half are near, some by less than rounding."""
+    chunks, said = draw(st.lists(texts, max_size=6)), draw(st.lists(texts, unique=True, max_size=10))
+    directions = [(1, 0, 0), (0.9, 0.436, 0), (0.85, 0.5268, 0), (0.85, 0.5267, 0), (0.8, 0.6, 0), (0, 0, 1)]
+    pick = st.sampled_from(directions)
+    E, S = (unit(draw(st.lists(pick, min_size=n, max_size=n)) or np.empty((0, 3))) for n in (len(chunks), len(said)))
+    queries = sorted(draw(st.lists(st.integers(1, 5), min_size=len(said), max_size=len(said))))
+    return chunks, E, Segments(tuple(said), np.array(queries, int)), S
+
+
+@given(collections(), st.sampled_from([0.85, 0.5, -1]))
+@settings(max_examples=300)
+def test_nobody_is_lost_by_a_bound(collection, semantic):
+    result = recovered(*collection, semantic)
+    firsts = naive(*collection, semantic)
+    np.testing.assert_array_equal(result.f1, firsts[0])
+    np.testing.assert_array_equal(result.recall, firsts[1])
+
+
+@given(collections())
+def test_the_size_of_the_blocks_changes_nothing(collection):
+    whole = recovered(*collection)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recovery, "CHUNK_BLOCK", 2)
+        patch.setattr(recovery, "SEGMENT_BLOCK", 3)
+        parts = recovered(*collection)
+    np.testing.assert_array_equal(whole.f1, parts.f1)
+    np.testing.assert_array_equal(whole.recall, parts.recall)
+    np.testing.assert_allclose(whole.closest, parts.closest, atol=1e-6)
+
+
+def test_no_pair_is_lost_to_rounding():
+    rng = np.random.default_rng(5)
+    found = Segments(("a",), np.array([1]))
+    for _ in range(100):
+        E, S = unit(rng.standard_normal((1, 384))), unit(rng.standard_normal((1, 384)))
+        S = unit(E + 0.02 * S)
+        cosine = float(E[0].astype(float) @ S[0].astype(float))
+        assert recovered(["a"], E, found, S, semantic=cosine - 1e-12).f1.all()
+        assert not recovered(["a"], E, found, S, semantic=cosine + 1e-12).f1.any()
+
+
+def test_texts_of_real_length_give_what_all_pairs_give():
+    rng = np.random.default_rng(3)
+    vocabulary = [f"w{i}" for i in range(60)]
+
+    def drawn(length):
+        return rng.choice(vocabulary, length).tolist()
+
+    chunks = [drawn(rng.integers(50, 90)) for _ in range(25)]
+    answers = [drawn(10) + [w for w in chunks[i % 25] if rng.random() < i / 40] + drawn(i % 7) for i in range(40)]
+    chunks, answers = [" ".join(c) for c in chunks], [" ".join(a) for a in answers]
+    found = segments(enumerate(answers, 1), window_sizes(chunks))
+    embedder = BagOfWords()
+    collection = chunks, embedder.embed(chunks), found, embedder.embed(found.texts)
+    for semantic in (0.85, 0.6):
+        result, firsts = recovered(*collection, semantic), naive(*collection, semantic)
+        np.testing.assert_array_equal(np.stack([result.f1, result.recall]), firsts)
+        assert (result.f1[0] > 0).sum() > (result.f1[-1] > 0).sum()  # the levels tell something apart
+
+
+def test_both_conditions_must_hold_for_the_same_segment():
+    found = Segments(("a b c d", "e f g h"), np.array([1, 2]))
+    near, far = (1, 0), (0, 1)
+    words_here_meaning_there = recovered(["a b c d"], unit([near]), found, unit([far, near]))
+    assert not words_here_meaning_there.f1.any()
+    assert recovered(["a b c d"], unit([near]), found, unit([near, far])).f1[:, 0].tolist() == [1, 1, 1, 1]
+
+
+def test_a_limit_must_be_passed_not_met():
+    half = Segments(("a b x y",), np.array([1]))
+    result = recovered(["a b c d"], unit([(1, 0)]), half, unit([(1, 0)]), levels=(0.3, 0.5))
+    assert result.f1[:, 0].tolist() == result.recall[:, 0].tolist() == [1, 0]
+    same = Segments(("a b c d",), np.array([1]))
+    along, aside = np.array([[1, 0]], np.float32), np.array([[0.5, np.sqrt(0.75)]], np.float32)
+    assert not recovered(["a b c d"], along, same, aside, semantic=0.5).f1.any()
+    assert recovered(["a b c d"], along, same, aside, semantic=0.5 - 1e-9).f1.all()
+
+
+def test_a_chunk_in_a_long_answer_is_recovered_by_recall_at_once_and_by_f1_in_a_window():
+    chunk = "Herons nest late in the reeds beside the weir, and the ferry waits for them until ten."
+    answer = " ".join(f"There is filler number {n} here, which says nothing." for n in range(40))
+    found = segments([(1, f"{answer} {chunk} {answer}")], [])
+    E = unit([(1, 0)])
+    whole = recovered([chunk], E, found, np.repeat(E, len(found.texts), axis=0))
+    assert whole.recall.all()
+    assert not whole.f1.any()
+    found = segments([(1, f"{answer} {chunk} {answer}")], window_sizes([chunk]))
+    assert (recovered([chunk], E, found, np.repeat(E, len(found.texts), axis=0)).f1[:2] == 1).all()
+
+
+def test_the_closest_segment_is_told():
+    found = Segments(("x", "y"), np.array([1, 2]))
+    S = unit([(0.6, 0.8), (0, 1)])
+    result = recovered(["a", "b"], unit([(1, 0), (0, 1)]), found, S)
+    np.testing.assert_allclose(result.closest, [0.6, 1], atol=1e-6)
+    nothing = recovered(["a"], unit([(1, 0)]), segments([], []), np.empty((0, 2), np.float32))
+    assert nothing.closest.tolist() == [-1]
+    assert not nothing.f1.any()
+
+
+@pytest.mark.parametrize(
+    ("E", "S", "levels", "says"),
+    [
+        (np.ones((2, 2)), unit([(1, 0)]), LEVELS, "1 texts need"),
+        (unit([(1, 0)]), np.array([[2.0, 0]]), LEVELS, "unit length, got lengths from 2 to 2"),
+        (unit([(1, 0)]), np.array([[np.nan, 0]]), LEVELS, "unit length"),
+        (unit([(1, 0)]), unit([(1, 0)]), (0.5, 0.3), "must rise"),
+        (unit([(1, 0)]), unit([(1, 0)]), (0.5, 1), "must rise"),
+        (unit([(1, 0)]), unit([(1, 0)]), (), "must rise"),
+    ],
+)
+def test_what_does_not_fit_is_refused(E, S, levels, says):
+    with pytest.raises(ValueError, match=says):
+        recovered(["a"], E, Segments(("a",), np.array([1])), S, levels=levels)
+
+
+# Cutting.
+
+
+sentences = st.lists(st.integers(1, 40).map(lambda n: " ".join(["Word", *["word"] * (n - 1)]) + "."), max_size=12)
+
+
+@given(sentences.map(" ".join), st.integers(1, 50))
+def test_windows_overlap_by_two_thirds_and_cover_the_text(text, size):
+    numbered = " ".join(f"{word.rstrip('.')}{i}{'.' * word.endswith('.')}" for i, word in enumerate(text.split()))
+    order = {word: i for i, word in enumerate(numbered.split())}
+    found = [[order[word] for word in window.split()] for window in windows(numbered, size)]
+    third = max(1, size // 3)
+    if len(order) <= size:
+        assert not found
+        return
+    assert found[0][0] == 0
+    assert found[-1][-1] == len(order) - 1
+    assert all(w == list(range(w[0], w[-1] + 1)) for w in found)
+    assert all(0 < b[0] - a[0] <= third for a, b in zip(found, found[1:], strict=False))
+    assert all(size <= len(w) < size + third for w in found[:-1])
+    assert size - third <= len(found[-1]) < size + third
+
+
+def test_windows_begin_with_a_sentence():
+    text = "One two three. Four five. Six seven eight nine. Ten eleven. Twelve."
+    assert list(windows(text, 12)) == []
+    assert list(windows(text, 9))[0] == "One two three. Four five. Six seven eight nine."
+    cut = ["One two three.", "Four five.", "Six seven eight", "nine.", "Ten eleven.", "Twelve."]
+    assert all(any(w.startswith(part) for part in cut) for w in windows(text, 9))
+
+
+@given(st.lists(st.integers(20, 400), min_size=1, max_size=60))
+def test_every_usual_length_has_a_window_near_it(lengths):
+    sizes = window_sizes(["word " * n for n in lengths])
+    low, high = np.percentile(lengths, [5, 95])
+    for n in lengths:
+        if low <= n <= high:
+            assert min(max(n / size, size / n) for size in sizes) <= np.sqrt(recovery.SPREAD) * 1.03  # sizes are whole
+    assert len(sizes) <= max(1, np.log(high / low) / np.log(recovery.SPREAD) + 1)
+
+
+def test_no_chunks_no_windows():
+    assert window_sizes([]) == window_sizes(["", " "]) == ()
+
+
+def test_a_segment_counts_from_the_first_query_that_gave_it():
+    found = segments([(3, "tide"), (1, "reed"), (2, "tide"), (2, " ")], [], lambda text: [text[:3], ""])
+    assert dict(zip(found.texts, found.queries.tolist(), strict=True)) == {"reed": 1, "ree": 1, "tide": 2, "tid": 2}
+    assert (np.diff(found.queries) >= 0).all()
+
+
+# The course of a crawl.
+
+
+names = st.lists(st.sampled_from("abcde"), max_size=3)
+
+
+@given(st.lists(names, max_size=8), st.integers(1, 4))
+def test_coverage_is_the_union_of_what_was_retrieved(contexts, k):
+    ids = list("abcd")
+    firsts = first_seen(ids, contexts)
+    for queries in range(len(contexts) + 1):
+        seen = {name for context in contexts[:queries] for name in context}
+        assert curve(firsts, len(contexts))[queries] == pytest.approx(len(seen & set(ids)) / 4)
+    wanted = len({name for context in contexts for name in context}) / (k * max(len(contexts), 1))
+    assert efficiency(contexts, k) == pytest.approx(wanted)
+    assert area(firsts, len(contexts)) == pytest.approx(np.mean(curve(firsts, len(contexts))[1:] if contexts else [0]))
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=30), st.sampled_from([0.1, 0.25, 0.5, 1]))
+def test_a_share_is_reached_when_the_curve_reaches_it(firsts, share):
+    line = curve(np.array(firsts), 9)
+    reached = next((query for query, height in enumerate(line) if height >= share - 1e-12 and height > 0), None)
+    assert queries_to_reach(np.array(firsts), share) == reached
+
+
+def test_nothing_was_asked():
+    none = first_seen(["a"], [])
+    assert curve(none, 0).tolist() == [0]
+    assert area(none, 0) == efficiency([], 5) == 0
+    assert queries_to_reach(none, 0.1) is None
+    assert queries_to_reach(np.empty(0, int), 0.1) is None
