@@ -10,9 +10,10 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import reduce
+from itertools import combinations
 from typing import Literal
 
-from casemate.errors import CasemateError
+from casemate.errors import CasemateError, ConfigError
 from casemate.protocols import Defense, EventStore, Progress
 from casemate.rag import Rag, join, require_tenant
 from casemate.types import (
@@ -58,6 +59,7 @@ class Guard:
     ) -> None:
         self.rag = rag
         self.defenses = tuple(defenses)
+        _require_order(self.defenses)
         self.enforce = enforce
         self.on_error = on_error
         self.store = store
@@ -179,6 +181,17 @@ class Guard:
             except Exception as error:  # a record that cannot be kept must not cost anybody an answer
                 log.error("the verdict of %s was not noted: %s", verdict.defense, type(error).__name__)
         return [verdict]
+
+
+def _require_order(defenses: Sequence[Defense]) -> None:
+    """Refuses a defense that withholds or compares by similarity behind one that takes hits out of that order."""
+    for before, behind in combinations(defenses, 2):
+        if before.reorders and (behind.hides or behind.looks):
+            names = [type(d).__module__.rsplit(".", 1)[-1] for d in (before, behind)]
+            raise ConfigError(
+                f"guard.defenses: {names[0]} puts hits into another order, which misleads {names[1]}; "
+                f"put {names[1]} in front of it"
+            )
 
 
 def _sane(outcome: Outcome[T], kind: type[T]) -> Outcome[T]:

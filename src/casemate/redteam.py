@@ -115,7 +115,7 @@ async def _set_up(app: App, log: Sequence[str], steps: Steps, tenant: str, opene
     index: Index = opened.enter_context(closing(SqliteIndex(folder / "index.db")))
     embedder = CachedEmbedder(app.guard.rag.embedder)
     ledger = opened.enter_context(Ledger(folder / "ledger.db"))
-    name, reader = _reader(app)
+    name, reader = reader_of(app)
     generator = CachedGenerator(reader, ledger, name)
     rag = Rag(embedder, index, generator, app.guard.rag.instructions)
     with steps("copying the index without the non-members", None) as count:
@@ -137,7 +137,7 @@ async def _set_up(app: App, log: Sequence[str], steps: Steps, tenant: str, opene
         identity=section.identity,
         questions=section.budget,
         concurrency=section.concurrency,
-        label=_label(app, name, fitted),
+        label=label_of(app, name, fitted.read_text(encoding="utf-8") if fitted else ""),
     )
     targets: dict[str, Target] = {OFF: rag, ON: make_guard(index)}
     experiment = Experiment(attacks, split, targets, ledger, held, plan)
@@ -155,7 +155,7 @@ def _split(app: App, tenant: str) -> Split:
     return datasets.split(documents, section.members, section.nonmembers, section.seed)
 
 
-def _reader(app: App) -> tuple[str, Generator]:
+def reader_of(app: App) -> tuple[str, Generator]:
     """Who writes the answers, and a label of it."""
     part = app.config.redteam.reader
     if part.use == "own":
@@ -184,11 +184,10 @@ def _in_lab(part: Part, fitted: Path | None) -> Part:
     return Part.model_validate({"use": part.use, **part.options, "calibration": fitted.absolute()})
 
 
-def _label(app: App, reader: str, fitted: Path | None) -> str:
+def label_of(app: App, reader: str, learnt: object) -> str:
     """A fingerprint of everything but plan, split and attacks that the results depend on."""
     config = app.config
     parts = [_told(config.rag.embedder), *map(_told, config.guard.defenses), config.guard.on_error]
-    learnt = fitted.read_text(encoding="utf-8") if fitted else ""
     return _hash([parts, app.guard.rag.instructions, reader, learnt, version("casemate")])
 
 

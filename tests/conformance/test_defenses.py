@@ -14,11 +14,14 @@ from casemate import calibration, registry
 from casemate.calibration import Calibration
 from casemate.closeness import FEATURES
 from casemate.defenses.mirabel import Mirabel
+from casemate.defenses.reindex import Reindex
 from casemate.errors import DataError
 from casemate.protocols import Defense, Generator
+from casemate.reindexing.shelf import Shelf
 from casemate.testing import DEFENSE_OBLIGATIONS, check_defense
 from casemate.testing.defenses import _cases
 from casemate.types import Action, Background, Document, Outcome, Query, Verdict
+from tests.topical import drawn, indexed, topical
 
 LEARNT = Calibration(
     fingerprint="none",
@@ -38,6 +41,15 @@ def mirabel(tmp_path):
     """As an operator has it, with a calibration."""
     calibration.write(tmp_path / "calibration.json", "default", LEARNT)
     return Mirabel(calibration=tmp_path / "calibration.json")
+
+
+@pytest.fixture
+def reindex(tmp_path):
+    """As an operator has it, with a re-indexing; the documents of the cases have come since."""
+    documents = topical()
+    index, embedder = indexed(tmp_path, documents)
+    Shelf(tmp_path / "reindex", "default").write(drawn(documents, embedder))
+    return Reindex(folder=tmp_path / "reindex", embedder=embedder, index=index, min_documents=2)
 
 
 @pytest.mark.parametrize("name", registry.names("defense"))

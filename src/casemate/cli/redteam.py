@@ -32,6 +32,8 @@ from casemate.cli.console import (
     shown,
 )
 from casemate.config import Config, Part
+from casemate.crawlers import run_crawls, without_texts
+from casemate.crawlers import show as show_crawls
 from casemate.lab.compare import conclusion
 from casemate.lab.report import Diff, diff, render_diff_text, write_report
 from casemate.lab.results import Status, load
@@ -46,14 +48,14 @@ CODES = {Status.PASS: OK, Status.FAIL: FAILED, Status.INCONCLUSIVE: INCOMPLETE, 
 @redteam.command("list")
 def list_attacks(as_json: Json = False) -> None:
     """The attacks there are, and where each is from."""
-    found = {name: registry.load("attack", name).paper for name in registry.names("attack")}
+    found = {(role, name): registry.load(role, name) for role in ("attack", "crawler") for name in registry.names(role)}
     if as_json:
-        print_json(found)
+        print_json({name: cls.paper for (_, name), cls in found.items()})
         return
-    table = Table("attack", "from", "what it does")
-    for name, paper in found.items():
-        lines = (registry.load("attack", name).__doc__ or "").strip().splitlines()
-        table.add_row(name, paper, lines[0] if lines else "")
+    table = Table("attack", "command", "from", "what it does")
+    for (role, name), cls in found.items():
+        lines = (cls.__doc__ or "").strip().splitlines()
+        table.add_row(name, "run" if role == "attack" else "crawl", cls.paper, lines[0] if lines else "")
     out.print(table)
 
 
@@ -109,6 +111,39 @@ def _exit_code(status: Status, change: Diff | None) -> int:
     """The gravest of what the campaign and the comparison with the baseline say."""
     codes = (CODES[status], change.exit_code if change else OK)
     return next(code for code in (ERROR, FAILED, INCOMPLETE, OK) if code in codes)
+
+
+@redteam.command()
+def crawl(
+    config: ConfigFile = None,
+    attack: Annotated[list[str] | None, typer.Option(help="Only these. Default: redteam.crawl.attacks.")] = None,
+    questions: Annotated[int | None, typer.Option(help="Questions that each may ask.")] = None,
+    clients: Annotated[int | None, typer.Option(help="Names that each goes by.")] = None,
+    tenant: Tenant = DEFAULT_TENANT,
+    as_json: Json = False,
+) -> None:
+    """Let crawlers carry away what they can, guard off and guard on. Interrupt at will and run again.
+
+    Exit codes: 0 PASS, 1 FAIL, 3 INCONCLUSIVE, 2 ERROR.
+    """
+    settings = configuration.read(config)
+    known = {part.use: part for part in settings.redteam.crawl.attacks}
+    attacks = tuple(known.get(name, Part(use=name)) for name in attack) if attack else None
+    given = {"attacks": attacks, "questions": questions, "clients": clients}
+    section = dict(settings.redteam.crawl) | {k: v for k, v in given.items() if v is not None}
+    settings = configuration.changed(settings, redteam={"crawl": section})
+    with open_app(settings) as app:
+        benign = questions_in(settings.folder / settings.redteam.benign) if settings.redteam.benign else []
+        try:
+            campaign = asyncio.run(run_crawls(app, benign, step, tenant))
+        except KeyboardInterrupt:
+            say.print("interrupted; what was asked is kept, run the same command again to go on")
+            raise typer.Exit(INTERRUPTED) from None
+    if as_json:
+        print_json(without_texts(campaign))
+    else:
+        show_crawls(campaign, out)
+    raise typer.Exit(CODES[campaign.status])
 
 
 @contextmanager

@@ -25,10 +25,10 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from casemate.traces import ALARMED, CLEAR, Level, Traces
 from casemate.errors import ConfigError
 from casemate.protocols import Defense, EventStore, Generator
 from casemate.quoting import Quotes
+from casemate.traces import ALARMED, CLEAR, Level, Traces
 from casemate.types import Action, Document, Hit, Outcome, Prompt, Query, Retrieval, Verdict
 
 OPEN = 10_000
@@ -100,7 +100,7 @@ class CrawlLimit(Defense):
         return _Watched(generator, self)
 
     def _allowed(self, query: Query, hits: Sequence[Hit], level: Level) -> list[Hit]:
-        """What may be shown: new ones only while the day's share lasts, none of them to a crawler, fewer to a suspect."""
+        """What may be shown: new ones while the day's share lasts, none of them to a crawler, fewer to a suspect."""
         k = query.k if level is CLEAR else max(1, query.k // 2)
         fresh = 0 if level is ALARMED else self.questions * query.k - self.traces.count(query)
         kept: list[Hit] = []

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from casemate import recovery
+from casemate.crawl.loot import pieces
 from casemate.lab.crawl import Crawler
 from casemate.lab.crawl_results import Crawl, Haul, Step, Walk
-from casemate.crawl.loot import pieces
 from casemate.protocols import Embedder
 from casemate.recovery import LEXICAL, Firsts, Recovery
 from casemate.stats import Rate, bootstrap, paired_bootstrap, rate

@@ -1,0 +1,188 @@
+"""Contrastive re-indexing on 2,500 chunks of patient_doctor_qa: what it separates, what it costs, what a crawler gets.
+
+``python -m benchmarks.reindex [folder]`` keeps the chunks' vectors in the folder. Known items are runs of 12 words;
+those asked here are not those that a re-indexing was accepted by. The crawler is a simulation: a reader that hands out
+the five chunks of the context whole, and an attacker who asks on with the first and the last 25 words of each chunk
+that is new to him.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import DATA, SEED, save
+from casemate.backends.minilm import MiniLM
+from casemate.backends.sqlite import SqliteIndex
+from casemate.defenses.reindex import Reindex
+from casemate.lab.finding import crossings, found
+from casemate.lab.reindex import Settings, fit
+from casemate.reindexing.shelf import Reindexing, Shelf, key
+from casemate.reindexing.supcon import TrainSettings
+from casemate.reindexing.topics import NOISE, TopicSettings, silhouette
+from casemate.types import Document, Query, Vector
+
+CHUNKS, ASKED, K, SPAN, ENDS, POOL = 2500, 600, 5, 12, 25, 64
+BUDGETS = (100, 250, 500)
+NAMES = {
+    "adapter": Settings(),
+    "adapter, no keeping": Settings(training=TrainSettings(keep=0)),
+    "adapter, k-means": Settings(topics=TopicSettings(method="kmeans")),
+    "compatible": Settings(mode="compatible"),
+    "gate": Settings(mode="gate"),
+}
+
+
+class Remembering(MiniLM):
+    """Embeds each text once."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.held: dict[str, Vector] = {}
+
+    def embed(self, texts: Sequence[str], progress: Any = None) -> Vector:
+        """As ``MiniLM.embed``."""
+        new = [t for t in dict.fromkeys(texts) if t not in self.held]
+        self.held |= dict(zip(new, super().embed(new, progress), strict=True))
+        return np.array([self.held[t] for t in texts], np.float32).reshape(-1, self.dim)
+
+
+def main() -> None:
+    """Fits every mode, and measures each as it was accepted and at full strength."""
+    rng = np.random.default_rng(SEED)
+    with gzip.open(DATA / "patient_doctor_qa/corpus.jsonl.gz", "rt") as file:
+        rows = [Document(r["_id"], r["text"]) for r in map(json.loads, file)]
+    order = rng.permutation(len(rows))
+    documents, others = [rows[i] for i in order[:CHUNKS]], [rows[i] for i in order[CHUNKS:]]
+    embedder = Remembering(threads=1)
+    E = _vectors(embedder, documents, Path(sys.argv[1]) if len(sys.argv) > 1 else None)
+    bench = _Bench(embedder, documents, E, [_span(d.text, rng) for d in others], rng)
+    results: dict[str, Any] = {"original": bench.figures(None)}
+    with tempfile.TemporaryDirectory() as folder:
+        index = SqliteIndex(Path(folder) / "index.db")
+        index.open(embedder.fingerprint, embedder.dim)
+        index.add(documents, E)
+        for name, settings in NAMES.items():
+            start = time.process_time()
+            learnt = fit(index, embedder, settings)
+            cpu = time.process_time() - start
+            results[name] = {"accepted": learnt.accepted, "why": learnt.why, "strength": learnt.strength, "cpu_s": cpu}
+            results[name] |= {"topics": learnt.report["topics"], "noise": learnt.report["noise"]}
+            results[name]["bounded"] = bench.figures(learnt)
+            results[name]["full"] = bench.figures(replace(learnt, strength=1.0))
+            print(name, json.dumps(results[name]), file=sys.stderr, flush=True)
+            if name == "adapter":
+                Shelf(Path(folder), settings.tenant).write(learnt)
+        results["added_to_a_request_us"] = _cost(index, embedder, Path(folder), bench.asked)
+    save("reindex", results)
+
+
+def _cost(index: SqliteIndex, embedder: MiniLM, folder: Path, asked: Sequence[str]) -> dict[str, float]:
+    """Microseconds of ranking anew, besides embedding the question a second time."""
+    times = []
+    defense = Reindex(folder=folder, embedder=embedder, index=index)
+    for text in asked[:200]:
+        retrieval = index.search(embedder.embed([text])[0], K + POOL)
+
+        async def act(text: str = text, retrieval: Any = retrieval) -> float:
+            start = time.perf_counter()
+            await defense.on_retrieve(Query(text, k=K), retrieval)
+            return time.perf_counter() - start
+
+        times.append(asyncio.run(act()))
+    return {"first": times[0] * 1e6} | {
+        n: float(np.quantile(times, q)) * 1e6 for n, q in (("median", 0.5), ("p95", 0.95))
+    }
+
+
+class _Bench:
+    """What is found under one ranking or another."""
+
+    def __init__(
+        self, embedder: MiniLM, documents: list[Document], E: Vector, begin: list[str], rng: np.random.Generator
+    ) -> None:
+        self.embedder, self.texts, self.E, self.begin = embedder, [d.text for d in documents], E, begin
+        self.keys = np.array([key(d) for d in documents], np.uint64)
+        self.about = rng.choice(len(documents), ASKED, replace=False)
+        self.asked = [_span(self.texts[i], rng) for i in self.about]
+        self.Q = embedder.embed(self.asked)
+
+    def figures(self, learnt: Reindexing | None) -> dict[str, Any]:
+        labels = learnt.topics(self.keys, self.E) if learnt else np.zeros(len(self.E), np.int64)
+        Z = learnt.chunks(self.E) if learnt else self.E
+        score = (lambda Q: learnt.scores(Q, Z, labels)) if learnt else (lambda Q: Q @ self.E.T)
+        own = [np.array([i]) for i in self.about]
+        result: dict[str, Any] = {"known_item_recall": float(found(score, self.Q, own, K).mean())}
+        result["coverage"] = dict(zip(map(str, BUDGETS), self.crawl(score), strict=True))
+        if learnt is None:
+            return result
+        inside = np.flatnonzero(labels != NOISE)[:1000]
+        asked = labels[self.about] != NOISE
+        for when, s, V in (("before", lambda Q: Q @ self.E.T, self.E), ("after", score, Z)):
+            result[f"silhouette_{when}"] = silhouette(V, labels)
+            result[f"strangers_{when}"] = crossings(s, self.E[inside], labels[inside], labels, K, inside.tolist())
+            topic = labels[self.about][asked]
+            result[f"strangers_asked_{when}"] = crossings(s, self.Q[asked], topic, labels, K)
+        return result | self.pooled(score)
+
+    def pooled(self, score: Callable[[Vector], Vector]) -> dict[str, float]:
+        """How the best of the whole collection differ from the best of some candidates, and from the old context."""
+        old, new = self.Q @ self.E.T, score(self.Q)
+        rank = np.argsort(np.argsort(-old, axis=1), axis=1)
+        exact = np.argsort(-new, axis=1)[:, :K]
+        among = np.argsort(-np.where(rank < K + POOL, new, -9), axis=1)[:, :K]
+        deepest = np.take_along_axis(rank, exact, axis=1).max(axis=1)
+        mine = np.arange(len(rank)), self.about
+        promoted = (rank[mine] >= K) & (np.argsort(np.argsort(-new, axis=1), axis=1)[mine] < K)
+        return {
+            "exact_is_pooled": float((np.sort(exact) == np.sort(among)).all(axis=1).mean()),
+            "deepest_rank": int(deepest.max()),
+            "context_hits_new": float((deepest >= K).mean()),
+            "right_one_came_in": float(promoted.mean()),
+        }
+
+    def crawl(self, score: Callable[[Vector], Vector]) -> list[float]:
+        """Share of the chunks carried away after so many questions."""
+        queue, seen, beginnings, coverage = deque[str](), set[int](), iter(self.begin), []
+        for asked in range(1, BUDGETS[-1] + 1):
+            q = self.embedder.embed([queue.popleft() if queue else next(beginnings)])
+            for i in np.argsort(-score(q)[0], kind="stable")[:K].tolist():
+                if i not in seen:
+                    seen.add(i)
+                    words = self.texts[i].split()
+                    queue += [" ".join(words[-ENDS:]), " ".join(words[:ENDS])]
+            if asked in BUDGETS:
+                coverage.append(len(seen) / len(self.E))
+        return coverage
+
+
+def _span(text: str, rng: np.random.Generator) -> str:
+    words = text.split()
+    start = int(rng.integers(max(1, len(words) - SPAN + 1)))
+    return " ".join(words[start : start + SPAN])
+
+
+def _vectors(embedder: MiniLM, documents: list[Document], folder: Path | None) -> Vector:
+    """The chunks' vectors, from the folder if they are there."""
+    file = folder / "patient_doctor_qa.npy" if folder else None
+    if file and file.exists():
+        return np.load(file)
+    E = embedder.embed([d.content for d in documents])
+    if file:
+        np.save(file, E)
+    return E
+
+
+if __name__ == "__main__":
+    main()
