@@ -29,6 +29,10 @@ def spoken(text: str) -> list[str]:
 class Quotes:
     """Follows one answer over the texts it may be made from.
 
+    Args:
+        texts: What may be quoted.
+        known: What the asker said himself: to tell him that again is no quotation.
+
     Attributes:
         words: How many words of the answer were quoted so far.
         covered: For each text, its words that were quoted, a bit for each.
@@ -40,7 +44,7 @@ class Quotes:
     (5, [31], [7])
     """
 
-    def __init__(self, texts: Sequence[str]) -> None:
+    def __init__(self, texts: Sequence[str], known: str = "") -> None:
         self.words = 0
         found = [spoken(text) for text in texts]
         self.lengths = [len(words) for words in found]
@@ -49,6 +53,9 @@ class Quotes:
         for number, words in enumerate(found):
             for at in range(len(words) - RUN + 1):
                 self._places[tuple(words[at : at + RUN])].append((number, at))
+        own = spoken(known)
+        for at in range(len(own) - RUN + 1):
+            self._places.pop(tuple(own[at : at + RUN]), None)
         self._last: deque[str] = deque(maxlen=RUN)
         self._run = 0  # words at the end of the answer that are counted already
 

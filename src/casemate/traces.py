@@ -77,6 +77,8 @@ class Traces:
             runs = _runs(query.text)
             if runs:
                 self._weigh(query, client, "echoes", 2 * sum(run in client.echoes for run in runs) > len(runs))
+            for run in runs:
+                client.echoes.pop(run, None)  # from now on these are his own words, which he may say again
             return self.level(query)
 
     def level(self, query: Query) -> Level:
@@ -122,7 +124,7 @@ class Traces:
         """Notes what an answer told word for word, and whether it ran into the limit."""
         with self._lock:
             client = self._client(query)
-            for run in _runs(text):
+            for run in set(_runs(text)).difference(_runs(query.text)):
                 _put(client.echoes, run, None, ECHOES)
             self._weigh(query, client, "quotes", cut)
         quoted = {chunk: f"{bits:x}" for chunk, bits in covered.items() if bits & ~self.covered(query, chunk)}

@@ -103,14 +103,21 @@ def test_a_suspect_is_told_a_share_of_a_chunk_in_all():
 
 
 def test_questions_that_repeat_earlier_answers_are_evidence():
-    limit = CrawlLimit(quote_words=1000)
+    limit, text = CrawlLimit(quote_words=1000), "what then"
     for question in range(1, 9):
-        ask(limit, [question], k=1, text=" ".join(chunk(question - 1).text.split()[-20:]))
+        _, text = ask(limit, [question], k=1, text=" ".join(text.split()[-12:]))
     assert level(limit) is ALARMED
     other = CrawlLimit(quote_words=1000)
     for question in range(8):
         ask(other, [question], k=1, text=" ".join(chunk(question + 50).text.split()[-20:]))
     assert level(other) is CLEAR
+
+
+def test_whoever_asks_the_same_again_echoes_himself():
+    limit = CrawlLimit(quote_words=1000)
+    for _ in range(10):
+        ask(limit, [3], k=1, text=f"what about this: {chunk(3).text}")
+    assert level(limit) is CLEAR
 
 
 def test_crawlers_of_a_tenant_bring_all_its_clients_under_suspicion():

@@ -45,3 +45,11 @@ def test_case_punctuation_marks_and_invisible_characters_are_no_hiding_place():
     quotes.take("TAKE, the bl\u200bue—tablet twïce")
     assert quotes.words == 5
     assert spoken("ﬁne\u00adly \u2060Ａ") == ["finely", "a"]
+
+
+def test_to_be_told_what_one_has_said_is_no_quotation():
+    quotes = Quotes(["one two three four five six seven eight nine"], "is it: One two, three FOUR five?")
+    quotes.take("one two three four five")
+    assert quotes.words == 0
+    quotes.take("six seven eight nine")
+    assert quotes.words == 7

@@ -51,8 +51,8 @@ class CrawlLimit(Defense):
     """
 
     questions: int = 50
-    quote_words: int = 100
-    short_quote_words: int = 40
+    quote_words: int = 200
+    short_quote_words: int = 60
     exposure: float = 0.4
     alarm: float = 2e-5
     colluders: int = 3
@@ -130,11 +130,14 @@ class _Watched(Generator):
         watch = _Watch(self._limit, query, prompt.context) if query else None
         try:
             async for piece in pieces:
-                yield watch.passed(piece) if watch else piece
-                if watch and watch.cut:
+                if watch is None:
+                    yield piece
+                elif said := watch.passed(piece):
+                    yield said
+                if watch and watch.over:
                     break
-            if watch:
-                yield watch.rest()
+            if watch and (said := watch.rest()):
+                yield said
         finally:
             if watch:
                 watch.note()
@@ -143,16 +146,19 @@ class _Watched(Generator):
 
 
 class _Watch:
-    """One answer: what of it may leave, and what it has quoted."""
+    """One answer: what of it may leave, and what it quotes that its reader was not told before.
+
+    Attributes:
+        over: Whether it quotes more than any answer may. A suspect's ends earlier, but is read on until that is known:
+            it is evidence whoever asks, and to end early would make it likelier for suspects.
+    """
 
     def __init__(self, limit: CrawlLimit, query: Query, context: Iterable[Document]) -> None:
-        self.limit, self.query, self.ids, self.cut = limit, query, [d.id for d in context], False
-        self.level = limit.traces.level(query)
-        self.quotes = Quotes([d.content for d in context])
-        before = [limit.traces.covered(query, i) for i in self.ids]
-        self.before = before if self.level is not CLEAR else [0] * len(before)
-        self.words = limit.quote_words if self.level is CLEAR else limit.short_quote_words
-        self.held, self.said = "", list[str]()
+        self.limit, self.query, self.ids, self.over = limit, query, [d.id for d in context], False
+        self.quotes = Quotes([d.content for d in context], query.text)
+        self.before = [limit.traces.covered(query, i) for i in self.ids]
+        self.clear = limit.traces.level(query) is CLEAR
+        self.held, self.said, self.cut, self.told = "", list[str](), False, [0] * len(self.ids)
 
     def passed(self, piece: str) -> str:
         """What of the text so far may leave: whole words, up to the limit."""
@@ -161,30 +167,36 @@ class _Watch:
 
     def rest(self) -> str:
         """The last word, when nothing more comes."""
-        return "" if self.cut else self._up_to_the_limit([self.held])
+        return self._up_to_the_limit([self.held])
 
     def _up_to_the_limit(self, pieces: Sequence[str]) -> str:
         said = list[str]()
         for piece in pieces:
-            self.quotes.take(piece)
-            if self._enough():
-                self.cut = True
+            if self.over:
                 break
-            said.append(piece)
+            self.quotes.take(piece)
+            self._judge()
+            if not self.cut:
+                said.append(piece)
+                self.told = list(self.quotes.covered)
         self.said += said
         return "".join(said)
 
-    def _enough(self) -> bool:
-        if self.quotes.words > self.words:
-            return True
-        most = 1.0 if self.level is CLEAR else self.limit.exposure
-        told = zip(self.quotes.covered, self.before, self.quotes.lengths, strict=True)
-        return most < 1 and any(new and (new | old).bit_count() > most * max(n, 1) for new, old, n in told)
+    def _judge(self) -> None:
+        new = [covered & ~told for covered, told in zip(self.quotes.covered, self.before, strict=True)]
+        words = min(self.quotes.words, sum(bits.bit_count() for bits in new))
+        self.over = words > self.limit.quote_words
+        self.cut |= self.over or (not self.clear and (words > self.limit.short_quote_words or self._exposed(new)))
+
+    def _exposed(self, new: Sequence[int]) -> bool:
+        """Whether more than a share of a chunk is told, in all answers together."""
+        told = zip(new, self.before, self.quotes.lengths, strict=True)
+        return any(bits and (bits | old).bit_count() > self.limit.exposure * n for bits, old, n in told)
 
     def note(self) -> None:
-        """Keeps what was quoted."""
-        covered = dict(zip(self.ids, self.quotes.covered, strict=True))
-        self.limit.traces.told(self.query, "".join(self.said), covered, self.cut)
+        """Keeps what was told, which may be less than what was read."""
+        told = dict(zip(self.ids, self.told, strict=True))
+        self.limit.traces.told(self.query, "".join(self.said), told, self.over)
 
 
 def _split(text: str) -> list[str]:
