@@ -8,11 +8,11 @@ import pytest
 
 from casemate import traces
 from casemate.backends.sql_events import SqlEvents
-from casemate.traces import ALARMED, CLEAR, SUSPECTED
 from casemate.defenses.crawl_limit import CrawlLimit
 from casemate.errors import ConfigError
 from casemate.protocols import Generator
 from casemate.rag import join
+from casemate.traces import ALARMED, CLEAR, SUSPECTED
 from casemate.types import Background, Document, Hit, Prompt, Query, Retrieval
 
 BACKGROUND = Background(1000, 0.1, 0.1)
