@@ -1,7 +1,8 @@
 """Membership inference on NFCorpus, guard off against guard on: the split of Naseh et al. (1,000 + 1,000), k = 3.
 
 The guard is calibrated on the 324 dev questions; what it costs is measured on the 323 test questions. The reader is the
-simulation. ``python -m benchmarks.membership 250`` takes the first 250 + 250.
+simulation. ``python -m benchmarks.membership 250 [folder]`` takes the first 250 + 250, and goes on in the folder where
+an earlier run broke off; times are then those of the rest.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -32,8 +33,9 @@ def main() -> None:
     """Indexes, attacks, and writes the figures."""
     each = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
     named = json.loads((DATA / "mia_riddle/nfcorpus_selected_indices.json").read_text())
-    with tempfile.TemporaryDirectory() as name:
+    with nullcontext(sys.argv[2]) if len(sys.argv) > 2 else tempfile.TemporaryDirectory() as name:
         folder = Path(name)
+        folder.mkdir(parents=True, exist_ok=True)
         split = {"members": named["mem_indices"][:each], "nonmembers": named["non_mem_indices"][:each]}
         (folder / "split.json").write_text(json.dumps(split))
         raw: dict[str, Any] = {

@@ -19,9 +19,9 @@ from typing import ClassVar, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from casemate.errors import ConfigError
 from casemate.crawl.everyday import WORDS
 from casemate.crawl.loot import Loot, asked, pieces
+from casemate.errors import ConfigError
 from casemate.protocols import BlackBox, ExtractionAttack, Generator
 from casemate.types import Prompt
 

@@ -23,8 +23,8 @@ from typing import ClassVar
 import numpy as np
 
 from casemate.crawl.anchors import GENERAL, Memory, lines, named, phrases, required
-from casemate.errors import ConfigError
 from casemate.crawl.loot import COMMANDS, pieces
+from casemate.errors import ConfigError
 from casemate.protocols import BlackBox, Embedder, ExtractionAttack, Generator
 from casemate.types import Float64, Vector
 from casemate.words import content_words, listed, words

@@ -35,8 +35,8 @@ from typing import ClassVar
 import numpy as np
 
 from casemate.crawl.anchors import GENERAL, LONGEST, Memory, Stems, lines, named, phrases
-from casemate.errors import ConfigError
 from casemate.crawl.graph import OTHER, RELATIONS, Graph, Triple, triples
+from casemate.errors import ConfigError
 from casemate.protocols import BlackBox, Embedder, ExtractionAttack, Generator
 from casemate.types import Float64
 from casemate.words import abstains

@@ -24,9 +24,9 @@ from typing import ClassVar, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from casemate.errors import ConfigError
 from casemate.crawl.everyday import SENTENCES, WORDS
 from casemate.crawl.loot import Loot, asked, pieces
+from casemate.errors import ConfigError
 from casemate.protocols import BlackBox, ExtractionAttack, Generator
 from casemate.types import Document, Prompt
 from casemate.words import keywords, words

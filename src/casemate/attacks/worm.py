@@ -30,9 +30,9 @@ from typing import ClassVar, Literal, TypeAlias, get_args
 import numpy as np
 import numpy.typing as npt
 
-from casemate.errors import CapabilityError, ConfigError
 from casemate.crawl.everyday import SENTENCES, WORDS
 from casemate.crawl.loot import Loot, pieces
+from casemate.errors import CapabilityError, ConfigError
 from casemate.protocols import BlackBox, Embedder, ExtractionAttack
 from casemate.types import Float64, Vector
 
