@@ -9,8 +9,10 @@ from pathlib import Path
 from casemate.app import App, open_app
 from casemate.config import FILE, Config, read
 from casemate.corpus import Corpus
+from casemate.defenses.reindex import Reindex
 from casemate.errors import CasemateError
 from casemate.ingest import Ingest
+from casemate.reindexing.shelf import due
 from casemate.stats import clopper_pearson
 
 FEW = 30
@@ -46,6 +48,7 @@ def examine(path: Path | None, fix: bool = False) -> Iterator[Finding]:
     with app:
         yield from _index(app, fix)
         yield from _guard(app)
+        yield from _reindexed(app)
         yield _try("event store", lambda: _events(app))
         yield Finding("generator", None, f"{config.rag.generator.use}: not asked here; try 'casemate ask'")
         yield _vectors(app)
@@ -97,6 +100,20 @@ def _guard(app: App) -> Iterator[Finding]:
             yield Finding("guard", True if found.benign else None, detail)
 
 
+def _reindexed(app: App) -> Iterator[Finding]:
+    """Whether the space that is ranked in fits the collection."""
+    for defense in app.guard.defenses:
+        if not isinstance(defense, Reindex):
+            continue
+        for tenant in app.index.tenants():
+            try:
+                why = due(defense.ready(tenant), app.index)
+                said = f"{why}: run 'casemate reindex'" if why else "fits the collection"
+                yield Finding("reindex", None if why else True, f"tenant {tenant!r}: {said}")
+            except CasemateError as error:
+                yield Finding("reindex", False, str(error))
+
+
 def _vectors(app: App) -> Finding:
     """The embedder works, and tells near from far."""
 
@@ -123,9 +140,7 @@ def _events(app: App) -> str:
             f"[{low:.2f}, {high:.2f}], {anew} of them anew, the others by what was withheld from the client before"
         )
         if low > MANY:
-            said.append(
-                f"more than {MANY:.0%}: an attack, or harmless questions that the guard was not fitted to"
-            )
+            said.append(f"more than {MANY:.0%}: an attack, or harmless questions that the guard was not fitted to")
     return "; ".join(said)
 
 

@@ -13,6 +13,7 @@ from casemate.cli.answer import ask
 from casemate.cli.console import ERROR, out, say, shown
 from casemate.cli.manage import calibrate, demo, doctor, index, init
 from casemate.cli.redteam import redteam, report
+from casemate.cli.reindex import reindex
 from casemate.cli.reproduce import reproduce
 from casemate.errors import CasemateError
 
@@ -26,7 +27,7 @@ Exit codes: 0 done; 1 a check failed; 2 error; 3 done, but part of the input was
 cli = typer.Typer(
     help=HELP, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
 )
-for command in (init, index, calibrate, ask, doctor, demo, reproduce):
+for command in (init, index, calibrate, reindex, ask, doctor, demo, reproduce):
     cli.command()(command)
 cli.add_typer(redteam, name="redteam")
 cli.add_typer(report, name="report")
