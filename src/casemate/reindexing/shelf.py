@@ -234,6 +234,9 @@ class Shelf:
             if not earlier:
                 raise DataError(f"there is no version of tenant {self.tenant!r} before {now} to go back to")
             version = earlier[-1]
+        if version not in self.versions():
+            known = ", ".join(map(str, self.versions())) or "none"
+            raise DataError(f"there is no version {version} of tenant {self.tenant!r}; known: {known}")
         found = self.read(version)
         if not found.accepted:
             raise DataError(f"version {version} was refused: {found.why}")
