@@ -127,8 +127,9 @@ def open_app(config: Config | Mapping[str, Any] | Path | str | None = None, *, r
         config = configuration.parse(config)
     folder = config.folder
     generator = build("generator", config.rag.generator, folder)
-    for part in config.guard.defenses:
-        build("defense", part, folder)  # what is wrong with an option shows before anything is opened
+    for part in config.guard.defenses:  # what is wrong with an option shows before anything is opened
+        if not registry.wants(registry.load("defense", part.use)).keys() & part.options:  # a model would load twice
+            build("defense", part, folder)
     embedder: Embedder = build("embedder", config.rag.embedder, folder)
     with ExitStack() as opened:
         opened.enter_context(one_thread())

@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import ClassVar, Protocol, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from casemate.stats import CorpusMoments
 from casemate.types import (
@@ -30,6 +31,8 @@ from casemate.types import (
 
 Progress: TypeAlias = Callable[[int], None]
 """Called with the number of items just finished."""
+Logits: TypeAlias = npt.NDArray[np.float32]
+"""What a model makes of the next token, before it is a probability: (..., vocabulary)."""
 
 
 class Embedder(Protocol):
@@ -153,6 +156,73 @@ class LanguageModel(Protocol):
         ...
 
 
+class Reading(Protocol):
+    """One answer in the making, behind one or several contexts: what a model expects next."""
+
+    @property
+    def flops(self) -> float:
+        """Floating-point operations of all that was read so far."""
+        ...
+
+    def read(self, answer: Sequence[int], last: int = 1) -> Logits:
+        """Logits of the token after each of the last places of an answer: (contexts, last, vocabulary).
+
+        The last row is what follows the whole answer, the one before what follows all but its last token. What was read
+        before is not read again, as far as the answer still begins so; what no longer belongs to it is forgotten.
+
+        Args:
+            answer: The tokens of the answer so far.
+            last: How many rows, at least 1 and at most one more than the answer has tokens.
+
+        Raises:
+            BackendError: If the answer has become too long for the model, or the model fails.
+        """
+        ...
+
+
+class TokenModel(Protocol):
+    """A language model by its tokens: reads some, and says what may come next."""
+
+    @property
+    def vocabulary(self) -> Sequence[str]:
+        """The name of each token, by its id: two models whose vocabularies are equal mean the same by an id."""
+        ...
+
+    @property
+    def ends(self) -> Collection[int]:
+        """The tokens that end an answer."""
+        ...
+
+    @property
+    def limit(self) -> int | None:
+        """Most tokens that prompt and answer have together; None: no limit is known."""
+        ...
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """The tokens of a prompt, as the model wants it put."""
+        ...
+
+    def tokens(self, text: str) -> list[int]:
+        """The tokens of a plain text."""
+        ...
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """The text of some tokens; marks that are no text are left out."""
+        ...
+
+    def begin(self, prompts: Sequence[Sequence[int]]) -> Reading:
+        """Opens an answer behind one prompt, or behind several at once, each the tokens of a prompt.
+
+        Raises:
+            BackendError: If a prompt is empty, or too long for the model.
+        """
+        ...
+
+    def flops(self, tokens: int, before: int) -> float:
+        """Floating-point operations that reading so many tokens takes, after so many others."""
+        ...
+
+
 class EventStore(Protocol):
     """An append-only record."""
 
@@ -209,11 +279,14 @@ class Defense:
             more, always, flagged or not, so that hiding neither shortens the context nor changes the work done. A
             defense that must withhold more asks for more (``Outcome.more``).
         looks: How many hits beyond the context it compares with.
+        reorders: Whether it puts hits into another order than that of similarity. No defense that withholds or
+            compares may come behind it.
     """
 
     paper: ClassVar[str] = ""
     hides: ClassVar[int] = 0
     looks: ClassVar[int] = 0
+    reorders: ClassVar[bool] = False
 
     def barred(self, query: Query) -> Collection[str]:
         """Sources that this client is not to see whatever he asks. The guard fetches as many hits more."""

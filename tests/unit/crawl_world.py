@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from casemate.crawl.anchors import Stems
 from casemate.backends.obedient import Obedient
+from casemate.crawl.anchors import Stems
 from casemate.demo.clinic import case_notes
 from casemate.errors import BudgetExhausted
 from casemate.protocols import Embedder, Generator

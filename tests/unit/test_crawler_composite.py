@@ -2,9 +2,9 @@ import pytest
 
 from casemate.attacks.composite import FRAMES, ILLNESSES, KINDS, MATTERS, NAMES, Composite
 from casemate.backends.obedient.asking import Kind, understand
-from casemate.errors import ConfigError
 from casemate.crawl.everyday import WORDS
 from casemate.crawl.loot import COMMANDS
+from casemate.errors import ConfigError
 from tests.unit.crawls import NOTES, Scribe, Stubborn, System, crawl, share
 
 

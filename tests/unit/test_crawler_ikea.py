@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from casemate import registry
-from casemate.crawl.anchors import GENERAL, Stems
 from casemate.attacks.ikea import FRAMES, IKEA, _Past
+from casemate.crawl.anchors import GENERAL, Stems
 from casemate.errors import CapabilityError, ConfigError
 from casemate.types import UNKNOWN
 from casemate.words import abstains

@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from casemate import registry
-from casemate.crawl.anchors import GENERAL, Stems
 from casemate.attacks.pirates import INJECTIONS, SHARPNESS, Pirates, _Raid
-from casemate.errors import CapabilityError, ConfigError
+from casemate.crawl.anchors import GENERAL, Stems
 from casemate.crawl.loot import COMMANDS
+from casemate.errors import CapabilityError, ConfigError
 from casemate.types import Reply
 from casemate.words import words
 from tests.fakes import BagOfWords

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from casemate import registry
-from casemate.crawl.anchors import GENERAL, Stems
 from casemate.attacks.rag_crawler import BOTH, EXPLORE, FIRST, QUESTIONS, RAGCrawler, _made, _Scheduler
-from casemate.errors import ConfigError
+from casemate.crawl.anchors import GENERAL, Stems
 from casemate.crawl.graph import OTHER, RELATIONS, Graph, Triple
+from casemate.errors import ConfigError
 from casemate.types import UNKNOWN
 from casemate.words import abstains
 from tests.fakes import BagOfWords

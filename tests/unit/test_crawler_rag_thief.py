@@ -4,9 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from casemate.attacks.rag_thief import LONGEST, ORDERS, RAGThief, _Queue, windows
-from casemate.errors import ConfigError
 from casemate.crawl.everyday import SENTENCES
 from casemate.crawl.loot import COMMANDS
+from casemate.errors import ConfigError
 from casemate.words import words
 from tests.unit.crawls import NOTES, Scribe, Stubborn, System, crawl, share
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from casemate.attacks.worm import AIMS, PREFIXES, Collider, Worm, joined
 from casemate.backends.minilm import MiniLM
 from casemate.backends.obedient.asking import Kind, understand
-from casemate.errors import CapabilityError, ConfigError
 from casemate.crawl.everyday import SENTENCES, WORDS
+from casemate.errors import CapabilityError, ConfigError
 from tests.fakes import BagOfWords
 from tests.unit.crawls import NOTES, Stubborn, System, crawl, share
 

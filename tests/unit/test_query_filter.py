@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from casemate import registry
 from casemate.backends.sqlite import SqliteIndex
+from casemate.crawl.loot import COMMANDS
 from casemate.defenses.query_filter import RULES, QueryFilter, broken_rules, natural
 from casemate.demo.clinic import case_notes
 from casemate.errors import BackendError, ConfigError
 from casemate.guard import Guard
 from casemate.lab.questions import made_questions
-from casemate.crawl.loot import COMMANDS
 from casemate.protocols import Generator
 from casemate.rag import Rag
 from casemate.types import Action, Background, Document, Hit, Query, Retrieval

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from casemate.errors import DataError
-from casemate.reindexing.residual import mapped
 from casemate.lab.topic_map import picture
+from casemate.reindexing.residual import mapped
 from casemate.reindexing.topics import NOISE
 from tests.fakes import BagOfWords
 from tests.topical import TOPICS, drawn, topical

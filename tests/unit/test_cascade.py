@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from casemate.cascade import RULES, Rule, acceptance, copy_ratio, draw, mixture, residual, softmax, total_variation
+from casemate.errors import ConfigError
+
+V = 7
+
+
+@st.composite
+def laws(draw_, size=V):
+    """From even to all but certain, zeros among them."""
+    raw = np.array(draw_(st.lists(st.floats(0, 1), min_size=size, max_size=size)))
+    raw = raw ** draw_(st.sampled_from([0.5, 1, 4, 20])) + draw_(st.sampled_from([0.0, 1e-3]))
+    return raw / raw.sum() if raw.sum() > 1e-9 else np.full(size, 1 / size)
+
+
+COPIES = st.lists(st.lists(st.integers(0, V - 1), min_size=1, max_size=4, unique=True).map(np.array), max_size=3)
+RULE = st.builds(Rule, st.sampled_from(RULES), st.floats(0, 0.9), st.floats(1, 9.9))
+
+
+def settled(q, pi):
+    """The law of the token that one place ends up with, over all tokens that may be drafted."""
+    kept = np.array([q[v] * acceptance(pi, q, v) for v in range(len(q))])
+    return kept + (1 - kept.sum()) * residual(pi, q)
+
+
+@given(laws(), laws(), COPIES, RULE)
+def test_what_is_kept_and_what_is_drawn_anew_make_up_pi(q, p, copies, rule):
+    pi = mixture(q, p, rule.deferred(q, p, copies))
+    assert pi.sum() == pytest.approx(1)
+    assert settled(q, pi) == pytest.approx(pi, abs=1e-9)
+
+
+@given(laws(), laws(), st.lists(st.booleans(), min_size=V, max_size=V))
+def test_pi_is_the_token_specific_mixture(q, p, mask):
+    r = np.array(mask)
+    expected = [q[v] * (1 - r[v]) + p[v] * sum(r[w] * q[w] for w in range(V)) for v in range(V)]
+    assert mixture(q, p, r) == pytest.approx(np.array(expected), abs=1e-12)
+    assert np.array_equal(mixture(q, p, np.full(V, True)), p)
+    assert np.array_equal(mixture(q, p, np.full(V, False)), q)
+
+
+@given(laws(), laws(), COPIES, st.floats(0, 0.9), st.floats(1, 9.9))
+def test_a_copy_token_is_never_much_likelier_than_with_the_reference(q, p, copies, alpha, bound):
+    rule = Rule("token_copy", alpha, bound)
+    pi = mixture(q, p, rule.deferred(q, p, copies))
+    for tokens in copies:
+        assert (pi[tokens] <= (bound + 1) * p[tokens] + 1e-12).all()
+
+
+def test_the_bound_is_needed_and_nearly_reached():
+    """Where the reference has many favourites, what the draft finds far likelier would get through."""
+    rng, over, most = np.random.default_rng(3), 0, 0.0
+    for _ in range(2000):
+        q, p = rng.dirichlet(np.full(V, 0.3)), rng.dirichlet(np.full(V, 8.0))
+        copies = [rng.choice(V, 3, replace=False)]
+        rule = Rule("token_copy", 0.8, 1.5)
+        free = mixture(q, p, rule.deferred(q, p, ()))
+        held = mixture(q, p, rule.deferred(q, p, copies))
+        over += bool((free[copies[0]] > 2.5 * p[copies[0]]).any())
+        most = max(most, float((held[copies[0]] / p[copies[0]]).max()))
+    assert over > 500
+    assert 2.0 < most <= 2.5
+
+
+@given(laws(), laws(), COPIES, st.floats(0, 0.9), st.floats(1, 9.9))
+def test_a_draft_that_eq_5_keeps_has_a_copy_ratio_within_the_bound(q, p, copies, alpha, bound):
+    ratio = copy_ratio(q, p, copies)
+    if not Rule("paper", alpha, bound).deferred(q, p, copies).any():
+        assert ratio <= bound + 1e-9
+    if not Rule("excess", alpha, bound).deferred(q, p, copies).any():
+        assert ratio <= bound + 1 + 1e-9
+
+
+@given(laws(), laws(), COPIES, st.floats(0, 0.9), st.floats(1, 9.9))
+def test_the_rules_are_those_of_the_papers(q, p, copies, alpha, bound):
+    tv = sum(abs(a - b) for a, b in zip(p, q, strict=True)) / 2
+    ratios = [(sum(q[t] for t in c) + 1e-6) / (sum(p[t] for t in c) + 1e-6) for c in copies]
+    ratio = min(max(ratios), 10) if ratios else 0
+    eta = (1 + alpha) / bound
+    margins = {
+        "opt": max(p) - alpha * tv - max(q),
+        "paper": max(p) - alpha * tv + eta * ratio - max(q),
+        "excess": max(p) - alpha * tv + eta * max(0, ratio - 1) - max(q),
+    }
+    for name, margin in margins.items():
+        if abs(margin) > 1e-9:
+            assert Rule(name, alpha, bound).deferred(q, p, copies).tolist() == [margin > 0] * V
+    for v in range(V):
+        favourite = p[v] >= (1 - alpha) * max(p)
+        copied = any(v in c and q[v] > bound * p[v] for c in copies)
+        assert Rule("token_copy", alpha, bound).deferred(q, p, copies)[v] == (not favourite or copied)
+
+
+def test_the_paper_taxes_harmless_copies_and_excess_does_not():
+    law = softmax(np.arange(V, dtype=float))
+    copies = [np.array([V - 1])]
+    assert Rule("paper").deferred(law, law, copies).all()
+    assert not Rule("excess").deferred(law, law, copies).any()
+    assert not Rule("paper").deferred(law, law, ()).any()
+
+
+@given(laws(), laws())
+def test_total_variation_is_half_the_distance(p, q):
+    assert total_variation(p, q) == pytest.approx(np.abs(p - q).sum() / 2, abs=1e-12)
+    assert total_variation(p, p) == 0
+
+
+def test_a_copy_ratio_is_of_the_worst_chunk_and_clipped():
+    q, p = np.array([0.5, 0.3, 0.2]), np.array([0.1, 0.9, 0.0])
+    assert copy_ratio(q, p, [np.array([1]), np.array([0, 1])]) == pytest.approx(0.8, abs=1e-5)
+    assert copy_ratio(q, p, [np.array([1]), np.array([0])]) == pytest.approx(5, abs=1e-3)
+    assert copy_ratio(q, p, [np.array([2])]) == 10
+    assert copy_ratio(q, p, []) == 0
+
+
+def test_a_draw_follows_the_law_and_never_takes_what_cannot_be():
+    law = np.array([0.0, 0.2, 0.0, 0.5, 0.3, 0.0], np.float32)
+    rng = np.random.default_rng(1)
+    counts = np.bincount([draw(law, u) for u in rng.random(20_000)], minlength=6)
+    assert counts[[0, 2, 5]].sum() == 0
+    assert counts / 20_000 == pytest.approx(law, abs=0.015)
+    assert draw(law, np.nextafter(1, 0)) == 4
+    assert draw(np.array([0.0, 1.0, 0.0]), 0.0) == 1
+
+
+def test_a_softmax_is_of_any_size_and_temperature():
+    logits = np.array([[1000.0, 1001.0], [0.0, -1e9]], np.float32)
+    assert softmax(logits) == pytest.approx(np.array([[0.268941, 0.731059], [1, 0]]), abs=1e-5)
+    assert softmax(logits[:1], 0.5)[0, 1] == pytest.approx(1 / (1 + math.exp(-2)), abs=1e-5)
+    assert softmax(logits).dtype == np.float32
+
+
+def test_where_both_laws_agree_nothing_is_left_to_draw_anew():
+    law = np.array([0.5, 0.5])
+    assert residual(law, law).tolist() == [0.5, 0.5]
+    assert acceptance(law, law, 0) == 1
+    assert acceptance(np.array([0.5, 0.5]), np.array([1.0, 0.0]), 1) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"name": "eq5"}, "the rule 'eq5' is unknown; known: paper, excess, opt, token_copy"),
+        ({"alpha": 1.0}, r"alpha in \[0, 1\)"),
+        ({"alpha": -0.1}, "alpha=-0.1"),
+        ({"bound": 0.9}, r"bound in \[1, 10\), got alpha=0.1, bound=0.9"),
+        ({"bound": 10.0}, "bound=10.0"),
+    ],
+)
+def test_options_out_of_range_are_refused(options, message):
+    with pytest.raises(ConfigError, match=message):
+        Rule(**options)

@@ -1,0 +1,355 @@
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from casemate import registry
+from casemate.app import build
+from casemate.config import Part
+from casemate.defenses.cascade import Cascade
+from casemate.errors import BackendError, CapabilityError, ConfigError
+from casemate.guard import Guard
+from casemate.protocols import Generator, TokenModel
+from casemate.rag import join
+from casemate.testing import check_defense
+from casemate.types import Document, Prompt
+from tests.fakes import Memory, Parrot
+from tests.unit.toy_models import Toy, ToyReading
+
+CONTEXT = (Document("a", "abca"), Document("b", "cbb"))
+PROMPT = Prompt("a", CONTEXT, "")
+TEXT = (
+    "The ferry of Oakwood leaves at nine. Its captain is Ottilie Brandt, and the fare is four marks. Dogs travel free "
+    "on weekdays. The winter timetable begins in November, when the last boat leaves at five. Tickets are sold on "
+    "board."
+)
+OTHER = "The library is closed on Mondays. It lends out tools as well as books."
+
+
+def whole(generator, prompt=PROMPT):
+    return asyncio.run(join(generator.stream(prompt)))
+
+
+def pieces(generator, prompt=PROMPT, most=None):
+    async def run():
+        found, stream = [], generator.stream(prompt)
+        async for piece in stream:
+            found.append(piece)
+            if len(found) == most:
+                break
+        await stream.aclose()
+        return found
+
+    return asyncio.run(run())
+
+
+def made(store=None, generator=None, **options):
+    options = {"draft": Toy(1), "run": 2, "budget": 4, "max_tokens": 12} | options
+    return Cascade(store=store, **options).on_generate(generator or Toy(2))
+
+
+@dataclass
+class Reciter(Generator):
+    """Says all that it is shown, or what a function makes of it."""
+
+    say: object = None
+    prompts: list = field(default_factory=list)
+
+    async def stream(self, prompt):
+        self.prompts.append(prompt)
+        yield self.say(prompt) if self.say else " ".join(d.text for d in prompt.context) or "I don't know."
+
+
+class TestWiring:
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"rule": "eq5"}, "the rule 'eq5' is unknown"),
+            ({"reference_view": "none"}, "reference_view='none'.*known: same, ablated, summary, guarded"),
+            ({"bonus": "draft"}, "bonus='draft'"),
+            ({"run": 0}, "need run > 0"),
+            ({"budget": -1}, "budget=-1"),
+            ({"share": 0.0}, "share=0.0"),
+            ({"alpha": 1.0}, "alpha=1.0"),
+            ({"bound": 0.5}, "bound=0.5"),
+            ({"gamma": 0}, "gamma=0"),
+            ({"max_tokens": 0}, "max_tokens=0"),
+            ({"temperature": -1.0}, "temperature=-1.0"),
+            ({"seed": -1}, "seed=-1"),
+            ({"reference": Toy(2)}, "has a reference model and no draft"),
+        ],
+    )
+    def test_options_that_make_no_sense_are_refused(self, options, message):
+        with pytest.raises(ConfigError, match=message):
+            Cascade(**options)
+
+    def test_models_of_other_vocabularies_are_refused(self):
+        with pytest.raises(CapabilityError, match="the draft has 4 tokens and the reference 5, .* from token 3 on"):
+            made(generator=Toy(2, "abcd "))
+        with pytest.raises(CapabilityError, match="4 tokens and the reference 4, and they differ from token 0 on"):
+            made(reference=Toy(2, "bac "))
+
+    def test_a_generator_without_probabilities_is_no_reference(self):
+        with pytest.raises(CapabilityError, match="needs a reference model: Parrot shows no probabilities"):
+            made(generator=Parrot())
+
+    def test_a_model_that_cannot_take_back_is_refused(self):
+        class Stubborn(Toy):
+            def begin(self, prompts):
+                return Forgetless(self, [tuple(p) for p in prompts])
+
+        class Forgetless(ToyReading):
+            def read(self, answer, last=1):
+                self.prompts = [(*prompt, *answer) for prompt in self.prompts]
+                return super().read(answer, last)
+
+        with pytest.raises(CapabilityError, match="the draft model cannot take back what it has read"):
+            made(draft=Stubborn(1))
+        with pytest.raises(CapabilityError, match="the reference model cannot take back"):
+            made(generator=Stubborn(2))
+
+    def test_without_a_draft_the_same_view_is_no_other_answer(self):
+        with pytest.raises(CapabilityError, match="reference_view 'same' is no other"):
+            Cascade(reference_view="same").on_generate(Parrot())
+
+    def test_the_systems_own_model_is_the_reference(self):
+        own = Toy(2)
+        whole(made(generator=own))
+        assert " a abca cbb " in own.begun
+
+    def test_a_reference_that_is_named_stands_in_for_the_generator(self):
+        reference, parrot = Toy(2), Parrot()
+        assert set(whole(made(generator=parrot, reference=reference))) <= set("abc ")
+        assert not parrot.prompts and reference.begun
+
+    def test_models_are_named_in_the_configuration(self, data):
+        folder = data.parent / "models" / "draft"
+        if not folder.is_dir():
+            pytest.skip(f"no model at {folder}")
+        pytest.importorskip("transformers", reason="needs casemate[transformers]")
+        part = Part.model_validate(
+            {"use": "cascade", "draft": {"use": "transformers", "model": str(folder), "device": "cpu"}}
+        )
+        assert TokenModel in type(build("defense", part).draft).__mro__
+        assert registry.wants(Cascade)["reference"] is TokenModel
+        wrong = {"use": "cascade", "draft": {"use": "transformers", "model": "/nowhere/model"}}
+        with pytest.raises(Exception, match="'/nowhere/model' cannot be loaded"):
+            build("defense", Part.model_validate(wrong))
+        with pytest.raises(ConfigError, match="no tokens is called 'extractive'; known: transformers"):
+            build("defense", Part.model_validate({"use": "cascade", "draft": "extractive"}))
+
+    @pytest.mark.parametrize("options", [{}, {"reference_view": "summary"}, {"run": 2, "budget": 3}])
+    def test_it_keeps_the_promises_of_a_defense(self, options):
+        check_defense(Cascade(**options))
+        check_defense(Cascade(draft=Toy(1), reference=Toy(2), max_tokens=9, **options))
+
+
+class TestStreaming:
+    def test_pieces_make_up_the_answer_and_come_block_by_block(self):
+        generator = made(max_tokens=20, budget=None, run=9)
+        found = pieces(generator)
+        assert 20 / 5 <= len(found) <= 20
+        decoding = generator.decoding(PROMPT)
+        while not decoding.finished:
+            decoding.block()
+        assert "".join(found) == Toy().text(decoding.answer).lstrip() == whole(generator)
+
+    def test_whoever_stops_asking_stops_the_models(self):
+        memory = Memory()
+        generator = made(memory, max_tokens=50)
+        assert len(pieces(generator, most=2)) == 2
+        (event,) = memory.events
+        assert event.body["tokens"] < 25
+
+    def test_characters_come_whole(self):
+        class Bytes(Toy):
+            def text(self, tokens):
+                said = super().text(tokens).replace(" ", "")
+                return said[:-1] + "\ufffd" if said.endswith("b") else said
+
+        found = pieces(made(draft=Bytes(1), generator=Bytes(2), max_tokens=30))
+        assert all("\ufffd" not in piece for piece in found[:-1])
+        assert len(found) > 1
+
+    def test_draws_follow_the_seed(self):
+        def answer(seed, temperature=1.0):
+            return whole(made(temperature=temperature, seed=seed, max_tokens=30))
+
+        assert answer(1) == answer(1)
+        assert len({answer(seed) for seed in range(6)}) > 3
+        assert len({answer(seed, 0.0) for seed in range(6)}) == 1
+
+    def test_answers_at_once_do_not_mix(self):
+        generator = made(temperature=1.0, max_tokens=30)
+        prompts = [PROMPT, Prompt("b", CONTEXT[:1], "")]
+
+        async def both():
+            return await asyncio.gather(*(join(generator.stream(prompt)) for prompt in prompts))
+
+        assert asyncio.run(both()) == [whole(generator, prompt) for prompt in prompts]
+
+    def test_figures_are_noted_and_no_text(self):
+        memory = Memory()
+        whole(made(memory, max_tokens=40))
+        (event,) = memory.events
+        body = event.body
+        assert event.kind == "generation"
+        named = [body[key] for key in ("defense", "request", "mode", "rule", "view")]
+        assert named == ["cascade", "", "token", "token_copy", "ablated"]
+        assert body["tokens"] == 40 and body["passes"] >= 8
+        assert body["flops_paper"] > body["flops_reference"] > 0 < body["flops_honest"]
+        assert body["quoted"] >= 3 and set(body["copied"]) <= {"a", "b"} and body["copied"]
+        text = json.dumps(body)
+        assert "abca" not in text and "cbb" not in text
+
+    def test_a_full_store_costs_nobody_an_answer(self):
+        class Full(Memory):
+            def append(self, event):
+                raise OSError("disk full")
+
+        assert whole(made(Full())) == whole(made())
+
+
+class TestBadInput:
+    def test_an_empty_context_is_answered_from_nothing(self):
+        memory = Memory()
+        assert whole(made(memory), Prompt("a", (), ""))
+        assert memory.events[0].body["copied"] == []
+
+    def test_a_document_without_text_is_no_trouble(self):
+        assert whole(made(), Prompt("a", (Document("x", ""), *CONTEXT), ""))
+
+    @pytest.mark.parametrize("which", ["draft", "reference"])
+    def test_a_prompt_that_is_too_long_is_told_before_anything_is_said(self, which):
+        generator = made(**{"reference": Toy(2), which: Toy(3, limit=11)})
+        with pytest.raises(BackendError, match="the prompt has 12 tokens, and a model of the cascade reads 11"):
+            pieces(generator)
+
+    def test_when_a_model_fails_nobody_else_goes_on(self):
+        class Failing(Toy):
+            def begin(self, prompts):
+                reading = super().begin(prompts)
+                read, passes = reading.read, []
+
+                def failing(answer, last=1):
+                    passes.append(1)
+                    if len(passes) > 3:
+                        raise BackendError("out of memory", backend="toy", retryable=False)
+                    return read(answer, last)
+
+                reading.read = failing
+                return reading
+
+        found = []
+
+        async def run():
+            async for piece in made(generator=Failing(2), max_tokens=40, budget=None, run=9).stream(PROMPT):
+                found.append(piece)
+
+        with pytest.raises(BackendError, match="out of memory"):
+            asyncio.run(run())
+        assert 0 < len("".join(found)) <= 15
+
+
+class TestWholeAnswers:
+    """For generators that show no probabilities."""
+
+    def made(self, generator, store=None, **options):
+        return Cascade(store=store, **({"run": 6, "budget": 10} | options)).on_generate(generator)
+
+    def prompt(self, question="What is free on weekdays?", *texts):
+        return Prompt(question, tuple(Document(f"d{i}", text) for i, text in enumerate(texts or (TEXT, OTHER))), "")
+
+    def test_an_answer_within_the_limits_is_left_as_it_is(self):
+        reciter, memory = Reciter(lambda prompt: "Dogs travel free on weekdays."), Memory()
+        assert pieces(self.made(reciter, memory), self.prompt()) == ["Dogs travel free on weekdays."]
+        assert len(reciter.prompts) == 1
+        body = memory.events[0].body
+        assert (body["mode"], body["generations"], body["copied"], body["quoted"]) == ("answer", 1, [], 4)
+
+    def test_a_recital_is_written_again_from_the_other_documents(self):
+        reciter, memory = Reciter(), Memory()
+        assert whole(self.made(reciter, memory), self.prompt("Repeat all.")) == "I don't know."
+        assert [len(p.context) for p in reciter.prompts] == [2, 0]
+        assert memory.events[0].body["copied"] == ["d0", "d1"]
+
+    def test_only_what_is_quoted_is_left_out(self):
+        reciter = Reciter(lambda p: p.context[0].text if p.context[0].id == "d0" else "It lends out tools.")
+        assert whole(self.made(reciter), self.prompt()) == "It lends out tools."
+        assert [[d.id for d in p.context] for p in reciter.prompts] == [["d0", "d1"], ["d1"]]
+
+    def test_one_document_after_another_may_have_to_go(self):
+        reciter = Reciter(lambda p: p.context[0].text if p.context else "Nothing.")
+        assert whole(self.made(reciter), self.prompt("?", TEXT, OTHER, "One two three.")) == "One two three."
+        assert len(reciter.prompts) == 3
+
+    @pytest.mark.parametrize("view", ["summary", "guarded"])
+    def test_who_quotes_on_in_another_view_is_shown_nothing_of_it(self, view):
+        reciter = Reciter(lambda p: TEXT if any(d.id == "d0" for d in p.context) else "Nothing.")
+        assert whole(self.made(reciter, reference_view=view), self.prompt()) == "Nothing."
+        assert [len(p.context) for p in reciter.prompts] == [2, 2, 1]
+
+    def test_what_is_known_without_the_document_may_be_said(self):
+        reciter = Reciter(lambda p: TEXT)
+        assert whole(self.made(reciter), self.prompt()) == TEXT
+        assert len(reciter.prompts) == 2
+
+    def test_what_was_asked_is_not_quoted(self):
+        question = "Is it right that the winter timetable begins in November, when the last boat leaves at five?"
+        reciter = Reciter(lambda p: "The winter timetable begins in November, when the last boat leaves at five.")
+        for asked in (question, "When?"):
+            whole(self.made(reciter, budget=14), self.prompt(asked))
+        assert len(reciter.prompts) == 1 + 2
+
+    @pytest.mark.parametrize("words", [6, 7])
+    def test_the_longest_run_is_one_that_is_allowed(self, words):
+        reciter = Reciter(lambda p: " ".join(TEXT.split()[2:][:words]) if len(p.context) == 2 else "Nothing.")
+        assert (whole(self.made(reciter), self.prompt()) == "Nothing.") == (words > 6)
+
+    @pytest.mark.parametrize("sentences", [1, 2])
+    def test_short_quotations_add_up_to_the_budget(self, sentences):
+        said = ("Dogs travel free on weekdays", "tickets are sold on board")
+        reciter = Reciter(lambda p: ", and ".join(said[:sentences]) if len(p.context) == 2 else "Nothing.")
+        generator = self.made(reciter, budget=9, run=6)
+        assert (whole(generator, self.prompt("?")) == "Nothing.") == (sentences > 1)
+
+    def test_words_put_in_between_hide_nothing(self):
+        reciter = Reciter(lambda p: " indeed ".join(TEXT.split()) if len(p.context) == 2 else "Nothing.")
+        assert whole(self.made(reciter), self.prompt()) == "Nothing."
+
+    def test_behind_a_guard_nothing_leaves_before_it_is_measured(self):
+        guard = Guard.__new__(Guard)  # only the wiring of generators is of interest
+        assert not asyncio.iscoroutinefunction(guard.stream)
+        found = pieces(self.made(Reciter()), self.prompt("Repeat all."))
+        assert found == ["I don't know."]
+
+
+def test_a_cascade_of_one_model_twice_is_that_model():
+    for seed in range(5):
+        toy = Toy(seed)
+        alone = asyncio.run(join(toy.stream(PROMPT)))
+        same = made(draft=Toy(seed), generator=toy, max_tokens=8, run=99, budget=None)
+        assert whole(same) == alone.lstrip()
+
+
+def test_protection_is_seen_to_act():
+    """A pair that recites is kept from it; the same pair without limits is not."""
+
+    class Reciting(Toy):
+        def logits(self, prompt, answer):
+            text = self.text(prompt)
+            start = text.index("abcacba") if "abcacba" in text else None
+            if start is None or len(answer) >= 7:
+                return super().logits(prompt, answer)
+            return 9.0 * np.eye(4)[prompt[start + len(answer)]]
+
+    prompt = Prompt("b", (Document("s", "abcacba"),), "")
+    pair = {"draft": Reciting(1), "generator": Reciting(2), "max_tokens": 7}
+    assert whole(made(**pair, run=99, budget=None), prompt) == "abcacba"
+    assert whole(made(**pair, run=3, budget=4), prompt) != "abcacba"
+    assert whole(made(**pair, run=3, budget=4), prompt).startswith("abc")
+    assert whole(made(**pair, run=3, budget=4, reference_view="same"), prompt) == "abcacba"
