@@ -198,7 +198,7 @@ def test_what_cannot_be_done_is_one_line_and_code_2(run, words, says):
 
 def test_unknown_keys_and_names_are_refused(run, tmp_path):
     (tmp_path / "casemate.yaml").write_text("guard: {defenses: [mirable]}")
-    assert "no defense is called 'mirable'; known: mirabel" in run("ask", "x", code=2).stderr
+    assert "no defense is called 'mirable'; known: canary_token, " in run("ask", "x", code=2).stderr
     (tmp_path / "casemate.yaml").write_text("gaurd: {}")
     assert "gaurd is no known key; known: rag, guard" in run("ask", "x", code=2).stderr
 

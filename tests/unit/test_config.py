@@ -98,7 +98,7 @@ def test_a_variable_that_is_not_set_is_named(monkeypatch):
 @pytest.mark.parametrize(
     ("role", "part", "error", "says"),
     [
-        ("defense", Part(use="mirable"), UnknownName, "no defense is called 'mirable'; known: mirabel"),
+        ("defense", Part(use="mirable"), UnknownName, "no defense is called 'mirable'; known: canary_token, "),
         ("embedder", Part(use="sqlite"), UnknownName, "no embedder is called 'sqlite'; known: minilm, openai"),
         ("embedder", Part(use="minilm", thread=2), ConfigError, "no option 'thread'; known: weights, cache, threads"),
         ("embedder", Part(use="minilm", threads="two"), ConfigError, "option 'threads' is 'two'"),
