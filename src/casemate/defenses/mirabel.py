@@ -255,7 +255,7 @@ class _Decision:
     def _concluded(
         self, context: Sequence[Hit], scores: Mapping[str, float], suspects: Mapping[str, str]
     ) -> Outcome[Retrieval]:
-        for source in sources(context[:1]):  # whom a session is about is mostly found first; others are explained by him
+        for source in sources(context[:1]):  # whom a session is about is mostly found first
             self.mirabel.sessions.add(*self.who, source, self._e_value(scores[source]))
         flagged = [s for s in sources(self.found.hits) if s in suspects]
         for source in flagged:
