@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: demo test lint bench lock clean
+.PHONY: demo test lint bench bench-campaigns lock clean
 
 demo: $(VENV)/.base  ## the main job, on a fictional clinic
 	$(BIN)/casemate demo
@@ -23,6 +23,14 @@ bench: $(VENV)/.dev  ## results go to benchmarks/results
 	$(BIN)/python -m benchmarks.search
 	$(BIN)/python -m benchmarks.nfcorpus
 	$(BIN)/python -m benchmarks.footprint
+	$(BIN)/python -m benchmarks.recovery
+	$(BIN)/python -m benchmarks.reindex
+	$(BIN)/python -m benchmarks.recorded
+
+bench-campaigns: $(VENV)/.dev  ## hours: each goes on where it broke off
+	$(BIN)/python -m benchmarks.membership
+	$(BIN)/python -m benchmarks.adaptive
+	$(BIN)/python -m benchmarks.crawl
 
 $(VENV)/.base: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -103,6 +103,24 @@ class Sessions:
                     yield str(body.get("tenant")), str(body.get("client")), str(source), event.at.timestamp()
 
 
+class Once:
+    """Tells requests that are looked at again: the guard asks all defenses anew when one of them wants more hits."""
+
+    def __init__(self) -> None:
+        self._seen: OrderedDict[str, None] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def first(self, request: str) -> bool:
+        """Whether a request comes for the first time."""
+        with self._lock:
+            if request in self._seen:
+                return False
+            self._seen[request] = None
+            if len(self._seen) > CLIENTS:
+                self._seen.popitem(last=False)
+            return True
+
+
 def key_of(tenant: str, client: str) -> tuple[str, str]:
     """Names of any length in little memory."""
     if len(client) <= 64:

@@ -164,6 +164,15 @@ def test_it_is_remembered_over_a_restart_and_by_other_processes(store, monkeypat
         assert limit.traces.covered(Query("", "ann"), "d0") == first.traces.covered(Query("", "ann"), "d0") > 0
 
 
+def test_a_request_that_is_looked_at_again_counts_once():
+    limit, text = CrawlLimit(quote_words=1000), ask(CrawlLimit(), [0], k=1)[1]
+    ask(limit, [0], k=1)
+    query = Query(" ".join(text.split()[-20:]), "ann", k=1)
+    for _ in range(5):
+        asyncio.run(limit.on_retrieve(query, found([1])))
+    assert limit.traces.evidence(query)["echoes"] == 25
+
+
 def test_it_is_forgotten_after_its_time(monkeypatch):
     limit = CrawlLimit(quote_words=50, hours=1)
     for question in range(6):

@@ -28,6 +28,7 @@ from typing import ClassVar
 from casemate.errors import ConfigError
 from casemate.protocols import Defense, EventStore, Generator
 from casemate.quoting import Quotes
+from casemate.sessions import Once
 from casemate.traces import ALARMED, CLEAR, Level, Traces
 from casemate.types import Action, Document, Hit, Outcome, Prompt, Query, Retrieval, Verdict
 
@@ -70,13 +71,14 @@ class CrawlLimit(Defense):
             raise ConfigError(f"crawl_limit: {what}; exposure in (0, 1], alarm in (0, 1), hours above 0")
         self.traces = Traces(self.alarm, self.colluders, self.hours * 3600, self.store)
         self._open: OrderedDict[str, Query] = OrderedDict()
+        self._once = Once()
         self._lock = threading.Lock()
 
     async def on_retrieve(self, query: Query, retrieval: Retrieval) -> Outcome[Retrieval]:
         """Leaves out what the client may not be shown, and notes what he is."""
         if self.store is not None:
             await asyncio.to_thread(self.traces.follow)
-        level = self.traces.asked(query)
+        level = self.traces.asked(query) if self._once.first(query.id) else self.traces.level(query)
         kept = self._allowed(query, retrieval.hits, level)
         gone = tuple(h.document.id for h in retrieval.hits if h not in kept)
         self.traces.shown(query, [h.document.id for h in kept[: query.k]])

@@ -30,7 +30,7 @@ from casemate.calibration import Calibration, Calibrations
 from casemate.closeness import LOOKS, Figures, Question, sources
 from casemate.errors import ConfigError, DataError
 from casemate.protocols import Defense, Embedder, EventStore, Index
-from casemate.sessions import Sessions
+from casemate.sessions import Once, Sessions
 from casemate.types import Action, Document, Hit, Outcome, Query, Retrieval, Vector, Verdict
 from casemate.words import sentences
 
@@ -88,7 +88,7 @@ class Mirabel(Defense):
             what = f"min_documents={self.min_documents}, session_hours={self.session_hours}"
             raise ConfigError(f"mirabel needs min_documents of at least 3 and session_hours of at least 0, got {what}")
         self._calibrations = Calibrations(self.calibration)
-        self.sessions = Sessions("mirabel", self.session_hours * 3600, self.store)
+        self.sessions, self.once = Sessions("mirabel", self.session_hours * 3600, self.store), Once()
 
     def barred(self, query: Query) -> Collection[str]:
         """Sources that were flagged for this client before."""
@@ -255,7 +255,8 @@ class _Decision:
     def _concluded(
         self, context: Sequence[Hit], scores: Mapping[str, float], suspects: Mapping[str, str]
     ) -> Outcome[Retrieval]:
-        for source in sources(context[:1]):  # whom a session is about is mostly found first
+        new = self.mirabel.once.first(self.query.id)
+        for source in sources(context[:1]) if new else ():  # whom a session is about is mostly found first
             self.mirabel.sessions.add(*self.who, source, self._e_value(scores[source]))
         flagged = [s for s in sources(self.found.hits) if s in suspects]
         for source in flagged:
