@@ -301,3 +301,8 @@ def test_what_is_remembered_of_texts_is_bounded(monkeypatch):
         held[f"w{i}"]
     assert len(held) < 1 << 17
     assert sys.getsizeof(held) < 1 << 24
+
+
+@given(st.text(st.characters(max_codepoint=127), max_size=60))
+def test_plain_letters_are_read_as_all_others_are(text):
+    assert closeness._words.__wrapped__(text).tokens == closeness._words.__wrapped__(f"{text} \u03b1").tokens[:-1]
