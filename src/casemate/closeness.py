@@ -16,7 +16,7 @@ import unicodedata
 from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
 from itertools import chain
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from casemate import stats
 from casemate.types import Background, Hit, Retrieval
@@ -39,15 +39,15 @@ ALIKE = 0.7
 """Share of common words above which two documents are copies: a copy does not explain a high similarity."""
 CEILING, TINY = 16.0, 1e-9
 """The spacing test's p-value counts as 10^-16 at least, and a spacing below TINY is rounding."""
-CACHED = 512  # documents whose words are remembered: some 15 MB
+CACHED, READ = 4096, 64  # documents whose stems are remembered, some 40 MB; and whose words, in order
 
 
 class Question:
     """The words of a question, and what documents share with them."""
 
     def __init__(self, text: str) -> None:
-        words = _words.__wrapped__(text)  # not the cache: questions are not to be remembered
-        self._stems, self._phrases = words.stems - {""}, frozenset(_runs(words.tokens))
+        tokens = _tokens.__wrapped__(text)  # not the caches: questions are not to be remembered
+        self._stems, self._phrases = frozenset(map(_STEMS.__getitem__, tokens)) - {""}, frozenset(_runs(tokens))
 
     def figures(self, source: str, found: Retrieval, out: Collection[str] = ()) -> Figures | None:
         """The figures of one source, compared with the next ``LOOKS`` hits.
@@ -87,7 +87,7 @@ class Question:
     def _shared_phrases(self, own: Sequence[Hit]) -> int:
         if not self._phrases:
             return 0
-        runs = (_runs(_words(h.document.content).tokens) for h in own)
+        runs = (_runs(_tokens(h.document.content)) for h in own)
         return len(self._phrases.intersection(chain.from_iterable(runs)))
 
 
@@ -104,25 +104,24 @@ def _by_source(hits: Sequence[Hit]) -> Iterable[list[Hit]]:
 
 
 def _stems(hits: Sequence[Hit]) -> frozenset[str]:
-    return frozenset[str]().union(*(_words(h.document.content).stems for h in hits))
-
-
-class _Words(NamedTuple):
-    tokens: list[str]
-    stems: frozenset[str]  # of those that carry meaning, and "" for all others
+    return frozenset[str]().union(*(_known(h.document.content) for h in hits))
 
 
 @lru_cache(CACHED)
-def _words(text: str) -> _Words:
+def _known(text: str) -> frozenset[str]:
+    """Stems of the words that carry meaning, and "" for all others."""
+    return frozenset(map(_STEMS.__getitem__, set(_tokens(text))))
+
+
+@lru_cache(READ)
+def _tokens(text: str) -> list[str]:
     """Words, roughly: a fifth of the time of ``words.words``, and this is on every request's path.
 
     Read as embedders read: without accents and invisible characters, which would hide words from us and not from them.
     """
     if text.isascii():  # a third of the time
-        tokens = text.lower().encode().translate(_PLAIN, _NOTHING).decode().split()
-    else:
-        tokens = unicodedata.normalize("NFKD", text).casefold().translate(_FOLDED).split()
-    return _Words(tokens, frozenset(map(_STEMS.__getitem__, set(tokens))))
+        return text.lower().encode().translate(_PLAIN, _NOTHING).decode().split()
+    return unicodedata.normalize("NFKD", text).casefold().translate(_FOLDED).split()
 
 
 class _Stems(dict[str, str]):

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from casemate import closeness, stats
-from casemate.closeness import ALIKE, CEILING, FEATURES, LOOKS, NEXT, Question, _spacing, _words, sources
+from casemate.closeness import ALIKE, CEILING, FEATURES, LOOKS, NEXT, Question, _known, _spacing, sources
 from casemate.types import Background, Document, Hit, Retrieval
 from casemate.words import STOP_WORDS, stem
 from tests.fakes import WORDS, BagOfWords
@@ -294,8 +294,8 @@ def test_words_are_shared_whatever_their_case_and_punctuation():
 
 def test_what_is_remembered_of_texts_is_bounded(monkeypatch):
     for i in range(3 * closeness.CACHED):
-        _words(f"word{i}")
-    assert _words.cache_info().currsize <= closeness.CACHED
+        _known(f"word{i}")
+    assert _known.cache_info().currsize <= closeness.CACHED
     monkeypatch.setattr(closeness, "_STEMS", held := closeness._Stems())
     for i in range((1 << 17) + 10):
         held[f"w{i}"]
@@ -305,4 +305,4 @@ def test_what_is_remembered_of_texts_is_bounded(monkeypatch):
 
 @given(st.text(st.characters(max_codepoint=127), max_size=60))
 def test_plain_letters_are_read_as_all_others_are(text):
-    assert closeness._words.__wrapped__(text).tokens == closeness._words.__wrapped__(f"{text} \u03b1").tokens[:-1]
+    assert closeness._tokens.__wrapped__(text) == closeness._tokens.__wrapped__(f"{text} \u03b1")[:-1]
