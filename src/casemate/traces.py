@@ -26,7 +26,7 @@ ECHO = 6
 """Words in a row by which a question repeats an earlier answer."""
 FOLLOW_S = 5.0
 """How old another process's news may be."""
-TESTS = {"quotes": (0.01, 0.3), "echoes": (0.02, 0.5)}
+TESTS = {"quotes": (0.01, 0.6), "echoes": (0.02, 0.5)}
 """For each test, how often harmless clients do it at most, and how often crawlers do at least."""
 
 
