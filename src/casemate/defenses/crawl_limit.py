@@ -44,7 +44,8 @@ class CrawlLimit(Defense):
         questions: Questions a day that every client may ask without being shown less, whatever they are.
         quote_words: Words that one answer may quote from its context.
         short_quote_words: The same for clients who are suspected.
-        exposure: Share of a chunk, in (0, 1], that a suspected client may be told word for word in all.
+        exposure: Share of a chunk, in (0, 1], that a suspected client may be told word for word in all. Below a third,
+            what is quoted of it has a ROUGE-L F1 below .5: it does not count as recovered.
         alarm: Chance, per question, that a harmless client is held to be a crawler, in (0, 1).
         colluders: Crawlers among a tenant's clients from which on all its clients are suspected; 0: never.
         hours: How long all this is remembered.
@@ -54,7 +55,7 @@ class CrawlLimit(Defense):
     questions: int = 50
     quote_words: int = 200
     short_quote_words: int = 60
-    exposure: float = 0.4
+    exposure: float = 0.3
     alarm: float = 2e-5
     colluders: int = 3
     hours: float = 24.0
