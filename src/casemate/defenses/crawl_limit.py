@@ -7,8 +7,9 @@ before: one counts answers that run into the limit on quotations, one counts que
 said. Both are CUSUMs of e-values, whose rate of false alarms is bounded as long as harmless clients do these things as
 seldom as the test assumes (Shin, Ramdas and Rinaldo 2022).
 
-The response is graded. Whoever is suspected gets fewer documents and shorter quotations, and of no chunk more than a
-share. Whoever is held to be a crawler, or has been shown his day's share, is answered from what he was shown before.
+The response is graded. Whoever is suspected gets shorter quotations, and of no chunk more than a share: not fewer
+documents, or his answers would no longer tell whether he copies. Whoever is held to be a crawler, or has been shown his
+day's share, is answered from what he was shown before.
 When several clients of a tenant are, all clients of the tenant are suspected.
 
 Place it last in the list of defenses: it counts what is shown. In observe mode nobody watches the answers, so only
@@ -103,14 +104,14 @@ class CrawlLimit(Defense):
         return _Watched(generator, self)
 
     def _allowed(self, query: Query, hits: Sequence[Hit], level: Level) -> list[Hit]:
-        """What may be shown: new ones while the day's share lasts, none of them to a crawler, fewer to a suspect."""
-        k = query.k if level is CLEAR else max(1, query.k // 2)
+        """What may be shown: new ones while the day's share lasts; to a crawler half as many, and none of them new."""
+        k = max(1, query.k // 2) if level is ALARMED else query.k
         fresh = 0 if level is ALARMED else self.questions * query.k - self.traces.count(query)
         kept: list[Hit] = []
         for hit in hits:
             new = not self.traces.knows(query, hit.document.id)
             if len(kept) >= k:
-                kept += [hit] if level is CLEAR else []  # nobody is shown it, but a defense that follows may look
+                kept += [] if level is ALARMED else [hit]  # nobody is shown it, but a defense that follows may look
             elif not new or fresh > 0:
                 kept.append(hit)
                 fresh -= new
