@@ -300,14 +300,13 @@ def show(campaign: Campaign, out: Console) -> None:
     """The verdict and the table, guard off against guard on."""
     campaign = scrub(campaign)
     status = overall(campaign)
-    colours = {Status.PASS: "green", Status.FAIL: "red", Status.INCONCLUSIVE: "yellow", Status.ERROR: "red"}
-    out.print(f"[bold {colours[status]}]{status.upper()}[/bold {colours[status]}]")
+    out.print(banner(status))
     out.print(_table(campaign))
     if campaign.utility:
         u = campaign.utility
         out.print(
-            f"The price: {_rate(u.flagged)} of {u.questions} harmless questions had a document withheld, "
-            f"{_rate(u.answer_changed)} got another answer ({escape(u.source)}).",
+            f"The price: {rate_text(u.flagged)} of {u.questions} harmless questions had a document withheld, "
+            f"{rate_text(u.answer_changed)} got another answer ({escape(u.source)}).",
             soft_wrap=True,
         )
     if campaign.audit:
@@ -335,11 +334,18 @@ def _table(campaign: Campaign) -> Table:
 
 def _cells(a: AttackResult) -> tuple[str, str, str]:
     def auc(f: Figures | None) -> str:
-        return _rate(f.auc) if f else "not run"
+        return rate_text(f.auc) if f else "not run"
 
     withheld = f"{a.on.recall_query.value:.0%}" if a.on and a.on.recall_query else ""
     return auc(a.off), auc(a.on), withheld
 
 
-def _rate(r: Rate | None) -> str:
+def rate_text(r: Rate | None) -> str:
+    """A rate with its interval, for the console."""
     return f"{r.value:.2f} \\[{r.low:.2f}, {r.high:.2f}]" if r else "too few to say"
+
+
+def banner(status: Status) -> str:
+    """How it ended, in its colour, for the console."""
+    colours = {Status.PASS: "green", Status.FAIL: "red", Status.INCONCLUSIVE: "yellow", Status.ERROR: "red"}
+    return f"[bold {colours[status]}]{status.upper()}[/bold {colours[status]}]"

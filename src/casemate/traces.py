@@ -170,7 +170,7 @@ class Traces:
         client.evidence[test] = max(1.0, client.evidence[test] * factor)
         was = client.alarmed
         self._take(query.tenant, query.client, {}, time.time())
-        if client.alarmed > was and self._store is not None:
+        if client.alarmed > was:
             self._keep(query, {"evidence": dict(client.evidence)})
 
     def _expire(self, client: _Client) -> None:

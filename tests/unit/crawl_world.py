@@ -1,6 +1,5 @@
 """A small collection, a reader that obeys, and what an attacker makes of it."""
 
-import asyncio
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,6 +12,7 @@ from casemate.protocols import Embedder, Generator
 from casemate.rag import join
 from casemate.types import UNKNOWN, Document, Prompt, Reply
 from casemate.words import abstains
+from tests.unit import crawls
 
 NOTES = [Document(name, text) for name, text in case_notes(40, seed=3)]
 
@@ -61,17 +61,7 @@ class Scripted:
 
 def crawl(attack, box, seed=1):
     """All that an attack gives out before it ends or the budget does."""
-
-    async def collect():
-        found = []
-        try:
-            async for text in attack.extract(box, np.random.default_rng(seed)):
-                found.append(text)
-        except BudgetExhausted:
-            pass
-        return found
-
-    return asyncio.run(collect())
+    return crawls.crawl(attack, box, seed)
 
 
 @dataclass

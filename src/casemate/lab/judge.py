@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,8 +102,13 @@ def judge_campaign(
 
 
 def overall(checks: Sequence[Check]) -> Status:
-    """ERROR before FAIL before INCONCLUSIVE before PASS; no check at all is INCONCLUSIVE."""
-    seen = {check.status for check in checks} or {Status.INCONCLUSIVE}
+    """The gravest of some checks."""
+    return gravest(check.status for check in checks)
+
+
+def gravest(found: Iterable[Status]) -> Status:
+    """ERROR before FAIL before INCONCLUSIVE before PASS; nothing at all is INCONCLUSIVE."""
+    seen = set(found) or {Status.INCONCLUSIVE}
     return next(status for status in SEVERITY if status in seen)
 
 
