@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from casemate.errors import ConfigError, DataError
 from casemate.redteam import Steps
-from casemate.reproduce import attackers, detection, utility
+from casemate.reproduce import attackers, cascades, detection, extraction, private, utility
 from casemate.reproduce.laboratory import HELP, Setting
 from casemate.reproduce.result import Result, Row, shown
 
@@ -28,10 +28,18 @@ RUNS: Mapping[str, Run] = {
     "mirabel-table3": utility.table3,
     "mirabel-table4": attackers.table4,
     "mirabel-table5": attackers.table5,
+    "mirabel-table6": private.table6,
+    "mirabel-table7": private.table7,
     "mirabel-table8": detection.table8,
     "mirabel-table9": attackers.table9,
+    "mirabel-table10": private.table10,
+    "mirabel-table11": private.table11,
     "mirabel-figure1": detection.figure1,
     "mirabel-figure3": attackers.figure3,
+    "ragfort-table1": extraction.table1,
+    "ragfort-table2": cascades.table2,
+    "ragfort-table3": cascades.table3,
+    "ragfort-figure1": extraction.figure1,
 }
 NAMES = tuple(RUNS)
 DATA = "CASEMATE_DATA"

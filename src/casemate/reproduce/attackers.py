@@ -36,7 +36,8 @@ READER = (
     "MBA masks 10 words. The paper: the best of 5, 10, 15 and 20. S2MIA takes the reply's perplexity for somebody who "
     "has read the candidate, from counts of words. The paper: that of GPT-2.",
     "Each candidate is asked about under a client's name of his own, at which the calibrated guard remembers.",
-    "DP-RAG was not run, and SciDocs and TREC-COVID are not at hand: these are left out.",
+    "DP-RAG is measured in tables of its own, mirabel-table6, 10 and 11; SciDocs and TREC-COVID are not at hand: these "
+    "are left out.",
 )
 FITTED = (
     "Thresholds are fitted under the attacked system on half of the candidates and judged on the other, then the other "

@@ -30,7 +30,7 @@ from casemate.errors import DataError
 from casemate.guard import Guard
 from casemate.ingest import Ingest
 from casemate.lab import datasets
-from casemate.lab.box import CachedEmbedder, CachedGenerator
+from casemate.lab.box import CachedEmbedder, CachedGenerator, Remembering
 from casemate.lab.calibrate import Settings, calibrate
 from casemate.lab.datasets import Split, Stored
 from casemate.lab.ledger import Ledger
@@ -183,35 +183,16 @@ class Lab:
         }
 
 
-class Kept(Embedder):
-    """An embedder that finds the vectors of some texts on disk: the next table asks the same questions.
+class Kept(Remembering):
+    """Finds the vectors of some texts on disk: the next table asks the same questions.
 
     Attributes:
-        inner: Who embeds.
         ledger: Where vectors are kept.
     """
 
     def __init__(self, inner: Embedder, ledger: Ledger) -> None:
-        self.inner, self.ledger = inner, ledger
-
-    @property
-    def fingerprint(self) -> str:
-        """See ``Embedder``."""
-        return self.inner.fingerprint
-
-    @property
-    def dim(self) -> int:
-        """See ``Embedder``."""
-        return self.inner.dim
-
-    @property
-    def max_tokens(self) -> int:
-        """See ``Embedder``."""
-        return self.inner.max_tokens
-
-    def spans(self, text: str) -> Sequence[tuple[int, int]]:
-        """See ``Embedder``."""
-        return self.inner.spans(text)
+        super().__init__(inner)
+        self.ledger = ledger
 
     def embed(self, texts: Sequence[str], progress: Progress | None = None) -> Vector:
         """See ``Embedder``."""

@@ -1,0 +1,61 @@
+"""What differential privacy leaves of the answers, by how many documents say the same, with the offline pair.
+
+``python -m benchmarks.dp_rag``. Of each record one fact is asked about, and so many documents state it; nothing else is
+in the context. ``as published`` has the settings of DP-RAG's code, which Mirabel's authors took over; ``sharper`` a
+temperature of .02, and as much weight for the model without documents. Exact match with the right answer, 24 tokens,
+delta .001. Texts are synthetic, the model is tiny: relations, not figures for a large one.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from benchmarks import ROOT, SEED, save
+from benchmarks.cascade import _said
+from casemate import stats
+from casemate.backends.transformers import CausalLM
+from casemate.defenses.dp_rag import DPRAG
+from casemate.protocols import Generator
+from casemate.reproduce.records import Record, records
+from casemate.types import Document
+
+COUNT = 30
+AGREEING = (1, 3, 5, 10, 20, 60)
+SETTINGS: dict[str, dict[str, float]] = {
+    "as published": {"temperature": 1.0, "public": 0.01},
+    "sharper": {"temperature": 0.02, "public": 0.02},
+}
+
+
+def main() -> None:
+    """Measures."""
+    import torch
+
+    torch.set_num_threads(1)
+    model = CausalLM(str(ROOT / "models/reference"), device="cpu", max_tokens=60)
+    asked = records(COUNT, SEED)
+    found: dict[str, Any] = {"no guard": _judged(model, asked)}
+    for epsilon in (2.0, 100.0):
+        for name, options in SETTINGS.items():
+            defense = DPRAG(model=model, epsilon=epsilon, tokens=24, seed=SEED, **options)  # type: ignore[arg-type]
+            found[f"epsilon {epsilon:g}, {name}"] = _judged(defense.on_generate(model), asked)
+            print(epsilon, name, found[f"epsilon {epsilon:g}, {name}"], file=sys.stderr)
+    save("dp_rag", {"documents_that_say_the_same": AGREEING, **found})
+
+
+def _judged(generator: Generator, asked: list[Record]) -> dict[str, Any]:
+    """Exact match, by how many documents state the fact. The bare model reads five at most: more it was not taught."""
+    found = {}
+    for count in AGREEING if not isinstance(generator, CausalLM) else AGREEING[:3]:
+        right = 0
+        for i, record in enumerate(asked):
+            question, gold = record.asked(i % len(record.facts))
+            documents = [Document(f"{record.name} {n}", gold) for n in range(count)]
+            right += _said(generator, question, documents) == gold
+        found[str(count)] = stats.rate(right, len(asked))
+    return found
+
+
+if __name__ == "__main__":
+    main()

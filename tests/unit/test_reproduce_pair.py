@@ -1,0 +1,106 @@
+"""Reproductions with the offline pair, as small as they can be: that they run, what they keep, and what they print."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from casemate import reproduce
+from casemate.errors import DataError
+from casemate.reproduce import Setting, cascades, pair, private
+from casemate.reproduce.records import records
+
+WITH_THE_PAIR = [f"mirabel-table{i}" for i in (6, 7, 10, 11)] + ["ragfort-table2", "ragfort-table3"]
+
+
+@contextmanager
+def quietly(title: str, total: float | None) -> Any:
+    yield lambda count: None
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Kept from one experiment to the next, as on the command line."""
+    return tmp_path_factory.mktemp("work")
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch", reason="needs casemate[transformers]")
+    pytest.importorskip("transformers", reason="needs casemate[transformers]")
+    pytest.importorskip("sklearn", reason="needs casemate[torch]")
+    pytest.importorskip("dp_accounting", reason="needs casemate[dp]")
+    made = pair.pair
+    for module, name, value in (
+        (private, "MOST", 4),
+        (private, "LONGEST", 2),
+        (private, "DISTRACTORS", 30),
+        (private, "ASKED_7", 2),
+        (cascades, "QUESTIONS", 2),
+        (cascades, "LONGEST", 30),
+    ):
+        monkeypatch.setattr(module, name, value)
+    monkeypatch.setattr(pair, "pair", lambda setting, inside, *rest: made(setting, min(inside, 120), *rest))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WITH_THE_PAIR)
+def test_every_table_gives_figures_with_intervals(name: str, small: None, work: Path) -> None:
+    found = asyncio.run(reproduce.reproduce(name, Setting(work, work), quietly))
+    json.dumps(found.as_json())
+    assert found.differs and found.remarks
+    assert {row.printed for row in found.rows} == {True, False}
+    for row in found.rows:
+        assert set(row.cells) <= set(found.columns)
+        if not row.printed:
+            assert all(cell.low <= cell.value <= cell.high for cell in row.cells.values())  # type: ignore[union-attr]
+
+
+@pytest.mark.slow
+def test_finished_attacks_are_not_made_again(small: None, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    setting = Setting(work, work)
+    first = asyncio.run(reproduce.reproduce("mirabel-table6", setting, quietly))
+    monkeypatch.setattr(private, "_said", None)
+    assert asyncio.run(reproduce.reproduce("mirabel-table6", setting, quietly)) == first
+
+
+def test_attackers_tell_a_right_answer_from_a_wrong_one() -> None:
+    for record in records(20, 1):
+        for attack in private.ATTACKS:
+            questions, scored = private.probe(attack, record)
+            told = [v for q in questions for _, v in record.facts if v in record.document.text and v not in q]
+            right = {"S2MIA": [record.facts[0][1]], "IA": ["Yes, it is."] * len(questions)}.get(attack)
+            right = right or [" ".join(told)] * len(questions)
+            assert scored(right) > scored(["I don't know."] * len(questions))
+            assert all(record.name in question for question in questions)
+
+
+def test_table_6_has_rows_and_columns_exchanged_as_table_10_tells() -> None:
+    for (attack, system), numbers in private.PRINTED_10.items():
+        adjusted = abs(numbers[0] - 0.5)
+        if system.startswith(private.LARGE):
+            assert adjusted == pytest.approx(private.PRINTED_11[attack, system][0])
+            continue
+        printed = private.PRINTED_6[attack, system][0]
+        odd = private.BY_TABLE_10.get((attack, system))
+        assert (adjusted == pytest.approx(printed)) == (odd is None)
+        if odd:
+            assert f"{adjusted:.3f}".lstrip("0") == odd
+
+
+def test_what_ragfort_prints_of_its_parts() -> None:
+    for nothing, inter, intra, both in cascades.PRINTED_2.values():
+        assert both < min(inter, intra) < nothing
+    lost = [before - after for before, after, *_ in cascades.PRINTED_3.values()]
+    assert max(lost) == pytest.approx(0.025)
+
+
+def test_a_missing_pair_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(pair.VARIABLE, str(tmp_path))
+    with pytest.raises(DataError, match="the offline pair is not at"):
+        pair.models_folder()
