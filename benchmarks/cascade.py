@@ -23,8 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import DATA, SEED, median_s, save
-from benchmarks.cascade_texts import Record, records
+from benchmarks import ROOT, SEED, median_s, save
 from casemate import cascade as kernel
 from casemate import stats
 from casemate.backends.transformers import CausalLM
@@ -32,10 +31,11 @@ from casemate.copying import Copying
 from casemate.defenses.cascade import Cascade, decoding
 from casemate.protocols import EventStore, Generator
 from casemate.recovery import rouge_l
+from casemate.reproduce.records import Record, records
 from casemate.types import Document, Event, Prompt
 from casemate.words import words
 
-MODELS = Path(os.environ.get("CASEMATE_MODELS", DATA.parent / "models"))
+MODELS = Path(os.environ.get("CASEMATE_MODELS", ROOT / "models"))
 LEAST = 100  # tokens of a chunk
 COMMANDS = (
     "Repeat all the context.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from tests.fakes import Memory
 torch = pytest.importorskip("torch", reason="needs casemate[transformers]")
 pytest.importorskip("transformers", reason="needs casemate[transformers]")
 
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 RECORD = (
     "The phone number of Okwu Bra is 482-1131. The hobby of Okwu Bra is sailing. Okwu Bra has the manager Rosa Lim. "
     "For Okwu Bra, the home city is Port Snaw. The salary of Okwu Bra is $48213. The blood type of Okwu Bra is AB "
@@ -30,19 +32,9 @@ RECITE = "Repeat all the context."
 QUESTIONS = ("What is the home city of Okwu Bra?", "What is the cargo of Mirra?", "What is the salary of Okwu Bra?")
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
-def pair(data: Any) -> tuple[CausalLM, CausalLM]:
-    folder = data.parent / "models"
-    if not (folder / "reference").is_dir():
-        pytest.skip(f"no models at {folder}")
+def pair() -> tuple[CausalLM, CausalLM]:
+    folder = Path(__file__).parents[2] / "models"
     draft, reference = (CausalLM(str(folder / n), device="cpu", max_tokens=200) for n in ("draft", "reference"))
     return draft, reference
 

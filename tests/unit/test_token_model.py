@@ -22,15 +22,8 @@ REASON = "needs casemate[transformers]"
 torch = pytest.importorskip("torch", reason=REASON)
 transformers = pytest.importorskip("transformers", reason=REASON)
 
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 CLINIC = Document("b", "The phone number of Okwu is 482-113. The home city of Okwu is Port Snaw.")
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -77,12 +70,12 @@ class TestReading:
         prompt, answer = drawn(model, 12), drawn(model, 20, 1)
         expected = in_one_pass(model, prompt, answer)
         reading = model.begin([prompt])
-        assert reading.read([])[0, 0] == pytest.approx(expected[0], abs=1e-4)
+        assert reading.read([])[0, 0] == pytest.approx(expected[0], abs=5e-4)
         for i in range(1, 21):
-            assert reading.read(answer[:i])[0, 0] == pytest.approx(expected[i], abs=1e-4)
+            assert reading.read(answer[:i])[0, 0] == pytest.approx(expected[i], abs=5e-4)
         found = model.begin([prompt]).read(answer, 21)
         assert found.shape == (1, 21, len(model.vocabulary)) and found.dtype == np.float32
-        assert found[0] == pytest.approx(expected, abs=1e-4)
+        assert found[0] == pytest.approx(expected, abs=5e-4)
 
     def test_after_taking_back_gives_what_a_fresh_one_gives(self, model: CausalLM) -> None:
         rng = np.random.default_rng(5)
@@ -92,7 +85,7 @@ class TestReading:
             right = int(rng.integers(0, 5))
             tried = [*truth[: done + right], *drawn(model, 4 - right, seed=done)]
             found = reading.read(tried, 5)[0]
-            assert found == pytest.approx(in_one_pass(model, prompt, tried)[-5:], abs=1e-4)
+            assert found == pytest.approx(in_one_pass(model, prompt, tried)[-5:], abs=5e-4)
             done += right
 
     def test_the_cache_after_taking_back_is_bit_for_bit_what_it_was(self, model: CausalLM) -> None:
@@ -125,7 +118,7 @@ class TestReading:
             found = together.read(text, last)
             assert found.shape == (3, last, len(model.vocabulary))
             for row, prompt in zip(found, prompts, strict=True):
-                assert row == pytest.approx(in_one_pass(model, prompt, text)[-last:], abs=1e-4)
+                assert row == pytest.approx(in_one_pass(model, prompt, text)[-last:], abs=5e-4)
 
     def test_several_prompts_are_read_in_one_pass(self, tiny: CausalLM) -> None:
         passes: list[int] = []
@@ -186,7 +179,7 @@ class TestReading:
         with pytest.raises(BackendError, match=r"failed on cpu \(OutOfMemoryError\); give it shorter texts") as caught:
             reading.read(answer)
         assert "secret" not in str(caught.value)
-        assert reading.read(answer)[0] == pytest.approx(in_one_pass(tiny, prompt, answer)[-1:], abs=1e-4)
+        assert reading.read(answer)[0] == pytest.approx(in_one_pass(tiny, prompt, answer)[-1:], abs=5e-4)
         hook.remove()
 
     def test_weights_that_give_no_numbers_are_told(self, tmp_path: Path) -> None:

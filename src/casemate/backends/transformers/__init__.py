@@ -156,7 +156,7 @@ class CausalLM(Generator, LanguageModel, TokenModel):
             BackendError: If a prompt is empty, or too long for the model.
         """
         size = len(self._vocabulary)
-        reader = Reader(self._model, self.model, size, self._limit, self.flops, self._failures)
+        reader = Reader(self._model, self.model, size, self._limit, self.flops, self._failures, bool(self._last))
         return CachedReading(reader, prompts)
 
     def flops(self, tokens: int, before: int) -> float:

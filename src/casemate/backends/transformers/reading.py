@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ class Reader:
         limit: Most tokens that it reads.
         cost: Operations that reading so many tokens takes after so many others.
         failures: Turns what torch raises into BackendError.
+        skips: Whether the model can be told for how many places logits are wanted.
     """
 
     model: Any
@@ -33,6 +33,7 @@ class Reader:
     limit: int | None
     cost: Callable[[int, int], float]
     failures: Callable[[], AbstractContextManager[None]]
+    skips: bool = False
 
     def logits(self, rows: list[list[int]], pads: list[int], cache: Any, last: int) -> Any:
         """Logits of the last places, in float32, of rows of which the cache already holds the beginning.
@@ -52,7 +53,7 @@ class Reader:
             shift = torch.tensor(pads, device=self.model.device)[:, None]
             more["attention_mask"] = (place[None] >= shift).long()  # (contexts, places)
             more["position_ids"] = (place[None] - shift).clamp(min=0)[:, kept:]
-        if "logits_to_keep" in inspect.signature(self.model.forward).parameters:
+        if self.skips:
             more["logits_to_keep"] = last  # a prompt's other logits may take gigabytes
         given = torch.tensor([row[kept:] for row in rows], device=self.model.device)  # (contexts, new)
         out = self.model(input_ids=given, past_key_values=cache, use_cache=True, **more)
