@@ -9,7 +9,6 @@ that is new to him.
 from __future__ import annotations
 
 import asyncio
-import gzip
 import json
 import sys
 import tempfile
@@ -22,18 +21,21 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import DATA, SEED, save
+from benchmarks import SEED, save
+from benchmarks.kept import corpus, span
 from casemate.backends.minilm import MiniLM
 from casemate.backends.sqlite import SqliteIndex
 from casemate.defenses.reindex import Reindex
+from casemate.lab.box import CachedEmbedder
 from casemate.lab.finding import crossings, found
 from casemate.lab.reindex import Settings, fit
-from casemate.reindexing.shelf import Reindexing, Shelf, key
+from casemate.reindexing.shelf import Shelf
+from casemate.reindexing.space import Reindexing, key
 from casemate.reindexing.supcon import TrainSettings
 from casemate.reindexing.topics import NOISE, TopicSettings, silhouette
 from casemate.types import Document, Query, Vector
 
-CHUNKS, ASKED, K, SPAN, ENDS, POOL = 2500, 600, 5, 12, 25, 64
+CHUNKS, ASKED, K, ENDS, POOL = 2500, 600, 5, 25, 64
 BUDGETS = (100, 250, 500)
 NAMES = {
     "adapter": Settings(),
@@ -44,30 +46,15 @@ NAMES = {
 }
 
 
-class Remembering(MiniLM):
-    """Embeds each text once."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.held: dict[str, Vector] = {}
-
-    def embed(self, texts: Sequence[str], progress: Any = None) -> Vector:
-        """As ``MiniLM.embed``."""
-        new = [t for t in dict.fromkeys(texts) if t not in self.held]
-        self.held |= dict(zip(new, super().embed(new, progress), strict=True))
-        return np.array([self.held[t] for t in texts], np.float32).reshape(-1, self.dim)
-
-
 def main() -> None:
     """Fits every mode, and measures each as it was accepted and at full strength."""
     rng = np.random.default_rng(SEED)
-    with gzip.open(DATA / "patient_doctor_qa/corpus.jsonl.gz", "rt") as file:
-        rows = [Document(r["_id"], r["text"]) for r in map(json.loads, file)]
+    rows = [replace(d, title="") for d in corpus("patient_doctor_qa")]
     order = rng.permutation(len(rows))
     documents, others = [rows[i] for i in order[:CHUNKS]], [rows[i] for i in order[CHUNKS:]]
-    embedder = Remembering(threads=1)
+    embedder = CachedEmbedder(MiniLM(threads=1), megabytes=500)
     E = _vectors(embedder, documents, Path(sys.argv[1]) if len(sys.argv) > 1 else None)
-    bench = _Bench(embedder, documents, E, [_span(d.text, rng) for d in others], rng)
+    bench = _Bench(embedder, documents, E, [span(d.text, rng) for d in others], rng)
     results: dict[str, Any] = {"original": bench.figures(None)}
     with tempfile.TemporaryDirectory() as folder:
         index = SqliteIndex(Path(folder) / "index.db")
@@ -88,7 +75,7 @@ def main() -> None:
     save("reindex", results)
 
 
-def _cost(index: SqliteIndex, embedder: MiniLM, folder: Path, asked: Sequence[str]) -> dict[str, float]:
+def _cost(index: SqliteIndex, embedder: CachedEmbedder, folder: Path, asked: Sequence[str]) -> dict[str, float]:
     """Microseconds of ranking anew, besides embedding the question a second time."""
     times = []
     defense = Reindex(folder=folder, embedder=embedder, index=index)
@@ -110,12 +97,12 @@ class _Bench:
     """What is found under one ranking or another."""
 
     def __init__(
-        self, embedder: MiniLM, documents: list[Document], E: Vector, begin: list[str], rng: np.random.Generator
+        self, embedder: CachedEmbedder, documents: list[Document], E: Vector, begin: list[str], rng: np.random.Generator
     ) -> None:
         self.embedder, self.texts, self.E, self.begin = embedder, [d.text for d in documents], E, begin
         self.keys = np.array([key(d) for d in documents], np.uint64)
         self.about = rng.choice(len(documents), ASKED, replace=False)
-        self.asked = [_span(self.texts[i], rng) for i in self.about]
+        self.asked = [span(self.texts[i], rng) for i in self.about]
         self.Q = embedder.embed(self.asked)
 
     def figures(self, learnt: Reindexing | None) -> dict[str, Any]:
@@ -167,13 +154,7 @@ class _Bench:
         return coverage
 
 
-def _span(text: str, rng: np.random.Generator) -> str:
-    words = text.split()
-    start = int(rng.integers(max(1, len(words) - SPAN + 1)))
-    return " ".join(words[start : start + SPAN])
-
-
-def _vectors(embedder: MiniLM, documents: list[Document], folder: Path | None) -> Vector:
+def _vectors(embedder: CachedEmbedder, documents: list[Document], folder: Path | None) -> Vector:
     """The chunks' vectors, from the folder if they are there."""
     file = folder / "patient_doctor_qa.npy" if folder else None
     if file and file.exists():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from casemate.backends.sqlite import SqliteIndex
-from casemate.reindexing.shelf import Reindexing, distinct, key
+from casemate.reindexing.space import Reindexing, distinct, key
 from casemate.reindexing.topics import centres
 from casemate.types import Document
 from tests.fakes import BagOfWords

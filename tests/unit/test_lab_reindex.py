@@ -16,7 +16,7 @@ from casemate.rag import Rag
 from casemate.reindexing.shelf import Shelf
 from casemate.reindexing.supcon import TrainSettings
 from casemate.types import Document, Query
-from tests.fakes import Parrot
+from tests.fakes import BagOfWords, Parrot
 from tests.topical import drawn, indexed, topical
 
 
@@ -107,14 +107,16 @@ class TestFit:
         with pytest.raises(DataError, match="99 chunks; re-indexing needs at least 100"):
             fit(index, embedder)
 
+    def test_an_embedder_that_cannot_be_fine_tuned_is_refused_before_anything_is_read(self):
+        with pytest.raises(CapabilityError, match="set rag.embedder to sentence_transformers"):
+            fit(None, BagOfWords(), Settings(mode="lora"))
+
     @pytest.mark.parametrize(
         "wrong", [{"recall_loss": 1}, {"recall_loss": 0}, {"questions": 3}, {"k": 0}, {"penalty": 0}]
     )
     def test_settings_that_make_no_sense_are_refused(self, wrong):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             Settings(**wrong)
-        with pytest.raises(CapabilityError, match="peft"):
-            Settings(mode="lora")
 
 
 class TestFinding:

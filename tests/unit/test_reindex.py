@@ -179,9 +179,9 @@ class TestDefense:
             Reindex().ready("default")
 
     def test_options_that_make_no_sense_are_refused(self):
-        with pytest.raises(CapabilityError, match="peft"):
-            Reindex("lora")
-        with pytest.raises(ConfigError, match="known: adapter, compatible, gate"):
+        with pytest.raises(CapabilityError, match="set rag.embedder to sentence_transformers"):
+            Reindex("lora", embedder=BagOfWords())
+        with pytest.raises(ConfigError, match="known: adapter, compatible, gate, lora"):
             Reindex("whitening")
         for wrong in ({"candidates": 0}, {"min_documents": 0}):
             with pytest.raises(ConfigError, match=next(iter(wrong))):

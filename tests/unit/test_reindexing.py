@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from casemate.errors import DataError
 from casemate.reindexing.residual import mapped
-from casemate.reindexing.shelf import Shelf, distinct, due, key
+from casemate.reindexing.shelf import Shelf, due
+from casemate.reindexing.space import distinct, key
 from casemate.reindexing.topics import NOISE
 from casemate.types import Document
 from tests.fakes import BagOfWords

@@ -16,14 +16,19 @@ import pytest
 from casemate.backends.minilm import PACKAGE, MiniLM
 from casemate.backends.sentence_transformers import SentenceTransformers
 from casemate.errors import BackendError, ConfigError, DataError
+from tests import tiny_encoder
 
 REASON = "needs casemate[sentence-transformers]"
 torch = pytest.importorskip("torch", reason=REASON)
 sentence_transformers = pytest.importorskip("sentence_transformers", reason=REASON)
-transformers = pytest.importorskip("transformers", reason=REASON)
 
-SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-VOCABULARY = [*SPECIAL, *"abcdefghijklmnopqrstuvwxyz", *(f"##{c}" for c in "abcdefghijklmnopqrstuvwxyz"), "court", ","]
+VOCABULARY = [
+    *tiny_encoder.SPECIAL,
+    *"abcdefghijklmnopqrstuvwxyz",
+    *(f"##{c}" for c in "abcdefghijklmnopqrstuvwxyz"),
+    "court",
+    ",",
+]
 LENGTH, DIM = 20, 32
 TEXTS = ["the court", "a", "", "court, court, court and so on", "zebra", "x y z", "ünïcödé 東京", "court " * 50]
 
@@ -31,30 +36,13 @@ TEXTS = ["the court", "a", "", "court, court, court and so on", "zebra", "x y z"
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny BERT with random weights and no pooler, as transformers saves it."""
-    bert = tmp_path_factory.mktemp("bert")
-    (bert / "vocab.txt").write_text("\n".join(VOCABULARY))
-    config = transformers.BertConfig(
-        vocab_size=len(VOCABULARY),
-        hidden_size=DIM,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=48,
-        max_position_embeddings=64,
-    )
-    torch.manual_seed(1)
-    transformers.BertModel(config, add_pooling_layer=False).save_pretrained(bert)
-    transformers.BertTokenizerFast(vocab=str(bert / "vocab.txt")).save_pretrained(bert)
-    return bert
+    return tiny_encoder.bert(tmp_path_factory.mktemp("bert"), VOCABULARY, DIM)
 
 
 @pytest.fixture(scope="module")
 def folder(bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same, as sentence-transformers saves it."""
-    st = tmp_path_factory.mktemp("models") / "tiny"
-    model = sentence_transformers.SentenceTransformer(str(bert), device="cpu", local_files_only=True)
-    model.max_seq_length = LENGTH
-    model.save(str(st))
-    return st
+    return tiny_encoder.sentence_model(bert, tmp_path_factory.mktemp("models") / "tiny", LENGTH)
 
 
 @pytest.fixture(scope="module")

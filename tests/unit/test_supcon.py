@@ -4,9 +4,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from casemate.errors import ConfigError, DataError, MissingExtra
-from casemate.reindexing import supcon
+from casemate.reindexing import mapping
+from casemate.reindexing.mapping import train
 from casemate.reindexing.residual import mapped
-from casemate.reindexing.supcon import Sampler, TrainSettings, supcon_loss, train
+from casemate.reindexing.supcon import Sampler, TrainSettings, supcon_loss
 from casemate.reindexing.topics import NOISE, silhouette
 
 torch = pytest.importorskip("torch")
@@ -86,8 +87,8 @@ class TestSampler:
 
 def test_the_map_starts_as_the_embedder_itself():
     E, labels = topical()
-    run = supcon._Run(E, labels, NONE, TrainSettings())
-    np.testing.assert_allclose(mapped(E, run.trained().weights), E, atol=1e-6)
+    start = mapping._Map(E, NONE, seed=7)
+    np.testing.assert_allclose(start.held(np.arange(len(E))), E, atol=1e-6)
 
 
 def test_training_draws_topics_apart_also_where_it_did_not_look():
@@ -135,23 +136,27 @@ def test_an_interrupted_training_goes_on_as_if_it_had_not_been(tmp_path):
         train(E, labels, Q, settings, file, interrupt)
     again = []
     resumed = train(E, labels, Q, settings, file, again.append)
-    assert sum(again) == 100  # from the last checkpoint, after 100
+    assert again[0] == 100  # told first: what the last checkpoint holds
+    assert again[1:] == [1] * 100
     assert (resumed.losses, resumed.separations) == (whole.losses, whole.separations)
     for name, weight in whole.weights.items():
         assert np.array_equal(resumed.weights[name], weight)
 
 
-def test_the_checkpoint_of_another_training_is_refused(tmp_path):
+def test_the_checkpoint_of_another_training_is_passed_over(tmp_path, caplog):
+    """The collection may have changed since it was interrupted: that is no reason to have somebody delete a file."""
     E, labels = topical()
-    file = tmp_path / "checkpoint"
-    train(E, labels, NONE, TrainSettings(steps=50), file)
-    with pytest.raises(DataError, match="another training"):
-        train(E, labels, NONE, TrainSettings(steps=50, seed=8), file)
-    with pytest.raises(DataError, match="another training"):
-        train(E[1:], labels[1:], NONE, TrainSettings(steps=50), file)
+    file, settings = tmp_path / "checkpoint", TrainSettings(steps=50)
+    train(E, labels, NONE, settings, file)
+    for others in ((E[1:], labels[1:], NONE, settings), (E, labels, NONE, TrainSettings(steps=50, seed=8))):
+        found, alone = train(*others, file), train(*others)
+        assert all(np.array_equal(found.weights[name], alone.weights[name]) for name in alone.weights)
+    assert [r.message.count("another training") for r in caplog.records] == [1, 1]
     file.write_bytes(b"x" * 100)
-    with pytest.raises(DataError, match="damaged"):
-        train(E, labels, NONE, TrainSettings(steps=50), file)
+    assert train(E, labels, NONE, settings, file).losses == train(E, labels, NONE, settings).losses
+    assert "damaged" in caplog.records[-1].message
+    assert train(E, labels, NONE, settings, file).steps == 50
+    assert len(caplog.records) == 3  # the last one was our own again
 
 
 def test_the_same_seed_gives_the_same_map():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import importlib
 import re
@@ -16,6 +17,8 @@ import numpy as np
 
 from casemate.errors import BackendError, ConfigError, DataError, needs
 from casemate.protocols import Embedder, Progress
+from casemate.reindexing.lora import merged
+from casemate.reindexing.tuned import Adapter
 from casemate.types import Vector
 
 NAME = "sentence_transformers"
@@ -96,6 +99,18 @@ class SentenceTransformers(Embedder):
     def spans(self, text: str) -> Sequence[tuple[int, int]]:
         """Start and end character of each token."""
         return list(self._tokenizer.encode(text, add_special_tokens=False).offsets)
+
+    def network(self) -> Any:
+        """A copy of the model, for training; see ``reindexing.tuned.Tunable``."""
+        with self._lock:
+            return copy.deepcopy(self._model)
+
+    def tuned(self, adapter: Adapter) -> SentenceTransformers:
+        """The same model with an adapter that peft made; see ``reindexing.tuned.Tunable``."""
+        found = copy.copy(self)
+        found._model, found._lock = merged(self.network(), adapter), threading.Lock()
+        found._digest = _weights_digest(found._model)
+        return found
 
     @property
     def _length(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Annotated
 
 import numpy as np
@@ -11,14 +12,17 @@ from rich.progress import Progress
 from rich.table import Table
 
 from casemate import config as configuration
-from casemate.app import App, build, open_app
-from casemate.cli.console import FAILED, ConfigFile, Json, Tenant, bar, out, print_json, say, shown
+from casemate.app import App, build, open_app, spread_on
+from casemate.cli.console import FAILED, ConfigFile, Json, On, Tenant, bar, out, print_json, say, shown
 from casemate.config import Config, Part
 from casemate.defenses.reindex import Reindex
 from casemate.errors import ConfigError
 from casemate.lab.reindex import Settings, fit
 from casemate.lab.topic_map import picture
-from casemate.reindexing.shelf import Reindexing, Shelf, due, key
+from casemate.reindexing.files import put
+from casemate.reindexing.lora import LoraSettings
+from casemate.reindexing.shelf import Shelf, due
+from casemate.reindexing.space import Reindexing, key
 from casemate.types import DEFAULT_TENANT
 
 
@@ -27,6 +31,14 @@ def reindex(
     tenant: Tenant = DEFAULT_TENANT,
     show: Annotated[bool, typer.Option("--show", help="List the versions, and whether one is due.")] = False,
     rollback: Annotated[int | None, typer.Option(help="Put this version in force again.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Most steps of training. Default: by the mode.")] = None,
+    device: Annotated[
+        str, typer.Option(help="Where an encoder is fine-tuned (modes lora): auto, cpu, cuda ...")
+    ] = "auto",
+    on: On = None,
+    checkpointing: Annotated[
+        bool, typer.Option("--checkpointing", help="Less memory for a third more time (modes lora).")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Learn topics and a map that parts them, for the defense `reindex`. Interrupt at will and run again.
@@ -36,13 +48,13 @@ def reindex(
     settings = configuration.read(config)
     defense = _configured(settings)
     shelf = Shelf(defense.folder, tenant)
-    with open_app(settings) as app:
+    with spread_on(on) as spread, open_app(settings, spread=spread) as app:
         if rollback is not None:
             _told(shelf.rollback(rollback), as_json)
         elif show:
             _listed(shelf, app, as_json)
         else:
-            written = _learnt(app, defense, shelf)
+            written = _learnt(app, defense, shelf, steps, LoraSettings(device=device, checkpointing=checkpointing))
             _told(written, as_json)
             raise typer.Exit(0 if written.accepted else FAILED)
 
@@ -60,19 +72,16 @@ def _configured(settings: Config) -> Reindex:
     return found
 
 
-def _learnt(app: App, defense: Reindex, shelf: Shelf) -> Reindexing:
+def _learnt(app: App, defense: Reindex, shelf: Shelf, steps: int | None, encoder: LoraSettings) -> Reindexing:
     rag = app.guard.rag
-    settings = Settings(
-        tenant=shelf.tenant,
-        mode=defense.mode,  # type: ignore[arg-type]  # lora was refused when it was built
-        k=app.config.rag.k,
-        checkpoint=shelf.place / "training.npz",
-    )
-    shelf.place.mkdir(parents=True, exist_ok=True)
-    with bar() as progress:
-        learnt = fit(rag.index, rag.embedder, settings, _teller(progress))
-    written = shelf.write(learnt)
-    (shelf.place / "topics.svg").write_text(_picture(app, written), encoding="utf-8")
+    with shelf.learning() as checkpoint:
+        settings = Settings(shelf.tenant, defense.mode, app.config.rag.k, encoder=encoder, checkpoint=checkpoint)
+        if steps is not None:
+            settings = replace(settings, training=replace(settings.schedule, steps=steps))
+        with bar() as progress:
+            learnt = fit(rag.index, rag.embedder, settings, _teller(progress), app.spread)
+        written = shelf.write(learnt)
+    put(shelf.place / "topics.svg", _picture(app, written).encode())
     say.print(f"the topics, before and after: {shown(str(shelf.place / 'topics.svg'))}", soft_wrap=True)
     return written
 
@@ -82,8 +91,7 @@ def _picture(app: App, learnt: Reindexing) -> str:
     for documents, vectors in app.guard.rag.index.scan(learnt.tenant):
         keys += [key(d) for d in documents]
         pieces.append(np.array(vectors))
-    E = np.concatenate(pieces)
-    return picture(E, learnt.chunks(E), learnt.topics(np.array(keys, np.uint64), E))
+    return picture(*learnt.seen(np.array(keys, np.uint64), np.concatenate(pieces)))
 
 
 def _teller(progress: Progress) -> Callable[[str, int, int], None]:
@@ -104,6 +112,9 @@ def _told(learnt: Reindexing, as_json: bool) -> None:
     state = "in force" if learnt.accepted else "[red]refused[/red]"
     out.print(f"version {learnt.version}, mode {learnt.mode}, strength {learnt.strength:.2f}: {state}")
     out.print(shown(learnt.why), soft_wrap=True)
+    if size := learnt.megabytes["adapter"]:
+        vectors = learnt.megabytes["vectors"]
+        out.print(f"the fine-tuned encoder's adapter takes {size:.1f} MB, its vectors of the chunks {vectors:.1f} MB")
 
 
 def _listed(shelf: Shelf, app: App, as_json: bool) -> None:

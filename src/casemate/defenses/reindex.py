@@ -11,6 +11,10 @@ the hits is that of the new space, their scores are those of the old.
 Deviation: how much of the map is in force is bounded by what it costs: the share of made questions that find the text
 they are about may fall by a stated share at most (``lab.reindex``). The paper has no such bound.
 Deviation: mode ``gate`` is ours: no map; a chunk of another topic than the question's loses a little.
+
+Who embeds what: the index, and all that judge by it (Mirabel), use the embedder as it is, whatever the mode. In mode
+``lora`` ranking uses the fine-tuned encoder too, for chunks and questions (a second pass for each question); in mode
+``lora_compatible`` for chunks only, and questions are embedded as ever.
 """
 
 from __future__ import annotations
@@ -20,15 +24,17 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from casemate.errors import ConfigError, DataError
 from casemate.protocols import Defense, Embedder, Index
-from casemate.reindexing.shelf import FIT, Reindexing, Shelf, key, require_mode
+from casemate.reindexing.shelf import FIT, Shelf
+from casemate.reindexing.space import TUNED, Mode, Reindexing, key, require_mode
 from casemate.reindexing.topics import Labels
+from casemate.reindexing.tuned import tunable
 from casemate.types import Action, Document, Hit, Outcome, Query, Retrieval, Vector, Verdict
 
 NEW = 1000
@@ -49,8 +55,8 @@ class Reindex(Defense):
 
     Attributes:
         mode: What ``casemate reindex`` makes: ``adapter`` (chunks and questions are mapped), ``compatible`` (chunks
-            only, the paper's text to the letter), ``gate`` (no map; chunks of another topic lose a little). ``lora`` is
-            refused.
+            only, the paper's text to the letter), ``gate`` (no map; chunks of another topic lose a little), ``lora``
+            (the embedder's own model, fine-tuned: chunks and questions), ``lora_compatible`` (chunks only).
         folder: Where ``casemate reindex`` keeps its versions.
         candidates: Hits beyond the context that may come into it.
         exact: Whether to go on until the best of the whole collection are among the hits; more memory and time.
@@ -59,7 +65,7 @@ class Reindex(Defense):
         index: The system's.
     """
 
-    mode: Literal["adapter", "compatible", "gate", "lora"] = "adapter"
+    mode: Mode = "adapter"
     folder: Path = Path(".casemate/reindex")
     candidates: int = 64
     exact: bool = False
@@ -75,6 +81,8 @@ class Reindex(Defense):
         if self.candidates < 1 or self.min_documents < 1:
             what = f"candidates={self.candidates}, min_documents={self.min_documents}"
             raise ConfigError(f"reindex needs candidates and min_documents of at least 1, got {what}")
+        if self.mode in TUNED and self.embedder is not None:
+            tunable(self.embedder)
         self._shelves: dict[str, Shelf] = {}
         self._spaces: dict[str, _Space] = {}
         self._lock = threading.Lock()
@@ -119,26 +127,40 @@ class Reindex(Defense):
 
     def _ranked(self, query: Query, retrieval: Retrieval, learnt: Reindexing) -> Outcome[Retrieval]:
         assert self.embedder is not None
-        q: Vector = self.embedder.embed([query.text])
+        asked: Vector = self.embedder.embed([query.text])
         hits = retrieval.hits if self.exact else retrieval.hits[: query.k + self.candidates]
         with self._lock:
             space = self._space(query.tenant, learnt, retrieval.background.n)
+            q = _Question(asked, space.encoded([query.text]) if learnt.mode == "lora" else None)
             if self.exact and not retrieval.exhausted and space.missing(q, hits, query.k):
                 return Outcome(retrieval, more=True)
             Z, labels = space.places([h.document for h in hits], self.embedder)
-        s = learnt.scores(q.astype(np.float64), Z.astype(np.float64), labels)[0]
+        s = learnt.scores(asked.astype(np.float64), Z.astype(np.float64), labels, q.tuned)[0]
         order = np.argsort(-np.round(s, DIGITS), kind="stable")
         ranked = tuple(hits[i] for i in order) + retrieval.hits[len(hits) :]
-        verdict = _verdict(learnt, int(learnt.nearest(q)[0]), labels, order, query.k)
+        verdict = _verdict(learnt, int(learnt.nearest(asked)[0]), labels, order, query.k)
         return Outcome(replace(retrieval, hits=ranked), verdict)
 
     def _space(self, tenant: str, learnt: Reindexing, count: int) -> _Space:
         """The tenant's chunks as this version sees them; read from the index when first needed, and when outgrown."""
-        assert self.index is not None
+        assert self.index is not None and self.embedder is not None
         held = self._spaces.get(tenant)
         if held is None or held.learnt is not learnt or len(held.new) > NEW or (self.exact and held.count != count):
-            held = self._spaces[tenant] = _Space(learnt, self.index, keep=self.exact)
+            encoder = held.encoder if held and held.learnt is learnt else _encoder(learnt, self.embedder)
+            held = self._spaces[tenant] = _Space(learnt, self.index, encoder, keep=self.exact)
         return held
+
+
+class _Question(NamedTuple):
+    """A question's vectors, (1, dim), by the embedder and, in mode ``lora``, by the fine-tuned encoder."""
+
+    embedded: Vector
+    tuned: Vector | None
+
+
+def _encoder(learnt: Reindexing, embedder: Embedder) -> Embedder | None:
+    """The fine-tuned encoder, in the modes that have one."""
+    return tunable(embedder).tuned(learnt.adapter) if learnt.mode in TUNED else None
 
 
 class _Space:
@@ -146,12 +168,13 @@ class _Space:
 
     Attributes:
         learnt: The re-indexing.
+        encoder: Its fine-tuned encoder, if it has one.
         count: Chunks that were read.
         new: Chunks that came later, by key: vector in the new space, and topic.
     """
 
-    def __init__(self, learnt: Reindexing, index: Index, keep: bool) -> None:
-        self.learnt, self._index, self._keep = learnt, index, keep
+    def __init__(self, learnt: Reindexing, index: Index, encoder: Embedder | None, keep: bool) -> None:
+        self.learnt, self.encoder, self._index, self._keep = learnt, encoder, index, keep
         self._read()
 
     def _read(self) -> None:
@@ -161,7 +184,7 @@ class _Space:
         for documents, vectors in self._index.scan(learnt.tenant):
             some = [key(d) for d in documents]
             keys += some
-            Z.append(np.array(learnt.chunks(vectors)))
+            Z.append(np.array(learnt.chunks(vectors, self._tuned(documents))))
             labels.append(learnt.topics(np.array(some, np.uint64), vectors))
             if self._keep:
                 E.append(np.array(vectors))
@@ -171,6 +194,19 @@ class _Space:
         self._Z, self._labels = np.concatenate([empty, *Z]), np.concatenate([np.empty(0, np.int64), *labels])
         self._E = np.concatenate([empty, *E])
         self.new: dict[int, tuple[Vector, int]] = {}
+
+    def encoded(self, texts: Sequence[str]) -> Vector | None:
+        """What the fine-tuned encoder makes of texts, (n, dim)."""
+        return None if self.encoder is None else self.encoder.embed(texts)
+
+    def _tuned(self, documents: Sequence[Document]) -> Vector | None:
+        """What it makes of chunks: as was kept, and anew for those that came later."""
+        if self.encoder is None:
+            return None
+        T, known = self.learnt.kept(np.array([key(d) for d in documents], np.uint64))
+        if not known.all():
+            T[~known] = self.encoder.embed([documents[i].content for i in np.flatnonzero(~known).tolist()])
+        return T
 
     def places(self, documents: Sequence[Document], embedder: Embedder) -> tuple[Vector, Labels]:
         """Vectors in the new space, (m, dim), and topics, (m,), of some chunks, also of those that have just come."""
@@ -190,21 +226,22 @@ class _Space:
     def _take(self, documents: dict[int, Document], embedder: Embedder) -> None:
         E = embedder.embed([d.content for d in documents.values()])
         labels = self.learnt.topics(np.array(list(documents), np.uint64), E)
-        self.new |= {k: (z, int(c)) for k, z, c in zip(documents, self.learnt.chunks(E), labels, strict=True)}
+        Z = self.learnt.chunks(E, self.encoded([d.content for d in documents.values()]))
+        self.new |= {k: (z, int(c)) for k, z, c in zip(documents, Z, labels, strict=True)}
 
-    def missing(self, q: Vector, hits: Sequence[Hit], k: int) -> bool:
+    def missing(self, q: _Question, hits: Sequence[Hit], k: int) -> bool:
         """Whether one of the k best of the whole collection is neither among the hits nor withheld.
 
         What is more similar to the question than the last hit, by the embedder, and not among the hits, was withheld.
         """
-        s = self.learnt.scores(q, self._Z, self._labels)[0]
+        s = self.learnt.scores(q.embedded, self._Z, self._labels, q.tuned)[0]
         wanted = min(k + len(hits), len(s))
         given, last, left = {key(h.document) for h in hits}, hits[-1].score, k
         best = np.argpartition(-s, wanted - 1)[:wanted] if wanted else np.empty(0, np.int64)
         for row in best[np.argsort(-s[best], kind="stable")]:
             if int(self._keys[row]) in given:
                 left -= 1
-            elif float(self._E[row] @ q[0]) < last + ROUNDING:
+            elif float(self._E[row] @ q.embedded[0]) < last + ROUNDING:
                 return True
             if not left:
                 return False

@@ -1,7 +1,8 @@
 """Learns a space in which a collection's topics lie apart, and how much of it the owner can afford.
 
 1. Topics of the chunks (``topics``).
-2. A map of the embedder's space that draws them apart (``supcon``); none in mode ``gate``.
+2. A map of the embedder's space that draws them apart (``mapping``), or a fine-tuned encoder that does (``lora``); none
+   in mode ``gate``.
 3. Made questions that have one right answer each (``finding``): with the map in force, the share that find it may fall
    by ``recall_loss`` at most, with 95 % confidence: the largest strength that seems to keep a bound is too large more
    often than not. So the strength is lowered until that holds; if nothing is left then, or what is left changes next
@@ -13,6 +14,7 @@ Nothing is written into the index.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -24,11 +26,16 @@ import numpy as np
 import numpy.typing as npt
 
 from casemate.errors import ConfigError, DataError
-from casemate.lab.finding import Sought, crossings, found, sought
+from casemate.lab.finding import Score, Sought, crossings, found, sought
 from casemate.protocols import Embedder, Index
-from casemate.reindexing.shelf import Mode, Reindexing, distinct, key, require_mode
-from casemate.reindexing.supcon import Trained, TrainSettings, train
+from casemate.reindexing import lora
+from casemate.reindexing.lora import LoraSettings
+from casemate.reindexing.mapping import train
+from casemate.reindexing.space import NO_VECTORS, TUNED, Mode, Reindexing, distinct, key, require_mode
+from casemate.reindexing.supcon import StepDone, Trained, TrainSettings
 from casemate.reindexing.topics import NOISE, Labels, Topics, TopicSettings, drawn, find_topics, silhouette
+from casemate.reindexing.tuned import Tunable, tunable
+from casemate.spread import ALONE, Shared, Spread
 from casemate.types import DEFAULT_TENANT, Document, Vector
 
 Tell: TypeAlias = Callable[[str, int, int], None]
@@ -42,6 +49,9 @@ CONFIDENT = 1.645
 """Standard errors above the loss that was seen, up to which the true one lies with 95 % confidence."""
 GAIN = 0.05
 """Of the neighbours of another topic, a re-indexing must take at least this share away."""
+LARGE = 0.02
+"""Of a source with more than this share of the chunks, it is the very chunk that is to be found: any of it is found
+whatever is done."""
 QUOTING = 1000
 """Chunks whose neighbours are looked at."""
 
@@ -52,15 +62,15 @@ class Settings:
 
     Attributes:
         tenant: Whose.
-        mode: ``adapter``, ``compatible`` or ``gate``, see ``Reindexing``. ``lora`` is refused: it would train the
-            embedder itself, and an embedder is only asked for vectors.
+        mode: See ``Reindexing``. ``lora`` and ``lora_compatible`` need an embedder that can be fine-tuned.
         k: Hits that make a context.
         recall_loss: By how much the share of made questions that find their source may fall, in (0, 1); with 0 no map
             that changes anything can be shown to be good enough.
         questions: Made questions that decide, and as many again that the map is taught to keep.
         penalty: Of a chunk of another topic at full strength, mode ``gate``.
         topics: How topics are looked for.
-        training: How the map is trained; its mode follows ``mode``.
+        training: How the map or the encoder is trained; its mode follows ``mode``. None: what is usual for either.
+        encoder: What of it is trained, and where.
         checkpoint: File to go on from when training was interrupted; None: none is kept.
         seed: Of the questions.
     """
@@ -72,7 +82,8 @@ class Settings:
     questions: int = 900
     penalty: float = 0.2
     topics: TopicSettings = field(default_factory=TopicSettings)
-    training: TrainSettings = field(default_factory=TrainSettings)
+    training: TrainSettings | None = None
+    encoder: LoraSettings = LoraSettings()
     checkpoint: Path | None = None
     seed: int = 7
 
@@ -82,12 +93,19 @@ class Settings:
             what = f"recall_loss={self.recall_loss}, questions={self.questions}, k={self.k}, penalty={self.penalty}"
             raise ConfigError(f"reindex needs recall_loss in (0, 1), questions >= 30, k >= 1, penalty > 0; got {what}")
 
+    @property
+    def schedule(self) -> TrainSettings:
+        """How what this mode trains is trained."""
+        usual = lora.DEFAULT if self.mode in TUNED else TrainSettings()
+        return replace(self.training or usual, mode="adapter" if self.mode in ("adapter", "lora") else "compatible")
+
 
 def fit(
     index: Index,
     embedder: Embedder,
     settings: Settings | None = None,
     progress: Tell = lambda what, done, of: None,
+    spread: Spread = ALONE,
 ) -> Reindexing:
     """Learns a re-indexing of one tenant's collection. Not written yet: ``reindexing.Shelf`` does that.
 
@@ -96,15 +114,20 @@ def fit(
         embedder: The one that the index was built with; embeds made questions.
         settings: How.
         progress: Told what is going on.
+        spread: Who compares questions with chunks. Topics and training are this process's: both see a sample.
 
     Returns:
         With its figures in ``report``; ``accepted`` and ``why`` say whether it may be used.
 
     Raises:
         DataError: If there are too few chunks, or they have no two topics.
-        MissingExtra: If torch or scikit-learn is absent.
+        CapabilityError: If the embedder would have to be fine-tuned, and cannot be.
+        BackendError: If the checkpoint cannot be written.
+        MissingExtra: If torch, peft or scikit-learn is absent.
     """
     settings = settings or Settings()
+    if settings.mode in TUNED:
+        tunable(embedder)  # before anything takes time
     held = _read(index, settings, progress)
     progress("finding topics", 0, len(held.E))
     topics = find_topics(held.E, settings.topics)
@@ -112,14 +135,29 @@ def fit(
     plain = Reindexing(
         settings.mode, settings.tenant, embedder.fingerprint, topics.centroids, topics.floors, keys, labels
     )
-    trial = _Trial(held, topics.labels, settings)
+    trial = _Trial(held, topics.labels, settings, spread)
     trial.ask(partial(_embedded, embedder, progress))
     if settings.mode == "gate":
         return _judged(trial, replace(plain, penalty=settings.penalty), topics, None)
-    training = replace(settings.training, mode=settings.mode)
-    told = _counted("training", training.steps, progress)
-    trained = train(held.E, topics.labels, trial.taught, training, settings.checkpoint, told)
+    told = _counted("training", settings.schedule.steps, progress)
+    if settings.mode in TUNED:
+        return _tuned(trial, tunable(embedder), plain, topics, progress, told)
+    trained = train(held.E, topics.labels, trial.taught, settings.schedule, settings.checkpoint, told)
     return _judged(trial, replace(plain, weights=trained.weights), topics, trained)
+
+
+def _tuned(
+    trial: _Trial, embedder: Tunable, plain: Reindexing, topics: Topics, progress: Tell, told: StepDone
+) -> Reindexing:
+    """The embedder's model, fine-tuned, and what it makes of the chunks."""
+    held, settings = trial.held, trial.settings
+    texts = lora.Texts(held.texts, held.E, topics.labels, trial.teach, trial.taught)
+    adapter, trained = lora.tune(embedder, texts, settings.schedule, settings.encoder, settings.checkpoint, told)
+    encoder = embedder.tuned(adapter)
+    T = encoder.embed(held.texts, _counted("embedding chunks anew", len(held.texts), progress))
+    trial.take(T, encoder.embed([s.text for s in trial.made]))
+    _, first = np.unique(np.array(held.keys, np.uint64), return_index=True)
+    return _judged(trial, replace(plain, adapter=adapter, tuned=T[first]), topics, trained)
 
 
 class _Held(NamedTuple):
@@ -128,6 +166,7 @@ class _Held(NamedTuple):
     E: Vector
     keys: list[int]
     sources: list[str]
+    texts: list[str]
     asked: list[Document]
 
 
@@ -138,19 +177,25 @@ def _read(index: Index, settings: Settings, progress: Tell) -> _Held:
     rng = np.random.default_rng(settings.seed)
     wanted = set(rng.permutation(total)[: 2 * settings.questions].tolist())
     keys, sources, ids, pieces, asked = list[int](), list[str](), list[str](), list[Vector](), list[Document]()
+    texts = list[str]()
     for documents, vectors in index.scan(settings.tenant):
         asked += [d for i, d in enumerate(documents, len(keys)) if i in wanted]
         keys += [key(d) for d in documents]
         sources += [d.source for d in documents]
         ids += [d.id for d in documents]
+        texts += [d.content for d in documents] if settings.mode in TUNED else []
         pieces.append(np.array(vectors, np.float32))
         progress("reading the index", min(len(keys), total), total)
     kept = sorted({name: i for i, name in enumerate(ids)}.values())  # what was replaced meanwhile may come twice
     E = np.concatenate(pieces)
     if len(kept) < len(ids):
         E, keys, sources = E[kept], [keys[i] for i in kept], [sources[i] for i in kept]
+        texts = [texts[i] for i in kept] if texts else texts
     rng.shuffle(asked)
-    return _Held(E, keys, sources, asked)
+    large = {source for source, count in Counter(sources).items() if count > max(1, LARGE * len(sources))}
+    sources = [f"{source} {k}" if source in large else source for source, k in zip(sources, keys, strict=True)]
+    asked = [replace(d, source=f"{d.source} {key(d)}") if d.source in large else d for d in asked]
+    return _Held(E, keys, sources, texts, asked)
 
 
 class Tried(NamedTuple):
@@ -167,12 +212,29 @@ class Tried(NamedTuple):
     at_most: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Ranking:
+    """Similarity of questions to every chunk, under one ranking or another."""
+
+    by: Shared[tuple[Reindexing | None, Vector, Labels]]
+    dim: int
+
+    def __call__(self, Q: Vector) -> Vector:
+        learnt, Z, labels = self.by.get()
+        if learnt is None:
+            plain: Vector = Q[:, : self.dim] @ Z.T
+            return plain
+        return learnt.scores(Q[:, : self.dim], Z, labels, Q[:, self.dim :])
+
+
 class _Trial:
     """What is found, and what is near what, under one ranking or another."""
 
-    def __init__(self, held: _Held, labels: Labels, settings: Settings) -> None:
-        self.held, self.labels, self.settings = held, labels, settings
+    def __init__(self, held: _Held, labels: Labels, settings: Settings, spread: Spread) -> None:
+        self.held, self.labels, self.settings, self._spread = held, labels, settings, spread
         self.quoted = drawn(labels, QUOTING, settings.seed)
+        self.T: Vector | None = None
+        self.asked_T: Vector | None = None
 
     def ask(self, embed: Callable[[list[str]], Vector]) -> None:
         """Makes the questions: one half to judge by, the other, about other sources, to teach the map what to keep."""
@@ -182,14 +244,20 @@ class _Trial:
         self.made = made[: (len(made) + 1) // 2]
         known = {s.source for s in self.made}
         others = [s for s in made[len(self.made) :] if s.source not in known]
-        Q = embed([s.text for s in self.made + others])
+        self.teach = [s.text for s in others]
+        Q = embed([s.text for s in self.made] + self.teach)
         self.Q, self.taught = Q[: len(self.made)], Q[len(self.made) :]
         self.own = _positions(self.made, self.held.sources)
         self.topic = np.array([self.labels[rows[0]] for rows in self.own], np.int64)
 
+    def take(self, T: Vector, asked: Vector) -> None:
+        """Takes in what a fine-tuned encoder makes of the chunks, (n, dim), and of the questions, (m, dim)."""
+        self.T, self.asked_T = T, asked
+
     def hits(self, learnt: Reindexing | None) -> npt.NDArray[np.bool_]:
         """Which questions find their source among the k best; None: as it was."""
-        return found(self._score(learnt), self.Q, self.own, self.settings.k)
+        Q = self._both(self.Q, self.asked_T)
+        return found(self._score(learnt), Q, self.own, self.settings.k, self._spread)
 
     def recall(self, learnt: Reindexing | None) -> dict[str, float]:
         """Share of the questions that find their source, in all and by kind; None: as it was."""
@@ -199,12 +267,15 @@ class _Trial:
     def spread(self, learnt: Reindexing | None) -> dict[str, float]:
         """How far apart topics lie: of the chunks' vectors, of a chunk's neighbours, of what a question finds."""
         k, E, labels = self.settings.k, self.held.E, self.labels
-        Z = learnt.chunks(E) if learnt else E
+        Z = learnt.chunks(E, self.T) if learnt else E
+        quoted = self._both(E[self.quoted], None if self.T is None else self.T[self.quoted])
         score, inside = self._score(learnt), self.topic != NOISE
         return {
             "silhouette": silhouette(Z, labels),
-            "strangers": crossings(score, E[self.quoted], labels[self.quoted], labels, k, self.quoted.tolist()),
-            "strangers_asked": crossings(score, self.Q[inside], self.topic[inside], labels, k),
+            "strangers": crossings(score, quoted, labels[self.quoted], labels, k, self.quoted.tolist()),
+            "strangers_asked": crossings(
+                score, self._both(self.Q, self.asked_T)[inside], self.topic[inside], labels, k
+            ),
         }
 
     def strength(self, learnt: Reindexing) -> tuple[float, list[Tried]]:
@@ -223,11 +294,17 @@ class _Trial:
             low, high = (middle, high) if affordable(middle) else (low, middle)
         return low, tried
 
-    def _score(self, learnt: Reindexing | None) -> Callable[[Vector], Vector]:
-        if learnt is None:
-            return lambda Q: Q @ self.held.E.T
-        Z = learnt.chunks(self.held.E)
-        return lambda Q: learnt.scores(Q, Z, self.labels)
+    def _score(self, learnt: Reindexing | None) -> Score:
+        """What is ranked by; takes what ``_both`` gives."""
+        E = self.held.E
+        Z = learnt.chunks(E, self.T) if learnt else E
+        ranked = replace(learnt, tuned=NO_VECTORS) if learnt else None  # the chunks' vectors are in Z
+        return _Ranking(self._spread.share((ranked, Z, self.labels)), E.shape[1])
+
+    @staticmethod
+    def _both(Q: Vector, T: Vector | None) -> Vector:
+        """Questions' vectors by the embedder, and beside them those by a fine-tuned encoder, if there is one."""
+        return Q if T is None else np.hstack([Q, T])
 
 
 def _loss(before: npt.NDArray[np.bool_], after: npt.NDArray[np.bool_]) -> tuple[float, float]:
@@ -255,7 +332,9 @@ def _judged(trial: _Trial, learnt: Reindexing, topics: Topics, trained: Trained 
     }
     if trained is not None:
         report |= {n: getattr(trained, n) for n in ("step", "steps", "losses", "separations")}
-        report["training"] = asdict(trial.settings.training) | {"mode": learnt.mode}
+        report["training"] = asdict(trial.settings.schedule) | {"mode": learnt.mode}
+    if learnt.adapter:
+        report["megabytes"] = learnt.megabytes
     refusal = _refusal(trial.settings, strength, tried, report)
     why = refusal or (
         f"at strength {strength:.3f}, recall@{trial.settings.k} of made questions is {recall['after']['all']:.3f}; "
@@ -274,7 +353,7 @@ def _refusal(settings: Settings, strength: float, tried: list[Tried], report: di
             f"(it fell by {least.loss:.3f}), and {settings.recall_loss:.3f} is allowed"
         )
     was, now = (report["strangers"][when] for when in ("before", "after"))
-    if was - now < GAIN * was:
+    if was - now <= GAIN * was:
         return (
             f"at strength {strength:.3f}, the most that keeps recall, {now:.3f} of a chunk's neighbours are of another "
             f"topic, and {was:.3f} were before: it would change next to nothing"

@@ -1,4 +1,4 @@
-"""What re-indexing has learnt of one tenant's collection, and where it is kept: numbered files, one of them in force.
+"""Where re-indexings are kept: numbered files of each tenant, one of them in force.
 
 Made by ``lab.reindex``, used by ``defenses.reindex``. The index itself is left alone: it keeps the embedder's vectors,
 which other defenses judge by. A file holds the map, the topics and the figures by which it was accepted, and no text.
@@ -7,27 +7,28 @@ which other defenses judge by. A file holds the map, the topics and the figures 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
-import tempfile
+import shutil
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any, Literal, TypeAlias, get_args
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from casemate.errors import CapabilityError, ConfigError, DataError
+from casemate.errors import DataError
 from casemate.protocols import Index
-from casemate.reindexing.residual import SHAPES, Weights, mapped
-from casemate.reindexing.topics import NOISE, Labels, nearest, silhouette
-from casemate.types import Document, Vector
-
-Mode: TypeAlias = Literal["adapter", "compatible", "gate"]
-MODES: tuple[str, ...] = get_args(Mode)
-Keys: TypeAlias = npt.NDArray[np.uint64]
+from casemate.reindexing.files import put, unwritable
+from casemate.reindexing.residual import SHAPES
+from casemate.reindexing.space import MODES, NO_VECTORS, TUNED, Reindexing, key
+from casemate.reindexing.topics import NOISE, silhouette
+from casemate.reindexing.tuned import FILES, Adapter, digest
+from casemate.types import Vector
 
 FORMAT = 1
 FIT = "run 'casemate reindex'"
@@ -37,111 +38,6 @@ FADED = 0.05
 """By how much the topics' separation may fall before it is due again."""
 LOOKED_AT = 5000
 """Chunks that the separation is computed from."""
-
-
-@dataclass(frozen=True, eq=False)
-class Reindexing:
-    """A space to rank in, and the topics of a collection.
-
-    Attributes:
-        mode: ``adapter``: chunks and questions go through the map. ``compatible``: chunks only. ``gate``: neither; a
-            chunk of another topic than the question's loses ``strength * penalty``.
-        tenant: Whose collection.
-        fingerprint: Of the embedder.
-        centroids: Unit mean of each topic in the embedder's space, (C, dim).
-        floors: How near a centroid a chunk must be to be of that topic, (C,).
-        keys: Of the chunks that were learnt from, sorted, (n,), see ``key``.
-        labels: Their topics, (n,).
-        weights: The map's; empty for ``gate``.
-        strength: Share of the map, or of the penalty, that is in force, in [0, 1].
-        penalty: What a chunk of another topic loses, mode ``gate``.
-        accepted: Whether what is found stays found.
-        why: What was decided, and why.
-        report: The figures behind it.
-        version: Number of the file; 0: not written yet.
-        at: When, ISO 8601.
-    """
-
-    mode: Mode
-    tenant: str
-    fingerprint: str
-    centroids: Vector
-    floors: Vector
-    keys: Keys
-    labels: Labels
-    weights: Weights = field(default_factory=dict)
-    strength: float = 1.0
-    penalty: float = 0.0
-    accepted: bool = True
-    why: str = ""
-    report: Mapping[str, Any] = field(default_factory=dict)
-    version: int = 0
-    at: str = ""
-
-    def chunks(self, E: Vector) -> Vector:
-        """Chunks' vectors in the new space, (n, dim)."""
-        return mapped(E, self.weights, self.strength) if self.weights else E
-
-    def questions(self, Q: Vector) -> Vector:
-        """Questions' vectors as they are compared with ``chunks``, (m, dim)."""
-        return mapped(Q, self.weights, self.strength) if self.mode == "adapter" else Q
-
-    def topics(self, keys: Keys, E: Vector) -> Labels:
-        """The topics of chunks, (n,): as learnt, or of the nearest centroid for what is new; nothing is trained.
-
-        Args:
-            keys: Of the chunks, (n,).
-            E: Their vectors by the embedder, (n, dim).
-        """
-        labels = nearest(E, self.centroids, self.floors)
-        if len(self.keys):
-            places = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
-            known = self.keys[places] == keys
-            labels[known] = self.labels[places[known]]
-        return labels
-
-    def nearest(self, Q: Vector) -> Labels:
-        """The topic nearest to each question, (m,), however far it is; ``NOISE`` if there are none."""
-        return nearest(Q, self.centroids, np.full(len(self.centroids), -np.inf, np.float32))
-
-    def scores(self, Q: Vector, Z: Vector, labels: Labels) -> Vector:
-        """What is ranked by: similarity of each question to each chunk in the new space, (m, n).
-
-        Args:
-            Q: Questions' vectors by the embedder, (m, dim).
-            Z: The chunks', as ``chunks`` gives them, (n, dim).
-            labels: Their topics, (n,); for ``gate``.
-        """
-        S: Vector = self.questions(Q) @ Z.T
-        if self.mode == "gate":
-            S = S - np.float32(self.strength * self.penalty) * (labels[None] != self.nearest(Q)[:, None])
-        return S
-
-    @property
-    def digest(self) -> str:
-        """Of the collection that was learnt from."""
-        return hashlib.blake2b(self.keys.tobytes(), digest_size=16).hexdigest()
-
-
-def require_mode(mode: str) -> None:
-    """Refuses what is no mode.
-
-    Raises:
-        CapabilityError: If it is ``lora``.
-        ConfigError: If it is anything else that is not known.
-    """
-    if mode == "lora":
-        raise CapabilityError(
-            "reindex: mode lora would train the embedder itself, which needs the package peft and an embedder that can "
-            f"be trained; none of ours can. Use one of: {', '.join(MODES)}"
-        )
-    if mode not in MODES:
-        raise ConfigError(f"reindex: mode is {mode!r}; known: {', '.join(MODES)}")
-
-
-def key(document: Document) -> int:
-    """Tells a chunk by its title and text, whatever its id: equal texts have equal vectors."""
-    return int.from_bytes(hashlib.blake2b(document.content.encode(), digest_size=8).digest(), "little")
 
 
 def due(learnt: Reindexing, index: Index) -> str:
@@ -163,13 +59,16 @@ def due(learnt: Reindexing, index: Index) -> str:
     then = learnt.report.get("silhouette", {}).get("after")
     if then is None or not kept:
         return ""
-    E = np.concatenate(sample)
-    now = silhouette(learnt.chunks(E), learnt.topics(np.array(kept, np.uint64), E))
+    _, Z, labels = learnt.seen(np.array(kept, np.uint64), np.concatenate(sample))
+    now = silhouette(Z, labels)
     return f"topics lie less apart ({now:.3f}) than when it was made ({then:.3f})" if now < then - FADED else ""
 
 
 class Shelf:
     """The versions of one tenant's re-indexing, in a folder: ``NNN.npz``, and ``current`` with the number in force.
+
+    A fine-tuned encoder lies beside its version, in the folder ``NNN.lora``, as peft reads it; only the files that were
+    written are loaded (SHA-256 in ``NNN.npz``).
 
     Args:
         folder: Of all tenants.
@@ -211,13 +110,55 @@ class Shelf:
         return replace(_read(self._path(version), self.tenant), version=version)
 
     def write(self, learnt: Reindexing) -> Reindexing:
-        """Adds a version, and puts it in force if it was accepted."""
-        self.place.mkdir(parents=True, exist_ok=True)
-        written = replace(learnt, version=max(self.versions(), default=0) + 1)
-        _write(self._path(written.version), written)
-        if written.accepted:
-            self._choose(written.version)
+        """Adds a version, and puts it in force if it was accepted; of what was refused, the encoder is not kept.
+
+        Raises:
+            BackendError: If the disk is full, or nothing may be written there; what was in force stays so.
+        """
+        kept = learnt if learnt.accepted else replace(learnt, adapter={}, tuned=NO_VECTORS)
+        with self._lock("lock"):
+            written = replace(learnt, version=max(self.versions(), default=0) + 1)
+            path = self._path(written.version)
+            shutil.rmtree(path.with_suffix(".lora"), ignore_errors=True)  # of a program that was killed
+            for name, content in kept.adapter.items():
+                put(path.with_suffix(".lora") / name, content)
+            _write(path, kept)
+            if written.accepted:
+                self._choose(written.version)
         return written
+
+    @contextmanager
+    def learning(self) -> Iterator[Path]:
+        """One process at a time learns for a tenant: gives the place of its checkpoint, which is gone afterwards.
+
+        Whoever is interrupted leaves the checkpoint to the next.
+
+        Raises:
+            DataError: If another process is at it.
+        """
+        with self._lock("learning", wait=False):
+            yield (checkpoint := self.place / "training.pt")
+            checkpoint.unlink(missing_ok=True)
+
+    @contextmanager
+    def _lock(self, name: str, wait: bool = True) -> Iterator[None]:
+        """Among processes; let go when this one ends, however it ends."""
+        try:
+            self.place.mkdir(parents=True, exist_ok=True)
+            handle = os.open(self.place / f".{name}", os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise unwritable(self.place, error) from error
+        try:
+            import fcntl
+
+            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            yield
+        except BlockingIOError as error:
+            raise DataError(
+                f"another process is re-indexing tenant {self.tenant!r} in {self.place}; wait for it, or end it"
+            ) from error
+        finally:
+            os.close(handle)
 
     def rollback(self, version: int | None = None) -> Reindexing:
         """Puts an earlier version in force.
@@ -253,17 +194,22 @@ class Shelf:
         return self.place / f"{version:03d}.npz"
 
     def _choose(self, version: int) -> None:
-        _put(self.place / "current", lambda file: file.write(f"{version}\n".encode()))
+        put(self.place / "current", f"{version}\n".encode())
 
 
 _ABOUT = ("mode", "tenant", "fingerprint", "strength", "penalty", "accepted", "why", "report", "at")
 _ARRAYS = {"centroids": np.float32, "floors": np.float32, "keys": np.uint64, "labels": np.int64}
+_LATER = {"tuned": np.float32}
+"""Arrays that files of earlier programs lack."""
 
 
 def _write(path: Path, learnt: Reindexing) -> None:
     about = {"format": FORMAT, **{name: getattr(learnt, name) for name in _ABOUT}}
-    arrays: dict[str, Any] = {name: getattr(learnt, name) for name in _ARRAYS} | dict(learnt.weights)
-    _put(path, lambda file: np.savez_compressed(file, about=np.array(json.dumps(about)), **arrays))
+    about["adapter"] = digest(learnt.adapter) if learnt.adapter else ""
+    arrays: dict[str, Any] = {name: getattr(learnt, name) for name in (*_ARRAYS, *_LATER)} | dict(learnt.weights)
+    whole = io.BytesIO()
+    np.savez_compressed(whole, about=np.array(json.dumps(about)), **arrays)
+    put(path, whole.getvalue())
 
 
 def _read(path: Path, tenant: str) -> Reindexing:
@@ -272,23 +218,38 @@ def _read(path: Path, tenant: str) -> Reindexing:
             about = json.loads(str(file["about"]))
             if about.pop("format") != FORMAT:
                 raise DataError(f"{path} is of another version of Casemate; {FIT}")
-            arrays = {name: file[name].astype(kind, casting="no") for name, kind in _ARRAYS.items()}
+            kinds = _ARRAYS | {name: kind for name, kind in _LATER.items() if name in file.files}
+            arrays = {name: file[name].astype(kind, casting="no") for name, kind in kinds.items()}
             weights = {name: file[name].astype(np.float32, casting="no") for name in SHAPES if name in file.files}
-        learnt = Reindexing(**about, **arrays, weights=weights)
+        pinned = about.pop("adapter", "")
+        adapter = _adapter(path.with_suffix(".lora"), pinned) if pinned else {}
+        learnt = Reindexing(**about, **arrays, weights=weights, adapter=adapter)
     except DataError:
         raise
-    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(f"{path} is no re-indexing, or damaged ({type(error).__name__}); {FIT}") from error
     if learnt.tenant != tenant or not _sound(learnt):
         raise DataError(f"{path} makes no sense for tenant {tenant!r}; {FIT}")
     return learnt
 
 
+def _adapter(folder: Path, pinned: str) -> Adapter:
+    """The encoder's files, if they are those that were written."""
+    found = {name: (folder / name).read_bytes() for name in FILES}
+    if digest(found) != pinned:
+        raise DataError(f"the files in {folder} are not those that were trained: they were changed; {FIT}")
+    return found
+
+
 def _sound(r: Reindexing) -> bool:
     """Whether shapes fit one another and numbers are numbers: a damaged map must not rank."""
     C, dim = r.centroids.shape
     fits = r.mode in MODES and r.floors.shape == (C,) and r.keys.shape == r.labels.shape
-    if not fits or (r.mode == "gate") == bool(r.weights) or not (0 <= r.strength <= 1 and 0 <= r.penalty < np.inf):
+    mapping, tuned = r.mode in ("adapter", "compatible"), r.mode in TUNED and r.accepted
+    fits = fits and mapping == bool(r.weights) and tuned == bool(r.adapter)
+    if not fits or not (0 <= r.strength <= 1 and 0 <= r.penalty < np.inf):
+        return False
+    if tuned and r.tuned.shape != (len(r.keys), dim):
         return False
     if r.weights:
         hidden = len(r.weights.get("b1", ()))
@@ -296,24 +257,4 @@ def _sound(r: Reindexing) -> bool:
         if {name: w.shape for name, w in r.weights.items()} != expected:
             return False
     ordered = bool((r.keys[1:] > r.keys[:-1]).all()) and bool(((r.labels >= NOISE) & (r.labels < C)).all())
-    return ordered and all(np.isfinite(a).all() for a in (r.centroids, r.floors, *r.weights.values()))
-
-
-def _put(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Makes a file, whole or not at all, readable by its owner only."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
-
-
-def distinct(keys: Sequence[int], labels: Labels) -> tuple[Keys, Labels]:
-    """Keys, each once and sorted, and their topics; of equal texts the first counts."""
-    found, first = np.unique(np.array(keys, np.uint64), return_index=True)
-    return found, labels[first]
+    return ordered and all(np.isfinite(a).all() for a in (r.centroids, r.floors, r.tuned, *r.weights.values()))

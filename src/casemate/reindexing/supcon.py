@@ -1,4 +1,4 @@
-"""Supervised contrastive learning of a map that draws topics apart. Needs torch, and knows nothing but arrays.
+"""Supervised contrastive learning of what draws topics apart: a small map (``mapping``) or the encoder (``lora``).
 
 RAGFort, Section 4.2, Eq. 1 (Li et al. 2026, AAAI, arXiv 2511.10128); the loss is that of Khosla et al. 2020. With
 labels y and unit vectors z of a batch, P(i) the others of the same label, A(i) all others:
@@ -9,7 +9,7 @@ Deviation: the paper trains "a new encoder" and leaves the query encoder alone; 
 then lie in two spaces. Here the embedder E is frozen, and a small residual map is trained on its vectors:
 z = norm(E + A(E)), A(E) = relu(E W1 + b1) W2 + b2, with W2 = b2 = 0 at the start, so that it starts as E itself. In
 mode ``adapter`` a question goes through the same map; in mode ``compatible`` it does not (the paper's text to the
-letter).
+letter). Needs torch, and knows nothing but arrays.
 Deviation: mean over the anchors, not sum; an anchor without a partner is skipped (its 1/|P(i)| would be 1/0); what has
 no topic is never anchor nor partner, and stays in A(i).
 Deviation: two terms hold the map back: ``identity`` times the mean of |z - E|^2, and ``keep`` times the mean of
@@ -19,9 +19,9 @@ Deviation: the paper gives no temperature, batch, steps or rule to stop; ours ar
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import io
+import logging
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -30,20 +30,19 @@ import numpy as np
 import numpy.typing as npt
 
 from casemate.errors import ConfigError, DataError, needs
-from casemate.reindexing.residual import Weights, mapped
+from casemate.reindexing.files import put
+from casemate.reindexing.residual import Weights
 from casemate.reindexing.topics import NOISE, Labels, silhouette
 from casemate.types import Vector
+
+log = logging.getLogger(__name__)
 
 StepDone: TypeAlias = Callable[[int], None]
 
 EXTRA = "casemate[torch]"
-LOOK_EVERY = 50
-"""Steps between two looks at the chunks that were held out."""
 PATIENCE, LEAST = 5, 1e-3
 """Training stops after so many looks at which the separation has not grown by that much."""
 HELD_OUT = 0.1
-QUESTIONS = 64
-"""Questions in a batch."""
 
 
 @dataclass(frozen=True)
@@ -56,11 +55,13 @@ class TrainSettings:
         classes: Topics in a batch.
         each: Chunks of each of them.
         negatives: Chunks without a topic in a batch.
+        questions: Questions in a batch, whose similarities are to be kept.
         identity: Weight of staying near E.
         keep: Weight of keeping the questions' similarities.
         rate: Of AdamW.
         decay: Of AdamW.
         steps: Most.
+        look: Steps between two looks at the chunks that were held out.
         seed: Of everything that is drawn.
     """
 
@@ -69,11 +70,13 @@ class TrainSettings:
     classes: int = 16
     each: int = 8
     negatives: int = 32
+    questions: int = 64
     identity: float = 0.1
     keep: float = 1000.0
     rate: float = 1e-3
     decay: float = 1e-2
     steps: int = 1000
+    look: int = 50
     seed: int = 7
 
     def __post_init__(self) -> None:
@@ -81,16 +84,23 @@ class TrainSettings:
             raise ConfigError(f"supcon: mode is {self.mode!r}; known: adapter, compatible")
         if not self.temperature > 0 or not self.rate > 0 or min(self.identity, self.keep, self.decay) < 0:
             raise ConfigError(f"supcon: temperature and rate must be above 0, weights at least 0; got {self}")
-        if self.classes < 2 or self.each < 2 or self.negatives < 0 or self.steps < 1:
-            raise ConfigError(f"supcon needs classes and each >= 2, negatives >= 0 and steps >= 1; got {self}")
+        if (
+            self.classes < 2
+            or self.each < 2
+            or min(self.negatives, self.questions) < 0
+            or min(self.steps, self.look) < 1
+        ):
+            raise ConfigError(
+                f"supcon needs classes and each >= 2, negatives and questions >= 0, steps and look >= 1; got {self}"
+            )
 
 
 @dataclass(frozen=True)
 class Trained:
-    """A map and how it came about.
+    """What was learnt, and how it came about.
 
     Attributes:
-        weights: Of the step at which the held-out chunks lay furthest apart.
+        weights: Parameters at the step at which the held-out chunks lay furthest apart.
         step: That step.
         steps: How many were taken.
         losses: (step, loss) at each look.
@@ -117,7 +127,7 @@ def supcon_loss(z: Any, labels: Any, temperature: float) -> Any:
     """
     with needs(EXTRA):
         import torch
-    self_ = torch.eye(len(z), dtype=torch.bool)
+    self_ = torch.eye(len(z), dtype=torch.bool, device=z.device)
     logits = (z @ z.T / temperature).masked_fill(self_, -torch.inf)
     log_p = logits - torch.logsumexp(logits, dim=1, keepdim=True)  # (B, B)
     partners = (labels[:, None] == labels[None, :]) & (labels != NOISE)[:, None] & ~self_
@@ -153,48 +163,31 @@ class Sampler:
         return np.concatenate([rng.choice(group, min(count, len(group)), replace=False) for group, count in wanted])
 
 
-def train(
-    E: Vector,
-    labels: Labels,
-    Q: Vector,
-    settings: TrainSettings | None = None,
-    checkpoint: Path | None = None,
-    progress: StepDone = lambda steps: None,
-) -> Trained:
-    """Trains a map that draws topics apart; stops when chunks that were held out do so no more.
+class Learner:
+    """What is trained: gives vectors of chunks and questions, by position, that depend on parameters.
 
-    Args:
-        E: Unit vectors of the chunks, (n, dim).
-        labels: Their topics, (n,), at least two.
-        Q: Unit vectors of harmless questions whose similarities are to be kept, (m, dim); none: m = 0.
-        settings: How.
-        checkpoint: A file to go on from, and to write now and then; it is for the same data and settings only.
-        progress: Called with the number of steps just taken.
-
-    Raises:
-        DataError: If there are fewer than two topics, or the checkpoint is of another training.
-        MissingExtra: If torch is absent.
+    Attributes:
+        parameters: What is learnt, tensors by name.
     """
-    run = _Run(E, labels, Q, settings or TrainSettings())
-    if checkpoint is not None and checkpoint.exists():
-        run.load(checkpoint)
-    with _one_thread(run.torch):
-        while not run.finished:
-            run.advance(LOOK_EVERY, progress)
-            if checkpoint is not None:
-                run.save(checkpoint)
-    return run.trained()
 
+    parameters: dict[str, Any]
 
-@contextmanager
-def _one_thread(torch: Any) -> Iterator[None]:
-    """Torch on one thread: the products are small, and two threads wait for each other longer than they work."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+    def chunks(self, rows: npt.NDArray[np.int64]) -> Any:
+        """Unit vectors of chunks, (B, dim), a tensor that can be differentiated."""
+        raise NotImplementedError
+
+    def questions(self, rows: npt.NDArray[np.int64]) -> Any:
+        """Of questions, the same."""
+        raise NotImplementedError
+
+    def held(self, rows: npt.NDArray[np.int64]) -> Vector:
+        """Of chunks, as an array."""
+        raise NotImplementedError
+
+    @property
+    def identity(self) -> str:
+        """What a checkpoint is for, beyond data and settings."""
+        return ""
 
 
 @dataclass
@@ -209,35 +202,50 @@ class _Progress:
     separations: list[tuple[int, float]] = field(default_factory=list)
 
 
-class _Run:
-    """A training in the making."""
+class Run:
+    """A training in the making.
 
-    def __init__(self, E: Vector, labels: Labels, Q: Vector, settings: TrainSettings) -> None:
+    Args:
+        E: Unit vectors of the chunks by the embedder, (n, dim).
+        labels: Their topics, (n,), at least two.
+        Q: Unit vectors of harmless questions, (m, dim).
+        settings: How.
+        learner: What is trained.
+
+    Raises:
+        DataError: If there are fewer than two topics.
+    """
+
+    def __init__(self, E: Vector, labels: Labels, Q: Vector, settings: TrainSettings, learner: Learner) -> None:
         with needs(EXTRA):
             import torch
         if len(np.unique(labels[labels != NOISE])) < 2:
             raise DataError("there are fewer than two topics: nothing can be drawn apart")
-        self.torch, self.settings = torch, settings
-        self.taught, self.held = _split(labels, settings.seed)
+        self.torch, self.settings, self.learner = torch, settings, learner
+        self.taught, self.out = _split(labels, settings.seed)
         self.sampler = Sampler(labels[self.taught], settings)
-        self.E, self.labels, self.Q = E, labels, torch.from_numpy(np.ascontiguousarray(Q, np.float32))
-        self.parameters = self._started(E.shape[1])
+        self.E, self.labels, self.Q = E, labels, np.ascontiguousarray(Q, np.float32)
         self.optimiser = torch.optim.AdamW(
-            self.parameters.values(), lr=settings.rate, weight_decay=settings.decay, foreach=False
+            learner.parameters.values(), lr=settings.rate, weight_decay=settings.decay, foreach=False
         )
-        self.best = self._weights()
+        self.best = self._copied()
         self.now = _Progress(best=(start := self._separation()), separations=[(0, start)])
 
-    def _started(self, dim: int) -> dict[str, Any]:
-        """A(E) = 0 whatever E: the second layer is zero, the first drawn as torch does for a linear layer."""
-        torch, rng = self.torch, np.random.default_rng((self.settings.seed, 1 << 20))
-        bound = dim**-0.5
-        first = {"W1": rng.uniform(-bound, bound, (dim, dim)), "b1": rng.uniform(-bound, bound, dim)}
-        drawn = first | {"W2": np.zeros((dim, dim)), "b2": np.zeros(dim)}
-        return {name: torch.tensor(value, dtype=torch.float32, requires_grad=True) for name, value in drawn.items()}
+    def whole(self, checkpoint: Path | None, progress: StepDone) -> Trained:
+        """All of it, from the checkpoint on if there is one."""
+        if checkpoint is not None and checkpoint.exists():
+            self._load(checkpoint)
+            progress(self.now.step)
+        while not self.finished:
+            self.advance(self.settings.look, progress)
+            if checkpoint is not None:
+                self._save(checkpoint)
+        now, weights = self.now, {name: w.numpy().copy() for name, w in self.best.items()}
+        return Trained(weights, now.best_step, now.step, tuple(now.losses), tuple(now.separations))
 
     @property
     def finished(self) -> bool:
+        """Whether all steps were taken, or the last ones did no good."""
         return self.now.step >= self.settings.steps or self.now.stale >= PATIENCE
 
     def advance(self, steps: int, progress: StepDone) -> None:
@@ -253,85 +261,75 @@ class _Run:
         now.separations.append((end, found))
         now.stale = 0 if found > now.best + LEAST else now.stale + 1
         if found > now.best:
-            now.best, now.best_step, self.best = found, end, self._weights()
+            now.best, now.best_step, self.best = found, end, self._copied()
 
     def _step(self, step: int) -> float:
-        torch, chosen = self.torch, self.taught[self.sampler.batch(step)]
-        x, y = torch.from_numpy(self.E[chosen]), torch.from_numpy(self.labels[chosen])
-        loss = self._loss(x, y, self._questions(step))
+        loss = self._loss(self.taught[self.sampler.batch(step)], self._asked(step))
         self.optimiser.zero_grad()
         loss.backward()
         self.optimiser.step()
         return float(loss.detach())
 
-    def _loss(self, x: Any, y: Any, q: Any) -> Any:
-        s = self.settings
-        z = self._map(x)
+    def _loss(self, rows: npt.NDArray[np.int64], asked: npt.NDArray[np.int64]) -> Any:
+        s, torch = self.settings, self.torch
+        z = self.learner.chunks(rows)
+        x, y = (torch.from_numpy(a[rows]).to(z.device) for a in (self.E, self.labels))
         loss = supcon_loss(z, y, s.temperature) + s.identity * ((z - x) ** 2).sum(dim=1).mean()
-        if len(q) and s.keep:
-            asked = self._map(q) if s.mode == "adapter" else q
-            loss = loss + s.keep * ((asked @ z.T - q @ x.T) ** 2).mean()
+        if len(asked) and s.keep:
+            q = torch.from_numpy(self.Q[asked]).to(z.device)
+            mapped_q = self.learner.questions(asked) if s.mode == "adapter" else q
+            loss = loss + s.keep * ((mapped_q @ z.T - q @ x.T) ** 2).mean()
         return loss
 
-    def _map(self, x: Any) -> Any:
-        p, torch = self.parameters, self.torch
-        change = torch.relu(x @ p["W1"] + p["b1"]) @ p["W2"] + p["b2"]
-        return torch.nn.functional.normalize(x + change, dim=1)
-
-    def _questions(self, step: int) -> Any:
-        if not len(self.Q):
-            return self.Q
+    def _asked(self, step: int) -> npt.NDArray[np.int64]:
         rng = np.random.default_rng((self.settings.seed, step, 1))
-        return self.Q[rng.choice(len(self.Q), min(QUESTIONS, len(self.Q)), replace=False)]
+        return (
+            rng.choice(len(self.Q), min(self.settings.questions, len(self.Q)), replace=False)
+            if len(self.Q)
+            else np.empty(0, int)
+        )
 
     def _separation(self) -> float:
-        return silhouette(mapped(self.E[self.held], self._weights()), self.labels[self.held])
+        return silhouette(self.learner.held(self.out), self.labels[self.out])
 
-    def _weights(self) -> Weights:
-        return {name: p.detach().numpy().copy() for name, p in self.parameters.items()}
-
-    def trained(self) -> Trained:
-        now = self.now
-        return Trained(self.best, now.best_step, now.step, tuple(now.losses), tuple(now.separations))
+    def _copied(self) -> dict[str, Any]:
+        return {name: p.detach().cpu().clone() for name, p in self.learner.parameters.items()}
 
     def _identity(self) -> str:
         """Of data and settings: what a checkpoint belongs to. ``steps`` may be raised."""
         rest = {k: v for k, v in asdict(self.settings).items() if k != "steps"}
-        sums = [float(np.abs(a).sum(dtype=np.float64)) for a in (self.E, self.Q.numpy(), self.labels)]
-        return f"{rest} {self.E.shape} {sums}"
+        sums = [float(np.abs(a).sum(dtype=np.float64)) for a in (self.E, self.Q, self.labels)]
+        return f"{rest} {self.E.shape} {sums}{self.learner.identity}"
 
-    def save(self, path: Path) -> None:
+    def _save(self, path: Path) -> None:
         """Writes the checkpoint, whole or not at all."""
-        path.parent.mkdir(parents=True, exist_ok=True)
         state = {
             "identity": self._identity(),
             "now": asdict(self.now),
-            "parameters": {n: p.detach() for n, p in self.parameters.items()},
-            "best": {n: self.torch.from_numpy(w) for n, w in self.best.items()},
+            "parameters": self._copied(),
+            "best": self.best,
             "optimiser": self.optimiser.state_dict(),
         }
-        part = path.with_name(path.name + ".part")
-        self.torch.save(state, part)
-        os.replace(part, path)
+        whole = io.BytesIO()
+        self.torch.save(state, whole)
+        put(path, whole.getvalue())
 
-    def load(self, path: Path) -> None:
-        """Goes on from a checkpoint.
-
-        Raises:
-            DataError: If it is damaged, or of another training.
-        """
+    def _load(self, path: Path) -> None:
+        """Goes on from a checkpoint; one that is damaged or of another training is passed over, and replaced."""
         try:
-            state = self.torch.load(path, weights_only=True)
-            identity = state["identity"]
+            state = self.torch.load(path, weights_only=True, map_location="cpu")
+            same = state["identity"] == self._identity()
         except Exception as error:  # torch raises nothing narrower
-            raise DataError(f"{path} is no checkpoint, or damaged ({type(error).__name__}); delete it") from error
-        if identity != self._identity():
-            raise DataError(f"{path} is the checkpoint of another training; delete it")
+            log.warning("%s is no checkpoint, or damaged (%s): training begins anew", path, type(error).__name__)
+            return
+        if not same:
+            log.warning("%s is the checkpoint of another training, of other chunks or settings: it begins anew", path)
+            return
         self.optimiser.load_state_dict(state["optimiser"])
         with self.torch.no_grad():
-            for name, p in self.parameters.items():
+            for name, p in self.learner.parameters.items():
                 p.copy_(state["parameters"][name])
-        self.best = {n: w.numpy().copy() for n, w in state["best"].items()}
+        self.best = state["best"]
         pairs = {n: [(int(a), float(b)) for a, b in state["now"][n]] for n in ("losses", "separations")}
         self.now = _Progress(**(state["now"] | pairs))
 

@@ -36,6 +36,8 @@ FLOOR = 0.05
 """A topic reaches as far from its centre as all but this share of its chunks."""
 SHARPNESS = 0.1
 """Temperature of the membership: that of the contrastive loss."""
+ALIKE = 1e-5
+"""Range of every coordinate below which texts are the same one."""
 FEWEST = 20
 """Chunks below which there is nothing to group."""
 
@@ -102,12 +104,14 @@ def find_topics(E: Vector, settings: TopicSettings | None = None) -> Topics:
         settings: How.
 
     Raises:
-        DataError: If there are fewer than ``FEWEST`` chunks.
+        DataError: If there are fewer than ``FEWEST`` chunks, or all are alike.
         MissingExtra: If scikit-learn is absent and needed.
     """
     settings = settings or TopicSettings()
     if len(E) < FEWEST:
         raise DataError(f"{len(E)} chunks have no topics; at least {FEWEST} are needed")
+    if np.ptp(E, axis=0).max() < ALIKE:
+        raise DataError(f"all {len(E)} chunks are alike: they have no topics")
     if settings.method == "hdbscan" and (found := _by_density(E, settings)) is not None:
         return found
     classes = max(2, round(math.sqrt(len(E) / 2)))
