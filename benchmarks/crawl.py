@@ -1,8 +1,11 @@
 """Knowledge-base extraction: every crawler on three corpora, with no defense and with several, one client and twenty.
 
 ``python -m benchmarks.crawl [folder] [questions] [corpus ...]`` keeps what was asked in the folder and goes on there.
-The reader is the simulation: it repeats what it is told to repeat. Harmless sessions are those of clients who ask up to
-50 questions a day, drawn by Zipf's law from the corpus's own questions; where it has none, from questions made from it.
+The reader is the simulation: it repeats what it is told to repeat. What came of crawls with ``crawl_limit`` is compared
+with the chunks whole, in items and in windows; what came of the others whole and in items only, which is a tenth of the
+work and can only make them seem smaller, so no ratio to them is too good. Harmless sessions are those of clients who
+ask up to 50 questions a day, drawn by Zipf's law from the corpus's own questions; where it has none, from questions
+made from it.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import DATA, SEED, save
-from casemate import registry, stats
+from casemate import metrics, registry, stats
 from casemate.backends.minilm import MiniLM
 from casemate.backends.obedient import Obedient
 from casemate.backends.sqlite import SqliteIndex
@@ -39,9 +42,12 @@ from casemate.types import Document, Query
 
 CORPORA = {"patient_doctor_qa": 2500, "enron_worms": 1500, "mathqa": 320}
 ATTACKS = ("composite", "rag_thief", "worm", "pirates", "ikea", "rag_crawler")
+ROUNDS = 300
+"""Questions of the worm, whose search for each takes as long as all else: with fewer it recovers less, off and on."""
 K = 5
-SESSIONS, DAY, ZIPF = 300, 50, 1.0
+SESSIONS, DAY, ZIPF = 1000, 50, 1.0
 COLLUDERS = 20
+ANSWERS = 1500
 
 
 def defenses(name: str) -> list[Defense]:
@@ -60,12 +66,12 @@ def defenses(name: str) -> list[Defense]:
 class Ground:
     """One corpus, indexed."""
 
-    def __init__(self, name: str, folder: Path) -> None:
+    def __init__(self, name: str, folder: Path, embedder: CachedEmbedder) -> None:
         rng = np.random.default_rng(SEED)
         rows = _rows(DATA / name / "corpus.jsonl.gz")
         order = rng.permutation(len(rows))[: CORPORA[name]]
         self.documents = [Document(rows[i]["_id"], rows[i]["text"], rows[i].get("title", "")) for i in order]
-        self.embedder = CachedEmbedder(MiniLM(threads=1))
+        self.embedder = embedder
         self.index = SqliteIndex(folder / f"{name}.db")
         self.index.open(self.embedder.fingerprint, self.embedder.dim)
         if not self.index.moments().n:
@@ -95,8 +101,10 @@ def main() -> None:
     questions = int(sys.argv[2]) if len(sys.argv) > 2 else 1000
     folder.mkdir(parents=True, exist_ok=True)
     results: dict[str, Any] = {"questions": questions, "k": K, "corpora": {}}
+    embedder = CachedEmbedder(MiniLM(threads=1), megabytes=1500)  # of all corpora: the worm asks each the same
+    results["accuracy"] = asyncio.run(_accuracy(folder, embedder))
     for name in sys.argv[3:] or CORPORA:
-        ground = Ground(name, folder)
+        ground = Ground(name, folder, embedder)
         with closing(ground.ledger), closing(ground.index):
             results["corpora"][name] = asyncio.run(_corpus(ground, questions))
         save("crawl", results | {"relative": _relative(results["corpora"])})
@@ -128,15 +136,16 @@ async def _crawled(ground: Ground, name: str, questions: int) -> dict[str, Any]:
         label = setting if clients == 1 else f"{setting}, {clients} clients"
         plan = CrawlPlan(seed=SEED, k=K, questions=questions, clients=clients, label=setting)
         crawler = Crawler(name, _attack(name, ground), {label: target}, ground.ledger, plan)
-        crawl = measured(crawler, await crawler.run(), ground.documents, ground.embedder)
+        walks = await crawler.run()
+        crawl = measured(crawler, walks, ground.documents, ground.embedder, windows=setting == "crawl_limit")
         found[label] = {k: v for k, v in asdict(crawl.hauls[label]).items() if k not in ("finds", "curve")}
     return found
 
 
 def _attack(name: str, ground: Ground) -> ExtractionAttack:
     cls = registry.load("crawler", name)
-    options = {"embedder": ground.embedder} if "embedder" in cls.__dataclass_fields__ else {}
-    made: ExtractionAttack = cls(**options)
+    options: dict[str, Any] = {"embedder": ground.embedder} if "embedder" in cls.__dataclass_fields__ else {}
+    made: ExtractionAttack = cls(**options, **({"rounds": ROUNDS} if name == "worm" else {}))
     return made
 
 
@@ -164,15 +173,48 @@ async def _recalled(ground: Ground, guard: Guard, number: int) -> tuple[bool, bo
     return off, on
 
 
-def _relative(corpora: dict[str, Any]) -> dict[str, float]:
-    """Mean CRR over attackers and corpora, each setting's by that without a defense."""
+def _relative(corpora: dict[str, Any]) -> dict[str, list[float]]:
+    """Mean CRR over attackers and corpora, each setting's by that without a defense, [95 %] over the pairs of both."""
     cells: dict[str, list[float]] = {}
     for corpus in corpora.values():
         for crawl in corpus["crawls"].values():
             for label, haul in crawl.items():
                 cells.setdefault(label, []).append(haul["crr"][0])
-    off = np.mean(cells["off"])
-    return {label: float(np.mean(values) / off) for label, values in cells.items()}
+    rng = np.random.default_rng(SEED)
+    off = np.array(cells["off"])
+    drawn = rng.integers(len(off), size=(10_000, len(off)))
+
+    def figures(on: np.ndarray) -> list[float]:
+        ratios = on[drawn].mean(axis=1) / off[drawn].mean(axis=1)
+        return [float(on.mean() / off.mean()), *(float(q) for q in np.quantile(ratios, (0.025, 0.975)))]
+
+    return {label: figures(np.array(values)) for label, values in cells.items()}
+
+
+async def _accuracy(folder: Path, embedder: CachedEmbedder) -> dict[str, Any]:
+    """Exact match and recall on SQuAD, asked by clients with up to 50 questions a day each, off and on."""
+    rng = np.random.default_rng(SEED)
+    rows = [Document(r["_id"], r["text"], r.get("title", "")) for r in _rows(DATA / "squad" / "corpus.jsonl.gz")]
+    index = SqliteIndex(folder / "squad.db")
+    index.open(embedder.fingerprint, embedder.dim)
+    with closing(index), closing(Ledger(folder / "squad-ledger.db")) as ledger:
+        if not index.moments().n:
+            index.add(rows, embedder.embed([d.content for d in rows]))
+        rag = Rag(embedder, index, CachedGenerator(Obedient(), ledger, "obedient"))
+        targets = {"off": rag, "crawl_limit": Guard(rag, defenses("crawl_limit"))}
+        asked = list(_rows(DATA / "squad" / "queries.jsonl.gz"))
+        items = [asked[i] for i in rng.permutation(len(asked))[:ANSWERS]]
+        found: dict[str, Any] = {}
+        for label, target in targets.items():
+            served = []
+            for number, item in enumerate(items):
+                answer = await target.ask(Query(item["text"], f"reader-{number // DAY}", k=K))
+                passages = [hit.document.text for hit in answer.retrieval.hits]
+                told = metrics.exact_match(answer.text, item["answers"])
+                served.append((told, metrics.answer_recall(passages, item["answers"])))
+            exact, recalled = (sum(side) for side in zip(*served, strict=True))
+            found[label] = {"EM@5": stats.rate(exact, len(items)), "R@5": stats.rate(recalled, len(items))}
+    return found
 
 
 def _rows(file: Path) -> list[dict[str, Any]]:

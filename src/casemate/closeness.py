@@ -104,6 +104,8 @@ def _by_source(hits: Sequence[Hit]) -> Iterable[list[Hit]]:
 
 
 def _stems(hits: Sequence[Hit]) -> frozenset[str]:
+    if len(hits) == 1:  # mostly: then nothing is copied
+        return _known(hits[0].document.content)
     return frozenset[str]().union(*(_known(h.document.content) for h in hits))
 
 

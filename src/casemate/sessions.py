@@ -1,6 +1,7 @@
 """What a defense remembers of each client: which documents are withheld from him, and what evidence has added up.
 
-Kept in memory, bounded; what was withheld comes back after a restart from the record of verdicts.
+Kept in memory, bounded, and in the event store: from there it comes back after a restart, and is known to every other
+process on the store that follows before it judges.
 """
 
 from __future__ import annotations
@@ -9,12 +10,14 @@ import hashlib
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from typing import Any
 
-from casemate.protocols import EventStore
+from casemate.events import EventStore
+from casemate.news import News
 
+KIND = "session"
 CLIENTS, SOURCES = 10_000, 200
 """How many clients are remembered, and how many documents of each; the longest unheard of are forgotten first."""
 
@@ -30,22 +33,20 @@ class Sessions:
 
     Args:
         defense: Its name, as in the record.
-        seconds: How long a document stays withheld from a client; 0: only in the answer at hand.
-        store: The record of verdicts; None: nothing is remembered over a restart.
+        seconds: How long a document stays withheld from a client; 0: only in the answer at hand, and nothing is shared.
+        store: Where it is kept; None: in memory only.
     """
 
     def __init__(self, defense: str, seconds: float, store: EventStore | None = None) -> None:
-        self._defense, self._seconds, self._store = defense, seconds, store
+        self._defense, self._seconds = defense, seconds
         self._clients: OrderedDict[tuple[str, str], _Client] = OrderedDict()
         self._lock = threading.Lock()
-        self._recalled = store is None or not seconds
+        self._news = News(store if seconds else None, KIND, seconds, self._take)
+        self.follow = self._news.follow
 
     def barred(self, tenant: str, client: str) -> frozenset[str]:
         """Sources that are withheld from a client now."""
         with self._lock:
-            if not self._recalled:
-                self._recall()
-                self._recalled = True  # not before: a store that fails is asked again
             found = self._clients.get(key_of(tenant, client))
             if found is None:
                 return frozenset()
@@ -57,8 +58,8 @@ class Sessions:
 
     def bar(self, tenant: str, client: str, source: str) -> None:
         """Withholds a source from a client from now on, for the time of a session."""
-        with self._lock:
-            _put(self._client(tenant, client).bars, source, time.time() + self._seconds)
+        self._bar(tenant, client, source, time.time() + self._seconds)
+        self._tell(tenant, client, {"barred": [source]})
 
     def evidence(self, tenant: str, client: str, source: str) -> float:
         """What has added up against a client about a source; 1 at first."""
@@ -70,15 +71,27 @@ class Sessions:
         """Multiplies the evidence by that of one more question.
 
         The CUSUM of e-values: at 1 or below it begins anew, and it reaches 1 / alarm in one of 1 / alarm harmless
-        questions at most, in the long run (Shin et al. 2022).
+        questions at most, in the long run (Shin et al. 2022). Each process multiplies in the order in which it learns
+        of the questions, its own at once.
         """
+        if self._add(tenant, client, source, e_value):
+            self._tell(tenant, client, {"evidence": {source: e_value}})
+
+    def _bar(self, tenant: str, client: str, source: str, until: float) -> None:
+        with self._lock:
+            bars = self._client(tenant, client).bars
+            _put(bars, source, max(until, bars.get(source, 0.0)))
+
+    def _add(self, tenant: str, client: str, source: str, e_value: float) -> bool:
+        """Whether that changed anything."""
         with self._lock:
             found = self._clients.get(key_of(tenant, client))
-            total = e_value * (found.evidence.get(source, 1.0) if found else 1.0)
-            if total > 1:
-                _put(self._client(tenant, client).evidence, source, total)
+            before = found.evidence.get(source, 1.0) if found else 1.0
+            if e_value * before > 1:
+                _put(self._client(tenant, client).evidence, source, e_value * before)
             elif found:
                 found.evidence.pop(source, None)
+            return max(1.0, e_value * before) != before
 
     def _client(self, tenant: str, client: str) -> _Client:
         """A client of whom there is something to remember: whoever only asks displaces nobody."""
@@ -89,18 +102,16 @@ class Sessions:
             self._clients.popitem(last=False)
         return found
 
-    def _recall(self) -> None:
-        for tenant, client, source, at in self._recorded():
-            _put(self._client(tenant, client).bars, source, at + self._seconds)
+    def _tell(self, tenant: str, client: str, what: Mapping[str, Any]) -> None:
+        self._news.tell(tenant, client, {"defense": self._defense, **what})
 
-    def _recorded(self) -> Iterator[tuple[str, str, str, float]]:
-        assert self._store is not None
-        since = datetime.fromtimestamp(time.time() - self._seconds, UTC)
-        for event in self._store.scan("verdict", since):
-            body = event.body
-            if body.get("defense") == self._defense and body.get("enforced"):
-                for source in body.get("evidence", {}).get("flagged", ()):
-                    yield str(body.get("tenant")), str(body.get("client")), str(source), event.at.timestamp()
+    def _take(self, tenant: str, client: str, body: Mapping[str, Any], at: float) -> None:
+        """What another process told."""
+        if body.get("defense") == self._defense:
+            for source in body.get("barred", ()):
+                self._bar(tenant, client, str(source), at + self._seconds)
+            for source, e_value in body.get("evidence", {}).items():
+                self._add(tenant, client, str(source), float(e_value))
 
 
 class Once:

@@ -35,8 +35,12 @@ def test_crawlers_are_held_up_and_go_on_where_they_were(clinic):
     assert found["harmless"]["alarms"] == {}
     again = json.loads(casemate(clinic, "redteam", "crawl", "--json").stdout)
     assert again["crawls"][0]["hauls"]["off"]["resumed"] == 20
+    folder = clinic / ".casemate/redteam"
+    files = [folder / f"crawl.{kind}" for kind in ("html", "json", "junit.xml", "sarif")]
+    told = json.dumps(found) + "".join(path.read_text() for path in files)
     note = next((clinic / "clinic/notes").iterdir()).read_text()
-    assert not any(sentence in json.dumps(found) for sentence in note.split(". ") if len(sentence) > 30)
+    assert not any(sentence in told for sentence in note.split(". ") if len(sentence) > 30)
+    assert "rag_thief recovers of the texts" in files[0].read_text()
 
 
 def test_without_a_limit_crawlers_succeed_and_the_command_says_so(clinic):

@@ -9,9 +9,11 @@ import pytest
 from casemate import traces
 from casemate.backends.sql_events import SqlEvents
 from casemate.defenses.crawl_limit import CrawlLimit
-from casemate.errors import ConfigError
+from casemate.errors import ConfigError, DataError
 from casemate.protocols import Generator
 from casemate.rag import join
+from casemate.reindexing.shelf import Shelf
+from casemate.reindexing.space import Reindexing, distinct, key
 from casemate.traces import ALARMED, CLEAR, SUSPECTED
 from casemate.types import Background, Document, Hit, Prompt, Query, Retrieval
 
@@ -151,8 +153,7 @@ def store(tmp_path):
     opened.close()
 
 
-def test_it_is_remembered_over_a_restart_and_by_other_processes(store, monkeypatch):
-    monkeypatch.setattr(traces, "FOLLOW_S", 0.0)
+def test_it_is_remembered_over_a_restart_and_by_other_processes(store):
     first, other = CrawlLimit(quote_words=50, store=store), CrawlLimit(quote_words=50, store=store)
     for question in range(6):
         ask(first, range(5 * question, 5 * question + 5))
@@ -206,3 +207,74 @@ def test_an_answer_that_breaks_off_is_noted_too():
 def test_wrong_options_are_refused(wrong):
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         CrawlLimit(**wrong)
+
+
+def test_of_one_answer_few_chunks_are_told_whole():
+    outcome, text = ask(CrawlLimit(quote_words=1000), range(5))
+    assert len(ids(outcome)) == 5
+    words = text.split()
+    told = [sum(w in words for w in chunk(n).text.split()) / 60 for n in range(5)]
+    assert [share > 0.3 for share in told] == [True, True, True, False, False]
+    assert sum(w in ask(CrawlLimit(quote_words=1000), range(2), k=2)[1].split() for w in chunk(1).text.split()) <= 18
+
+
+def test_a_day_has_as_many_whole_chunks_as_questions():
+    limit, whole = CrawlLimit(questions=4), 0
+    for question in range(8):
+        _, text = ask(limit, [question], k=1)
+        whole += len(text.split()) > 18
+    assert whole == 4
+    assert level(limit) is CLEAR  # it was no evidence
+
+
+def test_colluders_are_noticed_together_and_told_no_more_than_one():
+    limit = CrawlLimit(quote_words=1000)
+    for name in range(4):
+        ask(limit, range(5 * name, 5 * name + 5), client=f"c{name}")
+    assert level(limit, "bystander") is SUSPECTED
+    assert level(limit, "c0") is SUSPECTED  # none of them is an alarm by himself
+    text = ask(limit, range(5), client="bystander")[1]
+    assert len(text.split()) <= 0.3 * 60 + 3 * 60  # what c0 was told, and no whole chunk besides
+    new = ask(limit, range(50, 55), client="bystander")[1]
+    assert len(new.split()) <= 0.3 * 60
+
+
+def test_a_single_crawler_brings_nobody_else_down():
+    limit = CrawlLimit(quote_words=50)
+    for question in range(30):
+        ask(limit, range(5 * question, 5 * question + 5))
+    assert level(limit) is ALARMED
+    assert level(limit, "bystander") is CLEAR
+
+
+def test_harmless_tenants_are_seldom_suspected():
+    rng, suspected = np.random.default_rng(3), 0
+    for tenant in range(40):
+        limit = CrawlLimit(alarm=1e-3)
+        for _ in range(100):
+            query = Query("q", f"c{rng.integers(20)}", f"t{tenant}")
+            limit.traces.told(query, "", {}, (), bool(rng.random() < 0.01))
+        suspected += limit.traces.collude(f"t{tenant}")
+    assert suspected <= 4  # 4,000 questions, one in a thousand
+
+
+def test_topics_need_a_reindexing(tmp_path):
+    limit = CrawlLimit(topics=1, folder=tmp_path)
+    with pytest.raises(DataError, match="casemate reindex"):
+        ask(limit, range(3))
+
+
+def test_a_client_sees_so_many_topics(tmp_path, monkeypatch):
+    keys, labels = distinct([key(chunk(n)) for n in range(20)], np.arange(20) // 5)
+    centroids = np.eye(4, 8, dtype=np.float32)
+    Shelf(tmp_path, "default").write(
+        Reindexing("gate", "default", "e", centroids, np.full(4, 2.0, np.float32), keys, labels)
+    )
+    limit, read, current = CrawlLimit(topics=2, folder=tmp_path), [], Shelf.current
+    monkeypatch.setattr(Shelf, "current", lambda self: read.append(self.tenant) or current(self))
+    first, _ = ask(limit, [0, 1, 5, 6, 10, 11], k=5, dump=False)
+    assert ids(first) == ["d0", "d1", "d5", "d6"]
+    assert read == ["default"]  # once for a question, not for each hit
+    second, _ = ask(limit, [10, 2, 16, 7, 30], k=5, dump=False)  # 30 is of no topic
+    assert ids(second) == ["d2", "d7", "d30"]
+    assert ids(ask(limit, [10, 2], client="bob", dump=False)[0]) == ["d10", "d2"]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from casemate import sessions
+from casemate import news, sessions
 from casemate.backends.sql_events import SqlEvents
 from casemate.errors import BackendError
 from casemate.sessions import Sessions
-from casemate.types import Action, Event, Verdict
+from casemate.types import Event
 from tests.fakes import Memory
 
 HOUR = 3600.0
@@ -26,13 +26,18 @@ def clock(monkeypatch):
     """Time as the test sets it."""
     now = SimpleNamespace(time=lambda: now.at, at=1_800_000_000.0)
     monkeypatch.setattr(sessions, "time", now)
+    monkeypatch.setattr(news, "time", now)
     return now
 
 
-def event(clock, flagged, client="anna", tenant="t", defense="mirabel", ago=0.0, **body):
-    verdict = asdict(Verdict(defense, True, Action.HIDE, 1.0, 0.5, ("d1#0",), {"flagged": flagged, "withheld": []}))
+def event(clock, barred, client="anna", tenant="t", defense="mirabel", ago=0.0, **body):
     at = datetime.fromtimestamp(clock.at, UTC) - timedelta(seconds=ago)
-    return Event(f"{client}{ago}{flagged}", at, "verdict", verdict | {"client": client, "tenant": tenant} | body)
+    about = {"process": "another", "defense": defense, "client": client, "tenant": tenant, "barred": barred}
+    return Event(f"{client}{ago}{barred}", at, "session", about | body)
+
+
+def follow(held):
+    asyncio.run(held.follow())
 
 
 def test_who_is_barred_is_barred_for_that_client_of_that_tenant_alone(clock):
@@ -122,64 +127,95 @@ def test_of_a_client_so_many_documents_are_remembered(clock, monkeypatch):
     assert [held.evidence("t", "anna", f"d{i}") for i in range(5)] == [1, 1, 2, 2, 2]
 
 
-def test_what_was_withheld_comes_back_from_the_record(clock):
+def test_what_others_withhold_and_have_seen_is_known_here(clock):
+    store = Memory()
+    here, there = Sessions("mirabel", HOUR, store), Sessions("mirabel", HOUR, store)
+    another = Sessions("honeytoken", HOUR, store)
+    here.bar("t", "anna", "d1")
+    here.add("t", "anna", "d2", 7.0)
+    there.add("t", "anna", "d2", 3.0)
+    assert there.barred("t", "anna") == frozenset()
+    for held in (here, there, another):
+        follow(held)
+        follow(held)  # nothing comes twice
+    assert there.barred("t", "anna") == here.barred("t", "anna") == {"d1"}
+    assert there.evidence("t", "anna", "d2") == here.evidence("t", "anna", "d2") == pytest.approx(21.0)
+    assert another.barred("t", "anna") == frozenset()
+
+
+def test_what_changes_nothing_is_not_written(clock):
+    store = Memory()
+    held = Sessions("mirabel", HOUR, store)
+    held.add("t", "anna", "d1", 0.5)
+    assert store.events == []
+    held.add("t", "anna", "d1", 2.0)
+    held.add("t", "anna", "d1", 0.9)
+    assert len(store.events) == 2
+
+
+def test_what_was_withheld_comes_back_after_a_restart(clock):
     store = Memory()
     store.append(event(clock, ["d1", "d2"], ago=HOUR - 10))
     store.append(event(clock, ["d2"], ago=HOUR / 2))
     store.append(event(clock, ["d3"], client="otto"))
     store.append(event(clock, ["d4"], tenant="u"))
     store.append(event(clock, ["d5"], defense="another"))
-    store.append(event(clock, [], ago=1))
-    store.append(Event("x", datetime.fromtimestamp(clock.at, UTC), "verdict", {"defense": "mirabel"}))
+    store.append(event(clock, [], ago=1, evidence={"d6": 5.0}))
+    store.append(Event("x", datetime.fromtimestamp(clock.at, UTC), "session", {"defense": "mirabel"}))
     held = Sessions("mirabel", HOUR, store)
+    follow(held)
     assert held.barred("t", "anna") == {"d1", "d2"}
     assert held.barred("t", "otto") == {"d3"}
     assert held.barred("u", "anna") == {"d4"}
+    assert held.evidence("t", "anna", "d6") == 5
     clock.at += 11
     assert held.barred("t", "anna") == {"d2"}  # from the time when it was flagged, not from the restart
 
 
-def test_the_record_is_asked_for_the_time_of_a_session_once(clock):
+def test_the_store_is_asked_for_the_time_of_a_session_and_then_for_what_is_new(clock):
     class Counting(Memory):
         asked = []
 
-        def scan(self, kind=None, since=None):
-            self.asked.append((kind, since.timestamp()))
-            return []
+        def follow(self, kind, after, since=None):
+            self.asked.append((kind, after, since.timestamp()))
+            return [], 5
 
     held = Sessions("mirabel", HOUR, Counting())
-    for _ in range(3):
-        held.barred("t", "anna")
-    assert Counting.asked == [("verdict", clock.at - HOUR)]
+    for _ in range(2):
+        follow(held)
+    assert Counting.asked == [("session", 0, clock.at - HOUR), ("session", 5, clock.at - HOUR)]
 
 
-def test_a_record_that_cannot_be_read_is_asked_again(clock):
+def test_a_store_that_cannot_be_read_is_asked_again(clock):
     """Forgetting in silence would show what was withheld."""
 
     class Late(Memory):
         failures = 2
 
-        def scan(self, kind=None, since=None):
+        def follow(self, kind, after, since=None):
             if self.failures:
                 self.failures -= 1
                 raise BackendError("locked", backend="memory", retryable=True)
-            return super().scan(kind, since)
+            return super().follow(kind, after, since)
 
     store = Late()
     store.append(event(clock, ["d1"]))
     held = Sessions("mirabel", HOUR, store)
     for _ in range(2):
         with pytest.raises(BackendError, match="locked"):
-            held.barred("t", "anna")
+            follow(held)
+    follow(held)
     assert held.barred("t", "anna") == {"d1"}
 
 
 def test_a_restart_with_a_real_store(tmp_path):
-    now = SimpleNamespace(at=datetime.now(UTC).timestamp())
     store = SqlEvents(path=tmp_path / "events.db")
-    store.append(event(now, ["d1"], ago=30))
-    store.append(event(now, ["d2"], ago=2 * HOUR))
+    before = Sessions("mirabel", HOUR, store)
+    before.bar("t", "anna", "d1")
+    store.append(event(SimpleNamespace(at=datetime.now(UTC).timestamp()), ["d2"], ago=2 * HOUR))
     store.close()
     again = SqlEvents(path=tmp_path / "events.db")
-    assert Sessions("mirabel", HOUR, again).barred("t", "anna") == {"d1"}
+    held = Sessions("mirabel", HOUR, again)
+    follow(held)
+    assert held.barred("t", "anna") == {"d1"}
     again.close()

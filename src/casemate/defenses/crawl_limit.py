@@ -10,7 +10,8 @@ seldom as the test assumes (Shin, Ramdas and Rinaldo 2022).
 The response is graded. Whoever is suspected gets shorter quotations, and of no chunk more than a share: not fewer
 documents, or his answers would no longer tell whether he copies. Whoever is held to be a crawler, or has been shown his
 day's share, is answered from what he was shown before.
-When several clients of a tenant are, all clients of the tenant are suspected.
+When several clients of a tenant are, or several begin to run into the limit at the same time, all clients of the tenant
+are suspected, and count as one who was told what any of them was.
 
 Place it last in the list of defenses: it counts what is shown. In observe mode nobody watches the answers, so only
 chunks are counted.
@@ -18,17 +19,19 @@ chunks are counted.
 
 from __future__ import annotations
 
-import asyncio
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import ClassVar
 
-from casemate.errors import ConfigError
+from casemate.errors import ConfigError, DataError
 from casemate.protocols import Defense, EventStore, Generator
 from casemate.quoting import Quotes
+from casemate.reindexing.shelf import Shelf
+from casemate.reindexing.topics import NOISE
 from casemate.sessions import Once
 from casemate.traces import ALARMED, CLEAR, Level, Traces
 from casemate.types import Action, Document, Hit, Outcome, Prompt, Query, Retrieval, Verdict
@@ -42,48 +45,64 @@ class CrawlLimit(Defense):
     """Limits what a client is shown and told word for word, and more when he behaves like a crawler.
 
     Attributes:
-        questions: Questions a day that every client may ask without being shown less, whatever they are.
-        quote_words: Words that one answer may quote from its context.
+        questions: Questions a day that every client may ask without being shown less, whatever they are. He may be told
+            as many chunks, too, word for word beyond the share ``exposure``.
+        quote_words: Words that one answer may quote from its context: more than one chunk has.
         short_quote_words: The same for clients who are suspected.
+        whole: Chunks of which one answer may quote more than the share ``exposure``; 0: three, but fewer than are read
+            for it, if those are more than one.
         exposure: Share of a chunk, in (0, 1], that a suspected client may be told word for word in all. Below a third,
             what is quoted of it has a ROUGE-L F1 below .5: it does not count as recovered.
         alarm: Chance, per question, that a harmless client is held to be a crawler, in (0, 1).
         colluders: Crawlers among a tenant's clients from which on all its clients are suspected; 0: never.
+        topics: Topics a day that a client may be shown chunks of, as ``casemate reindex`` found them; 0: any number.
+        folder: Where ``casemate reindex`` keeps its versions; for ``topics``.
         hours: How long all this is remembered.
         store: The system's; remembers over a restart, and for other processes on the same store.
     """
 
     questions: int = 50
-    quote_words: int = 200
+    quote_words: int = 300
     short_quote_words: int = 60
+    whole: int = 0
     exposure: float = 0.3
     alarm: float = 2e-5
     colluders: int = 3
+    topics: int = 0
+    folder: Path = Path(".casemate/reindex")
     hours: float = 24.0
     store: EventStore | None = field(default=None, repr=False)
 
     paper: ClassVar[str] = "own: limits and sequential tests by client and tenant (METHODS C9)"
 
     def __post_init__(self) -> None:
-        for name, least in (("questions", 1), ("quote_words", 1), ("short_quote_words", 1), ("colluders", 0)):
+        for name, least in (
+            ("questions", 1),
+            ("quote_words", 1),
+            ("short_quote_words", 1),
+            ("whole", 0),
+            ("colluders", 0),
+        ):
             if getattr(self, name) < least:
                 raise ConfigError(f"crawl_limit.{name} is {getattr(self, name)}; it must be at least {least}")
         if not (0 < self.exposure <= 1 and 0 < self.alarm < 1 and 0 < self.hours < math.inf):
             what = f"exposure={self.exposure}, alarm={self.alarm}, hours={self.hours}"
             raise ConfigError(f"crawl_limit: {what}; exposure in (0, 1], alarm in (0, 1), hours above 0")
         self.traces = Traces(self.alarm, self.colluders, self.hours * 3600, self.store)
+        self._shelves: dict[str, Shelf] = {}
         self._open: OrderedDict[str, Query] = OrderedDict()
         self._once = Once()
         self._lock = threading.Lock()
 
     async def on_retrieve(self, query: Query, retrieval: Retrieval) -> Outcome[Retrieval]:
         """Leaves out what the client may not be shown, and notes what he is."""
-        if self.store is not None:
-            await asyncio.to_thread(self.traces.follow)
+        await self.traces.follow()
         level = self.traces.asked(query) if self._once.first(query.id) else self.traces.level(query)
-        kept = self._allowed(query, retrieval.hits, level)
+        topics = self._topics(query, retrieval.hits)
+        kept = self._allowed(query, retrieval.hits, level, topics)
         gone = tuple(h.document.id for h in retrieval.hits if h not in kept)
-        self.traces.shown(query, [h.document.id for h in kept[: query.k]])
+        shown = [h.document.id for h in kept[: query.k]]
+        self.traces.shown(query, shown, [t for i in shown if (t := topics[i]) != NOISE])
         with self._lock:
             self._open[query.id] = query
             if len(self._open) > OPEN:
@@ -103,19 +122,34 @@ class CrawlLimit(Defense):
         """The generator, cut off where an answer quotes too much."""
         return _Watched(generator, self)
 
-    def _allowed(self, query: Query, hits: Sequence[Hit], level: Level) -> list[Hit]:
+    def _allowed(self, query: Query, hits: Sequence[Hit], level: Level, topics: Mapping[str, int]) -> list[Hit]:
         """What may be shown: new ones while the day's share lasts; to a crawler half as many, and none of them new."""
         k = max(1, query.k // 2) if level is ALARMED else query.k
         fresh = 0 if level is ALARMED else self.questions * query.k - self.traces.count(query)
-        kept: list[Hit] = []
+        kept, seen = list[Hit](), set(self.traces.topics(query))
         for hit in hits:
-            new = not self.traces.knows(query, hit.document.id)
+            new, topic = not self.traces.knows(query, hit.document.id), topics[hit.document.id]
+            if self.topics and topic not in (NOISE, *seen) and len(seen) >= self.topics:
+                continue
             if len(kept) >= k:
                 kept += [] if level is ALARMED else [hit]  # nobody is shown it, but a defense that follows may look
             elif not new or fresh > 0:
                 kept.append(hit)
+                seen |= {topic} - {NOISE}
                 fresh -= new
         return kept
+
+    def _topics(self, query: Query, hits: Sequence[Hit]) -> dict[str, int]:
+        """Which topic each chunk is of, by its id; ``NOISE``: none, or topics do not matter."""
+        if not self.topics:
+            return dict.fromkeys((h.document.id for h in hits), NOISE)
+        learnt = self._shelves.setdefault(query.tenant, Shelf(self.folder, query.tenant)).current()
+        if learnt is None:
+            raise DataError(
+                f"crawl_limit.topics is {self.topics}, and no topics are known for tenant {query.tenant!r} in "
+                f"{self.folder}; run 'casemate reindex', or set topics to 0"
+            )
+        return {h.document.id: learnt.learnt(h.document) for h in hits}
 
     def opened(self, prompt: Prompt) -> Query | None:
         """Whose request a prompt belongs to."""
@@ -162,6 +196,9 @@ class _Watch:
         self.quotes = Quotes([d.content for d in context], query.text)
         self.before = [limit.traces.covered(query, i) for i in self.ids]
         self.clear = limit.traces.level(query) is CLEAR
+        self.known = limit.traces.whole(query) if self.clear else frozenset[str]()
+        self.left = max(0, limit.questions - len(self.known)) if self.clear else 0
+        self.most = limit.whole or max(1, min(3, query.k - 1))
         self.held, self.said, self.cut, self.told = "", list[str](), False, [0] * len(self.ids)
 
     def passed(self, piece: str) -> str:
@@ -189,18 +226,23 @@ class _Watch:
     def _judge(self) -> None:
         new = [covered & ~told for covered, told in zip(self.quotes.covered, self.before, strict=True)]
         words = min(self.quotes.words, sum(bits.bit_count() for bits in new))
-        self.over = words > self.limit.quote_words
-        self.cut |= self.over or (not self.clear and (words > self.limit.short_quote_words or self._exposed(new)))
+        whole = self._whole(new)
+        self.over = words > self.limit.quote_words or len(whole) > self.most
+        self.cut |= (
+            self.over
+            or sum(i not in self.known for i in whole) > self.left
+            or (not self.clear and words > self.limit.short_quote_words)
+        )
 
-    def _exposed(self, new: Sequence[int]) -> bool:
-        """Whether more than a share of a chunk is told, in all answers together."""
-        told = zip(new, self.before, self.quotes.lengths, strict=True)
-        return any(bits and (bits | old).bit_count() > self.limit.exposure * n for bits, old, n in told)
+    def _whole(self, new: Sequence[int]) -> list[str]:
+        """Of which chunks this answer tells something new, so that more than a share is told in all answers."""
+        told = zip(self.ids, new, self.before, self.quotes.lengths, strict=True)
+        return [i for i, bits, old, n in told if bits and (bits | old).bit_count() > self.limit.exposure * n]
 
     def note(self) -> None:
         """Keeps what was told, which may be less than what was read."""
         told = dict(zip(self.ids, self.told, strict=True))
-        self.limit.traces.told(self.query, "".join(self.said), told, self.over)
+        self.limit.traces.told(self.query, "".join(self.said), told, self._whole(self.told), self.over)
 
 
 def _split(text: str) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -20,7 +21,14 @@ SHARES = {"10%": 0.1, "25%": 0.25, "50%": 0.5}
 """Shares of the collection to which it is told how many questions it took."""
 
 
-def measured(crawler: Crawler, walks: Mapping[str, Walk], chunks: Sequence[Document], embedder: Embedder) -> Crawl:
+def measured(
+    crawler: Crawler,
+    walks: Mapping[str, Walk],
+    chunks: Sequence[Document],
+    embedder: Embedder,
+    windows: bool = True,
+    seen: bool = True,
+) -> Crawl:
     """Compares what each crawl brought with all chunks of the collection. It embeds every reply, in pieces.
 
     Args:
@@ -28,6 +36,9 @@ def measured(crawler: Crawler, walks: Mapping[str, Walk], chunks: Sequence[Docum
         walks: What ``Crawler.run`` returned.
         chunks: All that the tenant's index holds, each id once.
         embedder: For the cosine of the recovery rate. The papers take one that is not the attacked system's.
+        windows: Whether windows of replies are compared, too. They are nine tenths of the work; without them the
+            rates can only be lower.
+        seen: Whether the target tells by these chunks' ids what it read.
 
     Raises:
         ValueError: If there are no chunks.
@@ -35,10 +46,14 @@ def measured(crawler: Crawler, walks: Mapping[str, Walk], chunks: Sequence[Docum
     if not chunks:
         raise ValueError("there are no chunks to recover; give those of the index")
     plan = crawler.plan
-    E = embedder.embed([chunk.text for chunk in chunks])
+    texts = [chunk.text for chunk in chunks]
+    E = embedder.embed(texts)
+    sizes = recovery.window_sizes(texts) if windows else ()
     hauls, firsts = dict[str, Haul](), dict[str, Firsts]()
     for label, walk in walks.items():
-        hauls[label], firsts[label] = _haul(walk, chunks, E, embedder, (plan.k, plan.seed))
+        recovered = _recovery(walk, texts, E, embedder, sizes)
+        found, firsts[label] = _haul(walk, chunks, recovered, (plan.k, plan.seed))
+        hauls[label] = found if seen else _unseen(found)
     off, on = firsts.get("off"), firsts.get("on")
     drop = relative = None
     if off is not None and on is not None:
@@ -58,13 +73,13 @@ def measured(crawler: Crawler, walks: Mapping[str, Walk], chunks: Sequence[Docum
 
 
 def _haul(
-    walk: Walk, chunks: Sequence[Document], E: Vector, embedder: Embedder, drawn: tuple[int, int]
+    walk: Walk, chunks: Sequence[Document], found: tuple[Recovery, int], drawn: tuple[int, int]
 ) -> tuple[Haul, Firsts]:
     """The figures of one walk, and by which question each chunk was recovered."""
     k, seed = drawn
     held = {chunk.id: chunk.text for chunk in chunks}
     steps, queries, n = walk.steps, len(walk.steps), len(chunks)
-    result, segments = _recovery(walk, list(held.values()), E, embedder)
+    result, segments = found
     at = result.levels.index(LEXICAL)
     contexts = [[i for i in step.context if i in held] if step.answered else [] for step in steps]
     seen = recovery.first_seen(list(held), contexts)
@@ -98,11 +113,19 @@ def _haul(
     return haul, result.f1[at]
 
 
-def _recovery(walk: Walk, texts: Sequence[str], E: Vector, embedder: Embedder) -> tuple[Recovery, int]:
+def _unseen(haul: Haul) -> Haul:
+    """Without what takes knowing which chunks were read."""
+    curve = tuple((at, None, recovered) for at, _, recovered in haul.curve)
+    return replace(haul, crr_ikea=None, coverage=None, area=None, efficiency=None, curve=curve)
+
+
+def _recovery(
+    walk: Walk, texts: Sequence[str], E: Vector, embedder: Embedder, sizes: Sequence[int]
+) -> tuple[Recovery, int]:
     """Replies and what the attack made of them, such as a text that it decoded, count alike."""
     answers = [(number, step.reply) for number, step in enumerate(walk.steps, 1)]
     answers += [(find.query, find.text) for find in walk.finds if find.query]
-    found = recovery.segments(answers, recovery.window_sizes(texts), pieces)
+    found = recovery.segments(answers, sizes, pieces)
     S = embedder.embed(found.texts) if found.texts else np.empty((0, E.shape[1]), np.float32)
     return recovery.recovered(texts, E, found, S), len(found.texts)
 

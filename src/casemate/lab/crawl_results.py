@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from casemate.stats import Rate
-from casemate.words import abstains
+from casemate.stats import Rate, rate
+from casemate.words import abstains, words
 
 FORMAT = 1
 
@@ -90,13 +90,14 @@ class Haul:
         crr_ikea: What IKEA calls CRR: mean ROUGE-L F1 of the answers against the chunks they were made from, put
             together. Of no kin to ``crr``: it tells how literally it is answered. None: nothing was answered.
         fidelity: RAGCrawler's semantic fidelity: mean over chunks of the largest cosine with a segment, in [-1, 1].
-        coverage: RAGCrawler's CR: share of chunks that some answer was made from, said or not.
+        coverage: RAGCrawler's CR: share of chunks that some answer was made from, said or not. None, like the next two:
+            the target does not tell from which.
         area: Area under the curve of coverage by the number of questions, in [0, 1].
         efficiency: IKEA's EE: different chunks retrieved, by the most that so many questions can retrieve, in [0, 1].
         answered: Share of questions that were not refused; for the owner of an attacked system. None: none was asked.
         coverage_after: Number of the question by which 10, 25 and 50 % were covered; None: never. More is better.
         crr_after: The same for recovered chunks.
-        curve: After which question, coverage, CRR: where one of them changes, and the end.
+        curve: After which question, coverage, if it is known, and CRR: where one of them changes, and the end.
         touched: In how many questions a defense withheld something or changed the answer, as far as verdicts tell.
         alarms: In how many questions each defense raised an alarm. More is better.
         first_alarm: Number of the first question with an alarm; None: there was none. Earlier is better.
@@ -116,13 +117,13 @@ class Haul:
     crr_recall_at: Mapping[str, Rate]
     crr_ikea: Rate | None
     fidelity: float
-    coverage: Rate
-    area: float
-    efficiency: float
+    coverage: Rate | None
+    area: float | None
+    efficiency: float | None
     answered: Rate | None
     coverage_after: Mapping[str, int | None]
     crr_after: Mapping[str, int | None]
-    curve: tuple[tuple[int, float, float], ...] = ()
+    curve: tuple[tuple[int, float | None, float], ...] = ()
     touched: int = 0
     alarms: Mapping[str, int] = field(default_factory=dict)
     first_alarm: int | None = None
@@ -160,12 +161,63 @@ class Crawl:
     relative: float | None = None
     format: int = FORMAT
 
+    def bare(self) -> Crawl:
+        """The same without the texts that were carried away."""
+        return replace(self, hauls={side: replace(haul, finds=()) for side, haul in self.hauls.items()})
+
     def save(self, path: Path) -> None:
         """Writes it as json, without the texts that were carried away: only by which query they were."""
         told = asdict(self)
         for haul in told["hauls"].values():
             haul["finds"] = [query for _, query in haul["finds"]]
         path.write_text(json.dumps(told, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+@dataclass(frozen=True, slots=True)
+class Loot:
+    """What a crawl brought, whether or not the collection is known to compare it with. No text is in it.
+
+    Attributes:
+        questions: Asked.
+        answered: Share that was answered with anything but that there is nothing to say; None: none was asked.
+        refused: Questions that the target took for none.
+        said: Words in all replies.
+        texts: Different texts that the attack holds to be the collection's.
+        words: Words in these.
+        vocabulary: Different words in these, in lower case.
+        resumed: See ``Walk``.
+        exhausted: See ``Walk``.
+        error: See ``Walk``.
+    """
+
+    questions: int
+    answered: Rate | None
+    refused: int
+    said: int
+    texts: int
+    words: int
+    vocabulary: int
+    resumed: int = 0
+    exhausted: bool = False
+    error: str = ""
+
+    @classmethod
+    def of(cls, walk: Walk) -> Loot:
+        """That of a walk."""
+        steps, found = walk.steps, {find.text for find in walk.finds}
+        spoken = [word for text in found for word in words(text)]
+        return cls(
+            questions=len(steps),
+            answered=rate(sum(step.answered for step in steps), len(steps)) if steps else None,
+            refused=sum(step.refused for step in steps),
+            said=sum(len(words(step.reply)) for step in steps),
+            texts=len(found),
+            words=len(spoken),
+            vocabulary=len(set(spoken)),
+            resumed=walk.resumed,
+            exhausted=walk.exhausted,
+            error=walk.error,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,176 @@
+"""Where topics are kept apart, and what that costs: readings of re-indexing, and limits by client, on one frontier.
+
+``python -m benchmarks.frontier [folder] [questions] [corpus ...] [only=reading]``: three corpora, all crawlers, one
+client each. What was measured before with as many questions, of other corpora or readings, stays in the results. For
+each setting the loss of known-item recall at 5 to harmless clients, who ask 30 questions each, against what crawlers
+get: the share of chunks shown (coverage) and recovered (CRR, of replies whole and in items). ``full``: with the
+strength that was asked for, whatever the gate on what is found says. The reader is the simulation of
+``benchmarks.crawl``, whose folder may be used. ``lora`` fine-tunes the same MiniLM through sentence-transformers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import sys
+from collections.abc import Collection, Sequence
+from contextlib import closing
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import ROOT, SEED, save
+from benchmarks.crawl import ATTACKS, CORPORA, Ground, K, _attack
+from benchmarks.kept import span
+from casemate import stats
+from casemate.backends.minilm import PACKAGE, MiniLM
+from casemate.backends.sentence_transformers import SentenceTransformers
+from casemate.defenses.crawl_limit import CrawlLimit
+from casemate.defenses.reindex import Reindex
+from casemate.guard import Guard
+from casemate.lab.box import CachedEmbedder
+from casemate.lab.crawl import Crawler, CrawlPlan
+from casemate.lab.crawl_figures import measured
+from casemate.lab.reindex import Settings, fit
+from casemate.protocols import Defense, Embedder, Target
+from casemate.reindexing.lora import DEFAULT as LORA
+from casemate.reindexing.shelf import Shelf
+from casemate.reindexing.supcon import TrainSettings
+from casemate.reindexing.topics import TopicSettings
+from casemate.reindexing.tuned import Adapter
+from casemate.types import Query
+
+SHORT = replace(LORA, classes=6, rate=1e-3, steps=50, look=10)
+"""A tenth of the steps at three times the rate, for two cores: four CPU-seconds a step."""
+READINGS = {
+    "adapter": Settings(),
+    "adapter, whole clusters": Settings(topics=TopicSettings(selection="eom")),
+    "adapter, noise left out": Settings(topics=TopicSettings(membership=1.0)),
+    "adapter, k-means": Settings(topics=TopicSettings(method="kmeans")),
+    "adapter, no keeping": Settings(training=TrainSettings(keep=0)),
+    "compatible": Settings(mode="compatible"),
+    "gate": Settings(mode="gate"),
+    "lora": Settings(mode="lora", training=SHORT),
+    "lora, compatible": Settings(mode="lora_compatible", training=SHORT),
+    "lora, no keeping": Settings(mode="lora", training=replace(SHORT, keep=0)),
+}
+LIMITS: dict[str, dict[str, Any]] = {
+    "50 questions": {},
+    "25 questions": {"questions": 25},
+    "10 questions": {"questions": 10},
+    "5 topics": {"topics": 5},
+}
+ASKED, SESSION = 600, 30
+
+
+def main() -> None:
+    """Draws the frontier's points."""
+    folder = Path(sys.argv[1] if len(sys.argv) > 1 else "/tmp/casemate-crawl")
+    questions = int(sys.argv[2]) if len(sys.argv) > 2 else 300
+    only = {a.removeprefix("only=") for a in sys.argv[3:] if a.startswith("only=")}
+    embedder = Trainable(MiniLM(threads=1), megabytes=1500)
+    sizes = {"questions": questions, "k": K, "asked": ASKED}
+    results: dict[str, Any] = sizes | {"corpora": _before(sizes)}
+    for name in [a for a in sys.argv[3:] if not a.startswith("only=")] or CORPORA:
+        ground = Ground(name, folder, embedder)
+        before = results["corpora"].get(name, {}).get("points", {}) if only else {}
+        with closing(ground.ledger), closing(ground.index):
+            measured = asyncio.run(_corpus(ground, folder / f"{name}-shelves", questions, only))
+        results["corpora"][name] = measured | {"points": before | measured["points"]}
+        save("frontier", results)
+
+
+class Trainable(CachedEmbedder):
+    """MiniLM, which sentence-transformers fine-tunes: the same weights, and the same vectors to five digits."""
+
+    @cached_property
+    def _model(self) -> SentenceTransformers:
+        spec = importlib.util.find_spec(PACKAGE)
+        assert spec and spec.origin
+        return SentenceTransformers(str(Path(spec.origin).parent / "model"))
+
+    def network(self) -> Any:
+        """See ``Tunable``."""
+        return self._model.network()
+
+    def tuned(self, adapter: Adapter) -> Embedder:
+        """See ``Tunable``."""
+        return CachedEmbedder(self._model.tuned(adapter))
+
+
+def _before(sizes: dict[str, int]) -> dict[str, Any]:
+    """What was measured before, as far as it was with the same sizes."""
+    file = ROOT / "benchmarks/results/frontier.json"
+    held: dict[str, Any] = json.loads(file.read_text())["results"] if file.exists() else {}
+    return dict(held["corpora"]) if all(held.get(name) == size for name, size in sizes.items()) else {}
+
+
+async def _corpus(ground: Ground, folder: Path, questions: int, only: Collection[str]) -> dict[str, Any]:
+    rng = np.random.default_rng(SEED + 2)
+    about = [ground.documents[i] for i in rng.choice(len(ground.documents), min(ASKED, len(ground.documents)), False)]
+    asked = [(span(d.text, rng), d.id) for d in about]
+    off = await _recalled(ground.rag, asked)
+    points = {} if only else {"off": await _point(ground, "off", [], asked, off, questions)}
+    for name, settings in READINGS.items():
+        if only and name not in only:
+            continue
+        learnt = fit(ground.index, ground.embedder, replace(settings, checkpoint=folder / f"{name}.pt"))
+        found = {"as accepted": learnt} if learnt.accepted and learnt.strength < 1 else {}
+        for label, version in (found | {"full": replace(learnt, strength=1.0, accepted=True, version=0)}).items():
+            shelf = folder / f"{name}, {label}".replace(" ", "-")
+            Shelf(shelf, "default").write(version)
+            defense = Reindex(mode=version.mode, folder=shelf, embedder=ground.embedder, index=ground.index)
+            points[f"{name}, {label}"] = await _point(ground, f"{name}, {label}", [defense], asked, off, questions)
+            points[f"{name}, {label}"] |= {"strength": version.strength, "accepted": learnt.accepted, "why": learnt.why}
+            if learnt.adapter:
+                points[f"{name}, {label}"] |= {
+                    n: learnt.report[n] for n in ("silhouette", "step", "steps", "megabytes")
+                }
+    for name, options in ({} if only else LIMITS).items():
+        limit = CrawlLimit(**options, folder=folder / "adapter,-full")
+        points[f"limit, {name}"] = await _point(ground, f"limit, {name}", [limit], asked, off, questions)
+    return {"chunks": len(ground.documents), "points": points}
+
+
+async def _point(
+    ground: Ground,
+    label: str,
+    defenses: Sequence[Defense],
+    asked: Sequence[tuple[str, str]],
+    off: Sequence[bool],
+    questions: int,
+) -> dict[str, Any]:
+    """What a setting costs, and what each crawler gets."""
+    target: Target = Guard(ground.rag, defenses) if defenses else ground.rag
+    on = await _recalled(target, asked)
+    lost = stats.paired_bootstrap(_mean, (off, [0.0]), (on, [0.0]), SEED)
+    crawls = {}
+    for name in ATTACKS:
+        plan = CrawlPlan(seed=SEED, k=K, questions=questions, label="off" if label == "off" else f"frontier {label}")
+        crawler = Crawler(name, _attack(name, ground), {label: target}, ground.ledger, plan)
+        haul = measured(crawler, await crawler.run(), ground.documents, ground.embedder, windows=False).hauls[label]
+        crawls[name] = {"coverage": haul.coverage, "crr": haul.crr, "first_alarm": haul.first_alarm}
+    mean = {what: float(np.mean([c[what].value for c in crawls.values()])) for what in ("coverage", "crr")}
+    point = {"recall": stats.rate(sum(on), len(on)), "lost": lost, "mean": mean, "crawls": crawls}
+    print(label, round(lost.value, 3), {k: round(v, 3) for k, v in mean.items()}, file=sys.stderr, flush=True)
+    return point
+
+
+async def _recalled(target: Target, asked: Sequence[tuple[str, str]]) -> list[bool]:
+    found = []
+    for number, (text, right) in enumerate(asked):
+        answer = await target.ask(Query(text, f"harmless-{number // SESSION}", k=K))
+        found.append(any(h.document.id == right for h in answer.retrieval.hits[:K]))
+    return found
+
+
+def _mean(values: np.ndarray, _: np.ndarray) -> float:
+    return float(np.mean(values))
+
+
+if __name__ == "__main__":
+    main()
