@@ -18,6 +18,7 @@ from rich.progress import Progress
 from casemate.app import App, open_app
 from casemate.corpus import Corpus
 from casemate.demo.clinic import BENIGN_QUESTIONS, case_notes, write_corpus
+from casemate.demo.poisoning import show_poisoning
 from casemate.errors import ConfigError
 from casemate.ingest import Ingest
 from casemate.lab.report import write_report
@@ -62,14 +63,18 @@ async def run_demo(folder: Path, out: Console, progress: Console) -> dict[str, A
         out.print(f"\n[bold]A fictional clinic[/bold]: {n} chunks of policies and case notes, all invented.\n")
         await _show_question(app, BENIGN_QUESTIONS[0], out)
         await _show_probe(app, case_notes()[0][1], out)
+        poisoned = await show_poisoning(app, out)
         campaign = await run_campaign(app, [], BENIGN_QUESTIONS, _steps(progress))
     paths = write_report(campaign, folder / "redteam")
     show(campaign, out)
     command = "casemate" if shutil.which("casemate") else sys.argv[0]
     question = f'{command} ask --explain -c {settings} "{BENIGN_QUESTIONS[0]}"'
     out.print(f"\nThe report: [bold]{escape(str(paths['html']))}[/bold]", soft_wrap=True)
-    out.print(f"Next: [bold]{escape(question)}[/bold]\n", soft_wrap=True)
-    return {"chunks": n, "report": str(paths["html"]), **asdict(campaign)}
+    out.print(f"Next: [bold]{escape(question)}[/bold]", soft_wrap=True)
+    key, serve = f"{command} key create me --role admin -c {settings}", f"{command} serve -c {settings}"
+    out.print(f"Or: [bold]{escape(key)}[/bold], then [bold]{escape(serve)}[/bold], and the dashboard", soft_wrap=True)
+    out.print("at http://127.0.0.1:8080/dashboard shows all of it.\n", soft_wrap=True)
+    return {"chunks": n, "report": str(paths["html"]), "poisoning": asdict(poisoned), **asdict(campaign)}
 
 
 def _steps(progress: Console) -> Steps:

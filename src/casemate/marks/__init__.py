@@ -4,9 +4,9 @@ A mark is three words such as "zakeno mirodo pilafe": easy to copy, hard to gues
 from a secret key and what is marked, so that who has the key can make them again; the last syllables are a checksum.
 
 A mark is found in any case, spaced out or run together, with invisible or similar-looking characters, as escape
-sequences, in base64, hexadecimal or decimal codes, backwards by letter or by word, in ROT13, and with two letters
-wrong, lacking or too many. Of the three words two side by side suffice. Two wrong letters leave one of the three words
-whole, and that is how a mark is found in one pass, however many are looked for.
+sequences (``\u0062``, ``%62``, ``\142``, ``&#98;``), in base64, hexadecimal or decimal codes, backwards by letter or by
+word, in ROT13, and with two letters wrong, lacking or too many. Of the three words two side by side suffice. Two wrong
+letters leave one of the three words whole, and that is how a mark is found in one pass, however many are looked for.
 
 It is not found where less is left of it: letters with others put between them, other sounds for the letters, a cipher
 with a key, binary digits, its words one by one at different places, or an answer in other words.
@@ -49,7 +49,8 @@ _LIKE = str.maketrans(
 _DIGITS = str.maketrans("0134578@$", "oieastbas")
 _ESCAPE = re.compile(
     r"\\+u0000([0-9a-f]{4})|\\+u([0-9a-f]{4})|\\+u\{([0-9a-f]{2,6})\}|(?:\\+x|%|\b0x)([0-9a-f]{2})|\bu\+([0-9a-f]{4})"
-    r"|&#x([0-9a-f]{2,6});?|&#(\d{2,7});?",
+    r"|&#x([0-9a-f]{2,6});?|&#(\d{2,7});?|\\+([01][0-7]{2})(?!\d)"
+    r"|&(?:shy|nbsp|zwj|zwnj|lrm|rlm|ensp|emsp|thinsp|hairsp|nobreak|zerowidthspace|invisible\w{5,6});",
     re.IGNORECASE,
 )
 _NOT_BASE64 = re.compile(r"[^A-Za-z0-9]+")  # + and / stand for no letter of a mark
@@ -58,6 +59,7 @@ _NOT_HEX = re.compile(r"[^0-9A-Fa-f]+")
 _CODE = re.compile(r"(?<!\d)\d{2,3}(?!\d)")
 _LOWER = bytes(c + 32 if 65 <= c <= 90 else c for c in range(256))
 _NO_LETTER = bytes(c for c in range(256) if not 97 <= c <= 122)
+_SPELLED = re.compile(f"(?=((?:[{CONSONANTS}][{VOWELS}]){{{LETTERS // 2}}}))")
 _TURNED = str.maketrans("abcdefghijklmnopqrstuvwxyz", "nopqrstuvwxyzabcdefghijklm")
 
 
@@ -89,6 +91,11 @@ class Mint:
         said = _spaced("".join(mark.lower().split()))
         body = said.replace(" ", "")[: -2 * CHECKED]
         return len(said) == LETTERS + WORDS - 1 and said == _spaced(body + self._syllables("check", (body,), CHECKED))
+
+    def own(self, text: Text) -> list[str]:
+        """What must be marks made with this key, of whatever: words with the right checksum. With no letter wrong."""
+        runs = (m[1] for views in text.views.values() for view in views for m in _SPELLED.finditer(view))
+        return sorted({_spaced(run) for run in runs if self.genuine(run)})
 
     def share(self, *about: str) -> float:
         """A number in [0, 1) that follows from a thing as its mark does: for drawing a sample."""
@@ -157,7 +164,15 @@ class Marks:
 
     def all(self, text: Text) -> list[str]:
         """The marks that are in a text, sorted."""
-        return sorted({found.mark for found in self._all(text)})
+        return [found.mark for found in self.each(text)]
+
+    def each(self, text: Text) -> list[Found]:
+        """The marks that are in a text, sorted, each as it is there with the fewest errors."""
+        best: dict[str, Found] = {}
+        for found in self._all(text):
+            held = best.setdefault(found.mark, found)
+            best[found.mark] = min(held, found, key=lambda f: (f.errors, f.form))
+        return [best[mark] for mark in sorted(best)]
 
     def begun(self, text: str) -> Found | None:
         """The mark that a text breaks off in, if it does so beyond the first word."""
@@ -288,10 +303,18 @@ def _unescaped(text: str) -> Iterable[tuple[str, int]]:
     at = 0
     for match in _ESCAPE.finditer(text):
         yield from zip(text[at : match.start()], range(at, match.start()), strict=True)
-        code = int(match[7]) if match[7] else int(match[match.lastindex or 0], 16)
-        yield chr(code) if code <= 0x10FFFF else "", match.start()
+        yield _meant(match), match.start()
         at = match.end()
     yield from zip(text[at:], range(at, len(text)), strict=True)
+
+
+def _meant(escape: re.Match[str]) -> str:
+    """The character that an escape sequence stands for; nothing for one that is named, for these are not seen."""
+    number = escape.lastindex or 0
+    if not number:
+        return ""
+    code = int(escape[number], {7: 10, 8: 8}.get(number, 16))
+    return chr(code) if code <= 0x10FFFF else ""
 
 
 @lru_cache(maxsize=4096)

@@ -1,0 +1,146 @@
+"""Honey records: how many harmless questions find one, and how soon a crawler does.
+
+``python -m benchmarks.honey [folder]`` keeps embeddings in the folder. Half of the questions choose the places, the
+other half tell the rate. A crawler asks through a simulated reader that repeats what it is told to repeat; it is a
+client of its own, and counted as the defense counts it: different records shown among the best five.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import tempfile
+import time
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import SEED, save
+from benchmarks.kept import Kept, corpus, questions
+from casemate import registry, stats
+from casemate.backends.obedient import Obedient
+from casemate.backends.sql_events import SqlEvents
+from casemate.backends.sqlite import SqliteIndex
+from casemate.defenses.honeytoken import HoneyToken
+from casemate.errors import BudgetExhausted
+from casemate.guard import Guard
+from casemate.lab.box import Box
+from casemate.marks.honey import HoneyKeys, token
+from casemate.monitor.honey.planting import Bed, plant
+from casemate.protocols import Generator
+from casemate.rag import Rag, join
+from casemate.types import Prompt, Query, Reply
+
+CORPORA = {"squad": "article", "nfcorpus": "abstract"}
+CRAWLERS = ("composite", "rag_thief", "rag_crawler", "ikea")
+SECRET = "a key of the benchmark alone, so that it can be repeated"
+QUESTIONS, LOG, K, ALARM = 100, 1500, 5, 3
+
+
+def main(folder: str = "") -> None:
+    """Both corpora, and the time from a token to its event."""
+    with tempfile.TemporaryDirectory() as scratch:
+        embedder = Kept(Path(folder or scratch) / "kept.npz")
+        results: dict[str, Any] = {n: measured(n, embedder, Path(scratch)) for n in CORPORA}
+        results["detection"] = asyncio.run(delays(Path(scratch)))
+        if folder:
+            embedder.save()
+    save("honey", results)
+
+
+def measured(name: str, embedder: Kept, folder: Path) -> dict[str, Any]:
+    """One corpus."""
+    rng = np.random.default_rng(SEED)
+    all_questions = questions(name)
+    asked = [all_questions[i] for i in rng.permutation(len(all_questions))[: 2 * LOG]]
+    (folder / f"{name}.json").write_text(json.dumps({"format": 1, "secret": SECRET, "generation": 1}))
+    with closing(SqliteIndex(folder / f"{name}.db")) as index:
+        guard = Guard(Rag(embedder, index, Obedient()), [defense := HoneyToken(keys=folder / f"{name}.json")])
+        documents = corpus(name)
+        index.add(documents, embedder.embed([d.content for d in documents]))
+        done = asyncio.run(
+            plant(guard, HoneyKeys(defense.keys), Bed(style=CORPORA[name], questions=asked[:LOG], k=K))  # type: ignore[arg-type]
+        )
+        others = asked[LOG:]
+        found = [harmless(guard, q) for q in others]
+        result = {
+            "documents": len(documents), "records": done.held, "given_up": done.given_up,
+            "log": done.benign, "other_questions": stats.rate(sum(f > 0 for f in found), len(found)),
+            "sessions_of_50_with_3": stats.rate(*sessions(guard, others)),
+        }  # fmt: skip
+        result["crawlers"] = {c: asyncio.run(crawled(c, guard)) for c in CRAWLERS}
+    return result
+
+
+def harmless(guard: Guard, question: str) -> int:
+    """Records in the context of a question."""
+    query = Query(question, k=K)
+    hits = asyncio.run(guard.rag.retrieve(query)).hits
+    return sum(h.document.source.startswith("honey/") for h in hits)
+
+
+def sessions(guard: Guard, asked: list[str]) -> tuple[int, int]:
+    """Of so many clients who ask 50 questions each, how many are shown three different records."""
+    alarms, count = 0, len(asked) // 50
+    for i in range(count):
+        shown = set[str]()
+        for question in asked[50 * i : 50 * (i + 1)]:
+            hits = asyncio.run(guard.rag.retrieve(Query(question, k=K))).hits
+            shown |= {h.document.source for h in hits if h.document.source.startswith("honey/")}
+        alarms += len(shown) >= ALARM
+    return alarms, count
+
+
+async def crawled(name: str, guard: Guard) -> dict[str, Any]:
+    """After how many questions a crawler is shown the first and the third record, and how many in all."""
+    seen, first = set[str](), dict[int, int]()
+    asked = 0
+
+    async def ask(text: str) -> Reply:
+        nonlocal asked
+        if asked >= QUESTIONS:
+            raise BudgetExhausted("all questions are asked")
+        asked += 1
+        answer = await guard.ask(Query(text[:20_000], client=name, k=K))
+        seen.update(h.document.source for h in answer.retrieval.hits if h.document.source.startswith("honey/"))
+        first.setdefault(len(seen), asked)
+        return answer.reply
+
+    attack = registry.load("crawler", name)()
+    for option, kind in registry.wants(type(attack)).items():
+        if kind.__name__ == "Embedder":
+            setattr(attack, option, guard.rag.embedder)
+    with suppress(BudgetExhausted):
+        async for _ in attack.extract(Box(ask), np.random.default_rng(SEED)):
+            pass
+    reached = [next((q for n, q in first.items() if n >= least), None) for least in (1, ALARM)]
+    return {"questions": asked, "records": len(seen), "first_at": reached[0], "third_at": reached[1]}
+
+
+async def delays(folder: Path, repeats: int = 200) -> dict[str, float]:
+    """Milliseconds from the last letter of a token, as the model writes it, to an event that a reader finds."""
+    keys = HoneyKeys(folder / "delay.json")
+    leaked = token("api_key", keys.get().prompt_mark("api_key", 1), "example.net")
+    written, found = [0.0], list[float]()
+
+    class Leaks(Generator):
+        async def stream(self, prompt: Prompt) -> Any:
+            yield "The key is "
+            written[0] = time.perf_counter()
+            yield leaked
+            yield ", and that is all there is to say about it, for now and for ever."
+
+    with closing(SqlEvents(path=folder / "delay.db")) as store:
+        generator = HoneyToken(keys=keys.path, store=store).on_generate(Leaks())
+        for i in range(repeats):
+            await join(generator.stream(Prompt("q", (), "Answer.")))
+            assert len(store.scan("verdict")) == i + 1
+            found.append(1e3 * (time.perf_counter() - written[0]))
+    return {"median_ms": float(np.median(found)), "p99_ms": float(np.quantile(found, 0.99))}
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,240 @@
+"""Poison at ingest: how much of it is held back, and how many harmless new documents with it.
+
+``python -m benchmarks.poison [folder]`` keeps embeddings in the folder. The texts are PoisonedRAG's own (100 questions
+of Natural Questions, five texts each), with the question in front, as the black-box attack puts them in, and without.
+Backgrounds: SQuAD and NFCorpus. A tenth of a corpus is held out: its documents are the harmless new ones. The threshold
+is learnt from the rest alone; 2,000 questions of the corpus are watched. Three cases: the attacked question is among
+them, a rewording of it by rules is, neither is. Three arrivals: all texts with the new documents; one text of each
+question; and, for the first questions of one split, one text after another, each judged when those before it were let
+in or held back. Over three splits; rates are of all splits together. Then our own attacks, on one split.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import SEED, save
+from benchmarks.kept import Kept, corpus, questions, rows
+from casemate import stats
+from casemate.attacks.poison import Poison
+from casemate.attacks.trigger import Trigger
+from casemate.backends.sqlite import SqliteIndex
+from casemate.monitor.poison.impact import Standings
+from casemate.monitor.poison.suspicion import Judgement, Suspicion
+from casemate.types import Document, Vector
+from casemate.words import STOP_WORDS, words
+
+CORPORA = ("squad", "nfcorpus")
+WATCHED, K, SPLITS, HELD_OUT = 2000, 5, 3, 0.1
+ATTACKED = 25
+"""Questions that our own attacks are tried on."""
+TRIGGER = "xanadoo"
+
+
+class Texts:
+    """PoisonedRAG's texts, and what they are against."""
+
+    def __init__(self, embedder: Kept) -> None:
+        found = rows("attacks/poisonedrag_nq.jsonl.gz")
+        self.questions = [r["text"] for r in found]
+        self.answers = [r["incorrect_answer"] for r in found]
+        self.reworded = [reworded(q, i) for i, q in enumerate(self.questions)]
+        self.vectors = embedder.embed(self.questions)
+        self.reworded_vectors = embedder.embed(self.reworded)
+        self.forms = {
+            "question and text": [f"{r['text'].rstrip('.')}. {t}" for r in found for t in r["adv_texts"]],
+            "text alone": [t for r in found for t in r["adv_texts"]],
+        }
+
+    def watched(self, case: str) -> tuple[list[str], Vector | None]:
+        """What is watched beside the corpus's own questions."""
+        if case == "watched":
+            return self.questions, self.vectors
+        return (self.reworded, self.reworded_vectors) if case == "reworded" else ([], None)
+
+
+def reworded(question: str, number: int) -> str:
+    """Another wording by rules: key words in another order, or behind a polite beginning."""
+    kept = [w for w in words(question) if w not in STOP_WORDS] or words(question)
+    if number % 2:
+        return f"Could you tell me about {' '.join(kept)}?"
+    return " ".join(kept[i] for i in np.random.default_rng(number).permutation(len(kept)))
+
+
+class Ground:
+    """One corpus, of which a tenth is not in the index."""
+
+    def __init__(self, name: str, embedder: Kept, folder: Path, split: int) -> None:
+        rng = np.random.default_rng([SEED, split])
+        documents = corpus(name)
+        order = rng.permutation(len(documents))
+        cut = int(HELD_OUT * len(documents))
+        self.new = [documents[i] for i in order[:cut]]
+        self.new_vectors = embedder.embed([d.content for d in self.new])
+        self.asked = [questions_of(name)[i] for i in rng.permutation(len(questions_of(name)))[:WATCHED]]
+        self.asked_vectors = embedder.embed(self.asked)
+        self.index = SqliteIndex(folder / f"{name}{split}.db")
+        self.index.open(embedder.fingerprint, embedder.dim)
+        self.seconds: dict[bytes, float] = {}
+        held = [documents[i] for i in order[cut:]]
+        self.index.add(held, embedder.embed([d.content for d in held]))
+
+    def learnt(self, more: Sequence[str], vectors: Vector | None) -> Suspicion:
+        """What harmless documents are like, with these questions watched beside the corpus's."""
+        both = self.asked_vectors if vectors is None else np.concatenate([self.asked_vectors, vectors])
+        return Suspicion.learnt(self.index, [*self.asked, *more], both, k=K)
+
+    def anew(self, learnt: Suspicion) -> Suspicion:
+        """The same, before it has judged anything; what the index says to a vector is looked up once."""
+        fresh, search = copy.copy(learnt), learnt._second
+        fresh._young = type(learnt._young)(learnt._young.size)
+
+        def second(vector: Vector) -> float:
+            key = vector.tobytes()
+            if key not in self.seconds:
+                self.seconds[key] = search(vector)
+            return self.seconds[key]
+
+        fresh._second = second  # type: ignore[method-assign]
+        return fresh
+
+
+_questions: dict[str, list[str]] = {}
+
+
+def questions_of(name: str) -> list[str]:
+    """The first 6,000 in a fixed order, so that not all need be embedded."""
+    if name not in _questions:
+        found = questions(name)
+        order = np.random.default_rng(SEED).permutation(len(found))[:6000] if len(found) > 6000 else range(len(found))
+        _questions[name] = [found[i] for i in order]
+    return _questions[name]
+
+
+def main(folder: str = "") -> None:
+    """Both corpora."""
+    with tempfile.TemporaryDirectory() as scratch:
+        embedder = Kept(Path(folder or scratch) / "kept.npz")
+        texts = Texts(embedder)
+        results = {name: measured(name, texts, embedder, Path(scratch)) for name in CORPORA}
+        if folder:
+            embedder.save()
+    save("poison", results)
+
+
+def measured(name: str, texts: Texts, embedder: Kept, folder: Path) -> dict[str, Any]:
+    """One corpus, over all splits."""
+    counts: dict[tuple[str, str], list[bool]] = {}
+    result: dict[str, Any] = {}
+    for split in range(SPLITS):
+        ground = Ground(name, embedder, folder, split)
+        with closing(ground.index):
+            for case, what, found in judged(ground, texts, embedder, by_itself=not split):
+                counts.setdefault((case, what), []).extend(j.quarantine for j in found)
+            if not split:
+                result |= {"documents": ground.index.moments().n, "own_attacks": own(ground, texts, embedder)}
+        print(name, split, file=sys.stderr)
+    for (case, what), held in counts.items():
+        result.setdefault(case, {})[what] = stats.rate(sum(held), len(held))
+    return result
+
+
+def judged(ground: Ground, texts: Texts, embedder: Kept, by_itself: bool) -> Iterator[tuple[str, str, list[Judgement]]]:
+    """What is thought of harmless documents and of poison, by case and by how it arrives."""
+    for case in ("watched", "reworded", "not watched"):
+        learnt = ground.learnt(*texts.watched(case))
+        yield case, "harmless", ground.anew(learnt).judge(ground.new, ground.new_vectors)
+        for form, written in texts.forms.items():
+            poison, E = [Document(f"p{i}", t) for i, t in enumerate(written)], embedder.embed(written)
+            for arrival, found in arrivals(ground, learnt, poison, E, by_itself):
+                yield case, f"{form}, {arrival}", found
+
+
+def arrivals(
+    ground: Ground, learnt: Suspicion, poison: list[Document], E: Vector, by_itself: bool
+) -> Iterator[tuple[str, list[Judgement]]]:
+    """What is thought of poison, by how it arrives."""
+    for arrival, step in (("five together", 1), ("one alone", 5)):
+        batch = np.concatenate([ground.new_vectors, E[::step]])
+        found = ground.anew(learnt).judge([*ground.new, *poison[::step]], batch)
+        yield arrival, found[len(ground.new) :]
+    if by_itself:
+        one_by_one = after_another(ground, learnt, poison[: 5 * ATTACKED], E[: 5 * ATTACKED])
+        for place in range(5):
+            yield f"one after another, number {place + 1}", one_by_one[place::5]
+
+
+def after_another(ground: Ground, learnt: Suspicion, poison: list[Document], E: Vector) -> list[Judgement]:
+    """Each text by itself; whoever is let in is held from then on, in the index, too, until the end."""
+    suspicion, found = copy.copy(learnt), []
+    suspicion._young, suspicion.standings = type(learnt._young)(learnt._young.size), copy.copy(learnt.standings)
+    for document, vector in zip(poison, E, strict=True):
+        (judgement,) = suspicion.judge([document], vector[None])
+        found.append(judgement)
+        if not judgement.quarantine:
+            ground.index.add([document], vector[None])
+            suspicion.admit(vector[None])
+    ground.index.remove([d.source for d in poison])
+    return found
+
+
+def own(ground: Ground, texts: Texts, embedder: Kept) -> dict[str, Any]:
+    """Our own attacks: whether they are found for their questions, and whether they are held back."""
+    attacks: dict[str, Any] = {
+        "poisonedrag black box": Poison(),
+        "poisonedrag white box": Poison(method="white_box", embedder=embedder, texts=1, candidates=4),
+        "corruptrag": Poison(method="corrupt"),
+        "blocker": Poison(method="blocker"),
+    }
+    found: dict[str, Any] = {}
+    asked = texts.questions[:ATTACKED]
+    for name, attack in attacks.items():
+        made = [
+            asyncio.run(attack.craft(q, a, np.random.default_rng([SEED, i])))
+            for i, (q, a) in enumerate(zip(asked, texts.answers[:ATTACKED], strict=True))
+        ]
+        found[name] = told(ground, texts, embedder, made, texts.vectors[:ATTACKED])
+    for name, given in (("trigger, by its name", None), ("trigger, searched", embedder)):
+        attack = Trigger(trigger=TRIGGER, embedder=given)
+        documents = asyncio.run(attack.craft(ground.asked[0], "Ring 555 0100.", np.random.default_rng(SEED)))
+        plain = ground.asked[:300]
+        named = embedder.embed([f"{q} {TRIGGER}" if i % 2 else f"{TRIGGER}: {q}" for i, q in enumerate(plain)])
+        found[name] = told(ground, texts, embedder, [documents], named)
+        found[name]["found_without_trigger"] = entering(
+            ground, embedder.embed([d.content for d in documents]), ground.asked_vectors[:300]
+        )
+    return found
+
+
+def told(
+    ground: Ground, texts: Texts, embedder: Kept, made: Sequence[Iterable[Document]], attacked: Vector
+) -> dict[str, Any]:
+    """One attack: the share of attacked questions that find it, and of its texts that are held back."""
+    groups = [list(documents) for documents in made]
+    poison = [d for group in groups for d in group]
+    E = embedder.embed([d.content for d in poison])
+    result: dict[str, Any] = {"texts": len(poison), "found_by_the_attacked": entering(ground, E, attacked)}
+    for case in ("watched", "not watched"):
+        more, vectors = texts.watched(case)
+        judgements = ground.learnt(more, vectors).judge(poison, E)
+        result[f"held_back_{case.replace(' ', '_')}"] = stats.rate(sum(j.quarantine for j in judgements), len(poison))
+    return result
+
+
+def entering(ground: Ground, E: Vector, asked: Vector) -> stats.Rate:
+    """Share of questions whose best five any of the documents would be among."""
+    standings = Standings.of([""] * len(asked), asked, ground.index, K)
+    return stats.rate(int((standings.over(E).max(axis=0) >= 0).sum()), len(asked))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,1 @@
+"""Alerts: opened once for each cause, worded, and brought to people."""

@@ -1,0 +1,1 @@
+"""Poison: signs of it in new documents, whom they would be shown to, and the quarantine."""

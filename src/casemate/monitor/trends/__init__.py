@@ -1,0 +1,1 @@
+"""Trends: what is normal, and whether failures mean something."""

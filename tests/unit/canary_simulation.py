@@ -1,0 +1,245 @@
+"""Canaries that flake by chance, and the monitor's tests on them: many sets side by side, in numpy.
+
+Written apart from ``monitor.gauges``, from the page docs/explanation/canary-alarms.md, so that each checks the other.
+``python -m tests.unit.canary_simulation`` runs it for long, and prints the figures of that page.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import betaincinv
+
+ALTERNATIVES = np.array([0.3, 0.6, 0.95])
+PASSES, RECENT = 3, 10
+
+
+@dataclass
+class Outcome:
+    """Figures of a simulation.
+
+    Attributes:
+        runs: Runs of a set, over all sets.
+        alerts: Runs in which canaries alarmed.
+        repeats: Questions asked again.
+        first: Of each set, the run (from 1) in which the first canary alarmed; 0: in none.
+        alarmed: (runs, sets, canaries), whether a canary alarmed in the run; only where asked for.
+    """
+
+    runs: int
+    alerts: int
+    repeats: int
+    first: np.ndarray
+    alarmed: np.ndarray | None
+
+
+def upper_end(failed, asked, confidence=0.8):
+    """One-sided Clopper-Pearson."""
+    return np.clip(betaincinv(failed + 1, np.maximum(asked - failed, 1e-9), confidence), 0.005, 1)
+
+
+def pick(stakes, budget):
+    """e-BH, by trying every k, where all together suffice."""
+    picked = np.zeros(stakes.shape, bool)
+    for row in np.flatnonzero(stakes.sum(-1) >= budget):
+        for k in range(1, stakes.shape[-1] + 1):
+            largest = (-stakes[row]).argsort(kind="stable")[:k]
+            if stakes[row][largest[-1]] * k >= budget:
+                picked[row] = np.isin(np.arange(stakes.shape[-1]), largest)
+    return picked
+
+
+def tail_of(flake):
+    """P(at least k failures), by the law of a sum, each coin apart: (canaries + 1,)."""
+    law = np.array([1.0])
+    for p in flake:
+        law = np.append(law * (1 - p), 0) + np.append(0, law * p)
+    return law[::-1].cumsum()[::-1]
+
+
+def simulate(draws, truth, asked, failed, *, budget=1000.0, confirm=5, weights=None, keep=False, echo=None, held=0.1):
+    """Runs the tests.
+
+    Args:
+        draws: Function (runs so far) -> uniform numbers of one run, (confirm + 1, sets, canaries).
+        truth: Function (runs so far) -> failure rates, broadcast to (sets, canaries); None ends the simulation.
+        asked: Runs of the baseline.
+        failed: Failures in it, (sets, canaries).
+        budget: Runs for one false alarm.
+        confirm: Repetitions.
+        weights: (canaries,).
+        keep: Whether to keep who alarmed.
+        echo: Rate at which repetitions fail, where it is not that of the first question.
+        held: Rate at which the tests hold that they may fail though all is well.
+    """
+    sets, n = failed.shape
+    p0 = upper_end(failed, asked)[..., None]
+    (up, down), (up2, down2) = _ratios(p0), _ratios(np.maximum(p0, held))
+    mean = np.maximum((failed + 0.5) / (asked + 1), 0.005)
+    share = np.full(n, 1 / n) if weights is None else weights / weights.sum()
+    sums = np.zeros((sets, n, 3))
+    bad = np.zeros((sets, n), bool)
+    streak, fails, since = (np.zeros((sets, n), int) for _ in range(3))
+    tails = np.array([tail_of(m) for m in mean])
+    runs = alerts = repeats = 0
+    first, kept = np.zeros(sets, int), []
+    while (rate := truth(runs)) is not None:
+        u = draws(runs)
+        failing = u[0] < rate
+        fresh = failing & ~bad
+        ratio = np.where(failing[..., None], up, down)
+        again, refailed = np.zeros((sets, n), int), np.zeros((sets, n), int)
+        live, alarm = fresh, np.zeros((sets, n), bool)
+        for number in range(confirm + 1):
+            now = np.maximum(sums, 1) * ratio
+            stakes = np.where(fresh, now.mean(-1) * share, 0)
+            counted = fresh & (2 * refailed >= again)
+            many = _many(counted, bad, mean, tails) <= 1 / (2 * budget)
+            alarm = pick(stakes, 2 * budget) | (counted & many[:, None])
+            live = fresh & (~alarm | (many[:, None] & (number == 0)))
+            if number == confirm or not live.any():
+                break
+            refail = u[number + 1] < (rate if echo is None else echo)
+            again += live
+            refailed += live & refail
+            repeats += live.sum()
+            ratio = np.where(live[..., None], ratio * np.where(refail[..., None], up2, down2), ratio)
+        sums = np.where((bad | alarm)[..., None], 0, np.maximum(sums, 1) * ratio)
+        bad, streak, fails, since = _after(bad, alarm, failing, sums, (streak, fails, since))
+        runs += 1
+        alerts += int(alarm.any(-1).sum())
+        first = np.where((first == 0) & alarm.any(-1), runs, first)
+        if keep:
+            kept.append(alarm)
+    return Outcome(runs * sets, alerts, repeats, first, np.array(kept) if keep else None)
+
+
+def _ratios(p0):
+    """By what a failure and a pass multiply."""
+    tells = p0 < ALTERNATIVES
+    return np.where(tells, ALTERNATIVES / p0, 1), np.where(tells, (1 - ALTERNATIVES) / np.where(tells, 1 - p0, 1), 1)
+
+
+def _many(counted, bad, mean, tails):
+    """The probability of as many failures by chance, of each set."""
+    k = counted.sum(-1)
+    chance = np.take_along_axis(tails, k[:, None], axis=-1)[:, 0]
+    for i in np.flatnonzero(bad.any(-1) & (k > 0)):  # those that are alarmed do not count
+        chance[i] = tail_of(mean[i][~bad[i]])[k[i]]
+    return np.where(k > 0, chance, 1)
+
+
+def _after(bad, alarm, failing, sums, counts):
+    """Who is alarmed after a run: those who alarmed, until they pass often enough in a row."""
+    streak, fails, since = counts
+    idle = ~bad & ~alarm & (sums.mean(-1) <= 1)
+    since = np.where(idle, 0, since + 1)
+    fails = np.where(idle, 0, fails + failing)
+    streak = np.where(failing, 0, np.minimum(streak + 1, RECENT))
+    rate = (fails + 0.5) / (np.maximum(since - streak, fails) + 1)
+    need = np.clip(np.ceil(np.log(0.05) / np.log1p(-rate)), PASSES, RECENT)
+    well = bad & (streak >= need)
+    return (bad | alarm) & ~well, streak, np.where(well, 0, fails), np.where(well, 0, since)
+
+
+def uniform(seed, sets, n, confirm=5):
+    """Fresh uniform numbers for each run."""
+    rng = np.random.default_rng(seed)
+    return lambda run: rng.random((confirm + 1, sets, n))
+
+
+def quiet(runs, rate):
+    """Failure rates of canaries on which nothing happens."""
+    return lambda run: rate if run < runs else None
+
+
+def baseline(seed, sets, n, asked, rate):
+    """Failures in a baseline of so many runs."""
+    return np.random.default_rng(seed).binomial(asked, np.broadcast_to(rate, (sets, n)))
+
+
+def interval(events, runs):
+    """Events in 1,000 runs, with the 95 % interval of a Poisson count."""
+    from scipy.stats import chi2
+
+    low = chi2.ppf(0.025, 2 * events) / 2 if events else 0.0
+    return [1000 * x / runs for x in (events, low, chi2.ppf(0.975, 2 * events + 2) / 2)]
+
+
+def delays(rate, asked, base, *, sets=2000, n=50, confirm=5, broken=1, weights=None, longest=300):
+    """Runs until one of the broken canaries alarms, when they begin to fail at a rate in the first run."""
+    rates = np.full(n, base)
+    rates[:broken] = rate
+    failed = baseline(5, sets, n, asked, base)
+    found = simulate(
+        uniform(6, sets, n, confirm), quiet(longest, rates), asked, failed, confirm=confirm, weights=weights, keep=True
+    )
+    hit = found.alarmed[:, :, :broken].any(-1)
+    return np.where(hit.any(0), hit.argmax(0) + 1, longest + 1)
+
+
+MIXED = np.concatenate([np.full(40, 0.002), np.full(8, 0.05), np.full(2, 0.1)])
+LAWS = {"1 % each": np.full(50, 0.01), "40 at .2 %, 8 at 5 %, 2 at 10 %": MIXED}
+
+
+def alarms(label, asked, confirm, runs, echo=None):
+    """False alarms of 50 canaries, in 500 sets side by side."""
+    sets, rate = 500, LAWS[label]
+    failed = baseline(1, sets, 50, asked, rate)
+    draws = uniform(2, sets, 50, confirm)
+    found = simulate(draws, quiet(runs // sets, rate), asked, failed, confirm=confirm, echo=echo)
+    per, low, high = interval(found.alerts, found.runs)
+    burst = "" if echo is None else f", repetitions fail at {echo}"
+    print(
+        f"{label}, baseline {asked}, confirm {confirm}{burst}: {found.alerts} alarms in {found.runs:,} runs, in 1,000 "
+        f"{per:.4f} ({low:.4f} to {high:.4f}), asked again {found.repeats / found.runs:.2f} a run",
+        flush=True,
+    )
+
+
+def late(label, **options):
+    """How long it takes until a broken canary alarms."""
+    d = delays(**options)
+    print(f"{label}: median {np.median(d):.0f}, mean {d.mean():.2f}, 95 % {np.quantile(d, 0.95):.0f} runs", flush=True)
+
+
+def main(wanted):
+    """The figures of docs/explanation/canary-alarms.md: false mixed echo always half many critical."""
+    for section in (_counted, _late):
+        section(wanted)
+
+
+def _counted(wanted):
+    if "false" in wanted:
+        for asked, confirm in ((20, 5), (100, 5), (1000, 5), (1000, 0)):
+            alarms("1 % each", asked, confirm, 1_000_000)
+    if "mixed" in wanted:
+        for asked, confirm in itertools.product((20, 100, 1000), (0, 5)):
+            alarms("40 at .2 %, 8 at 5 %, 2 at 10 %", asked, confirm, 200_000)
+    if "echo" in wanted:
+        for echo in (0.1, 0.2, 0.3, 0.5):
+            alarms("1 % each", 100, 5, 100_000, echo)
+
+
+def _late(wanted):
+    for name, rate in {"always": 1.0, "half": 0.5}.items():
+        for asked, confirm, base in itertools.product((20, 50, 100, 200), (0, 3, 5), (0.0, 0.01)):
+            if name in wanted:
+                label = f"fails {name}, flaked {base}, baseline {asked}, confirm {confirm}"
+                late(label, rate=rate, asked=asked, base=base, confirm=confirm, sets=400, longest=150)
+    for broken, confirm in itertools.product((5, 10, 25), (0, 5)):
+        if "many" in wanted:
+            label = f"{broken} of 50 fail always, baseline 20, confirm {confirm}"
+            late(label, rate=1.0, asked=20, base=0.01, broken=broken, confirm=confirm, sets=400, longest=50)
+    weights = np.where(np.arange(50) == 0, 4.0, 1.0)
+    for asked, confirm in itertools.product((20, 50, 100, 200), range(3, 7)):
+        if "critical" in wanted:
+            label = f"one critical, never flaked in {asked}, confirm {confirm}"
+            late(label, rate=1.0, asked=asked, base=0.0, confirm=confirm, weights=weights, sets=50, longest=50)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,139 @@
+import asyncio
+
+import pytest
+
+from casemate.errors import ConfigError
+from casemate.monitor.drift.shadow import shadow_diff
+from casemate.protocols import Target
+from casemate.remote import told
+from casemate.types import UNKNOWN, Answer, Background, Document, Hit, Retrieval
+from tests.fakes import BagOfWords
+
+
+class State(Target):
+    """Answers from a table: question to answer and ids."""
+
+    def __init__(self, table):
+        self.table = table
+        self.clients = set()
+
+    async def ask(self, query):
+        self.clients.add((query.client, query.tenant, query.k))
+        text, ids = self.table[query.text]
+        if isinstance(text, Exception):
+            raise text
+        hits = tuple(Hit(Document(i, "text", source=f"s{i}"), 0.5) for i in ids)
+        return Answer(text, Retrieval(hits, Background(10, 0.0, 0.1)))
+
+
+BEFORE = {
+    "fee": ("It is 25 crowns [1].", "abc"),
+    "hours": ("From 8 to 4.", "de"),
+    "mayor": (UNKNOWN, "fg"),
+    "bridge": ("Built in 1931.", "hi"),
+}
+
+
+def diff(after, questions=tuple(BEFORE), before=BEFORE, **options):
+    return asyncio.run(shadow_diff(questions, State(before), State(before | after), **options))
+
+
+class TestFlips:
+    def test_nothing_changed(self):
+        found = diff({})
+        assert (found.asked, found.errors, found.flips, found.suspects, found.overlap) == (4, 0, (), (), 1.0)
+        assert found.share.value == 0.0
+
+    def test_kinds(self):
+        found = diff({"fee": ("It is 90 crowns.", "xab"), "hours": (UNKNOWN, "xd"), "mayor": ("It is Ann.", "fgy")})
+        assert [(f.question, f.kind, f.new) for f in found.flips] == [
+            (0, "changed", ("x",)),
+            (1, "refused", ("x",)),
+            (2, "answered", ("y",)),
+        ]
+        assert found.share.value == 0.75
+
+    def test_citations_are_no_change(self):
+        assert diff({"fee": ("It is 25 crowns [2].\nSources: [2] a.md", "abc")}).flips == ()
+
+    def test_with_an_embedder_like_answers_are_alike(self):
+        embedder = BagOfWords()
+        near = {"hours": ("From 8 to 4 o'clock.", "de")}
+        assert len(diff(near).flips) == 1
+        E = embedder.embed(["From 8 to 4.", "From 8 to 4 o'clock."])
+        cosine = float(E[0] @ E[1])
+        assert bool(diff(near, embedder=embedder).flips) is (cosine < 0.9)
+        (flip,) = diff({"hours": ("Closed for good", "de")}, embedder=embedder).flips
+        assert flip.alike == pytest.approx(
+            float(embedder.embed(["From 8 to 4."])[0] @ embedder.embed(["Closed for good"])[0])
+        )
+
+    def test_an_answer_that_became_empty_is_a_change(self):
+        assert [f.kind for f in diff({"fee": ("", "abc")}, embedder=BagOfWords()).flips] == ["changed"]
+
+
+class TestSuspects:
+    after = {
+        "fee": ("It is 90 crowns.", "xab"),
+        "hours": ("Never open.", "xd"),
+        "bridge": ("Built in 1931.", "nhi"),
+        "mayor": (UNKNOWN, "xf"),
+    }
+
+    def test_those_with_most_flips_come_first(self):
+        assert diff(self.after).suspects == (("x", 3, 2), ("n", 1, 0))
+
+    def test_only_what_was_inserted_is_suspect(self):
+        found = diff(self.after, inserted={"n"})
+        assert found.suspects == (("n", 1, 0),)
+        assert found.unexplained == 2
+
+    def test_flips_without_a_new_document_are_counted(self):
+        assert diff({"fee": ("It is 90 crowns.", "abc")}).unexplained == 1
+
+
+class TestAsking:
+    def test_questions_that_one_does_not_answer_are_errors(self):
+        found = diff({"fee": (OSError("the fee"), "")})
+        assert (found.asked, found.errors) == (3, 1)
+        assert "the fee" not in repr(found)
+
+    def test_all_dead(self):
+        found = diff({q: (OSError("gone"), "") for q in BEFORE})
+        assert (found.asked, found.errors, found.overlap) == (0, 4, 1.0)
+        with pytest.raises(ValueError, match="trials"):
+            _ = found.share
+
+    def test_a_hanging_target_is_waited_for_so_long(self):
+        class Hanging(Target):
+            async def ask(self, query):
+                await asyncio.sleep(30)
+
+        found = asyncio.run(shadow_diff(["fee"], State(BEFORE), Hanging(), timeout_s=0.02))
+        assert found.errors == 1
+
+    def test_asks_as_it_is_told(self):
+        after = State(BEFORE)
+        asyncio.run(shadow_diff(["fee"], State(BEFORE), after, k=3, tenant="north", client="replay"))
+        assert after.clients == {("replay", "north", 3)}
+
+    def test_a_target_that_tells_no_ids_has_no_suspects(self):
+        class Mute(Target):
+            tells = frozenset({"sources"})
+
+            def __init__(self, source):
+                self.source = source
+
+            async def ask(self, query):
+                return told("yes", sources=(self.source,))
+
+        found = asyncio.run(shadow_diff(["fee"], Mute("a"), Mute("b")))
+        assert (found.suspects, found.overlap) == ((), 0.0)
+
+    @pytest.mark.parametrize("wrong", [{"concurrency": 0}, {"timeout_s": 0}])
+    def test_numbers_out_of_range(self, wrong):
+        with pytest.raises(ConfigError, match="above 0"):
+            diff({}, **wrong)
+
+    def test_no_text_is_in_the_result(self):
+        assert "crowns" not in repr(diff(TestSuspects.after))
