@@ -95,7 +95,7 @@ def test_a_failing_database_loses_nothing_and_append_goes_on(make, monkeypatch, 
 
 
 def test_a_locked_file_delays_and_loses_nothing(make, path, monkeypatch):
-    monkeypatch.setattr("casemate.backends.sql_events.BUSY_S", 0.1)
+    monkeypatch.setattr("casemate.backends.sql_events.database.BUSY_S", 0.1)
     store = make()
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN EXCLUSIVE")

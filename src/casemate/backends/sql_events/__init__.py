@@ -10,35 +10,42 @@ dropped, counted and reported.
 from __future__ import annotations
 
 import atexit
-import json
 import logging
-import os
 import sqlite3
 import threading
 from collections import deque
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from casemate import migrations
-from casemate.errors import BackendError, ConfigError, needs
+from casemate.backends.sql_events import leases, tallies
+from casemate.backends.sql_events.database import (
+    BUSY_S,
+    address_of,
+    advice,
+    engine_of,
+    failure,
+    file_address,
+    first_line,
+    in_order,
+    make_file,
+)
+from casemate.backends.sql_events.rows import Row, events_of, row_of, table, utc
+from casemate.errors import ConfigError
 from casemate.protocols import EventStore
-from casemate.sqlite_wal import write_ahead
-from casemate.types import Event, Secret
+from casemate.types import Event, Given, Secret, Wanted
 
 if TYPE_CHECKING:
-    from sqlalchemy import URL, Engine, Table
-
-Row: TypeAlias = dict[str, Any]
+    from sqlalchemy import URL, Connection, Engine, Select
 
 BATCH = 500
 """Rows in one transaction."""
-BUSY_S = 5
-"""How long one attempt waits for a locked SQLite file, or for a Postgres server to answer."""
-DRIVERS = {"sqlite": "sqlite", "postgresql": "postgresql+psycopg", "postgres": "postgresql+psycopg"}
+LINGER_S = 0.05
+"""How long an event waits for others to share its transaction; one by one, committing costs more than judging."""
 _log = logging.getLogger(__name__)
 
 
@@ -64,10 +71,10 @@ class SqlEvents(EventStore):
     def __post_init__(self) -> None:
         if self.capacity < 1 or self.retry_s <= 0:
             raise ConfigError(f"capacity={self.capacity}, retry_s={self.retry_s}: both must be above 0")
-        address = _address(self.url) if self.url else _file_address(self.path)
+        address = address_of(self.url) if self.url else file_address(self.path)
         self._where = address.set(query={}).render_as_string(hide_password=True)
         self._engine = self._open(address)
-        self._table = _table()
+        self._table = table()
         self._changed = threading.Condition()  # guards all below; nobody holds it while doing I/O
         self._queue: deque[Row] = deque()
         self._appended = 0  # events ever taken
@@ -76,6 +83,7 @@ class SqlEvents(EventStore):
         self._dropping = False  # since the queue was last empty
         self._closed = False  # takes no more events
         self._stopped = False  # the writer ends
+        self._urgent = threading.Event()  # somebody waits for what was appended
         self._writer = threading.Thread(target=self._write, name="casemate-events", daemon=True)
         self._writer.start()
         atexit.register(self.close)
@@ -93,7 +101,7 @@ class SqlEvents(EventStore):
             TypeError: If the body cannot be written as JSON; the message names the key.
             BackendError: If the store is closed.
         """
-        row = _row(event)
+        row = row_of(event)
         with self._changed:
             self._refuse_if_closed()
             self._queue.append(row)
@@ -118,31 +126,113 @@ class SqlEvents(EventStore):
         Raises:
             BackendError: If the store is closed, cannot be read, or could not write what waited.
         """
-        from sqlalchemy import select
-        from sqlalchemy.exc import SQLAlchemyError
-
-        table = self._table.c
-        query = select(table.id, table.at, table.kind, table.body).order_by(table.seq)
+        column = self._table.c
+        query = self._selected().order_by(column.seq)
         if kind is not None:
-            query = query.where(table.kind == kind)
+            query = query.where(column.kind == kind)
         if since is not None:
-            query = query.where(table.at >= _utc(since, "since"))
+            query = query.where(column.at >= utc(since, "since"))
+        return events_of(self._read(query))
+
+    def latest(self, kind: str, count: int) -> Sequence[Event]:
+        """The last so many events of a kind, in order of writing, after all that was appended before is written.
+
+        Raises:
+            BackendError: As ``scan``.
+        """
+        column = self._table.c
+        query = self._selected().where(column.kind == kind).order_by(column.seq.desc()).limit(max(count, 0))
+        return events_of(self._read(query)[::-1])
+
+    def follow(self, kind: str, after: int, since: datetime | None = None) -> tuple[Sequence[Event], int]:
+        """Events of a kind that were written behind a place, and the place behind them. See ``EventStore.follow``.
+
+        Raises:
+            BackendError: If the store is closed or cannot be read.
+        """
+        column = self._table.c
+        query = self._selected().add_columns(column.seq).where(column.kind == kind, column.seq > after)
+        if since is not None:
+            query = query.where(column.at >= utc(since, "since"))
+        rows = self._rows(query.order_by(column.seq))
+        return events_of(rows), rows[-1][4] if rows else after
+
+    def _selected(self) -> Select[Any]:
+        """What is read of an event."""
+        from sqlalchemy import Text, cast, select
+
+        column = self._table.c
+        return select(column.id, column.at, column.kind, cast(column.body, Text))
+
+    def _read(self, query: Select[Any]) -> Sequence[Any]:
+        """The rows, once all that waits is written."""
         self._refuse_if_closed()
         if not self.flush():
-            raise _failure(f"{self._where} did not take all events that wait", "see the log for the cause", True)
+            raise failure(f"{self._where} did not take all events that wait", "see the log for the cause", True)
+        return self._rows(query)
+
+    def _rows(self, query: Select[Any]) -> Sequence[Any]:
+        from sqlalchemy.exc import SQLAlchemyError
+
+        self._refuse_if_closed()
         try:
             with self._engine.connect() as connection:
-                rows = connection.execute(query).all()
+                return connection.execute(query).all()
         except SQLAlchemyError as error:
-            raise _failure(f"cannot read {self._where}: {_first_line(error)}", _advice(self._where), True) from error
-        return [Event(id_, _aware(at), kind_, body) for id_, at, kind_, body in rows]
+            raise failure(f"cannot read {self._where}: {first_line(error)}", advice(self._where), True) from error
 
     def flush(self, timeout_s: float = 10.0) -> bool:
         """Waits until everything appended so far is on disk; False if that takes longer, or some had to be dropped."""
+        self._urgent.set()
         with self._changed:
             target, dropped = self._appended, self._dropped
             self._changed.wait_for(lambda: self._done >= target or self._dropped > dropped, timeout_s)
             return self._done >= target and self._dropped == dropped
+
+    def lease(self, name: str, holder: str, seconds: float) -> bool:
+        """Takes or renews a lease, in one statement and by the database's own clock; True if it is held now.
+
+        Raises:
+            ValueError: If the time is not above 0, or name or holder are not 1 to 200 printable characters.
+            BackendError: If the store is closed or cannot be written; who held the lease before may hold it still.
+        """
+        leases.check(name, holder, seconds)
+        with self._lent() as connection:
+            return leases.take(connection, name, holder, seconds)
+
+    def release(self, name: str, holder: str) -> None:
+        """Gives a lease back; nothing happens if somebody else holds it.
+
+        Raises:
+            BackendError: As ``lease``.
+        """
+        with self._lent() as connection:
+            leases.give_back(connection, name, holder)
+
+    def take(self, wanted: Sequence[Wanted]) -> list[Given]:
+        """Takes from allowances, each in one statement and by the database's own clock. See ``EventStore.take``.
+
+        Raises:
+            ValueError: If a name or period is not 1 to 200 printable characters, or an allowance is below 0.
+            BackendError: If the store is closed or cannot be written.
+        """
+        for one in wanted:
+            tallies.check(one)
+        with self._lent() as connection:
+            return tallies.take(connection, wanted)
+
+    @contextmanager
+    def _lent(self) -> Iterator[Connection]:
+        """A transaction for a lease or a tally."""
+        from sqlalchemy.exc import SQLAlchemyError
+
+        self._refuse_if_closed()
+        try:
+            with self._engine.begin() as connection:
+                yield connection
+        except SQLAlchemyError as error:
+            what = f"cannot write to {self._where}: {first_line(error)}"
+            raise failure(what, advice(self._where), True) from error
 
     def close(self) -> None:
         """Takes no more events, flushes, ends the writer and lets go of the database. May be called again."""
@@ -155,6 +245,7 @@ class SqlEvents(EventStore):
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
+        self._urgent.set()
         self._writer.join(BUSY_S + 1)
         if lost := self._appended - self._done:
             _log.error("%d events could not be written to %s before it was closed; they are lost", lost, self._where)
@@ -169,7 +260,7 @@ class SqlEvents(EventStore):
             except Exception as error:  # whatever it is, this thread must live
                 self._put_back(batch)
                 if not failures:
-                    _log.warning("cannot write to %s, will try again: %s", self._where, _first_line(error))
+                    _log.warning("cannot write to %s, will try again: %s", self._where, first_line(error))
                 with self._changed:
                     self._changed.wait_for(lambda: self._stopped, self.retry_s * min(2**failures, 8))
                 failures = min(failures + 1, 3)
@@ -180,9 +271,12 @@ class SqlEvents(EventStore):
                 self._finish(len(batch))
 
     def _next_batch(self) -> list[Row]:
-        """Up to ``BATCH`` rows, as soon as there is one; none when the store is closed."""
+        """Up to ``BATCH`` rows, soon after there is one; none when the store is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._stopped)
+        self._urgent.wait(LINGER_S)
+        self._urgent.clear()  # whoever waits had appended before: that is in the queue
+        with self._changed:
             size = 0 if self._stopped else min(BATCH, len(self._queue))
             return [self._queue.popleft() for _ in range(size)]
 
@@ -191,6 +285,7 @@ class SqlEvents(EventStore):
 
         insert = sqlite.insert if self._engine.dialect.name == "sqlite" else postgresql.insert
         with self._engine.begin() as connection:
+            in_order(connection)
             connection.execute(insert(self._table).on_conflict_do_nothing(index_elements=["id"]), batch)
 
     def _finish(self, rows: int) -> None:
@@ -219,7 +314,7 @@ class SqlEvents(EventStore):
 
     def _refuse_if_closed(self) -> None:
         if self._closed:
-            raise _failure(f"the event store {self._where} is closed", "open a new one", False)
+            raise failure(f"the event store {self._where} is closed", "open a new one", False)
 
     def _open(self, address: URL) -> Engine:
         """Reaches the database and brings its schema up to date."""
@@ -229,132 +324,12 @@ class SqlEvents(EventStore):
         engine = None
         try:
             if address.database and address.drivername == "sqlite":
-                _make_file(Path(address.database))
-            engine = _engine(address)
+                make_file(Path(address.database))
+            engine = engine_of(address)
             migrations.upgrade(engine)
         except (OSError, sqlite3.Error, SQLAlchemyError, CommandError) as error:
             if engine:
                 engine.dispose()
-            what = f"cannot open the event store {self._where}: {_first_line(error)}"
-            raise _failure(what, _advice(self._where), isinstance(error, OperationalError)) from error
+            what = f"cannot open the event store {self._where}: {first_line(error)}"
+            raise failure(what, advice(self._where), isinstance(error, OperationalError)) from error
         return engine
-
-
-def _file_address(path: Path) -> URL:
-    """The URL of a SQLite file, whatever characters its path has."""
-    from sqlalchemy.engine import URL
-
-    return URL.create("sqlite", database=str(path))
-
-
-def _address(url: str) -> URL:
-    """The URL with the driver that we use. No message repeats it: a password may be anywhere in a malformed one."""
-    from sqlalchemy.engine import make_url
-    from sqlalchemy.exc import ArgumentError
-
-    try:
-        parsed = make_url(url)
-    except (ArgumentError, ValueError):
-        raise ConfigError("the event store's url is not of the form dialect://user:password@host/database") from None
-    dialect = parsed.get_backend_name()
-    if dialect not in DRIVERS:
-        raise ConfigError(f"the event store's url names the dialect {dialect!r}; known: postgresql, sqlite")
-    if "@" in (parsed.host or ""):
-        raise ConfigError("the event store's url has more than one '@'; write the one in the password as %40")
-    if dialect == "sqlite" and (parsed.database or ":memory:").startswith((":memory:", "file:")):
-        raise ConfigError("the event store's url must name a file: sqlite:///relative/path or sqlite:////absolute/path")
-    return parsed.set(drivername=DRIVERS[dialect])
-
-
-def _make_file(path: Path) -> None:
-    """Makes the file, for the owner only, and puts it in WAL mode, so that readers and the writer do not wait."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-    with closing(sqlite3.connect(path, timeout=BUSY_S)) as connection:
-        write_ahead(connection, BUSY_S)
-
-
-def _engine(address: URL) -> Engine:
-    from sqlalchemy import create_engine, event
-
-    lite = address.drivername == "sqlite"
-    with needs("casemate[postgres]"):
-        engine = create_engine(
-            address,
-            connect_args={"timeout" if lite else "connect_timeout": BUSY_S},
-            hide_parameters=True,  # no event body in an error
-            json_serializer=str,  # bodies are JSON since they were appended
-            pool_pre_ping=not lite,
-        )
-    if lite:
-        # With WAL, NORMAL would lose the last commits at a power loss.
-        event.listen(engine, "connect", lambda connection, _: connection.execute("PRAGMA synchronous=FULL").close())
-    return engine
-
-
-def _table() -> Table:
-    """The newest schema, as ``casemate.migrations`` makes it."""
-    from sqlalchemy import JSON, BigInteger, Column, DateTime, MetaData, Table, Text
-
-    return Table(
-        "casemate_events",
-        MetaData(),
-        Column("seq", BigInteger, primary_key=True),
-        Column("id", Text),
-        Column("at", DateTime(timezone=True)),
-        Column("kind", Text),
-        Column("body", JSON),
-    )
-
-
-def _row(event: Event) -> Row:
-    """What is written of an event. What a database would refuse is refused here, before others wait behind it."""
-    for name, value in (("id", event.id), ("kind", event.kind)):
-        if not (0 < len(value) <= 200 and value.isprintable()):
-            raise ValueError(f"an event's {name} must be 1 to 200 printable characters; got {value[:200]!r}")
-    return {"id": event.id, "at": _utc(event.at, "at"), "kind": event.kind, "body": _json(event)}
-
-
-def _json(event: Event) -> str:
-    try:
-        return json.dumps(dict(event.body), sort_keys=True, allow_nan=False)
-    except (TypeError, ValueError, RecursionError) as error:
-        keys = [key for key, value in event.body.items() if not (isinstance(key, str) and _is_json(value))]
-        raise TypeError(f"event {event.id!r}: cannot write the body's {keys} as JSON: {error}") from error
-
-
-def _is_json(value: object) -> bool:
-    try:
-        json.dumps(value, sort_keys=True, allow_nan=False)
-    except (TypeError, ValueError, RecursionError):
-        return False
-    return True
-
-
-def _utc(at: datetime, name: str) -> datetime:
-    if at.utcoffset() is None:
-        raise ValueError(f"{name!r} has no time zone: {at.isoformat()}; use datetime.now(UTC)")
-    return at.astimezone(UTC)
-
-
-def _aware(at: datetime) -> datetime:
-    """A time read from the database: SQLite keeps UTC without saying so, Postgres answers in the session's zone."""
-    return at.astimezone(UTC) if at.tzinfo else at.replace(tzinfo=UTC)
-
-
-def _first_line(error: Exception) -> str:
-    """The driver's own message; what follows the first line may quote a row."""
-    return (str(getattr(error, "orig", None) or error) or type(error).__name__).splitlines()[0]
-
-
-def _advice(where: str) -> str:
-    if where.startswith("sqlite"):
-        return (
-            "see that the disk has room and that folder and file can be written; a file that is damaged or no event "
-            "store can be moved away, and a new one is begun"
-        )
-    return "see that the server runs, and that the user may log in and create tables"
-
-
-def _failure(what: str, advice: str, retryable: bool) -> BackendError:
-    return BackendError(f"{what}; {advice}", backend="sql_events", retryable=retryable)

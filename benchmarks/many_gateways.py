@@ -1,0 +1,220 @@
+"""Several gateways over one Postgres: what sharing costs, by processor time.
+
+    python -m benchmarks.many_gateways [polling] [throughput]
+
+``polling``: how a gateway learns what others wrote, beside 100,000 verdicts: by time, as it was, without and with an
+index on (kind, at); and by place, as it is.
+``throughput``: three gateways (MiniLM, calibrated Mirabel, extractive answers) over one Postgres with pgvector. Load on
+one at a time, then on all three. Load, gateways and Postgres share the cores of one machine, so three cannot answer
+three times as much: what is compared is the processor time of an answer, in gateway and database. Where that is the
+same for three as for one, three machines answer three times as much, until the database is full.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, closing, contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+
+from benchmarks import ROOT, SEED, save
+from benchmarks.gateway import ENVIRONMENT, _cpu_s, _load, client
+from casemate.app import open_app
+from casemate.backends.sql_events import SqlEvents
+from casemate.chunks import cut
+from casemate.demo import clinic
+from casemate.gateway.keys import Grant, Keys
+from casemate.types import Document, Event, Secret
+
+VERDICTS, KEYS = 100_000, 500
+GATEWAYS, WINDOWS, WINDOW_S = 3, 4, 4.0
+
+
+def main() -> None:
+    """Runs what is named, or all, and adds it to what was measured before."""
+    wanted = sys.argv[1:] or ["polling", "throughput"]
+    file = ROOT / "benchmarks/results/many_gateways.json"
+    results: dict[str, Any] = json.loads(file.read_text())["results"] if file.exists() else {}
+    with tempfile.TemporaryDirectory(prefix="casemate-pg-") as name, _postgres(name) as (url, postmaster):
+        if "polling" in wanted:
+            lite = f"sqlite:///{name}/events.db"
+            results["polling_ms"] = {"sqlite": polling(lite), "postgres": polling(url)}
+        if "throughput" in wanted:
+            results["throughput"] = asyncio.run(throughput(Path(name), url, postmaster))
+    save("many_gateways", results)
+
+
+@contextmanager
+def _postgres(folder: str) -> Iterator[tuple[str, int]]:
+    """The address of a server of our own, and its process."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import pgserver
+    place = Path(folder) / "pg"
+    server = pgserver.get_server(str(place), cleanup_mode="stop")
+    try:
+        server.psql("CREATE EXTENSION IF NOT EXISTS vector")
+        yield server.get_uri(), int((place / "postmaster.pid").read_text().split()[0])
+    finally:
+        server.cleanup()
+
+
+def polling(url: str) -> dict[str, dict[str, float]]:
+    """Milliseconds by the clock, and of processor here, of learning that nothing is new."""
+    with closing(SqlEvents(Secret(url))) as store:
+        _fill(store)
+        _, place = store.follow("key", 0)
+        recent = datetime.now(UTC) - timedelta(minutes=2)
+        found = {"by_time": _cost(lambda: store.scan("key", recent))}
+        with store._engine.begin() as connection:
+            connection.exec_driver_sql("CREATE INDEX extra ON casemate_events (kind, at)")
+            connection.exec_driver_sql("ANALYZE")
+        found["by_time_with_an_index_on_kind_and_at"] = _cost(lambda: store.scan("key", recent))
+        with store._engine.begin() as connection:
+            connection.exec_driver_sql("DROP INDEX extra")
+        found["by_place"] = _cost(lambda: store.follow("key", place))
+    return found
+
+
+def _fill(store: SqlEvents) -> None:
+    """Verdicts of the last five minutes among a few keys."""
+    now, verdict = datetime.now(UTC), {"defense": "mirabel", "flagged": False, "text": "x" * 300}
+    step = VERDICTS // KEYS
+    for number in range(VERDICTS):
+        at = now - timedelta(milliseconds=VERDICTS - number)
+        store.append(Event(uuid.uuid4().hex, at, "verdict", verdict))
+        if number % step == 0:
+            store.append(Event(uuid.uuid4().hex, at - timedelta(days=1), "key", {"key": str(number)}))
+        if number % 20_000 == 0:
+            store.flush(120)
+    assert store.flush(120)
+    with store._engine.begin() as connection:
+        connection.exec_driver_sql("ANALYZE")
+
+
+def _cost(call: Callable[[], Any], times: int = 30) -> dict[str, float]:
+    call()
+    spent, cpu = [], time.process_time()
+    for _ in range(times):
+        began = time.perf_counter()
+        call()
+        spent.append(time.perf_counter() - began)
+    return {"median_ms": 1e3 * float(np.median(spent)), "own_cpu_ms": 1e3 * (time.process_time() - cpu) / times}
+
+
+def _config(folder: Path, url: str) -> dict[str, Any]:
+    section = {"port": 0, "requests_per_minute": 10**7, "tokens_per_day": 10**12, "pace_ms": 0}
+    return {
+        "rag": {"index": {"use": "pgvector", "url": url}, "embedder": {"use": "minilm", "threads": 1}},
+        "guard": {"defenses": [{"use": "mirabel", "calibration": f"{folder}/calibration.json"}]},
+        "calibrate": {"questions": 100, "documents": 20},
+        "store": {"use": "sql_events", "url": url},
+        "gateway": section,
+    }
+
+
+async def throughput(folder: Path, url: str, postmaster: int) -> dict[str, Any]:
+    """Answers per second, and processor milliseconds of each, of one gateway and of three."""
+    await asyncio.to_thread(_prepare, folder, url)
+    alone: list[dict[str, float]] = []
+    together: list[dict[str, float]] = []
+    async with AsyncExitStack() as stack:
+        started = [stack.enter_context(_gateway(folder, url)) for _ in range(GATEWAYS)]
+        https = [await stack.enter_async_context(client(place, folder)) for place, _ in started]
+        processes = [process for _, process in started]
+        for http in https:
+            await _load(http, clinic.BENIGN_QUESTIONS, 2.0)
+        for number in range(WINDOWS * GATEWAYS):
+            alone.append(await _window([https[number % GATEWAYS]], processes, postmaster))
+            if number % GATEWAYS == 0:
+                together.append(await _window(https, processes, postmaster))
+    cost = {
+        name: sum(w["cpu_s"] for w in windows) / sum(w["answers"] for w in windows)
+        for name, windows in (("alone", alone), ("together", together))
+    }
+    return {
+        "cores": os.cpu_count(),
+        "answers_per_second": {
+            "alone": [w["answers"] / w["seconds"] for w in alone],
+            "together": [w["answers"] / w["seconds"] for w in together],
+        },
+        "cpu_ms_each": {name: 1e3 * spent for name, spent in cost.items()},
+        "of_it_in_the_database_ms": {
+            name: 1e3 * sum(w["database_s"] for w in windows) / sum(w["answers"] for w in windows)
+            for name, windows in (("alone", alone), ("together", together))
+        },
+        "kept_of_the_sum_by_cpu": cost["alone"] / cost["together"],
+    }
+
+
+async def _window(https: Sequence[httpx.AsyncClient], processes: Sequence[int], postmaster: int) -> dict[str, float]:
+    before, database = sum(map(_cpu_s, processes)), _tree_s(postmaster)
+    began = time.monotonic()
+    rates = await asyncio.gather(*(_load(http, clinic.BENIGN_QUESTIONS, WINDOW_S) for http in https))
+    seconds = time.monotonic() - began
+    database = _tree_s(postmaster) - database
+    cpu = sum(map(_cpu_s, processes)) - before + database
+    return {"answers": sum(rates) * WINDOW_S, "seconds": seconds, "cpu_s": cpu, "database_s": database}
+
+
+def _tree_s(process: int) -> float:
+    """Processor seconds of a process and of those that it began."""
+    children = [
+        int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal() and _parent(path) == process
+    ]
+    return _cpu_s(process) + sum(map(_cpu_s, children))
+
+
+def _parent(path: Path) -> int:
+    try:
+        return int((path / "stat").read_text().rpartition(")")[2].split()[1])
+    except (OSError, IndexError):
+        return 0
+
+
+def _prepare(folder: Path, url: str) -> None:
+    (folder / "casemate.json").write_text(json.dumps(_config(folder, "${DATABASE_URL}")))
+    os.environ["DATABASE_URL"] = url
+    config = _config(folder, "${DATABASE_URL}")
+    documents = [Document(name, text) for name, text in clinic.case_notes()][:300]
+    documents += [Document(page.name, page.read_text()) for page in sorted(clinic.PAGES.glob("*.md"))]
+    random.Random(SEED).shuffle(documents)
+    with open_app(config) as app:
+        embedder = app.guard.rag.embedder
+        asyncio.run(app.guard.add([c for whole in documents for c in cut(whole, embedder, embedder.max_tokens, 32)]))
+        asyncio.run(app.calibrate())
+        (folder / "key").write_text(str(Keys(app.store).create(Grant("load", trust_user=True))[1]))
+
+
+@contextmanager
+def _gateway(folder: Path, url: str) -> Iterator[tuple[str, int]]:
+    """A gateway in a process of its own: its address and its id."""
+    command = [sys.executable, "-m", "casemate", "serve", "--config", str(folder / "casemate.json")]
+    environment = ENVIRONMENT | {"DATABASE_URL": url, "COLUMNS": "200"}
+    log = folder / f"{uuid.uuid4().hex}.log"
+    with log.open("w") as file, subprocess.Popen(command, cwd=ROOT, env=environment, stderr=file) as running:
+        try:
+            while "/v1" not in log.read_text():
+                assert running.poll() is None, log.read_text()
+                time.sleep(0.05)
+            yield log.read_text().split("serving at ")[1].split("/v1")[0], running.pid
+        finally:
+            running.terminate()
+
+
+if __name__ == "__main__":
+    main()

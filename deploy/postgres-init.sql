@@ -1,0 +1,2 @@
+-- Run once, when the volume is empty, by the superuser that the image makes.
+CREATE EXTENSION IF NOT EXISTS vector;

@@ -1,0 +1,70 @@
+"""Makes docs/images/dashboard.png: the overview of a day at the fictional clinic, in a real browser.
+
+Everything on it was really run (tests/seeded_clinic.py), but for the times, which are stretched over a day. It needs
+Chromium, and takes some minutes, most of them for the red team. Run: python docs/screenshot.py [FOLDER]
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import httpx
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from casemate import config as configuration  # noqa: E402
+from casemate.app import open_app  # noqa: E402
+from casemate.demo.clinic import BENIGN_QUESTIONS  # noqa: E402
+from tests.browser import Browser, chromium  # noqa: E402
+from tests.gateways import key, serving  # noqa: E402
+from tests.seeded_clinic import admin_key, live_through, settle  # noqa: E402
+
+PICTURE = ROOT / "docs/images/dashboard.png"
+WIDTH, HEIGHT = 1366, 1000
+LARGEST = 300_000
+"""Bytes."""
+
+
+def main(folder: Path) -> None:
+    """Seeds, serves, logs in, and takes the picture."""
+    if chromium() is None:
+        sys.exit("there is no Chromium; install it, or set CHROMIUM to its path")
+    settings = settle(folder)
+    if not (folder / "events.db").exists() or not (folder / "redteam").exists():
+        live_through(settings)
+    text = admin_key(settings)
+    config = configuration.changed(configuration.read(settings), gateway={"port": 0})
+    app = open_app(config)
+    with serving(app) as url, Browser() as browser:
+        _ask(url, key(app))
+        browser.look(WIDTH, HEIGHT)
+        browser.go(f"{url}/dashboard/")
+        browser.type(text)
+        browser.enter()
+        browser.picture(PICTURE, whole=True)
+    size = PICTURE.stat().st_size
+    print(f"{PICTURE.relative_to(ROOT)}: {size / 1000:.0f} kB")
+    if size > LARGEST:
+        sys.exit(f"that is more than {LARGEST / 1000:.0f} kB")
+
+
+def _ask(url: str, text: str) -> None:
+    """A few questions over HTTP, so that there are durations to be seen."""
+    with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {text}"}, timeout=60) as http:
+        for number, question in enumerate(BENIGN_QUESTIONS[:12]):
+            body = {"model": "casemate", "messages": [{"role": "user", "content": question}], "stream": number % 2 == 0}
+            while (answer := http.post("/v1/chat/completions", json=body)).status_code == 401:
+                time.sleep(0.2)  # the key was just made
+            answer.raise_for_status()
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        main(Path(sys.argv[1]))
+    else:
+        with tempfile.TemporaryDirectory() as place:
+            main(Path(place))

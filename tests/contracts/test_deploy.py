@@ -1,0 +1,230 @@
+"""What is in ``deploy/`` parses, fits together, fits the program, and runs nothing as root."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from casemate import config as configuration
+from casemate.gateway.http import router
+from casemate.monitor.canaries.canary import parse
+from tests.gateways import chat, client, key, make
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+OBJECTS = list(yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text()))
+KINDS = {
+    "Namespace": "v1",
+    "ServiceAccount": "v1",
+    "ConfigMap": "v1",
+    "Service": "v1",
+    "Deployment": "apps/v1",
+    "PodDisruptionBudget": "policy/v1",
+    "HorizontalPodAutoscaler": "autoscaling/v2",
+    "NetworkPolicy": "networking.k8s.io/v1",
+}
+PODS = [o for o in OBJECTS if o["kind"] == "Deployment"]
+PINNED = re.compile(r"[\w./-]+:v?\d+(\.\d+)+[\w.-]*")
+
+
+def named(kind):
+    return {o["metadata"]["name"]: o for o in OBJECTS if o["kind"] == kind}
+
+
+def test_objects_are_of_kinds_that_are_known_and_in_one_namespace():
+    for o in OBJECTS:
+        assert o["apiVersion"] == KINDS[o["kind"]], o["kind"]
+        assert o["kind"] == "Namespace" or o["metadata"]["namespace"] == "casemate"
+        assert "Secret" not in o["kind"], "secrets are not kept in a repository"
+
+
+@pytest.mark.parametrize("pod", PODS, ids=lambda o: o["metadata"]["name"])
+def test_pods_run_as_nobody_on_a_file_system_that_cannot_be_written(pod):
+    spec = pod["spec"]["template"]["spec"]
+    labels = pod["spec"]["template"]["metadata"]["labels"]
+    assert pod["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    assert spec["automountServiceAccountToken"] is False
+    assert spec["serviceAccountName"] in named("ServiceAccount")
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert pod["spec"]["replicas"] >= 2
+    volumes = {volume["name"] for volume in spec["volumes"]}
+    for container in spec["containers"]:
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+        assert container["resources"]["requests"].keys() == {"cpu", "memory"}
+        assert "memory" in container["resources"]["limits"]
+        assert {mount["name"] for mount in container["volumeMounts"]} == volumes
+        assert PINNED.fullmatch(container["image"])
+        assert not [e for e in container["env"] if "URL" in e["name"] and "value" in e], "secrets come from Secrets"
+
+
+def test_the_gateway_is_probed_where_it_answers_and_is_given_time_to_end():
+    spec = named("Deployment")["gateway"]["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    paths = {route.path for route in router.routes}
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        asked = container[probe]["httpGet"]
+        assert asked["path"] in paths and asked["port"] in ports
+        assert container[probe]["timeoutSeconds"] >= 5  # /readyz looks for so long
+    assert container["readinessProbe"]["httpGet"]["path"] == "/readyz"
+    assert container["livenessProbe"]["httpGet"]["path"] == "/healthz"  # a store that is down is no reason to restart
+    assert spec["terminationGracePeriodSeconds"] > 30 + int(container["lifecycle"]["preStop"]["exec"]["command"][1])
+
+
+def test_service_budget_scaler_and_policy_are_about_the_gateway():
+    gateway = named("Deployment")["gateway"]
+    labels = gateway["spec"]["template"]["metadata"]["labels"]
+    ports = {p["name"]: p["containerPort"] for c in _containers(gateway) for p in c["ports"]}
+    service = named("Service")["gateway"]["spec"]
+    assert service["selector"].items() <= labels.items()
+    assert {port["targetPort"] for port in service["ports"]} <= ports.keys()
+    budget = named("PodDisruptionBudget")["gateway"]["spec"]
+    assert budget["selector"]["matchLabels"].items() <= labels.items()
+    assert 0 < budget["minAvailable"] < gateway["spec"]["replicas"]
+    scaler = named("HorizontalPodAutoscaler")["gateway"]["spec"]
+    assert scaler["scaleTargetRef"]["name"] == "gateway"
+    assert scaler["minReplicas"] == gateway["spec"]["replicas"] <= scaler["maxReplicas"]
+    policy = named("NetworkPolicy")["casemate"]["spec"]
+    assert policy["podSelector"]["matchLabels"].items() <= labels.items()
+    assert set(policy["policyTypes"]) == {"Ingress", "Egress"}
+    assert {p["port"] for rule in policy["ingress"] for p in rule["ports"]} == set(ports.values())
+
+
+def _containers(deployment):
+    return deployment["spec"]["template"]["spec"]["containers"]
+
+
+@pytest.fixture
+def shared(monkeypatch):
+    monkeypatch.setenv("DATABASE_URL", "postgresql://casemate:secret@postgres/casemate")
+    return configuration.read(DEPLOY / "casemate.yaml")
+
+
+def test_the_configuration_is_one_and_the_program_reads_it(shared):
+    held = named("ConfigMap")["casemate"]["data"]
+    assert yaml.safe_load(held["casemate.yaml"]) == yaml.safe_load((DEPLOY / "casemate.yaml").read_text())
+    assert yaml.safe_load(held["canaries.yaml"]) == yaml.safe_load((DEPLOY / "canaries.yaml").read_text())
+    assert (shared.rag.index.use, shared.store.use) == ("pgvector", "sql_events")
+    assert shared.gateway.port == 8000
+    assert shared.gateway.grace_s < int(COMPOSE["services"]["gateway-1"]["stop_grace_period"].rstrip("s"))
+    assert parse((DEPLOY / "canaries.yaml").read_text(), "canaries.yaml")
+
+
+def test_what_is_mounted_is_what_the_configuration_names(shared):
+    mirabel = next(part for part in shared.guard.defenses if part.use == "mirabel")
+    paths = [mirabel.options["calibration"], str(shared.monitor.canaries)]
+    for pod in PODS:
+        mounts = [mount["mountPath"] for c in _containers(pod) for mount in c["volumeMounts"]]
+        assert all(any(path.startswith(mount) for mount in mounts) for path in paths)
+    for name, service in COMPOSE["services"].items():
+        if service.get("image", "").startswith("casemate:"):
+            mounts = [volume.split(":")[1] for volume in service["volumes"]]
+            assert all(any(path.startswith(mount) for mount in mounts) for path in paths), name
+
+
+def test_compose_fits_together():
+    services = COMPOSE["services"]
+    assert {name for name in services if name.startswith("gateway")} == {"gateway-1", "gateway-2", "gateway-3"}
+    for name, service in services.items():
+        assert PINNED.fullmatch(service["image"]), name
+        assert set(service.get("depends_on", ())) <= services.keys(), name
+        assert set(service["networks"]) <= COMPOSE["networks"].keys(), name
+        for volume in service.get("volumes", ()):
+            source = volume.split(":")[0]
+            assert source.startswith("./") or source in COMPOSE["volumes"], volume
+            optional = {"./corpus"}  # the owner's
+            assert not source.startswith("./") or source in optional or (DEPLOY / source).exists(), volume
+        if service["image"].startswith("casemate:"):
+            assert service["read_only"] and service["cap_drop"] == ["ALL"]
+            assert "ports" not in service, "only the proxy is reached from outside"
+    example = (DEPLOY / ".env.example").read_text()
+    for variable in re.findall(r"\$\{([A-Z_]+)", (DEPLOY / "compose.yaml").read_text()):
+        assert f"{variable}=" in example
+
+
+def test_proxy_and_prometheus_know_all_gateways():
+    places = [f"{name}:8000" for name in COMPOSE["services"] if name.startswith("gateway")]
+    proxy = (DEPLOY / "Caddyfile").read_text()
+    assert "reverse_proxy " + " ".join(places) in proxy
+    assert "health_uri /readyz" in proxy and "flush_interval -1" in proxy
+    scrape = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())["scrape_configs"]
+    assert scrape[0]["static_configs"][0]["targets"] == places
+
+
+def test_the_image_has_what_it_needs():
+    text = (DEPLOY / "Dockerfile").read_text()
+    images = re.findall(r"^FROM (\S+)", text, re.M)
+    assert images and all(PINNED.fullmatch(image) for image in images)
+    wanted = set(re.search(r"'\.\[([\w,-]+)\]'", text)[1].split(","))
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert {"serve", "postgres"} <= wanted <= extras.keys()
+    assert text.rindex("USER 10001") > text.rindex("FROM ")
+    for source in re.search(r"^COPY ((?!--)[\w. ]+) \./", text, re.M)[1].split():
+        assert (ROOT / source).exists()
+        assert f"!{source}" in (DEPLOY / "Dockerfile.dockerignore").read_text()
+
+
+# Prometheus
+
+
+def promtool(*words, text=None, folder=DEPLOY):
+    if not shutil.which("promtool"):
+        pytest.skip("promtool is not here; it comes with Prometheus")
+    return subprocess.run(["promtool", *words], input=text, capture_output=True, text=True, check=False, cwd=folder)
+
+
+@pytest.fixture(scope="module")
+def figures(tmp_path_factory):
+    """What a gateway says of itself after some requests."""
+    app = make(tmp_path_factory.mktemp("figures"), metrics="open")
+    with client(app, key(app)) as http:
+        for stream in (False, True):
+            http.post("/v1/chat/completions", json=chat("only3", stream=stream))
+        http.get("/nowhere")
+        return http.get("/metrics").text
+
+
+def test_promtool_has_nothing_against_the_metrics(figures):
+    done = promtool("check", "metrics", text=figures)
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+def test_promtool_has_nothing_against_the_rules():
+    done = promtool("check", "rules", "alerts.yml")
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_rules_fire_when_they_should_and_not_before():
+    done = promtool("test", "rules", "alerts.test.yml")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_promtool_reads_the_configuration(tmp_path):
+    settings = (DEPLOY / "prometheus.yml").read_text().replace("/run/secrets/metrics_key", "key")
+    (tmp_path / "prometheus.yml").write_text(settings)
+    (tmp_path / "key").write_text("cmk_")
+    shutil.copy(DEPLOY / "alerts.yml", tmp_path)
+    done = promtool("check", "config", "prometheus.yml", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_rules_are_about_figures_that_there_are(figures):
+    told = set(re.findall(r"^# TYPE (\S+)", figures, re.M))
+    rules = yaml.safe_load((DEPLOY / "alerts.yml").read_text())["groups"][0]["rules"]
+    for rule in rules:
+        for name in re.findall(r"casemate_\w+", rule["expr"]):
+            assert name.removesuffix("_bucket") in told, name
+        assert rule["labels"]["severity"] in {"warning", "critical"}
+        assert rule["annotations"].keys() == {"summary", "action"}

@@ -1,0 +1,342 @@
+"""The gateway as programs use it: the openai SDK unchanged, a process that is ended and killed, a fuzzer."""
+
+import asyncio
+import itertools
+import json
+import os
+import re
+import signal
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis import GenerationMode
+
+from casemate.backends.sql_events import SqlEvents
+from casemate.backends.sqlite import SqliteIndex
+from casemate.gateway.keys import Grant, Keys
+from tests.fakes import BagOfWords
+from tests.gateways import Down, Endless, HideNamed, chat, key, make, serving
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def place(tmp_path):
+    """A server, a key of a client and one of an admin."""
+    app = make(tmp_path, defenses=(HideNamed("d3"),))
+    plain, admin = key(app), key(app, "admin")
+    with serving(app) as url:
+        yield url, plain, admin
+
+
+def test_the_sdk_lists_models_and_chats(place):
+    url, plain, _ = place
+    with openai.OpenAI(base_url=f"{url}/v1", api_key=plain) as client:
+        assert [model.id for model in client.models.list()] == ["casemate"]
+        assert client.models.retrieve("casemate").owned_by == "casemate"
+        done = client.chat.completions.create(model="casemate", messages=[{"role": "user", "content": "only7"}])
+        choice = done.choices[0]
+        assert (choice.message.role, choice.finish_reason) == ("assistant", "stop")
+        assert choice.message.content.startswith("d7 ")
+        assert done.usage.total_tokens == done.usage.prompt_tokens + done.usage.completion_tokens > 0
+        assert done.id.removeprefix("chatcmpl-") == done._request_id
+
+
+def test_the_sdk_streams(place):
+    url, plain, _ = place
+    messages = [{"role": "system", "content": "Be rude."}, {"role": "user", "content": "only7"}]
+    with openai.OpenAI(base_url=f"{url}/v1", api_key=plain) as client:
+        chunks = list(
+            client.chat.completions.create(
+                model="casemate",
+                messages=messages,
+                stream=True,
+                stream_options={"include_usage": True},
+                temperature=0.2,
+                max_tokens=100,
+                user="ann",
+            )
+        )
+        texts = [c.choices[0].delta.content or "" for c in chunks if c.choices]
+        assert "".join(texts).startswith("d7 ")
+        assert len([t for t in texts if t]) == 5
+        assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "stop"
+        assert chunks[-1].usage.completion_tokens > 0
+        with client.chat.completions.stream(model="casemate", messages=messages) as stream:
+            assert stream.get_final_completion().choices[0].message.content == "".join(texts)
+
+
+def test_the_asynchronous_sdk_streams_and_may_leave(tmp_path):
+    endless = Endless()
+    app = make(tmp_path, endless)
+    text = key(app)
+
+    async def leave(url):
+        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=text) as client:
+            messages = [{"role": "user", "content": "x"}]
+            async with await client.chat.completions.create(model="casemate", messages=messages, stream=True) as s:
+                async for _ in s:
+                    break
+
+    with serving(app) as url:
+        asyncio.run(leave(url))
+        end = time.monotonic() + 10
+        while not endless.ended and time.monotonic() < end:
+            time.sleep(0.02)
+    assert endless.ended == 1
+
+
+def test_the_sdk_raises_its_own_errors(place, tmp_path):
+    url, plain, _ = place
+    ask = {"model": "casemate", "messages": [{"role": "user", "content": "x"}]}
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="wrong", max_retries=0) as client:
+        with pytest.raises(openai.AuthenticationError) as raised:
+            client.models.list()
+        assert raised.value.code == "invalid_api_key"
+    with openai.OpenAI(base_url=f"{url}/v1", api_key=plain, max_retries=0) as client:
+        with pytest.raises(openai.NotFoundError) as raised:
+            client.chat.completions.create(**ask | {"model": "gpt"})
+        assert raised.value.code == "model_not_found"
+        with pytest.raises(openai.BadRequestError) as raised:
+            client.chat.completions.create(**ask, n=2)
+        assert raised.value.param == "n"
+        with pytest.raises(openai.NotFoundError):
+            client.embeddings.create(model="casemate", input="x")
+
+
+def test_the_sdk_hears_of_a_stream_that_breaks_off(tmp_path):
+    app = make(tmp_path, Down(after=1))
+    text = key(app)
+    with serving(app) as url, openai.OpenAI(base_url=f"{url}/v1", api_key=text, max_retries=0) as client:
+        messages = [{"role": "user", "content": "x"}]
+        chunks = client.chat.completions.create(model="casemate", messages=messages, stream=True)
+        with pytest.raises(openai.APIError, match="temporarily unavailable"):
+            list(chunks)
+
+
+@contextmanager
+def process(folder, *how):
+    """A gateway in a process of its own, and its address."""
+    command = [sys.executable, "-m", "tests.gateway_process", str(folder), *how]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        try:
+            yield running, running.stdout.readline().strip()
+        finally:
+            if running.poll() is None:
+                running.kill()
+
+
+def new_key(folder, role="client"):
+    with closing(SqlEvents(path=folder / "events.db")) as store:
+        return str(Keys(store).create(Grant("someone", role))[1])
+
+
+def test_on_sigterm_running_answers_are_finished_and_events_are_written(tmp_path):
+    text = new_key(tmp_path)
+    with process(tmp_path, "slow") as (running, url):
+        headers = {"Authorization": f"Bearer {text}"}
+        with httpx.stream("POST", f"{url}/v1/chat/completions", json=chat("x", stream=True), headers=headers) as one:
+            lines = one.iter_lines()
+            next(lines)
+            running.send_signal(signal.SIGTERM)
+            time.sleep(0.3)
+            with pytest.raises(httpx.ConnectError):
+                httpx.get(f"{url}/healthz")
+            rest = list(lines)
+        assert "data: [DONE]" in rest
+        assert running.wait(20) == 0
+        assert running.stdout.read().strip() == "ended"
+        assert "Traceback" not in running.stderr.read()
+    with closing(SqlEvents(path=tmp_path / "events.db")) as store:
+        assert len(store.scan("verdict")) == 1
+        used = [event.body["keys"].get(text.split("_")[1], {}) for event in store.scan("usage")]
+        assert sum(counts.get("tokens", 0) for counts in used) > 5
+
+
+class Writer:
+    """Adds and removes documents; knows what was acknowledged, and what may be either way."""
+
+    def __init__(self):
+        self.kept, self.unsure, self.numbers = {f"d{i}" for i in range(40)}, set(), itertools.count()
+
+    def work(self, http):
+        number = next(self.numbers)
+        name, old = f"new{number}", f"new{number - 3}"
+        self.unsure.update((name, old))
+        added = http.post("/v1/documents", json={"documents": [{"source": name, "text": f"only{number} x"}]})
+        assert added.status_code == 200
+        self.kept.add(name)
+        self.unsure.discard(name)
+        if number % 2 and old in self.kept:
+            assert http.delete("/v1/documents", params={"source": old}).status_code == 200
+            self.kept.discard(old)
+        self.unsure.discard(old)
+
+
+class Asker:
+    """Asks for what is hidden, and leaves every fifth time in mid-answer."""
+
+    def __init__(self):
+        self.answers, self.numbers = [], itertools.count()
+
+    def work(self, http):
+        if next(self.numbers) % 5 == 4:
+            with http.stream("POST", "/v1/chat/completions", json=chat("only3", stream=True)) as one:
+                next(one.iter_lines())
+            return
+        answer = http.post("/v1/chat/completions", json=chat("only3")).json()
+        self.answers.append(answer["choices"][0]["message"]["content"].split())
+
+
+def until_killed(who, url, text):
+    with (
+        httpx.Client(base_url=url, headers={"Authorization": f"Bearer {text}"}) as http,
+        suppress(httpx.TransportError),
+    ):
+        while True:
+            who.work(http)
+
+
+@pytest.mark.slow
+def test_a_kill_loses_nothing_that_was_acknowledged_and_nothing_hidden_is_said(tmp_path):
+    """Documents come and go, questions are asked, some leave in mid-answer, and the process is killed, twice."""
+    writer, asker, other, revoked = Writer(), Asker(), Asker(), []
+    keys = [new_key(tmp_path, "admin"), new_key(tmp_path), new_key(tmp_path)]
+    for _ in range(2):
+        with process(tmp_path) as (running, url):
+            pairs = zip((writer, asker, other), keys, strict=True)
+            threads = [threading.Thread(target=until_killed, args=(who, url, text)) for who, text in pairs]
+            for thread in threads:
+                thread.start()
+            revoked.append(new_key(tmp_path).split("_")[1])
+            with closing(SqlEvents(path=tmp_path / "events.db")) as store:
+                Keys(store).revoke(revoked[-1])
+            time.sleep(2)
+            running.send_signal(signal.SIGKILL)
+            for thread in threads:
+                thread.join(30)
+            assert running.wait(10) == -signal.SIGKILL
+    with closing(SqliteIndex(tmp_path / "index.db")) as index:
+        index.open(BagOfWords(256).fingerprint, 256)
+        held = set(index.digests())
+        assert not index.check()
+    assert writer.kept - writer.unsure <= held <= writer.kept | writer.unsure
+    assert len(writer.kept) > 45
+    with closing(SqlEvents(path=tmp_path / "events.db")) as store:
+        found = Keys(store)
+        found.follow()
+        assert {k.id for k in found.all() if k.revoked} == set(revoked)
+        assert len(store.scan("verdict")) > 10
+    assert len(asker.answers) > 5
+    assert not [a for a in asker.answers + other.answers if "d3" in a]
+
+
+RULES = settings(
+    max_examples=25, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck), database=None
+)
+
+
+def fuzz(operation, mode, headers, end):
+    """What one operation answers to requests that its schema allows, or forbids."""
+    seen = set()
+
+    @RULES
+    @given(case=operation.as_strategy(generation_mode=mode))
+    def check(case):
+        if time.monotonic() > end:
+            return
+        answer = case.call(headers=headers)
+        seen.add((operation.label, answer.status_code))
+        assert answer.status_code < 500, answer.text
+        if answer.status_code >= 400:
+            assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+
+    check()
+    return seen
+
+
+@pytest.mark.slow
+def test_nothing_that_the_schema_allows_or_forbids_makes_the_server_fail(tmp_path):
+    """Schemathesis over the OpenAPI: valid and invalid requests, no 5xx, and every refusal in OpenAI's shape."""
+    app = make(tmp_path, requests_per_minute=1_000_000, tokens_per_day=10**12, timeout_s=20)
+    headers = {"Authorization": f"Bearer {key(app, 'admin')}"}
+    seen, end = set(), time.monotonic() + 50
+    with serving(app) as url:
+        schema = schemathesis.openapi.from_url(f"{url}/openapi.json")
+        for operation in (found.ok() for found in schema.get_all_operations()):
+            seen |= fuzz(operation, GenerationMode.POSITIVE, headers, end)
+            if operation.body or operation.query:
+                seen |= fuzz(operation, GenerationMode.NEGATIVE, headers, end)
+    answered = {label for label, status in seen if status < 300}
+    assert answered >= {
+        "GET /v1/models",
+        "POST /v1/retrieve",
+        "GET /v1/documents",
+        "GET /metrics",
+    }
+    assert {("POST /v1/chat/completions", 400), ("POST /v1/documents", 400)} <= seen
+
+
+def test_serve_and_key_are_commands(tmp_path):
+    """``key`` makes, lists and revokes; ``serve`` answers with the real parts, and ends on a signal."""
+
+    def command(*words):
+        return [sys.executable, "-m", "casemate", *words]
+
+    def run(*words):
+        done = subprocess.run(command(*words), cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    made = json.loads(run("key", "create", "web", "--role", "admin", "--label", "red", "--json"))
+    plain = run("key", "create", "other").strip()
+    assert re.fullmatch(r"cmk_[0-9a-f]{16}_[\w-]{43}", plain)
+    assert "secret" not in run("key", "list", "--json")
+    assert plain not in run("key", "list")
+    assert "revoked" in run("key", "revoke", plain.split("_")[1])
+    environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
+    serve = command("serve", "--port", "0")
+    with subprocess.Popen(serve, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=environment) as running:
+        try:
+            url = re.search(r"serving at (\S+)/v1", running.stderr.readline())[1]
+            headers = {"Authorization": f"Bearer {made['secret']}"}
+            text = "The lighthouse keeper is called Mira. She lights the lamp at dusk."
+            sent = {"documents": [{"source": "light.md", "text": text}]}
+            assert httpx.post(f"{url}/v1/documents", json=sent, headers=headers, timeout=60).status_code == 200
+            refused = httpx.get(f"{url}/v1/models", headers={"Authorization": f"Bearer {plain}"})
+            assert refused.status_code == 401
+            running.send_signal(signal.SIGTERM)
+            assert running.wait(20) == 0
+            assert "everything is written" in running.stderr.read()
+        finally:
+            if running.poll() is None:
+                running.kill()
+
+
+def test_it_speaks_tls_when_it_has_a_certificate(tmp_path):
+    command = (
+        "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=IP:127.0.0.1"
+    )
+    done = subprocess.run(
+        [*command.split(), "-keyout", "key.pem", "-out", "cert.pem"], cwd=tmp_path, capture_output=True, check=False
+    )
+    if done.returncode:
+        pytest.skip("openssl is not here to make a certificate")
+    app = make(tmp_path, tls_cert="cert.pem", tls_key="key.pem")
+    text = key(app)
+    with serving(app) as url:
+        assert url.startswith("https://")
+        trust = ssl.create_default_context(cafile=tmp_path / "cert.pem")
+        answer = httpx.get(f"{url}/v1/models", headers={"Authorization": f"Bearer {text}"}, verify=trust)
+        assert answer.status_code == 200
+        assert "max-age" in answer.headers["strict-transport-security"]

@@ -1,0 +1,131 @@
+"""An index moves to another embedder while a gateway answers: the commands of docs/how-to/operate.md, on Postgres."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from contextlib import ExitStack, contextmanager
+
+import httpx
+import psycopg
+import pytest
+
+from casemate.demo.clinic import write_corpus
+from tests.e2e.test_many_gateways import database
+from tests.fake_openai import FakeOpenAI
+from tests.gateways import chat
+
+CONFIG = """
+rag:
+  corpus: corpus
+  embedder: {{use: openai, model: {model}, base_url: "{url}", api_key: "${{EMBEDDING_KEY}}"}}
+  index: {{use: pgvector, url: "${{DATABASE_URL}}", schema: {schema}}}
+guard: {{defenses: [{{use: mirabel, calibration: {schema}.json}}]}}
+calibrate: {{questions: 20, documents: 20}}
+store: {{use: sql_events, url: "${{DATABASE_URL}}"}}
+gateway: {{port: 0, pace_ms: 0}}
+"""
+pytestmark = pytest.mark.slow
+
+
+class Place:
+    """A folder with a corpus and two configurations, and commands that are run in it."""
+
+    def __init__(self, folder, url, models):
+        self.folder = folder
+        self.environment = os.environ | {"DATABASE_URL": url, "EMBEDDING_KEY": "k", "OPENBLAS_NUM_THREADS": "1"}
+        write_corpus(folder / "corpus", 30)
+        for schema in ("casemate", "casemate_2"):
+            text = CONFIG.format(model=f"model-of-{schema}", schema=schema, url=models)
+            (folder / f"{schema}.yaml").write_text(text)
+
+    def command(self, *words):
+        return [sys.executable, "-m", "casemate", *words]
+
+    def run(self, *words):
+        done = subprocess.run(
+            self.command(*words),
+            cwd=self.folder,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    @contextmanager
+    def serving(self, config):
+        serve = self.command("serve", "--config", config)
+        log = self.folder / f"{config}.log"
+        with (
+            log.open("w") as file,
+            subprocess.Popen(serve, cwd=self.folder, env=self.environment, stderr=file) as running,
+        ):
+            try:
+                while not (told := re.search(r"serving at (\S+)/v1", log.read_text())):
+                    assert running.poll() is None, log.read_text()
+                    time.sleep(0.05)
+                yield told[1]
+            finally:
+                running.terminate()
+                running.wait(60)
+
+
+class Asker:
+    """Asks wherever the proxy would send him, all the time."""
+
+    def __init__(self, key):
+        self.key, self.place, self.stop, self.statuses = key, "", threading.Event(), []
+        self.thread, self.stack = threading.Thread(target=self._run), ExitStack()
+
+    def _run(self):
+        headers, sent = {"Authorization": f"Bearer {self.key}"}, chat("How many beds?")
+        while not self.stop.wait(0.2):
+            if self.place:
+                answer = httpx.post(f"{self.place}/v1/chat/completions", json=sent, headers=headers, timeout=60)
+                self.statuses.append(answer.status_code)
+
+    def wait_for(self, more):
+        wanted = len(self.statuses) + more
+        while len(self.statuses) < wanted:
+            assert self.thread.is_alive(), "a request failed"
+            time.sleep(0.05)
+
+    def end(self):
+        self.stop.set()
+        self.thread.join(90)
+        self.stack.close()
+
+
+def test_an_index_moves_to_another_embedder_while_a_gateway_answers(postgres_url, tmp_path):
+    with database(postgres_url) as url, FakeOpenAI() as fake:
+        place = Place(tmp_path, url, fake.url)
+        first = json.loads(place.run("index", "--config", "casemate.yaml", "--no-calibrate", "--json"))
+        asker = Asker(place.run("key", "create", "web", "--config", "casemate.yaml").strip())
+        asker.thread.start()
+        try:
+            with place.serving("casemate.yaml") as old:
+                asker.place = old
+                second = json.loads(place.run("index", "--config", "casemate_2.yaml", "--no-calibrate", "--json"))
+                assert second["indexed"] == first["indexed"] > 40
+                place.run("calibrate", "--config", "casemate_2.yaml")
+                place.run("doctor", "--config", "casemate_2.yaml")
+                again = json.loads(place.run("index", "--config", "casemate_2.yaml", "--no-calibrate", "--json"))
+                assert again["indexed"] == 0  # what changed meanwhile, if anything had
+                new = asker.stack.enter_context(place.serving("casemate_2.yaml"))
+                asker.place = new
+                asker.wait_for(3)
+            with psycopg.connect(url) as connection:
+                connection.execute("DROP SCHEMA casemate CASCADE")  # what is left of the old index
+            asker.wait_for(2)
+        finally:
+            asker.end()
+    assert len(asker.statuses) > 5
+    assert set(asker.statuses) == {200}

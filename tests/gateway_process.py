@@ -1,0 +1,34 @@
+"""A gateway in a process of its own, to be stopped and killed: ``python -m tests.gateway_process FOLDER [slow]``."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from casemate.gateway.server import serve
+from casemate.protocols import Generator
+from tests.gateways import HideNamed, make
+
+
+@dataclass
+class Slow(Generator):
+    """Takes a second or two."""
+
+    async def stream(self, prompt):
+        for number in range(20):
+            yield f"{number} "
+            await asyncio.sleep(0.1)
+
+
+def main() -> None:
+    """Prints its address, and serves until it is ended."""
+    generator = Slow() if "slow" in sys.argv else None
+    app = make(Path(sys.argv[1]), generator, (HideNamed("d3"),), requests_per_minute=1_000_000, grace_s=10)
+    serve(app, lambda address: print(address, flush=True))
+    print("ended", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""A gateway over one Postgres that it shares with others: ``python -m tests.many_gateways FOLDER``, URL in ``URL``.
+
+Documents are random words and the embedder is a toy; index, event store, guard, limits and keys are the real ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from casemate import calibration
+from casemate import config as configuration
+from casemate.app import App
+from casemate.backends.pgvector import PgvectorIndex
+from casemate.backends.sql_events import SqlEvents
+from casemate.calibration import Calibration
+from casemate.closeness import FEATURES
+from casemate.defenses.crawl_limit import CrawlLimit
+from casemate.defenses.mirabel import Mirabel
+from casemate.gateway.server import serve
+from casemate.guard import Guard
+from casemate.rag import Rag
+from casemate.types import Query, Secret
+from tests.fakes import WORDS, BagOfWords, Parrot, documents
+
+COUNT, K = 60, 5
+HELD = documents(COUNT)
+
+
+def open_shared(folder: Path, url: str) -> App:
+    """A wired system whose state is in the database."""
+    section = {"port": 0, "pace_ms": 20, "requests_per_minute": 10**6, "grace_s": 5}
+    config = configuration.parse({"rag": {"k": K}, "guard": {"defenses": []}, "gateway": section}, folder=folder)
+    opened = ExitStack()
+    index = opened.enter_context(closing(PgvectorIndex(Secret(url), connections=6)))
+    store = opened.enter_context(closing(SqlEvents(Secret(url))))
+    embedder = BagOfWords(256)
+    rag = Rag(embedder, index, Parrot())
+    mirabel = Mirabel(calibration=folder / "calibration.json", embedder=embedder, index=index, store=store)
+    return App(config, Guard(rag, [mirabel, CrawlLimit(store=store)], store=store), store, opened)
+
+
+def prepare(folder: Path, url: str) -> None:
+    """Documents, and a guard that was fitted to harmless questions of a few words."""
+    with open_shared(folder, url) as app:
+        asyncio.run(app.guard.add(HELD))
+        mirabel, index = app.guard.defenses[0], app.index
+        ones, none = (1.0,) * len(FEATURES), (0.0,) * len(FEATURES)
+        made = Calibration("bag-of-words", COUNT, K, FEATURES, none, ones, ones, (), "made up")
+        rng, scores = np.random.default_rng(7), list[float]()
+        for number in range(200):
+            text = " ".join(rng.choice([*WORDS, f"only{number % COUNT}"], 3, replace=False))
+            found = index.search(app.guard.rag.embedder.embed([text])[0], 40)
+            scores.append(max(asyncio.run(mirabel.score(Query(text, client=str(number), k=K), found, made)).values()))
+        calibration.write(folder / "calibration.json", "default", replace(made, benign=tuple(sorted(scores))))
+
+
+def harmless(folder: Path, url: str, names: Sequence[str]) -> dict[str, str]:
+    """For each document a question of few of its words for which it is found, and nothing withheld."""
+    with open_shared(folder, url) as app:
+        return {name: _harmless(app, name) for name in names}
+
+
+def _harmless(app: App, name: str) -> str:
+    rng, words = np.random.default_rng(3), next(d.text for d in HELD if d.id == name).split()[1:]
+    while True:
+        text = " ".join(rng.choice(words, 4, replace=False))
+        seen, verdicts = asyncio.run(app.guard.retrieve(Query(text, client=text, k=K)))
+        if not any(v.flagged for v in verdicts) and name in [h.document.id for h in seen.hits]:
+            return text
+
+
+def main() -> None:
+    """Prints its address, and serves until it is ended."""
+    app = open_shared(Path(sys.argv[1]), os.environ["URL"])
+    serve(app, lambda address: print(address, flush=True))
+
+
+if __name__ == "__main__":
+    main()
