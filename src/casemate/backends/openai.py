@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import re
+import ssl
+import sys
 import weakref
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
@@ -18,6 +20,7 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from casemate.errors import BackendError, ConfigError, needs
+from casemate.passed_on import passed_on
 from casemate.protocols import Embedder, Generator, Progress
 from casemate.types import Prompt, Secret, Vector
 
@@ -129,7 +132,9 @@ class OpenAIEmbedder(Embedder):
     def _request(self, texts: list[str]) -> Vector:
         size = {"dimensions": self.dimensions} if self.dimensions else {}
         with self._server.failures():
-            response = self._client.embeddings.create(model=self.model, input=texts, encoding_format="float", **size)
+            response = self._client.embeddings.create(
+                model=self.model, input=texts, encoding_format="float", extra_headers=passed_on(), **size
+            )
             rows, fault = _unit_rows(response.data, len(texts), self._dim)
         if fault:
             raise self._server.error(fault, "see that model and dimensions are what this server has", False)
@@ -167,6 +172,8 @@ class OpenAIGenerator(Generator):
         self._server = _Server(self.model, self.base_url, self.api_key, self.timeout_s, self.retries)
         with needs("casemate[openai]"):
             import openai  # noqa: F401
+        # Elsewhere Python may know no certificates, and the SDK finds the system's, each time anew.
+        self._trust = ssl.create_default_context() if sys.platform == "linux" else True
 
     async def stream(self, prompt: Prompt) -> AsyncGenerator[str, None]:
         """The answer in pieces.
@@ -180,12 +187,10 @@ class OpenAIGenerator(Generator):
                     yield piece
 
     async def _pieces(self, prompt: Prompt) -> AsyncGenerator[str, None]:
-        from openai import AsyncOpenAI
-
         some = False
         finish = ""
         async with (
-            AsyncOpenAI(**self._server.options()) as client,
+            self._opened() as client,
             await client.chat.completions.create(**self._body(prompt)) as chunks,
         ):
             async for chunk in chunks:
@@ -200,13 +205,19 @@ class OpenAIGenerator(Generator):
         if not finish:
             raise self._server.error("the answer broke off", "ask again, or see what the server does", True)
 
+    def _opened(self) -> Any:
+        """A client for one answer. To read the certificates takes far longer than all else, so that is done once."""
+        from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+
+        return AsyncOpenAI(**self._server.options(), http_client=DefaultAsyncHttpxClient(verify=self._trust))
+
     def _body(self, prompt: Prompt) -> dict[str, Any]:
         """The request. OpenAI's newer models know the limit by its new name only, other servers by the old."""
         body: dict[str, Any] = {"model": self.model, "messages": messages(prompt), "stream": True}
         if self.temperature >= 0:
             body["temperature"] = self.temperature
         limit = "max_completion_tokens" if self._server.host.endswith("openai.com") else "max_tokens"
-        return {**body, "extra_body": {limit: self.max_tokens}}
+        return {**body, "extra_body": {limit: self.max_tokens}, "extra_headers": passed_on()}
 
 
 def messages(prompt: Prompt) -> list[dict[str, str]]:

@@ -1,0 +1,135 @@
+import asyncio
+import sys
+import threading
+
+import pytest
+
+pytest.importorskip("langchain_core", reason="needs casemate[langchain]")
+
+from langchain_core.documents import Document as Page
+from langchain_core.messages import AIMessage
+from langchain_core.runnables import RunnableLambda
+
+from casemate.app import build
+from casemate.backends.langchain_runnable import LangChainRunnable
+from casemate.config import Part
+from casemate.errors import BackendError, ConfigError
+from casemate.types import Query
+
+HERE = "tests.unit.test_langchain_runnable"
+PAGES = [Page("a", id="1", metadata={"source": "a.md"}), Page("b", id="2", metadata={"source": "b.md"})]
+release = threading.Event()
+failures = []
+
+
+def _later(question):
+    async def answer(question):
+        await asyncio.sleep(0)
+        return f"Later: {question}"
+
+    return answer(question)
+
+
+text = RunnableLambda(lambda question: f"You asked: {question}")
+message = RunnableLambda(lambda question: AIMessage(f"You asked: {question}"))
+blocks = RunnableLambda(lambda question: AIMessage([{"type": "text", "text": "You "}, "asked"]))
+mapping = RunnableLambda(lambda given: {"answer": given["input"], "context": PAGES})
+graph = RunnableLambda(lambda given: {"messages": [*given["messages"], AIMessage("It is 7.")]})
+later = RunnableLambda(_later)
+told_who = RunnableLambda(lambda question, config: config["configurable"]["thread_id"])
+odd = RunnableLambda(lambda question: {"reply": 7})
+hanging = RunnableLambda(lambda question: release.wait(20) or "late")
+
+
+def flaky(question):
+    failures.append(question)
+    if len(failures) < 3:
+        raise ConnectionError(f"secret of {question}")
+    return "at last"
+
+
+flaky_chain = RunnableLambda(flaky)
+secret = RunnableLambda(lambda question: 1 / 0)
+
+
+def made():
+    return text
+
+
+def ask(name, **options):
+    return asyncio.run(LangChainRunnable(f"{HERE}:{name}", **options).ask(Query("Why?", client="ann")))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        ("text", {}, "You asked: Why?"),
+        ("made", {}, "You asked: Why?"),
+        ("text", {"asynchronous": True}, "You asked: Why?"),
+        ("later", {"asynchronous": True}, "Later: Why?"),
+        ("message", {}, "You asked: Why?"),
+        ("blocks", {}, "You asked"),
+        ("mapping", {"input": "input"}, "Why?"),
+        ("graph", {"input": "messages"}, "It is 7."),
+        ("told_who", {"sessions": True}, "ann"),
+    ],
+)
+def test_any_runnable_answers(name, options, said):
+    assert ask(name, **options).text == said
+
+
+def test_it_tells_what_it_is_said_to_tell():
+    hits = ask("mapping", input="input", tells=frozenset({"ids", "sources"})).retrieval.hits
+    assert [(h.document.id, h.document.source) for h in hits] == [("1", "a.md"), ("2", "b.md")]
+    assert ask("mapping", input="input").retrieval.hits == ()
+    with pytest.raises(BackendError, match="no documents under 'context'"):
+        ask("text", tells=frozenset({"ids"}))
+
+
+def test_what_is_no_answer_is_an_error():
+    with pytest.raises(BackendError, match=r"returned dict with \['reply'\]; need a text"):
+        ask("odd")
+    with pytest.raises(BackendError, match=f"{HERE}:secret raised ZeroDivisionError$"):
+        ask("secret")
+
+
+def test_it_is_tried_again_as_often_as_allowed():
+    failures.clear()
+    target = LangChainRunnable(f"{HERE}:flaky_chain", retries=2)
+    assert asyncio.run(target.ask(Query("Why?"))).text == "at last"
+    assert target.requests == 3
+    failures.clear()
+    with pytest.raises(BackendError, match="raised ConnectionError$"):
+        ask("flaky_chain")
+
+
+def test_one_that_hangs_is_given_up():
+    release.clear()
+    try:
+        with pytest.raises(BackendError, match=r"gave no answer within 0.1 s") as caught:
+            ask("hanging", timeout_s=0.1, retries=3)
+        assert caught.value.retryable
+    finally:
+        release.set()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"runnable": "text"}, "write module:function"),
+        ({"runnable": f"{HERE}:PAGES"}, r"has no invoke\(\)"),
+        ({"tells": frozenset({"scores"})}, "tells has 'scores'; allowed: ids, sources"),
+        ({"threads": 0}, "threads must be at least 1"),
+        ({"timeout_s": 0}, "timeout_s must be above 0"),
+    ],
+)
+def test_options_that_cannot_be(options, message):
+    with pytest.raises(ConfigError, match=message):
+        LangChainRunnable(**{"runnable": f"{HERE}:text"} | options)
+
+
+def test_only_one_that_knows_its_clients_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    target = build("target", Part(use="langchain_runnable", runnable=f"{HERE}:told_who", sessions=True), tmp_path)
+    assert target.can == {"clients"}
+    assert not LangChainRunnable(f"{HERE}:text").can

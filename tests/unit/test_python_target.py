@@ -1,0 +1,247 @@
+import asyncio
+import gc
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from casemate.app import build
+from casemate.backends.python import Python
+from casemate.config import Part
+from casemate.errors import BackendError, ConfigError
+from casemate.monitor.canaries.canary import Canary
+from casemate.monitor.canaries.results import Status
+from casemate.monitor.canaries.run import run
+from casemate.remote import told
+from casemate.types import Query
+
+HERE = "tests.unit.test_python_target"
+NOT_CALLABLE = 7
+threads_seen = set()
+release = threading.Event()
+
+
+def plain(question):
+    threads_seen.add(threading.current_thread().name)
+    return f"You asked: {question}"
+
+
+async def later(question):
+    await asyncio.sleep(0)
+    return f"Later: {question}"
+
+
+def returns_a_coroutine(question):
+    return later(question)
+
+
+def mapping(question):
+    return {"answer": "It is 7.", "sources": ["a.md", "b.md"], "ids": [1, "x"], "scores": [0.9, 0.5], "more": 1}
+
+
+def whole(question):
+    return told("It is 7.", ids=("d1",))
+
+
+class Asker:
+    def __call__(self, question):
+        return "from an object"
+
+    @staticmethod
+    async def method(question):
+        return "from a method"
+
+
+class AsyncAsker:
+    async def __call__(self, question):
+        return "from an asynchronous object"
+
+
+asker, async_asker = Asker(), AsyncAsker()
+
+
+def breaks(question):
+    raise ValueError(f"secret of {question}")
+
+
+async def breaks_later(question):
+    raise KeyError("secret")
+
+
+def leaves(question):
+    sys.exit(3)
+
+
+def hangs(question):
+    if question == "hang":
+        release.wait(20)
+    return "yes"
+
+
+def odd(question):
+    return {
+        "none": None,
+        "number": {"answer": 7},
+        "short": {"answer": "x", "sources": ["a"]},
+        "uneven": {"answer": "x", "sources": ["a"], "ids": [], "scores": [1]},
+        "nan": {"answer": "x", "sources": ["a"], "ids": ["b"], "scores": [float("nan")]},
+        "kind": {"answer": "x", "sources": [None], "ids": ["b"], "scores": [1]},
+        "text": {"answer": "x", "sources": 5, "ids": ["b"], "scores": [1]},
+    }[question]
+
+
+def ask(name, question="Why?", **options):
+    return asyncio.run(Python(f"{HERE}:{name}", **options).ask(Query(question)))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("plain", "You asked: Why?"),
+        ("later", "Later: Why?"),
+        ("returns_a_coroutine", "Later: Why?"),
+        ("mapping", "It is 7."),
+        ("whole", "It is 7."),
+        ("asker", "from an object"),
+        ("async_asker", "from an asynchronous object"),
+        ("Asker.method", "from a method"),
+    ],
+)
+def test_any_function_answers(name, text):
+    assert ask(name).text == text
+
+
+def test_a_function_that_is_not_asynchronous_runs_in_a_thread():
+    threads_seen.clear()
+    ask("plain")
+    assert threads_seen == {"python"}
+
+
+def test_what_it_tells_is_said_in_the_configuration():
+    hits = ask("mapping", tells=frozenset({"sources", "ids", "scores"})).retrieval.hits
+    assert [(h.document.id, h.document.source, h.score) for h in hits] == [("1", "a.md", 0.9), ("x", "b.md", 0.5)]
+    assert ask("mapping").retrieval.hits == ()
+    target = build("target", Part(use="python", call=f"{HERE}:mapping", tells=["sources"]))
+    assert target.tells == {"sources"}
+
+
+def test_it_streams_in_one_piece():
+    async def pieces():
+        return [piece async for piece in Python(f"{HERE}:plain").stream(Query("q"))]
+
+    assert asyncio.run(pieces()) == ["You asked: q"]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("breaks", "ValueError"), ("breaks_later", "KeyError"), ("leaves", "SystemExit")]
+)
+def test_what_it_raises_is_named_and_not_quoted(name, kind):
+    with pytest.raises(BackendError) as caught:
+        ask(name)
+    assert str(caught.value) == f"{HERE}:{name} raised {kind}"
+
+
+@pytest.mark.parametrize(
+    ("question", "message"),
+    [
+        ("none", "returned NoneType"),
+        ("number", "returned dict"),
+        ("short", "returned no ids"),
+        ("uneven", "not equally many"),
+        ("nan", "scores must be finite"),
+        ("kind", "ids and sources must be texts"),
+        ("text", "not iterable"),
+    ],
+)
+def test_what_is_no_answer_is_an_error(question, message):
+    with pytest.raises(BackendError, match=message):
+        ask("odd", question, tells=frozenset({"sources", "ids", "scores"}))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"call": "plain"}, "write module:function"),
+        ({"call": f"{HERE}:"}, "write module:function"),
+        ({"call": "no_such_module:f"}, "No module named 'no_such_module'"),
+        ({"call": f"{HERE}:no_such"}, "no_such"),
+        ({"call": f"{HERE}:NOT_CALLABLE"}, "cannot be called"),
+        ({"tells": frozenset({"titles"})}, "tells may hold ids, scores, sources"),
+        ({"threads": 0}, "threads must be at least 1"),
+    ],
+)
+def test_options_that_cannot_be(options, message):
+    with pytest.raises(ConfigError, match=message):
+        Python(**{"call": f"{HERE}:plain"} | options)
+
+
+def test_the_module_may_lie_beside_the_configuration(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "my_own_rag.py").write_text("def ask(question):\n    return 'mine'\n")
+    target = build("target", Part(use="python", call="my_own_rag:ask"), tmp_path)
+    assert asyncio.run(target.ask(Query("q"))).text == "mine"
+
+
+class TestHanging:
+    @pytest.fixture(autouse=True)
+    def let_go(self):
+        release.clear()
+        yield
+        release.set()
+
+    def test_costs_one_canary_and_not_the_run(self):
+        found = [Canary(id=q, query=q, expected_answer="yes") for q in ("hang", "b", "c")]
+        begun = time.monotonic()
+        result = asyncio.run(run(found, Python(f"{HERE}:hangs"), run_id="r", timeout_s=0.3))
+        assert time.monotonic() - begun < 30  # asyncio would wait for threads of its own
+        assert [r.status for r in result.results] == [Status.ERROR, Status.PASS, Status.PASS]
+        assert result.results[0].error == "no answer within 0.3 s"
+
+    def test_blocks_no_more_threads_than_allowed(self):
+        before = threading.active_count()
+        target = Python(f"{HERE}:hangs", threads=2)
+
+        async def several():
+            return await asyncio.gather(
+                *(asyncio.wait_for(target.ask(Query("hang")), 0.1) for _ in range(6)), return_exceptions=True
+            )
+
+        for _ in range(3):
+            assert {type(e) for e in asyncio.run(several())} == {TimeoutError}
+        assert threading.active_count() <= before + 2
+
+    def test_does_not_keep_the_process_from_ending(self, tmp_path):
+        (tmp_path / "stuck.py").write_text("import time\ndef ask(question):\n    time.sleep(60)\n")
+        code = (
+            "import asyncio; from casemate.backends.python import Python; from casemate.types import Query;"
+            "asyncio.run(asyncio.wait_for(Python('stuck:ask').ask(Query('q')), 0.1))"
+        )
+        begun = time.monotonic()
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=30
+        )
+        assert "TimeoutError" in done.stderr
+        assert time.monotonic() - begun < 30
+
+
+def test_threads_end_with_the_target():
+    target = Python(f"{HERE}:plain")
+    asyncio.run(target.ask(Query("q")))
+    mine = [t for t in threading.enumerate() if t.name == "python" and t.is_alive()]
+    del target
+    gc.collect()
+    for thread in mine:
+        thread.join(5)
+    assert not [t for t in mine if t.is_alive()]
+
+
+def test_importing_the_targets_needs_none_of_their_packages():
+    code = (
+        "import sys; import casemate.backends.http, casemate.backends.openai_endpoint, casemate.backends.python;"
+        "import casemate.monitor.canaries.run;"
+        "print(sorted({'httpx', 'jsonpath_ng', 'openai', 'rapidfuzz', 'onnxruntime'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
