@@ -13,6 +13,7 @@ import pytest
 from casemate import calibration, registry
 from casemate.calibration import Calibration
 from casemate.closeness import FEATURES
+from casemate.defenses.honeytoken import HoneyToken
 from casemate.defenses.mirabel import Mirabel
 from casemate.defenses.reindex import Reindex
 from casemate.errors import DataError
@@ -50,6 +51,12 @@ def reindex(tmp_path):
     index, embedder = indexed(tmp_path, documents)
     Shelf(tmp_path / "reindex", "default").write(drawn(documents, embedder))
     return Reindex(folder=tmp_path / "reindex", embedder=embedder, index=index, min_documents=2)
+
+
+@pytest.fixture
+def honeytoken(tmp_path):
+    """As an operator has it, with a key of its own."""
+    return HoneyToken(keys=tmp_path / "honey.json")
 
 
 @pytest.mark.parametrize("name", registry.names("defense"))

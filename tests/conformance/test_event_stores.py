@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 import threading
-import uuid
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta, timezone
 
@@ -15,6 +14,7 @@ import pytest
 from casemate.backends.sql_events import SqlEvents
 from casemate.errors import BackendError
 from casemate.types import Event
+from tests.unit.monitor_stores import fresh_url
 
 NOON = datetime(2026, 3, 1, 12, 0, 0, 123456, tzinfo=UTC)
 APPENDER = """
@@ -35,19 +35,7 @@ sys.stdin.readline()  # the test may kill it here
 """
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
-def url(request, tmp_path) -> Iterator[str]:
-    """A fresh, empty database."""
-    if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path}/new/events.db"
-        return
-    import psycopg
-
-    server, name = request.getfixturevalue("postgres_url"), f"t{uuid.uuid4().hex}"
-    with psycopg.connect(server, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}")
-        yield server.replace("/postgres?", f"/{name}?")
-        connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+url = pytest.fixture(params=["sqlite", "postgres"])(fresh_url)
 
 
 @pytest.fixture
@@ -207,14 +195,59 @@ def test_a_killed_process_loses_nothing_that_was_flushed(url):
     store.close()
 
 
+def test_whoever_follows_sees_every_event_once_whoever_writes_it(url):
+    """Two writers at once, a follower that never stops: no event of theirs is passed over, none comes twice."""
+    stores = [SqlEvents(url) for _ in range(3)]
+    seen, done = [], threading.Event()
+
+    def write(store, name):
+        for i in range(300):
+            store.append(event(f"{name}{i}", kind="wanted" if i % 3 else "other"))
+            if i % 20 == 0:
+                store.flush()
+
+    def follow():
+        place = 0
+        while not done.is_set() or place < last[0]:
+            found, place = stores[2].follow("wanted", place)
+            seen.extend(ids(found))
+
+    last = [0]
+    threads = [threading.Thread(target=write, args=(s, n)) for s, n in zip(stores, "ab", strict=False)]
+    follower = threading.Thread(target=follow)
+    for thread in (follower, *threads):
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for store in stores[:2]:
+        assert store.flush(60)
+    last[0] = stores[0].follow("wanted", 0)[1]
+    done.set()
+    follower.join()
+    assert sorted(seen) == sorted(f"{name}{i}" for name in "ab" for i in range(300) if i % 3)
+    for store in stores:
+        store.close()
+
+
+def test_following_may_leave_out_what_is_old(store):
+    for i in range(4):
+        store.append(event(str(i), at=NOON + timedelta(hours=i)))
+    assert store.flush()
+    found, place = store.follow("ask", 0, NOON + timedelta(hours=2))
+    assert ids(found) == ["2", "3"]
+    assert store.follow("ask", place) == ([], place)
+    assert store.follow("never", 0) == ([], 0)
+
+
 def test_a_closed_store_refuses(store):
     store.append(event("e"))
     store.close()
     store.close()
     with pytest.raises(BackendError, match="is closed"):
         store.append(event("f"))
-    with pytest.raises(BackendError, match="is closed"):
-        store.scan()
+    for read in (store.scan, lambda: store.follow("ask", 0)):
+        with pytest.raises(BackendError, match="is closed"):
+            read()
     assert store.flush()
 
 

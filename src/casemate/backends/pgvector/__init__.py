@@ -14,11 +14,12 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from casemate import indexing
+from casemate.backends.pgvector.connection import HOPELESS, STATES, address, patient_connection
 from casemate.errors import BackendError, ConfigError, DataError, needs
 from casemate.indexing import COLUMNS
 from casemate.neighbors import SPARE, Keys, best, rounding, scores
@@ -50,21 +51,19 @@ CREATE TABLE {s}.document (
 ALTER TABLE {s}.document ALTER embedding SET STORAGE MAIN;
 CREATE INDEX ON {s}.document (tenant, source, digest);
 """
+GRAPH = "CREATE INDEX ON {s}.document USING hnsw (embedding vector_ip_ops) WITH (m = {m}, ef_construction = {ef})"
 INDEXABLE = 2600  # bytes that Postgres can take into a B-tree
 STREAM = 4096  # rows that a server-side cursor fetches at a time
 CACHED = 64  # tenants whose moments are kept in memory: 1.2 MB each at 384 dimensions
-STATES = {  # what an SQLSTATE means to the operator
-    "42501": "the role may not do this: grant it the schema and its tables, or let their owner index",
-    "53100": "the server's disk is full: nothing of this step was kept, earlier steps are; free space and run again",
-    "57014": "a step took longer than timeout_s, or waited so long for another writer",
-}
-HOPELESS = re.compile("authentication failed|no password|pg_hba|does not exist|denied|certificate|does not support SSL")
-"""What a server says that it will say the next time, too."""
+MOST = 1000  # candidates that pgvector keeps open in a graph
 
 
 @dataclass(eq=False)
 class PgvectorIndex(Index):
-    """Tables in a schema of their own; exact cosine by the server.
+    """Tables in a schema of their own; exact cosine by the server, or approximate by pgvector's HNSW graph.
+
+    Deviation: with ``search_by: hnsw`` the nearest documents may be missed, and with them a detection. Where the graph
+    gives fewer than are wanted (it knows no tenants), the search is exact.
 
     The bytes of a removed record stay in the server's files until they are vacuumed, and in its log and backups.
 
@@ -73,20 +72,31 @@ class PgvectorIndex(Index):
         schema: Where the tables are; it is made when missing. One schema holds one index.
         connections: Searches that run at once; more wait.
         timeout_s: How long a connection, or one step on the server, may take.
+        search_by: ``exact`` compares with every vector; ``hnsw`` walks the graph, which is made when the tables are.
+        m: Links of a vector in the graph. Counts when the tables are made.
+        ef_construct: Candidates kept open while the graph is built. Counts when the tables are made.
+        ef: Candidates kept open while it is searched, at most 1,000.
     """
 
     url: Secret
     schema: str = "casemate"
     connections: int = 4
     timeout_s: float = 10
+    search_by: Literal["exact", "hnsw"] = "exact"
+    m: int = 16
+    ef_construct: int = 200
+    ef: int = 256
 
     def __post_init__(self) -> None:
         if not re.fullmatch("[a-z_][a-z0-9_]{0,62}", self.schema):
             raise ConfigError(f"pgvector.schema is {self.schema!r}; allowed are a-z, 0-9 and _, no digit first")
         if self.connections < 1 or not self.timeout_s > 0:
             raise ConfigError(f"pgvector: connections={self.connections}, timeout_s={self.timeout_s}; both must be > 0")
+        if self.search_by not in ("exact", "hnsw") or min(self.m, self.ef_construct, self.ef) < 1 or self.ef > MOST:
+            allowed = f"exact or hnsw, m and ef_construct of at least 1, ef of 1 to {MOST}"
+            raise ConfigError(f"pgvector: search_by={self.search_by!r}, ef={self.ef}; allowed are {allowed}")
         self.url = Secret(self.url)
-        where, self._password = _address(self.url)
+        where, self._password = address(self.url)
         self._where, self._s = f"{where}, schema {self.schema}", f'"{self.schema}"'
         self._held = f"FROM {self._s}.document WHERE tenant = %s"
         self._vector = f"SELECT key, vector_send(embedding) {self._held}"
@@ -101,6 +111,8 @@ class PgvectorIndex(Index):
         with self._alone() as db:
             if "fingerprint" not in self._meta(db):
                 db.execute(DOCUMENTS.format(s=self._s, dim=int(dim)))
+                if self.search_by == "hnsw":
+                    db.execute(GRAPH.format(s=self._s, m=int(self.m), ef=int(self.ef_construct)))
                 insert = f"INSERT INTO {self._s}.meta VALUES ('fingerprint', %s), ('dim', %s)"
                 db.execute(insert, (fingerprint, str(dim)))
             self._fingerprint, self._dim = fingerprint, dim
@@ -203,7 +215,7 @@ class PgvectorIndex(Index):
         with needs("casemate[postgres]"):
             from pgvector.psycopg import register_vector
             from psycopg_pool import ConnectionPool
-        patient = _patient(self.timeout_s + 1)
+        patient = patient_connection(self.timeout_s + 1)
         options: dict[str, Any] = {
             "autocommit": True,
             "prepare_threshold": None,  # no plan outlives another dimension, and poolers of transactions may be used
@@ -313,14 +325,25 @@ class PgvectorIndex(Index):
 
     def _nearest(self, db: Connection[Any], q: Vector, k: int, tenant: str) -> tuple[Keys, Float64]:
         """Keys and float64 scores of the k nearest. The server's float32 order is trusted only as far as it can be."""
-        query, limit = f"{self._vector} ORDER BY embedding <#> %b, key LIMIT %s", k + SPARE
+        limit = k + SPARE
+        if self.search_by == "hnsw" and k and 2 * limit <= MOST:
+            ef = max(self.ef, 2 * limit)
+            db.execute(f"SET LOCAL hnsw.ef_search = {ef:d}")
+            query = f"{self._vector} ORDER BY embedding <#> %b LIMIT %s"
+            rows = db.execute(query, (tenant, q, 2 * limit), binary=True).fetchall()
+            if len(rows) == 2 * limit:
+                return self._best(rows, q, k)
+        query = f"{self._vector} ORDER BY (embedding <#> %b) + 0, key LIMIT %s"  # + 0: no graph is used
         while True:
             rows = db.execute(query, (tenant, q, limit), binary=True).fetchall()
-            s = scores(_matrix([blob for _, blob in rows], self._dim), q)
-            keys, found = best(np.array([key for key, _ in rows], np.int64), s, k)
-            if len(rows) < limit or not k or s[-1] < found[-1] - rounding(q):
+            keys, found = self._best(rows, q, k)
+            if len(rows) < limit or not k or self._best(rows[-1:], q, 1)[1][0] < found[-1] - rounding(q):
                 return keys, found
             limit *= 4  # more are alike than float32 can tell apart
+
+    def _best(self, rows: Sequence[tuple[int, bytes]], q: Vector, k: int) -> tuple[Keys, Float64]:
+        s = scores(_matrix([blob for _, blob in rows], self._dim), q)
+        return best(np.array([key for key, _ in rows], np.int64), s, k)
 
     def _tenants(self, db: Connection[Any]) -> list[str]:
         """All tenants that have documents, or moments as if they had."""
@@ -353,36 +376,6 @@ class PgvectorIndex(Index):
                 raise DataError(f"{self._where} refuses a value: {said}") from error
             retryable = isinstance(error, psycopg.OperationalError) and not HOPELESS.search(said)
             raise self._failure(STATES.get(state, said), retryable=retryable) from error
-
-
-def _address(url: str) -> tuple[str, str]:
-    """Host and database, and the password. No message repeats what may be a part of a password, written wrongly."""
-    with needs("casemate[postgres]"):
-        import psycopg.conninfo
-    try:
-        parts = {name: str(value) for name, value in psycopg.conninfo.conninfo_to_dict(url).items()}
-    except psycopg.Error:
-        parts = {"port": "none"}
-    host, port, database = (parts.get(name, "") for name in ("host", "port", "dbname"))
-    if "@" in host + database or not re.fullmatch("[0-9,]*", port):
-        form = "postgresql://user:password@host:port/database; in a password, @ is %40, / is %2F, : is %3A, % is %25"
-        raise ConfigError(f"pgvector.url is not of the form {form}")
-    return f"{host or 'localhost'}{port and ':' + port}/{database}", parts.get("password", "")
-
-
-def _patient(seconds: float) -> Any:
-    """The class of connections that give a server up which says nothing for so long: it may be frozen."""
-    import psycopg
-
-    class Patient(psycopg.Connection[Any]):
-        def wait(self, gen: Any, *args: Any, **options: Any) -> Any:
-            try:
-                return super().wait(indexing.within(gen, seconds), *args, **options)
-            except TimeoutError as error:
-                self.close()
-                raise psycopg.OperationalError(f"the server is silent: {error}") from None
-
-    return Patient
 
 
 def _row(d: Document, tenant: str) -> tuple[str, ...]:

@@ -1,0 +1,284 @@
+"""What an approximate index costs the detection: recall, and Mirabel's decisions against those of exact search.
+
+6,000 passages of real texts (NFCorpus and SQuAD), embedded, and others that lie between neighbours, so that the graph
+has 40,000 to find its way in. Asked are harmless questions, whole passages, halves of passages, and questions about a
+document as an interrogating attacker puts them. Every engine is searched as the product does it: candidates, scored
+again in float64, moments of everything. Detected is what lies above the 95 % quantile of Mirabel's statistic over every
+other harmless question, by exact search, and finds the document that was meant.
+
+    python -m benchmarks.approximate [sqlite] [pgvector] [milvus-hnsw] [milvus-ivf]
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import DATA, ROOT, SEED, median_s, nfcorpus_questions, save
+from casemate.backends.milvus import MilvusIndex
+from casemate.backends.minilm import MiniLM
+from casemate.backends.pgvector import PgvectorIndex
+from casemate.defenses.mirabel import Mirabel
+from casemate.neighbors import Approximate, Exact
+from casemate.protocols import Index
+from casemate.stats import CorpusMoments, clopper_pearson
+from casemate.types import Document, Float64, Hit, Retrieval, Secret, Vector
+
+SIZE, REAL, DIM, K = 40_000, 6_000, 384, 5
+WORDS = 70
+PROBES, HARMLESS = 300, 300
+EFFORTS = (16, 32, 64, 128, 256, 512, 1024)
+NPROBES = (1, 2, 4, 8, 16, 32, 64, 128)
+LISTS = 256
+CACHE = Path(tempfile.gettempdir()) / "casemate-approximate.npz"
+Searches = Iterator[tuple[str, Callable[[Vector], tuple[np.ndarray, Float64]]]]
+"""Settings, and how to search by them: row numbers and scores."""
+
+
+def texts() -> tuple[list[str], list[str]]:
+    """Passages of some 70 words, and the id of the document that each is from."""
+    passages, sources = [], []
+    for name in ("nfcorpus", "squad"):
+        with gzip.open(DATA / name / "corpus.jsonl.gz", "rt") as file:
+            for record in map(json.loads, file):
+                words = record["text"].split()
+                pieces = [words[i : i + WORDS] for i in range(0, len(words), WORDS)]
+                passages += [" ".join(piece) for piece in pieces if len(piece) > 15]
+                sources += [str(record["_id"]) for piece in pieces if len(piece) > 15]
+    kept = np.sort(np.random.default_rng(SEED).choice(len(passages), REAL, replace=False))
+    return [passages[i] for i in kept], [sources[i] for i in kept]
+
+
+def questions(
+    passages: Sequence[str], sources: Sequence[str], rng: np.random.Generator
+) -> dict[str, list[tuple[str, str]]]:
+    """Of each kind, questions and the document that each is after; none if it is harmless."""
+    with gzip.open(DATA / "squad/queries.jsonl.gz", "rt") as file:
+        squad = [json.loads(line)["text"] for line in file]
+    picked = rng.choice(len(passages), PROBES, replace=False)
+    with gzip.open(DATA / "mia_riddle/nfcorpus_ia_llama3_8b_top15.jsonl.gz", "rt") as file:
+        records = [json.loads(line) for line in file]
+    held = set(sources)
+    asked = [(interrogation(r)[0], r["_id"]) for r in records if r["_id"] in held and r["questions"]]
+    return {
+        "harmless": [
+            (q, "")
+            for q in [*nfcorpus_questions("qrels.tsv"), *(squad[i] for i in rng.choice(len(squad), HARMLESS, False))]
+        ],
+        "whole passage": [(passages[i], sources[i]) for i in picked],
+        "half a passage": [(passages[i][: len(passages[i]) // 2], sources[i]) for i in picked],
+        "interrogation": [asked[i] for i in rng.permutation(len(asked))[:PROBES]],
+    }
+
+
+def interrogation(record: dict[str, Any]) -> list[str]:
+    """An attacker's questions about a document, behind its title as their summary."""
+    return [f"{record['title']} {question}" for question in record["questions"]]
+
+
+def embedded() -> dict[str, Any]:
+    """Vectors of everything that is asked and searched; kept beside other temporary files, as they take minutes."""
+    rng = np.random.default_rng(SEED)
+    passages, sources = texts()
+    kinds = questions(passages, sources, rng)
+    if not CACHE.exists():
+        model = MiniLM()
+        every = [*passages, *(q for asked in kinds.values() for q, _ in asked)]
+        np.savez(CACHE, vectors=np.concatenate([model.embed(every[i : i + 1000]) for i in range(0, len(every), 1000)]))
+    vectors = np.load(CACHE)["vectors"]
+    real, rest = vectors[: len(passages)], vectors[len(passages) :]
+    asked = {}
+    for kind, pairs in kinds.items():
+        asked[kind] = rest[: len(pairs)], [source for _, source in pairs]
+        rest = rest[len(pairs) :]
+    E, names = _grown(real, sources, rng)
+    return {"vectors": E, "sources": names, "asked": asked, "real": len(real)}
+
+
+def _grown(real: Vector, sources: list[str], rng: np.random.Generator) -> tuple[Vector, list[str]]:
+    """The real vectors, and more that lie between one of them and one of its 20 nearest, with noise, up to the size."""
+    exact, count = Exact(DIM), max(SIZE - len(real), 0)
+    exact.add(np.arange(len(real)), real)
+    chosen = rng.integers(0, len(real), count)
+    near = {int(i): exact.search(real[i], 20)[0] for i in np.unique(chosen)}
+    other = np.array([rng.choice(near[int(i)]) for i in chosen], np.int64)
+    share = rng.uniform(0.3, 0.7, (count, 1)).astype(np.float32)
+    between = share * real[chosen] + (1 - share) * real[other]
+    between += 0.02 * rng.standard_normal(between.shape, dtype=np.float32)
+    between /= np.linalg.norm(between, axis=1, keepdims=True)
+    return np.concatenate([real, between]), [*sources, *(f"between-{i}" for i in range(count))]
+
+
+@contextmanager
+def graph(data: dict[str, Any]) -> Iterator[Searches]:
+    """The embedded index's HNSW graph (usearch)."""
+    made, E = Approximate(DIM), data["vectors"]
+    made.add(np.arange(len(E)), E)
+
+    def sweep() -> Searches:
+        for effort in EFFORTS:
+            made._graph.expansion_search = effort
+            yield f"ef={effort}", lambda q: made.search(q, K + 3)
+
+    yield sweep()
+
+
+@contextmanager
+def milvus(data: dict[str, Any], kind: str) -> Iterator[Searches]:
+    """A standalone Milvus; its segments are sealed and indexed before it is asked."""
+    from pymilvus import MilvusClient
+
+    from tests.milvus_server import milvus_server
+
+    with milvus_server() as server:
+        url = f"http://127.0.0.1:{server.listen_port}"
+        index = MilvusIndex(Secret(url), kind=kind, nlist=LISTS, timeout_s=120)  # type: ignore[arg-type]
+        index.open("benchmark", DIM)
+        _fill(index, data)
+        client, documents = MilvusClient(url), index._store._documents  # type: ignore[attr-defined]
+        client.flush(documents, timeout=300)
+        while client.describe_index(documents, "vector")["pending_index_rows"]:
+            time.sleep(0.5)
+        client.refresh_load(documents, timeout=300)
+        time.sleep(5)  # until the indexed segments are in the place of the growing ones
+
+        def sweep() -> Searches:
+            for setting in EFFORTS if kind == "HNSW" else NPROBES:
+                index.ef = index.nprobe = setting
+                yield f"{'ef' if kind == 'HNSW' else 'nprobe'}={setting}", _of(index)
+
+        yield sweep()
+        client.close()
+        index.close()
+
+
+@contextmanager
+def pgvector(data: dict[str, Any]) -> Iterator[Searches]:
+    """Postgres with pgvector's HNSW."""
+    import psycopg
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import pgserver
+    with tempfile.TemporaryDirectory(prefix="casemate-pg-") as folder:
+        os.chmod(folder, 0o755)
+        server = pgserver.get_server(folder, cleanup_mode="stop")
+        try:
+            with psycopg.connect(server.get_uri(), autocommit=True) as db:
+                db.execute("CREATE EXTENSION vector")
+            index = PgvectorIndex(Secret(server.get_uri()), search_by="hnsw", timeout_s=600)
+            index.open("benchmark", DIM)
+            _fill(index, data)
+
+            def sweep() -> Searches:
+                for effort in EFFORTS[:-1]:
+                    index.ef = effort
+                    yield f"ef={effort}", _of(index)
+
+            yield sweep()
+            index.close()
+        finally:
+            server.cleanup()
+
+
+def _fill(index: Index, data: dict[str, Any]) -> None:
+    E, sources = data["vectors"], data["sources"]
+    held = [Document(str(i), "", source=f"{sources[i]} {i}") for i in range(len(E))]
+    for i in range(0, len(E), 2000):
+        index.add(held[i : i + 2000], E[i : i + 2000])
+
+
+def _of(index: Index) -> Callable[[Vector], tuple[np.ndarray, Float64]]:
+    def search(q: Vector) -> tuple[np.ndarray, Float64]:
+        hits = index.search(q, K + 3).hits
+        return np.array([int(h.document.id) for h in hits]), np.array([h.score for h in hits])
+
+    return search
+
+
+def compare(data: dict[str, Any], searches: Searches) -> dict[str, Any]:
+    """For each setting: recall, milliseconds, and of each kind of question what the published rule does with it."""
+    E = data["vectors"]
+    moments = sum((CorpusMoments.of(E[i : i + 4096]) for i in range(0, len(E), 4096)), CorpusMoments.empty(DIM))
+    exact, found = Exact(DIM), {}
+    exact.add(np.arange(len(E)), E)
+    truth = {kind: [exact.search(q, K + 3) for q in Q] for kind, (Q, _) in data["asked"].items()}
+    limit = float(np.quantile(_judged(data, moments, truth, "harmless")[0][::2], 0.95))
+    found["exact"] = _measured(data, (moments, limit), truth, truth) | {
+        "ms": 1e3 * _ms(data, lambda q: exact.search(q, K + 3))
+    }
+    for setting, search in searches:
+        seen = {kind: [search(q) for q in Q] for kind, (Q, _) in data["asked"].items()}
+        found[setting] = _measured(data, (moments, limit), truth, seen) | {"ms": 1e3 * _ms(data, search)}
+        print(setting, found[setting]["recall_at_1"], found[setting]["detection"], file=sys.stderr)
+    return found
+
+
+def _ms(data: dict[str, Any], search: Callable[[Vector], Any]) -> float:
+    queries = iter(data["asked"]["harmless"][0])
+    return median_s(lambda: search(next(queries)), 200)
+
+
+def _judged(data: dict[str, Any], moments: CorpusMoments, seen: Any, kind: str) -> tuple[Float64, list[str]]:
+    """Of each question, Mirabel's statistic and the nearest document that was found."""
+    judge, scores, nearest = Mirabel(mode="paper"), [], []
+    for q, (rows, s) in zip(data["asked"][kind][0], seen[kind], strict=True):
+        sources = [data["sources"][row] for row in rows]
+        hits = tuple(Hit(Document(n, "", source=n), float(x)) for n, x in zip(sources, s, strict=True))
+        scores.append(judge.judge(Retrieval(hits, moments.background(q))).score if hits else -np.inf)
+        nearest.append(sources[0] if sources else "")
+    return np.array(scores), nearest
+
+
+def _measured(data: dict[str, Any], rule: tuple[CorpusMoments, float], truth: Any, seen: Any) -> dict[str, Any]:
+    pairs = [pair for kind in truth for pair in zip(truth[kind], seen[kind], strict=True)]
+    same = sum(t[0][0] in s[0][:1] for t, s in pairs)
+    rates: dict[str, Any] = {}
+    for kind, (_, targets) in data["asked"].items():
+        scores, nearest = _judged(data, rule[0], seen, kind)
+        meant = [target in ("", found) for target, found in zip(targets, nearest, strict=True)]
+        caught = (scores > rule[1]) & np.array(meant)
+        caught = caught[1::2] if kind == "harmless" else caught  # the others set the limit
+        count = int(caught.sum())
+        rates[kind] = {"rate": count / len(caught), "of": len(caught), "interval": clopper_pearson(count, len(caught))}
+    return {
+        "recall_at_1": same / len(pairs),
+        "recall_at_1_interval": clopper_pearson(same, len(pairs)),
+        f"recall_at_{K}": float(np.mean([len({*t[0][:K]} & {*s[0][:K]}) / K for t, s in pairs])),
+        "detection": rates,
+    }
+
+
+def main(engines: Sequence[str]) -> None:
+    """Asks each engine, and puts what it found beside the others' results."""
+    data, written = embedded(), ROOT / "benchmarks/results/approximate.json"
+    ways = {
+        "sqlite": ("usearch HNSW", graph),
+        "pgvector": ("pgvector HNSW", pgvector),
+        "milvus-hnsw": ("Milvus HNSW", lambda data: milvus(data, "HNSW")),
+        "milvus-ivf": ("Milvus IVF_FLAT", lambda data: milvus(data, "IVF_FLAT")),
+    }
+    results: dict[str, Any] = {"vectors": len(data["vectors"]), "real": data["real"], "lists": LISTS, "engines": {}}
+    if engines and written.exists():
+        results["engines"] = json.loads(written.read_text())["results"]["engines"]
+    for name in engines or ways:
+        label, way = ways[name]
+        with ExitStack() as stack:
+            load = os.getloadavg()[0]
+            results["engines"][label] = {"load": load} | compare(data, stack.enter_context(way(data)))
+        save("approximate", results)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,1 @@
+"""What an attached collection needs beside it: one pass over its rows, and a place for what came out."""

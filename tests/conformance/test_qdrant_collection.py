@@ -1,0 +1,116 @@
+"""Somebody's points in Qdrant (the client's local mode), attached."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from casemate.backends import qdrant_collection
+from casemate.backends.attached import AttachedIndex
+from casemate.backends.qdrant_collection import QdrantCollection
+from casemate.errors import CapabilityError, DataError
+from casemate.types import Document, Secret
+
+qdrant_client = pytest.importorskip("qdrant_client")
+DIM, N = 8, 600
+
+
+@pytest.fixture
+def points(tmp_path: Path) -> Callable[..., np.ndarray]:
+    """Makes a collection of points whose vectors are of any length; the second has no text."""
+
+    def make(**options: object) -> np.ndarray:
+        from qdrant_client import QdrantClient, models
+
+        X = np.random.default_rng(1).standard_normal((N, DIM)).astype(np.float32)
+        client = QdrantClient(path=str(tmp_path / "qdrant"))
+        params = models.VectorParams(size=DIM, distance=models.Distance.COSINE)
+        client.create_collection("theirs", {"v": params} if options.get("named") else params)
+        client.upsert(
+            "theirs",
+            [
+                models.PointStruct(
+                    id=i,
+                    vector={"v": x.tolist()} if options.get("named") else x.tolist(),
+                    payload={"body": f"text {i}", "doc": f"d{i // 3}", "even": i % 2 == 0, "n": i} if i != 1 else {},
+                )
+                for i, x in enumerate(X)
+            ],
+        )
+        client.close()
+        return (X / np.linalg.norm(X, axis=1, keepdims=True)).astype(np.float64)
+
+    return make
+
+
+def opened(folder: Path, **options) -> AttachedIndex:
+    given = {"text": "body", "source": "doc"} | options
+    collection = QdrantCollection(Secret(str(folder / "qdrant")), "theirs", **given)
+    index = AttachedIndex(collection, folder / "attached.db")
+    index.open("test", DIM)
+    return index
+
+
+@pytest.mark.parametrize("name", ["", "v"])
+def test_points_are_attached(points, tmp_path, monkeypatch, name) -> None:
+    monkeypatch.setattr(qdrant_collection, "PIECE", 100)
+    U = points(named=bool(name))
+    index = opened(tmp_path, vector=name)
+    about = index.attach()
+    assert (about.rows, about.textless, about.sources) == (N - 1, 1, N // 3)
+    rest = np.delete(U, 1, axis=0)
+    q = U[5].astype(np.float32)
+    found = index.search(q, 3)
+    assert found.background.n == N - 1
+    assert found.background.mean == pytest.approx(float((rest @ q).mean()), abs=1e-6)
+    assert found.background.std == pytest.approx(float((rest @ q).std()), abs=1e-6)
+    best = [i for i in np.argsort(-(U @ q)).tolist() if i != 1][:3]
+    assert [h.document.id for h in found.hits] == [str(i) for i in best]
+    assert (found.hits[0].document.source, found.hits[0].document.text) == ("d1", "text 5")
+    assert found.hits[0].document.metadata == {"even": False, "n": 5}
+    assert index.check() == []
+    with pytest.raises(CapabilityError, match="writable"):
+        index.remove(["d1"])
+    index.close()
+
+
+def test_a_condition_makes_the_collection(points, tmp_path) -> None:
+    U = points()
+    index = opened(tmp_path, only={"even": True})
+    assert index.attach().rows == N // 2
+    q = U[5].astype(np.float32)
+    assert {int(h.document.id) % 2 for h in index.search(q, 20).hits} == {0}
+    assert index.search(q, 3).background.mean == pytest.approx(float((U[::2] @ q).mean()), abs=1e-6)
+    index.close()
+
+
+def test_guarded_changes_keep_moments_and_points_together(points, tmp_path) -> None:
+    U = points()
+    index = opened(tmp_path, writable=True)
+    index.attach()
+    index.add([Document(str(i), "new", source="d1") for i in (3, 7000)], U[:2].astype(np.float32))
+    assert index.remove(["d2", "d9"]) == 6
+    assert index.moments().n == N - 1 - 3 + 2 - 6 == index.collection.count() - 1
+    before = index.moments()
+    index.rebuild()
+    assert np.allclose(index.moments().scatter, before.scatter, atol=1e-6)
+    assert index.check() == []
+    with pytest.raises(DataError, match="takes numbers and UUIDs as ids, not 'a/1'"):
+        index.add([Document("a/1", "x")], U[:1].astype(np.float32))
+    assert index.check() == []
+    index.close()
+
+
+def test_what_is_not_there_is_told(points, tmp_path) -> None:
+    points()
+    with pytest.raises(DataError, match="has no vector 'w'"):
+        opened(tmp_path, vector="w")
+    index = opened(tmp_path)
+    index.attach()
+    index.collection._client.delete_collection("theirs")
+    with pytest.raises(DataError, match="is gone; was it renamed or deleted"):
+        index.search(np.eye(DIM, dtype=np.float32)[0], 1)
+    index.close()

@@ -1,0 +1,428 @@
+"""What Milvus and Qdrant, and those who look after them, can do to an index in them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.server
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+from pymilvus import DataType, MilvusClient
+from pymilvus.grpc_gen import common_pb2, milvus_pb2
+from qdrant_client import models
+
+from casemate import indexing
+from casemate.backends.milvus import MilvusIndex
+from casemate.backends.qdrant import QdrantIndex
+from casemate.errors import BackendError, ConfigError, DataError, MissingExtra
+from casemate.guard import Guard
+from casemate.protocols import Index
+from casemate.rag import Rag
+from casemate.types import Document, Query, Secret
+from tests.fakes import BagOfWords, Parrot
+
+DIM = 8
+PATIENT = 60  # seconds that a call may take on a machine that is busy with other tests
+
+
+def unit(seed: int, n: int) -> np.ndarray:
+    x = np.random.default_rng(seed).standard_normal((n, DIM))
+    return (x / np.linalg.norm(x, axis=1, keepdims=True)).astype(np.float32)
+
+
+def documents(source: str, count: int) -> list[Document]:
+    return [Document(f"{source}/{i}", f"text {i}", source=source) for i in range(count)]
+
+
+class Gate:
+    """A door before a server, which can be shut, or let nothing through."""
+
+    def __init__(self, port: int) -> None:
+        self._door = socket.create_server(("127.0.0.1", 0))
+        self.port, self._behind = self._door.getsockname()[1], port
+        self.silent, self._held = threading.Event(), []
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                near, _ = self._door.accept()
+            except OSError:
+                return
+            far = socket.create_connection(("127.0.0.1", self._behind))
+            self._held += [near, far]
+            for a, b in ((near, far), (far, near)):
+                threading.Thread(target=self._carry, args=(a, b), daemon=True).start()
+
+    def _carry(self, source: socket.socket, target: socket.socket) -> None:
+        try:
+            while data := source.recv(65536):
+                while self.silent.is_set():
+                    time.sleep(0.01)
+                target.sendall(data)
+        except OSError:
+            pass
+        finally:
+            for end in (source, target):
+                end.close()
+
+    def shut(self) -> None:
+        """As if the server had died."""
+        with contextlib.suppress(OSError):
+            self._door.shutdown(socket.SHUT_RDWR)
+        self._door.close()
+        self.silent.clear()
+        for end in self._held:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+
+def asking(index: Index) -> Guard:
+    """A guard before an index that holds one record, which the question names."""
+    rag = Rag(BagOfWords(dim=DIM), index, Parrot())
+    held = [Document("secret", "the patient Anna Weiss has diabetes")]
+    index.add(held, rag.embedder.embed([d.content for d in held]))
+    return Guard(rag, ())
+
+
+# Milvus
+
+
+@pytest.fixture
+def milvus(milvus_url: str) -> Iterator[MilvusIndex]:
+    """Open, with 60 documents of 6 sources."""
+    index = MilvusIndex(Secret(milvus_url), collection=f"i{uuid.uuid4().hex}", timeout_s=PATIENT)
+    index.open("test", DIM)
+    index.add([d for i in range(6) for d in documents(f"s{i}", 10)], unit(0, 60))
+    yield index
+    index.clear()
+    index.close()
+
+
+def collections(url: str, index: MilvusIndex) -> list[str]:
+    client = MilvusClient(url)
+    names = sorted(name for name in client.list_collections() if name.startswith(index.collection))
+    client.close()
+    return names
+
+
+def test_another_dimension_or_embedder_is_refused(milvus, milvus_url) -> None:
+    for fingerprint, dim in (("test", DIM + 1), ("another", DIM)):
+        other = MilvusIndex(milvus_url, collection=milvus.collection)
+        with pytest.raises(DataError, match="of the embedder 'test'"):
+            other.open(fingerprint, dim)
+        other.close()
+
+
+def test_no_text_is_part_of_a_condition(milvus) -> None:
+    odd = ['" or key >= 0 or tenant == "', "' or 1 == 1 --", '\\" in [', "\0", "%", '")']
+    assert milvus.remove(odd) == 0
+    milvus.add([Document(text, text, source=text) for text in odd], unit(1, len(odd)), odd[0])
+    assert milvus.remove(odd[:1], odd[0]) == 1
+    assert milvus.tenants() == sorted([odd[0], "default"])
+    assert milvus.moments().n == 60
+
+
+@pytest.mark.parametrize("kind", ["HNSW", "IVF_FLAT"])
+def test_an_approximate_index_can_be_asked_for(milvus_url, kind) -> None:
+    index = MilvusIndex(milvus_url, collection=f"i{uuid.uuid4().hex}", kind=kind, nlist=4, nprobe=4, timeout_s=PATIENT)
+    index.open("test", DIM)
+    index.add(documents("a", 200), unit(2, 200))
+    found, s = index.search(unit(3, 1)[0], 10), unit(2, 200).astype(np.float64) @ unit(3, 1)[0].astype(np.float64)
+    assert [h.score for h in found.hits] == sorted((h.score for h in found.hits), reverse=True)
+    assert found.hits[0].score == pytest.approx(s.max(), abs=1e-12)
+    assert found.background.n == 200
+    index.clear()
+    index.close()
+
+
+def test_collections_that_go_while_they_are_used_are_named(milvus, milvus_url, monkeypatch) -> None:
+    monkeypatch.setattr(indexing, "SCAN", 7)
+    client, q = MilvusClient(milvus_url), unit(4, 1)[0]
+    pieces = milvus.scan()
+    next(pieces)
+    documents_of, mark = collections(milvus_url, milvus)[1:]
+    client.rename_collection(mark, f"{milvus.collection}_moved")
+    for call in (lambda: milvus.search(q, 1), lambda: milvus.remove(["s1"]), lambda: next(pieces)):
+        with pytest.raises(DataError, match="deleted or renamed"):
+            call()
+    client.rename_collection(f"{milvus.collection}_moved", mark)
+    assert len(milvus.search(q, 100).hits) == 60
+    client.drop_collection(documents_of)
+    for call in (lambda: milvus.search(q, 1), lambda: milvus.remove(["s1"]), lambda: list(milvus.scan())):
+        with pytest.raises(DataError, match="deleted, renamed or released"):
+            call()
+    client.drop_collection(milvus.collection)
+    client.drop_collection(next(name for name in collections(milvus_url, milvus) if "_at_" in name))
+    with pytest.raises(DataError, match="of the embedder None"):
+        milvus.search(q, 1)
+    client.close()
+
+
+def test_a_collection_of_another_program_is_refused_and_not_touched(milvus_url) -> None:
+    name, client = f"i{uuid.uuid4().hex}", MilvusClient(milvus_url)
+    schema = client.create_schema(auto_id=False)
+    schema.add_field("id", DataType.INT64, is_primary=True)
+    schema.add_field("v", DataType.FLOAT_VECTOR, dim=2)
+    client.create_collection(name, schema=schema)
+    index = MilvusIndex(milvus_url, collection=name)
+    for call in (lambda: index.open("test", DIM), index.clear):
+        with pytest.raises(DataError, match="of another program"):
+            call()
+    assert client.has_collection(name)
+    client.drop_collection(name)
+    client.close()
+    index.close()
+
+
+def test_a_killed_writer_leaves_a_whole_index(milvus, milvus_url) -> None:
+    """A process that is ended by the system in the middle of writing, as often as not in the middle of a step."""
+    script = f"""
+import numpy as np
+from tests.conformance.test_vector_stores import MilvusIndex, documents, unit
+index = MilvusIndex({milvus_url!r}, collection={milvus.collection!r}, timeout_s=4)
+index.open("test", {DIM})
+for i in range(1000):
+    index.add(documents(f"s{{i % 6}}", 10), unit(i, 10))
+    print(i, flush=True)
+"""
+    child = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]
+    )
+    try:
+        for _ in range(3):
+            assert child.stdout is not None and child.stdout.readline().strip().isdigit()
+    finally:
+        child.send_signal(signal.SIGKILL)
+        child.communicate()
+    found = milvus.search(unit(5, 1)[0], 100)
+    assert found.background.n == len(found.hits) == 60
+    assert found.background.mean == pytest.approx(np.mean([h.score for h in found.hits]), abs=1e-9)
+    milvus.add(documents("after", 5), unit(6, 5))
+    assert milvus.check() == []
+    assert milvus.moments().n == 65
+
+
+def test_a_milvus_that_dies_or_says_nothing_closes_the_guard(milvus_url) -> None:
+    gate = Gate(int(milvus_url.rpartition(":")[2]))
+    index = MilvusIndex(f"http://127.0.0.1:{gate.port}", collection=f"i{uuid.uuid4().hex}", timeout_s=PATIENT)
+    guard = asking(index)
+    assert asyncio.run(guard.ask(Query("Anna Weiss"))).text.strip() == "secret"
+    index._store._options.timeout_s = 1.0
+    gate.silent.set()
+    for _ in range(2):
+        begin = time.monotonic()
+        with pytest.raises(BackendError) as caught:
+            asyncio.run(guard.ask(Query("Anna Weiss")))
+        assert caught.value.backend == "milvus"
+        assert caught.value.retryable
+        assert "diabetes" not in str(caught.value)
+        assert time.monotonic() - begin < 30
+        gate.shut()
+    with pytest.raises(BackendError):
+        index.remove(["secret"])
+    index.close()
+    tidy = MilvusIndex(milvus_url, collection=index.collection, timeout_s=PATIENT)
+    tidy.clear()
+    tidy.close()
+
+
+@pytest.fixture
+def odd_milvus() -> Iterator[Callable[[dict[str, object]], str]]:
+    """Servers that answer as they are told: by the name of a call, a message or a status; to all else, a refusal."""
+    servers = []
+
+    def start(answers: dict[str, object]) -> str:
+        class Answers(grpc.GenericRpcHandler):
+            def service(self, details):  # type: ignore[no-untyped-def]
+                answer = answers.get(details.method.rpartition("/")[2], grpc.StatusCode.UNAUTHENTICATED)
+
+                def call(request, context):  # type: ignore[no-untyped-def]
+                    if isinstance(answer, grpc.StatusCode):
+                        context.abort(answer, "auth check failure, please check username and password")
+                    return answer
+
+                serialise = type(answer).SerializeToString if not isinstance(answer, grpc.StatusCode) else None
+                return grpc.unary_unary_rpc_method_handler(call, response_serializer=serialise)
+
+        server = grpc.server(ThreadPoolExecutor(2), handlers=[Answers()])
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        servers.append(server)
+        return f"http://127.0.0.1:{port}"
+
+    yield start
+    for server in servers:
+        server.stop(None)
+
+
+def test_milvus_that_refuses_or_is_too_old_is_explained(odd_milvus) -> None:
+    refused = MilvusIndex(odd_milvus({}), token=Secret("anna:s3cret"), timeout_s=3)
+    with pytest.raises(BackendError, match="refuses the token") as caught:
+        refused.open("test", DIM)
+    assert not caught.value.retryable
+    assert "s3cret" not in str(caught.value) + repr(refused)
+    fine = milvus_pb2.ConnectResponse(status=common_pb2.Status(), identifier=1)
+    old = odd_milvus({"Connect": fine, "GetVersion": milvus_pb2.GetVersionResponse(version="v2.2.9")})
+    with pytest.raises(BackendError, match=r"is Milvus v2\.2\.9; 2\.3 or later") as caught:
+        MilvusIndex(old, timeout_s=3).open("test", DIM)
+    assert not caught.value.retryable
+
+
+@pytest.mark.parametrize("address", ["http://127.0.0.1:1", "http://no.such.host.invalid:19530"])
+def test_milvus_that_is_not_there_is_named(address) -> None:
+    index = MilvusIndex(address, timeout_s=1)
+    for call in (lambda: index.open("test", DIM), index.clear):
+        with pytest.raises(BackendError, match=re.escape(address)) as caught:
+            call()
+        assert caught.value.retryable
+
+
+# Qdrant
+
+
+class Odd(http.server.BaseHTTPRequestHandler):
+    """A server that gives every request one answer."""
+
+    status, body, wait = 200, b"{}", 0.0
+
+    def _answer(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        time.sleep(self.wait)
+        with contextlib.suppress(OSError):
+            self.send_response(self.status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(self.body)))
+            self.end_headers()
+            self.wfile.write(self.body)
+
+    do_GET = do_POST = do_PUT = do_DELETE = _answer  # noqa: N815
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("answer", "says", "retryable"),
+    [
+        ({"body": b'{"title": "qdrant", "version": "1.9.2"}'}, "is Qdrant 1.9.2; 1.16 or later", False),
+        ({"status": 401, "body": b'{"status": {"error": "no"}}'}, "the key is refused", False),
+        ({"status": 403, "body": b"{}"}, "the key may not do this", False),
+        ({"status": 503, "body": b"busy"}, "503", True),
+        ({"body": b"<html>a router</html>"}, "answers, but not as Qdrant does", False),
+        ({"wait": 2.5}, "too slow", True),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Api key is used with an insecure connection:UserWarning")
+def test_a_qdrant_that_cannot_be_used_is_explained(answer, says, retryable) -> None:
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), type("This", (Odd,), answer))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    index = QdrantIndex(f"http://127.0.0.1:{server.server_port}", api_key=Secret("s3cret"), timeout_s=1)
+    try:
+        with pytest.raises(BackendError, match=says) as caught:
+            index.open("test", DIM)
+        assert caught.value.backend == "qdrant"
+        assert caught.value.retryable is retryable
+        assert "s3cret" not in str(caught.value) + repr(index)
+    finally:
+        index.close()
+        server.shutdown()
+        server.server_close()
+
+
+def test_a_qdrant_that_is_not_there_is_named() -> None:
+    with pytest.raises(BackendError, match=r"127\.0\.0\.1:1, collection casemate: cannot be reached") as caught:
+        QdrantIndex("http://127.0.0.1:1", timeout_s=1).open("test", DIM)
+    assert caught.value.retryable
+
+
+def test_what_qdrant_keeps_in_a_folder_is_there_again(tmp_path) -> None:
+    index = QdrantIndex(str(tmp_path / "q"))
+    index.open("test", DIM)
+    index.add(documents("a", 5), unit(7, 5))
+    before = index.search(unit(8, 1)[0], 3)
+    index.close()
+    again = QdrantIndex(str(tmp_path / "q"))
+    again.open("test", DIM)
+    assert again.search(unit(8, 1)[0], 3) == before
+    assert again.check() == []
+    with pytest.raises(BackendError, match="is not open"):
+        index.search(unit(8, 1)[0], 3)
+    again.close()
+
+
+def test_qdrant_collections_that_go_while_they_are_used_are_named(monkeypatch) -> None:
+    monkeypatch.setattr(indexing, "SCAN", 7)
+    index, q = QdrantIndex(":memory:", collection=f"i{uuid.uuid4().hex}"), unit(4, 1)[0]
+    index.open("test", DIM)
+    index.add(documents("a", 20), unit(9, 20))
+    pieces = index.scan()
+    next(pieces)
+    client = index._store._client
+    client.delete_collection(index._store._documents)
+    for call in (lambda: index.search(q, 1), lambda: index.remove(["a"]), lambda: next(pieces)):
+        with pytest.raises(DataError, match="deleted or renamed"):
+            call()
+    client.delete_collection(index.collection)
+    with pytest.raises(DataError, match="of the embedder None"):
+        index.search(q, 1)
+    client.create_collection(index.collection, {})
+    client.upsert(index.collection, [models.PointStruct(id=0, vector={}, payload={"theirs": 1})])
+    for call in (lambda: QdrantIndex(":memory:", collection=index.collection).open("test", DIM), index.clear):
+        with pytest.raises(DataError):
+            call()
+    assert client.collection_exists(index.collection)
+
+
+def test_qdrant_that_fails_closes_the_guard() -> None:
+    index = QdrantIndex(":memory:", collection=f"i{uuid.uuid4().hex}")
+    guard = asking(index)
+    assert asyncio.run(guard.ask(Query("Anna Weiss"))).text.strip() == "secret"
+    index._store._client.delete_collection(index._store._documents)
+    with pytest.raises(DataError) as caught:
+        asyncio.run(guard.ask(Query("Anna Weiss")))
+    assert "diabetes" not in str(caught.value)
+
+
+# Both
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: MilvusIndex("http://host", collection="a-b"),
+        lambda: MilvusIndex("http://host", collection=""),
+        lambda: MilvusIndex("http://host", kind="flat"),
+        lambda: MilvusIndex("http://host", ef=0),
+        lambda: MilvusIndex("http://host", timeout_s=0),
+        lambda: MilvusIndex("http://anna:s3cret@host:19530"),
+        lambda: MilvusIndex("file.db"),
+        lambda: QdrantIndex("http://host", collection="a b"),
+        lambda: QdrantIndex("http://host", search_by="fast"),
+        lambda: QdrantIndex("http://host", overfetch=0.5),
+    ],
+)
+def test_options_are_checked(wrong) -> None:
+    with pytest.raises(ConfigError) as caught:
+        wrong()
+    assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("package", "make"), [("pymilvus", MilvusIndex), ("qdrant_client", QdrantIndex)])
+def test_the_packages_are_only_needed_when_they_are_used(monkeypatch, package, make) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(MissingExtra, match=r"pip install 'casemate\[(milvus|qdrant)\]'"):
+        make("http://host:1")

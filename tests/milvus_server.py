@@ -1,0 +1,129 @@
+"""A real Milvus, ended whatever happens; several may run side by side."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+import urllib.request
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+QUICK = {
+    "PROXY_TIMETICKINTERVAL": 50,  # what a read waits for after a write, in ms; 200 where nobody sets it
+    "QUERYCOORD_CHECKINTERVAL": 100,
+    "QUERYCOORD_SEGMENTCHECKINTERVAL": 100,
+    "QUERYCOORD_CHANNELCHECKINTERVAL": 100,
+    "QUERYCOORD_DISTPULLINTERVAL": 50,
+    "QUERYCOORD_UPDATENEXTTARGETINTERVAL": 1,
+}
+"""So that a collection is loaded in less than three seconds."""
+START_S = 240
+
+
+@contextmanager
+def milvus_server() -> Iterator[Any]:
+    """A standalone server of the package ``milvus``; ``listen_port`` and ``server_proc`` tell of it."""
+    with ExitStack() as stack:
+        server = None
+        for last in (False, False, True):  # a port that was free may be another's by the time the server listens
+            server = server or _started(stack, last)
+        yield server
+
+
+def _started(stack: ExitStack, last: bool) -> Any:
+    """A server that will be stopped with the stack; None if it did not start, and this was not the last try."""
+    folder = Path(tempfile.mkdtemp(prefix="casemate-milvus-"))
+    stack.callback(shutil.rmtree, folder, ignore_errors=True)
+    server = _made(folder)
+    stack.callback(server.stop)
+    with _environment(_settings(folder)):
+        server.start()
+    stack.enter_context(_outlived(server.server_proc.pid))
+    try:
+        _wait(server)
+    except RuntimeError:
+        if last:
+            raise
+        return None
+    return server
+
+
+@contextmanager
+def _outlived(server: int) -> Iterator[None]:
+    """Ends the server also if this process is killed and cannot."""
+    watch = f"while kill -0 {os.getpid()}; do sleep 1; done; kill -9 {server}"
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    watcher = subprocess.Popen(["sh", "-c", watch], start_new_session=True, **quiet)
+    try:
+        yield
+    finally:
+        watcher.kill()
+        watcher.wait()
+
+
+def _made(folder: Path) -> Any:
+    """Not started yet, with ports that nobody else looks for."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from milvus import MilvusServer, MilvusServerConfig
+    config = MilvusServerConfig(data_dir=str(folder))
+    names = [name for name in config.configurable_items if name.endswith("_port")]
+    *ports, web = _free(len(names) + 1)
+    config.configs.update(zip(names, ports, strict=True))
+    server = MilvusServer(config, wait_for_started=False)
+    server.webservice_port = web
+    return server
+
+
+def _free(count: int) -> list[int]:
+    with ExitStack() as stack:
+        doors = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [door.getsockname()[1] for door in doors]
+
+
+def _settings(folder: Path) -> dict[str, str]:
+    """For the etcd within, too, which else takes 2379 and 2380 whatever the server's configuration says."""
+    client, peer = _free(2)
+    config = folder / "etcd.yaml"
+    config.write_text(
+        f"name: default\ndata-dir: {folder}/etcd\n"
+        f"listen-client-urls: http://127.0.0.1:{client}\nadvertise-client-urls: http://127.0.0.1:{client}\n"
+        f"listen-peer-urls: http://127.0.0.1:{peer}\ninitial-advertise-peer-urls: http://127.0.0.1:{peer}\n"
+        f"initial-cluster: default=http://127.0.0.1:{peer}\n"
+    )
+    places = {"ETCD_CONFIG_PATH": str(config), "ETCD_ENDPOINTS": f"127.0.0.1:{client}"}
+    return {name: str(value) for name, value in QUICK.items()} | places
+
+
+@contextmanager
+def _environment(settings: dict[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in settings}
+    os.environ.update(settings)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _wait(server: Any) -> None:
+    """Until it is healthy; a server that has died is named at once, with the end of its log."""
+    begin, url = time.monotonic(), f"http://127.0.0.1:{server.webservice_port}/healthz"
+    while time.monotonic() - begin < START_S and server.server_proc.poll() is None:
+        with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=9) as answer:
+            if b"OK" in answer.read():
+                return
+        time.sleep(0.2)
+    log = Path(server.config.base_data_dir) / "logs/milvus-stdout.log"
+    raise RuntimeError(f"Milvus did not start: {log.read_text(errors='replace')[-2000:]}")
