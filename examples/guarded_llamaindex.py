@@ -1,0 +1,52 @@
+"""A LlamaIndex query engine on a guarded retriever, around fictional case notes. No network, no key."""
+
+from llama_index.core import VectorStoreIndex
+from llama_index.core.base.embeddings.base import BaseEmbedding
+from llama_index.core.bridge.pydantic import PrivateAttr
+from llama_index.core.llms import MockLLM
+from llama_index.core.query_engine import RetrieverQueryEngine
+from llama_index.core.schema import TextNode
+
+from casemate.backends.minilm import MiniLM
+from casemate.demo.clinic import case_notes
+from casemate.integrations.asking import asking
+from casemate.integrations.llamaindex import guarded
+
+
+class LocalModel(BaseEmbedding):
+    """Casemate's own embedder for LlamaIndex. Yours will be another."""
+
+    _model: MiniLM = PrivateAttr(default_factory=MiniLM)
+
+    def _get_text_embedding(self, text: str) -> list[float]:
+        return self._model.embed([text])[0].tolist()
+
+    def _get_text_embeddings(self, texts: list[str]) -> list[list[float]]:
+        return self._model.embed(texts).tolist()
+
+    def _get_query_embedding(self, query: str) -> list[float]:
+        return self._get_text_embedding(query)
+
+    async def _aget_query_embedding(self, query: str) -> list[float]:
+        return self._get_text_embedding(query)
+
+
+def main() -> None:
+    """Asks for a note with its own words."""
+    notes = case_notes(40)
+    index = VectorStoreIndex([TextNode(text=text, id_=name) for name, text in notes], embed_model=LocalModel())
+    published = {"guard": {"defenses": [{"use": "mirabel", "mode": "paper"}]}}  # the default is better, after a fit
+    retriever = guarded(index, config=published, similarity_top_k=3)
+    engine = RetrieverQueryEngine.from_args(retriever, llm=MockLLM(max_tokens=8))
+    print(retriever.protects)
+    name, text = notes[7]
+    with asking("alice"):
+        answer = engine.query(f"Is this in your files? {text}")
+    sources = [n.node.node_id for n in answer.source_nodes]
+    print("read for the answer:", sources)
+    assert name not in sources
+    assert len(sources) == 3
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,611 @@
+"""The LangChain wrapper: what it keeps, what it withholds, and that nothing comes out by another door."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("langchain_core")
+
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.documents import Document
+from langchain_core.embeddings import Embeddings
+from langchain_core.retrievers import BaseRetriever
+from langchain_core.runnables import RunnableLambda
+from langchain_core.vectorstores import InMemoryVectorStore, VectorStore
+
+from casemate.calibration import read, write
+from casemate.closeness import FEATURES
+from casemate.defenses.mirabel import Mirabel
+from casemate.errors import CapabilityError, ConfigError, DataError, QueryError
+from casemate.integrations.asking import asking
+from casemate.integrations.langchain import GuardedRetriever, GuardedVectorStore, guarded
+from casemate.stats import CorpusMoments
+from tests.wrapped import MEMBERS, config, corpus, embedded, mirabel
+
+HARMLESS = "amber birch cedar"
+
+
+class Model(Embeddings):
+    def embed_documents(self, texts):
+        return embedded(texts)
+
+    def embed_query(self, text):
+        return embedded([text])[0]
+
+
+class Store(InMemoryVectorStore):
+    """Tells what its scores mean, as LangChain's own does not."""
+
+    def _select_relevance_score_fn(self):
+        return lambda score: (1 + score) / 2
+
+
+def filled(kind=Store, leave_out=()):
+    store = kind(Model())
+    store.add_documents(
+        [Document(d.text, id=d.id, metadata={"n": int(d.id[1:])}) for d in corpus() if d.id not in leave_out]
+    )
+    return store
+
+
+def text_of(identity):
+    return next(d.text for d in corpus() if d.id == identity)
+
+
+def ids(found):
+    return [d.id for d in found]
+
+
+@pytest.fixture(scope="module")
+def calibration(tmp_path_factory):
+    """Where one fit is kept, so that the other stores need none."""
+    folder = tmp_path_factory.mktemp("fit")
+    guarded(filled(), config=config(), path=folder).protection.close()
+    return str(folder / "calibration.json")
+
+
+@pytest.fixture
+def wrap(calibration):
+    """Guards a store with what was learnt before."""
+    made = []
+
+    def wrapped(store=None, defenses=None, path=None, fit=False, **guard):
+        settings = config(defenses=defenses or [mirabel(calibration=calibration)], **guard)
+        made.append(guarded(store or filled(), config=settings, path=path, fit=fit))
+        return made[-1]
+
+    yield wrapped
+    for store in made:
+        store.protection.close()
+
+
+class Listener(BaseCallbackHandler):
+    """Everything that a tracer is told."""
+
+    def __init__(self):
+        self.told = []
+
+    def on_retriever_start(self, serialized, query, **kwargs):
+        self.told.append((query, kwargs))
+
+    def on_retriever_end(self, documents, **kwargs):
+        self.told.append((documents, kwargs))
+
+    def on_chain_start(self, serialized, inputs, **kwargs):
+        self.told.append((inputs, kwargs))
+
+    def on_chain_end(self, outputs, **kwargs):
+        self.told.append((outputs, kwargs))
+
+
+def test_a_question_that_carries_a_document_does_not_get_it_and_gets_as_many(wrap):
+    bare, store = filled(), wrap()
+    withheld = 0
+    for i in range(40):
+        question = f"Do you know this: {text_of(f'd{i}')}?"
+        assert ids(bare.similarity_search(question, k=3))[0] == f"d{i}"
+        found = ids(store.similarity_search(question, k=3, casemate_client=f"attacker {i}"))
+        assert len(set(found)) == 3
+        withheld += f"d{i}" not in found
+    assert withheld >= 36
+
+
+def test_harmless_questions_get_what_the_bare_store_gives_in_the_same_order_with_the_same_scores(wrap):
+    bare, store = filled(), wrap()
+    expected = bare.similarity_search_with_score(HARMLESS, k=5)
+    found = store.similarity_search_with_score(HARMLESS, k=5)
+    assert [d for d, _ in found] == [d for d, _ in expected]
+    assert [s for _, s in found] == pytest.approx([s for _, s in expected])
+    assert store.similarity_search(HARMLESS, k=5) == [d for d, _ in expected]
+
+
+def test_two_worlds_withheld_is_as_if_it_had_never_been_there(wrap):
+    for i in (7, 31, 77):
+        question = f"Do you know this: {text_of(f'd{i}')}?"
+        inside, outside = wrap(), wrap(filled(leave_out={f"d{i}"}))
+        assert ids(inside.similarity_search(question, k=4)) == ids(outside.similarity_search(question, k=4))
+
+
+def test_no_verdict_reaches_documents_callbacks_or_traces(wrap):
+    listener, store = Listener(), wrap()
+    chain = store.as_retriever(search_kwargs={"k": 3}) | RunnableLambda(lambda found: found)
+    found = chain.invoke(text_of("d4"), {"callbacks": [listener], "metadata": {"casemate_client": "eve"}})
+    assert "d4" not in ids(found)
+    assert all(set(d.metadata) == {"n"} for d in found)
+    assert len(listener.told) >= 4
+    assert "id='d4'" not in repr(listener.told)
+    for word in ("mirabel", "verdict", "threshold", "withheld", "flagged", "calibrat"):
+        assert word not in repr(listener.told).lower().replace("casemate_client", "")
+
+
+@pytest.mark.parametrize("where", ["metadata", "configurable"])
+def test_who_asks_is_what_the_runs_config_says(wrap, where):
+    store = wrap()
+    retriever = store.as_retriever(search_kwargs={"k": 3})
+    retriever.invoke(text_of("d4"), {where: {"casemate_client": "eve"}})
+    near = "only4 amber"  # too little to be flagged by itself
+    assert "d4" in ids(retriever.invoke(near, {where: {"casemate_client": "bob"}}))
+    assert "d4" not in ids(retriever.invoke(near, {where: {"casemate_client": "eve"}}))
+    assert "d4" in ids(retriever.invoke(near, {where: {"casemate_client": "eve", "casemate_tenant": "another"}}))
+
+
+def test_who_asks_is_known_in_functions_within_a_chain(wrap):
+    store = wrap()
+    chain = RunnableLambda(lambda question: store.similarity_search(question, k=3))
+    chain.invoke(text_of("d4"), {"configurable": {"casemate_client": "eve"}})
+    with asking("eve"):
+        assert ids(store.get_by_ids(["d4", "d5"])) == ["d5"]
+    with asking("bob"):
+        assert ids(store.get_by_ids(["d4", "d5"])) == ["d4", "d5"]
+
+
+def test_a_client_that_is_no_text_is_refused(wrap):
+    with pytest.raises(ConfigError, match="casemate_client is a list"):
+        wrap().similarity_search(HARMLESS, casemate_client=["eve"])
+
+
+async def test_all_of_it_asynchronously(wrap):
+    store = wrap()
+    retriever = store.as_retriever(search_kwargs={"k": 3})
+    found = await asyncio.gather(*(retriever.ainvoke(text_of(f"d{i}")) for i in range(8)))
+    assert all(len(f) == 3 for f in found)
+    assert sum(f"d{i}" in ids(f) for i, f in enumerate(found)) <= 2
+    config_of_eve = {"metadata": {"casemate_client": "eve"}}
+    assert "d9" not in ids(await retriever.ainvoke(text_of("d9"), config_of_eve))
+    with asking("eve"):
+        assert await store.aget_by_ids(["d9"]) == []
+    assert len(await store.asimilarity_search_by_vector(embedded([HARMLESS])[0], k=3)) == 3
+    assert len(await store.amax_marginal_relevance_search(HARMLESS, k=3)) == 3
+    assert len(await store.asimilarity_search_with_score(HARMLESS, k=3)) == 3
+
+
+async def test_synchronous_calls_work_where_a_loop_is_running(wrap):
+    store = wrap()
+    with asking("eve"):
+        assert "d4" not in ids(store.similarity_search(text_of("d4"), k=3))
+        assert store.get_by_ids(["d4"]) == []
+
+
+def test_many_threads_at_once(wrap):
+    retriever = wrap().as_retriever(search_kwargs={"k": 3})
+    found = retriever.batch([text_of(f"d{i}") for i in range(24)], {"max_concurrency": 8})
+    assert all(len(f) == 3 for f in found)
+    assert sum(f"d{i}" in ids(f) for i, f in enumerate(found)) <= 4
+
+
+def test_filters_reach_the_store_and_open_no_way_round(wrap):
+    store = wrap()
+
+    def even(document):
+        return document.metadata["n"] % 2 == 0
+
+    found = store.similarity_search(HARMLESS, k=5, filter=even)
+    assert found == filled().similarity_search(HARMLESS, k=5, filter=even)
+    withheld = 0
+    for i in range(0, 40, 2):
+        found = store.similarity_search(text_of(f"d{i}"), k=3, filter=even, casemate_client=f"eve {i}")
+        assert len(found) == 3
+        assert all(map(even, found))
+        withheld += f"d{i}" not in ids(found)
+    assert withheld >= 18
+    alone = store.similarity_search(text_of("d8"), k=3, filter=lambda d: d.id == "d8", casemate_client="mallory")
+    assert alone == []
+
+
+def test_a_filter_does_not_hide_that_a_document_stands_out_among_its_neighbours(calibration, tmp_path):
+    found = read(Path(calibration))["default"]
+    zero, one = (0.0,) * len(FEATURES), (1.0,) * len(FEATURES)
+    spacing = tuple(float(name == "spacing") for name in FEATURES)  # a figure that needs neighbours
+    law = tuple(i / 40 for i in range(40))
+    write(
+        tmp_path / "c.json",
+        "default",
+        replace(found, weights=spacing, centre=zero, scale=one, benign=law, doubt=math.inf, jitter=0.0),
+    )
+    defenses = [mirabel(calibration=str(tmp_path / "c.json"), session_hours=0)]
+    store = guarded(filled(), config=config(defenses=defenses), fit=False)
+
+    def some(document):
+        return document.id in {"d8", "d9"}
+
+    assert ids(store.unguarded.similarity_search(text_of("d8"), k=2, filter=some)) == ["d8", "d9"]
+    assert ids(store.similarity_search(text_of("d8"), k=2, filter=some)) == ["d9"]
+    assert ids(store.similarity_search(HARMLESS, k=2, filter=some))
+    store.protection.close()
+
+
+def test_mmr_chooses_among_what_is_let_through(wrap):
+    bare, store = filled(), wrap()
+    assert store.max_marginal_relevance_search(HARMLESS, k=4) == bare.max_marginal_relevance_search(HARMLESS, k=4)
+    retriever = store.as_retriever(search_type="mmr", search_kwargs={"k": 3, "fetch_k": 12})
+    found = retriever.invoke(text_of("d4"))
+    assert len(found) == 3
+    assert "d4" not in ids(found)
+
+
+def test_a_vector_is_judged_without_its_words(wrap):
+    bare, store = filled(), wrap()
+    vector = embedded([text_of("d4")])[0]
+    assert ids(bare.similarity_search_by_vector(vector, k=3))[0] == "d4"
+    assert "d4" not in ids(store.similarity_search_by_vector(vector, k=3))
+    assert "d4" not in ids(store.max_marginal_relevance_search_by_vector(vector, k=3))
+    store.similarity_search(text_of("d4"), k=3, casemate_client="eve")
+    weak = embedded(["only4 amber"])[0]
+    assert "d4" in ids(bare.similarity_search_by_vector(weak, k=3))
+    assert "d4" not in ids(store.similarity_search_by_vector(weak, k=3, casemate_client="eve"))
+
+
+def test_a_score_threshold_takes_the_stores_own_relevance(wrap):
+    bare, store = filled(), wrap()
+    kwargs = {"search_type": "similarity_score_threshold", "search_kwargs": {"k": 5, "score_threshold": 0.8}}
+    assert store.as_retriever(**kwargs).invoke(HARMLESS) == bare.as_retriever(**kwargs).invoke(HARMLESS)
+    assert "d4" in ids(bare.as_retriever(**kwargs).invoke(text_of("d4")))
+    assert "d4" not in ids(store.as_retriever(**kwargs).invoke(text_of("d4")))
+
+
+def test_tags_and_names_of_the_retriever_are_those_of_the_store_inside(wrap):
+    assert wrap().as_retriever().tags == filled().as_retriever().tags
+
+
+def test_observe_and_off_change_nothing(wrap):
+    bare = filled()
+    for mode in ("observe", "off"):
+        store = wrap(mode=mode)
+        for question in (HARMLESS, text_of("d4")):
+            assert store.similarity_search(question, k=3) == bare.similarity_search(question, k=3)
+        assert ids(store.get_by_ids(["d4"])) == ["d4"]
+
+
+def test_a_defense_that_fails_lets_nothing_through(wrap, monkeypatch):
+    store, open_ = wrap(), wrap(on_error="open")
+
+    async def broken(self, query, retrieval):
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(Mirabel, "on_retrieve", broken)
+    assert store.similarity_search(HARMLESS, k=3) == []
+    assert store.as_retriever().invoke(HARMLESS) == []
+    assert len(open_.similarity_search(HARMLESS, k=3)) == 3
+
+
+def test_without_a_fit_nothing_is_let_through_and_the_reason_is_told():
+    store = guarded(filled(), fit=False)
+    assert "no calibration" in store.protection.due
+    assert store.similarity_search(HARMLESS) == []
+    store.protection.close()
+
+
+def test_questions_that_nobody_answers_are_refused(wrap):
+    with pytest.raises(QueryError, match="NUL"):
+        wrap().similarity_search("a\0b")
+    with pytest.raises(QueryError, match="k is 0"):
+        wrap().similarity_search(HARMLESS, k=0)
+
+
+def test_wiring_tells_what_is_not_protected(wrap, caplog):
+    with caplog.at_level(logging.INFO, "casemate.integrations"):
+        store = wrap(defenses=["similarity_floor", "summarize"])
+    assert store.protects.acts == ("similarity_floor",)
+    assert "generator" in store.protects.acts_not["summarize"]
+    assert "the framework owns the model" in store.protects.acts_not["the answer"]
+    assert "summarize" in caplog.text
+
+
+def test_the_store_inside_is_reached_by_its_name_only(wrap):
+    store = wrap()
+    with pytest.raises(AttributeError, match="unguarded"):
+        _ = store.store
+    assert isinstance(store.unguarded, Store)
+
+
+def test_guarding_twice_is_guarding_once(wrap):
+    store = wrap()
+    assert guarded(store) is store
+    retriever = store.as_retriever()
+    assert guarded(retriever) is retriever
+    with pytest.raises(ConfigError, match="not guarded"):
+        GuardedRetriever(vectorstore=filled())
+
+
+def test_a_retriever_of_a_store_is_guarded_as_it_is(calibration):
+    inner = filled().as_retriever(search_type="mmr", search_kwargs={"k": 2, "fetch_k": 9}, tags=["mine"])
+    defenses = [mirabel(calibration=calibration)]
+    retriever = guarded(inner, config=config(defenses=defenses), fit=False)
+    assert (retriever.search_type, retriever.tags) == ("mmr", ["mine"])
+    assert len(retriever.invoke(HARMLESS)) == 2
+    assert "d4" not in ids(retriever.invoke(text_of("d4")))
+    retriever.vectorstore.protection.close()
+
+
+class ByWord(BaseRetriever):
+    """A retriever that is not on a vector store: documents that have all words, and one from elsewhere."""
+
+    def _get_relevant_documents(self, query, *, run_manager):
+        words = query.replace("?", "").split()
+        hits = [Document(d.text, id=d.id) for d in corpus() if sum(w in d.text.split() for w in words) >= 2]
+        return [Document("from elsewhere", id="web"), *hits[:6]]
+
+
+def test_what_another_retriever_finds_is_judged_and_what_is_not_in_the_store_dropped(wrap, caplog):
+    store = wrap()
+    retriever = guarded(ByWord(), store=store)
+    plain = [i for i in ids(ByWord().invoke("amber birch")) if i != "web"]
+    assert ids(retriever.invoke("amber birch")) == plain
+    assert "1 documents are not in it" in caplog.text
+    bare, found = ByWord().invoke(text_of("d4")), retriever.invoke(text_of("d4"))
+    assert "d4" in ids(bare)
+    assert "d4" not in ids(found)
+    assert len(found) == len(bare) - 1  # without that from elsewhere; another one took the place of what is withheld
+
+
+async def test_what_another_retriever_finds_is_not_traced(wrap):
+    listener = Listener()
+    retriever = guarded(ByWord(), store=wrap())
+    found = await retriever.ainvoke(text_of("d4"), {"callbacks": [listener]})
+    assert found
+    assert "id='d4'" not in repr(listener.told)
+
+
+def test_a_retriever_alone_cannot_be_guarded():
+    with pytest.raises(ConfigError, match="give store="):
+        guarded(ByWord())
+
+
+def moments_of(store):
+    vectors = np.array(
+        [held["vector"] for held in getattr(store.unguarded, "within", getattr(store.unguarded, "store", {})).values()],
+        np.float64,
+    )
+    return CorpusMoments.of((vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32))
+
+
+def same(a, b):
+    return a.n == b.n and np.allclose(a.mean, b.mean, atol=1e-7) and np.allclose(a.scatter, b.scatter, atol=1e-5)
+
+
+def test_what_is_added_replaced_and_deleted_is_in_the_moments_at_once(wrap):
+    store, rng = wrap(), np.random.default_rng(5)
+    for step in range(12):
+        some = [f"d{i}" for i in rng.choice(MEMBERS + 20, 5, replace=False)]
+        if step % 3 == 2:
+            store.delete(some)
+        else:
+            new = [Document(f"only{step} amber {name} {rng.integers(99)}", id=name) for name in some]
+            assert store.add_documents(new) == some
+        assert same(store.protection.index.moments(), moments_of(store))
+    assert len(store.add_texts(["one more", "and another"], [{"n": 1}, {"n": 2}])) == 2
+    assert same(store.protection.index.moments(), moments_of(store))
+
+
+async def test_many_who_write_at_once_wait_for_one_another(wrap, tmp_path):
+    store = wrap(path=tmp_path)
+    some = [[Document(f"only{i} amber {j}", id=f"n{i}.{j}") for j in range(3)] for i in range(6)]
+    await asyncio.gather(*(store.aadd_documents(documents) for documents in some))
+    await asyncio.gather(store.adelete(["n1.0"]), store.adelete(["n2.0"]))
+    assert store.protection.index.moments().n == MEMBERS + 16
+    assert same(store.protection.index.moments(), moments_of(store))
+
+
+class Half(Store):
+    """Writes the first document, then fails."""
+
+    failing = False
+
+    def add_documents(self, documents, ids=None, **kwargs):
+        if self.failing:
+            super().add_documents(documents[:1], ids=ids[:1], **kwargs)
+            raise OSError("disk full")
+        return super().add_documents(documents, ids=ids, **kwargs)
+
+
+def test_a_write_that_fails_half_way_leaves_the_moments_right(wrap):
+    store = wrap(filled(Half))
+    store.unguarded.failing = True
+    with pytest.raises(OSError, match="disk full"):
+        store.add_documents([Document("one", id="n1"), Document("two", id="n2")])
+    assert same(store.protection.index.moments(), moments_of(store))
+    assert store.protection.index.moments().n == MEMBERS + 1
+
+
+def test_so_much_written_behind_its_back_that_nothing_is_let_through_until_it_is_told(wrap):
+    store = wrap()
+    store.unguarded.add_documents([Document(f"new{i} amber", id=f"n{i}") for i in range(20)])
+    with pytest.raises(DataError, match="casemate attach"):
+        store.similarity_search(HARMLESS)
+    store.sync()
+    assert same(store.protection.index.moments(), moments_of(store))
+    assert len(store.similarity_search(HARMLESS, k=3)) == 3
+
+
+def test_growth_that_needs_a_new_fit_is_told_and_the_fit_mends_it(caplog):
+    store = guarded(filled(), config=config())
+    store.add_documents([Document(f"fresh{i} amber delta grove", id=f"n{i}") for i in range(60)])
+    assert "until calibrate() is called" in caplog.text
+    assert store.similarity_search(HARMLESS) == []
+    store.calibrate()
+    assert len(store.similarity_search(HARMLESS)) == 4
+    store.protection.close()
+
+
+def test_what_is_learnt_and_withheld_is_kept_in_a_folder(tmp_path):
+    inner = filled()
+    first = guarded(inner, config=config(), path=tmp_path)
+    first.similarity_search(text_of("d4"), casemate_client="eve")
+    first.protection.close()
+    again = guarded(inner, config=config(), path=tmp_path, fit=False)
+    assert again.protection.due == ""
+    with asking("eve"):
+        assert again.get_by_ids(["d4"]) == []
+    verdicts = again.protection.events.scan("verdict")
+    assert {e.body["client"] for e in verdicts} == {"eve"}
+    again.protection.close()
+
+
+def test_a_process_that_died_while_writing_is_noticed(tmp_path, wrap):
+    inner = filled()
+    first = wrap(inner, path=tmp_path)
+    first.protection.index._note("somebody")
+    inner.store["d1"]["vector"] = embedded(["another text"])[0]
+    first.protection.close()
+    again = wrap(inner, path=tmp_path)
+    assert same(again.protection.index.moments(), moments_of(again))
+
+
+def test_from_texts_makes_a_guarded_store_in_memory():
+    store = GuardedVectorStore.from_texts(["one", "two"], Model(), [{"n": 1}, {"n": 2}], ids=["a", "b"])
+    assert ids(store.similarity_search("one", k=1)) == ["a"]
+    store.protection.close()
+
+
+class Opaque(VectorStore):
+    """Somebody's store: it tells distances, and nothing of what it holds."""
+
+    def __init__(self, embedding):
+        self.within = {}
+        self.inside = InMemoryVectorStore(embedding)
+        self.within = self.inside.store
+
+    @property
+    def embeddings(self):
+        return self.inside.embeddings
+
+    @classmethod
+    def from_texts(cls, *args, **kwargs):
+        raise NotImplementedError
+
+    def add_documents(self, documents, **kwargs):
+        return self.inside.add_documents(documents, **kwargs)
+
+    def delete(self, ids=None, **kwargs):
+        return self.inside.delete(ids)
+
+    def get_by_ids(self, ids, /):
+        return self.inside.get_by_ids(ids)
+
+    def similarity_search_with_score_by_vector(self, embedding, k=4, **kwargs):
+        found = self.inside.similarity_search_with_score_by_vector(embedding, k, **kwargs)
+        return [(d, 1 - s) for d, s in found]
+
+    def similarity_search_with_score(self, query, k=4, **kwargs):
+        return self.similarity_search_with_score_by_vector(self.embeddings.embed_query(query), k, **kwargs)
+
+    def similarity_search(self, query, k=4, **kwargs):
+        return [d for d, _ in self.similarity_search_with_score(query, k, **kwargs)]
+
+
+class FaissLike(Opaque):
+    """Of FAISS's shape: places, and vectors by their places."""
+
+    def __init__(self, embedding):
+        super().__init__(embedding)
+        self.index = self.docstore = self
+
+    @property
+    def index_to_docstore_id(self):
+        return dict(enumerate(self.within))
+
+    def reconstruct(self, place):
+        return np.array(list(self.within.values())[place]["vector"], np.float32)
+
+    def search(self, name, *args, **kwargs):
+        return self.get_by_ids([name])[0]
+
+
+class ChromaLike(Opaque):
+    """Of Chroma's shape: pages of everything."""
+
+    @property
+    def _collection(self):
+        return self
+
+    def count(self):
+        return len(self.within)
+
+    def get(self, ids=None, limit=None, offset=0, include=()):
+        held = [h for h in self.within.values() if ids is None or h["id"] in ids]
+        held = held[offset : None if limit is None else offset + limit]
+        return {
+            "ids": [h["id"] for h in held],
+            "documents": [h["text"] for h in held],
+            "metadatas": [h["metadata"] for h in held],
+            "embeddings": np.array([h["vector"] for h in held]).reshape(len(held), 64),
+        }
+
+
+@pytest.mark.parametrize("kind", [FaissLike, ChromaLike])
+def test_stores_of_other_shapes(wrap, kind):
+    store = wrap(filled(kind))
+    assert type(store.protection.store).__name__ == kind.__name__.removesuffix("Like")
+    assert "d4" not in ids(store.similarity_search(text_of("d4"), k=3))
+    bare = store.unguarded.similarity_search_with_score(HARMLESS, k=3)
+    assert [(d.id, pytest.approx(s)) for d, s in store.similarity_search_with_score(HARMLESS, k=3)] == [
+        (d.id, s) for d, s in bare
+    ]
+    store.delete(["d1", "d2"])
+    store.add_documents([Document("one more", id="d2")])
+    assert same(store.protection.index.moments(), moments_of(store))
+    assert len(store.max_marginal_relevance_search(HARMLESS, k=3)) == 3
+
+
+def test_a_store_that_nobody_can_read_needs_to_be_told_how(calibration):
+    inner = Opaque(Model())
+    inner.add_documents([Document(d.text, id=d.id) for d in corpus()])
+    with pytest.raises(ConfigError, match="give vectors="):
+        guarded(inner)
+    with pytest.raises(CapabilityError, match="cannot be read through"):
+        guarded(inner, cosine=lambda distance: 1 - distance)
+
+    def rows():
+        return [(inner.get_by_ids([name])[0], inner.within[name]["vector"]) for name in inner.within]
+
+    defenses = [mirabel(calibration=calibration)]
+    store = guarded(
+        inner, vectors=rows, cosine=lambda distance: 1 - distance, config=config(defenses=defenses), fit=False
+    )
+    assert "d4" not in ids(store.similarity_search(text_of("d4"), k=3))
+    bare = inner.similarity_search_with_score(HARMLESS, k=3)
+    found = store.similarity_search_with_score(HARMLESS, k=3)
+    assert [(d.id, pytest.approx(s)) for d, s in found] == [(d.id, s) for d, s in bare]
+    assert math.isclose(bare[0][1], 1 - filled().similarity_search_with_score(HARMLESS, k=1)[0][1])
+    store.protection.close()
+
+
+def test_sources_are_hidden_whole_and_rows_of_a_table_are_records(calibration):
+    inner = Store(Model())
+    for d in corpus():
+        n = int(d.id[1:])
+        inner.add_documents([Document(d.text, id=d.id, metadata={"source": "table.csv", "row": n // 2})])
+    defenses = [mirabel(calibration=calibration)]
+    store = guarded(inner, config=config(defenses=defenses), fit=False)
+    assert store.protection.sources(["d4", "d5"]) == {"d4": "table.csv#2", "d5": "table.csv#2"}
+    with asking("eve"):
+        store.similarity_search(text_of("d4"))
+        assert store.get_by_ids(["d4", "d5"]) == []
+    store.protection.close()

@@ -1,0 +1,228 @@
+"""The LlamaIndex wrappers, by LlamaIndex's own interfaces: retriever, postprocessor, query engine, events."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("llama_index.core")
+
+from llama_index.core import VectorStoreIndex
+from llama_index.core.base.base_retriever import BaseRetriever
+from llama_index.core.base.embeddings.base import BaseEmbedding
+from llama_index.core.callbacks import CallbackManager, LlamaDebugHandler
+from llama_index.core.instrumentation import get_dispatcher
+from llama_index.core.instrumentation.event_handlers import BaseEventHandler
+from llama_index.core.llms import MockLLM
+from llama_index.core.postprocessor.types import BaseNodePostprocessor
+from llama_index.core.query_engine import RetrieverQueryEngine
+from llama_index.core.response_synthesizers import get_response_synthesizer
+from llama_index.core.schema import NodeRelationship, NodeWithScore, QueryBundle, RelatedNodeInfo, TextNode
+from llama_index.core.vector_stores import FilterOperator, MetadataFilter, MetadataFilters
+
+from casemate.errors import ConfigError
+from casemate.integrations.asking import asking
+from casemate.integrations.llamaindex import GuardedRetriever, guarded
+from tests.wrapped import MEMBERS, config, corpus, embedded, mirabel
+
+HARMLESS = "amber birch cedar"
+
+
+class Model(BaseEmbedding):
+    def _get_text_embedding(self, text):
+        return embedded([text])[0]
+
+    def _get_query_embedding(self, query):
+        return embedded([query])[0]
+
+    async def _aget_query_embedding(self, query):
+        return embedded([query])[0]
+
+
+def node(d, source=""):
+    made = TextNode(text=d.text, id_=d.id, metadata={"n": int(d.id[1:]) % 2})
+    made.relationships[NodeRelationship.SOURCE] = RelatedNodeInfo(node_id=source or f"source of {d.id}")
+    return made
+
+
+def text_of(identity):
+    return next(d.text for d in corpus() if d.id == identity)
+
+
+def ids(nodes):
+    return [n.node.node_id for n in nodes]
+
+
+def filled():
+    return VectorStoreIndex([node(d) for d in corpus()], embed_model=Model())
+
+
+@pytest.fixture(scope="module")
+def calibration(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("fit")
+    guarded(filled(), config=config(), path=folder).protection.close()
+    return str(folder / "calibration.json")
+
+
+@pytest.fixture
+def wrap(calibration):
+    made = []
+
+    def wrapped(source=None, **options):
+        options = {"similarity_top_k": 3} | options if source is None else options
+        settings = config(defenses=[mirabel(calibration=calibration)])
+        made.append(guarded(source or filled(), config=settings, fit=False, **options))
+        return made[-1]
+
+    yield wrapped
+    for retriever in made:
+        retriever.protection.close()
+
+
+def test_it_is_a_retriever_and_gives_as_many_as_before_without_what_a_question_carries(wrap):
+    index = filled()
+    bare, retriever = index.as_retriever(similarity_top_k=3), wrap()
+    assert isinstance(retriever, BaseRetriever)
+    withheld = 0
+    for i in range(30):
+        assert ids(bare.retrieve(text_of(f"d{i}")))[0] == f"d{i}"
+        with asking(f"eve {i}"):
+            found = ids(retriever.retrieve(text_of(f"d{i}")))
+        assert len(set(found)) == 3
+        withheld += f"d{i}" not in found
+    assert withheld >= 26
+    expected = bare.retrieve(HARMLESS)
+    found = retriever.retrieve(HARMLESS)
+    assert ids(found) == ids(expected)
+    assert [n.score for n in found] == pytest.approx([n.score for n in expected])
+    assert [n.metadata for n in found] == [n.metadata for n in expected]
+
+
+async def test_asynchronously(wrap):
+    retriever = wrap()
+    assert "d4" not in ids(await retriever.aretrieve(text_of("d4")))
+    assert len(await retriever.aretrieve(HARMLESS)) == 3
+    assert "d4" not in ids(retriever.retrieve(text_of("d4")))  # while a loop is running
+
+
+def test_filters_are_kept(wrap):
+    filters = MetadataFilters(filters=[MetadataFilter(key="n", value=0, operator=FilterOperator.EQ)])
+    retriever = wrap(filled().as_retriever(similarity_top_k=4, filters=filters))
+    assert {n.metadata["n"] for n in retriever.retrieve(HARMLESS)} == {0}
+    assert "d4" not in ids(retriever.retrieve(text_of("d4")))
+
+
+def test_who_asks(wrap):
+    retriever = wrap()
+    retriever.similarity_top_k = 4
+    bundle = QueryBundle(text_of("d4"))
+    bundle.casemate_client = "eve"
+    assert "d4" not in ids(retriever.retrieve(bundle))
+    near = "only4 amber"
+    with asking("eve"):
+        assert "d4" not in ids(retriever.retrieve(near))
+    with asking("bob"):
+        assert "d4" in ids(retriever.retrieve(near))
+
+
+def test_a_query_engine_around_it_never_sees_what_is_withheld(wrap):
+    class Told(BaseEventHandler):
+        seen: list = []
+
+        def handle(self, event, **kwargs):
+            self.seen.append(repr(event))
+
+    told, debug = Told(), LlamaDebugHandler(print_trace_on_end=False)
+    dispatcher = get_dispatcher()
+    dispatcher.add_event_handler(told)
+    try:
+        nodes = [node(d) for d in corpus()]
+        index = VectorStoreIndex(nodes, embed_model=Model(), callback_manager=CallbackManager([debug]))
+        inner = index.as_retriever(similarity_top_k=3)
+        synthesizer = get_response_synthesizer(llm=MockLLM(), response_mode="accumulate", streaming=False)
+        engine = RetrieverQueryEngine(wrap(inner), response_synthesizer=synthesizer)
+        answer = engine.query(text_of("d4"))
+    finally:
+        dispatcher.event_handlers.remove(told)
+    assert len(answer.source_nodes) == 3
+    assert "d4" not in ids(answer.source_nodes)
+    events = repr(told.seen) + repr(debug.get_events())
+    assert told.seen
+    assert debug.get_events()
+    assert "source of d4" not in events
+    for word in ("mirabel", "verdict", "withheld", "flagged"):
+        assert word not in events.lower()
+
+
+def test_the_postprocessor_judges_what_others_found_and_fills_up(wrap):
+    index = filled()
+    post = wrap(index.as_retriever(similarity_top_k=3)).as_postprocessor()
+    assert isinstance(post, BaseNodePostprocessor)
+    assert post.class_name() == "GuardedPostprocessor"
+    given = [NodeWithScore(node=node(d), score=0.5 - i / 10) for i, d in enumerate(corpus()[2:6])]
+    kept = post.postprocess_nodes(given, query_str=HARMLESS)
+    assert [(n.node.node_id, n.score) for n in kept] == [(n.node.node_id, n.score) for n in given]
+    kept = post.postprocess_nodes(given, query_str=text_of("d4"))
+    assert len(kept) == 4
+    assert ids(kept)[:3] == ["d2", "d3", "d5"]
+    assert "d4" not in ids(kept)
+    stray = [*given, NodeWithScore(node=TextNode(text="from elsewhere", id_="web"), score=1.0)]
+    assert "web" not in ids(post.postprocess_nodes(stray, query_str=HARMLESS))
+    assert post.postprocess_nodes([], query_str=HARMLESS) == []
+    with pytest.raises(ConfigError, match="without their question"):
+        post.postprocess_nodes(given)
+
+
+async def test_the_postprocessor_asynchronously_and_in_an_engine(wrap):
+    index = filled()
+    post = wrap(index.as_retriever(similarity_top_k=3)).as_postprocessor()
+    given = [NodeWithScore(node=node(d), score=0.5) for d in corpus()[2:6]]
+    assert "d4" not in ids(await post.apostprocess_nodes(given, query_str=text_of("d4")))
+    synthesizer = get_response_synthesizer(llm=MockLLM(), response_mode="accumulate")
+    engine = RetrieverQueryEngine(index.as_retriever(similarity_top_k=3), synthesizer, node_postprocessors=[post])
+    answer = await engine.aquery(text_of("d4"))
+    assert len(answer.source_nodes) == 3
+    assert "d4" not in ids(answer.source_nodes)
+
+
+def test_nodes_of_a_document_are_hidden_together(calibration):
+    nodes = [node(d, f"report {int(d.id[1:]) // 2}") for d in corpus()]
+    index = VectorStoreIndex(nodes, embed_model=Model())
+    settings = config(defenses=[mirabel(calibration=calibration)])
+    retriever = guarded(index, config=settings, fit=False, similarity_top_k=4)
+    assert not {"d4", "d5"} & set(ids(retriever.retrieve(text_of("d4"))))
+    assert "d5" not in ids(retriever.retrieve("only5 amber"))
+    retriever.protection.close()
+
+
+def test_what_is_inserted_and_deleted_by_way_of_it_is_known_at_once(wrap):
+    retriever = wrap()
+    retriever.insert_nodes([TextNode(text="only999 amber", id_="new")])
+    assert retriever.protection.index.moments().n == MEMBERS + 1
+    assert ids(retriever.retrieve("only999 amber"))[0] == "new"
+    retriever.sync()
+    assert retriever.protection.index.moments().n == MEMBERS + 1
+
+
+def test_what_does_not_search_by_similarity_alone_is_refused_at_wiring():
+    index = filled()
+    with pytest.raises(ConfigError, match="as_postprocessor"):
+        guarded(index.as_retriever(vector_store_query_mode="mmr"))
+    with pytest.raises(ConfigError, match="as_postprocessor"):
+        guarded(guarded_like())
+
+
+def guarded_like():
+    class Other(BaseRetriever):
+        def _retrieve(self, query_bundle):
+            return []
+
+    return Other()
+
+
+def test_wiring_tells_what_is_not_protected(wrap, caplog):
+    with caplog.at_level("INFO", "casemate.integrations"):
+        retriever = wrap()
+    assert isinstance(retriever, GuardedRetriever)
+    assert "the framework owns the model" in str(retriever.protects)
+    assert str(retriever.protects) in caplog.text
+    assert retriever.as_postprocessor().protects == retriever.protects
