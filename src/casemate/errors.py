@@ -18,6 +18,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
 
 class CasemateError(Exception):
@@ -52,6 +54,9 @@ class BackendError(CasemateError):
         super().__init__(message)
         self.backend = backend
         self.retryable = retryable
+
+    def __reduce__(self) -> Any:  # from one process to another
+        return partial(type(self), backend=self.backend, retryable=self.retryable), self.args
 
 
 class DataError(CasemateError):

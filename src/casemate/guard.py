@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import uuid
+import time
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import asdict, replace
-from datetime import UTC, datetime
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import reduce
 from itertools import combinations
 from typing import Literal
 
 from casemate.errors import CasemateError, ConfigError
 from casemate.protocols import Defense, EventStore, Progress
-from casemate.rag import Rag, join, require_tenant
+from casemate.rag import Rag, closing, join, require_tenant
+from casemate.record import note
 from casemate.types import (
     DEFAULT_TENANT,
     UNKNOWN,
     Action,
     Answer,
     Document,
-    Event,
     Outcome,
     Query,
     Retrieval,
@@ -31,6 +31,8 @@ from casemate.types import (
     Verdict,
 )
 
+GROWTH = 4
+"""Where a source has thousands of chunks at the top of a ranking, each search looks so many times further."""
 log = logging.getLogger(__name__)
 
 
@@ -66,13 +68,18 @@ class Guard:
         self.log_text = log_text
         wrapped = reduce(lambda generator, d: d.on_generate(generator), self.defenses, rag.generator)
         self.generator = wrapped if enforce else rag.generator
+        self.watch: Callable[[str, float], None] = lambda stage, seconds: None
+        """Told how long each stage took: ``embed``, ``search``, and each defense by its name."""
 
     async def add(
         self, documents: Sequence[Document], tenant: str = DEFAULT_TENANT, progress: Progress | None = None
     ) -> None:
         """Embeds documents and puts them into the index; what it held of the same sources is replaced."""
         require_tenant(tenant)
-        vectors = await self.rag.embed(documents, progress)
+        await self.put(documents, await self.rag.embed(documents, progress), tenant)
+
+    async def put(self, documents: Sequence[Document], vectors: Vector, tenant: str = DEFAULT_TENANT) -> None:
+        """Puts documents that are embedded already into the index, as ``add`` does: (n, dim), a row for each."""
         for defense in self.defenses if self.enforce else ():
             documents, vectors = await defense.on_index(documents, vectors)
         await asyncio.to_thread(self.rag.index.add, documents, vectors, tenant)
@@ -83,11 +90,13 @@ class Guard:
 
     async def retrieve(self, query: Query) -> tuple[Retrieval, tuple[Verdict, ...]]:
         """The context a generator may see, at most k hits, and the verdicts about the query."""
-        vector = await self.rag.encode(query)
+        with self._timed("embed"):
+            vector = await self.rag.encode(query)
         looks = max((d.looks for d in self.defenses), default=0)
         wanted = query.k + looks + 2 * sum(d.hides for d in self.defenses)
         while True:
-            found = await self._fetch(query, vector, wanted)
+            with self._timed("search"):
+                found = await self._fetch(query, vector, wanted)
             outcome = await self._judge(query, found)
             if outcome is not None:
                 break
@@ -110,8 +119,9 @@ class Guard:
         if any(type(d).on_answer is not Defense.on_answer for d in self.defenses):
             yield (await self._finish(query, Answer(await join(pieces), retrieval, verdicts))).text
             return
-        async for piece in pieces:
-            yield piece
+        async with closing(pieces):
+            async for piece in pieces:
+                yield piece
 
     async def _fetch(self, query: Query, vector: Vector, wanted: int) -> Retrieval:
         """At least so many hits, and enough that k are left whichever sources the defenses hide.
@@ -127,7 +137,7 @@ class Guard:
             left = sizes.total() - sum(size for _, size in sizes.most_common(hides))
             if left >= needed or len(found.hits) < wanted:
                 return replace(found, exhausted=len(found.hits) < wanted)
-            wanted *= 2
+            wanted *= GROWTH
 
     async def _judge(self, query: Query, found: Retrieval) -> tuple[Retrieval, list[Verdict | None]] | None:
         """What the defenses leave, and their verdicts; None if one of them wants more hits to decide on."""
@@ -143,7 +153,8 @@ class Guard:
     async def _apply(self, defense: Defense, query: Query, retrieval: Retrieval) -> Outcome[Retrieval]:
         """One defense's opinion on what was found; if it fails, the context is withheld or left as it is."""
         try:
-            return _sane(await defense.on_retrieve(query, retrieval), Retrieval)
+            with self._timed(_name(defense)):
+                return _sane(await defense.on_retrieve(query, retrieval), Retrieval)
         except Exception as error:
             value = retrieval if self.on_error == "open" else replace(retrieval, hits=())
             return Outcome(value, self._failure(defense, error))
@@ -152,7 +163,8 @@ class Guard:
         """The finished answer after every defense's ``on_answer``."""
         for defense in self.defenses:
             try:
-                value, verdict, _ = _sane(await defense.on_answer(query, answer), Answer)
+                with self._timed(_name(defense)):
+                    value, verdict, _ = _sane(await defense.on_answer(query, answer), Answer)
             except Exception as error:
                 value = answer if self.on_error == "open" else replace(answer, text=UNKNOWN)
                 verdict = self._failure(defense, error)
@@ -161,25 +173,27 @@ class Guard:
         return answer
 
     def _failure(self, defense: Defense, error: Exception) -> Verdict:
-        name = type(defense).__module__.rsplit(".", 1)[-1]  # the name of a plug-in is its file
+        name = _name(defense)
         said = {"message": str(error)} if isinstance(error, CasemateError) else {}  # others may quote a text
         what = said.get("message", type(error).__name__)
         log.error("defense %s failed (on_error is %s): %s", name, self.on_error, what)
         action = Action.NONE if self.on_error == "open" else Action.WITHHOLD
         return Verdict(name, False, action, 0.0, None, evidence={"error": type(error).__name__, **said})
 
+    @contextmanager
+    def _timed(self, stage: str) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.watch(stage, time.perf_counter() - began)
+
     def _noted(self, query: Query, verdict: Verdict | None) -> list[Verdict]:
         """The verdict as it counts in this mode, handed to the store, which writes it off the request's path."""
         if verdict is None:
             return []
         verdict = replace(verdict, enforced=self.enforce)
-        if self.store is not None:
-            body = asdict(verdict) | {"request": query.id, "client": query.client, "tenant": query.tenant, "k": query.k}
-            body |= {"text": query.text} if self.log_text else {}
-            try:
-                self.store.append(Event(uuid.uuid4().hex, datetime.now(UTC), "verdict", body))
-            except Exception as error:  # a record that cannot be kept must not cost anybody an answer
-                log.error("the verdict of %s was not noted: %s", verdict.defense, type(error).__name__)
+        note(self.store, query, verdict, self.log_text)
         return [verdict]
 
 
@@ -187,11 +201,16 @@ def _require_order(defenses: Sequence[Defense]) -> None:
     """Refuses a defense that withholds or compares by similarity behind one that takes hits out of that order."""
     for before, behind in combinations(defenses, 2):
         if before.reorders and (behind.hides or behind.looks):
-            names = [type(d).__module__.rsplit(".", 1)[-1] for d in (before, behind)]
+            names = [_name(d) for d in (before, behind)]
             raise ConfigError(
                 f"guard.defenses: {names[0]} puts hits into another order, which misleads {names[1]}; "
                 f"put {names[1]} in front of it"
             )
+
+
+def _name(defense: Defense) -> str:
+    """The name of a plug-in is its file."""
+    return type(defense).__module__.rsplit(".", 1)[-1]
 
 
 def _sane(outcome: Outcome[T], kind: type[T]) -> Outcome[T]:

@@ -11,7 +11,7 @@ import hashlib
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -19,7 +19,9 @@ from casemate.chunks import cut
 from casemate.corpus import Corpus, Problem, Source
 from casemate.errors import ConfigError, DataError
 from casemate.guard import Guard
+from casemate.monitor.poison.quarantine import Gate
 from casemate.rag import require_tenant
+from casemate.spread import SpreadEmbedder
 from casemate.types import DEFAULT_TENANT, Document
 
 WINDOW = 256
@@ -30,6 +32,8 @@ SUSPICIOUS_SHARE = 0.5
 TAKEN = "the index has another source of this name, from elsewhere; rename one, or give a --tenant"
 
 Gone: TypeAlias = Literal["auto", "remove", "keep"]
+Window: TypeAlias = tuple[list[Source], list[Document]]
+"""Whole sources, and their chunks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +76,7 @@ class Ingest:
     """Indexes a corpus through a guard, so that defenses that act on the index do.
 
     Attributes:
-        guard: Where documents go in.
+        guard: Where documents go in; a gate holds the suspicious ones back.
         corpus: Where they come from.
         tokens: Tokens of a chunk; 0: as many as the embedder reads.
         overlap: Tokens that a chunk shares with the one before.
@@ -85,7 +89,7 @@ class Ingest:
         ConfigError: If chunks would be longer than what the embedder reads.
     """
 
-    guard: Guard
+    guard: Guard | Gate
     corpus: Corpus
     tokens: int = 0
     overlap: int = 32
@@ -142,7 +146,7 @@ class Ingest:
         """
         began = time.monotonic()
         report = Report(unchanged=plan.unchanged)
-        for sources, documents in self._windows(plan, report):
+        async for sources, documents in self._embedded(self._windows(plan, report)):
             share = sum(s.size for s in sources) / len(documents)
             await self._add(documents, lambda n, share=share: progress(n * share))  # type: ignore[misc]
             report.indexed += len(sources)
@@ -158,6 +162,17 @@ class Ingest:
         report.seconds = time.monotonic() - began
         return report
 
+    async def _embedded(self, windows: Iterator[Window]) -> AsyncIterator[Window]:
+        """The windows, in order; where workers share the work, some are embedded ahead of their turn."""
+        stopped, embedder = threading.Event(), self.guard.rag.embedder
+        if isinstance(embedder, SpreadEmbedder):
+            windows = embedder.ahead(windows, lambda window: [d.content for d in window[1]], stopped.is_set)
+        try:
+            while (window := await asyncio.to_thread(next, windows, None)) is not None:
+                yield window
+        finally:
+            stopped.set()
+
     async def _add(self, documents: list[Document], progress: Callable[[int], None]) -> None:
         """One window, embedded in a worker thread that gives up soon after this task is cancelled."""
         stopped = threading.Event()
@@ -172,7 +187,7 @@ class Ingest:
         finally:
             stopped.set()
 
-    def _windows(self, plan: Plan, report: Report) -> Iterator[tuple[list[Source], list[Document]]]:
+    def _windows(self, plan: Plan, report: Report) -> Iterator[Window]:
         """Whole sources, some ``WINDOW`` chunks at a time."""
         sources: list[Source] = []
         documents: list[Document] = []

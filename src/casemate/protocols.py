@@ -7,18 +7,18 @@ them in worker threads. Generators stream, so they are asynchronous.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
-from datetime import datetime
 from typing import ClassVar, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from casemate.events import EventStore as EventStore  # noqa: PLC0414  it is found here, too
 from casemate.stats import CorpusMoments
 from casemate.types import (
     DEFAULT_TENANT,
     Answer,
     Document,
-    Event,
+    Notice,
     Outcome,
     Probe,
     Prompt,
@@ -223,23 +223,17 @@ class TokenModel(Protocol):
         ...
 
 
-class EventStore(Protocol):
-    """An append-only record."""
+class Channel(Protocol):
+    """Carries notices to people: a webhook, a mail, a pager. What it delivered is noted under its name."""
 
-    def append(self, event: Event) -> None:
-        """Takes an event in charge and returns at once; it is written soon after, off the request's path."""
-        ...
+    name: str
 
-    def scan(self, kind: str | None = None, since: datetime | None = None) -> Sequence[Event]:
-        """Events in order of writing, after all that was appended before the call is written."""
-        ...
+    async def send(self, notice: Notice) -> None:
+        """Sends one notice; the same may come again, with the same key.
 
-    def flush(self, timeout_s: float = 10.0) -> bool:
-        """Waits until everything appended so far is written; False if that takes longer."""
-        ...
-
-    def close(self) -> None:
-        """Flushes, and lets go of the database."""
+        Raises:
+            BackendError: If it was not taken, or nobody knows whether it was.
+        """
         ...
 
 
@@ -345,10 +339,7 @@ class ExtractionAttack:
     """Carries a collection away, question by question.
 
     Subclass, make it a dataclass, override ``extract``. It holds no budget and no cache: those are the lab's. The same
-    generator state and replies give the same questions.
-
-    Attributes:
-        paper: Where the method is from.
+    generator state and replies give the same questions. ``paper`` says where the method is from.
     """
 
     paper: ClassVar[str] = ""
@@ -358,4 +349,14 @@ class ExtractionAttack:
 
         Ends when the attack has nothing more to ask. ``BudgetExhausted`` of the box goes through it to the lab.
         """
+        raise NotImplementedError
+
+
+class PoisoningAttack:
+    """Writes documents that change what is answered, once they are in a corpus; the same ones in the same state."""
+
+    paper: ClassVar[str] = ""
+
+    async def craft(self, question: str, desired: str, rng: np.random.Generator) -> Sequence[Document]:
+        """Documents that are to make the answer to a question be, or hold, what is desired."""
         raise NotImplementedError

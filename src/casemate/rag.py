@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
 from casemate.errors import QueryError
 from casemate.protocols import Embedder, Generator, Index, Progress
@@ -72,13 +73,24 @@ class Rag:
 
     async def stream(self, query: Query) -> AsyncIterator[str]:
         """Answers a query, piece by piece."""
-        async for piece in self.generator.stream(self.prompt(query, await self.retrieve(query))):
-            yield piece
+        async with closing(self.generator.stream(self.prompt(query, await self.retrieve(query)))) as pieces:
+            async for piece in pieces:
+                yield piece
 
 
 async def join(pieces: AsyncIterator[str]) -> str:
     """The whole of a streamed answer."""
     return "".join([piece async for piece in pieces])
+
+
+@asynccontextmanager
+async def closing(pieces: AsyncIterator[str]) -> AsyncIterator[AsyncIterator[str]]:
+    """A streamed answer, that ends with the block: whoever stops reading stops the generation, at once."""
+    try:
+        yield pieces
+    finally:
+        if isinstance(pieces, AsyncGenerator):
+            await pieces.aclose()
 
 
 def require_answerable(query: Query) -> None:

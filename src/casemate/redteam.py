@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import logging
 import platform
 import sys
 import uuid
@@ -16,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
 from itertools import product
 from pathlib import Path
@@ -26,28 +28,34 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from casemate import calibration, registry
-from casemate.app import App, build, calibration_settings, published_attacks
+from casemate import calibration, capabilities, registry
+from casemate.app import App, Embedding, build, calibration_settings, published_attacks
 from casemate.backends.sqlite import SqliteIndex
 from casemate.config import Part
 from casemate.corpus import Corpus
+from casemate.crew import Orders, Systems, crew, files_of
+from casemate.defenses.crawl_limit import CrawlLimit
 from casemate.errors import ConfigError
 from casemate.guard import Guard
-from casemate.lab import audit, datasets
+from casemate.lab import audit, datasets, generation
 from casemate.lab.box import CachedEmbedder, CachedGenerator
 from casemate.lab.calibrate import calibrate
 from casemate.lab.datasets import Split, Stored
+from casemate.lab.errands import Send
 from casemate.lab.experiment import Experiment, Plan, Trials
 from casemate.lab.judge import OFF, ON, Gate, judge_campaign
 from casemate.lab.ledger import Ledger
 from casemate.lab.questions import made_questions
 from casemate.lab.results import AttackResult, Campaign, Check, Figures, Status, Transcript, Utility
 from casemate.lab.wording import overall, redact, scrub
-from casemate.protocols import Embedder, Generator, Index, MembershipAttack, Target
+from casemate.protocols import Generator, Index, MembershipAttack
 from casemate.rag import Rag
+from casemate.spread import Alone
 from casemate.stats import Rate
 from casemate.types import DEFAULT_TENANT, UNKNOWN, Query, Secret
 from casemate.words import STOP_WORDS, words
+
+log = logging.getLogger(__name__)
 
 Steps: TypeAlias = Callable[[str, int | None], AbstractContextManager[Callable[[int], None]]]
 """Opens a progress display for a step of so many items, if that is known; gives what counts them."""
@@ -123,12 +131,7 @@ async def _set_up(app: App, log: Sequence[str], steps: Steps, tenant: str, opene
     attacks: dict[str, MembershipAttack] = {p.use: build("attack", p, app.config.folder) for p in section.attacks}
     fitted = await _calibrate(app, rag, log, steps, tenant)
 
-    def make_guard(over: Index) -> Guard:
-        parts: dict[Any, Any] = {Embedder: embedder, Index: over}
-        defenses = [build("defense", _in_lab(p, fitted), app.config.folder, parts) for p in app.config.guard.defenses]
-        bare = Rag(embedder, over, generator, rag.instructions)
-        return Guard(bare, defenses, on_error=app.config.guard.on_error)
-
+    systems = Systems(app.config, app.config.folder, rag, fitted)
     held = datasets.stored(index, {d.source for d in split.members}, tenant)
     plan = Plan(
         seed=section.seed,
@@ -139,9 +142,30 @@ async def _set_up(app: App, log: Sequence[str], steps: Steps, tenant: str, opene
         concurrency=section.concurrency,
         label=label_of(app, name, fitted.read_text(encoding="utf-8") if fitted else ""),
     )
-    targets: dict[str, Target] = {OFF: rag, ON: make_guard(index)}
-    experiment = Experiment(attacks, split, targets, ledger, held, plan)
-    return Lab(app, split, rag, make_guard, experiment, held)
+    orders = partial(Orders, split=split, held=held, plan=plan, reader=name, place=(folder / "index.db").absolute())
+    send = _helpers(app, systems, generator, orders)
+    experiment = Experiment(attacks, split, systems.targets(), ledger, held, plan, send)
+    return Lab(app, split, rag, systems.guard, experiment, held)
+
+
+def _helpers(app: App, systems: Systems, generator: CachedGenerator, orders: Callable[..., Orders]) -> Send | None:
+    """Who runs trials elsewhere; None: nobody, or their order matters."""
+    if isinstance(app.spread, Alone):
+        return None
+    if any(isinstance(d, CrawlLimit) and d.colluders for d in app.guard.defenses):
+        log.warning("crawl_limit compares clients, which workers cannot: this process runs all trials")
+        return None
+    fitted = systems.fitted.absolute() if systems.fitted else None
+    complete = orders(
+        config=(app.config, app.config.folder.absolute()),
+        embedding=Embedding.of(app.config, app.guard.rag.embedder.fingerprint),
+        instructions=systems.rag.instructions,
+        fitted=fitted,
+        files=None,
+    )
+    if not app.spread.here:
+        complete = dataclasses.replace(complete, files=files_of(complete.place, fitted))
+    return crew(app.spread, complete, generator)
 
 
 def _split(app: App, tenant: str) -> Split:
@@ -174,14 +198,6 @@ async def _calibrate(app: App, rag: Rag, log: Sequence[str], steps: Steps, tenan
         with steps("calibrating the lab's guard", None) as count:
             calibration.write(path, tenant, await calibrate(rag, published_attacks(), log, settings, count))
     return path
-
-
-def _in_lab(part: Part, fitted: Path | None) -> Part:
-    """A defense as configured, but with the lab's calibration."""
-    fields = {f.name for f in dataclasses.fields(registry.load("defense", part.use))}
-    if fitted is None or "calibration" not in fields:
-        return part
-    return Part.model_validate({"use": part.use, **part.options, "calibration": fitted.absolute()})
 
 
 def label_of(app: App, reader: str, learnt: object) -> str:
@@ -235,7 +251,7 @@ def _campaign(
         checks=(*failed, *judged.checks),
         not_tested=(*((f"Attacks that were not run: {', '.join(left)}.",) if left else ()), *NOT_TESTED),
         simulated=(*simulated, WRITTEN),
-        transcripts=tuple(_transcripts(lab)),
+        transcripts=tuple(transcripts(lab.experiment)),
         evidence=_evidence(lab, worlds),
         cost=_cost(lab, trials),
     )
@@ -245,6 +261,8 @@ def _evidence(lab: Lab, worlds: audit.Worlds | None) -> dict[str, Any]:
     app, plan = lab.app, lab.experiment.plan
     digests = app.index.digests(plan.tenant)
     return {
+        "target": "own",
+        "capabilities": sorted(capabilities.OWN),
         "seed": plan.seed,
         "k": plan.k,
         "identity": plan.identity,
@@ -272,23 +290,28 @@ def _evidence(lab: Lab, worlds: audit.Worlds | None) -> dict[str, Any]:
 def _cost(lab: Lab, trials: Trials) -> dict[str, float]:
     generator = lab.rag.generator
     counts = (generator.calls, generator.hits) if isinstance(generator, CachedGenerator) else (0, 0)
-    return {**trials.cost, "model_calls": counts[0], "answered_from_cache": counts[1]}
+    return {**trials.cost, "model_calls": counts[0], "answered_from_cache": counts[1], **served(lab.app)}
 
 
-def _transcripts(lab: Lab) -> Iterator[Transcript]:
+def served(app: App) -> dict[str, float]:
+    """What answers cost that a defense wrote for the owner's users: not in a campaign."""
+    return {f"live_{name}": value for name, value in generation.spent(app.store.scan("generation")).items()}
+
+
+def transcripts(experiment: Experiment, sides: Sequence[str] = (OFF, ON)) -> Iterator[Transcript]:
     """The first exchange about the first member and non-member of each attack. Only the attack's own words show.
 
     These are in its questions about each of several candidates, and, but for stop words, in the text of none of them:
     what all records of a collection share is the collection's, not the attack's.
     """
-    groups = {True: lab.split.members[:3], False: lab.split.nonmembers[:3]}
+    groups = {True: experiment.split.members[:3], False: experiment.split.nonmembers[:3]}
     theirs = {word for group in groups.values() for d in group for word in words(d.content)} - STOP_WORDS
-    for name in lab.experiment.attacks:
-        sessions = [lab.experiment.session(name, OFF, d.source) for group in groups.values() for d in group]
+    for name in experiment.attacks:
+        sessions = [experiment.session(name, sides[0], d.source) for group in groups.values() for d in group]
         asked = [set(words(s[0].question)) for s in sessions if s]
         own = [*(set.intersection(*asked) - theirs if len(asked) > 1 else ()), "yes", "no", UNKNOWN]
-        for target, member in product((OFF, ON), groups):
-            for exchange in lab.experiment.session(name, target, groups[member][0].source)[:1]:
+        for target, member in product(sides, groups):
+            for exchange in experiment.session(name, target, groups[member][0].source)[:1]:
                 yield Transcript(name, target, member, redact(exchange.question, own), redact(exchange.reply, own))
 
 
@@ -301,12 +324,15 @@ def show(campaign: Campaign, out: Console) -> None:
     campaign = scrub(campaign)
     status = overall(campaign)
     out.print(banner(status))
+    out.print(target_line(campaign.evidence), soft_wrap=True)
     out.print(_table(campaign))
     if campaign.utility:
         u = campaign.utility
         out.print(
             f"The price: {rate_text(u.flagged)} of {u.questions} harmless questions had a document withheld, "
-            f"{rate_text(u.answer_changed)} got another answer ({escape(u.source)}).",
+            f"{rate_text(u.answer_changed)} got another answer ({escape(u.source)})."
+            if u.flagged
+            else f"The price: {rate_text(u.answer_changed)} of {u.questions} harmless questions ({escape(u.source)}).",
             soft_wrap=True,
         )
     if campaign.audit:
@@ -316,10 +342,24 @@ def show(campaign: Campaign, out: Console) -> None:
         if check.status is not Status.PASS:
             name = f"{check.attack}: {check.name}" if check.attack else check.name
             out.print(f"[bold]{check.status.value}[/bold] {escape(name)}: {escape(check.why)}", soft_wrap=True)
+    out.print(cost_line(campaign.cost), soft_wrap=True)
     for line in campaign.simulated:
         out.print(f"[dim]simulated: {escape(line)}[/dim]", soft_wrap=True)
     for line in campaign.not_tested:
         out.print(f"[dim]not tested: {escape(line)}[/dim]", soft_wrap=True)
+
+
+def target_line(evidence: Mapping[str, Any]) -> str:
+    """Who was attacked, and what could be asked of him, for the console."""
+    off = f", guard off: {evidence['target_off']}" if "target_off" in evidence else ""
+    can = ", ".join(evidence.get("capabilities", ())) or "not said"
+    return escape(f"target: {evidence.get('target', 'own')}{off}; capabilities: {can}")
+
+
+def cost_line(cost: Mapping[str, float]) -> str:
+    """What it took, for the console."""
+    told = [f"{name.replace('_', ' ')} {value:,.0f}" for name, value in cost.items() if not name.startswith("live_")]
+    return f"it took: {', '.join(told) or 'not recorded'}"
 
 
 def _table(campaign: Campaign) -> Table:

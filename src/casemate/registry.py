@@ -3,7 +3,8 @@
 ``load("defense", "mirabel")`` imports ``casemate.defenses.mirabel`` and returns the class in it that is a
 ``Defense``. Packages outside the tree declare an entry point in the group ``casemate.defense`` (or
 ``casemate.embedder``, ``casemate.index``, ``casemate.generator``, ``casemate.store``, ``casemate.model``,
-``casemate.tokens``, ``casemate.attack``, ``casemate.crawler``).
+``casemate.tokens``, ``casemate.target``, ``casemate.collection``, ``casemate.channel``, ``casemate.attack``,
+``casemate.crawler``, ``casemate.poisoner``).
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ import pkgutil
 from importlib.metadata import entry_points
 from typing import Any, get_args, get_type_hints
 
+from casemate.collection import Collection
 from casemate.errors import ConfigError, UnknownName
 from casemate.protocols import (
+    Channel,
     Defense,
     Embedder,
     EventStore,
@@ -24,6 +27,8 @@ from casemate.protocols import (
     Index,
     LanguageModel,
     MembershipAttack,
+    PoisoningAttack,
+    Target,
     TokenModel,
 )
 
@@ -34,9 +39,13 @@ ROLES: dict[str, tuple[str, type[Any]]] = {
     "store": ("casemate.backends", EventStore),
     "model": ("casemate.backends", LanguageModel),
     "tokens": ("casemate.backends", TokenModel),
+    "target": ("casemate.backends", Target),
+    "collection": ("casemate.backends", Collection),
+    "channel": ("casemate.backends", Channel),
     "defense": ("casemate.defenses", Defense),
     "attack": ("casemate.attacks", MembershipAttack),
     "crawler": ("casemate.attacks", ExtractionAttack),
+    "poisoner": ("casemate.attacks", PoisoningAttack),
 }
 """What a plug-in can be: where its file lies, and what its class derives from."""
 

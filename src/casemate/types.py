@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,15 +23,46 @@ UNKNOWN = "I don't know."
 """The one wording of every answer that the context does not support, whatever the reason."""
 MAX_K = 1000
 """Most documents that are read for one answer."""
+VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+"""How the value of an environment variable is written where it must not be."""
 
 
 class Secret(str):
-    """A text that came from the environment. It never shows itself in a repr, hence in no log or traceback."""
+    """A text that came from the environment. It never shows itself in a repr, hence in no log or traceback.
 
-    __slots__ = ()
+    Where it is written as ``${NAME}``, that is what is pickled: whoever unpickles it has his own environment.
+
+    >>> import os, pickle
+    >>> os.environ["A_KEY"] = "k1"
+    >>> sent = pickle.dumps(Secret("k1", "${A_KEY}"))
+    >>> os.environ["A_KEY"] = "k2"
+    >>> b"k1" in sent, str(pickle.loads(sent))
+    (False, 'k2')
+    """
+
+    __slots__ = ("written",)
+    written: str
+
+    def __new__(cls, value: str, written: str = "") -> Secret:
+        """The text, and how it is written where secrets must not be."""
+        made = super().__new__(cls, value)
+        made.written = written
+        return made
+
+    @classmethod
+    def read(cls, written: str) -> Secret:
+        """The secret that is written so, with each ``${NAME}`` taken from the environment.
+
+        Raises:
+            KeyError: If a variable is not set.
+        """
+        return cls(VARIABLE.sub(lambda m: os.environ[m[1]], written), written)
 
     def __repr__(self) -> str:
         return "Secret('***')"
+
+    def __reduce__(self) -> Any:
+        return (Secret.read, (self.written,)) if self.written else (Secret, (str(self),))
 
 
 class Action(StrEnum):
@@ -209,6 +242,59 @@ class Event:
     at: datetime
     kind: str
     body: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Something to be taken from an allowance that all share who share a store.
+
+    Attributes:
+        name: Of the allowance.
+        amount: How much; 0 only asks; below 0 gives back.
+        most: What may be used at once in all. It is the caller's to say, and may change.
+        per_s: How much of what was used flows back each second.
+        period: Another one begins with nothing used.
+    """
+
+    name: str
+    amount: int
+    most: float
+    per_s: float = 0.0
+    period: str = "ever"
+
+
+class Given(NamedTuple):
+    """What was given of it: as much as there was, and what is used in all now."""
+
+    amount: int
+    used: float
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """What a channel carries to people. No text of an answer or of a document.
+
+    Attributes:
+        key: Equal whenever the same notice is sent again, so that a receiver can tell.
+        alert: Id of the alert; of a summary, its key.
+        action: ``opened``, ``updated``, ``recovered`` or ``summary``.
+        severity: ``low``, ``medium``, ``high`` or ``critical``.
+        at: When what it tells happened.
+        title: One line.
+        text: All of it, as plain text.
+        markdown: The same as Markdown.
+        details: The same for programs: kind, set, canaries, since, documents.
+    """
+
+    key: str
+    alert: str
+    action: str
+    severity: str
+    at: datetime
+    title: str
+    text: str
+    markdown: str
+    details: Mapping[str, Any] = field(default_factory=dict)
 
 
 T = TypeVar("T")

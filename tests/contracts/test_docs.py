@@ -24,8 +24,9 @@ def test_examples_run(page, number, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     code = blocks(page, "python")[number]
     exec(compile(code, f"{page.name}, example {number}", "exec"), {"__name__": "__main__"})
+    printed = capsys.readouterr().out
     for expected in re.findall(r"^# -> (.*)$", code, re.M):
-        assert expected in capsys.readouterr().out
+        assert expected in printed
 
 
 def test_the_readme_has_a_short_example():

@@ -28,7 +28,10 @@ def test_relative_paths_start_at_the_file(tmp_path):
 @pytest.mark.parametrize(
     ("raw", "says"),
     [
-        ({"gaurd": {}}, "gaurd is no known key; known: rag, guard, calibrate, redteam, store, privacy"),
+        (
+            {"gaurd": {}},
+            "gaurd is no known key; known: rag, guard, calibrate, redteam, monitor, gateway, store, privacy",
+        ),
         ({"rag": {"chunk": {"token": 3}}}, "rag.chunk.token is no known key; known: tokens, overlap"),
         ({"folder": "x"}, "folder is no known key"),
         ({"rag": {"k": 0}}, "rag.k is 0: input should be greater than or equal to 1"),
@@ -116,3 +119,8 @@ def test_relative_paths_of_plug_ins_start_at_the_configuration(tmp_path):
     assert build("index", Part(use="sqlite"), tmp_path).path == tmp_path / ".casemate/index.db"
     assert build("index", Part(use="sqlite", path="x.db"), tmp_path).path == tmp_path / "x.db"
     assert build("index", Part(use="sqlite", path="/x.db"), tmp_path).path == Path("/x.db")
+
+
+def test_a_certificate_needs_its_key():
+    with pytest.raises(ConfigError, match="tls_cert and tls_key belong together"):
+        config.parse({"gateway": {"tls_cert": "a.pem"}})

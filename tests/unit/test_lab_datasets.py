@@ -63,7 +63,7 @@ def test_any_beginning_of_the_candidates_is_a_fair_part():
 def test_similarity_is_that_of_an_independent_implementation():
     held = [*documents(60), Document("empty", "?!")]
     X = TfidfVectorizer(analyzer=words).fit_transform([d.content for d in held])
-    ours = datasets._tfidf(held)
+    ours = datasets.tfidf(held)
     assert np.allclose((ours @ ours.T).toarray(), (X @ X.T).toarray(), atol=1e-6)
 
 

@@ -16,7 +16,7 @@ from casemate.errors import ConfigError, DataError
 from casemate.lab.compare import Change, Diff
 from casemate.lab.ledger import Exchange
 from casemate.lab.results import Status
-from casemate.redteam import _transcripts, show
+from casemate.redteam import show, transcripts
 from casemate.types import Document
 from tests.campaigns import campaign
 
@@ -32,14 +32,12 @@ def test_a_transcript_shows_the_attack_s_words_and_not_what_all_records_share():
     asked = Exchange(
         "Is this in the context? Patient {}, allergy to penicillin, seen by the clinic.", "Yes. Penicillin."
     )
-    lab = SimpleNamespace(
+    experiment = SimpleNamespace(
         split=SimpleNamespace(members=records("ada", "bob"), nonmembers=records("eve", "joe")),
-        experiment=SimpleNamespace(
-            attacks={"direct": None},
-            session=lambda name, target, source: (asked._replace(question=asked.question.format(source)),),
-        ),
+        attacks={"direct": None},
+        session=lambda name, target, source: (asked._replace(question=asked.question.format(source)),),
     )
-    found = list(_transcripts(lab))
+    found = list(transcripts(experiment))
     assert len(found) == 4
     for transcript in found:
         told = f"{transcript.question} {transcript.reply}".lower()

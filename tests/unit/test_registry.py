@@ -35,7 +35,8 @@ def test_every_role_has_plug_ins_that_load():
 
 
 def test_a_name_that_is_not_there_lists_those_that_are():
-    with pytest.raises(UnknownName, match="no index is called 'sqlight'; known: pgvector, sqlite"):
+    known = "attached, milvus, pgvector, qdrant, sqlite"
+    with pytest.raises(UnknownName, match=f"no index is called 'sqlight'; known: {known}"):
         registry.load("index", "sqlight")
 
 

@@ -9,12 +9,17 @@ from typing import Annotated
 
 import typer
 
+from casemate.cli import canary_drift, canary_set, honey  # noqa: F401  their commands are those of canary
 from casemate.cli.answer import ask
+from casemate.cli.attach import attach
+from casemate.cli.canary import canary
 from casemate.cli.console import ERROR, out, say, shown
 from casemate.cli.manage import calibrate, demo, doctor, index, init
+from casemate.cli.quarantine import quarantine
 from casemate.cli.redteam import redteam, report
 from casemate.cli.reindex import reindex
 from casemate.cli.reproduce import reproduce
+from casemate.cli.serve import key, serve
 from casemate.errors import CasemateError
 
 HELP = """\
@@ -27,8 +32,11 @@ Exit codes: 0 done; 1 a check failed; 2 error; 3 done, but part of the input was
 cli = typer.Typer(
     help=HELP, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
 )
-for command in (init, index, calibrate, reindex, ask, doctor, demo, reproduce):
+for command in (init, index, attach, calibrate, reindex, ask, doctor, demo, serve, reproduce):
     cli.command()(command)
+cli.add_typer(key, name="key")
+cli.add_typer(canary, name="canary")
+cli.add_typer(quarantine, name="quarantine")
 cli.add_typer(redteam, name="redteam")
 cli.add_typer(report, name="report")
 

@@ -29,7 +29,7 @@ from casemate.cli.console import (
 )
 from casemate.config import Config
 from casemate.errors import BackendError, ConfigError, QueryError
-from casemate.protocols import EventStore
+from casemate.events import EventStore, Relay
 from casemate.types import DEFAULT_TENANT, Answer, Event, Query, Verdict
 
 SHOWN = 5
@@ -78,19 +78,16 @@ def ask(
             _tell_what_was_hidden(overheard.events)
 
 
-class _Overheard:
-    """Passes events on to the store, and remembers them."""
+class _Overheard(Relay):
+    """Remembers what is written."""
 
     def __init__(self, store: EventStore) -> None:
+        super().__init__(store)
         self.events: list[Event] = []
-        self._store = store
 
     def append(self, event: Event) -> None:
         self.events.append(event)
-        self._store.append(event)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
+        super().append(event)
 
 
 def _tell_what_was_hidden(events: list[Event]) -> None:

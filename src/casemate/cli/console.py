@@ -31,6 +31,14 @@ ConfigFile = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="One machine-readable object on stdout.")]
 Tenant = Annotated[str, typer.Option(help="Whose documents.")]
+On = Annotated[
+    str | None,
+    typer.Option(
+        "--on",
+        metavar="CLUSTER",
+        help="Ray workers that share the work: local (this machine), auto, HOST:PORT, ray://HOST:PORT.",
+    ),
+]
 
 
 def print_json(value: Any, indent: int | None = 2) -> None:

@@ -7,6 +7,7 @@ import hashlib
 import json
 import math
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import quote
@@ -15,8 +16,9 @@ import typer
 from rich.table import Table
 
 from casemate import config as configuration
-from casemate.app import App, open_app
+from casemate.app import App, open_app, spread_on
 from casemate.calibration import Calibration
+from casemate.canaries import open_gate
 from casemate.cli.console import (
     FAILED,
     INCOMPLETE,
@@ -24,6 +26,7 @@ from casemate.cli.console import (
     OK,
     ConfigFile,
     Json,
+    On,
     Tenant,
     bar,
     out,
@@ -40,6 +43,7 @@ from casemate.ingest import Gone, Ingest, Plan, Report
 from casemate.lab import costs
 from casemate.lab.calibrate import RATES
 from casemate.lab.cost_charts import fewest
+from casemate.monitor.trends.baseline import note_update
 from casemate.stats import Rate
 from casemate.types import DEFAULT_TENANT
 
@@ -90,6 +94,7 @@ def index(
     gone: Annotated[Gone, typer.Option(help="Sources that are no longer there.")] = "auto",
     rebuild: Annotated[bool, typer.Option("--rebuild", help="Empty the whole index first, all tenants.")] = False,
     fit: Annotated[bool, typer.Option("--calibrate/--no-calibrate", help="Fit the guard when it is due.")] = True,
+    on: On = None,
     as_json: Json = False,
 ) -> None:
     """Embed what is new or changed, remove what is gone, fit the guard. Interrupt at will and run again."""
@@ -98,16 +103,20 @@ def index(
     if place is None:
         raise ConfigError("no corpus: give a folder or file, or set rag.corpus in casemate.yaml")
     source = Corpus(place, settings.rag.max_file_mb, empty=gone == "remove")
-    with open_app(settings, rebuild=rebuild) as app:
+    with spread_on(on) as spread, open_app(settings, rebuild=rebuild, spread=spread) as app:
         chunk = settings.rag.chunk
-        work = Ingest(app.guard, source, chunk.tokens, chunk.overlap, tenant, gone)
+        gate = open_gate(app, tenant, _log(app, None) if settings.monitor.gate else ())
+        work = Ingest(gate or app.guard, source, chunk.tokens, chunk.overlap, tenant, gone)
         with say.status("comparing with the index"):
             plan = work.plan()
+        note_update(app.store, tenant, (plan.held & plan.todo.keys()) | set(plan.gone), datetime.now(UTC))
         report = _run(work, plan)
         with say.status("preparing the search"):
             app.index.warm(tenant)
         total = app.index.moments(tenant).n
         _report(report, total, as_json)
+        if gate and (waiting := len(gate.held)):
+            say.print(f"[yellow]held back:[/yellow] {waiting} sources look like poison; 'casemate quarantine list'")
         if fit and (why := app.due(tenant)):
             say.print(f"fitting the guard, because {shown(why.partition(': ')[0])}", soft_wrap=True)
             found = _calibrate(app, _log(app, None), tenant)
@@ -146,10 +155,11 @@ def calibrate(
     ] = None,
     config: ConfigFile = None,
     tenant: Tenant = DEFAULT_TENANT,
+    on: On = None,
     as_json: Json = False,
 ) -> None:
     """Fit the guard to your documents and questions, and show what each error rate costs."""
-    with open_app(configuration.read(config)) as app:
+    with spread_on(on) as spread, open_app(configuration.read(config), spread=spread) as app:
         found = _calibrate(app, _log(app, log), tenant)
         defense = app.calibrated
         assert defense is not None

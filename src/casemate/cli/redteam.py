@@ -14,7 +14,8 @@ from rich.table import Table
 
 from casemate import config as configuration
 from casemate import registry
-from casemate.app import open_app
+from casemate.app import open_app, spread_on
+from casemate.capabilities import ATTACKS, CHECKS, WHY
 from casemate.cli.console import (
     ERROR,
     FAILED,
@@ -23,6 +24,7 @@ from casemate.cli.console import (
     OK,
     ConfigFile,
     Json,
+    On,
     Tenant,
     bar,
     out,
@@ -32,31 +34,48 @@ from casemate.cli.console import (
     shown,
 )
 from casemate.config import Config, Part
-from casemate.crawlers import run_crawls, without_texts
+from casemate.crawlers import as_report, run_crawls, without_texts
 from casemate.crawlers import show as show_crawls
+from casemate.errors import ConfigError
+from casemate.foreign.aim import is_outside, pointed
+from casemate.foreign.campaign import run_outside
+from casemate.foreign.crawl import crawl_outside
 from casemate.lab.compare import conclusion
-from casemate.lab.report import Diff, diff, render_diff_text, write_report
+from casemate.lab.report import CRAWL, Diff, diff, render_diff_text, write_report
 from casemate.lab.results import Status, load
 from casemate.redteam import run_campaign, show
 from casemate.types import DEFAULT_TENANT
 
 redteam = typer.Typer(help="Attack your own system, guard off and guard on.", no_args_is_help=True)
 report = typer.Typer(help="Read and compare reports.", no_args_is_help=True)
+TargetName = Annotated[
+    str | None,
+    typer.Option("--target", help="Who is attacked: a name of redteam.targets, an address, module:function, or own."),
+]
+TargetOff = Annotated[str | None, typer.Option("--target-off", help="The same target outside with its guard off.")]
+Own = Annotated[bool, typer.Option("--own", help="The target is yours, or its owner has told you to attack it.")]
+Anew = Annotated[bool, typer.Option("--anew", help="Give up an interrupted campaign on a target outside.")]
 CODES = {Status.PASS: OK, Status.FAIL: FAILED, Status.INCONCLUSIVE: INCOMPLETE, Status.ERROR: ERROR}
 
 
 @redteam.command("list")
 def list_attacks(as_json: Json = False) -> None:
-    """The attacks there are, and where each is from."""
+    """The attacks there are, what their figures need, and which checks need more of a target than answers."""
     found = {(role, name): registry.load(role, name) for role in ("attack", "crawler") for name in registry.names(role)}
     if as_json:
-        print_json({name: cls.paper for (_, name), cls in found.items()})
+        told = {name: {"from": cls.paper, "needs": sorted(ATTACKS[role])} for (role, name), cls in found.items()}
+        print_json({"attacks": told, "checks": {name: sorted(needed) for name, needed in CHECKS.items()}})
         return
-    table = Table("attack", "command", "from", "what it does")
+    table = Table("attack", "command", "needs", "from", "what it does")
     for (role, name), cls in found.items():
         lines = (cls.__doc__ or "").strip().splitlines()
-        table.add_row(name, "run" if role == "attack" else "crawl", cls.paper, lines[0] if lines else "")
+        command = "run" if role == "attack" else "crawl"
+        table.add_row(name, command, ", ".join(sorted(ATTACKS[role])), cls.paper, lines[0] if lines else "")
     out.print(table)
+    checks = Table("check", "needs", "where the target lacks that", title="Checks", title_justify="left")
+    for name, needed in CHECKS.items():
+        checks.add_row(name, ", ".join(sorted(needed)), f"INCONCLUSIVE: {WHY[name]}")
+    out.print(checks)
 
 
 @redteam.command()
@@ -67,7 +86,12 @@ def run(
     nonmembers: Annotated[int | None, typer.Option(help="Documents attacked that are held out.")] = None,
     budget: Annotated[int | None, typer.Option(help="Questions in all.")] = None,
     baseline: Annotated[Path | None, typer.Option(help="An earlier report.json to compare with.")] = None,
+    target: TargetName = None,
+    target_off: TargetOff = None,
+    own: Own = False,
+    anew: Anew = False,
     tenant: Tenant = DEFAULT_TENANT,
+    on: On = None,
     as_json: Json = False,
 ) -> None:
     """Run the attacks and write the report. Interrupt at will and run again.
@@ -75,16 +99,19 @@ def run(
     Exit codes: 0 PASS, 1 FAIL (or worse than the baseline), 3 INCONCLUSIVE, 2 ERROR.
     """
     settings = _with(configuration.read(config), attack, members, nonmembers, budget)
+    settings = pointed(settings, target, target_off, own)
     before = load(baseline) if baseline else None
     section = settings.redteam
-    with open_app(settings) as app:
-        files = (settings.calibrate.log, section.benign)
-        log, benign = (questions_in(settings.folder / file) if file else [] for file in files)
-        try:
-            campaign = asyncio.run(run_campaign(app, log, benign, step, tenant))
-        except KeyboardInterrupt:
-            say.print("interrupted; what was finished is kept, run the same command again to go on")
-            raise typer.Exit(INTERRUPTED) from None
+    files = (settings.calibrate.log, section.benign)
+    log, benign = (questions_in(settings.folder / file) if file else [] for file in files)
+    if on and is_outside(settings):
+        raise ConfigError("--on is for a system of this configuration; one outside is asked from here, at its pace")
+    with going_on():
+        if is_outside(settings):
+            campaign = asyncio.run(run_outside(settings, benign, step, anew))
+        else:
+            with spread_on(on) as spread, open_app(settings, spread=spread) as app:
+                campaign = asyncio.run(run_campaign(app, log, benign, step, tenant))
     paths = write_report(campaign, settings.folder / section.folder, before)
     if as_json:
         print_json({"status": campaign.status, "files": {k: str(p) for k, p in paths.items()}})
@@ -119,6 +146,10 @@ def crawl(
     attack: Annotated[list[str] | None, typer.Option(help="Only these. Default: redteam.crawl.attacks.")] = None,
     questions: Annotated[int | None, typer.Option(help="Questions that each may ask.")] = None,
     clients: Annotated[int | None, typer.Option(help="Names that each goes by.")] = None,
+    target: TargetName = None,
+    target_off: TargetOff = None,
+    own: Own = False,
+    anew: Anew = False,
     tenant: Tenant = DEFAULT_TENANT,
     as_json: Json = False,
 ) -> None:
@@ -131,19 +162,31 @@ def crawl(
     attacks = tuple(known.get(name, Part(use=name)) for name in attack) if attack else None
     given = {"attacks": attacks, "questions": questions, "clients": clients}
     section = dict(settings.redteam.crawl) | {k: v for k, v in given.items() if v is not None}
-    settings = configuration.changed(settings, redteam={"crawl": section})
-    with open_app(settings) as app:
-        benign = questions_in(settings.folder / settings.redteam.benign) if settings.redteam.benign else []
-        try:
-            campaign = asyncio.run(run_crawls(app, benign, step, tenant))
-        except KeyboardInterrupt:
-            say.print("interrupted; what was asked is kept, run the same command again to go on")
-            raise typer.Exit(INTERRUPTED) from None
+    settings = pointed(configuration.changed(settings, redteam={"crawl": section}), target, target_off, own)
+    benign = questions_in(settings.folder / settings.redteam.benign) if settings.redteam.benign else []
+    with going_on():
+        if is_outside(settings):
+            campaign = asyncio.run(crawl_outside(settings, step, anew))
+        else:
+            with open_app(settings) as app:
+                campaign = asyncio.run(run_crawls(app, benign, step, tenant))
+    paths = write_report(as_report(campaign), settings.folder / settings.redteam.folder, stem=CRAWL)
     if as_json:
         print_json(without_texts(campaign))
     else:
         show_crawls(campaign, out)
+        out.print(f"report: {shown(str(paths['html']))}", soft_wrap=True)
     raise typer.Exit(CODES[campaign.status])
+
+
+@contextmanager
+def going_on() -> Iterator[None]:
+    """Says what an interruption means, and ends with its code."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        say.print("interrupted; what was finished is kept, run the same command again to go on")
+        raise typer.Exit(INTERRUPTED) from None
 
 
 @contextmanager

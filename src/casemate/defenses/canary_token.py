@@ -20,17 +20,16 @@ import asyncio
 import logging
 import re
 import secrets
-import uuid
 from collections.abc import AsyncIterator, Mapping
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass, field, replace
-from datetime import UTC, datetime
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from casemate.errors import ConfigError
 from casemate.marks import Found, Marks, Mint, Text, Watch
 from casemate.protocols import Defense, EventStore, Generator
-from casemate.types import UNKNOWN, Action, Document, Event, Outcome, Prompt, Query, Retrieval, Secret, Verdict
+from casemate.record import note
+from casemate.types import UNKNOWN, Action, Document, Outcome, Prompt, Query, Retrieval, Secret, Verdict
 from casemate.words import BLOCK_END, SENTENCE_END
 
 log = logging.getLogger(__name__)
@@ -125,13 +124,7 @@ class CanaryToken(Defense):
 
     def _note(self, request: _Request, verdict: Verdict) -> None:
         """The verdict, beside those of the guard and in their form: it is not known before the answer ends."""
-        query = request.query
-        body = asdict(verdict) | {"request": query.id, "client": query.client, "tenant": query.tenant, "k": query.k}
-        try:
-            if self.store is not None:
-                self.store.append(Event(uuid.uuid4().hex, datetime.now(UTC), "verdict", body))
-        except Exception as error:  # a record that cannot be kept must not cost anybody an answer
-            log.error("the verdict of %s was not noted: %s", NAME, type(error).__name__)
+        note(self.store, request.query, verdict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,7 @@ class Mirabel(Defense):
         readers: Key of a document's metadata that lists clients who may read it: nothing is withheld from them.
         embedder: The system's; looks at the sentences of doubtful questions.
         index: The system's.
-        store: The system's; remembers what was withheld over a restart.
+        store: The system's; remembers over a restart, and for other processes on the same store.
     """
 
     mode: Literal["calibrated", "paper", "gumbel", "exact"] = "calibrated"
@@ -96,6 +96,7 @@ class Mirabel(Defense):
 
     async def on_retrieve(self, query: Query, retrieval: Retrieval) -> Outcome[Retrieval]:
         """Takes all hits of the documents that the question is too close to out."""
+        await self.sessions.follow()
         calibration = self.ready(query.tenant, retrieval.background.n)
         if calibration is not None and retrieval.hits:
             return await _Decision(self, query, retrieval, calibration).outcome()
@@ -163,6 +164,7 @@ class _Decision:
         self.found = _without(retrieval, self.before)
         self.scored: dict[tuple[str, frozenset[str]], float] = {}
         self.parts: list[_Part] | None = None
+        self.allowances: dict[str, float] = {}
 
     async def outcome(self) -> Outcome[Retrieval]:
         """What is left, and why."""
@@ -238,13 +240,20 @@ class _Decision:
         """By what a question is too close to a source; empty if it is not."""
         if any(self._may_read(h.document) for h in self.found.hits if h.document.source == source):
             return ""
-        if score + self.calibration.allowance(*self.who, source) > self.threshold:
+        if score + self._allowance(source) > self.threshold:
             return "closeness"
         held = self.mirabel.sessions.evidence(*self.who, source)
         return "session" if held * self._e_value(score) >= 1 / self.mirabel.session_alarm else ""
 
+    def _allowance(self, source: str) -> float:
+        if source not in self.allowances:
+            self.allowances[source] = self.calibration.allowance(*self.who, source)
+        return self.allowances[source]
+
     def _may_read(self, document: Document) -> bool:
         named = document.metadata.get(self.mirabel.readers, ())
+        if not named:  # on every request's path, for every hit
+            return False
         return self.query.client in (
             [named] if isinstance(named, str) else named if isinstance(named, Sequence) else ()
         )
@@ -269,7 +278,7 @@ class _Decision:
     def _verdict(
         self, scores: Mapping[str, float], flagged: Sequence[str], gone: Sequence[str], why: Sequence[str]
     ) -> Verdict:
-        limits = {s: self.threshold - self.calibration.allowance(*self.who, s) for s in scores}
+        limits = {s: self.threshold - self._allowance(s) for s in scores}
         target = max(scores, key=lambda s: scores[s] - limits[s], default="")
         score, limit = scores.get(target, 0.0), limits.get(target, self.threshold)
         evidence = {

@@ -21,6 +21,7 @@ from typing import TypeVar
 import numpy as np
 
 from casemate.errors import BackendError, BudgetExhausted, QueryError
+from casemate.lab.errands import Replies
 from casemate.lab.ledger import Exchange, Ledger
 from casemate.protocols import BlackBox, Embedder, Generator, Progress, Target
 from casemate.rag import join
@@ -41,12 +42,28 @@ class Budget:
         each: Of one candidate.
         spent: Asked so far.
         exhausted: Whether one was refused because the total was spent.
+        leased: Promised to errands that are under way.
     """
 
     total: int | None = None
     each: int | None = None
     spent: int = 0
     exhausted: bool = False
+    leased: int = 0
+
+    def lease(self, count: int) -> bool:
+        """Promises so many questions to an errand; False if not so many are left."""
+        if self.total is None:
+            return True
+        if self.spent + self.leased + count > self.total:
+            return False
+        self.leased += count
+        return True
+
+    def settle(self, count: int, asked: int) -> None:
+        """An errand came back that was promised so many and asked so many."""
+        self.leased -= count if self.total is not None else 0
+        self.spent += asked
 
     def take(self, asked: int) -> None:
         """Takes one question out for a candidate that was asked so many.
@@ -173,7 +190,7 @@ class CachedGenerator(Generator):
     """
 
     inner: Generator
-    ledger: Ledger
+    ledger: Ledger | Replies
     label: str
     calls: int = field(default=0, init=False)
     hits: int = field(default=0, init=False)
@@ -202,22 +219,15 @@ def _print(label: str, prompt: Prompt) -> str:
     return hashlib.blake2b(whole.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
-class CachedEmbedder(Embedder):
-    """An embedder that remembers the vectors of the texts it met last: guard off and on ask the same questions.
+class Remembering(Embedder):
+    """An embedder that has some vectors already, and asks another for the rest.
 
     Attributes:
-        inner: Who embeds.
-        calls: Texts that it embedded.
-        hits: Texts that were remembered.
+        inner: Who embeds. What cannot be asked here can be asked there.
     """
 
-    def __init__(self, inner: Embedder, megabytes: float = 100) -> None:
-        """Remembers at most so many megabytes of vectors."""
+    def __init__(self, inner: Embedder) -> None:
         self.inner = inner
-        self.calls = self.hits = 0
-        self._most = max(1, int(megabytes * 1e6 / (4 * inner.dim)))
-        self._known: OrderedDict[bytes, Vector] = OrderedDict()
-        self._lock = threading.Lock()
 
     @property
     def fingerprint(self) -> str:
@@ -237,6 +247,23 @@ class CachedEmbedder(Embedder):
     def spans(self, text: str) -> Sequence[tuple[int, int]]:
         """See ``Embedder``."""
         return self.inner.spans(text)
+
+
+class CachedEmbedder(Remembering):
+    """Remembers the vectors of the texts it met last: guard off and on ask the same questions.
+
+    Attributes:
+        calls: Texts that it embedded.
+        hits: Texts that were remembered.
+    """
+
+    def __init__(self, inner: Embedder, megabytes: float = 100) -> None:
+        """Remembers at most so many megabytes of vectors."""
+        super().__init__(inner)
+        self.calls = self.hits = 0
+        self._most = max(1, int(megabytes * 1e6 / (4 * inner.dim)))
+        self._known: OrderedDict[bytes, Vector] = OrderedDict()
+        self._lock = threading.Lock()
 
     def embed(self, texts: Sequence[str], progress: Progress | None = None) -> Vector:
         """See ``Embedder``."""

@@ -20,7 +20,7 @@ Bad: TypeAlias = Literal["high", "low", "far from one half"]
 
 SETTINGS = frozenset(
     """backend budget candidates chunks corpus documents embedder generator k members model nonmembers queries questions
-    seed sources split""".split()
+    seed sources split target""".split()
 )
 """An entry of the evidence whose name has one of these words decides whether two campaigns measured the same thing."""
 DECIDED = (Status.PASS, Status.FAIL)
@@ -209,7 +209,8 @@ def _figures(campaign: Campaign) -> dict[tuple[str, str], _Figure]:
             if rate is not None:
                 found[f"{attack.name}, guard {guard}", name] = _Figure(rate, bad, share)
     if campaign.utility:
-        found["harmless questions", "touched"] = _Figure(campaign.utility.flagged, "high", True)
+        if campaign.utility.flagged:
+            found["harmless questions", "touched"] = _Figure(campaign.utility.flagged, "high", True)
         found["harmless questions", "answers changed"] = _Figure(campaign.utility.answer_changed, "high", True)
     if campaign.audit:
         found["two worlds", "contexts that differ"] = _Figure(campaign.audit.rate, "high", True)

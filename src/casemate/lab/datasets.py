@@ -149,6 +149,29 @@ def read_split(path: Path, documents: Sequence[Document], seed: int) -> Split:
     return _split(documents, inside, kept, (dropped, len(inside), len(pool)), rng)
 
 
+def drawn(
+    documents: Sequence[Document],
+    members: Sequence[int],
+    nonmembers: Sequence[int],
+    counts: tuple[int, int],
+    rng: np.random.Generator,
+) -> Split:
+    """The split of texts of which it is known what they are: the first of both kinds, as many as wanted.
+
+    Args:
+        documents: All of them, each name once.
+        members: Those that are in the collection, in random order.
+        nonmembers: Those that are not. One with a twin among the members is left out: it is as good as in.
+        counts: How many members and non-members are wanted.
+        rng: For the halves.
+
+    Raises:
+        DataError: If there are too few to say anything.
+    """
+    kept, dropped = _without_twins(documents, nonmembers, len(nonmembers))
+    return _split(documents, members[: counts[0]], kept[: counts[1]], (dropped, *counts), rng)
+
+
 def hold_out(
     index: Index, target: Index, split: Split, tenant: str = DEFAULT_TENANT, progress: Progress = lambda count: None
 ) -> int:
@@ -275,7 +298,7 @@ def _without_twins(documents: Sequence[Document], pool: Sequence[int], wanted: i
 
 def _twins(documents: Sequence[Document]) -> Callable[[Sequence[int]], dict[int, set[int]]]:
     """Finds, for some rows, which other documents have a TF-IDF cosine of ``SAME`` or more, block by block."""
-    X = _tfidf(documents)
+    X = tfidf(documents)
     columns = X.T.tocsr()  # once; else each product would sort it anew
     rows = max(1, CELLS // max(len(documents), 1))
 
@@ -292,7 +315,7 @@ def _twins(documents: Sequence[Document]) -> Callable[[Sequence[int]], dict[int,
     return find
 
 
-def _tfidf(documents: Sequence[Document]) -> Any:
+def tfidf(documents: Sequence[Document]) -> Any:
     """Unit rows of counts times ln((1 + n) / (1 + documents with the word)) + 1: (documents, words), sparse."""
     from scipy.sparse import csr_matrix, diags
 

@@ -11,6 +11,7 @@ import hashlib
 import json
 import logging
 import math
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ import numpy as np
 from casemate.errors import BudgetExhausted, CasemateError, DataError
 from casemate.lab.box import Budget, Session, patiently
 from casemate.lab.datasets import Split, Stored
+from casemate.lab.errands import LEASE, Brought, Errand, Send
 from casemate.lab.ledger import Exchange, Ledger
 from casemate.lab.results import Trial
 from casemate.protocols import MembershipAttack, Progress, Target
@@ -29,6 +31,8 @@ from casemate.types import DEFAULT_TENANT, Document, Probe
 
 log = logging.getLogger(__name__)
 
+Job: TypeAlias = tuple[str, Document, bool, list[str]]
+"""Attack, candidate, whether a member, and the targets still to be asked."""
 Identity: TypeAlias = Literal["candidate", "question", "campaign"]
 
 PLAIN = (str, int, float, bool, type(None))
@@ -103,6 +107,7 @@ class Experiment:
         ledger: Where finished trials are kept.
         held: What the index holds of each member, by which the lab sees what was withheld.
         plan: How it is run.
+        send: Who runs trials elsewhere, where their order does not matter; None: nobody.
     """
 
     attacks: Mapping[str, MembershipAttack]
@@ -111,8 +116,11 @@ class Experiment:
     ledger: Ledger
     held: Mapping[str, Stored]
     plan: Plan = Plan()
+    send: Send | None = None
     _errors: dict[str, str] = field(default_factory=dict, init=False)
     _short: int = field(default=0, init=False)
+    _studied: set[str] = field(default_factory=set, init=False)
+    _given_up: set[tuple[str, str]] = field(default_factory=set, init=False)
     _budget: Budget = field(default_factory=Budget, init=False)
     _seconds: float = field(default=0.0, init=False)
 
@@ -136,17 +144,41 @@ class Experiment:
             raise DataError(f"{len(unknown)} members are not in the index, {unknown[0]!r} first; hold out anew")
         began = time.monotonic()
         self._errors.clear()
+        self._given_up.clear()
         self._short = 0
-        done = {(name, label): self._finished(name, label) for name in self.attacks for label in self.targets}
+        done = self._done()
         spent = sum(trial.questions for trials in done.values() for trial in trials.values())
         self._budget = Budget(self.plan.questions, self.plan.per_candidate, spent)
         progress(sum(map(len, done.values())))
         try:
+            if self.send is not None and self.plan.identity != "campaign":
+                await self._elsewhere(self.send, self._jobs(done), progress)
+                done = self._done()
             await self._study([name for name in self.attacks if self._open(name, done)])
             await self._all(self._jobs(done), progress)
         finally:
             self._seconds = time.monotonic() - began
         return self.trials()
+
+    async def errand(self, errand: Errand) -> Brought:
+        """Does one, without the ledger: what there is to note is brought back."""
+        name, brought, probes = errand.attack, Brought(errand.attack, errand.candidate.source), list[Probe]()
+        self._budget = Budget(errand.questions, self.plan.per_candidate)
+        self._errors.clear()
+        self._short = 0
+        if name not in self._studied:
+            await self._study([name])
+            self._studied.add(name)
+        for label in self.targets:
+            if name in self._errors:
+                self._studied.discard(name)
+                break
+            found = await self._measured(name, label, (errand.candidate, errand.member), probes)
+            if found is not None:
+                brought.sides[label] = found
+        brought.asked, brought.short = self._budget.spent, self._short
+        brought.error = self._errors.get(name, "")
+        return brought
 
     def trials(self) -> Trials:
         """What is finished, without running anything: for a campaign that was interrupted."""
@@ -188,6 +220,9 @@ class Experiment:
         facts = [plan.label, plan.seed, plan.k, plan.tenant, plan.identity, plan.per_candidate, self.split.fingerprint]
         return digest(*facts, attack, options_of(self.attacks[attack]))
 
+    def _done(self) -> dict[tuple[str, str], dict[str, Trial]]:
+        return {(name, label): self._finished(name, label) for name in self.attacks for label in self.targets}
+
     def _finished(self, attack: str, target: str) -> dict[str, Trial]:
         return self.ledger.trials(self._campaign(attack), target)
 
@@ -203,17 +238,53 @@ class Experiment:
             except Exception as error:
                 self._break_off(name, error)
 
-    def _jobs(
-        self, done: Mapping[tuple[str, str], Mapping[str, Trial]]
-    ) -> Iterator[tuple[str, Document, bool, list[str]]]:
-        """Attack, candidate, whether a member, and the targets still to be asked. All attacks advance side by side."""
+    def _jobs(self, done: Mapping[tuple[str, str], Mapping[str, Trial]]) -> Iterator[Job]:
+        """What is left to do. All attacks advance side by side."""
         for document, member in self.split.candidates:
             for name in self.attacks:
                 left = [label for label in self.targets if document.source not in done[name, label]]
-                if left:
+                if left and (name, document.source) not in self._given_up:
                     yield name, document, member, left
 
-    async def _all(self, jobs: Iterator[tuple[str, Document, bool, list[str]]], progress: Progress) -> None:
+    async def _elsewhere(self, send: Send, jobs: Iterator[Job], progress: Progress) -> None:
+        """Sends out what others can do, as long as the budget surely suffices for all that is under way.
+
+        A trial whose other half was done here is done here, too: both get the same replies from a model that samples.
+        """
+        stopped = threading.Event()
+        lease = None if self.plan.questions is None else LEASE
+
+        def errands() -> Iterator[Errand]:
+            for name, document, member, labels in jobs:
+                if len(labels) < len(self.targets) or name in self._errors:
+                    continue
+                if not self._budget.lease(LEASE):
+                    return
+                yield Errand(name, document, member, lease)
+
+        back = send(errands(), stopped.is_set)
+        try:
+            while (brought := await asyncio.to_thread(next, back, None)) is not None:
+                progress(self._noted(brought))
+        finally:
+            stopped.set()
+
+    def _noted(self, brought: Brought) -> int:
+        """Keeps what an errand brought; how many trials that was."""
+        self._budget.settle(LEASE, brought.asked)
+        self._short += brought.short
+        if brought.short:
+            self._given_up.add((brought.attack, brought.candidate))
+        for key, text in brought.replies.items():
+            self.ledger.keep(key, text)
+        for label, (trial, exchanges) in brought.sides.items():
+            self.ledger.note(self._campaign(brought.attack), label, trial, exchanges)
+        if brought.error:
+            self._errors[brought.attack] = brought.error
+            log.error("the attack %s broke off: %s", brought.attack, brought.error)
+        return len(brought.sides)
+
+    async def _all(self, jobs: Iterator[Job], progress: Progress) -> None:
         """A few workers take job after job; if one of them fails, none is left behind."""
 
         async def work() -> None:
@@ -234,23 +305,31 @@ class Experiment:
 
     async def _trial(self, name: str, label: str, candidate: tuple[Document, bool], probes: list[Probe]) -> int:
         """One trial, kept if it came to its end: 1, else 0."""
+        found = await self._measured(name, label, candidate, probes)
+        if found is None:
+            return 0
+        self.ledger.note(self._campaign(name), label, *found)
+        return 1
+
+    async def _measured(
+        self, name: str, label: str, candidate: tuple[Document, bool], probes: list[Probe]
+    ) -> tuple[Trial, tuple[Exchange, ...]] | None:
+        """One trial with what was asked, if it came to its end."""
         document, member = candidate
         try:
             features, session = await patiently(lambda: self._attempt(name, label, document, probes), self.plan.waits)
         except BudgetExhausted:
             self._short += not self._budget.exhausted
-            return 0
+            return None
         except Exception as error:
             self._break_off(name, error)
-            return 0
+            return None
         if session.cut:  # it went on with what it had, but the next run can give it all
-            return 0
+            return None
         exchanges = session.exchanges
         hidden = sum(not self.held[document.source].isdisjoint(e.hidden) for e in exchanges) if member else 0
         flagged = sum(e.withheld for e in exchanges)
-        trial = Trial(document.source, member, features, len(exchanges), hidden, flagged)
-        self.ledger.note(self._campaign(name), label, trial, exchanges)
-        return 1
+        return Trial(document.source, member, features, len(exchanges), hidden, flagged), exchanges
 
     async def _attempt(
         self, name: str, label: str, candidate: Document, probes: list[Probe]

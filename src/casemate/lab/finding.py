@@ -7,12 +7,14 @@ for is the source they are from.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from casemate.reindexing.topics import Labels, foreign
+from casemate.spread import ALONE, Spread
 from casemate.types import Document, Vector
 from casemate.words import sentences
 
@@ -63,20 +65,20 @@ def _asked(kind: str, document: Document, rng: np.random.Generator) -> Sought:
     return Sought("span", " ".join(words[start : start + SPAN]), document.source)
 
 
-def found(score: Score, Q: Vector, own: Sequence[npt.NDArray[np.int64]], k: int) -> npt.NDArray[np.bool_]:
+def found(
+    score: Score, Q: Vector, own: Sequence[npt.NDArray[np.int64]], k: int, spread: Spread = ALONE
+) -> npt.NDArray[np.bool_]:
     """Whether a chunk of the right source is among the k best, for each question, (m,).
 
     Args:
-        score: What is ranked by.
+        score: What is ranked by; workers need one that can be pickled.
         Q: The questions' vectors, (m, dim).
         own: Positions of the right chunks of each, at least one.
         k: Hits that are read.
+        spread: Who compares.
     """
-    hit = np.zeros(len(Q), np.bool_)
-    for rows, S in _blocks(score, Q):
-        for row, s in zip(rows, S, strict=True):
-            hit[row] = (s > s[own[row]].max()).sum() < k
-    return hit
+    blocks = ((Q[rows], own[rows]) for rows in _blocks(len(Q)))
+    return np.array([hit for block in spread.map(_Hits(score, k), blocks) for hit in block], np.bool_)
 
 
 def crossings(
@@ -93,14 +95,26 @@ def crossings(
         itself: Position of the chunk that each was made from, which does not count; None: it counts.
     """
     total = 0.0
-    for rows, S in _blocks(score, Q):
+    for rows in _blocks(len(Q)):
+        S = score(Q[rows])
         if itself is not None:
-            S[np.arange(len(rows)), np.asarray(itself)[rows]] = -np.inf
+            S[np.arange(len(S)), np.asarray(itself)[rows]] = -np.inf
         total += float(foreign(S, own[rows], labels, k).sum())
     return total / max(len(Q), 1)
 
 
-def _blocks(score: Score, Q: Vector) -> Iterator[tuple[npt.NDArray[np.int64], Vector]]:
-    """Positions of some questions, and their similarities to every chunk."""
-    for start in range(0, len(Q), AT_ONCE):
-        yield np.arange(start, min(start + AT_ONCE, len(Q))), score(Q[start : start + AT_ONCE])
+@dataclass(frozen=True, slots=True)
+class _Hits:
+    """Which of some questions find their source."""
+
+    score: Score
+    k: int
+
+    def __call__(self, block: tuple[Vector, Sequence[npt.NDArray[np.int64]]]) -> list[bool]:
+        Q, own = block
+        return [bool((s > s[rows].max()).sum() < self.k) for s, rows in zip(self.score(Q), own, strict=True)]
+
+
+def _blocks(count: int) -> Iterator[slice]:
+    """Some questions at a time."""
+    return (slice(start, start + AT_ONCE) for start in range(0, count, AT_ONCE))

@@ -13,6 +13,8 @@ from typing import Any
 
 from casemate.lab.charts import Markup, histogram, join, lowest_auc, roc, tag, track
 from casemate.lab.compare import Change, Diff, conclusion, diff, flat
+from casemate.lab.crawl_html import crawl_section, is_crawl
+from casemate.lab.generation import live
 from casemate.lab.results import AttackResult, Audit, Campaign, Check, Figures, Status, Transcript, Utility
 from casemate.lab.wording import (
     SEVERITY,
@@ -76,12 +78,13 @@ READING = {
 }
 
 
-def render_html(campaign: Campaign, baseline: Campaign | None = None) -> str:
+def render_html(campaign: Campaign, baseline: Campaign | None = None, crawl: Campaign | None = None) -> str:
     """The report as one self-contained page.
 
     Args:
         campaign: What to report.
         baseline: An earlier campaign; the page then begins with what changed.
+        crawl: One of crawlers, to be shown beside this one.
     """
     campaign = scrub(campaign)
     status = overall(campaign)
@@ -90,15 +93,13 @@ def render_html(campaign: Campaign, baseline: Campaign | None = None) -> str:
         _top(campaign),
         _banner(campaign, status),
         *(_baseline(diff(campaign, baseline), scrub(baseline)) if baseline else ()),
-        *_overview(campaign),
-        *_utility(campaign.utility),
-        *_worlds(campaign.audit),
+        *_what(campaign, scrub(crawl)),
         *_checks(cases(campaign)),
         *_table(campaign.attacks),
         *_charts(campaign.attacks),
         *_exchanges(campaign.transcripts),
         *_pairs("What it is made of", campaign.evidence, "No evidence was recorded, so this run cannot be repeated."),
-        *_pairs("What it took", campaign.cost, "Not recorded."),
+        *_pairs("What it took", campaign.cost, "Not recorded.", live(campaign.cost)),
         *_reading(),
     )
     style = Markup(files("casemate.lab").joinpath("report.css").read_text(encoding="utf-8"))
@@ -113,8 +114,22 @@ def render_html(campaign: Campaign, baseline: Campaign | None = None) -> str:
     return f"<!doctype html>\n{tag('html', head, tag('body', body), lang='en')}\n"
 
 
+def _what(campaign: Campaign, crawl: Campaign | None) -> Iterator[Markup]:
+    """What was achieved, and what it costs to hinder it."""
+    if is_crawl(campaign):
+        yield from crawl_section(campaign, beside=False)
+        return
+    yield from _overview(campaign)
+    yield from _utility(campaign.utility)
+    yield from _worlds(campaign.audit)
+    if crawl is not None:
+        yield from crawl_section(crawl, beside=True)
+
+
 def _top(campaign: Campaign) -> Markup:
-    parts = [tag("b", "Casemate red team"), tag("span", f"campaign {campaign.id}"), tag("time", _time(campaign.at))]
+    target = f"target {campaign.evidence.get('target', 'own')}"
+    parts = [tag("b", "Casemate red team"), tag("span", target), tag("span", f"campaign {campaign.id}")]
+    parts.append(tag("time", _time(campaign.at)))
     return tag("header", *parts, class_="top")
 
 
@@ -262,7 +277,7 @@ def _cells(side: str, f: Figures) -> Iterator[Markup]:
     yield _cell(f.tpr_at_01, share=True)
     yield tag("td", number(f.ks))
     for rate in (f.recall_query, f.recall_document):
-        yield tag("td", "–") if side == "off" else _cell(rate, share=True)
+        yield tag("td", "–") if side == "off" or rate is None else _cell(rate, share=True)
 
 
 def _cell(rate: Rate | None, share: bool = False) -> Markup:
@@ -311,10 +326,13 @@ def _utility(utility: Utility | None) -> Iterator[Markup]:
     if utility is None:
         yield from _section(title, "", tag("p", "Not measured, so nobody knows what the guard costs.", class_="gap"))
         return
-    facts = (
-        (measured(utility.flagged, True), f"of {utility.questions} harmless questions had something withheld"),
-        (measured(utility.answer_changed, True), "got another answer than without the guard"),
-    )
+    changed = measured(utility.answer_changed, True)
+    facts = [(changed, f"of {utility.questions} answers were lost with the guard")]
+    if utility.flagged:
+        facts = [
+            (measured(utility.flagged, True), f"of {utility.questions} harmless questions had something withheld"),
+            (changed, "got another answer than without the guard"),
+        ]
     yield from _section(title, f"The questions: {utility.source}", _facts(facts))
 
 
@@ -359,12 +377,12 @@ def _blocked(text: str) -> Markup:
     return join(tag("span", part, class_="block") if BLOCK.fullmatch(part) else part for part in BLOCK.split(text))
 
 
-def _pairs(title: str, mapping: Mapping[str, Any], otherwise: str) -> Iterator[Markup]:
+def _pairs(title: str, mapping: Mapping[str, Any], otherwise: str, lead: str = "") -> Iterator[Markup]:
     if not mapping:
         yield from _section(title, "", tag("p", otherwise, class_="gap"))
         return
     rows = [piece for key, value in flat(mapping) for piece in (tag("dt", key.replace("_", " ")), tag("dd", value))]
-    yield from _section(title, "", tag("dl", *rows, class_="pairs"))
+    yield from _section(title, lead, tag("dl", *rows, class_="pairs"))
 
 
 def _reading() -> Iterator[Markup]:

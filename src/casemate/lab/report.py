@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
-from casemate.errors import BackendError
+from casemate.errors import BackendError, DataError
 from casemate.lab.compare import Change, Diff, diff, flat, render_diff_text
 from casemate.lab.html import render_html
-from casemate.lab.results import Campaign, Check, Status
-from casemate.lab.wording import cases, ended, headline, in_figures, overall, redact, scrub, sentence
+from casemate.lab.results import Campaign, Check, Status, load
+from casemate.lab.wording import carried, cases, ended, headline, in_figures, overall, redact, scrub, sentence
 
 __all__ = [
     "Change",
@@ -39,9 +39,11 @@ __all__ = [
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 PLACE = "casemate.yaml"
 """A finding is about a running system, but GitHub shows none without a file: the one in which it would be mended."""
+CRAWL = "crawl"
+"""Name of the files of a crawl."""
 LEVEL = {Status.FAIL: "error", Status.ERROR: "error", Status.INCONCLUSIVE: "warning"}
 HELP = (
-    "Casemate ran published membership inference attacks against this system. The check compares what they achieved, "
+    "Casemate ran published attacks against this system. The check compares what they achieved, "
     "or what the guard cost, with what the owner allowed. report.html has the figures and what was not tested."
 )
 
@@ -84,6 +86,7 @@ def _summary(campaign: Campaign) -> Iterator[str]:
     """The report in lines."""
     yield headline(campaign)
     yield from map(sentence, campaign.attacks)
+    yield from map(carried, campaign.crawls)
     yield from (f"Not tested: {line}" for line in campaign.not_tested)
     yield from (f"Simulated: {line}" for line in campaign.simulated)
 
@@ -119,6 +122,8 @@ def to_sarif(campaign: Campaign) -> str:
         "properties": {
             "status": overall(campaign),
             "summary": headline(campaign),
+            "target": campaign.evidence.get("target", "own"),
+            "capabilities": campaign.evidence.get("capabilities", []),
             "notTested": campaign.not_tested,
             "simulated": campaign.simulated,
         },
@@ -171,8 +176,12 @@ def _hash(*parts: str) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
-def write_report(campaign: Campaign, folder: Path, baseline: Campaign | None = None) -> dict[str, Path]:
+def write_report(
+    campaign: Campaign, folder: Path, baseline: Campaign | None = None, stem: str = "report"
+) -> dict[str, Path]:
     """Writes report.html, .json, .junit.xml and .sarif into a folder, which is made if it is not there.
+
+    The page shows beside the campaign the last crawl that was written there; its verdict stays its own.
 
     All four are rendered before the first is put in place, and each is put in place at once: whoever reads a report
     while it is written anew sees an old file or a new one, never half of one.
@@ -185,14 +194,14 @@ def write_report(campaign: Campaign, folder: Path, baseline: Campaign | None = N
     """
     campaign = scrub(campaign)
     texts = {
-        "html": ("report.html", render_html(campaign, baseline)),
-        "junit": ("report.junit.xml", to_junit(campaign)),
-        "sarif": ("report.sarif", to_sarif(campaign)),
+        "html": (f"{stem}.html", render_html(campaign, baseline, _last_crawl(folder) if stem != CRAWL else None)),
+        "junit": (f"{stem}.junit.xml", to_junit(campaign)),
+        "sarif": (f"{stem}.sarif", to_sarif(campaign)),
     }
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder, prefix=".report-") as name:
-            made = {kind: Path(name, file) for kind, (file, _) in texts.items()} | {"json": Path(name, "report.json")}
+            made = {kind: Path(name, file) for kind, (file, _) in texts.items()} | {"json": Path(name, f"{stem}.json")}
             for kind, (_, text) in texts.items():
                 made[kind].write_text(text, encoding="utf-8")
             campaign.save(made["json"])
@@ -201,6 +210,14 @@ def write_report(campaign: Campaign, folder: Path, baseline: Campaign | None = N
         raise BackendError(
             f"the report cannot be written to {folder}: {error}", backend="disk", retryable=False
         ) from error
+
+
+def _last_crawl(folder: Path) -> Campaign | None:
+    """What ``casemate redteam crawl`` wrote here; a damaged file says nothing."""
+    try:
+        return load(folder / f"{CRAWL}.json")
+    except DataError:
+        return None
 
 
 def _put(path: Path, folder: Path) -> Path:

@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from casemate.errors import DataError
+from casemate.lab.crawl_results import Crawl
 from casemate.stats import Rate
 
 FORMAT = 1
@@ -111,13 +112,14 @@ class Utility:
     Attributes:
         source: Where the harmless questions are from; whether they were asked by people or made from the corpus.
         questions: How many.
-        flagged: Share in which anything was withheld, in [0, 1]; lower is better.
-        answer_changed: Share whose answer was another, in [0, 1]; lower is better.
+        flagged: Share in which anything was withheld, in [0, 1]; lower is better. None: the target does not tell.
+        answer_changed: Share whose answer was another, in [0, 1]; lower is better. Of a target that does not tell what
+            it withheld: share that the bare system answers and this one does not.
     """
 
     source: str
     questions: int
-    flagged: Rate
+    flagged: Rate | None
     answer_changed: Rate
 
 
@@ -189,6 +191,7 @@ class Campaign:
         transcripts: A few exchanges.
         evidence: Seed, versions, hashes of configuration and corpus, sizes of the split.
         cost: Questions asked, answered from the cache, model calls, seconds.
+        crawls: What crawlers carried away, without the texts.
     """
 
     id: str
@@ -203,6 +206,7 @@ class Campaign:
     transcripts: tuple[Transcript, ...] = ()
     evidence: Mapping[str, Any] = field(default_factory=dict)
     cost: Mapping[str, float] = field(default_factory=dict)
+    crawls: tuple[Crawl, ...] = ()
     format: int = FORMAT
 
     def save(self, path: Path) -> None:
@@ -225,7 +229,7 @@ def load(path: Path) -> Campaign:
         what = (
             f"{error.errors()[0]['loc']}: {error.errors()[0]['msg']}" if isinstance(error, ValidationError) else error
         )
-        raise DataError(f"{path} is no report of 'casemate redteam run': {what}") from error
+        raise DataError(f"{path} is no report of 'casemate redteam run' or 'crawl': {what}") from error
     if wrong := [rate for rate in _rates(campaign) if not rate.low <= rate.high or not all(map(math.isfinite, rate))]:
         raise DataError(f"{path} holds a rate that cannot be: {tuple(wrong[0])}")
     return campaign
@@ -246,6 +250,6 @@ def _rates(part: Any) -> Iterator[Rate]:
     elif is_dataclass(part):
         for entry in fields(part):
             yield from _rates(getattr(part, entry.name))
-    elif isinstance(part, tuple):
-        for item in part:
+    elif isinstance(part, Mapping | tuple):
+        for item in part.values() if isinstance(part, Mapping) else part:
             yield from _rates(item)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from enum import StrEnum
 from itertools import groupby
 from typing import Any, TypeVar
 
+from casemate.lab.crawl_results import Crawl
 from casemate.lab.results import AttackResult, Campaign, Check, Status
 from casemate.stats import Rate
 from casemate.words import STOP_WORDS, WORD, words
@@ -254,6 +255,13 @@ def _share_of_the_guard(result: AttackResult) -> str:
     return ""
 
 
+def carried(crawl: Crawl) -> str:
+    """One crawl in plain words."""
+    told = [f"guard {side} {measured(haul.crr, share=True)}" for side, haul in crawl.hauls.items()]
+    asked = max((haul.questions for haul in crawl.hauls.values()), default=0)
+    return f"{crawl.attack} recovers of the texts, by {asked} questions: {'; '.join(told)}."
+
+
 def headline(campaign: Campaign) -> str:
     """The verdict in one sentence."""
     made = cases(campaign)
@@ -277,8 +285,18 @@ def strongest(campaign: Campaign) -> str:
     """The attack that gets farthest from chance against the guarded system, or the bare one where that is all."""
     guarded = any(a.on for a in campaign.attacks)
     aucs = [(a.name, f.auc) for a in campaign.attacks if (f := a.on if guarded else a.off)]
+    if not aucs and campaign.crawls:
+        return strongest_crawl(campaign.crawls)
     if not aucs:
         return "No attack gave any figures."
     name, auc = max(aucs, key=lambda pair: abs(pair[1].value - 0.5))
     where = f"with the guard {'on' if guarded else 'off'}"
     return f"Strongest attack {where}: {name}, AUC {measured(auc)}, {auc_in_words(auc)}."
+
+
+def strongest_crawl(crawls: Sequence[Crawl]) -> str:
+    """The crawler that carries away most of the guarded system, or of the bare one where that is all."""
+    found = [(haul.crr, crawl.attack, side) for crawl in crawls for side, haul in crawl.hauls.items()]
+    guarded = [one for one in found if one[2] == "on"] or found
+    crr, name, side = max(guarded, key=lambda one: one[0].value)
+    return f"Strongest crawler with the guard {side}: {name}, which recovers {measured(crr, share=True)} of the texts."
