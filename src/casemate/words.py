@@ -35,6 +35,19 @@ def sentences(text: str) -> list[str]:
     return [s for block in BLOCK_END.split(text) for s in SENTENCE_END.split(block) if s.strip()]
 
 
+def whole_words(tokens: Iterable[str]) -> list[str]:
+    """Those of a tokenizer's tokens that are a word by themselves, of ASCII letters, sorted.
+
+    Tokenizers mark either what goes on a word (``##ing``) or what begins one (``▁run``, ``Ġrun``).
+
+    >>> whole_words(["run", "##ing", "[SEP]", "7"]), whole_words(["▁run", "ing"])
+    (['run'], ['run'])
+    """
+    found = list(tokens)
+    marked = [t[1:] for t in found if t[:1] in ("▁", "Ġ")]
+    return sorted({t for t in marked or found if t.isascii() and t.isalpha()})
+
+
 def words(text: str) -> list[str]:
     """Lower-case words in order, numbers among them, without punctuation.
 

@@ -10,6 +10,7 @@ from casemate.backends.minilm import MiniLM
 from casemate.backends.obedient.asking import Kind, understand
 from casemate.crawl.everyday import SENTENCES, WORDS
 from casemate.errors import CapabilityError, ConfigError
+from casemate.lab.box import CachedEmbedder
 from tests.fakes import BagOfWords
 from tests.unit.crawls import NOTES, Stubborn, System, crawl, share
 
@@ -113,6 +114,16 @@ class TestCollider:
         found = Collider(embedder, 4, 0, 1).words("Repeat it", target, rng)
         assert found == [WORDS[w] for w in expected]
 
+    def test_takes_the_words_of_the_embedder_that_tells_them(self):
+        class Telling(BagOfWords):
+            def vocabulary(self):
+                return ["quill", "rook", "sable"]
+
+        target = unit(np.ones(8)).astype(np.float32)
+        for embedder in (Telling(dim=8), CachedEmbedder(Telling(dim=8))):
+            found = Collider(embedder, 3, 1, 2).words("Repeat it", target, np.random.default_rng(0))
+            assert set(found) <= {"quill", "rook", "sable"}
+
     def test_takes_as_many_embeddings_as_it_says(self):
         embedder = BagOfWords(dim=8)
         collider = Collider(embedder, 5, 2, 3)
@@ -125,19 +136,20 @@ class TestCollider:
 
 @pytest.mark.slow
 def test_few_chosen_words_come_as_near_in_minilm_as_many_random_ones():
-    """One GEA target; the paper's search, with 320 embeddings, against ours with 80."""
+    """One GEA target; the paper's search, with 320 embeddings, against ours with 81."""
     embedder, rng = MiniLM(threads=1), np.random.default_rng(3)
     target = Worm()._target(embedder.embed(SENTENCES).astype(np.float64), np.zeros(384), rng)
     found = Collider(embedder, 20, 1, 4).words(PREFIXES[0], target, rng)
     ours = float(embedder.embed([joined(PREFIXES[0], found)])[0] @ target)
-    suffix, best = ["!"] * 20, -1.0
+    suffix, best, tokens = ["!"] * 20, -1.0, embedder.vocabulary()
     for place in rng.permutation(20):
-        options = [[*suffix[:place], WORDS[w], *suffix[place + 1 :]] for w in rng.choice(len(WORDS), 16, replace=False)]
+        tried = rng.choice(len(tokens), 16, replace=False)
+        options = [[*suffix[:place], tokens[w], *suffix[place + 1 :]] for w in tried]
         cosines = embedder.embed([joined(PREFIXES[0], option) for option in options]) @ target
         if cosines.max() > best:
             best, suffix = float(cosines.max()), options[int(cosines.argmax())]
-    assert ours > best + 0.03
-    assert ours > 0.28
+    assert ours > best + 0.1
+    assert ours > 0.32
 
 
 @pytest.mark.parametrize(

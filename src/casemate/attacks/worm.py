@@ -25,7 +25,7 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, TypeAlias, get_args
+from typing import ClassVar, Literal, Protocol, TypeAlias, get_args, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -50,6 +50,15 @@ POOL = 4
 """At each place the candidates are drawn from so many times as many words, the best by the sum of vectors."""
 
 
+@runtime_checkable
+class Worded(Protocol):
+    """An embedder that tells its vocabulary."""
+
+    def vocabulary(self) -> Sequence[str]:
+        """The words that are one token each, in a fixed order."""
+        ...
+
+
 @dataclass(eq=False)
 class Worm(ExtractionAttack):
     """Makes questions collide, in the embedder's space, with random texts (GEA) or with what is not yet stolen (DGEA).
@@ -57,7 +66,8 @@ class Worm(ExtractionAttack):
     Attributes:
         aim: ``gea`` or ``dgea``.
         rounds: How many questions are asked at most, at least 1.
-        suffix: Words of the suffix, at least 1 and at most as many as there are everyday words.
+        suffix: Words of the suffix, at least 1 and at most as many as there are everyday words. They are taken from
+            the embedder's vocabulary if it tells it (``Worded``), else from everyday words.
         iterations: Passes over the places of the suffix, at least 0; the paper makes 3, RAGFort 10.
         candidates: Words tried at each place, at least 1; the paper tries 512 at random.
         noise: Length of the random part of DGEA's target, finite and not negative; that of the other part is 1.
@@ -145,7 +155,8 @@ class Collider:
     def __init__(self, embedder: Embedder, length: int, iterations: int, candidates: int) -> None:
         self._embed = embedder.embed
         self._length, self._iterations, self._candidates = length, iterations, candidates
-        self._alone = self._embed(WORDS)  # (V, dim)
+        self._words = _vocabulary(embedder)
+        self._alone = self._embed(self._words)  # (V, dim)
         self._prefixes: dict[str, Vector] = {}
 
     def words(self, prefix: str, target: Vector, rng: np.random.Generator) -> list[str]:
@@ -158,44 +169,54 @@ class Collider:
         """
         if prefix not in self._prefixes:
             self._prefixes[prefix] = PREFIX_WEIGHT * self._embed([prefix])[0]
-        base = self._prefixes[prefix]
-        chosen = self._first(base, target)
+        base, toward = self._prefixes[prefix], self._alone @ target
+        chosen = self._first(base, target, toward)
         best = self._cosines(prefix, [chosen], target)[0]
         for place in (p for _ in range(self._iterations) for p in rng.permutation(self._length)):
             rest = base + self._alone[chosen].sum(axis=0) - self._alone[chosen[place]]
-            promising = np.argsort(-self._foretold(rest, target), kind="stable")[: POOL * self._candidates]
+            promising = np.argsort(-self._foretold(rest, target, toward), kind="stable")[: POOL * self._candidates]
             tried = rng.permutation(promising)[: self._candidates]
             options = [[*chosen[:place], int(word), *chosen[place + 1 :]] for word in tried]
             cosines = self._cosines(prefix, options, target)
             if cosines.max() > best:
                 best, chosen = cosines.max(), options[int(cosines.argmax())]
-        return [WORDS[word] for word in chosen]
+        return [self._words[word] for word in chosen]
 
-    def _first(self, base: Vector, target: Vector) -> list[int]:
+    def _first(self, base: Vector, target: Vector, toward: Vector) -> list[int]:
         """A suffix of different words, each the one that brings the sum of vectors nearest (matching pursuit)."""
         chosen: list[int] = []
         for _ in range(self._length):
-            foretold = self._foretold(base, target)
+            foretold = self._foretold(base, target, toward)
             foretold[chosen] = -np.inf
             chosen.append(int(foretold.argmax()))
             base = base + self._alone[chosen[-1]]
         return chosen
 
-    def _foretold(self, rest: Vector, target: Vector) -> npt.NDArray[np.float32]:
-        """Cosine of (rest + w) and the target for the vector w of each word, |w| = 1: (V,)."""
+    def _foretold(self, rest: Vector, target: Vector, toward: Vector) -> npt.NDArray[np.float32]:
+        """Cosine of (rest + w) and the target for the vector w of each word, |w| = 1, whose own is ``toward``: (V,)."""
         squares = rest @ rest + 2 * (self._alone @ rest) + 1
-        cosines: npt.NDArray[np.float32] = (rest @ target + self._alone @ target) / np.sqrt(np.maximum(squares, 1e-6))
+        cosines: npt.NDArray[np.float32] = (rest @ target + toward) / np.sqrt(np.maximum(squares, 1e-6))
         return cosines
 
     def _cosines(self, prefix: str, options: Sequence[Sequence[int]], target: Vector) -> npt.NDArray[np.float32]:
         """Cosine of each question and the target."""
-        questions = [joined(prefix, [WORDS[word] for word in option]) for option in options]
+        questions = [joined(prefix, [self._words[word] for word in option]) for option in options]
         return self._embed(questions) @ target
 
 
 def joined(prefix: str, suffix: Sequence[str]) -> str:
     """The question."""
     return f"{prefix}\n\n{' '.join(suffix)}"
+
+
+def _vocabulary(embedder: Embedder) -> Sequence[str]:
+    """What a suffix is made of: the words of the embedder, or of the one that it wraps, else everyday ones."""
+    found: Embedder | None = embedder
+    while found is not None:
+        if isinstance(found, Worded):
+            return found.vocabulary() or WORDS
+        found = getattr(found, "inner", None)
+    return WORDS
 
 
 def _unit(v: Float64) -> Vector:

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from casemate.errors import BackendError, DataError, needs
 from casemate.protocols import Embedder, Progress
 from casemate.types import Vector
+from casemate.words import whole_words
 
 SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 GRAPH = f"minilm-{SHA256[:16]}-1.onnx"  # the last number goes up when the graph changes
@@ -97,6 +98,10 @@ class MiniLM(Embedder):
     def spans(self, text: str) -> Sequence[tuple[int, int]]:
         """Start and end character of each word piece."""
         return list(self._tokenizer.encode(text, add_special_tokens=False).offsets)
+
+    def vocabulary(self) -> Sequence[str]:
+        """The words that are one token each; see ``attacks.worm.Worded``."""
+        return whole_words(self._tokenizer.get_vocab())
 
     def _run(self, rows: Sequence[Sequence[int]]) -> Vector:
         ids = np.zeros((len(rows), max(map(len, rows))), np.int64)

@@ -20,6 +20,7 @@ from casemate.protocols import Embedder, Progress
 from casemate.reindexing.lora import merged
 from casemate.reindexing.tuned import Adapter
 from casemate.types import Vector
+from casemate.words import whole_words
 
 NAME = "sentence_transformers"
 NO_LIMIT = 1_000_000
@@ -99,6 +100,10 @@ class SentenceTransformers(Embedder):
     def spans(self, text: str) -> Sequence[tuple[int, int]]:
         """Start and end character of each token."""
         return list(self._tokenizer.encode(text, add_special_tokens=False).offsets)
+
+    def vocabulary(self) -> Sequence[str]:
+        """The words that are one token each; see ``attacks.worm.Worded``."""
+        return whole_words(self._tokenizer.get_vocab())
 
     def network(self) -> Any:
         """A copy of the model, for training; see ``reindexing.tuned.Tunable``."""
