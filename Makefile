@@ -10,7 +10,7 @@ demo: $(VENV)/.base  ## the main job, on a fictional clinic
 	$(BIN)/casemate demo
 
 test: $(VENV)/.dev lint  ## everything that CI checks
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

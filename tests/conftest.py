@@ -37,9 +37,9 @@ def postgres_url() -> Iterator[str]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def milvus_url() -> Iterator[str]:
-    """A real Milvus server, started once."""
+    """A real Milvus server. Once for a file of tests, as it takes a quarter of a core even when nobody asks it."""
     pytest.importorskip("pymilvus")
     pytest.importorskip("milvus", reason="the server is the package milvus")
     from tests.milvus_server import milvus_server
