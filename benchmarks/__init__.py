@@ -59,6 +59,13 @@ def save(name: str, results: dict[str, Any]) -> None:
     print(f"written: {file.relative_to(ROOT)}", file=sys.stderr)
 
 
+def before(name: str, sizes: dict[str, Any]) -> dict[str, Any]:
+    """The results that are written, if they were measured with the same sizes; else the sizes and no corpora."""
+    file = ROOT / f"benchmarks/results/{name}.json"
+    held: dict[str, Any] = json.loads(file.read_text())["results"] if file.exists() else {}
+    return held if all(held.get(what) == size for what, size in sizes.items()) else sizes | {"corpora": {}}
+
+
 def nfcorpus_questions(qrels: str) -> list[str]:
     """The questions that a list of judgements names: ``qrels.tsv`` (test) or ``qrels.dev.tsv``."""
     with (DATA / "nfcorpus" / qrels).open() as file:

@@ -1,6 +1,7 @@
 """Knowledge-base extraction: every crawler on three corpora, with no defense and with several, one client and twenty.
 
-``python -m benchmarks.crawl [folder] [questions] [corpus ...]`` keeps what was asked in the folder and goes on there.
+``python -m benchmarks.crawl [folder] [questions] [corpus ...] [only=crawler]`` keeps what was asked in the folder and
+goes on there. With ``only``, what was measured before of other crawlers, as many questions, stays in the results.
 The reader is the simulation: it repeats what it is told to repeat. What came of crawls with ``crawl_limit`` is compared
 with the chunks whole, in items and in windows; what came of the others whole and in items only, which is a tenth of the
 work and can only make them seem smaller, so no ratio to them is too good. Harmless sessions are those of clients who
@@ -14,7 +15,7 @@ import asyncio
 import gzip
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -22,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import DATA, SEED, save
+from benchmarks import DATA, SEED, before, save
 from casemate import metrics, registry, stats
 from casemate.backends.minilm import MiniLM
 from casemate.backends.obedient import Obedient
@@ -42,8 +43,6 @@ from casemate.types import Document, Query
 
 CORPORA = {"patient_doctor_qa": 2500, "enron_worms": 1500, "mathqa": 320}
 ATTACKS = ("composite", "rag_thief", "worm", "pirates", "ikea", "rag_crawler")
-ROUNDS = 300
-"""Questions of the worm, whose search for each takes as long as all else: with fewer it recovers less, off and on."""
 K = 5
 SESSIONS, DAY, ZIPF = 1000, 50, 1.0
 COLLUDERS = 20
@@ -100,26 +99,32 @@ def main() -> None:
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else "/tmp/casemate-crawl")
     questions = int(sys.argv[2]) if len(sys.argv) > 2 else 1000
     folder.mkdir(parents=True, exist_ok=True)
-    results: dict[str, Any] = {"questions": questions, "k": K, "corpora": {}}
+    only = {a.removeprefix("only=") for a in sys.argv[3:] if a.startswith("only=")}
+    sizes = {"questions": questions, "k": K}
+    results: dict[str, Any] = before("crawl", sizes) if only else sizes | {"corpora": {}}
     embedder = CachedEmbedder(MiniLM(threads=1), megabytes=1500)  # of all corpora: the worm asks each the same
-    results["accuracy"] = asyncio.run(_accuracy(folder, embedder))
-    for name in sys.argv[3:] or CORPORA:
+    if not only:
+        results["accuracy"] = asyncio.run(_accuracy(folder, embedder))
+    for name in [a for a in sys.argv[3:] if not a.startswith("only=")] or CORPORA:
         ground = Ground(name, folder, embedder)
+        held = results["corpora"].setdefault(name, {"chunks": len(ground.documents), "crawls": {}})
         with closing(ground.ledger), closing(ground.index):
-            results["corpora"][name] = asyncio.run(_corpus(ground, questions))
+            held["crawls"] |= asyncio.run(_crawls(ground, questions, only or ATTACKS))
+            if not only:
+                held["harmless"] = asyncio.run(_met(ground))
         save("crawl", results | {"relative": _relative(results["corpora"])})
 
 
-async def _corpus(ground: Ground, questions: int) -> dict[str, Any]:
+async def _crawls(ground: Ground, questions: int, attacks: Collection[str]) -> dict[str, Any]:
     crawls = {}
-    for name in ATTACKS:
+    for name in attacks:
         crawls[name] = await _crawled(ground, name, questions)
         print(name, {label: round(h["crr"][0], 3) for label, h in crawls[name].items()}, file=sys.stderr, flush=True)
-    return {
-        "chunks": len(ground.documents),
-        "crawls": crawls,
-        "harmless": {d: await _harmless(ground, d) for d in ("crawl_limit", "similarity_floor", "summarize")},
-    }
+    return crawls
+
+
+async def _met(ground: Ground) -> dict[str, Any]:
+    return {d: await _harmless(ground, d) for d in ("crawl_limit", "similarity_floor", "summarize")}
 
 
 async def _crawled(ground: Ground, name: str, questions: int) -> dict[str, Any]:
@@ -145,7 +150,7 @@ async def _crawled(ground: Ground, name: str, questions: int) -> dict[str, Any]:
 def _attack(name: str, ground: Ground) -> ExtractionAttack:
     cls = registry.load("crawler", name)
     options: dict[str, Any] = {"embedder": ground.embedder} if "embedder" in cls.__dataclass_fields__ else {}
-    made: ExtractionAttack = cls(**options, **({"rounds": ROUNDS} if name == "worm" else {}))
+    made: ExtractionAttack = cls(**options)
     return made
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-import json
 import sys
 from collections.abc import Collection, Sequence
 from contextlib import closing
@@ -23,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import ROOT, SEED, save
+from benchmarks import SEED, before, save
 from benchmarks.crawl import ATTACKS, CORPORA, Ground, K, _attack
 from benchmarks.kept import span
 from casemate import stats
@@ -74,13 +73,13 @@ def main() -> None:
     only = {a.removeprefix("only=") for a in sys.argv[3:] if a.startswith("only=")}
     embedder = Trainable(MiniLM(threads=1), megabytes=1500)
     sizes = {"questions": questions, "k": K, "asked": ASKED}
-    results: dict[str, Any] = sizes | {"corpora": _before(sizes)}
+    results = before("frontier", sizes)
     for name in [a for a in sys.argv[3:] if not a.startswith("only=")] or CORPORA:
         ground = Ground(name, folder, embedder)
-        before = results["corpora"].get(name, {}).get("points", {}) if only else {}
+        held = results["corpora"].get(name, {}).get("points", {}) if only else {}
         with closing(ground.ledger), closing(ground.index):
             measured = asyncio.run(_corpus(ground, folder / f"{name}-shelves", questions, only))
-        results["corpora"][name] = measured | {"points": before | measured["points"]}
+        results["corpora"][name] = measured | {"points": held | measured["points"]}
         save("frontier", results)
 
 
@@ -100,13 +99,6 @@ class Trainable(CachedEmbedder):
     def tuned(self, adapter: Adapter) -> Embedder:
         """See ``Tunable``."""
         return CachedEmbedder(self._model.tuned(adapter))
-
-
-def _before(sizes: dict[str, int]) -> dict[str, Any]:
-    """What was measured before, as far as it was with the same sizes."""
-    file = ROOT / "benchmarks/results/frontier.json"
-    held: dict[str, Any] = json.loads(file.read_text())["results"] if file.exists() else {}
-    return dict(held["corpora"]) if all(held.get(name) == size for name, size in sizes.items()) else {}
 
 
 async def _corpus(ground: Ground, folder: Path, questions: int, only: Collection[str]) -> dict[str, Any]:
