@@ -29,14 +29,19 @@ def holder() -> str:
 
 
 async def together(*work: Coroutine[Any, Any, object]) -> None:
-    """Does several things side by side; what one of them raises ends the others, and comes through."""
+    """Does several things side by side; what one of them raises ends the others, and comes through.
+
+    Each is cancelled once: a second time would break off what it does to end cleanly, as ``gather`` would.
+    """
     tasks = [asyncio.ensure_future(w) for w in work]
     try:
-        await asyncio.gather(*tasks)
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+    for task in done:
+        task.result()
 
 
 @dataclass
