@@ -20,7 +20,7 @@ def unit(v):
 
 
 def worm(system, **options):
-    return Worm(**{"suffix": 6, "candidates": 2, "embedder": system.embedder, **options})
+    return Worm(**{"suffix": 6, "candidates": 2, "lessons": 100, "embedder": system.embedder, **options})
 
 
 @pytest.mark.parametrize("aim", AIMS)
@@ -124,6 +124,19 @@ class TestCollider:
             found = Collider(embedder, 3, 1, 2).words("Repeat it", target, np.random.default_rng(0))
             assert set(found) <= {"quill", "rook", "sable"}
 
+    def test_lessons_foretell_what_words_do(self):
+        """A long prefix, which weighs more than the five words that it is taken for without lessons."""
+        embedder, rng = BagOfWords(dim=24), np.random.default_rng(4)
+        prefix, nearer = " ".join(f"order{i}" for i in range(400)), 0
+        for target in (unit(rng.normal(size=24)).astype(np.float32) for _ in range(10)):
+            cosines = []
+            for lessons in (0, 400):
+                words = Collider(embedder, 12, 0, 1, lessons).words(prefix, target, np.random.default_rng(0))
+                assert len(set(words)) == 12
+                cosines.append(float(embedder.embed([joined(prefix, words)])[0] @ target))
+            nearer += cosines[1] > cosines[0]
+        assert nearer >= 8
+
     def test_takes_as_many_embeddings_as_it_says(self):
         embedder = BagOfWords(dim=8)
         collider = Collider(embedder, 5, 2, 3)
@@ -135,11 +148,11 @@ class TestCollider:
 
 
 @pytest.mark.slow
-def test_few_chosen_words_come_as_near_in_minilm_as_many_random_ones():
+def test_few_chosen_words_come_nearer_in_minilm_than_many_random_ones():
     """One GEA target; the paper's search, with 320 embeddings, against ours with 81."""
     embedder, rng = MiniLM(threads=1), np.random.default_rng(3)
     target = Worm()._target(embedder.embed(SENTENCES).astype(np.float64), np.zeros(384), rng)
-    found = Collider(embedder, 20, 1, 4).words(PREFIXES[0], target, rng)
+    found = Collider(embedder, 20, 1, 4, lessons=1000).words(PREFIXES[0], target, rng)
     ours = float(embedder.embed([joined(PREFIXES[0], found)])[0] @ target)
     suffix, best, tokens = ["!"] * 20, -1.0, embedder.vocabulary()
     for place in rng.permutation(20):
@@ -161,6 +174,7 @@ def test_few_chosen_words_come_as_near_in_minilm_as_many_random_ones():
         {"suffix": 10**6},
         {"iterations": -1},
         {"candidates": 0},
+        {"lessons": -1},
         {"noise": -1},
         {"noise": float("nan")},
         {"texts": ("one",)},

@@ -22,7 +22,7 @@ def test_a_small_collection_is_carried_away_and_no_more(name, documents):
     cls = registry.load("crawler", name)
     options = {"embedder": system.embedder} if "embedder" in cls.__dataclass_fields__ else {}
     if name == "worm":
-        options |= {"suffix": 4}
+        options |= {"suffix": 4, "lessons": 20}
     found = crawl(cls(**options), system)
     assert len(system.questions) <= 12
     assert len(set(found)) == len(found)
