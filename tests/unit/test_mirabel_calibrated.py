@@ -480,8 +480,8 @@ def test_a_text_among_decoys_is_found_by_its_sentences(make):
     guard, blind = make(), make()
     blind.defenses[0].embedder = None
     blind.defenses[0].index = None
-    found = [f"d{i}" in ask(guard, decoyed(i), client=f"c{i}")[1].evidence["flagged"] for i in range(40)]
-    whole = [f"d{i}" in ask(blind, decoyed(i), client=f"c{i}")[1].evidence["flagged"] for i in range(40)]
+    found = [f"d{i}" in ask(guard, decoyed(i), client=f"c{i}")[1].evidence["flagged"] for i in range(110)]
+    whole = [f"d{i}" in ask(blind, decoyed(i), client=f"c{i}")[1].evidence["flagged"] for i in range(110)]
     assert sum(found) >= 2 * sum(whole) > 0
     assert all(b <= a for a, b in zip(found, whole, strict=True))
 

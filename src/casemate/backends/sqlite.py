@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import glob
 import hashlib
+import json
 import os
 import sqlite3
 import threading
@@ -115,7 +116,8 @@ class SqliteIndex(Index):
         with self._transaction() as db:
             q, view = indexing.require_query(vector, self._dim), self._follow(db, tenant)
             keys, scores = view.neighbors.search(q, k)
-            hits = tuple(Hit(_fetch(db, int(key)), float(s)) for key, s in zip(keys, scores, strict=True))
+            found = _fetch(db, keys.tolist())
+            hits = tuple(Hit(found[key], s) for key, s in zip(keys.tolist(), scores.tolist(), strict=True))
             return Retrieval(hits, view.moments.background(q))
 
     def moments(self, tenant: str = DEFAULT_TENANT) -> CorpusMoments:
@@ -374,8 +376,10 @@ def _insert(db: sqlite3.Connection, d: Document, tenant: str) -> int:
     return cursor.lastrowid or 0
 
 
-def _fetch(db: sqlite3.Connection, key: int) -> Document:
-    return indexing.document_of(db.execute(f"SELECT {COLUMNS} FROM document WHERE key = ?", (key,)).fetchone())
+def _fetch(db: sqlite3.Connection, keys: Sequence[int]) -> dict[int, Document]:
+    """Documents by their keys: one statement, for there may be dozens on every request's path."""
+    query = f"SELECT key, {COLUMNS} FROM document WHERE key IN (SELECT value FROM json_each(?))"
+    return {key: indexing.document_of(row) for key, *row in db.execute(query, (json.dumps(keys),))}
 
 
 def _tenants(db: sqlite3.Connection) -> list[str]:

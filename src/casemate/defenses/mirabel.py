@@ -301,23 +301,24 @@ class _Part:
 
     def __init__(self, text: str, vector: Vector, index: Index, query: Query, barred: Collection[str]) -> None:
         self.question, self.vector, self.index, self.query, self.barred = Question(text), vector, index, query, barred
-        self.wanted = 2 * (query.k + LOOKS)
-        self._search()
+        self.wanted = query.k + LOOKS
+        self.found: Retrieval | None = None
 
-    def _search(self) -> None:
+    def _search(self) -> Retrieval:
         self.wanted *= 2
         found = self.index.search(self.vector, self.wanted, self.query.tenant)
-        self.found = _without(replace(found, exhausted=len(found.hits) < self.wanted), self.barred)
+        return _without(replace(found, exhausted=len(found.hits) < self.wanted), self.barred)
 
     def figures(self, source: str, out: Collection[str]) -> Figures | None:
-        """Of a source, as if others were not there; None if it is not among the first k then."""
+        """Of a source, as if others were not there; None if it is not among the first k then. Takes a thread's time."""
         while True:
+            self.found = self.found or self._search()
             found = _without(self.found, out)
             first = any(h.document.source == source for h in found.hits[: self.query.k])
             figures = self.question.figures(source, found) if first else None
             if found.exhausted or (figures if first else len(found.hits) >= self.query.k):
                 return figures
-            self._search()
+            self.found = None
 
 
 def _undecided(retrieval: Retrieval, least: int) -> Verdict | None:
