@@ -38,13 +38,17 @@ class Server:
         connections: At once, at most.
         timeout_s: For a connection, or one step on the server.
         about: What is wrong when a table or column is absent.
+        place: Where in the database our tables are, for messages. Empty: the database is enough.
     """
 
-    def __init__(self, backend: str, url: Secret, connections: int, timeout_s: float, about: str) -> None:
+    def __init__(
+        self, backend: str, url: Secret, connections: int, timeout_s: float, about: str, place: str = ""
+    ) -> None:
         if connections < 1 or not timeout_s > 0:
             raise ConfigError(f"{backend}: connections={connections}, timeout_s={timeout_s}; both must be > 0")
         self._backend, self._url, self._connections, self._timeout_s = backend, Secret(url), connections, timeout_s
-        self.where, self._password = address(backend, self._url)
+        where, self._password = address(backend, self._url)
+        self.where = f"{where}, {place}" if place else where
         self._about, self._lock = about, threading.Lock()
         self._pool: ConnectionPool[Any] | None = None
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 import secrets
-import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,17 +18,16 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from casemate import indexing
-from casemate.backends.pgvector.connection import HOPELESS, STATES, address, patient_connection
-from casemate.errors import BackendError, ConfigError, DataError, needs
+from casemate.errors import ConfigError, DataError
 from casemate.indexing import COLUMNS
 from casemate.neighbors import SPARE, Keys, best, rounding, scores
+from casemate.postgres import Server
 from casemate.protocols import Index
 from casemate.stats import CorpusMoments
 from casemate.types import DEFAULT_TENANT, Document, Float64, Hit, Retrieval, Secret, Vector
 
 if TYPE_CHECKING:
     from psycopg import Connection
-    from psycopg_pool import ConnectionPool
 
 FORMAT = "casemate 1"
 META = """
@@ -90,24 +88,22 @@ class PgvectorIndex(Index):
     def __post_init__(self) -> None:
         if not re.fullmatch("[a-z_][a-z0-9_]{0,62}", self.schema):
             raise ConfigError(f"pgvector.schema is {self.schema!r}; allowed are a-z, 0-9 and _, no digit first")
-        if self.connections < 1 or not self.timeout_s > 0:
-            raise ConfigError(f"pgvector: connections={self.connections}, timeout_s={self.timeout_s}; both must be > 0")
         if self.search_by not in ("exact", "hnsw") or min(self.m, self.ef_construct, self.ef) < 1 or self.ef > MOST:
             allowed = f"exact or hnsw, m and ef_construct of at least 1, ef of 1 to {MOST}"
             raise ConfigError(f"pgvector: search_by={self.search_by!r}, ef={self.ef}; allowed are {allowed}")
         self.url = Secret(self.url)
-        where, self._password = address(self.url)
-        self._where, self._s = f"{where}, schema {self.schema}", f'"{self.schema}"'
+        about = "holds no index, or one of another program"
+        place = f"schema {self.schema}"
+        self._server = Server("pgvector", self.url, self.connections, self.timeout_s, about, place)
+        self._where, self._s = self._server.where, f'"{self.schema}"'
         self._held = f"FROM {self._s}.document WHERE tenant = %s"
         self._vector = f"SELECT key, vector_send(embedding) {self._held}"
-        self._lock = threading.Lock()
-        self._pool: ConnectionPool[Any] | None = None
         self._cache: dict[str, tuple[int, CorpusMoments]] = {}
         self._fingerprint, self._dim = "", 0
 
     def open(self, fingerprint: str, dim: int) -> None:
         """See ``Index.open``."""
-        self._connect()
+        self._server.open()
         with self._alone() as db:
             if "fingerprint" not in self._meta(db):
                 db.execute(DOCUMENTS.format(s=self._s, dim=int(dim)))
@@ -195,7 +191,7 @@ class PgvectorIndex(Index):
 
     def clear(self) -> None:
         """See ``Index.clear``."""
-        self._connect()
+        self._server.open()
         self._fingerprint = ""
         with self._alone() as db:
             db.execute(f"LOCK TABLE {self._s}.meta IN ACCESS EXCLUSIVE MODE")  # when all that is under way is done
@@ -205,71 +201,13 @@ class PgvectorIndex(Index):
 
     def close(self) -> None:
         """See ``Index.close``."""
-        pool, self._pool = self._pool, None
+        self._server.close()
         self._cache.clear()
-        if pool is not None:
-            pool.close()
-
-    def _connect(self) -> None:
-        """Makes the pool, after one connection of its own that says plainly what is wrong."""
-        with needs("casemate[postgres]"):
-            from pgvector.psycopg import register_vector
-            from psycopg_pool import ConnectionPool
-        patient = patient_connection(self.timeout_s + 1)
-        options: dict[str, Any] = {
-            "autocommit": True,
-            "prepare_threshold": None,  # no plan outlives another dimension, and poolers of transactions may be used
-            "connect_timeout": max(2, round(self.timeout_s)),
-            "fallback_application_name": "casemate",
-        }
-        with self._lock, self._explained():
-            if self._pool is not None:
-                return
-            with patient.connect(self.url, **options) as db:
-                self._require_able(db)
-            self._pool = ConnectionPool(
-                self.url, connection_class=patient, kwargs=options, configure=register_vector, min_size=1, open=True,
-                max_size=self.connections, timeout=self.timeout_s, reconnect_timeout=self.timeout_s,
-            )  # fmt: skip
-
-    def _require_able(self, db: Connection[Any]) -> None:
-        if db.execute("SELECT current_setting('server_encoding') = 'UTF8'").fetchone() != (True,):
-            raise self._failure("the database is not in UTF8; make one with ENCODING 'UTF8'")
-        if db.execute("SELECT to_regtype('vector')").fetchone() == (None,):
-            raise self._failure("pgvector is missing; as superuser, in this database: CREATE EXTENSION vector")
-
-    @contextmanager
-    def _session(self, mode: str) -> Iterator[Connection[Any]]:
-        """A transaction on a connection of the pool: kept whole, or not at all."""
-        pool = self._pool
-        if pool is None:
-            raise self._failure("the index is not open")
-        with self._explained():
-            limit = max(1, round(self.timeout_s * 1000))
-            db = self._begin(pool, f"BEGIN {mode}; SET LOCAL statement_timeout = {limit}")
-            try:
-                with db:
-                    yield db
-            finally:
-                pool.putconn(db)
-
-    def _begin(self, pool: ConnectionPool[Any], statement: str, *, again: bool = True) -> Connection[Any]:
-        """A connection that has begun; where one has died in the pool, so have others, and all are replaced."""
-        db: Connection[Any] = pool.getconn()
-        try:
-            db.execute(statement)
-        except BaseException:
-            pool.putconn(db)
-            if not (again and db.broken):  # one that was given up for its silence is closed, not broken
-                raise
-            pool.check()
-            return self._begin(pool, statement, again=False)
-        return db
 
     @contextmanager
     def _transaction(self, *, write: bool = False) -> Iterator[Connection[Any]]:
         """One consistent state of this embedder's tables, which cannot be dropped meanwhile."""
-        with self._session("READ WRITE" if write else "ISOLATION LEVEL REPEATABLE READ READ ONLY") as db:
+        with self._server.session("READ WRITE" if write else "ISOLATION LEVEL REPEATABLE READ READ ONLY") as db:
             db.execute(f"LOCK TABLE {self._s}.meta IN ACCESS SHARE MODE")  # before the first SELECT takes the snapshot
             self._require_same_embedder(self._meta(db))
             yield db
@@ -277,7 +215,7 @@ class PgvectorIndex(Index):
     @contextmanager
     def _alone(self) -> Iterator[Connection[Any]]:
         """A transaction beside no other ``open`` or ``clear``, in which ``meta`` exists."""
-        with self._session("READ WRITE") as db:
+        with self._server.session("READ WRITE") as db:
             db.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", (f"casemate.{self.schema}",))
             if db.execute("SELECT to_regclass(%s)", (f"{self._s}.meta",)).fetchone() == (None,):
                 if db.execute("SELECT 1 FROM pg_tables WHERE schemaname = %s", (self.schema,)).fetchone():
@@ -356,26 +294,6 @@ class PgvectorIndex(Index):
             cursor.execute(self._vector, (tenant,), binary=True)
             while rows := cursor.fetchmany(STREAM):
                 yield np.array([key for key, _ in rows], np.int64), _matrix([blob for _, blob in rows], self._dim)
-
-    def _failure(self, say: str, *, retryable: bool = False) -> BackendError:
-        return BackendError(f"{self._where}: {say}", backend="pgvector", retryable=retryable)
-
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        """Says in the operator's words what the server or the driver complains about."""
-        import psycopg
-
-        try:
-            yield
-        except psycopg.Error as error:
-            said = " ".join(str(error).replace(self._password or "\0", "***").split())
-            state = error.sqlstate or ""
-            if state in {"3F000", "42703", "42P01", "42P07"}:  # no such schema, column, table; a table there already
-                raise DataError(f"{self._where} holds no index, or one of another program ({said})") from error
-            if isinstance(error, psycopg.DataError):
-                raise DataError(f"{self._where} refuses a value: {said}") from error
-            retryable = isinstance(error, psycopg.OperationalError) and not HOPELESS.search(said)
-            raise self._failure(STATES.get(state, said), retryable=retryable) from error
 
 
 def _row(d: Document, tenant: str) -> tuple[str, ...]:
