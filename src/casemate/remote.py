@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import os
 import random
 import re
 import ssl
@@ -24,6 +25,7 @@ from urllib.parse import urljoin, urlsplit
 from casemate.errors import BackendError, ConfigError, needs
 from casemate.types import Answer, Background, Document, Hit, Retrieval
 
+OPENAI = "https://api.openai.com/v1"
 TELLS = frozenset({"sources", "ids", "scores"})
 """What a target may tell beside its answer."""
 BACKOFF_S, WAIT_S = 0.5, 60.0
@@ -34,7 +36,7 @@ _MOVED = {301, 302, 307, 308}
 _PASSING = {429, 500, 502, 503, 504}
 _REFUSED = {400, 403, 413, 422}
 _SAID: Mapping[int, str] = {
-    401: "the key is refused; correct the header or option that carries it",
+    401: "the key is refused, or there is none; correct the header or option that carries it",
     403: "the key may not do this; use one that may ask",
     404: "there is nothing at this path; correct the address",
     405: "this method is not taken; correct the method",
@@ -253,6 +255,31 @@ def require_address(name: str, url: str) -> None:
     """
     if not re.match(r"https?://[^/\s]", url):
         raise ConfigError(f"{name} must begin with http:// or https:// and a host; that of {host_of(url)!r} does not")
+
+
+def openai_server(base_url: str, key: str) -> tuple[str, str]:
+    """Address and key of a server that speaks OpenAI's API; what is empty, the environment says.
+
+    The environment's key goes to the environment's address, or to OpenAI's own: nobody else is sent it unasked.
+
+    Args:
+        base_url: Empty: ``OPENAI_BASE_URL``, else OpenAI's own.
+        key: Empty: ``OPENAI_API_KEY``, if it belongs to the address; else there is none.
+
+    Raises:
+        ConfigError: If the key is lacking for OpenAI's own address, or cannot be one.
+    """
+    told = os.environ.get("OPENAI_BASE_URL", "").strip()
+    base = (base_url or told or OPENAI).rstrip("/")
+    own = base.startswith("https://") and host_of(base) == host_of(OPENAI)
+    if not key and (own or base == told.rstrip("/")):
+        key = os.environ.get("OPENAI_API_KEY", "")
+    key = key.strip()
+    if not key and own:
+        raise ConfigError(f"no key for {host_of(base)}: set OPENAI_API_KEY in the environment, or api_key")
+    if not (key.isascii() and key.isprintable()):
+        raise ConfigError("the api_key has characters that no key has; copy it again")
+    return base, key
 
 
 def told(

@@ -105,8 +105,8 @@ class TestEmbedder:
         assert hidden.fingerprint == f"openai:{server.host}:text-embedding-3-small:{DIM}"
 
     def test_key_from_the_environment_or_none_at_all(self, server: FakeOpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
-        embedder(server, api_key=Secret(""))
         monkeypatch.setenv("OPENAI_API_KEY", "from-environment\n")
+        embedder(server, api_key=Secret(""))  # a server of one's own is not OpenAI, and gets no key of it
         monkeypatch.setenv("OPENAI_BASE_URL", server.url)
         embedder(server, api_key=Secret(""), base_url="")
         assert [r.headers["authorization"] for r in server.received] == ["Bearer none", "Bearer from-environment"]
@@ -297,7 +297,7 @@ class TestGenerator:
         ("how", "message", "retryable"),
         [
             ("400", r"refused \(HTTP 400, unsupported_parameter, max_tokens\); change", False),
-            ("401", r"key is refused \(HTTP 401, invalid_api_key\); set api_key, or OPENAI_API_KEY", False),
+            ("401", r"key is refused, or lacking \(HTTP 401, invalid_api_key\); set api_key; OPENAI_API_KEY", False),
             ("404", r"no such model or path \(HTTP 404, model_not_found\); correct model", False),
             ("429", r"too many requests.*\(HTTP 429, rate_limit_exceeded\); wait", True),
             ("quota", r"too many requests.*\(HTTP 429, insufficient_quota\); wait", False),

@@ -91,7 +91,7 @@ def test_a_server_that_does_not_stream_is_read_too():
 @pytest.mark.parametrize(
     ("how", "message", "retryable"),
     [
-        ("401", "HTTP 401: the key is refused", False),
+        ("401", "HTTP 401: the key is refused, or there is none", False),
         ("404", "HTTP 404: there is nothing at this path", False),
         ("429", "HTTP 429: too many requests", True),
         ("500", "HTTP 500: the server failed", True),
@@ -161,6 +161,12 @@ def test_the_environment_fills_in(server, monkeypatch):
     ask(target)
     assert server.received[0].path == "/v1/chat/completions"
     assert str(KEY) not in repr(target)
+
+
+def test_the_key_of_the_environment_goes_to_its_own_address_alone(server, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", str(KEY))
+    ask(endpoint(server, api_key=Secret("")))
+    assert "authorization" not in server.received[0].headers
 
 
 def test_canaries_through_it(server):

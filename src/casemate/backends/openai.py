@@ -6,7 +6,6 @@ may repeat either, and it hides the SDK's exception, whose request and message h
 
 from __future__ import annotations
 
-import os
 import re
 import ssl
 import sys
@@ -15,17 +14,16 @@ from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urlsplit
 
 import numpy as np
 
 from casemate.errors import BackendError, ConfigError, needs
 from casemate.passed_on import passed_on
 from casemate.protocols import Embedder, Generator, Progress
+from casemate.remote import OPENAI, host_of, openai_server
 from casemate.types import Prompt, Secret, Vector
 
 NAME = "openai"
-OFFICIAL = "https://api.openai.com/v1"
 NO_KEY = "none"  # what a local server that asks for no key is sent
 CONNECT_S = 10.0
 
@@ -39,7 +37,7 @@ _TAG = re.compile(r"<(?=\s*/?\s*document)", re.IGNORECASE)
 _CODE = re.compile(r"[a-z_]{1,40}")
 
 _STATUS: Mapping[int, tuple[str, str]] = {
-    401: ("the key is refused", "set api_key, or OPENAI_API_KEY in the environment"),
+    401: ("the key is refused, or lacking", "set api_key; OPENAI_API_KEY goes to OpenAI alone, and to OPENAI_BASE_URL"),
     403: ("the key may not do this", "use a key that may use the model"),
     404: ("no such model or path", "correct model; base_url mostly ends in /v1"),
     429: ("too many requests, or the quota is used up", "wait, or raise the quota"),
@@ -53,7 +51,7 @@ class OpenAIEmbedder(Embedder):
     Attributes:
         model: The server's name of the model.
         base_url: Address up to and with /v1; empty: ``OPENAI_BASE_URL``, else OpenAI's own.
-        api_key: Key; empty: ``OPENAI_API_KEY``. A server of your own may need none.
+        api_key: Key; empty: ``OPENAI_API_KEY`` for OpenAI's own address and ``OPENAI_BASE_URL``, none for any other.
         dimensions: Length of the vectors, for models that can shorten them; 0: the model's own.
         batch: Texts in one request.
         timeout_s: Longest silence of the server, in seconds.
@@ -150,7 +148,7 @@ class OpenAIGenerator(Generator):
     Attributes:
         model: The server's name of the model.
         base_url: Address up to and with /v1; empty: ``OPENAI_BASE_URL``, else OpenAI's own.
-        api_key: Key; empty: ``OPENAI_API_KEY``. A server of your own may need none.
+        api_key: Key; empty: ``OPENAI_API_KEY`` for OpenAI's own address and ``OPENAI_BASE_URL``, none for any other.
         timeout_s: Longest silence of the server, in seconds.
         retries: Further attempts after a failure that may pass, before the first piece.
         temperature: 0: the likeliest answer. Below 0: not sent, for models that take none.
@@ -254,8 +252,7 @@ class _Server:
     retries: int
 
     def __post_init__(self) -> None:
-        url = self.base_url or os.environ.get("OPENAI_BASE_URL", "").strip() or OFFICIAL
-        key = (self.key or os.environ.get("OPENAI_API_KEY", "")).strip()
+        url, key = openai_server(self.base_url, self.key)
         object.__setattr__(self, "base_url", url)
         object.__setattr__(self, "key", Secret(key or NO_KEY))
         if not self.model or self.timeout_s <= 0 or self.retries < 0:
@@ -264,18 +261,12 @@ class _Server:
                 f"timeout_s={self.timeout_s}, retries={self.retries}"
             )
         if not re.match(r"https?://[^/]", url):
-            raise ConfigError(
-                f"base_url must be like {OFFICIAL} or http://localhost:8000/v1, got one for {self.host!r}"
-            )
-        if not key and self.host == urlsplit(OFFICIAL).netloc:
-            raise ConfigError(f"no key for {self.host}: set OPENAI_API_KEY in the environment, or api_key")
-        if not (key.isascii() and key.isprintable()):
-            raise ConfigError("the api_key has characters that no key has; copy it again")
+            raise ConfigError(f"base_url must be like {OPENAI} or http://localhost:8000/v1, got one for {self.host!r}")
 
     @property
     def host(self) -> str:
         """Name and port, without user or password."""
-        return urlsplit(self.base_url).netloc.rpartition("@")[2]
+        return host_of(self.base_url)
 
     def options(self) -> dict[str, Any]:
         """What both clients of the SDK are made with."""

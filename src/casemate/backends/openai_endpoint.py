@@ -6,18 +6,16 @@ It is sent the question and nothing else, by plain HTTP: what it finds and reads
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from casemate.errors import BackendError, ConfigError
 from casemate.protocols import Target
-from casemate.remote import Caller, Page, host_of, require_address, told
+from casemate.remote import Caller, Page, host_of, openai_server, require_address, told
 from casemate.types import Answer, Query, Secret
 
 NAME = "openai_endpoint"
-OFFICIAL = "https://api.openai.com/v1"
 
 
 @dataclass(eq=False)
@@ -27,7 +25,7 @@ class OpenAIEndpoint(Target):
     Attributes:
         model: The server's name of the model.
         base_url: Address up to and with /v1; empty: ``OPENAI_BASE_URL``, else OpenAI's own.
-        api_key: Key; empty: ``OPENAI_API_KEY``. A server of your own may need none.
+        api_key: Key; empty: ``OPENAI_API_KEY`` for OpenAI's own address and ``OPENAI_BASE_URL``, none for any other.
         instructions: Sent in front of the question as the system's; empty: nothing is.
         temperature: 0: the likeliest answer. Below 0: not sent, for models that take none.
         max_tokens: Longest answer, in tokens.
@@ -54,17 +52,12 @@ class OpenAIEndpoint(Target):
     tells: ClassVar[frozenset[str]] = frozenset()
 
     def __post_init__(self) -> None:
-        base = (self.base_url or os.environ.get("OPENAI_BASE_URL", "").strip() or OFFICIAL).rstrip("/")
+        base, key = openai_server(self.base_url, self.api_key)
         require_address("openai_endpoint.base_url", base)
-        key = (self.api_key or os.environ.get("OPENAI_API_KEY", "")).strip()
         if not self.model or self.max_tokens < 1:
             raise ConfigError(
                 f"need a model and max_tokens > 0, got model={self.model!r}, max_tokens={self.max_tokens}"
             )
-        if not key and base == OFFICIAL:
-            raise ConfigError(f"no key for {host_of(base)}: set OPENAI_API_KEY in the environment, or api_key")
-        if not (key.isascii() and key.isprintable()):
-            raise ConfigError("the api_key has characters that no key has; copy it again")
         self.api_key = Secret(key)
         self._url = f"{base}/chat/completions"
         self._caller = Caller(NAME, self.timeout_s, self.retries, self.requests_per_s, self.max_bytes)
