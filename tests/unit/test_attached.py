@@ -451,6 +451,27 @@ def test_vectors_changed_by_others_are_noticed_and_do_not_break_the_count(attach
     assert attached.check() == []
 
 
+def test_rows_written_over_with_other_records_are_judged_as_those_and_not_removed_as_the_old(tmp_path) -> None:
+    index, q = opened(filled(tmp_path), tmp_path, source_field="doc"), unit(vectors(11, 1))[0][0]
+    index.attach()
+    for i in range(8):  # as many gone as come: no count shows it
+        index.collection.put(Document(f"d{i:03}#1", "another's", metadata={"doc": "other"}), 3 * q)
+    found, p, true = index.search(q, 8), 8 / 200, law(index).background(q)
+    assert {h.document.source for h in found.hits} == {"other"}
+    assert abs(found.background.mean - true.mean) <= 2 * p
+    assert abs(found.background.std**2 - true.std**2) <= 4 * p
+    with pytest.raises(DataError, match="'d000#1' that somebody else put in"):
+        index.remove(["m000"])
+    shelf = ShelfCollection(tmp_path / "shelf", DIM)
+    withheld = opened(shelf, tmp_path, source_field="doc", unknown="withhold").search(q, 8)
+    assert len(withheld.hits) == 8
+    assert "other" not in {h.document.source for h in withheld.hits}
+    index.attach()
+    assert index.remove(["m000"]) == 3
+    assert index.remove(["other"]) == 8
+    assert agrees(index)
+
+
 def test_a_store_that_is_down_is_an_error_and_no_empty_answer(attached) -> None:
     attached.collection.broken = True
     with pytest.raises(BackendError, match="down"):

@@ -27,13 +27,17 @@ NOT_YET = "casemate has not seen this collection yet, or not to its end: run 'ca
 
 
 class Known(NamedTuple):
-    """What we know of a row: its age among ours, its source, the source it is a copy of ("": none), the digest."""
+    """What we know of a row: its age among ours, its source, the source it is a copy of ("": none), the digest.
+
+    ``ours`` is 0 for a row that somebody else put in.
+    """
 
     age: int
     source: str
     twin: str
     digest: str
     mark: int
+    ours: int
 
 
 class Named(NamedTuple):
@@ -112,7 +116,7 @@ class Sidecar:
         """Asks for rows; wants the epoch, the tenant, and the epoch again."""
         p = self.epoch % 2
         return (
-            f"SELECT k.id, k.age, k.source, coalesce(t.source, ''), k.digest, k.mark{p} FROM @known k "
+            f"SELECT k.id, k.age, k.source, coalesce(t.source, ''), k.digest, k.mark{p}, k.ours FROM @known k "
             f"LEFT JOIN @twin t ON t.epoch = ? AND t.age = k.age WHERE k.tenant = ? AND k.epoch{p} = ?"
         )
 

@@ -167,7 +167,9 @@ class AttachedIndex(Index):
         self._look()
         while True:
             hits, known, law = self._found(q, reach, tenant)
-            kept = [h for h in hits if self.unknown == "judge" or h.document.id in known]
+            kept = [
+                h for h in hits if self.unknown == "judge" or not self._strange(h.document, known.get(h.document.id))
+            ]
             kept.sort(key=lambda h: (-h.score, known[h.document.id].age if h.document.id in known else 1 << 62))
             if len(kept) >= k or len(hits) < reach:
                 named = tuple(
@@ -279,9 +281,13 @@ class AttachedIndex(Index):
 
     def _named(self, document: Document, known: Known | None) -> Document:
         """The document with the source that it is judged by: of one we do not know, by the rule alone."""
-        if known is None:
+        if known is None or self._strange(document, known):
             return replace(document, source=self._grouping.source(document))
         return replace(document, source=known.twin or known.source, digest=known.digest)
+
+    def _strange(self, document: Document, known: Known | None) -> bool:
+        """Whether somebody else has put this row in since the last scan, or another record's in its place."""
+        return known is None or (not known.ours and self._grouping.source(document) != known.source)
 
     def _moments(self, side: Sidecar, tenant: str) -> CorpusMoments:
         """The tenant's moments, from memory while their revision is the same."""
@@ -356,7 +362,8 @@ class AttachedIndex(Index):
         if clash := side.known(tenant, set(new) - set(gone)):
             raise indexing.given_twice(next(iter(clash)))
         piece = found(self.collection, tenant, [*dict.fromkeys([*gone, *new])], side.within)
-        foreign = {d.id for d in piece.documents} - set(gone)
+        known = side.known(tenant, gone)
+        foreign = {d.id for d in piece.documents if self._strange(d, known.get(d.id))}
         if foreign:
             raise DataError(
                 f"{self.collection.name} holds a row {min(foreign)!r} that somebody else put in: "
