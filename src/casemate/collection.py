@@ -43,7 +43,13 @@ class Piece:
 
 
 class Collection(Protocol):
-    """Rows of id, text, vector and metadata in a foreign store. Thread-safe, synchronous."""
+    """Rows of id, text, vector and metadata in a foreign store. Thread-safe, synchronous.
+
+    Attributes:
+        by_cosine: Whether a search finds the nearest by cosine, whatever the vectors' lengths; known when it is open.
+    """
+
+    by_cosine: bool = True
 
     @property
     def name(self) -> str:

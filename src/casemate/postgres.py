@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import threading
 from collections.abc import Iterator
@@ -38,7 +39,7 @@ class Server:
         connections: At once, at most.
         timeout_s: For a connection, or one step on the server.
         about: What is wrong when a table or column is absent.
-        place: Where in the database our tables are, for messages. Empty: the database is enough.
+        place: What of the database is meant, for messages. Empty: the database is enough.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Server:
                 return
             with patient.connect(self._url, **options) as db:
                 self._require_able(db)
+            logging.getLogger("psycopg.pool").setLevel(logging.ERROR)  # it tells of each try; we say what comes of them
             self._pool = ConnectionPool(
                 self._url, connection_class=patient, kwargs=options, configure=register_vector, min_size=1, open=True,
                 max_size=self._connections, timeout=self._timeout_s, reconnect_timeout=self._timeout_s,
@@ -147,9 +149,13 @@ class Server:
     def explained(self) -> Iterator[None]:
         """Says in the operator's words what the server or the driver complains about."""
         import psycopg
+        from psycopg_pool import PoolTimeout
 
         try:
             yield
+        except PoolTimeout as error:
+            say = f"no connection within {self._timeout_s:g} s: see that the server runs, or raise connections"
+            raise self.failure(say, retryable=True) from error
         except psycopg.Error as error:
             said = " ".join(str(error).replace(self._password or "\0", "***").split())
             state = error.sqlstate or ""

@@ -54,7 +54,7 @@ def test_entities_are_attached_changed_and_missed(milvus_url: str, tmp_path: Pat
 
     index = opened()
     about = index.attach()
-    assert (about.rows, about.sources, about.rescaled) == (N, N // 3, N)
+    assert (about.rows, about.sources, about.rescaled, index.collection.by_cosine) == (N, N // 3, N, True)
     assert [p.after for p in index.collection.scan("139")][0] == "209"  # goes on behind what was seen
     q = U[5].astype(np.float32)
     found = index.search(q, 3)

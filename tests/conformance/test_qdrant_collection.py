@@ -11,6 +11,7 @@ import pytest
 from casemate.backends import qdrant_collection
 from casemate.backends.attached import AttachedIndex
 from casemate.backends.qdrant_collection import QdrantCollection
+from casemate.cli.attach import Told
 from casemate.errors import CapabilityError, DataError
 from casemate.types import Document, Secret
 
@@ -27,7 +28,7 @@ def points(tmp_path: Path) -> Callable[..., np.ndarray]:
 
         X = np.random.default_rng(1).standard_normal((N, DIM)).astype(np.float32)
         client = QdrantClient(path=str(tmp_path / "qdrant"))
-        params = models.VectorParams(size=DIM, distance=models.Distance.COSINE)
+        params = models.VectorParams(size=DIM, distance=options.get("distance", models.Distance.COSINE))
         client.create_collection("theirs", {"v": params} if options.get("named") else params)
         client.upsert(
             "theirs",
@@ -74,6 +75,29 @@ def test_points_are_attached(points, tmp_path, monkeypatch, name) -> None:
     assert index.check() == []
     with pytest.raises(CapabilityError, match="writable"):
         index.remove(["d1"])
+    index.close()
+
+
+def test_points_without_text_take_no_place_in_what_is_found(points, tmp_path) -> None:
+    U = points()
+    index = opened(tmp_path, only={"even": True})
+    client, q = index.collection._client, U[4].astype(np.float32)
+    near = [i for i in np.argsort(-(U @ q)).tolist() if i % 2 == 0]
+    client.delete_payload("theirs", ["body"], points=near[:100])  # more than are asked for in reserve
+    index.attach()
+    assert [h.document.id for h in index.search(q, 3).hits] == [str(i) for i in near[100:103]]
+    index.close()
+
+
+def test_another_metric_than_cosine_is_said_where_lengths_differ(points, tmp_path) -> None:
+    from qdrant_client.models import Distance
+
+    points(distance=Distance.DOT)
+    index = opened(tmp_path)
+    told = Told(index, index.attach(), 1.0, 1.0, False)
+    assert any("600 vectors are not of unit length" in s or "599 vectors" in s for s in told.lacking())
+    index.collection.by_cosine = True
+    assert not any("unit length" in s for s in told.lacking())
     index.close()
 
 

@@ -91,6 +91,8 @@ class MilvusCollection(Collection):
                 logging.getLogger("pymilvus.decorators").addFilter(lambda record: False)  # it is said by us
                 self._client = MilvusClient(self.url, token=self.token, db_name=self.database, timeout=self.timeout_s)
             fields = {f["name"]: f for f in self._client.describe_collection(self.collection)["fields"]}
+            indexes = self._client.list_indexes(self.collection, self.vector)
+            kinds = [self._client.describe_index(self.collection, i) or {} for i in indexes]
         if self.vector not in fields or "dim" not in fields[self.vector].get("params", {}):
             raise DataError(f"{self.name} has no field {self.vector!r} of vectors; it has {', '.join(sorted(fields))}")
         if fields[self.vector]["type"] != DataType.FLOAT_VECTOR:
@@ -98,6 +100,7 @@ class MilvusCollection(Collection):
         key = next(f for f in fields.values() if f.get("is_primary"))
         self._key, self._numbered = key["name"], key["type"] == DataType.INT64
         self._dim = int(fields[self.vector]["params"]["dim"])
+        self.by_cosine = [k.get("metric_type") for k in kinds] == ["COSINE"]
         return self._dim
 
     def count(self) -> int:

@@ -82,8 +82,8 @@ class PgvectorTable(Transactional):
             if not getattr(self, name).strip("."):
                 raise ConfigError(f"pgvector_table.{name} is {getattr(self, name)!r}; name it")
         self.url = Secret(self.url)
-        about = f"has no table {self.table!r} with the columns that are configured"
-        self._server = Server("pgvector_table", self.url, self.connections, self.timeout_s, about)
+        about, place = "is not there, or lacks a column that is configured", f"table {self.table}"
+        self._server = Server("pgvector_table", self.url, self.connections, self.timeout_s, about, place)
         self.tenanted = bool(self.tenant)
         self._t = ".".join(map(_quoted, self.table.split(".")))
         self._key = [_quoted(c) for c in (self.tenant, self.id) if c]
@@ -104,7 +104,7 @@ class PgvectorTable(Transactional):
     @property
     def name(self) -> str:
         """See ``Collection.name``."""
-        return f"{self._server.where}, table {self.table}"
+        return self._server.where
 
     def open(self) -> int:
         """See ``Collection.open``."""

@@ -78,6 +78,8 @@ class QdrantCollection(Collection):
 
     def open(self) -> int:
         """See ``Collection.open``."""
+        from qdrant_client.models import Distance
+
         if self._client is None:
             self._client = self._connected()
         with self._explained() as client:
@@ -88,6 +90,7 @@ class QdrantCollection(Collection):
         if self.vector not in kinds:
             raise DataError(f"{self.name} has no vector {self.vector!r}; it has {', '.join(map(repr, kinds))}")
         self._dim = int(kinds[self.vector].size)
+        self.by_cosine = kinds[self.vector].distance == Distance.COSINE
         return self._dim
 
     def _connected(self) -> QdrantClient:
@@ -124,8 +127,8 @@ class QdrantCollection(Collection):
         """See ``Collection.search``."""
         with self._explained() as client:
             points = client.query_points(
-                self.collection, query=vector.tolist(), using=self.vector or None, query_filter=self._filter(),
-                limit=k + SPARE, with_payload=True, with_vectors=self._vectors(),
+                self.collection, query=vector.tolist(), using=self.vector or None, with_payload=True,
+                query_filter=self._filter(whole=True), limit=k + SPARE, with_vectors=self._vectors(),
                 search_params=self._search_with(k + SPARE),
             ).points  # fmt: skip
         piece = self._piece(points, "")
@@ -192,11 +195,13 @@ class QdrantCollection(Collection):
     def _vectors(self) -> bool | list[str]:
         return [self.vector] if self.vector else True
 
-    def _filter(self) -> Any:
+    def _filter(self, *, whole: bool = False) -> Any:
+        """The condition that a point is there for us; ``whole``: and that it has a text."""
         from qdrant_client import models
 
         match: Any = [models.FieldCondition(key=k, match=models.MatchValue(value=v)) for k, v in self.only.items()]
-        return models.Filter(must=match) if match else None
+        empty: Any = [models.IsEmptyCondition(is_empty=models.PayloadField(key=self.text))] if whole else []
+        return models.Filter(must=match, must_not=empty) if match or empty else None
 
     def _piece(self, points: Sequence[Any], after: str) -> Piece:
         """Points as a piece, without those that lack text or vector."""

@@ -157,6 +157,11 @@ class Told:
     def lacking(self) -> list[str]:
         """What the guard cannot do here, a sentence each."""
         f, told = self.found, ["whoever asks the store itself is not seen by the guard"]
+        if f.rescaled and not self.index.collection.by_cosine:
+            told.append(
+                f"{f.rescaled} vectors are not of unit length, and the store does not look for the nearest by cosine: "
+                "it may miss the nearest row, and with it a detection; give the collection cosine as its metric"
+            )
         if self.agreement is not None and self.agreement < SAME:
             told.append(
                 f"the configured embedder makes other vectors of the same texts (median cosine {self.agreement:.2f}): "
