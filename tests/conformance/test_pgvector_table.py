@@ -338,6 +338,7 @@ guard: {{defenses: []}}
     code, _, says = casemate("ask", question)
     assert code == 2
     assert "run 'casemate attach'" in says
+    assert "casemate index" not in says
     code, says, errors = casemate("attach", "--dry-run", "--json")
     assert code == 0, errors
     assert (json.loads(says)["rows"], json.loads(says)["kept"]) == (64, False)

@@ -63,8 +63,10 @@ def ask(
 
     with open_app(settings) as app:
         if tenant not in app.index.tenants():
-            what = f"tenant {shown(repr(tenant))} has no documents"
-            say.print(f"[yellow]note:[/yellow] {what}; 'casemate index FOLDER' puts some in", soft_wrap=True)
+            attached = settings.rag.index.use == "attached"
+            how = "'casemate attach' reads them" if attached else "'casemate index FOLDER' puts some in"
+            what = f"tenant {shown(repr(tenant))} has no documents; {how}"
+            say.print(f"[yellow]note:[/yellow] {what}", soft_wrap=True)
         if questions is not None:
             whole = asyncio.run(_answer_file(app, read_questions(questions), make))
             raise typer.Exit(OK if whole else INCOMPLETE)

@@ -144,7 +144,7 @@ class Told:
         out.print(f"sources: {f.sources}" + (f", {how}" if f.sources < f.rows else ""), soft_wrap=True)
         out.print(f"near-copies: {f.copied} rows in {f.copies} groups, cosine at least {f.threshold:g}")
         for count, what in (
-            (f.rescaled, "vectors were not of unit length; similarities are cosines all the same"),
+            (f.rescaled, "vectors were not of unit length; similarities are their cosines"),
             (f.textless, "rows have no text and are left out"),
             (f.vectorless, "rows have no vector and are left out"),
         ):
@@ -169,8 +169,8 @@ class Told:
             )
         if f.rows and f.sources == f.rows:
             told.append(
-                "each row is its own source, so of a document that was cut up one part is hidden and the rest answers; "
-                "name the source: a column or key of the collection, rag.index.source_field or source_pattern"
+                "each row is its own source: of a document that was cut up one part is hidden, and the rest answers; "
+                "where that is so, name it: a column or key there, rag.index.source_field or source_pattern"
             )
         if not f.threshold:
             told.append("near-copies were not looked for: when one is hidden, another answers; set near_copies")
