@@ -14,10 +14,11 @@ import logging
 import sqlite3
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -150,12 +151,20 @@ class SqlEvents(EventStore):
         Raises:
             BackendError: If the store is closed or cannot be read.
         """
-        column = self._table.c
-        query = self._selected().add_columns(column.seq).where(column.kind == kind, column.seq > after)
-        if since is not None:
-            query = query.where(column.at >= utc(since, "since"))
-        rows = self._rows(query.order_by(column.seq))
+        begin = utc(since, "since") if since is not None else datetime.min.replace(tzinfo=UTC)
+        rows = self._rows(self._following, {"kind_is": kind, "place": after, "begin": begin})
         return events_of(rows), rows[-1][4] if rows else after
+
+    @cached_property
+    def _following(self) -> Select[Any]:
+        """What ``follow`` reads: built once, for it is on every question's path."""
+        from sqlalchemy import bindparam
+
+        column = self._table.c
+        query = self._selected().add_columns(column.seq).order_by(column.seq)
+        place: Any = bindparam("place")
+        begin: Any = bindparam("begin", type_=column.at.type)
+        return query.where(column.kind == bindparam("kind_is"), column.seq > place, column.at >= begin)
 
     def _selected(self) -> Select[Any]:
         """What is read of an event."""
@@ -171,13 +180,13 @@ class SqlEvents(EventStore):
             raise failure(f"{self._where} did not take all events that wait", "see the log for the cause", True)
         return self._rows(query)
 
-    def _rows(self, query: Select[Any]) -> Sequence[Any]:
+    def _rows(self, query: Select[Any], values: Mapping[str, Any] | None = None) -> Sequence[Any]:
         from sqlalchemy.exc import SQLAlchemyError
 
         self._refuse_if_closed()
         try:
             with self._engine.connect() as connection:
-                return connection.execute(query).all()
+                return connection.execute(query, values or {}).all()
         except SQLAlchemyError as error:
             raise failure(f"cannot read {self._where}: {first_line(error)}", advice(self._where), True) from error
 
