@@ -15,7 +15,7 @@ from typing import Literal
 
 from casemate.errors import CasemateError, ConfigError
 from casemate.protocols import Defense, EventStore, Progress
-from casemate.rag import Rag, closing, join, require_tenant
+from casemate.rag import GROWTH, Rag, closing, join, require_tenant
 from casemate.record import note
 from casemate.types import (
     DEFAULT_TENANT,
@@ -31,8 +31,6 @@ from casemate.types import (
     Verdict,
 )
 
-GROWTH = 4
-"""Where a source has thousands of chunks at the top of a ranking, each search looks so many times further."""
 log = logging.getLogger(__name__)
 
 
@@ -132,7 +130,7 @@ class Guard:
         barred = set[str]().union(*(d.barred(query) for d in self.defenses))
         needed = query.k + max((d.looks for d in self.defenses), default=0)
         while True:
-            found = await self.rag.search(vector, wanted, query.tenant)
+            found = await self.rag.find(query, vector, wanted)
             sizes = Counter(h.document.source for h in found.hits if h.document.source not in barred)
             left = sizes.total() - sum(size for _, size in sizes.most_common(hides))
             if left >= needed or len(found.hits) < wanted:

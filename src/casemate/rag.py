@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 from casemate.errors import QueryError
 from casemate.protocols import Embedder, Generator, Index, Progress
+from casemate.stats import without_documents
 from casemate.types import MAX_K, UNKNOWN, Answer, Document, Prompt, Query, Retrieval, Vector
 
 INSTRUCTIONS = (
@@ -16,6 +18,8 @@ INSTRUCTIONS = (
     f"When the documents do not hold the answer, say: {UNKNOWN}"
 )
 MAX_QUERY_CHARACTERS = 20_000
+GROWTH = 4
+"""Where most of what is found may not be used, each search looks so many times further."""
 
 
 class Rag:
@@ -58,9 +62,21 @@ class Rag:
         """The k nearest documents of a tenant, with their background."""
         return await asyncio.to_thread(self.index.search, vector, k, tenant)
 
+    async def find(self, query: Query, vector: Vector, k: int) -> Retrieval:
+        """The k nearest documents that whoever asks may read. Fewer: there are no more."""
+        wanted = k
+        while True:
+            found = await self.search(vector, wanted, query.tenant)
+            if query.labels is None:
+                return found
+            readable = without_documents(found, lambda document: not query.may_read(document))
+            if len(readable.hits) >= k or len(found.hits) < wanted:
+                return replace(readable, hits=readable.hits[:k])
+            wanted *= GROWTH
+
     async def retrieve(self, query: Query) -> Retrieval:
         """The k nearest documents to the query."""
-        return await self.search(await self.encode(query), query.k, query.tenant)
+        return await self.find(query, await self.encode(query), query.k)
 
     def prompt(self, query: Query, retrieval: Retrieval) -> Prompt:
         """What the generator is given."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from statistics import NormalDist
 from typing import Literal, NamedTuple, Self, TypeAlias, get_args
@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple, Self, TypeAlias, get_args
 import numpy as np
 import numpy.typing as npt
 
-from casemate.types import Background, Float64, Vector
+from casemate.types import Background, Document, Float64, Retrieval, Vector
 
 Threshold: TypeAlias = Literal["paper", "gumbel", "exact"]
 THRESHOLDS: tuple[str, ...] = get_args(Threshold)
@@ -84,6 +84,17 @@ def without(background: Background, score: float) -> Background:
     mean = (n * background.mean - score) / (n - 1)
     squares = n * background.std**2 - (score - mean) ** 2 * (n - 1) / n
     return Background(n - 1, mean, math.sqrt(max(squares / (n - 1), 0.0)))
+
+
+def without_documents(retrieval: Retrieval, gone: Callable[[Document], bool]) -> Retrieval:
+    """What was found, and the background, as if some of the documents that were found were not there."""
+    kept, background = [], retrieval.background
+    for hit in retrieval.hits:
+        if not gone(hit.document):
+            kept.append(hit)
+        elif background.n > 2:
+            background = without(background, hit.score)
+    return replace(retrieval, hits=tuple(kept), background=background)
 
 
 @dataclass(frozen=True, slots=True)

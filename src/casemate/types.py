@@ -21,6 +21,8 @@ Float64: TypeAlias = npt.NDArray[np.float64]
 DEFAULT_TENANT = "default"
 UNKNOWN = "I don't know."
 """The one wording of every answer that the context does not support, whatever the reason."""
+ACL = "acl"
+"""Key of a document's metadata under which the labels are of which whoever reads it needs one."""
 MAX_K = 1000
 """Most documents that are read for one answer."""
 VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
@@ -83,7 +85,7 @@ class Document:
         title: Title of the source; embedded in front of the text.
         source: The file or record the chunk was cut from; the chunk's own id when empty.
         digest: Content hash of the whole source, by which indexing again finds what changed.
-        metadata: Anything else, carried along.
+        metadata: Anything else, carried along. Under ``acl`` it names who may read it: see ``labels``.
     """
 
     id: str
@@ -102,16 +104,37 @@ class Document:
         """Title and text, as they are embedded."""
         return f"{self.title}\n{self.text}" if self.title else self.text
 
+    @property
+    def labels(self) -> frozenset[str]:
+        """Whoever has one of these may read it; without any, all of its tenant may.
+
+        >>> sorted(Document("d", "", metadata={"acl": ["hr", "board"]}).labels)
+        ['board', 'hr']
+        """
+        named = self.metadata.get(ACL)
+        if named is None:  # on every request's path, for every hit
+            return frozenset()
+        return frozenset(map(str, named if isinstance(named, list | tuple | set | frozenset) else [named]))
+
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A question, who asks it, how many documents may be read for it, and the id of the request."""
+    """A question, who asks it, how many documents may be read for it, and the id of the request.
+
+    Attributes:
+        labels: Of whoever asks: documents that name others are not there for him. None: nothing is kept from him.
+    """
 
     text: str
     client: str = "anonymous"
     tenant: str = DEFAULT_TENANT
     k: int = 5
     id: str = field(default_factory=lambda: uuid.uuid4().hex, compare=False)
+    labels: frozenset[str] | None = None
+
+    def may_read(self, document: Document) -> bool:
+        """Whether a document is there for whoever asks."""
+        return self.labels is None or not (named := document.labels) or not named.isdisjoint(self.labels)
 
 
 @dataclass(frozen=True, slots=True)

@@ -581,6 +581,35 @@ def test_a_named_page_may_call(tmp_path):
         named = http.get("/v1/models", headers={"Origin": "https://a.example"})
         other = http.get("/v1/models", headers={"Origin": "https://b.example"})
     assert named.headers["access-control-allow-origin"] == "https://a.example"
+@pytest.mark.parametrize("mode", ["enforce", "off"])
+def test_a_document_with_labels_is_there_for_keys_with_one_of_them_only(tmp_path, mode):
+    app = make(tmp_path, defenses=(HideNamed("d3"),), k=3, mode=mode)
+    admin, staff = key(app, "admin"), key(app, retrieve=True)
+    board = key(app, retrieve=True, labels=("board", "other"))
+    sent = [
+        {"source": f"minutes{i}", "text": "only5 only5", "metadata": {"acl": ["board", "hr"] if i else "hr"}}
+        for i in range(30)
+    ]
+    with client(app, None) as http:
+
+        def found(text, **body):
+            headers = {"Authorization": f"Bearer {text}"}
+            data = http.post("/v1/retrieve", json={"question": "only5", **body}, headers=headers).json()["data"]
+            said = http.post("/v1/chat/completions", json=chat("only5"), headers=headers).json()
+            return [d["source"] for d in data], said["choices"][0]["message"]["content"]
+
+        posted = http.post("/v1/documents", json={"documents": sent}, headers={"Authorization": f"Bearer {admin}"})
+        assert posted.status_code == 200
+        sources, said = found(staff)
+        assert sources[0] == "d5" and len(sources) == 3, "the context must not be shorter for what one may not read"
+        assert "minutes" not in said and "d5" in said
+        sources, said = found(board)
+        assert sum("minutes" in s for s in sources) >= 2 and "minutes" in said
+        assert "minutes0" not in sources
+        sources, _ = found(admin, k=40)
+        assert "minutes0" in sources
+
+
     assert "access-control-allow-origin" not in other.headers
 
 

@@ -51,7 +51,10 @@ def create(
         typer.Option(help="client: ask; admin: also add and remove documents; metrics: read /metrics only."),
     ] = "client",
     tenant: Tenant = DEFAULT_TENANT,
-    label: Annotated[list[str] | None, typer.Option(help="A note on the key; may be given several times.")] = None,
+    label: Annotated[
+        list[str] | None,
+        typer.Option(help="Lets it read documents of this label (metadata: acl); may be given several times."),
+    ] = None,
     rate: Annotated[int | None, typer.Option(min=1, help="Requests a minute. Default: the gateway's.")] = None,
     budget: Annotated[int | None, typer.Option(min=1, help="Tokens a day. Default: the gateway's.")] = None,
     trust_user: Annotated[

@@ -307,7 +307,8 @@ class _Part:
     def _search(self) -> Retrieval:
         self.wanted *= 2
         found = self.index.search(self.vector, self.wanted, self.query.tenant)
-        return _without(replace(found, exhausted=len(found.hits) < self.wanted), self.barred)
+        found = replace(found, exhausted=len(found.hits) < self.wanted)
+        return stats.without_documents(found, lambda d: d.source in self.barred or not self.query.may_read(d))
 
     def figures(self, source: str, out: Collection[str]) -> Figures | None:
         """Of a source, as if others were not there; None if it is not among the first k then. Takes a thread's time."""
@@ -335,12 +336,7 @@ def _without(retrieval: Retrieval, sources: Collection[str]) -> Retrieval:
     """What was found without all chunks of some sources."""
     if not sources:
         return retrieval
-    kept = tuple(h for h in retrieval.hits if h.document.source not in sources)
-    background = retrieval.background
-    for hit in retrieval.hits:
-        if hit.document.source in sources and background.n > 2:
-            background = stats.without(background, hit.score)
-    return replace(retrieval, hits=kept, background=background)
+    return stats.without_documents(retrieval, lambda document: document.source in sources)
 
 
 def _law_without(retrieval: Retrieval, sources: Collection[str]) -> Retrieval:

@@ -40,7 +40,7 @@ class Source(Shape):
     source: Name
     text: Plain
     title: Annotated[Text, Field(max_length=10_000)] = ""
-    metadata: dict[Text, Text | int | bool] = Field(default_factory=dict, max_length=100)
+    metadata: dict[Text, Text | int | bool | list[Text]] = Field(default_factory=dict, max_length=100)
 
 
 class Addition(Shape):

@@ -56,7 +56,7 @@ async def chat(body: ChatRequest, request: Request) -> Response:
     key = _asker(request)
     _require_model(gateway, body.model)
     body.require_supported()
-    query = Query(body.question, _client(key, body.user), key.grant.tenant, gateway.app.config.rag.k, visit.id)
+    query = _query(key, body, gateway.app.config.rag.k, visit.id)
     with_usage = bool(body.stream_options and body.stream_options.include_usage)
     completion = Completion(visit.id, gateway.section.model, body.tokens, with_usage)
     seconds, books = gateway.section.timeout_s, Books(gateway.purse(key), gateway.settle, gateway.metrics)
@@ -100,7 +100,7 @@ async def retrieve(body: RetrieveRequest, request: Request) -> Response:
     most = gateway.app.config.rag.k
     if body.k is not None and body.k > most and not admin:
         raise Refusal(400, f"k: at most {most} documents are read for an answer", "invalid_value", "k")
-    query = Query(body.question, _client(key, body.user), key.grant.tenant, body.k or most, visit_of(request.scope).id)
+    query = _query(key, body, body.k or most, visit_of(request.scope).id)
     found = await connected(request.receive, _retrieved(gateway, query), gateway.section.timeout_s)
     charged = tokens(body.question) + sum(tokens(hit.document.content) for hit in found.hits)
     await Books(gateway.purse(key), gateway.settle, gateway.metrics).pay(charged, exactly=True)
@@ -182,6 +182,12 @@ def _asker(request: Request) -> Key:
 
 def _client(key: Key, user: str | None) -> str:
     """Whom the guard remembers. What a client says of himself counts only where the key is trusted to say it."""
+def _query(key: Key, body: ChatRequest | RetrieveRequest, k: int, id_: str) -> Query:
+    """What is asked by whom. An admin, who may list and remove all of his tenant's documents, may read them, too."""
+    labels = None if key.grant.role == "admin" else frozenset(key.grant.labels)
+    return Query(body.question, _client(key, body.user), key.grant.tenant, k, id_, labels)
+
+
     if not (key.grant.trust_user and user):
         return key.id
     if len(user) > LONGEST_USER or not user.isprintable():

@@ -42,8 +42,9 @@ class Grant:
         role: ``client`` asks; ``admin`` also adds, removes and lists documents, and reads metrics; ``metrics`` does
             nothing but that.
         tenant: Whose documents.
-        labels: Noted with the key. They restrict nothing: what must be kept apart needs tenants. An admin's label
-            `all-tenants` shows him every tenant on the dashboard.
+        labels: Documents whose metadata names labels under ``acl`` are there for a client's key with one of them, and
+            for no other. An admin reads all of his tenant; his label `all-tenants` shows him every tenant on the
+            dashboard.
         requests_per_minute: Its own rate; None: the gateway's.
         tokens_per_day: Its own budget; None: the gateway's.
         trust_user: Whether the field ``user`` of a request tells who asks, so that the guard remembers each end user by
