@@ -16,6 +16,8 @@ from casemate.events import EventStore
 from casemate.together import Together
 from casemate.types import Event
 
+FORGIVEN = "forgiven"
+"""In the body of news: what was known of the client counts no more."""
 Take: TypeAlias = Callable[[str, str, Mapping[str, Any], float], None]
 
 

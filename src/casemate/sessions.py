@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from casemate.events import EventStore
-from casemate.news import News
+from casemate.news import FORGIVEN, News
 
 KIND = "session"
 CLIENTS, SOURCES = 10_000, 200
@@ -107,7 +107,10 @@ class Sessions:
 
     def _take(self, tenant: str, client: str, body: Mapping[str, Any], at: float) -> None:
         """What another process told."""
-        if body.get("defense") == self._defense:
+        if body.get(FORGIVEN):
+            with self._lock:
+                self._clients.pop(key_of(tenant, client), None)
+        elif body.get("defense") == self._defense:
             for source in body.get("barred", ()):
                 self._bar(tenant, client, str(source), at + self._seconds)
             for source, e_value in body.get("evidence", {}).items():

@@ -18,8 +18,10 @@ from typing import Any
 
 import numpy as np
 
+from casemate import sessions
+from casemate.errors import BackendError
 from casemate.events import EventStore
-from casemate.news import News
+from casemate.news import FORGIVEN, News
 from casemate.sessions import key_of
 from casemate.types import Query
 from casemate.words import phrases
@@ -174,6 +176,10 @@ class Traces:
 
     def _take(self, tenant: str, client: str, body: Mapping[str, Any], at: float) -> None:
         """Puts together what is known with what happened."""
+        if body.get(FORGIVEN):
+            self._clients.pop(key_of(tenant, client), None)
+            self._tenant(tenant).alarms.pop(client, None)
+            return
         held, owner = self._named(tenant, client), self._tenant(tenant)
         for run in _unpacked(body.get("own", "")):
             held.echoes.pop(run, None)  # from now on these are his own words, which he may say again
@@ -242,6 +248,21 @@ class Traces:
             if len(self._clients) > CLIENTS:
                 self._clients.popitem(last=False)
             return found
+
+
+def forgive(store: EventStore, tenant: str, client: str) -> None:
+    """Lets a client begin anew, in every process on the store.
+
+    Nothing is withheld from him for what he asked before, and no evidence counts against him. What a tenant's clients
+    did together still counts against them all.
+
+    Raises:
+        BackendError: If it could not be written.
+    """
+    for kind in (sessions.KIND, KIND):
+        News(store, kind, 0.0, lambda *_: None).tell(tenant, client, {FORGIVEN: True})
+    if not store.flush():
+        raise BackendError("the event store does not take what was forgiven", backend="store", retryable=True)
 
 
 SUSPICION = 10.0

@@ -34,6 +34,7 @@ from casemate.monitor.canaries.results import Deviation, Result, Severity, Statu
 from casemate.monitor.poison.quarantine import Quarantine
 from casemate.monitor.poison.suspicion import Judgement
 from casemate.stats import Rate
+from casemate.sessions import Sessions as BarredSessions
 from casemate.types import Document, Event
 from tests.campaigns import campaign
 from tests.fakes import Memory, documents
@@ -500,6 +501,21 @@ class TestForms:
         ]
         with visiting(app) as visitor:
             visitor.post("/quarantine/release", key=held[0].key)
+    def test_let_a_client_begin_anew(self, tmp_path):
+        app = make(tmp_path)
+        held = BarredSessions("mirabel", 3600.0, app.store)
+        held.bar("default", "somebody", "d3")
+        with visiting(app, verdict(1, flagged=True), verdict(2)) as visitor:
+            assert "begin anew" not in visitor.get("/verdicts/verdict-2").text
+            assert "begin anew" in visitor.get("/verdicts/verdict-1").text
+            fields = {"client": "somebody", "verdict": "verdict-1"}
+            assert visitor.post("/verdicts/forgive", tenant="other", **fields).status_code == 403
+            done = visitor.post("/verdicts/forgive", tenant="default", **fields)
+            assert done.headers["location"] == "/dashboard/verdicts/verdict-1"
+            assert "somebody begins anew" in visitor.get("/verdicts/verdict-1").text
+            asyncio.run(held.follow())
+            assert held.barred("default", "somebody") == frozenset()
+
             visitor.post("/quarantine/drop", key=held[1].key)
             assert "good" in app.index.digests() and "evil" not in app.index.digests()
             assert {h.source: h.state for h in Quarantine(app.store).all().values()} == {

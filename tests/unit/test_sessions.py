@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from casemate import news, sessions
+from casemate import news, sessions, traces
 from casemate.backends.sql_events import SqlEvents
 from casemate.errors import BackendError
 from casemate.sessions import Sessions
@@ -141,6 +141,25 @@ def test_what_others_withhold_and_have_seen_is_known_here(clock):
     assert there.barred("t", "anna") == here.barred("t", "anna") == {"d1"}
     assert there.evidence("t", "anna", "d2") == here.evidence("t", "anna", "d2") == pytest.approx(21.0)
     assert another.barred("t", "anna") == frozenset()
+
+
+def test_a_client_who_is_forgiven_begins_anew_everywhere_and_no_other_does(clock):
+    store = Memory()
+    here, there = Sessions("mirabel", HOUR, store), Sessions("mirabel", HOUR, store)
+    for client in ("anna", "otto"):
+        here.bar("t", client, "d1")
+        here.add("t", client, "d2", 7.0)
+    follow(there)
+    traces.forgive(store, "t", "anna")
+    for held in (here, there, Sessions("mirabel", HOUR, store)):
+        follow(held)
+        assert held.barred("t", "anna") == frozenset()
+        assert held.evidence("t", "anna", "d2") == 1
+        assert held.barred("t", "otto") == {"d1"}
+    there.bar("t", "anna", "d3")
+    for held in (here, there):
+        follow(held)
+        assert held.barred("t", "anna") == {"d3"}
 
 
 def test_what_changes_nothing_is_not_written(clock):

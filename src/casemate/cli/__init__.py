@@ -13,6 +13,7 @@ from casemate.cli import canary_drift, canary_set, honey  # noqa: F401  their co
 from casemate.cli.answer import ask
 from casemate.cli.attach import attach
 from casemate.cli.canary import canary
+from casemate.cli.client import client
 from casemate.cli.console import ERROR, out, say, shown
 from casemate.cli.manage import calibrate, demo, doctor, index, init
 from casemate.cli.quarantine import quarantine
@@ -35,6 +36,7 @@ cli = typer.Typer(
 for command in (init, index, attach, calibrate, reindex, ask, doctor, demo, serve, reproduce):
     cli.command()(command)
 cli.add_typer(key, name="key")
+cli.add_typer(client, name="client")
 cli.add_typer(canary, name="canary")
 cli.add_typer(quarantine, name="quarantine")
 cli.add_typer(redteam, name="redteam")

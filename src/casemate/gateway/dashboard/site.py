@@ -78,6 +78,7 @@ PAGES: dict[str, tuple[Show, bool]] = {
 }
 """Address, what shows it, and whether it follows what happens."""
 ACTS: dict[str, Act] = {
+    "/verdicts/forgive": verdicts.forgive,
     "/alerts/acknowledge": alerts.acknowledge,
     "/alerts/close": alerts.close,
     "/calibration/apply": calibration.apply,

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
+from urllib.parse import quote
 
 from starlette.exceptions import HTTPException
 
+from casemate import traces
 from casemate.gateway.dashboard import figures
 from casemate.gateway.dashboard.page import (
     ROOT,
@@ -21,6 +23,7 @@ from casemate.gateway.dashboard.page import (
     link,
     many,
     percent,
+    post,
     section,
     share,
     table,
@@ -89,12 +92,43 @@ def detail(look: Look) -> Page:
             tag("p", link("← All verdicts", "verdicts")),
             tag("div", _decision(found, like), _withheld(found), class_="halves"),
             section("The numbers behind it", facts(_evidence(found.evidence))),
-            section("The request", facts(_request(look, found, others))),
+            section("The request", facts(_request(look, found, others)), *_forgiving(look, found)),
         ]
     )
     return Page(
         f"{outcome(found)[0]} by {found.defense}", body, lead=f"{found.at.astimezone(UTC):%d %B %Y, %H:%M:%S} UTC"
     )
+
+
+async def forgive(look: Look) -> str:
+    """Lets a client begin anew; returns where to go."""
+    tenants = await look.aside(lambda: look.tenants)
+    tenant, client, back = (look.form.get(name, "") for name in ("tenant", "client", "verdict"))
+    if tenant not in tenants:
+        raise HTTPException(403, "Your key is not for this tenant.")
+    await look.aside(traces.forgive, look.app.store, tenant, client)
+    look.session.notes.append(("good", f"{look.client(client)[:200]} begins anew with the next question."))
+    return f"{ROOT}/verdicts/{quote(back, safe='')}"
+
+
+def _forgiving(look: Look, v: Seen) -> list[Markup]:
+    """Takes back what a flagged question has led to."""
+    if not (v.flagged and v.enforced):
+        return []
+    told = (
+        "Was this harmless? Then let the client begin anew: what was withheld from him for earlier questions can be "
+        "found for him again, and no evidence is held against him. Other questions that are too close are judged as "
+        "before. It cannot be undone."
+    )
+    button = tag("button", "Let the client begin anew", class_="quiet")
+    return [
+        tag(
+            "details",
+            tag("summary", "This client's past"),
+            tag("p", told, class_="soft"),
+            post(look, "verdicts/forgive", button, tenant=v.tenant, client=v.client, verdict=v.id),
+        )
+    ]
 
 
 def outcome(v: Seen) -> tuple[str, str]:
