@@ -28,6 +28,11 @@ def wait_for(what, seconds=10):
         time.sleep(0.01)
 
 
+def connected_to(url):
+    host, _, port = url.removeprefix("http://").partition(":")
+    return socket.create_connection((host, int(port)), timeout=60)
+
+
 def pieces(answer):
     """The texts of a stream."""
     lines = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
@@ -118,6 +123,14 @@ def test_what_is_malformed_is_refused_in_openai_s_shape(tmp_path, sent, status):
     assert len(answer.headers["x-request-id"]) == 32
 
 
+def test_what_is_wrong_is_named_as_the_client_named_it(tmp_path):
+    app = make(tmp_path)
+    with client(app, key(app)) as http:
+        answer = http.post("/v1/chat/completions", json=chat(5))
+    assert answer.json()["error"]["param"] == "messages.0.content"
+    assert answer.json()["error"]["message"].startswith("messages.0.content: ")
+
+
 def test_unknown_addresses_and_methods_have_the_shape_too(tmp_path):
     app = make(tmp_path)
     with client(app, key(app)) as http:
@@ -160,6 +173,53 @@ def test_a_body_that_does_not_come_is_not_waited_for(tmp_path):
             head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {text}\r\n"
             connection.sendall((head + "Content-Type: application/json\r\nContent-Length: 100\r\n\r\n{").encode())
             assert connection.recv(4096).startswith(b"HTTP/1.1 408")
+
+
+@pytest.mark.parametrize("before", [0, 1])
+@pytest.mark.parametrize("sent", [0, 30])
+def test_headers_that_do_not_come_are_not_waited_for(tmp_path, before, sent):
+    app = make(tmp_path, body_timeout_s=0.5)
+    whole = f"GET /v1/models HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key(app)}\r\n\r\n".encode()
+    with serving(app) as url, connected_to(url) as connection:
+        for _ in range(before):
+            connection.sendall(whole)
+            answer = b""
+            while not answer.endswith(b"]}"):
+                answer += connection.recv(65536)
+        if before and not sent:
+            return  # it is kept for a while, as clients expect
+        connection.sendall(whole[:sent])
+        assert connection.recv(65536) == b"", "the gateway does not hang up"
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"nonsense\r\n\r\n",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"GET /\xff HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer KEY\r\n"
+        b"Transfer-Encoding: chunked\r\n\r\nZZ\r\n",
+    ],
+)
+def test_what_is_no_http_is_refused_in_openai_s_shape(tmp_path, sent):
+    app = make(tmp_path)
+    with serving(app) as url, connected_to(url) as connection:
+        connection.sendall(sent.replace(b"KEY", key(app).encode()))
+        head, _, body = b"".join(iter(lambda: connection.recv(65536), b"")).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert b"nosniff" in head
+    assert json.loads(body)["error"]["code"] == "invalid_http"
+
+
+def test_no_address_leads_to_where_the_request_says(tmp_path):
+    """A redirect to the request's own host and scheme sends a key past the proxy that ends TLS."""
+    app = make(tmp_path)
+    with client(app, key(app, "admin")) as http:
+        for path in ("/v1/documents/", "/healthz/", "/dashboard/login/", "/dashboard/nothing/"):
+            answer = http.get(path, headers={"Host": "evil.example"})
+            assert answer.status_code == 404, path
+        assert http.get("/dashboard", headers={"Host": "evil.example"}).headers["location"] == "/dashboard/"
 
 
 def test_rate_and_budget_are_refused_with_a_time(tmp_path):
@@ -521,6 +581,35 @@ def test_a_tenant_s_key_sees_that_tenant_only(tmp_path):
         assert http.delete("/v1/documents", params={"source": "d3"}, headers=as_admin).status_code == 404
 
 
+@pytest.mark.parametrize("mode", ["enforce", "off"])
+def test_a_document_with_labels_is_there_for_keys_with_one_of_them_only(tmp_path, mode):
+    app = make(tmp_path, defenses=(HideNamed("d3"),), k=3, mode=mode)
+    admin, staff = key(app, "admin"), key(app, retrieve=True)
+    board = key(app, retrieve=True, labels=("board", "other"))
+    sent = [
+        {"source": f"minutes{i}", "text": "only5 only5", "metadata": {"acl": ["board", "hr"] if i else "hr"}}
+        for i in range(30)
+    ]
+    with client(app, None) as http:
+
+        def found(text, **body):
+            headers = {"Authorization": f"Bearer {text}"}
+            data = http.post("/v1/retrieve", json={"question": "only5", **body}, headers=headers).json()["data"]
+            said = http.post("/v1/chat/completions", json=chat("only5"), headers=headers).json()
+            return [d["source"] for d in data], said["choices"][0]["message"]["content"]
+
+        posted = http.post("/v1/documents", json={"documents": sent}, headers={"Authorization": f"Bearer {admin}"})
+        assert posted.status_code == 200
+        sources, said = found(staff)
+        assert sources[0] == "d5" and len(sources) == 3, "the context must not be shorter for what one may not read"
+        assert "minutes" not in said and "d5" in said
+        sources, said = found(board)
+        assert sum("minutes" in s for s in sources) >= 2 and "minutes" in said
+        assert "minutes0" not in sources
+        sources, _ = found(admin, k=40)
+        assert "minutes0" in sources
+
+
 def test_metrics_are_for_those_who_may_and_name_no_client(tmp_path):
     app = make(tmp_path, defenses=(HideNamed("d3"),))
     plain, reader = key(app), key(app, "metrics")
@@ -581,35 +670,6 @@ def test_a_named_page_may_call(tmp_path):
         named = http.get("/v1/models", headers={"Origin": "https://a.example"})
         other = http.get("/v1/models", headers={"Origin": "https://b.example"})
     assert named.headers["access-control-allow-origin"] == "https://a.example"
-@pytest.mark.parametrize("mode", ["enforce", "off"])
-def test_a_document_with_labels_is_there_for_keys_with_one_of_them_only(tmp_path, mode):
-    app = make(tmp_path, defenses=(HideNamed("d3"),), k=3, mode=mode)
-    admin, staff = key(app, "admin"), key(app, retrieve=True)
-    board = key(app, retrieve=True, labels=("board", "other"))
-    sent = [
-        {"source": f"minutes{i}", "text": "only5 only5", "metadata": {"acl": ["board", "hr"] if i else "hr"}}
-        for i in range(30)
-    ]
-    with client(app, None) as http:
-
-        def found(text, **body):
-            headers = {"Authorization": f"Bearer {text}"}
-            data = http.post("/v1/retrieve", json={"question": "only5", **body}, headers=headers).json()["data"]
-            said = http.post("/v1/chat/completions", json=chat("only5"), headers=headers).json()
-            return [d["source"] for d in data], said["choices"][0]["message"]["content"]
-
-        posted = http.post("/v1/documents", json={"documents": sent}, headers={"Authorization": f"Bearer {admin}"})
-        assert posted.status_code == 200
-        sources, said = found(staff)
-        assert sources[0] == "d5" and len(sources) == 3, "the context must not be shorter for what one may not read"
-        assert "minutes" not in said and "d5" in said
-        sources, said = found(board)
-        assert sum("minutes" in s for s in sources) >= 2 and "minutes" in said
-        assert "minutes0" not in sources
-        sources, _ = found(admin, k=40)
-        assert "minutes0" in sources
-
-
     assert "access-control-allow-origin" not in other.headers
 
 

@@ -16,7 +16,7 @@ from fastapi.security import HTTPBearer
 from pydantic import Field
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 
 from casemate.app import App
 from casemate.errors import CasemateError
@@ -144,12 +144,14 @@ def make_app(app: App) -> FastAPI:
         redoc_url=None,
         lifespan=gateway.open,
         dependencies=[ANY_KEY],
+        redirect_slashes=False,  # they would lead to whatever address and scheme the request names, with its key
     )
     api.state.gateway = gateway
     for kind in (RequestValidationError, HTTPException, CasemateError, Exception):
         api.add_exception_handler(kind, _refuse)
     api.include_router(router)
     api.include_router(documents.router)
+    api.add_route(ROOT, lambda _: RedirectResponse(f"{ROOT}/"), include_in_schema=False)
     api.mount(ROOT, make_dashboard(gateway))
     api.add_middleware(Door, gateway=gateway)
     if gateway.section.cors:
@@ -180,14 +182,14 @@ def _asker(request: Request) -> Key:
     return key
 
 
-def _client(key: Key, user: str | None) -> str:
-    """Whom the guard remembers. What a client says of himself counts only where the key is trusted to say it."""
 def _query(key: Key, body: ChatRequest | RetrieveRequest, k: int, id_: str) -> Query:
     """What is asked by whom. An admin, who may list and remove all of his tenant's documents, may read them, too."""
     labels = None if key.grant.role == "admin" else frozenset(key.grant.labels)
     return Query(body.question, _client(key, body.user), key.grant.tenant, k, id_, labels)
 
 
+def _client(key: Key, user: str | None) -> str:
+    """Whom the guard remembers. What a client says of himself counts only where the key is trusted to say it."""
     if not (key.grant.trust_user and user):
         return key.id
     if len(user) > LONGEST_USER or not user.isprintable():

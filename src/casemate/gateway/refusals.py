@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -69,6 +70,11 @@ class Refusal(HTTPException):
     def response(self) -> Response:
         """The same as it is sent."""
         return Json(self.body, self.status_code, dict(self.headers) if self.headers else None)
+
+
+def no_http() -> Refusal:
+    """What came is no HTTP, or its headers are longer than is read."""
+    return Refusal(400, "The request is no valid HTTP/1.1.", "invalid_http", headers=dict(CLOSING))
 
 
 def no_key() -> Refusal:
@@ -140,7 +146,8 @@ def refusal_of(error: Exception) -> Refusal:
 def _invalid(errors: Sequence[Any]) -> Refusal:
     """The first thing that is wrong with a body or a parameter, without repeating its value."""
     first = errors[0]
-    where = ".".join(str(part) for part in first["loc"] if part not in ("body", "query", "path"))
+    parts = [str(part) for part in first["loc"] if part not in ("body", "query", "path")]
+    where = ".".join(part for part in parts if re.fullmatch(r"\w+", part))  # others name types of ours
     if first["type"] == "json_invalid":
         return Refusal(400, "The body is no valid JSON.", "invalid_json")
     if not where:

@@ -102,6 +102,7 @@ def make_dashboard(gateway: Gateway) -> Starlette:
         ],
         exception_handlers={HTTPException: _refuse, CasemateError: _refuse, Exception: _refuse},
     )
+    site.router.redirect_slashes = False
     site.state.gateway = gateway
     site.state.sessions = Sessions(gateway.app.store, gateway.keys)
     site.state.records = Records(gateway.app)
