@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import math
 from dataclasses import replace
@@ -320,7 +321,11 @@ def retrieval(scores, n=1000, names=None):
     return Retrieval(tuple(hits), Background(n, 0.0, 0.1), exhausted=True)
 
 
-def judge(mirabel, found, client="anna", k=K, text="a question"):
+QUESTIONS = itertools.count()
+
+
+def judge(mirabel, found, client="anna", k=K, text=None):
+    text = text or f"question {next(QUESTIONS)}"  # one that is asked again counts once
     return asyncio.run(mirabel.on_retrieve(Query(text, client=client, k=k), found))
 
 
@@ -436,6 +441,16 @@ def test_questions_of_medium_closeness_about_one_document_add_up(judging):
         assert ("s0" in {h.document.source for h in outcome.value.hits}) == (i < needed - 1)
     assert seen == [(False, [])] * (needed - 1) + [(True, ["session"]), (True, ["before"])]
     assert not judge(mirabel, retrieval([0.985, *BELOW]), client="otto").verdict.flagged
+
+
+def test_the_same_question_again_is_no_new_evidence(judging):
+    mirabel = judging(plain(np.arange(1, 200) / 200), significance=0.01)
+    for i in range(30):
+        asked = "When is the pharmacy open?" if i % 2 else "when is the  pharmacy open?"
+        assert not judge(mirabel, retrieval([0.985, *BELOW]), text=asked).verdict.flagged
+    once = mirabel.sessions.evidence("default", "anna", "s0")
+    judge(mirabel, retrieval([0.985, *BELOW]), text="And on Sundays?")
+    assert mirabel.sessions.evidence("default", "anna", "s0") == pytest.approx(once**2)
 
 
 def test_evidence_is_of_one_document_and_fades_with_harmless_questions(judging):

@@ -89,6 +89,7 @@ class Mirabel(Defense):
             raise ConfigError(f"mirabel needs min_documents of at least 3 and session_hours of at least 0, got {what}")
         self._calibrations = Calibrations(self.calibration)
         self.sessions, self.once = Sessions("mirabel", self.session_hours * 3600, self.store), Once()
+        self.asked = Once()
 
     def barred(self, query: Query) -> Collection[str]:
         """Sources that were flagged for this client before."""
@@ -258,13 +259,18 @@ class _Decision:
             [named] if isinstance(named, str) else named if isinstance(named, Sequence) else ()
         )
 
+    def _unheard(self) -> bool:
+        """Whether the client asks this for the first time: to ask it again says no more about him than once."""
+        said = " ".join(self.query.text.lower().split())
+        return self.mirabel.asked.first(str(hash((*self.who, said))))
+
     def _e_value(self, score: float) -> float:
         return stats.e_value(self.calibration.p_value(score))
 
     def _concluded(
         self, context: Sequence[Hit], scores: Mapping[str, float], suspects: Mapping[str, str]
     ) -> Outcome[Retrieval]:
-        new = self.mirabel.once.first(self.query.id)
+        new = self.mirabel.once.first(self.query.id) and self._unheard()
         for source in sources(context[:1]) if new else ():  # whom a session is about is mostly found first
             self.mirabel.sessions.add(*self.who, source, self._e_value(scores[source]))
         flagged = [s for s in sources(self.found.hits) if s in suspects]
