@@ -30,11 +30,12 @@ from casemate.gateway.keys import Grant, Keys
 from casemate.lab.crawl_results import Crawl, Haul
 from casemate.lab.report import write_report
 from casemate.monitor.alerts.alert import Alert, Phase, event
+from casemate.monitor.alerts.at_once import Alarming
 from casemate.monitor.canaries.results import Deviation, Result, Severity, Status, to_event
 from casemate.monitor.poison.quarantine import Quarantine
 from casemate.monitor.poison.suspicion import Judgement
-from casemate.stats import Rate
 from casemate.sessions import Sessions as BarredSessions
+from casemate.stats import Rate
 from casemate.types import Document, Event
 from tests.campaigns import campaign
 from tests.fakes import Memory, documents
@@ -406,6 +407,23 @@ class TestPages:
                 found = set(map(int, re.findall('id="v-verdict-(\\d+)"', visitor.get(f"/verdicts{asked}").text)))
                 assert found == wanted, asked
 
+    def test_verdicts_on_canaries_are_shown_when_asked_for(self, tmp_path):
+        events = (verdict(1), verdict(2, client="canary-beds-clinic@2026-01-01T00:00:00Z"))
+        with visiting(make(tmp_path), *events) as visitor:
+            for asked, wanted in (("", {1}), ("?asker=canaries", {2}), ("?asker=all", {1, 2}), ("?client=beds", {2})):
+                found = set(map(int, re.findall('id="v-verdict-(\\d+)"', visitor.get(f"/verdicts{asked}").text)))
+                assert found == wanted, asked
+
+    def test_an_alert_of_quarantine_leads_to_quarantine(self, tmp_path):
+        app = make(tmp_path)
+        store = Alarming(app.store)
+        Quarantine(store).hold([Judgement(Document("evil#0", "x", source="evil"), 3.0, 2.0, ("odd",), {})], "default")
+        with visiting(app) as visitor:
+            page = visitor.get("/alerts").text
+        card = page[page.index('id="open"') :]
+        assert 'href="/dashboard/quarantine"' in card and "Held back" in card
+        assert "honey" not in card and "in the answers" not in card and ">Canaries<" not in card
+
     def test_a_verdict_tells_why_and_what_was_withheld(self, tmp_path):
         with visiting(make(tmp_path), verdict(1, flagged=True)) as visitor:
             text = visitor.get("/verdicts/verdict-1").text
@@ -483,6 +501,21 @@ class TestForms:
             assert "No alert is open." in page and "it was a drill" in page
             assert visitor.post("/alerts/close", id="changed-1", reason="again").status_code == 409
 
+    def test_let_a_client_begin_anew(self, tmp_path):
+        app = make(tmp_path)
+        held = BarredSessions("mirabel", 3600.0, app.store)
+        held.bar("default", "somebody", "d3")
+        with visiting(app, verdict(1, flagged=True), verdict(2)) as visitor:
+            assert "begin anew" not in visitor.get("/verdicts/verdict-2").text
+            assert "begin anew" in visitor.get("/verdicts/verdict-1").text
+            fields = {"client": "somebody", "verdict": "verdict-1"}
+            assert visitor.post("/verdicts/forgive", tenant="other", **fields).status_code == 403
+            done = visitor.post("/verdicts/forgive", tenant="default", **fields)
+            assert done.headers["location"] == "/dashboard/verdicts/verdict-1"
+            assert "somebody begins anew" in visitor.get("/verdicts/verdict-1").text
+            asyncio.run(held.follow())
+            assert held.barred("default", "somebody") == frozenset()
+
     def test_remove_a_source(self, tmp_path):
         app = make(tmp_path)
         with visiting(app) as visitor:
@@ -501,21 +534,6 @@ class TestForms:
         ]
         with visiting(app) as visitor:
             visitor.post("/quarantine/release", key=held[0].key)
-    def test_let_a_client_begin_anew(self, tmp_path):
-        app = make(tmp_path)
-        held = BarredSessions("mirabel", 3600.0, app.store)
-        held.bar("default", "somebody", "d3")
-        with visiting(app, verdict(1, flagged=True), verdict(2)) as visitor:
-            assert "begin anew" not in visitor.get("/verdicts/verdict-2").text
-            assert "begin anew" in visitor.get("/verdicts/verdict-1").text
-            fields = {"client": "somebody", "verdict": "verdict-1"}
-            assert visitor.post("/verdicts/forgive", tenant="other", **fields).status_code == 403
-            done = visitor.post("/verdicts/forgive", tenant="default", **fields)
-            assert done.headers["location"] == "/dashboard/verdicts/verdict-1"
-            assert "somebody begins anew" in visitor.get("/verdicts/verdict-1").text
-            asyncio.run(held.follow())
-            assert held.barred("default", "somebody") == frozenset()
-
             visitor.post("/quarantine/drop", key=held[1].key)
             assert "good" in app.index.digests() and "evil" not in app.index.digests()
             assert {h.source: h.state for h in Quarantine(app.store).all().values()} == {

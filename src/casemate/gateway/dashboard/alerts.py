@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from casemate.gateway.dashboard.page import Look, Page, chip, empty, facts, link, post, section, url, when
+from casemate.gateway.dashboard.page import Look, Page, chip, empty, facts, link, names, post, section, url, when
 from casemate.gateway.dashboard.verdicts import field
 from casemate.lab.charts import Markup, join, tag
 from casemate.monitor.alerts import alert
 from casemate.monitor.alerts.alert import Standing
+from casemate.monitor.alerts.at_once import ABOUT
 from casemate.monitor.canaries.results import Severity
 
 PAST, NAMED = 30, 6
@@ -53,14 +54,19 @@ def _card(look: Look, s: Standing) -> Markup:
     tone = a.severity if s.open else "plain"
     changes = [tag("ul", *(tag("li", c) for c in a.changes), class_="plain")] if a.changes else []
     advice = [tag("h4", "What to do"), tag("ul", *(tag("li", c) for c in a.advice), class_="plain")] if a.advice else []
-    about = [
+    about: list[tuple[str, str]] = [
         ("Since", when(a.since)),
         ("Opened", when(s.opened)),
         ("Last change", when(s.changed)),
-        ("About", f"{a.set}: " + (", ".join(a.canaries[:8]) or "all of it")),
     ]
+    held = a.kind == "quarantine"
+    if a.set == ABOUT:  # of one event, and no canary's
+        about.append(("Tenant" if held else "Client", ", ".join(map(look.client, a.canaries))))
+    else:
+        about.append(("About", f"{a.set}: " + (", ".join(a.canaries[:8]) or "all of it")))
     if a.documents:
-        about.append(("New documents in the answers", _documents(a.documents)))
+        what = "Held back" if held else "Records shown" if a.set == ABOUT else "New documents in the answers"
+        about.append((what, names(a.documents, NAMED) if held else _documents(a.documents)))
     return tag(
         "article",
         tag("header", chip(f"{_mark(a.severity)} {a.severity}", tone), tag("span", state, class_="soft")),
@@ -92,7 +98,12 @@ def _acts(look: Look, s: Standing) -> Markup:
     reason = field("Why it is over", "reason", "", required="required")
     inside = post(look, "alerts/close", reason, tag("button", "Close it", class_="quiet"), id=s.alert.id)
     parts.append(tag("details", tag("summary", "Close by hand"), inside))
-    parts.append(link("Canaries", "canaries"))
+    if s.alert.kind == "quarantine":
+        parts.append(link("Quarantine", "quarantine"))
+    elif s.alert.set != ABOUT:
+        parts.append(link("Canaries", "canaries"))
+    elif s.alert.canaries:
+        parts.append(link("His verdicts", "verdicts", client=s.alert.canaries[0]))
     return tag("div", *parts, class_="acts")
 
 

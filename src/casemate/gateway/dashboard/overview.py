@@ -57,7 +57,7 @@ def overview(look: Look) -> Page:
     now = datetime.now(UTC)
     tenants = look.tenants
     verdicts = [v for v in look.records.verdicts.all if v.tenant in tenants and v.at > now - DAY]
-    asked = [v for v in verdicts if not is_canary(look, v.client)]
+    asked = [v for v in verdicts if not look.is_canary(v.client)]
     state = _state(look, tenants)
     body = join(
         [
@@ -79,12 +79,6 @@ def overview(look: Look) -> Page:
         ]
     )
     return Page("Overview", body)
-
-
-def is_canary(look: Look, client: str) -> bool:
-    """Whether a client is the monitor."""
-    prefix = look.app.config.monitor.client.partition("{")[0]
-    return bool(prefix) and client.startswith(prefix)
 
 
 def _banner(look: Look) -> Markup:

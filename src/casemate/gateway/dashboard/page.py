@@ -99,6 +99,11 @@ class Look:
         given = self.form.get("tenant") or self.asked("tenant")
         return given if given in tenants else self.session.key.grant.tenant
 
+    def is_canary(self, client: str) -> bool:
+        """Whether a client is the monitor."""
+        prefix = self.app.config.monitor.client.partition("{")[0]
+        return bool(prefix) and client.startswith(prefix)
+
     def client(self, client: str) -> str:
         """A client as people know him: by the name of his key."""
         key, slash, user = client.partition("/")

@@ -147,7 +147,7 @@ class _Wanted:
 
     def __init__(self, look: Look, tenants: Sequence[str]) -> None:
         self.defense, self.client = look.asked("defense"), look.asked("client")
-        self.flagged = look.asked("flagged")
+        self.flagged, self.asker = look.asked("flagged"), look.asked("asker")
         self.tenant = look.asked("tenant") if look.asked("tenant") in tenants else ""
         self.since, self.until = _time(look.asked("since")), _time(look.asked("until"))
 
@@ -158,6 +158,11 @@ class _Wanted:
             and self.tenant in ("", v.tenant)
             and self.client.lower() in f"{v.client} {look.client(v.client) if self.client else ''}".lower()
             and self.flagged in ("", "yes" if v.flagged else "no")
+            and (
+                self.asker == "all"
+                or (self.client and not self.asker)
+                or look.is_canary(v.client) is (self.asker == "canaries")
+            )
             and (self.since is None or v.at >= self.since)
             and (self.until is None or v.at <= self.until)
         )
@@ -180,6 +185,7 @@ def _privacy(look: Look) -> str:
 def _filters(look: Look, wanted: _Wanted, defenses: Sequence[str], tenants: Sequence[str]) -> Markup:
     fields = [
         choice("Outcome", "flagged", wanted.flagged, (("", "all"), ("yes", "flagged"), ("no", "not flagged"))),
+        choice("Asked by", "asker", wanted.asker, (("", "people"), ("canaries", "canaries"), ("all", "everybody"))),
         choice("Defense", "defense", wanted.defense, (("", "all"), *((d, d) for d in defenses))),
         field("Client", "client", wanted.client, "search"),
         field("From (UTC)", "since", look.asked("since"), "datetime-local"),
@@ -211,7 +217,7 @@ def _found(look: Look, found: Sequence[Seen], shown: Sequence[Seen]) -> list[Mar
             )
         ]
     if not shown:
-        return [empty("No verdict passes these filters.", "Clear them, or choose a longer time.")]
+        return [empty("No verdict passes these filters.", "Choose everybody under 'Asked by', or a longer time.")]
     requests = by_request(found)
     figure, about = share(sum(any(v.flagged for v in one) for one in requests), len(requests))
     parts = [tag("p", tag("b", f"{figure} flagged"), f" ({about})", class_="sum")]
@@ -259,7 +265,7 @@ def _list(value: Any) -> list[str]:
 
 
 def _pages(look: Look, page: int, count: int) -> Markup:
-    kept = {name: look.asked(name) for name in ("flagged", "defense", "client", "since", "until", "tenant")}
+    kept = {name: look.asked(name) for name in ("flagged", "asker", "defense", "client", "since", "until", "tenant")}
     last = max(1, -(-count // EACH))
     parts = [tag("span", f"page {min(page, last)} of {last}; {count:,} verdicts")]
     if page > 1:
@@ -313,9 +319,10 @@ def _withheld(v: Seen) -> Markup:
 def _evidence(evidence: Mapping[str, Any]) -> list[tuple[str, str]]:
     if not evidence:
         return [("Evidence", "none was noted")]
+    places = {name: place for place, name in enumerate(TERMS)}
     return [
         (TERMS.get(name, name), percent(value) if name == "p" and isinstance(value, float) else _value(value))
-        for name, value in evidence.items()
+        for name, value in sorted(evidence.items(), key=lambda pair: places.get(pair[0], len(places)))
     ]
 
 

@@ -160,11 +160,11 @@ def _bullets(lines: Iterable[str]) -> str:
 def _span(seconds: float) -> str:
     """A time in words.
 
-    >>> _span(40), _span(7200), _span(200000)
-    ('40 seconds', '2.0 hours', '2.3 days')
+    >>> _span(1.2), _span(40), _span(7200), _span(200000)
+    ('1 second', '40 seconds', '2.0 hours', '2.3 days')
     """
     if seconds < 120:
-        return f"{seconds:.0f} seconds"
+        return "1 second" if round(seconds) == 1 else f"{seconds:.0f} seconds"
     if seconds < 7200:
         return f"{seconds / 60:.0f} minutes"
     return f"{seconds / 3600:.1f} hours" if seconds < 172_800 else f"{seconds / 86400:.1f} days"
