@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
@@ -12,10 +10,9 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from casemate import config as configuration
 from casemate import sessions, traces
-from casemate.app import build
 from casemate.cli.console import ConfigFile, Json, out, print_json, shown
+from casemate.cli.serve import event_store
 from casemate.errors import ConfigError
 from casemate.events import EventStore
 from casemate.gateway.keys import Keys
@@ -42,7 +39,7 @@ def list_(
     as_json: Json = False,
 ) -> None:
     """Show whom the guard flagged, by which defense, and how many sources were withheld from him."""
-    with _store(config) as store:
+    with event_store(config) as store:
         found = _flagged(store, datetime.now(UTC) - timedelta(hours=hours))
         keys = Keys(store)
         keys.follow()
@@ -72,7 +69,7 @@ def forgive(
     A question that is too close to a document is still answered without it. To let him read a document whatever he
     asks, name him under 'readers' in its metadata. All gateways know with the next question.
     """
-    with _store(config) as store:
+    with event_store(config) as store:
         kinds = (sessions.KIND, traces.KIND)
         tenants = sorted(
             {str(e.body["tenant"]) for kind in kinds for e in store.scan(kind) if e.body.get("client") == name}
@@ -82,13 +79,6 @@ def forgive(
         for tenant in tenants:
             traces.forgive(store, tenant, name)
     out.print(f"forgiven: {shown(name)}")
-
-
-@contextmanager
-def _store(config: ConfigFile) -> Iterator[EventStore]:
-    settings = configuration.read(config)
-    with closing(build("store", settings.store, settings.folder)) as store:
-        yield store
 
 
 def _flagged(store: EventStore, since: datetime) -> list[_Flagged]:

@@ -14,6 +14,7 @@ from casemate import config as configuration
 from casemate.app import build, open_app
 from casemate.cli.console import ConfigFile, Json, Tenant, out, print_json, say, shown
 from casemate.errors import needs
+from casemate.events import EventStore
 from casemate.gateway.keys import Grant, Key, Keys
 from casemate.types import DEFAULT_TENANT
 
@@ -111,10 +112,16 @@ def revoke(
 
 
 @contextmanager
-def _keys(config: ConfigFile) -> Iterator[Keys]:
-    """The keys in the configured event store; nothing else is opened."""
+def event_store(config: ConfigFile) -> Iterator[EventStore]:
+    """The configured event store; nothing else is opened."""
     settings = configuration.read(config)
     with closing(build("store", settings.store, settings.folder)) as store:
+        yield store
+
+
+@contextmanager
+def _keys(config: ConfigFile) -> Iterator[Keys]:
+    with event_store(config) as store:
         yield Keys(store)
 
 
