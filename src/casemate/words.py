@@ -19,6 +19,11 @@ STOP_WORDS = frozenset(
     up us use very was we were what when where which while who whom whose why will with without would you your
     yours""".split()
 )
+UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
+"""Control characters, lone surrogates, non-characters, and what turns the direction of writing: on a terminal they
+command, or make a line read as something else than it is."""
+UNREADABLE = "\ufffd"
+"""Stands in their place."""
 WORD = re.compile(r"[^\W_]+(?:['’.-][^\W_]+)*")
 BLOCK_END = re.compile(r"\n\s*\n|\n(?=\s*(?:[-*+#•|>]|\d+[.)]\s))")
 SENTENCE_END = re.compile(

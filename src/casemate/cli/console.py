@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import re
 import sys
 import zlib
 from collections.abc import Iterator
@@ -18,9 +17,9 @@ from rich.markup import escape as escape_markup
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from casemate.errors import ConfigError
+from casemate.words import UNREADABLE, UNSAFE
 
 OK, FAILED, ERROR, INCOMPLETE, INTERRUPTED = 0, 1, 2, 3, 130
-CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 UTF8 = "utf-8-sig"  # with or without a byte order mark
 
 say = Console(stderr=True, highlight=False)
@@ -44,12 +43,16 @@ On = Annotated[
 def print_json(value: Any, indent: int | None = 2) -> None:
     """One object on stdout."""
     text = json.dumps(value, ensure_ascii=False, indent=indent, default=str)
-    print(CONTROL.sub(lambda c: f"\\u{ord(c[0]):04x}", text))
+    print(UNSAFE.sub(lambda c: f"\\u{ord(c[0]):04x}", text))
 
 
 def plain(text: str) -> str:
-    """Without what makes a terminal do things: documents and file names are not ours."""
-    return CONTROL.sub("\ufffd", text)
+    r"""Without what makes a terminal do things: documents and file names are not ours.
+
+    >>> plain("safe\u202etxt.exe\x1b[2J")
+    'safe�txt.exe�[2J'
+    """
+    return UNSAFE.sub(UNREADABLE, text)
 
 
 def shown(text: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from casemate.lab.crawl_results import Crawl
 from casemate.lab.results import AttackResult, Campaign, Check, Status
 from casemate.stats import Rate
-from casemate.words import STOP_WORDS, WORD, words
+from casemate.words import STOP_WORDS, UNREADABLE, UNSAFE, WORD, words
 
 T = TypeVar("T")
 
@@ -27,10 +27,6 @@ AUC_STEPS = (
 )
 WHOLE = "The campaign as a whole"
 
-# Control characters, lone surrogates, non-characters, and what turns the direction of writing: the last can make a
-# line read as something else than it is.
-UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
-UNREADABLE = "\ufffd"
 FUNCTION_WORDS = STOP_WORDS - {"no", "not"}
 NOT_PUNCTUATION = re.compile(r"""[^\s.,:;!?()\[\]"'-]+""")
 HAS_DIGIT = re.compile(r"\d")
