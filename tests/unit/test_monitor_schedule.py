@@ -316,6 +316,22 @@ def test_a_run_by_hand_counts_like_any_other_and_does_not_move_the_schedule():
     assert regular.alarmed == ("c0",)
 
 
+def test_two_runs_at_the_same_time_are_one_alert_and_neither_is_forgotten():
+    store, clock, within = Kept(), Clock(), []
+
+    async def slow(run, ids, note):
+        if not within:  # somebody asks by hand, and is done first
+            clock.now += 1
+            within.append(await Rounds(watched(), Asker(clock, fails=["c1"]), store, pause_s=0).by_hand(clock))
+        await Asker(clock, fails=["c1", "c2"])(run, ids, note)
+
+    catch_up(store, Asker(clock))
+    found = asyncio.run(Rounds(watched(), slow, store, pause_s=0).by_hand(clock))
+    assert (within[0].alarmed, found.alarmed) == (("c1",), ("c2",))
+    assert [s.alert.canaries for s in open_alerts(store, "clinic")] == [("c1",), ("c2",)]
+    assert {i for i, g in found.state.gauges.items() if g.alarmed} == {"c1", "c2"}
+
+
 def test_another_set_on_the_same_store_is_another_matter():
     store, clock = Kept(), Clock()
     catch_up(store, Asker(clock))

@@ -102,13 +102,12 @@ class Rounds:
     async def _work(self, begun: Begun, clock: Callable[[], float], mine: Callable[[], Awaitable[bool]]) -> Step:
         """A run that was begun, to its end."""
         since = _time(clock) if begun.slot < 0 else datetime.fromtimestamp(begun.slot, UTC)
-        name = self.watched.name
-        state = (await asyncio.to_thread(schedule.past, self.store, name, _time(clock))).state
         known = self.watched.known
         ids: Sequence[str] = [i for i in begun.canaries if i in known] or list(known)  # the set may be another by now
         for number in range(self.limits.confirm + 1):
             run = f"{begun.run}~{number}" if number else begun.run
             results = await self._asked(run, ids, since - MARGIN)
+            state = await asyncio.to_thread(self._state, _time(clock))
             ids = suspects(state, results, self.watched, self.limits)
             if not ids:
                 break
@@ -116,7 +115,7 @@ class Rounds:
                 await asyncio.sleep(self.pause_s)
         if not await mine():
             raise Abandoned
-        return await asyncio.to_thread(self._conclude, begun, state, results, _time(clock))
+        return await asyncio.to_thread(self._conclude, begun, results, _time(clock))
 
     async def _asked(self, run: str, ids: Sequence[str], since: datetime) -> list[Result]:
         """The results of a run up to this repetition; what has none yet is asked."""
@@ -143,8 +142,13 @@ class Rounds:
     def _note(self, result: Result) -> None:
         self.store.append(to_event(result, self.log_text))
 
-    def _conclude(self, begun: Begun, state: State, results: Sequence[Result], now: datetime) -> Step:
+    def _state(self, now: datetime) -> State:
+        """What the run that ended last left known."""
+        return schedule.past(self.store, self.watched.name, now).state
+
+    def _conclude(self, begun: Begun, results: Sequence[Result], now: datetime) -> Step:
         """Alerts, and the end of the run: either both are noted, or whoever takes over notes them anew."""
+        state = self._state(now)  # a run by hand may have ended while this one asked
         found = step(state, results, self.watched, self.limits)
         documents = {}
         if found.alarmed:
