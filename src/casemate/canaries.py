@@ -53,7 +53,6 @@ class Canaries:
         app: The owner's system.
         set: The canaries.
         target: Who is asked.
-        watched: The set, as the monitor knows it: with its baseline.
         tenant: Whose documents.
         judge: Judges behaviours without a name.
         channels: Who is told of alerts.
@@ -63,7 +62,6 @@ class Canaries:
     app: App
     set: CanarySet
     target: Target
-    watched: Watched
     tenant: str
     judge: Generator | None
     channels: Sequence[Channel]
@@ -77,7 +75,8 @@ class Canaries:
             for hear in self.heard:
                 hear(result)
 
-        await self._asked(run, ids, each, {known.id: known.documents for known in self.watched.canaries})
+        watched = await asyncio.to_thread(lambda: self.watched)
+        await self._asked(run, ids, each, {known.id: known.documents for known in watched.canaries})
 
     async def _asked(
         self,
@@ -125,6 +124,17 @@ class Canaries:
         return found
 
     @property
+    def watched(self) -> Watched:
+        """The set as the monitor knows it now: with the baseline in force, and what rests on replaced documents aside.
+
+        Raises:
+            BackendError: If the store cannot be read.
+        """
+        known = baseline.load(self.app.store, self.set)
+        every = interval(self.app.config.monitor.every).total_seconds()
+        return baseline.watched(self.set, known, every, _aside(self.app, known, self.tenant))
+
+    @property
     def aside(self) -> tuple[str, ...]:
         """Canaries that page nobody, because the owner has replaced the documents that they rest on."""
         pages = {canary.id for canary in self.set.canaries if canary.alert_on_deviation}
@@ -161,8 +171,16 @@ class Canaries:
             ConfigError: If a canary expects what the target cannot tell.
         """
         self.require()
-        store = self.app.store
-        await watch(self.watched, self.ask, store, self.channels, self._settings, on_run=on_run, on_lead=on_lead)
+        await watch(
+            self.watched,
+            self.ask,
+            self.app.store,
+            self.channels,
+            self._settings,
+            current=lambda: self.watched,
+            on_run=on_run,
+            on_lead=on_lead,
+        )
 
     def trend(self, since: datetime | None = None) -> Trend:
         """How the set has fared, by what the store holds.
@@ -205,10 +223,8 @@ def open_canaries(app: App, tenant: str = DEFAULT_TENANT) -> Canaries:
     section = app.config.monitor
     judge = build("generator", section.judge, app.config.folder) if section.judge else None
     found = read(app.config.folder / section.canaries, k=app.config.rag.k, judge=judge is not None)
-    target = target_of(app, section.target)
-    seconds = interval(section.every).total_seconds()
-    watched = baseline.watched(found, known := baseline.load(app.store, found), seconds, _aside(app, known, tenant))
-    return Canaries(app, found, target, watched, tenant, judge, _channels(app))
+    baseline.watched(found)  # refuses, before anything is asked, names that could not be kept
+    return Canaries(app, found, target_of(app, section.target), tenant, judge, _channels(app))
 
 
 def open_post(app: App) -> Post:

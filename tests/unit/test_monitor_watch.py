@@ -11,6 +11,7 @@ import sys
 import time
 from collections import Counter
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -154,6 +155,18 @@ def test_from_the_failure_to_the_people_and_back():
     assert opened.details["canaries"] == ["c1"]
     assert opened.at.timestamp() < NOON + 8 * HOUR
     assert recovered.at.timestamp() > NOON + 12 * HOUR
+
+
+def test_what_is_learnt_of_canaries_while_it_runs_counts_in_the_next_run():
+    def current():  # as when the owner replaces a document: its canary pages nobody from then on
+        known = watched()
+        aside = tuple(replace(canary, pages=canary.id != "c1") for canary in known.canaries)
+        return replace(known, canaries=aside) if store.scan(schedule.RUN) else known
+
+    store, ear, runs = Kept(), Ear(), []
+    watch_until(12, store, [ear], fails=lambda now: now > NOON + 2 * HOUR, current=current, on_run=runs.append)
+    assert any(step.failed == ("c1",) for step in runs)
+    assert ear.heard == []
 
 
 def test_stopped_and_started_again_it_goes_on_where_it_was():

@@ -51,7 +51,6 @@ async def show_poisoning(app: App, out: Console) -> Act:
     canaries = open_canaries(app)
     usual = await canaries.measure()
     baseline.accept(app.store, canaries.set, usual.id, "demo", datetime.now(UTC))
-    canaries = open_canaries(app)  # with what it knows now
     pages = await Poison().craft(QUESTION, WRONG, np.random.default_rng(SEED))
     await app.guard.add(pages)
     try:

@@ -11,6 +11,7 @@ import logging
 import signal
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from casemate.monitor.trends.gauges import Step
@@ -36,6 +37,7 @@ async def watch(  # noqa: PLR0913  all that a watch needs, in one call
     channels: Sequence[Channel] = (),
     settings: Settings | None = None,
     *,
+    current: Callable[[], Watched] | None = None,
     on_run: Callable[[Step], None] | None = None,
     on_lead: Callable[[bool], None] | None = None,
 ) -> None:
@@ -47,6 +49,8 @@ async def watch(  # noqa: PLR0913  all that a watch needs, in one call
         store: Where everything is noted, and where the lease is.
         channels: To whom alerts are told.
         settings: How; None: the defaults.
+        current: Looked at before each run: the same canaries, with what is known of them by then, such as a baseline
+            that was accepted meanwhile. None: nothing new is learnt.
         on_run: Called with what each run showed.
         on_lead: Called with True when this process begins to lead, with False when it does not any more.
 
@@ -57,16 +61,23 @@ async def watch(  # noqa: PLR0913  all that a watch needs, in one call
     rounds = Rounds(watched, ask, store, settings.limits, settings.pause_s, settings.log_text)
     leader = Leader(store, f"canaries:{watched.name}", settings.lease_s, settings.holder)
     async with _until_terminated():
-        runs = leader.whenever(lambda: _runs(leader, rounds, settings, on_run), on_lead)
+        runs = leader.whenever(lambda: _runs(leader, rounds, settings, current, on_run), on_lead)
         await together(runs, Post(store, channels, settings).run())
 
 
-async def _runs(leader: Leader, rounds: Rounds, settings: Settings, on_run: Callable[[Step], None] | None) -> None:
+async def _runs(
+    leader: Leader,
+    rounds: Rounds,
+    settings: Settings,
+    current: Callable[[], Watched] | None,
+    on_run: Callable[[Step], None] | None,
+) -> None:
     """Runs what is due, for ever."""
     now = datetime.fromtimestamp(settings.clock(), UTC)
     name = rounds.watched.name
     timetable = Timetable(rounds.watched, await asyncio.to_thread(schedule.secret, rounds.store, name, now))
     while True:
+        rounds = replace(rounds, watched=await asyncio.to_thread(current)) if current else rounds
         try:
             found = await rounds.catch_up(timetable, settings.clock, leader.take)
         except Abandoned:
