@@ -13,7 +13,7 @@ from casemate import config as configuration
 from casemate.app import App, build, open_app
 from casemate.canaries import watched_questions
 from casemate.cli.canary import canary
-from casemate.cli.console import FAILED, OK, ConfigFile, Json, Tenant, out, print_json, say, shown
+from casemate.cli.console import FAILED, INCOMPLETE, OK, ConfigFile, Json, Tenant, out, print_json, say, shown
 from casemate.config import Part
 from casemate.marks.honey import HoneyKeys
 from casemate.monitor.honey.planting import Bed, Cleaned, Planted, clean, plant, rotate
@@ -34,12 +34,13 @@ def plant_records(
     tenant: Tenant = DEFAULT_TENANT,
     as_json: Json = False,
 ) -> None:
-    """Put fictitious records among the documents, where crawlers meet them and askers seldom do."""
+    """Put fictitious records where crawlers meet them and askers seldom do. Exit code 3 if there is room for none."""
     with open_app(configuration.read(config)) as app:
         with say.status("looking for places"):
             done = asyncio.run(plant(app.guard, _keys(app), _bed(app, tenant, style, folder), count))
         _note_defense(app)
     print_json(asdict(done)) if as_json else _say_planted(done)
+    raise typer.Exit(OK if done.held else INCOMPLETE)
 
 
 @canary.command("rotate")
@@ -137,6 +138,8 @@ def _say_planted(done: Planted) -> None:
         )
     if done.given_up:
         out.print(f"{done.given_up} places were given up: too many harmless questions would have found a record there")
+    if not done.held:
+        out.print("the corpus is too small to hide one, or too much like the records: see whether --style fits")
 
 
 def _say_cleaned(done: Cleaned) -> None:
