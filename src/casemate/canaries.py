@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,13 +17,13 @@ import numpy as np
 from casemate.app import App, build
 from casemate.backends.sqlite import SqliteIndex
 from casemate.config import Part
-from casemate.errors import ConfigError
+from casemate.errors import ConfigError, DataError
 from casemate.lab.drill import Aim, Drill, Range, copied
 from casemate.lab.questions import made_questions
 from casemate.monitor.alerts.letters import Policy
 from casemate.monitor.canaries import run as asking
 from casemate.monitor.canaries.canary import CanarySet, interval, read
-from casemate.monitor.canaries.results import Result, Run
+from casemate.monitor.canaries.results import Result, Run, Status
 from casemate.monitor.poison.quarantine import Gate, Quarantine
 from casemate.monitor.poison.suspicion import LEAST, Suspicion
 from casemate.monitor.trends import baseline
@@ -51,6 +52,7 @@ class Canaries:
 
     Attributes:
         app: The owner's system.
+        file: Where the set is written.
         set: The canaries.
         target: Who is asked.
         tenant: Whose documents.
@@ -60,6 +62,7 @@ class Canaries:
     """
 
     app: App
+    file: Path
     set: CanarySet
     target: Target
     tenant: str
@@ -110,18 +113,21 @@ class Canaries:
             progress: Called with 1 for each run.
 
         Raises:
-            DataError: If canaries pass in no run.
+            DataError: If canaries pass in no run, or a run gets no answer at all.
             BackendError: If the store fails.
         """
         self.require()
         made = []
         for number in range(runs):
-            made.append(await self._asked(f"{self.set.name}-baseline-{number}", [c.id for c in self.set.canaries]))
+            found = await self._asked(f"{self.set.name}-baseline-{number}", [c.id for c in self.set.canaries])
+            if all(result.status is Status.ERROR for result in found.results):
+                raise DataError(f"the target answers none of {len(found.results)} canaries: {found.results[0].error}")
+            made.append(found)
             progress(1)
         digests = self.app.index.digests(self.tenant) if self.target is self.app.target else None
-        found = baseline.record(made, self.set, at=datetime.now(UTC), digests=digests, force=force)
-        baseline.propose(self.app.store, found)
-        return found
+        recorded = baseline.record(made, self.set, at=datetime.now(UTC), digests=digests, force=force)
+        baseline.propose(self.app.store, recorded)
+        return recorded
 
     @property
     def watched(self) -> Watched:
@@ -222,9 +228,14 @@ def open_canaries(app: App, tenant: str = DEFAULT_TENANT) -> Canaries:
     """
     section = app.config.monitor
     judge = build("generator", section.judge, app.config.folder) if section.judge else None
-    found = read(app.config.folder / section.canaries, k=app.config.rag.k, judge=judge is not None)
+    found = read(file := file_of(app), k=app.config.rag.k, judge=judge is not None)
     baseline.watched(found)  # refuses, before anything is asked, names that could not be kept
-    return Canaries(app, found, target_of(app, section.target), tenant, judge, _channels(app))
+    return Canaries(app, file, found, target_of(app, section.target), tenant, judge, _channels(app))
+
+
+def file_of(app: App) -> Path:
+    """Where the configured set is written: beside the configuration, unless it says otherwise."""
+    return app.config.folder / app.config.monitor.canaries
 
 
 def open_post(app: App) -> Post:
@@ -284,7 +295,7 @@ def _learnt(app: App, index: Index, questions: Sequence[str], tenant: str) -> Su
 
 def watched_questions(app: App, tenant: str = DEFAULT_TENANT, log: Sequence[str] = (), count: int = MADE) -> list[str]:
     """The canaries' questions, those of a log, and as many made ones as it takes: what new documents are held to."""
-    file = app.config.folder / app.config.monitor.canaries
+    file = file_of(app)
     found = [c.query for c in read(file, judge=True).canaries] if file.exists() else []
     found += log
     documents = [d for some, _ in app.index.scan(tenant) for d in some]

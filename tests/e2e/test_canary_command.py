@@ -1,11 +1,13 @@
 """Canaries from the command line: drafted, measured, failing, alerted, well again."""
 
 import json
+import sys
 
 import pytest
 from typer.testing import CliRunner
 
 from casemate.cli import cli
+from casemate.errors import ConfigError, DataError
 
 PAGES = {
     "billing": "An appointment that is missed costs 25 crowns. Bills are due within 30 days of the fifth of the month.",
@@ -66,10 +68,14 @@ def test_a_poisoned_page_is_noticed_and_its_removal_too(place):
     code, alerts = run("canary", "alerts", "--json")
     assert code == 1
     assert [(a["severity"], a["canaries"], a["documents"]) for a in alerts] == [("critical", ["fee"], ["new-fees.md"])]
-    assert run("canary", "alerts", "--ack", alerts[0]["id"], "--by", "ann")[0] == 0
+    code, said = run("canary", "alerts", "--ack", alerts[0]["id"], "--by", "ann")
+    assert code == 0
+    for part in ("[critical] clinic", "Since 20", "fee: the answer does", "- new-fees.md", "What to do", "by ann"):
+        assert part in said
+    assert "still alarming: fee" in run("canary", "run")[1]
     code, trend = run("canary", "trend", "--json")
     assert code == 1
-    assert {c["canary"]: c["recent"] for c in trend["canaries"]} == {"fee": "PF", "beds": "PP"}
+    assert {c["canary"]: c["recent"] for c in trend["canaries"]} == {"fee": "PFF", "beds": "PPP"}
     (place / "docs" / "new-fees.md").unlink()
     (place / "docs" / "billing.md").write_text(PAGES["billing"])
     assert run("index")[0] == 0
@@ -94,7 +100,13 @@ def test_two_systems_are_compared(place):
     code, found = run("canary", "compare", "own", "other.yaml", "--repeats", "12", "--json")
     assert (code, found["conclusion"]) == (3, "too few to say")  # two canaries, however often they are asked
     assert [(p["canary"], p["passed"]) for p in found["pairs"]] == [("fee", [12, 0]), ("beds", [12, 0])]
-    assert "worse" in run("canary", "compare", "own", "other.yaml", "--repeats", "2")[1]
+    said = run("canary", "compare", "own", "other.yaml", "--repeats", "2")[1]
+    assert "fee: worse" in said
+    assert "left out" not in said
+    (place / "answers.py").write_text("def tell(question):\n    raise OSError\n")
+    sys.modules.pop("answers")
+    said = run("canary", "compare", "own", "other.yaml", "--repeats", "1")[1]
+    assert "left out: 2 canaries; the first gave no answer to 0, the second to 2" in said
 
 
 def test_a_target_that_is_gone_is_an_error_and_not_a_deviation(place):
@@ -102,6 +114,42 @@ def test_a_target_that_is_gone_is_an_error_and_not_a_deviation(place):
     (place / "casemate.yaml").write_text(CONFIG.replace("channels: []", f"target: {target}"))
     code, found = run("canary", "run", "--json")
     assert (code, found["status"], {r["status"] for r in found["results"]}) == (2, "error", {"error"})
+    assert {c["recent"] for c in run("canary", "trend", "--json")[1]["canaries"]} == {"E"}
+    code, said = run("canary", "trend")
+    assert code == 1
+    assert "without any answer: 1" in said
+    with pytest.raises(DataError, match="answers none of 2 canaries"):  # not "passed in none of 20 runs", an hour later
+        run("canary", "baseline", "--force")
+
+
+def test_each_command_says_which_canaries_it_asks_of_whom(place):
+    for command in (["run"], ["trend"], ["baseline", "--runs", "1"], ["drift"], ["compare", "own", "own"]):
+        said = CliRunner().invoke(cli, ["canary", *command]).stderr
+        assert "2 canaries of canaries.yaml; target: own" in said, command
+
+
+def test_a_draft_goes_where_the_set_is_read(place, tmp_path_factory, monkeypatch):
+    (place / "canaries.yaml").unlink()
+    with pytest.raises(DataError, match="casemate canary suggest"):
+        run("canary", "run")
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
+    config = str(place / "casemate.yaml")
+    said = run("canary", "suggest", "--count", "12", "--config", config)[1]
+    assert (place / "canaries.yaml").exists()
+    assert "of 12 to" in said
+    assert "dropped: " in said
+    assert "name the file" not in said
+    with pytest.raises(ConfigError, match="exists"):
+        run("canary", "suggest", "--config", config)
+    said = run("canary", "suggest", "other.yaml", "--count", "2", "--config", config)[1]
+    assert "name the file in monitor.canaries" in said
+
+
+def test_the_share_of_asked_questions_near_a_canary_is_told(place):
+    (place / "asked.txt").write_text("How many beds are there?\nWhen does the pharmacy open?\n")
+    code, said = run("canary", "suggest", "drafted.yaml", "--count", "2", "--from", "asked.txt")
+    assert code == 0
+    assert "of the questions given lie near one" in said
 
 
 def test_a_set_is_drafted_and_can_be_run(place):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 
 from casemate import config as configuration
 from casemate.app import App, open_app
@@ -29,6 +31,7 @@ from casemate.cli.console import (
     shown,
 )
 from casemate.monitor.alerts.alert import Standing, acknowledge, close, open_alerts
+from casemate.monitor.alerts.wording import render
 from casemate.monitor.canaries.canary import interval, schema
 from casemate.monitor.canaries.results import Result, Run, Status
 from casemate.monitor.trends.gauges import Step
@@ -41,12 +44,28 @@ CODES = {Status.PASS: OK, Status.FAIL: FAILED, Status.ERROR: ERROR}
 STYLES = {Status.PASS: "green", Status.FAIL: "red", Status.ERROR: "yellow"}
 
 
+@contextmanager
+def opened(config: Path | None, tenant: str) -> Iterator[Canaries]:
+    """The configured canaries, while they are needed; it says on stderr which they are, and who is asked."""
+    with open_app(configuration.read(config)) as app:
+        found = open_canaries(app, tenant)
+        whom = app.config.monitor.target.use
+        say.print(f"{len(found.set.canaries)} canaries of {shown(str(found.file))}; target: {whom}", soft_wrap=True)
+        yield found
+
+
+def span(text: str) -> timedelta:
+    """An interval that was given as an option."""
+    try:
+        return interval(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
 @canary.command("run")
 def run_canaries(config: ConfigFile = None, tenant: Tenant = DEFAULT_TENANT, as_json: Json = False) -> None:
     """Ask all canaries now. Exit codes: 0 all passed, 1 some failed, 2 some could not be judged."""
-    settings = configuration.read(config)
-    with open_app(settings) as app:
-        found = open_canaries(app, tenant)
+    with opened(config, tenant) as found:
         results: dict[str, Result] = {}
         with bar() as progress:
             task = progress.add_task("asking", total=len(found.set.canaries))
@@ -59,7 +78,7 @@ def run_canaries(config: ConfigFile = None, tenant: Tenant = DEFAULT_TENANT, as_
             step = asyncio.run(found.run())
         status = Run(step.run, tuple(results.values())).status
         if as_json:
-            print_json(_run_json(app, step, results, status))
+            print_json(_run_json(found.app, step, results, status))
         else:
             _show_run(found, step, results, status)
     raise typer.Exit(CODES[status])
@@ -68,14 +87,11 @@ def run_canaries(config: ConfigFile = None, tenant: Tenant = DEFAULT_TENANT, as_
 @canary.command("watch")
 def watch_canaries(config: ConfigFile = None, tenant: Tenant = DEFAULT_TENANT) -> None:
     """Ask canaries as they fall due, and alert. Any number of processes may: one leads, the others stand by."""
-    with open_app(configuration.read(config)) as app:
-        found = open_canaries(app, tenant)
-        say.print(
-            f"watching {len(found.set.canaries)} canaries, every {app.config.monitor.every}; "
-            f"alerts go to {', '.join(c.name for c in found.channels) or 'nobody: monitor.channels is empty'}"
-        )
+    with opened(config, tenant) as found:
+        told = ", ".join(c.name for c in found.channels) or "nobody: monitor.channels is empty"
+        say.print(f"asked every {found.app.config.monitor.every}; alerts go to {shown(told)}", soft_wrap=True)
         try:
-            asyncio.run(found.watch(lambda step: _say_step(app, step), _say_lead))
+            asyncio.run(found.watch(_say_step, _say_lead))
         except KeyboardInterrupt:
             say.print("ended; what was begun is finished by whoever watches next")
             raise typer.Exit(INTERRUPTED) from None
@@ -88,13 +104,9 @@ def show_trend(
     since: Annotated[str, typer.Option(help="How far back, such as 12h or 30d.")] = "30d",
     as_json: Json = False,
 ) -> None:
-    """How each canary has fared, and what that means. Exit code 1 if one is alarming."""
-    with open_app(configuration.read(config)) as app:
-        try:
-            back = interval(since)
-        except ValueError as error:
-            raise typer.BadParameter(str(error)) from None
-        canaries, start = open_canaries(app, tenant), datetime.now(UTC) - back
+    """How each canary has fared, and what that means. Exit code 1 if one is alarming, or the target does not answer."""
+    start = datetime.now(UTC) - span(since)
+    with opened(config, tenant) as canaries:
         found, gaps = canaries.trend(start), canaries.gaps(start)
     if as_json:
         print_json({"runs": [asdict(r) for r in found.runs], "canaries": [asdict(c) for c in found.canaries],
@@ -103,7 +115,8 @@ def show_trend(
     else:
         _show_trend(found)
         _show_gaps(gaps)
-    raise typer.Exit(FAILED if any(c.alarmed for c in found.canaries) else OK)
+    down = found.state.down >= canaries.limits.errors
+    raise typer.Exit(FAILED if down or any(c.alarmed for c in found.canaries) else OK)
 
 
 @canary.command("alerts")
@@ -151,12 +164,12 @@ def _show_run(found: Canaries, step: Step, results: dict[str, Result], status: S
     out.print(f"[{STYLES[status]} bold]{status.value.upper()}[/]  {shown(found.set.name)}: {said}")
     wrong = [r for r in results.values() if r.status is not Status.PASS]
     if wrong:
-        table = Table("canary", "", "why")
+        table = Table(Column("canary", overflow="fold"), "", "why")
         for r in sorted(wrong, key=lambda r: r.canary):
             why = [r.error] if r.error else [f"{d.kind}: {d.message}" for d in r.deviations]
             table.add_row(shown(r.canary), f"[{STYLES[r.status]}]{r.status.value}[/]", shown("\n".join(why)))
         out.print(table)
-    if step.failed:
+    if step.chance < 1:
         out.print(f"As many failures come by chance in {step.chance:.2g} of runs, by the baselines.")
     unmeasured = [k.id for k in found.watched.canaries if not k.clean.asked]
     if unmeasured:
@@ -170,13 +183,14 @@ def _show_run(found: Canaries, step: Step, results: dict[str, Result], status: S
             f"[yellow]note:[/yellow] {names}: you replaced what they rest on, so they page nobody until another "
             "baseline is accepted"
         )
-    for text in (f"alarming: {', '.join(step.alarmed)}" if step.alarmed else "",
-                 f"well again: {', '.join(step.recovered)}" if step.recovered else ""):  # fmt: skip
-        if text:
-            out.print(shown(text), soft_wrap=True)
+    still = [i for i, gauge in step.state.gauges.items() if gauge.alarmed and i not in step.alarmed]
+    told: dict[str, Sequence[str]] = {"alarming": step.alarmed, "still alarming": still, "well again": step.recovered}
+    for what, ids in told.items():
+        if ids:
+            out.print(shown(f"{what}: {', '.join(ids)}"), soft_wrap=True)
 
 
-def _say_step(app: App, step: Step) -> None:
+def _say_step(step: Step) -> None:
     at = step.at.astimezone().strftime("%Y-%m-%d %H:%M:%S")
     more = f"; alarming: {', '.join(step.alarmed)}" if step.alarmed else ""
     more += f"; well again: {', '.join(step.recovered)}" if step.recovered else ""
@@ -191,12 +205,16 @@ def _show_trend(found: Trend) -> None:
     if not found.runs:
         out.print("nothing was asked in this time; 'casemate canary run' asks now")
         return
-    table = Table("canary", "last runs", "failed", "no answer", "flake rate", "evidence", "since")
-    for line in sorted(found.canaries, key=lambda c: -c.evidence):
-        since = line.since.astimezone().strftime("%Y-%m-%d %H:%M") if line.since else ""
+    silent = sum(not run.judged for run in found.runs)
+    first, last = (run.at.astimezone().strftime("%Y-%m-%d %H:%M") for run in (found.runs[0], found.runs[-1]))
+    out.print(f"runs: {len(found.runs)}, from {first} to {last}; without any answer: {silent}")
+    whole = [Column(name, no_wrap=True) for name in ("last runs", "failed", "since")]  # the newest must not be cut off
+    table = Table(Column("canary", overflow="fold"), *whole, "no answer", "flake rate", "evidence")
+    for line in sorted(found.canaries, key=lambda c: (not c.alarmed, -c.evidence)):
+        since = line.since.astimezone().strftime("%m-%d %H:%M") if line.since else ""
         name = f"[red]{shown(line.canary)}[/red]" if line.alarmed else shown(line.canary)
         failed = f"{line.failed} of {line.judged}"
-        table.add_row(name, line.recent, failed, str(line.errors), f"{line.flake:.3f}", f"{line.evidence:.3g}", since)
+        table.add_row(name, line.recent, failed, since, str(line.errors), f"{line.flake:.3f}", f"{line.evidence:.3g}")
     out.print(table)
     for finding in found.findings[-20:]:
         at = finding.at.astimezone().strftime("%Y-%m-%d %H:%M")
@@ -217,9 +235,5 @@ def _show_alerts(standing: Sequence[Standing]) -> None:
     if not standing:
         out.print("no alert is open")
     for s in standing:
-        seen = f", acknowledged by {shown(s.acknowledged)}" if s.acknowledged else ""
-        out.print(
-            f"[bold]{s.alert.severity.value}[/bold] {shown(s.alert.title)} [dim]({shown(s.alert.id)}{seen})[/dim]"
-        )
-        for line in (*s.alert.changes, *s.alert.advice):
-            out.print(f"  {shown(line)}", soft_wrap=True)
+        seen = f"\n\nAcknowledged by {s.acknowledged}." if s.acknowledged else ""
+        out.print(shown(f"{render(s.alert, s.phase).plain}{seen}\n"), soft_wrap=True)

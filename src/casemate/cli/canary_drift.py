@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
@@ -16,8 +16,8 @@ from rich.table import Table
 
 from casemate import config as configuration
 from casemate.app import App, open_app
-from casemate.canaries import Canaries, open_canaries, watched_questions
-from casemate.cli.canary import canary
+from casemate.canaries import Canaries, watched_questions
+from casemate.cli.canary import canary, opened, span
 from casemate.cli.canary_set import named
 from casemate.cli.console import (
     ERROR,
@@ -35,7 +35,6 @@ from casemate.cli.console import (
 )
 from casemate.monitor.alerts import drifted
 from casemate.monitor.alerts.alert import Alert, raise_alert
-from casemate.monitor.canaries.canary import interval
 from casemate.monitor.drift import moments
 from casemate.monitor.drift.moments import Audit, Move, Shift
 from casemate.monitor.drift.shadow import Shadow, shadow_diff
@@ -62,17 +61,16 @@ def show_drift(
     as_json: Json = False,
 ) -> None:
     """Have answers to canaries, or the traffic, drifted? Exit codes: 0 no, 1 yes, 3 too little to say."""
-    with open_app(configuration.read(config)) as app:
-        found = open_canaries(app, tenant)
-        start = datetime.now(UTC) - _span(since or BACK)
-        known = baseline.load(app.store, found.set)
+    with opened(config, tenant) as found:
+        start = datetime.now(UTC) - span(since or BACK)
+        known = baseline.load(found.app.store, found.set)
         start = known.at if known and not since else start
-        series = _series(found, start, _span(window).total_seconds())
-        readings = _judged(app, series, reference)
+        series = _series(found, start, span(window).total_seconds())
+        readings = _judged(found.app, series, reference)
         alarms = {name: _alarms(series[name][reference:], steps) for name, steps in readings.items()}
         for name, some in alarms.items():
             if some and alert:
-                _raise(app, drifted.behaviour(found.set.name, name, some[-1][1], some[-1][0]))
+                _raise(found.app, drifted.behaviour(found.set.name, name, some[-1][1], some[-1][0]))
     counts = {name: len(windows) for name, windows in series.items()}
     if as_json:
         told = {name: [[asdict(r) for r in step] for step in steps] for name, steps in readings.items()}
@@ -96,10 +94,10 @@ def replay(
     as_json: Json = False,
 ) -> None:
     """Ask two states the same questions. Exit codes: 0 few answers flip, 1 many, 2 no answers, 3 too few to say."""
-    with ExitStack() as opened:
-        app = opened.enter_context(open_app(configuration.read(config)))
+    with ExitStack() as stack:
+        app = stack.enter_context(open_app(configuration.read(config)))
         asked = questions_in(questions)[:count] if questions else watched_questions(app, tenant, (), count)
-        targets = [named(name, app, opened) for name in (first, second)]
+        targets = [named(name, app, stack) for name in (first, second)]
         with say.status(f"asking both {len(asked)} questions"):
             done = asyncio.run(
                 shadow_diff(
@@ -157,13 +155,6 @@ def check_corpus(
         _show_corpus(before.at if before else None, move, shift, audit)
     sure = move in {Move.NONE, Move.LIKE} and audit is not None
     raise typer.Exit(FAILED if wrong else OK if sure else INCOMPLETE)
-
-
-def _span(text: str) -> timedelta:
-    try:
-        return interval(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
 
 
 def _series(found: Canaries, start: datetime, seconds: float) -> dict[str, Windows]:

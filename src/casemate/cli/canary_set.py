@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -11,16 +12,29 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 
 from casemate import config as configuration
 from casemate.app import App, open_app
-from casemate.canaries import DRILLS, open_canaries, run_drill, target_of
-from casemate.cli.canary import canary
-from casemate.cli.console import FAILED, INCOMPLETE, OK, ConfigFile, Json, Tenant, bar, out, print_json, say, shown
+from casemate.canaries import DRILLS, file_of, run_drill, target_of
+from casemate.cli.canary import canary, opened
+from casemate.cli.console import (
+    FAILED,
+    INCOMPLETE,
+    OK,
+    ConfigFile,
+    Json,
+    Tenant,
+    bar,
+    out,
+    print_json,
+    questions_in,
+    say,
+    shown,
+)
 from casemate.errors import ConfigError
 from casemate.lab.drill import Drill
-from casemate.monitor.canaries.suggest import Settings, suggest
+from casemate.monitor.canaries.suggest import Settings, Suggestion, suggest
 from casemate.monitor.drift.compare import REPEATS, Comparison, Conclusion, compare
 from casemate.monitor.trends import baseline
 from casemate.monitor.trends.baseline import RUNS, Baseline
@@ -30,35 +44,45 @@ from casemate.types import DEFAULT_TENANT
 
 @canary.command("suggest")
 def suggest_canaries(
-    output: Annotated[Path, typer.Argument(help="The file to write.")] = Path("canaries.yaml"),
+    output: Annotated[
+        Path | None, typer.Argument(help="The file to write.", show_default="what monitor.canaries names")
+    ] = None,
     count: Annotated[int, typer.Option(min=1, max=1000, help="How many canaries.")] = 50,
+    asked: Annotated[
+        Path | None, typer.Option("--from", help="File of questions that people asked, to say how many are covered.")
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Write over an existing file.")] = False,
     config: ConfigFile = None,
     tenant: Tenant = DEFAULT_TENANT,
     as_json: Json = False,
 ) -> None:
     """Draft a set from your own documents, each canary tried on your own system, and say what it does not watch."""
-    if output.exists() and not force:
-        raise ConfigError(f"{output} exists; name another file, or write over it with --force")
     with open_app(configuration.read(config)) as app, say.status("drafting and trying canaries"):
-        wanted = Settings(count, app.config.rag.k, tenant, app.config.calibrate.seed, name=output.stem)
-        target = target_of(app, app.config.monitor.target)
-        found = asyncio.run(suggest(app.index, app.guard.rag.embedder, target, wanted))
-    output.write_text(found.text, encoding="utf-8")
+        file, section = output or file_of(app), app.config.monitor
+        if file.exists() and not force:
+            raise ConfigError(f"{file} exists; name another file, or write over it with --force")
+        wanted = Settings(
+            count,
+            app.config.rag.k,
+            tenant,
+            app.config.calibrate.seed,
+            questions_in(asked) if asked else (),
+            section.client,
+            section.concurrency,
+            section.timeout_s,
+            file.stem,
+        )
+        found = asyncio.run(suggest(app.index, app.guard.rag.embedder, target_of(app, section.target), wanted))
+        file.write_text(found.text, encoding="utf-8")
+        used = file.resolve() == file_of(app).resolve()
     if as_json:
         dropped = [draft._asdict() for draft in found.dropped]
-        count = len(found.canaries.canaries)
-        told = {"written": str(output), "canaries": count, "coverage": asdict(found.coverage), "dropped": dropped}
-        print_json(told)
+        made = len(found.canaries.canaries)
+        print_json({"written": str(file), "canaries": made, "coverage": asdict(found.coverage), "dropped": dropped})
         return
-    out.print(f"wrote {len(found.canaries.canaries)} canaries to {shown(str(output))}; it holds text of your documents")
-    bare = found.coverage.bare
-    regions = len(found.coverage.regions)
-    seen = f"{regions - len(bare)} of {regions} regions of the corpus have one"
-    out.print(f"{seen}; {found.coverage.documents:.0%} of the chunks are in the context of one")
-    for region in bare:
-        out.print(shown(f"without one: {region.name} ({region.chunks} chunks)"), soft_wrap=True)
-    out.print("look through them, then: casemate canary baseline")
+    _show_suggestion(found, file, count)
+    out.print(f"look through them, then: {'' if used else 'name the file in monitor.canaries, and '}", end="")
+    out.print("casemate canary baseline")
 
 
 @canary.command("baseline")
@@ -73,17 +97,17 @@ def record_baseline(
     as_json: Json = False,
 ) -> None:
     """Record how the canaries fare while all is well. A recording counts once it is accepted, by you."""
-    with open_app(configuration.read(config)) as app:
-        found = open_canaries(app, tenant)
-        before = baseline.load(app.store, found.set)
+    with opened(config, tenant) as found:
+        store = found.app.store
+        before = baseline.load(store, found.set)
         if accept:
-            made = baseline.accept(app.store, found.set, accept, by, datetime.now(UTC))
+            made = baseline.accept(store, found.set, accept, by, datetime.now(UTC))
         else:
             with bar() as progress:
                 task = progress.add_task("asking", total=runs)
                 made = asyncio.run(found.measure(runs, force, lambda n: progress.advance(task, n)))
             if yes:
-                baseline.accept(app.store, found.set, made.id, by, datetime.now(UTC))
+                baseline.accept(store, found.set, made.id, by, datetime.now(UTC))
     accepted = bool(accept) or yes
     if as_json:
         norms = {name: asdict(norm) for name, norm in made.norms.items()}
@@ -102,11 +126,9 @@ def compare_targets(
     as_json: Json = False,
 ) -> None:
     """Ask two systems the same canaries. Exit codes: 0 no worse, 1 the second is worse, 3 too few to say."""
-    with ExitStack() as opened:
-        app = opened.enter_context(open_app(configuration.read(config)))
-        found = open_canaries(app, tenant)
-        targets = [named(name, app, opened) for name in (first, second)]
-        section = app.config.monitor
+    with opened(config, tenant) as found, ExitStack() as stack:
+        app, section = found.app, found.app.config.monitor
+        targets = [named(name, app, stack) for name in (first, second)]
         with say.status(f"asking both {repeats} times"):
             done = asyncio.run(
                 compare(
@@ -137,17 +159,34 @@ def run_drills(
     as_json: Json = False,
 ) -> None:
     """Plant false documents into a copy of the corpus, and see who notices. Exit code 1 if canaries missed one."""
-    with open_app(configuration.read(config)) as app, bar() as progress:
+    with opened(config, tenant) as canaries, bar() as progress:
         task = progress.add_task("planting, asking, cleaning up", total=2 * count * len(DRILLS))
-        found = asyncio.run(run_drill(open_canaries(app, tenant), count, lambda n: progress.advance(task, n)))
+        found = asyncio.run(run_drill(canaries, count, lambda n: progress.advance(task, n)))
     missed = [d for d in found if d.watched and d.false_guarded and not d.noticed]
     print_json([asdict(d) for d in found]) if as_json else _show_drills(found)
     raise typer.Exit(FAILED if missed else OK)
 
 
+def _show_suggestion(found: Suggestion, file: Path, wanted: int) -> None:
+    """What was written, what it watches, and why it is no more."""
+    made = len(found.canaries.canaries)
+    said = f"wrote {made} canaries of {wanted} to {file}; it holds text of your documents"
+    out.print(shown(said), soft_wrap=True)
+    covered = found.coverage
+    seen = f"{len(covered.regions) - len(covered.bare)} of {len(covered.regions)} regions of the corpus have one"
+    out.print(f"{seen}; {covered.documents:.0%} of the chunks are in the context of one")
+    if covered.traffic is not None:
+        out.print(f"{covered.traffic.value:.0%} of the questions given lie near one")
+    for region in covered.bare:
+        out.print(shown(f"without one: {region.name} ({region.chunks} chunks)"), soft_wrap=True)
+    for (kind, reason), count in Counter((d.kind, d.reason) for d in found.dropped).most_common():
+        out.print(shown(f"dropped: {count} {kind}, {reason}"), soft_wrap=True)
+
+
 def _show_drills(found: Sequence[Drill]) -> None:
     """A line for each attack on watched questions, and on others."""
-    table = Table("attack", "question", "false answers: bare", "guarded", "held at the gate", "noticed", "cleaned up")
+    others = ("question", "false answers: bare", "guarded", "held at the gate", "noticed", "cleaned up")
+    table = Table(Column("attack", min_width=12), *others)
     for attack, watched in dict.fromkeys((d.attack, d.watched) for d in found):
         some = [d for d in found if (d.attack, d.watched) == (attack, watched)]
         happened = zip(*((d.false_bare, d.false_guarded, bool(d.noticed)) for d in some), strict=True)
@@ -161,11 +200,11 @@ def _show_drills(found: Sequence[Drill]) -> None:
     out.print(f"a run of the canaries took {slowest:.1f} s at most; until it comes, nobody notices but the gate")
 
 
-def named(name: str, app: App, opened: ExitStack) -> Target:
+def named(name: str, app: App, stack: ExitStack) -> Target:
     """``own``, ``bare``, or the target of a configuration file."""
     if name in ("own", "bare"):
         return app.target if name == "own" else app.guard.rag
-    other = opened.enter_context(open_app(configuration.read(Path(name))))
+    other = stack.enter_context(open_app(configuration.read(Path(name))))
     return target_of(other, other.config.monitor.target)
 
 
@@ -185,5 +224,11 @@ def _show_comparison(done: Comparison) -> None:
     d = done.difference
     out.print(f"[bold]{done.conclusion.value}[/bold]: pass rates {done.rates[0]:.1%} and {done.rates[1]:.1%}; ", end="")
     out.print(f"difference {d.value:+.1%} [{d.low:+.1%}, {d.high:+.1%}], p = {done.p:.2g}", markup=False)
+    if done.overlap is not None and done.alike is not None:
+        out.print(f"overlap of the contexts {done.overlap:.2f}; cosine of the answers {done.alike:.2f}")
+    if done.left_out:
+        silent = [sum(counts[side] > 0 for counts in done.left_out.values()) for side in (0, 1)]
+        told = f"the first gave no answer to {silent[0]}, the second to {silent[1]}"
+        out.print(f"left out: {len(done.left_out)} canaries; {told}", soft_wrap=True)
     for pair in done.flips:
         out.print(shown(f"{pair.canary}: {pair.flip.value if pair.flip else ''}"), soft_wrap=True)

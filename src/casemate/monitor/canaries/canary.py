@@ -194,7 +194,9 @@ def read(path: Path, *, k: int | None = None, judge: bool = False) -> CanarySet:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or error
-        raise DataError(f"cannot read the canaries {path}: {why}") from error
+        missing = "; 'casemate canary suggest' drafts some, and monitor.canaries names another file"
+        hint = missing if isinstance(error, FileNotFoundError) else ""
+        raise DataError(f"cannot read the canaries {path}: {why}{hint}") from error
     return parse(text, str(path), k=k, judge=judge)
 
 

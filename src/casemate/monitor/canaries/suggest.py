@@ -281,10 +281,10 @@ class _Trial:
         hits = self.index.search(vector, k + 1, self.settings.tenant).hits
         score = next((h.score for h in hits[:k] if h.document.id == draft.document), None)
         if score is None:
-            return "other documents come first"
+            return "other documents come before its own"
         margin = score - (hits[k].score if len(hits) > k else -1.0)
         if margin < (MARGIN if draft.kind == SENTINEL else SLACK):
-            return "others come too near"
+            return "another document comes nearly as near to its question"
         fields = dict(draft.fields)
         if draft.kind == SENTINEL:
             fields["min_cosine"] = float(np.floor((score - BELOW) * 1000) / 1000)

@@ -19,7 +19,7 @@ from datetime import datetime
 
 from casemate.monitor.canaries.results import KIND, Result, Severity, Status, base, by_canary, from_event
 from casemate.monitor.trends import evidence
-from casemate.monitor.trends.gauges import Gauge, Limits, State, Step, step
+from casemate.monitor.trends.gauges import RECENT, Gauge, Limits, State, Step, step
 from casemate.monitor.trends.watched import Known, Watched
 from casemate.protocols import EventStore
 
@@ -76,7 +76,7 @@ class CanaryLine:
         failed: How many of these failed.
         errors: Runs in which it could not be judged.
         last: How the last run ended; None: it was never asked.
-        recent: Its last runs, oldest first: ``P`` passed, ``F`` failed.
+        recent: How its last runs ended, oldest first: ``P`` passed, ``F`` failed, ``E`` could not be judged.
         flake: The rate at which it is taken to fail though all is well.
         evidence: What has added up against that.
         since: First failure of what has added up; None: there is none.
@@ -271,7 +271,7 @@ def _line(known: Known, results: Sequence[Result], gauge: Gauge | None) -> Canar
         statuses.count(Status.FAIL),
         statuses.count(Status.ERROR),
         statuses[-1] if statuses else None,
-        gauge.recent if gauge else "",
+        "".join(status.name[0] for status in statuses[-RECENT:]),
         evidence.flake_bound(known.clean),
         evidence.evidence(gauge.sums) if gauge else 0.0,
         gauge.since if gauge else None,
