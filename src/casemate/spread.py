@@ -8,9 +8,10 @@ processors of one kind all figures are equal to the last bit. Who computes them 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeAlias, TypeVar
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -116,6 +117,33 @@ class Alone:
 
 
 ALONE = Alone()
+
+
+def ahead(items: Iterable[Item], count: int = 2) -> Iterator[Item]:
+    """The same items, read by a thread of their own so many before they are needed: reading goes on during work.
+
+    Whoever stops early waits for what is being read, and a generator is closed.
+
+    >>> list(ahead("abc"))
+    ['a', 'b', 'c']
+    """
+    end = object()
+    source = iter(items)
+
+    def following() -> Any:
+        return next(source, end)
+
+    with ThreadPoolExecutor(1, "ahead") as reader:
+        coming = deque(reader.submit(following) for _ in range(count))
+        try:
+            while (item := coming.popleft().result()) is not end:
+                coming.append(reader.submit(following))
+                yield item
+        finally:
+            for future in coming:
+                future.cancel()
+            if isinstance(source, Generator):
+                reader.submit(source.close).result()
 
 
 def in_pieces(items: Sequence[Item], size: int) -> Iterator[Sequence[Item]]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pickle
 import socket
 import sys
+import threading
+import time
 from contextlib import closing
 
 import numpy as np
@@ -15,7 +17,7 @@ from casemate.backends import ray as module
 from casemate.backends.ray import RayCluster
 from casemate.cli import cli
 from casemate.errors import BackendError, ConfigError, MissingExtra
-from casemate.spread import PIECE, Alone, SpreadEmbedder
+from casemate.spread import PIECE, Alone, SpreadEmbedder, ahead
 from casemate.types import Secret
 from tests.fakes import BagOfWords
 
@@ -30,6 +32,13 @@ class Counting(Alone):
         for found in super().map(function, items, stopped):
             self.sizes.append(len(found))
             yield found
+
+
+def until(holds, seconds=30):
+    give_up = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < give_up, "it took too long"
+        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -149,3 +158,33 @@ def test_every_command_that_can_be_shared_takes_the_cluster(command, tmp_path, m
     (tmp_path / "casemate.yaml").write_text("rag: {corpus: docs}")
     done = CliRunner().invoke(cli, [*command.split(), "--on", "somewhere"])
     assert "--on 'somewhere' is no cluster" in str(done.exception)
+
+
+class TestAhead:
+    def test_reads_on_while_nobody_asks_and_closes_what_is_given_up(self):
+        read, closed = [], threading.Event()
+
+        def items():
+            try:
+                for number in range(10):
+                    read.append(number)
+                    yield number
+            finally:
+                closed.set()
+
+        given = ahead(items(), 3)
+        assert next(given) == 0
+        until(lambda: len(read) >= 3)
+        assert len(read) <= 4
+        given.close()
+        assert closed.is_set() and len(read) <= 4
+
+    def test_an_error_comes_where_it_happened(self):
+        def items():
+            yield 1
+            raise ValueError("the third page is torn")
+
+        given = ahead(items())
+        assert next(given) == 1
+        with pytest.raises(ValueError, match="torn"):
+            next(given)

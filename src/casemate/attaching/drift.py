@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,6 +15,7 @@ from casemate.attaching.run import About, found
 from casemate.attaching.sidecar import Named, Sidecar
 from casemate.attaching.tally import checked, marks
 from casemate.collection import Collection
+from casemate.errors import DataError
 from casemate.indexing import FIX, PROBES
 from casemate.stats import CorpusMoments, clopper_pearson
 
@@ -22,6 +25,53 @@ TENANTS = 32
 """Tenants that are looked at, the largest first."""
 FAR = 6.0
 """Standard errors of a sample's mean that chance does not reach."""
+LOOK_S, LOOK_SHARE = 30.0, 0.02
+"""Seconds at least between two counts of a collection, which may take this share of the time at most."""
+
+
+class Look:
+    """Now and then: whether a collection is still the one that was scanned. One asker counts, the others do not wait.
+
+    Args:
+        limit: Share of the rows that may have come, gone or changed.
+    """
+
+    def __init__(self, limit: float) -> None:
+        self._limit, self._due, self._refusal = limit, 0.0, ""
+        self._lock = threading.Lock()
+
+    def require(self, name: str, rows: Callable[[], tuple[int, int, int]]) -> None:
+        """Counts if it is time to.
+
+        Args:
+            name: Of the collection.
+            rows: Counts: those of the collection, of them scanned, and changed since.
+
+        Raises:
+            DataError: If too many have come, gone or changed.
+        """
+        if time.monotonic() >= self._due and self._lock.acquire(blocking=not self._due):  # all wait for the first count
+            try:
+                self._count(name, rows)
+            finally:
+                self._lock.release()
+        if self._refusal:
+            self._due = min(self._due, time.monotonic() + 1)  # a scan may have mended it
+            raise DataError(self._refusal)
+
+    def _count(self, name: str, rows: Callable[[], tuple[int, int, int]]) -> None:
+        begin = time.monotonic()
+        if begin < self._due:  # somebody else has just counted
+            return
+        held, scanned, changed = rows()
+        self._refusal = ""
+        if abs(held - scanned) + changed > self._limit * max(scanned, 1):
+            self._refusal = (
+                f"{name} has {held} rows, {scanned} were scanned, {changed} changed since: "
+                f"more than attached.drift = {self._limit:g} allows; run 'casemate attach'"
+            )
+        end = time.monotonic()
+        self._due = end + max(LOOK_S, (end - begin) / LOOK_SHARE)
 
 
 @dataclass(frozen=True, slots=True)

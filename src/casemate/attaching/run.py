@@ -19,6 +19,7 @@ from casemate.attaching.sidecar import Sidecar
 from casemate.attaching.tally import Counts, Grouping, Tally, tally
 from casemate.collection import Collection, Piece, Transactional, unit
 from casemate.errors import DataError
+from casemate.spread import ahead
 from casemate.types import DEFAULT_TENANT, Float64
 
 FLUSH_ROWS, FLUSH_S = 32_768, 2.0
@@ -140,7 +141,7 @@ class Scan:
 
     def tallies(self, after: str) -> Iterable[Tally]:
         """What is kept of each piece, in order: the only part that may go to workers."""
-        return self.spread(Tallier(self.grouping, self.dim), self.collection.scan(after))
+        return self.spread(Tallier(self.grouping, self.dim), ahead(self.collection.scan(after)))
 
     def _keep(self, token: str, waiting: list[Tally], counts: Counts) -> None:
         if waiting:

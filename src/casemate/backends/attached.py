@@ -9,8 +9,6 @@ when too much has changed meanwhile, searches are refused, and the guard answers
 from __future__ import annotations
 
 import re
-import threading
-import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -22,7 +20,7 @@ import numpy as np
 
 from casemate import indexing
 from casemate.attaching.change import Change
-from casemate.attaching.drift import Drift, measure
+from casemate.attaching.drift import Drift, Look, measure
 from casemate.attaching.places import MEMORY, FilePlace, Place, SchemaPlace
 from casemate.attaching.run import About, Scan, Spread, beside, found
 from casemate.attaching.sidecar import Known, Sidecar
@@ -36,8 +34,6 @@ from casemate.types import DEFAULT_TENANT, Document, Hit, Retrieval, Vector
 
 CACHED = 64
 """Tenants whose moments are kept in memory: 1.2 MB each at 384 dimensions."""
-LOOK_S, LOOK_SHARE = 30.0, 0.02
-"""Seconds at least between two counts of the collection, which may take this share of the time at most."""
 
 
 @dataclass(eq=False)
@@ -79,10 +75,9 @@ class AttachedIndex(Index):
             raise ConfigError(f"{said}; allowed are 0 to 1, and above 0 to 1")
         self._grouping = Grouping(self.source_field, self.source_pattern)
         self._place: Place | None = None
-        self._lock = threading.Lock()
         self._cache: dict[str, tuple[int, CorpusMoments]] = {}
-        self._fingerprint, self._dim, self._due = "", 0, 0.0
-        self._refusal = ""
+        self._fingerprint, self._dim = "", 0
+        self._look = Look(self.drift)
 
     def open(self, fingerprint: str, dim: int) -> None:
         """See ``Index.open``. What a process that died left half done is finished here."""
@@ -131,7 +126,7 @@ class AttachedIndex(Index):
         """
         scan = Scan(self.collection, self._open(), self._dim, self._grouping, self.near_copies, spread)
         done = scan.run(progress, anew)
-        self._due, self._refusal = 0.0, ""
+        self._look = Look(self.drift)
         return done
 
     def about(self) -> About | None:
@@ -164,7 +159,7 @@ class AttachedIndex(Index):
         """
         self._open()
         q, reach = indexing.require_query(vector, self._dim), max(k, 0)
-        self._look()
+        self._look.require(self.collection.name, self._counted)
         while True:
             hits, known, law = self._found(q, reach, tenant)
             kept = [
@@ -298,30 +293,12 @@ class AttachedIndex(Index):
             held = self._cache[tenant] = revision, side.moments(tenant)
         return held[1]
 
-    def _look(self) -> None:
-        """Now and then: whether the collection is still the one that was scanned.
-
-        Raises:
-            DataError: If too many rows have come or gone.
-        """
-        with self._lock:
-            if time.monotonic() >= self._due:
-                begin = time.monotonic()
-                with self._session() as side:
-                    side.require_whole()
-                    size, drifted, about = side.size(), side.drifted, About.read(side.meta)
-                rows = self.collection.count() - (about.textless + about.vectorless if about else 0)
-                changed = abs(rows - size) + drifted
-                self._refusal = ""
-                if changed > self.drift * max(size, 1):
-                    self._refusal = (
-                        f"{self.collection.name} has {rows} rows, {size} were scanned, {drifted} changed since: "
-                        f"more than attached.drift = {self.drift:g} allows; run 'casemate attach'"
-                    )
-                self._due = time.monotonic() + max(LOOK_S, (time.monotonic() - begin) / LOOK_SHARE)
-            if self._refusal:
-                self._due = min(self._due, time.monotonic() + 1)  # a scan may have mended it
-                raise DataError(self._refusal)
+    def _counted(self) -> tuple[int, int, int]:
+        """Rows of the collection, of them scanned, and changed since."""
+        with self._session() as side:
+            side.require_whole()
+            size, drifted, about = side.size(), side.drifted, About.read(side.meta)
+        return self.collection.count() - (about.textless + about.vectorless if about else 0), size, drifted
 
     def _change(self, sources: Collection[str], documents: Sequence[Document], vectors: Vector, tenant: str) -> int:
         """Puts documents in the place of all that is held of some sources; how many there were."""

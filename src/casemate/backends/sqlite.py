@@ -116,8 +116,7 @@ class SqliteIndex(Index):
         with self._transaction() as db:
             q, view = indexing.require_query(vector, self._dim), self._follow(db, tenant)
             keys, scores = view.neighbors.search(q, k)
-            found = _fetch(db, keys.tolist())
-            hits = tuple(Hit(found[key], s) for key, s in zip(keys.tolist(), scores.tolist(), strict=True))
+            hits = tuple(map(Hit, _fetch(db, keys.tolist()), scores.tolist()))
             return Retrieval(hits, view.moments.background(q))
 
     def moments(self, tenant: str = DEFAULT_TENANT) -> CorpusMoments:
@@ -241,8 +240,7 @@ class SqliteIndex(Index):
 
     def _follow(self, db: sqlite3.Connection, tenant: str) -> _View:
         """The tenant's view, brought up to the state of the file that this transaction sees."""
-        row = db.execute("SELECT revision, n FROM tenant WHERE name = ?", (tenant,)).fetchone()
-        revision, n = row or (0, 0)
+        revision, n = db.execute("SELECT revision, n FROM tenant WHERE name = ?", (tenant,)).fetchone() or (0, 0)
         if not n:
             self._views.pop(tenant, None)
             return _View(Exact(self._dim), CorpusMoments.empty(self._dim))
@@ -363,23 +361,21 @@ def _explained(path: Path) -> Iterator[None]:
             say = "another process is writing to it for too long; try again"
         raise BackendError(f"index {path}: {say}", backend="sqlite", retryable=True) from error
     except sqlite3.DatabaseError as error:
-        what = f"{path} is damaged or no index ({error})"
-        raise DataError(f"{what}: restore it from a backup, or delete it and index again") from error
+        raise DataError(f"{path} is damaged or no index ({error}): restore it, or delete it and index again") from error
 
 
 def _insert(db: sqlite3.Connection, d: Document, tenant: str) -> int:
     insert = f"INSERT INTO document (tenant, {COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)"
     try:
-        cursor = db.execute(insert, (tenant, *indexing.columns(d)))
+        return db.execute(insert, (tenant, *indexing.columns(d))).lastrowid or 0
     except sqlite3.IntegrityError as error:
         raise indexing.given_twice(d.id) from error
-    return cursor.lastrowid or 0
 
 
-def _fetch(db: sqlite3.Connection, keys: Sequence[int]) -> dict[int, Document]:
-    """Documents by their keys: one statement, for there may be dozens on every request's path."""
-    query = f"SELECT key, {COLUMNS} FROM document WHERE key IN (SELECT value FROM json_each(?))"
-    return {key: indexing.document_of(row) for key, *row in db.execute(query, (json.dumps(keys),))}
+def _fetch(db: sqlite3.Connection, keys: Sequence[int]) -> Iterator[Document]:
+    """Documents in the order of their keys: one statement, for there may be dozens on every request's path."""
+    query = f"SELECT {COLUMNS} FROM (SELECT key AS i, value AS wanted FROM json_each(?)) JOIN document ON key = wanted"
+    return map(indexing.document_of, db.execute(f"{query} ORDER BY i", (json.dumps(keys),)))
 
 
 def _tenants(db: sqlite3.Connection) -> list[str]:
