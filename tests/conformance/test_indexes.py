@@ -50,7 +50,7 @@ def vector_url(postgres_url: str) -> Iterator[str]:
         server.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def milvus_places(milvus_url: str) -> list[str]:
     """Empty indexes, made side by side as by an earlier process: each takes a real server seconds."""
     names = [f"i{uuid.uuid4().hex}" for _ in INDEX_OBLIGATIONS]
@@ -494,7 +494,7 @@ def test_a_frozen_server_is_given_up_and_forgotten(vector_url, index, schema) ->
     hasty, q = PgvectorIndex(vector_url, schema=schema, connections=1, timeout_s=0.5), np.eye(1, DIM)[0]
     hasty.open("test", DIM)
     hasty.search(q, 1)
-    with hasty._pool.connection() as db:
+    with hasty._server.session("READ ONLY") as db:
         pid = db.info.backend_pid
     begin = time.monotonic()
     os.kill(pid, signal.SIGSTOP)
