@@ -13,7 +13,7 @@ of length ``noise``; with little noise, one target is like the other, and so are
 Deviation: the paper begins with 20 exclamation marks and tries 512 random tokens at each place, 3 times over (RAGFort:
 10), which takes 30,720 embeddings for one question. Here it is learnt once, by ridge regression, what each word of the
 vocabulary does to the embedding of a question, and a suffix is found in thought; then a few promising words are tried
-at each place. 481 embeddings come as near as 30,720 at random do, 81 nearly so (figures in docs/attacks/worm.md).
+at each place. 81 embeddings come as near as 30,720 at random do (figures in docs/attacks/worm.md).
 Deviation: of the vocabulary, words of ASCII letters only; of an embedder that does not tell it, everyday English words.
 Deviation: where the paper takes Enron mails as English texts, we take plain sentences of our own, or ``texts``.
 """
