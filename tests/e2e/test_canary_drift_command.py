@@ -81,8 +81,8 @@ def test_two_states_are_asked_the_same_questions(place):
     assert (code, found["asked"], found["flips"]) == (0, 120, [])
     assert run(*same, "--count", "5")[0] == 3  # too few to say
     store = "store: {use: sql_events, path: o.db}\n"
-    (place / "other.yaml").write_text(f"monitor: {{target: {{use: python, call: 'answers:tell'}}}}\n{store}")
-    (place / "answers.py").write_text("def tell(question):\n    return 'I do not know.'\n")
+    (place / "other.yaml").write_text(f"monitor: {{target: {{use: python, call: 'says_nothing:tell'}}}}\n{store}")
+    (place / "says_nothing.py").write_text("def tell(question):\n    return 'I do not know.'\n")
     code, found = run("canary", "shadow", "own", "other.yaml", "--json")
     assert code == 1 and {flip["kind"] for flip in found["flips"]} == {"refused"}
     dead = (
