@@ -13,8 +13,7 @@ import numpy as np
 
 from benchmarks import DATA
 from casemate.backends.minilm import MiniLM
-from casemate.lab.box import Remembering
-from casemate.protocols import Progress
+from casemate.protocols import Progress, Remembering
 from casemate.types import Document, Vector
 
 SPAN = 12

@@ -62,6 +62,36 @@ class Embedder(Protocol):
         ...
 
 
+class Remembering(Embedder):
+    """An embedder that has some vectors from elsewhere, and asks another for the rest.
+
+    Attributes:
+        inner: Who embeds. What cannot be asked here can be asked there.
+    """
+
+    def __init__(self, inner: Embedder) -> None:
+        self.inner = inner
+
+    @property
+    def fingerprint(self) -> str:
+        """See ``Embedder``."""
+        return self.inner.fingerprint
+
+    @property
+    def dim(self) -> int:
+        """See ``Embedder``."""
+        return self.inner.dim
+
+    @property
+    def max_tokens(self) -> int:
+        """See ``Embedder``."""
+        return self.inner.max_tokens
+
+    def spans(self, text: str) -> Sequence[tuple[int, int]]:
+        """See ``Embedder``."""
+        return self.inner.spans(text)
+
+
 class Index(Protocol):
     """Keeps documents with their vectors and moments, by tenant; whoever asks sees one tenant only."""
 

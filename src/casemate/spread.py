@@ -15,7 +15,7 @@ from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
-from casemate.protocols import Embedder, Progress
+from casemate.protocols import Embedder, Progress, Remembering
 from casemate.types import Vector
 
 Item = TypeVar("Item")
@@ -157,7 +157,7 @@ def in_pieces(items: Sequence[Item], size: int) -> Iterator[Sequence[Item]]:
 
 
 @dataclass(eq=False)
-class SpreadEmbedder(Embedder):
+class SpreadEmbedder(Remembering):
     """An embedder with workers: short lists of texts are embedded here, long ones by them.
 
     Attributes:
@@ -170,25 +170,6 @@ class SpreadEmbedder(Embedder):
     spread: Spread
     task: Callable[[Sequence[str]], Vector]
     _known: dict[str, Vector] = field(default_factory=dict, init=False, repr=False)
-
-    @property
-    def fingerprint(self) -> str:
-        """See ``Embedder``."""
-        return self.inner.fingerprint
-
-    @property
-    def dim(self) -> int:
-        """See ``Embedder``."""
-        return self.inner.dim
-
-    @property
-    def max_tokens(self) -> int:
-        """See ``Embedder``."""
-        return self.inner.max_tokens
-
-    def spans(self, text: str) -> Sequence[tuple[int, int]]:
-        """See ``Embedder``."""
-        return self.inner.spans(text)
 
     def embed(self, texts: Sequence[str], progress: Progress | None = None) -> Vector:
         """See ``Embedder``. More than ``PIECE`` texts are embedded piece by piece."""

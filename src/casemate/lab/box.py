@@ -23,7 +23,7 @@ import numpy as np
 from casemate.errors import BackendError, BudgetExhausted, QueryError
 from casemate.lab.errands import Replies
 from casemate.lab.ledger import Exchange, Ledger
-from casemate.protocols import BlackBox, Embedder, Generator, Progress, Target
+from casemate.protocols import BlackBox, Embedder, Generator, Progress, Remembering, Target
 from casemate.rag import join
 from casemate.types import DEFAULT_TENANT, Action, Answer, Prompt, Query, Reply, Vector
 
@@ -217,36 +217,6 @@ def _print(label: str, prompt: Prompt) -> str:
     documents = [[d.id, d.source, d.title, d.text, dict(d.metadata)] for d in prompt.context]
     whole = json.dumps([label, prompt.question, prompt.instructions, documents], sort_keys=True, default=str)
     return hashlib.blake2b(whole.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
-
-
-class Remembering(Embedder):
-    """An embedder that has some vectors already, and asks another for the rest.
-
-    Attributes:
-        inner: Who embeds. What cannot be asked here can be asked there.
-    """
-
-    def __init__(self, inner: Embedder) -> None:
-        self.inner = inner
-
-    @property
-    def fingerprint(self) -> str:
-        """See ``Embedder``."""
-        return self.inner.fingerprint
-
-    @property
-    def dim(self) -> int:
-        """See ``Embedder``."""
-        return self.inner.dim
-
-    @property
-    def max_tokens(self) -> int:
-        """See ``Embedder``."""
-        return self.inner.max_tokens
-
-    def spans(self, text: str) -> Sequence[tuple[int, int]]:
-        """See ``Embedder``."""
-        return self.inner.spans(text)
 
 
 class CachedEmbedder(Remembering):

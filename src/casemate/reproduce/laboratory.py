@@ -30,12 +30,12 @@ from casemate.errors import DataError
 from casemate.guard import Guard
 from casemate.ingest import Ingest
 from casemate.lab import datasets
-from casemate.lab.box import CachedEmbedder, CachedGenerator, Remembering
+from casemate.lab.box import CachedEmbedder, CachedGenerator
 from casemate.lab.calibrate import Settings, calibrate
 from casemate.lab.datasets import Split, Stored
 from casemate.lab.ledger import Ledger
 from casemate.neighbors import one_thread
-from casemate.protocols import Embedder, Progress
+from casemate.protocols import Embedder, Progress, Remembering
 from casemate.rag import Rag
 from casemate.redteam import Steps
 from casemate.types import Document, Vector
