@@ -47,7 +47,9 @@ class Question:
 
     def __init__(self, text: str) -> None:
         tokens = _tokens.__wrapped__(text)  # not the caches: questions are not to be remembered
-        self._stems, self._phrases = frozenset(map(_STEMS.__getitem__, tokens)) - {""}, frozenset(_runs(tokens))
+        stems = list(map(_STEMS.__getitem__, tokens))
+        self._stems, self._phrases = frozenset(stems) - {""}, frozenset(_runs(tokens))
+        self._meant = [frozenset(run) - {""} for run in _runs(stems)]
 
     def figures(self, source: str, found: Retrieval, out: Collection[str] = ()) -> Figures | None:
         """The figures of one source, compared with the next ``LOOKS`` hits.
@@ -80,12 +82,12 @@ class Question:
             score - math.fsum(near) / len(near) if near else score,
             _depth(score, found.background),
             _spacing([score, *(s for s, _ in others)]),
-            math.log1p(self._shared_phrases(own)),
+            math.log1p(self._shared_phrases(own, stems)),
             math.log1p(max(margin, 0)),
         )
 
-    def _shared_phrases(self, own: Sequence[Hit]) -> int:
-        if not self._phrases:
+    def _shared_phrases(self, own: Sequence[Hit], stems: frozenset[str]) -> int:
+        if not any(run <= stems for run in self._meant):  # mostly: then no text need be read
             return 0
         runs = (_runs(_tokens(h.document.content)) for h in own)
         return len(self._phrases.intersection(chain.from_iterable(runs)))
@@ -163,8 +165,7 @@ def _runs(tokens: Sequence[str]) -> Iterable[tuple[str, ...]]:
 
 def _copies(a: frozenset[str], b: frozenset[str]) -> bool:
     """Whether two documents are nearly the same words."""
-    small, large = sorted((len(a), len(b)))
-    if small < ALIKE * large:
+    if min(len(a), len(b)) < ALIKE * max(len(a), len(b)):
         return False
     both = len(a & b)
     return both >= ALIKE * (len(a) + len(b) - both)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Protocol
 
@@ -46,6 +46,10 @@ class EventStore(Protocol):
     def flush(self, timeout_s: float = 10.0) -> bool:
         """Waits until everything appended so far is written; False if that takes longer."""
         ...
+
+    def receipt(self) -> Callable[[], bool]:
+        """Tells, when asked, whether all that was appended before this call is written. Neither ever waits."""
+        return lambda: self.flush(0)
 
     def take(self, wanted: Sequence[Wanted]) -> Sequence[Given]:
         """Takes from allowances: of each as much as there is, never more than that among all who share the store.
@@ -106,6 +110,10 @@ class Relay(EventStore):
     def flush(self, timeout_s: float = 10.0) -> bool:
         """As the other's."""
         return self._store.flush(timeout_s)
+
+    def receipt(self) -> Callable[[], bool]:
+        """As the other's."""
+        return self._store.receipt()
 
     def take(self, wanted: Sequence[Wanted]) -> Sequence[Given]:
         """As the other's."""

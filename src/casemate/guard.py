@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import reduce
@@ -88,14 +88,15 @@ class Guard:
 
     async def retrieve(self, query: Query) -> tuple[Retrieval, tuple[Verdict, ...]]:
         """The context a generator may see, at most k hits, and the verdicts about the query."""
+        failed: dict[str, Exception] = {}
         with self._timed("embed"):
-            vector = await self.rag.encode(query)
+            vector = await self.rag.encode(query, lambda: self._follow(failed))
         looks = max((d.looks for d in self.defenses), default=0)
         wanted = query.k + looks + 2 * sum(d.hides for d in self.defenses)
         while True:
             with self._timed("search"):
                 found = await self._fetch(query, vector, wanted)
-            outcome = await self._judge(query, found)
+            outcome = await self._judge(query, found, failed)
             if outcome is not None:
                 break
             wanted = 2 * len(found.hits)
@@ -137,20 +138,34 @@ class Guard:
                 return replace(found, exhausted=len(found.hits) < wanted)
             wanted *= GROWTH
 
-    async def _judge(self, query: Query, found: Retrieval) -> tuple[Retrieval, list[Verdict | None]] | None:
+    def _follow(self, failed: dict[str, Exception]) -> None:
+        """Each defense takes in what other processes know; who cannot, does not judge."""
+        for defense in self.defenses:
+            try:
+                defense.follow()
+            except Exception as error:
+                failed[_name(defense)] = error
+
+    async def _judge(
+        self, query: Query, found: Retrieval, failed: Mapping[str, Exception]
+    ) -> tuple[Retrieval, list[Verdict | None]] | None:
         """What the defenses leave, and their verdicts; None if one of them wants more hits to decide on."""
         seen, verdicts = found, []
         for defense in self.defenses:  # in observe mode, too, each judges what the ones before would have left
-            outcome = await self._apply(defense, query, seen)
+            outcome = await self._apply(defense, query, seen, failed.get(_name(defense)))
             if outcome.more and not found.exhausted:
                 return None
             seen = outcome.value
             verdicts.append(outcome.verdict)
         return seen, verdicts
 
-    async def _apply(self, defense: Defense, query: Query, retrieval: Retrieval) -> Outcome[Retrieval]:
-        """One defense's opinion on what was found; if it fails, the context is withheld or left as it is."""
+    async def _apply(
+        self, defense: Defense, query: Query, retrieval: Retrieval, failed: Exception | None
+    ) -> Outcome[Retrieval]:
+        """One defense's opinion on what was found; if it fails, or did before, the context is withheld or left."""
         try:
+            if failed:
+                raise failed
             with self._timed(_name(defense)):
                 return _sane(await defense.on_retrieve(query, retrieval), Retrieval)
         except Exception as error:

@@ -8,12 +8,11 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
 from casemate.events import EventStore
-from casemate.together import Together
 from casemate.types import Event
 
 FORGIVEN = "forgiven"
@@ -35,16 +34,23 @@ class News:
         self._store, self._kind, self._seconds, self._take = store, kind, seconds, take
         self._process, self._place = uuid.uuid4().hex, 0
         self._lock = threading.Lock()
-        self._calls: Together[None, None] = Together(self._read)
+        self._begun, self._read_through = 0, 0  # numbers of readings
 
-    async def follow(self) -> None:
-        """Takes in what others wrote by now, or this process before a restart.
+    def follow(self) -> None:
+        """Takes in what others wrote by now, or this process before a restart. Blocks.
 
         Raises:
             BackendError: If the store cannot be read; what was missed comes the next time.
         """
-        if self._store is not None:
-            await self._calls.ask(None)
+        if self._store is None:
+            return
+        begun = self._begun
+        with self._lock:
+            if self._read_through > begun:  # somebody else's reading began after this call, and went well
+                return
+            self._begun += 1
+            self._read(self._store)
+            self._read_through = self._begun
 
     def tell(self, tenant: str, client: str, what: Mapping[str, Any]) -> None:
         """Writes something down. The store takes a moment."""
@@ -53,14 +59,10 @@ class News:
             at = datetime.fromtimestamp(time.time(), UTC)
             self._store.append(Event(uuid.uuid4().hex, at, self._kind, body))
 
-    def _read(self, asked: Sequence[None]) -> Sequence[None]:
-        """Takes in what is new, once for all who asked."""
-        assert self._store is not None
+    def _read(self, store: EventStore) -> None:
         since = datetime.fromtimestamp(time.time() - self._seconds, UTC)
-        with self._lock:
-            events, place = self._store.follow(self._kind, self._place, since)
-            for event in (e for e in events if e.body.get("process") != self._process):
-                body = event.body
-                self._take(str(body.get("tenant")), str(body.get("client")), body, event.at.timestamp())
-            self._place = place  # not before: a store that fails is asked again
-        return asked
+        events, place = store.follow(self._kind, self._place, since)
+        for event in (e for e in events if e.body.get("process") != self._process):
+            body = event.body
+            self._take(str(body.get("tenant")), str(body.get("client")), body, event.at.timestamp())
+        self._place = place  # not before: a store that fails is asked again

@@ -312,6 +312,9 @@ class Defense:
     looks: ClassVar[int] = 0
     reorders: ClassVar[bool] = False
 
+    def follow(self) -> None:
+        """Takes in what other processes wrote about clients. The guard calls it in a thread before it judges."""
+
     def barred(self, query: Query) -> Collection[str]:
         """Sources that this client is not to see whatever he asks. The guard fetches as many hits more."""
         return ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -48,14 +48,24 @@ class Rag:
         """Embeds titles and texts: (n, dim)."""
         return await asyncio.to_thread(self.embedder.embed, [d.content for d in documents], progress)
 
-    async def encode(self, query: Query) -> Vector:
+    async def encode(self, query: Query, behind: Callable[[], None] = lambda: None) -> Vector:
         """The query's vector, (dim,).
+
+        Args:
+            query: What is asked.
+            behind: Called behind the embedding, in its thread: to change threads takes longer than most calls.
 
         Raises:
             QueryError: If the text is empty, too long, or holds NUL characters, or k is out of range.
         """
         require_answerable(query)
-        vector: Vector = (await asyncio.to_thread(self.embedder.embed, [query.text]))[0]
+
+        def work() -> Vector:
+            vectors = self.embedder.embed([query.text])
+            behind()
+            return vectors
+
+        vector: Vector = (await asyncio.to_thread(work))[0]
         return vector
 
     async def search(self, vector: Vector, k: int, tenant: str) -> Retrieval:

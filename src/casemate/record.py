@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import uuid
-from dataclasses import asdict
+from dataclasses import fields
 from datetime import UTC, datetime
 
 from casemate.protocols import EventStore
 from casemate.types import Event, Query, Verdict
 
+FIELDS = tuple(field.name for field in fields(Verdict))
 log = logging.getLogger(__name__)
 
 
@@ -24,7 +25,8 @@ def note(store: EventStore | None, query: Query, verdict: Verdict, log_text: boo
     """
     if store is None:
         return
-    body = asdict(verdict) | {"request": query.id, "client": query.client, "tenant": query.tenant, "k": query.k}
+    body = {name: getattr(verdict, name) for name in FIELDS}
+    body |= {"request": query.id, "client": query.client, "tenant": query.tenant, "k": query.k}
     body |= {"text": query.text} if log_text else {}
     try:
         store.append(Event(uuid.uuid4().hex, datetime.now(UTC), "verdict", body))

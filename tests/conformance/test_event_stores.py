@@ -7,13 +7,16 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
+from sqlalchemy.exc import OperationalError
 
+from casemate.backends import sql_events
 from casemate.backends.sql_events import SqlEvents
 from casemate.errors import BackendError
-from casemate.types import Event
+from casemate.types import Event, Given, Wanted
 from tests.unit.monitor_stores import fresh_url
 
 NOON = datetime(2026, 3, 1, 12, 0, 0, 123456, tzinfo=UTC)
@@ -147,6 +150,55 @@ def test_a_commit_whose_answer_was_lost_is_not_written_twice(store, monkeypatch)
     assert ids(store.scan()) == ["0", "1", "2", "3", "4"]
     assert len(calls) > 1
     assert store.dropped == 0
+
+
+def test_taking_carries_along_what_waits_and_a_receipt_tells(url, monkeypatch):
+    monkeypatch.setattr(sql_events, "LINGER_S", 60)  # the writer's own turn does not come
+    with closing(SqlEvents(url)) as store, closing(SqlEvents(url)) as other:
+        before = store.receipt()
+        store.append(event("a"))
+        receipt = store.receipt()
+        assert before() and not receipt()
+        assert store.take([Wanted("tokens", 3, 10)]) == [Given(3, 3.0)]
+        assert receipt() and ids(other.scan()) == ["a"]
+        store.append(event("b"))
+        assert receipt() and not store.receipt()()
+
+
+def test_what_a_failed_taking_carried_is_written_by_others(store, monkeypatch):
+    def fail(*_):
+        raise OperationalError("take", {}, OSError("the database is away"))
+
+    monkeypatch.setattr(sql_events, "LINGER_S", 0.2)
+    monkeypatch.setattr(sql_events.tallies, "take", fail)
+    store.append(event("a"))
+    with pytest.raises(BackendError, match="the database is away"):
+        store.take([Wanted("tokens", 3, 10)])
+    store.append(event("b"))
+    assert ids(store.scan()) == ["a", "b"]
+
+
+def test_what_a_receipt_is_for_is_seen_by_others_whoever_wrote_it(url, monkeypatch):
+    monkeypatch.setattr(sql_events, "LINGER_S", 0.001)
+    missed, given = [], []
+
+    def work(name):
+        for i in range(60):
+            store.append(event(f"{name}{i}"))
+            receipt = store.receipt()
+            given.extend(store.take([Wanted("tokens", 1, 10_000)]))
+            if not receipt():
+                assert store.flush(60)
+            missed.extend({f"{name}{i}"} - {e.id for e in other.follow("ask", 0)[0]})
+
+    with closing(SqlEvents(url)) as store, closing(SqlEvents(url)) as other:
+        threads = [threading.Thread(target=work, args=(name,)) for name in "abcd"]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert missed == [] and sorted(g.used for g in given) == [*range(1, 241)]
+        assert len(other.scan()) == 240
 
 
 def test_processes_share_a_fresh_database(url):

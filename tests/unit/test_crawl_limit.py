@@ -45,6 +45,7 @@ def ask(limit, numbers, client="ann", text="what then", dump=True, k=5, tenant="
     query = Query(text, client, tenant, k)
 
     async def go():
+        limit.follow()  # as the guard does
         outcome = await limit.on_retrieve(query, found(numbers))
         hits = outcome.value.hits[:k]
         prompt = Prompt(text, tuple(h.document for h in hits), "", query.id)

@@ -513,7 +513,7 @@ class TestForms:
             done = visitor.post("/verdicts/forgive", tenant="default", **fields)
             assert done.headers["location"] == "/dashboard/verdicts/verdict-1"
             assert "somebody begins anew" in visitor.get("/verdicts/verdict-1").text
-            asyncio.run(held.follow())
+            held.follow()
             assert held.barred("default", "somebody") == frozenset()
 
     def test_remove_a_source(self, tmp_path):

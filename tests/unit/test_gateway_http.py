@@ -1,6 +1,7 @@
 """The routes over a real connection, on a small system."""
 
 import asyncio
+import functools
 import json
 import logging
 import re
@@ -12,7 +13,7 @@ import httpx
 import pytest
 
 from casemate.backends.openai import OpenAIGenerator
-from casemate.gateway.pace import Paced
+from casemate.gateway.pace import Paced, beat
 from casemate.gateway.refusals import refusal_of
 from casemate.protocols import Defense
 from casemate.types import UNKNOWN, Document, Outcome, Prompt
@@ -723,7 +724,8 @@ def test_answers_begin_on_a_beat_however_long_the_guard_took(tmp_path, path):
 def test_what_does_not_come_through_the_door_is_not_delayed():
     async def taken():
         began = time.monotonic()
-        assert [p async for p in Paced(Parrot(), 5.0).stream(Prompt("x", (Document("d", "t"),), ""))] == ["d "]
+        paced, prompt = Paced(Parrot(), functools.partial(beat, 5.0)), Prompt("x", (Document("d", "t"),), "")
+        assert [piece async for piece in paced.stream(prompt)] == ["d "]
         return time.monotonic() - began
 
     assert asyncio.run(taken()) < 1

@@ -40,6 +40,10 @@ class Broken(Defense):
 
     stage: str = "on_retrieve"
 
+    def follow(self):
+        if self.stage == "follow":
+            raise RuntimeError("secret text of a document")
+
     async def on_retrieve(self, query, retrieval):
         if self.stage == "on_retrieve":
             raise RuntimeError("secret text of a document")
@@ -147,17 +151,17 @@ def test_a_stream_waits_for_the_whole_answer_when_a_defense_must_see_it(make):
     assert asyncio.run(pieces()) == ["[cut]"]
 
 
-@pytest.mark.parametrize("stage", ["on_retrieve", "on_answer"])
+@pytest.mark.parametrize("stage", ["follow", "on_retrieve", "on_answer"])
 def test_a_failing_defense_closes_by_default(make, stage, caplog):
     store = Memory()
     guard = make([Broken(stage)], documents(40), store=store)
     answer = asyncio.run(guard.ask(Query("amber")))
-    assert answer.text == {"on_retrieve": "", "on_answer": UNKNOWN}[stage]
+    assert answer.text == {"follow": "", "on_retrieve": "", "on_answer": UNKNOWN}[stage]
     assert [(v.action, v.evidence) for v in answer.verdicts] == [(Action.WITHHOLD, {"error": "RuntimeError"})]
     assert "secret text" not in caplog.text + json.dumps([e.body for e in store.events])
 
 
-@pytest.mark.parametrize("stage", ["on_retrieve", "on_answer"])
+@pytest.mark.parametrize("stage", ["follow", "on_retrieve", "on_answer"])
 def test_a_failing_defense_may_be_set_to_open(make, stage):
     guard = make([Broken(stage)], documents(40), on_error="open")
     bare = asyncio.run(guard.rag.ask(Query("amber")))

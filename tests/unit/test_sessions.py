@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
@@ -37,7 +36,7 @@ def event(clock, barred, client="anna", tenant="t", defense="mirabel", ago=0.0, 
 
 
 def follow(held):
-    asyncio.run(held.follow())
+    held.follow()
 
 
 def test_who_is_barred_is_barred_for_that_client_of_that_tenant_alone(clock):

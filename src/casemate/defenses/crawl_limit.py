@@ -94,9 +94,12 @@ class CrawlLimit(Defense):
         self._once = Once()
         self._lock = threading.Lock()
 
+    def follow(self) -> None:
+        """Takes in what clients were shown and told by other processes."""
+        self.traces.follow()
+
     async def on_retrieve(self, query: Query, retrieval: Retrieval) -> Outcome[Retrieval]:
         """Leaves out what the client may not be shown, and notes what he is."""
-        await self.traces.follow()
         level = self.traces.asked(query) if self._once.first(query.id) else self.traces.level(query)
         topics = self._topics(query, retrieval.hits)
         kept = self._allowed(query, retrieval.hits, level, topics)

@@ -19,6 +19,7 @@ Deviation: MemPot's sequential test is a count of different records here: ``reco
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import re
@@ -100,7 +101,7 @@ class HoneyToken(Defense):
         ours = {h.document.id: r for h in retrieval.hits if key and (r := key.record(h.document, query.tenant))}
         if not ours:
             return Outcome(retrieval)
-        await self._shown.follow()
+        await asyncio.to_thread(self._shown.follow)  # seldom
         left = tuple(h for h in retrieval.hits if h.document.id not in ours)
         if not self.serve_honey and len(left) < query.k and not retrieval.exhausted:
             return Outcome(retrieval, more=True)

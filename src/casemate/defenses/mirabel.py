@@ -91,13 +91,16 @@ class Mirabel(Defense):
         self.sessions, self.once = Sessions("mirabel", self.session_hours * 3600, self.store), Once()
         self.asked = Once()
 
+    def follow(self) -> None:
+        """Takes in what is withheld by other processes."""
+        self.sessions.follow()
+
     def barred(self, query: Query) -> Collection[str]:
         """Sources that were flagged for this client before."""
         return self.sessions.barred(query.tenant, query.client) if self.mode == "calibrated" else ()
 
     async def on_retrieve(self, query: Query, retrieval: Retrieval) -> Outcome[Retrieval]:
         """Takes all hits of the documents that the question is too close to out."""
-        await self.sessions.follow()
         calibration = self.ready(query.tenant, retrieval.background.n)
         if calibration is not None and retrieval.hits:
             return await _Decision(self, query, retrieval, calibration).outcome()
@@ -347,7 +350,11 @@ def _without(retrieval: Retrieval, sources: Collection[str]) -> Retrieval:
 
 def _law_without(retrieval: Retrieval, sources: Collection[str]) -> Retrieval:
     """What was found, with the background of a collection without some sources."""
-    return replace(retrieval, background=_without(retrieval, sources).background) if sources else retrieval
+    background = retrieval.background
+    for hit in retrieval.hits if sources else ():
+        if hit.document.source in sources and background.n > 2:
+            background = stats.without(background, hit.score)
+    return Retrieval(retrieval.hits, background, retrieval.exhausted)
 
 
 def _grouped(texts: Sequence[str], most: int) -> list[str]:

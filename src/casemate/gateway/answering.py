@@ -67,12 +67,14 @@ class Books:
 
     Attributes:
         purse: Pays for it.
-        settle: Awaited before its end: what was noted of it is to be written then.
+        receipt: The store's, for what is noted by now.
+        settle: Waits until what a receipt is for is written.
         metrics: The gateway's figures.
     """
 
     purse: Purse
-    settle: Callable[[], Awaitable[None]]
+    receipt: Callable[[], Callable[[], bool]]
+    settle: Callable[[Callable[[], bool]], Awaitable[None]]
     metrics: Metrics
 
     async def pay(self, tokens: int, *, exactly: bool = False) -> None:
@@ -84,6 +86,17 @@ class Books:
         if not await self.purse.pay(tokens, exactly=exactly):
             raise over_budget(until_midnight())
         self.metrics.tokens(tokens)
+
+    async def enter(self, tokens: int, *, exactly: bool = False) -> None:
+        """Pays for what is to leave, and waits until what was noted of it is written, which a payment carries along.
+
+        Raises:
+            Refusal: If the budget does not cover it.
+            BackendError: If the store does not take it.
+        """
+        receipt = self.receipt()
+        await self.pay(tokens, exactly=exactly)
+        await self.settle(receipt)
 
 
 class Streamed(Response):
@@ -128,15 +141,16 @@ class Streamed(Response):
         await self._books.pay(self._completion.asked)
         async with closing(self._pieces) as pieces:
             async for piece in pieces:
+                before = self._answered
+                self._bytes += len(piece.encode("utf-8", "replace"))
+                enter = self._books.pay if self._started else self._books.enter
+                await enter(self._answered - before)
                 if not self._started:
                     self._books.metrics.first_piece(time.monotonic() - began)
                     await self._start(send)
                 if piece:
-                    before = self._answered
-                    self._bytes += len(piece.encode("utf-8", "replace"))
-                    await self._books.pay(self._answered - before)
                     await _body(send, self._completion.piece(piece))
-        await self._books.settle()
+        await self._books.enter(0)
         if not self._started:
             await self._start(send)
         await _body(send, self._completion.last(self._answered), more=False)

@@ -6,7 +6,6 @@ the end user's. Only ``Answer.reply`` leaves; ids, times and counts that go with
 
 from __future__ import annotations
 
-import asyncio
 from importlib.metadata import version
 from typing import Annotated, Any
 
@@ -21,14 +20,13 @@ from starlette.responses import RedirectResponse, Response
 from casemate.app import App
 from casemate.errors import CasemateError
 from casemate.gateway import documents
-from casemate.gateway.answering import Books, Streamed, connected
+from casemate.gateway.answering import Streamed, connected
 from casemate.gateway.chat import ChatRequest, Completion, Shape, Text, tokens
 from casemate.gateway.dashboard.page import ROOT
 from casemate.gateway.dashboard.site import make_dashboard
 from casemate.gateway.door import Door
 from casemate.gateway.keys import Key
 from casemate.gateway.metrics import CONTENT_TYPE
-from casemate.gateway.pace import beat
 from casemate.gateway.refusals import Json, Refusal, not_allowed, refusal_of
 from casemate.gateway.state import Gateway, visit_of
 from casemate.types import MAX_K, Query, Retrieval
@@ -59,7 +57,7 @@ async def chat(body: ChatRequest, request: Request) -> Response:
     query = _query(key, body, gateway.app.config.rag.k, visit.id)
     with_usage = bool(body.stream_options and body.stream_options.include_usage)
     completion = Completion(visit.id, gateway.section.model, body.tokens, with_usage)
-    seconds, books = gateway.section.timeout_s, Books(gateway.purse(key), gateway.settle, gateway.metrics)
+    seconds, books = gateway.section.timeout_s, gateway.books(key)
     if body.stream:
         return Streamed(gateway.app.target.stream(query), completion, seconds, books)
     try:
@@ -68,7 +66,7 @@ async def chat(body: ChatRequest, request: Request) -> Response:
         await books.pay(completion.asked, exactly=True)
         raise
     text = answer.reply.text
-    await asyncio.gather(books.pay(completion.asked + tokens(text), exactly=True), books.settle())
+    await books.enter(completion.asked + tokens(text), exactly=True)
     return Json(completion.whole(text))
 
 
@@ -103,7 +101,7 @@ async def retrieve(body: RetrieveRequest, request: Request) -> Response:
     query = _query(key, body, body.k or most, visit_of(request.scope).id)
     found = await connected(request.receive, _retrieved(gateway, query), gateway.section.timeout_s)
     charged = tokens(body.question) + sum(tokens(hit.document.content) for hit in found.hits)
-    await Books(gateway.purse(key), gateway.settle, gateway.metrics).pay(charged, exactly=True)
+    await gateway.books(key).enter(charged, exactly=True)
     data: list[dict[str, Any]] = []
     for hit in found.hits:
         d = hit.document
@@ -212,6 +210,5 @@ async def _retrieved(gateway: Gateway, query: Query) -> Retrieval:
     if gateway.app.config.guard.mode == "off":
         return await gateway.app.guard.rag.retrieve(query)
     retrieval, _ = await gateway.app.guard.retrieve(query)
-    await gateway.settle()
-    await beat(gateway.section.pace_ms / 1000)
+    await gateway.beat()
     return retrieval

@@ -41,23 +41,19 @@ class Paced(Generator):
 
     Attributes:
         generator: What writes.
-        pace_s: Seconds from one beat to the next.
+        beat: Awaited before it begins.
         watch: Told how long it took to write, as the stage ``generate``.
         span: Entered while it writes.
-        settle: Awaited before: what was decided is to be written when the first word leaves.
     """
 
     generator: Generator
-    pace_s: float
+    beat: Callable[[], Awaitable[None]]
     watch: Callable[[str, float], None] = lambda stage, seconds: None
     span: Callable[[], AbstractContextManager[None]] = nullcontext
-    settle: Callable[[], Awaitable[None]] | None = None
 
     async def stream(self, prompt: Prompt) -> AsyncIterator[str]:
         """The answer, from the next beat on."""
-        if self.settle:
-            await self.settle()
-        await beat(self.pace_s)
+        await self.beat()
         began = time.monotonic()
         with self.span():
             async with closing(self.generator.stream(prompt)) as pieces:

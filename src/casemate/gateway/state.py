@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 
@@ -15,11 +15,12 @@ from casemate.app import App
 from casemate.canaries import open_post
 from casemate.config import GatewaySection
 from casemate.errors import BackendError, CasemateError
+from casemate.gateway.answering import Books
 from casemate.gateway.dashboard.operating_point import Settings
 from casemate.gateway.keys import Key, Keys
 from casemate.gateway.limits import Limits, Purse
 from casemate.gateway.metrics import Metrics
-from casemate.gateway.pace import Paced
+from casemate.gateway.pace import Paced, beat
 from casemate.gateway.spans import Spans, spans_of
 from casemate.together import Together
 
@@ -88,11 +89,11 @@ class Gateway:
         self._looked: tuple[float, bool] = (float("-inf"), False)
 
     def _wire(self, spans: Spans | None) -> None:
-        """Puts what is counted, traced and waited for into the guard."""
+        """Puts what is counted, traced and paced into the guard."""
         guard, store = self.app.guard, self.app.guard.store or self.app.store
         guard.store = self.metrics.watching(store, *([spans.verdict] if spans else []))
         span = spans.writing if spans else nullcontext
-        guard.generator = Paced(guard.generator, self.section.pace_ms / 1000, self.metrics.stage, span, self.settle)
+        guard.generator = Paced(guard.generator, self.beat, self.metrics.stage, span)
 
         def watch(stage: str, seconds: float) -> None:
             self.metrics.stage(stage, seconds)
@@ -106,17 +107,26 @@ class Gateway:
         """Its part of the configuration."""
         return self.app.config.gateway
 
-    def purse(self, key: Key) -> Purse:
-        """What pays for an answer."""
-        return Purse(self.limits, key)
+    def books(self, key: Key) -> Books:
+        """Where an answer to a key's client is entered."""
+        return Books(Purse(self.limits, key), self.app.store.receipt, self.settle, self.metrics)
 
-    async def settle(self) -> None:
-        """Waits until all that was noted so far is written. Then it is safe from a kill, and known to other gateways.
+    async def beat(self) -> None:
+        """Waits for the next beat, while what was noted is written: that takes longer when there is more of it."""
+        if self.section.pace_ms:
+            self.app.store.flush(0)  # begins at once, and does not wait
+            await beat(self.section.pace_ms / 1000)
+
+    async def settle(self, receipt: Callable[[], bool]) -> None:
+        """Waits until what was noted is written. Then it is safe from a kill, and known to other gateways.
+
+        Args:
+            receipt: The store's, for what was noted by then: the payment that came between may have carried it along.
 
         Raises:
             BackendError: If the store does not take it.
         """
-        if not (self.app.store.flush(0) or await self._flushes.ask(None)):
+        if not (receipt() or await self._flushes.ask(None)):
             raise BackendError("the event store does not take what is noted", backend="store", retryable=True)
 
     async def ready(self) -> bool:

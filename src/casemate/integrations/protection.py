@@ -8,7 +8,7 @@ import logging
 import tempfile
 import time
 import weakref
-from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -250,8 +250,7 @@ class Protection:
         """The same where a loop is running."""
         barred: set[str] = set()
         for defense in self.guard.defenses if self.guard.enforce else ():
-            if isinstance(defense, Mirabel):
-                await defense.sessions.follow()  # what other processes know
+            await asyncio.to_thread(defense.follow)
             barred.update(defense.barred(Query("", asker.name)))
         return barred
 
@@ -294,11 +293,15 @@ class _Rag(Rag):
     async def embed(self, documents: Sequence[Document], progress: Progress | None = None) -> Vector:
         return await asyncio.to_thread(self.embedder.documents, [d.content for d in documents], progress)
 
-    async def encode(self, query: Query) -> Vector:
+    async def encode(self, query: Query, behind: Callable[[], None] = lambda: None) -> Vector:
         asked = ASKED.get()
         if asked is None or asked.vector is None:
-            return await super().encode(query)
+            return await super().encode(query, behind)
         require_answerable(query if query.text.strip() else replace(query, text="?"))
+        if asked.inline:
+            behind()
+        else:
+            await asyncio.to_thread(behind)
         return asked.vector
 
     async def search(self, vector: Vector, k: int, tenant: str) -> Retrieval:

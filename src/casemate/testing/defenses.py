@@ -58,7 +58,8 @@ class _Canned(Rag):
     def __init__(self, retrieval: Retrieval) -> None:
         self.instructions, self.generator, self._retrieval = "Answer.", _Parrot(), retrieval
 
-    async def encode(self, query: Query) -> Vector:
+    async def encode(self, query: Query, behind: Callable[[], None] = lambda: None) -> Vector:
+        behind()
         return np.full(DIM, DIM**-0.5, np.float32)
 
     async def search(self, vector: Vector, k: int, tenant: str) -> Retrieval:

@@ -1,10 +1,11 @@
 """The append-only record in SQLite or Postgres, chosen by URL.
 
 How nothing is lost: ``append`` puts a row on a queue in memory. One writer thread takes a batch off its front and
-commits it. Committed, the batch counts as done. Failed, it goes back to the front and is tried again; should the
-commit have succeeded after all, the unique event id makes the second insert do nothing. ``flush`` waits until as many
-rows are done as had been appended. There is one other way off the queue: beyond ``capacity`` the oldest rows are
-dropped, counted and reported.
+commits it; or ``take`` does, whose transaction carries along what waits. Committed, the batch counts as done. Failed,
+it goes back to the front and is tried again; should the commit have succeeded after all, the unique event id makes the
+second insert do nothing. One batch is under way at a time, so rows are done in the order of the queue, and ``flush``
+waits until as many are done as had been appended. There is one other way off the queue: beyond ``capacity`` the oldest
+rows are dropped, counted and reported.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import logging
 import sqlite3
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -41,7 +42,7 @@ from casemate.protocols import EventStore
 from casemate.types import Event, Given, Secret, Wanted
 
 if TYPE_CHECKING:
-    from sqlalchemy import URL, Connection, Engine, Select
+    from sqlalchemy import URL, Connection, Engine, Insert, Select
 
 BATCH = 500
 """Rows in one transaction."""
@@ -85,6 +86,7 @@ class SqlEvents(EventStore):
         self._closed = False  # takes no more events
         self._stopped = False  # the writer ends
         self._urgent = threading.Event()  # somebody waits for what was appended
+        self._writing = threading.Lock()  # held by who has a batch under way, or waits to try one again
         self._writer = threading.Thread(target=self._write, name="casemate-events", daemon=True)
         self._writer.start()
         atexit.register(self.close)
@@ -192,11 +194,18 @@ class SqlEvents(EventStore):
 
     def flush(self, timeout_s: float = 10.0) -> bool:
         """Waits until everything appended so far is on disk; False if that takes longer, or some had to be dropped."""
-        self._urgent.set()
         with self._changed:
             target, dropped = self._appended, self._dropped
-            self._changed.wait_for(lambda: self._done >= target or self._dropped > dropped, timeout_s)
+            if self._done < target:
+                self._urgent.set()
+                self._changed.wait_for(lambda: self._done >= target or self._dropped > dropped, timeout_s)
             return self._done >= target and self._dropped == dropped
+
+    def receipt(self) -> Callable[[], bool]:
+        """Tells when asked whether all that was appended by now is on disk. See ``EventStore.receipt``."""
+        with self._changed:
+            target, dropped = self._appended, self._dropped
+        return lambda: self._done >= target and self._dropped == dropped
 
     def lease(self, name: str, holder: str, seconds: float) -> bool:
         """Takes or renews a lease, in one statement and by the database's own clock; True if it is held now.
@@ -221,14 +230,35 @@ class SqlEvents(EventStore):
     def take(self, wanted: Sequence[Wanted]) -> list[Given]:
         """Takes from allowances, each in one statement and by the database's own clock. See ``EventStore.take``.
 
+        Events that wait are written in the same transaction, which saves one of their own.
+
         Raises:
             ValueError: If a name or period is not 1 to 200 printable characters, or an allowance is below 0.
             BackendError: If the store is closed or cannot be written.
         """
         for one in wanted:
             tallies.check(one)
-        with self._lent() as connection:
-            return tallies.take(connection, wanted)
+        with self._carrying() as batch, self._lent() as connection:
+            given = tallies.take(connection, wanted)
+            self._add(connection, batch)
+            return given
+
+    @contextmanager
+    def _carrying(self) -> Iterator[list[Row]]:
+        """What waits, to be written by a transaction for something else; nothing while a batch is under way."""
+        if not self._writing.acquire(blocking=False):
+            yield []
+            return
+        try:
+            batch = self._next_batch()
+            try:
+                yield batch
+            except BaseException:
+                self._put_back(batch)
+                raise
+            self._finish(len(batch))
+        finally:
+            self._writing.release()
 
     @contextmanager
     def _lent(self) -> Iterator[Connection]:
@@ -261,7 +291,13 @@ class SqlEvents(EventStore):
         self._engine.dispose()
 
     def _write(self) -> None:
-        """The writer thread: a batch off the front, committed and done, or put back."""
+        """The writer thread."""
+        while self._await_rows():
+            with self._writing:
+                self._write_batch()
+
+    def _write_batch(self) -> None:
+        """Takes a batch off the front and commits it; put back and tried again until it is."""
         failures = 0
         while batch := self._next_batch():
             try:
@@ -276,26 +312,39 @@ class SqlEvents(EventStore):
             else:
                 if failures:
                     _log.warning("writing to %s again; %d events dropped so far", self._where, self._dropped)
-                failures = 0
                 self._finish(len(batch))
+                return
 
-    def _next_batch(self) -> list[Row]:
-        """Up to ``BATCH`` rows, soon after there is one; none when the store is closed."""
+    def _await_rows(self) -> bool:
+        """Returns soon after there are rows; False when the store is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._stopped)
         self._urgent.wait(LINGER_S)
         self._urgent.clear()  # whoever waits had appended before: that is in the queue
+        return not self._stopped
+
+    def _next_batch(self) -> list[Row]:
+        """Up to ``BATCH`` rows off the front; none when the store is closed."""
         with self._changed:
             size = 0 if self._stopped else min(BATCH, len(self._queue))
             return [self._queue.popleft() for _ in range(size)]
 
     def _insert(self, batch: list[Row]) -> None:
+        with self._engine.begin() as connection:
+            self._add(connection, batch)
+
+    def _add(self, connection: Connection, batch: list[Row]) -> None:
+        if batch:
+            in_order(connection)
+            connection.execute(self._inserting, batch)
+
+    @cached_property
+    def _inserting(self) -> Insert:
+        """How events are written."""
         from sqlalchemy.dialects import postgresql, sqlite
 
         insert = sqlite.insert if self._engine.dialect.name == "sqlite" else postgresql.insert
-        with self._engine.begin() as connection:
-            in_order(connection)
-            connection.execute(insert(self._table).on_conflict_do_nothing(index_elements=["id"]), batch)
+        return insert(self._table).on_conflict_do_nothing(index_elements=["id"])
 
     def _finish(self, rows: int) -> None:
         with self._changed:
@@ -307,6 +356,7 @@ class SqlEvents(EventStore):
         with self._changed:
             self._queue.extendleft(reversed(batch))
             report = self._drop_overflow()
+            self._changed.notify_all()
         if report:
             _log.error("no room for all events that wait for %s: the oldest are dropped", self._where)
 
