@@ -143,6 +143,23 @@ def names(text: str) -> list[str]:
     return found
 
 
+def extract(question: str, text: str, most: int) -> str:
+    """The sentences of a text that share most content words with a question, in order of reading.
+
+    Ties go to what stands first. A sentence that shares no word is never taken.
+
+    >>> extract("What is the toll?", "It rained. The toll is 3 marks. Boats pay no toll. The toll rose.", 2)
+    'The toll is 3 marks. Boats pay no toll.'
+    >>> extract("What is the toll?", "It rained.", 2)
+    ''
+    """
+    asked = content_words(question)
+    options = sentences(text)
+    shared = [len(content_words(sentence) & asked) for sentence in options]
+    best = sorted((i for i, count in enumerate(shared) if count), key=lambda i: -shared[i])[:most]
+    return " ".join(options[i].strip() for i in sorted(best))
+
+
 def clauses(text: str) -> list[str]:
     """The statements of a text: its sentences without their labels, long ones cut where a new clause begins.
 

@@ -6,13 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from casemate.backends.sqlite import SqliteIndex
-from casemate.defenses.summarize import Summarize, extract
+from casemate.defenses.summarize import Summarize
 from casemate.errors import BackendError, ConfigError
 from casemate.guard import Guard
 from casemate.protocols import Generator
 from casemate.rag import Rag, join
 from casemate.types import Document, Prompt, Query
-from casemate.words import content_words, sentences
+from casemate.words import content_words, extract, sentences
 from tests.fakes import BagOfWords
 
 TEXT = (

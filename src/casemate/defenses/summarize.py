@@ -22,7 +22,7 @@ from typing import ClassVar
 from casemate.errors import BackendError, ConfigError
 from casemate.protocols import Defense, Generator
 from casemate.types import Document, Prompt
-from casemate.words import content_words, sentences
+from casemate.words import extract
 
 log = logging.getLogger(__name__)
 
@@ -87,20 +87,3 @@ class _Summarized(Generator):
         context = tuple(replace(document, text=text) for document, text in pairs if text)
         async for piece in self.generator.stream(replace(prompt, context=context)):
             yield piece
-
-
-def extract(question: str, text: str, most: int) -> str:
-    """The sentences of a text that share most content words with a question, in order of reading.
-
-    Ties go to what stands first. A sentence that shares no word is never taken.
-
-    >>> extract("What is the toll?", "It rained. The toll is 3 marks. Boats pay no toll. The toll rose.", 2)
-    'The toll is 3 marks. Boats pay no toll.'
-    >>> extract("What is the toll?", "It rained.", 2)
-    ''
-    """
-    asked = content_words(question)
-    options = sentences(text)
-    shared = [len(content_words(sentence) & asked) for sentence in options]
-    best = sorted((i for i, count in enumerate(shared) if count), key=lambda i: -shared[i])[:most]
-    return " ".join(options[i].strip() for i in sorted(best))
