@@ -8,8 +8,8 @@ said. Both are CUSUMs of e-values, whose rate of false alarms is bounded as long
 seldom as the test assumes (Shin, Ramdas and Rinaldo 2022).
 
 The response is graded. Whoever is suspected gets shorter quotations, and of no chunk more than a share: not fewer
-documents, or his answers would no longer tell whether he copies. Whoever is held to be a crawler, or has been shown his
-day's share, is answered from what he was shown before.
+documents and no extracts, or his answers would no longer tell whether he copies. Whoever is held to be a crawler, or
+has been shown his day's share, is answered from what he was shown before; a crawler from extracts of it.
 When several clients of a tenant are, or several begin to run into the limit at the same time, all clients of the tenant
 are suspected, and count as one who was told what any of them was.
 
@@ -35,6 +35,7 @@ from casemate.reindexing.topics import NOISE
 from casemate.sessions import Once
 from casemate.traces import ALARMED, CLEAR, Level, Traces
 from casemate.types import Action, Document, Hit, Outcome, Prompt, Query, Retrieval, Verdict
+from casemate.words import extract
 
 OPEN = 10_000
 """Requests whose answers are still expected; the oldest are given up."""
@@ -53,6 +54,8 @@ class CrawlLimit(Defense):
             for it, if those are more than one.
         exposure: Share of a chunk, in (0, 1], that a suspected client may be told word for word in all. Below a third,
             what is quoted of it has a ROUGE-L F1 below .5: it does not count as recovered.
+        sentences: Sentences of a chunk, nearest to the question, that an answer to a crawler is made from at most; 0:
+            the whole chunk.
         alarm: Chance, per question, that a harmless client is held to be a crawler, in (0, 1).
         colluders: Crawlers among a tenant's clients from which on all its clients are suspected; 0: never.
         topics: Topics a day that a client may be shown chunks of, as ``casemate reindex`` found them; 0: any number.
@@ -66,6 +69,7 @@ class CrawlLimit(Defense):
     short_quote_words: int = 60
     whole: int = 0
     exposure: float = 0.3
+    sentences: int = 2
     alarm: float = 2e-5
     colluders: int = 3
     topics: int = 0
@@ -81,6 +85,7 @@ class CrawlLimit(Defense):
             ("quote_words", 1),
             ("short_quote_words", 1),
             ("whole", 0),
+            ("sentences", 0),
             ("colluders", 0),
         ):
             if getattr(self, name) < least:
@@ -159,6 +164,18 @@ class CrawlLimit(Defense):
         with self._lock:
             return self._open.pop(prompt.request, None)
 
+    def read(self, query: Query, prompt: Prompt) -> Prompt:
+        """What the generator is given: to a crawler, extracts of the chunks.
+
+        Only to a crawler: his alarm stands. Extracts would keep a suspect's answers from being evidence, and harmless
+        people become suspects too easily to be answered worse.
+        """
+        if self.traces.level(query) is not ALARMED or not self.sentences:
+            return prompt
+        texts = [extract(prompt.question, d.text, self.sentences) for d in prompt.context]
+        context = tuple(replace(d, text=text) for d, text in zip(prompt.context, texts, strict=True) if text)
+        return replace(prompt, context=context)
+
 
 class _Watched(Generator):
     """A generator whose answers end where they have quoted enough."""
@@ -167,8 +184,9 @@ class _Watched(Generator):
         self._generator, self._limit = generator, limit
 
     async def stream(self, prompt: Prompt) -> AsyncIterator[str]:
-        pieces, query = self._generator.stream(prompt), self._limit.opened(prompt)
-        watch = _Watch(self._limit, query, prompt.context) if query else None
+        query = self._limit.opened(prompt)
+        pieces = self._generator.stream(self._limit.read(query, prompt) if query else prompt)
+        watch = _Watch(self._limit, query, prompt.context) if query else None  # by the whole chunks, whatever is read
         try:
             async for piece in pieces:
                 if watch is None:
