@@ -1,22 +1,29 @@
-"""What a crawler meets with besides fewer documents: extracts."""
+"""What a crawler meets with besides fewer documents: extracts, and a pause."""
 
 import asyncio
 import time
 
+import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from casemate import traces
+from casemate.backends.sqlite import SqliteIndex
 from casemate.defenses.crawl_limit import CrawlLimit
 from casemate.errors import ConfigError
+from casemate.gateway.keys import Grant, Keys
+from casemate.guard import Guard
 from casemate.protocols import Generator
 from casemate.quoting import Quotes, spoken
-from casemate.rag import join
+from casemate.rag import Rag, join
 from casemate.traces import ALARMED, CLEAR, SUSPECTED
 from casemate.types import Background, Document, Hit, Prompt, Query, Retrieval
 from casemate.words import extract
+from tests.fakes import BagOfWords
+from tests.gateways import chat, make, serving
 
+WAIT = 60.0  # longer than any test
 QUESTION = "What is the toll of the north bridge?"
 TEXT = (
     "It rained in all the valleys for a week. The toll of the north bridge is three marks for a cart. "
@@ -100,7 +107,92 @@ def test_an_alarm_lasts_its_hours_whether_or_not_extracts_are_read(sentences, mo
     assert limit.traces.level(query) is CLEAR
 
 
-@pytest.mark.parametrize("wrong", [{"sentences": -1}])
+def test_a_crawler_waits_and_nobody_else_does():
+    limit, reader = held(CrawlLimit(pause_s=WAIT), ALARMED), Dump()
+    held(limit, SUSPECTED, "bob")
+
+    async def go():
+        crawler = asyncio.create_task(asked(limit, reader))
+        others = [asked(limit, reader, "bob"), asked(limit, reader, "eve")]
+        assert all(await asyncio.wait_for(asyncio.gather(*others), WAIT / 4))
+        assert not crawler.done()
+        crawler.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await crawler
+
+    asyncio.run(go())
+    assert reader.read == [[TEXT], [TEXT]]
+
+
+def test_one_question_of_a_crawler_waits_and_the_rest_are_answered_without_documents():
+    limit, reader = held(CrawlLimit(pause_s=WAIT), ALARMED), Dump()
+
+    async def waiting():
+        task = asyncio.create_task(asked(limit, reader))
+        await asyncio.sleep(0.01)
+        rest = [asked(limit, reader) for _ in range(20)]
+        assert await asyncio.wait_for(asyncio.gather(*rest), WAIT / 4) == [""] * 20
+        task.cancel()
+        await asyncio.wait({task})
+
+    asyncio.run(waiting())
+    asyncio.run(waiting())  # whoever leaves makes room for his next question
+    assert reader.read == [[]] * 40
+
+
+def test_after_the_pause_he_is_answered():
+    limit, reader = held(CrawlLimit(pause_s=0.05), ALARMED), Dump()
+    began = time.monotonic()
+    assert asyncio.run(asked(limit, reader))
+    assert time.monotonic() - began >= 0.05
+    assert asyncio.run(asked(limit, reader, text="and the north bridge"))
+    assert all(texts for texts in reader.read)
+
+
+def test_whoever_only_observes_lets_nobody_wait(tmp_path):
+    index, reader = SqliteIndex(tmp_path / "i.db"), Dump()
+    limit = held(CrawlLimit(pause_s=WAIT), ALARMED)
+    guard = Guard(Rag(BagOfWords(), index, reader), [limit], enforce=False)
+
+    async def go():
+        await guard.add([CHUNK])
+        answer = await asyncio.wait_for(guard.ask(Query(QUESTION, "ann")), WAIT / 4)
+        assert answer.verdicts[0].flagged
+
+    asyncio.run(go())
+    index.close()
+    assert reader.read == [[TEXT]]
+
+
+def test_a_crawler_at_the_gateway_leaves_places_to_others(tmp_path):
+    limit = CrawlLimit(pause_s=WAIT)
+    app = make(tmp_path, defenses=[limit], concurrency=3)  # as many as he asks at once
+    (crawler, text), (_, other) = (Keys(app.store).create(Grant(name, "client")) for name in ("crawler", "other"))
+    held(limit, ALARMED, crawler.id, [f"d{i}" for i in range(40)])
+
+    async def go(url):
+        async with httpx.AsyncClient(base_url=url, timeout=WAIT / 4) as http:
+
+            async def ask(key, **more):
+                head = {"Authorization": f"Bearer {key}"}
+                return await http.post("/v1/chat/completions", json=chat("only7", **more), headers=head)
+
+            crawls = [asyncio.create_task(ask(text, stream=stream)) for stream in (True, False, True)]
+            ended = asyncio.as_completed(crawls)
+            assert [(await next(ended)).status_code for _ in range(2)] == [200, 200]
+            async with asyncio.timeout(WAIT / 4):
+                while (reply := await ask(other)).status_code == 503:  # places are given back just after an answer
+                    await asyncio.sleep(0.01)
+            assert reply.json()["choices"][0]["message"]["content"].startswith("d7 ")
+            (waiting,) = [task for task in crawls if not task.done()]
+            waiting.cancel()
+            await asyncio.wait({waiting})
+
+    with serving(app) as url:
+        asyncio.run(go(url))
+
+
+@pytest.mark.parametrize("wrong", [{"sentences": -1}, {"pause_s": -0.1}, {"pause_s": float("nan")}])
 def test_wrong_options_are_refused(wrong):
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         CrawlLimit(**wrong)

@@ -9,7 +9,8 @@ seldom as the test assumes (Shin, Ramdas and Rinaldo 2022).
 
 The response is graded. Whoever is suspected gets shorter quotations, and of no chunk more than a share: not fewer
 documents and no extracts, or his answers would no longer tell whether he copies. Whoever is held to be a crawler, or
-has been shown his day's share, is answered from what he was shown before; a crawler from extracts of it.
+has been shown his day's share, is answered from what he was shown before; a crawler from extracts of it, and after a
+pause if one is set.
 When several clients of a tenant are, or several begin to run into the limit at the same time, all clients of the tenant
 are suspected, and count as one who was told what any of them was.
 
@@ -19,6 +20,7 @@ chunks are counted.
 
 from __future__ import annotations
 
+import asyncio
 import math
 import threading
 from collections import OrderedDict
@@ -32,7 +34,7 @@ from casemate.protocols import Defense, EventStore, Generator
 from casemate.quoting import Quotes
 from casemate.reindexing.shelf import Shelf
 from casemate.reindexing.topics import NOISE
-from casemate.sessions import Once
+from casemate.sessions import Once, key_of
 from casemate.traces import ALARMED, CLEAR, Level, Traces
 from casemate.types import Action, Document, Hit, Outcome, Prompt, Query, Retrieval, Verdict
 from casemate.words import extract
@@ -56,6 +58,8 @@ class CrawlLimit(Defense):
             what is quoted of it has a ROUGE-L F1 below .5: it does not count as recovered.
         sentences: Sentences of a chunk, nearest to the question, that an answer to a crawler is made from at most; 0:
             the whole chunk.
+        pause_s: Seconds that a crawler waits for an answer, well below ``gateway.timeout_s``. What else he asks
+            meanwhile is answered at once, without documents: only one of his questions waits. 0: none does.
         alarm: Chance, per question, that a harmless client is held to be a crawler, in (0, 1).
         colluders: Crawlers among a tenant's clients from which on all its clients are suspected; 0: never.
         topics: Topics a day that a client may be shown chunks of, as ``casemate reindex`` found them; 0: any number.
@@ -70,6 +74,7 @@ class CrawlLimit(Defense):
     whole: int = 0
     exposure: float = 0.3
     sentences: int = 2
+    pause_s: float = 0.0
     alarm: float = 2e-5
     colluders: int = 3
     topics: int = 0
@@ -93,9 +98,12 @@ class CrawlLimit(Defense):
         if not (0 < self.exposure <= 1 and 0 < self.alarm < 1 and 0 < self.hours < math.inf):
             what = f"exposure={self.exposure}, alarm={self.alarm}, hours={self.hours}"
             raise ConfigError(f"crawl_limit: {what}; exposure in (0, 1], alarm in (0, 1), hours above 0")
+        if not 0 <= self.pause_s < math.inf:
+            raise ConfigError(f"crawl_limit.pause_s is {self.pause_s}; it must be 0 or more seconds")
         self.traces = Traces(self.alarm, self.colluders, self.hours * 3600, self.store)
         self._shelves: dict[str, Shelf] = {}
         self._open: OrderedDict[str, Query] = OrderedDict()
+        self._waiting = set[tuple[str, str]]()  # clients
         self._once = Once()
         self._lock = threading.Lock()
 
@@ -164,17 +172,33 @@ class CrawlLimit(Defense):
         with self._lock:
             return self._open.pop(prompt.request, None)
 
-    def read(self, query: Query, prompt: Prompt) -> Prompt:
-        """What the generator is given: to a crawler, extracts of the chunks.
+    async def read(self, query: Query, prompt: Prompt) -> Prompt:
+        """What the generator is given: to a crawler, when he has waited, extracts of the chunks.
 
         Only to a crawler: his alarm stands. Extracts would keep a suspect's answers from being evidence, and harmless
         people become suspects too easily to be answered worse.
         """
-        if self.traces.level(query) is not ALARMED or not self.sentences:
+        if self.traces.level(query) is not ALARMED:
             return prompt
-        texts = [extract(prompt.question, d.text, self.sentences) for d in prompt.context]
-        context = tuple(replace(d, text=text) for d, text in zip(prompt.context, texts, strict=True) if text)
+        context = prompt.context if not self.pause_s or await self._waited(query) else ()
+        if self.sentences:
+            texts = [extract(prompt.question, d.text, self.sentences) for d in context]
+            context = tuple(replace(d, text=text) for d, text in zip(context, texts, strict=True) if text)
         return replace(prompt, context=context)
+
+    async def _waited(self, query: Query) -> bool:
+        """Waits, unless another question of the client does: each that waits takes up a place at the gateway."""
+        client = key_of(query.tenant, query.client)
+        with self._lock:
+            if client in self._waiting:
+                return False
+            self._waiting.add(client)
+        try:
+            await asyncio.sleep(self.pause_s)
+        finally:
+            with self._lock:
+                self._waiting.discard(client)
+        return True
 
 
 class _Watched(Generator):
@@ -185,7 +209,7 @@ class _Watched(Generator):
 
     async def stream(self, prompt: Prompt) -> AsyncIterator[str]:
         query = self._limit.opened(prompt)
-        pieces = self._generator.stream(self._limit.read(query, prompt) if query else prompt)
+        pieces = self._generator.stream(await self._limit.read(query, prompt) if query else prompt)
         watch = _Watch(self._limit, query, prompt.context) if query else None  # by the whole chunks, whatever is read
         try:
             async for piece in pieces:
