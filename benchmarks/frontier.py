@@ -6,19 +6,23 @@ each setting the loss of known-item recall at 5 to harmless clients, who ask 30 
 get: the share of chunks shown (coverage) and recovered (CRR, of replies whole and in items). ``full``: with the
 strength that was asked for, whatever the gate on what is found says. The reader is the simulation of
 ``benchmarks.crawl``, whose folder may be used. ``lora`` fine-tunes the same MiniLM through sentence-transformers.
+``UMAP`` looks for topics in ten dimensions of UMAP's instead of 50 of largest variance; it needs umap-learn, which is
+no dependency of ours, and is left out without it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import importlib
 import importlib.util
 import sys
 from collections.abc import Collection, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -36,6 +40,7 @@ from casemate.lab.crawl import Crawler, CrawlPlan
 from casemate.lab.crawl_figures import measured
 from casemate.lab.reindex import Settings, fit
 from casemate.protocols import Defense, Embedder, Target
+from casemate.reindexing import topics
 from casemate.reindexing.lora import DEFAULT as LORA
 from casemate.reindexing.shelf import Shelf
 from casemate.reindexing.supcon import TrainSettings
@@ -56,6 +61,7 @@ READINGS = {
     "lora": Settings(mode="lora", training=SHORT),
     "lora, compatible": Settings(mode="lora_compatible", training=SHORT),
     "lora, no keeping": Settings(mode="lora", training=replace(SHORT, keep=0)),
+    "adapter, UMAP": Settings(),
 }
 LIMITS: dict[str, dict[str, Any]] = {
     "50 questions": {},
@@ -110,7 +116,10 @@ async def _corpus(ground: Ground, folder: Path, questions: int, only: Collection
     for name, settings in READINGS.items():
         if only and name not in only:
             continue
-        learnt = fit(ground.index, ground.embedder, replace(settings, checkpoint=folder / f"{name}.pt"))
+        if "UMAP" in name and not importlib.util.find_spec("umap"):
+            continue
+        with mock.patch.object(topics, "principal", _umap) if "UMAP" in name else nullcontext():
+            learnt = fit(ground.index, ground.embedder, replace(settings, checkpoint=folder / f"{name}.pt"))
         found = {"as accepted": learnt} if learnt.accepted and learnt.strength < 1 else {}
         for label, version in (found | {"full": replace(learnt, strength=1.0, accepted=True, version=0)}).items():
             shelf = folder / f"{name}, {label}".replace(" ", "-")
@@ -126,6 +135,13 @@ async def _corpus(ground: Ground, folder: Path, questions: int, only: Collection
         limit = CrawlLimit(**options, folder=folder / "adapter,-full")
         points[f"limit, {name}"] = await _point(ground, f"limit, {name}", [limit], asked, off, questions)
     return {"chunks": len(ground.documents), "points": points}
+
+
+def _umap(E: np.ndarray, _: int) -> np.ndarray:
+    """Ten dimensions that keep who is near to whom, as far apart as may be."""
+    umap = importlib.import_module("umap")
+    made = umap.UMAP(n_components=10, n_neighbors=15, min_dist=0.0, metric="cosine", random_state=SEED, n_jobs=1)
+    return np.asarray(made.fit_transform(E), np.float64)
 
 
 async def _point(
