@@ -81,7 +81,7 @@ class MilvusIndex(JournaledIndex):
     ef_construct: int = 200
     ef: int = 256
     nlist: int = 1024
-    nprobe: int = 128
+    nprobe: int = 512
     overfetch: float = 2.0
     timeout_s: float = 10
 
