@@ -108,6 +108,7 @@ class PgvectorIndex(Index):
             if "fingerprint" not in self._meta(db):
                 db.execute(DOCUMENTS.format(s=self._s, dim=int(dim)))
                 if self.search_by == "hnsw":
+                    self._require_graphs(db)
                     db.execute(GRAPH.format(s=self._s, m=int(self.m), ef=int(self.ef_construct)))
                 insert = f"INSERT INTO {self._s}.meta VALUES ('fingerprint', %s), ('dim', %s)"
                 db.execute(insert, (fingerprint, str(dim)))
@@ -228,6 +229,11 @@ class PgvectorIndex(Index):
         if held.get("format") != FORMAT:
             raise DataError(f"{self._where} has index format {held.get('format')!r}, this version reads {FORMAT!r}")
         return held
+
+    def _require_graphs(self, db: Connection[Any]) -> None:
+        if db.execute("SELECT 1 FROM pg_am WHERE amname = 'hnsw'").fetchone() is None:
+            what = "this pgvector has no hnsw graph, 0.5 or later has: ALTER EXTENSION vector UPDATE"
+            raise self._server.failure(f"{what}, or set search_by to exact")
 
     def _require_same_embedder(self, held: Mapping[str, str]) -> None:
         if (held.get("fingerprint"), held.get("dim")) != (self._fingerprint, str(self._dim)):
