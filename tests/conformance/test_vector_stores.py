@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import http.server
 import re
 import signal
-import socket
 import subprocess
 import sys
-import threading
-import time
 import uuid
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from pathlib import Path
 
-import grpc
 import numpy as np
 import pytest
 from pymilvus import DataType, MilvusClient
-from pymilvus.grpc_gen import common_pb2, milvus_pb2
 from qdrant_client import models
 
 from casemate import indexing
@@ -45,49 +37,6 @@ def unit(seed: int, n: int) -> np.ndarray:
 
 def documents(source: str, count: int) -> list[Document]:
     return [Document(f"{source}/{i}", f"text {i}", source=source) for i in range(count)]
-
-
-class Gate:
-    """A door before a server, which can be shut, or let nothing through."""
-
-    def __init__(self, port: int) -> None:
-        self._door = socket.create_server(("127.0.0.1", 0))
-        self.port, self._behind = self._door.getsockname()[1], port
-        self.silent, self._held = threading.Event(), []
-        threading.Thread(target=self._serve, daemon=True).start()
-
-    def _serve(self) -> None:
-        while True:
-            try:
-                near, _ = self._door.accept()
-            except OSError:
-                return
-            far = socket.create_connection(("127.0.0.1", self._behind))
-            self._held += [near, far]
-            for a, b in ((near, far), (far, near)):
-                threading.Thread(target=self._carry, args=(a, b), daemon=True).start()
-
-    def _carry(self, source: socket.socket, target: socket.socket) -> None:
-        try:
-            while data := source.recv(65536):
-                while self.silent.is_set():
-                    time.sleep(0.01)
-                target.sendall(data)
-        except OSError:
-            pass
-        finally:
-            for end in (source, target):
-                end.close()
-
-    def shut(self) -> None:
-        """As if the server had died."""
-        with contextlib.suppress(OSError):
-            self._door.shutdown(socket.SHUT_RDWR)
-        self._door.close()
-        self.silent.clear()
-        for end in self._held:
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
 
 
 def asking(index: Index) -> Guard:
@@ -216,72 +165,6 @@ for i in range(1000):
     assert milvus.moments().n == 65
 
 
-def test_a_milvus_that_dies_or_says_nothing_closes_the_guard(milvus_url) -> None:
-    gate = Gate(int(milvus_url.rpartition(":")[2]))
-    index = MilvusIndex(f"http://127.0.0.1:{gate.port}", collection=f"i{uuid.uuid4().hex}", timeout_s=PATIENT)
-    guard = asking(index)
-    assert asyncio.run(guard.ask(Query("Anna Weiss"))).text.strip() == "secret"
-    index._store._options.timeout_s = 1.0
-    gate.silent.set()
-    for _ in range(2):
-        begin = time.monotonic()
-        with pytest.raises(BackendError) as caught:
-            asyncio.run(guard.ask(Query("Anna Weiss")))
-        assert caught.value.backend == "milvus"
-        assert caught.value.retryable
-        assert "diabetes" not in str(caught.value)
-        assert time.monotonic() - begin < 30
-        gate.shut()
-    with pytest.raises(BackendError):
-        index.remove(["secret"])
-    index.close()
-    tidy = MilvusIndex(milvus_url, collection=index.collection, timeout_s=PATIENT)
-    tidy.clear()
-    tidy.close()
-
-
-@pytest.fixture
-def odd_milvus() -> Iterator[Callable[[dict[str, object]], str]]:
-    """Servers that answer as they are told: by the name of a call, a message or a status; to all else, a refusal."""
-    servers = []
-
-    def start(answers: dict[str, object]) -> str:
-        class Answers(grpc.GenericRpcHandler):
-            def service(self, details):  # type: ignore[no-untyped-def]
-                answer = answers.get(details.method.rpartition("/")[2], grpc.StatusCode.UNAUTHENTICATED)
-
-                def call(request, context):  # type: ignore[no-untyped-def]
-                    if isinstance(answer, grpc.StatusCode):
-                        context.abort(answer, "auth check failure, please check username and password")
-                    return answer
-
-                serialise = type(answer).SerializeToString if not isinstance(answer, grpc.StatusCode) else None
-                return grpc.unary_unary_rpc_method_handler(call, response_serializer=serialise)
-
-        server = grpc.server(ThreadPoolExecutor(2), handlers=[Answers()])
-        port = server.add_insecure_port("127.0.0.1:0")
-        server.start()
-        servers.append(server)
-        return f"http://127.0.0.1:{port}"
-
-    yield start
-    for server in servers:
-        server.stop(None)
-
-
-def test_milvus_that_refuses_or_is_too_old_is_explained(odd_milvus) -> None:
-    refused = MilvusIndex(odd_milvus({}), token=Secret("anna:s3cret"), timeout_s=3)
-    with pytest.raises(BackendError, match="refuses the token") as caught:
-        refused.open("test", DIM)
-    assert not caught.value.retryable
-    assert "s3cret" not in str(caught.value) + repr(refused)
-    fine = milvus_pb2.ConnectResponse(status=common_pb2.Status(), identifier=1)
-    old = odd_milvus({"Connect": fine, "GetVersion": milvus_pb2.GetVersionResponse(version="v2.2.9")})
-    with pytest.raises(BackendError, match=r"is Milvus v2\.2\.9; 2\.3 or later") as caught:
-        MilvusIndex(old, timeout_s=3).open("test", DIM)
-    assert not caught.value.retryable
-
-
 @pytest.mark.parametrize("address", ["http://127.0.0.1:1", "http://no.such.host.invalid:19530"])
 def test_milvus_that_is_not_there_is_named(address) -> None:
     index = MilvusIndex(address, timeout_s=1)
@@ -292,61 +175,6 @@ def test_milvus_that_is_not_there_is_named(address) -> None:
 
 
 # Qdrant
-
-
-class Odd(http.server.BaseHTTPRequestHandler):
-    """A server that gives every request one answer."""
-
-    status, body, wait = 200, b"{}", 0.0
-
-    def _answer(self) -> None:
-        self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        time.sleep(self.wait)
-        with contextlib.suppress(OSError):
-            self.send_response(self.status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(self.body)))
-            self.end_headers()
-            self.wfile.write(self.body)
-
-    do_GET = do_POST = do_PUT = do_DELETE = _answer  # noqa: N815
-
-    def log_message(self, *args: object) -> None:
-        pass
-
-
-@pytest.mark.parametrize(
-    ("answer", "says", "retryable"),
-    [
-        ({"body": b'{"title": "qdrant", "version": "1.9.2"}'}, "is Qdrant 1.9.2; 1.16 or later", False),
-        ({"status": 401, "body": b'{"status": {"error": "no"}}'}, "the key is refused", False),
-        ({"status": 403, "body": b"{}"}, "the key may not do this", False),
-        ({"status": 503, "body": b"busy"}, "503", True),
-        ({"body": b"<html>a router</html>"}, "answers, but not as Qdrant does", False),
-        ({"wait": 2.5}, "too slow", True),
-    ],
-)
-@pytest.mark.filterwarnings("ignore:Api key is used with an insecure connection:UserWarning")
-def test_a_qdrant_that_cannot_be_used_is_explained(answer, says, retryable) -> None:
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), type("This", (Odd,), answer))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    index = QdrantIndex(f"http://127.0.0.1:{server.server_port}", api_key=Secret("s3cret"), timeout_s=1)
-    try:
-        with pytest.raises(BackendError, match=says) as caught:
-            index.open("test", DIM)
-        assert caught.value.backend == "qdrant"
-        assert caught.value.retryable is retryable
-        assert "s3cret" not in str(caught.value) + repr(index)
-    finally:
-        index.close()
-        server.shutdown()
-        server.server_close()
-
-
-def test_a_qdrant_that_is_not_there_is_named() -> None:
-    with pytest.raises(BackendError, match=r"127\.0\.0\.1:1, collection casemate: cannot be reached") as caught:
-        QdrantIndex("http://127.0.0.1:1", timeout_s=1).open("test", DIM)
-    assert caught.value.retryable
 
 
 def test_what_qdrant_keeps_in_a_folder_is_there_again(tmp_path) -> None:

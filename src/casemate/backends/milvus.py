@@ -8,27 +8,24 @@ collection at once, one succeeds; so an empty collection whose name is the mark 
 from __future__ import annotations
 
 import json
-import logging
 import re
-import threading
 import time
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from casemate.errors import BackendError, ConfigError, DataError, needs
+from casemate.errors import BackendError, ConfigError, DataError
 from casemate.journal import JournaledIndex
 from casemate.journal.store import EVERY, Anchor, Mark, Row, Which
+from casemate.milvus import Server
 from casemate.types import Secret, Vector
 
 if TYPE_CHECKING:
     from pymilvus import MilvusClient
 
 FORMAT = "casemate 1"
-OLDEST = (2, 3)
 REACH = 16_384
 """Most rows that Milvus gives for one question."""
 BYTES = 16 << 20
@@ -37,8 +34,6 @@ TEXT = 65_535
 COLUMNS = {"tenant": 32, "source": 32, "id": 32, "label": TEXT, "body": TEXT}
 """Columns of text, and the bytes that each may have. None is in a condition but the three hashes."""
 POLL_S = 0.05
-HOPELESS = re.compile("auth|password|token|permission|privilege|denied", re.IGNORECASE)
-"""What a server says when it knows the caller and will not have him, the next time neither."""
 
 
 @dataclass(eq=False)
@@ -95,11 +90,7 @@ class MilvusIndex(JournaledIndex):
             raise ConfigError("milvus: m, ef_construct, ef, nlist, nprobe, overfetch are at least 1, timeout_s above 0")
         if self.kind not in ("FLAT", "HNSW", "IVF_FLAT"):
             raise ConfigError(f"milvus.kind is {self.kind!r}; allowed are FLAT, HNSW and IVF_FLAT")
-        if not re.fullmatch(r"https?://[^\s@/]+/?", self.url):
-            raise ConfigError("milvus.url is not of the form http://host:19530; a password belongs into milvus.token")
         self.url, self.token = Secret(self.url), Secret(self.token)
-        with needs("casemate[milvus]"):
-            import pymilvus  # noqa: F401
         self._begin(_Store(self), self.timeout_s)
 
 
@@ -109,32 +100,19 @@ class _Store:
     backend, reach = "milvus", REACH
 
     def __init__(self, options: MilvusIndex) -> None:
-        self._options = options
-        self.where = f"{options.url.rstrip('/')}, collection {options.collection}"
+        self._options, o = options, options
+        gone = "a collection was deleted, renamed or released; put it back, or index again"
+        self.where = f"{o.url.rstrip('/')}, collection {o.collection}"
+        self._server = Server("milvus", self.where, o.url, o.token, o.database, o.timeout_s, gone)
+        self._call = self._server.call
         self.exact, self.overfetch = options.kind == "FLAT", 1.0 if options.kind == "FLAT" else options.overfetch
-        self._client: MilvusClient | None = None
         self._generation = ""
-        self._connecting = threading.Lock()
 
     def connect(self) -> None:
-        from pymilvus import MilvusClient
-
-        with self._connecting, self._explained():
-            if self._client is not None:
-                return
-            logging.getLogger("pymilvus.decorators").addFilter(_expected)
-            o = self._options
-            client = MilvusClient(o.url, token=o.token, db_name=o.database, timeout=o.timeout_s)
-            version = client.get_server_version(timeout=o.timeout_s)
-            if tuple(map(int, re.findall(r"\d+", version)[:2])) < OLDEST:
-                client.close()
-                raise self._failure(f"the server is Milvus {version}; 2.3 or later is needed")
-            self._client = client
+        self._server.connect()
 
     def close(self) -> None:
-        client, self._client = self._client, None
-        if client is not None:
-            client.close()
+        self._server.close()
 
     def anchor(self) -> Anchor | None:
         with self._call() as (db, patient):
@@ -265,61 +243,10 @@ class _Store:
         begin = time.monotonic()
         while db.get_load_state(name, **limit)["state"] != LoadState.Loaded:
             if time.monotonic() - begin > 6 * o.timeout_s:
-                raise self._failure(
+                raise self._server.failure(
                     "a new collection is not loaded for too long; see to the query nodes", retryable=True
                 )
             time.sleep(POLL_S)
-
-    @contextmanager
-    def _call(self) -> Iterator[tuple[MilvusClient, dict[str, float]]]:
-        if self._client is None:
-            raise self._failure("the index is not open")
-        with self._explained():
-            yield self._client, {"timeout": self._options.timeout_s}
-
-    def _failure(self, say: str, *, retryable: bool = False) -> BackendError:
-        return BackendError(f"{self.where}: {say}", backend="milvus", retryable=retryable)
-
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        """Says in the operator's words what the server or the driver complains about."""
-        import grpc
-        from pymilvus.exceptions import DataNotMatchException, MilvusException, ParamError
-
-        try:
-            yield
-        except (DataNotMatchException, ParamError) as error:
-            raise DataError(f"{self.where} refuses a value: {self._said(error)}") from error
-        except MilvusException as error:
-            said = self._said(error)
-            if re.search("(collection|partition|database).{0,60}not (found|exist|loaded)|can't find collection", said):
-                raise DataError(
-                    f"{self.where}: a collection was deleted, renamed or released; put it back, or index again ({said})"
-                ) from error
-            raise self._unusable(said, error) from error
-        except (grpc.RpcError, OSError, RuntimeError, ValueError) as error:
-            retryable = not isinstance(error, ValueError)
-            raise self._failure(self._said(error), retryable=retryable) from error
-
-    def _unusable(self, said: str, error: BaseException) -> BackendError:
-        import grpc
-
-        chain: list[BaseException] = []
-        while error not in chain:  # the driver keeps to itself why it could not connect
-            chain.append(error)
-            error = error.__cause__ or error.__context__ or error
-        why = " ".join(e.code().name for e in chain if isinstance(e, grpc.RpcError))
-        if HOPELESS.search(f"{why} {said}"):
-            return self._failure(f"refuses the token, or does not let its user do this ({said})")
-        if "Fail connecting" in said or "server unavailable" in said:
-            return self._failure(f"cannot be reached ({said})", retryable=True)
-        return self._failure(said, retryable=True)
-
-    def _said(self, error: BaseException) -> str:
-        said = " ".join(str(getattr(error, "message", "") or error).split())
-        for part in filter(None, self._options.token.split(":", 1)[-1:]):
-            said = said.replace(part, "***")
-        return said[:300]
 
 
 def _seeing(moment: int) -> dict[str, Any]:
@@ -327,11 +254,6 @@ def _seeing(moment: int) -> dict[str, Any]:
     if not moment:
         return {"consistency_level": "Strong"}
     return {"consistency_level": "Customized", "guarantee_timestamp": moment}
-
-
-def _expected(record: logging.LogRecord) -> bool:
-    """Passes on what the driver logs, but for a renaming that came too late, which is how a writer learns to wait."""
-    return "rename_collections" not in record.getMessage()
 
 
 def _bare(db: MilvusClient, description: str) -> Any:

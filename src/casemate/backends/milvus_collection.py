@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from casemate.attaching.tally import named
 from casemate.collection import Collection, Piece, cosines
-from casemate.errors import BackendError, CapabilityError, ConfigError, DataError, needs
+from casemate.errors import CapabilityError, ConfigError, DataError
+from casemate.milvus import Server
 from casemate.types import Document, Hit, Secret, Vector
-
-if TYPE_CHECKING:
-    from pymilvus import MilvusClient
 
 PIECE = 1024
 """Entities that a scan reads at a time."""
@@ -26,9 +22,8 @@ SPARE = 16
 """Entities beyond k that are scored again in float64."""
 MOST = 16_384
 """Entities that Milvus gives for one question."""
-HOPELESS = re.compile("auth|password|token|permission|privilege|denied|illegal connection", re.IGNORECASE)
-"""What a server says that it will say the next time, too."""
-ABSENT = re.compile("(collection|database).{0,80}not (found|exist|loaded)|can't find collection", re.IGNORECASE)
+STRONG = {"consistency_level": "Strong"}
+"""Sees all that was written before."""
 
 
 @dataclass(eq=False)
@@ -70,29 +65,26 @@ class MilvusCollection(Collection):
     def __post_init__(self) -> None:
         if not (self.collection and self.text and self.vector and self.timeout_s > 0):
             raise ConfigError("milvus_collection: collection, text and vector need names, timeout_s must be > 0")
-        with needs("casemate[milvus]"):
-            import pymilvus  # noqa: F401
         self.url, self.token = Secret(self.url), Secret(self.token)
-        self._where = f"milvus {re.sub('//.*@', '//', self.url)}, collection {self.collection}"
-        self._client: MilvusClient | None = None
+        where = f"milvus {self.url}, collection {self.collection}"
+        gone = "the collection is gone or not loaded; was it renamed or released?"
+        self._server = Server("milvus_collection", where, self.url, self.token, self.database, self.timeout_s, gone)
         self._dim, self._key, self._numbered = 0, "", False
 
     @property
     def name(self) -> str:
         """See ``Collection.name``."""
-        return self._where
+        return self._server.where
 
     def open(self) -> int:
         """See ``Collection.open``."""
-        from pymilvus import DataType, MilvusClient
+        from pymilvus import DataType
 
-        with self._explained():
-            if self._client is None:
-                logging.getLogger("pymilvus.decorators").addFilter(lambda record: False)  # it is said by us
-                self._client = MilvusClient(self.url, token=self.token, db_name=self.database, timeout=self.timeout_s)
-            fields = {f["name"]: f for f in self._client.describe_collection(self.collection)["fields"]}
-            indexes = self._client.list_indexes(self.collection, self.vector)
-            kinds = [self._client.describe_index(self.collection, i) or {} for i in indexes]
+        self._server.connect()
+        with self._server.call() as (client, patient):
+            fields = {f["name"]: f for f in client.describe_collection(self.collection, **patient)["fields"]}
+            indexes = client.list_indexes(self.collection, self.vector, **patient)
+            kinds = [client.describe_index(self.collection, i, **patient) or {} for i in indexes]
         if self.vector not in fields or "dim" not in fields[self.vector].get("params", {}):
             raise DataError(f"{self.name} has no field {self.vector!r} of vectors; it has {', '.join(sorted(fields))}")
         if fields[self.vector]["type"] != DataType.FLOAT_VECTOR:
@@ -105,19 +97,19 @@ class MilvusCollection(Collection):
 
     def count(self) -> int:
         """See ``Collection.count``. Exact."""
-        with self._explained() as client:
-            found = client.query(self.collection, filter=self.where, output_fields=["count(*)"], **self._strong)
+        with self._server.call() as (client, patient):
+            found = client.query(self.collection, filter=self.where, output_fields=["count(*)"], **STRONG, **patient)
             return int(found[0]["count(*)"])
 
     def scan(self, after: str = "") -> Iterator[Piece]:
         """See ``Collection.scan``: in the order of the primary key, by Milvus's iterator."""
-        with self._explained() as client:
+        with self._server.call() as (client, patient):
             iterator = client.query_iterator(
-                self.collection, batch_size=PIECE, filter=self._behind(after), output_fields=["*"], **self._strong
+                self.collection, batch_size=PIECE, filter=self._behind(after), output_fields=["*"], **STRONG, **patient
             )
         try:
             while True:
-                with self._explained():
+                with self._server.explained():
                     rows = iterator.next()
                 if not rows:
                     return
@@ -127,11 +119,11 @@ class MilvusCollection(Collection):
 
     def search(self, vector: Vector, k: int) -> Sequence[Hit]:
         """See ``Collection.search``."""
-        with self._explained() as client:
+        with self._server.call() as (client, patient):
             found = client.search(
                 self.collection, data=[vector.tolist()], anns_field=self.vector, filter=self.where,
                 limit=min(k + SPARE, MOST), output_fields=["*"], search_params={"params": dict(self.search_with)},
-                **self._strong,
+                **STRONG, **patient,
             )  # fmt: skip
         piece = self._piece([hit["entity"] | {self._key: hit.get("id", hit.get(self._key))} for hit in found[0]])
         s = cosines(piece.vectors, vector)
@@ -143,8 +135,8 @@ class MilvusCollection(Collection):
         for start in range(0, len(listed), PIECE):
             some = f"{self._key} in {json.dumps(listed[start : start + PIECE], ensure_ascii=False)}"
             condition = f"({self.where}) and {some}" if self.where else some
-            with self._explained() as client:
-                rows += client.query(self.collection, filter=condition, output_fields=["*"], **self._strong)
+            with self._server.call() as (client, patient):
+                rows += client.query(self.collection, filter=condition, output_fields=["*"], **STRONG, **patient)
         return self._piece(rows)
 
     def add(self, documents: Sequence[Document], vectors: Vector) -> None:
@@ -155,26 +147,19 @@ class MilvusCollection(Collection):
             for d, v in zip(documents, vectors, strict=True)
         ]
         if rows:
-            with self._explained() as client:
-                client.upsert(self.collection, rows, timeout=self.timeout_s)
+            with self._server.call() as (client, patient):
+                client.upsert(self.collection, rows, **patient)
 
     def remove(self, ids: Sequence[str]) -> None:
         """See ``Collection.remove``."""
         self._require_writable()
         if listed := self._listed(ids):
-            with self._explained() as client:
-                client.delete(self.collection, ids=listed, timeout=self.timeout_s)
+            with self._server.call() as (client, patient):
+                client.delete(self.collection, ids=listed, **patient)
 
     def close(self) -> None:
         """See ``Collection.close``."""
-        client, self._client = self._client, None
-        if client is not None:
-            client.close()
-
-    @property
-    def _strong(self) -> dict[str, Any]:
-        """Sees all that was written before."""
-        return {"consistency_level": "Strong", "timeout": self.timeout_s}
+        self._server.close()
 
     def _own(self, d: Document) -> dict[str, str]:
         own = {self.text: d.text, self.source: d.source, self.title: d.title}
@@ -217,25 +202,3 @@ class MilvusCollection(Collection):
         rest = {name: value for name, value in row.items() if name not in own}
         source, title = row.get(self.source), row.get(self.title)
         return Document(str(row[self._key]), str(row[self.text]), str(title or ""), str(source or ""), "", rest)
-
-    @contextmanager
-    def _explained(self) -> Iterator[MilvusClient]:
-        """The client; what it complains about in the operator's words."""
-        import grpc
-        from pymilvus.exceptions import MilvusException
-
-        try:
-            yield self._client  # None only while it is made, which does not look at it
-        except MilvusException as error:
-            said = " ".join(str(error).split()).replace(str(self.token) or "\0", "***")
-            if ABSENT.search(said):
-                raise DataError(f"{self.name} is gone or not loaded; was it renamed or released? ({said})") from error
-            retryable = "Fail connecting" in said or not HOPELESS.search(said)
-            raise BackendError(f"{self.name}: {said}", backend="milvus_collection", retryable=retryable) from error
-        except (grpc.RpcError, OSError) as error:
-            what = f"{self.name}: cannot be reached: {error}"
-            raise BackendError(what, backend="milvus_collection", retryable=True) from error
-        except AttributeError as error:
-            if self._client is not None:
-                raise
-            raise BackendError(f"{self.name} is not open", backend="milvus_collection", retryable=False) from error

@@ -6,8 +6,6 @@ that an index by journal needs (``casemate.journal``).
 
 from __future__ import annotations
 
-import json
-import math
 import re
 import threading
 from collections.abc import Collection, Iterator, Sequence
@@ -17,9 +15,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from casemate.errors import BackendError, ConfigError, DataError, needs
+from casemate.errors import ConfigError, DataError, needs
 from casemate.journal import JournaledIndex
 from casemate.journal.store import EVERY, Anchor, Mark, Row, Which
+from casemate.qdrant import Server
 from casemate.types import Secret, Vector
 
 if TYPE_CHECKING:
@@ -31,11 +30,6 @@ OLDEST = (1, 16)
 POINT = 0
 """The id of the point that is the mark."""
 COLUMNS = ("tenant", "source", "id", "label", "body")
-REFUSALS = {  # what a status means to the operator
-    401: "the key is refused; set api_key",
-    403: "the key may not do this; grant it the collections whose names begin with the index's",
-    507: "the server's disk is full; free space and run again",
-}
 
 
 @dataclass(eq=False)
@@ -122,10 +116,12 @@ class _Store:
     backend, reach = "qdrant", 1_000_000
 
     def __init__(self, options: QdrantIndex) -> None:
-        self._options = options
-        self._remote = re.match("https?://", options.url) is not None
-        shown = re.sub("//.*@", "//", options.url)
-        self.where = f"{shown if self._remote else 'qdrant ' + options.url}, collection {options.collection}"
+        self._options, o = options, options
+        gone = "a collection was deleted or renamed; put it back, or index again"
+        shown = re.sub("//.*@", "//", o.url)
+        self.where = f"{shown if '://' in shown else f'qdrant {shown}'}, collection {o.collection}"
+        self._server = Server("qdrant", self.where, o.url, o.api_key, o.timeout_s, gone, OLDEST)
+        self._remote = self._server.remote
         self.exact, self.overfetch = options.search_by == "exact", options.overfetch
         self._client: QdrantClient | None = None
         self._lock: Any = None
@@ -136,23 +132,11 @@ class _Store:
         with self._connecting:
             if self._client is not None:
                 return
-            if not self._remote:
-                with self._explained():
-                    self._client, self._lock = _Local.take(self._options.url)
+            if self._remote:
+                self._client = self._server.connect()
                 return
-            from qdrant_client import QdrantClient
-
-            seconds = math.ceil(self._options.timeout_s)
-            with self._explained():
-                client = QdrantClient(
-                    url=self._options.url, api_key=self._options.api_key or None, timeout=seconds,
-                    check_compatibility=False,
-                )  # fmt: skip
-                version = client.info().version
-                if tuple(map(int, re.findall(r"\d+", version)[:2])) < OLDEST:
-                    client.close()
-                    raise self._failure(f"the server is Qdrant {version}; 1.16 or later is needed")
-                self._client = client
+            with self._server.explained():
+                self._client, self._lock = _Local.take(self._options.url)
 
     def close(self) -> None:
         client, self._client = self._client, None
@@ -319,47 +303,13 @@ class _Store:
     def _call(self) -> Iterator[QdrantClient]:
         client = self._client
         if client is None:
-            raise self._failure("the index is not open")
-        with self._explained():
+            raise self._server.failure("the index is not open")
+        with self._server.explained():
             if self._lock is None:
                 yield client
             else:
                 with self._lock:
                     yield client
-
-    def _failure(self, say: str, *, retryable: bool = False) -> BackendError:
-        return BackendError(f"{self.where}: {say}", backend="qdrant", retryable=retryable)
-
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        """Says in the operator's words what the server or the client complains about."""
-        from qdrant_client.http.exceptions import ApiException, ResponseHandlingException, UnexpectedResponse
-
-        try:
-            yield
-        except UnexpectedResponse as error:
-            raise self._refusal(error.status_code or 0, error.content.decode(errors="replace")) from error
-        except ResponseHandlingException as error:
-            say = f"cannot be reached, or is too slow ({type(error.source).__name__}: {error.source})"
-            raise self._failure(say, retryable=True) from error
-        except (ApiException, ValueError, KeyError, RuntimeError, OSError) as error:
-            say = " ".join(str(error).split())[:300]
-            if isinstance(error, json.JSONDecodeError):
-                raise self._failure(f"something answers, but not as Qdrant does ({say})") from error
-            if "not found" in say:
-                raise self._gone(say) from error
-            raise self._failure(say) from error
-
-    def _refusal(self, status: int, said: str) -> BackendError | DataError:
-        said = " ".join(said.split())[:300]
-        if status == 404:
-            return self._gone(said)
-        if status in (400, 422):
-            return DataError(f"{self.where} refuses a value: {said}")
-        return self._failure(REFUSALS.get(status, f"{status}: {said}"), retryable=status in (408, 429) or status >= 500)
-
-    def _gone(self, said: str) -> DataError:
-        return DataError(f"{self.where}: a collection was deleted or renamed; put it back, or index again ({said})")
 
 
 def _condition(which: Which) -> Any:

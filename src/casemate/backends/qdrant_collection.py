@@ -13,7 +13,8 @@ import numpy as np
 
 from casemate.attaching.tally import named
 from casemate.collection import Collection, Piece, cosines
-from casemate.errors import BackendError, CapabilityError, ConfigError, DataError, needs
+from casemate.errors import CapabilityError, ConfigError, DataError, needs
+from casemate.qdrant import Server
 from casemate.types import Document, Hit, Secret, Vector
 
 if TYPE_CHECKING:
@@ -25,7 +26,8 @@ SPARE = 16
 """Points beyond k that are scored again in float64."""
 END = "end"
 """Where a scan goes on that has seen all."""
-REFUSED = {401: "the key is refused; set api_key", 403: "the key may not read this collection"}
+OLDEST = (1, 10)
+"""Of the servers, the first that can be asked as we ask (``query_points``)."""
 
 
 @dataclass(eq=False)
@@ -66,15 +68,16 @@ class QdrantCollection(Collection):
         with needs("casemate[qdrant]"):
             import qdrant_client  # noqa: F401
         self.url, self.api_key = Secret(self.url), Secret(self.api_key)
-        shown = re.sub("//.*@", "//", self.url)
-        self._where = f"qdrant {shown}, collection {self.collection}"
+        where = f"qdrant {re.sub('//.*@', '//', self.url)}, collection {self.collection}"
+        gone = "the collection is gone; was it renamed or deleted?"
+        self._server = Server("qdrant_collection", where, self.url, self.api_key, self.timeout_s, gone, OLDEST)
         self._client: QdrantClient | None = None
         self._dim = 0
 
     @property
     def name(self) -> str:
         """See ``Collection.name``."""
-        return self._where
+        return self._server.where
 
     def open(self) -> int:
         """See ``Collection.open``."""
@@ -96,11 +99,11 @@ class QdrantCollection(Collection):
     def _connected(self) -> QdrantClient:
         from qdrant_client import QdrantClient
 
-        if re.match("https?://", self.url):
-            key = str(self.api_key) or None
-            return QdrantClient(url=self.url, api_key=key, timeout=max(1, round(self.timeout_s)))
+        if self._server.remote:
+            return self._server.connect()
         place: dict[str, Any] = {"location": self.url} if self.url == ":memory:" else {"path": self.url}
-        return QdrantClient(**place, force_disable_check_same_thread=True)
+        with self._server.explained():
+            return QdrantClient(**place, force_disable_check_same_thread=True)
 
     def count(self) -> int:
         """See ``Collection.count``. Exact."""
@@ -188,7 +191,7 @@ class QdrantCollection(Collection):
     def _search_with(self, limit: int) -> Any:
         from qdrant_client import models
 
-        if not re.match("https?://", self.url):
+        if not self._server.remote:
             return None  # local mode is exact, and warns of being told so
         return models.SearchParams(exact=self.exact, hnsw_ef=max(self.effort, limit))
 
@@ -227,25 +230,10 @@ class QdrantCollection(Collection):
     @contextmanager
     def _explained(self) -> Iterator[QdrantClient]:
         """The client; what it complains about in the operator's words."""
-        from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
-
         if self._client is None:
-            raise BackendError(f"{self.name} is not open", backend="qdrant_collection", retryable=False)
-        try:
+            raise self._server.failure("the collection is not open")
+        with self._server.explained():
             yield self._client
-        except UnexpectedResponse as error:
-            code = error.status_code or 0
-            if code == 404:
-                raise DataError(f"{self.name} is gone; was it renamed or deleted?") from error
-            said = REFUSED.get(code, f"{code} {error.reason_phrase}")
-            raise BackendError(f"{self.name}: {said}", backend="qdrant_collection", retryable=code >= 500) from error
-        except (ResponseHandlingException, OSError) as error:
-            what = f"{self.name}: cannot be reached, or is too slow for timeout_s: {error}"
-            raise BackendError(what, backend="qdrant_collection", retryable=True) from error
-        except ValueError as error:  # local mode
-            if "not found" in str(error):
-                raise DataError(f"{self.name} is gone; was it renamed or deleted?") from error
-            raise
 
 
 def _point(identity: str) -> int | str | None:

@@ -1,0 +1,399 @@
+"""Servers that die, are slow, refuse the password or speak another version: each store says so, and the guard closes.
+
+Postgres and Milvus are real, behind a door that can be shut. Qdrant is its HTTP interface before the client's own local
+mode (``tests.qdrant_wire``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import traceback
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from pymilvus import DataType, MilvusClient
+from pymilvus.grpc_gen import common_pb2, milvus_pb2
+from qdrant_client import models
+
+from casemate import indexing, postgres
+from casemate.attaching import run as scanning
+from casemate.backends import milvus_collection, pgvector_table, qdrant_collection
+from casemate.backends.attached import AttachedIndex
+from casemate.backends.milvus import MilvusIndex
+from casemate.backends.milvus_collection import MilvusCollection
+from casemate.backends.pgvector import PgvectorIndex
+from casemate.backends.pgvector_table import PgvectorTable
+from casemate.backends.qdrant import QdrantIndex
+from casemate.backends.qdrant_collection import QdrantCollection
+from casemate.errors import BackendError
+from casemate.guard import Guard
+from casemate.protocols import Index
+from casemate.rag import Rag
+from casemate.types import Document, Query, Secret
+from tests.bad_servers import Gate, odd_milvus, silent_server, web_server
+from tests.fakes import BagOfWords, Parrot
+from tests.qdrant_wire import QdrantWire, qdrant_wire
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Api key is used with an insecure connection:UserWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),  # the Milvus server's launcher
+]
+DIM, N = 16, 60
+HASTY, PATIENT = 1.0, 60.0
+"""Seconds that a call may take: where the server is to fail, and where it is to answer on a busy machine."""
+LATE_S = 20
+"""By then a call must have ended that may take ``HASTY``: opening asks several things, and a pool tries again."""
+OWN, ATTACHED = ("pgvector", "milvus", "qdrant"), ("pgvector_table", "milvus_collection", "qdrant_collection")
+STORES = OWN + ATTACHED
+EMBEDDER = BagOfWords(dim=DIM)
+HELD = [Document("1", "the patient Anna Weiss has diabetes"), *(Document(str(i), f"text {i}") for i in range(2, N + 1))]
+
+
+def made(store: str, port: int, folder: Path, name: str = "nowhere", timeout_s: float = HASTY, **options: Any) -> Index:
+    """An index in, or attached to, what listens there; not opened."""
+    user = options.pop("user", "anna")
+    address = Secret(f"postgresql://{user}:s3cret@127.0.0.1:{port}/{options.pop('database', 'db')}")
+    http = Secret(f"http://127.0.0.1:{port}")
+    given = {"timeout_s": timeout_s, **options}
+    if store == "pgvector":
+        return PgvectorIndex(address, schema=name, connections=1, **given)
+    if store == "milvus":
+        return MilvusIndex(http, Secret("anna:s3cret"), collection=name, **given)
+    if store == "qdrant":
+        return QdrantIndex(http, Secret("s3cret"), collection=name, **given)
+    collection = {
+        "pgvector_table": lambda: PgvectorTable(address, name, connections=1, **given),
+        "milvus_collection": lambda: MilvusCollection(http, name, Secret("anna:s3cret"), **given),
+        "qdrant_collection": lambda: QdrantCollection(http, name, Secret("s3cret"), **given),
+    }[store]()
+    return AttachedIndex(collection, folder / "attached.db", near_copies=0)
+
+
+def failing(call: Callable[[], object], store: str, *, retryable: bool, says: str | None = None) -> None:
+    """A call fails in time, clearly, and shows neither a secret nor a text."""
+    begin = time.monotonic()
+    with pytest.raises(BackendError, match=says) as caught:
+        call()
+    assert time.monotonic() - begin < LATE_S
+    assert caught.value.backend == store
+    assert caught.value.retryable is retryable
+    told = "".join(traceback.format_exception(caught.value))
+    assert "s3cret" not in told
+    assert "diabetes" not in str(caught.value)
+    assert "127.0.0.1" in str(caught.value)
+
+
+# Whoever cannot be opened
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_nobody_listens(store, tmp_path) -> None:
+    index = made(store, 1, tmp_path)
+    failing(lambda: index.open("test", DIM), store, retryable=True)
+    assert "s3cret" not in repr(index)
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_a_server_that_takes_connections_and_says_nothing(store, tmp_path, caplog) -> None:
+    with silent_server() as port:
+        failing(lambda: made(store, port, tmp_path).open("test", DIM), store, retryable=True)
+    assert "s3cret" not in caplog.text
+
+
+@pytest.mark.parametrize("store", STORES)
+@pytest.mark.parametrize("status", [200, 404])
+def test_a_web_server_of_another_kind(store, status, tmp_path) -> None:
+    with web_server(status) as port:
+        retryable, says = (False, "not as Qdrant does") if "qdrant" in store else (True, None)
+        failing(lambda: made(store, port, tmp_path).open("test", DIM), store, retryable=retryable, says=says)
+
+
+QDRANT = [
+    (401, b"no", False, "the key is refused; set api_key"),
+    (403, b"{}", False, "the key may not do this"),
+    (429, b"{}", True, "429"),
+    (503, b"busy with s3cret", True, "503: busy with"),
+    (507, b"{}", True, "disk is full"),
+    (200, b'{"result": {"payload": {"text": "diabetes"}}}', False, "cannot be read"),
+    (200, b'{"result": null}', False, "not as Qdrant does"),
+]
+
+
+@pytest.mark.parametrize("store", ["qdrant", "qdrant_collection"])
+@pytest.mark.parametrize(("status", "body", "retryable", "says"), QDRANT)
+def test_a_qdrant_that_refuses(store, status, body, retryable, says, tmp_path) -> None:
+    with web_server(status, body) as port:
+        failing(lambda: made(store, port, tmp_path).open("test", DIM), store, retryable=retryable, says=says)
+
+
+CONNECTED = {
+    "Connect": milvus_pb2.ConnectResponse(status=common_pb2.Status(), identifier=1),
+    "GetVersion": milvus_pb2.GetVersionResponse(version="v2.3.5"),
+}
+OLD = {**CONNECTED, "GetVersion": milvus_pb2.GetVersionResponse(version="v2.2.9")}
+MILVUS = [
+    ({}, grpc.StatusCode.UNAUTHENTICATED, False, "refuses the token"),
+    (CONNECTED, grpc.StatusCode.UNAUTHENTICATED, False, "refuses the token"),
+    (CONNECTED, grpc.StatusCode.PERMISSION_DENIED, False, "refuses the token"),
+    ({}, grpc.StatusCode.UNIMPLEMENTED, False, "gRPC port of Milvus 2.3 or later"),
+    (CONNECTED, grpc.StatusCode.UNIMPLEMENTED, False, "gRPC port of Milvus 2.3 or later"),
+    (CONNECTED, grpc.StatusCode.UNAVAILABLE, True, "UNAVAILABLE"),
+    (CONNECTED, grpc.StatusCode.INTERNAL, True, "INTERNAL"),
+    (OLD, grpc.StatusCode.UNIMPLEMENTED, False, r"is Milvus v2\.2\.9; 2\.3 or later is needed"),
+]
+
+
+@pytest.mark.parametrize("store", ["milvus", "milvus_collection"])
+@pytest.mark.parametrize(("answers", "other", "retryable", "says"), MILVUS)
+def test_a_milvus_that_refuses_or_is_of_another_version(
+    store, answers, other, retryable, says, tmp_path, caplog
+) -> None:
+    with odd_milvus(answers, other, "not for anna:s3cret") as port:
+        failing(lambda: made(store, port, tmp_path).open("test", DIM), store, retryable=retryable, says=says)
+    assert "s3cret" not in caplog.text
+
+
+@pytest.mark.parametrize(("store", "needed"), [("qdrant", "1.16"), ("qdrant_collection", "1.10")])
+def test_a_qdrant_of_another_version(store, needed, tmp_path) -> None:
+    with qdrant_wire() as wire:
+        wire.version = "1.9.2"
+        says = f"is Qdrant 1.9.2; {needed} or later is needed"
+        failing(lambda: made(store, wire.port, tmp_path).open("test", DIM), store, retryable=False, says=says)
+
+
+def socket_of(url: str) -> str:
+    """Where pgserver listens."""
+    return f"{url.partition('?host=')[2].replace('%2F', '/')}/.s.PGSQL.5432"
+
+
+@pytest.fixture
+def database(postgres_url: str) -> Iterator[tuple[str, int]]:
+    """Name of a database without pgvector, and the port of a door to its server."""
+    import psycopg
+
+    name, gate = f"t{uuid.uuid4().hex}", Gate(socket_of(postgres_url))
+    with psycopg.connect(postgres_url, autocommit=True) as server:
+        server.execute(f"CREATE DATABASE {name}")
+        yield name, gate.port
+        gate.shut()
+        server.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+def sql(url: str, database: str, *statements: str) -> None:
+    import psycopg
+
+    with psycopg.connect(url.replace("/postgres?", f"/{database}?"), autocommit=True) as db:
+        for statement in statements:
+            db.execute(statement)
+
+
+@pytest.mark.parametrize("store", ["pgvector", "pgvector_table"])
+def test_a_postgres_that_refuses_the_password(store, postgres_url, database, tmp_path) -> None:
+    """A real one, which asks this role for a password though it trusts all others."""
+    import psycopg
+
+    with psycopg.connect(postgres_url, autocommit=True) as server:
+        held = Path(server.execute("SHOW hba_file").fetchone()[0])  # type: ignore[index]
+        before, role = held.read_text(), f"r{uuid.uuid4().hex}"
+        held.write_text(f"local all {role} scram-sha-256\n{before}")
+        try:
+            server.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'another'")
+            server.execute("SELECT pg_reload_conf()")
+            time.sleep(0.2)  # nobody tells when it is read
+            index = made(store, database[1], tmp_path, user=role, database=database[0])
+            failing(lambda: index.open("test", DIM), store, retryable=False, says="password authentication failed")
+        finally:
+            held.write_text(before)
+            server.execute("SELECT pg_reload_conf()")
+            server.execute(f"DROP ROLE {role}")
+
+
+@pytest.mark.parametrize("store", ["pgvector", "pgvector_table"])
+def test_a_postgres_without_pgvector(store, database, tmp_path) -> None:
+    index = made(store, database[1], tmp_path, user="postgres", database=database[0])
+    failing(lambda: index.open("test", DIM), store, retryable=False, says="CREATE EXTENSION vector")
+
+
+def test_a_pgvector_that_knows_no_graph(postgres_url, database, tmp_path) -> None:
+    """As before version 0.5: an index with a graph cannot be made, an exact one and an attached table can."""
+    name, port = database
+    lose = "UPDATE pg_am SET amname = 'nobodys' WHERE amname = 'hnsw'"
+    table = f"CREATE TABLE theirs (id int PRIMARY KEY, text text, embedding vector({DIM}))"
+    row = f"INSERT INTO theirs VALUES (1, 'one', '{[1] * DIM}')"
+    sql(postgres_url, name, "CREATE EXTENSION vector", lose, table, row)
+    about = {"user": "postgres", "database": name, "timeout_s": PATIENT}
+    graph = made("pgvector", port, tmp_path, "graph", search_by="hnsw", **about)
+    failing(lambda: graph.open("test", DIM), "pgvector", retryable=False, says="hnsw.*0.5 or later")
+    graph.close()
+    q = EMBEDDER.embed(["one"])[0]
+    for store, held in (("pgvector", "exact"), ("pgvector_table", "theirs")):
+        index = made(store, port, tmp_path, held, **about)
+        index.open("test", DIM)
+        if isinstance(index, AttachedIndex):
+            index.attach()
+        else:
+            index.add(HELD[:1], EMBEDDER.embed([HELD[0].content]))
+        assert len(index.search(q, 1).hits) == 1
+        index.close()
+
+
+# Whoever fails in the middle
+
+
+class Case:
+    """An index that holds ``HELD``, open, behind a door, with a guard in front of it."""
+
+    def __init__(self, store: str, index: Index, gate: Gate) -> None:
+        self.store, self.index, self.gate = store, index, gate
+        self.guard = Guard(Rag(EMBEDDER, index, Parrot()), ())  # opens it
+        if isinstance(index, AttachedIndex):
+            index.attach()
+        elif not index.moments().n:
+            index.add(HELD, EMBEDDER.embed([d.content for d in HELD]))
+        assert self.ask() == "1"
+
+    def ask(self) -> str:
+        return asyncio.run(self.guard.ask(Query("patient Anna Weiss has diabetes", k=1))).text.strip()
+
+    def wait(self, seconds: float) -> None:
+        """How long a call to Milvus may take from now on; the others' calls are quick."""
+        if isinstance(self.index, MilvusIndex):
+            self.index._store._server.timeout_s = seconds
+        elif self.store == "milvus_collection":
+            self.index.collection._server.timeout_s = seconds
+
+
+@pytest.fixture(scope="module")
+def theirs_in_milvus(milvus_url: str) -> str:
+    """Somebody's collection: it takes seconds to make one."""
+    client, name = MilvusClient(milvus_url, timeout=PATIENT), f"c{uuid.uuid4().hex}"
+    schema = client.create_schema()
+    schema.add_field("id", DataType.VARCHAR, max_length=50, is_primary=True)
+    schema.add_field("text", DataType.VARCHAR, max_length=500)
+    schema.add_field("vector", DataType.FLOAT_VECTOR, dim=DIM)
+    params = client.prepare_index_params()
+    params.add_index("vector", index_type="FLAT", metric_type="COSINE")
+    client.create_collection(name, schema=schema, index_params=params, timeout=PATIENT)
+    rows = zip(HELD, EMBEDDER.embed([d.content for d in HELD]), strict=True)
+    client.insert(name, [{"id": d.id, "text": d.text, "vector": v.tolist()} for d, v in rows])
+    client.close()
+    return name
+
+
+def in_qdrant(wire: QdrantWire) -> str:
+    wire.client.create_collection("theirs", models.VectorParams(size=DIM, distance=models.Distance.COSINE))
+    rows = zip(HELD, EMBEDDER.embed([d.content for d in HELD]), strict=True)
+    points = [models.PointStruct(id=int(d.id), vector=v.tolist(), payload={"text": d.text}) for d, v in rows]
+    wire.client.upsert("theirs", points)
+    return "theirs"
+
+
+@pytest.fixture(params=STORES)
+def case(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Case]:
+    store, options = request.param, dict[str, Any]()
+    with ExitStack() as stack:
+        if "qdrant" in store:
+            wire = stack.enter_context(qdrant_wire())
+            wire.key = "s3cret"
+            behind, name = wire.port, in_qdrant(wire) if store in ATTACHED else "ours"
+        elif "milvus" in store:
+            behind = int(request.getfixturevalue("milvus_url").rpartition(":")[2])
+            name = request.getfixturevalue("theirs_in_milvus") if store in ATTACHED else f"i{uuid.uuid4().hex}"
+            options = {"timeout_s": PATIENT}
+        else:
+            url, (database, _) = request.getfixturevalue("postgres_url"), request.getfixturevalue("database")
+            table = f"CREATE TABLE theirs (id int PRIMARY KEY, text text, embedding vector({DIM}))"
+            rows = zip(HELD, EMBEDDER.embed([d.content for d in HELD]), strict=True)
+            values = ", ".join(f"({d.id}, '{d.text}', '{v.tolist()}')" for d, v in rows)
+            sql(url, database, "CREATE EXTENSION vector", table, f"INSERT INTO theirs VALUES {values}")
+            behind, name = socket_of(url), "theirs" if store in ATTACHED else "ours"
+            options = {"user": "postgres", "database": database}
+        gate = Gate(behind)
+        stack.callback(gate.shut)
+        case = Case(store, made(store, gate.port, tmp_path, name, **options), gate)
+        stack.callback(case.index.close)
+        yield case
+
+
+def test_who_is_silent_in_the_middle_closes_the_guard(case) -> None:
+    case.wait(HASTY)
+    case.gate.silent.set()
+    for _ in range(2):
+        failing(case.ask, case.store, retryable=True)
+    case.gate.silent.clear()
+    case.wait(PATIENT)
+    assert eventually(case.ask) == "1"
+
+
+def test_who_dies_in_the_middle_of_a_search_closes_the_guard(case) -> None:
+    case.wait(HASTY)
+    case.gate.dying.set()
+    for _ in range(2):  # while it answers, and when it is gone
+        failing(case.ask, case.store, retryable=True)
+    case.gate.open()
+    case.wait(PATIENT)
+    assert eventually(case.ask) == "1"
+
+
+@pytest.mark.parametrize("how", ["dying", "silent"])
+def test_who_fails_in_the_middle_of_a_scan(case, how, monkeypatch) -> None:
+    """What is attached goes on from where it was, when the server is there again."""
+    monkeypatch.setattr(indexing, "SCAN", 7)
+    monkeypatch.setattr(scanning, "FLUSH_ROWS", 7)
+    monkeypatch.setattr(postgres, "STREAM", 1)  # how much longer a stream of rows waits
+    for module in (milvus_collection, pgvector_table, qdrant_collection):
+        monkeypatch.setattr(module, "PIECE", 7)
+    seen: list[int] = []
+
+    def fail(rows: int) -> None:
+        seen.append(rows)
+        if rows >= 14:
+            getattr(case.gate, how).set()
+
+    def scan() -> int:
+        if isinstance(case.index, AttachedIndex):
+            return case.index.attach(fail).rows
+        count = 0
+        for documents, _ in case.index.scan():
+            fail(count := count + len(documents))
+        return count
+
+    case.wait(5 * HASTY)  # the driver's iterator keeps the limit that it began with
+    failing(scan, case.store, retryable=True)
+    assert 14 <= seen[-1] < N
+    if how == "dying":
+        case.gate.open()
+    case.gate.silent.clear()
+    case.wait(PATIENT)
+    if isinstance(case.index, AttachedIndex):
+        assert eventually(lambda: case.index.attach().rows) == N
+    assert eventually(case.ask) == "1"
+
+
+def eventually(call: Callable[[], Any]) -> Any:
+    """What a call gives when the server is there again: a pool or a channel may take a moment to notice."""
+    begin = time.monotonic()
+    while True:
+        try:
+            return call()
+        except BackendError:
+            if time.monotonic() - begin > PATIENT:
+                raise
+            time.sleep(0.2)
+
+
+@pytest.mark.parametrize("store", ["qdrant", "qdrant_collection"])
+@pytest.mark.parametrize("status", [401, 403, 404, 500])
+def test_a_qdrant_that_turns_away_whoever_it_served(store, status, tmp_path) -> None:
+    with qdrant_wire() as wire:
+        wire.key = "s3cret"
+        case = Case(store, made(store, wire.port, tmp_path, in_qdrant(wire)), Gate(wire.port))
+        wire.fault = status, b"<html>closed</html>"
+        failing(case.ask, store, retryable=status == 500)
+        case.index.close()
