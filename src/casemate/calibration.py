@@ -14,6 +14,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from json.encoder import encode_basestring_ascii
 from operator import mul
 from pathlib import Path
 from typing import Any
@@ -114,7 +115,8 @@ class Calibration:
         """
         if not self.jitter:
             return 0.0
-        message = json.dumps([tenant, client, source]).encode()
+        names = map(encode_basestring_ascii, (tenant, client, source))  # what json.dumps gives, at a tenth of its time
+        message = f"[{', '.join(names)}]".encode()
         drawn = hashlib.blake2b(message, key=self._key, digest_size=8).digest()  # a hundredth of the time of an HMAC
         return self.jitter * int.from_bytes(drawn, "big") / 2.0**64
 

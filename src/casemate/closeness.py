@@ -49,7 +49,8 @@ class Question:
         tokens = _tokens.__wrapped__(text)  # not the caches: questions are not to be remembered
         stems = list(map(_STEMS.__getitem__, tokens))
         self._stems, self._phrases = frozenset(stems) - {""}, frozenset(_runs(tokens))
-        self._meant = [frozenset(run) - {""} for run in _runs(stems)]
+        self._of_phrases = {frozenset(run) for run in _runs(stems)}
+        self._read: dict[str, tuple[frozenset[str], int]] = {}
 
     def figures(self, source: str, found: Retrieval, out: Collection[str] = ()) -> Figures | None:
         """The figures of one source, compared with the next ``LOOKS`` hits.
@@ -73,10 +74,14 @@ class Question:
                 break
         if not own or (len(below) < LOOKS and not found.exhausted):
             return None
-        score, stems = own[0].score, _stems(own)
-        others = [(hits[0].score, held) for hits in _by_source(below) if not _copies(held := _stems(hits), stems)]
+        score, (stems, common) = own[0].score, self._words(own)
+        others = [
+            (hits[0].score, less)
+            for hits, (held, less) in ((hits, self._words(hits)) for hits in _by_source(below))
+            if not _copies(held, stems)
+        ]
         near = [s for s, _ in others[:NEXT]]
-        margin = len(self._stems & stems) - max((len(self._stems & held) for _, held in others), default=0)
+        margin = common - max((less for _, less in others), default=0)
         return (
             score,
             score - math.fsum(near) / len(near) if near else score,
@@ -86,8 +91,21 @@ class Question:
             math.log1p(max(margin, 0)),
         )
 
+    def _words(self, hits: Sequence[Hit]) -> tuple[frozenset[str], int]:
+        """The stems of some hits of one source, and how many of them the question has: asked for again and again."""
+        if len(hits) > 1:
+            stems = frozenset[str]().union(*(_known(h.document.content) for h in hits))
+            return stems, len(self._stems & stems)
+        text = hits[0].document.content  # mostly: then nothing is copied
+        found = self._read.get(text)
+        if found is None:
+            stems = _known(text)
+            found = self._read[text] = stems, len(self._stems & stems)
+        return found
+
     def _shared_phrases(self, own: Sequence[Hit], stems: frozenset[str]) -> int:
-        if not any(run <= stems for run in self._meant):  # mostly: then no text need be read
+        """How many, given the stems of the same hits: mostly those tell that it is none, and no text is read."""
+        if not any(map(stems.issuperset, self._of_phrases)):
             return 0
         runs = (_runs(_tokens(h.document.content)) for h in own)
         return len(self._phrases.intersection(chain.from_iterable(runs)))
@@ -103,12 +121,6 @@ def _by_source(hits: Sequence[Hit]) -> Iterable[list[Hit]]:
     for hit in hits:
         found.setdefault(hit.document.source, []).append(hit)
     return found.values()
-
-
-def _stems(hits: Sequence[Hit]) -> frozenset[str]:
-    if len(hits) == 1:  # mostly: then nothing is copied
-        return _known(hits[0].document.content)
-    return frozenset[str]().union(*(_known(h.document.content) for h in hits))
 
 
 @lru_cache(CACHED)
@@ -165,7 +177,8 @@ def _runs(tokens: Sequence[str]) -> Iterable[tuple[str, ...]]:
 
 def _copies(a: frozenset[str], b: frozenset[str]) -> bool:
     """Whether two documents are nearly the same words."""
-    if min(len(a), len(b)) < ALIKE * max(len(a), len(b)):
+    small, large = sorted((len(a), len(b)))
+    if small < ALIKE * large:
         return False
     both = len(a & b)
     return both >= ALIKE * (len(a) + len(b) - both)

@@ -74,7 +74,7 @@ def require_query(vector: Vector, dim: int) -> Vector:
     Raises:
         DataError: If it has another shape, or is not finite: no similarity could be trusted.
     """
-    if np.shape(vector) != (dim,) or not np.all(np.isfinite(vector)):
+    if np.shape(vector) != (dim,) or not np.isfinite(vector).all():
         raise DataError(f"a query needs {dim} finite numbers, got an array of {np.shape(vector)}; see to the embedder")
     return np.ascontiguousarray(vector, np.float32)
 

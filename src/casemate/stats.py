@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from statistics import NormalDist
 from typing import Literal, NamedTuple, Self, TypeAlias, get_args
@@ -94,7 +94,7 @@ def without_documents(retrieval: Retrieval, gone: Callable[[Document], bool]) ->
             kept.append(hit)
         elif background.n > 2:
             background = without(background, hit.score)
-    return replace(retrieval, hits=tuple(kept), background=background)
+    return Retrieval(tuple(kept), background, retrieval.exhausted)  # ``replace`` takes five times as long
 
 
 @dataclass(frozen=True, slots=True)

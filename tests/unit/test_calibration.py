@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -86,6 +87,12 @@ def test_the_allowance_depends_on_tenant_client_document_and_salt_and_on_where_o
     met += [("t", "ann", "ad1"), ("t", 'anna", "d', "1"), ("", "tanna", "d1"), ("t", "ännä", "患者"), ("t", "", "")]
     drawn = [MADE.allowance(*m) for m in met] + [replace(MADE, salt="another").allowance(*met[0])]
     assert len(set(drawn)) == len(drawn)
+
+
+def test_the_allowance_is_drawn_from_the_names_as_json():
+    names = ["t", 'anna "Ä"\n', "d/1\u2028"]
+    drawn = hashlib.blake2b(json.dumps(names).encode(), key=MADE._key, digest_size=8).digest()
+    assert MADE.allowance(*names) == MADE.jitter * int.from_bytes(drawn, "big") / 2.0**64
 
 
 def test_the_allowance_is_uniform_over_clients_and_documents():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
@@ -153,8 +154,8 @@ def unit(vector: Any) -> Vector:
         DataError: If it is no vector, or none of a length.
     """
     found = np.asarray(vector, np.float64)
-    length = float(np.linalg.norm(found)) if found.ndim == 1 else 0.0
-    if not 0 < length < np.inf:
+    length = math.sqrt(found @ found) if found.ndim == 1 else 0.0
+    if not 0 < length < math.inf:
         raise DataError("the embedder gave no vector that has a length; a question cannot be judged by it")
     unit_: Vector = (found / length).astype(np.float32)
     return unit_

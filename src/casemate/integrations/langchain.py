@@ -28,7 +28,7 @@ with needs("casemate[langchain]"):
     from langchain_core.embeddings import Embeddings
     from langchain_core.retrievers import BaseRetriever
     from langchain_core.runnables import RunnableConfig
-    from langchain_core.runnables.config import ensure_config
+    from langchain_core.runnables.config import ensure_config, var_child_runnable_config
     from langchain_core.vectorstores import InMemoryVectorStore, VectorStore, VectorStoreRetriever
     from langchain_core.vectorstores.utils import maximal_marginal_relevance
 
@@ -347,8 +347,8 @@ def _model(embeddings: Embeddings) -> str:
 def _asker(kwargs: dict[str, Any]) -> Asker:
     """Who asks, taken out of a search's arguments; else as ``asking`` says, else as the run around does."""
     named = {name: kwargs.pop(f"casemate_{name}", "") for name in ("client", "tenant")}
-    found = asker(**named)
-    return found if found.client else _configured(ensure_config(None), found)
+    found, around = asker(**named), var_child_runnable_config.get()
+    return _configured(around, found) if around and not found.client else found
 
 
 def _configured(config: RunnableConfig, found: Asker) -> Asker:
