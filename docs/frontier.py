@@ -55,6 +55,7 @@ def _legend() -> Iterator[Markup]:
     for number, (kind, said) in enumerate(KINDS.items()):
         yield _point(kind, LEFT + 6 + 190 * number, 20.0)
         yield _text(said, LEFT + 18 + 190 * number, 24.0)
+    yield _text("upright: share of what crawlers get without a defense", LEFT + 510, 24.0, class_="quiet")
 
 
 def _panel(points: Mapping[str, Any], what: str, left: float, above: float, axis: str, first: bool) -> Iterator[Markup]:
