@@ -468,6 +468,16 @@ def test_what_is_learnt_and_withheld_is_kept_in_a_folder(tmp_path):
     again.protection.close()
 
 
+def test_what_another_process_withholds_is_not_found_by_vector_either(wrap, tmp_path):
+    inner = filled()
+    here, there = (wrap(inner, path=tmp_path) for _ in range(2))
+    weak = embedded(["only4 amber"])[0]
+    assert "d4" in ids(here.similarity_search_by_vector(weak, k=3, casemate_client="eve"))
+    there.similarity_search(text_of("d4"), k=3, casemate_client="eve")
+    assert there.protection.events.flush()
+    assert "d4" not in ids(here.similarity_search_by_vector(weak, k=3, casemate_client="eve"))
+
+
 def test_a_process_that_died_while_writing_is_noticed(tmp_path, wrap):
     inner = filled()
     first = wrap(inner, path=tmp_path)

@@ -347,6 +347,10 @@ class _Remembered(Defense):
 
     others: Sequence[Defense]
 
+    def follow(self) -> None:
+        for defense in self.others:
+            defense.follow()
+
     def barred(self, query: Query) -> Collection[str]:
         return set[str]().union(*(d.barred(query) for d in self.others))
 
