@@ -35,6 +35,7 @@ class News:
         self._process, self._place = uuid.uuid4().hex, 0
         self._lock = threading.Lock()
         self._begun, self._read_through = 0, 0  # numbers of readings
+        self._failed: tuple[int, Exception] = 0, Exception()  # the last that did, and why
 
     def follow(self) -> None:
         """Takes in what others wrote by now, or this process before a restart. Blocks.
@@ -48,8 +49,14 @@ class News:
         with self._lock:
             if self._read_through > begun:  # somebody else's reading began after this call, and went well
                 return
+            if self._failed[0] > begun:  # or failed: a store that is away is not asked by one after the other
+                raise self._failed[1]
             self._begun += 1
-            self._read(self._store)
+            try:
+                self._read(self._store)
+            except Exception as error:
+                self._failed = self._begun, error
+                raise
             self._read_through = self._begun
 
     def tell(self, tenant: str, client: str, what: Mapping[str, Any]) -> None:
