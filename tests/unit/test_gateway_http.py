@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from casemate.backends.openai import OpenAIGenerator
+from casemate.gateway import state
 from casemate.gateway.pace import Paced, beat
 from casemate.gateway.refusals import refusal_of
 from casemate.protocols import Defense
@@ -282,6 +283,28 @@ def test_a_backend_that_is_down_is_503_and_says_nothing(tmp_path, stream, caplog
     assert int(answer.headers["retry-after"]) > 0
     assert "secret" not in answer.text
     assert "host" not in answer.text
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("chat/completions", chat("only7")),
+        ("chat/completions", chat("only7", stream=True)),
+        ("retrieve", {"question": "only7"}),
+    ],
+)
+def test_nothing_leaves_whose_verdict_is_not_written(tmp_path, path, body, monkeypatch):
+    app = make(tmp_path, defenses=(HideNamed(),))
+    with client(app, key(app, retrieve=True)) as http:
+        assert http.post(f"/v1/{path}", json=body).status_code == 200
+        assert [v["flagged"] for v in app_verdicts(tmp_path)] == [False]
+        monkeypatch.setattr(state, "SETTLE_S", 0.1)
+        with app.store._writing:  # payments are counted, and what is noted waits
+            answer = http.post(f"/v1/{path}", json=body)
+            assert answer.status_code == 503
+            assert "d7" not in answer.text
+            assert len(app_verdicts(tmp_path)) == 1
+        wait_for(lambda: len(app_verdicts(tmp_path)) == 2)
 
 
 @pytest.mark.parametrize("stream", [False, True])
