@@ -164,7 +164,7 @@ class Guard:
     ) -> Outcome[Retrieval]:
         """One defense's opinion on what was found; if it fails, or did before, the context is withheld or left."""
         try:
-            if failed:
+            if failed is not None:
                 raise failed
             with self._timed(_name(defense)):
                 return _sane(await defense.on_retrieve(query, retrieval), Retrieval)

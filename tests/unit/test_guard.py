@@ -168,6 +168,21 @@ def test_a_failing_defense_may_be_set_to_open(make, stage):
     assert asyncio.run(guard.ask(Query("amber"))).text == bare.text
 
 
+def test_a_failure_that_counts_as_false_closes_too(make):
+    class Empty(RuntimeError):
+        def __len__(self):
+            return 0
+
+    class Broken(Defense):
+        """Cannot follow."""
+
+        def follow(self):
+            raise Empty
+
+    answer = asyncio.run(make([Broken()], documents(40)).ask(Query("amber")))
+    assert answer.retrieval.hits == ()
+
+
 @pytest.mark.parametrize("nonsense", [None, (1, 2, 3), Outcome(None), Outcome("text")])
 def test_a_defense_that_returns_nonsense_closes(make, nonsense):
     @dataclass
