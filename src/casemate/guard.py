@@ -67,7 +67,7 @@ class Guard:
         wrapped = reduce(lambda generator, d: d.on_generate(generator), self.defenses, rag.generator)
         self.generator = wrapped if enforce else rag.generator
         self.watch: Callable[[str, float], None] = lambda stage, seconds: None
-        """Told how long each stage took: ``embed``, ``search``, and each defense by its name."""
+        """Told how long each stage took: ``embed``, with ``Defense.follow``, ``search``, and each defense."""
 
     async def add(
         self, documents: Sequence[Document], tenant: str = DEFAULT_TENANT, progress: Progress | None = None
