@@ -43,8 +43,8 @@ class MilvusCollection(Collection):
         source: Field that names the record an entity was cut from. Empty: none.
         title: Field of a title. Empty: none.
         where: Filter expression; other entities are not there for us. Written by the operator, and not checked.
-        search_with: Parameters of the index for a search, as ``{ef: 256}`` or ``{nprobe: 64}``: the detection needs
-            the true nearest entity.
+        search_with: Parameters of the index for a search, as ``{ef: 256}``, or ``{nprobe: 512}`` of 1,024 lists:
+            the detection needs the true nearest entity.
         writable: Whether documents may be added and removed by way of us.
         timeout_s: How long one call may take.
     """
