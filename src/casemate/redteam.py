@@ -65,6 +65,7 @@ SIMULATED = (
 )
 WRITTEN = "The attacks' questions were written by script, without a language model."
 REACHED = "The system could be asked to the end"
+SWAYED = "sessions_swayed_by_a_member_not_withheld"
 NOT_TESTED = (
     "Attackers who share what they learn over several clients' names.",
     "Extraction of texts, and poisoning: these attacks ask for membership only.",
@@ -278,6 +279,7 @@ def _evidence(lab: Lab, worlds: audit.Worlds | None) -> dict[str, Any]:
         "guard_options": _hash(repr(app.config.guard)),
         "reader": app.config.redteam.reader.use,
         "members_in_context_despite_guard": worlds and worlds.exposed,
+        SWAYED: worlds and worlds.swayed,
         "questions_about_members": worlds and worlds.asked,
         "versions.casemate": version("casemate"),
         "versions.python": platform.python_version(),
@@ -337,7 +339,12 @@ def show(campaign: Campaign, out: Console) -> None:
         )
     if campaign.audit:
         a = campaign.audit
-        out.print(f"Two worlds: {a.differing} of {a.pairs} contexts differed between withheld and absent.")
+        swayed = campaign.evidence.get(SWAYED)
+        beside = f" In {swayed} sessions a member changed a context without being withheld." if swayed else ""
+        out.print(
+            f"Two worlds: {a.differing} of {a.pairs} contexts differed between withheld and absent.{beside}",
+            soft_wrap=True,
+        )
     for check in campaign.checks:
         if check.status is not Status.PASS:
             name = f"{check.attack}: {check.name}" if check.attack else check.name

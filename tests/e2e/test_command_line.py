@@ -306,6 +306,7 @@ def test_the_demo_tells_its_story_and_its_figures_are_those_of_the_readme(run, t
         assert abs(on - 0.5) < 0.2
     assert result["audit"]["pairs"] > 500
     assert result["audit"]["differing"] == 0
+    assert result["evidence"]["sessions_swayed_by_a_member_not_withheld"] <= 6  # of 360
     assert result["status"] in ("pass", "inconclusive")  # so few candidates that chance may not be ruled out
     assert any("simulation" in line for line in result["simulated"])
     assert "somebody probes" in done.stderr

@@ -159,6 +159,33 @@ def test_what_the_guard_lets_through_is_exposed_and_not_compared(lab):
     assert (worlds.asked, worlds.exposed, worlds.audit.pairs) == (40, 20, 20)
 
 
+@dataclass
+class Crowd(Hide):
+    """Hides what is secret, but from a client's first question: there it shows in its place what would else come later.
+
+    So the first answer tells whether the secret was among the hits, though nothing is withheld.
+    """
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.known = set()
+
+    async def on_retrieve(self, query, retrieval):
+        found = await super().on_retrieve(query, retrieval)
+        if query.client in self.known or not found.verdict.hidden:
+            return found
+        self.known.add(query.client)
+        return Outcome(replace(found.value, hits=found.value.hits[1:]), None)
+
+
+def test_a_member_who_changes_a_context_and_is_not_withheld_ends_the_comparison_and_is_counted(lab):
+    secret = frozenset({lab.split.members[0].source})
+    worlds = audited(lab, lambda: Crowd(secret))
+    assert (worlds.swayed, worlds.audit.pairs, worlds.audit.differing) == (1, 0, 0)
+    asked_anew = audited(lab, lambda: Hide(secret))
+    assert (asked_anew.swayed, asked_anew.audit.pairs) == (0, 2)
+
+
 def test_a_guard_that_withholds_nothing_gives_nothing_to_compare(lab):
     worlds = audited(lab, Defense)
     assert (worlds.audit.pairs, worlds.audit.differing, worlds.audit.rate) == (0, 0, (0.0, 0.0, 1.0))

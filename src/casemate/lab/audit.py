@@ -59,12 +59,15 @@ class Worlds:
         audit: Pairs and differences, as reports have them.
         asked: Questions about members.
         exposed: Those in whose context the member stood: nothing was withheld, and the guard left him open to view.
+        swayed: Sessions that ended for the audit because the member, neither shown nor withheld, changed a context: a
+            guard compares documents with their neighbours, and he was one.
         differences: The first few, for the operator.
     """
 
     audit: Audit
     asked: int
     exposed: int
+    swayed: int
     differences: tuple[Difference, ...]
 
 
@@ -170,7 +173,8 @@ async def two_worlds(
     A whole session is replayed, because a guard may remember; with ``identity`` "campaign", too, each session begins
     with a guard that remembers nothing. Compared are the questions in which the first world withholds the member, up to
     the first that shows it: from then on the two worlds have another past, whatever the guard does, and the attacker
-    has seen what he came for. That is counted as exposure.
+    has seen what he came for. That is counted as exposure. The same holds from the first that does neither and yet has
+    another context: what differs then or later is no trace of withholding. It is counted by itself.
 
     Args:
         index: The lab's, which nobody changes meanwhile.
@@ -184,7 +188,7 @@ async def two_worlds(
         DataError: If a member of a session is not in ``held``.
         BackendError: If the system cannot be reached.
     """
-    asked = exposed = pairs = 0
+    asked = exposed = swayed = pairs = 0
     found: list[Difference] = []
     for attack, member, exchanges in sessions:
         if member.source not in held:
@@ -197,18 +201,22 @@ async def two_worlds(
             queries = [Query(e.question, client(i), plan.tenant, plan.k) for i, e in enumerate(exchanges)]
             here = await _replayed(make_guard(index), queries, plan.waits)
             there = await _replayed(make_guard(Without(index, member.source, own, plan.tenant)), queries, plan.waits)
-            hidden = [i for i in range(_shown(here, own)) if not own.isdisjoint(here[i].hidden)]
+            end = next((i for i in range(len(here)) if _parted(here[i], there[i], own)), len(here))
+            swayed += end < len(here) and own.isdisjoint(here[end].context)
+            hidden = [i for i in range(end) if not own.isdisjoint(here[i].hidden)]
             pairs += len(hidden)
             seen = (Difference(attack, member.source, i, here[i].context, there[i].context) for i in hidden)
             found += [difference for difference in seen if difference.context != difference.without]
         progress(1)
     rate = stats.rate(len(found), pairs) if pairs else Rate(0.0, 0.0, 1.0)
-    return Worlds(Audit(pairs, len(found), rate), asked, exposed, tuple(found[:SHOWN]))
+    return Worlds(Audit(pairs, len(found), rate), asked, exposed, swayed, tuple(found[:SHOWN]))
 
 
-def _shown(session: Sequence[Exchange], own: Stored) -> int:
-    """The number of the first question in whose context a member stood; of them all if there is none."""
-    return next((i for i, e in enumerate(session) if not own.isdisjoint(e.context)), len(session))
+def _parted(here: Exchange, there: Exchange, own: Stored) -> bool:
+    """Whether the worlds differ by a member who is not withheld: he is shown, or changes what is."""
+    if not own.isdisjoint(here.context):
+        return True
+    return own.isdisjoint(here.hidden) and here.context != there.context
 
 
 async def _replayed(guard: Guard, queries: Sequence[Query], waits: Sequence[float]) -> list[Exchange]:
