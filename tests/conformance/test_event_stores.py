@@ -14,7 +14,7 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from casemate.backends import sql_events
-from casemate.backends.sql_events import SqlEvents
+from casemate.backends.sql_events import SqlEvents, rows
 from casemate.errors import BackendError
 from casemate.types import Event, Given, Wanted
 from tests.unit.monitor_stores import fresh_url
@@ -176,6 +176,19 @@ def test_what_a_failed_taking_carried_is_written_by_others(store, monkeypatch):
         store.take([Wanted("tokens", 3, 10)])
     store.append(event("b"))
     assert ids(store.scan()) == ["a", "b"]
+
+
+def test_a_peer_that_is_frozen_in_its_transaction_holds_nobody_up_for_long(url, monkeypatch):
+    monkeypatch.setattr("casemate.backends.sql_events.database.BUSY_S", 1)
+    with closing(SqlEvents(url)) as store, closing(SqlEvents(url)) as frozen:
+        store.append(event("a"))
+        with frozen._lent() as connection:
+            sql_events.tallies.take(connection, [Wanted("tokens", 3, 10)])
+            frozen._add(connection, [rows.row_of(event("b"))])
+            with pytest.raises(BackendError, match="lock"):
+                store.take([Wanted("tokens", 3, 10)])
+        assert store.take([Wanted("tokens", 3, 10)]) == [Given(3, 6.0)]
+        assert store.flush() and ids(frozen.scan()) in (["a", "b"], ["b", "a"])
 
 
 def test_what_a_receipt_is_for_is_seen_by_others_whoever_wrote_it(url, monkeypatch):

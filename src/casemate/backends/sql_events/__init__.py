@@ -35,6 +35,7 @@ from casemate.backends.sql_events.database import (
     first_line,
     in_order,
     make_file,
+    patient,
 )
 from casemate.backends.sql_events.rows import Row, events_of, row_of, table, utc
 from casemate.errors import ConfigError
@@ -86,7 +87,7 @@ class SqlEvents(EventStore):
         self._closed = False  # takes no more events
         self._stopped = False  # the writer ends
         self._urgent = threading.Event()  # somebody waits for what was appended
-        self._writing = threading.Lock()  # held by who has a batch under way, or waits to try one again
+        self._writing = threading.Lock()  # held by who has a batch under way
         self._writer = threading.Thread(target=self._write, name="casemate-events", daemon=True)
         self._writer.start()
         atexit.register(self.close)
@@ -244,9 +245,9 @@ class SqlEvents(EventStore):
             return given
 
     @contextmanager
-    def _carrying(self) -> Iterator[list[Row]]:
-        """What waits, to be written by a transaction for something else; nothing while a batch is under way."""
-        if not self._writing.acquire(blocking=False):
+    def _carrying(self, wait: bool = False) -> Iterator[list[Row]]:
+        """A batch off the front, done when the block ends, or put back; none, or later, while another is under way."""
+        if not self._writing.acquire(blocking=wait):
             yield []
             return
         try:
@@ -268,6 +269,7 @@ class SqlEvents(EventStore):
         self._refuse_if_closed()
         try:
             with self._engine.begin() as connection:
+                patient(connection)
                 yield connection
         except SQLAlchemyError as error:
             what = f"cannot write to {self._where}: {first_line(error)}"
@@ -292,18 +294,11 @@ class SqlEvents(EventStore):
 
     def _write(self) -> None:
         """The writer thread."""
-        while self._await_rows():
-            with self._writing:
-                self._write_batch()
-
-    def _write_batch(self) -> None:
-        """Takes a batch off the front and commits it; put back and tried again until it is."""
         failures = 0
-        while batch := self._next_batch():
+        while self._await_rows():
             try:
-                self._insert(batch)
+                self._write_batch()
             except Exception as error:  # whatever it is, this thread must live
-                self._put_back(batch)
                 if not failures:
                     _log.warning("cannot write to %s, will try again: %s", self._where, first_line(error))
                 with self._changed:
@@ -312,8 +307,12 @@ class SqlEvents(EventStore):
             else:
                 if failures:
                     _log.warning("writing to %s again; %d events dropped so far", self._where, self._dropped)
-                self._finish(len(batch))
-                return
+                failures = 0
+
+    def _write_batch(self) -> None:
+        with self._carrying(wait=True) as batch:
+            if batch:  # or others carried it along meanwhile
+                self._insert(batch)
 
     def _await_rows(self) -> bool:
         """Returns soon after there are rows; False when the store is closed."""
@@ -331,6 +330,7 @@ class SqlEvents(EventStore):
 
     def _insert(self, batch: list[Row]) -> None:
         with self._engine.begin() as connection:
+            patient(connection)
             self._add(connection, batch)
 
     def _add(self, connection: Connection, batch: list[Row]) -> None:

@@ -72,6 +72,12 @@ def engine_of(address: URL) -> Engine:
     return engine
 
 
+def patient(connection: Connection) -> None:
+    """Until the transaction ends, no lock is waited for longer than ``BUSY_S``: whoever holds one may be frozen."""
+    if connection.dialect.name == "postgresql":  # SQLite was told when it was opened
+        connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{BUSY_S}s'")
+
+
 def in_order(connection: Connection) -> None:
     """Until the transaction ends nobody else adds events, so that none is seen after one of a higher number.
 
