@@ -193,6 +193,14 @@ def sql(url: str, database: str, *statements: str) -> None:
             db.execute(statement)
 
 
+def _loaded(url: str) -> object:
+    """When the server read its configuration; only new connections know."""
+    import psycopg
+
+    with psycopg.connect(url) as server:
+        return server.execute("SELECT pg_conf_load_time()").fetchone()
+
+
 @pytest.mark.parametrize("store", ["pgvector", "pgvector_table"])
 def test_a_postgres_that_refuses_the_password(store, postgres_url, database, tmp_path) -> None:
     """A real one, which asks this role for a password though it trusts all others."""
@@ -204,8 +212,10 @@ def test_a_postgres_that_refuses_the_password(store, postgres_url, database, tmp
         held.write_text(f"local all {role} scram-sha-256\n{before}")
         try:
             server.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'another'")
+            loaded = _loaded(postgres_url)
             server.execute("SELECT pg_reload_conf()")
-            time.sleep(0.2)  # nobody tells when it is read
+            while _loaded(postgres_url) == loaded:
+                time.sleep(0.01)
             index = made(store, database[1], tmp_path, user=role, database=database[0])
             failing(lambda: index.open("test", DIM), store, retryable=False, says="password authentication failed")
         finally:
