@@ -183,11 +183,10 @@ def test_a_peer_that_is_frozen_in_its_transaction_holds_nobody_up_for_long(url, 
     with closing(SqlEvents(url)) as store, closing(SqlEvents(url)) as frozen:
         store.append(event("a"))
         with frozen._lent() as connection:
-            sql_events.tallies.take(connection, [Wanted("tokens", 3, 10)])
             frozen._add(connection, [rows.row_of(event("b"))])
             with pytest.raises(BackendError, match="lock"):
                 store.take([Wanted("tokens", 3, 10)])
-        assert store.take([Wanted("tokens", 3, 10)]) == [Given(3, 6.0)]
+        assert store.take([Wanted("tokens", 3, 10)]) == [Given(3, 3.0)]
         assert store.flush() and ids(frozen.scan()) in (["a", "b"], ["b", "a"])
 
 

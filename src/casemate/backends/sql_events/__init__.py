@@ -35,7 +35,6 @@ from casemate.backends.sql_events.database import (
     first_line,
     in_order,
     make_file,
-    patient,
 )
 from casemate.backends.sql_events.rows import Row, events_of, row_of, table, utc
 from casemate.errors import ConfigError
@@ -269,7 +268,6 @@ class SqlEvents(EventStore):
         self._refuse_if_closed()
         try:
             with self._engine.begin() as connection:
-                patient(connection)
                 yield connection
         except SQLAlchemyError as error:
             what = f"cannot write to {self._where}: {first_line(error)}"
@@ -330,7 +328,6 @@ class SqlEvents(EventStore):
 
     def _insert(self, batch: list[Row]) -> None:
         with self._engine.begin() as connection:
-            patient(connection)
             self._add(connection, batch)
 
     def _add(self, connection: Connection, batch: list[Row]) -> None:

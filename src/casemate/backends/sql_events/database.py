@@ -72,19 +72,16 @@ def engine_of(address: URL) -> Engine:
     return engine
 
 
-def patient(connection: Connection) -> None:
-    """Until the transaction ends, no lock is waited for longer than ``BUSY_S``: whoever holds one may be frozen."""
-    if connection.dialect.name == "postgresql":  # SQLite was told when it was opened
-        connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{BUSY_S}s'")
-
-
 def in_order(connection: Connection) -> None:
     """Until the transaction ends nobody else adds events, so that none is seen after one of a higher number.
 
     SQLite has one writer anyway. Postgres gives numbers when rows are written, and shows them when they are committed.
+    Nobody waits for his turn longer than ``BUSY_S``: whose it is may be frozen. One statement, for one trip.
     """
     if connection.dialect.name == "postgresql":
-        connection.exec_driver_sql("SELECT pg_advisory_xact_lock(7307204)")
+        connection.exec_driver_sql(
+            f"SELECT set_config('lock_timeout', '{BUSY_S}s', true), pg_advisory_xact_lock(7307204)"
+        )
 
 
 def first_line(error: Exception) -> str:
