@@ -340,7 +340,7 @@ def show(campaign: Campaign, out: Console) -> None:
     if campaign.audit:
         a = campaign.audit
         swayed = campaign.evidence.get(SWAYED)
-        beside = f" In {swayed} sessions a member changed a context without being withheld." if swayed else ""
+        beside = f" Sessions in which a member changed a context without being withheld: {swayed}." if swayed else ""
         out.print(
             f"Two worlds: {a.differing} of {a.pairs} contexts differed between withheld and absent.{beside}",
             soft_wrap=True,
