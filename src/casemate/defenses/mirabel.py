@@ -350,11 +350,7 @@ def _without(retrieval: Retrieval, sources: Collection[str]) -> Retrieval:
 
 def _law_without(retrieval: Retrieval, sources: Collection[str]) -> Retrieval:
     """What was found, with the background of a collection without some sources."""
-    background = retrieval.background
-    for hit in retrieval.hits if sources else ():
-        if hit.document.source in sources and background.n > 2:
-            background = stats.without(background, hit.score)
-    return Retrieval(retrieval.hits, background, retrieval.exhausted)
+    return Retrieval(retrieval.hits, _without(retrieval, sources).background, retrieval.exhausted)
 
 
 def _grouped(texts: Sequence[str], most: int) -> list[str]:
