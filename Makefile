@@ -4,13 +4,26 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: demo test lint bench bench-campaigns lock clean
+.PHONY: demo test test-all test-slow test-failed lint docs bench bench-campaigns lock clean
 
 demo: $(VENV)/.base  ## the main job, on a fictional clinic
 	$(BIN)/casemate demo
 
-test: $(VENV)/.dev lint  ## everything that CI checks
-	$(BIN)/python -m pytest --numprocesses auto --dist loadfile
+PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist loadfile
+
+test: $(VENV)/.dev lint  ## the daily tier: at most ten minutes on two cores
+	$(PYTEST) -m "not slow"
+
+test-all: $(VENV)/.dev lint  ## everything: servers, browser, command line, long properties
+	$(PYTEST)
+
+test-slow: $(VENV)/.dev  ## the second tier within MINUTES, least recently run files first
+	$(PYTEST) -m slow -p tests.time_budget --minutes $(MINUTES)
+
+MINUTES ?= 30
+
+test-failed: $(VENV)/.dev  ## the tests that failed in the last run, one at a time; fails if there were none
+	$(BIN)/python -m pytest --last-failed --last-failed-no-failures none -rA --show-capture=no
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -18,11 +31,16 @@ lint: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+docs: $(VENV)/.docs  ## the documentation site, in build/site; links are checked
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 bench: $(VENV)/.dev  ## results go to benchmarks/results
 	$(BIN)/python -m benchmarks.detection
 	$(BIN)/python -m benchmarks.search
 	$(BIN)/python -m benchmarks.nfcorpus
+	$(BIN)/python -m benchmarks.extractive
 	$(BIN)/python -m benchmarks.footprint
+	$(BIN)/python -m benchmarks.first_run
 	$(BIN)/python -m benchmarks.recovery
 	$(BIN)/python -m benchmarks.reindex
 	$(BIN)/python -m benchmarks.recorded
@@ -52,8 +70,12 @@ $(VENV)/.base: pyproject.toml constraints.txt
 # The constraints name the CPU build of torch, so a CUDA build is never taken; where there is no CPU build, the tests
 # that need torch are skipped, visibly.
 $(VENV)/.dev: $(VENV)/.base
-	$(PIP) --editable '.[openai,postgres,http,notify,serve,dp,milvus,qdrant,ray,langchain,llamaindex,haystack,otel]' --group dev
-	$(PIP) --editable '.[sentence-transformers,lora]' || echo 'no CPU build of torch at hand: its tests will be skipped'
+	$(PIP) --editable '.[hnsw,openai,postgres,http,notify,serve,dp,milvus,qdrant,ray,langchain,llamaindex,haystack,otel]' --group dev
+	$(PIP) --editable '.[sentence-transformers,transformers,lora]' || echo 'no CPU build of torch at hand: its tests will be skipped'
+	touch $@
+
+$(VENV)/.docs: $(VENV)/.base
+	$(PIP) --group docs
 	touch $@
 
 lock: $(VENV)/.dev  ## writes the constraints anew from what is installed

@@ -23,9 +23,10 @@ from typing import Any
 
 import numpy as np
 
-from casemate.app import App, open_app
-from casemate.corpus import Corpus
-from casemate.ingest import Ingest
+from casemate.app import open_app
+from casemate.rag.corpus import Corpus
+from casemate.rag.ingest import Ingest
+from casemate.system import App
 
 ROOT = Path(__file__).parents[1]
 DATA = Path(os.environ.get("CASEMATE_DATA", ROOT.parent / "shared/data"))
@@ -81,7 +82,7 @@ def nfcorpus_app(out: Collection[str], log: Sequence[str]) -> Iterator[App]:
         raw = {
             "rag": {"corpus": str(DATA / "nfcorpus"), "k": 3, "index": {"use": "sqlite", "path": f"{folder}/index.db"}},
             "guard": {"defenses": [{"use": "mirabel", "calibration": f"{folder}/calibration.json"}]},
-            "store": {"use": "sql_events", "path": f"{folder}/events.db"},
+            "store": {"use": "sql", "path": f"{folder}/events.db"},
         }
         with open_app(raw) as app:
             work = Ingest(app.guard, Corpus(DATA / "nfcorpus"))

@@ -16,20 +16,21 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import DATA, SEED, nfcorpus_app, nfcorpus_questions, save
-from casemate import registry
-from casemate.app import App
-from casemate.backends.obedient import Obedient
-from casemate.corpus import Corpus
-from casemate.defenses.mirabel import Mirabel
-from casemate.guard import Guard
-from casemate.lab import audit, datasets
-from casemate.lab.box import CachedEmbedder, CachedGenerator
-from casemate.lab.experiment import Experiment, Plan
-from casemate.lab.judge import figures_of
-from casemate.lab.ledger import Ledger
-from casemate.lab.results import Figures
+from casemate import plugins
+from casemate.backends.generators.simulated_reader import SimulatedReader
+from casemate.guard.defenses.mirabel import Mirabel
+from casemate.guard.guard import Guard
 from casemate.protocols import Target
-from casemate.rag import Rag
+from casemate.rag.corpus import Corpus
+from casemate.rag.pipeline import Rag
+from casemate.redteam.lab import datasets
+from casemate.redteam.lab.benign import measure_utility
+from casemate.redteam.lab.caching import CachedEmbedder, CachedGenerator
+from casemate.redteam.lab.experiment import Experiment, ExperimentPlan
+from casemate.redteam.lab.judge import membership_metrics
+from casemate.redteam.lab.results import MembershipMetrics
+from casemate.redteam.lab.store import CampaignStore
+from casemate.system import App
 from casemate.types import Query
 
 ATTACKS = ("ladder", "decoys", "split_facts", "duplicates", "oracle", "averaging", "menta", "interrogation")
@@ -42,7 +43,7 @@ def main() -> None:
     each = int(sys.argv[1]) if len(sys.argv) > 1 else 120
     split = _split(each)
     with nfcorpus_app({d.source for d in split.nonmembers}, nfcorpus_questions("qrels.dev.tsv")) as app:
-        with tempfile.TemporaryDirectory() as name, closing(Ledger(Path(name) / "ledger.db")) as ledger:
+        with tempfile.TemporaryDirectory() as name, closing(CampaignStore(Path(name) / "ledger.db")) as ledger:
             found = asyncio.run(_run(app, split, ledger))
     save("adaptive", {"each": each, **found})
 
@@ -53,21 +54,23 @@ def _split(each: int) -> datasets.Split:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "split.json"
         file.write_text(json.dumps({key: named[key][:each] for key in ("mem_indices", "non_mem_indices")}))
-        return datasets.read_split(file, datasets.read(corpus, {s.name for s in corpus.sources()}), SEED)
+        return datasets.read_split(file, datasets.read_documents(corpus, {s.name for s in corpus.sources()}), SEED)
 
 
-async def _run(app: App, split: datasets.Split, ledger: Ledger) -> dict[str, Any]:
+async def _run(app: App, split: datasets.Split, ledger: CampaignStore) -> dict[str, Any]:
     embedder = CachedEmbedder(app.guard.rag.embedder)
-    rag = Rag(embedder, app.index, CachedGenerator(Obedient(), ledger, "obedient"), app.guard.rag.instructions)
+    rag = Rag(
+        embedder, app.index, CachedGenerator(SimulatedReader(), ledger, "simulated_reader"), app.guard.rag.instructions
+    )
 
     def guard(significance: float) -> Guard:
-        file = app.calibrated.calibration if app.calibrated else Path()
+        file = app.calibrated[0].calibration if app.calibrated else Path()
         return Guard(rag, [Mirabel(significance=significance, calibration=file, embedder=embedder, index=app.index)])
 
     targets: dict[str, Target] = {"off": rag, **{str(p): guard(p) for p in POINTS}}
-    attacks = {name: registry.load("attack", name)() for name in ATTACKS}
-    held = datasets.stored(app.index, {d.source for d in split.members})
-    experiment = Experiment(attacks, split, targets, ledger, held, Plan(seed=SEED, k=3))
+    attacks = {name: plugins.load("attack", name)() for name in ATTACKS}
+    held = datasets.indexed_sources(app.index, {d.source for d in split.members})
+    experiment = Experiment(attacks, split, targets, ledger, held, ExperimentPlan(seed=SEED, k=3))
     done = [0]
 
     def count(n: int) -> None:
@@ -77,16 +80,18 @@ async def _run(app: App, split: datasets.Split, ledger: Ledger) -> dict[str, Any
 
     trials = await experiment.run(count)
     leaks = {
-        name: {label: _brief(figures_of(trials.done[name, label], split.half, label != "off")) for label in targets}
+        name: {
+            label: _brief(membership_metrics(trials.done[name, label], split.half, label != "off")) for label in targets
+        }
         for name in attacks
     }
     queries = [Query(text, f"harmless-{i}", k=3) for i, text in enumerate(nfcorpus_questions("qrels.tsv"))]
-    costs = {str(p): await audit.utility(rag, guard(p), queries, "test questions") for p in POINTS}
+    costs = {str(p): await measure_utility(rag, guard(p), queries, "test questions") for p in POINTS}
     price = {p: {"flagged": u.flagged, "answer_changed": u.answer_changed} for p, u in costs.items()}
     return {"leakage": leaks, "price": price, "errors": dict(trials.errors)}
 
 
-def _brief(figures: Figures | None) -> dict[str, Any] | None:
+def _brief(figures: MembershipMetrics | None) -> dict[str, Any] | None:
     keep = ("auc", "adjusted_accuracy", "recall_query", "recall_document")
     return figures and {name: getattr(figures, name) for name in keep}
 

@@ -26,13 +26,14 @@ from typing import Any
 import numpy as np
 
 from benchmarks import DATA, ROOT, SEED, median_s, nfcorpus_questions, save
-from casemate.backends.milvus import MilvusIndex
-from casemate.backends.minilm import MiniLM
-from casemate.backends.pgvector import PgvectorIndex
-from casemate.defenses.mirabel import Mirabel
-from casemate.neighbors import Approximate, Exact
+from casemate.backends.embedders.minilm import MiniLM
+from casemate.backends.indexes.milvus import MilvusIndex
+from casemate.backends.indexes.pgvector import PgvectorIndex
+from casemate.guard.defenses.mirabel import Mirabel
+from casemate.maths.moments import CorpusMoments
+from casemate.maths.nearest import ApproximateSearch, ExactSearch
+from casemate.maths.stats import clopper_pearson
 from casemate.protocols import Index
-from casemate.stats import CorpusMoments, clopper_pearson
 from casemate.types import Document, Float64, Hit, Retrieval, Secret, Vector
 
 SIZE, REAL, DIM, K = 40_000, 6_000, 384, 5
@@ -108,7 +109,7 @@ def embedded() -> dict[str, Any]:
 
 def _grown(real: Vector, sources: list[str], rng: np.random.Generator) -> tuple[Vector, list[str]]:
     """The real vectors, and more that lie between one of them and one of its 20 nearest, with noise, up to the size."""
-    exact, count = Exact(DIM), max(SIZE - len(real), 0)
+    exact, count = ExactSearch(DIM), max(SIZE - len(real), 0)
     exact.add(np.arange(len(real)), real)
     chosen = rng.integers(0, len(real), count)
     near = {int(i): exact.search(real[i], 20)[0] for i in np.unique(chosen)}
@@ -123,7 +124,7 @@ def _grown(real: Vector, sources: list[str], rng: np.random.Generator) -> tuple[
 @contextmanager
 def graph(data: dict[str, Any]) -> Iterator[Searches]:
     """The embedded index's HNSW graph (usearch)."""
-    made, E = Approximate(DIM), data["vectors"]
+    made, E = ApproximateSearch(DIM), data["vectors"]
     made.add(np.arange(len(E)), E)
 
     def sweep() -> Searches:
@@ -211,7 +212,7 @@ def compare(data: dict[str, Any], searches: Searches) -> dict[str, Any]:
     """For each setting: recall, milliseconds, and of each kind of question what the published rule does with it."""
     E = data["vectors"]
     moments = sum((CorpusMoments.of(E[i : i + 4096]) for i in range(0, len(E), 4096)), CorpusMoments.empty(DIM))
-    exact, found = Exact(DIM), {}
+    exact, found = ExactSearch(DIM), {}
     exact.add(np.arange(len(E)), E)
     truth = {kind: [exact.search(q, K + 3) for q in Q] for kind, (Q, _) in data["asked"].items()}
     limit = float(np.quantile(_judged(data, moments, truth, "harmless")[0][::2], 0.95))
@@ -236,7 +237,7 @@ def _judged(data: dict[str, Any], moments: CorpusMoments, seen: Any, kind: str) 
     for q, (rows, s) in zip(data["asked"][kind][0], seen[kind], strict=True):
         sources = [data["sources"][row] for row in rows]
         hits = tuple(Hit(Document(n, "", source=n), float(x)) for n, x in zip(sources, s, strict=True))
-        scores.append(judge.judge(Retrieval(hits, moments.background(q))).score if hits else -np.inf)
+        scores.append(judge.judge(Retrieval(hits, moments.similarity_stats(q))).score if hits else -np.inf)
         nearest.append(sources[0] if sources else "")
     return np.array(scores), nearest
 

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks import SEED, save
-from casemate.backends.attached import AttachedIndex
-from casemate.backends.pgvector_table import PgvectorTable
+from casemate.backends.collections.pgvector_table import PgvectorTable
+from casemate.backends.indexes.attached import AttachedIndex
 from casemate.types import Secret
 
 DIM, PIECE, TEXT = 384, 10_000, "a sentence of some length that stands for what a chunk says. " * 8

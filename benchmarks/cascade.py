@@ -24,16 +24,16 @@ from typing import Any
 import numpy as np
 
 from benchmarks import ROOT, SEED, median_s, save
-from casemate import cascade as kernel
-from casemate import stats
-from casemate.backends.transformers import CausalLM
-from casemate.copying import Copying
-from casemate.defenses.cascade import Cascade, decoding
+from casemate.backends.generators.transformers import CausalLM
+from casemate.guard.defenses.cascade import Cascade, decoding
+from casemate.maths import cascade as kernel
+from casemate.maths import stats
+from casemate.maths.recovery import rouge_l
+from casemate.papers.synthetic_records import Record, records
 from casemate.protocols import EventStore, Generator
-from casemate.recovery import rouge_l
-from casemate.reproduce.records import Record, records
+from casemate.text.copying import CopyDetector
+from casemate.text.tokens import words
 from casemate.types import Document, Event, Prompt
-from casemate.words import words
 
 MODELS = Path(os.environ.get("CASEMATE_MODELS", ROOT / "models"))
 LEAST = 100  # tokens of a chunk
@@ -157,9 +157,9 @@ def _benign(bench: Bench, generator: Generator, count: int) -> dict[str, Any]:
             answer = _said(generator, f"Tell me about {context[0].name}.", documents)
             said += len(answer.split()) > 3 and any(answer in document.text for document in documents)
     return {
-        "exact_match": stats.rate(right, count),
-        "as_the_reference": stats.rate(same, count),
-        "whole_sentence": stats.rate(said, count // 2),
+        "exact_match": stats.proportion(right, count),
+        "as_the_reference": stats.proportion(same, count),
+        "whole_sentence": stats.proportion(said, count // 2),
     }
 
 
@@ -176,7 +176,7 @@ def _attacked(bench: Bench, generator: Generator, count: int) -> dict[str, Any]:
             recalls.append(max(score.recall for score in scores))
             runs.append(_longest_run(record.document.text, answer))
     return {
-        "recovered": stats.rate(sum(rates), len(rates)),
+        "recovered": stats.proportion(sum(rates), len(rates)),
         "recall": float(np.mean(recalls)),
         "longest_run_words": float(np.mean(runs)),
     }
@@ -198,7 +198,7 @@ def thief(bench: Bench) -> dict[str, Any]:
                 held.append(_said(generator, f"Complete this text: {tail}", [record.document]))
             recalls.append(rouge_l(record.document.text, " ".join(held)).recall)
             single.append(max(rouge_l(record.document.text, text).f1 > 0.5 for text in held))
-        found[name] = {"recall_of_all": float(np.mean(recalls)), "recovered_by_one": stats.rate(sum(single), 6)}
+        found[name] = {"recall_of_all": float(np.mean(recalls)), "recovered_by_one": stats.proportion(sum(single), 6)}
     return found
 
 
@@ -289,9 +289,9 @@ def _clock() -> Iterator[dict[str, float]]:
         (kernel.Rule, "deferred"),
         (decoding, "mixture"),
         (decoding, "acceptance"),
-        (decoding.Decoding, "copies"),
-        (decoding.Decoding, "copied"),
-        (Copying, "step"),
+        (decoding.CascadeDecoding, "copies"),
+        (decoding.CascadeDecoding, "copied"),
+        (CopyDetector, "step"),
     ):
         watch(owner, name, "rule")
     watch(decoding, "softmax", "softmax")
@@ -334,11 +334,11 @@ def _longest_run(text: str, answer: str) -> int:
     """Most words in a row that stand so in both."""
     numbers: dict[str, int] = {}
     chunk, said = ([numbers.setdefault(w, len(numbers)) for w in words(t)] for t in (text, answer))
-    copying, longest = Copying([chunk], run=1), 0
+    copying, longest = CopyDetector([chunk], run=1), 0
     state = copying.start()
     for word in said:
         state = copying.step(state, word)
-        longest = max(longest, copying.run_of(state, 0))
+        longest = max(longest, copying.run_length(state, 0))
     return longest
 
 

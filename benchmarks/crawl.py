@@ -24,21 +24,23 @@ from typing import Any
 import numpy as np
 
 from benchmarks import DATA, SEED, before, save
-from casemate import metrics, registry, stats
-from casemate.backends.minilm import MiniLM
-from casemate.backends.obedient import Obedient
-from casemate.backends.sqlite import SqliteIndex
-from casemate.defenses.crawl_limit import CrawlLimit
-from casemate.defenses.similarity_floor import SimilarityFloor
-from casemate.defenses.summarize import Summarize
-from casemate.guard import Guard
-from casemate.lab.box import CachedEmbedder, CachedGenerator
-from casemate.lab.crawl import Crawler, CrawlPlan, replay
-from casemate.lab.crawl_figures import measured
-from casemate.lab.ledger import Ledger
-from casemate.lab.questions import made_questions
+from casemate import plugins
+from casemate.backends.embedders.minilm import MiniLM
+from casemate.backends.generators.simulated_reader import SimulatedReader
+from casemate.backends.indexes.sqlite import SqliteIndex
+from casemate.guard.defenses.crawl_limit import CrawlLimit
+from casemate.guard.defenses.similarity_floor import SimilarityFloor
+from casemate.guard.defenses.summarize import Summarize
+from casemate.guard.guard import Guard
+from casemate.maths import metrics, stats
 from casemate.protocols import Defense, ExtractionAttack
-from casemate.rag import Rag
+from casemate.rag.pipeline import Rag
+from casemate.redteam.lab.benign import replay_benign_sessions
+from casemate.redteam.lab.caching import CachedEmbedder, CachedGenerator
+from casemate.redteam.lab.extraction_experiment import Crawler, CrawlPlan
+from casemate.redteam.lab.extraction_metrics import measure_crawl
+from casemate.redteam.lab.store import CampaignStore
+from casemate.text.synthetic_questions import generate_questions
 from casemate.types import Document, Query
 
 CORPORA = {"patient_doctor_qa": 2500, "enron_worms": 1500, "mathqa": 320}
@@ -75,8 +77,8 @@ class Ground:
         self.index.open(self.embedder.fingerprint, self.embedder.dim)
         if not self.index.moments().n:
             self.index.add(self.documents, self.embedder.embed([d.content for d in self.documents]))
-        self.ledger = Ledger(folder / f"{name}-ledger.db")
-        self.rag = Rag(self.embedder, self.index, CachedGenerator(Obedient(), self.ledger, "obedient"))
+        self.ledger = CampaignStore(folder / f"{name}-ledger.db")
+        self.rag = Rag(self.embedder, self.index, CachedGenerator(SimulatedReader(), self.ledger, "simulated_reader"))
         self.questions = self._questions(name, rng)
 
     def _questions(self, name: str, rng: np.random.Generator) -> list[tuple[str, frozenset[str]]]:
@@ -84,7 +86,7 @@ class Ground:
         held = {d.source for d in self.documents}
         file = DATA / name / "queries.jsonl.gz"
         if not file.exists():
-            return [(text, frozenset()) for text in made_questions(self.documents, 400, rng)]
+            return [(text, frozenset()) for text in generate_questions(self.documents, 400, rng)]
         right: dict[str, set[str]] = {}
         for line in (DATA / name / "qrels.tsv").read_text().splitlines()[1:]:
             question, document, *_ = line.split("\t")
@@ -142,13 +144,13 @@ async def _crawled(ground: Ground, name: str, questions: int) -> dict[str, Any]:
         plan = CrawlPlan(seed=SEED, k=K, questions=questions, clients=clients, label=setting)
         crawler = Crawler(name, _attack(name, ground), {label: target}, ground.ledger, plan)
         walks = await crawler.run()
-        crawl = measured(crawler, walks, ground.documents, ground.embedder, windows=setting == "crawl_limit")
-        found[label] = {k: v for k, v in asdict(crawl.hauls[label]).items() if k not in ("finds", "curve")}
+        crawl = measure_crawl(crawler, walks, ground.documents, ground.embedder, windows=setting == "crawl_limit")
+        found[label] = {k: v for k, v in asdict(crawl.by_target[label]).items() if k not in ("finds", "curve")}
     return found
 
 
 def _attack(name: str, ground: Ground) -> ExtractionAttack:
-    cls = registry.load("crawler", name)
+    cls = plugins.load("crawler", name)
     options: dict[str, Any] = {"embedder": ground.embedder} if "embedder" in cls.__dataclass_fields__ else {}
     made: ExtractionAttack = cls(**options)
     return made
@@ -158,9 +160,14 @@ async def _harmless(ground: Ground, setting: str) -> dict[str, Any]:
     """What harmless clients meet with: alarms, other answers, and whether the right document is still found."""
     rng = np.random.default_rng(SEED + 1)
     guard = Guard(ground.rag, defenses(setting))
-    met = await replay(guard, _sessions([q for q, _ in ground.questions], rng), ground.rag, CrawlPlan(k=K))
+    met = await replay_benign_sessions(
+        guard, _sessions([q for q, _ in ground.questions], rng), ground.rag, CrawlPlan(k=K)
+    )
     kept = [await _recalled(ground, guard, i) for i in range(len(ground.questions)) if ground.questions[i][1]]
-    return {**asdict(met), "recall_off_on": [stats.rate(sum(side), len(kept)) for side in zip(*kept, strict=True)]}
+    return {
+        **asdict(met),
+        "recall_off_on": [stats.proportion(sum(side), len(kept)) for side in zip(*kept, strict=True)],
+    }
 
 
 def _sessions(questions: Sequence[str], rng: np.random.Generator) -> Iterator[tuple[str, list[str]]]:
@@ -183,8 +190,8 @@ def _relative(corpora: dict[str, Any]) -> dict[str, list[float]]:
     cells: dict[str, list[float]] = {}
     for corpus in corpora.values():
         for crawl in corpus["crawls"].values():
-            for label, haul in crawl.items():
-                cells.setdefault(label, []).append(haul["crr"][0])
+            for label, result in crawl.items():
+                cells.setdefault(label, []).append(result["crr"][0])
     rng = np.random.default_rng(SEED)
     off = np.array(cells["off"])
     drawn = rng.integers(len(off), size=(10_000, len(off)))
@@ -202,10 +209,10 @@ async def _accuracy(folder: Path, embedder: CachedEmbedder) -> dict[str, Any]:
     rows = [Document(r["_id"], r["text"], r.get("title", "")) for r in _rows(DATA / "squad" / "corpus.jsonl.gz")]
     index = SqliteIndex(folder / "squad.db")
     index.open(embedder.fingerprint, embedder.dim)
-    with closing(index), closing(Ledger(folder / "squad-ledger.db")) as ledger:
+    with closing(index), closing(CampaignStore(folder / "squad-ledger.db")) as ledger:
         if not index.moments().n:
             index.add(rows, embedder.embed([d.content for d in rows]))
-        rag = Rag(embedder, index, CachedGenerator(Obedient(), ledger, "obedient"))
+        rag = Rag(embedder, index, CachedGenerator(SimulatedReader(), ledger, "simulated_reader"))
         targets = {"off": rag, "crawl_limit": Guard(rag, defenses("crawl_limit"))}
         asked = list(_rows(DATA / "squad" / "queries.jsonl.gz"))
         items = [asked[i] for i in rng.permutation(len(asked))[:ANSWERS]]
@@ -218,7 +225,7 @@ async def _accuracy(folder: Path, embedder: CachedEmbedder) -> dict[str, Any]:
                 told = metrics.exact_match(answer.text, item["answers"])
                 served.append((told, metrics.answer_recall(passages, item["answers"])))
             exact, recalled = (sum(side) for side in zip(*served, strict=True))
-            found[label] = {"EM@5": stats.rate(exact, len(items)), "R@5": stats.rate(recalled, len(items))}
+            found[label] = {"EM@5": stats.proportion(exact, len(items)), "R@5": stats.proportion(recalled, len(items))}
     return found
 
 

@@ -14,8 +14,8 @@ import sys
 import numpy as np
 
 from benchmarks import ROOT, SEED, clustered, median_s, save
-from casemate.defenses.mirabel import Mirabel
-from casemate.stats import CorpusMoments
+from casemate.guard.defenses.mirabel import Mirabel
+from casemate.maths.moments import CorpusMoments
 from casemate.types import Document, Hit, Retrieval
 
 REPEATS = 3000
@@ -55,7 +55,7 @@ def _from_moments(moments: CorpusMoments, Q: np.ndarray) -> float:
     mirabel = Mirabel(mode="paper")
     hits = tuple(Hit(Document(str(i), "text"), 0.5 - i / 100) for i in range(6))
     queries = iter(np.resize(Q, (REPEATS, Q.shape[1])))
-    return median_s(lambda: mirabel.judge(Retrieval(hits, moments.background(next(queries)))), REPEATS)
+    return median_s(lambda: mirabel.judge(Retrieval(hits, moments.similarity_stats(next(queries)))), REPEATS)
 
 
 def _by_scan(E: np.ndarray, q: np.ndarray, rho: float = 0.05) -> bool:

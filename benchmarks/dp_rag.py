@@ -13,11 +13,11 @@ from typing import Any
 
 from benchmarks import ROOT, SEED, save
 from benchmarks.cascade import _said
-from casemate import stats
-from casemate.backends.transformers import CausalLM
-from casemate.defenses.dp_rag import DPRAG
+from casemate.backends.generators.transformers import CausalLM
+from casemate.guard.defenses.dp_rag import DPRAG
+from casemate.maths import stats
+from casemate.papers.synthetic_records import Record, records
 from casemate.protocols import Generator
-from casemate.reproduce.records import Record, records
 from casemate.types import Document
 
 COUNT = 30
@@ -53,7 +53,7 @@ def _judged(generator: Generator, asked: list[Record]) -> dict[str, Any]:
             question, gold = record.asked(i % len(record.facts))
             documents = [Document(f"{record.name} {n}", gold) for n in range(count)]
             right += _said(generator, question, documents) == gold
-        found[str(count)] = stats.rate(right, len(asked))
+        found[str(count)] = stats.proportion(right, len(asked))
     return found
 
 

@@ -1,4 +1,4 @@
-"""CPU-seconds of ``import casemate``; peak memory of searching 100,000 chunks, and of indexing the demo's clinic."""
+"""Install size by package, CPU-seconds of ``import casemate``, peak memory of a search and of indexing the clinic."""
 
 from __future__ import annotations
 
@@ -6,12 +6,17 @@ import json
 import subprocess
 import sys
 import tempfile
+import tomllib
+from importlib.metadata import distribution
 from pathlib import Path
 
 import numpy as np
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
-from benchmarks import SEED, clustered, save
-from casemate.backends.sqlite import SqliteIndex
+from benchmarks import ROOT, SEED, clustered, save
+from casemate.backends.embedders.minilm import PACKAGE
+from casemate.backends.indexes.sqlite import SqliteIndex
 from casemate.demo.clinic import write_corpus
 from casemate.types import Document
 
@@ -21,8 +26,8 @@ SEARCH = """
 import json, resource, sys
 from pathlib import Path
 import numpy as np
-from casemate.backends.minilm import MiniLM
-from casemate.backends.sqlite import SqliteIndex
+from casemate.backends.embedders.minilm import MiniLM
+from casemate.backends.indexes.sqlite import SqliteIndex
 model, index = MiniLM(), SqliteIndex(Path(sys.argv[1]))
 index.open("synthetic", {dim})
 for q in model.embed(["one question", "another question"]):
@@ -37,8 +42,28 @@ print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024)
 """
 
 
+def install_sizes() -> dict[str, float]:
+    """Megabytes on disk of each package in the base install, and of the embedder's weights, largest first."""
+    code = [file for file in (ROOT / "src/casemate").rglob("*") if file.is_file() and file.suffix != ".pyc"]
+    found = {"casemate": sum(file.stat().st_size for file in code) / 2**20}
+    wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    while wanted:
+        requirement = Requirement(wanted.pop())
+        name = canonicalize_name(requirement.name)
+        if name in found or (requirement.marker and not requirement.marker.evaluate({"extra": ""})):
+            continue
+        package = distribution(name)
+        files = [Path(str(package.locate_file(file))) for file in package.files or ()]
+        found[name] = sum(file.stat().st_size for file in files if file.is_file()) / 2**20
+        wanted += package.requires or ()
+    model = next(file for file in distribution(PACKAGE).files or () if file.name == "model.safetensors")
+    found["weights"] = Path(str(distribution(PACKAGE).locate_file(model))).stat().st_size / 2**20
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
 def main() -> None:
     """Measures all in fresh processes."""
+    sizes = install_sizes()
     costs = [float(_python(IMPORT)) for _ in range(5)]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "index.db"
@@ -57,6 +82,8 @@ def main() -> None:
     save(
         "footprint",
         {
+            "install_mb": sum(sizes.values()),
+            "install_mb_by_package": {name: round(size, 1) for name, size in sizes.items() if size >= 0.05},
             "import_cpu_s": min(costs),
             "search_peak_mb": peak,
             "matrix_mb": matrix_mb,

@@ -29,39 +29,38 @@ import numpy as np
 from benchmarks import SEED, before, save
 from benchmarks.crawl import ATTACKS, CORPORA, Ground, K, _attack
 from benchmarks.kept import span
-from casemate import stats
-from casemate.backends.minilm import PACKAGE, MiniLM
-from casemate.backends.sentence_transformers import SentenceTransformers
-from casemate.defenses.crawl_limit import CrawlLimit
-from casemate.defenses.reindex import Reindex
-from casemate.guard import Guard
-from casemate.lab.box import CachedEmbedder
-from casemate.lab.crawl import Crawler, CrawlPlan
-from casemate.lab.crawl_figures import measured
-from casemate.lab.reindex import Settings, fit
+from casemate.backends.embedders.minilm import PACKAGE, MiniLM
+from casemate.backends.embedders.sentence_transformers import SentenceTransformers
+from casemate.guard.defenses.crawl_limit import CrawlLimit
+from casemate.guard.defenses.reindex import Reindex
+from casemate.guard.guard import Guard
+from casemate.maths import clustering, stats
+from casemate.maths.clustering import TopicSettings
 from casemate.protocols import Defense, Embedder, Target
-from casemate.reindexing import topics
-from casemate.reindexing.lora import DEFAULT as LORA
-from casemate.reindexing.shelf import Shelf
+from casemate.redteam.lab.caching import CachedEmbedder
+from casemate.redteam.lab.extraction_experiment import Crawler, CrawlPlan
+from casemate.redteam.lab.extraction_metrics import measure_crawl
+from casemate.reindexing.fitting import ReindexSettings, fit
+from casemate.reindexing.lora import DEFAULT_TRAINING as LORA
+from casemate.reindexing.registry import ReindexRegistry
+from casemate.reindexing.space import Adapter
 from casemate.reindexing.supcon import TrainSettings
-from casemate.reindexing.topics import TopicSettings
-from casemate.reindexing.tuned import Adapter
 from casemate.types import Query
 
-SHORT = replace(LORA, classes=6, rate=1e-3, steps=50, look=10)
+SHORT = replace(LORA, classes=6, learning_rate=1e-3, steps=50, eval_interval=10)
 """A tenth of the steps at three times the rate, for two cores: four CPU-seconds a step."""
 READINGS = {
-    "adapter": Settings(),
-    "adapter, whole clusters": Settings(topics=TopicSettings(selection="eom")),
-    "adapter, noise left out": Settings(topics=TopicSettings(membership=1.0)),
-    "adapter, k-means": Settings(topics=TopicSettings(method="kmeans")),
-    "adapter, no keeping": Settings(training=TrainSettings(keep=0)),
-    "compatible": Settings(mode="compatible"),
-    "gate": Settings(mode="gate"),
-    "lora": Settings(mode="lora", training=SHORT),
-    "lora, compatible": Settings(mode="lora_compatible", training=SHORT),
-    "lora, no keeping": Settings(mode="lora", training=replace(SHORT, keep=0)),
-    "adapter, UMAP": Settings(),
+    "adapter": ReindexSettings(),
+    "adapter, whole clusters": ReindexSettings(topics=TopicSettings(selection="eom")),
+    "adapter, noise left out": ReindexSettings(topics=TopicSettings(membership=1.0)),
+    "adapter, k-means": ReindexSettings(topics=TopicSettings(method="kmeans")),
+    "adapter, no keeping": ReindexSettings(training=TrainSettings(keep_weight=0)),
+    "compatible": ReindexSettings(mode="compatible"),
+    "gate": ReindexSettings(mode="gate"),
+    "lora": ReindexSettings(mode="lora", training=SHORT),
+    "lora, compatible": ReindexSettings(mode="lora_compatible", training=SHORT),
+    "lora, no keeping": ReindexSettings(mode="lora", training=replace(SHORT, keep_weight=0)),
+    "adapter, UMAP": ReindexSettings(),
 }
 LIMITS: dict[str, dict[str, Any]] = {
     "50 questions": {},
@@ -84,8 +83,8 @@ def main() -> None:
         ground = Ground(name, folder, embedder)
         held = results["corpora"].get(name, {}).get("points", {}) if only else {}
         with closing(ground.ledger), closing(ground.index):
-            measured = asyncio.run(_corpus(ground, folder / f"{name}-shelves", questions, only))
-        results["corpora"][name] = measured | {"points": held | measured["points"]}
+            measure_crawl = asyncio.run(_corpus(ground, folder / f"{name}-shelves", questions, only))
+        results["corpora"][name] = measure_crawl | {"points": held | measure_crawl["points"]}
         save("frontier", results)
 
 
@@ -99,12 +98,12 @@ class Trainable(CachedEmbedder):
         return SentenceTransformers(str(Path(spec.origin).parent / "model"))
 
     def network(self) -> Any:
-        """See ``Tunable``."""
+        """See ``TunableEmbedder``."""
         return self._model.network()
 
-    def tuned(self, adapter: Adapter) -> Embedder:
-        """See ``Tunable``."""
-        return CachedEmbedder(self._model.tuned(adapter))
+    def with_adapter(self, adapter: Adapter) -> Embedder:
+        """See ``TunableEmbedder``."""
+        return CachedEmbedder(self._model.with_adapter(adapter))
 
 
 async def _corpus(ground: Ground, folder: Path, questions: int, only: Collection[str]) -> dict[str, Any]:
@@ -118,12 +117,12 @@ async def _corpus(ground: Ground, folder: Path, questions: int, only: Collection
             continue
         if "UMAP" in name and not importlib.util.find_spec("umap"):
             continue
-        with mock.patch.object(topics, "principal", _umap) if "UMAP" in name else nullcontext():
+        with mock.patch.object(clustering, "principal", _umap) if "UMAP" in name else nullcontext():
             learnt = fit(ground.index, ground.embedder, replace(settings, checkpoint=folder / f"{name}.pt"))
         found = {"as accepted": learnt} if learnt.accepted and learnt.strength < 1 else {}
         for label, version in (found | {"full": replace(learnt, strength=1.0, accepted=True, version=0)}).items():
             shelf = folder / f"{name}, {label}".replace(" ", "-")
-            Shelf(shelf, "default").write(version)
+            ReindexRegistry(shelf, "default").write(version)
             defense = Reindex(mode=version.mode, folder=shelf, embedder=ground.embedder, index=ground.index)
             points[f"{name}, {label}"] = await _point(ground, f"{name}, {label}", [defense], asked, off, questions)
             points[f"{name}, {label}"] |= {"strength": version.strength, "accepted": learnt.accepted, "why": learnt.why}
@@ -160,10 +159,12 @@ async def _point(
     for name in ATTACKS:
         plan = CrawlPlan(seed=SEED, k=K, questions=questions, label="off" if label == "off" else f"frontier {label}")
         crawler = Crawler(name, _attack(name, ground), {label: target}, ground.ledger, plan)
-        haul = measured(crawler, await crawler.run(), ground.documents, ground.embedder, windows=False).hauls[label]
-        crawls[name] = {"coverage": haul.coverage, "crr": haul.crr, "first_alarm": haul.first_alarm}
+        result = measure_crawl(
+            crawler, await crawler.run(), ground.documents, ground.embedder, windows=False
+        ).by_target[label]
+        crawls[name] = {"coverage": result.coverage, "crr": result.crr, "first_alarm": result.first_alarm}
     mean = {what: float(np.mean([c[what].value for c in crawls.values()])) for what in ("coverage", "crr")}
-    point = {"recall": stats.rate(sum(on), len(on)), "lost": lost, "mean": mean, "crawls": crawls}
+    point = {"recall": stats.proportion(sum(on), len(on)), "lost": lost, "mean": mean, "crawls": crawls}
     print(label, round(lost.value, 3), {k: round(v, 3) for k, v in mean.items()}, file=sys.stderr, flush=True)
     return point
 

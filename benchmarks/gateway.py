@@ -36,18 +36,19 @@ from scipy.stats import ks_2samp
 
 from benchmarks import ROOT, SEED, clustered, save
 from casemate.app import open_app
-from casemate.backends.extractive import Extractive
-from casemate.calibration import Calibration, write
-from casemate.chunks import cut
-from casemate.closeness import FEATURES
-from casemate.defenses.mirabel import Mirabel
+from casemate.backends.generators.extractive import ExtractiveGenerator
 from casemate.demo import clinic
-from casemate.gateway.keys import Grant, Keys
+from casemate.gateway.auth.keys import ApiKeyStore, Grant
 from casemate.gateway.server import serve
-from casemate.guard import Guard
+from casemate.guard.calibration.closeness import FEATURES
+from casemate.guard.calibration.file import write_calibration
+from casemate.guard.defenses.mirabel import Mirabel
+from casemate.guard.guard import Guard
+from casemate.maths.calibration import Calibration
+from casemate.maths.moments import CorpusMoments
 from casemate.protocols import Embedder, Generator, Index
-from casemate.rag import Rag
-from casemate.stats import CorpusMoments
+from casemate.rag.chunking import split_document
+from casemate.rag.pipeline import Rag
 from casemate.types import Document, Hit, Prompt, Query, Retrieval
 
 ENVIRONMENT = os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
@@ -85,7 +86,7 @@ def raw(folder: Path, **sections: Any) -> dict[str, Any]:
         "rag": {"index": {"use": "sqlite", "path": f"{folder}/index.db"}},
         "guard": {"defenses": [{"use": "mirabel", "calibration": f"{folder}/calibration.json"}]},
         "calibrate": {"questions": 200, "documents": 30},
-        "store": {"use": "sql_events", "path": f"{folder}/events.db"},
+        "store": {"use": "sql", "path": f"{folder}/events.db"},
         **sections,
     }
 
@@ -98,10 +99,14 @@ def prepare(folder: Path) -> tuple[list[Document], list[Document]]:
     others, members = notes[:PROBED], notes[PROBED : 2 * PROBED]
     with open_app(raw(folder)) as app:
         embedder = app.guard.rag.embedder
-        held = [chunk for whole in (*pages, *notes[PROBED:]) for chunk in cut(whole, embedder, embedder.max_tokens, 32)]
+        held = [
+            chunk
+            for whole in (*pages, *notes[PROBED:])
+            for chunk in split_document(whole, embedder, embedder.max_tokens, 32)
+        ]
         asyncio.run(app.guard.add(held))
         asyncio.run(app.calibrate())
-        Path(folder / "key").write_text(str(Keys(app.store).create(Grant("load", trust_user=True))[1]))
+        Path(folder / "key").write_text(str(ApiKeyStore(app.store).create(Grant("load", trust_user=True))[1]))
     return members, others
 
 
@@ -126,7 +131,7 @@ def run_server(folder: Path, how: dict[str, Any]) -> None:
     config["guard"]["mode"] = how.get("mode", "enforce")
     app = open_app(config)
     if how.get("hold"):
-        app.guard.generator = Holding(app.guard.generator)
+        app = replace(app, guard=app.guard.instrumented(wrap_generator=Holding))
     serve(app, lambda address: print(address, flush=True))
 
 
@@ -352,7 +357,9 @@ class Scanned(Index):
         scores = self.E @ vector  # (n,)
         best = np.argpartition(-scores, k)[:k]
         best = best[np.argsort(-scores[best])]
-        return Retrieval(tuple(Hit(self.documents[i], float(scores[i])) for i in best), self.held.background(vector))
+        return Retrieval(
+            tuple(Hit(self.documents[i], float(scores[i])) for i in best), self.held.similarity_stats(vector)
+        )
 
 
 async def work(asked: int = 300, n: int = 100_000) -> dict[str, Any]:
@@ -367,10 +374,10 @@ async def work(asked: int = 300, n: int = 100_000) -> dict[str, Any]:
     results: dict[str, Any] = {"documents": n, "questions": asked}
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "calibration.json"
-        write(file, "default", await _fit(index, Q))
+        write_calibration(file, "default", await _fit(index, Q))
         for mode in ("paper", "calibrated"):
             mirabel = Mirabel(mode=mode, calibration=file)
-            guard = Guard(Rag(Given(Q), index, Extractive()), [mirabel])
+            guard = Guard(Rag(Given(Q), index, ExtractiveGenerator()), [mirabel])
             results[mode] = await _own(guard, mirabel, asked)
     return results
 
@@ -410,7 +417,7 @@ async def _own(guard: Guard, mirabel: Mirabel, asked: int) -> dict[str, Any]:
         flagged += sum(v.flagged for v in verdicts)
         vector = embedder.vectors[i]
         times = []
-        for k in (5, 5 + guard.defenses[0].looks + 6):
+        for k in (5, 5 + guard.defenses[0].lookahead + 6):
             began = time.thread_time()
             guard.rag.index.search(vector, k)
             times.append(time.thread_time() - began)

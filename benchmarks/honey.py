@@ -20,18 +20,19 @@ import numpy as np
 
 from benchmarks import SEED, save
 from benchmarks.kept import Kept, corpus, questions
-from casemate import registry, stats
-from casemate.backends.obedient import Obedient
-from casemate.backends.sql_events import SqlEvents
-from casemate.backends.sqlite import SqliteIndex
-from casemate.defenses.honeytoken import HoneyToken
+from casemate import plugins
+from casemate.backends.event_stores.sql import SqlEventStore
+from casemate.backends.generators.simulated_reader import SimulatedReader
+from casemate.backends.indexes.sqlite import SqliteIndex
 from casemate.errors import BudgetExhausted
-from casemate.guard import Guard
-from casemate.lab.box import Box
-from casemate.marks.honey import HoneyKeys, token
-from casemate.monitor.honey.planting import Bed, plant
+from casemate.guard.defenses.honeytoken import HoneyToken
+from casemate.guard.guard import Guard
+from casemate.guard.watermarks.honeytoken_keys import HoneytokenKeyFile, format_credential
+from casemate.maths import stats
+from casemate.monitor.honeytokens.planting import PlantingSettings, plant_records
 from casemate.protocols import Generator
-from casemate.rag import Rag, join
+from casemate.rag.pipeline import Rag, join_stream
+from casemate.redteam.lab.black_box import MeteredBlackBox
 from casemate.types import Prompt, Query, Reply
 
 CORPORA = {"squad": "article", "nfcorpus": "abstract"}
@@ -58,18 +59,22 @@ def measured(name: str, embedder: Kept, folder: Path) -> dict[str, Any]:
     asked = [all_questions[i] for i in rng.permutation(len(all_questions))[: 2 * LOG]]
     (folder / f"{name}.json").write_text(json.dumps({"format": 1, "secret": SECRET, "generation": 1}))
     with closing(SqliteIndex(folder / f"{name}.db")) as index:
-        guard = Guard(Rag(embedder, index, Obedient()), [defense := HoneyToken(keys=folder / f"{name}.json")])
+        guard = Guard(Rag(embedder, index, SimulatedReader()), [defense := HoneyToken(keys=folder / f"{name}.json")])
         documents = corpus(name)
         index.add(documents, embedder.embed([d.content for d in documents]))
         done = asyncio.run(
-            plant(guard, HoneyKeys(defense.keys), Bed(style=CORPORA[name], questions=asked[:LOG], k=K))  # type: ignore[arg-type]
+            plant_records(
+                guard,
+                HoneytokenKeyFile(defense.keys),
+                PlantingSettings(style=CORPORA[name], questions=asked[:LOG], k=K),
+            )  # type: ignore[arg-type]
         )
         others = asked[LOG:]
         found = [harmless(guard, q) for q in others]
         result = {
-            "documents": len(documents), "records": done.held, "given_up": done.given_up,
-            "log": done.benign, "other_questions": stats.rate(sum(f > 0 for f in found), len(found)),
-            "sessions_of_50_with_3": stats.rate(*sessions(guard, others)),
+            "documents": len(documents), "records": done.held, "given_up": done.skipped,
+            "log": done.benign, "other_questions": stats.proportion(sum(f > 0 for f in found), len(found)),
+            "sessions_of_50_with_3": stats.proportion(*sessions(guard, others)),
         }  # fmt: skip
         result["crawlers"] = {c: asyncio.run(crawled(c, guard)) for c in CRAWLERS}
     return result
@@ -109,12 +114,12 @@ async def crawled(name: str, guard: Guard) -> dict[str, Any]:
         first.setdefault(len(seen), asked)
         return answer.reply
 
-    attack = registry.load("crawler", name)()
-    for option, kind in registry.wants(type(attack)).items():
+    attack = plugins.load("crawler", name)()
+    for option, kind in plugins.injected(type(attack)).items():
         if kind.__name__ == "Embedder":
             setattr(attack, option, guard.rag.embedder)
     with suppress(BudgetExhausted):
-        async for _ in attack.extract(Box(ask), np.random.default_rng(SEED)):
+        async for _ in attack.extract(MeteredBlackBox(ask), np.random.default_rng(SEED)):
             pass
     reached = [next((q for n, q in first.items() if n >= least), None) for least in (1, ALARM)]
     return {"questions": asked, "records": len(seen), "first_at": reached[0], "third_at": reached[1]}
@@ -122,8 +127,8 @@ async def crawled(name: str, guard: Guard) -> dict[str, Any]:
 
 async def delays(folder: Path, repeats: int = 200) -> dict[str, float]:
     """Milliseconds from the last letter of a token, as the model writes it, to an event that a reader finds."""
-    keys = HoneyKeys(folder / "delay.json")
-    leaked = token("api_key", keys.get().prompt_mark("api_key", 1), "example.net")
+    keys = HoneytokenKeyFile(folder / "delay.json")
+    leaked = format_credential("api_key", keys.load_or_create().prompt_token("api_key", 1), "example.net")
     written, found = [0.0], list[float]()
 
     class Leaks(Generator):
@@ -133,10 +138,10 @@ async def delays(folder: Path, repeats: int = 200) -> dict[str, float]:
             yield leaked
             yield ", and that is all there is to say about it, for now and for ever."
 
-    with closing(SqlEvents(path=folder / "delay.db")) as store:
+    with closing(SqlEventStore(path=folder / "delay.db")) as store:
         generator = HoneyToken(keys=keys.path, store=store).on_generate(Leaks())
         for i in range(repeats):
-            await join(generator.stream(Prompt("q", (), "Answer.")))
+            await join_stream(generator.stream(Prompt("q", (), "Answer.")))
             assert len(store.scan("verdict")) == i + 1
             found.append(1e3 * (time.perf_counter() - written[0]))
     return {"median_ms": float(np.median(found)), "p99_ms": float(np.quantile(found, 0.99))}

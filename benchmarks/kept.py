@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 
 from benchmarks import DATA
-from casemate.backends.minilm import MiniLM
-from casemate.protocols import Progress, Remembering
+from casemate.backends.embedders.minilm import MiniLM
+from casemate.protocols import EmbedderProxy, Progress
 from casemate.types import Document, Vector
 
 SPAN = 12
 
 
-class Kept(Remembering):
+class Kept(EmbedderProxy):
     """MiniLM, and a file of vectors by the hashes of their texts."""
 
     def __init__(self, file: Path, inner: MiniLM | None = None) -> None:

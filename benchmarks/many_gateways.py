@@ -34,10 +34,10 @@ import numpy as np
 from benchmarks import ROOT, SEED, save
 from benchmarks.gateway import ENVIRONMENT, _cpu_s, _load, client
 from casemate.app import open_app
-from casemate.backends.sql_events import SqlEvents
-from casemate.chunks import cut
+from casemate.backends.event_stores.sql import SqlEventStore
 from casemate.demo import clinic
-from casemate.gateway.keys import Grant, Keys
+from casemate.gateway.auth.keys import ApiKeyStore, Grant
+from casemate.rag.chunking import split_document
 from casemate.types import Document, Event, Secret
 
 VERDICTS, KEYS = 100_000, 500
@@ -75,9 +75,9 @@ def _postgres(folder: str) -> Iterator[tuple[str, int]]:
 
 def polling(url: str) -> dict[str, dict[str, float]]:
     """Milliseconds by the clock, and of processor here, of learning that nothing is new."""
-    with closing(SqlEvents(Secret(url))) as store:
+    with closing(SqlEventStore(Secret(url))) as store:
         _fill(store)
-        _, place = store.follow("key", 0)
+        _, place = store.read_since("key", 0)
         recent = datetime.now(UTC) - timedelta(minutes=2)
         found = {"by_time": _cost(lambda: store.scan("key", recent))}
         with store._engine.begin() as connection:
@@ -86,11 +86,11 @@ def polling(url: str) -> dict[str, dict[str, float]]:
         found["by_time_with_an_index_on_kind_and_at"] = _cost(lambda: store.scan("key", recent))
         with store._engine.begin() as connection:
             connection.exec_driver_sql("DROP INDEX extra")
-        found["by_place"] = _cost(lambda: store.follow("key", place))
+        found["by_place"] = _cost(lambda: store.read_since("key", place))
     return found
 
 
-def _fill(store: SqlEvents) -> None:
+def _fill(store: SqlEventStore) -> None:
     """Verdicts of the last five minutes among a few keys."""
     now, verdict = datetime.now(UTC), {"defense": "mirabel", "flagged": False, "text": "x" * 300}
     step = VERDICTS // KEYS
@@ -122,7 +122,7 @@ def _config(folder: Path, url: str) -> dict[str, Any]:
         "rag": {"index": {"use": "pgvector", "url": url}, "embedder": {"use": "minilm", "threads": 1}},
         "guard": {"defenses": [{"use": "mirabel", "calibration": f"{folder}/calibration.json"}]},
         "calibrate": {"questions": 100, "documents": 20},
-        "store": {"use": "sql_events", "url": url},
+        "store": {"use": "sql", "url": url},
         "gateway": section,
     }
 
@@ -195,9 +195,11 @@ def _prepare(folder: Path, url: str) -> None:
     random.Random(SEED).shuffle(documents)
     with open_app(config) as app:
         embedder = app.guard.rag.embedder
-        asyncio.run(app.guard.add([c for whole in documents for c in cut(whole, embedder, embedder.max_tokens, 32)]))
+        asyncio.run(
+            app.guard.add([c for whole in documents for c in split_document(whole, embedder, embedder.max_tokens, 32)])
+        )
         asyncio.run(app.calibrate())
-        (folder / "key").write_text(str(Keys(app.store).create(Grant("load", trust_user=True))[1]))
+        (folder / "key").write_text(str(ApiKeyStore(app.store).create(Grant("load", trust_user=True))[1]))
 
 
 @contextmanager

@@ -21,11 +21,12 @@ from typing import Any
 import numpy as np
 
 from benchmarks import DATA, nfcorpus_questions, save
-from casemate.app import App, open_app
-from casemate.corpus import Corpus
-from casemate.ingest import Ingest
-from casemate.lab.results import Campaign
-from casemate.redteam import run_campaign
+from casemate.app import open_app
+from casemate.rag.corpus import Corpus
+from casemate.rag.ingest import Ingest
+from casemate.redteam.campaigns.own import OwnMembershipCampaign
+from casemate.redteam.lab.results import CampaignResult
+from casemate.system import App
 from casemate.types import Query
 
 
@@ -42,7 +43,7 @@ def main() -> None:
             "rag": {"corpus": str(DATA / "nfcorpus"), "k": 3, "index": {"use": "sqlite", "path": f"{folder}/index.db"}},
             "redteam": {"split": f"{folder}/split.json", "folder": f"{folder}/all"},
             "guard": {"defenses": [{"use": "mirabel", "calibration": f"{folder}/calibration.json"}]},
-            "store": {"use": "sql_events", "path": f"{folder}/events.db"},
+            "store": {"use": "sql", "path": f"{folder}/events.db"},
         }
         with open_app(raw) as app:
             work = Ingest(app.guard, Corpus(DATA / "nfcorpus"))
@@ -68,11 +69,11 @@ def main() -> None:
     save("membership", results)
 
 
-def _campaign(raw: dict[str, Any]) -> tuple[Campaign, float]:
+def _campaign(raw: dict[str, Any]) -> tuple[CampaignResult, float]:
     with open_app(raw) as app:
         start = time.perf_counter()
         log, benign = nfcorpus_questions("qrels.dev.tsv"), nfcorpus_questions("qrels.tsv")
-        return asyncio.run(run_campaign(app, log, benign, _steps)), time.perf_counter() - start
+        return asyncio.run(OwnMembershipCampaign(app, benign, query_log=log).run(_steps)), time.perf_counter() - start
 
 
 @contextmanager
@@ -90,12 +91,11 @@ def _cost(app: App) -> dict[str, float]:
 
     Asked twice: documents are read at first sight, and the stems of the last few thousand are remembered.
     """
-    defense = app.calibrated
-    assert defense is not None
+    (defense,) = app.calibrated
     found = []
     for text in nfcorpus_questions("qrels.tsv"):
         vector = asyncio.run(app.guard.rag.encode(Query(text, k=3)))
-        found.append((text, app.index.search(vector, 3 + defense.looks + 2 * defense.hides)))
+        found.append((text, app.index.search(vector, 3 + defense.lookahead + 2 * defense.max_hidden_sources)))
 
     async def judge(number: int, time_: str) -> float:
         text, retrieval = found[number]

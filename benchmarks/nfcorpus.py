@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 
 from benchmarks import DATA, SEED, median_s, save
-from casemate import metrics
-from casemate.app import App, open_app
-from casemate.backends.minilm import BATCH_TOKENS, MAX_TOKENS, MiniLM
-from casemate.corpus import Corpus
-from casemate.defenses.mirabel import Mirabel
-from casemate.ingest import Ingest
-from casemate.stats import THRESHOLDS, clopper_pearson
+from casemate.app import open_app
+from casemate.backends.embedders.minilm import BATCH_TOKENS, MAX_TOKENS, MiniLM
+from casemate.guard.defenses.mirabel import Mirabel
+from casemate.maths import metrics
+from casemate.maths.stats import THRESHOLD_FORMS, clopper_pearson
+from casemate.rag.corpus import Corpus
+from casemate.rag.ingest import Ingest
+from casemate.system import App
 from casemate.types import Query
 
 PROBES = 250
@@ -31,7 +32,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         raw = {
             "rag": {"index": {"use": "sqlite", "path": f"{folder}/index.db"}},
-            "store": {"use": "sql_events", "path": f"{folder}/events.db"},
+            "store": {"use": "sql", "path": f"{folder}/events.db"},
         }
         with open_app(raw) as app:
             results = {"indexing": _index(app)}
@@ -159,7 +160,7 @@ def _mirabel(app: App, questions: dict[str, str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for kind, texts in kinds.items():
         retrievals = [asyncio.run(app.guard.rag.retrieve(Query(text))) for text in texts]
-        for form in THRESHOLDS:
+        for form in THRESHOLD_FORMS:
             flagged = sum(Mirabel(mode=form).judge(r).flagged for r in retrievals)  # type: ignore[arg-type]
             rate = {"flagged": flagged / len(texts), "of": len(texts), "interval": clopper_pearson(flagged, len(texts))}
             found.setdefault(form, {})[kind] = rate

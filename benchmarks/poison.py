@@ -24,14 +24,14 @@ import numpy as np
 
 from benchmarks import SEED, save
 from benchmarks.kept import Kept, corpus, questions, rows
-from casemate import stats
-from casemate.attacks.poison import Poison
-from casemate.attacks.trigger import Trigger
-from casemate.backends.sqlite import SqliteIndex
-from casemate.monitor.poison.impact import Standings
-from casemate.monitor.poison.suspicion import Judgement, Suspicion
+from casemate.backends.indexes.sqlite import SqliteIndex
+from casemate.maths import stats
+from casemate.monitor.poisoning.retrieval_impact import QuestionScores
+from casemate.monitor.poisoning.scoring import PoisonScreener, ScreeningResult
+from casemate.redteam.attacks.poison import Poison
+from casemate.redteam.attacks.trigger import Trigger
+from casemate.text.tokens import STOP_WORDS, words
 from casemate.types import Document, Vector
-from casemate.words import STOP_WORDS, words
 
 CORPORA = ("squad", "nfcorpus")
 WATCHED, K, SPLITS, HELD_OUT = 2000, 5, 3, 0.1
@@ -88,15 +88,15 @@ class Ground:
         held = [documents[i] for i in order[cut:]]
         self.index.add(held, embedder.embed([d.content for d in held]))
 
-    def learnt(self, more: Sequence[str], vectors: Vector | None) -> Suspicion:
+    def fitted(self, more: Sequence[str], vectors: Vector | None) -> PoisonScreener:
         """What harmless documents are like, with these questions watched beside the corpus's."""
         both = self.asked_vectors if vectors is None else np.concatenate([self.asked_vectors, vectors])
-        return Suspicion.learnt(self.index, [*self.asked, *more], both, k=K)
+        return PoisonScreener.fit(self.index, [*self.asked, *more], both, k=K)
 
-    def anew(self, learnt: Suspicion) -> Suspicion:
+    def restart(self, learnt: PoisonScreener) -> PoisonScreener:
         """The same, before it has judged anything; what the index says to a vector is looked up once."""
-        fresh, search = copy.copy(learnt), learnt._second
-        fresh._young = type(learnt._young)(learnt._young.size)
+        fresh, search = copy.copy(learnt), learnt._second_nearest
+        fresh._recent = type(learnt._recent)(learnt._recent.size)
 
         def second(vector: Vector) -> float:
             key = vector.tobytes()
@@ -104,7 +104,7 @@ class Ground:
                 self.seconds[key] = search(vector)
             return self.seconds[key]
 
-        fresh._second = second  # type: ignore[method-assign]
+        fresh._second_nearest = second  # type: ignore[method-assign]
         return fresh
 
 
@@ -139,20 +139,22 @@ def measured(name: str, texts: Texts, embedder: Kept, folder: Path) -> dict[str,
         ground = Ground(name, embedder, folder, split)
         with closing(ground.index):
             for case, what, found in judged(ground, texts, embedder, by_itself=not split):
-                counts.setdefault((case, what), []).extend(j.quarantine for j in found)
+                counts.setdefault((case, what), []).extend(j.suspicious for j in found)
             if not split:
                 result |= {"documents": ground.index.moments().n, "own_attacks": own(ground, texts, embedder)}
         print(name, split, file=sys.stderr)
     for (case, what), held in counts.items():
-        result.setdefault(case, {})[what] = stats.rate(sum(held), len(held))
+        result.setdefault(case, {})[what] = stats.proportion(sum(held), len(held))
     return result
 
 
-def judged(ground: Ground, texts: Texts, embedder: Kept, by_itself: bool) -> Iterator[tuple[str, str, list[Judgement]]]:
+def judged(
+    ground: Ground, texts: Texts, embedder: Kept, by_itself: bool
+) -> Iterator[tuple[str, str, list[ScreeningResult]]]:
     """What is thought of harmless documents and of poison, by case and by how it arrives."""
     for case in ("watched", "reworded", "not watched"):
-        learnt = ground.learnt(*texts.watched(case))
-        yield case, "harmless", ground.anew(learnt).judge(ground.new, ground.new_vectors)
+        learnt = ground.fitted(*texts.watched(case))
+        yield case, "harmless", ground.restart(learnt).screen(ground.new, ground.new_vectors)
         for form, written in texts.forms.items():
             poison, E = [Document(f"p{i}", t) for i, t in enumerate(written)], embedder.embed(written)
             for arrival, found in arrivals(ground, learnt, poison, E, by_itself):
@@ -160,12 +162,12 @@ def judged(ground: Ground, texts: Texts, embedder: Kept, by_itself: bool) -> Ite
 
 
 def arrivals(
-    ground: Ground, learnt: Suspicion, poison: list[Document], E: Vector, by_itself: bool
-) -> Iterator[tuple[str, list[Judgement]]]:
+    ground: Ground, learnt: PoisonScreener, poison: list[Document], E: Vector, by_itself: bool
+) -> Iterator[tuple[str, list[ScreeningResult]]]:
     """What is thought of poison, by how it arrives."""
     for arrival, step in (("five together", 1), ("one alone", 5)):
         batch = np.concatenate([ground.new_vectors, E[::step]])
-        found = ground.anew(learnt).judge([*ground.new, *poison[::step]], batch)
+        found = ground.restart(learnt).screen([*ground.new, *poison[::step]], batch)
         yield arrival, found[len(ground.new) :]
     if by_itself:
         one_by_one = after_another(ground, learnt, poison[: 5 * ATTACKED], E[: 5 * ATTACKED])
@@ -173,14 +175,17 @@ def arrivals(
             yield f"one after another, number {place + 1}", one_by_one[place::5]
 
 
-def after_another(ground: Ground, learnt: Suspicion, poison: list[Document], E: Vector) -> list[Judgement]:
+def after_another(ground: Ground, learnt: PoisonScreener, poison: list[Document], E: Vector) -> list[ScreeningResult]:
     """Each text by itself; whoever is let in is held from then on, in the index, too, until the end."""
     suspicion, found = copy.copy(learnt), []
-    suspicion._young, suspicion.standings = type(learnt._young)(learnt._young.size), copy.copy(learnt.standings)
+    suspicion._recent, suspicion.question_scores = (
+        type(learnt._recent)(learnt._recent.size),
+        copy.copy(learnt.question_scores),
+    )
     for document, vector in zip(poison, E, strict=True):
-        (judgement,) = suspicion.judge([document], vector[None])
+        (judgement,) = suspicion.screen([document], vector[None])
         found.append(judgement)
-        if not judgement.quarantine:
+        if not judgement.suspicious:
             ground.index.add([document], vector[None])
             suspicion.admit(vector[None])
     ground.index.remove([d.source for d in poison])
@@ -225,15 +230,17 @@ def told(
     result: dict[str, Any] = {"texts": len(poison), "found_by_the_attacked": entering(ground, E, attacked)}
     for case in ("watched", "not watched"):
         more, vectors = texts.watched(case)
-        judgements = ground.learnt(more, vectors).judge(poison, E)
-        result[f"held_back_{case.replace(' ', '_')}"] = stats.rate(sum(j.quarantine for j in judgements), len(poison))
+        judgements = ground.fitted(more, vectors).screen(poison, E)
+        result[f"held_back_{case.replace(' ', '_')}"] = stats.proportion(
+            sum(j.suspicious for j in judgements), len(poison)
+        )
     return result
 
 
-def entering(ground: Ground, E: Vector, asked: Vector) -> stats.Rate:
+def entering(ground: Ground, E: Vector, asked: Vector) -> stats.Estimate:
     """Share of questions whose best five any of the documents would be among."""
-    standings = Standings.of([""] * len(asked), asked, ground.index, K)
-    return stats.rate(int((standings.over(E).max(axis=0) >= 0).sum()), len(asked))
+    scores = QuestionScores.of([""] * len(asked), asked, ground.index, K)
+    return stats.proportion(int((scores.margins(E).max(axis=0) >= 0).sum()), len(asked))
 
 
 if __name__ == "__main__":

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 
 from benchmarks import DATA, SEED, nfcorpus_app, nfcorpus_questions, save
-from casemate import metrics, stats
-from casemate.app import App
-from casemate.attacks.direct import Direct
-from casemate.attacks.interrogation import Interrogation, said
-from casemate.attacks.s2mia import S2MIA
+from casemate.maths import metrics, stats
 from casemate.protocols import MembershipAttack
+from casemate.redteam.attacks.direct import Direct
+from casemate.redteam.attacks.interrogation import Interrogation, yes_no_answer
+from casemate.redteam.attacks.s2mia import S2MIA
+from casemate.system import App
 from casemate.types import Document, Probe, Query, Reply
 
 FILES: dict[str, tuple[str, MembershipAttack]] = {
@@ -67,8 +67,8 @@ def _judge(app: App, name: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "auc_recorded": stats.bootstrap(metrics.auc, before["yes"], before["no"], SEED),
         "auc_with_the_guard": stats.bootstrap(metrics.auc, after["yes"], after["no"], SEED),
-        "withheld_of_questions": stats.rate(hidden_questions, asked),
-        "withheld_of_documents": stats.rate(hidden_documents, members),
+        "withheld_of_questions": stats.proportion(hidden_questions, asked),
+        "withheld_of_documents": stats.proportion(hidden_documents, members),
         "members": members,
         "nonmembers": len(before["no"]),
     }
@@ -94,7 +94,7 @@ def _score(attack: MembershipAttack, row: dict[str, Any], stand_in: dict[str, An
     key: dict[str, Any] = {}
     if "answers" in row:
         truths = zip(row["answers"], stand_in["answers"], hidden, strict=False)
-        key = {"truth": [said(other if h else own) for own, other, h in truths]}
+        key = {"truth": [yes_no_answer(other if h else own) for own, other, h in truths]}
     text = stand_in if hidden == [True] and not key else row  # the other's reply is about the other's text
     candidate = Document(text["_id"], text["text"], text["title"])
     probe = Probe(tuple(row["questions"][: len(replies)]), key)

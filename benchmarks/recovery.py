@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks import SEED, save
-from casemate import recovery
-from casemate.recovery import Recovery, Segments, recovered, segments, window_sizes
+from casemate.maths import recovery
+from casemate.maths.recovery import Recovery, Segments, chunk_recovery, segments, window_sizes
+from casemate.text.tokens import words
 from casemate.types import Vector
-from casemate.words import words
 
 DIM, COMMON, RARE, TOPICS = 384, 150, 30_000, 300
 CHUNKS, ANSWERS, SAMPLE = 10_000, 5_000, 100
@@ -107,7 +107,7 @@ def measure(world: World, chunks: list[str], answers: list[str]) -> dict[str, An
     E, S = world.embed(chunks), world.embed(found.texts)
     seen = _counted()
     start, cpu = time.perf_counter(), time.process_time()
-    result = recovered(chunks, E, found, S)
+    result = chunk_recovery(chunks, E, found, S)
     compare_s, cpu_s = time.perf_counter() - start, time.process_time() - cpu
     levels = [str(level) for level in result.levels]
     return {
@@ -129,14 +129,14 @@ def measure(world: World, chunks: list[str], answers: list[str]) -> dict[str, An
 def _counted() -> dict[str, int]:
     """Counts what is looked at, from now on."""
     seen = {"pairs_near": 0, "pairs_bounded": 0, "pairs_rouge": 0}
-    search, lcs = recovery._Search, recovery.lcs
-    compare, shared = search.__dict__["compare"], search.__dict__["_shared"]
+    search, lcs = recovery._Search, recovery.bit_parallel_lcs
+    compare, shared = search.__dict__["compare"], search.__dict__["_common_words"]
 
     def counting_compare(self: Any, i: int, js: Any) -> None:
         seen["pairs_near"] += len(js)
         compare(self, i, js)
 
-    def counting_shared(self: Any, chunk: Any, js: Any) -> Any:
+    def counting_common_words(self: Any, chunk: Any, js: Any) -> Any:
         seen["pairs_bounded"] += len(js)
         return shared(self, chunk, js)
 
@@ -144,7 +144,11 @@ def _counted() -> dict[str, int]:
         seen["pairs_rouge"] += 1
         return lcs(*arguments)
 
-    search.compare, search._shared, recovery.lcs = counting_compare, counting_shared, counting_lcs
+    search.compare, search._common_words, recovery.bit_parallel_lcs = (
+        counting_compare,
+        counting_common_words,
+        counting_lcs,
+    )
     return seen
 
 
@@ -156,7 +160,7 @@ def _checked(
     wrong = tables = 0
     for i in sample:
         cosines = vectors[1].astype(np.float64) @ vectors[0][i].astype(np.float64)
-        near = np.flatnonzero(cosines > recovery.SEMANTIC)[:MOST]
+        near = np.flatnonzero(cosines > recovery.MIN_COSINE)[:MOST]
         last = found.queries[near[-1]] if len(near) == MOST else np.inf  # from here on not all is looked at
         a = words(chunks[i])
         firsts = np.zeros((2, len(result.levels)), np.int64)

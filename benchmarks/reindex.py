@@ -23,26 +23,26 @@ import numpy as np
 
 from benchmarks import SEED, save
 from benchmarks.kept import corpus, span
-from casemate.backends.minilm import MiniLM
-from casemate.backends.sqlite import SqliteIndex
-from casemate.defenses.reindex import Reindex
-from casemate.lab.box import CachedEmbedder
-from casemate.lab.finding import crossings, found
-from casemate.lab.reindex import Settings, fit
-from casemate.reindexing.shelf import Shelf
-from casemate.reindexing.space import Reindexing, key
+from casemate.backends.embedders.minilm import MiniLM
+from casemate.backends.indexes.sqlite import SqliteIndex
+from casemate.guard.defenses.reindex import Reindex
+from casemate.maths.clustering import NOISE, TopicSettings, silhouette
+from casemate.redteam.lab.caching import CachedEmbedder
+from casemate.reindexing.fitting import ReindexSettings, fit
+from casemate.reindexing.registry import ReindexRegistry
+from casemate.reindexing.retrieval_quality import cross_topic_share, found_in_top_k
+from casemate.reindexing.space import Reindexing, chunk_key
 from casemate.reindexing.supcon import TrainSettings
-from casemate.reindexing.topics import NOISE, TopicSettings, silhouette
 from casemate.types import Document, Query, Vector
 
 CHUNKS, ASKED, K, ENDS, POOL = 2500, 600, 5, 25, 64
 BUDGETS = (100, 250, 500)
 NAMES = {
-    "adapter": Settings(),
-    "adapter, no keeping": Settings(training=TrainSettings(keep=0)),
-    "adapter, k-means": Settings(topics=TopicSettings(method="kmeans")),
-    "compatible": Settings(mode="compatible"),
-    "gate": Settings(mode="gate"),
+    "adapter": ReindexSettings(),
+    "adapter, no keeping": ReindexSettings(training=TrainSettings(keep_weight=0)),
+    "adapter, k-means": ReindexSettings(topics=TopicSettings(method="kmeans")),
+    "compatible": ReindexSettings(mode="compatible"),
+    "gate": ReindexSettings(mode="gate"),
 }
 
 
@@ -70,7 +70,7 @@ def main() -> None:
             results[name]["full"] = bench.figures(replace(learnt, strength=1.0))
             print(name, json.dumps(results[name]), file=sys.stderr, flush=True)
             if name == "adapter":
-                Shelf(Path(folder), settings.tenant).write(learnt)
+                ReindexRegistry(Path(folder), settings.tenant).write(learnt)
         results["added_to_a_request_us"] = _cost(index, embedder, Path(folder), bench.asked)
     save("reindex", results)
 
@@ -100,17 +100,17 @@ class _Bench:
         self, embedder: CachedEmbedder, documents: list[Document], E: Vector, begin: list[str], rng: np.random.Generator
     ) -> None:
         self.embedder, self.texts, self.E, self.begin = embedder, [d.text for d in documents], E, begin
-        self.keys = np.array([key(d) for d in documents], np.uint64)
+        self.keys = np.array([chunk_key(d) for d in documents], np.uint64)
         self.about = rng.choice(len(documents), ASKED, replace=False)
         self.asked = [span(self.texts[i], rng) for i in self.about]
         self.Q = embedder.embed(self.asked)
 
     def figures(self, learnt: Reindexing | None) -> dict[str, Any]:
         labels = learnt.topics(self.keys, self.E) if learnt else np.zeros(len(self.E), np.int64)
-        Z = learnt.chunks(self.E) if learnt else self.E
+        Z = learnt.map_chunks(self.E) if learnt else self.E
         score = (lambda Q: learnt.scores(Q, Z, labels)) if learnt else (lambda Q: Q @ self.E.T)
         own = [np.array([i]) for i in self.about]
-        result: dict[str, Any] = {"known_item_recall": float(found(score, self.Q, own, K).mean())}
+        result: dict[str, Any] = {"known_item_recall": float(found_in_top_k(score, self.Q, own, K).mean())}
         result["coverage"] = dict(zip(map(str, BUDGETS), self.crawl(score), strict=True))
         if learnt is None:
             return result
@@ -118,9 +118,11 @@ class _Bench:
         asked = labels[self.about] != NOISE
         for when, s, V in (("before", lambda Q: Q @ self.E.T, self.E), ("after", score, Z)):
             result[f"silhouette_{when}"] = silhouette(V, labels)
-            result[f"strangers_{when}"] = crossings(s, self.E[inside], labels[inside], labels, K, inside.tolist())
+            result[f"strangers_{when}"] = cross_topic_share(
+                s, self.E[inside], labels[inside], labels, K, inside.tolist()
+            )
             topic = labels[self.about][asked]
-            result[f"strangers_asked_{when}"] = crossings(s, self.Q[asked], topic, labels, K)
+            result[f"strangers_asked_{when}"] = cross_topic_share(s, self.Q[asked], topic, labels, K)
         return result | self.pooled(score)
 
     def pooled(self, score: Callable[[Vector], Vector]) -> dict[str, float]:

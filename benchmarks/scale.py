@@ -30,19 +30,20 @@ from typing import Any
 import numpy as np
 
 from benchmarks import ROOT, SEED, save
-from casemate.app import Embedding, open_app
-from casemate.backends.minilm import MiniLM
-from casemate.backends.ray import RayCluster
+from casemate.app import open_app
+from casemate.backends.clusters.ray import RayCluster
+from casemate.backends.embedders.minilm import MiniLM
 from casemate.config import Config
-from casemate.corpus import Corpus
-from casemate.defenses.mirabel import Mirabel
 from casemate.demo.clinic import write_corpus
-from casemate.ingest import Ingest
-from casemate.neighbors import one_thread
-from casemate.redteam import run_campaign
-from casemate.reindexing.topics import TopicSettings, find_topics, nearest
-from casemate.spread import Alone, Spread, in_pieces
-from casemate.stats import CorpusMoments
+from casemate.guard.defenses.mirabel import Mirabel
+from casemate.maths.clustering import TopicSettings, assign_topics, find_topics
+from casemate.maths.moments import CorpusMoments
+from casemate.rag.corpus import Corpus
+from casemate.rag.ingest import Ingest
+from casemate.redteam.campaigns.own import OwnMembershipCampaign
+from casemate.runtime.blas_threads import single_blas_thread
+from casemate.runtime.executor import Executor, LocalExecutor, batches
+from casemate.system import EmbeddingTask
 from casemate.types import Document, Hit, Retrieval
 
 DIM, BLOCK, CLUSTERS = 384, 20_000, 2000
@@ -60,7 +61,7 @@ def main() -> None:
     file, found = ROOT / "benchmarks/results/scale.json", dict[str, Any]()
     if named := sys.argv[1:]:
         found = json.loads(file.read_text())["results"]
-    with tempfile.TemporaryDirectory(prefix="casemate-scale-") as folder, one_thread():
+    with tempfile.TemporaryDirectory(prefix="casemate-scale-") as folder, single_blas_thread():
         for name, measure in {"vectors": vectors, "units": units, "cluster": cluster}.items():
             if not named or name in named:
                 found[name] = measure(Path(folder)) | {"load": os.getloadavg()[0]}
@@ -175,7 +176,7 @@ def _moments(stored: Stored, sizes: tuple[int, ...]) -> tuple[dict[int, CorpusMo
     """Of the first so many, and what they took from the start."""
     held, cost, began = {}, {}, time.process_time()
     pieces = ((rows.stop, stored.read(rows)) for rows in _blocks(stored.n))
-    for stop, total in summed(Alone(), pieces):
+    for stop, total in summed(LocalExecutor(), pieces):
         for n in sizes:
             if stop == n or (n < BLOCK and n not in held):
                 part = total if stop == n else CorpusMoments.of(stored.read(range(n)))
@@ -203,7 +204,7 @@ def _checked(stored: Stored, Q: np.ndarray, n: int, held: CorpusMoments) -> dict
         best, at = np.take_along_axis(best, top, axis=1), np.take_along_axis(at, top, axis=1)
     mean = total / n
     std = np.sqrt(squares / n - mean**2)
-    law = [held.background(q) for q in Q]
+    law = [held.similarity_stats(q) for q in Q]
     return {
         "recall_at_1": float(np.mean(found[:, 0] == at[:, 0])),
         "recall_at_10": float(np.mean([len({*a} & {*b}) / K for a, b in zip(found, at, strict=True)])),
@@ -219,7 +220,7 @@ def _decision(moments: CorpusMoments, Q: np.ndarray) -> float:
 
     def judge() -> None:
         for q in Q:
-            mirabel.judge(Retrieval(hits, moments.background(q)))
+            mirabel.judge(Retrieval(hits, moments.similarity_stats(q)))
 
     return _cpu(judge, 100) / len(Q)
 
@@ -250,7 +251,7 @@ def units(folder: Path) -> dict[str, Any]:
     found["hdbscan_5000_cpu_s"] = _once(lambda: find_topics(X))
     found["kmeans_5000_cpu_s"] = _once(lambda: find_topics(X, TopicSettings(method="kmeans")))
     topics = find_topics(X, TopicSettings(method="kmeans"))
-    each = _cpu(lambda: nearest(X, topics.centroids, topics.floors), 10) / len(X)
+    each = _cpu(lambda: assign_topics(X, topics.centroids, topics.floors), 10) / len(X)
     found["assign_rows_a_cpu_s_50_topics"] = 1 / each
     return found | _campaign(folder / "campaign")
 
@@ -286,7 +287,7 @@ def _campaign(folder: Path) -> dict[str, float]:
     config = {
         "rag": {"corpus": str(folder / "clinic"), "k": 3, "index": {"use": "sqlite", "path": f"{folder}/index.db"}},
         "guard": {"defenses": [{"use": "mirabel", "mode": "paper"}]},
-        "store": {"use": "sql_events", "path": f"{folder}/events.db"},
+        "store": {"use": "sql", "path": f"{folder}/events.db"},
         "redteam": {
             "attacks": ["direct", "mba", "interrogation", "dcmi"],
             "members": 15,
@@ -317,7 +318,7 @@ def _campaign(folder: Path) -> dict[str, float]:
         began = time.process_time()
         report = asyncio.run(work.run(work.plan()))
         indexing, embedding = time.process_time() - began, sum(inside)
-        campaign = asyncio.run(run_campaign(app, (), (), steps))
+        campaign = asyncio.run(OwnMembershipCampaign(app).run(steps))
     return {
         "index_clinic_cpu_ms_a_chunk": 1e3 * indexing / report.chunks,
         "index_driver_cpu_ms_a_chunk": 1e3 * (indexing - embedding) / report.chunks,
@@ -334,7 +335,7 @@ class Moments:
 
     def __call__(self, piece: tuple[int, Any]) -> tuple[int, CorpusMoments]:
         """What ``read`` gives, summed by one thread."""
-        with one_thread():
+        with single_blas_thread():
             return piece[0], CorpusMoments.of(self.read(piece[1]))
 
 
@@ -344,7 +345,7 @@ def itself(value: np.ndarray) -> np.ndarray:
 
 
 def summed(
-    spread: Spread, pieces: Iterable[tuple[int, Any]], read: Callable[[Any], np.ndarray] = itself
+    spread: Executor, pieces: Iterable[tuple[int, Any]], read: Callable[[Any], np.ndarray] = itself
 ) -> Iterator[tuple[int, CorpusMoments]]:
     """Maps over the workers, merges here, in the order of the pieces."""
     total = CorpusMoments.empty(DIM)
@@ -368,7 +369,7 @@ def cluster(folder: Path) -> dict[str, Any]:
     """64 pieces of 16 chunks, on one worker and on two; and the moments of 100,000 vectors, sent or read there."""
     rng = np.random.default_rng(SEED)
     texts = [_text(rng, 100) for _ in range(1024)]
-    task = Embedding.of(Config(), MiniLM(threads=1).fingerprint)
+    task = EmbeddingTask.of(Config(), MiniLM(threads=1).fingerprint)
     E = rng.standard_normal((100_000, DIM)).astype(np.float32)
     np.save(folder / "E.npy", E)
     ways: dict[str, tuple[Any, ...]] = {
@@ -379,9 +380,9 @@ def cluster(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {"load_before": os.getloadavg()[0]}
     for cores in (1, 2):
         with closing(RayCluster("local", cores)) as spread:
-            list(spread.map(Timed(task), in_pieces(texts[:32], 16)))  # the workers load the model
+            list(spread.map(Timed(task), batches(texts[:32], 16)))  # the workers load the model
             before, began, own = _ray_cpu(), time.perf_counter(), time.process_time()
-            useful = sum(spread.map(Timed(task), in_pieces(texts, 16)))
+            useful = sum(spread.map(Timed(task), batches(texts, 16)))
             wall, total = time.perf_counter() - began, _ray_cpu() - before + time.process_time() - own
             moments = {way: _moved(spread, work) for way, work in ways.items()}
         found[f"workers_{cores}"] = {
@@ -391,7 +392,7 @@ def cluster(folder: Path) -> dict[str, Any]:
             "embed_useful_share_of_cpu": useful / total,
             **moments,
         }
-    found["moments_alone_cpu_s"] = _once(lambda: list(summed(Alone(), *ways["moments_sent"])))
+    found["moments_alone_cpu_s"] = _once(lambda: list(summed(LocalExecutor(), *ways["moments_sent"])))
     walls = [found[f"workers_{cores}"]["embed_wall_s"] for cores in (1, 2)]
     return found | {"embed_wall_efficiency_2": walls[0] / walls[1] / 2}
 
@@ -409,7 +410,7 @@ def _moved(spread: RayCluster, work: tuple[Any, ...]) -> dict[str, float]:
 class Timed:
     """What the task takes a worker, in CPU-seconds."""
 
-    def __init__(self, task: Embedding) -> None:
+    def __init__(self, task: EmbeddingTask) -> None:
         self.task = task
 
     def __call__(self, texts: list[str]) -> float:

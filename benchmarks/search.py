@@ -11,7 +11,7 @@ import time
 import numpy as np
 
 from benchmarks import SEED, clustered, median_s, save
-from casemate.neighbors import Approximate, Exact
+from casemate.maths.nearest import ApproximateSearch, ExactSearch
 
 DIM, K, QUERIES = 384, 6, 200
 SIZES = (10_000, 50_000, 100_000, 200_000, 500_000)
@@ -21,7 +21,7 @@ def main(sizes: tuple[int, ...] = SIZES) -> None:
     """Grows both kinds of search through the sizes."""
     rng = np.random.default_rng(SEED)
     E = clustered(max(sizes), DIM, rng)
-    exact, graph, held, build_s = Exact(DIM), Approximate(DIM), 0, 0.0
+    exact, graph, held, build_s = ExactSearch(DIM), ApproximateSearch(DIM), 0, 0.0
     results = {}
     for n in sizes:
         keys, new = np.arange(held, n), E[held:n]
@@ -43,7 +43,7 @@ def main(sizes: tuple[int, ...] = SIZES) -> None:
     save("search", results)
 
 
-def _median_search_s(neighbors: Exact | Approximate, Q: np.ndarray) -> float:
+def _median_search_s(neighbors: ExactSearch | ApproximateSearch, Q: np.ndarray) -> float:
     queries = iter(Q)
     return median_s(lambda: neighbors.search(next(queries), K), len(Q))
 

@@ -37,10 +37,11 @@ import numpy as np
 
 from benchmarks import SEED, save
 from benchmarks.gateway import _resident_kb, _verbatim, prepare, raw, server
-from casemate.app import App, open_app
-from casemate.backends.sql_events import SqlEvents
+from casemate.app import open_app
+from casemate.backends.event_stores.sql import SqlEventStore
 from casemate.demo import clinic
-from casemate.gateway.keys import Grant, Keys
+from casemate.gateway.auth.keys import ApiKeyStore, Grant
+from casemate.system import App
 from casemate.types import Event
 
 SECONDS, KILLS = 600.0, 6
@@ -163,8 +164,8 @@ class Soak:
 
     async def issue(self, http: httpx.AsyncClient, rng: random.Random) -> None:
         """Makes a key, uses it, revokes it; from then on it is refused."""
-        with closing(SqlEvents(path=self.folder / "events.db")) as store:
-            held = Keys(store)
+        with closing(SqlEventStore(path=self.folder / "events.db")) as store:
+            held = ApiKeyStore(store)
             key, secret = await asyncio.to_thread(held.create, Grant("passing"))
             self.made[key.id] = False
             await asyncio.sleep(5)  # gateways follow new keys every two seconds
@@ -196,7 +197,7 @@ def main() -> None:
         folder = Path(name)
         members, others = prepare(folder)
         with open_app(raw(folder)) as app:
-            held = Keys(app.store)
+            held = ApiKeyStore(app.store)
             keys = {
                 "client": str(held.create(Grant("people", trust_user=True, retrieve=True))[1]),
                 "admin": str(held.create(Grant("writer", "admin"))[1]),
@@ -261,8 +262,8 @@ def _judged(soak: Soak, texts: dict[str, str], resident: Sequence[Sample], lives
     with open_app(raw(soak.folder)) as app:
         held = set(_texts(app))
         unsound = app.index.check()
-        keys = Keys(app.store)
-        keys.follow()
+        keys = ApiKeyStore(app.store)
+        keys.sync()
         known = {key.id: key.revoked is not None for key in keys.all()}
         verdicts = app.store.scan("verdict")
     noted = {event.body["request"] for event in verdicts}
@@ -298,18 +299,18 @@ def _leaks(told: Sequence[Told], texts: dict[str, str], verdicts: Sequence[Event
         for run in _runs(text):
             owners[run].add(source)
     withheld = {e.body["request"]: set(e.body["evidence"].get("withheld", ())) for e in verdicts}
-    barred: dict[str, list[tuple[float, set[str]]]] = defaultdict(list)
+    blocked_sources: dict[str, list[tuple[float, set[str]]]] = defaultdict(list)
     for one in told:
         if withheld.get(one.request):
-            barred[one.client].append((one.ended, withheld[one.request]))
+            blocked_sources[one.client].append((one.ended, withheld[one.request]))
     here = before = 0
     for one in told:
         said = {next(iter(owners[run])) for run in _runs(one.text) if len(owners.get(run, ())) == 1}
         said |= set(one.sources)
-        earlier = set[str]().union(*(s for ended, s in barred[one.client] if ended < one.began))
+        earlier = set[str]().union(*(s for ended, s in blocked_sources[one.client] if ended < one.began))
         here += bool(said & withheld.get(one.request, set()))
         before += bool(said & earlier)
-    people = sum(bool(found) for found in barred.values())
+    people = sum(bool(found) for found in blocked_sources.values())
     return {"leaks": here, "leaks_of_what_was_withheld_before": before, "people_with_something_withheld": people}
 
 

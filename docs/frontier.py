@@ -1,4 +1,4 @@
-"""Makes docs/images/frontier.svg of benchmarks/results/frontier.json: what a protection costs against what it keeps.
+"""Draws docs/images/frontier.svg from benchmarks/results/frontier.json: extraction against lost recall.
 
 Run: python docs/frontier.py
 """
@@ -6,11 +6,12 @@ Run: python docs/frontier.py
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree as ET
 
-from casemate.lab.charts import Markup, Scale, tag
+from casemate.reports.svg import Drawing, LinearScale
 
 ROOT = Path(__file__).parents[1]
 PICTURE = ROOT / "docs/images/frontier.svg"
@@ -35,39 +36,41 @@ text { fill: currentColor; } .quiet { opacity: .7; } .strong { font-weight: 600;
 
 
 def main() -> None:
-    """Draws it."""
+    """Draws the chart."""
     corpora = json.loads((ROOT / "benchmarks/results/frontier.json").read_text())["results"]["corpora"]
     shown = {name: said for name, said in CORPORA.items() if name in corpora}
-    marks = [tag("style", Markup(STYLE)), *_legend()]
+    width, height = LEFT + len(shown) * WIDE, ABOVE + len(ROWS) * HIGH + 24
+    image = Drawing((width, height), "What crawlers get, relative to no defense, against what benign clients lose")
+    for name, value in (("xmlns", "http://www.w3.org/2000/svg"), ("width", f"{width:g}"), ("height", f"{height:g}")):
+        image.root.set(name, value)
+    ET.SubElement(image.root, "style").text = STYLE
+    _legend(image)
     for column, (name, said) in enumerate(shown.items()):
         for row, (what, axis) in enumerate(ROWS.items()):
-            marks += _panel(corpora[name]["points"], what, LEFT + column * WIDE, ABOVE + row * HIGH, axis, column == 0)
-        marks.append(_text(said, LEFT + column * WIDE, ABOVE - 14, class_="strong"))
-    width, height = LEFT + len(shown) * WIDE, ABOVE + len(ROWS) * HIGH + 24
-    marks.append(_text("known-item recall@5 lost by harmless clients [95 %]", width / 2, height - 6, anchor="middle"))
-    title = tag("title", "What crawlers get, relative to no defense, against what harmless clients lose")
-    box = {"viewBox": f"0 0 {width:g} {height:g}", "width": f"{width:g}", "height": f"{height:g}"}
-    image = tag("svg", title, *marks, xmlns="http://www.w3.org/2000/svg", role="img", **box)
+            _panel(image, corpora[name]["points"], what, (LEFT + column * WIDE, ABOVE + row * HIGH), axis)
+        image.text(said, LEFT + column * WIDE, ABOVE - 14, "start", "strong")
+    image.text("known-item recall@5 lost by benign clients [95 %]", width / 2, height - 6)
     PICTURE.write_text(f"{image}\n", encoding="utf-8")
 
 
-def _legend() -> Iterator[Markup]:
+def _legend(image: Drawing) -> None:
     for number, (kind, said) in enumerate(KINDS.items()):
-        yield _point(kind, LEFT + 6 + 190 * number, 20.0)
-        yield _text(said, LEFT + 18 + 190 * number, 24.0)
-    yield _text("upright: share of what crawlers get without a defense", LEFT + 510, 24.0, class_="quiet")
+        _point(image, kind, LEFT + 6 + 190 * number, 20.0)
+        image.text(said, LEFT + 18 + 190 * number, 24.0, "start")
+    image.text("vertical axis: share of what crawlers get without a defense", LEFT + 510, 24.0, "start", "quiet")
 
 
-def _panel(points: Mapping[str, Any], what: str, left: float, above: float, axis: str, first: bool) -> Iterator[Markup]:
-    """What all crawlers get on average, relative to no defense, by the recall that is lost."""
-    x, y = Scale(-0.03, MOST + 0.06, left, left + WIDE - 40), Scale(0.0, TOP, above + HIGH - 40, above)
+def _panel(image: Drawing, points: Mapping[str, Any], what: str, corner: tuple[float, float], axis: str) -> None:
+    """Draws the mean of all crawlers, relative to no defense, against the recall that is lost."""
+    left, above = corner
+    x, y = LinearScale(-0.03, MOST + 0.06, left, left + WIDE - 40), LinearScale(0.0, TOP, above + HIGH - 40, above)
     for share in (0.0, 0.25, 0.5, 0.75, 1.0):
-        yield tag("line", class_="axis" if share == 0 else "grid", x1=x.start, x2=x.end, y1=y(share), y2=y(share))
-        if first:
-            yield _text(f"{share:.2g}", left - 8, y(share) + 4, anchor="end", class_="quiet")
+        image.line("axis" if share == 0 else "grid", x.start, y(share), x.end, y(share))
+        if left == LEFT:
+            image.text(f"{share:.2g}", left - 8, y(share) + 4, "end", "quiet")
     for lost in (0.0, 0.25, 0.5):
-        yield _text(f"{lost:g}", x(lost), y(0) + 16, anchor="middle", class_="quiet")
-    yield _text(axis, x.end, y(TOP) + 4, anchor="end", class_="quiet")
+        image.text(f"{lost:g}", x(lost), y(0) + 16, kind="quiet")
+    image.text(axis, x.end, y(TOP) + 4, "end", "quiet")
     nothing = points["off"]["mean"][what]
     for name, point in points.items():
         if name == "off":
@@ -75,22 +78,19 @@ def _panel(points: Mapping[str, Any], what: str, left: float, above: float, axis
         kind = next((k for k in ("limit", "lora") if name.startswith(k)), "reindex")
         lost, low, high = point["lost"]
         at = y(point["mean"][what] / nothing)
-        yield tag("line", class_=f"whisker {kind}", x1=x(low), x2=x(high), y1=at, y2=at)
-        yield _point(kind, x(lost), at)
+        image.line(f"whisker {kind}", x(low), at, x(high), at)
+        _point(image, kind, x(lost), at)
         if name in SAID:
-            yield _text(SAID[name], x(lost), at - 9, anchor="middle" if lost > 0.25 else "start")
+            image.text(SAID[name], x(lost), at - 9, "middle" if lost > 0.25 else "start")
 
 
-def _point(kind: str, x: float, y: float) -> Markup:
+def _point(image: Drawing, kind: str, x: float, y: float) -> None:
     if kind == "limit":
-        return tag("circle", class_=kind, cx=x, cy=y, r=4.5)
-    if kind == "lora":
-        return tag("path", class_=kind, d=f"M{x:.1f},{y - 5:.1f} l5,9 h-10 z")
-    return tag("rect", class_=kind, x=x - 3.5, y=y - 3.5, width=7.0, height=7.0)
-
-
-def _text(text: str, x: float, y: float, anchor: str = "start", class_: str = "") -> Markup:
-    return tag("text", text, x=x, y=y, text_anchor=anchor, class_=class_)
+        image.circle(kind, x, y, 4.5)
+    elif kind == "lora":
+        image.path(kind, f"M{x:.1f},{y - 5:.1f} l5,9 h-10 z")
+    else:
+        image.rect(kind, x - 3.5, y - 3.5, 7.0, 7.0)
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ def main(folder: Path) -> None:
     if not (folder / "events.db").exists() or not (folder / "redteam").exists():
         live_through(settings)
     text = admin_key(settings)
-    config = configuration.changed(configuration.read(settings), gateway={"port": 0})
+    config = configuration.with_overrides(configuration.read(settings), gateway={"port": 0})
     app = open_app(config)
     with serving(app) as url, Browser() as browser:
         _ask(url, key(app))

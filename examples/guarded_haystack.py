@@ -1,23 +1,23 @@
-"""A Haystack pipeline with a guarded retriever, around fictional case notes. No network, no key."""
+"""Guards the retriever of a Haystack pipeline over fictional case notes. Needs no network and no key."""
 
 import os
 
-os.environ.setdefault("HAYSTACK_TELEMETRY_ENABLED", "False")  # before Haystack is imported: it counts its users
+os.environ.setdefault("HAYSTACK_TELEMETRY_ENABLED", "False")  # Haystack reads it at import
 
 from haystack import Document, Pipeline, component
 from haystack.components.retrievers.in_memory import InMemoryEmbeddingRetriever
 from haystack.document_stores.in_memory import InMemoryDocumentStore
 
-from casemate.backends.minilm import MiniLM
+from casemate.backends.embedders.minilm import MiniLM
 from casemate.demo.clinic import case_notes
-from casemate.integrations.haystack import GuardedRetriever
+from casemate.integrations.haystack import GuardedHaystackRetriever
 
 MODEL = MiniLM()
 
 
 @component
 class LocalEmbedder:
-    """Casemate's own embedder for Haystack. Yours will be another."""
+    """Casemate's embedder as a Haystack component. Replace it with yours."""
 
     @component.output_types(embedding=list[float])
     def run(self, text: str) -> dict[str, list[float]]:
@@ -26,21 +26,23 @@ class LocalEmbedder:
 
 
 def main() -> None:
-    """Asks for a note with its own words."""
+    """Queries with the text of a note."""
     notes = case_notes(40)
     store = InMemoryDocumentStore(embedding_similarity_function="cosine")
     vectors = MODEL.embed([text for _, text in notes]).tolist()
     store.write_documents(
         [Document(id=name, content=text, embedding=v) for (name, text), v in zip(notes, vectors, strict=True)]
     )
-    published = {"guard": {"defenses": [{"use": "mirabel", "mode": "paper"}]}}  # the default is better, after a fit
+    published = {
+        "guard": {"defenses": [{"use": "mirabel", "mode": "paper"}]}
+    }  # the default mode needs a calibration and is more accurate
     pipeline = Pipeline()
     bare = InMemoryEmbeddingRetriever(store, top_k=3)
-    pipeline.add_component("retriever", GuardedRetriever(bare, LocalEmbedder(), config=published))
+    pipeline.add_component("retriever", GuardedHaystackRetriever(bare, LocalEmbedder(), config=published))
     name, text = notes[7]
-    told = pipeline.run({"retriever": {"query": f"Is this in your files? {text}", "client": "alice"}})
-    found = [d.id for d in told["retriever"]["documents"]]
-    print(pipeline.get_component("retriever").protects)
+    result = pipeline.run({"retriever": {"query": f"Is this in your files? {text}", "client": "alice"}})
+    found = [d.id for d in result["retriever"]["documents"]]
+    print(pipeline.get_component("retriever").protection_report)
     print("retrieved:", found)
     assert name not in found
     assert len(found) == 3

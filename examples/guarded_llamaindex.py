@@ -1,4 +1,4 @@
-"""A LlamaIndex query engine on a guarded retriever, around fictional case notes. No network, no key."""
+"""Guards the retriever of a LlamaIndex query engine over fictional case notes. Needs no network and no key."""
 
 from llama_index.core import VectorStoreIndex
 from llama_index.core.base.embeddings.base import BaseEmbedding
@@ -7,14 +7,14 @@ from llama_index.core.llms import MockLLM
 from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.schema import TextNode
 
-from casemate.backends.minilm import MiniLM
+from casemate.backends.embedders.minilm import MiniLM
 from casemate.demo.clinic import case_notes
-from casemate.integrations.asking import asking
+from casemate.integrations.guarded_query import client_context
 from casemate.integrations.llamaindex import guarded
 
 
 class LocalModel(BaseEmbedding):
-    """Casemate's own embedder for LlamaIndex. Yours will be another."""
+    """Casemate's embedder as a LlamaIndex embedder. Replace it with yours."""
 
     _model: MiniLM = PrivateAttr(default_factory=MiniLM)
 
@@ -32,15 +32,17 @@ class LocalModel(BaseEmbedding):
 
 
 def main() -> None:
-    """Asks for a note with its own words."""
+    """Queries with the text of a note."""
     notes = case_notes(40)
     index = VectorStoreIndex([TextNode(text=text, id_=name) for name, text in notes], embed_model=LocalModel())
-    published = {"guard": {"defenses": [{"use": "mirabel", "mode": "paper"}]}}  # the default is better, after a fit
+    published = {
+        "guard": {"defenses": [{"use": "mirabel", "mode": "paper"}]}
+    }  # the default mode needs a calibration and is more accurate
     retriever = guarded(index, config=published, similarity_top_k=3)
     engine = RetrieverQueryEngine.from_args(retriever, llm=MockLLM(max_tokens=8))
-    print(retriever.protects)
+    print(retriever.protection_report)
     name, text = notes[7]
-    with asking("alice"):
+    with client_context("alice"):
         answer = engine.query(f"Is this in your files? {text}")
     sources = [n.node.node_id for n in answer.source_nodes]
     print("read for the answer:", sources)

@@ -1,4 +1,4 @@
-"""A defense of your own, tested with the suite that ours pass, around parts that are put together by hand."""
+"""A defense of your own, checked by the conformance suite, in a system wired by hand."""
 
 import asyncio
 import tempfile
@@ -7,28 +7,28 @@ from pathlib import Path
 from typing import ClassVar
 
 from casemate import Action, Defense, Document, Guard, Outcome, Query, Rag, Retrieval, Verdict
-from casemate.backends.extractive import Extractive
-from casemate.backends.minilm import MiniLM
-from casemate.backends.sqlite import SqliteIndex
-from casemate.defenses.mirabel import Mirabel
+from casemate.backends.embedders.minilm import MiniLM
+from casemate.backends.generators.extractive import ExtractiveGenerator
+from casemate.backends.indexes.sqlite import SqliteIndex
+from casemate.guard.defenses.mirabel import Mirabel
 from casemate.testing import check_defense
 
 
 @dataclass(frozen=True)
 class Embargo(Defense):
-    """Withholds the best source document when its text has a forbidden word.
+    """Hides the best source if its text contains a forbidden word.
 
     Attributes:
-        word: The word.
+        word: The forbidden word.
     """
 
     word: str = "embargoed"
 
     paper: ClassVar[str] = "none: an example"
-    hides: ClassVar[int] = 1
+    max_hidden_sources: ClassVar[int] = 1
 
     async def on_retrieve(self, query: Query, retrieval: Retrieval) -> Outcome[Retrieval]:
-        """Looks at the best hit only."""
+        """Tests the best hit only."""
         found = bool(retrieval.hits) and self.word in retrieval.hits[0].document.text
         source = retrieval.hits[0].document.source if found else None
         hidden = tuple(h.document.id for h in retrieval.hits if found and h.document.source == source)
@@ -38,10 +38,10 @@ class Embargo(Defense):
 
 
 async def main() -> None:
-    """Two press releases, one of which is not out yet."""
+    """Asks about two press releases, one of them under embargo."""
     with tempfile.TemporaryDirectory() as folder:
         index = SqliteIndex(Path(folder) / "index.db")
-        guard = Guard(Rag(MiniLM(), index, Extractive()), [Embargo(), Mirabel(mode="paper")])
+        guard = Guard(Rag(MiniLM(), index, ExtractiveGenerator()), [Embargo(), Mirabel(mode="paper")])
         await guard.add(
             [Document("old", "The new bridge opened in May."), Document("new", "embargoed: the bridge closes.")]
         )

@@ -1,4 +1,4 @@
-"""Servers that misbehave: doors before real ones, and ones that give odd answers."""
+"""Faulty servers: a proxy in front of real ones, and servers with invalid responses."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ import grpc
 
 
 class Gate:
-    """A door before a server, which can let nothing through, or be shut, at once or when the next answer comes.
+    """A proxy that can stop forwarding, or close at once or at the next response.
 
     Args:
-        behind: The server's port on this machine, or its socket's path.
+        behind: The server's local port, or its socket path.
     """
 
     def __init__(self, behind: int | str) -> None:
@@ -29,7 +29,7 @@ class Gate:
         self.open()
 
     def open(self) -> None:
-        """As if the server had been started, again where it was."""
+        """Simulates a server start on the same port."""
         self.silent.clear()
         self.dying.clear()
         self._door = socket.create_server(("127.0.0.1", self.port))
@@ -37,7 +37,7 @@ class Gate:
         threading.Thread(target=self._serve, args=(self._door,), daemon=True).start()
 
     def shut(self) -> None:
-        """As if the server had died."""
+        """Simulates the death of the server."""
         with contextlib.suppress(OSError):
             self._door.shutdown(socket.SHUT_RDWR)
         self._door.close()
@@ -79,14 +79,14 @@ class Gate:
 
 @contextmanager
 def silent_server() -> Iterator[int]:
-    """The port of one that takes connections and says nothing."""
+    """Port of a server that accepts connections and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as door:
         yield door.getsockname()[1]
 
 
 @contextmanager
 def web_server(status: int = 404, body: bytes = b"<html>a router</html>") -> Iterator[int]:
-    """The port of one that gives every HTTP request one answer."""
+    """Port of a server that gives every HTTP request the same response."""
 
     class Odd(http.server.BaseHTTPRequestHandler):
         def _answer(self) -> None:
@@ -112,20 +112,20 @@ def web_server(status: int = 404, body: bytes = b"<html>a router</html>") -> Ite
 
 
 @contextmanager
-def odd_milvus(answers: Mapping[str, Any], other: grpc.StatusCode, said: str) -> Iterator[int]:
-    """The port of one that speaks gRPC: messages by the names of calls, and to all other calls a status."""
+def odd_milvus(answers: Mapping[str, Any], other: grpc.StatusCode, details: str) -> Iterator[int]:
+    """Port of a gRPC server with responses by method name, and a status for all other methods."""
 
     class Answers(grpc.GenericRpcHandler):
-        def service(self, details: Any) -> Any:
-            answer = answers.get(details.method.rpartition("/")[2])
+        def service(self, call_details: Any) -> Any:
+            answer = answers.get(call_details.method.rpartition("/")[2])
 
             def call(request: Any, context: Any) -> Any:
                 if answer is None:
-                    context.abort(other, said)
+                    context.abort(other, details)
                 return answer
 
-            serialise = None if answer is None else type(answer).SerializeToString
-            return grpc.unary_unary_rpc_method_handler(call, response_serializer=serialise)
+            serialize = None if answer is None else type(answer).SerializeToString
+            return grpc.unary_unary_rpc_method_handler(call, response_serializer=serialize)
 
     server = grpc.server(ThreadPoolExecutor(2), handlers=[Answers()])
     port = server.add_insecure_port("127.0.0.1:0")

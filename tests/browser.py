@@ -1,4 +1,4 @@
-"""A real Chromium, driven over a pipe by its own protocol: no package beside the browser is needed."""
+"""Drives a real Chromium over its DevTools protocol, without further packages."""
 
 from __future__ import annotations
 
@@ -17,14 +17,53 @@ FLAGS = (
     "--disable-background-networking --disable-component-update --disable-sync --remote-debugging-pipe about:blank"
 )
 
+CONTRAST = """
+(() => {
+  const parse = (c) => { const m = c.match(/[\\d.]+/g).map(Number); return m.length < 4 ? [...m, 1] : m; };
+  const light = ([r, g, b]) => {
+    const f = [r, g, b].map((v) => { v /= 255; return v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4; });
+    return 0.2126 * f[0] + 0.7152 * f[1] + 0.0722 * f[2];
+  };
+  const behind = (e) => {
+    for (; e; e = e.parentElement) {
+      const c = parse(getComputedStyle(e).backgroundColor);
+      if (c[3] === 1) return c;
+    }
+    return parse(getComputedStyle(document.body).backgroundColor);
+  };
+  const found = new Map();
+  for (const e of document.querySelectorAll("main *, header *")) {
+    if (e.closest("svg") || ![...e.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim())) continue;
+    if (!e.getClientRects().length) continue;
+    const style = getComputedStyle(e);
+    const [a, b] = [light(parse(style.color)), light(behind(e))].sort((x, y) => y - x);
+    const large = parseFloat(style.fontSize) >= 24 || (parseFloat(style.fontSize) >= 18.66 && style.fontWeight >= 700);
+    const ratio = (a + 0.05) / (b + 0.05);
+    const name = `${e.tagName}.${e.className}: ${e.textContent.slice(0, 30)}`;
+    if (ratio < (large ? 3 : 4.5)) found.set(name, ratio.toFixed(2));
+  }
+  return [...found];
+})()
+"""
+"""Texts with too little contrast to their background (WCAG 2.1, AA), with the ratio."""
+
+
+AXE_RULES = ("wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice")
+
+
+def axe() -> str | None:
+    """Returns the script of axe-core: the file that the variable AXE names, such as axe.min.js of its npm package."""
+    path = os.environ.get("AXE")
+    return Path(path).read_text(encoding="utf-8") if path else None
+
 
 def chromium() -> str | None:
-    """Where the browser is, if there is one."""
+    """Returns the path of the browser, if it is installed."""
     return os.environ.get("CHROMIUM") or next((found for name in NAMES if (found := shutil.which(name))), None)
 
 
 class Browser:
-    """One browser with one tab."""
+    """A browser with one tab."""
 
     def __init__(self, timeout_s: float = 60.0) -> None:
         self._timeout_s = timeout_s
@@ -62,18 +101,18 @@ class Browser:
         shutil.rmtree(self._profile, ignore_errors=True)
 
     def look(self, width: int, height: int = 900, dark: bool = False, scale: float = 1.0) -> None:
-        """The size of the screen, and whether it is night."""
+        """Sets screen size and color scheme."""
         size = {"width": width, "height": height, "deviceScaleFactor": scale, "mobile": width < 500}
         self._send("Emulation.setDeviceMetricsOverride", size)
         media = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         self._send("Emulation.setEmulatedMedia", {"features": media})
 
     def scripts(self, on: bool) -> None:
-        """Whether pages may run theirs."""
+        """Enables or disables scripts."""
         self._send("Emulation.setScriptExecutionDisabled", {"value": not on})
 
     def go(self, address: str) -> None:
-        """Opens a page, and waits for it."""
+        """Opens a page, and waits until it is loaded."""
         self.js("window.__before = true")
         found = self._send("Page.navigate", {"url": address})
         assert "errorText" not in found, found["errorText"]
@@ -83,7 +122,7 @@ class Browser:
         self.wait("!window.__before && document.readyState === 'complete'")
 
     def js(self, expression: str):
-        """The value of an expression in the page."""
+        """Evaluates an expression in the page."""
         asked = {"expression": expression, "returnByValue": True, "awaitPromise": True}
         found = self._send("Runtime.evaluate", asked)
         if "exceptionDetails" in found:
@@ -91,23 +130,23 @@ class Browser:
         return found["result"].get("value")
 
     def wait(self, expression: str, timeout_s: float | None = None) -> None:
-        """Until an expression is true."""
+        """Waits until an expression is true."""
         end = time.monotonic() + (timeout_s or self._timeout_s)
         while True:
             try:
                 if self.js(f"Boolean({expression})"):
                     return
             except RuntimeError as error:
-                if "context" not in str(error).lower():  # between two pages there is none
+                if "context" not in str(error).lower():  # no context exists between two pages
                     raise
-            assert time.monotonic() < end, f"never true: {expression}; the page says {self.text()[:800]}"
+            assert time.monotonic() < end, f"timed out: {expression}; text of the page: {self.text()[:800]}"
             time.sleep(0.1)
 
     def text(self) -> str:
         return self.js("document.body ? document.body.innerText : ''")
 
     def click(self, selector: str) -> None:
-        """Clicks where an element is, as a mouse would."""
+        """Clicks an element with the mouse."""
         self.js(f"document.querySelector({json.dumps(selector)}).scrollIntoView({{block: 'center'}})")
         box = self.js(
             f"(() => {{ const b = document.querySelector({json.dumps(selector)}).getBoundingClientRect();"
@@ -117,8 +156,8 @@ class Browser:
             at = {"type": kind, "x": box[0], "y": box[1], "button": "left", "clickCount": 1}
             self._send("Input.dispatchMouseEvent", at)
 
-    def follow(self, selector: str) -> None:
-        """Clicks, and waits for the page it leads to."""
+    def follow_link(self, selector: str) -> None:
+        """Clicks, and waits for the page that loads."""
         self.js("window.__before = true")
         self.click(selector)
         self.loaded()
@@ -127,24 +166,32 @@ class Browser:
         self._send("Input.insertText", {"text": text})
 
     def press(self, key: str, code: int = 0, text: str = "") -> None:
-        """One key."""
+        """Presses a key."""
         for kind in ("keyDown", "keyUp"):
             told = {"type": kind, "key": key, "code": key, "windowsVirtualKeyCode": code}
             self._send("Input.dispatchKeyEvent", told | ({"text": text} if text and kind == "keyDown" else {}))
 
     def enter(self) -> None:
-        """The enter key, and the page it leads to."""
+        """Presses Enter, and waits for the page that loads."""
         self.js("window.__before = true")
         self.press("Enter", 13, "\r")
         self.loaded()
 
     def picture(self, path: Path, whole: bool = True) -> None:
-        """A picture of the page, as long as it is."""
+        """Saves a screenshot of the whole page."""
         found = self._send(
             "Page.captureScreenshot", {"format": "png", "captureBeyondViewport": whole} | self._clip(whole)
         )
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(base64.b64decode(found["data"]))
+
+    def violations(self, script: str) -> list[str]:
+        """Runs axe-core on the page; returns the rules that it violates, with the first elements."""
+        self.js(f"{script};0")
+        return self.js(
+            f"axe.run(document, {{runOnly: {json.dumps(AXE_RULES)}}}).then((found) => found.violations.map((v) => "
+            "v.id + ': ' + v.nodes.slice(0, 3).map((n) => n.html.slice(0, 120)).join(' | ')))"
+        )
 
     def _clip(self, whole: bool) -> dict:
         if not whole:
@@ -168,7 +215,7 @@ class Browser:
             self._note(found)
 
     def _note(self, event: dict) -> None:
-        """Keeps what the browser complains about: errors of scripts, and what the policy has stopped."""
+        """Records script errors and violations of the security policy."""
         params = event.get("params", {})
         if event.get("method") == "Runtime.exceptionThrown":
             self.problems.append(str(params["exceptionDetails"].get("text")))

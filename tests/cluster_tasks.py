@@ -1,4 +1,4 @@
-"""What the workers of a cluster are given to do in tests: of a module, so that they find it."""
+"""Tasks for cluster tests, in a module that workers can import."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from casemate.errors import BackendError
 
 
 def patient(number):
-    """The first of every three takes longest."""
+    """The first of every three items takes longest."""
     time.sleep(0.2 * (number % 3 == 0))
     return number, os.getpid()
 
 
 @dataclass(frozen=True)
 class Fatal:
-    """Kills the worker when it comes to an item for the first time; ever so many times for a bad one."""
+    """Kills the worker at the first attempt of an item; at every attempt of a bad one."""
 
     folder: Path
     bad: int = -1
@@ -44,14 +44,14 @@ class Plus:
         return self.shared.get() + number
 
 
-def told(name):
-    """A variable of the worker's environment, and what it runs as."""
+def environment_of(name):
+    """A variable of the worker's environment, and the id of its parent process."""
     return os.environ.get(name), os.getppid()
 
 
 @dataclass(frozen=True)
 class Dots:
-    """Similarity of questions to shared vectors."""
+    """Similarities of questions to shared vectors."""
 
     shared: object
 

@@ -1,4 +1,9 @@
-"""What tests of several kinds share."""
+"""Fixtures and test tiers shared by all tests.
+
+Two tiers: ``make test`` runs every test that is not marked ``slow``; ``make test-all`` runs everything. A test is
+slow if it is marked so, lies in ``tests/e2e``, or uses a fixture in ``SLOW_FIXTURES``; the marker ``smoke`` keeps it in
+the first tier.
+"""
 
 from __future__ import annotations
 
@@ -59,8 +64,16 @@ def one_torch_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+SLOW_FIXTURES = {"milvus_url", "nfcorpus_index"}
+"""Fixtures that take more than ten seconds."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Fast tests first."""
+    """Assigns each test to its tier and runs the first tier first."""
+    for item in items:
+        heavy = "e2e" in item.path.parts or SLOW_FIXTURES.intersection(getattr(item, "fixturenames", ()))
+        if heavy and item.get_closest_marker("smoke") is None:
+            item.add_marker("slow")
     items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
 
 

@@ -1,11 +1,11 @@
-"""A server on 127.0.0.1 that speaks as much of OpenAI's API as the backend uses, and misbehaves on request."""
+"""A local server with the part of OpenAI's API that the backend uses, and configurable faults."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
@@ -25,14 +25,14 @@ FAULTS: dict[str, tuple[int, dict[str, Any]]] = {
 
 
 def vector_of(text: str, dim: int = DIM) -> np.ndarray:
-    """The vector that the server sends for a text: fixed by its hash, of no particular length."""
+    """The server's vector for a text: determined by its hash, not of unit length."""
     seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
     return 3 * np.random.default_rng(seed).standard_normal(dim)
 
 
 @dataclass
 class Received:
-    """One request as the server saw it; names of headers in lower case."""
+    """A received request, with header names in lower case."""
 
     path: str
     headers: dict[str, str]
@@ -41,13 +41,14 @@ class Received:
 
 @dataclass
 class FakeOpenAI:
-    """The server. ``script`` holds behaviours, one for each coming request; after them, or without: "ok".
+    """The server. ``script`` has one behavior per request; the default is "ok".
 
-    "say:" and a text is answered with that text.
+    The behavior "say:" with a text answers with that text, and "answer" with that of `answer` to the question.
     """
 
     script: list[str] = field(default_factory=list)
     always: str = "ok"
+    answer: Callable[[str], str] = str
     retry_after: str = "0.01"
     received: list[Received] = field(default_factory=list)
     disconnected: threading.Event = field(default_factory=threading.Event)
@@ -68,16 +69,16 @@ class FakeOpenAI:
 
     @property
     def host(self) -> str:
-        """Name and port."""
+        """Host and port."""
         return f"127.0.0.1:{self._server.server_address[1]}"
 
     @property
     def url(self) -> str:
-        """What to give as ``base_url``."""
+        """Value for ``base_url``."""
         return f"http://{self.host}/v1"
 
     def bodies(self, path: str) -> list[dict[str, Any]]:
-        """What was posted to a path, in order."""
+        """Bodies posted to a path, in order."""
         return [r.body for r in self.received if r.path == path]
 
 
@@ -86,7 +87,7 @@ class _Server(ThreadingHTTPServer):
     fake: FakeOpenAI
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Stays silent: clients here break off on purpose."""
+        """Logs nothing: clients disconnect on purpose."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -94,7 +95,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: _Server
 
     def log_message(self, *_: Any) -> None:
-        """Stays silent."""
+        """Logs nothing."""
 
     def do_POST(self) -> None:
         fake = self.server.fake
@@ -110,15 +111,16 @@ class _Handler(BaseHTTPRequestHandler):
         elif self.path == "/v1/embeddings":
             self._embeddings(body, how)
         else:
-            self._chat(how)
+            question = body["messages"][-1]["content"]
+            self._chat(f"say:{fake.answer(question)}" if how == "answer" else how)
 
     def _fault(self, how: str, body: dict[str, Any]) -> None:
-        """An error that repeats key and request, as servers do."""
+        """An error that repeats key and request, as some servers do."""
         status, error = FAULTS[how]
         echo = f"{self.headers['Authorization']} {json.dumps(body)}"
-        told = {k: v.replace("{echo}", echo) for k, v in error.items()}
+        echoed = {k: v.replace("{echo}", echo) for k, v in error.items()}
         extra = {"Retry-After": self.server.fake.retry_after}
-        self._send(status, json.dumps({"error": told}).encode(), "application/json", extra)
+        self._send(status, json.dumps({"error": echoed}).encode(), "application/json", extra)
 
     def _embeddings(self, body: dict[str, Any], how: str) -> None:
         if how == "stall":
@@ -138,7 +140,7 @@ class _Handler(BaseHTTPRequestHandler):
             data.pop()
         if how == "numbers":
             data = [{**item, "index": 0} for item in data]
-        data.reverse()  # the API does not promise the order; index tells
+        data.reverse()  # the API does not guarantee the order, only the index
         answer = {"object": "list", "model": body["model"], "data": data, "usage": {}}
         self._send(200, json.dumps(answer).encode(), "application/json")
 
@@ -164,7 +166,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif how == "shape":
             self._events([{"choices": [{"index": 0, "delta": {"content": 5}, "finish_reason": None}]}])
         elif how == "ok":
-            self._events([*(_chunk(piece) for piece in ANSWER[1:]), _chunk(None, "stop")])
+            self._events([*(_chunk(chunk) for chunk in ANSWER[1:]), _chunk(None, "stop")])
         if how in ("ok", "done", "refusal", "filtered", "instructions") or how.startswith("say:"):
             self._chunked(b"data: [DONE]\n\n")
         if how == "cut":
@@ -173,7 +175,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._chunked(b"")
 
     def _linger(self, how: str) -> None:
-        """Says nothing more, or goes on and on, until the client or the test leaves."""
+        """Stalls or streams endlessly until the client disconnects or the test ends."""
         fake = self.server.fake
         try:
             while not fake.closing.wait(0.02):
@@ -210,4 +212,4 @@ WHOLE: dict[str, list[dict[str, Any]]] = {
     "filtered": [_chunk(None, "content_filter")],
     "refusal": [_chunk(None, refusal="I will not."), _chunk(None, "stop")],
 }
-"""Answers that do not begin like the usual one."""
+"""Responses with an unusual beginning."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from casemate.protocols import Embedder, EventStore, Generator
-from casemate.types import Document, Given
+from casemate.types import Document, QuotaGrant
 
 
 @dataclass
@@ -68,7 +68,7 @@ class Memory(EventStore):
     def flush(self, timeout_s=10.0):
         return True
 
-    def take(self, wanted):
+    def acquire(self, wanted):
         return [self._given(w, *self.tallies.get(w.name, (0.0, w.period, 0.0))) for w in wanted]
 
     def _given(self, w, used, period, at):
@@ -76,7 +76,7 @@ class Memory(EventStore):
         used = max(0.0, used - (now - at) * w.per_s) if period == w.period else 0.0
         amount = max(w.amount, -used) if w.amount < 0 else max(0, min(w.amount, int(max(0.0, w.most - used))))
         self.tallies[w.name] = used + amount, w.period, now
-        return Given(amount, used + amount)
+        return QuotaGrant(amount, used + amount)
 
     def lease(self, name, holder, seconds):
         held_by, until = self.leases.get(name, (holder, 0))

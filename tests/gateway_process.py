@@ -1,4 +1,4 @@
-"""A gateway in a process of its own, to be stopped and killed: ``python -m tests.gateway_process FOLDER [slow]``."""
+"""A gateway in its own process, for tests that stop and kill it: ``python -m tests.gateway_process FOLDER [slow]``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.gateways import HideNamed, make
 
 @dataclass
 class Slow(Generator):
-    """Takes a second or two."""
+    """Answers within two seconds."""
 
     async def stream(self, prompt):
         for number in range(20):
@@ -23,9 +23,9 @@ class Slow(Generator):
 
 
 def main() -> None:
-    """Prints its address, and serves until it is ended."""
+    """Prints the address, and serves until a signal."""
     generator = Slow() if "slow" in sys.argv else None
-    app = make(Path(sys.argv[1]), generator, (HideNamed("d3"),), requests_per_minute=1_000_000, grace_s=10)
+    app = make(Path(sys.argv[1]), generator, (HideNamed("d3"),), requests_per_minute=1_000_000, shutdown_grace_s=10)
     serve(app, lambda address: print(address, flush=True))
     print("ended", flush=True)
 

@@ -1,9 +1,11 @@
-"""Gateways for tests: a small system, a real server in a thread, and generators that misbehave on request."""
+"""Gateways for tests: a small system, a real server in a thread, and generators that fail on request."""
 
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
+import time
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
@@ -11,15 +13,15 @@ from typing import ClassVar
 import httpx
 
 from casemate import config as configuration
-from casemate.app import App
-from casemate.backends.sql_events import SqlEvents
-from casemate.backends.sqlite import SqliteIndex
+from casemate.backends.event_stores.sql import SqlEventStore
+from casemate.backends.indexes.sqlite import SqliteIndex
 from casemate.errors import BackendError
-from casemate.gateway.keys import Grant, Keys
-from casemate.gateway.server import Server, configured
-from casemate.guard import Guard
+from casemate.gateway.auth.keys import ApiKeyStore, Grant
+from casemate.gateway.server import GatewayServer, uvicorn_config
+from casemate.guard.guard import Guard
 from casemate.protocols import Defense, Generator
-from casemate.rag import Rag
+from casemate.rag.pipeline import Rag
+from casemate.system import App
 from casemate.types import Action, Outcome, Verdict
 from tests.fakes import BagOfWords, Parrot, documents
 
@@ -28,10 +30,10 @@ SECRET_WORDS = ("hide_best", "verdict", "threshold", "flagged", "score", "hidden
 
 @dataclass
 class HideNamed(Defense):
-    """Hides one source, whoever asks, and flags when it would have been found."""
+    """Hides one source from all clients, and flags queries that retrieve it."""
 
     source: str = "d3"
-    hides: ClassVar[int] = 1
+    max_hidden_sources: ClassVar[int] = 1
 
     async def on_retrieve(self, query, retrieval):
         hidden = tuple(h.document.id for h in retrieval.hits if h.document.source == self.source)
@@ -42,7 +44,7 @@ class HideNamed(Defense):
 
 @dataclass
 class Held(Generator):
-    """Says one piece, then waits until it is let go; tells when it was begun and ended."""
+    """Sends one piece, then waits until it is released; counts starts and ends."""
 
     pieces: int = 1
     begun: int = 0
@@ -63,7 +65,7 @@ class Held(Generator):
 
 @dataclass
 class Endless(Generator):
-    """Never stops by itself; counts what was taken from it."""
+    """Never ends; counts the pieces."""
 
     size: int = 10_000
     taken: int = 0
@@ -81,7 +83,7 @@ class Endless(Generator):
 
 @dataclass
 class Down(Generator):
-    """Fails, at once or after a piece."""
+    """Fails, at once or after some pieces."""
 
     error: Exception = field(default_factory=lambda: BackendError("host:1 secret", backend="openai", retryable=True))
     after: int = 0
@@ -94,12 +96,12 @@ class Down(Generator):
 
 
 def make(folder, generator=None, defenses=(), count=40, k=5, mode="enforce", **section) -> App:
-    """A wired system over some documents of random words."""
+    """Wires a system over documents of random words."""
     raw = {"rag": {"k": k}, "guard": {"mode": mode, "defenses": []}, "gateway": {"port": 0, "pace_ms": 0, **section}}
     config = configuration.parse(raw, folder=folder)
     opened = ExitStack()
     index = opened.enter_context(closing(SqliteIndex(folder / "index.db")))
-    store = opened.enter_context(closing(SqlEvents(path=folder / "events.db")))
+    store = opened.enter_context(closing(SqlEventStore(path=folder / "events.db")))
     rag = Rag(BagOfWords(256), index, generator or Parrot())
     guard = Guard(rag, defenses, enforce=mode == "enforce", store=store)
     if count and not index.tenants():
@@ -108,13 +110,13 @@ def make(folder, generator=None, defenses=(), count=40, k=5, mode="enforce", **s
 
 
 def key(app: App, role="client", name="someone", **grant) -> str:
-    """The text of a new key."""
-    return str(Keys(app.store).create(Grant(name, role, **grant))[1])
+    """Creates a key; returns its text."""
+    return str(ApiKeyStore(app.store).create(Grant(name, role, **grant))[1])
 
 
 @contextmanager
 def serving(app: App):
-    """The address of a server in a thread; on leaving it ends as on a signal."""
+    """Serves in a thread; yields the address. The server stops as on a signal."""
     told = threading.Event()
     places = []
 
@@ -122,7 +124,7 @@ def serving(app: App):
         places.append(address)
         told.set()
 
-    server = Server(configured(app), tell)
+    server = GatewayServer(uvicorn_config(app), tell)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     try:
@@ -136,12 +138,26 @@ def serving(app: App):
 
 @contextmanager
 def client(app: App, text: str | None):
-    """An http client of a server of its own, with a key."""
+    """Starts a server; yields an HTTP client with a key."""
     headers = {"Authorization": f"Bearer {text}"} if text else {}
     with serving(app) as url, httpx.Client(base_url=url, headers=headers, timeout=20) as http:
         yield http
 
 
+def connected_to(url: str) -> socket.socket:
+    """A connection to a server."""
+    host, _, port = url.removeprefix("http://").partition(":")
+    return socket.create_connection((host, int(port)), timeout=60)
+
+
+def wait_for(what, seconds=20):
+    """Waits until a condition holds."""
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end, "timed out"
+        time.sleep(0.01)
+
+
 def chat(text: str, **more):
-    """The body of a request."""
+    """Returns the body of a chat request."""
     return {"model": "casemate", "messages": [{"role": "user", "content": text}], **more}

@@ -1,4 +1,4 @@
-"""A small campaign with a system, attacks and guards whose behaviour a test can predict."""
+"""A small experiment with a system, attacks and guards of predictable behavior."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from casemate.backends.sqlite import SqliteIndex
+from casemate.backends.indexes.sqlite import SqliteIndex
 from casemate.errors import BackendError
-from casemate.guard import Guard
-from casemate.lab import datasets
-from casemate.lab.experiment import Experiment, Plan
-from casemate.lab.ledger import Ledger
+from casemate.guard.guard import Guard
 from casemate.protocols import Defense, MembershipAttack
-from casemate.rag import Rag
+from casemate.rag.pipeline import Rag
+from casemate.redteam.lab import datasets
+from casemate.redteam.lab.experiment import Experiment, ExperimentPlan
+from casemate.redteam.lab.store import CampaignStore
 from casemate.types import Action, Outcome, Probe, Reply, Verdict
 from tests.fakes import BagOfWords, Parrot, documents
 
 
 @dataclass
 class Name(MembershipAttack):
-    """Asks with the text itself, and counts the replies that name the candidate, as the parrot does if it is there."""
+    """Asks with the text itself and counts replies that name the candidate, as `Parrot` does if it is indexed."""
 
     questions: int = 2
     asked: list = field(default_factory=list, init=False)
@@ -38,7 +38,7 @@ class Name(MembershipAttack):
 
 @dataclass
 class Stepwise(Name):
-    """The same, one question after another; the box is all it has."""
+    """The same as an adaptive attack, with the black box only."""
 
     async def run(self, candidate, box, rng):
         found = [await box.ask(candidate.text) for _ in range(self.questions)]
@@ -47,7 +47,7 @@ class Stepwise(Name):
 
 @dataclass
 class Coin(MembershipAttack):
-    """Knows nothing, and says something."""
+    """Returns a random score."""
 
     paper: ClassVar[str] = "none"
 
@@ -60,12 +60,12 @@ class Coin(MembershipAttack):
 
 @dataclass
 class Hide(Defense):
-    """Hides what is secret, always, and fetches enough to fill its place: nobody can tell."""
+    """Hides the secret documents and refills the context, without a trace."""
 
     secret: frozenset = frozenset()
 
     def __post_init__(self):
-        self.hides = len(self.secret)
+        self.max_hidden_sources = len(self.secret)
 
     async def on_retrieve(self, query, retrieval):
         hidden = tuple(h.document.id for h in retrieval.hits if h.document.source in self.secret)
@@ -75,24 +75,24 @@ class Hide(Defense):
 
 @dataclass
 class Shorten(Hide):
-    """Hides what is secret and leaves the gap open."""
+    """Hides the secret documents and does not refill the context."""
 
     async def on_retrieve(self, query, retrieval):
         return await super().on_retrieve(query, replace(retrieval, hits=retrieval.hits[: query.k]))
 
 
 @dataclass
-class Sulk(Hide):
-    """Gives a client whose question touched a secret nothing any more."""
+class BlockAfterHit(Hide):
+    """After a question that hit a secret document, the client's contexts are empty."""
 
     seen: set = field(default_factory=set)
 
     async def on_retrieve(self, query, retrieval):
         found = await super().on_retrieve(query, retrieval)
-        sulking = query.client in self.seen
+        blocked = query.client in self.seen
         if found.verdict.hidden:
             self.seen.add(query.client)
-        return Outcome(replace(found.value, hits=()) if sulking else found.value, found.verdict)
+        return Outcome(replace(found.value, hits=()) if blocked else found.value, found.verdict)
 
 
 def verdict(hidden):
@@ -101,7 +101,7 @@ def verdict(hidden):
 
 @dataclass
 class Unreliable:
-    """A target that cannot be reached so many times, then answers."""
+    """A target that fails a number of times, then answers."""
 
     inner: object
     failures: int
@@ -115,8 +115,8 @@ class Unreliable:
 
 
 @dataclass
-class Slow:
-    """A target that answers later, the longer the earlier it was asked: what comes first in is last out."""
+class FirstInLastOut:
+    """A target whose earlier questions take longer, so the first in is the last out."""
 
     inner: object
     turns: int = 40
@@ -129,20 +129,20 @@ class Slow:
 
 
 class Setting:
-    """An index without the non-members, the bare system over it, and what an experiment needs."""
+    """An index without the non-members, the bare system over it, and the parts of an experiment."""
 
     def __init__(self, folder, members=20, nonmembers=20, others=30, seed=0):
         self.folder = folder
         self.documents = documents(members + nonmembers + others)
-        self.split = datasets.split(self.documents, members, nonmembers, seed)
+        self.split = datasets.draw_split(self.documents, members, nonmembers, seed)
         out = {d.source for d in self.split.nonmembers}
         self.index = SqliteIndex(folder / "lab.db")
         self.embedder = BagOfWords()
         self.rag = Rag(self.embedder, self.index, Parrot())
         inside = [d for d in self.documents if d.source not in out]
         self.index.add(inside, self.embedder.embed([d.content for d in inside]))
-        self.held = datasets.stored(self.index, {d.source for d in self.split.members})
-        self.ledger = Ledger(folder / "ledger.db")
+        self.indexed = datasets.indexed_sources(self.index, {d.source for d in self.split.members})
+        self.store = CampaignStore(folder / "campaigns.db")
 
     @property
     def secret(self):
@@ -155,18 +155,30 @@ class Setting:
     def experiment(self, attacks=None, targets=None, plan=None, **options):
         attacks = attacks or {"name": Name()}
         targets = targets or {"off": self.rag}
-        plan = plan or Plan(waits=(0.0, 0.0), **options)
-        return Experiment(attacks, self.split, targets, self.ledger, self.held, plan)
+        plan = plan or ExperimentPlan(waits=(0.0, 0.0), **options)
+        return Experiment(attacks, self.split, targets, self.store, self.indexed, plan)
 
 
 @contextmanager
 def setting(folder, **options):
-    made = Setting(folder, **options)
+    built = Setting(folder, **options)
     try:
-        yield made
+        yield built
     finally:
-        made.index.close()
-        made.ledger.close()
+        built.index.close()
+        built.store.close()
 
 
-__all__ = ["Coin", "Hide", "Name", "Reply", "Setting", "Shorten", "Slow", "Stepwise", "Sulk", "Unreliable", "setting"]
+__all__ = [
+    "BlockAfterHit",
+    "Coin",
+    "FirstInLastOut",
+    "Hide",
+    "Name",
+    "Reply",
+    "Setting",
+    "Shorten",
+    "Stepwise",
+    "Unreliable",
+    "setting",
+]

@@ -1,4 +1,4 @@
-"""A gateway over one Postgres that it shares with others: ``python -m tests.many_gateways FOLDER``, URL in ``URL``.
+"""A gateway on a shared Postgres database: ``python -m tests.many_gateways FOLDER``, URL in ``URL``.
 
 Documents are random words and the embedder is a toy; index, event store, guard, limits and keys are the real ones.
 """
@@ -15,18 +15,18 @@ from pathlib import Path
 
 import numpy as np
 
-from casemate import calibration
 from casemate import config as configuration
-from casemate.app import App
-from casemate.backends.pgvector import PgvectorIndex
-from casemate.backends.sql_events import SqlEvents
-from casemate.calibration import Calibration
-from casemate.closeness import FEATURES
-from casemate.defenses.crawl_limit import CrawlLimit
-from casemate.defenses.mirabel import Mirabel
+from casemate.backends.event_stores.sql import SqlEventStore
+from casemate.backends.indexes.pgvector import PgvectorIndex
 from casemate.gateway.server import serve
-from casemate.guard import Guard
-from casemate.rag import Rag
+from casemate.guard.calibration import file as calibration
+from casemate.guard.calibration.closeness import FEATURES
+from casemate.guard.defenses.crawl_limit import CrawlLimit
+from casemate.guard.defenses.mirabel import Mirabel
+from casemate.guard.guard import Guard
+from casemate.maths.calibration import Calibration
+from casemate.rag.pipeline import Rag
+from casemate.system import App
 from casemate.types import Query, Secret
 from tests.fakes import WORDS, BagOfWords, Parrot, documents
 
@@ -35,12 +35,12 @@ HELD = documents(COUNT)
 
 
 def open_shared(folder: Path, url: str) -> App:
-    """A wired system whose state is in the database."""
-    section = {"port": 0, "pace_ms": 20, "requests_per_minute": 10**6, "grace_s": 5}
+    """Wires a system with all state in the database."""
+    section = {"port": 0, "pace_ms": 20, "requests_per_minute": 10**6, "shutdown_grace_s": 5}
     config = configuration.parse({"rag": {"k": K}, "guard": {"defenses": []}, "gateway": section}, folder=folder)
     opened = ExitStack()
     index = opened.enter_context(closing(PgvectorIndex(Secret(url), connections=6)))
-    store = opened.enter_context(closing(SqlEvents(Secret(url))))
+    store = opened.enter_context(closing(SqlEventStore(Secret(url))))
     embedder = BagOfWords(256)
     rag = Rag(embedder, index, Parrot())
     mirabel = Mirabel(calibration=folder / "calibration.json", embedder=embedder, index=index, store=store)
@@ -48,7 +48,7 @@ def open_shared(folder: Path, url: str) -> App:
 
 
 def prepare(folder: Path, url: str) -> None:
-    """Documents, and a guard that was fitted to harmless questions of a few words."""
+    """Adds documents, and calibrates the guard on short benign questions."""
     with open_shared(folder, url) as app:
         asyncio.run(app.guard.add(HELD))
         mirabel, index = app.guard.defenses[0], app.index
@@ -59,11 +59,13 @@ def prepare(folder: Path, url: str) -> None:
             text = " ".join(rng.choice([*WORDS, f"only{number % COUNT}"], 3, replace=False))
             found = index.search(app.guard.rag.embedder.embed([text])[0], 40)
             scores.append(max(asyncio.run(mirabel.score(Query(text, client=str(number), k=K), found, made)).values()))
-        calibration.write(folder / "calibration.json", "default", replace(made, benign=tuple(sorted(scores))))
+        calibration.write_calibration(
+            folder / "calibration.json", "default", replace(made, benign=tuple(sorted(scores)))
+        )
 
 
 def harmless(folder: Path, url: str, names: Sequence[str]) -> dict[str, str]:
-    """For each document a question of few of its words for which it is found, and nothing withheld."""
+    """Returns a question for each document that retrieves it without a flag."""
     with open_shared(folder, url) as app:
         return {name: _harmless(app, name) for name in names}
 
@@ -78,7 +80,7 @@ def _harmless(app: App, name: str) -> str:
 
 
 def main() -> None:
-    """Prints its address, and serves until it is ended."""
+    """Prints the address, and serves until a signal."""
     app = open_shared(Path(sys.argv[1]), os.environ["URL"])
     serve(app, lambda address: print(address, flush=True))
 

@@ -1,4 +1,4 @@
-"""A real Milvus, ended whatever happens; several may run side by side."""
+"""A real Milvus server that always ends with the test process. Several can run concurrently."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ from pathlib import Path
 from typing import Any
 
 QUICK = {
-    "PROXY_TIMETICKINTERVAL": 50,  # what a read waits for after a write, in ms; 200 where nobody sets it
+    "PROXY_TIMETICKINTERVAL": 50,  # how long a read waits after a write, in ms; the default is 200
     "QUERYCOORD_CHECKINTERVAL": 100,
     "QUERYCOORD_SEGMENTCHECKINTERVAL": 100,
     "QUERYCOORD_CHANNELCHECKINTERVAL": 100,
     "QUERYCOORD_DISTPULLINTERVAL": 50,
     "QUERYCOORD_UPDATENEXTTARGETINTERVAL": 1,
 }
-"""So that a collection is loaded in less than three seconds."""
+"""With these settings a collection loads in less than three seconds."""
 START_S = 240
 
 
 @contextmanager
 def milvus_server() -> Iterator[Any]:
-    """A standalone server of the package ``milvus``; ``listen_port`` and ``server_proc`` tell of it."""
+    """A standalone server of the package ``milvus``, with ``listen_port`` and ``server_proc``."""
     with ExitStack() as stack:
         server = None
-        for last in (False, False, True):  # a port that was free may be another's by the time the server listens
+        for last in (False, False, True):  # another process may take a free port before the server listens
             server = server or _started(stack, last)
         yield server
 
 
 def _started(stack: ExitStack, last: bool) -> Any:
-    """A server that will be stopped with the stack; None if it did not start, and this was not the last try."""
+    """A server that stops with the stack. None: it did not start, and this was not the last attempt."""
     folder = Path(tempfile.mkdtemp(prefix="casemate-milvus-"))
     stack.callback(shutil.rmtree, folder, ignore_errors=True)
-    server = _made(folder)
+    server = _create(folder)
     stack.callback(server.stop)
     with _environment(_settings(folder)):
         server.start()
-    stack.enter_context(_outlived(server.server_proc.pid))
+    stack.enter_context(_kill_with_this_process(server.server_proc.pid))
     try:
         _wait(server)
     except RuntimeError:
@@ -57,8 +57,8 @@ def _started(stack: ExitStack, last: bool) -> Any:
 
 
 @contextmanager
-def _outlived(server: int) -> Iterator[None]:
-    """Ends the server also if this process is killed and cannot."""
+def _kill_with_this_process(server: int) -> Iterator[None]:
+    """Kills the server even if this process is killed."""
     watch = f"while kill -0 {os.getpid()}; do sleep 1; done; kill -9 {server}"
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     watcher = subprocess.Popen(["sh", "-c", watch], start_new_session=True, **quiet)
@@ -69,8 +69,8 @@ def _outlived(server: int) -> Iterator[None]:
         watcher.wait()
 
 
-def _made(folder: Path) -> Any:
-    """Not started yet, with ports that nobody else looks for."""
+def _create(folder: Path) -> Any:
+    """A server on free ports, not started yet."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from milvus import MilvusServer, MilvusServerConfig
@@ -85,12 +85,12 @@ def _made(folder: Path) -> Any:
 
 def _free(count: int) -> list[int]:
     with ExitStack() as stack:
-        doors = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [door.getsockname()[1] for door in doors]
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [s.getsockname()[1] for s in sockets]
 
 
 def _settings(folder: Path) -> dict[str, str]:
-    """For the etcd within, too, which else takes 2379 and 2380 whatever the server's configuration says."""
+    """Settings including those of the embedded etcd, which otherwise uses ports 2379 and 2380."""
     client, peer = _free(2)
     config = folder / "etcd.yaml"
     config.write_text(
@@ -118,7 +118,7 @@ def _environment(settings: dict[str, str]) -> Iterator[None]:
 
 
 def _wait(server: Any) -> None:
-    """Until it is healthy; a server that has died is named at once, with the end of its log."""
+    """Waits until the server is healthy. Raises at once with the end of its log if it died."""
     begin, url = time.monotonic(), f"http://127.0.0.1:{server.webservice_port}/healthz"
     while time.monotonic() - begin < START_S and server.server_proc.poll() is None:
         with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=9) as answer:

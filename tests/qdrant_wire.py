@@ -1,6 +1,6 @@
-"""A Qdrant as seen on the wire: its HTTP interface on a port of this machine, before the client's own local mode.
+"""Qdrant's HTTP interface on a local port, in front of the client's local mode.
 
-The server itself is not on every machine. What it holds is not the point here: what it does to whoever asks is.
+For tests of requests and errors without a Qdrant server.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from qdrant_client import QdrantClient, models
 
 
 class QdrantWire:
-    """Answers as Qdrant does, until it is told to misbehave.
+    """Answers like Qdrant, or with a configured fault.
 
     Attributes:
-        version: What it says that it is.
-        key: The key that it wants; empty: none.
-        fault: Status and body of all its answers; None: it behaves.
+        version: The reported version.
+        key: The required key. Empty: none.
+        fault: Status and body of all responses. None: no fault.
     """
 
     def __init__(self, client: QdrantClient) -> None:
@@ -58,16 +58,16 @@ class QdrantWire:
             return 401, b"Must provide an API key or an Authorization bearer token"
         try:
             with self._one:
-                held = self._done(request.command, path, json.loads(body or b"{}"))
+                result = self._done(request.command, path, json.loads(body or b"{}"))
         except ValueError as error:
             status = 404 if "not found" in str(error) else 400
             return status, json.dumps({"status": {"error": str(error)}, "time": 0}).encode()
         if path == "/":
-            return 200, json.dumps(held).encode()
-        return 200, json.dumps({"result": held, "status": "ok", "time": 0}, default=_plain).encode()
+            return 200, json.dumps(result).encode()
+        return 200, json.dumps({"result": result, "status": "ok", "time": 0}, default=_plain).encode()
 
     def _done(self, method: str, path: str, given: dict[str, Any]) -> Any:
-        """What the client's local mode makes of a request."""
+        """The result of the client's local mode."""
         if path == "/":
             return {"title": "qdrant - vector search engine", "version": self.version}
         if path == "/collections":

@@ -1,12 +1,12 @@
-"""A collection in six topics, an index that holds it, and a re-indexing of it that no training made."""
+"""A collection with six topics, its index, and an untrained re-indexing of it."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from casemate.backends.sqlite import SqliteIndex
-from casemate.reindexing.space import Reindexing, distinct, key
-from casemate.reindexing.topics import centres
+from casemate.backends.indexes.sqlite import SqliteIndex
+from casemate.maths.clustering import topic_centroids
+from casemate.reindexing.space import Reindexing, chunk_key, unique_keys
 from casemate.types import Document
 from tests.fakes import BagOfWords
 
@@ -15,7 +15,7 @@ VOCABULARY = [[f"t{t}w{i}" for i in range(14)] for t in range(TOPICS)]
 
 
 def topical(count=180, seed=0, first=0):
-    """Documents of words of one topic and some of the next; document i is of topic i % 6, and alone has ``only<i>``."""
+    """Documents with words of topic i % 6 and some of the next topic; ``only<i>`` occurs in document i only."""
     rng = np.random.default_rng(seed)
 
     def text(i):
@@ -26,7 +26,7 @@ def topical(count=180, seed=0, first=0):
 
 
 def indexed(folder, documents, embedder=None):
-    """An index of these documents, and its embedder."""
+    """Returns an index of these documents and its embedder."""
     embedder = embedder or BagOfWords()
     index = SqliteIndex(folder / "index.db")
     index.open(embedder.fingerprint, embedder.dim)
@@ -35,12 +35,12 @@ def indexed(folder, documents, embedder=None):
 
 
 def drawn(documents, embedder, mode="adapter", seed=0, **fields):
-    """A re-indexing with the true topics and a map drawn at random, which moves much."""
+    """A re-indexing with the true topics and a random map with a large effect."""
     E = embedder.embed([d.content for d in documents])
     labels = np.array([int(d.id[1:]) % TOPICS for d in documents])
-    keys, ordered = distinct([key(d) for d in documents], labels)
+    keys, ordered = unique_keys([chunk_key(d) for d in documents], labels)
     rng, dim = np.random.default_rng(seed), embedder.dim
     weights = {"W1": rng.standard_normal((dim, dim)), "b1": np.zeros(dim), "W2": rng.standard_normal((dim, dim)) / dim}
     weights = {n: w.astype(np.float32) for n, w in (weights | {"b2": np.zeros(dim)}).items()} if mode != "gate" else {}
     known = {"weights": weights, "penalty": 0.3 if mode == "gate" else 0.0} | fields
-    return Reindexing(mode, "default", embedder.fingerprint, *centres(E, labels), keys, ordered, **known)
+    return Reindexing(mode, "default", embedder.fingerprint, *topic_centroids(E, labels), keys, ordered, **known)

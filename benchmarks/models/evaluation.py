@@ -18,8 +18,8 @@ from tokenizers import Tokenizer
 from benchmarks.models.documents import Writer, shown
 from benchmarks.models.questions import Asker
 from benchmarks.models.tokens import END, PAD, encoded, prompt, read
-from casemate import stats
-from casemate.recovery import rouge_l
+from casemate.maths import stats
+from casemate.maths.recovery import rouge_l
 
 SEED = 987654
 BATCH = 50
@@ -80,7 +80,7 @@ def evaluated(folder: Path, count: int = 100, cells: Sequence[str] = tuple(CELLS
         said = answers(model, tokenizer, items)
         right = sum(a == item.answer.strip() for a, item in zip(said, items, strict=True))
         overlap = [rouge_l(item.answer, a).f1 for a, item in zip(said, items, strict=True)]
-        found[name] = {"exact": stats.rate(right, count), "rouge_l": round(sum(overlap) / count, 3)}
+        found[name] = {"exact": stats.proportion(right, count), "rouge_l": round(sum(overlap) / count, 3)}
         print(folder.name, name, found[name], file=sys.stderr, flush=True)
     return found
 

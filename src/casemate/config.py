@@ -1,14 +1,15 @@
-"""casemate.yaml -> one validated tree. Unknown keys are refused; secrets come from the environment only.
+"""Reads casemate.yaml into one validated tree.
 
-No object is built here: that is ``app.py``.
+Unknown keys are refused, and secrets come from the environment only. This module builds no objects; `casemate.app`
+does.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import yaml
 from pydantic import (
@@ -22,20 +23,35 @@ from pydantic import (
     model_validator,
 )
 
-from casemate.errors import ConfigError
+from casemate.errors import ConfigError, did_you_mean, validation_reason
+from casemate.text.output_transforms import TRANSFORMS
 from casemate.types import MAX_K, VARIABLE, Secret
 
 FILE = "casemate.yaml"
 
+RENAMED: Mapping[str, str] = {
+    "calibrate.log": "calibrate.query_log",
+    "redteam.known": "redteam.provided",
+    "redteam.leave_out": "redteam.skip_checks",
+    "redteam.crawl.recovered": "redteam.crawl.max_recovered",
+    "monitor.every": "monitor.interval",
+    "monitor.false_alerts": "monitor.runs_per_false_alert",
+    "monitor.notices_per_hour": "monitor.notifications_per_hour",
+    "gateway.grace_s": "gateway.shutdown_grace_s",
+    "gateway.cors": "gateway.cors_origins",
+    "gateway.traces": "gateway.otlp_endpoint",
+}
+"""Keys of earlier versions and their present names. An old key is refused, and the error names the new one."""
+
 
 class Section(BaseModel):
-    """Part of the configuration; keys that nobody reads are refused."""
+    """One section of the configuration. Refuses unknown keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Part(BaseModel):
-    """A plug-in by its name, with its options: ``minilm``, or ``{use: minilm, threads: 2}``."""
+class PluginSpec(BaseModel):
+    """A plug-in by name, with its options: ``minilm``, or ``{use: minilm, threads: 2}``."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
     use: str = Field(validation_alias=AliasChoices("use", "name"))
@@ -45,46 +61,73 @@ class Part(BaseModel):
     def _from_name(cls, value: Any) -> Any:
         named = {"use": value} if isinstance(value, str) else value
         if isinstance(named, Mapping) and any(isinstance(named.get(key), Secret) for key in ("use", "name")):
-            raise ValueError("a plug-in's name is written out, not taken from the environment")
+            raise ValueError("the name of a plug-in cannot come from the environment; write it out")
         return named
 
     @property
     def options(self) -> dict[str, Any]:
-        """What the plug-in is built with."""
+        """The options: every key but ``use``."""
         return dict(self.model_extra or {})
 
 
 class ChunkSection(Section):
-    """How texts are cut."""
+    """How documents are split into chunks."""
 
-    tokens: int = Field(default=0, ge=0, description="Tokens of a chunk; 0: as many as the embedder reads.")
+    tokens: int = Field(default=0, ge=0, description="Tokens per chunk; 0: the embedder's maximum.")
     overlap: int = Field(
-        default=32, ge=0, description="Tokens that a chunk shares with the one before; at most half a chunk."
+        default=32, ge=0, description="Tokens that a chunk shares with the previous one; at most half a chunk."
     )
 
 
 class RagSection(Section):
-    """The system under protection."""
+    """The RAG system under protection."""
 
     corpus: Path | None = Field(default=None, description="Folder or file that `casemate index` reads.")
     max_file_mb: float = Field(
-        default=64, gt=0, le=1e6, description="Larger files, and larger lines of jsonl, are left out and named."
+        default=64, gt=0, le=1e6, description="Larger files, and larger lines of jsonl, are skipped and reported."
     )
     chunk: ChunkSection = ChunkSection()
-    embedder: Part = Field(default=Part(use="minilm"), description="Turns texts into vectors.")
-    index: Part = Field(default=Part(use="sqlite"), description="Keeps documents, vectors and moments.")
-    generator: Part = Field(default=Part(use="extractive"), description="Writes the answer.")
-    instructions: str = Field(
-        default="", repr=False, description="What a generating model is told to do; empty: our wording."
+    embedder: PluginSpec = Field(default=PluginSpec(use="minilm"), description="Turns texts into vectors.")
+    index: PluginSpec = Field(
+        default=PluginSpec(use="sqlite"), description="Stores documents, vectors and corpus moments."
     )
-    k: int = Field(default=5, ge=1, le=MAX_K, description="Documents read for an answer.")
+    generator: PluginSpec = Field(default=PluginSpec(use="extractive"), description="Writes the answer.")
+    instructions: str = Field(
+        default="", repr=False, description="System prompt of a generating model; empty: the built-in one."
+    )
+    k: int = Field(default=5, ge=1, le=MAX_K, description="Documents retrieved for an answer.")
+
+
+class EntitlementSection(Section):
+    """A rule that entitles clients to sources."""
+
+    groups: tuple[str, ...] = Field(default=(), description="Groups of clients; empty: every client.")
+    metadata: Mapping[str, str | tuple[str, ...]] = Field(
+        default={}, description="Metadata keys of documents with the accepted values; empty: every document."
+    )
+
+
+class AudienceSection(Section):
+    """Which clients may read which sources in full. Applies in mode `enforce`; `observe` changes nothing."""
+
+    unentitled: Literal["full", "quorum", "nothing"] = Field(
+        default="full",
+        description="What clients receive of sources that they may not read in full: `full` text all the same, "
+        "`quorum` answers (needs the defense `quorum`), or `nothing`.",
+    )
+    entitled: tuple[EntitlementSection, ...] = Field(
+        default=(),
+        description="Rules, each with `groups` of clients, `metadata` of documents, or both. A client may read a "
+        "source in full if one rule fits both, or if the document's metadata key `readers` names the client.",
+    )
 
 
 class GuardSection(Section):
-    """What protects it."""
+    """The guard and its defenses."""
 
     mode: Literal["enforce", "observe", "off"] = Field(
-        default="enforce", description="`observe` notes every verdict and changes nothing; `off` asks no defense."
+        default="enforce",
+        description="`observe` records every verdict and changes nothing; `off` runs no defense.",
     )
     on_error: Literal["closed", "open"] = Field(
         default="closed",
@@ -93,196 +136,258 @@ class GuardSection(Section):
 
     @field_validator("mode", mode="before")
     @classmethod
-    def _as_written(cls, value: Any) -> Any:
-        return "off" if value is False else value  # YAML reads a bare off as false
+    def _off_as_written(cls, value: Any) -> Any:
+        return "off" if value is False else value  # YAML 1.1 reads a bare `off` as false
 
-    defenses: tuple[Part, ...] = Field(default=(Part(use="mirabel"),), description="In the order in which they act.")
+    defenses: tuple[PluginSpec, ...] = Field(
+        default=(PluginSpec(use="mirabel"),), description="The defenses, in the order in which they run."
+    )
+    audience: AudienceSection = AudienceSection()
+
+    @model_validator(mode="after")
+    def _audience_is_carried_out(self) -> GuardSection:
+        wanted = self.audience.unentitled
+        if wanted != "full" and self.mode == "off":
+            raise ValueError(f"audience.unentitled is {wanted!r}, and mode off gives every client full text")
+        if wanted == "quorum" and "quorum" not in {spec.use for spec in self.defenses}:
+            raise ValueError("audience.unentitled is 'quorum', and 'quorum' is not in defenses; add it as the last one")
+        if wanted == "full" and self.audience.entitled:
+            raise ValueError("audience.entitled has rules without effect; set audience.unentitled to quorum or nothing")
+        return self
 
 
 class CalibrateSection(Section):
-    """How the guard learns what harmless questions are like (`casemate calibrate`)."""
+    """How the guard is calibrated on benign queries (`casemate calibrate`)."""
 
-    log: Path | None = Field(
+    query_log: Path | None = Field(
         default=None,
-        description="Harmless questions that people asked: plain lines or jsonl. Without it they are made.",
+        description="Benign queries from real users: plain lines or jsonl. Without it, synthetic questions are used.",
     )
-    questions: int = Field(default=800, ge=20, le=100_000, description="Harmless questions made, or taken of the log.")
-    documents: int = Field(default=120, ge=20, le=10_000, description="Documents that are probed.")
-    seed: int = Field(default=7, ge=0, description="Of everything that is drawn.")
+    questions: int = Field(
+        default=800, ge=20, le=100_000, description="Benign queries: generated, or at most sampled from the log."
+    )
+    documents: int = Field(default=120, ge=20, le=10_000, description="Documents probed by the published attacks.")
+    seed: int = Field(default=7, ge=0, description="Seed of all random choices.")
 
 
 class GateSection(Section):
-    """What must hold for a red-team run to pass."""
+    """Limits that a red-team run must meet to pass."""
 
     adjusted_accuracy: float = Field(
-        default=0.05, gt=0, lt=0.5, description="How much better than a coin an attacker may tell members from others."
+        default=0.05,
+        gt=0,
+        lt=0.5,
+        description="Largest adjusted accuracy of an attacker: max(a, 1 - a) - 0.5, where 0 is guessing.",
     )
     harmless: float = Field(
-        default=0.05, gt=0, lt=1, description="Share of harmless questions that may be answered otherwise."
+        default=0.05, gt=0, lt=1, description="Largest share of benign queries whose answer the guard may change."
     )
 
 
 class CrawlSection(Section):
-    """How much of the collection crawlers carry away (`casemate redteam crawl`)."""
+    """Extraction attacks: how much of the collection a crawler recovers (`casemate redteam crawl`)."""
 
-    attacks: tuple[Part, ...] = Field(
-        default=tuple(Part(use=name) for name in ("composite", "rag_thief", "rag_crawler")),
-        description="Which crawlers, with their options.",
+    attacks: tuple[PluginSpec, ...] = Field(
+        default=tuple(PluginSpec(use=name) for name in ("composite", "rag_thief", "rag_crawler")),
+        description="The crawlers, with their options.",
     )
-    questions: int = Field(default=300, ge=1, description="Questions that each may ask.")
-    clients: int = Field(default=1, ge=1, description="Names that each goes by, one after another.")
-    recovered: float = Field(
-        default=0.05, ge=0, le=1, description="Gate: share of the chunks that a crawler may recover, guard on."
+    questions: int = Field(default=300, ge=1, description="Query budget of each crawler.")
+    clients: int = Field(default=1, ge=1, description="Client names that each crawler uses, one after another.")
+    transforms: tuple[str, ...] = Field(
+        default=(),
+        description="Output transforms. Each crawler also runs once with each: it asks for answers in this form, and "
+        f"decodes them. Known: {', '.join(TRANSFORMS)}.",
+    )
+    max_recovered: float = Field(
+        default=0.05,
+        ge=0,
+        le=1,
+        description="Gate: largest share of the chunks that a crawler may recover with the guard on.",
     )
 
 
-class KnownSection(Section):
-    """What the owner knows of a target outside: texts, one a file or a record, as `rag.corpus` may hold them."""
+class ProvidedSection(Section):
+    """Texts of known membership that the operator provides for an external target, one per file or record.
 
-    members: Path | None = Field(default=None, description="Texts that are surely in its collection.")
+    The formats are those of `rag.corpus`.
+    """
+
+    members: Path | None = Field(default=None, description="Texts that are in its collection.")
     nonmembers: Path | None = Field(
-        default=None, description="Texts that surely are not, of the same genre and time as the members."
+        default=None, description="Texts that are not in it, of the same genre and period as the members."
     )
     corpus: Path | None = Field(
-        default=None, description="All that is in it, for what crawlers recover. Without it, the members as a sample."
+        default=None,
+        description="The whole collection, to measure what crawlers recover. Without it, the members serve as a "
+        "sample.",
     )
 
 
-Unchecked: TypeAlias = Literal["guard_off", "harmless", "two_worlds", "defense_errors", "fresh_clients"]
+SkippableCheck: TypeAlias = Literal["guard_off", "harmless", "two_worlds", "defense_errors", "fresh_clients"]
 """Checks that need more of a target than answers."""
 
 
 class RedteamSection(Section):
     """How the system is attacked (`casemate redteam run`)."""
 
-    target: Part = Field(
-        default=Part(use="own"),
-        description="Who is attacked: `own` is this system; else a name of `targets`, or `http`, `openai_endpoint`, "
+    target: PluginSpec = Field(
+        default=PluginSpec(use="own"),
+        description="The target: `own` is this system; else a name of `targets`, or `http`, `openai_endpoint`, "
         "`python`, `langchain_runnable` with options.",
     )
-    target_off: Part | None = Field(
-        default=None, description="The same target outside with its guard off, to tell what the guard does."
+    target_off: PluginSpec | None = Field(
+        default=None, description="The same external target with its guard off, to measure the effect of the guard."
     )
-    targets: Mapping[str, Part] | None = Field(default=None, description="Targets outside by a name of your own.")
+    targets: Mapping[str, PluginSpec] | None = Field(
+        default=None, description="External targets, by names of your choice."
+    )
     i_own_this_target: bool = Field(
-        default=False, description="Must be true before a target outside is attacked, or `--own` given."
+        default=False,
+        description="Must be true, or `--own` given, before an external target is attacked.",
     )
-    known: KnownSection = KnownSection()
-    leave_out: tuple[Unchecked, ...] = Field(
+    provided: ProvidedSection = ProvidedSection()
+    skip_checks: tuple[SkippableCheck, ...] = Field(
         default=(),
-        description="Checks that a target outside cannot undergo and that you accept as not tested: `guard_off`, "
-        "`harmless`, `two_worlds`, `defense_errors`, `fresh_clients`. What is neither made nor left out is "
+        description="Checks that an external target does not support and that you accept as untested: `guard_off`, "
+        "`harmless`, `two_worlds`, `defense_errors`, `fresh_clients`. A check that is neither run nor skipped is "
         "INCONCLUSIVE.",
     )
 
-    attacks: tuple[Part, ...] = Field(
-        default=tuple(Part(use=name) for name in ("direct", "s2mia", "mba", "interrogation", "dcmi", "menta")),
-        description="Which attacks, with their options.",
+    attacks: tuple[PluginSpec, ...] = Field(
+        default=tuple(PluginSpec(use=name) for name in ("direct", "s2mia", "mba", "interrogation", "dcmi", "menta")),
+        description="The membership inference attacks, with their options.",
     )
-    members: int = Field(default=200, ge=10, description="Documents that are attacked and in the index.")
-    nonmembers: int = Field(default=200, ge=10, description="Documents that are attacked and held out of it.")
-    split: Path | None = Field(default=None, description="A json file that names them instead.")
-    reader: Part = Field(
-        default=Part(use="obedient"),
-        description="Who writes the answers: `obedient` simulates an able model; `own` is `rag.generator`.",
+    members: int = Field(default=200, ge=10, description="Candidates that are in the index.")
+    nonmembers: int = Field(default=200, ge=10, description="Candidates that are removed from the lab's index.")
+    split: Path | None = Field(default=None, description="A json file that lists both, instead of a random split.")
+    reader: PluginSpec = Field(
+        default=PluginSpec(use="simulated_reader"),
+        description="The model that writes the answers: `simulated_reader` simulates an able model; `own` is "
+        "`rag.generator`.",
     )
     benign: Path | None = Field(
         default=None,
-        description="Harmless questions, not those of `calibrate.log`, that tell the guard's cost. Without it, made.",
+        description="Benign queries that measure the cost of the guard; use others than in `calibrate.query_log`. "
+        "Without it, synthetic questions are used.",
     )
     identity: Literal["candidate", "question", "campaign"] = Field(
-        default="candidate", description="Who the attacker seems to be: another client for each of these."
+        default="candidate",
+        description="How often the attacker changes its client name: per candidate, per question, or never.",
     )
-    budget: int | None = Field(default=None, ge=1, description="Questions in all; unset: as many as it takes.")
-    concurrency: int = Field(default=4, ge=1, le=64, description="Candidates attacked side by side.")
-    seed: int = Field(default=7, ge=0, description="Of everything that is drawn.")
-    folder: Path = Field(default=Path(".casemate/redteam"), description="Where the lab keeps its work and the report.")
+    budget: int | None = Field(default=None, ge=1, description="Largest number of queries in total; unset: no limit.")
+    concurrency: int = Field(default=4, ge=1, le=64, description="Candidates attacked in parallel.")
+    seed: int = Field(default=7, ge=0, description="Seed of all random choices.")
+    folder: Path = Field(default=Path(".casemate/redteam"), description="Folder of the lab's files and the report.")
     gate: GateSection = GateSection()
     crawl: CrawlSection = CrawlSection()
 
 
 class MonitorSection(Section):
-    """Known questions, asked on a schedule (`casemate canary`)."""
+    """Canaries: known questions, asked on a schedule (`casemate canary`)."""
 
     canaries: Path = Field(default=Path("canaries.yaml"), description="The canary set.")
-    target: Part = Field(
-        default=Part(use="own"),
-        description="Who is asked: `own` is this system with its guard; else `python`, `http` or `openai_endpoint`.",
+    target: PluginSpec = Field(
+        default=PluginSpec(use="own"),
+        description="The monitored system: `own` is this one with its guard; else `python`, `http` or "
+        "`openai_endpoint`.",
     )
-    judge: Part | None = Field(default=None, description="A generator that judges behaviours that have no name.")
-    every: str = Field(
-        default="1h", pattern=r"^[1-9]\d{0,5}[smhd]$", description="From one run to the next, such as 15m, 1h or 1d."
+    judge: PluginSpec | None = Field(
+        default=None, description="A generator that judges expected behaviors without a built-in check."
+    )
+    interval: str = Field(
+        default="1h", pattern=r"^[1-9]\d{0,5}[smhd]$", description="Time between two runs, such as 15m, 1h or 1d."
     )
     client: str = Field(
         default="canary-{canary}-{run}",
         min_length=1,
-        description="Name under which canaries are asked; `{canary}` and `{run}` stand for the ids.",
+        description="Client name of canary queries; `{canary}` and `{run}` are replaced by the ids.",
     )
-    concurrency: int = Field(default=8, ge=1, le=64, description="Questions at the same time.")
-    timeout_s: float = Field(default=30.0, gt=0, description="Longest time for one answer.")
+    concurrency: int = Field(default=8, ge=1, le=64, description="Queries in parallel.")
+    timeout_s: float = Field(default=30.0, gt=0, description="Timeout of one answer.")
     page_rules: bool = Field(
         default=False, description="Alert also on any sudden failure, 8 of the last 10, and 10 % of a run."
     )
-    false_alerts: float = Field(
-        default=1000.0, gt=0, description="Runs in which at most one false alert is allowed, in the long run."
+    runs_per_false_alert: float = Field(
+        default=1000.0, gt=0, description="Average number of runs between two false alerts, at least."
     )
-    channels: tuple[Part, ...] = Field(default=(), description="Who is told: `webhook` or `apprise`, with options.")
-    gate: bool = Field(
+    channels: tuple[PluginSpec, ...] = Field(
+        default=(), description="Channels that receive alerts: `webhook` or `apprise`, with options."
+    )
+    gate: bool | Literal["observe"] = Field(
         default=False,
-        description="`casemate index` holds new documents back that look like poison, once it has 500 to compare with.",
+        description="Quarantines new documents that resemble poisoned ones, however they arrive, once the index has "
+        "500 documents to compare with. `observe` records them and indexes them nevertheless.",
     )
-    notices_per_hour: int = Field(default=20, ge=1, description="Notices to a channel in an hour; more are summed up.")
+    notifications_per_hour: int = Field(
+        default=20, ge=1, description="Notifications per channel and hour; further ones are summarized."
+    )
+
+    def is_canary(self, client: str) -> bool:
+        """Whether a client name is that of a canary query."""
+        prefix = self.client.partition("{")[0]
+        return bool(prefix) and client.startswith(prefix)
 
 
 class GatewaySection(Section):
-    """The door for other programs (`casemate serve`)."""
+    """The HTTP server (`casemate serve`)."""
 
     host: str = Field(default="127.0.0.1", min_length=1, description="Address to listen on.")
-    port: int = Field(default=8000, ge=0, le=65535, description="Port to listen on; 0: any that is free.")
-    model: str = Field(default="casemate", min_length=1, description="Name of the one model that clients are offered.")
+    port: int = Field(default=8000, ge=0, le=65535, description="Port to listen on; 0: any free one.")
+    model: str = Field(default="casemate", min_length=1, description="Name of the one model that is offered.")
     max_body_mb: float = Field(default=4, gt=0, le=1024, description="Largest request, in MB (10^6 bytes).")
-    body_timeout_s: float = Field(default=30, gt=0, description="Longest time that a request may take to arrive.")
-    timeout_s: float = Field(default=120, gt=0, description="Longest time that an answer may take, all of it.")
+    body_timeout_s: float = Field(default=30, gt=0, description="Timeout for receiving a request.")
+    timeout_s: float = Field(default=120, gt=0, description="Timeout of a whole answer.")
     pace_ms: float = Field(
         default=100,
         ge=0,
         le=10_000,
-        description="Answers are begun at multiples of this after a request came, so that time does not tell what the "
-        "guard did; 0: at once.",
+        description="Rounds time-to-first-token up to a multiple of this, so latency does not reveal the guard's "
+        "decision; 0: no rounding.",
     )
-    grace_s: float = Field(default=30, gt=0, description="Time that running answers are given when the gateway ends.")
+    shutdown_grace_s: float = Field(default=30, gt=0, description="Time for running answers to finish at shutdown.")
     concurrency: int = Field(
-        default=1200, ge=1, description="Requests at work at once, waiting streams included; more are told to retry."
+        default=1200,
+        ge=1,
+        description="Concurrent requests, open streams included; further ones get 503 and Retry-After.",
     )
-    requests_per_minute: int = Field(default=600, ge=1, description="Of each key that has no rate of its own.")
-    tokens_per_day: int = Field(default=2_000_000, ge=1, description="Of each key that has no budget of its own.")
-    cors: tuple[str, ...] = Field(default=(), description="Origins whose pages may call it; none: no page may.")
+    concurrency_per_key: int | None = Field(
+        default=None, ge=1, description="The same for one key; empty: five sixths of `concurrency`."
+    )
+    max_connections: int | None = Field(
+        default=None,
+        ge=1,
+        description="Open connections; a new one replaces the longest idle one. Empty: the limit of file descriptors "
+        "less 256.",
+    )
+    requests_per_minute: int = Field(default=600, ge=1, description="Rate limit of keys without their own.")
+    tokens_per_day: int = Field(default=2_000_000, ge=1, description="Token budget of keys without their own.")
+    cors_origins: tuple[str, ...] = Field(default=(), description="Origins whose pages may call the API; empty: none.")
     tls_cert: Path | None = Field(default=None, description="Certificate chain (PEM); with it the gateway speaks TLS.")
     tls_key: Path | None = Field(default=None, description="Private key of the certificate (PEM).")
     trusted_proxies: tuple[str, ...] = Field(
-        default=(), description="Addresses whose X-Forwarded-For and -Proto are believed."
+        default=(), description="Addresses of proxies whose X-Forwarded-For and -Proto headers are trusted."
     )
     metrics: Literal["key", "open"] = Field(
-        default="key", description="`/metrics` for keys of role metrics or admin, or `open` to whoever reaches it."
+        default="key", description="Access to `/metrics`: `key` requires role metrics or admin; `open` needs no key."
     )
-    traces: str = Field(
+    otlp_endpoint: str = Field(
         default="",
         pattern=r"^(https?://[^\s@]+)?$",
-        description="Where OpenTelemetry traces go (OTLP over HTTP), such as http://localhost:4318/v1/traces; empty: "
-        "where OTEL_EXPORTER_OTLP_ENDPOINT says, or nowhere.",
+        description="Receiver of OpenTelemetry traces (OTLP over HTTP), such as http://localhost:4318/v1/traces; "
+        "empty: OTEL_EXPORTER_OTLP_ENDPOINT, or no traces.",
     )
 
     @model_validator(mode="after")
-    def _both_files(self) -> GatewaySection:
+    def _both_tls_files(self) -> GatewaySection:
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("tls_cert and tls_key belong together: give both, or neither")
         return self
 
 
 class PrivacySection(Section):
-    """What may be noted about people."""
+    """What may be recorded about clients."""
 
-    log_text: bool = Field(default=False, description="Note the text of a question beside its verdict.")
+    log_text: bool = Field(default=False, description="Record the text of a query with its verdict.")
 
 
 class Config(Section):
@@ -294,21 +399,21 @@ class Config(Section):
     redteam: RedteamSection = RedteamSection()
     monitor: MonitorSection = MonitorSection()
     gateway: GatewaySection = GatewaySection()
-    store: Part = Field(default=Part(use="sql_events"), description="Keeps events.")
+    store: PluginSpec = Field(default=PluginSpec(use="sql"), description="Stores events.")
     privacy: PrivacySection = PrivacySection()
     _folder: Path = PrivateAttr(default=Path())
 
     @property
     def folder(self) -> Path:
-        """Where relative paths start: the folder of the file."""
+        """Folder of the file, against which relative paths are resolved."""
         return self._folder
 
 
-class Loader(yaml.SafeLoader):
-    """Plain values only: aliases let a few lines stand for millions."""
+class StrictLoader(yaml.SafeLoader):
+    """Loads YAML without aliases, because a few lines of aliases can expand to millions of nodes."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        """As the base class, but for aliases."""
+        """Composes a node like the base class, but refuses aliases."""
         if self.check_event(yaml.AliasEvent):
             event = self.get_event()  # type: ignore[no-untyped-call]
             raise yaml.MarkedYAMLError(problem="aliases (*name) are not allowed", problem_mark=event.start_mark)
@@ -316,66 +421,78 @@ class Loader(yaml.SafeLoader):
 
 
 def read(path: Path | None = None) -> Config:
-    """The configuration in a file; None: ``casemate.yaml`` here, or the defaults where there is none.
+    """Reads a configuration file.
+
+    Args:
+        path: The file; None: ``casemate.yaml`` in the working directory, or the defaults if there is none.
 
     Raises:
-        ConfigError: If the file is missing, no YAML, or holds something unknown or out of range.
+        ConfigError: If the file is missing or not YAML, or a key is unknown or a value out of range.
     """
     if path is None and not Path(FILE).exists():
         return Config()
     file = path or Path(FILE)
     try:
-        raw = yaml.load(file.read_text(encoding="utf-8"), Loader)
+        raw = yaml.load(file.read_text(encoding="utf-8"), StrictLoader)
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or error
-        raise ConfigError(f"cannot read the configuration {file}: {why}; 'casemate init' writes one") from error
+        raise ConfigError(f"cannot read the configuration {file}: {why}; run 'casemate init' to create one") from error
     except (yaml.YAMLError, ValueError, OverflowError, RecursionError, LookupError) as error:
-        raise ConfigError(f"{file} is no valid YAML: {error}") from error
+        raise ConfigError(f"{file} is not valid YAML: {error}") from error
     return parse(raw or {}, name=str(file), folder=file.parent)
 
 
 def parse(raw: Any, name: str = "configuration", folder: Path = Path()) -> Config:
-    """The configuration in a mapping, as YAML gives it.
+    """Validates a configuration that is given as a mapping.
+
+    Args:
+        raw: The mapping, as YAML yields it.
+        name: Prefix of error messages.
+        folder: Folder against which relative paths are resolved.
 
     Raises:
-        ConfigError: As ``read``.
+        ConfigError: If a key is unknown, a value is out of range, or an environment variable is not set.
 
-    >>> parse({"guard": {"mod": "off"}})
+    >>> parse({"rag": {"chunk": {"token": 3}}}, "yaml")
     Traceback (most recent call last):
         ...
-    casemate.errors.ConfigError: configuration: guard.mod is no known key; known: mode, on_error, defenses
+    casemate.errors.ConfigError: yaml: unknown key 'rag.chunk.token'; did you mean 'tokens'? allowed: tokens, overlap
     """
     if not isinstance(raw, Mapping):
-        raise ConfigError(f"{name}: the file must hold keys and values, not {type(raw).__name__}")
+        raise ConfigError(f"{name}: the top level must be a mapping of keys to values, not {type(raw).__name__}")
     try:
-        config = Config.model_validate(_expand(raw, name))
+        config = Config.model_validate(_expand_variables(raw, name))
     except ValidationError as error:
-        raise ConfigError(f"{name}: " + "; ".join(_say(e) for e in error.errors())) from error
+        raise ConfigError(f"{name}: {_describe(error)}") from error
     config._folder = folder
     return config
 
 
-def changed(config: Config, **sections: Mapping[str, Any]) -> Config:
-    """The configuration with other values for some keys of these sections, checked as if they stood in the file.
+def with_overrides(config: Config, **sections: Mapping[str, Any]) -> Config:
+    """Returns a copy with other values for some keys, validated like a file.
+
+    Args:
+        config: The configuration.
+        sections: Section name to its overridden keys.
 
     Raises:
-        ConfigError: As ``read``.
+        ConfigError: If a key is unknown or a value out of range.
     """
     try:
         merged = {name: dict(getattr(config, name)) | dict(values) for name, values in sections.items()}
         found = Config.model_validate(dict(config) | merged)
     except ValidationError as error:
-        raise ConfigError("; ".join(_say(e) for e in error.errors())) from error
+        raise ConfigError(_describe(error)) from error
     found._folder = config.folder
     return found
 
 
-def _expand(value: Any, name: str) -> Any:
-    """``${NAME}`` replaced by the environment's value; a text that held one is a secret from then on."""
+def _expand_variables(value: Any, name: str) -> Any:
+    """Replaces ``${NAME}`` by the environment's value. The resulting string is a ``Secret``."""
     if isinstance(value, Mapping):
-        return {k: _expand(v, name) for k, v in value.items()}
+        return {k: _expand_variables(v, name) for k, v in value.items()}
     if isinstance(value, list):
-        return [_expand(v, name) for v in value]
+        return [_expand_variables(v, name) for v in value]
     if not isinstance(value, str) or not VARIABLE.search(value):
         return value
     missing = [v for v in VARIABLE.findall(value) if v not in os.environ]
@@ -384,14 +501,29 @@ def _expand(value: Any, name: str) -> Any:
     return Secret.read(value)
 
 
-def _say(error: Any) -> str:
-    """One of pydantic's complaints in our words, with what is allowed."""
-    where = ".".join(str(p) for p in error["loc"])
+def _describe(invalid: ValidationError) -> str:
+    return "; ".join(_describe_one(error) for error in invalid.errors())
+
+
+def _describe_one(error: Any) -> str:
+    """One validation error as key, value and what is allowed."""
+    key = ".".join(str(step) for step in error["loc"])
     if error["type"] == "extra_forbidden":
-        section: Any = Config
-        for step in error["loc"][:-1]:
-            section = section.model_fields[step].annotation
-        return f"{where} is no known key; known: {', '.join(section.model_fields)}"
+        return f"unknown key {key!r}{_renamed(key) or _alternatives(error['loc'])}"
     if error["type"] == "missing":
-        return f"{where} is missing"
-    return f"{where} is {error['input']!r}: {error['msg'][0].lower()}{error['msg'][1:]}"
+        return f"{key} is missing"
+    value = "" if isinstance(error["input"], Mapping) else f" is {error['input']!r}"
+    return f"{key}{value}: {validation_reason(error)}"
+
+
+def _renamed(key: str) -> str:
+    return f"; it was renamed: use {RENAMED[key]!r}" if key in RENAMED else ""
+
+
+def _alternatives(path: Iterable[Any]) -> str:
+    """The closest key of the same section, and all of its keys."""
+    *sections, last = path
+    section: Any = Config
+    for step in sections:  # an int is a place in a tuple of sections
+        section = get_args(section)[0] if isinstance(step, int) else section.model_fields[step].annotation
+    return did_you_mean(str(last), section.model_fields)

@@ -1,31 +1,34 @@
-"""Looks at every part of an installation and says what is wrong, and what to do."""
+"""Diagnoses an installation: checks every part and reports faults with their remedy."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
-from casemate.app import App, open_app
-from casemate.backends.attached import AttachedIndex
+from casemate.app import open_app
+from casemate.backends.indexes.attached import AttachedIndex
 from casemate.config import FILE, Config, read
-from casemate.corpus import Corpus
-from casemate.defenses.reindex import Reindex
 from casemate.errors import CasemateError
-from casemate.ingest import Ingest
-from casemate.lab import generation
-from casemate.reindexing.shelf import due
-from casemate.stats import clopper_pearson
+from casemate.guard import generation_costs
+from casemate.guard.defenses.reindex import Reindex
+from casemate.maths.stats import clopper_pearson
+from casemate.rag.corpus import Corpus
+from casemate.rag.ingest import Ingest
+from casemate.reindexing.registry import reindex_due
+from casemate.system import App
+from casemate.types import Query
 
 FEW = 30
-"""Below this many documents statistics say nothing (METHODS F1)."""
+"""Documents below which statistical defenses decide nothing (METHODS F1)."""
 MANY = 0.2
-"""A share of flagged questions above this is not what a fitted guard does to harmless askers."""
+"""Share of flagged questions above which a calibrated guard and harmless clients are an unlikely cause."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing looked at. ``ok`` is None when it could not be looked at."""
+    """Result of one check. ``ok`` is None for a note, or if the check could not run."""
 
     name: str
     ok: bool | None
@@ -33,16 +36,16 @@ class Finding:
 
 
 def examine(path: Path | None, fix: bool = False) -> Iterator[Finding]:
-    """Looks at configuration, embedder, index, event store and corpus, in this order.
+    """Checks configuration, index, guard, event store, embedder and corpus.
 
     Args:
         path: The configuration file; None as for ``config.read``.
-        fix: Rebuild the moments from the stored vectors when they are wrong.
+        fix: Rebuild wrong corpus moments from the stored vectors.
     """
     try:
         config = read(path)
         there = path or Path(FILE)
-        yield Finding("configuration", True, str(there) if there.exists() else f"no {FILE} here: the defaults hold")
+        yield Finding("configuration", True, str(there) if there.exists() else f"no {FILE} here: default configuration")
         app = open_app(config)
     except CasemateError as error:
         yield Finding("wiring", False, str(error))
@@ -50,9 +53,10 @@ def examine(path: Path | None, fix: bool = False) -> Iterator[Finding]:
     with app:
         yield from _index(app, fix)
         yield from _guard(app)
+        yield from _audience(app)
         yield from _reindexed(app)
         yield _try("event store", lambda: _events(app))
-        yield Finding("generator", None, f"{config.rag.generator.use}: not asked here; try 'casemate ask'")
+        yield Finding("generator", None, f"{config.rag.generator.use}: not checked; try 'casemate ask'")
         yield _vectors(app)
         if config.rag.corpus is not None:
             yield _corpus(app, config)
@@ -70,19 +74,19 @@ def _index(app: App, fix: bool) -> Iterator[Finding]:
         wrong = app.index.check()
         if wrong and fix:
             app.index.rebuild()
-            yield Finding("index", None, f"rebuilt the moments, because: {'; '.join(wrong)}")
+            yield Finding("index", None, f"rebuilt the corpus moments: {'; '.join(wrong)}")
             wrong = app.index.check()
         yield from (Finding("index", False, problem) for problem in wrong)
         if not wrong:
-            yield Finding("index", True, "vectors and moments agree; tr(S) = n")
-        if isinstance(app.index, AttachedIndex) and app.index.about():
-            drift = app.index.drifted()
-            yield Finding("attached", None if drift.share else True, drift.told())
+            yield Finding("index", True, "vectors and corpus moments agree; tr(S) = n")
+        if isinstance(app.index, AttachedIndex) and app.index.summary():
+            drift = app.index.measure_drift()
+            yield Finding("attached", None if drift.share else True, drift.describe())
         for tenant in app.index.tenants():
             n = app.index.moments(tenant).n
-            said = f"tenant {tenant!r}: {n} chunks of {len(app.index.digests(tenant))} sources"
-            few = f"{said}; with so few, defenses that rest on statistics make no statement and hide nothing"
-            yield Finding("documents", None if n < FEW else True, few if n < FEW else said)
+            detail = f"tenant {tenant!r}: {n} chunks of {len(app.index.digests(tenant))} sources"
+            few = "; too few for statistical defenses: they decide nothing and hide nothing" if n < FEW else ""
+            yield Finding("documents", None if few else True, detail + few)
         if not app.index.tenants():
             yield Finding("documents", None, "the index is empty; run 'casemate index FOLDER'")
     except CasemateError as error:
@@ -90,82 +94,115 @@ def _index(app: App, fix: bool) -> Iterator[Finding]:
 
 
 def _guard(app: App) -> Iterator[Finding]:
-    """Whether what the guard has learnt fits what it guards."""
-    if app.calibrated is None or app.config.guard.mode == "off":
+    """Checks that the calibration fits the collection."""
+    if app.config.guard.mode == "off":
         return
-    for tenant in app.index.tenants():
+    for defense, tenant in product(app.calibrated, app.index.tenants()):
         try:
-            found = app.calibrated.ready(tenant, app.index.moments(tenant).n)
+            found = defense.ready(tenant, app.index.moments(tenant).n)
         except CasemateError as error:
             yield Finding("guard", False, str(error))
             continue
         if found is not None:
-            learnt = f"tenant {tenant!r}: fitted to {found.source}, {found.at}"
-            detail = learnt if found.benign else f"{learnt}; nothing will be withheld"
-            yield Finding("guard", True if found.benign else None, detail)
+            detail = f"{defense.name}, tenant {tenant!r}: calibrated on {found.source}, {found.at}"
+            inactive = "" if found.benign else "; nothing will be withheld"
+            yield Finding("guard", None if inactive else True, detail + inactive)
+
+
+def _audience(app: App) -> Iterator[Finding]:
+    """Describes the audience policy, and counts keys and sources that its rules do not cover."""
+    policy = app.guard.audience
+    if policy.unentitled == "full":
+        yield Finding("audience", True, "every client may read every source that its labels allow, in full")
+        return
+    try:
+        events = [e.body for e in app.store.scan("key")]
+        revoked = {body.get("key") for body in events if body.get("action") == "revoked"}
+        clients = [b for b in events if b.get("role") == "client" and b.get("key") not in revoked]
+        restricted = sum(policy.restricts(Query("", groups=frozenset(b.get("groups", ())))) for b in clients)
+        enforced = app.mode == "enforce"
+        how = "" if enforced else f"; NOT carried out: the guard's mode is {app.mode}"
+        detail = (
+            f"unentitled clients receive {policy.unentitled}; {len(policy.rules)} rules; "
+            f"{restricted} of {len(clients)} client keys are restricted{how}"
+        )
+        yield Finding("audience", enforced, detail)
+        wanted = sorted({key for rule in policy.rules for key in rule.metadata or ()})
+        for tenant in app.index.tenants() if wanted else ():
+            sources = {d.source: d for documents, _ in app.index.scan(tenant) for d in documents}
+            for key in wanted:
+                lacking = sum(d.metadata.get(key) in (None, "", []) for d in sources.values())
+                detail = f"tenant {tenant!r}: {lacking} of {len(sources)} sources lack the metadata {key!r}"
+                yield Finding("audience", None if lacking else True, f"{detail}; no rule with it covers them")
+    except CasemateError as error:
+        yield Finding("audience", False, str(error))
 
 
 def _reindexed(app: App) -> Iterator[Finding]:
-    """Whether the space that is ranked in fits the collection."""
+    """Checks that the re-indexing fits the collection."""
     for defense in app.guard.defenses:
         if not isinstance(defense, Reindex):
             continue
         for tenant in app.index.tenants():
             try:
-                why = due(defense.ready(tenant), app.index)
-                said = f"{why}: run 'casemate reindex'" if why else "fits the collection"
-                yield Finding("reindex", None if why else True, f"tenant {tenant!r}: {said}")
+                why = reindex_due(defense.ready(tenant), app.index)
+                state = f"{why}: run 'casemate reindex'" if why else "fits the collection"
+                yield Finding("reindex", None if why else True, f"tenant {tenant!r}: {state}")
             except CasemateError as error:
                 yield Finding("reindex", False, str(error))
 
 
 def _vectors(app: App) -> Finding:
-    """The embedder works, and tells near from far."""
+    """Checks that similar texts have similar vectors."""
 
     def look() -> str:
         a, b, c = app.guard.rag.embedder.embed(["the cat sleeps", "a cat is asleep", "quarterly tax return"])
         if not float(a @ b) > float(a @ c):
-            raise CasemateError("the embedder finds unlike texts nearer than like ones; check its weights")
+            raise CasemateError("the embedder ranks an unrelated text above a similar one; check its weights")
         return app.guard.rag.embedder.fingerprint
 
     return _try("embedder", look)
 
 
 def _events(app: App) -> str:
-    """How many events there are, in which share of the questions each defense withheld something and why, and costs."""
-    events = app.store.scan("verdict")
-    said = [f"{len(events)} verdicts"]
+    """Number of verdicts about clients, share of flagged questions by defense, and cost of generated answers."""
+    is_canary = app.config.monitor.is_canary
+    events = [e for e in app.store.scan("verdict") if not is_canary(str(e.body.get("client", "")))]
+    parts = [f"{len(events)} verdicts"]
     for defense in sorted({str(e.body.get("defense")) for e in events}):
         bodies = [e.body for e in events if str(e.body.get("defense")) == defense]
         flags = [body for body in bodies if body.get("flagged")]
-        anew = sum(body.get("evidence", {}).get("why") != ["before"] for body in flags)
+        first = sum(body.get("evidence", {}).get("why") != ["before"] for body in flags)
         low, high = clopper_pearson(len(flags), len(bodies))
-        said.append(
+        parts.append(
             f"{defense} flagged {len(flags)} of {len(bodies)} questions: {len(flags) / len(bodies):.2f} "
-            f"[{low:.2f}, {high:.2f}], {anew} of them anew, the others by what was withheld from the client before"
+            f"[{low:.2f}, {high:.2f}], {first} of them new, the others repeat an earlier decision"
         )
         if low > MANY:
-            said.append(f"more than {MANY:.0%}: an attack, or harmless questions that the guard was not fitted to")
-    if figures := generation.spent(app.store.scan("generation")):
-        said.append(generation.told(figures))
-    return "; ".join(said)
+            parts.append(f"more than {100 * MANY:.0f} %: an attack, or questions unlike those of the calibration")
+    if figures := generation_costs.summarize_costs(app.store.scan("generation")):
+        parts.append(generation_costs.format_costs(figures))
+    return "; ".join(parts)
 
 
 def _corpus(app: App, config: Config) -> Finding:
-    """Whether the index is up to date. That it is not is no failure, and neither is a file that cannot be read."""
+    """Compares index and corpus. Differences and unreadable files are notes, not failures."""
     chunk = config.rag.chunk
     assert config.rag.corpus is not None
     try:
         corpus = Corpus(config.folder / config.rag.corpus, config.rag.max_file_mb)
-        plan = Ingest(app.guard, corpus, chunk.tokens, chunk.overlap, gone="keep").plan()
+        plan = Ingest(app.guard, corpus, chunk.tokens, chunk.overlap, missing="keep").plan()
     except CasemateError as error:
         return Finding("corpus", False, str(error))
-    said = f"{plan.unchanged} sources indexed as they are"
+    parts = [f"{plan.unchanged} sources up to date"]
     for what, names in (
         ("new, changed or without text", list(plan.todo)),
+        ("with the name of another source", list(plan.clashing)),
         ("in the index only", list(plan.gone)),
         ("cannot be read", [p.where for p in corpus.problems if not p.harmless]),
     ):
-        said += f"; {len(names)} {what}: {', '.join(names[:3])}{', ...' if names[3:] else ''}" if names else ""
-    current = said.endswith("as they are")
-    return Finding("corpus", True if current else None, said if current else f"{said}; 'casemate index' says more")
+        if names:
+            parts.append(f"{len(names)} {what}: {', '.join(names[:3])}{', ...' if names[3:] else ''}")
+    if len(parts) == 1:
+        return Finding("corpus", True, parts[0])
+    return Finding("corpus", None, "; ".join([*parts, "run 'casemate index'"]))

@@ -1,53 +1,54 @@
-"""Every error that Casemate raises, split by who can act on it.
+"""Every error that Casemate raises on purpose, split by who can act on it.
 
     CasemateError
-    + ConfigError         the operator wrote something wrong
-    |   - UnknownName     no plug-in has that name
-    |   - MissingExtra    an optional package is absent; the message is the pip command
-    |   - CapabilityError a part cannot do what another needs
-    + BackendError        something outside failed; has .backend and .retryable
-    + DataError           a corpus, an index or a canary set cannot be used
-    + QueryError          the client's question cannot be answered as it stands
-    + BudgetExhausted     an attack asked more than it was given
+    ├── ConfigError             the operator must change the configuration or the installation
+    │   ├── UnknownName         no plug-in has this name
+    │   ├── MissingExtra        an optional package is not installed
+    │   └── CapabilityError     a part lacks what another part needs of it
+    ├── BackendError            an external system failed: server, database, disk; has .backend and .retryable
+    ├── DataError               a corpus, an index or another file cannot be used
+    ├── QueryError              the client's query cannot be answered as it is
+    └── BudgetExhausted         an attack has no query left
 
-A message says what, which value, what is allowed and what to do. A flagged query is not an error: it is a
-``Verdict``, and it never reaches the client.
+A message states what failed, which value, what is allowed, and what to do. A flagged query is not an error: it yields a
+``Verdict``, which never reaches the client.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import difflib
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 
 class CasemateError(Exception):
-    """The root: catch this to catch all that Casemate raises on purpose."""
+    """Base class of all errors that Casemate raises on purpose."""
 
 
 class ConfigError(CasemateError):
-    """The operator wrote something wrong: the message names file, key, value and what is allowed."""
+    """The configuration is wrong; the message names file, key, value and what is allowed."""
 
 
 class UnknownName(ConfigError):
-    """No plug-in has that name; the message lists the known ones."""
+    """No plug-in has this name; the message lists the available ones."""
 
 
 class MissingExtra(ConfigError):
-    """An optional package is absent; the message says how to install it."""
+    """An optional package is not installed; the message contains the pip command."""
 
 
 class CapabilityError(ConfigError):
-    """A part was wired to one that cannot do what it needs."""
+    """A part lacks a capability that another part needs of it."""
 
 
 class BackendError(CasemateError):
-    """Something outside failed: a server, a database, a disk.
+    """An external system failed: a server, a database, a disk.
 
     Attributes:
         backend: Name of the backend.
-        retryable: Whether trying again later may help.
+        retryable: Whether a retry may succeed.
     """
 
     def __init__(self, message: str, *, backend: str, retryable: bool) -> None:
@@ -55,34 +56,60 @@ class BackendError(CasemateError):
         self.backend = backend
         self.retryable = retryable
 
-    def __reduce__(self) -> Any:  # from one process to another
+    def __reduce__(self) -> Any:  # keyword-only arguments, which the default of Exception would lose in a pickle
         return partial(type(self), backend=self.backend, retryable=self.retryable), self.args
 
 
 class DataError(CasemateError):
-    """A corpus, an index or a canary set cannot be used as it is."""
+    """A corpus, an index, a calibration or a canary set cannot be used as it is."""
 
 
 class QueryError(CasemateError):
-    """The client's question cannot be answered as it stands: empty, too long, or with NUL characters."""
+    """The client's query cannot be answered as it is: empty, too long, or with NUL characters."""
 
 
 class BudgetExhausted(CasemateError):
-    """An attack has asked all the questions it was given; what it found so far counts."""
+    """An attack has used up its query budget; its findings so far count."""
 
 
 @contextmanager
 def needs(install: str) -> Iterator[None]:
-    """Turns a failed import inside the block into ``MissingExtra`` that says what to install.
+    """Turns a failed import inside the block into ``MissingExtra``.
+
+    Args:
+        install: The extra, such as ``casemate[postgres]``, or a whole pip command.
 
     >>> with needs("casemate[postgres]"):
-    ...     import a_package_that_is_absent
+    ...     import absent_package
     Traceback (most recent call last):
         ...
-    casemate.errors.MissingExtra: the package 'a_package_that_is_absent' is absent: pip install 'casemate[postgres]'
+    casemate.errors.MissingExtra: the package 'absent_package' is not installed: pip install 'casemate[postgres]'
     """
     try:
         yield
     except ModuleNotFoundError as error:
         command = install if install.startswith("pip ") else f"pip install '{install}'"
-        raise MissingExtra(f"the package {error.name!r} is absent: {command}") from error
+        raise MissingExtra(f"the package {error.name!r} is not installed: {command}") from error
+
+
+def validation_reason(error: Mapping[str, object]) -> str:
+    """The reason in one of the errors of a pydantic ``ValidationError``, to follow the key and the value.
+
+    >>> validation_reason({"msg": "Value error, Write out the name"})
+    'write out the name'
+    """
+    reason = str(error["msg"]).removeprefix("Value error, ").removeprefix("Assertion failed, ")
+    return f"{reason[:1].lower()}{reason[1:]}"
+
+
+def did_you_mean(name: str, allowed: Iterable[str]) -> str:
+    """Second half of an error about an unknown name: the closest allowed name, if one is close, and all of them.
+
+    >>> did_you_mean("rga", ["rag", "guard"])
+    "; did you mean 'rag'? allowed: rag, guard"
+    >>> did_you_mean("x", ["rag", "guard"])
+    '; allowed: rag, guard'
+    """
+    names = list(allowed)
+    close = difflib.get_close_matches(name, names, n=1)
+    return f"; {f'did you mean {close[0]!r}? ' if close else ''}allowed: {', '.join(names) or 'none'}"

@@ -1,28 +1,61 @@
-"""The verbs. A Protocol is what an operator brings; a base class is what a plug-in author writes.
+"""Every extension point on one page.
 
-Embedders and indexes are synchronous and thread-safe (they compute, or wait for one short answer); ``Rag`` runs
-them in worker threads. Generators stream, so they are asynchronous.
+Protocols: what an operator brings to run the system. Derive from one and implement all of it.
+
+    Embedder                  text to vectors
+    Index                     documents, vectors and corpus moments of each tenant
+    Generator                 the answer
+    LanguageModel, TokenModel token probabilities: of a text, and of the next token
+    EventStore                events, quotas and leases
+    VectorCollection          an existing collection that Casemate attaches to; TransactionalCollection: in SQL
+    Target                    a system that answers: the red team attacks it, the monitor asks it
+    Channel                   delivery of notifications
+    Executor                  a cluster of workers; in ``casemate.runtime.executor``
+
+Base classes: what a plug-in author writes. Derive from one, make it a dataclass, and override what differs.
+
+    Defense                   a countermeasure; CalibratedDefense: with a threshold calibrated on benign queries
+    MembershipAttack          infers whether a document is in the collection
+    ExtractionAttack          recovers texts of the collection
+    PoisoningAttack           writes documents that change answers
+
+Interfaces between parts of Casemate: DocumentSink (receives documents), BlackBox (all that an attack may use), and the
+proxies EmbedderProxy and EventStoreProxy, which delegate to another object.
+
+``casemate.plugins`` maps roles to these classes, ``casemate.testing`` checks implementations, and
+docs/reference/extension-points.md shows an example of each.
+
+Embedders, indexes, collections and event stores are synchronous and thread-safe: they compute, or wait for one short
+reply, so ``Rag`` calls them in worker threads. Generators stream, so they are asynchronous.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
-from typing import ClassVar, Protocol, TypeAlias
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
-from casemate.events import EventStore as EventStore  # noqa: PLC0414  it is found here, too
-from casemate.stats import CorpusMoments
+from casemate.maths.calibration import Calibration
+from casemate.maths.moments import CorpusMoments
 from casemate.types import (
     DEFAULT_TENANT,
     Answer,
     Document,
-    Notice,
+    Event,
+    Hit,
+    Notification,
     Outcome,
     Probe,
     Prompt,
     Query,
+    QuotaGrant,
+    QuotaRequest,
     Reply,
     Retrieval,
     TokenScore,
@@ -32,7 +65,12 @@ from casemate.types import (
 Progress: TypeAlias = Callable[[int], None]
 """Called with the number of items just finished."""
 Logits: TypeAlias = npt.NDArray[np.float32]
-"""What a model makes of the next token, before it is a probability: (..., vocabulary)."""
+"""Unnormalized log-probabilities of the next token: (..., vocabulary)."""
+TARGET_DETAILS = frozenset({"sources", "ids", "scores"})
+"""What a target may report beside its answer: sources, ids and scores of the retrieved chunks."""
+
+
+# What an operator brings: protocols
 
 
 class Embedder(Protocol):
@@ -40,7 +78,7 @@ class Embedder(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Identifies model, weights and backend: equal only if the vectors are comparable."""
+        """Identifies model, weights and backend; equal only if the vectors are comparable."""
         ...
 
     @property
@@ -50,23 +88,654 @@ class Embedder(Protocol):
 
     @property
     def max_tokens(self) -> int:
-        """Tokens of text that are read; what is beyond is ignored."""
+        """Number of tokens that are embedded; the rest of a text is ignored."""
         ...
 
     def embed(self, texts: Sequence[str], progress: Progress | None = None) -> Vector:
-        """Embeds texts in order: (n, dim), float32, unit rows."""
+        """Embeds texts in order: (n, dim), float32, rows of unit length."""
         ...
 
     def spans(self, text: str) -> Sequence[tuple[int, int]]:
-        """Start and end character of each token of the text, so that it can be cut where tokens end."""
+        """Start and end character of each token of the text, for chunking at token boundaries."""
         ...
 
 
-class Remembering(Embedder):
-    """An embedder that has some vectors from elsewhere, and asks another for the rest.
+class Index(Protocol):
+    """Stores documents, vectors and moments by tenant; each call sees one tenant only."""
+
+    def open(self, fingerprint: str, dim: int) -> None:
+        """Opens or creates the store for the vectors of one embedder.
+
+        Raises:
+            DataError: If it holds vectors of another embedder, is damaged, or is not an index.
+            BackendError: If it cannot be reached.
+        """
+        ...
+
+    def add(self, documents: Sequence[Document], vectors: Vector, tenant: str = DEFAULT_TENANT) -> None:
+        """Adds documents with their vectors, (n, dim), and replaces all documents of the same sources.
+
+        One transaction.
+
+        Raises:
+            DataError: If the vectors have the wrong shape or length, or an id occurs twice.
+        """
+        ...
+
+    def remove(self, sources: Collection[str], tenant: str = DEFAULT_TENANT) -> int:
+        """Removes all documents of these sources, in one transaction; returns their number."""
+        ...
+
+    def search(self, vector: Vector, k: int, tenant: str = DEFAULT_TENANT) -> Retrieval:
+        """Finds the k nearest documents, with float64 scores, and the similarity statistics of the same snapshot.
+
+        Ties are ordered by age.
+        """
+        ...
+
+    def moments(self, tenant: str = DEFAULT_TENANT) -> CorpusMoments:
+        """The moments of all documents of the tenant."""
+        ...
+
+    def digests(self, tenant: str = DEFAULT_TENANT) -> Mapping[str, str]:
+        """Content hash of each source."""
+        ...
+
+    def tenants(self) -> Sequence[str]:
+        """All tenants with documents, sorted."""
+        ...
+
+    def scan(self, tenant: str = DEFAULT_TENANT) -> Iterator[tuple[Sequence[Document], Vector]]:
+        """Yields all documents with their stored vectors, (n, dim), in order of age, in batches of bounded memory.
+
+        Each batch is one snapshot; other writers may commit between batches. A document that stays is yielded once. One
+        that is added during the scan comes last or not at all, one that is removed may have been yielded. Of a replaced
+        document, the old version, the new one or both are yielded; if ids must be unique, keep the later one.
+        """
+        ...
+
+    def warm(self, tenant: str = DEFAULT_TENANT) -> None:
+        """Loads or builds what a search needs, so that the first query does not wait for it."""
+        ...
+
+    def check(self) -> Sequence[str]:
+        """Describes every fault of the store, one sentence each; empty if it is sound."""
+        ...
+
+    def rebuild(self) -> None:
+        """Recomputes the moments from the stored vectors."""
+        ...
+
+    def clear(self) -> None:
+        """Removes all documents of all tenants, and the embedder's fingerprint. ``open`` may then be called again."""
+        ...
+
+    def close(self) -> None:
+        """Closes files and connections."""
+        ...
+
+
+class Generator(Protocol):
+    """Writes the answer."""
+
+    def stream(self, prompt: Prompt) -> AsyncIterator[str]:
+        """Streams the answer; the parts joined are the whole text.
+
+        Raises:
+            BackendError: If the model cannot be reached, or the stream breaks off.
+        """
+        ...
+
+
+class LanguageModel(Protocol):
+    """Scores the likelihood of a text, token by token."""
+
+    def score(self, text: str) -> Sequence[TokenScore]:
+        """Scores every token of the text but the first, in order.
+
+        Raises:
+            BackendError: If the model fails.
+        """
+        ...
+
+
+class DecodingSession(Protocol):
+    """One answer during decoding, for one or several contexts: the distribution of the next token in each."""
+
+    @property
+    def flops(self) -> float:
+        """Floating-point operations spent so far."""
+        ...
+
+    def read(self, answer: Sequence[int], last: int = 1) -> Logits:
+        """Logits of the token after each of the last positions of an answer: (contexts, last, vocabulary).
+
+        The last row follows the whole answer, the row before it all but the last token, and so on. The prefix that the
+        answer shares with the previous call is reused; the rest of the previous answer is discarded.
+
+        Args:
+            answer: Token ids of the answer so far.
+            last: Number of rows, from 1 to the length of the answer plus 1.
+
+        Raises:
+            BackendError: If the answer exceeds the model's context window, or the model fails.
+        """
+        ...
+
+
+class TokenModel(Protocol):
+    """A language model at the level of tokens: gives the distribution of the next token."""
+
+    @property
+    def vocabulary(self) -> Sequence[str]:
+        """Token strings by id. Two models with equal vocabularies assign the same ids."""
+        ...
+
+    @property
+    def ends(self) -> Collection[int]:
+        """Ids of the tokens that end an answer."""
+        ...
+
+    @property
+    def limit(self) -> int | None:
+        """Largest number of tokens of prompt and answer together; None if unknown."""
+        ...
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt, in the model's chat format."""
+        ...
+
+    def tokens(self, text: str) -> list[int]:
+        """Token ids of a plain text."""
+        ...
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """Text of some token ids, without special tokens."""
+        ...
+
+    def begin(self, prompts: Sequence[Sequence[int]]) -> DecodingSession:
+        """Starts an answer to one prompt, or to several in parallel, each given as token ids.
+
+        Raises:
+            BackendError: If a prompt is empty or exceeds the model's context window.
+        """
+        ...
+
+    def flops(self, tokens: int, before: int) -> float:
+        """Floating-point operations of reading ``tokens`` tokens after ``before`` others."""
+        ...
+
+
+class EventStore(Protocol):
+    """An append-only event log, with quotas and leases for all processes that share it."""
+
+    @property
+    def dropped(self) -> int:
+        """Number of events that were discarded because they could not be written."""
+        return 0
+
+    def append(self, event: Event) -> None:
+        """Queues an event and returns at once; a background thread writes it."""
+        ...
+
+    def scan(self, kind: str | None = None, since: datetime | None = None) -> Sequence[Event]:
+        """Events in order of writing. First waits until all events that were appended before are written."""
+        ...
+
+    def latest(self, kind: str, count: int) -> Sequence[Event]:
+        """The last ``count`` events of a kind, in order of writing; cheap in a large log."""
+        return self.scan(kind)[-count:]
+
+    def read_since(self, kind: str, after: int, since: datetime | None = None) -> tuple[Sequence[Event], int]:
+        """Reads the events of a kind behind an offset, by any writer.
+
+        No event is missed and none is returned twice, whatever the writers' clocks are. Events that this process has
+        not written yet are not waited for.
+
+        Args:
+            kind: The kind.
+            after: Offset that the previous call returned; 0 at first.
+            since: Skips older events, which the first call may do.
+
+        Returns:
+            The events, and the offset behind the last of them.
+        """
+        held = self.scan(kind)
+        return [e for e in held[after:] if since is None or e.at >= since], len(held)
+
+    def flush(self, timeout_s: float = 10.0) -> bool:
+        """Waits until all events appended so far are written; False on timeout."""
+        ...
+
+    def receipt(self) -> Callable[[], bool]:
+        """Returns a function that reports whether all events appended before this call are written. Neither waits."""
+        return lambda: self.flush(0)
+
+    def acquire(self, requests: Sequence[QuotaRequest]) -> Sequence[QuotaGrant]:
+        """Acquires units from quotas: of each, as many as are left, never more among all processes on the store.
+
+        Raises:
+            BackendError: If the store cannot be reached; the units may have been acquired.
+        """
+        ...
+
+    def lease(self, name: str, holder: str, seconds: float) -> bool:
+        """Acquires or renews a lease; True if this holder alone has it, by the store's clock.
+
+        Raises:
+            BackendError: If the store cannot be reached; the previous holder may still have the lease.
+        """
+        ...
+
+    def release(self, name: str, holder: str) -> None:
+        """Releases a lease early; has no effect if this holder does not have it."""
+        ...
+
+    def close(self) -> None:
+        """Flushes and closes the database."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class CollectionPage:
+    """A page of rows of a collection. Rows without text or vector are skipped and counted.
 
     Attributes:
-        inner: Who embeds. What cannot be asked here can be asked there.
+        documents: The rows, with the ids of the collection.
+        vectors: (n, dim), as stored; the caller checks finiteness and length.
+        after: Cursor behind this page, opaque to the caller.
+        tenants: Tenant of each document; empty: all belong to the default tenant.
+        textless: Number of rows skipped because they have no text.
+        vectorless: Number of rows skipped because they have no vector.
+    """
+
+    documents: Sequence[Document]
+    vectors: Vector
+    after: str = ""
+    tenants: Sequence[str] = ()
+    textless: int = 0
+    vectorless: int = 0
+
+
+class VectorCollection(Protocol):
+    """Rows of id, text, vector and metadata in an existing store. Thread-safe and synchronous.
+
+    Attributes:
+        by_cosine: Whether a search ranks by cosine, whatever the lengths of the vectors; valid once it is open.
+    """
+
+    by_cosine: bool = True
+
+    @property
+    def name(self) -> str:
+        """Name in messages; contains no password."""
+        ...
+
+    def open(self) -> int:
+        """Connects; returns the length of a vector.
+
+        Raises:
+            BackendError: If the store cannot be reached.
+            DataError: If the collection does not exist, or has no vectors, or vectors of several lengths.
+        """
+        ...
+
+    def count(self) -> int:
+        """Number of rows, or an estimate."""
+        ...
+
+    def scan(self, after: str = "") -> Iterator[CollectionPage]:
+        """Yields all rows in a fixed order, in pages of bounded memory, starting behind a cursor if one is given.
+
+        A row that stays is yielded once; one that is added or removed during the scan may or may not be.
+        """
+        ...
+
+    def search(self, vector: Vector, k: int) -> Sequence[Hit]:
+        """Finds the k nearest rows, exactly or approximately, by decreasing exact cosine (``maths.vectors.cosines``).
+
+        The result may be longer: rows that tie with the last one are included.
+        """
+        ...
+
+    def find(self, ids: Sequence[str]) -> CollectionPage:
+        """Returns the rows with these ids that exist, in any order; ``after`` is empty."""
+        ...
+
+    def add(self, documents: Sequence[Document], vectors: Vector) -> None:
+        """Inserts rows, replacing those with the same ids. Idempotent.
+
+        Raises:
+            CapabilityError: If the collection is attached read-only.
+        """
+        ...
+
+    def remove(self, ids: Sequence[str]) -> None:
+        """Deletes the rows with these ids that exist; see ``add``."""
+        ...
+
+    def close(self) -> None:
+        """Closes connections."""
+        ...
+
+
+@runtime_checkable
+class TransactionalCollection(VectorCollection, Protocol):
+    """A collection in a SQL database, which changes in one transaction with tables of Casemate.
+
+    ``within`` is the value of ``transaction``: a connection with ``execute`` and ``cursor``, as in psycopg. None: a
+    transaction for this call alone.
+
+    Attributes:
+        tenanted: Whether rows belong to tenants. If not, all belong to the default tenant.
+    """
+
+    tenanted: bool
+
+    def transaction(self, write: bool) -> AbstractContextManager[Any]:
+        """An atomic transaction; without ``write`` it is read-only, on one snapshot."""
+        ...
+
+    def search(self, vector: Vector, k: int, tenant: str = DEFAULT_TENANT, within: Any | None = None) -> Sequence[Hit]:
+        """See ``VectorCollection.search``."""
+        ...
+
+    def find(self, ids: Sequence[str], tenant: str = DEFAULT_TENANT, within: Any | None = None) -> CollectionPage:
+        """See ``VectorCollection.find``."""
+        ...
+
+    def add(
+        self,
+        documents: Sequence[Document],
+        vectors: Vector,
+        tenant: str = DEFAULT_TENANT,
+        within: Any | None = None,
+    ) -> None:
+        """See ``VectorCollection.add``."""
+        ...
+
+    def remove(self, ids: Sequence[str], tenant: str = DEFAULT_TENANT, within: Any | None = None) -> None:
+        """See ``VectorCollection.remove``."""
+        ...
+
+
+class Target(Protocol):
+    """A system that answers: an unprotected ``Rag``, a ``Guard``, a remote endpoint."""
+
+    async def ask(self, query: Query) -> Answer:
+        """Answers a query."""
+        ...
+
+    def stream(self, query: Query) -> AsyncIterator[str]:
+        """Streams the answer to a query."""
+        ...
+
+
+class Channel(Protocol):
+    """Delivers notifications: a webhook, mail, a pager. Deliveries are recorded under its name."""
+
+    name: str
+
+    async def send(self, notification: Notification) -> None:
+        """Sends one notification. After a retry, the same one may arrive twice, with the same key.
+
+        Raises:
+            BackendError: If delivery failed, or its outcome is unknown.
+        """
+        ...
+
+
+# What a plug-in author writes: base classes
+
+
+class Defense:
+    """A countermeasure. Subclass it, make it a dataclass, and override the stages on which it acts.
+
+    Every default changes nothing. Options are dataclass fields: configuration keys and documentation derive from them.
+    A defense must not modify its arguments, and must be deterministic: the same input after the same history gives the
+    same decision.
+
+    Attributes:
+        paper: Source of the method.
+        max_hidden_sources: Number of source documents that it usually withholds from one context at most. The guard
+            always fetches as many more, so hiding neither shortens the context nor changes the amount of work. A
+            defense that must withhold more requests further hits (``Outcome.more``).
+        lookahead: Number of hits beyond the context that it compares with.
+        reorders: Whether it ranks hits otherwise than by similarity. No defense that withholds or compares may run
+            after it.
+    """
+
+    paper: ClassVar[str] = ""
+    max_hidden_sources: ClassVar[int] = 0
+    lookahead: ClassVar[int] = 0
+    reorders: ClassVar[bool] = False
+
+    @property
+    def compares_clients(self) -> bool:
+        """Whether verdicts about one client depend on other clients' queries. Campaigns then run in one process."""
+        return False
+
+    def vector_only(self) -> Defense:
+        """Returns the defense for queries of which only the vector is known; by default the same one."""
+        return self
+
+    def sync(self) -> None:
+        """Reads what other processes recorded about clients. The guard calls it in a thread before each decision."""
+
+    def blocked_sources(self, query: Query) -> Collection[str]:
+        """Sources that are withheld from this client whatever the query. The guard fetches as many more hits."""
+        return ()
+
+    async def on_index(self, documents: Sequence[Document], vectors: Vector) -> tuple[Sequence[Document], Vector]:
+        """Processes documents and their vectors, (n, dim), before they are indexed."""
+        return documents, vectors
+
+    async def on_retrieve(self, query: Query, retrieval: Retrieval) -> Outcome[Retrieval]:
+        """Processes the retrieved hits before the generator reads them."""
+        return Outcome(retrieval)
+
+    def on_generate(self, generator: Generator) -> Generator:
+        """Wraps the generator, once, when the guard is built."""
+        return generator
+
+    def on_observe(self, generator: Generator) -> Generator:
+        """Wraps the generator for observe mode: it may measure prompts and answers, and changes neither."""
+        return generator
+
+    async def on_answer(self, query: Query, answer: Answer) -> Outcome[Answer]:
+        """Processes the finished answer."""
+        return Outcome(answer)
+
+
+class CalibratedDefense(Defense):
+    """A defense whose threshold is calibrated on benign queries by split conformal prediction.
+
+    Derive from it instead of ``Defense``: then `casemate calibrate`, `casemate doctor`, the framework integrations, the
+    red team's lab and the dashboard's operating point work with the defense. Keep the calibrations in a
+    ``guard.calibration.model.CalibrationFile``.
+
+    Attributes:
+        name: Name of the plug-in, as under ``guard.defenses`` and in its verdicts.
+        calibration: Option: the calibration file. The lab and the integrations set their own.
+        significance: Option: the operating point, the largest share of benign queries that may be flagged, in (0, 1).
+            The dashboard assigns it at run time, so read it for each query.
+    """
+
+    name: ClassVar[str]
+    calibration: Path
+    significance: float | None
+
+    @property
+    def uses_calibration(self) -> bool:
+        """Whether the configured mode needs a calibration."""
+        return True
+
+    def ready(self, tenant: str, documents: int) -> Calibration | None:
+        """Returns the calibration in use for a tenant with this number of chunks; None if none is needed.
+
+        Raises:
+            DataError: If the calibration is missing or stale; the message says how to get one.
+        """
+        raise NotImplementedError
+
+    async def score(self, query: Query, retrieval: Retrieval, calibration: Calibration) -> Mapping[str, float]:
+        """Scores every source in the context: source to score, higher is more suspicious.
+
+        ``fitting.calibrate`` calls it to estimate the distribution among benign queries. The score must be free of
+        thresholds and jitter, and independent of earlier queries and of the client.
+
+        Args:
+            query: The query.
+            retrieval: Its hits, at least ``lookahead`` more than the context has, if there are as many.
+            calibration: A calibration whose ``benign`` scores may still be empty.
+        """
+        raise NotImplementedError
+
+
+class BlackBox(Protocol):
+    """All that an attack may use: a text goes in, the text of the reply comes out."""
+
+    async def ask(self, text: str) -> Reply:
+        """Asks the target once.
+
+        Raises:
+            BudgetExhausted: If no query is left.
+        """
+        ...
+
+
+class MembershipAttack:
+    """Infers whether a document that the attacker has is in the collection, from replies alone.
+
+    Subclass it, make it a dataclass, and override ``prepare`` and ``measure``. An attack whose next question depends on
+    the last reply overrides ``run``. The lab provides budget, cache and threshold. The same candidate, generator state
+    and replies must give the same questions and features.
+
+    Attributes:
+        paper: Source of the method.
+        features: Names of the values that ``measure`` returns; the first is the score that is used alone.
+    """
+
+    paper: ClassVar[str] = ""
+    features: ClassVar[tuple[str, ...]] = ("score",)
+
+    def study(self, texts: Sequence[str]) -> None:
+        """Receives texts of the genre, of unknown membership, before the first candidate. By default ignored."""
+
+    async def prepare(self, candidate: Document, rng: np.random.Generator) -> Probe:
+        """Writes the questions for one candidate, a whole document."""
+        raise NotImplementedError
+
+    async def measure(self, candidate: Document, probe: Probe, replies: Sequence[Reply]) -> tuple[float, ...]:
+        """Computes the features of the replies, finite numbers; higher means a member, in each of them."""
+        raise NotImplementedError
+
+    async def run(self, candidate: Document, box: BlackBox, rng: np.random.Generator) -> tuple[float, ...]:
+        """Prepares, asks one question after another, and measures."""
+        probe = await self.prepare(candidate, rng)
+        return await self.measure(candidate, probe, [await box.ask(question) for question in probe.questions])
+
+
+class ExtractionAttack:
+    """Recovers texts of the collection by repeated queries: a crawler.
+
+    Subclass it, make it a dataclass, and override ``extract``. The lab provides budget and cache. The same generator
+    state and replies must give the same questions. ``paper`` is the source of the method.
+    """
+
+    paper: ClassVar[str] = ""
+
+    def extract(self, box: BlackBox, rng: np.random.Generator) -> AsyncIterator[str]:
+        """Yields texts that the attack takes for texts of the collection, each as soon as it is recovered.
+
+        Ends when the attack has no further question. Does not catch ``BudgetExhausted`` of the box.
+        """
+        raise NotImplementedError
+
+    def decode(self, reply: str) -> str:
+        """Returns the text that a reply stands for, if the attack asks for replies in another form."""
+        return reply
+
+
+class PoisoningAttack:
+    """Writes documents that change answers once they are indexed. The same generator state gives the same documents."""
+
+    paper: ClassVar[str] = ""
+
+    async def craft(self, question: str, desired: str, rng: np.random.Generator) -> Sequence[Document]:
+        """Writes documents so that the answer to a question is, or contains, the desired text."""
+        raise NotImplementedError
+
+
+# Interfaces between parts of Casemate, and proxies
+
+
+Withheld: TypeAlias = Literal["quarantined", "rejected"]
+"""Why a sink did not index a source: it waits for a decision, or an operator rejected this content."""
+
+
+class DocumentSink(Protocol):
+    """Receives documents: a ``Guard``, or a screening gate in front of one. Every ingest path ends in a sink."""
+
+    @property
+    def embedder(self) -> Embedder:
+        """Embeds the documents."""
+        ...
+
+    @property
+    def index(self) -> Index:
+        """Holds the documents that were accepted."""
+        ...
+
+    async def add(
+        self,
+        documents: Sequence[Document],
+        tenant: str = DEFAULT_TENANT,
+        progress: Progress | None = None,
+        uploader: str = "",
+    ) -> Mapping[str, Withheld]:
+        """Embeds and indexes documents. They replace all documents of the same sources.
+
+        Args:
+            documents: The chunks, whole sources at a time.
+            tenant: The tenant they belong to.
+            progress: Called with the number of chunks just embedded.
+            uploader: Who or what adds them, such as the id of an API key. Empty: unknown.
+
+        Returns:
+            Sources that were not indexed, and why; empty if all were. Never shown to clients.
+        """
+        ...
+
+    async def remove(self, sources: Sequence[str], tenant: str = DEFAULT_TENANT) -> int:
+        """Removes all documents of these sources; returns their number."""
+        ...
+
+
+@runtime_checkable
+class WithholdingIndex(Protocol):
+    """An index over rows of other programs. It cannot refuse a row, so it withholds it from retrieval.
+
+    Attributes:
+        withhold_new: Whether rows that other programs added since the last scan are withheld until the next one.
+    """
+
+    withhold_new: bool
+
+    def withhold(self, ids: Collection[str], tenant: str = DEFAULT_TENANT) -> int:
+        """Withholds rows of other programs from retrieval; returns their number. Rows added here stay as they are."""
+        ...
+
+    def admit(self, ids: Collection[str], tenant: str = DEFAULT_TENANT) -> int:
+        """Ends the withholding of rows; returns how many of them were withheld."""
+        ...
+
+
+class EmbedderProxy(Embedder):
+    """Delegates to another embedder. Override ``embed`` to obtain some vectors otherwise.
+
+    Attributes:
+        inner: The other embedder.
     """
 
     def __init__(self, inner: Embedder) -> None:
@@ -92,304 +761,57 @@ class Remembering(Embedder):
         return self.inner.spans(text)
 
 
-class Index(Protocol):
-    """Keeps documents with their vectors and moments, by tenant; whoever asks sees one tenant only."""
+class EventStoreProxy(EventStore):
+    """Delegates to another event store. Override ``append`` to observe events.
 
-    def open(self, fingerprint: str, dim: int) -> None:
-        """Opens the store, or makes it, for the vectors of one embedder.
+    Args:
+        store: The other store.
+    """
 
-        Raises:
-            DataError: If it holds vectors of another embedder, is damaged, or is no index.
-            BackendError: If it cannot be reached.
-        """
-        ...
+    def __init__(self, store: EventStore) -> None:
+        self._store = store
 
-    def add(self, documents: Sequence[Document], vectors: Vector, tenant: str = DEFAULT_TENANT) -> None:
-        """Puts documents in; whatever was held of the same sources is replaced. One transaction.
+    @property
+    def dropped(self) -> int:
+        """See ``EventStore``."""
+        return self._store.dropped
 
-        Raises:
-            DataError: If the vectors do not fit, are not of unit length, or an id is given twice.
-        """
-        ...
+    def append(self, event: Event) -> None:
+        """See ``EventStore``."""
+        self._store.append(event)
 
-    def remove(self, sources: Collection[str], tenant: str = DEFAULT_TENANT) -> int:
-        """Takes all documents of these sources out; returns how many there were. One transaction."""
-        ...
+    def scan(self, kind: str | None = None, since: datetime | None = None) -> Sequence[Event]:
+        """See ``EventStore``."""
+        return self._store.scan(kind, since)
 
-    def search(self, vector: Vector, k: int, tenant: str = DEFAULT_TENANT) -> Retrieval:
-        """The k nearest documents, ties by age, with float64 scores, and the background of the same moment."""
-        ...
+    def latest(self, kind: str, count: int) -> Sequence[Event]:
+        """See ``EventStore``."""
+        return self._store.latest(kind, count)
 
-    def moments(self, tenant: str = DEFAULT_TENANT) -> CorpusMoments:
-        """The moments of everything the tenant can reach."""
-        ...
+    def read_since(self, kind: str, after: int, since: datetime | None = None) -> tuple[Sequence[Event], int]:
+        """See ``EventStore``."""
+        return self._store.read_since(kind, after, since)
 
-    def digests(self, tenant: str = DEFAULT_TENANT) -> Mapping[str, str]:
-        """Content hash of each source held."""
-        ...
+    def flush(self, timeout_s: float = 10.0) -> bool:
+        """See ``EventStore``."""
+        return self._store.flush(timeout_s)
 
-    def tenants(self) -> Sequence[str]:
-        """All tenants that hold documents, sorted."""
-        ...
+    def receipt(self) -> Callable[[], bool]:
+        """See ``EventStore``."""
+        return self._store.receipt()
 
-    def scan(self, tenant: str = DEFAULT_TENANT) -> Iterator[tuple[Sequence[Document], Vector]]:
-        """All documents with their stored vectors, (n, dim), in order of age, in pieces of constant memory.
+    def acquire(self, requests: Sequence[QuotaRequest]) -> Sequence[QuotaGrant]:
+        """See ``EventStore``."""
+        return self._store.acquire(requests)
 
-        Each piece is of one moment, and between pieces anyone may write. What stays is seen once. What is added
-        meanwhile comes last or not at all, and what is removed may have been seen: so of what is replaced, either or
-        both; whoever needs each id once keeps the later.
-        """
-        ...
+    def lease(self, name: str, holder: str, seconds: float) -> bool:
+        """See ``EventStore``."""
+        return self._store.lease(name, holder, seconds)
 
-    def warm(self, tenant: str = DEFAULT_TENANT) -> None:
-        """Loads or builds what a search needs, so that the first question does not wait for it."""
-        ...
-
-    def check(self) -> Sequence[str]:
-        """What is wrong with the store, a sentence each; empty when it is sound."""
-        ...
-
-    def rebuild(self) -> None:
-        """Computes the moments afresh from the stored vectors."""
-        ...
-
-    def clear(self) -> None:
-        """Removes all documents of all tenants and forgets the embedder. ``open`` may then be called anew."""
-        ...
+    def release(self, name: str, holder: str) -> None:
+        """See ``EventStore``."""
+        self._store.release(name, holder)
 
     def close(self) -> None:
-        """Lets go of files and connections."""
-        ...
-
-
-class Generator(Protocol):
-    """Writes the answer."""
-
-    def stream(self, prompt: Prompt) -> AsyncIterator[str]:
-        """The answer in pieces; joined they are the whole.
-
-        Raises:
-            BackendError: If the model cannot be reached or breaks off.
-        """
-        ...
-
-
-class LanguageModel(Protocol):
-    """Says how likely a text is, token by token."""
-
-    def score(self, text: str) -> Sequence[TokenScore]:
-        """Every token of the text but the first, in order.
-
-        Raises:
-            BackendError: If the model fails.
-        """
-        ...
-
-
-class Reading(Protocol):
-    """One answer in the making, behind one or several contexts: what a model expects next."""
-
-    @property
-    def flops(self) -> float:
-        """Floating-point operations of all that was read so far."""
-        ...
-
-    def read(self, answer: Sequence[int], last: int = 1) -> Logits:
-        """Logits of the token after each of the last places of an answer: (contexts, last, vocabulary).
-
-        The last row is what follows the whole answer, the one before what follows all but its last token. What was read
-        before is not read again, as far as the answer still begins so; what no longer belongs to it is forgotten.
-
-        Args:
-            answer: The tokens of the answer so far.
-            last: How many rows, at least 1 and at most one more than the answer has tokens.
-
-        Raises:
-            BackendError: If the answer has become too long for the model, or the model fails.
-        """
-        ...
-
-
-class TokenModel(Protocol):
-    """A language model by its tokens: reads some, and says what may come next."""
-
-    @property
-    def vocabulary(self) -> Sequence[str]:
-        """The name of each token, by its id: two models whose vocabularies are equal mean the same by an id."""
-        ...
-
-    @property
-    def ends(self) -> Collection[int]:
-        """The tokens that end an answer."""
-        ...
-
-    @property
-    def limit(self) -> int | None:
-        """Most tokens that prompt and answer have together; None: no limit is known."""
-        ...
-
-    def encode(self, prompt: Prompt) -> list[int]:
-        """The tokens of a prompt, as the model wants it put."""
-        ...
-
-    def tokens(self, text: str) -> list[int]:
-        """The tokens of a plain text."""
-        ...
-
-    def text(self, tokens: Sequence[int]) -> str:
-        """The text of some tokens; marks that are no text are left out."""
-        ...
-
-    def begin(self, prompts: Sequence[Sequence[int]]) -> Reading:
-        """Opens an answer behind one prompt, or behind several at once, each the tokens of a prompt.
-
-        Raises:
-            BackendError: If a prompt is empty, or too long for the model.
-        """
-        ...
-
-    def flops(self, tokens: int, before: int) -> float:
-        """Floating-point operations that reading so many tokens takes, after so many others."""
-        ...
-
-
-class Channel(Protocol):
-    """Carries notices to people: a webhook, a mail, a pager. What it delivered is noted under its name."""
-
-    name: str
-
-    async def send(self, notice: Notice) -> None:
-        """Sends one notice; the same may come again, with the same key.
-
-        Raises:
-            BackendError: If it was not taken, or nobody knows whether it was.
-        """
-        ...
-
-
-class Target(Protocol):
-    """Anything that answers: an unprotected ``Rag``, a ``Guard``, a remote endpoint."""
-
-    async def ask(self, query: Query) -> Answer:
-        """Answers one query, whole."""
-        ...
-
-    def stream(self, query: Query) -> AsyncIterator[str]:
-        """Answers one query, piece by piece."""
-        ...
-
-
-class BlackBox(Protocol):
-    """All that an attack ever gets: a text goes in, the text of the reply comes out."""
-
-    async def ask(self, text: str) -> Reply:
-        """Asks the target once.
-
-        Raises:
-            BudgetExhausted: If no question is left.
-        """
-        ...
-
-
-class Defense:
-    """One countermeasure. Subclass, make it a dataclass, override the stages it acts on.
-
-    Every default is the identity. Options are dataclass fields: configuration keys and documentation derive from
-    them. A defense must not change what it is given, and must decide the same on the same input after the same past.
-
-    Attributes:
-        paper: Where the method is from.
-        hides: How many source documents it usually withholds from one context at most. The guard fetches that much
-            more, always, flagged or not, so that hiding neither shortens the context nor changes the work done. A
-            defense that must withhold more asks for more (``Outcome.more``).
-        looks: How many hits beyond the context it compares with.
-        reorders: Whether it puts hits into another order than that of similarity. No defense that withholds or
-            compares may come behind it.
-    """
-
-    paper: ClassVar[str] = ""
-    hides: ClassVar[int] = 0
-    looks: ClassVar[int] = 0
-    reorders: ClassVar[bool] = False
-
-    def follow(self) -> None:
-        """Takes in what other processes wrote about clients. The guard calls it in a thread before it judges."""
-
-    def barred(self, query: Query) -> Collection[str]:
-        """Sources that this client is not to see whatever he asks. The guard fetches as many hits more."""
-        return ()
-
-    async def on_index(self, documents: Sequence[Document], vectors: Vector) -> tuple[Sequence[Document], Vector]:
-        """Acts when documents enter the index."""
-        return documents, vectors
-
-    async def on_retrieve(self, query: Query, retrieval: Retrieval) -> Outcome[Retrieval]:
-        """Acts on what was found, before the generator sees it."""
-        return Outcome(retrieval)
-
-    def on_generate(self, generator: Generator) -> Generator:
-        """Wraps the generator, once, at wiring."""
-        return generator
-
-    async def on_answer(self, query: Query, answer: Answer) -> Outcome[Answer]:
-        """Acts on the finished answer."""
-        return Outcome(answer)
-
-
-class MembershipAttack:
-    """Finds out whether the attacker's copy of a document is in the collection, by asking questions alone.
-
-    Subclass, make it a dataclass, override ``prepare`` and ``measure``; an attack whose next question depends on the
-    last reply overrides ``run``. It holds no budget, no cache and no threshold: those are the lab's. The same
-    candidate, generator state and replies give the same questions and figures.
-
-    Attributes:
-        paper: Where the method is from.
-        features: Names of what ``measure`` returns, the first being the score that stands alone.
-    """
-
-    paper: ClassVar[str] = ""
-    features: ClassVar[tuple[str, ...]] = ("score",)
-
-    def study(self, texts: Sequence[str]) -> None:
-        """Learns the genre before the first candidate: texts of its kind, of unknown membership. Default: nothing."""
-
-    async def prepare(self, candidate: Document, rng: np.random.Generator) -> Probe:
-        """The questions for one candidate, a whole document."""
-        raise NotImplementedError
-
-    async def measure(self, candidate: Document, probe: Probe, replies: Sequence[Reply]) -> tuple[float, ...]:
-        """The features of the replies, a finite number each; higher speaks for membership, in every one."""
-        raise NotImplementedError
-
-    async def run(self, candidate: Document, box: BlackBox, rng: np.random.Generator) -> tuple[float, ...]:
-        """Prepares, asks one question after another, and measures."""
-        probe = await self.prepare(candidate, rng)
-        return await self.measure(candidate, probe, [await box.ask(question) for question in probe.questions])
-
-
-class ExtractionAttack:
-    """Carries a collection away, question by question.
-
-    Subclass, make it a dataclass, override ``extract``. It holds no budget and no cache: those are the lab's. The same
-    generator state and replies give the same questions. ``paper`` says where the method is from.
-    """
-
-    paper: ClassVar[str] = ""
-
-    def extract(self, box: BlackBox, rng: np.random.Generator) -> AsyncIterator[str]:
-        """Texts that are held to be the collection's, each as soon as it is recovered.
-
-        Ends when the attack has nothing more to ask. ``BudgetExhausted`` of the box goes through it to the lab.
-        """
-        raise NotImplementedError
-
-
-class PoisoningAttack:
-    """Writes documents that change what is answered, once they are in a corpus; the same ones in the same state."""
-
-    paper: ClassVar[str] = ""
-
-    async def craft(self, question: str, desired: str, rng: np.random.Generator) -> Sequence[Document]:
-        """Documents that are to make the answer to a question be, or hold, what is desired."""
-        raise NotImplementedError
+        """See ``EventStore``."""
+        self._store.close()

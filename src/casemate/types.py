@@ -1,4 +1,4 @@
-"""The nouns: frozen, comparable, free of I/O."""
+"""The values that the parts of Casemate exchange: frozen, comparable, without I/O."""
 
 from __future__ import annotations
 
@@ -15,24 +15,25 @@ import numpy as np
 import numpy.typing as npt
 
 Vector: TypeAlias = npt.NDArray[np.float32]
-"""One embedding (dim,) or several (n, dim); rows have unit L2 norm."""
+"""One embedding, (dim,), or several, (n, dim); rows have unit L2 norm."""
 Float64: TypeAlias = npt.NDArray[np.float64]
 
 DEFAULT_TENANT = "default"
 UNKNOWN = "I don't know."
-"""The one wording of every answer that the context does not support, whatever the reason."""
+"""The uniform refusal: the answer whenever the context does not support one, whatever the reason."""
 ACL = "acl"
-"""Key of a document's metadata under which the labels are of which whoever reads it needs one."""
+"""Key of a document's metadata that lists access labels; a reader needs one of them."""
 MAX_K = 1000
-"""Most documents that are read for one answer."""
+"""Largest number of documents that are retrieved for one answer."""
 VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
-"""How the value of an environment variable is written where it must not be."""
+"""Reference to an environment variable in a configuration."""
 
 
 class Secret(str):
-    """A text that came from the environment. It never shows itself in a repr, hence in no log or traceback.
+    """A string from the environment, masked in ``repr`` and so in logs and tracebacks.
 
-    Where it is written as ``${NAME}``, that is what is pickled: whoever unpickles it has his own environment.
+    If it came from a reference such as ``${NAME}``, only the reference is pickled. Unpickling reads the environment of
+    the receiving process.
 
     >>> import os, pickle
     >>> os.environ["A_KEY"] = "k1"
@@ -46,14 +47,19 @@ class Secret(str):
     written: str
 
     def __new__(cls, value: str, written: str = "") -> Secret:
-        """The text, and how it is written where secrets must not be."""
+        """Creates a secret.
+
+        Args:
+            value: The secret string.
+            written: The text with references that it was expanded from; empty: none.
+        """
         made = super().__new__(cls, value)
         made.written = written
         return made
 
     @classmethod
     def read(cls, written: str) -> Secret:
-        """The secret that is written so, with each ``${NAME}`` taken from the environment.
+        """Expands each ``${NAME}`` in a text from the environment.
 
         Raises:
             KeyError: If a variable is not set.
@@ -68,24 +74,24 @@ class Secret(str):
 
 
 class Action(StrEnum):
-    """What a defense did, or in observe mode would have done."""
+    """What a defense did; in observe mode, what it would have done."""
 
-    NONE = "none"  # nothing was changed
-    HIDE = "hide"  # a source document was withheld from the context
-    WITHHOLD = "withhold"  # the whole context was withheld, because the defense failed
+    NONE = "none"  # changed nothing
+    HIDE = "hide"  # withheld a source document from the context
+    WITHHOLD = "withhold"  # failed, so the whole context was withheld
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A piece of text that is embedded and retrieved as one: a chunk.
+    """A chunk: a text that is embedded and retrieved as a unit.
 
     Attributes:
         id: Unique within a tenant.
-        text: What the model reads.
-        title: Title of the source; embedded in front of the text.
-        source: The file or record the chunk was cut from; the chunk's own id when empty.
-        digest: Content hash of the whole source, by which indexing again finds what changed.
-        metadata: Anything else, carried along. Under ``acl`` it names who may read it: see ``labels``.
+        text: The text that the model reads.
+        title: Title of the source; embedded before the text.
+        source: The file or record that the chunk is part of; the chunk's own id if empty.
+        digest: Content hash of the whole source, by which ingest detects changes.
+        metadata: Further fields, kept as they are. ``acl`` restricts access: see ``labels``.
     """
 
     id: str
@@ -101,28 +107,34 @@ class Document:
 
     @property
     def content(self) -> str:
-        """Title and text, as they are embedded."""
+        """Title and text, as embedded."""
         return f"{self.title}\n{self.text}" if self.title else self.text
 
     @property
     def labels(self) -> frozenset[str]:
-        """Whoever has one of these may read it; without any, all of its tenant may.
+        """Access labels: a reader needs one of them. Without labels, the whole tenant may read the document.
 
         >>> sorted(Document("d", "", metadata={"acl": ["hr", "board"]}).labels)
         ['board', 'hr']
         """
         named = self.metadata.get(ACL)
-        if named is None:  # on every request's path, for every hit
+        if named is None:  # fast path: called for every hit of every request
             return frozenset()
         return frozenset(map(str, named if isinstance(named, list | tuple | set | frozenset) else [named]))
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A question, who asks it, how many documents may be read for it, and the id of the request.
+    """A query of a client.
 
     Attributes:
-        labels: Of whoever asks: documents that name others are not there for him. None: nothing is kept from him.
+        text: The question.
+        client: Name of the client.
+        tenant: The tenant whose documents are searched.
+        k: Number of documents to retrieve.
+        id: Id of the request.
+        labels: Access labels of the client; documents with other labels are invisible to it. None: no restriction.
+        groups: Groups of the client, for ``guard.audience``. None: an operator, who may read every document in full.
     """
 
     text: str
@@ -131,9 +143,10 @@ class Query:
     k: int = 5
     id: str = field(default_factory=lambda: uuid.uuid4().hex, compare=False)
     labels: frozenset[str] | None = None
+    groups: frozenset[str] | None = None
 
     def may_read(self, document: Document) -> bool:
-        """Whether a document is there for whoever asks."""
+        """Whether the client's labels give access to a document."""
         return self.labels is None or not (named := document.labels) or not named.isdisjoint(self.labels)
 
 
@@ -146,8 +159,14 @@ class Hit:
 
 
 @dataclass(frozen=True, slots=True)
-class Background:
-    """Size, mean and population standard deviation of S_q, the query's similarity to each document it may reach."""
+class SimilarityStats:
+    """Statistics of S_q, the similarities of a query to all documents of the tenant.
+
+    Attributes:
+        n: Number of documents.
+        mean: Mean of S_q.
+        std: Population standard deviation of S_q.
+    """
 
     n: int
     mean: float
@@ -156,24 +175,31 @@ class Background:
 
 @dataclass(frozen=True, slots=True)
 class Retrieval:
-    """Hits by decreasing score, and the law they stand out from.
+    """The result of a search.
 
     Attributes:
-        hits: What was found.
-        background: The law of the query's similarity to all documents.
-        exhausted: Whether there is nothing more to be found.
+        hits: Hits by decreasing score.
+        similarity_stats: Statistics of the query's similarities to all documents.
+        exhausted: Whether these are all hits there are.
+        unreadable: Ids of the hits that the client may not read in full (``guard.audience``). None: there is no such
+            restriction for this client.
     """
 
     hits: tuple[Hit, ...]
-    background: Background
+    similarity_stats: SimilarityStats
     exhausted: bool = field(default=False, compare=False)
+    unreadable: frozenset[str] | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What a generator is given: the question, the context it may use, and how to behave; and the id of the request.
+    """Input of a generator.
 
-    A defense that wraps the generator knows by the id whose question it is. A model is not told.
+    Attributes:
+        question: The client's question.
+        context: Documents that the answer may use.
+        instructions: System prompt.
+        request: Id of the request, for defenses that wrap the generator. It is not part of the model's input.
     """
 
     question: str
@@ -184,17 +210,17 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a defense decided about one request. For the operator only: it never reaches a client.
+    """Decision of a defense about one request. For the operator only: it never reaches the client.
 
     Attributes:
         defense: Name of the defense.
-        flagged: Whether the request looks like an attack.
-        action: What was done about it.
+        flagged: Whether the request is classified as an attack.
+        action: The action.
         score: Higher is more suspicious, in every defense.
-        threshold: Flagged when the score is above it; None when no statement was possible.
-        hidden: Ids of the documents that the action keeps out of the context.
-        evidence: Numbers behind the decision. No raw text.
-        enforced: False in observe mode: the action was noted, not carried out.
+        threshold: The request is flagged if the score exceeds it; None if no decision was possible.
+        hidden: Ids of the documents that the action withholds from the context.
+        evidence: Figures behind the decision, without raw text.
+        enforced: False in observe mode: the action was recorded but not carried out.
     """
 
     defense: str
@@ -209,14 +235,20 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What the client sees. Nothing else may leave."""
+    """All that the client sees of an answer."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the operator sees: the text, the context it was made from, and the verdicts."""
+    """An answer as the operator sees it.
+
+    Attributes:
+        text: The text.
+        retrieval: The context it is based on.
+        verdicts: Decisions of the defenses.
+    """
 
     text: str
     retrieval: Retrieval
@@ -230,11 +262,11 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What an attacker prepares for one candidate document.
+    """Questions of a membership attack about one candidate document.
 
     Attributes:
-        questions: What the target is asked, in this order.
-        key: What the attacker keeps to himself to read the replies with: masked words, true answers. Plain json.
+        questions: The questions, in the order of asking.
+        key: What the attack needs to evaluate the replies: masked words, true answers. JSON-serializable.
     """
 
     questions: tuple[str, ...]
@@ -242,13 +274,13 @@ class Probe:
 
 
 class TokenScore(NamedTuple):
-    """How a language model takes one token of a text.
+    """Likelihood of one token of a text under a language model.
 
     Attributes:
-        start: First character.
-        end: The character after the last.
-        logprob: Natural logarithm of its probability given what stands before it, at most 0.
-        rank: How many tokens the model finds likelier at that place; 0: it is the likeliest.
+        start: Position of its first character.
+        end: Position behind its last character.
+        logprob: Natural logarithm of its probability given the text before it, at most 0.
+        rank: Number of tokens that are likelier at this position; 0: none.
     """
 
     start: int
@@ -259,7 +291,14 @@ class TokenScore(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One row of the append-only record that monitor, trends and dashboard read."""
+    """One entry of the event store.
+
+    Attributes:
+        id: Unique id.
+        at: Time of the event.
+        kind: Kind, such as ``verdict``.
+        body: JSON-serializable content.
+    """
 
     id: str
     at: datetime
@@ -268,15 +307,15 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """Something to be taken from an allowance that all share who share a store.
+class QuotaRequest:
+    """Request for units of a quota that all processes on an event store share: a token bucket.
 
     Attributes:
-        name: Of the allowance.
-        amount: How much; 0 only asks; below 0 gives back.
-        most: What may be used at once in all. It is the caller's to say, and may change.
-        per_s: How much of what was used flows back each second.
-        period: Another one begins with nothing used.
+        name: Name of the quota.
+        amount: Units to acquire; 0 only reads the usage; a negative amount returns units.
+        most: Capacity: units that may be in use at once. The caller sets it, and may change it.
+        per_s: Used units that are restored per second.
+        period: Label of the current period; usage starts at 0 in a new period.
     """
 
     name: str
@@ -286,27 +325,27 @@ class Wanted:
     period: str = "ever"
 
 
-class Given(NamedTuple):
-    """What was given of it: as much as there was, and what is used in all now."""
+class QuotaGrant(NamedTuple):
+    """Units granted, at most the requested amount, and units in use after that."""
 
     amount: int
     used: float
 
 
 @dataclass(frozen=True, slots=True)
-class Notice:
-    """What a channel carries to people. No text of an answer or of a document.
+class Notification:
+    """A message about an alert, sent through a channel. It contains no text of answers or documents.
 
     Attributes:
-        key: Equal whenever the same notice is sent again, so that a receiver can tell.
-        alert: Id of the alert; of a summary, its key.
+        key: Idempotency key: equal whenever the same notification is sent again.
+        alert: Id of the alert; for a summary, its key.
         action: ``opened``, ``updated``, ``recovered`` or ``summary``.
         severity: ``low``, ``medium``, ``high`` or ``critical``.
-        at: When what it tells happened.
+        at: Time of the event.
         title: One line.
-        text: All of it, as plain text.
-        markdown: The same as Markdown.
-        details: The same for programs: kind, set, canaries, since, documents.
+        text: The message as plain text.
+        markdown: The message as Markdown.
+        details: The message as data: kind, set, canaries, since, documents.
     """
 
     key: str
@@ -324,13 +363,12 @@ T = TypeVar("T")
 
 
 class Outcome(NamedTuple, Generic[T]):
-    """What a defense hands on.
+    """Result of one stage of a defense.
 
     Attributes:
-        value: What is left.
-        verdict: What it decided; None: nothing to say.
-        more: It cannot decide on so few hits, and wants to be asked again with more. Nothing has been decided, and it
-            remembers nothing of having been asked.
+        value: The value for the next stage.
+        verdict: The decision; None if there is none.
+        more: The defense needs more hits to decide, and is called again with them. It must not have recorded anything.
     """
 
     value: T

@@ -1,4 +1,4 @@
-"""An attached collection keeps the promises of ``Index``, as far as somebody else's store can."""
+"""Attached collections meet the obligations of ``Index``, except for the listed ones."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from casemate.backends.attached import AttachedIndex
-from casemate.backends.pgvector_table import PgvectorTable
+from casemate.backends.collections.pgvector_table import PgvectorTable
+from casemate.backends.indexes.attached import AttachedIndex
 from casemate.protocols import Index
 from casemate.testing import INDEX_OBLIGATIONS, MakeIndex
 from casemate.testing.reference import DIM
 from casemate.types import Secret
 
-DELIBERATELY_NOT = {
-    "_refuses_another_embedder": "clear() forgets what is ours and leaves the owner's rows, so none may come",
+NEVER = {
+    "_refuses_another_embedder": "clear() deletes the sidecar only and leaves the rows of the collection",
 }
-BY_STEPS_NOT = {
-    "_shows_one_moment": "in two stores: between the steps of a change rows and moments are one step apart",
+NOT_WITH_A_FILE = {
+    "_shows_one_moment": "in two stores, rows and moments differ during a change",
 }
 
 
@@ -65,7 +65,7 @@ def made(request: pytest.FixtureRequest, attached_url: str, tmp_path: Path) -> t
 @pytest.mark.parametrize("obligation", INDEX_OBLIGATIONS, ids=lambda o: o.__name__.strip("_"))
 def test_attached(made, obligation) -> None:
     make, exact, beside = made
-    why = DELIBERATELY_NOT.get(obligation.__name__) or (beside == "file" and BY_STEPS_NOT.get(obligation.__name__))
+    why = NEVER.get(obligation.__name__) or (beside == "file" and NOT_WITH_A_FILE.get(obligation.__name__))
     if why:
         pytest.skip(why)
     obligation(make, exact)

@@ -1,4 +1,4 @@
-"""Every defense keeps the promises of ``Defense``, and ``check_defense`` notices one that does not."""
+"""Every built-in defense satisfies the contract of ``Defense``, and ``check_defense`` refuses faulty ones."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from casemate import calibration, registry
-from casemate.calibration import Calibration
-from casemate.closeness import FEATURES
-from casemate.defenses.honeytoken import HoneyToken
-from casemate.defenses.mirabel import Mirabel
-from casemate.defenses.reindex import Reindex
+from casemate import plugins
 from casemate.errors import DataError
+from casemate.guard.calibration import file as calibration
+from casemate.guard.calibration.closeness import FEATURES
+from casemate.guard.defenses.honeytoken import HoneyToken
+from casemate.guard.defenses.mirabel import Mirabel
+from casemate.guard.defenses.quorum import Quorum
+from casemate.guard.defenses.reindex import Reindex
+from casemate.maths.calibration import Calibration
 from casemate.protocols import Defense, Generator
-from casemate.reindexing.shelf import Shelf
+from casemate.reindexing.registry import ReindexRegistry
 from casemate.testing import DEFENSE_OBLIGATIONS, check_defense
 from casemate.testing.defenses import _cases
-from casemate.types import Action, Background, Document, Outcome, Query, Verdict
+from casemate.types import Action, Document, Outcome, Query, Secret, SimilarityStats, Verdict
 from tests.topical import drawn, indexed, topical
 
 LEARNT = Calibration(
@@ -31,7 +33,7 @@ LEARNT = Calibration(
     features=FEATURES,
     centre=(0.0,) * 6,
     scale=(1.0,) * 6,
-    weights=(0.0, 1.0, 0.0, 0.0, 0.0, 0.1),  # the gap to the next documents, and a little of the words
+    weights=(0.0, 1.0, 0.0, 0.0, 0.0, 0.1),  # mostly the gap to the next documents
     benign=tuple(i / 400 for i in range(200)),
     source="a test",
 )
@@ -39,46 +41,52 @@ LEARNT = Calibration(
 
 @pytest.fixture
 def mirabel(tmp_path):
-    """As an operator has it, with a calibration."""
-    calibration.write(tmp_path / "calibration.json", "default", LEARNT)
+    """With a calibration."""
+    calibration.write_calibration(tmp_path / "calibration.json", "default", LEARNT)
     return Mirabel(calibration=tmp_path / "calibration.json")
 
 
 @pytest.fixture
 def reindex(tmp_path):
-    """As an operator has it, with a re-indexing; the documents of the cases have come since."""
+    """With a re-indexing made before the documents of the cases were added."""
     documents = topical()
     index, embedder = indexed(tmp_path, documents)
-    Shelf(tmp_path / "reindex", "default").write(drawn(documents, embedder))
+    ReindexRegistry(tmp_path / "reindex", "default").write(drawn(documents, embedder))
     return Reindex(folder=tmp_path / "reindex", embedder=embedder, index=index, min_documents=2)
 
 
 @pytest.fixture
 def honeytoken(tmp_path):
-    """As an operator has it, with a key of its own."""
+    """With its own key."""
     return HoneyToken(keys=tmp_path / "honey.json")
 
 
-@pytest.mark.parametrize("name", registry.names("defense"))
-def test_a_defense_that_ships_keeps_its_promises(name, request) -> None:
-    """A fixture of its name makes one that needs something; any other works as it is."""
-    made = request.getfixturevalue(name) if name in globals() else registry.load("defense", name)()
+@pytest.fixture
+def quorum():
+    """With a key for its jitter."""
+    return Quorum(secret=Secret("a secret of the tests"))
+
+
+@pytest.mark.parametrize("name", plugins.names("defense"))
+def test_built_in_defenses_satisfy_the_contract(name, request) -> None:
+    """A fixture of the same name builds a defense with requirements; others are built without options."""
+    made = request.getfixturevalue(name) if name in globals() else plugins.load("defense", name)()
     check_defense(made)
 
 
 @pytest.mark.parametrize("mode", ["paper", "gumbel", "exact"])
-def test_mirabel_keeps_its_promises_whatever_is_set(mode) -> None:
+def test_mirabel_satisfies_the_contract_in_every_mode(mode) -> None:
     check_defense(Mirabel(mode=mode))
     check_defense(Mirabel(mode=mode, significance=0.4, min_documents=3))
 
 
-def test_mirabel_is_seen_to_act(mirabel) -> None:
-    """Or its promises would be easy to keep."""
+def test_mirabel_hides_in_the_suite(mirabel) -> None:
+    """Otherwise the contract would hold trivially."""
     acted = [asyncio.run(mirabel.on_retrieve(Query("x", client=what), found)).verdict for what, found in _cases()]
     assert 4 <= sum(verdict.flagged for verdict in acted) < len(acted) - 3
 
 
-def test_mirabel_without_a_calibration_does_not_pretend(tmp_path) -> None:
+def test_mirabel_without_a_calibration_fails(tmp_path) -> None:
     with pytest.raises(DataError, match="run 'casemate calibrate'"):
         check_defense(Mirabel(calibration=tmp_path / "none.json"))
 
@@ -100,7 +108,7 @@ class HideBest(Defense):
 
     limit: float = 0.5
     paper: ClassVar[str] = "none"
-    hides: ClassVar[int] = 1
+    max_hidden_sources: ClassVar[int] = 1
 
     async def on_retrieve(self, query, retrieval):
         if not retrieval.hits:
@@ -121,7 +129,7 @@ class HideBest(Defense):
         return Outcome(retrieval, verdict)
 
 
-def test_good_defenses_pass() -> None:
+def test_correct_defenses_pass() -> None:
     check_defense(Good())
     check_defense(HideBest())
 
@@ -154,7 +162,7 @@ class Unexplained(Good):
 
 @dataclass
 class Greedy(Good):
-    """Wants more for ever."""
+    """Requests more hits forever."""
 
     async def on_retrieve(self, query, retrieval):
         return Outcome(retrieval, more=True)
@@ -162,7 +170,7 @@ class Greedy(Good):
 
 @dataclass
 class Tampers(Good):
-    """Changes metadata."""
+    """Modifies metadata."""
 
     async def on_retrieve(self, query, retrieval):
         for hit in retrieval.hits:
@@ -172,7 +180,7 @@ class Tampers(Good):
 
 @dataclass
 class Remembers(Good):
-    """Flags every third."""
+    """Flags every third query."""
 
     async def on_retrieve(self, query, retrieval):
         self._count = getattr(self, "_count", 0) + 1
@@ -181,7 +189,7 @@ class Remembers(Good):
 
 @dataclass
 class HidesTwo(HideBest):
-    """More than ``limit`` says."""
+    """Hides more sources than ``limit`` allows."""
 
     def outcome(self, retrieval, verdict):
         if not verdict.flagged or not retrieval.hits:
@@ -194,7 +202,7 @@ class HidesTwo(HideBest):
 
 @dataclass
 class HidesHalf(HideBest):
-    """Only the best chunk, when ``limit`` is passed."""
+    """Hides only the best chunk above ``limit``."""
 
     async def on_retrieve(self, query, retrieval):
         if not retrieval.hits or retrieval.hits[0].score <= self.limit:
@@ -206,7 +214,7 @@ class HidesHalf(HideBest):
 
 @dataclass
 class Silent(HideBest):
-    """Does not name what it hides beyond ``limit``."""
+    """Does not name the hidden documents above ``limit``."""
 
     def outcome(self, retrieval, verdict):
         return Outcome(retrieval, replace(verdict, hidden=(), action=Action.NONE))
@@ -223,7 +231,7 @@ class Invents(Good):
 
 @dataclass
 class Reorders(Good):
-    """Turns the hits round."""
+    """Reverses the hits."""
 
     async def on_retrieve(self, query, retrieval):
         return Outcome(replace(retrieval, hits=retrieval.hits[::-1]))
@@ -231,15 +239,15 @@ class Reorders(Good):
 
 @dataclass
 class Blurs(Good):
-    """Changes the background for those who come after."""
+    """Changes the similarity statistics for later defenses."""
 
     async def on_retrieve(self, query, retrieval):
-        return Outcome(replace(retrieval, background=Background(1, 0.0, 0.0)))
+        return Outcome(replace(retrieval, similarity_stats=SimilarityStats(1, 0.0, 0.0)))
 
 
 @dataclass
 class Contradicts(HideBest):
-    """Says that it flags nothing, and ``limit`` says otherwise."""
+    """Reports not flagged although ``limit`` is exceeded."""
 
     def outcome(self, retrieval, verdict):
         return Outcome(retrieval, replace(verdict, flagged=False))
@@ -247,7 +255,7 @@ class Contradicts(HideBest):
 
 @dataclass
 class Tells(HideBest):
-    """Keeps texts as evidence, above ``limit``."""
+    """Puts texts into the evidence above ``limit``."""
 
     def outcome(self, retrieval, verdict):
         return Outcome(retrieval, replace(verdict, evidence={"x": [h.document.text for h in retrieval.hits]}))
@@ -255,7 +263,7 @@ class Tells(HideBest):
 
 @dataclass
 class Unkept(HideBest):
-    """Evidence that is no JSON, above ``limit``."""
+    """Puts values into the evidence above ``limit`` that are not JSON."""
 
     def outcome(self, retrieval, verdict):
         return Outcome(retrieval, replace(verdict, evidence={"x": np.float32(1)}))
@@ -263,7 +271,7 @@ class Unkept(HideBest):
 
 @dataclass
 class Shortens(Good):
-    """Vectors that are no unit vectors."""
+    """Returns vectors that are not unit vectors."""
 
     async def on_index(self, documents, vectors):
         return documents, vectors / 2
@@ -271,7 +279,7 @@ class Shortens(Good):
 
 @dataclass
 class InPlace(Good):
-    """Changes the vectors that it is given."""
+    """Modifies the given vectors."""
 
     async def on_index(self, documents, vectors):
         vectors[0] = vectors[1]
@@ -280,7 +288,7 @@ class InPlace(Good):
 
 @dataclass
 class Dice(Good):
-    """Another vector each time."""
+    """Returns another vector each time."""
 
     _rng: object = field(default_factory=lambda: np.random.default_rng(0), repr=False)
 
@@ -300,7 +308,7 @@ class Counting(Generator):
 
 @dataclass
 class Wraps(Good):
-    """Another text each time."""
+    """Returns another text each time."""
 
     def on_generate(self, generator):
         return Counting()
@@ -308,7 +316,7 @@ class Wraps(Good):
 
 @dataclass
 class Fails(HideBest):
-    """On an empty index; else as ``limit`` says."""
+    """Fails on an empty index; else hides above ``limit``."""
 
     async def on_retrieve(self, query, retrieval):
         assert retrieval.hits[0]
@@ -317,7 +325,7 @@ class Fails(HideBest):
 
 @dataclass
 class Enforced(HideBest):
-    """Says that it was only observed, above ``limit``."""
+    """Reports observe mode above ``limit``."""
 
     def outcome(self, retrieval, verdict):
         return Outcome(retrieval, replace(verdict, enforced=False))
@@ -328,7 +336,7 @@ class Enforced(HideBest):
     [
         (NoPaper, "where the method is from"), (NoDocstring, "a docstring"), (NoDataclass, "dataclass fields"),
         (Unexplained, "the option 'limit'"), (Tampers, "the retrieval was changed"), (Remembers, "not always the same"),
-        (HidesTwo, "more than 'hides'"), (HidesHalf, "other chunks"), (Silent, "are missing"),
+        (HidesTwo, "more than 'max_hidden_sources'"), (HidesHalf, "other chunks"), (Silent, "are missing"),
         (Invents, "not added"), (Reorders, "not added, changed or moved"), (Blurs, "the background was changed"),
         (Contradicts, "flagged is False"), (Tells, "holds the text"), (Unkept, "cannot be kept as JSON"),
         (Shortens, "not of unit length"), (InPlace, "changed what it was given"), (Dice, "something else"),
@@ -336,10 +344,10 @@ class Enforced(HideBest):
         (Greedy, "there are no more"),
     ],
 )  # fmt: skip
-def test_a_defense_that_breaks_a_promise_is_noticed(bad, says) -> None:
+def test_faulty_defenses_are_refused(bad, says) -> None:
     with pytest.raises(Exception, match=says):
         check_defense(bad())
 
 
-def test_an_obligation_says_in_a_sentence_what_it_is() -> None:
+def test_obligations_are_sentences() -> None:
     assert all(o.__doc__ and o.__doc__.strip().endswith(".") for o in DEFENSE_OBLIGATIONS)

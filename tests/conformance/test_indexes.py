@@ -1,4 +1,4 @@
-"""Every index keeps the promises of ``Index``, and ``PgvectorIndex`` those it makes about its server."""
+"""The obligations of every ``Index``, and the server-related ones of ``PgvectorIndex``."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from casemate import indexing
-from casemate.backends import pgvector
-from casemate.backends.milvus import MilvusIndex
-from casemate.backends.pgvector import PgvectorIndex
-from casemate.backends.qdrant import QdrantIndex
-from casemate.backends.sqlite import SqliteIndex
+from casemate.backends import index_checks
+from casemate.backends.indexes import pgvector
+from casemate.backends.indexes.milvus import MilvusIndex
+from casemate.backends.indexes.pgvector import PgvectorIndex
+from casemate.backends.indexes.qdrant import QdrantIndex
+from casemate.backends.indexes.sqlite import SqliteIndex
 from casemate.errors import BackendError, ConfigError, DataError, MissingExtra
+from casemate.maths.moments import CorpusMoments
 from casemate.protocols import Index
-from casemate.stats import CorpusMoments
 from casemate.testing import INDEX_OBLIGATIONS, MakeIndex, check_index
 from casemate.testing.reference import DIM as CHECK_DIM
 from casemate.types import Document, Secret
@@ -37,7 +37,7 @@ QDRANT = os.environ.get("CASEMATE_QDRANT")
 
 @pytest.fixture(scope="session")
 def vector_url(postgres_url: str) -> Iterator[str]:
-    """A database of our own, with pgvector in it."""
+    """A separate database with pgvector."""
     import psycopg
 
     name = f"t{uuid.uuid4().hex}"
@@ -51,8 +51,8 @@ def vector_url(postgres_url: str) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def milvus_places(milvus_url: str) -> list[str]:
-    """Empty indexes, made side by side as by an earlier process: each takes a real server seconds."""
+def milvus_collections(milvus_url: str) -> list[str]:
+    """Empty indexes, created in parallel, because each takes a real server seconds."""
     names = [f"i{uuid.uuid4().hex}" for _ in INDEX_OBLIGATIONS]
 
     def make(name: str) -> None:
@@ -70,24 +70,24 @@ KINDS = ("sqlite", "sqlite-approximate", "pgvector", "pgvector-approximate", "mi
 
 @pytest.fixture(params=KINDS)
 def made(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[MakeIndex, bool]:
-    place = ["first"]
+    name = ["first"]
     if request.param == "qdrant-server" and not QDRANT:
         pytest.skip("no Qdrant server: set CASEMATE_QDRANT to its address")
 
     def make(fresh: bool) -> Index:
         if fresh:
             milvus = request.param == "milvus"
-            place[0] = request.getfixturevalue("milvus_places").pop() if milvus else f"i{uuid.uuid4().hex}"
+            name[0] = request.getfixturevalue("milvus_collections").pop() if milvus else f"i{uuid.uuid4().hex}"
         if request.param == "milvus":
-            return MilvusIndex(request.getfixturevalue("milvus_url"), collection=place[0], timeout_s=60)
+            return MilvusIndex(request.getfixturevalue("milvus_url"), collection=name[0], timeout_s=60)
         if "qdrant" in request.param:
             return QdrantIndex(
-                Secret(QDRANT or ":memory:") if "server" in request.param else ":memory:", collection=place[0]
+                Secret(QDRANT or ":memory:") if "server" in request.param else ":memory:", collection=name[0]
             )
         if "pgvector" in request.param:
             by = "hnsw" if "approximate" in request.param else "exact"
-            return PgvectorIndex(request.getfixturevalue("vector_url"), schema=place[0], search_by=by)
-        return SqliteIndex(tmp_path / place[0] / "index.db", 50 if "approximate" in request.param else 500_000)
+            return PgvectorIndex(request.getfixturevalue("vector_url"), schema=name[0], search_by=by)
+        return SqliteIndex(tmp_path / name[0] / "index.db", 50 if "approximate" in request.param else 500_000)
 
     return make, "approximate" not in request.param
 
@@ -108,7 +108,7 @@ def test_check_index_runs_them_all(tmp_path) -> None:
     assert sum(calls) == len(INDEX_OBLIGATIONS)
 
 
-# What only Postgres can do to us
+# Postgres only
 
 
 def unit(rng: np.random.Generator, n: int) -> np.ndarray:
@@ -149,13 +149,13 @@ def sql(url: str, *statements: str) -> None:
     [
         ("postgresql://anna:s3cr%40t@127.0.0.1:1/db", True, "127.0.0.1:1/db"),
         ("postgresql://anna:s3cr%40t@no.such.host.invalid/db", True, "no.such.host.invalid/db"),
-        ("nobody", False, "does not exist"),
+        ("stranger", False, "does not exist"),
         ("nowhere", False, "does not exist"),
     ],
 )
-def test_a_server_that_cannot_be_used_is_explained_without_the_password(vector_url, target, retryable, says) -> None:
-    if target == "nobody":
-        target = vector_url.replace("postgres:@", "nobody:s3cr%40t@")
+def test_connection_errors_do_not_contain_the_password(vector_url, target, retryable, says) -> None:
+    if target == "stranger":
+        target = vector_url.replace("postgres:@", "stranger:s3cr%40t@")
     elif target == "nowhere":
         target = vector_url.replace("postgres:@", "postgres:s3cr%40t@").replace("?", "x?")
     index, begin = PgvectorIndex(Secret(target), timeout_s=2), time.monotonic()
@@ -181,7 +181,7 @@ def test_a_server_that_cannot_be_used_is_explained_without_the_password(vector_u
         "s3cret",
     ],
 )
-def test_a_malformed_url_is_refused_without_repeating_it(url) -> None:
+def test_a_malformed_url_is_refused_and_not_quoted(url) -> None:
     with pytest.raises(ConfigError, match="not of the form") as caught:
         PgvectorIndex(url)
     assert not {"s3c", "ret@", "anna"} & {part for part in ("s3c", "ret@", "anna") if part in str(caught.value)}
@@ -206,13 +206,13 @@ def test_a_reserved_word_may_be_the_schema(vector_url) -> None:
     sql(vector_url, 'DROP SCHEMA "order" CASCADE')
 
 
-def test_the_packages_are_only_needed_when_it_is_used(monkeypatch) -> None:
+def test_psycopg_is_required_on_use_only(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "psycopg", None)
     with pytest.raises(MissingExtra, match=r"pip install 'casemate\[postgres\]'"):
         PgvectorIndex(Secret("postgresql://host/db"))
 
 
-def test_a_missing_extension_is_explained(postgres_url) -> None:
+def test_a_missing_extension_is_reported(postgres_url) -> None:
     name = f"t{uuid.uuid4().hex}"
     sql(postgres_url, f"CREATE DATABASE {name}")
     index = PgvectorIndex(postgres_url.replace("/postgres?", f"/{name}?"))
@@ -223,15 +223,15 @@ def test_a_missing_extension_is_explained(postgres_url) -> None:
     sql(postgres_url, f"DROP DATABASE {name}")
 
 
-def test_another_encoding_is_explained(postgres_url) -> None:
+def test_another_encoding_is_reported(postgres_url) -> None:
     name = f"t{uuid.uuid4().hex}"
     sql(postgres_url, f"CREATE DATABASE {name} ENCODING 'SQL_ASCII' LOCALE 'C' TEMPLATE template0")
-    with pytest.raises(BackendError, match="not in UTF8; make one with ENCODING 'UTF8'"):
+    with pytest.raises(BackendError, match="not in UTF8; create one with ENCODING 'UTF8'"):
         PgvectorIndex(postgres_url.replace("/postgres?", f"/{name}?")).open("test", DIM)
     sql(postgres_url, f"DROP DATABASE {name}")
 
 
-def test_a_schema_of_another_program_is_refused_and_not_touched(vector_url, schema) -> None:
+def test_a_schema_of_another_program_is_refused_and_not_changed(vector_url, schema) -> None:
     index = PgvectorIndex(vector_url, schema=schema)
     for table in ("document (key int)", "tenant (name text)", "meta (name text, value text)", "meta (other int)"):
         sql(
@@ -243,11 +243,13 @@ def test_a_schema_of_another_program_is_refused_and_not_touched(vector_url, sche
         for call in (lambda: index.open("test", DIM), index.clear):
             with pytest.raises(DataError, match=schema):
                 call()
-        sql(vector_url, f"DROP TABLE {schema}.{table.split()[0]}", f"DROP SCHEMA {schema}")  # no table of ours is left
+        sql(
+            vector_url, f"DROP TABLE {schema}.{table.split()[0]}", f"DROP SCHEMA {schema}"
+        )  # no table of Casemate is left
     index.close()
 
 
-def test_a_role_that_may_not_is_told(vector_url, index, schema) -> None:
+def test_missing_privileges_are_reported(vector_url, index, schema) -> None:
     role = f"r{uuid.uuid4().hex}"
     sql(
         vector_url,
@@ -260,18 +262,18 @@ def test_a_role_that_may_not_is_told(vector_url, index, schema) -> None:
     q = unit(np.random.default_rng(1), 1)[0]
     assert reader.search(q, 3) == index.search(q, 3)
     assert reader.check() == []
-    with pytest.raises(BackendError, match="role may not") as caught:
+    with pytest.raises(BackendError, match="role lacks a privilege") as caught:
         reader.remove(["s1"])
     assert not caught.value.retryable
     reader.close()
     sql(vector_url, f"DROP OWNED BY {role}", f"DROP ROLE {role}")
 
 
-def test_what_postgres_cannot_keep_is_refused_with_its_name(index) -> None:
+def test_documents_that_postgres_cannot_store_are_refused_by_id(index) -> None:
     vector = unit(np.random.default_rng(1), 1)
     for document, says in [
-        (Document("x", "a\0b"), "'x' holds a NUL"),
-        (Document("x", "", source="a\0b"), "'x' holds a NUL"),
+        (Document("x", "a\0b"), "'x' contains a NUL"),
+        (Document("x", "", source="a\0b"), "'x' contains a NUL"),
         (Document("x" * 3000, ""), "2600 bytes"),
         (Document("x", "", source="\u6f22" * 1000), "2600 bytes"),
     ]:
@@ -285,8 +287,8 @@ def test_what_postgres_cannot_keep_is_refused_with_its_name(index) -> None:
     assert index.check() == []
 
 
-def test_a_graph_is_used_for_few_and_not_for_many(vector_url, schema) -> None:
-    """With so few candidates kept open, a graph must miss some; what it cannot give enough of is searched exactly."""
+def test_the_graph_is_used_for_small_k_only(vector_url, schema) -> None:
+    """With so few candidates the graph misses some; searches for which it has too few candidates are exact."""
     graph = PgvectorIndex(vector_url, schema=schema, search_by="hnsw", m=4, ef_construct=8, ef=1)
     exact = PgvectorIndex(vector_url, schema=schema)
     for index in (graph, exact):
@@ -301,12 +303,12 @@ def test_a_graph_is_used_for_few_and_not_for_many(vector_url, schema) -> None:
     assert [h.score for h in exact.search(q, 5).hits] == pytest.approx(s[:5], abs=1e-12)
     found = graph.search(q, 5)
     assert len(found.hits) == 5
-    assert found.background == exact.search(q, 5).background
+    assert found.similarity_stats == exact.search(q, 5).similarity_stats
     for index in (graph, exact):
         index.close()
 
 
-def test_two_may_open_a_new_schema_at_once(vector_url, schema) -> None:
+def test_several_processes_open_a_new_schema_concurrently(vector_url, schema) -> None:
     indexes, failed = [PgvectorIndex(vector_url, schema=schema) for _ in range(6)], []
 
     def use(index: PgvectorIndex, i: int) -> None:
@@ -331,14 +333,14 @@ def at_once(calls: list) -> None:
         thread.join()
 
 
-def test_more_may_search_than_there_are_connections(index) -> None:
+def test_more_searches_than_connections(index) -> None:
     q, found = unit(np.random.default_rng(1), 1)[0], []
     at_once([lambda: found.append(index.search(q, 5)) for _ in range(24)])
     assert len(found) == 24
     assert all(one == found[0] for one in found)
 
 
-def test_clearing_beside_searches_shows_no_mixture(index, vector_url, schema) -> None:
+def test_searches_during_clear_see_no_mixed_state(index, vector_url, schema) -> None:
     other, rng, q = PgvectorIndex(vector_url, schema=schema), np.random.default_rng(3), np.eye(1, DIM)[0]
     done, wrong, seen = threading.Event(), [], set()
 
@@ -360,7 +362,7 @@ def test_clearing_beside_searches_shows_no_mixture(index, vector_url, schema) ->
                     wrong.append(error)
             else:
                 seen.add(len(found.hits))
-                wrong.extend([found] if len(found.hits) != found.background.n else [])
+                wrong.extend([found] if len(found.hits) != found.similarity_stats.n else [])
 
     at_once([clear, search, search])
     assert wrong == []
@@ -368,29 +370,29 @@ def test_clearing_beside_searches_shows_no_mixture(index, vector_url, schema) ->
     other.close()
 
 
-def test_moments_in_memory_do_not_outlive_a_schema(index, vector_url, schema) -> None:
-    """The same number of steps after the tables were made anew: a counter would say that nothing had changed."""
+def test_cached_moments_do_not_outlive_a_schema(index, vector_url, schema) -> None:
+    """After as many changes of the recreated tables, a counter would not show the difference."""
     q = np.eye(1, DIM)[0]
-    assert index.search(q, 1).background.n == 60
+    assert index.search(q, 1).similarity_stats.n == 60
     sql(vector_url, f"DROP SCHEMA {schema} CASCADE")
-    with pytest.raises(DataError, match="holds no index"):
+    with pytest.raises(DataError, match="has no index"):
         index.search(q, 1)
     other, rng = PgvectorIndex(vector_url, schema=schema), np.random.default_rng(4)
     other.open("test", DIM)
     for i in range(6):
         other.add(documents(f"s{i}", 2), unit(rng, 2))
-    assert index.search(q, 100).background == other.search(q, 100).background
-    assert index.search(q, 100).background.n == 12
+    assert index.search(q, 100).similarity_stats == other.search(q, 100).similarity_stats
+    assert index.search(q, 100).similarity_stats.n == 12
     other.close()
 
 
-def test_few_tenants_are_kept_in_memory(index, monkeypatch) -> None:
-    monkeypatch.setattr(pgvector, "CACHED", 3)
+def test_the_moments_cache_is_bounded(index, monkeypatch) -> None:
+    monkeypatch.setattr(pgvector, "CACHED_TENANTS", 3)
     rng, q = np.random.default_rng(5), np.eye(1, DIM)[0]
     for i in range(8):
         index.add(documents("a", i + 1), unit(rng, i + 1), f"t{i}")
     for i in range(8):
-        assert index.search(q, 1, f"t{i}").background.n == i + 1
+        assert index.search(q, 1, f"t{i}").similarity_stats.n == i + 1
         assert len(index._cache) <= 3
 
 
@@ -404,19 +406,19 @@ def test_few_tenants_are_kept_in_memory(index, monkeypatch) -> None:
         ("INSERT INTO {}.tenant SELECT 'ghost', 1, 5, mean, scatter FROM {}.tenant", "'ghost': the moments count 5"),
     ],
 )
-def test_moments_that_were_tampered_with_are_found_and_mended(index, vector_url, schema, statement, complaint) -> None:
+def test_changed_moments_are_reported_and_rebuilt(index, vector_url, schema, statement, complaint) -> None:
     sql(vector_url, statement.replace("{}", schema))
     assert any(complaint in sentence for sentence in index.check())
     index.rebuild()
     assert index.check() == []
     found = index.search(unit(np.random.default_rng(6), 1)[0], 100)
     scores = [h.score for h in found.hits]
-    assert found.background.n == 60
-    assert found.background.mean == pytest.approx(np.mean(scores), abs=1e-9)
-    assert found.background.std == pytest.approx(np.std(scores), abs=1e-9)
+    assert found.similarity_stats.n == 60
+    assert found.similarity_stats.mean == pytest.approx(np.mean(scores), abs=1e-9)
+    assert found.similarity_stats.std == pytest.approx(np.std(scores), abs=1e-9)
 
 
-def test_vectors_that_were_tampered_with_are_found(index, vector_url, schema) -> None:
+def test_changed_vectors_are_reported(index, vector_url, schema) -> None:
     update = f"UPDATE {schema}.document SET embedding = '{{}}' WHERE key = 7"
     sql(vector_url, update.format([0.5] + [0.0] * (DIM - 1)))
     assert any("the vector with key 7 is not of unit length" in sentence for sentence in index.check())
@@ -425,7 +427,7 @@ def test_vectors_that_were_tampered_with_are_found(index, vector_url, schema) ->
 
 
 def test_check_and_rebuild_stream(index, monkeypatch) -> None:
-    monkeypatch.setattr(pgvector, "STREAM", 7)
+    monkeypatch.setattr(pgvector, "FETCH_ROWS", 7)
     assert index.check() == []
     before = index.moments()
     index.rebuild()
@@ -433,24 +435,24 @@ def test_check_and_rebuild_stream(index, monkeypatch) -> None:
     assert np.abs(index.moments().scatter - before.scatter).max() < 1e-9
 
 
-def test_a_scan_comes_in_pieces_that_keep_no_connection(index, monkeypatch) -> None:
-    monkeypatch.setattr(indexing, "SCAN", 7)
+def test_a_scan_holds_no_connection_between_pages(index, monkeypatch) -> None:
+    monkeypatch.setattr(index_checks, "SCAN_PAGE", 7)
     scans = [index.scan() for _ in range(2 * index.connections)]
-    for pieces in scans:
-        next(pieces)
+    for pages in scans:
+        next(pages)
     index.remove(["s0", "s3"])
-    sizes = [[len(documents) for documents, _ in pieces] for pieces in scans]
+    sizes = [[len(documents) for documents, _ in pages] for pages in scans]
     assert sizes == [[7, 7, 7, 7, 7, 5]] * len(scans)
 
 
-def test_a_scan_under_way_does_not_go_on_with_another_embedder(index, vector_url, schema, monkeypatch) -> None:
-    monkeypatch.setattr(indexing, "SCAN", 7)
-    pieces, other = index.scan(), PgvectorIndex(vector_url, schema=schema)
-    next(pieces)
+def test_a_running_scan_stops_if_the_embedder_changes(index, vector_url, schema, monkeypatch) -> None:
+    monkeypatch.setattr(index_checks, "SCAN_PAGE", 7)
+    pages, other = index.scan(), PgvectorIndex(vector_url, schema=schema)
+    next(pages)
     other.clear()
     other.open("another", DIM)
     with pytest.raises(DataError, match="of the embedder 'another'"):
-        next(pieces)
+        next(pages)
     other.close()
 
 
@@ -466,7 +468,7 @@ def test_moments_do_not_drift(index) -> None:
     assert np.abs(index.moments().scatter - fresh.scatter).max() < 1e-9
 
 
-def test_a_writer_that_waits_too_long_is_told(index, vector_url, schema) -> None:
+def test_a_writer_that_waits_too_long_is_reported(index, vector_url, schema) -> None:
     import psycopg
 
     hasty = PgvectorIndex(vector_url, schema=schema, timeout_s=0.3)
@@ -476,12 +478,12 @@ def test_a_writer_that_waits_too_long_is_told(index, vector_url, schema) -> None
         with pytest.raises(BackendError, match="longer than timeout_s") as caught:
             hasty.remove(["s1"])
         assert caught.value.retryable
-        assert len(hasty.search(np.eye(1, DIM)[0], 100).hits) == 60  # who reads does not wait
+        assert len(hasty.search(np.eye(1, DIM)[0], 100).hits) == 60  # readers do not wait
     assert hasty.remove(["s1"]) == 10
     hasty.close()
 
 
-def test_connections_that_were_cut_are_replaced(index, vector_url) -> None:
+def test_lost_connections_are_replaced(index, vector_url) -> None:
     q = np.eye(1, DIM)[0]
     for _ in range(3):
         at_once([lambda: index.search(q, 1) for _ in range(8)])
@@ -489,12 +491,12 @@ def test_connections_that_were_cut_are_replaced(index, vector_url) -> None:
         assert len(index.search(q, 100).hits) == 60
 
 
-def test_a_frozen_server_is_given_up_and_forgotten(vector_url, index, schema) -> None:
-    """One that keeps the connection and says nothing, as when its machine hangs."""
+def test_a_frozen_connection_times_out_and_is_replaced(vector_url, index, schema) -> None:
+    """The server keeps the connection but does not answer, as when its machine hangs."""
     hasty, q = PgvectorIndex(vector_url, schema=schema, connections=1, timeout_s=0.5), np.eye(1, DIM)[0]
     hasty.open("test", DIM)
     hasty.search(q, 1)
-    with hasty._server.session("READ ONLY") as db:
+    with hasty._server.transaction("READ ONLY") as db:
         pid = db.info.backend_pid
     begin = time.monotonic()
     os.kill(pid, signal.SIGSTOP)
@@ -511,7 +513,7 @@ def test_a_frozen_server_is_given_up_and_forgotten(vector_url, index, schema) ->
 
 @pytest.fixture
 def fragile() -> Iterator:
-    """A server of the test's own, to be stopped and started."""
+    """A separate server that the test can stop and start."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import pgserver
@@ -525,7 +527,7 @@ def fragile() -> Iterator:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def test_a_server_that_restarts_is_used_again(fragile) -> None:
+def test_a_restarted_server_is_used_again(fragile) -> None:
     from pgserver._commands import pg_ctl
 
     def stop() -> None:

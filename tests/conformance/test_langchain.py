@@ -12,7 +12,7 @@ from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.vectorstores import InMemoryVectorStore
 from langchain_tests.integration_tests import RetrieversIntegrationTests, VectorStoreIntegrationTests
 
-from casemate.integrations.langchain import GuardedRetriever, guarded
+from casemate.integrations.langchain import GuardedVectorStoreRetriever, guarded
 
 
 class TestGuardedVectorStore(VectorStoreIntegrationTests):
@@ -34,7 +34,7 @@ class TestGuardedRetriever(RetrieversIntegrationTests):
 
     @property
     def retriever_constructor(self):
-        return GuardedRetriever
+        return GuardedVectorStoreRetriever
 
     @property
     def retriever_constructor_params(self):

@@ -1,4 +1,4 @@
-"""Somebody's entities in a real Milvus server, attached."""
+"""Attached entities of a real Milvus server."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from casemate.backends import milvus_collection
-from casemate.backends.attached import AttachedIndex
-from casemate.backends.milvus_collection import MilvusCollection
+from casemate.backends.collections import milvus_collection
+from casemate.backends.collections.milvus_collection import MilvusCollection
+from casemate.backends.indexes.attached import AttachedIndex
 from casemate.errors import BackendError, CapabilityError, DataError
 from casemate.types import Document, Secret
 
@@ -24,7 +24,7 @@ LONG_S = 120
 
 
 def filled(url: str) -> tuple[MilvusClient, str, np.ndarray]:
-    """A collection of entities whose vectors are of any length, and their directions."""
+    """A collection of entities with vectors of any length, and these vectors at unit length."""
     from pymilvus import DataType, MilvusClient
 
     X = np.random.default_rng(1).standard_normal((N, DIM)).astype(np.float32)
@@ -41,9 +41,9 @@ def filled(url: str) -> tuple[MilvusClient, str, np.ndarray]:
     return client, name, (X / np.linalg.norm(X, axis=1, keepdims=True)).astype(np.float64)
 
 
-def test_entities_are_attached_changed_and_missed(milvus_url: str, tmp_path: Path, monkeypatch) -> None:
-    """In one test, because each collection of a standalone server takes seconds to make and load."""
-    monkeypatch.setattr(milvus_collection, "PIECE", 70)
+def test_entities_are_attached_changed_and_dropped(milvus_url: str, tmp_path: Path, monkeypatch) -> None:
+    """One test, because a standalone server takes seconds to create and load a collection."""
+    monkeypatch.setattr(milvus_collection, "SCAN_PAGE", 70)
     client, name, U = filled(milvus_url)
 
     def opened(**options) -> AttachedIndex:
@@ -53,15 +53,15 @@ def test_entities_are_attached_changed_and_missed(milvus_url: str, tmp_path: Pat
         return index
 
     index = opened()
-    about = index.attach()
-    assert (about.rows, about.sources, about.rescaled, index.collection.by_cosine) == (N, N // 3, N, True)
-    assert [p.after for p in index.collection.scan("139")][0] == "209"  # goes on behind what was seen
+    summary = index.attach()
+    assert (summary.rows, summary.sources, summary.rescaled, index.collection.by_cosine) == (N, N // 3, N, True)
+    assert [p.after for p in index.collection.scan("139")][0] == "209"  # resumes behind the cursor
     q = U[5].astype(np.float32)
     found = index.search(q, 3)
     assert [h.document.id for h in found.hits] == [str(i) for i in np.argsort(-(U @ q))[:3]]
     assert found.hits[0].document.source == "d1"
-    assert found.background.mean == pytest.approx(float((U @ q).mean()), abs=1e-6)
-    assert found.background.std == pytest.approx(float((U @ q).std()), abs=1e-6)
+    assert found.similarity_stats.mean == pytest.approx(float((U @ q).mean()), abs=1e-6)
+    assert found.similarity_stats.std == pytest.approx(float((U @ q).std()), abs=1e-6)
     assert index.check() == []
     with pytest.raises(CapabilityError, match="writable"):
         index.remove(["d1"])
@@ -74,13 +74,13 @@ def test_entities_are_attached_changed_and_missed(milvus_url: str, tmp_path: Pat
     index.rebuild()
     assert np.allclose(index.moments().scatter, before.scatter, atol=1e-5)
     client.drop_collection(name, timeout=LONG_S)
-    with pytest.raises(DataError, match="is gone or not loaded"):
+    with pytest.raises(DataError, match="is missing or not loaded"):
         index.search(q, 1)
     index.close()
     client.close()
 
 
-def test_a_server_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_an_unreachable_server_is_reported_without_the_token(tmp_path: Path) -> None:
     pytest.importorskip("pymilvus")
     collection = MilvusCollection(Secret("http://127.0.0.1:1"), "c", token=Secret("root:s3cret"), timeout_s=1)
     with pytest.raises(BackendError) as caught:

@@ -1,4 +1,4 @@
-"""Somebody's table in a real Postgres, attached: nothing written, nothing believed, whatever happens to it."""
+"""Attached tables of a real Postgres server: nothing is written to them, and every change of them is tolerated."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from casemate.attaching import run as scanning
-from casemate.attaching.sidecar import Sidecar
-from casemate.backends import pgvector_table
-from casemate.backends.attached import AttachedIndex
-from casemate.backends.pgvector_table import PgvectorTable
+from casemate.backends.collections import pgvector_table
+from casemate.backends.collections.pgvector_table import PgvectorTable
+from casemate.backends.indexes.attached import AttachedIndex
+from casemate.backends.sidecar import attach_scan as scanning
+from casemate.backends.sidecar.sidecar import Sidecar
 from casemate.cli import cli
 from casemate.errors import BackendError, CapabilityError, CasemateError, ConfigError, DataError
-from casemate.stats import CorpusMoments
+from casemate.maths.moments import CorpusMoments
 from casemate.types import Document, Secret
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # the child only runs and dies
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # the child only runs and is killed
 DIM = 8
 
 
@@ -56,7 +56,7 @@ def written(v: np.ndarray) -> str:
 
 @pytest.fixture
 def table(table_url: str) -> str:
-    """500 rows with numbers as ids, vectors of any length; ids do not sort as their texts do."""
+    """500 rows with numeric ids, which sort differently as text, and vectors of any length."""
     name = f"Their {uuid.uuid4().hex[:8]}"
     sql(
         table_url,
@@ -80,7 +80,7 @@ def opened(collection: PgvectorTable, folder: Path, **options) -> AttachedIndex:
     return index
 
 
-def law(url: str, table: str, where: str = "true") -> CorpusMoments:
+def true_moments(url: str, table: str, where: str = "true") -> CorpusMoments:
     rows = sql(url, f'SELECT vec::text FROM "{table}" WHERE vec IS NOT NULL AND "Body" IS NOT NULL AND {where}')
     X = np.array([json.loads(row[0]) for row in rows], np.float64)
     X /= np.linalg.norm(X, axis=1, keepdims=True)
@@ -92,16 +92,16 @@ def same(a: CorpusMoments, b: CorpusMoments) -> bool:
     return a.n == b.n and np.allclose(a.mean, b.mean, atol=1e-6) and np.allclose(a.scatter, b.scatter, atol=1e-4)
 
 
-def test_any_table_is_attached_and_nothing_is_written(table_url, table, tmp_path) -> None:
-    """By a role that may read, and only that; the rows and the transactions that wrote them are the same after."""
+def test_a_table_is_attached_and_not_written(table_url, table, tmp_path) -> None:
+    """Uses a read-only role; rows and their transaction ids are unchanged."""
     role = f"r{uuid.uuid4().hex}"
     sql(table_url, f"CREATE ROLE {role} LOGIN", f'GRANT SELECT ON "{table}" TO {role}')
     state = f"SELECT md5(string_agg(ctid::text || xmin || xmax || t::text, ',' ORDER BY nr)) FROM \"{table}\" AS t"
     before = sql(table_url, state)
     index = opened(of(table_url.replace("postgres:@", f"{role}:@"), table), tmp_path)
-    about = index.attach()
-    assert (about.rows, about.sources, about.rescaled, about.dim) == (500, 100, 500, DIM)
-    assert same(index.moments(), law(table_url, table))
+    summary = index.attach()
+    assert (summary.rows, summary.sources, summary.rescaled, summary.dim) == (500, 100, 500, DIM)
+    assert same(index.moments(), true_moments(table_url, table))
     q = vectors(2, 1)[0] / np.linalg.norm(vectors(2, 1)[0])
     found = index.search(q, 4)
     X = vectors(1, 500).astype(np.float64)
@@ -120,8 +120,8 @@ def test_any_table_is_attached_and_nothing_is_written(table_url, table, tmp_path
     sql(table_url, f"DROP OWNED BY {role}", f"DROP ROLE {role}")
 
 
-def test_a_graph_gives_as_many_as_are_wanted(table_url, table, tmp_path) -> None:
-    """An HNSW index gives no more than it keeps open, and conditions take from that."""
+def test_searches_with_an_hnsw_index_return_enough_rows(table_url, table, tmp_path) -> None:
+    """An HNSW index returns at most ef_search rows, before the filter."""
     sql(table_url, f'CREATE INDEX ON "{table}" USING hnsw (vec vector_cosine_ops)')
     index = opened(of(table_url, table, effort=10), tmp_path)
     index.attach()
@@ -132,15 +132,15 @@ def test_a_graph_gives_as_many_as_are_wanted(table_url, table, tmp_path) -> None
     few.attach()
     found = few.search(q, 9)
     assert sorted(h.document.id for h in found.hits) == ["107", "207", "307", "407", "7"]
-    assert found.background.n == 5
+    assert found.similarity_stats.n == 5
     few.close()
 
 
-def test_arrays_and_views_are_read_too(table_url, table, tmp_path) -> None:
+def test_arrays_and_views_are_supported(table_url, table, tmp_path) -> None:
     sql(table_url, f'CREATE VIEW "{table} v" AS SELECT nr, "Body", doc, about, vec::real[] AS vec FROM "{table}"')
     index = opened(of(table_url, f"public.{table} v"), tmp_path)
     index.attach()
-    assert same(index.moments(), law(table_url, table))
+    assert same(index.moments(), true_moments(table_url, table))
     assert len(index.search(vectors(2, 1)[0], 3).hits) == 3
     index.close()
 
@@ -150,43 +150,44 @@ def test_tenants_are_kept_apart(table_url, table, tmp_path) -> None:
     index = opened(of(table_url, table, tenant="owner"), tmp_path)
     index.attach()
     assert index.tenants() == ["0", "1", "2"]
-    assert same(index.moments("1"), law(table_url, table, "owner = 1"))
+    assert same(index.moments("1"), true_moments(table_url, table, "owner = 1"))
     found = index.search(vectors(2, 1)[0], 500, "1")
     assert {int(h.document.id) % 3 for h in found.hits} == {1}
-    assert len(found.hits) == found.background.n == 167
+    assert len(found.hits) == found.similarity_stats.n == 167
     index.close()
 
 
-def test_rows_without_text_or_vector_are_left_out_and_counted(table_url, table, tmp_path) -> None:
+def test_rows_without_text_or_vector_are_skipped_and_counted(table_url, table, tmp_path) -> None:
     sql(
         table_url,
         f'UPDATE "{table}" SET "Body" = NULL WHERE nr < 30',
         f'UPDATE "{table}" SET vec = NULL WHERE nr BETWEEN 20 AND 50',
     )
     index = opened(of(table_url, table), tmp_path, drift=0.001)
-    about = index.attach()
-    assert (about.rows, about.textless, about.vectorless) == (449, 30, 21)
-    assert same(index.moments(), law(table_url, table))
-    assert len(index.search(vectors(2, 1)[0], 500).hits) == 449  # those left out are no drift
+    summary = index.attach()
+    assert (summary.rows, summary.textless, summary.vectorless) == (449, 30, 21)
+    assert same(index.moments(), true_moments(table_url, table))
+    assert len(index.search(vectors(2, 1)[0], 500).hits) == 449  # skipped rows are no drift
     index.close()
 
 
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
-        ("ALTER {t} ALTER vec TYPE vector; UPDATE {t} SET vec = '[1,2,3]' WHERE nr IN (4, 9)", "'4', '9' are not of 8"),
+        ("ALTER {t} ALTER vec TYPE vector; UPDATE {t} SET vec = '[1,2,3]' WHERE nr IN (4, 9)",
+         "'4', '9' do not have 8"),
         ("UPDATE {t} SET vec = '[0,0,0,0,0,0,0,0]' WHERE nr = 41", "'41' are zero or not finite"),
-        ("ALTER {t} DROP CONSTRAINT {p}; UPDATE {t} SET nr = 42 WHERE nr = 43", "two rows of the id '42'"),
+        ("ALTER {t} DROP CONSTRAINT {p}; UPDATE {t} SET nr = 42 WHERE nr = 43", "two rows with the id '42'"),
         ("ALTER {t} DROP CONSTRAINT {p}; ALTER {t} ALTER nr DROP NOT NULL; UPDATE {t} SET nr = NULL WHERE nr=9", "NU"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_used_is_named(table_url, table, tmp_path, damage, says) -> None:
+def test_invalid_rows_are_reported_with_their_ids(table_url, table, tmp_path, damage, says) -> None:
     for statement in damage.replace("ALTER {t} ", "ALTER TABLE {t} ").split("; "):
         sql(table_url, statement.format(t=f'"{table}"', p=f'"{table}_pkey"'))
     index = opened(of(table_url, table), tmp_path)
     with pytest.raises(DataError, match=says):
         index.attach()
-    with pytest.raises(DataError, match="run 'casemate attach'"):  # and so nothing is guarded by half of it
+    with pytest.raises(DataError, match="run 'casemate attach'"):  # an incomplete scan is not used
         index.search(vectors(2, 1)[0], 1)
     index.close()
 
@@ -194,7 +195,7 @@ def test_what_cannot_be_used_is_named(table_url, table, tmp_path, damage, says) 
 @pytest.mark.parametrize(
     ("options", "kind", "says"),
     [
-        ({"table": "nowhere"}, DataError, "table nowhere is not there"),
+        ({"table": "nowhere"}, DataError, "table nowhere does not exist"),
         ({"text": "nothing"}, DataError, "no column 'nothing'; it has Body, about, doc, nr, vec"),
         ({"vector": "doc"}, (DataError, BackendError), "vector"),
         ({"where": "doc ="}, BackendError, "syntax error"),
@@ -202,15 +203,15 @@ def test_what_cannot_be_used_is_named(table_url, table, tmp_path, damage, says) 
         ({"connections": 0}, ConfigError, "connections=0"),
     ],
 )
-def test_a_wrong_configuration_is_told_at_once(table_url, table, tmp_path, options, kind, says) -> None:
+def test_a_wrong_configuration_is_refused_on_open(table_url, table, tmp_path, options, kind, says) -> None:
     with pytest.raises(kind, match=says):
         opened(of(table_url, **({"table": table} | options)), tmp_path)
 
 
-def test_a_server_that_refuses_or_is_not_there(table_url, table, tmp_path) -> None:
+def test_connection_errors_do_not_contain_the_password(table_url, table, tmp_path) -> None:
     for url, retryable in (
         ("postgresql://anna:s3cr%40t@127.0.0.1:1/db", True),
-        (table_url.replace("postgres:@", "nobody:s3cr%40t@"), False),
+        (table_url.replace("postgres:@", "stranger:s3cr%40t@"), False),
     ):
         with pytest.raises(BackendError) as caught:
             opened(of(url, table, timeout_s=2), tmp_path)
@@ -218,10 +219,10 @@ def test_a_server_that_refuses_or_is_not_there(table_url, table, tmp_path) -> No
         assert "s3cr" not in str(caught.value)
 
 
-def test_rows_may_go_while_they_are_read_and_a_cut_connection_is_gone_on_from(
+def test_a_scan_tolerates_removed_rows_and_resumes_after_a_lost_connection(
     table_url, table, tmp_path, monkeypatch
 ) -> None:
-    monkeypatch.setattr(pgvector_table, "PIECE", 50)
+    monkeypatch.setattr(pgvector_table, "SCAN_PAGE", 50)
     monkeypatch.setattr(scanning, "FLUSH_ROWS", 50)
     index = opened(of(table_url, table), tmp_path)
     seen: list[int] = []
@@ -242,32 +243,32 @@ def test_rows_may_go_while_they_are_read_and_a_cut_connection_is_gone_on_from(
     before = seen[-1]
     seen.clear()
     index.attach(seen.append)
-    assert seen[0] == before  # not from the beginning
+    assert seen[0] == before  # resumed
     assert index.moments().n == 499  # 3 had been counted, 480 was not
-    assert index.drifted().missing == 1
+    assert index.measure_drift().missing == 1
     index.attach()
-    assert same(index.moments(), law(table_url, table))
+    assert same(index.moments(), true_moments(table_url, table))
     index.close()
 
 
 @pytest.mark.parametrize("change", ['ALTER TABLE "{}" RENAME TO "{} gone"', 'DROP TABLE "{}"'])
-def test_a_table_that_is_renamed_or_dropped_is_an_error_and_no_empty_answer(table_url, table, tmp_path, change) -> None:
+def test_a_renamed_or_dropped_table_raises_instead_of_returning_nothing(table_url, table, tmp_path, change) -> None:
     index = opened(of(table_url, table), tmp_path)
     index.attach()
     sql(table_url, change.format(table, table))
     for call in (lambda: index.search(vectors(2, 1)[0], 1), index.check, index.rebuild):
-        with pytest.raises(DataError, match="is not there"):
+        with pytest.raises(DataError, match="does not exist"):
             call()
     index.close()
 
 
-def test_in_one_database_rows_and_moments_change_together_or_not(table_url, table, tmp_path, monkeypatch) -> None:
+def test_with_a_schema_rows_and_moments_change_in_one_transaction(table_url, table, tmp_path, monkeypatch) -> None:
     schema = f"s{uuid.uuid4().hex}"
     index = opened(of(table_url, table, writable=True), tmp_path, schema=schema)
     index.attach()
     one = vectors(3, 2) / np.linalg.norm(vectors(3, 2), axis=1, keepdims=True)
     index.add([Document(str(i), "new", source="doc 1", metadata={"n": 1}) for i in (5, 900)], one)
-    assert same(index.moments(), law(table_url, table))
+    assert same(index.moments(), true_moments(table_url, table))
     before = index.moments()
     count = sql(table_url, f'SELECT count(*) FROM "{table}"')
 
@@ -278,7 +279,7 @@ def test_in_one_database_rows_and_moments_change_together_or_not(table_url, tabl
     if not child:
         try:
             other = opened(of(table_url, table, writable=True), tmp_path, schema=schema)
-            monkeypatch.setattr(Sidecar, "apply", die)  # the rows are changed, the moments are not
+            monkeypatch.setattr(Sidecar, "record", die)  # after the rows, before the moments
             other.remove(["doc 2"])
         finally:
             os._exit(0)
@@ -286,7 +287,7 @@ def test_in_one_database_rows_and_moments_change_together_or_not(table_url, tabl
     assert np.array_equal(index.moments().scatter, before.scatter)
     assert sql(table_url, f'SELECT count(*) FROM "{table}"') == count
     assert index.remove(["doc 2"]) == 5
-    assert same(index.moments(), law(table_url, table))
+    assert same(index.moments(), true_moments(table_url, table))
     assert index.check() == []
     assert not (tmp_path / "attached.db").exists()
     index.close()
@@ -297,7 +298,7 @@ def test_in_one_database_rows_and_moments_change_together_or_not(table_url, tabl
 
 @pytest.fixture
 def casemate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str, str]]:
-    """The command line in this process: its exit code, and what it said."""
+    """Runs the command line in this process. Returns exit code, stdout and stderr."""
 
     def run(*words: str) -> tuple[int, str, str]:
         done = CliRunner().invoke(cli, words)
@@ -310,11 +311,11 @@ def casemate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., t
 
 
 def test_by_the_command_line(table_url, tmp_path, casemate, monkeypatch) -> None:
-    """Attached, asked, drifted, attached again: as an operator does it."""
-    from casemate.app import build
-    from casemate.config import Part
+    """Attach, ask, drift, attach again."""
+    from casemate.config import PluginSpec
+    from casemate.plugins import build
 
-    embedder = build("embedder", Part(use="minilm"))
+    embedder = build("embedder", PluginSpec(use="minilm"))
     texts = [f"The {a} of ward {b} was {c} in {m}." for a in ("roof", "lift", "lamp") for b in "ABCD"
              for c in ("mended", "painted", "sold") for m in ("May", "June")]  # fmt: skip
     E = embedder.embed(texts)
@@ -343,10 +344,10 @@ guard: {{defenses: []}}
     assert code == 0, errors
     assert (json.loads(says)["rows"], json.loads(says)["kept"]) == (64, False)
     assert casemate("ask", question)[0] == 2
-    told = json.loads(casemate("attach", "--json")[1])
-    assert (told["rows"], told["sources"], told["rescaled"]) == (64, 16, 64)
-    assert told["agreement"] > 0.99
-    assert not any("own source" in s or "other vectors" in s for s in told["not_protected"])
+    report = json.loads(casemate("attach", "--json")[1])
+    assert (report["rows"], report["sources"], report["rescaled"]) == (64, 16, 64)
+    assert report["agreement"] > 0.99
+    assert not any("own source" in s or "other vectors" in s for s in report["not_protected"])
     code, says, errors = casemate("ask", question)
     assert code == 0, errors
     assert "roof of ward A" in says

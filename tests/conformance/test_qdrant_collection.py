@@ -1,4 +1,4 @@
-"""Somebody's points in Qdrant (the client's local mode), attached."""
+"""Attached points of Qdrant (the client's local mode)."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from casemate.backends import qdrant_collection
-from casemate.backends.attached import AttachedIndex
-from casemate.backends.qdrant_collection import QdrantCollection
-from casemate.cli.attach import Told
+from casemate.backends.collections import qdrant_collection
+from casemate.backends.collections.qdrant_collection import QdrantCollection
+from casemate.backends.indexes.attached import AttachedIndex
+from casemate.cli.attach import AttachReport
 from casemate.errors import CapabilityError, DataError
 from casemate.types import Document, Secret
 
@@ -21,7 +21,7 @@ DIM, N = 8, 600
 
 @pytest.fixture
 def points(tmp_path: Path) -> Callable[..., np.ndarray]:
-    """Makes a collection of points whose vectors are of any length; the second has no text."""
+    """Creates a collection of points with vectors of any length; the second has no text."""
 
     def make(**options: object) -> np.ndarray:
         from qdrant_client import QdrantClient, models
@@ -57,17 +57,17 @@ def opened(folder: Path, **options) -> AttachedIndex:
 
 @pytest.mark.parametrize("name", ["", "v"])
 def test_points_are_attached(points, tmp_path, monkeypatch, name) -> None:
-    monkeypatch.setattr(qdrant_collection, "PIECE", 100)
+    monkeypatch.setattr(qdrant_collection, "SCAN_PAGE", 100)
     U = points(named=bool(name))
     index = opened(tmp_path, vector=name)
-    about = index.attach()
-    assert (about.rows, about.textless, about.sources) == (N - 1, 1, N // 3)
+    summary = index.attach()
+    assert (summary.rows, summary.textless, summary.sources) == (N - 1, 1, N // 3)
     rest = np.delete(U, 1, axis=0)
     q = U[5].astype(np.float32)
     found = index.search(q, 3)
-    assert found.background.n == N - 1
-    assert found.background.mean == pytest.approx(float((rest @ q).mean()), abs=1e-6)
-    assert found.background.std == pytest.approx(float((rest @ q).std()), abs=1e-6)
+    assert found.similarity_stats.n == N - 1
+    assert found.similarity_stats.mean == pytest.approx(float((rest @ q).mean()), abs=1e-6)
+    assert found.similarity_stats.std == pytest.approx(float((rest @ q).std()), abs=1e-6)
     best = [i for i in np.argsort(-(U @ q)).tolist() if i != 1][:3]
     assert [h.document.id for h in found.hits] == [str(i) for i in best]
     assert (found.hits[0].document.source, found.hits[0].document.text) == ("d1", "text 5")
@@ -78,40 +78,40 @@ def test_points_are_attached(points, tmp_path, monkeypatch, name) -> None:
     index.close()
 
 
-def test_points_without_text_take_no_place_in_what_is_found(points, tmp_path) -> None:
+def test_points_without_text_do_not_displace_hits(points, tmp_path) -> None:
     U = points()
     index = opened(tmp_path, only={"even": True})
     client, q = index.collection._client, U[4].astype(np.float32)
     near = [i for i in np.argsort(-(U @ q)).tolist() if i % 2 == 0]
-    client.delete_payload("theirs", ["body"], points=near[:100])  # more than are asked for in reserve
+    client.delete_payload("theirs", ["body"], points=near[:100])  # more than the extra candidates
     index.attach()
     assert [h.document.id for h in index.search(q, 3).hits] == [str(i) for i in near[100:103]]
     index.close()
 
 
-def test_another_metric_than_cosine_is_said_where_lengths_differ(points, tmp_path) -> None:
+def test_a_metric_other_than_cosine_is_reported_if_lengths_differ(points, tmp_path) -> None:
     from qdrant_client.models import Distance
 
     points(distance=Distance.DOT)
     index = opened(tmp_path)
-    told = Told(index, index.attach(), 1.0, 1.0, False)
-    assert any("600 vectors are not of unit length" in s or "599 vectors" in s for s in told.lacking())
+    report = AttachReport(index, index.attach(), 1.0, 1.0, False)
+    assert any("600 vectors do not have unit length" in s or "599 vectors" in s for s in report.lacking())
     index.collection.by_cosine = True
-    assert not any("unit length" in s for s in told.lacking())
+    assert not any("unit length" in s for s in report.lacking())
     index.close()
 
 
-def test_a_condition_makes_the_collection(points, tmp_path) -> None:
+def test_only_points_with_given_payload_are_attached(points, tmp_path) -> None:
     U = points()
     index = opened(tmp_path, only={"even": True})
     assert index.attach().rows == N // 2
     q = U[5].astype(np.float32)
     assert {int(h.document.id) % 2 for h in index.search(q, 20).hits} == {0}
-    assert index.search(q, 3).background.mean == pytest.approx(float((U[::2] @ q).mean()), abs=1e-6)
+    assert index.search(q, 3).similarity_stats.mean == pytest.approx(float((U[::2] @ q).mean()), abs=1e-6)
     index.close()
 
 
-def test_guarded_changes_keep_moments_and_points_together(points, tmp_path) -> None:
+def test_changes_through_casemate_update_moments_and_points(points, tmp_path) -> None:
     U = points()
     index = opened(tmp_path, writable=True)
     index.attach()
@@ -122,19 +122,19 @@ def test_guarded_changes_keep_moments_and_points_together(points, tmp_path) -> N
     index.rebuild()
     assert np.allclose(index.moments().scatter, before.scatter, atol=1e-6)
     assert index.check() == []
-    with pytest.raises(DataError, match="takes numbers and UUIDs as ids, not 'a/1'"):
+    with pytest.raises(DataError, match="needs numbers or UUIDs as ids; got 'a/1'"):
         index.add([Document("a/1", "x")], U[:1].astype(np.float32))
     assert index.check() == []
     index.close()
 
 
-def test_what_is_not_there_is_told(points, tmp_path) -> None:
+def test_a_missing_vector_or_collection_is_reported(points, tmp_path) -> None:
     points()
     with pytest.raises(DataError, match="has no vector 'w'"):
         opened(tmp_path, vector="w")
     index = opened(tmp_path)
     index.attach()
     index.collection._client.delete_collection("theirs")
-    with pytest.raises(DataError, match="is gone; was it renamed or deleted"):
+    with pytest.raises(DataError, match="is missing; check whether it was renamed or deleted"):
         index.search(np.eye(DIM, dtype=np.float32)[0], 1)
     index.close()

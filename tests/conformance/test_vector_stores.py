@@ -16,18 +16,18 @@ import pytest
 from pymilvus import DataType, MilvusClient
 from qdrant_client import models
 
-from casemate import indexing
-from casemate.backends.milvus import MilvusIndex
-from casemate.backends.qdrant import QdrantIndex
+from casemate.backends import index_checks
+from casemate.backends.indexes.milvus import MilvusIndex
+from casemate.backends.indexes.qdrant import QdrantIndex
 from casemate.errors import BackendError, ConfigError, DataError, MissingExtra
-from casemate.guard import Guard
+from casemate.guard.guard import Guard
 from casemate.protocols import Index
-from casemate.rag import Rag
+from casemate.rag.pipeline import Rag
 from casemate.types import Document, Query, Secret
 from tests.fakes import BagOfWords, Parrot
 
 DIM = 8
-PATIENT = 60  # seconds that a call may take on a machine that is busy with other tests
+PATIENT = 60  # timeout of a call on a machine that is busy with other tests
 
 
 def unit(seed: int, n: int) -> np.ndarray:
@@ -40,7 +40,7 @@ def documents(source: str, count: int) -> list[Document]:
 
 
 def asking(index: Index) -> Guard:
-    """A guard before an index that holds one record, which the question names."""
+    """A guard in front of an index with one document, which the query names."""
     rag = Rag(BagOfWords(dim=DIM), index, Parrot())
     held = [Document("secret", "the patient Anna Weiss has diabetes")]
     index.add(held, rag.embedder.embed([d.content for d in held]))
@@ -76,7 +76,7 @@ def test_another_dimension_or_embedder_is_refused(milvus, milvus_url) -> None:
         other.close()
 
 
-def test_no_text_is_part_of_a_condition(milvus) -> None:
+def test_filters_contain_no_document_text(milvus) -> None:
     odd = ['" or key >= 0 or tenant == "', "' or 1 == 1 --", '\\" in [', "\0", "%", '")']
     assert milvus.remove(odd) == 0
     milvus.add([Document(text, text, source=text) for text in odd], unit(1, len(odd)), odd[0])
@@ -86,29 +86,29 @@ def test_no_text_is_part_of_a_condition(milvus) -> None:
 
 
 @pytest.mark.parametrize("kind", ["HNSW", "IVF_FLAT"])
-def test_an_approximate_index_can_be_asked_for(milvus_url, kind) -> None:
+def test_approximate_kinds(milvus_url, kind) -> None:
     index = MilvusIndex(milvus_url, collection=f"i{uuid.uuid4().hex}", kind=kind, nlist=4, nprobe=4, timeout_s=PATIENT)
     index.open("test", DIM)
     index.add(documents("a", 200), unit(2, 200))
     found, s = index.search(unit(3, 1)[0], 10), unit(2, 200).astype(np.float64) @ unit(3, 1)[0].astype(np.float64)
     assert [h.score for h in found.hits] == sorted((h.score for h in found.hits), reverse=True)
     assert found.hits[0].score == pytest.approx(s.max(), abs=1e-12)
-    assert found.background.n == 200
+    assert found.similarity_stats.n == 200
     index.clear()
     index.close()
 
 
-def test_collections_that_go_while_they_are_used_are_named(milvus, milvus_url, monkeypatch) -> None:
-    monkeypatch.setattr(indexing, "SCAN", 7)
+def test_deleted_or_renamed_collections_are_reported(milvus, milvus_url, monkeypatch) -> None:
+    monkeypatch.setattr(index_checks, "SCAN_PAGE", 7)
     client, q = MilvusClient(milvus_url), unit(4, 1)[0]
-    pieces = milvus.scan()
-    next(pieces)
-    documents_of, mark = collections(milvus_url, milvus)[1:]
-    client.rename_collection(mark, f"{milvus.collection}_moved")
-    for call in (lambda: milvus.search(q, 1), lambda: milvus.remove(["s1"]), lambda: next(pieces)):
+    pages = milvus.scan()
+    next(pages)
+    documents_of, record = collections(milvus_url, milvus)[1:]
+    client.rename_collection(record, f"{milvus.collection}_moved")
+    for call in (lambda: milvus.search(q, 1), lambda: milvus.remove(["s1"]), lambda: next(pages)):
         with pytest.raises(DataError, match="deleted or renamed"):
             call()
-    client.rename_collection(f"{milvus.collection}_moved", mark)
+    client.rename_collection(f"{milvus.collection}_moved", record)
     assert len(milvus.search(q, 100).hits) == 60
     client.drop_collection(documents_of)
     for call in (lambda: milvus.search(q, 1), lambda: milvus.remove(["s1"]), lambda: list(milvus.scan())):
@@ -121,7 +121,7 @@ def test_collections_that_go_while_they_are_used_are_named(milvus, milvus_url, m
     client.close()
 
 
-def test_a_collection_of_another_program_is_refused_and_not_touched(milvus_url) -> None:
+def test_a_collection_of_another_program_is_refused_and_not_changed(milvus_url) -> None:
     name, client = f"i{uuid.uuid4().hex}", MilvusClient(milvus_url)
     schema = client.create_schema(auto_id=False)
     schema.add_field("id", DataType.INT64, is_primary=True)
@@ -129,7 +129,7 @@ def test_a_collection_of_another_program_is_refused_and_not_touched(milvus_url) 
     client.create_collection(name, schema=schema)
     index = MilvusIndex(milvus_url, collection=name)
     for call in (lambda: index.open("test", DIM), index.clear):
-        with pytest.raises(DataError, match="of another program"):
+        with pytest.raises(DataError, match="belongs to another program"):
             call()
     assert client.has_collection(name)
     client.drop_collection(name)
@@ -137,8 +137,8 @@ def test_a_collection_of_another_program_is_refused_and_not_touched(milvus_url) 
     index.close()
 
 
-def test_a_killed_writer_leaves_a_whole_index(milvus, milvus_url) -> None:
-    """A process that is ended by the system in the middle of writing, as often as not in the middle of a step."""
+def test_a_killed_writer_leaves_a_consistent_index(milvus, milvus_url) -> None:
+    """SIGKILL during writes, often in the middle of a transaction."""
     script = f"""
 import numpy as np
 from tests.conformance.test_vector_stores import MilvusIndex, documents, unit
@@ -158,15 +158,15 @@ for i in range(1000):
         child.send_signal(signal.SIGKILL)
         child.communicate()
     found = milvus.search(unit(5, 1)[0], 100)
-    assert found.background.n == len(found.hits) == 60
-    assert found.background.mean == pytest.approx(np.mean([h.score for h in found.hits]), abs=1e-9)
+    assert found.similarity_stats.n == len(found.hits) == 60
+    assert found.similarity_stats.mean == pytest.approx(np.mean([h.score for h in found.hits]), abs=1e-9)
     milvus.add(documents("after", 5), unit(6, 5))
     assert milvus.check() == []
     assert milvus.moments().n == 65
 
 
 @pytest.mark.parametrize("address", ["http://127.0.0.1:1", "http://no.such.host.invalid:19530"])
-def test_milvus_that_is_not_there_is_named(address) -> None:
+def test_an_unreachable_milvus_server_is_reported(address) -> None:
     index = MilvusIndex(address, timeout_s=1)
     for call in (lambda: index.open("test", DIM), index.clear):
         with pytest.raises(BackendError, match=re.escape(address)) as caught:
@@ -177,7 +177,7 @@ def test_milvus_that_is_not_there_is_named(address) -> None:
 # Qdrant
 
 
-def test_what_qdrant_keeps_in_a_folder_is_there_again(tmp_path) -> None:
+def test_qdrant_in_a_folder_is_persistent(tmp_path) -> None:
     index = QdrantIndex(str(tmp_path / "q"))
     index.open("test", DIM)
     index.add(documents("a", 5), unit(7, 5))
@@ -192,16 +192,16 @@ def test_what_qdrant_keeps_in_a_folder_is_there_again(tmp_path) -> None:
     again.close()
 
 
-def test_qdrant_collections_that_go_while_they_are_used_are_named(monkeypatch) -> None:
-    monkeypatch.setattr(indexing, "SCAN", 7)
+def test_deleted_qdrant_collections_are_reported(monkeypatch) -> None:
+    monkeypatch.setattr(index_checks, "SCAN_PAGE", 7)
     index, q = QdrantIndex(":memory:", collection=f"i{uuid.uuid4().hex}"), unit(4, 1)[0]
     index.open("test", DIM)
     index.add(documents("a", 20), unit(9, 20))
-    pieces = index.scan()
-    next(pieces)
+    pages = index.scan()
+    next(pages)
     client = index._store._client
     client.delete_collection(index._store._documents)
-    for call in (lambda: index.search(q, 1), lambda: index.remove(["a"]), lambda: next(pieces)):
+    for call in (lambda: index.search(q, 1), lambda: index.remove(["a"]), lambda: next(pages)):
         with pytest.raises(DataError, match="deleted or renamed"):
             call()
     client.delete_collection(index.collection)
@@ -215,7 +215,7 @@ def test_qdrant_collections_that_go_while_they_are_used_are_named(monkeypatch) -
     assert client.collection_exists(index.collection)
 
 
-def test_qdrant_that_fails_closes_the_guard() -> None:
+def test_the_guard_fails_closed_if_qdrant_fails() -> None:
     index = QdrantIndex(":memory:", collection=f"i{uuid.uuid4().hex}")
     guard = asking(index)
     assert asyncio.run(guard.ask(Query("Anna Weiss"))).text.strip() == "secret"
@@ -250,7 +250,7 @@ def test_options_are_checked(wrong) -> None:
 
 
 @pytest.mark.parametrize(("package", "make"), [("pymilvus", MilvusIndex), ("qdrant_client", QdrantIndex)])
-def test_the_packages_are_only_needed_when_they_are_used(monkeypatch, package, make) -> None:
+def test_client_packages_are_required_on_use_only(monkeypatch, package, make) -> None:
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(MissingExtra, match=r"pip install 'casemate\[(milvus|qdrant)\]'"):
         make("http://host:1")

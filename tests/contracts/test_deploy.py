@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from casemate import config as configuration
-from casemate.gateway.http import router
-from casemate.monitor.canaries.canary import parse
+from casemate.gateway.api.operation import router
+from casemate.monitor.canaries.canary_file import parse_canaries
 from tests.gateways import chat, client, key, make
 
 ROOT = Path(__file__).parents[2]
@@ -116,10 +116,10 @@ def test_the_configuration_is_one_and_the_program_reads_it(shared):
     held = named("ConfigMap")["casemate"]["data"]
     assert yaml.safe_load(held["casemate.yaml"]) == yaml.safe_load((DEPLOY / "casemate.yaml").read_text())
     assert yaml.safe_load(held["canaries.yaml"]) == yaml.safe_load((DEPLOY / "canaries.yaml").read_text())
-    assert (shared.rag.index.use, shared.store.use) == ("pgvector", "sql_events")
+    assert (shared.rag.index.use, shared.store.use) == ("pgvector", "sql")
     assert shared.gateway.port == 8000
-    assert shared.gateway.grace_s < int(COMPOSE["services"]["gateway-1"]["stop_grace_period"].rstrip("s"))
-    assert parse((DEPLOY / "canaries.yaml").read_text(), "canaries.yaml")
+    assert shared.gateway.shutdown_grace_s < int(COMPOSE["services"]["gateway-1"]["stop_grace_period"].rstrip("s"))
+    assert parse_canaries((DEPLOY / "canaries.yaml").read_text(), "canaries.yaml")
 
 
 def test_what_is_mounted_is_what_the_configuration_names(shared):

@@ -1,4 +1,4 @@
-"""Drift, shadow diff and moment canaries from the command line."""
+"""``casemate canary drift|shadow|corpus``."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from casemate.backends.sql_events import SqlEvents
+from casemate.backends.event_stores.sql import SqlEventStore
 from casemate.cli import cli
-from casemate.monitor.canaries.results import Result, Status, to_event
+from casemate.monitor.canaries.results import CanaryResult, CanaryStatus, result_to_event
 from casemate.types import Event
 from tests.e2e.test_canary_command import CONFIG, PAGES, place, run
 
@@ -21,20 +21,22 @@ NOW = datetime.now(UTC)
 
 
 def runs(store, count, refused=0, first=0):
-    """Runs of 40 canaries, an hour apart, of which some are refused."""
+    """Records hourly runs of 40 canaries, some of them refused."""
     for number in range(first, first + count):
         at = NOW - timedelta(hours=20 - number)
         for i in range(40):
-            result = Result(f"c{i:02}", f"clinic@{at:%Y-%m-%dT%H:00:00Z}", at, Status.PASS, documents=(f"d{i}",))
-            store.append(to_event(_refused(result, i < refused)))
+            result = CanaryResult(
+                f"c{i:02}", f"clinic@{at:%Y-%m-%dT%H:00:00Z}", at, CanaryStatus.PASS, documents=(f"d{i}",)
+            )
+            store.append(result_to_event(_refused(result, i < refused)))
 
 
 def _refused(result, refused):
-    return Result(**{name: getattr(result, name) for name in result.__slots__} | {"refused": refused, "words": 9})
+    return CanaryResult(**{name: getattr(result, name) for name in result.__slots__} | {"refused": refused, "words": 9})
 
 
 def traffic(store, days, share):
-    """Questions of some days, of which a share is flagged."""
+    """Records verdicts of some days, a share of them flagged."""
     rng = np.random.default_rng(3)
     for day in days:
         for i in range(60):
@@ -42,10 +44,10 @@ def traffic(store, days, share):
             store.append(Event(f"v{day}-{i}", NOW - timedelta(days=25 - day), "verdict", body))
 
 
-def test_drift_of_canaries_is_told_and_alerted_once(place):
+def test_drift_of_canaries_alerts_once(place):
     code, found = run("canary", "drift", "--json")
-    assert (code, found["readings"]) == (3, {})  # nothing was asked
-    with closing(SqlEvents(path=place / ".casemate/events.db")) as store:
+    assert (code, found["readings"]) == (3, {})  # no runs
+    with closing(SqlEventStore(path=place / ".casemate/events.db")) as store:
         runs(store, 10)
         assert store.flush()
         code, found = run("canary", "drift", "--reference", "6", "--json")
@@ -55,14 +57,14 @@ def test_drift_of_canaries_is_told_and_alerted_once(place):
     assert run("canary", "drift", "--reference", "6", "--alert")[0] == 1
     code, alerts = run("canary", "alerts", "--json")
     assert [(a["kind"], a["canaries"]) for a in alerts] == [("drift", ["canaries"])]
-    assert "declines" in alerts[0]["title"] or "refus" in alerts[0]["title"]
+    assert "refusals" in alerts[0]["title"]
     run("canary", "alerts", "--close", alerts[0]["id"], "--why", "another model")
     assert run("canary", "drift", "--reference", "6", "--alert")[0] == 1
-    assert run("canary", "alerts", "--json") == (0, [])  # the same drift is not told twice
+    assert run("canary", "alerts", "--json") == (0, [])  # the same drift does not alert twice
 
 
 def test_drift_of_traffic(place):
-    with closing(SqlEvents(path=place / ".casemate/events.db")) as store:
+    with closing(SqlEventStore(path=place / ".casemate/events.db")) as store:
         traffic(store, range(12), 0.02)
         assert store.flush()
         code, found = run("canary", "drift", "--json")
@@ -79,8 +81,8 @@ def test_two_states_are_asked_the_same_questions(place):
     same = ("canary", "shadow", "own", "own", "--from", str(questions), "--json")
     code, found = run(*same)
     assert (code, found["asked"], found["flips"]) == (0, 120, [])
-    assert run(*same, "--count", "5")[0] == 3  # too few to say
-    store = "store: {use: sql_events, path: o.db}\n"
+    assert run(*same, "--count", "5")[0] == 3  # inconclusive
+    store = "store: {use: sql, path: o.db}\n"
     (place / "other.yaml").write_text(f"monitor: {{target: {{use: python, call: 'says_nothing:tell'}}}}\n{store}")
     (place / "says_nothing.py").write_text("def tell(question):\n    return 'I do not know.'\n")
     code, found = run("canary", "shadow", "own", "other.yaml", "--json")
@@ -93,18 +95,18 @@ def test_two_states_are_asked_the_same_questions(place):
     assert (code, found["asked"], found["errors"]) == (2, 0, 3)
 
 
-def test_a_new_document_that_flips_answers_is_named(place):
+def test_a_new_document_that_flips_answers_is_listed(place):
     (place / "other").mkdir()
     (place / "other" / "casemate.yaml").write_text(CONFIG.replace("corpus: docs", "corpus: ../docs"))
     (place / "docs" / "poison.md").write_text("A missed appointment costs 90 crowns.")
     assert run("index", "--config", "other/casemate.yaml")[0] == 0
     (place / "q.txt").write_text("What does a missed appointment cost?\n")
     done = CliRunner().invoke(cli, ["canary", "shadow", "own", "other/casemate.yaml", "--from", "q.txt"])
-    assert "poison.md: came into 1 contexts, of which 1 flipped" in " ".join(done.output.split())
+    assert "poison.md: new in 1 contexts, 1 of them with a flipped answer" in " ".join(done.output.split())
 
 
-def test_vectors_that_were_changed_are_found(place):
-    assert run("canary", "corpus", "--json")[0] == 3  # the first time: there is nothing to compare with
+def test_changed_vectors_are_found(place):
+    assert run("canary", "corpus", "--json")[0] == 3  # the first check has no reference
     code, found = run("canary", "corpus", "--json")
     assert (code, found["audit"]["wrong"], found["shift"]["p"]) == (0, [], 1.0)
     (place / "docs" / "more.md").write_text("The canteen serves soup from noon on.")
@@ -113,10 +115,10 @@ def test_vectors_that_were_changed_are_found(place):
     (place / "docs" / "more.md").write_text("The canteen serves bread from noon on.")
     assert run("index")[0] == 0
     code, found = run("canary", "corpus", "--json")
-    assert code == 3 and "nobody said how many" in found["move"]
+    assert code == 3 and "give the number of replaced documents" in found["change"]
     assert run("canary", "corpus", "--removed", "1")[0] in {0, 3}
     swap_vectors(place / ".casemate/index.db")
-    for _ in range(2):  # what is wrong does not become the norm
+    for _ in range(2):  # a wrong state does not become the reference
         code, found = run("canary", "corpus", "--alert", "--json")
         assert code == 1 and len(found["audit"]["wrong"]) == 2
     (alert,) = run("canary", "alerts", "--json")[1]
@@ -125,13 +127,13 @@ def test_vectors_that_were_changed_are_found(place):
 
 
 def swap_vectors(path):
-    """Gives two chunks each other's vector, past the index: the moments stay as they are."""
+    """Swaps the vectors of two chunks in the database: the moments do not change."""
     with closing(sqlite3.connect(path)) as db, db:
         (a, x), (b, y) = db.execute("SELECT key, value FROM vector ORDER BY key LIMIT 2").fetchall()
         db.executemany("UPDATE vector SET value = ? WHERE key = ?", [(y, a), (x, b)])
 
 
 @pytest.mark.parametrize("command", [("drift", "--since", "soon"), ("drift", "--window", "0")])
-def test_times_that_are_none(place, command):
+def test_invalid_intervals(place, command):
     done = CliRunner().invoke(cli, ["canary", *command])
     assert done.exit_code == 2 and "Traceback" not in done.output

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from casemate.backends.sql_events import SqlEvents
-from casemate.backends.sqlite import SqliteIndex
+from casemate.backends.event_stores.sql import SqlEventStore
+from casemate.backends.indexes.sqlite import SqliteIndex
 
 FINGERPRINT = "minilm:53aa51172d142c89:fp32:256"
 
@@ -32,7 +32,7 @@ def run(tmp_path):
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=900,
+            timeout=2400,
             check=False,
             **options,
         )
@@ -99,6 +99,7 @@ def wait_for_documents(tmp_path, process):
         time.sleep(0.02)
 
 
+@pytest.mark.smoke
 def test_from_nothing_to_an_answer(run, notes):
     assert "casemate index" in run("init", "notes").stdout
     assert run("index").stdout.startswith("indexed 3 sources (3 chunks), 0 unchanged")
@@ -123,14 +124,16 @@ def test_explain_shows_what_mirabel_found(run, tmp_path):
 
 
 def test_json_is_one_object_on_stdout(run, notes):
-    assert json.loads(run("init", "notes", "--json").stdout) == {"written": "casemate.yaml"}
+    written = json.loads(run("init", "notes", "--generator", "extractive", "--json").stdout)
+    assert written == {"written": "casemate.yaml", "generator": "extractive", "servers": []}
     report = json.loads(run("index", "--json").stdout)
     assert (report["indexed"], report["documents"], report["complete"]) == (3, 3, True)
     answer = json.loads(run("ask", "--json", "When is the bakery open?").stdout)
     assert answer["hits"][0].keys() == {"id", "source", "score"}
     assert answer["hits"][0]["id"] == "bakery.md"
-    (verdict,) = answer["verdicts"]
+    verdict, crawl = answer["verdicts"]
     assert (verdict["defense"], verdict["threshold"]) == ("mirabel", None)
+    assert (crawl["defense"], crawl["flagged"], crawl["enforced"]) == ("crawl_limit", False, False)
     assert "3 documents" in verdict["evidence"]["undecided"]
     assert json.loads(run("doctor", "--json").stdout)["ok"] is True
 
@@ -161,7 +164,7 @@ def test_a_file_of_questions_gives_a_line_each(run, notes, tmp_path):
 def test_each_question_leaves_a_verdict_but_not_its_text(run, notes, tmp_path):
     run("index", "notes")
     run("ask", "when does the bakery open, in confidence?", "--client", "cli")
-    store = SqlEvents(path=tmp_path / ".casemate/events.db")
+    store = SqlEventStore(path=tmp_path / ".casemate/events.db")
     (event,) = store.scan("verdict")
     store.close()
     assert (event.body["defense"], event.body["client"], event.body["enforced"]) == ("mirabel", "cli", True)
@@ -198,9 +201,11 @@ def test_what_cannot_be_done_is_one_line_and_code_2(run, words, says):
 
 def test_unknown_keys_and_names_are_refused(run, tmp_path):
     (tmp_path / "casemate.yaml").write_text("guard: {defenses: [mirable]}")
-    assert "no defense is called 'mirable'; known: canary_token, " in run("ask", "x", code=2).stderr
+    assert (
+        "unknown defense 'mirable'; did you mean 'mirabel'? allowed: canary_token, " in run("ask", "x", code=2).stderr
+    )
     (tmp_path / "casemate.yaml").write_text("gaurd: {}")
-    assert "gaurd is no known key; known: rag, guard" in run("ask", "x", code=2).stderr
+    assert "unknown key 'gaurd'; did you mean 'guard'? allowed: rag, guard" in run("ask", "x", code=2).stderr
 
 
 def test_init_does_not_write_over_a_file(run, tmp_path):
@@ -214,8 +219,8 @@ def test_a_damaged_index_is_said_and_left_alone(run, notes, tmp_path):
     file = tmp_path / ".casemate/index.db"
     file.write_bytes(b"not a database, but something of somebody" * 100)
     before = file.read_bytes()
-    assert "damaged or no index" in run("ask", "x", code=2).stderr
-    assert "damaged or no index" in run("doctor", code=1).stdout
+    assert "is damaged or not an index" in run("ask", "x", code=2).stderr
+    assert "is damaged or not an index" in run("doctor", code=1).stdout
     assert file.read_bytes() == before
 
 
@@ -282,17 +287,17 @@ def test_a_full_disk_is_said_and_loses_nothing_that_was_saved(run, tmp_path):
     def small_disk():
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 
-    done = run("index", "docs", "--gone", "keep", code=2, preexec_fn=small_disk)
-    assert "no room" in done.stderr
+    done = run("index", "docs", "--missing", "keep", code=2, preexec_fn=small_disk)
+    assert "the disk is full" in done.stderr
     saved, wrong = held(tmp_path)
     assert "a.txt" in saved
     assert wrong == []
-    run("index", "docs", "--gone", "keep")
+    run("index", "docs", "--missing", "keep")
     assert len(held(tmp_path)[0]) == 901
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(2400)  # under load
 def test_the_demo_tells_its_story_and_its_figures_are_those_of_the_readme(run, tmp_path):
     done = run("demo", "--json")
     result = json.loads(done.stdout)
@@ -306,10 +311,10 @@ def test_the_demo_tells_its_story_and_its_figures_are_those_of_the_readme(run, t
         assert abs(on - 0.5) < 0.2
     assert result["audit"]["pairs"] > 500
     assert result["audit"]["differing"] == 0
-    assert result["evidence"]["sessions_swayed_by_a_member_not_withheld"] <= 6  # of 360
+    assert result["evidence"]["audit_sessions_ended_early"] <= 6  # of 360
     assert result["status"] in ("pass", "inconclusive")  # so few candidates that chance may not be ruled out
-    assert any("simulation" in line for line in result["simulated"])
-    assert "somebody probes" in done.stderr
+    assert any("simulated" in line for line in result["simulated"])
+    assert "a membership probe" in done.stderr
     report = (tmp_path / "casemate-demo/redteam/report.html").read_text()
     assert "<svg" in report
     assert "HV-20" not in report  # no record's number
@@ -317,6 +322,7 @@ def test_the_demo_tells_its_story_and_its_figures_are_those_of_the_readme(run, t
     assert "not the demo's" in run("demo", code=2).stderr
 
 
+@pytest.mark.smoke
 def test_help_names_every_command(run):
     shown = run("--help").stdout
     commands = ("init", "index", "calibrate", "ask", "redteam", "report", "reproduce", "doctor", "demo")
@@ -329,3 +335,11 @@ def test_secrets_come_from_the_environment_only(run, tmp_path):
     done = run("ask", "x", code=2, env={**os.environ, "PYTHONWARNINGS": ""})
     assert "is a secret" in done.stderr
     assert "sk-written" not in done.stderr
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize(
+    ("old", "new"), [("--gone", "--missing"), ("--on=local", "--cluster"), ("--anew", "--restart")]
+)
+def test_an_option_of_an_earlier_version_is_answered_with_its_present_name(run, old, new):
+    assert f"it was renamed: use {new}" in run("index", "docs", old, code=2).stderr

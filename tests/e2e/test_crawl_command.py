@@ -1,4 +1,4 @@
-"""Crawling and re-indexing from the command line, on a clinic."""
+"""Extraction campaigns and re-indexing from the command line, on a clinic."""
 
 import json
 
@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 CONFIG = """\
 rag: {corpus: clinic}
 guard: {defenses: [crawl_limit]}
-redteam: {crawl: {attacks: [rag_thief], questions: 20, recovered: 0.15}}
+redteam: {crawl: {attacks: [rag_thief], questions: 20, max_recovered: 0.15}}
 """
 
 
@@ -25,35 +25,35 @@ def clinic(tmp_path_factory):
     return folder
 
 
-def test_crawlers_are_held_up_and_go_on_where_they_were(clinic):
+def test_crawlers_are_limited_and_resume(clinic):
     found = json.loads(casemate(clinic, "redteam", "crawl", "--json").stdout)
     assert found["status"] == "pass"
     for crawl in found["crawls"]:
-        assert crawl["hauls"]["off"]["crr"][0] > 0.2
-        assert crawl["hauls"]["on"]["crr"][0] < 0.1
-        assert crawl["hauls"]["on"]["first_alarm"] < 10
-    assert found["harmless"]["alarms"] == {}
+        assert crawl["by_target"]["off"]["crr"][0] > 0.2
+        assert crawl["by_target"]["on"]["crr"][0] < 0.1
+        assert crawl["by_target"]["on"]["first_alarm"] < 10
+    assert found["benign_sessions"]["alarms"] == {}
     again = json.loads(casemate(clinic, "redteam", "crawl", "--json").stdout)
-    assert again["crawls"][0]["hauls"]["off"]["resumed"] == 20
+    assert again["crawls"][0]["by_target"]["off"]["resumed"] == 20
     folder = clinic / ".casemate/redteam"
     files = [folder / f"crawl.{kind}" for kind in ("html", "json", "junit.xml", "sarif")]
     told = json.dumps(found) + "".join(path.read_text() for path in files)
     note = next((clinic / "clinic/notes").iterdir()).read_text()
     assert not any(sentence in told for sentence in note.split(". ") if len(sentence) > 30)
-    assert "rag_thief recovers of the texts" in files[0].read_text()
+    assert "rag_thief<small>20 questions, 1 client</small>" in files[0].read_text()
 
 
-def test_without_a_limit_crawlers_succeed_and_the_command_says_so(clinic):
+def test_without_a_limit_crawlers_succeed_and_the_command_fails(clinic):
     (clinic / "bare.yaml").write_text(CONFIG.replace("[crawl_limit]", "[]"))
     done = casemate(clinic, "redteam", "crawl", "-c", "bare.yaml", "--attack", "rag_thief", code=1)
     assert done.stdout.startswith("FAIL")
-    assert "no crawler is called 'thief'" in casemate(clinic, "redteam", "crawl", "--attack", "thief", code=2).stderr
+    assert "unknown crawler 'thief'" in casemate(clinic, "redteam", "crawl", "--attack", "thief", code=2).stderr
 
 
-def test_a_space_is_learnt_shown_and_put_back(clinic):
+def test_a_space_is_fitted_listed_and_rolled_back(clinic):
     first = casemate(clinic, "reindex", "--json")
     assert json.loads(first.stdout)["version"] == 1
-    assert "not among guard.defenses" in first.stderr
+    assert "not in guard.defenses" in first.stderr
     casemate(clinic, "reindex")
     listed = json.loads(casemate(clinic, "reindex", "--show", "--json").stdout)
     assert [v["version"] for v in listed["versions"]] == [1, 2]

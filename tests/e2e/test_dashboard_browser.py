@@ -1,4 +1,4 @@
-"""The dashboard in a real browser: log in, see a flagged question appear, acknowledge an alert, move the guard."""
+"""The dashboard in a real browser: login, live updates, alerts, operating point, layout and contrast."""
 
 from __future__ import annotations
 
@@ -10,47 +10,39 @@ import pytest
 from casemate import config as configuration
 from casemate.app import open_app
 from casemate.demo.clinic import case_notes
-from casemate.gateway.keys import Grant, Keys
-from tests.browser import Browser, chromium
+from casemate.gateway.auth.keys import ApiKeyStore, Grant
+from casemate.redteam.reporting.files import write_report
+from tests.browser import CONTRAST, Browser, axe, chromium
+from tests.campaigns import campaign, sessions
 from tests.gateways import serving
 from tests.seeded_clinic import live_through, settle
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(chromium() is None, reason="there is no Chromium; set CHROMIUM")]
-SCREENS = {"desk": 1366, "phone": 390, "wall": 2560}
-PAGES = ("", "verdicts", "topics", "canaries", "alerts", "redteam", "calibration", "documents", "quarantine")
-CONTRAST = """
-(() => {
-  const parse = (c) => { const m = c.match(/[\\d.]+/g).map(Number); return m.length < 4 ? [...m, 1] : m; };
-  const light = ([r, g, b]) => {
-    const f = [r, g, b].map((v) => { v /= 255; return v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4; });
-    return 0.2126 * f[0] + 0.7152 * f[1] + 0.0722 * f[2];
-  };
-  const behind = (e) => {
-    for (; e; e = e.parentElement) {
-      const c = parse(getComputedStyle(e).backgroundColor);
-      if (c[3] === 1) return c;
-    }
-    return parse(getComputedStyle(document.body).backgroundColor);
-  };
-  const found = new Map();
-  for (const e of document.querySelectorAll("main *, header *")) {
-    if (e.closest("svg") || ![...e.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim())) continue;
-    if (!e.getClientRects().length) continue;
-    const style = getComputedStyle(e);
-    const [a, b] = [light(parse(style.color)), light(behind(e))].sort((x, y) => y - x);
-    const large = parseFloat(style.fontSize) >= 24 || (parseFloat(style.fontSize) >= 18.66 && style.fontWeight >= 700);
-    const ratio = (a + 0.05) / (b + 0.05);
-    const name = `${e.tagName}.${e.className}: ${e.textContent.slice(0, 30)}`;
-    if (ratio < (large ? 3 : 4.5)) found.set(name, ratio.toFixed(2));
-  }
-  return [...found];
-})()
+SCREENS = {"desk": 1366, "phone": 390, "wall": 3840}
+PAGES = (
+    "",
+    "verdicts",
+    "requests",
+    "clients",
+    "topics",
+    "canaries",
+    "alerts",
+    "redteam",
+    "calibration",
+    "enforcement",
+    "documents",
+    "quarantine",
+)
+
+CLIPPED = """
+[...document.querySelectorAll(".scroll")].filter((e) => e.querySelector("table:not(.matrix)"))
+  .filter((e) => e.scrollWidth > e.clientWidth + 1).map((e) => [e.ariaLabel, e.scrollWidth, e.clientWidth])
 """
 
 
 @pytest.fixture(scope="module")
 def clinic(tmp_path_factory):
-    """A day at the clinic, with little: no red team."""
+    """A short day at the clinic, without the red team."""
     settings = settle(tmp_path_factory.mktemp("clinic"), notes=60)
     live_through(settings, redteam=False, notes=60)
     return settings
@@ -58,11 +50,11 @@ def clinic(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def gateway(clinic):
-    """Address, the admin's key and a client's."""
+    """Address, admin key and client key."""
     with open_app(clinic) as app:
-        texts = [str(Keys(app.store).create(Grant(role, role))[1]) for role in ("admin", "client")]
+        texts = [str(ApiKeyStore(app.store).create(Grant(role, role))[1]) for role in ("admin", "client")]
         app.store.flush()
-    app = open_app(configuration.changed(configuration.read(clinic), gateway={"port": 0}))
+    app = open_app(configuration.with_overrides(configuration.read(clinic), gateway={"port": 0}))
     with serving(app) as url:
         yield url, *texts, app
 
@@ -75,7 +67,7 @@ def browser():
 
 @pytest.fixture
 def inside(browser, gateway):
-    """A browser that is logged in; whatever it complains about fails the test."""
+    """A browser that is logged in; script errors and policy violations fail the test."""
     url, admin, _, _ = gateway
     browser.look(1366)
     browser.problems.clear()
@@ -89,14 +81,14 @@ def inside(browser, gateway):
     assert browser.problems == []
 
 
-def ask(url, key, question):
-    body = {"model": "casemate", "messages": [{"role": "user", "content": question}]}
+def ask(url, key, question, **fields):
+    body = {"model": "casemate", "messages": [{"role": "user", "content": question}], **fields}
     headers = {"Authorization": f"Bearer {key}"}
     answer = httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, timeout=60)
     assert answer.status_code == 200
 
 
-def test_a_flagged_question_appears_by_itself(inside, gateway):
+def test_a_flagged_question_appears_without_a_reload(inside, gateway):
     url, _, client, _ = gateway
     inside.go(f"{url}/dashboard/")
     before = inside.js("document.querySelectorAll('#flagged tbody tr').length")
@@ -106,34 +98,34 @@ def test_a_flagged_question_appears_by_itself(inside, gateway):
     inside.wait(f"document.querySelector('#flagged tbody tr').id !== '{first}'", 30)
     assert time.monotonic() - begun < 30 and before > 0
     assert "client" in inside.js("document.querySelector('#flagged tbody tr').innerText")
-    inside.follow("#flagged tbody tr a")
+    inside.follow_link("#flagged tbody tr a")
     assert "Flagged by mirabel" in inside.text() and "closer to a document" in inside.text()
 
 
 def test_an_alert_is_acknowledged(inside, gateway):
     url, *_ = gateway
-    assert "nobody has acknowledged it" in inside.text()
-    waiting = inside.js("document.querySelectorAll('form[action$=acknowledge]').length")
+    assert "not acknowledged" in inside.text()
+    waiting = inside.js("document.querySelectorAll('.alert form[action$=acknowledge]').length")
     for left in range(waiting, 0, -1):
-        inside.follow("form[action$=acknowledge] button")
+        inside.follow_link(".alert form[action$=acknowledge] button")
         assert "acknowledged by admin" in inside.text()
-        assert inside.js("document.querySelectorAll('form[action$=acknowledge]').length") == left - 1
+        assert inside.js("document.querySelectorAll('.alert form[action$=acknowledge]').length") == left - 1
     inside.go(f"{url}/dashboard/")
-    assert "No alert waits for anybody" in inside.text()
+    assert "No unacknowledged alerts" in inside.text()
 
 
-def test_the_operating_point_is_moved_and_kept(inside, gateway, clinic):
+def test_the_operating_point_is_changed_and_saved(inside, gateway, clinic):
     url, _, _, app = gateway
     inside.go(f"{url}/dashboard/calibration")
     assert "Now: significance .01" in inside.text()
-    inside.follow("table a[href*='at=0.05']")
+    inside.follow_link("table a[href*='at=0.05']")
     assert "Apply .05" in inside.text()
-    inside.follow(".apply button")
-    assert "The guard now goes by significance .05" in inside.text() and "Now: significance .05" in inside.text()
-    assert app.calibrated.significance == 0.05
+    inside.follow_link(".apply button")
+    assert "The guard now uses significance .05" in inside.text() and "Now: significance .05" in inside.text()
+    assert app.calibrated[0].significance == 0.05
     assert "# withholds what a question is too close to" in clinic.read_text()
     with open_app(clinic) as again:
-        assert again.calibrated.significance == 0.05
+        assert again.calibrated[0].significance == 0.05
 
 
 def test_pages_work_by_keyboard(inside, gateway):
@@ -141,16 +133,34 @@ def test_pages_work_by_keyboard(inside, gateway):
     inside.go(f"{url}/dashboard/")
     skip = "document.querySelector('a, button, input, select')"
     assert inside.js(f"{skip}.className") == "skip"
-    inside.js(f"{skip}.focus()")  # browsers differ in where the first tab goes from
+    inside.js(f"{skip}.focus()")  # browsers differ in the element that the first Tab starts from
     inside.press("Enter", 13, "\r")
     inside.wait("document.activeElement.id === 'main' || location.hash === '#main'")
     seen = set()
-    for _ in range(12):
+    for _ in range(24):
         inside.press("Tab", 9)
-        seen.add(inside.js("document.activeElement.innerText"))
+        seen.add(inside.js("document.activeElement.getAttribute('aria-label') || document.activeElement.innerText"))
         outline = inside.js("getComputedStyle(document.activeElement).outlineStyle")
         assert outline != "none", inside.js("document.activeElement.outerHTML")
-    assert "Guarded requests" in seen
+    assert {"7d", "Custom", "Guarded requests"} <= seen and any("flagged" in name for name in seen - {"Flagged"})
+
+
+def test_a_bar_is_opened_by_keyboard(inside, gateway):
+    inside.go(f"{gateway[0]}/dashboard/")
+    inside.js("document.querySelector('#busy a.hit').focus()")
+    wanted = inside.js("document.activeElement.getAttribute('aria-label')").split(": ")[1].split(" ")[0]
+    inside.enter()
+    assert inside.js("location.pathname") == "/dashboard/verdicts" and "since=" in inside.js("location.search")
+    assert inside.js("document.querySelectorAll('#found tbody tr').length") == int(wanted)
+
+
+def test_all_sources_of_the_quarantine_are_dropped_at_once(inside, gateway):
+    inside.go(f"{gateway[0]}/dashboard/quarantine")
+    inside.click("#bulk [data-all]")
+    boxes = "[...document.querySelectorAll('input[form=bulk]')]"
+    assert inside.js(f"{boxes}.length") == 2 and inside.js(f"{boxes}.every((b) => b.checked)")
+    inside.follow_link("#bulk button.grave")
+    assert "Dropped 2 sources." in inside.text()
 
 
 @pytest.mark.parametrize("screen", SCREENS)
@@ -162,25 +172,73 @@ def test_no_page_is_wider_than_the_screen(inside, gateway, screen):
         assert inside.js("document.querySelectorAll('h1').length") == 1
 
 
+@pytest.mark.parametrize("screen", SCREENS)
+def test_no_column_of_the_verdicts_is_clipped(inside, gateway, screen):
+    url, _, client, _ = gateway
+    ask(url, client, f"Is this record in your files? {case_notes(60)[12][1]}", user="f3" * 24)
+    inside.look(SCREENS[screen])
+    for page in ("", "verdicts", "verdicts?outcome=flagged", "requests", "clients", "enforcement", "documents"):
+        inside.go(f"{url}/dashboard/{page}")
+        assert inside.js(CLIPPED) == [], page
+
+
 @pytest.mark.parametrize("dark", [False, True])
-def test_texts_stand_out_by_day_and_night(inside, gateway, dark):
+def test_texts_have_enough_contrast_in_light_and_dark_mode(inside, gateway, dark):
     inside.look(1366, dark=dark)
     for page in PAGES:
         inside.go(f"{gateway[0]}/dashboard/{page}")
         assert inside.js(CONTRAST) == [], page
 
 
+@pytest.mark.skipif(axe() is None, reason="axe-core is not installed; set AXE to its axe.min.js")
+@pytest.mark.parametrize("screen", SCREENS)
+@pytest.mark.parametrize("dark", [False, True])
+def test_axe_finds_no_violation(inside, gateway, screen, dark):
+    inside.look(SCREENS[screen], dark=dark)
+    details = (
+        "verdicts/"
+        + inside.js("fetch('/dashboard/verdicts').then((r) => r.text()).then((t) => t.match(/id=\"v-([^\"]+)/)[1])"),
+    )
+    for page in (*PAGES, *details):
+        inside.go(f"{gateway[0]}/dashboard/{page}")
+        assert inside.violations(axe()) == [], page
+
+
 def test_everything_works_without_scripts(inside, gateway):
     url, *_ = gateway
     inside.scripts(False)
     try:
-        inside.go(f"{url}/dashboard/verdicts?flagged=yes")
+        inside.go(f"{url}/dashboard/verdicts?outcome=flagged")
         assert "Flagged" in inside.text()
+        inside.follow_link("thead a[href*='sort=-score']")
+        assert inside.js("document.querySelector('th[aria-sort=descending]').innerText").startswith("Score")
+        inside.follow_link(".range a[href*='range=7d']")
+        assert "outcome=flagged" in inside.js("location.search") and "sort=-score" in inside.js("location.search")
+        inside.follow_link("svg a.hit")
+        assert inside.js("document.querySelector('.range details').className") == "chosen"
     finally:
         inside.scripts(True)
 
 
-def test_logging_out_closes_the_door(inside, gateway):
-    inside.follow("form[action$=logout] button")
+def test_the_explorer_of_a_report_runs_inside_the_dashboard(inside, gateway, clinic):
+    write_report(campaign(sessions=sessions(40)), clinic.parent / "redteam")
+    inside.go(f"{gateway[0]}/dashboard/redteam")
+    inside.follow_link("main a[href$='#attack=mba']")
+    rows = "document.querySelectorAll('#explorer-list > li').length"
+    inside.wait(f"{rows} > 0 && document.querySelector('[name=attack]').value === 'mba'")
+    before = inside.js(rows)
+    inside.js(
+        "(() => { const e = document.querySelector('[name=search]'); e.value = 'notes/008';"
+        " e.dispatchEvent(new Event('input', {bubbles: true})); })()"
+    )
+    inside.wait(f"{rows} === 1")
+    inside.click("#explorer-list summary")
+    inside.wait("document.querySelector('#explorer-list .turn')")
+    assert before > 1 and "Guard on: no answer" in inside.text()
+    assert inside.js("(() => { try { return document.cookie; } catch (e) { return 'refused'; } })()") == "refused"
+
+
+def test_logout_ends_the_session(inside, gateway):
+    inside.follow_link("form[action$=logout] button")
     inside.go(f"{gateway[0]}/dashboard/verdicts")
-    assert "API key of an admin" in inside.text()
+    assert "Admin API key" in inside.text()

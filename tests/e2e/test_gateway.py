@@ -1,4 +1,4 @@
-"""The gateway as programs use it: the openai SDK unchanged, a process that is ended and killed, a fuzzer."""
+"""The gateway with OpenAI's SDK, under kills and signals, and under a fuzzer."""
 
 import asyncio
 import itertools
@@ -21,9 +21,9 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis import GenerationMode
 
-from casemate.backends.sql_events import SqlEvents
-from casemate.backends.sqlite import SqliteIndex
-from casemate.gateway.keys import Grant, Keys
+from casemate.backends.event_stores.sql import SqlEventStore
+from casemate.backends.indexes.sqlite import SqliteIndex
+from casemate.gateway.auth.keys import ApiKeyStore, Grant
 from tests.fakes import BagOfWords
 from tests.gateways import Down, Endless, HideNamed, chat, key, make, serving
 
@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def place(tmp_path):
-    """A server, a key of a client and one of an admin."""
+    """A server, a client key and an admin key."""
     app = make(tmp_path, defenses=(HideNamed("d3"),))
     plain, admin = key(app), key(app, "admin")
     with serving(app) as url:
@@ -76,7 +76,7 @@ def test_the_sdk_streams(place):
             assert stream.get_final_completion().choices[0].message.content == "".join(texts)
 
 
-def test_the_asynchronous_sdk_streams_and_may_leave(tmp_path):
+def test_the_asynchronous_sdk_streams_and_may_disconnect(tmp_path):
     endless = Endless()
     app = make(tmp_path, endless)
     text = key(app)
@@ -114,7 +114,7 @@ def test_the_sdk_raises_its_own_errors(place, tmp_path):
             client.embeddings.create(model="casemate", input="x")
 
 
-def test_the_sdk_hears_of_a_stream_that_breaks_off(tmp_path):
+def test_the_sdk_reports_an_interrupted_stream(tmp_path):
     app = make(tmp_path, Down(after=1))
     text = key(app)
     with serving(app) as url, openai.OpenAI(base_url=f"{url}/v1", api_key=text, max_retries=0) as client:
@@ -126,7 +126,7 @@ def test_the_sdk_hears_of_a_stream_that_breaks_off(tmp_path):
 
 @contextmanager
 def process(folder, *how):
-    """A gateway in a process of its own, and its address."""
+    """Starts a gateway in its own process; yields process and address."""
     command = [sys.executable, "-m", "tests.gateway_process", str(folder), *how]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
         try:
@@ -137,8 +137,8 @@ def process(folder, *how):
 
 
 def new_key(folder, role="client"):
-    with closing(SqlEvents(path=folder / "events.db")) as store:
-        return str(Keys(store).create(Grant("someone", role))[1])
+    with closing(SqlEventStore(path=folder / "events.db")) as store:
+        return str(ApiKeyStore(store).create(Grant("someone", role))[1])
 
 
 def test_on_sigterm_running_answers_are_finished_and_events_are_written(tmp_path):
@@ -157,14 +157,14 @@ def test_on_sigterm_running_answers_are_finished_and_events_are_written(tmp_path
         assert running.wait(20) == 0
         assert running.stdout.read().strip() == "ended"
         assert "Traceback" not in running.stderr.read()
-    with closing(SqlEvents(path=tmp_path / "events.db")) as store:
+    with closing(SqlEventStore(path=tmp_path / "events.db")) as store:
         assert len(store.scan("verdict")) == 1
         used = [event.body["keys"].get(text.split("_")[1], {}) for event in store.scan("usage")]
         assert sum(counts.get("tokens", 0) for counts in used) > 5
 
 
 class Writer:
-    """Adds and removes documents; knows what was acknowledged, and what may be either way."""
+    """Adds and removes documents; records which changes were acknowledged and which are uncertain."""
 
     def __init__(self):
         self.kept, self.unsure, self.numbers = {f"d{i}" for i in range(40)}, set(), itertools.count()
@@ -172,19 +172,20 @@ class Writer:
     def work(self, http):
         number = next(self.numbers)
         name, old = f"new{number}", f"new{number - 3}"
-        self.unsure.update((name, old))
+        self.unsure.add(name)
         added = http.post("/v1/documents", json={"documents": [{"source": name, "text": f"only{number} x"}]})
         assert added.status_code == 200
         self.kept.add(name)
         self.unsure.discard(name)
-        if number % 2 and old in self.kept:
+        if number % 2 and old in self.kept:  # an unacknowledged addition is not in `kept`, and stays uncertain
+            self.unsure.add(old)
             assert http.delete("/v1/documents", params={"source": old}).status_code == 200
             self.kept.discard(old)
-        self.unsure.discard(old)
+            self.unsure.discard(old)
 
 
 class Asker:
-    """Asks for what is hidden, and leaves every fifth time in mid-answer."""
+    """Asks for a hidden document, and disconnects from every fifth answer."""
 
     def __init__(self):
         self.answers, self.numbers = [], itertools.count()
@@ -208,8 +209,8 @@ def until_killed(who, url, text):
 
 
 @pytest.mark.slow
-def test_a_kill_loses_nothing_that_was_acknowledged_and_nothing_hidden_is_said(tmp_path):
-    """Documents come and go, questions are asked, some leave in mid-answer, and the process is killed, twice."""
+def test_a_kill_loses_no_acknowledged_event_and_no_hidden_document_is_sent(tmp_path):
+    """The process is killed twice while documents change, questions are asked and clients disconnect."""
     writer, asker, other, revoked = Writer(), Asker(), Asker(), []
     keys = [new_key(tmp_path, "admin"), new_key(tmp_path), new_key(tmp_path)]
     for _ in range(2):
@@ -219,8 +220,8 @@ def test_a_kill_loses_nothing_that_was_acknowledged_and_nothing_hidden_is_said(t
             for thread in threads:
                 thread.start()
             revoked.append(new_key(tmp_path).split("_")[1])
-            with closing(SqlEvents(path=tmp_path / "events.db")) as store:
-                Keys(store).revoke(revoked[-1])
+            with closing(SqlEventStore(path=tmp_path / "events.db")) as store:
+                ApiKeyStore(store).revoke(revoked[-1])
             time.sleep(2)
             running.send_signal(signal.SIGKILL)
             for thread in threads:
@@ -232,9 +233,9 @@ def test_a_kill_loses_nothing_that_was_acknowledged_and_nothing_hidden_is_said(t
         assert not index.check()
     assert writer.kept - writer.unsure <= held <= writer.kept | writer.unsure
     assert len(writer.kept) > 45
-    with closing(SqlEvents(path=tmp_path / "events.db")) as store:
-        found = Keys(store)
-        found.follow()
+    with closing(SqlEventStore(path=tmp_path / "events.db")) as store:
+        found = ApiKeyStore(store)
+        found.sync()
         assert {k.id for k in found.all() if k.revoked} == set(revoked)
         assert len(store.scan("verdict")) > 10
     assert len(asker.answers) > 5
@@ -247,7 +248,7 @@ RULES = settings(
 
 
 def fuzz(operation, mode, headers, end):
-    """What one operation answers to requests that its schema allows, or forbids."""
+    """Requests to one operation, inside and outside its schema."""
     seen = set()
 
     @RULES
@@ -266,11 +267,11 @@ def fuzz(operation, mode, headers, end):
 
 
 @pytest.mark.slow
-def test_nothing_that_the_schema_allows_or_forbids_makes_the_server_fail(tmp_path):
-    """Schemathesis over the OpenAPI: valid and invalid requests, no 5xx, and every refusal in OpenAI's shape."""
+def test_no_request_inside_or_outside_the_schema_makes_the_server_fail(tmp_path):
+    """Schemathesis sends valid and invalid requests: no 5xx, and every error in OpenAI's shape."""
     app = make(tmp_path, requests_per_minute=1_000_000, tokens_per_day=10**12, timeout_s=20)
     headers = {"Authorization": f"Bearer {key(app, 'admin')}"}
-    seen, end = set(), time.monotonic() + 50
+    seen, end = set(), time.monotonic() + 200  # a limit for a busy machine: the examples run out long before
     with serving(app) as url:
         schema = schemathesis.openapi.from_url(f"{url}/openapi.json")
         for operation in (found.ok() for found in schema.get_all_operations()):
@@ -287,8 +288,8 @@ def test_nothing_that_the_schema_allows_or_forbids_makes_the_server_fail(tmp_pat
     assert {("POST /v1/chat/completions", 400), ("POST /v1/documents", 400)} <= seen
 
 
-def test_serve_and_key_are_commands(tmp_path):
-    """``key`` makes, lists and revokes; ``serve`` answers with the real parts, and ends on a signal."""
+def test_the_commands_serve_and_key_work(tmp_path):
+    """``key`` creates, lists and revokes; ``serve`` answers with the default plug-ins, and stops on a signal."""
 
     def command(*words):
         return [sys.executable, "-m", "casemate", *words]
@@ -317,13 +318,13 @@ def test_serve_and_key_are_commands(tmp_path):
             assert refused.status_code == 401
             running.send_signal(signal.SIGTERM)
             assert running.wait(20) == 0
-            assert "everything is written" in running.stderr.read()
+            assert "all events are written" in running.stderr.read()
         finally:
             if running.poll() is None:
                 running.kill()
 
 
-def test_it_speaks_tls_when_it_has_a_certificate(tmp_path):
+def test_it_serves_tls_with_a_certificate(tmp_path):
     command = (
         "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=IP:127.0.0.1"
     )

@@ -1,4 +1,4 @@
-"""Whole campaigns: from the owner's index to the verdict, killed and run side by side."""
+"""Whole experiments, from the index to the judgment, also killed and concurrent."""
 
 import asyncio
 import json
@@ -14,17 +14,18 @@ from typing import ClassVar
 
 import pytest
 
-from casemate.backends.sqlite import SqliteIndex
-from casemate.guard import Guard
-from casemate.lab import datasets, results
-from casemate.lab.audit import two_worlds, utility
-from casemate.lab.box import CachedEmbedder, CachedGenerator
-from casemate.lab.experiment import Experiment, Plan
-from casemate.lab.judge import judge_campaign
-from casemate.lab.ledger import Ledger
-from casemate.lab.results import Campaign, Status
+from casemate.backends.indexes.sqlite import SqliteIndex
+from casemate.guard.guard import Guard
 from casemate.protocols import Defense
-from casemate.rag import Rag
+from casemate.rag.pipeline import Rag
+from casemate.redteam.lab import datasets, results
+from casemate.redteam.lab.benign import measure_utility
+from casemate.redteam.lab.caching import CachedEmbedder, CachedGenerator
+from casemate.redteam.lab.experiment import Experiment, ExperimentPlan
+from casemate.redteam.lab.judge import judge_campaign
+from casemate.redteam.lab.results import CampaignResult, CheckStatus
+from casemate.redteam.lab.store import CampaignStore
+from casemate.redteam.lab.two_world_audit import two_world_audit
 from casemate.types import Outcome, Query
 from tests.fakes import BagOfWords, Parrot, documents
 from tests.lab_setting import Coin, Name, setting, verdict
@@ -34,10 +35,10 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass
 class HideAsked(Defense):
-    """Hides the document whose own word the question has; with ``gap`` set, nothing takes its place."""
+    """Hides the document whose unique word is in the question; with `gap`, the context is not refilled."""
 
     gap: bool = False
-    hides: ClassVar[int] = 1
+    max_hidden_sources: ClassVar[int] = 1
 
     async def on_retrieve(self, query, retrieval):
         asked = {f"d{number}" for number in re.findall(r"only(\d+)", query.text)}
@@ -48,53 +49,55 @@ class HideAsked(Defense):
 
 
 def campaign(folder, gap, size=300):
-    """What the command line will do."""
+    """Split, experiment, audit, utility and judgment."""
     whole = documents(size * 2 + 100)
     owner, lab = SqliteIndex(folder / "owner.db"), SqliteIndex(folder / "lab.db")
     embedder = CachedEmbedder(BagOfWords())
-    with Ledger(folder / "ledger.db") as ledger:
-        generator = CachedGenerator(Parrot(), ledger, "parrot")
+    with CampaignStore(folder / "campaigns.db") as store:
+        generator = CachedGenerator(Parrot(), store, "parrot")
         owner.open(embedder.fingerprint, embedder.dim)
         owner.add(whole, embedder.embed([d.content for d in whole]))
 
         def make(index):
             return Guard(Rag(embedder, index, generator), [HideAsked(gap)])
 
-        guard, split = make(lab), datasets.split(whole, size, size, 7)
-        datasets.hold_out(owner, lab, split)
-        held = datasets.stored(lab, {d.source for d in split.members})
-        plan, attacks = Plan(), {"name": Name()}
-        experiment = Experiment(attacks, split, {"off": guard.rag, "on": guard}, ledger, held, plan)
+        guard, split = make(lab), datasets.draw_split(whole, size, size, 7)
+        datasets.copy_without_nonmembers(owner, lab, split)
+        held = datasets.indexed_sources(lab, {d.source for d in split.members})
+        plan, attacks = ExperimentPlan(), {"name": Name()}
+        experiment = Experiment(attacks, split, {"off": guard.rag, "on": guard}, store, held, plan)
         trials = asyncio.run(experiment.run())
-        worlds = asyncio.run(two_worlds(lab, make, experiment.sessions("on"), held, plan))
+        worlds = asyncio.run(two_world_audit(lab, make, experiment.member_sessions("on"), held, plan))
         queries = [Query(f"amber birch {i}", client=f"user-{i}") for i in range(80)]
-        lost = asyncio.run(utility(guard.rag, guard, queries, "made"))
+        lost = asyncio.run(measure_utility(guard.rag, guard, queries, "made"))
         judged = judge_campaign(trials, split, attacks, utility=lost, audit=worlds.audit)
         calls, hits = generator.calls, generator.hits
     owner.close()
     lab.close()
-    made = Campaign("1", "2026-01-01T00:00:00+00:00", judged.status, judged.attacks, lost, worlds.audit, judged.checks)
+    made = CampaignResult(
+        "1", "2026-01-01T00:00:00+00:00", judged.status, judged.attacks, lost, worlds.audit, judged.checks
+    )
     return made, worlds, (calls, hits)
 
 
 def test_a_guard_that_leaves_no_trace_passes(tmp_path):
     made, worlds, (calls, hits) = campaign(tmp_path, gap=False)
-    assert made.status is Status.PASS, [c for c in made.checks if c.status is not Status.PASS]
+    assert made.status is CheckStatus.PASS, [c for c in made.checks if c.status is not CheckStatus.PASS]
     (result,) = made.attacks
     assert (result.off.auc.value, result.on.auc.value) == (1.0, 0.5)
     assert result.on.recall_document.value == 1.0
     assert (worlds.audit.pairs, worlds.audit.differing, worlds.exposed) == (600, 0, 0)
-    # Non-members' contexts are the same with the guard, and so are the harmless ones: their replies are not made again.
+    # Contexts of non-members and benign questions are the same with the guard: their replies are cached.
     assert calls <= 1200 + 600 + 80
     assert hits >= 600 + 80
     made.save(tmp_path / "campaign.json")
-    assert results.load(tmp_path / "campaign.json") == made
+    assert results.load_result(tmp_path / "campaign.json") == made
 
 
-def test_a_guard_that_stops_the_attack_and_leaves_a_trace_fails(tmp_path):
+def test_a_guard_that_stops_the_attack_but_leaves_a_trace_fails(tmp_path):
     made, worlds, _ = campaign(tmp_path, gap=True)
-    assert made.status is Status.FAIL
-    assert [c.name for c in made.checks if c.status is Status.FAIL] == ["What is withheld leaves no trace"]
+    assert made.status is CheckStatus.FAIL
+    assert [c.name for c in made.checks if c.status is CheckStatus.FAIL] == ["Withheld documents leave no trace"]
     assert worlds.audit.differing == worlds.audit.pairs == 600
     assert made.attacks[0].on.adjusted_accuracy.value == 0.0
 
@@ -109,7 +112,7 @@ one_run(Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3])
 
 @dataclass
 class Slow:
-    """Takes its time, and says on the disk that it was asked."""
+    """Answers slowly and logs each question to a file."""
 
     inner: object
     seconds: float
@@ -123,13 +126,13 @@ class Slow:
 
 
 def one_run(folder, seconds, name):
-    """A process's share of a campaign: its own index, and one ledger for all."""
+    """One process of an experiment, with its own index and a shared store."""
     (folder / name).mkdir()
-    with setting(folder / name) as lab, Ledger(folder / "ledger.db") as ledger:
+    with setting(folder / name) as lab, CampaignStore(folder / "campaigns.db") as store:
         target = Slow(lab.rag, seconds, folder / name / "asked")
         attacks = {"name": Name(), "coin": Coin()}
         targets = {"off": target, "on": target}
-        experiment = Experiment(attacks, lab.split, targets, ledger, lab.held, Plan(concurrency=3))
+        experiment = Experiment(attacks, lab.split, targets, store, lab.indexed, ExperimentPlan(concurrency=3))
         return asyncio.run(experiment.run())
 
 
@@ -141,26 +144,26 @@ def start(folder, seconds, name):
     )
 
 
-def noted(folder):
-    """How many trials the ledger has."""
-    if not (folder / "ledger.db").exists():
+def stored_trials(folder):
+    """Number of stored trials."""
+    if not (folder / "campaigns.db").exists():
         return 0
-    with Ledger(folder / "ledger.db") as ledger:
-        return ledger._db.execute("SELECT count(*) FROM trial").fetchone()[0]
+    with CampaignStore(folder / "campaigns.db") as store:
+        return store._db.execute("SELECT count(*) FROM trial").fetchone()[0]
 
 
-def test_a_killed_campaign_goes_on_where_it_was(tmp_path):
+def test_a_killed_experiment_resumes(tmp_path):
     (tmp_path / "whole").mkdir()
     expected = one_run(tmp_path / "whole", 0.0, "reference")
     process = start(tmp_path, 0.01, "killed")
     try:
-        while noted(tmp_path) < 30:
+        while stored_trials(tmp_path) < 30:
             assert process.poll() is None
             time.sleep(0.02)
     finally:
         process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
-    kept = noted(tmp_path)
+    kept = stored_trials(tmp_path)
     assert 30 <= kept < 160
     trials = one_run(tmp_path, 0.0, "second")
     assert trials.done == expected.done
@@ -171,7 +174,7 @@ def test_a_killed_campaign_goes_on_where_it_was(tmp_path):
 
 
 @pytest.mark.slow
-def test_two_processes_on_one_ledger_end_with_the_same_trials(tmp_path):
+def test_two_processes_with_one_store_end_with_the_same_trials(tmp_path):
     (tmp_path / "whole").mkdir()
     expected = one_run(tmp_path / "whole", 0.0, "reference")
     both = [start(tmp_path, 0.002, name) for name in ("one", "two")]

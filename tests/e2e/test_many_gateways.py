@@ -1,4 +1,4 @@
-"""Three gateways, and several watches, over one Postgres: any may die, and none knows what the others do not."""
+"""Three gateways and several canary watchers on one Postgres: all share state, and any may be killed."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ import httpx
 import psycopg
 import pytest
 
-from casemate.backends.pgvector import PgvectorIndex
-from casemate.backends.sql_events import SqlEvents
-from casemate.gateway.keys import Grant, Keys
-from casemate.monitor.watch import schedule
+from casemate.backends.event_stores.sql import SqlEventStore
+from casemate.backends.indexes.pgvector import PgvectorIndex
+from casemate.gateway.auth.keys import ApiKeyStore, Grant
+from casemate.monitor.scheduler import schedule
 from casemate.types import Secret
 from tests.fakes import BagOfWords
 from tests.gateways import chat
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.slow
 
 
 class Fleet:
-    """Three gateways in processes of their own."""
+    """Three gateways in their own processes."""
 
     def __init__(self, folder, url):
         self.folder, self.url, self.running, self.places = folder, url, {}, {}
@@ -103,12 +103,12 @@ def fleet(postgres_url, tmp_path_factory):
 
 @pytest.fixture
 def keys(fleet):
-    with closing(SqlEvents(Secret(fleet.url))) as store:
-        yield Keys(store)
+    with closing(SqlEventStore(Secret(fleet.url))) as store:
+        yield ApiKeyStore(store)
 
 
 def make(keys, fleet, role="client", **grant):
-    """A key that all gateways know: they follow new ones every two seconds."""
+    """Creates a key, and waits until all gateways accept it."""
     made, text = keys.create(Grant("someone", role, **grant))
     for number in fleet.places:
         _wait(lambda at=number: fleet.knows(at, text))
@@ -120,20 +120,20 @@ def said(answer):
     return {name.partition("#")[0] for name in answer.json()["choices"][0]["message"]["content"].split()}
 
 
-def test_what_is_withheld_from_a_client_is_withheld_by_all(fleet, keys):
+def test_documents_withheld_from_a_client_are_withheld_by_all_gateways(fleet, keys):
     _, suspect = make(keys, fleet)
     _, other = make(keys, fleet)
     for number in (0, 1, 2):
         target = HELD[7 + number]
         plain = fleet.harmless[target.id]
         assert target.id in said(fleet.ask(number, suspect, plain))
-        assert target.id not in said(fleet.ask(number, suspect, target.text))  # too close to it
-        for there in (0, 1, 2):  # at once, without a pause
+        assert target.id not in said(fleet.ask(number, suspect, target.text))  # the question contains the document
+        for there in (0, 1, 2):  # immediately
             assert target.id not in said(fleet.ask(there, suspect, plain))
             assert target.id in said(fleet.ask(there, other, plain))
 
 
-def test_what_is_withheld_stays_so_when_the_gateway_dies_that_saw_it(fleet, keys):
+def test_documents_stay_withheld_after_a_kill_of_the_gateway_that_flagged_them(fleet, keys):
     _, suspect = make(keys, fleet)
     plain = fleet.harmless["d20"]
     assert "d20" in said(fleet.ask(2, suspect, plain))
@@ -144,13 +144,13 @@ def test_what_is_withheld_stays_so_when_the_gateway_dies_that_saw_it(fleet, keys
     assert "d20" not in said(fleet.ask(1, suspect, plain))
 
 
-def test_a_revoked_key_is_refused_by_all_at_once(fleet, keys):
+def test_a_revoked_key_is_refused_by_all_gateways_at_once(fleet, keys):
     made, text = make(keys, fleet)
     keys.revoke(made)
     assert [fleet.ask(number, text, "only1").status_code for number in (0, 1, 2)] == [401, 401, 401]
 
 
-def test_a_login_holds_at_all_and_ends_at_all(fleet, keys):
+def test_a_login_is_valid_and_ends_at_all_gateways(fleet, keys):
     _, admin = make(keys, fleet, "admin")
     with httpx.Client(timeout=30) as browser:
         form = browser.get(f"{fleet.places[0]}/dashboard/login").text
@@ -168,7 +168,7 @@ def test_a_login_holds_at_all_and_ends_at_all(fleet, keys):
 
 
 class Load:
-    """Somebody who goes on through kills."""
+    """A client that retries through kills."""
 
     def __init__(self, fleet, key, stop):
         self.fleet, self.key, self.stop = fleet, key, stop
@@ -202,7 +202,7 @@ class Load:
 
 
 def test_under_load_and_kills_no_budget_is_exceeded_and_no_document_lost(fleet, keys):
-    """Two rich askers, one with a budget, one with a rate; one who writes; a gateway is killed and started anew."""
+    """Clients with and without limits and a writer; a gateway is killed and restarted."""
     budget, rate = 400, 40
     grants = ({"tokens_per_day": budget}, {"requests_per_minute": rate}, {})
     texts = [make(keys, fleet, **grant)[1] for grant in grants] + [make(keys, fleet, "admin")[1]]
@@ -228,7 +228,7 @@ def test_under_load_and_kills_no_budget_is_exceeded_and_no_document_lost(fleet, 
     assert poor.seen.keys() <= {200, 429}
     assert poor.seen[429]
     assert [fleet.ask(number, texts[0], "only1").status_code for number in (0, 1, 2)] == [429] * 3
-    # The makings of the key are counted, too: some requests for each gateway until all knew it.
+    # The requests that waited until all gateways accepted the key are counted as well.
     assert 0 < slow.seen[200] <= rate * (1 + minutes) + 1
     assert free.seen[200] and sum(load.broken for load in loads)
     with closing(PgvectorIndex(Secret(fleet.url))) as index:
@@ -239,14 +239,14 @@ def test_under_load_and_kills_no_budget_is_exceeded_and_no_document_lost(fleet, 
     assert writer.kept <= held <= writer.kept | writer.unsure
 
 
-def test_each_canary_run_is_made_once_whichever_watch_dies(postgres_url, tmp_path):
+def test_each_canary_run_happens_once_even_if_a_watcher_dies(postgres_url, tmp_path):
     with database(postgres_url) as url:
-        SqlEvents(Secret(url)).close()
+        SqlEventStore(Secret(url)).close()
         _watch_and_kill(url, tmp_path / "log")
-        with closing(SqlEvents(Secret(url))) as store:
-            runs = [event.body["slot"] for event in store.scan(schedule.RUN)]
+        with closing(SqlEventStore(Secret(url))) as store:
+            runs = [event.body["slot"] for event in store.scan(schedule.RUN_KIND)]
             results = Counter((e.body["run"], e.body["canary"]) for e in store.scan("canary"))
-            missed = [gap.slots for gap in schedule.gaps(store, "clinic")]
+            missed = [gap.slots for gap in schedule.load_gaps(store, "clinic")]
     assert len(runs) >= 2
     assert len(set(runs)) == len(runs)
     assert set(results.values()) == {1}
@@ -254,11 +254,11 @@ def test_each_canary_run_is_made_once_whichever_watch_dies(postgres_url, tmp_pat
 
 
 def _watch_and_kill(url, log):
-    """Three watches of one set; the one that leads is killed, and another goes on."""
+    """Three watchers of one set: the leader is killed, and another one continues."""
     command = [sys.executable, "-c", WORKER, url, str(log), "2", "1.0"]
     watches = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL) for _ in range(3)]
     try:
-        _wait(lambda: len(_lines(log)) > 25)  # in its second run
+        _wait(lambda: len(_lines(log)) > 25)  # during its second run
         leader = int(_lines(log)[-1][1])
         os.kill(leader, signal.SIGKILL)
         _wait(lambda: any(int(line[1]) != leader for line in _lines(log)))

@@ -27,7 +27,7 @@ rag:
   index: {{use: pgvector, url: "${{DATABASE_URL}}", schema: {schema}}}
 guard: {{defenses: [{{use: mirabel, calibration: {schema}.json}}]}}
 calibrate: {{questions: 20, documents: 20}}
-store: {{use: sql_events, url: "${{DATABASE_URL}}"}}
+store: {{use: sql, url: "${{DATABASE_URL}}"}}
 gateway: {{port: 0, pace_ms: 0}}
 """
 pytestmark = pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Work on a Ray cluster of several nodes: what comes out is what one process finds, whoever dies meanwhile."""
+"""Work on a Ray cluster of several nodes equals that of one process, even if nodes die."""
 
 from __future__ import annotations
 
@@ -18,28 +18,29 @@ pytest.importorskip("ray")
 if sys.platform != "linux":
     pytest.skip("looks for processes in /proc", allow_module_level=True)
 
-from casemate import ingest
-from casemate.app import Embedding, open_app
-from casemate.attaching.run import beside
-from casemate.backends import ray as module
-from casemate.backends.attached import AttachedIndex
-from casemate.backends.ray import RayCluster
+from casemate.app import open_app
+from casemate.backends.clusters import ray as module
+from casemate.backends.clusters.ray import RayCluster
+from casemate.backends.indexes.attached import AttachedIndex
+from casemate.backends.sidecar.attach_scan import map_in_thread
 from casemate.config import parse
-from casemate.corpus import Corpus
 from casemate.demo.clinic import write_corpus
 from casemate.errors import BackendError, ConfigError
-from casemate.ingest import Ingest
-from casemate.lab.finding import found
-from casemate.redteam import run_campaign
-from casemate.spread import Alone
+from casemate.rag import ingest
+from casemate.rag.corpus import Corpus
+from casemate.rag.ingest import Ingest
+from casemate.redteam.campaigns.own import OwnMembershipCampaign
+from casemate.reindexing.retrieval_quality import found_in_top_k
+from casemate.runtime.executor import LocalExecutor
+from casemate.system import EmbeddingTask
 from casemate.types import Document
-from tests.cluster_tasks import Dots, Fatal, Plus, patient, refuse, told
-from tests.unit.shelf_collection import ShelfCollection
+from tests.cluster_tasks import Dots, Fatal, Plus, environment_of, patient, refuse
+from tests.unit.folder_collection import FolderCollection
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(900),
-    pytest.mark.filterwarnings("ignore::FutureWarning:ray.*"),  # of what Ray itself will do otherwise some day
+    pytest.mark.filterwarnings("ignore::FutureWarning:ray.*"),  # about future versions of Ray
 ]
 MARK = "CASEMATE_TEST_CLUSTER"
 STORE = 100 * 2**20
@@ -47,7 +48,7 @@ BENIGN = [f"When is the pharmacy open on day {i}?" for i in range(12)]
 
 
 class Several:
-    """A cluster of a head without cores and nodes of one core each."""
+    """A cluster with a head without cores and nodes with one core each."""
 
     def __init__(self):
         from ray.cluster_utils import Cluster
@@ -58,18 +59,18 @@ class Several:
         self.grow(2)
 
     def grow(self, count):
-        """Adds nodes until there are so many."""
+        """Adds nodes up to a number."""
         while len(self.nodes) < count:
             self.nodes.append(self.cluster.add_node(num_cpus=1, object_store_memory=STORE))
 
     def kill(self):
-        """The node that was added last, with all its workers, at once."""
+        """Kills the newest node with all its workers."""
         self.cluster.remove_node(self.nodes.pop(), allow_graceful=False)
 
 
 @pytest.fixture(scope="module")
 def several():
-    """Three nodes; afterwards no process of theirs may be left."""
+    """Three nodes. Requires that no process of theirs is left afterwards."""
     own = {MARK: uuid.uuid4().hex, "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
     before = {name: os.environ.get(name) for name in own}
     os.environ |= own
@@ -109,31 +110,31 @@ def cluster(several):
 
 
 class TestMap:
-    def test_results_come_in_order_and_items_are_taken_as_they_are_needed(self, cluster):
+    def test_results_are_in_order_and_items_are_read_lazily(self, cluster):
         taken = []
         came = []
         for number, _ in cluster.map(patient, (taken.append(i) or i for i in range(20))):
             came.append(number)
-            assert len(taken) <= len(came) + module.AHEAD * cluster.workers
+            assert len(taken) <= len(came) + module.TASKS_PER_WORKER * cluster.workers
         assert came == list(range(20))
 
-    def test_an_iterator_that_is_stopped_ends(self, cluster):
+    def test_a_stopped_iterator_ends(self, cluster):
         came = []
         for number, _ in cluster.map(patient, range(1000), lambda: len(came) > 3):
             came.append(number)
         assert came == list(range(len(came)))
         assert len(came) < 30
 
-    def test_what_killed_its_worker_is_done_again(self, cluster, tmp_path):
+    def test_a_task_whose_worker_died_is_retried(self, cluster, tmp_path):
         assert list(cluster.map(Fatal(tmp_path), range(8))) == [i * i for i in range(8)]
         assert sorted(p.name for p in tmp_path.iterdir()) == ["1", "5"]
 
-    def test_what_kills_every_worker_is_given_up_and_said(self, cluster, tmp_path, monkeypatch):
-        monkeypatch.setattr(module, "DEATHS", 2)
-        with pytest.raises(BackendError, match="2 workers died over the same piece of work"):
+    def test_a_task_that_kills_every_worker_fails(self, cluster, tmp_path, monkeypatch):
+        monkeypatch.setattr(module, "MAX_DEATHS", 2)
+        with pytest.raises(BackendError, match="2 workers died on the same task"):
             list(cluster.map(Fatal(tmp_path, bad=2), range(4)))
 
-    def test_what_a_task_raises_is_raised_here(self, cluster):
+    def test_exceptions_of_tasks_are_raised(self, cluster):
         with pytest.raises(BackendError, match="no [012] here") as caught:
             list(cluster.map(refuse, range(3)))
         assert (caught.value.backend, caught.value.retryable) == ("fake", True)
@@ -143,24 +144,27 @@ class TestMap:
         added = list(cluster.map(Plus(shared), range(3)))
         assert [a[999] for a in added] == [999, 1000, 1001]
 
-    def test_workers_tell_nobody_of_themselves(self, cluster):
-        assert next(cluster.map(told, ["RAY_USAGE_STATS_ENABLED"]))[0] == "0"
+    def test_workers_send_no_usage_statistics(self, cluster):
+        assert next(cluster.map(environment_of, ["RAY_USAGE_STATS_ENABLED"]))[0] == "0"
 
-    def test_moments_are_those_of_one_process_to_the_last_bit(self, cluster, tmp_path):
-        shelf = ShelfCollection(tmp_path / "shelf")
+    def test_moments_are_bit_identical_to_one_process(self, cluster, tmp_path):
+        shelf = FolderCollection(tmp_path / "shelf")
         rng = np.random.default_rng(3)
         for i, v in enumerate(rng.standard_normal((400, 16)).astype(np.float32)):
             shelf.put(Document(f"d{i:03}", f"text {i}"), v)
-        one, many = attached(shelf, tmp_path / "one.db", beside), attached(shelf, tmp_path / "many.db", cluster.map)
+        one, many = (
+            attached(shelf, tmp_path / "one.db", map_in_thread),
+            attached(shelf, tmp_path / "many.db", cluster.map),
+        )
         assert one.n == many.n == 400
         assert np.array_equal(one.mean, many.mean)
         assert np.array_equal(one.scatter, many.scatter)
 
-    def test_questions_find_what_they_find_in_one_process(self, cluster):
+    def test_searches_equal_those_of_one_process(self, cluster):
         rng = np.random.default_rng(4)
         E, Q = (unit(rng.standard_normal((n, 16)).astype(np.float32)) for n in (500, 200))
         own = [np.array([i, i + 250]) for i in range(200)]
-        one, many = (found(Dots(s.share(E)), Q, own, 5, s) for s in (Alone(), cluster))
+        one, many = (found_in_top_k(Dots(s.share(E)), Q, own, 5, s) for s in (LocalExecutor(), cluster))
         assert np.array_equal(one, many)
         assert 0 < one.sum() < 200
 
@@ -168,7 +172,7 @@ class TestMap:
 def attached(shelf, path, spread):
     with closing(AttachedIndex(shelf, path)) as index:
         index.open("any", shelf.dim)
-        index.attach(spread=spread)
+        index.attach(map_pages=spread)
         return index.moments()
 
 
@@ -177,22 +181,22 @@ def unit(E):
 
 
 class TestErrors:
-    def test_workers_with_another_casemate_are_refused(self, several, monkeypatch):
+    def test_workers_with_another_build_are_refused(self, several, monkeypatch):
         monkeypatch.setattr(module, "build", lambda: ("3.11", "9.9.9", "abc"))
-        with pytest.raises(ConfigError, match=r"has casemate .* and this machine casemate 9\.9\.9 \(code abc\)"):
+        with pytest.raises(ConfigError, match=r"has casemate .* this machine casemate 9\.9\.9 \(code abc\)"):
             RayCluster(several.cluster.address)
 
-    def test_a_secret_is_not_sent_and_its_absence_there_is_said(self, cluster, monkeypatch):
+    def test_secrets_are_not_sent_and_a_missing_one_is_reported(self, cluster, monkeypatch):
         monkeypatch.setenv("ONLY_HERE", "s3cret")
         config = {"rag": {"embedder": {"use": "minilm", "weights": "${ONLY_HERE}"}}}
-        task = Embedding.of(parse(config), "any")
-        assert b"s3cret" not in task.part
-        with pytest.raises(ConfigError, match="environment of a worker lacks 'ONLY_HERE'"):
+        task = EmbeddingTask.of(parse(config), "any")
+        assert b"s3cret" not in task.spec
+        with pytest.raises(ConfigError, match="a worker lacks the environment variable 'ONLY_HERE'"):
             list(cluster.map(task, [["a text"]]))
 
 
 def rows(path):
-    """All that an index holds, bit by bit."""
+    """The complete contents of an index."""
     with closing(sqlite3.connect(path)) as db:
         names = [name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
         return {name: db.execute(f"SELECT * FROM {name} ORDER BY 1, 2").fetchall() for name in names}
@@ -203,15 +207,15 @@ def clinic(folder, corpus, spread=None):
     config = {
         "rag": {"corpus": str(corpus), "k": 3, "index": {"use": "sqlite", "path": f"{folder}/index.db"}},
         "guard": {"defenses": [{"use": "mirabel", "mode": "paper"}]},
-        "store": {"use": "sql_events", "path": f"{folder}/events.db"},
+        "store": {"use": "sql", "path": f"{folder}/events.db"},
         "redteam": {"attacks": ["direct", "dcmi"], "members": 10, "nonmembers": 10, "folder": f"{folder}/redteam"},
     }
-    with open_app(config, spread=spread) as app:
+    with open_app(config, executor=spread) as app:
         yield app
 
 
 def index(folder, corpus, spread=None, hurt=lambda done: None):
-    """What is in the index, and how many bytes were said to be done at each moment."""
+    """The contents of the index, and the reported progress in bytes."""
     folder.mkdir()
     said = []
     with clinic(folder, corpus, spread) as app:
@@ -233,22 +237,22 @@ def corpus(tmp_path_factory):
     folder.mkdir()
     write_corpus(folder, count=50)
     for path in folder.rglob("*"):
-        if path.is_file():  # a sentence or two of each: embedding is what takes time here
+        if path.is_file():  # a few sentences of each, because embedding dominates the time
             path.write_text(path.read_text()[:300])
     return folder
 
 
 @pytest.fixture(scope="module")
 def alone(corpus, tmp_path_factory):
-    """The folder of one process's work, index and campaign, and what they hold."""
+    """Folder and contents of index and campaign made by one process."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ingest, "WINDOW", 8)
+        patch.setattr(ingest, "BATCH_CHUNKS", 8)
         folder = tmp_path_factory.mktemp("alone") / "lab"
         return folder, index(folder, corpus)
 
 
-def test_an_index_is_the_same_bit_by_bit_although_a_node_dies(several, cluster, corpus, alone, tmp_path, monkeypatch):
-    monkeypatch.setattr(ingest, "WINDOW", 8)
+def test_an_index_is_bit_identical_although_a_node_dies(several, cluster, corpus, alone, tmp_path, monkeypatch):
+    monkeypatch.setattr(ingest, "BATCH_CHUNKS", 8)
     killed = []
 
     def hurt(done):
@@ -267,13 +271,13 @@ def no_steps(title, total):
 
 def campaign(folder, corpus, spread=None, steps=no_steps):
     with clinic(folder, corpus, spread) as app:
-        done = asyncio.run(run_campaign(app, (), BENIGN, steps))
-    with closing(sqlite3.connect(folder / "redteam/ledger.db")) as db:
+        done = asyncio.run(OwnMembershipCampaign(app, BENIGN).run(steps))
+    with closing(sqlite3.connect(folder / "redteam/campaigns.db")) as db:
         trials = db.execute("SELECT campaign, target, candidate, trial, failed, refused FROM trial ORDER BY 1, 2, 3")
         return done, trials.fetchall(), db.execute("SELECT count(*) FROM reply").fetchone()
 
 
-def test_a_campaign_measures_the_same_although_a_node_dies(several, cluster, corpus, alone, tmp_path):
+def test_a_campaign_is_identical_although_a_node_dies(several, cluster, corpus, alone, tmp_path):
     one, trials, replies = campaign(alone[0], corpus)
     index(tmp_path / "lab", corpus)
     killed = []

@@ -1,4 +1,4 @@
-"""Calibrating and attacking from the command line, on a small clinic."""
+"""Calibration and membership campaigns from the command line, on a small clinic."""
 
 import json
 import os
@@ -34,12 +34,12 @@ def casemate(folder, *words, code=0):
 
 @pytest.fixture(scope="module")
 def clinic(tmp_path_factory):
-    """An indexed clinic of 100 notes, guard fitted."""
+    """An indexed clinic of 100 notes with a calibrated guard."""
     place = tmp_path_factory.mktemp("clinic")
     write_corpus(place / "clinic", count=100)
     (place / "casemate.yaml").write_text(CONFIG)
     said = casemate(place, "index")
-    assert "the guard is fitted to 240 questions made from the corpus" in said.stderr
+    assert "mirabel is calibrated on 240 synthetic questions" in said.stderr
     return place
 
 
@@ -48,15 +48,15 @@ def place(clinic, tmp_path):
     return shutil.copytree(clinic, tmp_path / "clinic")
 
 
-def test_a_fitted_guard_is_not_fitted_again(place):
+def test_a_calibrated_guard_is_not_calibrated_again(place):
     assert "fitting" not in casemate(place, "index").stderr
 
 
-def test_calibrate_takes_a_log_and_shows_what_rates_cost(place):
+def test_calibrate_reads_a_query_log_and_shows_the_cost_of_rates(place):
     lines = [json.dumps({"text": f"When does department {i} open on day {i % 7}?"}) for i in range(120)]
     (place / "log.jsonl").write_text("\n".join(lines))
     done = casemate(place, "calibrate", "--log", "log.jsonl")
-    assert "120 questions of a log" in done.stdout
+    assert "120 questions of a query log" in done.stdout
     assert "mba" in done.stdout
     page = (place / ".casemate/calibration.html").read_text()
     held = json.loads((place / ".casemate/calibration.json").read_text())["tenants"]["default"]
@@ -64,14 +64,14 @@ def test_calibrate_takes_a_log_and_shows_what_rates_cost(place):
     assert "<svg" in page
 
 
-def test_without_a_calibration_nothing_is_answered_and_the_operator_is_told(place):
+def test_without_a_calibration_nothing_is_answered_and_the_operator_is_warned(place):
     (place / ".casemate/calibration.json").unlink()
     done = casemate(place, "ask", "When is the pharmacy open?")
     assert done.stdout.strip() == "I don't know."
     assert "casemate calibrate" in done.stderr
 
 
-def test_a_run_writes_reports_that_others_read_and_exits_by_its_verdict(place):
+def test_a_run_writes_standard_reports_and_exits_with_its_status(place):
     done = casemate(place, "redteam", "run")
     assert done.stdout.startswith("PASS")
     folder = place / ".casemate/redteam"
@@ -93,33 +93,41 @@ def test_a_run_writes_reports_that_others_read_and_exits_by_its_verdict(place):
     assert casemate(place, "redteam", "run", code=1).stdout.startswith("FAIL")
 
 
-def test_a_killed_run_goes_on_where_it_was(place):
+def test_a_killed_run_resumes(place):
     command = [sys.executable, "-m", "casemate", "redteam", "run", "--json"]
-    ledger = place / ".casemate/redteam/ledger.db"
+    store = place / ".casemate/redteam/campaigns.db"
     running = subprocess.Popen(command, cwd=place, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         for _ in range(3000):
-            if sum(f.stat().st_size for f in ledger.parent.glob("ledger.db*")) > 150_000:
+            if len(trials(store)) > 20:
                 break
             time.sleep(0.1)
         os.kill(running.pid, signal.SIGKILL)
     finally:
         running.wait()
-    kept = trials(ledger)
+    kept = trials(store)
     assert kept
     done = casemate(place, "redteam", "run", "--json")
     assert json.loads(done.stdout)["status"] == "pass"
-    whole = trials(ledger)
+    whole = trials(store)
     assert kept.items() < whole.items()
 
 
-def trials(ledger):
-    """What is finished, each with the row in which it was noted."""
-    with closing(sqlite3.connect(ledger)) as db:
-        rows = db.execute("SELECT rowid, trial, campaign, target, candidate FROM trial").fetchall()
+def trials(store):
+    """The finished trials with their rows."""
+    if not store.exists():
+        return {}
+    with closing(sqlite3.connect(store)) as db:
+        try:
+            rows = db.execute("SELECT rowid, trial, campaign, target, candidate FROM trial").fetchall()
+        except sqlite3.OperationalError:  # not created yet, or locked
+            return {}
     return {tuple(key): (row, body) for row, body, *key in rows}
 
 
-def test_attacks_are_listed_and_unknown_ones_refused(place):
+def test_attacks_are_listed_and_unknown_ones_rejected(place):
     assert "interrogation" in casemate(place, "redteam", "list").stdout
-    assert "no attack is called 'mbaa'" in casemate(place, "redteam", "run", "--attack", "mbaa", code=2).stderr
+    assert (
+        "unknown attack 'mbaa'; did you mean 'mba'?"
+        in casemate(place, "redteam", "run", "--attack", "mbaa", code=2).stderr
+    )

@@ -8,9 +8,9 @@ import json
 import numpy as np
 import pytest
 
-from casemate import metrics
 from casemate.app import open_app
-from casemate.defenses.mirabel import Mirabel
+from casemate.guard.defenses.mirabel import Mirabel
+from casemate.maths import metrics
 from casemate.types import Query
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
@@ -38,7 +38,7 @@ def app(nfcorpus_index):
         {
             "rag": {"index": {"use": "sqlite", "path": str(nfcorpus_index / ".casemate/index.db")}},
             "guard": {"defenses": [{"use": "mirabel", "mode": "paper"}]},
-            "store": {"use": "sql_events", "path": str(nfcorpus_index / "events.db")},
+            "store": {"use": "sql", "path": str(nfcorpus_index / "events.db")},
         }
     ) as opened:
         yield opened

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from casemate import metrics
-from casemate.attacks.direct import Direct
-from casemate.attacks.interrogation import Interrogation, said
-from casemate.attacks.s2mia import S2MIA
+from casemate.maths import metrics
+from casemate.redteam.attacks.direct import Direct
+from casemate.redteam.attacks.interrogation import Interrogation, yes_no_answer
+from casemate.redteam.attacks.s2mia import S2MIA
 from casemate.types import Document, Probe, Reply
 
 
@@ -29,7 +29,7 @@ def scores(data, name, attack, key, feature=0):
 
 
 def truth(row):
-    return {"truth": [said(answer) for answer in row["answers"]]}
+    return {"truth": [yes_no_answer(answer) for answer in row["answers"]]}
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ from functools import partial
 
 import pytest
 
-from casemate.lab.calibrate import Settings
-from casemate.reproduce import Setting, laboratory, reproduce
-from casemate.reproduce.laboratory import SPLIT
+from casemate.guard.calibration.fitting import CalibrationSettings
+from casemate.papers import Setting, laboratory, reproduce
+from casemate.papers.laboratory import SPLIT
 
 pytestmark = pytest.mark.slow
 
@@ -43,7 +43,9 @@ def part(data, tmp_path):
 
 
 def test_the_calibrated_guard_finds_what_the_published_rule_finds_at_fewer_false_alarms(part, tmp_path, monkeypatch):
-    monkeypatch.setattr(laboratory, "Settings", partial(Settings, documents=24))  # fewer probes to embed
+    monkeypatch.setattr(
+        laboratory, "CalibrationSettings", partial(CalibrationSettings, documents=24)
+    )  # fewer probes to embed
     result = asyncio.run(reproduce("mirabel-table8", Setting(part, tmp_path / "work", 15, 15), quietly))
     assert result.setting["documents"] == 15 + OTHERS
     cells = {(row.of, row.system): row.cells for row in result.rows}

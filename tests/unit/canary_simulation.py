@@ -1,7 +1,7 @@
-"""Canaries that flake by chance, and the monitor's tests on them: many sets side by side, in numpy.
+"""Simulation of flaky canaries and of the monitor's sequential tests: many sets in parallel, in numpy.
 
-Written apart from ``monitor.gauges``, from the page docs/explanation/canary-alarms.md, so that each checks the other.
-``python -m tests.unit.canary_simulation`` runs it for long, and prints the figures of that page.
+Written independently of ``monitor.trends.cusum``, from docs/explanation/canary-alarms.md, so that each checks the
+other. ``python -m tests.unit.canary_simulation`` prints the figures of that page; it runs for long.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ PASSES, RECENT = 3, 10
 
 @dataclass
 class Outcome:
-    """Figures of a simulation.
+    """Result of a simulation.
 
     Attributes:
         runs: Runs of a set, over all sets.
         alerts: Runs in which canaries alarmed.
-        repeats: Questions asked again.
-        first: Of each set, the run (from 1) in which the first canary alarmed; 0: in none.
-        alarmed: (runs, sets, canaries), whether a canary alarmed in the run; only where asked for.
+        repeats: Repeated questions.
+        first: For each set, the run (from 1) of the first alarm; 0: none.
+        alarmed: (runs, sets, canaries), whether a canary alarmed in the run; None unless requested.
     """
 
     runs: int
@@ -42,7 +42,7 @@ def upper_end(failed, asked, confidence=0.8):
 
 
 def pick(stakes, budget):
-    """e-BH, by trying every k, where all together suffice."""
+    """e-BH, by trying every k."""
     picked = np.zeros(stakes.shape, bool)
     for row in np.flatnonzero(stakes.sum(-1) >= budget):
         for k in range(1, stakes.shape[-1] + 1):
@@ -53,11 +53,11 @@ def pick(stakes, budget):
 
 
 def tail_of(flake):
-    """P(at least k failures), by the law of a sum, each coin apart: (canaries + 1,)."""
-    law = np.array([1.0])
+    """P(at least k failures), by convolution: (canaries + 1,)."""
+    distribution = np.array([1.0])
     for p in flake:
-        law = np.append(law * (1 - p), 0) + np.append(0, law * p)
-    return law[::-1].cumsum()[::-1]
+        distribution = np.append(distribution * (1 - p), 0) + np.append(0, distribution * p)
+    return distribution[::-1].cumsum()[::-1]
 
 
 def simulate(draws, truth, asked, failed, *, budget=1000.0, confirm=5, weights=None, keep=False, echo=None, held=0.1):
@@ -118,22 +118,22 @@ def simulate(draws, truth, asked, failed, *, budget=1000.0, confirm=5, weights=N
 
 
 def _ratios(p0):
-    """By what a failure and a pass multiply."""
+    """Likelihood ratios of a failure and of a pass."""
     tells = p0 < ALTERNATIVES
     return np.where(tells, ALTERNATIVES / p0, 1), np.where(tells, (1 - ALTERNATIVES) / np.where(tells, 1 - p0, 1), 1)
 
 
 def _many(counted, bad, mean, tails):
-    """The probability of as many failures by chance, of each set."""
+    """P-value of the number of failures in each set."""
     k = counted.sum(-1)
     chance = np.take_along_axis(tails, k[:, None], axis=-1)[:, 0]
-    for i in np.flatnonzero(bad.any(-1) & (k > 0)):  # those that are alarmed do not count
+    for i in np.flatnonzero(bad.any(-1) & (k > 0)):  # alarmed canaries do not count
         chance[i] = tail_of(mean[i][~bad[i]])[k[i]]
     return np.where(k > 0, chance, 1)
 
 
 def _after(bad, alarm, failing, sums, counts):
-    """Who is alarmed after a run: those who alarmed, until they pass often enough in a row."""
+    """Canaries alarmed after a run: from their alarm until enough consecutive passes."""
     streak, fails, since = counts
     idle = ~bad & ~alarm & (sums.mean(-1) <= 1)
     since = np.where(idle, 0, since + 1)
@@ -152,17 +152,17 @@ def uniform(seed, sets, n, confirm=5):
 
 
 def quiet(runs, rate):
-    """Failure rates of canaries on which nothing happens."""
+    """Constant failure rates."""
     return lambda run: rate if run < runs else None
 
 
 def baseline(seed, sets, n, asked, rate):
-    """Failures in a baseline of so many runs."""
+    """Failures in a baseline of ``asked`` runs."""
     return np.random.default_rng(seed).binomial(asked, np.broadcast_to(rate, (sets, n)))
 
 
 def interval(events, runs):
-    """Events in 1,000 runs, with the 95 % interval of a Poisson count."""
+    """Events per 1,000 runs, with the 95 % interval of a Poisson count."""
     from scipy.stats import chi2
 
     low = chi2.ppf(0.025, 2 * events) / 2 if events else 0.0
@@ -170,7 +170,7 @@ def interval(events, runs):
 
 
 def delays(rate, asked, base, *, sets=2000, n=50, confirm=5, broken=1, weights=None, longest=300):
-    """Runs until one of the broken canaries alarms, when they begin to fail at a rate in the first run."""
+    """Runs until one of the broken canaries alarms, if they fail at a rate from the first run on."""
     rates = np.full(n, base)
     rates[:broken] = rate
     failed = baseline(5, sets, n, asked, base)
@@ -182,12 +182,12 @@ def delays(rate, asked, base, *, sets=2000, n=50, confirm=5, broken=1, weights=N
 
 
 MIXED = np.concatenate([np.full(40, 0.002), np.full(8, 0.05), np.full(2, 0.1)])
-LAWS = {"1 % each": np.full(50, 0.01), "40 at .2 %, 8 at 5 %, 2 at 10 %": MIXED}
+RATES = {"1 % each": np.full(50, 0.01), "40 at .2 %, 8 at 5 %, 2 at 10 %": MIXED}
 
 
 def alarms(label, asked, confirm, runs, echo=None):
-    """False alarms of 50 canaries, in 500 sets side by side."""
-    sets, rate = 500, LAWS[label]
+    """False alarms of 50 canaries, in 500 sets."""
+    sets, rate = 500, RATES[label]
     failed = baseline(1, sets, 50, asked, rate)
     draws = uniform(2, sets, 50, confirm)
     found = simulate(draws, quiet(runs // sets, rate), asked, failed, confirm=confirm, echo=echo)
@@ -201,7 +201,7 @@ def alarms(label, asked, confirm, runs, echo=None):
 
 
 def late(label, **options):
-    """How long it takes until a broken canary alarms."""
+    """Delay of the alarm of a broken canary."""
     d = delays(**options)
     print(f"{label}: median {np.median(d):.0f}, mean {d.mean():.2f}, 95 % {np.quantile(d, 0.95):.0f} runs", flush=True)
 

@@ -1,17 +1,17 @@
-"""A small collection, a reader that obeys, and what an attacker makes of it."""
+"""A small collection with the simulated reader, for crawlers."""
 
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from casemate.backends.obedient import Obedient
-from casemate.crawl.anchors import Stems
+from casemate.backends.generators.simulated_reader import SimulatedReader
 from casemate.demo.clinic import case_notes
 from casemate.errors import BudgetExhausted
 from casemate.protocols import Embedder, Generator
-from casemate.rag import join
+from casemate.rag.pipeline import join_stream
+from casemate.redteam.crawling.anchors import HashingEmbedder
+from casemate.text.refusals import is_refusal
 from casemate.types import UNKNOWN, Document, Prompt, Reply
-from casemate.words import abstains
 from tests.unit import crawls
 
 NOTES = [Document(name, text) for name, text in case_notes(40, seed=3)]
@@ -29,7 +29,7 @@ class World:
     reached: set = field(default_factory=set)
 
     def __post_init__(self):
-        self._E = Stems().embed([note.text for note in self.notes])
+        self._E = HashingEmbedder().embed([note.text for note in self.notes])
 
     async def ask(self, text):
         if len(self.asked) == self.budget:
@@ -37,16 +37,16 @@ class World:
         self.asked.append(text)
         if self.mute:
             return Reply(UNKNOWN)
-        top = np.argsort(-(self._E @ Stems().embed([text])[0]), kind="stable")[: self.k]
-        reply = await join(Obedient().stream(Prompt(text, tuple(self.notes[i] for i in top), "")))
-        if not abstains(reply):
+        top = np.argsort(-(self._E @ HashingEmbedder().embed([text])[0]), kind="stable")[: self.k]
+        reply = await join_stream(SimulatedReader().stream(Prompt(text, tuple(self.notes[i] for i in top), "")))
+        if not is_refusal(reply):
             self.reached |= set(top.tolist())
         return Reply(reply)
 
 
 @dataclass
 class Scripted:
-    """Gives the same replies in turn, again and again."""
+    """Returns the same replies in turn, in a cycle."""
 
     replies: list
     asked: list = field(default_factory=list)
@@ -60,13 +60,13 @@ class Scripted:
 
 
 def crawl(attack, box, seed=1):
-    """All that an attack gives out before it ends or the budget does."""
+    """All texts that an attack yields within the budget."""
     return crawls.crawl(attack, box, seed)
 
 
 @dataclass
 class Writer(Generator):
-    """Replies by the first rule whose key stands in the request; remembers the prompts."""
+    """Replies by the first rule whose key occurs in the request; records the prompts."""
 
     rules: dict
     prompts: list = field(default_factory=list)
@@ -78,7 +78,7 @@ class Writer(Generator):
 
 @dataclass
 class Placed(Embedder):
-    """Gives each text the direction that it was told, by the longest key that stands in it; any other is apart."""
+    """Gives each text a fixed direction, by the longest key in it; all other texts have one of their own."""
 
     places: dict
     dim: int = 8

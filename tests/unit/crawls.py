@@ -1,4 +1,4 @@
-"""A small system to crawl: the obedient reader over texts found by shared words."""
+"""A small system to crawl: the simulated reader over texts retrieved by shared words."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from casemate.backends.obedient import Obedient
+from casemate.backends.generators.simulated_reader import SimulatedReader
 from casemate.demo.clinic import case_notes
 from casemate.errors import BudgetExhausted
-from casemate.rag import join
+from casemate.rag.pipeline import join_stream
+from casemate.text.tokens import words
 from casemate.types import Document, Prompt, Reply
-from casemate.words import words
 from tests.fakes import BagOfWords
 
 NOTES = [Document(name, " ".join(text.split())) for name, text in case_notes(60, seed=3)]
@@ -39,12 +39,12 @@ class System:
         context = tuple(self.documents[i] for i in best)
         self.questions.append(text)
         self.shown.append([d.id for d in context])
-        return Reply(await join(Obedient().stream(Prompt(text, context, ""))))
+        return Reply(await join_stream(SimulatedReader().stream(Prompt(text, context, ""))))
 
 
 @dataclass
 class Stubborn:
-    """Says always the same."""
+    """Always returns the same reply."""
 
     reply: str
     questions: list = field(default_factory=list)
@@ -56,7 +56,7 @@ class Stubborn:
 
 @dataclass
 class Scribe:
-    """A generator that writes the same each time, or one text after another, and remembers what it was told."""
+    """A generator that returns texts in turn and repeats the last one; records the prompts."""
 
     replies: list
     prompts: list = field(default_factory=list)
@@ -67,7 +67,7 @@ class Scribe:
 
 
 def crawl(attack, box, seed=0):
-    """All that an attack carries away, until it ends or its budget does."""
+    """All texts that an attack yields within the budget."""
 
     async def run():
         found = []
@@ -82,6 +82,6 @@ def crawl(attack, box, seed=0):
 
 
 def share(found, documents=NOTES):
-    """Share of the documents whose text is there word for word."""
+    """Share of the documents that were found word for word."""
     held = {" ".join(words(text)) for text in found}
     return sum(" ".join(words(d.content)) in held for d in documents) / len(documents)

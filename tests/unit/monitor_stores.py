@@ -1,4 +1,4 @@
-"""Fresh event stores of both kinds."""
+"""Event stores for tests: fresh databases, and one in memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.fakes import Memory
 
 
 def fresh_url(request: pytest.FixtureRequest, tmp_path) -> Iterator[str]:
-    """The URL of an empty database, in a folder yet to be made: ``request.param`` is sqlite or postgres."""
+    """URL of an empty database; ``request.param`` is sqlite or postgres."""
     if request.param == "sqlite":
         yield f"sqlite:///{tmp_path}/new/events.db"
         return
@@ -26,8 +26,8 @@ def fresh_url(request: pytest.FixtureRequest, tmp_path) -> Iterator[str]:
 
 
 @dataclass
-class Kept(Memory):
-    """A store in memory that keeps each id once and filters by time, as the real one does."""
+class InMemoryEventStore(Memory):
+    """An event store in memory that keeps each id once and filters by time, like the real one."""
 
     def append(self, event):
         if all(e.id != event.id for e in self.events):

@@ -10,17 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from casemate import metrics
-from casemate.attacks.averaging import Averaging, other_form
-from casemate.attacks.decoys import Decoys
-from casemate.attacks.duplicates import Duplicates, adjacent
-from casemate.attacks.ladder import SHARES, Ladder, thinned
-from casemate.attacks.oracle import LEVELS, Oracle
-from casemate.attacks.split_facts import SplitFacts
 from casemate.errors import ConfigError
+from casemate.maths import metrics
 from casemate.protocols import BlackBox
+from casemate.redteam.attacks.averaging import Averaging, other_form
+from casemate.redteam.attacks.decoys import Decoys
+from casemate.redteam.attacks.duplicates import Duplicates, content_bigrams
+from casemate.redteam.attacks.ladder import SHARES, Ladder, subsample_words
+from casemate.redteam.attacks.oracle import LEVELS, Oracle
+from casemate.redteam.attacks.split_facts import SplitFacts
+from casemate.text.grounding import grounding_score
+from casemate.text.sentences import sentences
+from casemate.text.tokens import ReferenceCorpus, content_words, keywords, ngrams
 from casemate.types import UNKNOWN, Document, Probe, Reply
-from casemate.words import Genre, content_words, keywords, phrases, sentences, told
 
 ATTACKS = [Averaging, Decoys, Duplicates, Ladder, Oracle, SplitFacts]
 PREPARED = [a for a in ATTACKS if a is not Oracle]
@@ -93,107 +95,107 @@ def candidates():
 
 
 @pytest.mark.parametrize("cls", ATTACKS)
-class TestEach:
-    def test_tells_members_from_others_where_there_is_no_guard(self, cls, candidates):
+class TestEveryAdaptiveAttack:
+    def test_separates_members_from_nonmembers_without_a_guard(self, cls, candidates):
         members, others = candidates
         assert metrics.auc(*scores(cls(), members, others, lambda: Reader(members))) > 0.95
 
-    def test_learns_nothing_where_nothing_is_told(self, cls, candidates):
+    def test_scores_are_at_chance_if_every_reply_is_a_refusal(self, cls, candidates):
         members, others = candidates
         assert metrics.auc(*scores(cls(), members, others, lambda: Reader([]))) == 0.5
 
-    def test_works_without_having_studied_the_genre(self, cls, candidates):
+    def test_works_without_studied_texts(self, cls, candidates):
         members, others = candidates
         boxes = {d.id: Reader(members) for d in members + others}
         run = {d.id: asyncio.run(cls().run(d, boxes[d.id], np.random.default_rng(0)))[0] for d in members + others}
         assert metrics.auc([run[d.id] for d in members], [run[d.id] for d in others]) > 0.9
 
-    def test_the_same_generator_gives_the_same_questions_and_another_gives_others(self, cls, candidates):
+    def test_questions_depend_on_the_seed_only(self, cls, candidates):
         document, study = candidates[0][0], [d.content for d in candidates[1]]
         first, again, other = (prepared(cls(), document, study, seed) for seed in (1, 1, 2))
         assert first == again != other
         assert json.loads(json.dumps(first.key)) == first.key
 
-    def test_an_empty_text_is_asked_nothing_and_scores_nothing(self, cls):
+    def test_an_empty_text_gets_no_questions_and_zero_scores(self, cls):
         document = Document("a", " \n")
         probe = prepared(cls(), document)
         assert probe.questions == ()
         assert set(measured(cls(), document, probe)) == {0.0}
 
     @given(text=TEXTS, reply=TEXTS)
-    def test_any_text_and_reply_give_finite_figures(self, cls, text, reply):
+    def test_scores_are_finite_for_any_text_and_reply(self, cls, text, reply):
         document = Document("a", text)
         probe = prepared(cls(), document, [text, "ab cd X1"])
         figures = measured(cls(), document, probe, *[reply] * len(probe.questions))
         assert len(figures) == len(cls.features)
         assert all(0 <= f <= 1 for f in figures)
 
-    def test_what_makes_no_sense_is_refused(self, cls):
+    def test_invalid_options_are_rejected(self, cls):
         numeric = [f.name for f in fields(cls) if f.init and isinstance(f.default, int) and f.name != "disguise"]
         for name in numeric:
             with pytest.raises(ConfigError, match=f"{name}=-1"):
                 cls(**{name: -1})
 
-    def test_the_paper_says_that_it_is_our_own(self, cls):
+    def test_the_paper_field_marks_own_attacks(self, cls):
         assert cls.paper.startswith("own: ")
 
 
 @pytest.mark.parametrize("cls", [SplitFacts, Duplicates, Decoys, Averaging])
 @pytest.mark.parametrize("count", [1, 7])
-def test_no_more_questions_than_declared(cls, count, candidates):
+def test_asks_at_most_the_configured_number_of_questions(cls, count, candidates):
     document = candidates[0][0]
     assert len(prepared(cls(questions=count), document, [d.content for d in candidates[1]]).questions) == count
 
 
-class TestTold:
+class TestGroundingScore:
     TEXT = "The keeper Aldous Finch counted 42 herons near the lower weir before the flood of March."
 
-    def test_new_facts_of_the_text_count_and_those_of_the_question_do_not(self):
+    def test_only_facts_beyond_the_question_count(self):
         reply = "Aldous Finch counted 42 herons near the lower weir."
-        assert told(self.TEXT, "Who counted?", reply) == 1
-        assert told(self.TEXT, f"Is it true that {reply}", reply) == 0
+        assert grounding_score(self.TEXT, "Who counted?", reply) == 1
+        assert grounding_score(self.TEXT, f"Is it true that {reply}", reply) == 0
 
-    def test_the_share_of_other_facts_is_counted_against_it(self):
+    def test_facts_that_are_not_in_the_text_lower_the_score(self):
         new = "Aldous Finch met 77 storks near the upper weir"  # of 8 words the text has 4
-        assert told(self.TEXT, "", new) == 0
-        assert told(self.TEXT, "", new.replace("77", "42")) == pytest.approx(2 * 5 / 8 - 1)
+        assert grounding_score(self.TEXT, "", new) == 0
+        assert grounding_score(self.TEXT, "", new.replace("77", "42")) == pytest.approx(2 * 5 / 8 - 1)
 
-    def test_the_best_clause_decides_and_a_short_one_counts_less(self):
-        assert told(self.TEXT, "", "Storks left for Lapland. Keeper Finch counted 42 herons: Aldous.") == 1
-        assert told(self.TEXT, "", "42 herons.") == pytest.approx(2 / 6)
+    def test_the_best_clause_decides_and_short_clauses_count_less(self):
+        assert grounding_score(self.TEXT, "", "Storks left for Lapland. Keeper Finch counted 42 herons: Aldous.") == 1
+        assert grounding_score(self.TEXT, "", "42 herons.") == pytest.approx(2 / 6)
 
     @pytest.mark.parametrize("reply", ["", UNKNOWN, "The context does not mention what Aldous Finch counted."])
-    def test_who_does_not_know_tells_nothing(self, reply):
-        assert told(self.TEXT, "", reply) == 0
+    def test_a_refusal_has_no_grounding(self, reply):
+        assert grounding_score(self.TEXT, "", reply) == 0
 
 
 def test_rare_words_come_first():
-    genre = Genre(["north bridge toll", "north gate toll", "north tower"])
+    genre = ReferenceCorpus(["north bridge toll", "north gate toll", "north tower"])
     assert [round(genre.rarity(w), 3) for w in ("north", "TOLLS", "tower", "weir")] == [0, 0.208, 0.5, 1]
-    assert genre.telling("The north weir and the north tower.") == ["weir", "tower", "north"]
+    assert genre.distinctive_words("The north weir and the north tower.") == ["weir", "tower", "north"]
 
 
 class TestSplitFacts:
     @given(
         st.lists(st.sampled_from("weir heron reed toll north gate flood mill osprey of the and".split()), max_size=60)
     )
-    def test_no_phrase_of_four_words_is_that_of_the_text(self, text):
+    def test_no_question_quotes_four_words_of_the_text(self, text):
         document = Document("a", " ".join(text), title=" ".join(text[3:8]))
         for question in prepared(SplitFacts(words=5), document).questions:
-            assert not phrases(question) & phrases(document.content)
+            assert not ngrams(question) & ngrams(document.content)
 
-    def test_questions_have_few_words_of_the_text_and_the_shortest_come_first(self, candidates):
+    def test_questions_are_short_and_sorted_by_length(self, candidates):
         document = candidates[0][0]
         there = content_words(document.content)
         sizes = [len(content_words(q) & there) for q in prepared(SplitFacts(), document).questions]
         assert set(sizes) == {2, 3}
         assert sizes == sorted(sizes)
 
-    def test_no_question_comes_twice(self, candidates):
+    def test_questions_are_distinct(self, candidates):
         asked = prepared(SplitFacts(), candidates[0][0]).questions
         assert len({content_words(q) for q in asked}) >= len(asked) * 0.9
 
-    def test_a_guard_that_withholds_what_comes_close_does_not_stop_it(self, candidates):
+    def test_evades_a_guard_that_withholds_on_close_questions(self, candidates):
         members, others = candidates
         assert metrics.auc(*scores(SplitFacts(), members, others, lambda: Reader(members, limit=3))) > 0.95
 
@@ -210,14 +212,14 @@ class TestLadder:
         assert document.text[len(half) + 1 :] not in probe.questions[-1]
 
     @pytest.mark.parametrize("share", SHARES)
-    def test_a_thinned_text_keeps_its_order_and_its_share(self, share):
+    def test_subsampled_words_keep_their_order_and_share(self, share):
         text = "Keepers of northern mills counted herons near lower weirs before floods rose"
-        kept = thinned(text, share, np.random.default_rng(0)).split()
+        kept = subsample_words(text, share, np.random.default_rng(0)).split()
         content = [w for w in text.split() if w not in ("of", "before")]
         assert len(kept) == round(share * len(content))
         assert kept == [w for w in content if w in kept]
 
-    def test_what_is_told_from_far_and_not_from_near_is_a_drop(self):
+    def test_the_drop_compares_distant_with_nearer_rungs(self):
         document = invented(1)[0]
         probe = Probe(tuple("abcdef"), {"rungs": list(range(6))})
         good, bad = document.text, UNKNOWN
@@ -226,7 +228,7 @@ class TestLadder:
         assert measured(Ladder(), document, probe, bad, good, good, bad, bad, bad) == (1, 1)
         assert measured(Ladder(), document, probe, bad, bad, bad, good, good, good) == (1, 0)
 
-    def test_a_guard_shows_itself_by_the_drop(self, candidates):
+    def test_a_guard_causes_a_drop(self, candidates):
         members, others = candidates
         attack = Ladder()
         attack.study([d.content for d in members + others])
@@ -235,7 +237,7 @@ class TestLadder:
 
 
 class TestDecoys:
-    def test_own_words_stand_between_those_of_another_text(self, candidates):
+    def test_own_words_are_placed_between_decoy_words(self, candidates):
         document, others = candidates[0][0], [d.content for d in candidates[1]]
         own = content_words(document.content)
         for question in prepared(Decoys(shares=(2.0,)), document, [document.content, *others]).questions:
@@ -252,24 +254,27 @@ class TestDecoys:
         assert [len(q.partition(". ")[0].split()) for q in probe.questions] == [2, 5, 2, 5]
 
     @pytest.mark.parametrize("shares", [(), (1.0, -0.5)])
-    def test_shares_must_be_numbers_that_are_not_negative(self, shares):
+    def test_invalid_shares_are_rejected(self, shares):
         with pytest.raises(ConfigError, match="shares at least one number, none negative"):
             Decoys(shares=shares)
 
 
 class TestDuplicates:
-    def test_words_side_by_side_are_told_from_words_apart(self):
-        assert set(adjacent("Lower weirs; herons and lower mills.")) == {("low" + "er", "weir"), ("lower", "mill")}
+    def test_bigrams_need_adjacent_words(self):
+        assert set(content_bigrams("Lower weirs; herons and lower mills.")) == {
+            ("low" + "er", "weir"),
+            ("lower", "mill"),
+        }
 
-    def test_questions_hold_a_phrase_of_the_form_and_a_word_of_the_target(self, candidates):
+    def test_questions_contain_a_shared_phrase_and_a_word_of_the_target(self, candidates):
         document, others = candidates[0][0], [d.content for d in candidates[1]]
-        spread = [set(adjacent(text)) for text in others]
+        spread = [set(content_bigrams(text)) for text in others]
         own = content_words(document.content) - frozenset().union(*map(content_words, others))
         for question in prepared(Duplicates(), document, others).questions:
-            assert any(sum(pair in s for s in spread) >= 2 for pair in adjacent(question))
+            assert any(sum(pair in s for s in spread) >= 2 for pair in content_bigrams(question))
             assert len(content_words(question) & own) <= 2
 
-    def test_a_text_that_was_studied_does_not_share_phrases_with_itself(self):
+    def test_a_studied_candidate_does_not_count_for_its_own_phrases(self):
         document = Document("a", "Lower weirs hold herons.")
         attack = Duplicates(texts=1)
         attack.study([document.content, "Lower mills."])
@@ -283,7 +288,7 @@ class TestOracle:
         return len(content_words(question) & content_words(document.content))
 
     @pytest.mark.parametrize(("limit", "below", "on"), [(math.inf, 9, 14), (6, 4, 6), (3, 2, 3), (1, 2, 2)])
-    def test_asks_below_the_limit_that_it_found(self, limit, below, on, candidates):
+    def test_asks_below_the_measured_limit(self, limit, below, on, candidates):
         (target, *known), _ = candidates
         box = Reader([target, *known], limit)
         attack = Oracle(known=tuple((d.content, True) for d in known), questions=6)
@@ -291,7 +296,7 @@ class TestOracle:
         assert len(box.asked) <= attack.texts * len(LEVELS) + attack.questions
         assert [self.shared(q, target) for q in box.asked[-6:]] == [below] * 4 + [on] * 2
 
-    def test_the_target_is_never_among_the_texts_it_learns_on(self, candidates):
+    def test_the_limit_is_never_measured_on_the_target(self, candidates):
         target = candidates[0][0]
         box = Reader([target])
         attack = Oracle(texts=3, questions=2)
@@ -300,7 +305,7 @@ class TestOracle:
         form = content_words(candidates[1][0].content)
         assert not any(content_words(q) & content_words(target.content) - form for q in box.asked[:-2])
 
-    def test_what_is_told_of_strangers_is_no_sign_of_membership(self, candidates):
+    def test_grounding_on_nonmembers_raises_the_threshold(self, candidates):
         """A box that tells everything about everybody: with a known stranger nothing passes for told."""
         (target, known, *_), (stranger, *_) = candidates
 
@@ -315,13 +320,13 @@ class TestOracle:
             asyncio.run(attack.run(target, box, np.random.default_rng(0)))
         assert self.shared(box.asked[-1], target) == LEVELS[0]
 
-    def test_a_guard_with_a_fixed_threshold_does_not_stop_it(self, candidates):
+    def test_evades_a_guard_with_a_fixed_threshold(self, candidates):
         members, others = candidates
         assert metrics.auc(*scores(Oracle(), members, others, lambda: Reader(members, limit=4))) > 0.95
 
 
 class TestAveraging:
-    def test_words_that_lead_there_have_no_form_of_the_text(self, candidates):
+    def test_leading_words_are_inflected(self, candidates):
         document = candidates[0][0]
         there = content_words(document.content)
         for question in prepared(Averaging(), document).questions:
@@ -330,18 +335,18 @@ class TestAveraging:
             assert len(content_words(ask) & there) == 1
             assert len(lead.split()) == Averaging().words
 
-    def test_undisguised_they_are_the_texts_own(self, candidates):
+    def test_without_disguise_leading_words_are_unchanged(self, candidates):
         document = candidates[0][0]
         for question in prepared(Averaging(disguise=False), document).questions:
             assert content_words(question.partition(". ")[0]) <= content_words(document.content)
 
     @given(st.from_regex(r"[a-z]{3,12}", fullmatch=True))
-    def test_another_form_begins_alike_and_has_another_stem(self, word):
+    def test_another_form_has_the_same_beginning_and_another_stem(self, word):
         form = other_form(word)
         assert form[:3] == word[:3]
         assert content_words(form) != content_words(word)
 
-    def test_mean_and_majority(self):
+    def test_features_are_mean_and_share_above_the_threshold(self):
         document = invented(1)[0]
         probe = Probe(("a", "b", "c", "d"))
         assert measured(Averaging(), document, probe, document.text, UNKNOWN, UNKNOWN, UNKNOWN) == (0.25, 0.25)

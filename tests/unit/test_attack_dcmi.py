@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from casemate import metrics
-from casemate.attacks.dcmi import ANTONYMS, DCMI, PAIRS, changed
 from casemate.errors import ConfigError
+from casemate.maths import metrics
 from casemate.protocols import Generator
+from casemate.redteam.attacks.dcmi import ANTONYM_PAIRS, ANTONYMS, DCMI, perturbed_copy
 from casemate.types import Document, Probe, Reply
 from tests.fakes import documents
 
@@ -43,7 +43,7 @@ def measured(*replies):
     return asyncio.run(DCMI().measure(Document("a", ""), Probe(("?", "?")), [Reply(r) for r in replies]))
 
 
-def test_the_same_question_is_asked_about_the_text_and_a_changed_copy():
+def test_asks_the_same_question_about_the_text_and_the_perturbed_copy():
     probe, (text, copy) = prepared(TEXT)
     assert text == TEXT != copy
     assert probe.questions[0].replace(TEXT, "") == probe.questions[1].replace(copy, "")
@@ -66,16 +66,16 @@ def test_the_score_is_the_difference(replies, difference):
     assert measured(*replies) == (difference,)
 
 
-class TestChange:
+class TestPerturbedCopy:
     @pytest.mark.parametrize(("share", "count"), [(0.001, 1), (0.03, 1), (0.1, 3), (0.18, 6)])
-    def test_as_many_words_change_as_are_wanted(self, share, count):
+    def test_the_share_of_changed_words_is_respected(self, share, count):
         assert len(re.findall(r"[\w.]*\w", TEXT)) == 33
-        before, after = TEXT.split(), changed(TEXT, share, np.random.default_rng(1)).split()
+        before, after = TEXT.split(), perturbed_copy(TEXT, share, np.random.default_rng(1)).split()
         assert len(before) == len(after)  # the first choices all replace a word by one word
         assert sum(a != b for a, b in zip(before, after, strict=True)) == count
 
     def test_antonyms_and_numbers_come_first(self):
-        after = changed(TEXT, 0.3, np.random.default_rng(0))  # ten: all of them, and one more
+        after = perturbed_copy(TEXT, 0.3, np.random.default_rng(0))  # ten: all of them, and one more
         for word in ("low", "last", "better", "decreased", "quickly", "insignificantly", "indeed"):
             assert re.search(rf"\b{word}\b", after)
         numbers = re.findall(r"[\d.]*\d", after)
@@ -94,52 +94,52 @@ class TestChange:
             ("?!", "?!"),
         ],
     )
-    def test_what_becomes_of_words(self, text, copy):
-        found = {changed(text, 0.01, np.random.default_rng(seed)) for seed in range(9)}
+    def test_words_are_changed_by_rules(self, text, copy):
+        found = {perturbed_copy(text, 0.01, np.random.default_rng(seed)) for seed in range(9)}
         assert found <= set(copy.split(" | "))
 
     @given(st.integers(0, 999))
-    def test_a_number_becomes_another_of_the_same_form(self, seed):
-        after = changed("352.80", 0.01, np.random.default_rng(seed))
+    def test_a_number_is_replaced_by_one_of_the_same_form(self, seed):
+        after = perturbed_copy("352.80", 0.01, np.random.default_rng(seed))
         assert re.fullmatch(r"[124-9]52\.80", after)
 
     @given(st.text(max_size=100), st.integers(0, 99))
-    def test_any_text_with_a_word_is_changed_and_always_alike(self, text, seed):
-        first, again = (changed(text, 0.06, np.random.default_rng(seed)) for _ in range(2))
+    def test_any_text_is_changed_deterministically(self, text, seed):
+        first, again = (perturbed_copy(text, 0.06, np.random.default_rng(seed)) for _ in range(2))
         assert first == again
         assert (first != text) == bool(re.search(r"[^\W_]", text))
 
-    def test_no_word_has_two_antonyms_or_itself(self):
-        listed = Counter(word for pair in PAIRS.split() for word in pair.split("/"))
+    def test_antonyms_are_unique_and_differ_from_the_word(self):
+        listed = Counter(word for pair in ANTONYM_PAIRS.split() for word in pair.split("/"))
         assert set(listed.values()) == {1}
         assert not [word for word, other in ANTONYMS.items() if word == other]
 
 
 class TestWriter:
-    def test_its_copy_is_asked_about(self):
+    def test_the_copy_of_the_writer_is_used(self):
         writer = Writer(f'"{TEXT.replace("high", "modest")}"\n')
         _, (text, copy) = prepared(TEXT, writer=writer)
         assert copy == TEXT.replace("high", "modest")
         assert writer.prompts[0].question == text and "6%" in writer.prompts[0].instructions
 
     @pytest.mark.parametrize("reply", [TEXT, "", "I cannot help with that.", TEXT.upper()])
-    def test_rules_step_in_where_it_does_not_do_its_task(self, reply):
+    def test_rules_replace_an_unusable_copy(self, reply):
         assert prepared(TEXT, writer=Writer(reply))[1] == prepared(TEXT)[1]
 
 
-def test_a_long_text_is_cut():
+def test_a_long_text_is_truncated():
     _, (text, copy) = prepared("heron " * 1000)
     assert text == ("heron " * 1000)[:2000]
     assert copy.replace("not ", "") == text
 
 
 @pytest.mark.parametrize("options", [{"share": 0}, {"share": 1.1}, {"max_characters": 0}])
-def test_options_that_make_no_sense_are_refused(options):
+def test_invalid_options_are_rejected(options):
     with pytest.raises(ConfigError, match="share must be above 0 and at most 1, max_characters at least 1"):
         DCMI(**options)
 
 
-def test_a_reader_that_compares_gives_every_member_away():
+def test_a_reader_that_compares_reveals_every_member():
     """The strongest target: it has the members' texts, and says yes to what stands there word for word."""
     candidates = documents(20, words=60)
     held, scores = candidates[:10], []

@@ -3,9 +3,9 @@ import asyncio
 import numpy as np
 import pytest
 
-from casemate import metrics
-from casemate.attacks.direct import Direct
 from casemate.errors import ConfigError
+from casemate.maths import metrics
+from casemate.redteam.attacks.direct import Direct
 from casemate.types import Document, Probe, Reply
 from tests.fakes import documents
 
@@ -20,19 +20,19 @@ def measured(reply):
     return asyncio.run(Direct().measure(DOCUMENT, Probe(("?",)), [Reply(reply)]))
 
 
-def test_the_text_stands_in_one_question_as_it_is():
+def test_one_question_quotes_the_text_unchanged():
     (question,) = prepared(DOCUMENT).questions
     assert f'"{DOCUMENT.text}"' in question
     assert "context" in question and "Yes or No" in question
     assert DOCUMENT.title not in question
 
 
-def test_the_title_is_shown_on_demand():
+def test_the_title_is_optional():
     assert DOCUMENT.content in prepared(DOCUMENT, title=True).questions[0]
 
 
 @pytest.mark.parametrize(("options", "length"), [({}, 2000), ({"max_characters": 1000}, 1000)])
-def test_a_long_text_is_cut(options, length):
+def test_a_long_text_is_truncated(options, length):
     (question,) = prepared(Document("a", "z" * 5000), **options).questions
     assert question.count("z") == length
 
@@ -44,7 +44,7 @@ def test_a_long_text_is_cut(options, length):
         *("Yes or no? Yes.", "Yes/No: yes", "I am asked to answer yes or no, and say yes", "Nobody knows, but yes."),
     ],
 )
-def test_yes(reply):
+def test_a_yes_scores_one(reply):
     assert measured(reply) == (1.0,)
 
 
@@ -64,16 +64,16 @@ def test_yes(reply):
         *("I don't know.", "The context does not hold it.", "es. \n\n", "Not in the context; nothing known."),
     ],
 )
-def test_no_and_neither(reply):
+def test_other_replies_score_zero(reply):
     assert measured(reply) == (0.0,)
 
 
-def test_nothing_shown_is_refused():
+def test_a_limit_of_zero_characters_is_rejected():
     with pytest.raises(ConfigError, match=r"direct.max_characters is 0; it must be at least 1"):
         Direct(max_characters=0)
 
 
-def test_a_reader_that_compares_gives_every_member_away():
+def test_a_reader_that_compares_reveals_every_member():
     """The strongest target: it has the members' texts, and says the truth."""
     candidates = documents(20, words=60)
     held, scores = candidates[:10], []

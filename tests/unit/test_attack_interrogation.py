@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
-from casemate.attacks.interrogation import REQUEST, Interrogation, asked, reversed_sense, said
-from casemate.backends.obedient import Obedient
+from casemate.backends.generators.simulated_reader import SimulatedReader
 from casemate.demo.clinic import case_notes
 from casemate.errors import ConfigError
 from casemate.protocols import Generator
-from casemate.rag import join
+from casemate.rag.pipeline import join_stream
+from casemate.redteam.attacks.interrogation import REQUEST, Interrogation, as_question, negated_clause, yes_no_answer
+from casemate.text.tokens import words
 from casemate.types import Document, Probe, Prompt, Reply
-from casemate.words import words
 
 TEXT = (
     "OBJECTIVE: The north bridge over the Tarn was closed on 3 May 2031, after divers found cracks in two piers. "
@@ -46,21 +46,21 @@ def facts(probe, about=""):
 
 
 class TestQuestions:
-    def test_ask_for_one_fact_each_behind_the_title(self):
+    def test_each_asks_for_one_fact_after_the_title(self):
         probe = prepared(title="A bridge closed.")
         for question in probe.questions:
             assert re.fullmatch(r"A bridge closed\. \S.*\? Answer Yes, No or I don't know\.", question)
         assert "Is the journey eleven minutes longer?" in facts(probe, "A bridge closed.")["yes"]
 
-    def test_keep_the_mark_of_a_title_that_asks(self):
+    def test_a_title_keeps_its_question_mark(self):
         assert all(q.startswith("Is the bridge safe? ") for q in prepared(title="Is the bridge safe?").questions)
 
-    def test_without_title_the_telling_terms_are_the_summary(self):
+    def test_without_a_title_key_terms_are_the_summary(self):
         summary, _, _ = prepared().questions[0].partition(". ")
         assert "north bridge" in summary
         assert set(words(summary)) <= set(words(TEXT))
 
-    def test_without_summary_the_fact_stands_alone(self):
+    def test_the_summary_is_optional(self):
         bare, full = prepared(summary=False), prepared(summary=True)
         assert all(f.endswith(b) for b, f in zip(bare.questions, full.questions, strict=True))
         assert bare.questions != full.questions
@@ -70,35 +70,35 @@ class TestQuestions:
             by_truth = facts(prepared(note.text, summary=False))
             assert len(by_truth["no"]) == len(by_truth["yes"])
 
-    def test_are_as_many_as_asked_for_at_most(self):
+    def test_the_number_is_limited(self):
         assert len(prepared(" ".join(n.text for n in NOTES)).questions) == 30
         assert len(prepared(questions=4).questions) == 4
         assert len(prepared(questions=3).questions) == 3
 
-    def test_are_at_least_three(self):
+    def test_there_are_at_least_three(self):
         for text in ("It rained.", "rain", "The bridge is closed", "Two."):
             probe = prepared(text)
             assert len(set(probe.questions)) == 3
             assert sorted(probe.key["truth"]) == ["no", "no", "yes"]
 
-    def test_are_none_for_an_empty_text(self):
+    def test_an_empty_text_has_none(self):
         probe = prepared(" \n", title="")
         assert probe.questions == ()
         assert measured([], []) == (-5.0, 0.0, 0.0)
 
-    def test_are_made_from_the_title_where_there_is_nothing_else(self):
+    def test_a_text_without_words_uses_the_title(self):
         assert "bridge" in prepared("", title="North bridge closed").questions[0]
 
-    def test_depend_on_the_generator_alone(self):
+    def test_they_depend_on_the_seed_only(self):
         assert prepared(seed=1) == prepared(seed=1)
         assert prepared(seed=1).questions != prepared(seed=2).questions
 
-    def test_true_ones_hold_the_words_of_the_text_and_nothing_else(self):
+    def test_true_questions_contain_words_of_the_text_only(self):
         frame = set(words("Is it true that"))
         for question in facts(prepared(summary=False))["yes"]:
             assert set(words(question)) - frame <= set(words(TEXT))
 
-    def test_untrue_ones_change_a_number_a_name_or_the_sense(self):
+    def test_false_questions_change_a_number_a_name_or_the_sense(self):
         kinds = set()
         for seed in range(12):
             for question in facts(prepared(seed=seed, summary=False))["no"]:
@@ -109,7 +109,7 @@ class TestQuestions:
                 kinds |= {"sense"} if " not " in question or "toll was raised" in question else set()
         assert kinds == {"number", "name", "sense"}
 
-    def test_a_year_stays_a_year_and_thousands_keep_their_comma(self):
+    def test_replaced_numbers_keep_their_format(self):
         found = {q for seed in range(30) for q in facts(prepared(seed=seed, summary=False))["no"] if "crossings" in q}
         years = {int(y) for q in found for y in re.findall(r"in (\d{4})\?", q)}
         counts = {c for q in found for c in re.findall(r"counted (\S+) crossings", q)}
@@ -118,7 +118,7 @@ class TestQuestions:
 
 
 @given(st.text(max_size=120), st.integers(0, 9))
-def test_any_text_gives_questions_or_none(text, seed):
+def test_any_text_is_accepted(text, seed):
     probe = prepared(text, seed=seed)
     assert len(probe.questions) == len(probe.key["truth"])
     assert not probe.questions or len(probe.questions) >= 3
@@ -126,7 +126,7 @@ def test_any_text_gives_questions_or_none(text, seed):
 
 
 @given(st.from_regex(r"[0-9]{1,30}([.,][0-9]{1,4}){0,3}", fullmatch=True), st.integers(0, 20))
-def test_any_number_becomes_another(number, seed):
+def test_any_number_is_replaced(number, seed):
     text = f"The lock keeper counted {number} boats"
     for question in facts(prepared(text, seed=seed, summary=False))["no"]:
         if question.startswith("Is it true") and " not " not in question:
@@ -145,8 +145,8 @@ def test_any_number_becomes_another(number, seed):
         ("Divers who were hired found cracks", "Is it true that divers who were hired found cracks?"),
     ],
 )
-def test_a_clause_becomes_a_question(clause, question):
-    assert asked(clause, ["PhIP"]) == question
+def test_clauses_are_turned_into_questions(clause, question):
+    assert as_question(clause, ["PhIP"]) == question
 
 
 @pytest.mark.parametrize(
@@ -158,8 +158,8 @@ def test_a_clause_becomes_a_question(clause, question):
         ("Tolls increased", "Tolls decreased"),
     ],
 )
-def test_the_contrary(clause, contrary):
-    assert reversed_sense(clause) == contrary
+def test_clauses_are_negated(clause, contrary):
+    assert negated_clause(clause) == contrary
 
 
 @pytest.mark.parametrize(
@@ -182,15 +182,15 @@ def test_the_contrary(clause, contrary):
         ("", ""),
     ],
 )
-def test_reads_replies(reply, verdict):
-    assert said(reply) == verdict
+def test_replies_are_classified_as_yes_no_or_unknown(reply, verdict):
+    assert yes_no_answer(reply) == verdict
 
 
 @given(
     st.lists(st.tuples(st.sampled_from(["yes", "no"]), st.sampled_from(["Yes.", "No.", "I don't know.", "Maybe."]))),
     st.floats(0, 10),
 )
-def test_the_score_is_that_of_the_paper(pairs, penalty):
+def test_the_score_follows_the_paper(pairs, penalty):
     truth, replies = [t for t, _ in pairs], [r for _, r in pairs]
     if not pairs:
         return
@@ -201,7 +201,7 @@ def test_the_score_is_that_of_the_paper(pairs, penalty):
 
 
 @pytest.mark.parametrize("options", [{"questions": 2}, {"penalty": -1}, {"penalty": float("nan")}])
-def test_refuses_options_out_of_range(options):
+def test_options_out_of_range_are_rejected(options):
     with pytest.raises(ConfigError, match="interrogation"):
         Interrogation(**options)
 
@@ -221,7 +221,7 @@ class Script(Generator):
 QUESTIONS = "Here they are\n1. Is it old?\n- Is it wet?\n3) Is it long?\n\nIs it blue?\nIs it new?"
 
 
-def test_a_writer_asks_and_a_shadow_knows_the_answers():
+def test_the_writer_asks_and_the_shadow_model_answers():
     writer = Script([QUESTIONS, "  the north\nbridge. "])
     shadow = Script(["Yes", "no.", "I don't know", "No", "Yes."])
     probe = prepared(writer=writer, shadow=shadow)
@@ -232,24 +232,24 @@ def test_a_writer_asks_and_a_shadow_knows_the_answers():
     assert [p.question for p in shadow.prompts][:2] == ["Is it old?", "Is it wet?"]
 
 
-def test_without_a_shadow_the_writer_answers_and_no_more_is_asked_than_wanted():
+def test_without_a_shadow_model_the_writer_answers():
     writer = Script([QUESTIONS, "Yes", "Yes", "Yes", "bridge"])
     assert len(prepared(writer=writer, questions=3).questions) == 3
 
 
-def test_a_writer_that_fails_to_ask_is_replaced_by_rules():
+def test_rules_replace_a_writer_without_questions():
     probe = prepared(writer=Script(["I cannot do that.", ""]))
     assert len(probe.questions) > 3
     assert probe.questions == prepared().questions
 
 
-def test_members_are_told_from_others_by_the_obedient_reader():
+def test_separates_members_from_nonmembers_with_the_simulated_reader():
     def score(note, context):
         attack = Interrogation()
         attack.study([n.text for n in NOTES])
         probe = asyncio.run(attack.prepare(note, np.random.default_rng(1)))
-        streams = [Obedient().stream(Prompt(q, context, "")) for q in probe.questions]
-        return asyncio.run(attack.measure(note, probe, [Reply(asyncio.run(join(s))) for s in streams]))[0]
+        streams = [SimulatedReader().stream(Prompt(q, context, "")) for q in probe.questions]
+        return asyncio.run(attack.measure(note, probe, [Reply(asyncio.run(join_stream(s))) for s in streams]))[0]
 
     inside = [score(note, (NOTES[0], note, NOTES[1])) for note in NOTES[2:12]]
     outside = [score(note, tuple(NOTES[:3])) for note in NOTES[12:22]]
@@ -257,13 +257,15 @@ def test_members_are_told_from_others_by_the_obedient_reader():
 
 
 @pytest.mark.slow
-def test_recorded_answers_of_a_language_model_give_the_published_figure(data):
+def test_recorded_answers_of_a_language_model_reproduce_the_figure(data):
     """Naseh et al., NFCorpus, Llama 3 8B: AUC .965. The records are cut, some within "Yes" or "I don't know"."""
     with gzip.open(data / "mia_riddle/nfcorpus_ia_llama3_8b_top15.jsonl.gz") as file:
         rows = [json.loads(line) for line in file]
 
     def auc(penalty):
-        scores = [measured([said(a) or "?" for a in r["answers"]], r["llm_responses"], penalty=penalty) for r in rows]
+        scores = [
+            measured([yes_no_answer(a) or "?" for a in r["answers"]], r["llm_responses"], penalty=penalty) for r in rows
+        ]
         return roc_auc_score([r["mem"] == "yes" for r in rows], [s[0] for s in scores])
 
     assert auc(1.0) == pytest.approx(0.965, abs=0.005)

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from casemate import metrics
-from casemate.attacks.mba import MBA, REQUEST, answers
 from casemate.errors import ConfigError
+from casemate.maths import metrics
 from casemate.protocols import LanguageModel
+from casemate.redteam.attacks.mba import MBA, REQUEST, parse_mask_answers
+from casemate.text.tokens import STOP_WORDS
 from casemate.types import Document, Probe, Reply, TokenScore
-from casemate.words import STOP_WORDS
 from tests.fakes import WORDS, documents
 
 TEXT = (
@@ -51,7 +51,7 @@ def measured(key, reply):
 
 
 class TestQuestion:
-    def test_holds_the_text_with_masks_that_the_key_fills(self):
+    def test_contains_the_masked_text_and_the_key_restores_it(self):
         probe = prepared(TEXT)
         assert restored(probe) == TEXT
         assert list(probe.key) == [str(i) for i in range(1, len(probe.key) + 1)]
@@ -63,7 +63,7 @@ class TestQuestion:
         assert probe.key == {"1": "heron"}
 
     @given(st.integers(0, 10**6), st.integers(1, 15), st.sampled_from(["idf", "random"]))
-    def test_masks_what_may_be_masked_one_word_in_each_fragment(self, seed, masks, policy):
+    def test_masks_one_eligible_word_per_fragment(self, seed, masks, policy):
         rng = np.random.default_rng(seed)
         pool = [*WORDS, "the", "of", "a", "(x)", "n=3", "7", "42.5%", "--", "...", "U.S.", "mid-day,", "reed/rush"]
         text = " ".join(rng.choice(pool, int(rng.integers(0, 80))))
@@ -82,38 +82,38 @@ class TestQuestion:
         assert all(re.fullmatch(r"\w[\w.-]+", word) for word in probe.key.values())
         assert not re.search(r"\]/|/\[", masked(probe))
 
-    def test_takes_the_rarest_word_of_the_genre(self):
+    def test_masks_the_rarest_word_of_the_genre(self):
         text = "amber birch cedar delta ember flint grove heron inlet"
         genre = [text.replace("grove", ""), text.replace("grove", "").replace("heron", "")]
         assert prepared(text, study=genre, masks=1).key == {"1": "grove"}
 
-    def test_takes_no_word_that_the_text_repeats_if_there_is_another(self):
+    def test_prefers_words_that_occur_once(self):
         text = "one two three four five amber birch amber"
         assert prepared(text, study=["birch", "birch", "birch"], masks=1).key == {"1": "birch"}
 
-    def test_takes_the_word_whose_hardest_token_is_hardest(self):
+    def test_difficulty_is_that_of_the_hardest_token(self):
         text = "amber birch cedar delta ember flint grove heron quartzite inlet"
         ranks = Ranks(flin=30, g=20, zite=90, grov=80, inle=40)  # "quartzite" is quar, tzit, e
         assert prepared(text, masks=1, model=ranks).key == {"1": "grove"}
         assert prepared(text, masks=1, model=Ranks(flin=30, tzit=90)).key == {"1": "quartzite"}
         assert prepared(text, masks=1, model=Ranks(ceda=90, flin=30)).key == {"1": "flint"}  # cedar is among the first
 
-    def test_a_model_is_used_unless_another_policy_is_named(self):
+    def test_a_model_sets_the_default_policy(self):
         text = "amber birch cedar delta ember flint grove heron quartzite inlet"
         assert prepared(text, masks=1, model=Ranks(flin=30), policy="idf").key == {"1": "quartzite"}
 
-    def test_random_masks_follow_the_generator(self):
+    def test_random_masks_depend_on_the_seed(self):
         keys = [tuple(prepared(TEXT, rng=seed, policy="random").key.values()) for seed in range(8)]
         assert keys[3] == tuple(prepared(TEXT, rng=3, policy="random").key.values())
         assert len(set(keys)) > 4
 
-    def test_a_long_text_is_cut_between_words(self):
+    def test_a_long_text_is_truncated_between_words(self):
         text = "lapwing " * 400
         for length in (2048, 100, 104, 103):
             assert len(restored(prepared(text, max_characters=length))) == (length + 1) // 8 * 8 - 1
 
     @pytest.mark.parametrize("text", ["", "   ", "one two three four five", "a b c d e of the and to", "x" * 5000])
-    def test_a_text_without_a_word_to_mask_is_not_asked_about(self, text):
+    def test_a_text_without_eligible_words_gets_no_question(self, text):
         probe = prepared(text)
         assert probe == Probe(())
         assert asyncio.run(MBA().measure(Document("a", text), probe, [])) == (0.0,)
@@ -154,7 +154,7 @@ class TestReply:
             "[MASK_01]: heron [MASK_02]: 42.5 [MASK_03]: mid-day",
         ],
     )
-    def test_right_in_many_forms(self, reply):
+    def test_correct_answers_are_accepted_in_many_formats(self, reply):
         assert measured(self.KEY, reply) == (1.0,)
 
     @pytest.mark.parametrize(
@@ -174,12 +174,12 @@ class TestReply:
             ("heron\n42.5", 0),  # which two of the three they are cannot be known
         ],
     )
-    def test_what_is_counted(self, reply, right):
+    def test_answers_are_matched_per_mask(self, reply, right):
         assert measured(self.KEY, reply) == (pytest.approx(right / 3),)
 
     @given(st.text(max_size=200), st.integers(1, 12))
-    def test_any_reply_can_be_read(self, reply, masks):
-        assert all(number == str(int(number)) for number in answers(reply, masks))
+    def test_any_reply_can_be_parsed(self, reply, masks):
+        assert all(number == str(int(number)) for number in parse_mask_answers(reply, masks))
 
 
 @pytest.mark.parametrize(
@@ -191,13 +191,13 @@ class TestReply:
         ({"policy": "difficulty"}, "needs a language model: set mba.model, or take 'idf'"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(options, message):
+def test_invalid_options_are_rejected(options, message):
     with pytest.raises(ConfigError, match=message):
         MBA(**options)
 
 
 @pytest.mark.parametrize("policy", ["idf", "difficulty", "random"])
-def test_a_reader_that_fills_in_gives_every_member_away(policy):
+def test_a_reader_that_restores_masks_reveals_every_member(policy):
     """The strongest target: it lays the masked text over the texts it has, and guesses where none fits."""
     candidates = documents(20, words=60)
     held, scores = candidates[:10], []

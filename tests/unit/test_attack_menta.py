@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from casemate.attacks.menta import MEntA, claims
-from casemate.backends.obedient import Obedient
+from casemate.backends.generators.simulated_reader import SimulatedReader
 from casemate.demo.clinic import case_notes
 from casemate.errors import ConfigError
 from casemate.protocols import Generator
-from casemate.rag import join
+from casemate.rag.pipeline import join_stream
+from casemate.redteam.attacks.menta import MEntA, claims
+from casemate.text.tokens import content_words
 from casemate.types import UNKNOWN, Document, Probe, Prompt, Reply
-from casemate.words import content_words
 
 TEXT = (
     "The north bridge over the Tarn was closed on 3 May 2031, after divers found cracks in two piers. Engineer Ottilie "
@@ -40,20 +40,20 @@ def measured(*replies, genre=(), question=QUESTION, **options):
 
 
 class TestQuestions:
-    def test_are_five_open_ones_behind_the_title(self):
+    def test_there_are_five_open_ones_after_the_title(self):
         probe = prepared(title="A bridge closed.")
         assert len(probe.questions) == 5
         assert len({q.split("?")[0][:28] for q in probe.questions}) == 5  # each in a wording of its own
         for question in probe.questions:
             assert re.fullmatch(r"A bridge closed\. [^.?]+\?", question)
 
-    def test_command_nothing_and_tell_no_number(self):
+    def test_they_contain_no_command_and_no_number(self):
         for note in NOTES:
             for question in prepared(note.text, genre=[n.text for n in NOTES], summary=False).questions:
                 assert not re.search(r"\b(?:answer|repeat|yes|no|context|documents?)\b", question, re.IGNORECASE)
                 assert re.match(r"What |How |I would like ", question)
 
-    def test_ask_for_terms_of_the_text(self):
+    def test_they_ask_for_terms_of_the_text(self):
         frames = content_words(
             "what is known found tell me about respect I would like to understand better how go together"
         )
@@ -62,24 +62,24 @@ class TestQuestions:
             assert asked and asked <= content_words(TEXT)
             assert any(asked <= content_words(sentence) for sentence in TEXT.split(". "))
 
-    def test_ask_for_what_is_rare_in_the_genre_first(self):
+    def test_rare_terms_come_first(self):
         (plain,) = prepared(questions=1, summary=False).questions
         common = [s for s in TEXT.split(". ") if not s.startswith("Buses")]
         (rare,) = prepared(questions=1, summary=False, genre=[". ".join(common)] * 20).questions
         assert "buses" in rare.lower() and plain != rare
 
-    def test_are_fewer_for_a_short_text_and_none_for_an_empty_one(self):
+    def test_a_short_text_has_fewer_and_an_empty_one_none(self):
         assert len(prepared("The bridge at Crale is old.").questions) == 1
         assert prepared(" ").questions == ()
         assert measured() == (-1.0, 0.0, 0.0)
 
-    def test_depend_on_the_generator_alone(self):
+    def test_they_depend_on_the_seed_only(self):
         assert prepared(seed=1) == prepared(seed=1)
         assert prepared(seed=1) != prepared(seed=2)
 
 
 @given(st.text(max_size=200), st.integers(0, 9))
-def test_any_text_and_reply_give_finite_figures(text, seed):
+def test_scores_are_finite_for_any_text_and_reply(text, seed):
     probe = prepared(text, seed=seed)
     json.dumps(dict(probe.key))
     for figure in measured(*[text] * len(probe.questions)):
@@ -106,7 +106,7 @@ def test_a_claim_is_entailed_by_its_words_numbers_and_names(reply, entailed):
     assert measured(reply)[1] == entailed
 
 
-def test_the_score_is_that_of_the_paper():
+def test_the_score_follows_the_paper():
     entailed, other, abstains = "The mayor has promised a ferry for cyclists.", "It may be so.", UNKNOWN
     assert measured(entailed, entailed) == (1, 1, 1)
     assert measured(entailed, other, abstains, abstains) == (-0.25, 0.25, 0.5)
@@ -115,13 +115,13 @@ def test_the_score_is_that_of_the_paper():
     assert measured("I could not find this. But the mayor has promised a ferry for cyclists.") == (0, 1, 0)
 
 
-def test_what_holds_for_every_text_of_the_genre_is_no_evidence():
+def test_statements_common_in_the_genre_are_no_evidence():
     reply = "The mayor has promised a ferry for cyclists."
     assert measured(reply, genre=["Bells rang.", "Snow fell."])[1] == 1
     assert measured(reply, genre=[f"The mayor promised a ferry for cyclists. Case {i}." for i in range(50)])[1] == 0
 
 
-def test_what_the_question_told_is_no_evidence():
+def test_repeating_the_question_is_no_evidence():
     reply = "Complaints about night noise have increased in the mill quarter."
     assert measured(reply)[1] == 1
     assert measured(reply, question="How did complaints about night noise in the mill quarter increase?")[1] == 0
@@ -135,21 +135,21 @@ def test_what_the_question_told_is_no_evidence():
         ("", []),
     ],
 )
-def test_claims_are_without_citations_and_markup(reply, expected):
+def test_claims_have_no_citations_and_markup(reply, expected):
     assert claims(reply) == expected
 
 
 @pytest.mark.parametrize(
     "options", [{"questions": 0}, {"support": 0}, {"support": 1.5}, {"novelty": -1}, {"novelty": float("nan")}]
 )
-def test_refuses_options_out_of_range(options):
+def test_options_out_of_range_are_rejected(options):
     with pytest.raises(ConfigError, match="menta"):
         MEntA(**options)
 
 
 @dataclass
 class Script(Generator):
-    """Gives replies in order, and remembers the prompts."""
+    """Returns replies in order, and records the prompts."""
 
     replies: list
     prompts: list = field(default_factory=list)
@@ -168,11 +168,11 @@ def test_a_writer_writes_questions_and_summary():
     assert all(p.context == (Document("a", TEXT),) for p in writer.prompts)
 
 
-def test_a_writer_that_asks_nothing_is_replaced_by_rules():
+def test_rules_replace_a_writer_without_questions():
     assert prepared(writer=Script(["I cannot.", ""])).questions == prepared().questions
 
 
-def test_a_judge_decides_about_claims_that_tell_something():
+def test_the_judge_decides_about_informative_claims_only():
     judge = Script(["No.", "**Yes**, it does."])
     reply = "The repair is known. A pot of gold lies under pier seven. Ravens guard the golden weathervane. It is."
     assert measured(reply, judge=judge)[1] == 1
@@ -184,13 +184,13 @@ def test_a_judge_decides_about_claims_that_tell_something():
     assert measured(reply, judge=Script(["No.", "I don't know."]))[1] == 0
 
 
-def test_members_are_told_from_others_by_the_obedient_reader():
+def test_separates_members_from_nonmembers_with_the_simulated_reader():
     def score(note, context):
         attack = MEntA()
         attack.study([n.text for n in NOTES])
         probe = asyncio.run(attack.prepare(note, np.random.default_rng(1)))
-        streams = [Obedient().stream(Prompt(q, context, "")) for q in probe.questions]
-        return asyncio.run(attack.measure(note, probe, [Reply(asyncio.run(join(s))) for s in streams]))[0]
+        streams = [SimulatedReader().stream(Prompt(q, context, "")) for q in probe.questions]
+        return asyncio.run(attack.measure(note, probe, [Reply(asyncio.run(join_stream(s))) for s in streams]))[0]
 
     inside = [score(note, (NOTES[0], note, NOTES[1])) for note in NOTES[2:12]]
     outside = [score(note, tuple(NOTES[:3])) for note in NOTES[12:22]]

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from casemate import metrics
-from casemate.attacks.s2mia import S2MIA
 from casemate.errors import ConfigError
+from casemate.maths import metrics
 from casemate.protocols import LanguageModel
+from casemate.redteam.attacks.s2mia import S2MIA
 from casemate.types import UNKNOWN, Document, Probe, Reply, TokenScore
 from tests.fakes import documents
 
@@ -20,7 +20,7 @@ DOCUMENT = Document(
 
 
 class Even(LanguageModel):
-    """Gives each word of a text the same probability, and remembers what it was asked."""
+    """Gives each word the same probability, and records the prompts."""
 
     def __init__(self, logprob=-2.0):
         self.logprob, self.texts = logprob, []
@@ -39,13 +39,13 @@ def measured(attack, reply, document=DOCUMENT):
     return asyncio.run(attack.measure(document, Probe(("?",)), [Reply(reply)]))
 
 
-def test_the_first_half_stands_in_the_question_and_the_second_does_not():
+def test_the_question_contains_the_first_half_only():
     half = DOCUMENT.text[: len(DOCUMENT.text) // 2].strip()
     assert f'"{half}"' in question(DOCUMENT)
     assert "weir" not in question(DOCUMENT)
 
 
-def test_bleu_is_against_the_whole_text_or_the_rest_of_it():
+def test_bleu_reference_is_the_whole_text_or_its_second_half():
     rest = DOCUMENT.text[len(DOCUMENT.text) // 2 :].strip()
     reply = "At dusk it flew off to the north."
     assert measured(S2MIA(), reply)[0] == metrics.bleu(DOCUMENT.text, reply)
@@ -63,14 +63,14 @@ def test_likelihood_mixes_the_candidate_and_the_genre():
     assert measured(attack, "A b!", Document("a", "a b a"))[1] == pytest.approx(expected)
 
 
-def test_what_quotes_the_candidate_is_likelier_than_what_does_not():
+def test_a_quotation_of_the_candidate_is_more_likely():
     attack = S2MIA()
     attack.study([d.text for d in documents(50)])
     quoted, other = measured(attack, "it flew off to the north"), measured(attack, "it ran away to the south")
     assert quoted[1] > other[1]
 
 
-def test_a_model_reads_the_candidate_and_judges_the_reply():
+def test_a_model_scores_the_reply_after_the_candidate():
     class Tell(Even):
         def score(self, text):
             return [s._replace(logprob=-1.0 if s.end <= len(DOCUMENT.text) else -3.0) for s in super().score(text)]
@@ -82,7 +82,7 @@ def test_a_model_reads_the_candidate_and_judges_the_reply():
 
 @pytest.mark.parametrize("attack", [S2MIA(), S2MIA(model=Even(-50.0))], ids=["bigrams", "model"])
 @pytest.mark.parametrize("reply", ["", " \n"])
-def test_an_empty_reply_is_the_least_likely(attack, reply):
+def test_an_empty_reply_has_the_lowest_likelihood(attack, reply):
     assert measured(attack, reply) == (0.0, -20.0)
 
 
@@ -91,20 +91,20 @@ def test_likelihood_is_clipped():
 
 
 @given(st.text(max_size=80), st.text(max_size=80))
-def test_any_texts_give_finite_figures(text, reply):
+def test_scores_are_finite_for_any_texts(text, reply):
     bleu, likelihood = measured(S2MIA(), reply, Document("a", text))
     assert 0 <= bleu <= 1
     assert -20 <= likelihood <= 0
 
 
-def test_an_unknown_reference_is_refused():
+def test_an_unknown_reference_is_rejected():
     with pytest.raises(ConfigError, match=r"s2mia.bleu_ref is 'half'; known: full, rest"):
         S2MIA(bleu_ref="half")
 
 
 @pytest.mark.parametrize("bleu_ref", ["full", "rest"])
 @pytest.mark.parametrize("model", [None, Even()])
-def test_a_reader_that_goes_on_gives_every_member_away(bleu_ref, model):
+def test_a_reader_that_continues_reveals_every_member(bleu_ref, model):
     """The strongest target: it looks for the quoted beginning, and gives the rest or says that it does not know."""
     candidates = documents(20, words=60)
     held, scores = candidates[:10], []

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from casemate.backends.sqlite import SqliteIndex
-from casemate.defenses.canary_token import CanaryToken
+from casemate.backends.indexes.sqlite import SqliteIndex
 from casemate.errors import BackendError
-from casemate.guard import Guard
-from casemate.marks import Mint
+from casemate.guard.defenses.canary_token import CanaryToken
+from casemate.guard.guard import Guard
+from casemate.guard.watermarks.tokens import TokenGenerator
 from casemate.protocols import Generator
-from casemate.rag import Rag, join
+from casemate.rag.pipeline import Rag, join_stream
 from casemate.types import UNKNOWN, Action, Document, Prompt, Query, Secret
 from tests.fakes import BagOfWords, Memory, documents
 
@@ -24,7 +24,7 @@ LONG = "The ferry leaves at ten. " * 40
 
 @dataclass
 class Reader(Generator):
-    """Does what a question says, by a function of the prompt; remembers prompts, and how far it was read."""
+    """Replies by a function of the prompt; records prompts and how far it was read."""
 
     answer: object = staticmethod(lambda prompt: LONG)
     size: int = 5
@@ -45,7 +45,7 @@ class Reader(Generator):
 
 
 def repeats(prompt):
-    """What a model says that is told to repeat its context."""
+    """The reply of a model that repeats its context."""
     return "Here it is:\n\n" + "\n\n".join(d.text for d in prompt.context)
 
 
@@ -76,52 +76,52 @@ def body(store):
 
 
 def tokens(prompt):
-    """The token of each chunk in a prompt, by its id."""
+    """The token of each chunk in a prompt by id."""
     return {d.id: TOKEN.findall(d.text)[0] for d in prompt.context}
 
 
-class TestWhatTheModelReads:
-    def test_every_chunk_has_a_token_of_its_own_in_front(self, make):
+class TestPrompt:
+    def test_every_chunk_starts_with_its_own_token(self, make):
         guard, _ = make(reader := Reader())
         answer = asyncio.run(guard.ask(Query("amber heron", id="r1")))
         found = tokens(reader.prompts[0])
-        assert found == {d: Mint(KEY).mark("r1", d) for d in found}
+        assert found == {d: TokenGenerator(KEY).token("r1", d) for d in found}
         assert len(set(found.values())) == 5
         for document, hit in zip(reader.prompts[0].context, answer.retrieval.hits, strict=True):
-            assert document.text == f"{found[document.id]}\n\n{hit.document.text}"  # what was found is as it was
+            assert document.text == f"{found[document.id]}\n\n{hit.document.text}"  # the retrieval is unchanged
 
-    def test_the_tokens_of_two_requests_have_nothing_in_common(self, make):
+    def test_tokens_of_two_requests_are_disjoint(self, make):
         guard, _ = make(reader := Reader())
         for _ in range(2):
             asyncio.run(guard.ask(Query("amber heron")))
         first, second = (set(tokens(p).values()) for p in reader.prompts)
         assert not first & second
 
-    def test_two_defenses_made_without_a_secret_make_other_tokens(self):
+    def test_defenses_without_a_secret_generate_different_tokens(self):
         prompt, made = Prompt("q", (Document("a", "text"),), ""), []
         for _ in range(2):
-            asyncio.run(join(CanaryToken(oracle_share=0).on_generate(reader := Reader()).stream(prompt)))
+            asyncio.run(join_stream(CanaryToken(oracle_share=0).on_generate(reader := Reader()).stream(prompt)))
             made += tokens(reader.prompts[0]).values()
         assert made[0] != made[1]
 
-    def test_question_and_instructions_stay(self, make):
+    def test_question_and_instructions_are_unchanged(self, make):
         guard, _ = make(reader := Reader())
         asyncio.run(guard.ask(Query("amber heron")))
         assert (reader.prompts[0].question, reader.prompts[0].instructions) == ("amber heron", guard.rag.instructions)
 
-    def test_in_observe_mode_there_are_no_tokens(self, make):
+    def test_observe_mode_inserts_no_tokens(self, make):
         guard, store = make(reader := Reader(repeats), enforce=False)
         answer = asyncio.run(guard.ask(Query("amber heron")))
         assert answer.text == repeats(reader.prompts[0])
         assert not TOKEN.search(answer.text) and not store.events
 
 
-class TestAnAnswerWithAToken:
-    def test_is_cut_and_the_client_is_told_nothing(self, make):
+class TestAnswerWithToken:
+    def test_is_cut_without_a_notice(self, make):
         guard, store = make(reader := Reader(repeats))
         answer = asyncio.run(guard.ask(Query("amber heron", client="mallory", id="r7")))
         assert answer.text == UNKNOWN
-        assert reader.closed == 1 and reader.written < 30  # the model writes no further
+        assert reader.closed == 1 and reader.written < 30  # the model stops
         noted = body(store)
         assert (noted["flagged"], noted["action"], noted["client"], noted["request"]) == (
             True,
@@ -139,16 +139,16 @@ class TestAnAnswerWithAToken:
         )
 
     @pytest.mark.parametrize("number", [1, 4])
-    def test_is_put_down_to_the_chunk_that_the_token_is_of(self, make, number):
+    def test_is_attributed_to_the_chunk_of_the_token(self, make, number):
         guard, store = make(reader := Reader(lambda p: f"It says: {base64.b64encode(p.context[number].text.encode())}"))
         asyncio.run(guard.ask(Query("amber heron")))
         assert body(store)["evidence"]["leaked"] == reader.prompts[0].context[number].id
         assert body(store)["evidence"]["form"] == "base64"
 
-    def test_ends_what_the_model_would_go_on_writing(self):
+    def test_stops_the_generation(self):
         @dataclass
         class Endless(Generator):
-            """No async generator, so nobody else ends it when it is forgotten."""
+            """Not an async generator, so garbage collection does not close it."""
 
             closed: bool = False
 
@@ -166,10 +166,10 @@ class TestAnAnswerWithAToken:
                 self.closed = True
 
         stream = CanaryToken(oracle_share=0).on_generate(endless := Endless()).stream
-        assert asyncio.run(join(stream(Prompt("q", (Document("a", "text"),), "")))) == UNKNOWN
+        assert asyncio.run(join_stream(stream(Prompt("q", (Document("a", "text"),), "")))) == UNKNOWN
         assert endless.closed
 
-    def test_keeps_what_was_out_before(self, make):
+    def test_keeps_the_text_sent_before(self, make):
         said = "The heron is a bird that nests in reeds, and it comes back to the same place each year. " * 3
         guard, store = make(reader := Reader(lambda p: said + p.context[1].text))
         out = asyncio.run(guard.ask(Query("amber heron"))).text
@@ -177,29 +177,29 @@ class TestAnAnswerWithAToken:
         assert body(store)["flagged"]
 
     @pytest.mark.parametrize("size", [1, 8, 100, 10_000])
-    def test_shows_no_trace_of_it(self, make, size):
+    def test_contains_no_part_of_the_token(self, make, size):
         guard, _ = make(reader := Reader(lambda p: LONG + repeats(p), size))
-        out = asyncio.run(join(guard.stream(Query("amber heron"))))
+        out = asyncio.run(join_stream(guard.stream(Query("amber heron"))))
         assert (LONG + "Here it is:\n\n").startswith(out) or (size > len(LONG) and out == UNKNOWN)
         assert not any(word in out for token in tokens(reader.prompts[0]).values() for word in token.split())
 
 
-class TestAnHonestAnswer:
+class TestLegitimateAnswer:
     @pytest.mark.parametrize("text", [LONG, "", "Yes.", UNKNOWN, "a b " * 500])
-    def test_is_not_changed(self, make, text):
+    def test_is_unchanged(self, make, text):
         guard, store = make(Reader(lambda p: text))
         assert asyncio.run(guard.ask(Query("amber heron"))).text == text
-        assert asyncio.run(join(guard.stream(Query("amber heron")))) == text
+        assert asyncio.run(join_stream(guard.stream(Query("amber heron")))) == text
         assert [(e.body["flagged"], e.body["score"], e.body["evidence"]["ended"]) for e in store.events] == [
             (False, 0.0, "whole")
         ] * 2
 
-    def test_may_hold_the_tokens_of_others(self, make):
-        guard, store = make(Reader(lambda p: f"They said {Mint(KEY).mark('other', 'd1')} to me. " + LONG))
+    def test_may_contain_tokens_of_other_requests(self, make):
+        guard, store = make(Reader(lambda p: f"They said {TokenGenerator(KEY).token('other', 'd1')} to me. " + LONG))
         assert asyncio.run(guard.ask(Query("amber heron"))).text.endswith(LONG)
         assert not body(store)["flagged"]
 
-    def test_is_streamed_while_it_is_written(self, make):
+    def test_is_streamed(self, make):
         guard, _ = make(reader := Reader())
 
         async def first():
@@ -212,15 +212,15 @@ class TestAnHonestAnswer:
         piece, written = asyncio.run(first())
         assert LONG.startswith(piece) and written * reader.size < 120 < len(LONG)
 
-    def test_without_a_context_goes_through_at_once_and_is_not_noted(self):
+    def test_without_a_context_passes_and_is_not_recorded(self):
         defense = CanaryToken(store=Memory(), oracle_share=1)
         stream = defense.on_generate(Reader()).stream(Prompt("q", (), ""))
-        assert asyncio.run(join(stream)) == LONG
+        assert asyncio.run(join_stream(stream)) == LONG
         assert not defense.store.events
 
 
-class TestRequestsAtTheSameTime:
-    def test_do_not_take_each_others_tokens_or_clients(self, make):
+class TestConcurrentRequests:
+    def test_do_not_mix_tokens_or_clients(self, make):
         guard, store = make(reader := Reader(lambda p: repeats(p) if "stolen" in p.question else LONG))
         queries = [Query(f"amber {'stolen' if i % 3 == 0 else 'heron'} {i % 2}", client=f"c{i}") for i in range(24)]
 
@@ -228,7 +228,7 @@ class TestRequestsAtTheSameTime:
             return await asyncio.gather(*(guard.ask(q) if i % 2 else joined(guard, q) for i, q in enumerate(queries)))
 
         async def joined(guard, query):
-            return await join(guard.stream(query))
+            return await join_stream(guard.stream(query))
 
         asyncio.run(all_at_once())
         noted = {e.body["request"]: e.body for e in store.events}
@@ -238,7 +238,7 @@ class TestRequestsAtTheSameTime:
             assert noted[query.id]["flagged"] == ("stolen" in query.text)
         assert len({t for p in reader.prompts for t in tokens(p).values()}) == 24 * 5
 
-    def test_may_be_read_in_turns_by_one_task(self, make):
+    def test_can_be_interleaved_in_one_task(self, make):
         guard, store = make(Reader())
         queries = [Query("amber heron", client=name) for name in "ab"]
 
@@ -252,19 +252,19 @@ class TestRequestsAtTheSameTime:
         asyncio.run(in_turns())
         assert {e.body["request"]: e.body["client"] for e in store.events} == {q.id: q.client for q in queries}
 
-    def test_an_answer_to_another_question_is_put_down_to_nobody(self, make):
+    def test_answer_to_another_question_has_no_client(self, make):
         guard, store = make(Reader(repeats))
 
         async def another():
             await guard.retrieve(Query("amber heron", client="alice"))
             prompt = Prompt("something else", (Document("a", "text"),), "")
-            return await join(guard.generator.stream(prompt))
+            return await join_stream(guard.generator.stream(prompt))
 
         assert asyncio.run(another()) == UNKNOWN
         assert (body(store)["client"], body(store)["flagged"]) == ("", True)
 
 
-class TestTheSecondPath:
+class TestSecondPath:
     def noted(self, make, answer, share=1.0):
         guard, store = make(reader := Reader(answer), oracle_share=share)
         text = asyncio.run(guard.ask(Query("amber heron"))).text
@@ -272,14 +272,14 @@ class TestTheSecondPath:
         assert len(reader.prompts) == reader.closed == (2 if share else 1)
         return body(store), reader
 
-    def test_asks_for_the_token_behind_the_same_question_with_the_same_context(self, make):
+    def test_requests_the_token_after_the_same_question_and_context(self, make):
         noted, reader = self.noted(make, lambda p: tokens(p)[p.context[0].id].upper() if probed(p) else LONG)
         answer, probe = sorted(reader.prompts, key=probed)
         assert probe.question.startswith("amber heron\n\n")
         assert (probe.context, probe.instructions) == (answer.context, answer.instructions)
         assert (noted["evidence"]["oracle"], noted["score"], noted["flagged"]) == ("passed", 0.0, False)
 
-    def test_that_fails_is_evidence_and_blocks_nothing(self, make):
+    def test_failure_is_evidence_and_blocks_nothing(self, make):
         noted, _ = self.noted(make, lambda p: "I see no such words." if probed(p) else LONG)
         assert noted["evidence"]["oracle"] == "failed"
         assert (noted["score"], noted["threshold"], noted["flagged"], noted["action"]) == (0.5, 0.5, False, Action.NONE)
@@ -288,7 +288,7 @@ class TestTheSecondPath:
         _, reader = self.noted(make, lambda p: "no " * 5000 if probed(p) else LONG)
         assert reader.written * reader.size < len(LONG) + 300
 
-    def test_that_breaks_costs_no_answer_and_proves_nothing(self, make, caplog):
+    def test_error_costs_no_answer_and_is_no_evidence(self, make, caplog):
         def answer(prompt):
             if probed(prompt):
                 raise BackendError("down", backend="fake", retryable=True)
@@ -297,15 +297,15 @@ class TestTheSecondPath:
         guard, store = make(Reader(answer), oracle_share=1.0)
         assert asyncio.run(guard.ask(Query("amber heron"))).text == LONG
         assert (body(store)["evidence"]["oracle"], body(store)["score"]) == ("broke off", 0.0)
-        assert "gave no answer: BackendError" in caplog.text
+        assert "the second path of canary_token failed: BackendError" in caplog.text
 
-    def test_is_not_waited_for_when_the_answer_is_cut(self, make):
+    def test_is_cancelled_when_the_answer_is_cut(self, make):
         guard, store = make(reader := Reader(lambda p: LONG * 1000 if probed(p) else repeats(p), 1), oracle_share=1.0)
         assert asyncio.run(guard.ask(Query("amber heron"))).text == UNKNOWN
         assert body(store)["evidence"]["oracle"] == "not asked"
         assert reader.closed == 2
 
-    def test_is_taken_for_a_share_of_the_requests_that_follows_from_the_key(self, make):
+    def test_runs_for_a_pseudorandom_share_of_the_requests(self, make):
         self.noted(make, lambda p: LONG, share=0.0)
         prompt = Prompt("q", (Document("a", "text"),), "")
         defense = CanaryToken(secret=KEY, oracle_share=0.2)
@@ -314,7 +314,7 @@ class TestTheSecondPath:
             counts = []
             for i in range(300):
                 await defense.on_retrieve(Query("q", id=str(i)), None)
-                await join(defense.on_generate(reader := Reader(lambda p: "Yes.")).stream(prompt))
+                await join_stream(defense.on_generate(reader := Reader(lambda p: "Yes.")).stream(prompt))
                 counts.append(len(reader.prompts))
             return counts
 
@@ -323,22 +323,22 @@ class TestTheSecondPath:
         assert counts == asyncio.run(paths())
 
 
-class TestTheRecord:
-    def test_of_an_answer_that_the_client_does_not_read_to_its_end(self, make):
+class TestVerdictLog:
+    def test_records_an_answer_that_the_client_abandons(self, make):
         guard, store = make(reader := Reader(lambda p: LONG * 50), oracle_share=1.0)
 
         async def leave():
             stream = guard.stream(Query("amber heron"))
             await anext(stream)
             await stream.aclose()
-            while not store.events:  # the guard lets go of the generator's stream when its own is collected
+            while not store.events:  # the generator's stream is closed when the guard's is collected
                 await asyncio.sleep(0)
 
         asyncio.run(leave())
         assert (body(store)["evidence"]["ended"], reader.closed) == ("broke off", 2)
         assert reader.written < 500
 
-    def test_of_a_model_that_breaks_off(self, make):
+    def test_records_an_answer_that_the_model_interrupts(self, make):
         @dataclass
         class Breaks(Reader):
             async def stream(self, prompt):
@@ -350,16 +350,16 @@ class TestTheRecord:
             asyncio.run(guard.ask(Query("amber heron")))
         assert (body(store)["evidence"]["ended"], body(store)["flagged"]) == ("broke off", False)
 
-    def test_that_cannot_be_kept_costs_no_answer(self, make, caplog):
+    def test_failing_store_does_not_cost_the_answer(self, make, caplog):
         class Closed(Memory):
             def append(self, event):
                 raise BackendError("closed", backend="memory", retryable=False)
 
         guard, _ = make(Reader(), store=Closed())
         assert asyncio.run(guard.ask(Query("amber heron"))).text == LONG
-        assert "canary_token was not noted" in caplog.text
+        assert "a verdict of canary_token was not appended" in caplog.text
 
-    def test_holds_neither_question_nor_text_nor_token_nor_secret(self, make, caplog):
+    def test_contains_no_question_text_token_or_secret(self, make, caplog):
         guard, store = make(reader := Reader(repeats))
         asyncio.run(guard.ask(Query("amber private words")))
         kept = json.dumps(body(store)) + repr(guard.defenses[0]) + caplog.text
@@ -367,21 +367,21 @@ class TestTheRecord:
         assert not any(secret in kept for secret in secrets)
 
 
-class TestATextThatTurnsUp:
+class TestLeakedText:
     def asked(self, make):
         guard, store = make(reader := Reader())
         for name in ("alice", "bob", "carol"):
             asyncio.run(guard.ask(Query("amber heron", client=name)))
         return store, reader
 
-    def test_is_traced_to_the_request_and_the_chunk(self, make):
+    def test_is_traced_to_request_and_chunk(self, make):
         store, reader = self.asked(make)
         chunk, token = list(tokens(reader.prompts[1]).items())[2]
         (found,) = CanaryToken(secret=KEY, store=store).trace(f"Stolen: {base64.b64encode(token.encode()).decode()}")
         assert (found["client"], found["chunk"]) == ("bob", chunk)
         assert found["request"] == store.events[1].body["request"]
 
-    def test_is_not_traced_by_who_does_not_have_the_secret_or_the_record(self, make):
+    def test_is_not_traced_without_the_secret_or_the_events(self, make):
         store, reader = self.asked(make)
         text = "\n".join(tokens(reader.prompts[0]).values())
         assert len(CanaryToken(secret=KEY, store=store).trace(text)) == 5

@@ -1,4 +1,4 @@
-"""Where canary tokens are put, and what the defense may be told."""
+"""Positions of canary tokens, and options of the defense."""
 
 import re
 
@@ -6,19 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from casemate.app import build
-from casemate.config import Part
-from casemate.defenses.canary_token import CanaryToken, marked
+from casemate.config import PluginSpec
 from casemate.errors import ConfigError
+from casemate.guard.defenses.canary_token import CanaryToken, insert_token
+from casemate.plugins import build
+from casemate.text.sentences import sentences
 from casemate.types import Secret
-from casemate.words import sentences
 
 KEY = Secret("a key of sixteen or more characters")
 
 
-def test_a_copy_from_the_middle_of_a_chunk_holds_a_token():
+def test_copy_from_the_middle_of_a_chunk_contains_a_token():
     text = " ".join(f"On day {i} a gray heron flew over weir number {i} at noon." for i in range(60))
-    copied = marked(text, "zakeno mirodo pilafe", 400)
+    copied = insert_token(text, "zakeno mirodo pilafe", 400)
     assert len(sentences(copied)) > len(sentences(text)) + 5
     assert all("zakeno mirodo pilafe" in copied[at : at + 900] for at in range(0, len(copied) - 900, 50))
 
@@ -28,9 +28,9 @@ def test_a_copy_from_the_middle_of_a_chunk_holds_a_token():
     st.integers(50, 90),
     st.integers(0, 120),
 )
-def test_marking_adds_tokens_and_nothing_else(text, spacing, lead):
+def test_insertion_changes_nothing_else(text, spacing, lead):
     token = "zakeno mirodo pilafe"
-    done = marked(text, token, spacing, lead)
+    done = insert_token(text, token, spacing, lead)
     bare = [part for part in re.split(rf"(?:\n\n)?{token}(?:\n\n)?", done)]
     assert "".join(bare).replace("\n", "") == text.replace("\n", "")
     assert len(bare) >= 2
@@ -38,9 +38,9 @@ def test_marking_adds_tokens_and_nothing_else(text, spacing, lead):
     assert bare[0] == "" if not lead else len(bare[0]) >= min(lead, len(text)) - 2
 
 
-def test_tokens_stand_between_sentences():
+def test_tokens_are_inserted_between_sentences():
     text = " ".join(f"Herons number {i} to Z. A. Brandt nest in Dr. Ito's reeds." for i in range(40))
-    parts = marked(text, "zakeno mirodo pilafe", 200).split("zakeno mirodo pilafe")
+    parts = insert_token(text, "zakeno mirodo pilafe", 200).split("zakeno mirodo pilafe")
     assert len(parts) > 8
     assert all(part.strip().endswith("reeds.") for part in parts if part.strip())
 
@@ -56,5 +56,8 @@ def test_refuses_options_out_of_range(options):
 
 def test_the_secret_comes_from_the_environment():
     with pytest.raises(ConfigError, match="secret"):
-        build("defense", Part.model_validate({"use": "canary_token", "secret": "written in the file, which is wrong"}))
-    assert build("defense", Part(use="canary_token", secret=KEY)).secret == KEY
+        build(
+            "defense",
+            PluginSpec.model_validate({"use": "canary_token", "secret": "written in the file, which is wrong"}),
+        )
+    assert build("defense", PluginSpec(use="canary_token", secret=KEY)).secret == KEY

@@ -1,4 +1,4 @@
-"""The cascade with the trained pair of small models: real laws, real recitals."""
+"""The cascade with a trained pair of small models: real distributions, real recitations."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from casemate.backends.transformers import CausalLM
-from casemate.copying import Copying
-from casemate.defenses.cascade import Cascade
+from casemate.backends.generators.transformers import CausalLM
 from casemate.errors import BackendError
+from casemate.guard.defenses.cascade import Cascade
 from casemate.protocols import Generator
+from casemate.text.copying import CopyDetector
+from casemate.text.tokens import words
 from casemate.types import Document, Prompt
-from casemate.words import words
 from tests.fakes import Memory
 
 torch = pytest.importorskip("torch", reason="needs casemate[transformers]")
@@ -54,43 +54,43 @@ def quoted(text: str, answer: str) -> tuple[int, float]:
     """Longest run of words, and ROUGE-L recall."""
     numbers: dict[str, int] = {}
     chunk, spoken = ([numbers.setdefault(w, len(numbers)) for w in words(t)] for t in (text, answer))
-    copying = Copying([chunk])
+    copying = CopyDetector([chunk])
     state, longest = copying.start(), 0
     for word in spoken:
         state = copying.step(state, word)
-        longest = max(longest, copying.run_of(state, 0))
-    return longest, copying.recall(state, 0)
+        longest = max(longest, copying.run_length(state, 0))
+    return longest, copying.rouge_l_recall(state, 0)
 
 
 @pytest.mark.parametrize("question", [*QUESTIONS, RECITE])
 @pytest.mark.parametrize("gamma", [1, 4])
-def test_when_only_the_references_choice_is_the_drafts_to_settle_the_answer_is_the_references(
+def test_answer_is_the_references_if_the_draft_must_agree_with_it(
     pair: tuple[CausalLM, CausalLM], question: str, gamma: int
 ) -> None:
     free = guarded(pair, alpha=0.0, gamma=gamma, budget=None, run=999, reference_view="same")
     assert said(free, question) == said(pair[1], question) != ""
 
 
-def test_a_recital_is_cut_short(pair: tuple[CausalLM, CausalLM]) -> None:
+def test_recitation_is_cut(pair: tuple[CausalLM, CausalLM]) -> None:
     longest, recall = quoted(RECORD, said(pair[1], RECITE, CONTEXT[:1]))
     assert longest > 30 and recall > 0.8
     longest, recall = quoted(RECORD, said(guarded(pair, run=8, budget=16), RECITE, CONTEXT[:1]))
     assert longest <= 9 and recall < 0.3
 
 
-def test_with_the_papers_view_nothing_is_protected(pair: tuple[CausalLM, CausalLM]) -> None:
+def test_view_of_the_paper_protects_nothing(pair: tuple[CausalLM, CausalLM]) -> None:
     paper = guarded(pair, rule="paper", reference_view="same", run=4, budget=None)
     assert quoted(RECORD, said(paper, RECITE, CONTEXT[:1]))[1] > 0.8
 
 
-def test_whole_answers_are_written_again(pair: tuple[CausalLM, CausalLM]) -> None:
+def test_whole_answers_are_regenerated(pair: tuple[CausalLM, CausalLM]) -> None:
     memory = Memory()
     alone = Cascade(store=memory).on_generate(pair[1])
     assert quoted(RECORD, said(alone, RECITE, CONTEXT[:1]))[1] < 0.3
     assert memory.events[0].body["generations"] > 1
 
 
-def test_harmless_questions_are_answered_by_the_block(pair: tuple[CausalLM, CausalLM]) -> None:
+def test_harmless_questions_are_answered_in_blocks(pair: tuple[CausalLM, CausalLM]) -> None:
     memory = Memory()
     generator = guarded(pair, memory)
     assert [said(generator, q) for q in QUESTIONS] == [said(pair[1], q) for q in QUESTIONS]
@@ -101,11 +101,11 @@ def test_harmless_questions_are_answered_by_the_block(pair: tuple[CausalLM, Caus
         assert event.body["contexts"] == 0 and event.body["copied"] == []
 
 
-def test_draws_of_the_pair_follow_the_seed(pair: tuple[CausalLM, CausalLM]) -> None:
+def test_samples_are_deterministic_for_a_seed(pair: tuple[CausalLM, CausalLM]) -> None:
     answers = [said(guarded(pair, temperature=2.0, seed=s, max_tokens=20), QUESTIONS[0]) for s in (1, 1, 2)]
     assert answers[0] == answers[1] != answers[2]
 
 
-def test_a_context_longer_than_the_models_is_told(pair: tuple[CausalLM, CausalLM]) -> None:
-    with pytest.raises(BackendError, match=r"the prompt has \d+ tokens, and a model of the cascade reads 2048"):
+def test_context_beyond_the_model_limit_is_refused(pair: tuple[CausalLM, CausalLM]) -> None:
+    with pytest.raises(BackendError, match=r"the prompt has \d+ tokens, and a model of the cascade reads at most 2048"):
         said(guarded(pair), RECITE, (Document("long", RECORD * 30),))

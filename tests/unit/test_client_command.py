@@ -1,4 +1,4 @@
-"""``casemate client``: who was flagged, and letting one begin anew."""
+"""``casemate client``: list flagged clients, and reset one."""
 
 import json
 from datetime import UTC, datetime, timedelta
@@ -6,19 +6,19 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from typer.testing import CliRunner
 
-from casemate.backends.sql_events import SqlEvents
+from casemate.backends.event_stores.sql import SqlEventStore
 from casemate.cli import cli
 from casemate.errors import ConfigError
-from casemate.gateway.keys import Grant, Keys
-from casemate.sessions import Sessions
+from casemate.gateway.auth.keys import ApiKeyStore, Grant
+from casemate.guard.client_state.withheld_documents import WithheldDocuments
 from casemate.types import Event
 
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "casemate.yaml").write_text("store: {use: sql_events, path: events.db}\n")
-    return SqlEvents(path=tmp_path / "events.db")
+    (tmp_path / "casemate.yaml").write_text("store: {use: sql, path: events.db}\n")
+    return SqlEventStore(path=tmp_path / "events.db")
 
 
 def flagged(client, hours=0.0, sources=("a",), is_flagged=True):
@@ -33,17 +33,17 @@ def listed():
     return {one["client"]: one for one in json.loads(done.stdout)["clients"]}
 
 
-def test_who_was_flagged_lately_is_listed_until_he_is_forgiven(place):
-    key, _ = Keys(place).create(Grant("web-shop"))
+def test_flagged_clients_are_listed_until_they_are_reset(place):
+    key, _ = ApiKeyStore(place).create(Grant("web-shop"))
     for event in (flagged(f"{key.id}/ann"), flagged(f"{key.id}/ann", 1, ("b", "c")), flagged("eve", 30)):
         place.append(event)
     place.append(flagged("harmless", is_flagged=False))
-    Sessions("mirabel", 3600.0, place).bar("default", f"{key.id}/ann", "a")
+    WithheldDocuments("mirabel", 3600.0, place).add("default", f"{key.id}/ann", "a")
     place.flush()
     (one,) = listed().values()
     assert (one["client"], one["key"], one["verdicts"]) == (f"{key.id}/ann", "web-shop", {"mirabel": 2})
     assert one["withheld"] == ["a", "b", "c"]
-    done = CliRunner().invoke(cli, ["client", "forgive", f"{key.id}/ann"], catch_exceptions=False)
+    done = CliRunner().invoke(cli, ["client", "reset", f"{key.id}/ann"], catch_exceptions=False)
     assert done.exit_code == 0
     assert listed() == {}
     place.append(flagged(f"{key.id}/ann", -0.001))
@@ -52,7 +52,7 @@ def test_who_was_flagged_lately_is_listed_until_he_is_forgiven(place):
     place.close()
 
 
-def test_forgiving_whoever_is_not_known_says_so(place):
+def test_resetting_an_unknown_client_is_an_error(place):
     place.close()
-    with pytest.raises(ConfigError, match="nothing is held against a client 'ann'"):
-        CliRunner().invoke(cli, ["client", "forgive", "ann"], catch_exceptions=False)
+    with pytest.raises(ConfigError, match="there is no state of client 'ann'"):
+        CliRunner().invoke(cli, ["client", "reset", "ann"], catch_exceptions=False)

@@ -1,4 +1,4 @@
-"""Each figure against a definition of its own, and what must not change it."""
+"""Each feature against an independent definition, and its invariances."""
 
 from __future__ import annotations
 
@@ -11,36 +11,47 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from casemate import closeness, stats
-from casemate.closeness import ALIKE, CEILING, FEATURES, LOOKS, NEXT, Question, _known, _spacing, sources
-from casemate.types import Background, Document, Hit, Retrieval
-from casemate.words import STOP_WORDS, stem
+from casemate.guard.calibration import closeness
+from casemate.guard.calibration.closeness import (
+    COPY_SIMILARITY,
+    FEATURES,
+    LOOKAHEAD,
+    MAX_SPACING,
+    NEXT_DOCUMENTS,
+    FeatureExtractor,
+    _spacing,
+    _stem_set,
+    unique_sources,
+)
+from casemate.maths import stats
+from casemate.text.tokens import STOP_WORDS, stem
+from casemate.types import Document, Hit, Retrieval, SimilarityStats
 from tests.fakes import WORDS, BagOfWords
 
 VOCABULARY = [*WORDS, "the", "of", "tested", "tests", "policies", "walking"]
 SIMILARITY, GAP, DEPTH, SPACING, PHRASES, MARGIN = range(6)
 
 
-def found(*hits, exhausted=False, background=None):
+def found(*hits, exhausted=False, similarity_stats=None):
     """Hits of (source, score, text), by decreasing score."""
     made = tuple(Hit(Document(f"{s}#{i}", text, source=s), score) for i, (s, score, text) in enumerate(hits))
-    return Retrieval(made, background or Background(1000, 0.1, 0.05), exhausted)
+    return Retrieval(made, similarity_stats or SimilarityStats(1000, 0.1, 0.05), exhausted)
 
 
-def law(scores):
-    return Background(len(scores), float(np.mean(scores)), float(np.std(scores)))
+def statistics(scores):
+    return SimilarityStats(len(scores), float(np.mean(scores)), float(np.std(scores)))
 
 
 def naive(question, source, retrieval, out):
-    """The six figures as their descriptions have them, without regard to speed."""
+    """The six features by their definitions, without optimization."""
     tokens = lambda text: re.findall(r"\w+", text.lower())  # noqa: E731
     content = lambda text: {stem(w) for w in tokens(text) if w not in STOP_WORDS}  # noqa: E731
     runs = lambda text: {tuple(tokens(text)[i : i + 4]) for i in range(len(tokens(text)) - 3)}  # noqa: E731
     at = min(i for i, h in enumerate(retrieval.hits) if h.document.source == source)
-    lower = [i for i, h in enumerate(retrieval.hits) if i > at and h.document.source not in {source, *out}][:LOOKS]
-    if len(lower) < LOOKS and not retrieval.exhausted:
+    lower = [i for i, h in enumerate(retrieval.hits) if i > at and h.document.source not in {source, *out}][:LOOKAHEAD]
+    if len(lower) < LOOKAHEAD and not retrieval.exhausted:
         return None
-    end = lower[-1] if len(lower) == LOOKS else len(retrieval.hits)
+    end = lower[-1] if len(lower) == LOOKAHEAD else len(retrieval.hits)
     own = [h for h in retrieval.hits[at:end] if h.document.source == source]
     words = set().union(*(content(h.document.text) for h in own))
     others = {}
@@ -52,30 +63,30 @@ def naive(question, source, retrieval, out):
 
     def alike(o):
         a, b = marked(words, own), marked(bags[o], others[o])
-        return not a | b or len(a & b) / len(a | b) >= ALIKE
+        return not a | b or len(a & b) / len(a | b) >= COPY_SIMILARITY
 
     rest = [o for o in others if not alike(o)]
     s = own[0].score
     scores = [max(h.score for h in others[o]) for o in rest]
-    n, mean, std = retrieval.background.n, retrieval.background.mean, retrieval.background.std
+    n, mean, std = retrieval.similarity_stats.n, retrieval.similarity_stats.mean, retrieval.similarity_stats.std
     others_mean = (n * mean - s) / (n - 1)
     others_var = (n * (std**2 + mean**2) - s**2) / (n - 1) - others_mean**2
-    p = stats.spacing_test([s, *scores], 1) if len(scores) > NEXT else 1.0
+    p = stats.spacing_test([s, *scores], 1) if len(scores) > NEXT_DOCUMENTS else 1.0
     shared = len(runs(question) & set().union(*(runs(h.document.text) for h in own)))
     asked = content(question)
     return (
         s,
-        s - np.mean(scores[:NEXT]) if scores else s,
+        s - np.mean(scores[:NEXT_DOCUMENTS]) if scores else s,
         (s - others_mean) / math.sqrt(others_var),
-        min(-math.log10(p), CEILING) if p else CEILING,
+        min(-math.log10(p), MAX_SPACING) if p else MAX_SPACING,
         math.log(1 + shared),
         math.log(1 + max(0, len(asked & words) - max((len(asked & bags[o]) for o in rest), default=0))),
     )
 
 
 @st.composite
-def retrievals(draw, least=LOOKS + 2, most=24):
-    """Hits of a few sources with texts of few words, so that phrases are shared and copies occur."""
+def retrievals(draw, least=LOOKAHEAD + 2, most=24):
+    """Hits of few sources with texts of few words, so that phrases are shared and copies occur."""
     count = draw(st.integers(least, most))
     text = st.lists(st.sampled_from(VOCABULARY), max_size=12).map(" ".join)
     scores = sorted(draw(st.lists(st.integers(-900, 1000), min_size=count, max_size=count, unique=True)), reverse=True)
@@ -86,7 +97,7 @@ def retrievals(draw, least=LOOKS + 2, most=24):
     names = [f"s{draw(st.integers(0, count))}" for _ in range(count)]
     exhausted = draw(st.booleans())
     hits = [(name, s / 1000, t) for name, s, t in zip(names, scores, texts, strict=True)]
-    return found(*hits, exhausted=exhausted, background=law([s / 1000 for s in scores] * 2))
+    return found(*hits, exhausted=exhausted, similarity_stats=statistics([s / 1000 for s in scores] * 2))
 
 
 questions = st.lists(st.sampled_from(VOCABULARY), max_size=16).map(" ".join)
@@ -94,11 +105,11 @@ questions = st.lists(st.sampled_from(VOCABULARY), max_size=16).map(" ".join)
 
 @settings(max_examples=100)
 @given(questions, retrievals(), st.sets(st.integers(0, 24), max_size=4))
-def test_the_figures_are_those_of_the_definitions(question, retrieval, out):
+def test_features_equal_their_definitions(question, retrieval, out):
     out = {f"s{i}" for i in out}
-    for source in sources(retrieval.hits):
+    for source in unique_sources(retrieval.hits):
         expected = naive(question, source, retrieval, out)
-        figures = Question(question).figures(source, retrieval, out)
+        figures = FeatureExtractor(question).extract(source, retrieval, out)
         if expected is None:
             assert figures is None
         else:
@@ -106,36 +117,36 @@ def test_the_figures_are_those_of_the_definitions(question, retrieval, out):
             assert len(figures) == len(FEATURES)
 
 
-def test_depth_is_algorithm_1_on_a_scan():
+def test_depth_equals_algorithm_1_on_a_scan():
     rng = np.random.default_rng(1)
     S = np.sort(rng.normal(0.1, 0.05, 400))[::-1]
-    retrieval = found(*[(f"s{i}", float(s), f"word{i}") for i, s in enumerate(S[:20])], background=law(S))
+    retrieval = found(*[(f"s{i}", float(s), f"word{i}") for i, s in enumerate(S[:20])], similarity_stats=statistics(S))
     for i in range(5):
         rest = np.delete(S, i)
-        depth = Question("x").figures(f"s{i}", retrieval)[DEPTH]
+        depth = FeatureExtractor("x").extract(f"s{i}", retrieval)[DEPTH]
         assert depth == pytest.approx((S[i] - rest.mean()) / rest.std())
 
 
 @settings(max_examples=100)
-@given(st.lists(st.integers(-1000, 1000), min_size=NEXT + 2, max_size=20))
-def test_spacing_is_the_spacing_test(scores):
+@given(st.lists(st.integers(-1000, 1000), min_size=NEXT_DOCUMENTS + 2, max_size=20))
+def test_spacing_equals_the_spacing_test(scores):
     s = [x / 1000 for x in sorted(scores, reverse=True)]
     p = stats.spacing_test(s, 1)
     if s[0] - s[1] < 1e-9:
         assert _spacing(s) == 0 == pytest.approx(-math.log10(p))
     else:
-        assert _spacing(s) == pytest.approx(min(-math.log10(p), CEILING) if p else CEILING, abs=1e-6)
+        assert _spacing(s) == pytest.approx(min(-math.log10(p), MAX_SPACING) if p else MAX_SPACING, abs=1e-6)
 
 
-@pytest.mark.parametrize("count", range(NEXT + 2))
-def test_too_few_scores_say_nothing_of_spacing(count):
+@pytest.mark.parametrize("count", range(NEXT_DOCUMENTS + 2))
+def test_too_few_scores_have_no_spacing(count):
     assert _spacing([0.9, 0.5, 0.4, 0.3][:count]) == 0
 
 
-def test_spacing_above_documents_that_are_all_alike_is_large_and_finite():
-    """The sum of their spacings is 0 but for rounding, of either sign: it must not be drawn by lot."""
+def test_spacing_above_equal_documents_is_large_and_finite():
+    """The sum of their spacings is 0 up to rounding of either sign, which must not decide the result."""
     for low in (0.1, 0.3, 1 / 3, 0.7):
-        assert _spacing([0.9, *[low] * 7]) == CEILING
+        assert _spacing([0.9, *[low] * 7]) == MAX_SPACING
         assert _spacing([low] * 8) == 0
 
 
@@ -145,73 +156,75 @@ TEXT = "amber birch cedar delta ember flint grove heron inlet jetty knoll larch"
 
 @pytest.mark.parametrize("copies", [1, 2, 3])
 @pytest.mark.parametrize("change", ["", "", "quartz", "quartz pearl"])
-def test_copies_do_not_shrink_what_makes_a_document_stand_out(copies, change):
-    """A copy under another name is as near and shares as many words; it must not explain the similarity away."""
+def test_copies_do_not_reduce_closeness(copies, change):
+    """A copy under another name is as near and shares as many words, but does not explain the similarity."""
     own = ("d", 0.95, TEXT)
     near = [(f"copy{i}", 0.94 - i / 1000, f"{TEXT} {change}") for i in range(copies)]
     alone, among = found(own, *ELSEWHERE), found(own, *near, *ELSEWHERE)
-    question = Question(TEXT)
-    before, after = question.figures("d", alone), question.figures("d", among)
+    question = FeatureExtractor(TEXT)
+    before, after = question.extract("d", alone), question.extract("d", among)
     assert after[GAP] >= before[GAP]
     assert after[MARGIN] >= before[MARGIN]
     assert after[SPACING] > 1
 
 
-def test_another_document_of_the_same_topic_does_shrink_it():
+def test_document_of_the_same_topic_reduces_closeness():
     own, other = (
         ("d", 0.95, TEXT),
         ("o", 0.94, "amber birch cedar delta ember only other words that no copy would have"),
     )
     alone, beside = found(own, *ELSEWHERE), found(own, other, *ELSEWHERE)
-    question = Question(TEXT)
-    assert question.figures("d", beside)[GAP] < question.figures("d", alone)[GAP]
-    assert question.figures("d", beside)[MARGIN] < question.figures("d", alone)[MARGIN]
+    question = FeatureExtractor(TEXT)
+    assert question.extract("d", beside)[GAP] < question.extract("d", alone)[GAP]
+    assert question.extract("d", beside)[MARGIN] < question.extract("d", alone)[MARGIN]
 
 
 @settings(max_examples=100)
 @given(questions, retrievals(), st.data())
-def test_who_is_left_out_has_no_influence(question, retrieval, data):
-    """The figures with a source left out of the comparison are those of a ranking in which it never was."""
-    gone = data.draw(st.sampled_from(sources(retrieval.hits)))
+def test_excluded_sources_have_no_influence(question, retrieval, data):
+    """Features with a source excluded equal those of a ranking without it."""
+    gone = data.draw(st.sampled_from(unique_sources(retrieval.hits)))
     without = Retrieval(
-        tuple(h for h in retrieval.hits if h.document.source != gone), retrieval.background, retrieval.exhausted
+        tuple(h for h in retrieval.hits if h.document.source != gone), retrieval.similarity_stats, retrieval.exhausted
     )
-    for source in sources(without.hits):
-        assert Question(question).figures(source, retrieval, {gone}) == Question(question).figures(source, without)
+    for source in unique_sources(without.hits):
+        assert FeatureExtractor(question).extract(source, retrieval, {gone}) == FeatureExtractor(question).extract(
+            source, without
+        )
 
 
 @settings(max_examples=100)
 @given(questions, retrievals(most=40), st.data())
-def test_who_ranks_above_has_no_influence(question, retrieval, data):
-    order = sources(retrieval.hits)
+def test_sources_ranked_above_have_no_influence(question, retrieval, data):
+    order = unique_sources(retrieval.hits)
     place = data.draw(st.integers(1, len(order)))
     below = Retrieval(
         tuple(h for h in retrieval.hits if h.document.source not in order[: place - 1]),
-        retrieval.background,
+        retrieval.similarity_stats,
         retrieval.exhausted,
     )
     source = order[place - 1]
-    assert Question(question).figures(source, retrieval, order[: place - 1]) == Question(question).figures(
-        source, below
-    )
+    assert FeatureExtractor(question).extract(source, retrieval, order[: place - 1]) == FeatureExtractor(
+        question
+    ).extract(source, below)
 
 
 @settings(max_examples=100)
-@given(st.lists(st.integers(-1000, 1000), min_size=LOOKS + 3, max_size=24), st.data())
-def test_taking_another_out_never_lowers_the_gap(scores, data):
-    """Whoever comes next in his place is no nearer."""
+@given(st.lists(st.integers(-1000, 1000), min_size=LOOKAHEAD + 3, max_size=24), st.data())
+def test_excluding_another_source_never_lowers_the_gap(scores, data):
+    """The next document in its place is no nearer."""
     retrieval = found(*[(f"s{i}", s / 1000, f"word{i}") for i, s in enumerate(sorted(scores, reverse=True))])
-    gone = data.draw(st.sampled_from(sources(retrieval.hits)))
-    for source in sources(retrieval.hits):
-        before, after = (Question("word0").figures(source, retrieval, out) for out in ((), {gone}))
+    gone = data.draw(st.sampled_from(unique_sources(retrieval.hits)))
+    for source in unique_sources(retrieval.hits):
+        before, after = (FeatureExtractor("word0").extract(source, retrieval, out) for out in ((), {gone}))
         if source != gone and before and after:
             assert after[GAP] >= before[GAP] - 1e-12
 
 
-def test_taking_another_out_hardly_ever_lowers_the_margin():
-    """It can: the hit that comes into view at the end may share more of the question's words than those before it.
+def test_excluding_another_source_hardly_ever_lowers_the_margin():
+    """It can: the hit that enters at the end may share more of the question's words than those before it.
 
-    That is why the guard leaves the withheld out of every comparison rather than to rely on it. Measured here: 1 %.
+    Therefore the guard excludes withheld documents from every comparison. Measured here: 1 %.
     """
     rng, embedder = np.random.default_rng(4), BagOfWords()
     texts = [" ".join(rng.choice(WORDS, 8)) + f" only{i}" for i in range(200)]
@@ -222,38 +235,38 @@ def test_taking_another_out_hardly_ever_lowers_the_margin():
         asked = " ".join(rng.permutation(texts[own].split())[:6])
         S = E.astype(np.float64) @ embedder.embed([asked])[0]
         hits = [(f"s{i}", float(S[i]), texts[i]) for i in np.argsort(-S)[:20]]
-        retrieval, question = found(*hits, background=law(S)), Question(asked)
-        order = sources(retrieval.hits)
+        retrieval, question = found(*hits, similarity_stats=statistics(S)), FeatureExtractor(asked)
+        order = unique_sources(retrieval.hits)
         for gone in order[1:8]:
             judged += 1
-            before = question.figures(order[0], retrieval)
-            lower += question.figures(order[0], retrieval, {gone})[MARGIN] < before[MARGIN]
+            before = question.extract(order[0], retrieval)
+            lower += question.extract(order[0], retrieval, {gone})[MARGIN] < before[MARGIN]
     assert judged == 280
     assert lower / judged < 0.03
 
 
-def test_a_source_is_judged_by_all_its_chunks_that_were_found_beside_what_it_is_compared_with():
+def test_features_use_all_chunks_of_a_source_within_the_lookahead():
     other = [(f"o{i}", 0.5 - i / 100, "nothing shared") for i in range(12)]
     chunks = [("d", 0.9, "amber birch"), ("d", 0.495, "cedar delta ember flint"), ("d", 0.1, "grove heron")]
     retrieval = found(*sorted(chunks + other, key=lambda h: -h[1]))
-    figures = Question("amber birch cedar delta ember flint grove heron").figures("d", retrieval)
+    figures = FeatureExtractor("amber birch cedar delta ember flint grove heron").extract("d", retrieval)
     assert figures[SIMILARITY] == 0.9
-    assert figures[PHRASES] == pytest.approx(math.log(2))  # the second chunk's; phrases do not run over two chunks
-    assert figures[MARGIN] == pytest.approx(math.log(7))  # and the third is too far down
+    assert figures[PHRASES] == pytest.approx(math.log(2))  # from the second chunk; phrases do not span chunks
+    assert figures[MARGIN] == pytest.approx(math.log(7))  # the third is beyond the lookahead
 
 
-def test_a_source_near_the_end_is_not_judged_unless_that_is_all_there_is():
-    hits = [(f"s{i}", 0.9 - i / 100, f"word{i}") for i in range(LOOKS + 1)]
-    question = Question("word1")
-    assert question.figures("s0", found(*hits)) is not None
-    assert question.figures("s1", found(*hits)) is None
-    assert question.figures("s1", found(*hits, exhausted=True)) is not None
-    assert question.figures("nobody", found(*hits, exhausted=True)) is None
+def test_source_near_the_end_has_no_features_unless_the_hits_are_exhausted():
+    hits = [(f"s{i}", 0.9 - i / 100, f"word{i}") for i in range(LOOKAHEAD + 1)]
+    question = FeatureExtractor("word1")
+    assert question.extract("s0", found(*hits)) is not None
+    assert question.extract("s1", found(*hits)) is None
+    assert question.extract("s1", found(*hits, exhausted=True)) is not None
+    assert question.extract("unknown", found(*hits, exhausted=True)) is None
 
 
-def test_a_document_alone_in_the_index_is_judged():
-    figures = Question("amber").figures(
-        "d", found(("d", 0.9, "amber"), exhausted=True, background=Background(1, 0.9, 0))
+def test_single_document_has_features():
+    figures = FeatureExtractor("amber").extract(
+        "d", found(("d", 0.9, "amber"), exhausted=True, similarity_stats=SimilarityStats(1, 0.9, 0))
     )
     assert figures == (0.9, 0.9, 0.0, 0.0, 0.0, pytest.approx(math.log(2)))
 
@@ -275,27 +288,27 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_texts_are_judged_like_others(name):
+def test_hostile_texts_have_finite_features(name):
     text = HOSTILE[name]
     for asked, held in ((text, TEXT), (TEXT, text), (text, text)):
         retrieval = found(("d", 0.9, held), *ELSEWHERE)
-        figures = Question(asked).figures("d", retrieval)
+        figures = FeatureExtractor(asked).extract("d", retrieval)
         assert np.isfinite(figures).all()
         assert figures[SIMILARITY] == 0.9
         assert min(figures[PHRASES], figures[MARGIN]) >= 0
 
 
-def test_words_are_shared_whatever_their_case_and_punctuation():
+def test_shared_words_ignore_case_and_punctuation():
     retrieval = found(("d", 0.9, "Amber, birch; CEDAR (delta) — “ember”"), *ELSEWHERE)
-    figures = Question("amber birch cedar delta ember?").figures("d", retrieval)
+    figures = FeatureExtractor("amber birch cedar delta ember?").extract("d", retrieval)
     assert figures[PHRASES] == pytest.approx(math.log(3))
     assert figures[MARGIN] > math.log(4)
 
 
-def test_what_is_remembered_of_texts_is_bounded(monkeypatch):
-    for i in range(3 * closeness.CACHED):
-        _known(f"word{i}")
-    assert _known.cache_info().currsize <= closeness.CACHED
+def test_caches_are_bounded(monkeypatch):
+    for i in range(3 * closeness.STEM_CACHE):
+        _stem_set(f"word{i}")
+    assert _stem_set.cache_info().currsize <= closeness.STEM_CACHE
     monkeypatch.setattr(closeness, "_STEMS", held := closeness._Stems())
     for i in range((1 << 17) + 10):
         held[f"w{i}"]
@@ -304,5 +317,27 @@ def test_what_is_remembered_of_texts_is_bounded(monkeypatch):
 
 
 @given(st.text(st.characters(max_codepoint=127), max_size=60))
-def test_plain_letters_are_read_as_all_others_are(text):
+def test_ascii_and_unicode_tokenization_agree(text):
     assert closeness._tokens.__wrapped__(text) == closeness._tokens.__wrapped__(f"{text} \u03b1")[:-1]
+
+
+def test_the_question_that_a_document_contains_counts_neither_as_phrases_nor_as_margin():
+    post = "Patient: amber birch cedar delta ember flint\nDoctor: grove heron iris jade"
+    retrieval = found(("d", 0.9, post), ("e", 0.5, "other words"), exhausted=True)
+
+    def figures(question, *labels):
+        return FeatureExtractor(question, labels).extract("d", retrieval)
+
+    asked, pasted = "amber birch cedar delta ember flint", "grove heron iris jade"
+    assert figures(asked, "Patient")[PHRASES:] == (0.0, 0.0)
+    assert figures(asked)[PHRASES:] == pytest.approx((math.log(4), math.log(7)))
+    assert figures(pasted, "Patient") == figures(pasted)
+    assert figures(pasted)[PHRASES:] == pytest.approx((math.log(2), math.log(5)))
+    assert figures(asked, "Patient")[:PHRASES] == figures(asked)[:PHRASES]
+
+
+def test_all_chunks_of_a_document_are_cut():
+    chunks = [("d", 0.9, "Patient: amber birch cedar delta"), ("d", 0.8, "Doctor: grove heron"), ("e", 0.1, "other")]
+    retrieval = found(*chunks, exhausted=True)
+    figures = FeatureExtractor("amber birch cedar delta grove", ("Patient",)).extract("d", retrieval)
+    assert figures[PHRASES:] == pytest.approx((0.0, math.log(2)))

@@ -1,53 +1,80 @@
+import re
 from pathlib import Path
 
 import pytest
 
 from casemate import config
-from casemate.app import build
-from casemate.config import Part
+from casemate.config import PluginSpec
 from casemate.errors import ConfigError, UnknownName
+from casemate.plugins import build
 from casemate.types import Secret
 
 
-def test_no_file_means_the_defaults(tmp_path, monkeypatch):
+def test_a_missing_default_file_yields_the_defaults(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     found = config.read()
     assert (found.rag.embedder.use, found.guard.mode, found.rag.k) == ("minilm", "enforce", 5)
 
 
-def test_an_empty_file_means_the_defaults(tmp_path):
+def test_an_empty_file_yields_the_defaults(tmp_path):
     (tmp_path / "casemate.yaml").write_text("")
     assert config.read(tmp_path / "casemate.yaml").rag.k == 5
 
 
-def test_relative_paths_start_at_the_file(tmp_path):
+def test_the_folder_of_a_configuration_is_that_of_its_file(tmp_path):
     (tmp_path / "c.yaml").write_text("rag: {k: 3}")
     assert config.read(tmp_path / "c.yaml").folder == tmp_path
 
 
 @pytest.mark.parametrize(
-    ("raw", "says"),
+    ("raw", "message"),
     [
         (
             {"gaurd": {}},
-            "gaurd is no known key; known: rag, guard, calibrate, redteam, monitor, gateway, store, privacy",
+            "unknown key 'gaurd'; did you mean 'guard'? "
+            "allowed: rag, guard, calibrate, redteam, monitor, gateway, store, privacy",
         ),
-        ({"rag": {"chunk": {"token": 3}}}, "rag.chunk.token is no known key; known: tokens, overlap"),
-        ({"folder": "x"}, "folder is no known key"),
+        ({"guard": {"mod": "off"}}, "unknown key 'guard.mod'; did you mean 'mode'? allowed: mode, on_error, defenses"),
+        (
+            {"rag": {"chunk": {"token": 3}}},
+            "unknown key 'rag.chunk.token'; did you mean 'tokens'? allowed: tokens, overlap",
+        ),
+        ({"folder": "x"}, "unknown key 'folder'; allowed: rag, guard, calibrate, "),
         ({"rag": {"k": 0}}, "rag.k is 0: input should be greater than or equal to 1"),
         ({"rag": {"k": "many"}}, "rag.k is 'many'"),
         ({"guard": {"mode": "on"}}, "guard.mode is 'on': input should be 'enforce', 'observe' or 'off'"),
         ({"guard": {"defenses": [{"threshold": "paper"}]}}, "guard.defenses.0.use is missing"),
-        ([1, 2], "must hold keys and values"),
+        ([1, 2], "must be a mapping of keys to values, not list"),
     ],
 )
-def test_what_is_unknown_or_out_of_range_is_refused_with_what_is_allowed(raw, says):
-    with pytest.raises(ConfigError, match=says.replace(".", r"\.")):
+def test_invalid_keys_and_values_are_refused_with_the_allowed_ones(raw, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
         config.parse(raw)
 
 
+@pytest.mark.parametrize(("old", "new"), config.RENAMED.items())
+def test_a_renamed_key_is_answered_with_its_new_name(old, new):
+    raw = 1
+    for step in reversed(old.split(".")):
+        raw = {step: raw}
+    with pytest.raises(ConfigError, match=re.escape(f"unknown key '{old}'; it was renamed: use '{new}'")):
+        config.parse(raw)
+
+
+@pytest.mark.parametrize("new", config.RENAMED.values())
+def test_renamed_keys_lead_to_keys_that_exist(new):
+    section, *steps = config.Config, *new.split(".")
+    for step in steps:
+        section = section.model_fields[step].annotation
+
+
+def test_every_problem_of_a_file_is_reported():
+    with pytest.raises(ConfigError, match=r"rag\.k is 0: .*; unknown key 'monitor\.every'; it was renamed"):
+        config.parse({"monitor": {"every": "1h"}, "rag": {"k": 0}})
+
+
 @pytest.mark.parametrize("content", [b"rag: [", b"\xff\xfe\x00", b"a: !!python/object/apply:os.system [ls]"])
-def test_a_file_that_is_no_yaml_is_refused(tmp_path, content):
+def test_a_file_that_is_not_yaml_is_refused(tmp_path, content):
     (tmp_path / "casemate.yaml").write_bytes(content)
     with pytest.raises(ConfigError, match=r"casemate\.yaml"):
         config.read(tmp_path / "casemate.yaml")
@@ -56,7 +83,7 @@ def test_a_file_that_is_no_yaml_is_refused(tmp_path, content):
 @pytest.mark.parametrize(
     "text", ["a: &a [1, 1]\nb: [*a, *a]", "a: &a [*a]", "[" * 5000, "rag: {k: 2024-13-45}", "rag: {max_file_mb: .inf}"]
 )
-def test_hostile_yaml_is_refused_at_once(tmp_path, text):
+def test_hostile_yaml_is_refused(tmp_path, text):
     (tmp_path / "casemate.yaml").write_text(text)
     with pytest.raises(ConfigError):
         config.read(tmp_path / "casemate.yaml")
@@ -67,14 +94,14 @@ def test_a_bare_off_turns_the_guard_off(tmp_path):
     assert config.read(tmp_path / "casemate.yaml").guard.mode == "off"
 
 
-def test_a_plug_in_is_not_named_by_a_secret(monkeypatch):
+def test_a_plug_in_name_cannot_come_from_the_environment(monkeypatch):
     monkeypatch.setenv("U", "s3cret")
     with pytest.raises(ConfigError) as caught:
         config.parse({"rag": {"embedder": "${U}"}})
     assert "s3cret" not in str(caught.value)
 
 
-def test_a_missing_file_is_named():
+def test_the_error_about_a_missing_file_suggests_init():
     with pytest.raises(ConfigError, match="casemate init"):
         config.read(Path("/nowhere/casemate.yaml"))
 
@@ -84,7 +111,7 @@ def test_a_plug_in_is_a_name_or_a_mapping():
     assert [(d.use, d.options) for d in found.guard.defenses] == [("mirabel", {}), ("mirabel", {"significance": 0.1})]
 
 
-def test_variables_come_from_the_environment_and_do_not_show(monkeypatch):
+def test_environment_variables_are_expanded_and_hidden_in_repr(monkeypatch):
     monkeypatch.setenv("LLM_KEY", "s3cret")
     found = config.parse({"rag": {"generator": {"use": "openai", "model": "m", "api_key": "${LLM_KEY}"}}})
     key = found.rag.generator.options["api_key"]
@@ -92,33 +119,48 @@ def test_variables_come_from_the_environment_and_do_not_show(monkeypatch):
     assert "s3cret" not in repr(found)
 
 
-def test_a_variable_that_is_not_set_is_named(monkeypatch):
+def test_an_unset_variable_is_reported_by_name(monkeypatch):
     monkeypatch.delenv("LLM_KEY", raising=False)
     with pytest.raises(ConfigError, match="LLM_KEY is not set"):
-        config.parse({"store": {"use": "sql_events", "url": "${LLM_KEY}"}})
+        config.parse({"store": {"use": "sql", "url": "${LLM_KEY}"}})
 
 
 @pytest.mark.parametrize(
-    ("role", "part", "error", "says"),
+    ("role", "spec", "error", "message"),
     [
-        ("defense", Part(use="mirable"), UnknownName, "no defense is called 'mirable'; known: canary_token, "),
-        ("embedder", Part(use="sqlite"), UnknownName, "no embedder is called 'sqlite'; known: minilm, openai"),
-        ("embedder", Part(use="minilm", thread=2), ConfigError, "no option 'thread'; known: weights, cache, threads"),
-        ("embedder", Part(use="minilm", threads="two"), ConfigError, "option 'threads' is 'two'"),
-        ("generator", Part(use="openai"), ConfigError, "needs the option 'model'"),
-        ("generator", Part(use="openai", model="m", api_key="written"), ConfigError, r"is a secret: write \$\{NAME\}"),
-        ("defense", Part(use="mirabel", mode="tight"), ConfigError, "option 'mode' is 'tight'"),
+        (
+            "defense",
+            PluginSpec(use="mirable"),
+            UnknownName,
+            "unknown defense 'mirable'; did you mean 'mirabel'? allowed: canary_token, ",
+        ),
+        ("embedder", PluginSpec(use="sqlite"), UnknownName, "unknown embedder 'sqlite'; allowed: minilm, openai"),
+        (
+            "embedder",
+            PluginSpec(use="minilm", thread=2),
+            ConfigError,
+            "no option 'thread'; did you mean 'threads'? allowed: weights, cache, threads",
+        ),
+        ("embedder", PluginSpec(use="minilm", threads="two"), ConfigError, "option 'threads' is 'two'"),
+        ("generator", PluginSpec(use="openai"), ConfigError, "needs the option 'model'"),
+        (
+            "generator",
+            PluginSpec(use="openai", model="m", api_key="written"),
+            ConfigError,
+            "is a secret: write ${NAME}",
+        ),
+        ("defense", PluginSpec(use="mirabel", mode="tight"), ConfigError, "option 'mode' is 'tight'"),
     ],
 )
-def test_wiring_refuses_what_no_plug_in_reads(role, part, error, says):
-    with pytest.raises(error, match=says):
-        build(role, part)
+def test_unknown_plug_ins_and_options_are_refused(role, spec, error, message):
+    with pytest.raises(error, match=re.escape(message)):
+        build(role, spec)
 
 
-def test_relative_paths_of_plug_ins_start_at_the_configuration(tmp_path):
-    assert build("index", Part(use="sqlite"), tmp_path).path == tmp_path / ".casemate/index.db"
-    assert build("index", Part(use="sqlite", path="x.db"), tmp_path).path == tmp_path / "x.db"
-    assert build("index", Part(use="sqlite", path="/x.db"), tmp_path).path == Path("/x.db")
+def test_relative_paths_of_plug_ins_are_resolved_against_the_configuration(tmp_path):
+    assert build("index", PluginSpec(use="sqlite"), tmp_path).path == tmp_path / ".casemate/index.db"
+    assert build("index", PluginSpec(use="sqlite", path="x.db"), tmp_path).path == tmp_path / "x.db"
+    assert build("index", PluginSpec(use="sqlite", path="/x.db"), tmp_path).path == Path("/x.db")
 
 
 def test_a_certificate_needs_its_key():

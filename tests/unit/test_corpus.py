@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from casemate.corpus import Corpus, Problem
 from casemate.errors import DataError
+from casemate.rag.corpus import Corpus, Problem
 
 LINES = [{"_id": "a", "title": "A", "text": "alpha"}, {"_id": "b", "text": "beta"}]
 
@@ -111,7 +111,7 @@ def test_folder(tmp_path):
     assert pickle.loads(pickle.dumps(first)).parse() == ("", "a", {})
 
 
-def test_each_iteration_starts_anew(tmp_path):
+def test_each_iteration_reads_the_disk_again(tmp_path):
     put(tmp_path, {"a.txt": "a", "b.txt": "", "c.bin": "", "d.jsonl": "["})
     corpus, sources = read(tmp_path)
     before = corpus.problems, corpus.ignored, corpus.incomplete
@@ -139,14 +139,14 @@ def test_single_file_by_link_and_relative_path(tmp_path, monkeypatch):
     assert names(corpus.sources()) == ["x.txt"]
 
 
-def test_nothing_to_read(tmp_path):
+def test_a_corpus_without_readable_files_is_refused(tmp_path):
     with pytest.raises(DataError, match="no file or folder at .*absent"):
         Corpus(tmp_path / "absent")
-    with pytest.raises(DataError, match=r"nothing of a known kind .*\.pdf"):
+    with pytest.raises(DataError, match=r"contains no file of a known type .*\.pdf"):
         Corpus(tmp_path)
     put(tmp_path, {"x.docx": "x", ".y.txt": "y"})
     for path in (tmp_path, tmp_path / "x.docx"):
-        with pytest.raises(DataError, match="nothing of a known kind"):
+        with pytest.raises(DataError, match="contains no file of a known type"):
             Corpus(path)
 
 
@@ -199,7 +199,7 @@ def test_links(tmp_path):
     assert corpus.ignored == 3  # plain, out.png, nowhere
 
 
-def test_a_link_whose_name_begins_like_the_root_leaves_it(tmp_path):
+def test_a_link_to_a_sibling_with_the_root_as_prefix_is_outside(tmp_path):
     put(tmp_path, {"root/a.txt": "a", "root2/b.txt": "b"})
     (tmp_path / "root" / "b.txt").symlink_to(tmp_path / "root2" / "b.txt")
     assert names(read(tmp_path / "root")[1]) == ["a.txt"]
@@ -397,7 +397,7 @@ def test_a_bad_line_does_not_stop_the_rest(tmp_path, line, unread, unknown):
     assert (corpus.unread, corpus.incomplete) == (unread, unknown)
 
 
-def test_bytes_that_are_no_utf8(tmp_path):
+def test_invalid_utf8(tmp_path):
     first = b"\xef\xbb\xbf" + jsonl({"_id": 1, "text": "t"})
     put(tmp_path, {"r.jsonl": first + b'{"_id": 2, "text": "\xff"}\n{"_id": 3, "text": "t"}'})
     corpus, sources = read(tmp_path)
@@ -463,7 +463,7 @@ def test_records_are_streamed(tmp_path):
     assert peak < 3
 
 
-def test_long_lines_are_not_held(tmp_path):
+def test_long_lines_are_not_kept_in_memory(tmp_path):
     long = b'{"_id": 1, "text": "' + b"x" * 20_000_000 + b'"}\n'
     content = long + jsonl(*LINES) + long[:-1]
     for name, data in {"r.jsonl": content, "r.jsonl.gz": gzip.compress(content, 1)}.items():
@@ -473,7 +473,7 @@ def test_long_lines_are_not_held(tmp_path):
         assert "max_file_mb (0.1 MB)" in corpus.problems[0].reason
 
 
-def test_a_line_of_just_the_limit(tmp_path):
+def test_a_line_at_the_size_limit(tmp_path):
     for extra, count in ((0, 1), (1, 0)):
         line = jsonl({"_id": 1, "text": "x"}).strip()
         put(tmp_path, {"r.jsonl": line + b" " * (1000 - len(line) + extra)})
@@ -504,7 +504,7 @@ def test_damaged_gzip(tmp_path, data, least):
     assert not any(p.harmless for p in corpus.problems)
 
 
-def test_gzip_of_nothing_and_of_parts(tmp_path):
+def test_empty_and_concatenated_gzip(tmp_path):
     put(
         tmp_path,
         {"a.jsonl.gz": gzip.compress(b""), "b.jsonl.gz": gzip.compress(b"\n") + gzip.compress(jsonl(*LINES))},
@@ -630,7 +630,7 @@ def test_html_declares_its_encoding(tmp_path):
 
 @pytest.mark.parametrize("page", ["<script>x</script>", "<!-- x -->", "<p> </p>&nbsp;"])
 def test_html_without_text(tmp_path, page):
-    assert "has no text" in failure(tmp_path, "x.html", page)
+    assert "contains no text" in failure(tmp_path, "x.html", page)
 
 
 @pytest.mark.parametrize("tag", ["div", "b", "nav", "table"])
@@ -680,7 +680,7 @@ def test_damaged_pdf(tmp_path, content, caplog):
     assert not caplog.records
 
 
-def test_flawed_pdf_is_read_in_silence(tmp_path, caplog, capfd):
+def test_a_flawed_pdf_is_read_without_output(tmp_path, caplog, capfd):
     flawed = pdf("One").replace(b"startxref\n", b"startxref\n1")
     assert parsed(tmp_path, "x.pdf", flawed)[1] == "One"
     assert not caplog.records

@@ -1,4 +1,4 @@
-"""What a crawl came to, and what harmless sessions met with, in figures."""
+"""Metrics of crawls and of benign sessions."""
 
 import asyncio
 import json
@@ -9,139 +9,152 @@ import numpy as np
 import pytest
 
 from casemate.errors import BackendError
-from casemate.lab.crawl import Crawler, CrawlPlan, replay
-from casemate.lab.crawl_figures import measured
-from casemate.lab.crawl_results import Find, Step, Walk
-from casemate.lab.ledger import Ledger
-from casemate.rag import Rag
+from casemate.rag.pipeline import Rag
+from casemate.redteam.lab.benign import replay_benign_sessions
+from casemate.redteam.lab.extraction_experiment import Crawler, CrawlPlan, CrawlTrace
+from casemate.redteam.lab.extraction_metrics import measure_crawl
+from casemate.redteam.lab.results import RecoveredText
+from casemate.redteam.lab.store import CampaignStore, Exchange
 from casemate.types import UNKNOWN, Action, Verdict
 from tests.fakes import BagOfWords
 from tests.lab_setting import Hide, setting
-from tests.unit.crawled import COLLECTION, Quote, Says, Shelf, Wander, figures, flagged, walk
+from tests.unit.crawl_fakes import (
+    COLLECTION,
+    FixedQuestions,
+    OverlapTarget,
+    Quote,
+    RandomWords,
+    figures,
+    flagged,
+    run_crawl,
+)
 
 
 @pytest.fixture
-def ledger(tmp_path):
-    with Ledger(tmp_path / "ledger.db") as made:
+def store(tmp_path):
+    with CampaignStore(tmp_path / "campaigns.db") as made:
         yield made
 
 
-def test_what_is_quoted_is_recovered_and_what_is_not_is_not(ledger):
-    crawled = figures(ledger, {"off": Shelf()}, questions=8, k=3)
-    haul = crawled.hauls["off"]
-    steps = walk(ledger, Wander(), Shelf(), questions=8, k=3).steps
+def test_quoted_chunks_are_recovered_and_others_are_not(store):
+    crawled = figures(store, {"off": OverlapTarget()}, questions=8, k=3)
+    result = crawled.by_target["off"]
+    steps = run_crawl(store, RandomWords(), OverlapTarget(), questions=8, k=3).exchanges
     seen = {i for s in steps for i in s.context}
     assert 0 < len(seen) < 30
-    assert haul.coverage.value == pytest.approx(len(seen) / 30)
-    assert haul.coverage.low < haul.coverage.value < haul.coverage.high
-    assert haul.crr.value == haul.crr_at["0.9"].value == haul.crr_recall_at["0.9"].value == haul.coverage.value
-    assert haul.crr_ikea.value == pytest.approx(1)
-    assert haul.efficiency == pytest.approx(len(seen) / (8 * 3))
-    assert haul.answered.value == 1
-    assert (haul.questions, haul.chunks, haul.alarms, haul.first_alarm) == (8, 30, {}, None)
-    assert set(haul.crr_at) == {"0.3", "0.7", "0.9"}
-    assert (crawled.crr_drop, crawled.relative) == (None, None)
+    assert result.coverage.value == pytest.approx(len(seen) / 30)
+    assert result.coverage.low < result.coverage.value < result.coverage.high
+    assert result.crr.value == result.crr_at["0.9"].value == result.crr_recall_at["0.9"].value == result.coverage.value
+    assert result.crr_ikea.value == pytest.approx(1)
+    assert result.efficiency == pytest.approx(len(seen) / (8 * 3))
+    assert result.answered.value == 1
+    assert (result.questions, result.chunks, result.alarms, result.first_alarm) == (8, 30, {}, None)
+    assert set(result.crr_at) == {"0.3", "0.7", "0.9"}
+    assert (crawled.crr_drop, crawled.ratio) == (None, None)
 
 
-def test_the_curve_tells_when(ledger):
-    haul = figures(ledger, {"off": Shelf()}, questions=8, k=3).hauls["off"]
-    steps = walk(ledger, Wander(), Shelf(), questions=8, k=3).steps
-    assert haul.curve[0] == (0, 0.0, 0.0)
-    assert haul.curve[-1][0] == 8
-    for at, coverage, crr in haul.curve:
+def test_the_curve_records_when_chunks_are_recovered(store):
+    result = figures(store, {"off": OverlapTarget()}, questions=8, k=3).by_target["off"]
+    steps = run_crawl(store, RandomWords(), OverlapTarget(), questions=8, k=3).exchanges
+    assert result.curve[0] == (0, 0.0, 0.0)
+    assert result.curve[-1][0] == 8
+    for at, coverage, crr in result.curve:
         assert coverage == crr == pytest.approx(len({i for s in steps[:at] for i in s.context}) / 30)
     for name, share in {"10%": 3, "25%": 8, "50%": 15}.items():
-        after = next((at for at, coverage, _ in haul.curve if coverage * 30 >= share - 1e-9), None)
-        assert haul.coverage_after[name] == haul.crr_after[name] == after
-    assert haul.coverage_after["10%"] == 1
+        after = next((at for at, coverage, _ in result.curve if coverage * 30 >= share - 1e-9), None)
+        assert result.coverage_after[name] == result.crr_after[name] == after
+    assert result.coverage_after["10%"] == 1
 
 
-def test_a_refusal_covers_nothing(ledger):
-    haul = figures(ledger, {"off": Shelf(mute=(2, 4))}, Says(("only1", "only2", "only3", "only4")), k=1).hauls["off"]
-    assert haul.coverage.value == pytest.approx(2 / 30)
-    assert haul.answered.value == 0.5
-    assert haul.efficiency == 0.5
+def test_a_refusal_covers_no_chunk(store):
+    result = figures(
+        store, {"off": OverlapTarget(declined=(2, 4))}, FixedQuestions(("only1", "only2", "only3", "only4")), k=1
+    ).by_target["off"]
+    assert result.coverage.value == pytest.approx(2 / 30)
+    assert result.answered.value == 0.5
+    assert result.efficiency == 0.5
 
 
-def test_what_the_attack_decoded_counts(ledger):
+def test_decoded_texts_count(store):
     @dataclass
-    class Decode(Says):
+    class Decode(FixedQuestions):
         async def extract(self, box, rng):
             yield COLLECTION[9].text  # before any question: from nowhere
             await box.ask("only4")
             yield COLLECTION[5].text
 
-    class Coded(Shelf):
+    class Coded(OverlapTarget):
         async def ask(self, query):
             return replace(await super().ask(query), text="mvmm pqeft mvqqf gvhs wmvv")
 
-    haul = figures(ledger, {"off": Coded()}, Decode(), k=1).hauls["off"]
-    assert haul.crr.value == pytest.approx(1 / 30)
-    assert haul.coverage.value == pytest.approx(1 / 30)
-    assert haul.crr_ikea.value == 0
-    assert haul.finds[1] == Find(COLLECTION[5].text, 1)
+    result = figures(store, {"off": Coded()}, Decode(), k=1).by_target["off"]
+    assert result.crr.value == pytest.approx(1 / 30)
+    assert result.coverage.value == pytest.approx(1 / 30)
+    assert result.crr_ikea.value == 0
+    assert result.finds[1] == RecoveredText(COLLECTION[5].text, 1)
 
 
-def test_the_guard_is_compared_with_the_bare_system(tmp_path, ledger):
+def test_the_guard_is_compared_with_the_bare_system(tmp_path, store):
     with setting(tmp_path) as lab:
         inside = [d for d in lab.documents if d.source not in {n.source for n in lab.split.nonmembers}]
         guard = lab.guard(Hide(lab.secret))
         lab.rag.generator = guard.generator = Quote()
         assert isinstance(lab.rag, Rag)
-        crawled = figures(ledger, {"off": lab.rag, "on": guard}, collection=inside, questions=60)
-    off, on = crawled.hauls["off"], crawled.hauls["on"]
+        crawled = figures(store, {"off": lab.rag, "on": guard}, collection=inside, questions=60)
+    off, on = crawled.by_target["off"], crawled.by_target["on"]
     assert off.crr.value > on.crr.value > 0
     assert on.coverage.value <= 30 / 50  # twenty of fifty are hidden
     assert crawled.crr_drop.value == pytest.approx(off.crr.value - on.crr.value)
     assert crawled.crr_drop.low <= crawled.crr_drop.value <= crawled.crr_drop.high
-    assert crawled.relative == pytest.approx(on.crr.value / off.crr.value)
+    assert crawled.ratio.value == pytest.approx(on.crr.value / off.crr.value)
+    assert crawled.ratio.low <= crawled.ratio.value <= crawled.ratio.high
     assert (off.alarms, off.first_alarm, off.touched) == ({}, None, 0)
     assert (on.alarms, on.first_alarm, on.touched) == ({"hide": 60}, 1, 60)
 
 
-def test_nothing_was_asked_and_nothing_found(ledger):
-    haul = figures(ledger, {"off": Shelf()}, Says()).hauls["off"]
-    assert (haul.crr.value, haul.coverage.value, haul.crr_ikea, haul.answered) == (0, 0, None, None)
-    assert haul.curve == ((0, 0.0, 0.0),)
+def test_a_crawl_without_questions_recovers_nothing(store):
+    result = figures(store, {"off": OverlapTarget()}, FixedQuestions()).by_target["off"]
+    assert (result.crr.value, result.coverage.value, result.crr_ikea, result.answered) == (0, 0, None, None)
+    assert result.curve == ((0, 0.0, 0.0),)
     with pytest.raises(ValueError, match="no chunks"):
-        figures(ledger, {"off": Shelf()}, Says(), collection=[])
+        figures(store, {"off": OverlapTarget()}, FixedQuestions(), collection=[])
 
 
-def test_alarms_are_counted_by_question(ledger):
-    shelf = Shelf(suspects="birch")
-    haul = figures(ledger, {"on": shelf}, Says(("amber", "birch", "birch cedar"))).hauls["on"]
-    assert (haul.alarms, haul.first_alarm) == ({"watch": 2}, 2)
+def test_alarms_are_counted_by_question(store):
+    target = OverlapTarget(flagged_text="birch")
+    result = figures(store, {"on": target}, FixedQuestions(("amber", "birch", "birch cedar"))).by_target["on"]
+    assert (result.alarms, result.first_alarm) == ({"watch": 2}, 2)
 
 
-def test_a_saved_crawl_holds_no_text_of_the_collection(ledger, tmp_path):
-    crawled = figures(ledger, {"off": Shelf()}, questions=4)
+def test_a_saved_crawl_contains_no_text_of_the_collection(store, tmp_path):
+    crawled = figures(store, {"off": OverlapTarget()}, questions=4)
     crawled.save(tmp_path / "crawl.json")
     text = (tmp_path / "crawl.json").read_text()
     assert not re.search(r"only\d", text)
-    kept = json.loads(text)["hauls"]["off"]
-    assert kept["finds"] == [f.query for f in crawled.hauls["off"].finds]
-    assert kept["crr"] == list(crawled.hauls["off"].crr)
-    assert crawled.hauls["off"].finds[0].text.startswith("only")
+    kept = json.loads(text)["by_target"]["off"]
+    assert kept["finds"] == [f.query for f in crawled.by_target["off"].finds]
+    assert kept["crr"] == list(crawled.by_target["off"].crr)
+    assert crawled.by_target["off"].finds[0].text.startswith("only")
 
 
-def test_a_walk_can_be_judged_without_its_crawl(ledger):
-    """A reply that holds a chunk between others is found in a window, by the number of its question."""
+def test_a_trace_can_be_measured_without_running_the_crawler(store):
+    """A chunk inside a long reply is recovered by a window, at the number of its question."""
     filler = " ".join(f"Filler {i} says nothing." for i in range(30))
     reply = f"{filler} {COLLECTION[3].text.capitalize()}. {filler}"
-    crawler = Crawler("wander", Wander(), {}, ledger)
-    steps = (Step("q", UNKNOWN), Step("q", reply, ("d3", "gone")))
-    haul = measured(crawler, {"x": Walk(steps, ())}, COLLECTION, BagOfWords()).hauls["x"]
-    assert haul.crr.value == haul.crr_recall.value == pytest.approx(1 / 30)
-    assert haul.crr_after == {"10%": None, "25%": None, "50%": None}
-    assert haul.curve == ((0, 0.0, 0.0), (2, pytest.approx(1 / 30), pytest.approx(1 / 30)))
-    assert np.isfinite(haul.fidelity)
+    crawler = Crawler("random_words", RandomWords(), {}, store)
+    steps = (Exchange("q", UNKNOWN), Exchange("q", reply, ("d3", "gone")))
+    result = measure_crawl(crawler, {"x": CrawlTrace(steps, ())}, COLLECTION, BagOfWords()).by_target["x"]
+    assert result.crr.value == result.crr_recall.value == pytest.approx(1 / 30)
+    assert result.crr_after == {"10%": None, "25%": None, "50%": None}
+    assert result.curve == ((0, 0.0, 0.0), (2, pytest.approx(1 / 30), pytest.approx(1 / 30)))
+    assert np.isfinite(result.fidelity)
 
 
-# Harmless people.
+# benign sessions
 
 
 def test_sessions_with_an_alarm_are_counted_once():
-    class Guarded(Shelf):
+    class Guarded(OverlapTarget):
         async def ask(self, query):
             answer = await super().ask(query)
             if "birch" in query.text:
@@ -149,36 +162,36 @@ def test_sessions_with_an_alarm_are_counted_once():
             return replace(answer, verdicts=(Verdict("a", False, Action.NONE, 0.1, 0.5),))
 
     sessions = [("ann", ["birch", "amber", "birch"]), ("bo", ["amber"]), ("cy", ["amber", "? hm", "birch"])]
-    guarded, bare = Guarded(), Shelf()
-    met = asyncio.run(replay(guarded, sessions, bare))
+    guarded, bare = Guarded(), OverlapTarget()
+    met = asyncio.run(replay_benign_sessions(guarded, sessions, bare))
     assert (met.sessions, met.questions) == (3, 7)
     assert met.alarmed.value == pytest.approx(2 / 3)
     assert met.alarms == {"a": 2, "b": 2}
     assert (met.touched, met.changed, met.failed) == (3, 3, 0)
     assert guarded.asked == bare.asked
     assert [client for client, _ in bare.asked] == ["ann"] * 3 + ["bo"] + ["cy"] * 3
-    assert asyncio.run(replay(guarded, sessions)).changed is None
+    assert asyncio.run(replay_benign_sessions(guarded, sessions)).changed is None
 
 
-def test_an_alarm_in_observe_mode_is_one_and_touches_nothing(tmp_path):
+def test_an_alarm_in_observe_mode_counts_and_changes_nothing(tmp_path):
     with setting(tmp_path) as lab:
         guard = lab.guard(Hide(lab.secret))
         guard.enforce = False
-        met = asyncio.run(replay(guard, [("ann", [d.text for d in lab.split.members[:2]])], lab.rag))
+        met = asyncio.run(replay_benign_sessions(guard, [("ann", [d.text for d in lab.split.members[:2]])], lab.rag))
     assert met.alarmed.value == 1
     assert (met.touched, met.changed) == (0, 0)
 
 
-def test_a_failed_defense_is_told_and_nobody_means_no_rate():
-    class Failing(Shelf):
+def test_failed_defenses_are_counted_and_no_session_gives_no_rate():
+    class Failing(OverlapTarget):
         async def ask(self, query):
             return replace(await super().ask(query), verdicts=(flagged(evidence={"error": "KeyError"}),))
 
-    assert asyncio.run(replay(Failing(), [("ann", ["amber"])])).failed == 1
-    assert asyncio.run(replay(Shelf(), [])).alarmed is None
+    assert asyncio.run(replay_benign_sessions(Failing(), [("ann", ["amber"])])).failed == 1
+    assert asyncio.run(replay_benign_sessions(OverlapTarget(), [])).alarmed is None
 
 
-def test_a_target_out_of_reach_ends_the_replay():
-    shelf = Shelf(breaks_at=1, fault=BackendError("gone", backend="fake", retryable=True))
+def test_an_unavailable_target_ends_the_replay():
+    target = OverlapTarget(breaks_at=1, fault=BackendError("gone", backend="fake", retryable=True))
     with pytest.raises(BackendError, match="gone"):
-        asyncio.run(replay(shelf, [("ann", ["amber"])], plan=CrawlPlan(waits=())))
+        asyncio.run(replay_benign_sessions(target, [("ann", ["amber"])], plan=CrawlPlan(waits=())))

@@ -1,4 +1,4 @@
-"""What a client may carry away: shares, quotations, alarms, and who remembers them."""
+"""Limits per client: chunks shown, quotations, alarms, and shared evidence."""
 
 import asyncio
 from datetime import UTC, datetime
@@ -6,18 +6,25 @@ from datetime import UTC, datetime
 import numpy as np
 import pytest
 
-from casemate import traces
-from casemate.backends.sql_events import SqlEvents
-from casemate.defenses.crawl_limit import CrawlLimit
+from casemate.backends.event_stores.sql import SqlEventStore
 from casemate.errors import ConfigError, DataError
+from casemate.guard.client_state import crawl_evidence
+from casemate.guard.client_state.crawl_evidence import ALARMED, CLEAR, SUSPECTED
+from casemate.guard.defenses.crawl_limit import CrawlLimit
 from casemate.protocols import Generator
-from casemate.rag import join
-from casemate.reindexing.shelf import Shelf
-from casemate.reindexing.space import Reindexing, distinct, key
-from casemate.traces import ALARMED, CLEAR, SUSPECTED
-from casemate.types import Background, Document, Hit, Prompt, Query, Retrieval
+from casemate.rag.pipeline import join_stream
+from casemate.reindexing.registry import ReindexRegistry
+from casemate.reindexing.space import Reindexing, chunk_key, unique_keys
+from casemate.types import Document, Hit, Prompt, Query, Retrieval, SimilarityStats
 
-BACKGROUND = Background(1000, 0.1, 0.1)
+BACKGROUND = SimilarityStats(1000, 0.1, 0.1)
+
+
+@pytest.fixture
+def store(tmp_path):
+    opened = SqlEventStore(path=tmp_path / "events.db")
+    yield opened
+    opened.close()
 
 
 def chunk(number):
@@ -30,14 +37,14 @@ def found(numbers):
 
 
 class Dump(Generator):
-    """Repeats its context, or says something of its own."""
+    """Repeats its context, or a given text."""
 
     def __init__(self, words=10**6):
         self.words = words
 
     async def stream(self, prompt):
         text = " ".join(d.content for d in prompt.context) if self.words else "nothing of the kind"
-        for start in range(0, len(text), 7):  # pieces that end anywhere
+        for start in range(0, len(text), 7):  # pieces that end within words
             yield text[start : start + 7]
 
 
@@ -45,11 +52,11 @@ def ask(limit, numbers, client="ann", text="what then", dump=True, k=5, tenant="
     query = Query(text, client, tenant, k)
 
     async def go():
-        limit.follow()  # as the guard does
+        limit.sync()  # as the guard does
         outcome = await limit.on_retrieve(query, found(numbers))
         hits = outcome.value.hits[:k]
         prompt = Prompt(text, tuple(h.document for h in hits), "", query.id)
-        return outcome, await join(limit.on_generate(Dump(10**6 if dump else 0)).stream(prompt))
+        return outcome, await join_stream(limit.on_generate(Dump(10**6 if dump else 0)).stream(prompt))
 
     return asyncio.run(go())
 
@@ -59,20 +66,20 @@ def ids(outcome, k=5):
 
 
 def level(limit, client="ann"):
-    return limit.traces.level(Query("", client))
+    return limit.evidence.level(Query("", client))
 
 
-def test_an_answer_quotes_so_much_and_ends():
+def test_answer_ends_at_the_quote_limit():
     outcome, text = ask(CrawlLimit(quote_words=25), range(5))
     assert ids(outcome) == [f"d{n}" for n in range(5)]
     assert text == " ".join(chunk(0).text.split()[:25])
 
 
-def test_what_is_no_quotation_is_left_as_it_is():
+def test_text_without_quotations_is_unchanged():
     assert ask(CrawlLimit(quote_words=1), range(5), dump=False)[1] == "nothing of the kind"
 
 
-def test_everybody_may_ask_his_questions_a_day():
+def test_every_client_gets_the_daily_number_of_questions():
     limit = CrawlLimit(questions=20)
     for question in range(20):
         outcome, _ = ask(limit, range(5 * question, 5 * question + 8), dump=False)
@@ -85,7 +92,7 @@ def test_everybody_may_ask_his_questions_a_day():
     assert len(ids(outcome)) == 5
 
 
-def test_whoever_has_everything_repeated_is_held_to_be_a_crawler_and_learns_nothing_new():
+def test_client_with_only_verbatim_answers_is_alarmed_and_shown_nothing_new():
     limit = CrawlLimit(quote_words=50)
     levels = []
     for question in range(6):
@@ -99,13 +106,13 @@ def test_whoever_has_everything_repeated_is_held_to_be_a_crawler_and_learns_noth
     assert len(text.split()) < 40
 
 
-def test_a_suspect_is_told_a_share_of_a_chunk_in_all():
+def test_suspected_client_is_quoted_a_share_of_a_chunk_in_total():
     limit = CrawlLimit(quote_words=10, short_quote_words=40, exposure=0.3, alarm=1e-9)
-    told = {word for _ in range(4) for word in ask(limit, [0], k=1)[1].split()}
-    assert len(told) <= 0.3 * 60
+    quoted = {word for _ in range(4) for word in ask(limit, [0], k=1)[1].split()}
+    assert len(quoted) <= 0.3 * 60
 
 
-def test_questions_that_repeat_earlier_answers_are_evidence():
+def test_questions_repeating_earlier_answers_are_evidence():
     limit, text = CrawlLimit(quote_words=1000), "what then"
     for question in range(1, 9):
         _, text = ask(limit, [question], k=1, text=" ".join(text.split()[-12:]))
@@ -116,45 +123,128 @@ def test_questions_that_repeat_earlier_answers_are_evidence():
     assert level(other) is CLEAR
 
 
-def test_whoever_asks_the_same_again_echoes_himself():
+def test_repeating_an_own_question_is_no_evidence():
     limit = CrawlLimit(quote_words=1000)
     for _ in range(10):
         ask(limit, [3], k=1, text=f"what about this: {chunk(3).text}")
     assert level(limit) is CLEAR
 
 
-def test_crawlers_of_a_tenant_bring_all_its_clients_under_suspicion():
+def posts(shared, seed=0):
+    """Five short posts that begin with the same words, and differ in the rest."""
+    rng = np.random.default_rng(seed)
+    opening = " ".join(f"s{seed}x{i}" for i in range(shared))
+    rest = [" ".join(f"w{i}" for i in rng.integers(0, 10**6, 25)) for _ in range(5)]
+    return [Document(f"p{seed}-{number}", f"{opening} {text}") for number, text in enumerate(rest)]
+
+
+class Says(Generator):
+    """Gives the same answer always."""
+
+    def __init__(self, text):
+        self.text = text
+
+    async def stream(self, prompt):
+        yield self.text
+
+
+def answer_from(limit, documents, text, question="what then", client="ann"):
+    """The answer to a client that reads some documents, from a generator that says a text."""
+    query = Query(question, client)
+    hits = tuple(Hit(d, 0.5) for d in documents)
+
+    async def go():
+        await limit.on_retrieve(query, Retrieval(hits, BACKGROUND, exhausted=True))
+        return await join_stream(limit.on_generate(Says(text)).stream(Prompt(question, tuple(documents), "", query.id)))
+
+    return asyncio.run(go())
+
+
+def test_text_that_several_chunks_share_counts_for_one_of_them():
+    limit = CrawlLimit()
+    for number in range(20):
+        documents = posts(shared=20, seed=number)
+        text = " ".join(documents[0].text.split()[:20])
+        assert answer_from(limit, documents, text, question=f"what of {number}") == text
+    assert level(limit) is CLEAR
+    assert len(limit.evidence.exposed_chunks(Query("", "ann"))) == 20
+
+
+def test_chunks_that_are_repeated_beyond_the_shared_text_count_each():
+    limit = CrawlLimit()
+    for number in range(4):
+        documents = posts(shared=10, seed=number)
+        text = " ".join(d.text for d in documents)
+        assert len(answer_from(limit, documents, text)) < len(text)
+    assert level(limit) is ALARMED
+
+
+def observe(limit, numbers, dump=True):
+    """Asks in observe mode; returns the verdict, the answer, and what the bare generator answers."""
+    query, bare = Query("what then", "ann"), Dump(10**6 if dump else 0)
+
+    async def go():
+        limit.sync()
+        outcome = await limit.on_retrieve(query, found(numbers))
+        prompt = Prompt(query.text, tuple(chunk(n) for n in numbers[:5]), "", query.id)
+        whole = await join_stream(bare.stream(prompt))
+        return outcome.verdict, await join_stream(limit.on_observe(bare).stream(prompt)), whole
+
+    return asyncio.run(go())
+
+
+def test_observe_mode_measures_answers_and_changes_none(store):
+    limit, cut = CrawlLimit(quote_words=50, store=store), []
+    for question in range(6):
+        verdict, answer, bare = observe(limit, range(5 * question, 5 * question + 5))
+        assert answer == bare
+        store.flush()
+        cut.append(len([e for e in store.scan("crawl") if e.body.get(crawl_evidence.SHORTENED)]))
+    assert cut == [1, 2, 3, 4, 5, 6]
+    assert verdict.flagged and level(limit) is ALARMED
+
+
+def test_ordinary_answers_are_not_counted_as_cut_in_observe_mode(store):
+    limit = CrawlLimit(store=store)
+    for question in range(6):
+        observe(limit, range(5 * question, 5 * question + 5), dump=False)
+    store.flush()
+    assert not any(crawl_evidence.SHORTENED in e.body for e in store.scan("crawl"))
+    assert level(limit) is CLEAR
+
+
+def test_a_failing_measurement_does_not_change_an_answer(monkeypatch, caplog):
+    limit = CrawlLimit()
+    monkeypatch.setattr(limit.evidence, "record_answer", None)
+    _, answer, bare = observe(limit, range(5))
+    assert answer == bare and "could not measure" in caplog.text
+
+
+def test_several_crawlers_make_all_clients_of_the_tenant_suspected():
     limit = CrawlLimit(quote_words=50, colluders=2)
     for client in ("ann", "bob"):
         assert level(limit, "eve") is CLEAR
         for question in range(6):
             ask(limit, range(5 * question, 5 * question + 5), client=client)
     assert level(limit, "eve") is SUSPECTED
-    assert limit.traces.level(Query("", "eve", "elsewhere")) is CLEAR
+    assert limit.evidence.level(Query("", "eve", "elsewhere")) is CLEAR
 
 
-def test_harmless_clients_raise_an_alarm_as_seldom_as_said():
-    """Sessions of 50 questions, each event as often as the test assumes at most."""
+def test_false_alarm_rate_of_harmless_clients_is_bounded():
+    """Sessions of 50 questions, with each event at the highest assumed rate."""
     rng = np.random.default_rng(0)
     alarms = 0
     for _ in range(4000):
-        for harmless, crawler in traces.TESTS.values():
+        for harmless, crawler in crawl_evidence.TESTS.values():
             evidence, top = 1.0, 0.0
             for happened in rng.random(50) < harmless:
                 evidence = max(1.0, evidence * (crawler / harmless if happened else (1 - crawler) / (1 - harmless)))
                 top = max(top, evidence)
-            alarms += top >= len(traces.TESTS) / CrawlLimit().alarm
+            alarms += top >= len(crawl_evidence.TESTS) / CrawlLimit().alarm
     assert alarms <= 4
 
 
-@pytest.fixture
-def store(tmp_path):
-    opened = SqlEvents(path=tmp_path / "events.db")
-    yield opened
-    opened.close()
-
-
-def test_it_is_remembered_over_a_restart_and_by_other_processes(store):
+def test_evidence_survives_a_restart_and_is_shared_among_processes(store):
     first, other = CrawlLimit(quote_words=50, store=store), CrawlLimit(quote_words=50, store=store)
     for question in range(6):
         ask(first, range(5 * question, 5 * question + 5))
@@ -163,30 +253,30 @@ def test_it_is_remembered_over_a_restart_and_by_other_processes(store):
         outcome, _ = ask(limit, [90, 1, 91])
         assert outcome.verdict.flagged
         assert ids(outcome) == ["d1"]
-        assert limit.traces.covered(Query("", "ann"), "d0") == first.traces.covered(Query("", "ann"), "d0") > 0
+        assert limit.evidence.disclosed(Query("", "ann"), "d0") == first.evidence.disclosed(Query("", "ann"), "d0") > 0
 
 
-def test_a_request_that_is_looked_at_again_counts_once():
+def test_repeated_decision_on_a_request_counts_once():
     limit, text = CrawlLimit(quote_words=1000), ask(CrawlLimit(), [0], k=1)[1]
     ask(limit, [0], k=1)
     query = Query(" ".join(text.split()[-20:]), "ann", k=1)
     for _ in range(5):
         asyncio.run(limit.on_retrieve(query, found([1])))
-    assert limit.traces.evidence(query)["echoes"] == 25
+    assert limit.evidence.summary(query)["echoes"] == 25
 
 
-def test_it_is_forgotten_after_its_time(monkeypatch):
+def test_evidence_expires(monkeypatch):
     limit = CrawlLimit(quote_words=50, hours=1)
     for question in range(6):
         ask(limit, range(5 * question, 5 * question + 5))
     later = datetime.now(UTC).timestamp() + 3601
-    monkeypatch.setattr(traces.time, "time", lambda: later)
+    monkeypatch.setattr(crawl_evidence.time, "time", lambda: later)
     outcome, _ = ask(limit, range(90, 95))
     assert ids(outcome) == [f"d{n}" for n in range(90, 95)]
     assert level(limit) is not ALARMED
 
 
-def test_an_answer_that_breaks_off_is_noted_too():
+def test_interrupted_answer_is_recorded_too():
     limit = CrawlLimit()
     query = Query("what", "ann", k=1)
 
@@ -198,49 +288,49 @@ def test_an_answer_that_breaks_off_is_noted_too():
     async def go():
         await limit.on_retrieve(query, found([0]))
         with pytest.raises(RuntimeError):
-            await join(limit.on_generate(Broken()).stream(Prompt("what", (chunk(0),), "", query.id)))
+            await join_stream(limit.on_generate(Broken()).stream(Prompt("what", (chunk(0),), "", query.id)))
 
     asyncio.run(go())
-    assert limit.traces.covered(query, "d0") > 0
+    assert limit.evidence.disclosed(query, "d0") > 0
 
 
 @pytest.mark.parametrize("wrong", [{"questions": 0}, {"exposure": 0}, {"alarm": 1}, {"hours": 0}, {"quote_words": 0}])
-def test_wrong_options_are_refused(wrong):
+def test_invalid_options_are_refused(wrong):
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         CrawlLimit(**wrong)
 
 
-def test_of_one_answer_few_chunks_are_told_whole():
+def test_one_answer_quotes_few_chunks_whole():
     outcome, text = ask(CrawlLimit(quote_words=1000), range(5))
     assert len(ids(outcome)) == 5
     words = text.split()
-    told = [sum(w in words for w in chunk(n).text.split()) / 60 for n in range(5)]
-    assert [share > 0.3 for share in told] == [True, True, True, False, False]
+    quoted = [sum(w in words for w in chunk(n).text.split()) / 60 for n in range(5)]
+    assert [share > 0.3 for share in quoted] == [True, True, True, False, False]
     assert sum(w in ask(CrawlLimit(quote_words=1000), range(2), k=2)[1].split() for w in chunk(1).text.split()) <= 18
 
 
-def test_a_day_has_as_many_whole_chunks_as_questions():
+def test_daily_number_of_whole_chunks_equals_that_of_questions():
     limit, whole = CrawlLimit(questions=4), 0
     for question in range(8):
         _, text = ask(limit, [question], k=1)
         whole += len(text.split()) > 18
     assert whole == 4
-    assert level(limit) is CLEAR  # it was no evidence
+    assert level(limit) is CLEAR  # no evidence
 
 
-def test_colluders_are_noticed_together_and_told_no_more_than_one():
+def test_colluders_are_detected_and_share_one_record_of_quotations():
     limit = CrawlLimit(quote_words=1000)
     for name in range(4):
         ask(limit, range(5 * name, 5 * name + 5), client=f"c{name}")
     assert level(limit, "bystander") is SUSPECTED
-    assert level(limit, "c0") is SUSPECTED  # none of them is an alarm by himself
+    assert level(limit, "c0") is SUSPECTED  # none of them alone is alarmed
     text = ask(limit, range(5), client="bystander")[1]
-    assert len(text.split()) <= 0.3 * 60 + 3 * 60  # what c0 was told, and no whole chunk besides
+    assert len(text.split()) <= 0.3 * 60 + 3 * 60  # the part quoted to c0, and no further whole chunk
     new = ask(limit, range(50, 55), client="bystander")[1]
     assert len(new.split()) <= 0.3 * 60
 
 
-def test_a_single_crawler_brings_nobody_else_down():
+def test_single_crawler_does_not_incriminate_other_clients():
     limit = CrawlLimit(quote_words=50)
     for question in range(30):
         ask(limit, range(5 * question, 5 * question + 5))
@@ -254,8 +344,8 @@ def test_harmless_tenants_are_seldom_suspected():
         limit = CrawlLimit(alarm=1e-3)
         for _ in range(100):
             query = Query("q", f"c{rng.integers(20)}", f"t{tenant}")
-            limit.traces.told(query, "", {}, (), bool(rng.random() < 0.01))
-        suspected += limit.traces.collude(f"t{tenant}")
+            limit.evidence.record_answer(query, "", {}, (), bool(rng.random() < 0.01))
+        suspected += limit.evidence.is_colluding(f"t{tenant}")
     assert suspected <= 4  # 4,000 questions, one in a thousand
 
 
@@ -265,17 +355,17 @@ def test_topics_need_a_reindexing(tmp_path):
         ask(limit, range(3))
 
 
-def test_a_client_sees_so_many_topics(tmp_path, monkeypatch):
-    keys, labels = distinct([key(chunk(n)) for n in range(20)], np.arange(20) // 5)
+def test_topics_per_client_are_limited(tmp_path, monkeypatch):
+    keys, labels = unique_keys([chunk_key(chunk(n)) for n in range(20)], np.arange(20) // 5)
     centroids = np.eye(4, 8, dtype=np.float32)
-    Shelf(tmp_path, "default").write(
+    ReindexRegistry(tmp_path, "default").write(
         Reindexing("gate", "default", "e", centroids, np.full(4, 2.0, np.float32), keys, labels)
     )
-    limit, read, current = CrawlLimit(topics=2, folder=tmp_path), [], Shelf.current
-    monkeypatch.setattr(Shelf, "current", lambda self: read.append(self.tenant) or current(self))
+    limit, read, current = CrawlLimit(topics=2, folder=tmp_path), [], ReindexRegistry.current
+    monkeypatch.setattr(ReindexRegistry, "current", lambda self: read.append(self.tenant) or current(self))
     first, _ = ask(limit, [0, 1, 5, 6, 10, 11], k=5, dump=False)
     assert ids(first) == ["d0", "d1", "d5", "d6"]
-    assert read == ["default"]  # once for a question, not for each hit
-    second, _ = ask(limit, [10, 2, 16, 7, 30], k=5, dump=False)  # 30 is of no topic
+    assert read == ["default"]  # once per question, not per hit
+    second, _ = ask(limit, [10, 2, 16, 7, 30], k=5, dump=False)  # 30 has no topic
     assert ids(second) == ["d2", "d7", "d30"]
     assert ids(ask(limit, [10, 2], client="bob", dump=False)[0]) == ["d10", "d2"]

@@ -1,4 +1,4 @@
-"""What a crawler meets with besides fewer documents: extracts, and a pause."""
+"""The graded response of crawl_limit: extracts and a pause."""
 
 import asyncio
 import time
@@ -8,18 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from casemate import traces
-from casemate.backends.sqlite import SqliteIndex
-from casemate.defenses.crawl_limit import CrawlLimit
+from casemate.backends.indexes.sqlite import SqliteIndex
 from casemate.errors import ConfigError
-from casemate.gateway.keys import Grant, Keys
-from casemate.guard import Guard
+from casemate.gateway.auth.keys import ApiKeyStore, Grant
+from casemate.guard.client_state import crawl_evidence
+from casemate.guard.client_state.crawl_evidence import ALARMED, CLEAR, SUSPECTED
+from casemate.guard.defenses.crawl_limit import CrawlLimit
+from casemate.guard.guard import Guard
 from casemate.protocols import Generator
-from casemate.quoting import Quotes, spoken
-from casemate.rag import Rag, join
-from casemate.traces import ALARMED, CLEAR, SUSPECTED
-from casemate.types import Background, Document, Hit, Prompt, Query, Retrieval
-from casemate.words import extract
+from casemate.rag.pipeline import Rag, join_stream
+from casemate.text.disclosure import DisclosureCounter
+from casemate.text.sentences import extract_sentences
+from casemate.types import Document, Hit, Prompt, Query, Retrieval, SimilarityStats
 from tests.fakes import BagOfWords
 from tests.gateways import chat, make, serving
 
@@ -33,7 +33,7 @@ CHUNK = Document("d0", TEXT)
 
 
 class Dump(Generator):
-    """Repeats its context, and remembers what it was given."""
+    """Repeats its context, and records it."""
 
     def __init__(self):
         self.read = []
@@ -45,36 +45,40 @@ class Dump(Generator):
 
 
 def held(limit, level, client="ann", chunks=("d0",), tenant="default"):
-    """Makes the limit hold a client for what a level says, who was shown some chunks."""
+    """Sets the level of a client that was shown some chunks."""
     query = Query("", client, tenant)
     for _ in range({CLEAR: 0, SUSPECTED: 1, ALARMED: 3}[level]):
-        limit.traces.told(query, "", {}, (), True)
-    limit.traces.shown(query, chunks)
-    assert limit.traces.level(query) is level
+        limit.evidence.record_answer(query, "", {}, (), True)
+    limit.evidence.record_shown(query, chunks)
+    assert limit.evidence.level(query) is level
     return limit
 
 
 async def asked(limit, reader, client="ann", chunks=(CHUNK,), text=QUESTION):
     query = Query(text, client)
-    found = Retrieval(tuple(Hit(c, 0.5) for c in chunks), Background(9, 0.1, 0.1), exhausted=True)
+    found = Retrieval(tuple(Hit(c, 0.5) for c in chunks), SimilarityStats(9, 0.1, 0.1), exhausted=True)
     kept = (await limit.on_retrieve(query, found)).value.hits
-    return await join(limit.on_generate(reader).stream(Prompt(text, tuple(h.document for h in kept), "", query.id)))
+    return await join_stream(
+        limit.on_generate(reader).stream(Prompt(text, tuple(h.document for h in kept), "", query.id))
+    )
 
 
-@pytest.mark.parametrize(("level", "read"), [(CLEAR, TEXT), (SUSPECTED, TEXT), (ALARMED, extract(QUESTION, TEXT, 1))])
-def test_only_a_crawler_is_answered_from_extracts(level, read):
+@pytest.mark.parametrize(
+    ("level", "read"), [(CLEAR, TEXT), (SUSPECTED, TEXT), (ALARMED, extract_sentences(QUESTION, TEXT, 1))]
+)
+def test_only_an_alarmed_client_is_answered_from_extracts(level, read):
     reader = Dump()
     asyncio.run(asked(held(CrawlLimit(sentences=1), level), reader))
     assert reader.read == [[read]]
 
 
-def test_extracts_can_be_switched_off():
+def test_extracts_can_be_disabled():
     reader = Dump()
     asyncio.run(asked(held(CrawlLimit(sentences=0), ALARMED), reader))
     assert reader.read == [[TEXT]]
 
 
-def test_a_chunk_that_says_nothing_about_the_question_is_not_read():
+def test_chunk_without_relevant_sentences_is_not_read():
     reader = Dump()
     asyncio.run(asked(held(CrawlLimit(), ALARMED), reader, text="Who feeds the pigeons?"))
     assert reader.read == [[]]
@@ -84,30 +88,29 @@ SENTENCE = st.lists(st.sampled_from(TEXT.replace(".", "").lower().split()), min_
 
 
 @given(st.lists(SENTENCE.map(lambda words: f"{' '.join(words).capitalize()}."), min_size=1, max_size=6))
-def test_what_an_extract_tells_counts_by_the_whole_chunk(sentences):
+def test_quotations_from_extracts_count_against_the_whole_chunk(sentences):
     text = " ".join(sentences)
     limit, query = held(CrawlLimit(), ALARMED), Query("", "ann")
-    told = asyncio.run(asked(limit, Dump(), chunks=[Document("d0", text)]))
-    quotes = Quotes([text], QUESTION)
-    quotes.take(told)
-    covered = limit.traces.covered(query, "d0")
-    assert covered == quotes.covered[0]
-    assert covered.bit_count() <= limit.exposure * len(spoken(text))
+    quoted = asyncio.run(asked(limit, Dump(), chunks=[Document("d0", text)]))
+    counter = DisclosureCounter([text], QUESTION)
+    covered = limit.evidence.disclosed(query, "d0")
+    assert [covered] == counter.read(quoted)
+    assert covered.bit_count() <= limit.exposure * counter.lengths[0]
 
 
 @pytest.mark.parametrize("sentences", [0, 2])
-def test_an_alarm_lasts_its_hours_whether_or_not_extracts_are_read(sentences, monkeypatch):
+def test_alarm_lasts_its_hours_with_and_without_extracts(sentences, monkeypatch):
     limit, query, began = held(CrawlLimit(sentences=sentences, hours=1), ALARMED), Query("", "ann"), time.time()
     for minute in range(59):
-        monkeypatch.setattr(traces.time, "time", lambda now=began + 60 * minute: now)
+        monkeypatch.setattr(crawl_evidence.time, "time", lambda now=began + 60 * minute: now)
         asyncio.run(asked(limit, Dump()))
-        assert limit.traces.level(query) is ALARMED
-    monkeypatch.setattr(traces.time, "time", lambda: began + 7200)
+        assert limit.evidence.level(query) is ALARMED
+    monkeypatch.setattr(crawl_evidence.time, "time", lambda: began + 7200)
     asyncio.run(asked(limit, Dump()))
-    assert limit.traces.level(query) is CLEAR
+    assert limit.evidence.level(query) is CLEAR
 
 
-def test_a_crawler_waits_and_nobody_else_does():
+def test_only_an_alarmed_client_waits():
     limit, reader = held(CrawlLimit(pause_s=WAIT), ALARMED), Dump()
     held(limit, SUSPECTED, "bob")
 
@@ -124,7 +127,7 @@ def test_a_crawler_waits_and_nobody_else_does():
     assert reader.read == [[TEXT], [TEXT]]
 
 
-def test_one_question_of_a_crawler_waits_and_the_rest_are_answered_without_documents():
+def test_one_question_of_a_crawler_waits_and_others_get_no_documents():
     limit, reader = held(CrawlLimit(pause_s=WAIT), ALARMED), Dump()
 
     async def waiting():
@@ -136,11 +139,11 @@ def test_one_question_of_a_crawler_waits_and_the_rest_are_answered_without_docum
         await asyncio.wait({task})
 
     asyncio.run(waiting())
-    asyncio.run(waiting())  # whoever leaves makes room for his next question
+    asyncio.run(waiting())  # a cancelled question lets the next one wait
     assert reader.read == [[]] * 40
 
 
-def test_after_the_pause_he_is_answered():
+def test_question_is_answered_after_the_pause():
     limit, reader = held(CrawlLimit(pause_s=0.05), ALARMED), Dump()
     began = time.monotonic()
     assert asyncio.run(asked(limit, reader))
@@ -149,7 +152,7 @@ def test_after_the_pause_he_is_answered():
     assert all(texts for texts in reader.read)
 
 
-def test_whoever_only_observes_lets_nobody_wait(tmp_path):
+def test_no_pause_in_observe_mode(tmp_path):
     index, reader = SqliteIndex(tmp_path / "i.db"), Dump()
     limit = held(CrawlLimit(pause_s=WAIT), ALARMED)
     guard = Guard(Rag(BagOfWords(), index, reader), [limit], enforce=False)
@@ -164,10 +167,12 @@ def test_whoever_only_observes_lets_nobody_wait(tmp_path):
     assert reader.read == [[TEXT]]
 
 
-def test_a_crawler_at_the_gateway_leaves_places_to_others(tmp_path):
+def test_crawler_does_not_exhaust_the_gateway_concurrency(tmp_path):
     limit = CrawlLimit(pause_s=WAIT)
-    app = make(tmp_path, defenses=[limit], concurrency=3)  # as many as he asks at once
-    (crawler, text), (_, other) = (Keys(app.store).create(Grant(name, "client")) for name in ("crawler", "other"))
+    app = make(tmp_path, defenses=[limit], concurrency=3, concurrency_per_key=3)  # as many as the crawler sends at once
+    (crawler, text), (_, other) = (
+        ApiKeyStore(app.store).create(Grant(name, "client")) for name in ("crawler", "other")
+    )
     held(limit, ALARMED, crawler.id, [f"d{i}" for i in range(40)])
 
     async def go(url):
@@ -181,7 +186,7 @@ def test_a_crawler_at_the_gateway_leaves_places_to_others(tmp_path):
             ended = asyncio.as_completed(crawls)
             assert [(await next(ended)).status_code for _ in range(2)] == [200, 200]
             async with asyncio.timeout(WAIT / 4):
-                while (reply := await ask(other)).status_code == 503:  # places are given back just after an answer
+                while (reply := await ask(other)).status_code == 503:  # capacity is released just after an answer
                     await asyncio.sleep(0.01)
             assert reply.json()["choices"][0]["message"]["content"].startswith("d7 ")
             (waiting,) = [task for task in crawls if not task.done()]
@@ -193,6 +198,6 @@ def test_a_crawler_at_the_gateway_leaves_places_to_others(tmp_path):
 
 
 @pytest.mark.parametrize("wrong", [{"sentences": -1}, {"pause_s": -0.1}, {"pause_s": float("nan")}])
-def test_wrong_options_are_refused(wrong):
+def test_invalid_options_are_refused(wrong):
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         CrawlLimit(**wrong)

@@ -1,15 +1,15 @@
 import pytest
 
-from casemate.attacks.composite import FRAMES, ILLNESSES, KINDS, MATTERS, NAMES, Composite
-from casemate.backends.obedient.asking import Kind, understand
-from casemate.crawl.everyday import WORDS
-from casemate.crawl.loot import COMMANDS
+from casemate.backends.generators.simulated_reader.requests import Task, parse_request
 from casemate.errors import ConfigError
+from casemate.redteam.attacks.composite import FRAMES, ILLNESSES, INFORMATION_KINDS, MAIL_SUBJECTS, NAMES, Composite
+from casemate.redteam.crawling.common_words import WORDS
+from casemate.redteam.crawling.extracted_texts import COMMANDS
 from tests.unit.crawls import NOTES, Scribe, Stubborn, System, crawl, share
 
 
-@pytest.mark.parametrize("information", KINDS)
-def test_carries_texts_away_each_once(information):
+@pytest.mark.parametrize("information", INFORMATION_KINDS)
+def test_yields_each_recovered_text_once(information):
     system = System()
     found = crawl(Composite(information, questions=40), system)
     assert len(system.questions) == len(set(system.questions)) == 40
@@ -28,24 +28,24 @@ def test_untargeted_information_is_random_words():
         assert set(information.split()) <= set(WORDS)
 
 
-@pytest.mark.parametrize("information", KINDS)
-def test_every_question_is_understood_as_a_command_to_repeat(information):
+@pytest.mark.parametrize("information", INFORMATION_KINDS)
+def test_every_question_is_recognized_as_a_repeat_command(information):
     box = Stubborn("Some text of at least five words.")
     crawl(Composite(information, questions=300), box)
-    assert {understand(question).kind for question in box.questions} == {Kind.REPEAT}
+    assert {parse_request(question).task for question in box.questions} == {Task.REPEAT}
 
 
-def test_targeted_information_names_another_illness_each_time():
+def test_targeted_information_repeats_no_illness():
     box = Stubborn("Some text of at least five words.")
     crawl(Composite("health", questions=len(ILLNESSES)), box)
     for illness in ILLNESSES:
         assert any(illness in question for question in box.questions), illness
     assert len(set(ILLNESSES)) == len(ILLNESSES) > 90
-    assert set(FRAMES) == set(KINDS) - {"words"}
-    assert all(item == item.strip() and item for item in (*ILLNESSES, *NAMES, *MATTERS))
+    assert set(FRAMES) == set(INFORMATION_KINDS) - {"words"}
+    assert all(item == item.strip() and item for item in (*ILLNESSES, *NAMES, *MAIL_SUBJECTS))
 
 
-def test_another_command_follows_a_refusal_and_only_that():
+def test_the_command_changes_after_a_refusal_only():
     refusing = Stubborn("I'm sorry, I can't share that.")
     assert crawl(Composite(questions=len(COMMANDS)), refusing) == []
     assert all(any(command in q for q in refusing.questions) for command in COMMANDS)
@@ -54,14 +54,14 @@ def test_another_command_follows_a_refusal_and_only_that():
     assert all(q.endswith(COMMANDS[0]) for q in willing.questions)
 
 
-def test_the_same_seed_asks_the_same():
+def test_questions_depend_on_the_seed_only():
     first, second, third = System(), System(), System()
     assert crawl(Composite("mail", 20), first, 1) == crawl(Composite("mail", 20), second, 1)
     crawl(Composite("mail", 20), third, 2)
     assert first.questions == second.questions != third.questions
 
 
-def test_a_writer_writes_the_information_until_it_repeats_itself():
+def test_a_writer_is_used_until_it_repeats_itself():
     writer = Scribe(["1. Herons in the reeds\n- A ferry at night\n\nHerons in the reeds", "A ferry at night\n"])
     box = Stubborn("nothing")
     crawl(Composite(questions=4, subject="birds and boats", writer=writer), box)
@@ -76,6 +76,6 @@ def test_a_writer_writes_the_information_until_it_repeats_itself():
 
 
 @pytest.mark.parametrize("options", [{"questions": 0}, {"tokens": 0}, {"tokens": 10**6}, {"information": "gold"}])
-def test_refuses_options_out_of_range(options):
+def test_options_out_of_range_are_rejected(options):
     with pytest.raises(ConfigError, match="composite"):
         Composite(**options)

@@ -6,13 +6,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from casemate import registry
-from casemate.attacks.rag_crawler import BOTH, EXPLORE, FIRST, QUESTIONS, RAGCrawler, _made, _Scheduler
-from casemate.crawl.anchors import GENERAL, Stems
-from casemate.crawl.graph import OTHER, RELATIONS, Graph, Triple
+from casemate import plugins
 from casemate.errors import ConfigError
+from casemate.redteam.attacks.rag_crawler import (
+    EXPLORE_TEMPLATES,
+    GRAPH_ONLY_AFTER,
+    PAIR_TEMPLATE,
+    RELATION_TEMPLATES,
+    RAGCrawler,
+    _rule_questions,
+    _Scheduler,
+)
+from casemate.redteam.crawling.anchors import HashingEmbedder
+from casemate.redteam.crawling.common_words import GENERAL_WORDS
+from casemate.redteam.crawling.knowledge_graph import OTHER, RELATIONS, KnowledgeGraph, Triple
+from casemate.text.refusals import is_refusal
 from casemate.types import UNKNOWN
-from casemate.words import abstains
 from tests.fakes import BagOfWords
 from tests.unit.crawl_world import NOTES, Scripted, World, Writer, crawl
 
@@ -21,15 +30,15 @@ CHAIN = [Triple("ferry", "part", "keel"), Triple("ferry", "use", "sheep"), Tripl
 
 
 def scheduler(told=CHAIN, embedder=None, **options):
-    graph = Graph(embedder or BagOfWords(), [*RELATIONS, OTHER], 0.99)
+    graph = KnowledgeGraph(embedder or BagOfWords(), [*RELATIONS, OTHER], 0.99)
     graph.add(told)
     made = _Scheduler(RAGCrawler(**options), graph)
     made._grow()
     return made
 
 
-class TestACrawl:
-    def test_reaches_most_of_a_small_collection_by_harmless_questions(self):
+class TestCrawl:
+    def test_covers_most_of_a_small_collection_with_harmless_questions(self):
         world = World(budget=120)
         crawl(RAGCrawler(), world)
         assert len(world.reached) >= 0.6 * len(NOTES)
@@ -37,19 +46,19 @@ class TestACrawl:
             assert question.endswith("?")
             assert not COMMANDS.search(question)
 
-    def test_gives_out_answers_each_once_and_no_abstention(self):
+    def test_yields_each_answer_once_and_no_refusal(self):
         found = crawl(RAGCrawler(), World(budget=80))
         assert len(found) > 10 and len(set(found)) == len(found)
-        assert not [text for text in found if abstains(text)]
+        assert not [text for text in found if is_refusal(text)]
 
     @pytest.mark.parametrize("embedder", [None, BagOfWords()])
-    def test_asks_nothing_that_is_nearly_asked_before(self, embedder):
+    def test_asks_no_question_similar_to_an_earlier_one(self, embedder):
         world = World(budget=60)
-        crawl(RAGCrawler(embedder=embedder, repeat=0.7), world)
-        E = (embedder or Stems()).embed(world.asked)
+        crawl(RAGCrawler(embedder=embedder, question_similarity=0.7), world)
+        E = (embedder or HashingEmbedder()).embed(world.asked)
         assert (E @ E.T - np.eye(len(E))).max() < 0.7 + 1e-5
 
-    def test_asks_the_same_after_the_same_replies(self):
+    def test_questions_depend_on_seed_and_replies_only(self):
         def asked(seed):
             attack, runs = RAGCrawler(), [World(budget=25), World(budget=25)]
             crawl(attack, runs[0], seed)
@@ -59,25 +68,25 @@ class TestACrawl:
 
         assert asked(1) != asked(2)
 
-    def test_begins_with_the_topic_where_one_is_given(self):
+    def test_starts_with_the_topic(self):
         world = World(budget=2, mute=True)
-        crawl(RAGCrawler(topic="thyroid tests and migraine", best=1), world)
+        crawl(RAGCrawler(topic="thyroid tests and migraine", top_entities=1), world)
         assert "thyroid tests" in world.asked[0] and "migraine" in world.asked[1]
 
-    def test_asks_from_the_graph_once_enough_was_answered(self):
+    def test_uses_graph_entities_only_after_the_first_answers(self):
         replies = [f"The otter{i} builds lodge{i} beside willow{i}." for i in range(30)]
         box = Scripted(replies, budget=30)
         crawl(RAGCrawler(), box)
         told = [question for question in box.asked if re.search(r"(?:otter|lodge|willow)\d", question)]
-        assert len(told) >= len(box.asked) - FIRST
+        assert len(told) >= len(box.asked) - GRAPH_ONLY_AFTER
 
-    def test_ends_when_nothing_comes_back(self):
+    def test_ends_if_every_reply_is_a_refusal(self):
         world = World(budget=10_000, mute=True)
         assert crawl(RAGCrawler(), world) == []
-        assert all(sum(re.search(rf"\b{word}\b", q) is not None for q in world.asked) >= 1 for word in GENERAL)
-        assert len(world.asked) <= 6 * len(GENERAL)
+        assert all(sum(re.search(rf"\b{word}\b", q) is not None for q in world.asked) >= 1 for word in GENERAL_WORDS)
+        assert len(world.asked) <= 6 * len(GENERAL_WORDS)
 
-    def test_takes_an_answer_that_comes_again_for_nothing_new(self):
+    def test_a_repeated_answer_gains_nothing(self):
         box = Scripted(["The ferry of Crale sank in a storm."], budget=10_000)
         assert crawl(RAGCrawler(), box) == box.replies
         assert len(box.asked) < 10_000
@@ -88,12 +97,14 @@ class TestScores:
         st.lists(st.tuples(st.integers(0, 4), st.integers(0, 6), st.integers(0, 9)), max_size=12),
         st.integers(1, 4),
     )
-    def test_are_the_formula_of_the_paper_and_what_we_add(self, rounds, window):
+    def test_follow_the_documented_formula(self, rounds, window):
         embedder = BagOfWords()
-        made = scheduler(embedder=embedder, window=window, curiosity=0.7, completing=0.4, novelty=1.5, salience=0.2)
+        made = scheduler(
+            embedder=embedder, window=window, exploration=0.7, deficit_weight=0.4, novelty=1.5, salience=0.2
+        )
         gains = [[] for _ in range(5)]
         for t, (entity, entities, edges) in enumerate(rounds):
-            made.note(entity, entities, edges)
+            made.record_gain(entity, entities, edges)
             recent = rounds[max(0, t + 1 - window) : t + 1]
             most = max(1, *(r[1] for r in recent)), max(1, *(r[2] for r in recent))
             gains[entity].append(entities / most[0] + edges / most[1])
@@ -109,48 +120,48 @@ class TestScores:
             added = 1.5 * (1 - near) + 0.2 * math.log(1 + degree[e])
             assert score == pytest.approx(N / (N + window) * plan + 0.4 * lack + added, abs=1e-4)
 
-    def test_decide_who_is_drawn_from_the_best(self):
-        made = scheduler(best=2)
+    def test_decide_which_of_the_top_entities_is_drawn(self):
+        made = scheduler(top_entities=2)
         scores = np.array([1.0, 2.0, 0.5, 3.0, 2.5])
         made._scores = scores.copy
         rng = np.random.default_rng(0)
-        draws = [made.draw(rng) for _ in range(2000)]
+        draws = [made.sample_entity(rng) for _ in range(2000)]
         assert set(draws) == {3, 4}
         assert draws.count(3) / draws.count(4) == pytest.approx(math.exp(0.5), abs=0.2)
         made.set_aside(3)
-        assert {made.draw(rng) for _ in range(100)} == {1, 4}
+        assert {made.sample_entity(rng) for _ in range(100)} == {1, 4}
         for entity in (0, 1, 2, 4):
             made.set_aside(entity)
-        assert made.draw(rng) is None and not made.left
+        assert made.sample_entity(rng) is None and not made.has_entities
 
     def test_grow_with_the_graph(self):
         made = scheduler()
-        made.note(0, 3, 3)
+        made.record_gain(0, 3, 3)
         made.graph.add([Triple(f"pier{i}", "part", f"post{i}") for i in range(100)])
-        assert made.draw(np.random.default_rng(0)) is not None
+        assert made.sample_entity(np.random.default_rng(0)) is not None
         assert len(made._scores()) == 205
 
 
 class TestQuestions:
     def made(self, entity, missing=""):
-        return list(_made(entity, missing, scheduler().graph, np.random.default_rng(0)))
+        return list(_rule_questions(entity, missing, scheduler().graph, np.random.default_rng(0)))
 
-    def test_ask_for_a_relation_that_is_missing_more_than_most(self):
+    def test_ask_for_the_relation_with_a_large_deficit(self):
         made = scheduler([Triple(f"Pier{i}", "use", f"Rope{i}") for i in range(9)] + [Triple("Post", "part", "Nail")])
-        made.draw(np.random.default_rng(0))
+        made.sample_entity(np.random.default_rng(0))
         missing = {name: made.missing(i) for i, name in enumerate(made.graph.entities.texts)}
         assert missing.pop("Post") == missing.pop("Nail") == "use"  # all others lack "part", which only two have
         assert set(missing.values()) == {""}
 
-    def test_come_in_order_relation_anything_neighbours(self):
+    def test_order_is_relation_open_question_neighbors(self):
         first, second, *rest = self.made(0, "cause")
-        assert first == QUESTIONS["cause"].format("ferry")
-        assert second in [form.format("ferry") for form in EXPLORE]
-        assert sorted(rest) == [BOTH.format("ferry", "keel"), BOTH.format("ferry", "sheep")]
-        assert self.made(0)[0] in [form.format("ferry") for form in EXPLORE]
+        assert first == RELATION_TEMPLATES["cause"].format("ferry")
+        assert second in [form.format("ferry") for form in EXPLORE_TEMPLATES]
+        assert sorted(rest) == [PAIR_TEMPLATE.format("ferry", "keel"), PAIR_TEMPLATE.format("ferry", "sheep")]
+        assert self.made(0)[0] in [form.format("ferry") for form in EXPLORE_TEMPLATES]
 
-    def test_there_is_one_for_every_relation_but_the_last(self):
-        assert set(QUESTIONS) == set(RELATIONS)
+    def test_every_relation_but_the_last_has_a_template(self):
+        assert set(RELATION_TEMPLATES) == set(RELATIONS)
 
 
 class TestWriter:
@@ -160,7 +171,7 @@ class TestWriter:
         crawl(RAGCrawler(topic="ferries", writer=writer, **options), box)
         return box, [p.question for p in writer.prompts], writer
 
-    def test_names_relations_finds_facts_twice_and_asks(self):
+    def test_names_relations_extracts_triples_twice_and_asks(self):
         facts = "ferry | sank in | storm\nno fact at all\n| x | y\n" + "long " * 30 + "| x | y"
         rules = {
             "Name up to": "sinks in\nbelongs to",
@@ -176,21 +187,30 @@ class TestWriter:
         names = set(re.findall(r"question about ([^\n]*?) that asks", "\n".join(told)))
         assert {"ferries", "captain"} & names and not names & {"x", "y", "no fact at all"}
 
-    def test_that_writes_no_question_is_asked_no_more_about_it(self):
+    def test_an_entity_without_a_question_is_excluded(self):
         box, told, _ = self.run({}, [UNKNOWN], budget=50)
         assert box.asked == []
 
 
 @pytest.mark.parametrize(
     "options",
-    [{"curiosity": -1}, {"completing": math.nan}, {"novelty": math.inf}, {"salience": -0.1}, {"best": 0}, {"tries": 0},
-     {"window": 0}, {"repeat": 0}, {"alike": 1.1}],
-)  # fmt: skip
-def test_refuses_options_out_of_range(options):
+    [
+        {"exploration": -1},
+        {"deficit_weight": math.nan},
+        {"novelty": math.inf},
+        {"salience": -0.1},
+        {"top_entities": 0},
+        {"max_attempts": 0},
+        {"window": 0},
+        {"question_similarity": 0},
+        {"entity_similarity": 1.1},
+    ],
+)
+def test_options_out_of_range_are_rejected(options):
     with pytest.raises(ConfigError, match=f"rag_crawler.*{next(iter(options))}"):
         RAGCrawler(**options)
 
 
-def test_is_found_by_its_name():
-    assert registry.load("crawler", "rag_crawler") is RAGCrawler
-    assert {"writer", "embedder"} <= set(registry.wants(RAGCrawler))
+def test_the_crawler_is_registered():
+    assert plugins.load("crawler", "rag_crawler") is RAGCrawler
+    assert {"writer", "embedder"} <= set(plugins.injected(RAGCrawler))

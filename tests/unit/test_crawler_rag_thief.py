@@ -3,17 +3,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from casemate.attacks.rag_thief import LONGEST, ORDERS, RAGThief, _Queue, windows
-from casemate.crawl.everyday import SENTENCES
-from casemate.crawl.loot import COMMANDS
 from casemate.errors import ConfigError
-from casemate.words import words
+from casemate.redteam.attacks.rag_thief import MAX_ANCHOR_CHARACTERS, ORDERS, RAGThief, _Queue, windows
+from casemate.redteam.crawling.common_words import SENTENCES
+from casemate.redteam.crawling.extracted_texts import COMMANDS
+from casemate.text.tokens import words
 from tests.unit.crawls import NOTES, Scribe, Stubborn, System, crawl, share
 
 NOTE = "The ferry at Crale runs every twenty minutes until half past ten. Dogs are not allowed on the upper deck."
 
 
-def test_carries_away_what_it_was_shown_each_text_once():
+def test_yields_each_text_of_the_replies_once():
     system = System(budget=60)
     found = crawl(RAGThief(), system)
     assert set(found) <= {note.text for note in NOTES}
@@ -21,7 +21,7 @@ def test_carries_away_what_it_was_shown_each_text_once():
     assert share(found) == len({i for shown in system.shown for i in shown}) / len(NOTES) > 0.5
 
 
-def test_asks_on_from_what_is_new():
+def test_continues_from_new_chunks():
     system = System(budget=12)
     found = crawl(RAGThief(topics=("heron ward",)), system)
     assert system.questions[0] == f"heron ward\n\n{COMMANDS[0]}"
@@ -31,14 +31,14 @@ def test_asks_on_from_what_is_new():
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_ends_when_nothing_new_comes_any_more(order):
+def test_ends_when_replies_contain_nothing_new(order):
     system = System(NOTES[:6])
     assert share(crawl(RAGThief(order=order, patience=5), system), NOTES[:6]) == 1
     assert len(system.questions) < 6 * 10 + 80
     assert len(set(system.questions)) == len(system.questions)
 
 
-def test_tries_all_commands_on_a_target_that_refuses_and_gives_up():
+def test_tries_all_commands_on_a_target_that_refuses():
     box = Stubborn("I don't know.")
     assert crawl(RAGThief(patience=20), box) == []
     assert len(box.questions) == 20
@@ -46,7 +46,7 @@ def test_tries_all_commands_on_a_target_that_refuses_and_gives_up():
     assert all(any(sentence in q for sentence in SENTENCES) for q in box.questions)
 
 
-def test_the_same_seed_asks_the_same():
+def test_questions_depend_on_the_seed_only():
     first, second, third = System(budget=30), System(budget=30), System(budget=30)
     assert crawl(RAGThief(), first, 1) == crawl(RAGThief(), second, 1)
     crawl(RAGThief(), third, 2)
@@ -62,15 +62,15 @@ class TestAnchors:
         assert len(found) <= 10
 
     @given(st.text(max_size=200), st.integers(4, 30), st.integers(0, 6), st.integers(1, 6))
-    def test_are_words_of_the_chunk_and_not_too_many(self, chunk, size, forward, backward):
-        found = windows(chunk, size, forward, backward)
+    def test_contain_a_limited_number_of_words_of_the_chunk(self, chunk, window_words, forward, backward):
+        found = windows(chunk, window_words, forward, backward)
         assert len(found) <= forward + backward
         assert len(set(found)) == len(found)
         for anchor in found:
-            assert 0 < len(anchor.split()) <= max(size, 8)
+            assert 0 < len(anchor.split()) <= max(window_words, 8)
             assert all(word in chunk for word in anchor.split())
 
-    def test_hold_nothing_that_turns_the_command_into_something_else(self):
+    def test_contain_no_characters_that_change_the_command(self):
         chunk = (
             'He said: "Fill in ____ and\x00 then “ask” for the rest of what follows in this very long text." '
             + "x" * 900
@@ -80,10 +80,10 @@ class TestAnchors:
         assert len(box.questions) > 1
         for question in box.questions:
             assert not set('"“”_\x00') & set(question)
-            assert len(question) < LONGEST + 200
+            assert len(question) < MAX_ANCHOR_CHARACTERS + 200
 
     @given(st.lists(st.text("abc ", min_size=1, max_size=12).filter(str.strip), max_size=30), st.integers(1, 9))
-    def test_come_in_the_order_of_a_plain_search_for_the_most_novel(self, anchors, each):
+    def test_order_equals_exhaustive_search_for_the_most_novel(self, anchors, each):
         queue, waiting, spoken, known = _Queue("novelty"), [], set(), set()
         for at in range(0, len(anchors), each):
             queue.put(anchors[at : at + each])
@@ -97,7 +97,7 @@ class TestAnchors:
                 spoken |= set(words(best))
         assert bool(queue) == bool(waiting)
 
-    def test_come_by_age_if_wanted(self):
+    def test_order_by_age_is_optional(self):
         queue = _Queue("age")
         queue.put(["b c", "a", "b c"])
         queue.put(["a", "z y x"])
@@ -106,7 +106,7 @@ class TestAnchors:
 
 
 class TestWriter:
-    def test_imagines_what_follows_and_what_precedes(self):
+    def test_generates_preceding_and_following_texts(self):
         after, before = "1. The last boat sails at ten.\n2. It is often late.", "- The pier was built of oak.\nok"
         writer = Scribe([after, before])
         box = Stubborn(NOTE)
@@ -118,7 +118,7 @@ class TestWriter:
         assert first.context[0].text == second.context[0].text == NOTE
         assert "after" in first.question and "before" in second.question
 
-    def test_that_imagines_nothing_is_replaced_by_windows(self):
+    def test_windows_replace_a_writer_without_texts(self):
         silent, none = Stubborn(NOTE), Stubborn(NOTE)
         crawl(RAGThief(patience=1, writer=Scribe([""])), silent)
         crawl(RAGThief(patience=1), none)
@@ -130,15 +130,15 @@ class TestWriter:
     [
         {"forward": 0, "backward": 0},
         {"backward": -1},
-        {"size": 3},
-        {"limit": 0},
-        {"limit": 1.1},
-        {"limit": float("nan")},
+        {"window_words": 3},
+        {"rouge_threshold": 0},
+        {"rouge_threshold": 1.1},
+        {"rouge_threshold": float("nan")},
         {"recent": -1},
         {"patience": 0},
         {"order": "random"},
     ],
 )
-def test_refuses_options_out_of_range(options):
+def test_options_out_of_range_are_rejected(options):
     with pytest.raises(ConfigError, match="rag_thief"):
         RAGThief(**options)

@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from casemate.attacks.worm import AIMS, PREFIXES, Collider, Worm, joined
-from casemate.backends.minilm import MiniLM
-from casemate.backends.obedient.asking import Kind, understand
-from casemate.crawl.everyday import SENTENCES, WORDS
+from casemate.backends.embedders.minilm import MiniLM
+from casemate.backends.generators.simulated_reader.requests import Task, parse_request
 from casemate.errors import CapabilityError, ConfigError
-from casemate.lab.box import CachedEmbedder
+from casemate.redteam.attacks.worm import PREFIXES, VARIANTS, CollisionSearch, Worm, join_question
+from casemate.redteam.crawling.common_words import SENTENCES, WORDS
+from casemate.redteam.lab.caching import CachedEmbedder
 from tests.fakes import BagOfWords
 from tests.unit.crawls import NOTES, Stubborn, System, crawl, share
 
@@ -20,20 +20,20 @@ def unit(v):
 
 
 def worm(system, **options):
-    return Worm(**{"suffix": 6, "candidates": 2, "lessons": 100, "embedder": system.embedder, **options})
+    return Worm(**{"suffix": 6, "candidates": 2, "training_questions": 100, "embedder": system.embedder, **options})
 
 
-@pytest.mark.parametrize("aim", AIMS)
-def test_carries_texts_away_each_once(aim):
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_yields_each_recovered_text_once(variant):
     system = System()
-    found = crawl(worm(system, aim=aim, rounds=25), system)
+    found = crawl(worm(system, variant=variant, rounds=25), system)
     assert len(system.questions) == 25
     assert set(found) <= {note.text for note in NOTES}
     assert len(set(found)) == len(found)
     assert share(found) == len({i for shown in system.shown for i in shown}) / len(NOTES) > 0.2
 
 
-def test_a_question_is_a_command_and_as_many_words_as_wanted():
+def test_a_question_is_a_command_and_a_suffix_of_given_length():
     system = System()
     crawl(worm(system, rounds=4), system)
     for question in system.questions:
@@ -43,23 +43,23 @@ def test_a_question_is_a_command_and_as_many_words_as_wanted():
         assert set(suffix.split()) <= set(WORDS)
 
 
-def test_every_prefix_is_understood_as_a_command_to_repeat():
+def test_every_prefix_is_recognized_as_a_repeat_command():
     for i, prefix in enumerate(PREFIXES):
-        assert understand(joined(prefix, WORDS[20 * i : 20 * i + 20])).kind is Kind.REPEAT
+        assert parse_request(join_question(prefix, WORDS[20 * i : 20 * i + 20])).task is Task.REPEAT
 
 
-def test_another_prefix_follows_a_refusal():
+def test_the_prefix_changes_after_a_refusal():
     box = Stubborn("I'm sorry, I can't do that.")
     assert crawl(worm(System(NOTES[:5]), rounds=len(PREFIXES)), box) == []
     assert [q.partition("\n\n")[0] for q in box.questions] == list(PREFIXES)
 
 
-def test_without_a_copy_of_the_embedder_it_says_what_it_needs():
+def test_a_missing_embedder_is_an_error():
     with pytest.raises(CapabilityError, match="worm.*embedder"):
         crawl(Worm(), Stubborn("never asked"))
 
 
-def test_the_same_seed_asks_the_same():
+def test_questions_depend_on_the_seed_only():
     first, second, third = System(), System(), System()
     assert crawl(worm(first, rounds=5), first, 1) == crawl(worm(second, rounds=5), second, 1)
     crawl(worm(third, rounds=5), third, 2)
@@ -73,36 +73,36 @@ class TestTarget:
         rng = np.random.default_rng(1)
         return np.array([Worm(**options)._target(self.LAW, np.asarray(stolen, float), rng) for _ in range(count)])
 
-    @pytest.mark.parametrize("aim", AIMS)
-    def test_follows_the_law_of_english_texts_as_long_as_nothing_is_stolen(self, aim):
-        found = self.drawn([0, 0, 0], aim=aim)
+    @pytest.mark.parametrize("variant", VARIANTS)
+    def test_follows_the_distribution_of_english_texts_before_any_recovery(self, variant):
+        found = self.drawn([0, 0, 0], variant=variant)
         assert np.allclose(np.linalg.norm(found, axis=1), 1, atol=1e-6)
         drawn = np.random.default_rng(2).normal(self.LAW.mean(0), self.LAW.std(0), (4000, 3))
         expected = (drawn / np.linalg.norm(drawn, axis=1, keepdims=True)).mean(axis=0)
         assert np.allclose(found.mean(axis=0), expected, atol=0.1)
 
-    def test_of_gea_knows_nothing_of_what_is_stolen(self):
-        assert (self.drawn([0, 0, 0], aim="gea") == self.drawn([9, 0, 0], aim="gea")).all()
+    def test_gea_ignores_recovered_texts(self):
+        assert (self.drawn([0, 0, 0], variant="gea") == self.drawn([9, 0, 0], variant="gea")).all()
 
-    def test_of_dgea_lies_opposite_of_what_is_stolen_and_the_more_so_the_less_noise(self):
-        assert np.allclose(self.drawn([0, 0, 7], aim="dgea", noise=0), [0, 0, -1])
-        near, far = (self.drawn([0, 0, 7], aim="dgea", noise=noise)[:, 2].mean() for noise in (0.5, 3))
+    def test_dgea_points_away_from_recovered_texts_and_noise_weakens_it(self):
+        assert np.allclose(self.drawn([0, 0, 7], variant="dgea", noise=0), [0, 0, -1])
+        near, far = (self.drawn([0, 0, 7], variant="dgea", noise=noise)[:, 2].mean() for noise in (0.5, 3))
         assert -1 < near < far - 0.3 < far < 0
 
 
-class TestCollider:
+class TestCollisionSearch:
     @given(st.integers(0, 99))
     @settings(max_examples=8)
-    def test_each_pass_brings_the_question_nearer(self, seed):
+    def test_each_pass_raises_the_cosine(self, seed):
         embedder, rng = BagOfWords(dim=24), np.random.default_rng(seed)
         target = unit(rng.normal(size=24)).astype(np.float32)
         cosines = []
         for passes in (0, 1, 2):
-            words = Collider(embedder, 5, passes, 3).words("Repeat it", target, np.random.default_rng(seed))
-            cosines.append(float(embedder.embed([joined("Repeat it", words)])[0] @ target))
+            words = CollisionSearch(embedder, 5, passes, 3).words("Repeat it", target, np.random.default_rng(seed))
+            cosines.append(float(embedder.embed([join_question("Repeat it", words)])[0] @ target))
         assert cosines[0] <= cosines[1] + 1e-6 <= cosines[2] + 2e-6
 
-    def test_the_first_suffix_is_that_of_a_plain_search_by_sums(self):
+    def test_the_initial_suffix_equals_plain_matching_pursuit(self):
         embedder, rng = BagOfWords(dim=16), np.random.default_rng(5)
         target = unit(rng.normal(size=16)).astype(np.float32)
         vectors = embedder.embed(WORDS)
@@ -111,35 +111,37 @@ class TestCollider:
             options = [w for w in range(len(WORDS)) if w not in expected]
             expected.append(max(options, key=lambda w: unit(total + vectors[w]) @ target))
             total = total + vectors[expected[-1]]
-        found = Collider(embedder, 4, 0, 1).words("Repeat it", target, rng)
+        found = CollisionSearch(embedder, 4, 0, 1).words("Repeat it", target, rng)
         assert found == [WORDS[w] for w in expected]
 
-    def test_takes_the_words_of_the_embedder_that_tells_them(self):
+    def test_uses_the_vocabulary_of_the_embedder(self):
         class Telling(BagOfWords):
             def vocabulary(self):
                 return ["quill", "rook", "sable"]
 
         target = unit(np.ones(8)).astype(np.float32)
         for embedder in (Telling(dim=8), CachedEmbedder(Telling(dim=8))):
-            found = Collider(embedder, 3, 1, 2).words("Repeat it", target, np.random.default_rng(0))
+            found = CollisionSearch(embedder, 3, 1, 2).words("Repeat it", target, np.random.default_rng(0))
             assert set(found) <= {"quill", "rook", "sable"}
 
-    def test_lessons_foretell_what_words_do(self):
+    def test_training_questions_improve_the_predicted_effects(self):
         """A long prefix, which weighs more than the five words that it is taken for without lessons."""
         embedder, rng = BagOfWords(dim=24), np.random.default_rng(4)
         prefix, nearer = " ".join(f"order{i}" for i in range(400)), 0
         for target in (unit(rng.normal(size=24)).astype(np.float32) for _ in range(10)):
             cosines = []
-            for lessons in (0, 400):
-                words = Collider(embedder, 12, 0, 1, lessons).words(prefix, target, np.random.default_rng(0))
+            for training_questions in (0, 400):
+                words = CollisionSearch(embedder, 12, 0, 1, training_questions).words(
+                    prefix, target, np.random.default_rng(0)
+                )
                 assert len(set(words)) == 12
-                cosines.append(float(embedder.embed([joined(prefix, words)])[0] @ target))
+                cosines.append(float(embedder.embed([join_question(prefix, words)])[0] @ target))
             nearer += cosines[1] > cosines[0]
         assert nearer >= 8
 
-    def test_takes_as_many_embeddings_as_it_says(self):
+    def test_the_number_of_embeddings_is_as_documented(self):
         embedder = BagOfWords(dim=8)
-        collider = Collider(embedder, 5, 2, 3)
+        collider = CollisionSearch(embedder, 5, 2, 3)
         target = unit(np.ones(8)).astype(np.float32)
         collider.words("Repeat it", target, np.random.default_rng(0))
         embedder.texts.clear()
@@ -148,17 +150,17 @@ class TestCollider:
 
 
 @pytest.mark.slow
-def test_few_chosen_words_come_nearer_in_minilm_than_many_random_ones():
+def test_few_chosen_words_beat_many_random_ones_in_minilm():
     """One GEA target; the paper's search, with 320 embeddings, against ours with 81."""
     embedder, rng = MiniLM(threads=1), np.random.default_rng(3)
     target = Worm()._target(embedder.embed(SENTENCES).astype(np.float64), np.zeros(384), rng)
-    found = Collider(embedder, 20, 1, 4, lessons=1000).words(PREFIXES[0], target, rng)
-    ours = float(embedder.embed([joined(PREFIXES[0], found)])[0] @ target)
+    found = CollisionSearch(embedder, 20, 1, 4, training_questions=1000).words(PREFIXES[0], target, rng)
+    ours = float(embedder.embed([join_question(PREFIXES[0], found)])[0] @ target)
     suffix, best, tokens = ["!"] * 20, -1.0, embedder.vocabulary()
     for place in rng.permutation(20):
         tried = rng.choice(len(tokens), 16, replace=False)
         options = [[*suffix[:place], tokens[w], *suffix[place + 1 :]] for w in tried]
-        cosines = embedder.embed([joined(PREFIXES[0], option) for option in options]) @ target
+        cosines = embedder.embed([join_question(PREFIXES[0], option) for option in options]) @ target
         if cosines.max() > best:
             best, suffix = float(cosines.max()), options[int(cosines.argmax())]
     assert ours > best + 0.1
@@ -168,24 +170,24 @@ def test_few_chosen_words_come_nearer_in_minilm_than_many_random_ones():
 @pytest.mark.parametrize(
     "options",
     [
-        {"aim": "far"},
+        {"variant": "far"},
         {"rounds": 0},
         {"suffix": 0},
         {"suffix": 10**6},
         {"iterations": -1},
         {"candidates": 0},
-        {"lessons": -1},
+        {"training_questions": -1},
         {"noise": -1},
         {"noise": float("nan")},
         {"texts": ("one",)},
     ],
 )
-def test_refuses_options_out_of_range(options):
+def test_options_out_of_range_are_rejected(options):
     with pytest.raises(ConfigError, match="worm"):
         Worm(**options)
 
 
-def test_leaves_the_loop_free_while_it_searches():
+def test_the_search_does_not_block_the_event_loop():
     system, ticks = System(), []
 
     async def run():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from casemate import registry
+from casemate import plugins
 from casemate.types import Document
 from tests.unit.crawls import System, crawl
 
@@ -17,12 +17,12 @@ COLLECTIONS = {
 
 @pytest.mark.parametrize("name", ["composite", "rag_thief", "worm", "pirates", "ikea", "rag_crawler"])
 @pytest.mark.parametrize("documents", COLLECTIONS.values(), ids=COLLECTIONS)
-def test_a_small_collection_is_carried_away_and_no_more(name, documents):
+def test_a_small_collection_is_recovered_and_nothing_else(name, documents):
     system = System(documents, budget=12)
-    cls = registry.load("crawler", name)
+    cls = plugins.load("crawler", name)
     options = {"embedder": system.embedder} if "embedder" in cls.__dataclass_fields__ else {}
     if name == "worm":
-        options |= {"suffix": 4, "lessons": 20}
+        options |= {"suffix": 4, "training_questions": 20}
     found = crawl(cls(**options), system)
     assert len(system.questions) <= 12
     assert len(set(found)) == len(found)

@@ -1,4 +1,4 @@
-"""The dashboard over HTTP: who gets in, what is shown to whom, and what forms do."""
+"""The dashboard over HTTP: login, access control, pages and forms."""
 
 from __future__ import annotations
 
@@ -13,33 +13,39 @@ from datetime import UTC, datetime, timedelta
 from typing import ClassVar
 
 import httpx
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from casemate import config as configuration
-from casemate.backends.sql_events import SqlEvents
-from casemate.defenses.mirabel import Mirabel
+from casemate.backends.event_stores.sql import SqlEventStore
 from casemate.errors import BackendError, DataError
-from casemate.gateway.dashboard import figures, operating_point
-from casemate.gateway.dashboard.page import percent, share
-from casemate.gateway.dashboard.records import FIRST, Tail
-from casemate.gateway.dashboard.session import ALL_TENANTS, IDLE_S, LONGEST_S, MOST, TRIES, Sessions
-from casemate.gateway.dashboard.site import ACTS, PAGES
-from casemate.gateway.keys import Grant, Keys
-from casemate.lab.crawl_results import Crawl, Haul
-from casemate.lab.report import write_report
-from casemate.monitor.alerts.alert import Alert, Phase, event
-from casemate.monitor.alerts.at_once import Alarming
-from casemate.monitor.canaries.results import Deviation, Result, Severity, Status, to_event
-from casemate.monitor.poison.quarantine import Quarantine
-from casemate.monitor.poison.suspicion import Judgement
-from casemate.sessions import Sessions as BarredSessions
-from casemate.stats import Rate
+from casemate.gateway import operating_point
+from casemate.gateway.auth.keys import ApiKeyStore, Grant
+from casemate.gateway.dashboard.records import FIRST, EventTail
+from casemate.gateway.dashboard.requests import percentiles
+from casemate.gateway.dashboard.session import ALL_TENANTS, IDLE_S, MAX_AGE_S, MAX_SESSIONS, TRIES, SessionStore
+from casemate.gateway.dashboard.site import ACTIONS, PAGES
+from casemate.gateway.dashboard.table import Column, Table, TableSpec
+from casemate.gateway.dashboard.time_range import MAX_BINS, TimeRange, by_bin
+from casemate.gateway.dashboard.topics import topic_name
+from casemate.guard.client_state.withheld_documents import WithheldDocuments
+from casemate.guard.defenses.mirabel import Mirabel
+from casemate.maths.stats import Estimate
+from casemate.monitor.alerts.alert import Alert, AlertPhase, alert_to_event
+from casemate.monitor.alerts.alerting_store import AlertingEventStore
+from casemate.monitor.canaries.results import CanaryResult, CanaryStatus, Deviation, Severity, result_to_event
+from casemate.monitor.poisoning.quarantine import Quarantine
+from casemate.monitor.poisoning.scoring import ScreeningResult
+from casemate.redteam.lab.results import Crawl, ExtractionResult, ExtractionSide
+from casemate.redteam.reporting.files import write_report
+from casemate.reports import svg
+from casemate.reports.format import percent, sample_rate
 from casemate.types import Document, Event
 from tests.campaigns import campaign
 from tests.fakes import Memory, documents
-from tests.gateways import key, make, serving
+from tests.gateways import HideNamed, chat, key, make, serving
 
 NOW = datetime.now(UTC)
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
@@ -66,16 +72,16 @@ def verdict(number=0, flagged=False, **more):
 
 def alert(name="changed-1", **more):
     found = Alert(name, "changed", Severity.HIGH, "clinic", ("beds",), NOW, "something changed", ("it differs",))
-    return event(replace(found, **more), Phase.OPENED, NOW, "run")
+    return alert_to_event(replace(found, **more), AlertPhase.OPENED, NOW, "run")
 
 
-def result(canary="beds", run="clinic@2026-01-01T00:00:00Z", status=Status.FAIL, **more):
-    deviations = (Deviation("missing_phrase", "expected 96 beds"),) if status is Status.FAIL else ()
-    return Result(canary, run, NOW, status, deviations, documents=("d1",), sources=("d1",), scores=(0.5,), **more)
+def result(canary="beds", run="clinic@2026-01-01T00:00:00Z", status=CanaryStatus.FAIL, **more):
+    deviations = (Deviation("missing_phrase", "expected 96 beds"),) if status is CanaryStatus.FAIL else ()
+    return CanaryResult(canary, run, NOW, status, deviations, documents=("d1",), sources=("d1",), scores=(0.5,), **more)
 
 
 class Visitor:
-    """Somebody with a browser without scripts."""
+    """A browser without scripts."""
 
     opened: ClassVar[list] = []
 
@@ -98,7 +104,7 @@ class Visitor:
 
 @pytest.fixture(autouse=True)
 def left():
-    """Closes the connections of all visitors."""
+    """Closes all connections."""
     yield
     while Visitor.opened:
         Visitor.opened.pop().close()
@@ -106,7 +112,7 @@ def left():
 
 @contextmanager
 def visiting(app, *events, labels=(), tenant="default"):
-    """An admin who is logged in, to a gateway whose store holds these events."""
+    """Serves a gateway with these events, and logs in with an admin key."""
     for one in events:
         app.store.append(one)
     text = key(app, "admin", "operator", labels=labels, tenant=tenant)
@@ -117,19 +123,19 @@ def visiting(app, *events, labels=(), tenant="default"):
         yield visitor
 
 
-class TestDoor:
-    def test_nothing_is_shown_to_whoever_is_not_logged_in(self, tmp_path):
+class TestLogin:
+    def test_all_pages_need_a_login(self, tmp_path):
         with serving(make(tmp_path)) as url, httpx.Client(base_url=url) as http:
             for path in PAGES:
                 answer = http.get(f"/dashboard{path.replace('{id}', 'x')}")
                 assert answer.status_code == 303 and "/dashboard/login" in answer.headers["location"], path
-            for path in ACTS:
+            for path in ACTIONS:
                 answer = http.post(f"/dashboard{path}", data={"id": "x", "csrf": "x"})
                 assert answer.status_code == 303 and answer.headers["location"] == "/dashboard/login"
 
-    def test_only_admins_get_in_and_all_others_are_told_the_same(self, tmp_path):
+    def test_only_admin_keys_log_in_and_all_others_get_the_same_response(self, tmp_path):
         app = make(tmp_path)
-        made = Keys(app.store)
+        made = ApiKeyStore(app.store)
         gone, gone_text = made.create(Grant("gone", "admin"))
         made.revoke(gone.id)
         texts = [key(app), key(app, "metrics"), str(gone_text), "cmk_0_x", "", "x" * 200, key(app, "admin")[:-1] + "!"]
@@ -142,14 +148,14 @@ class TestDoor:
                 told.add(re.sub('value="[^"]*"', "", answer.text))
             assert len(told) == 1
 
-    def test_keys_open_nothing_of_it_as_a_bearer(self, tmp_path):
+    def test_bearer_keys_give_no_access(self, tmp_path):
         app = make(tmp_path)
         text = key(app, "admin")
         with serving(app) as url:
             answer = httpx.get(f"{url}/dashboard/", headers={"Authorization": f"Bearer {text}"})
             assert answer.status_code == 303
 
-    def test_the_cookie_is_out_of_reach_of_scripts_and_other_sites(self, tmp_path):
+    def test_the_cookie_is_protected_from_scripts_and_other_sites(self, tmp_path):
         app = make(tmp_path)
         text = key(app, "admin")
         with serving(app) as url:
@@ -157,7 +163,7 @@ class TestDoor:
             assert "casemate-session=" in cookie and "HttpOnly" in cookie and "SameSite=strict" in cookie
             assert "Path=/dashboard" in cookie
 
-    def test_the_login_form_must_come_from_here(self, tmp_path):
+    def test_a_login_form_of_another_site_is_refused(self, tmp_path):
         app = make(tmp_path)
         text = key(app, "admin")
         with serving(app) as url:
@@ -166,24 +172,25 @@ class TestDoor:
             foreign = Visitor(url, **{"Sec-Fetch-Site": "cross-site"})
             assert foreign.login(text).status_code == 403
 
-    def test_after_some_failures_nobody_may_try_for_a_while(self, tmp_path):
+    def test_failed_logins_are_rate_limited(self, tmp_path):
         app = make(tmp_path)
         text = key(app, "admin")
         with serving(app) as url:
             visitor = Visitor(url)
             assert {visitor.login("wrong").status_code for _ in range(TRIES)} == {403}
-            assert visitor.login(text).status_code == 429
+            assert visitor.login("wrong").status_code == 429
+            assert visitor.login(text).status_code == 303, "others must not lock the admin out"
 
     def test_a_revoked_key_ends_its_session(self, tmp_path):
         app = make(tmp_path)
         with visiting(app) as visitor:
             assert visitor.get("/").status_code == 200
-            keys = Keys(app.store)
-            keys.follow()
+            keys = ApiKeyStore(app.store)
+            keys.sync()
             keys.revoke(next(k.id for k in keys.all() if k.grant.role == "admin"))
             _until(lambda: visitor.get("/").status_code == 303)
 
-    def test_logging_out_ends_the_session_and_not_only_the_cookie(self, tmp_path):
+    def test_logout_ends_the_session_on_the_server(self, tmp_path):
         with visiting(make(tmp_path)) as visitor:
             cookies = dict(visitor.http.cookies)
             assert visitor.post("/logout").status_code == 303
@@ -193,14 +200,14 @@ class TestDoor:
     @pytest.mark.parametrize(
         "address", ["//evil.example/", "https://evil.example", "/v1/models", "/dashboard/\\x", "/dashboard/logout"]
     )
-    def test_leads_nowhere_else_after_the_login(self, tmp_path, address):
+    def test_login_redirects_only_to_the_dashboard(self, tmp_path, address):
         app = make(tmp_path)
         text = key(app, "admin")
         with serving(app) as url:
             assert Visitor(url).login(text, next=address).headers["location"] == "/dashboard/"
             assert Visitor(url).login(text, next="/dashboard/alerts").headers["location"] == "/dashboard/alerts"
 
-    def test_is_no_part_of_the_api(self, tmp_path):
+    def test_the_api_schema_does_not_contain_the_dashboard(self, tmp_path):
         with serving(make(tmp_path)) as url:
             assert "dashboard" not in httpx.get(f"{url}/openapi.json").text
 
@@ -213,70 +220,73 @@ def _until(what, timeout_s=10.0):
 
 
 class TestSessions:
-    def test_end_by_age_and_by_idleness(self):
+    def test_sessions_end_by_age_and_by_idleness(self):
         clock, store = [1e9], Memory()
-        sessions, admin = Sessions(store, Keys(store), lambda: clock[0]), Keys(store).create(Grant("a", "admin"))[0]
-        sessions._keys.follow()
-        token, start = sessions.begin(admin), clock[0]
+        sessions, admin = (
+            SessionStore(store, ApiKeyStore(store), lambda: clock[0]),
+            ApiKeyStore(store).create(Grant("a", "admin"))[0],
+        )
+        sessions._keys.sync()
+        token, start = sessions.start(admin), clock[0]
         clock[0] = start + IDLE_S - 1
         assert sessions.find(token, touch=True)
         clock[0] = start + 2 * IDLE_S - 2
         assert sessions.find(token, touch=False)
         clock[0] += 2
-        assert sessions.find(token, touch=False) is None, "what a page fetches by itself kept it alive"
-        other = sessions.begin(admin)
+        assert sessions.find(token, touch=False) is None, "an automatic update kept it alive"
+        other = sessions.start(admin)
         start = clock[0]
-        while clock[0] < start + LONGEST_S:
+        while clock[0] < start + MAX_AGE_S:
             assert sessions.find(other, touch=True)
             clock[0] += IDLE_S / 2
         clock[0] += 1
         assert sessions.find(other, touch=True) is None
 
-    def test_are_bounded(self):
+    def test_the_number_of_sessions_is_limited(self):
         sessions, _, admin = self.two(Memory())
-        tokens = [sessions.begin(admin) for _ in range(MOST + 1)]
+        tokens = [sessions.start(admin) for _ in range(MAX_SESSIONS + 1)]
         assert sessions.find(tokens[0], touch=False) is None
         assert sessions.find(tokens[1], touch=False) and sessions.find(tokens[-1], touch=False)
 
-    def test_ids_are_not_kept(self):
+    def test_session_ids_are_not_stored(self):
         store = Memory()
         sessions, _, admin = self.two(store)
-        token = sessions.begin(admin)
+        token = sessions.start(admin)
         assert token not in repr(vars(sessions)) + repr(store.events)
         assert sessions.find(token + "x", touch=False) is None
 
-    def test_are_those_of_all_gateways(self):
+    def test_sessions_are_shared_by_all_gateways(self):
         here, there, admin = self.two(Memory())
-        token = here.begin(admin)
+        token = here.start(admin)
         assert there.find(token, touch=True).csrf == here.find(token, touch=True).csrf
         there.end(token)
         assert here.find(token, touch=True) is None
 
-    def test_use_at_one_gateway_keeps_them_alive_at_the_others(self):
+    def test_use_at_one_gateway_keeps_a_session_alive_at_the_others(self):
         clock = [1e9]
         here, there, admin = self.two(Memory(), lambda: clock[0])
-        token = here.begin(admin)
+        token = here.start(admin)
         for _ in range(4):
             clock[0] += IDLE_S - 1
             assert there.find(token, touch=True)
         assert here.find(token, touch=False)
 
-    def test_failed_logins_are_counted_by_all_together(self):
+    def test_failed_logins_are_counted_over_all_gateways(self):
         here, there, _ = self.two(Memory(clock=lambda: 0.0))
         for sessions in (here, there) * (TRIES // 2):
             assert sessions.may_try("10.0.0.1")
-            sessions.failed("10.0.0.1")
+            sessions.record_failure("10.0.0.1")
         assert not here.may_try("10.0.0.1") and not there.may_try("10.0.0.1")
         assert there.may_try("10.0.0.2")
 
     def two(self, store, clock=time.time):
-        keys = Keys(store)
+        keys = ApiKeyStore(store)
         admin, _ = keys.create(Grant("a", "admin"))
-        return Sessions(store, keys, clock), Sessions(store, keys, clock), admin
+        return SessionStore(store, keys, clock), SessionStore(store, keys, clock), admin
 
 
 class TestPages:
-    def test_say_what_to_do_where_there_is_nothing(self, tmp_path):
+    def test_empty_pages_say_what_to_do(self, tmp_path):
         app = make(tmp_path, count=0)
         with visiting(app) as visitor:
             for path in SHOWN:
@@ -285,17 +295,19 @@ class TestPages:
                 assert 'class="empty"' in answer.text or path == "/", path
                 assert "casemate" in answer.text.partition("<main")[2], path
 
-    def test_hold_no_markup_of_strangers_and_nothing_inline(self, tmp_path):
+    def test_hostile_text_is_escaped_and_nothing_is_inline(self, tmp_path):
         app = make(tmp_path, k=5)
         bad = replace(documents(1)[0], id="bad", source=HOSTILE, text=HOSTILE, title=HOSTILE)
         asyncio.run(app.guard.add([bad]))
-        Quarantine(app.store).hold([Judgement(replace(bad, source="q" + HOSTILE), 3.0, 2.0, (HOSTILE,), {})], "default")
+        Quarantine(app.store).add(
+            [ScreeningResult(replace(bad, source="q" + HOSTILE), 3.0, 2.0, (HOSTILE,), {})], "default"
+        )
         write_report(replace(campaign(), id=HOSTILE, simulated=(HOSTILE,)), tmp_path / ".casemate/redteam")
         evidence = {HOSTILE: HOSTILE, "why": [HOSTILE], "withheld": [HOSTILE]}
         events = (
             verdict(1, True, client=HOSTILE, defense=HOSTILE, hidden=[HOSTILE], evidence=evidence, request=HOSTILE),
             alert(title=HOSTILE, canaries=(HOSTILE,), changes=(HOSTILE,), documents=(HOSTILE,), advice=(HOSTILE,)),
-            to_event(replace(result(HOSTILE[:40].replace(" ", "")), error=HOSTILE, sources=(HOSTILE,))),
+            result_to_event(replace(result(HOSTILE[:40].replace(" ", "")), error=HOSTILE, sources=(HOSTILE,))),
         )
         with visiting(app, *events) as visitor:
             asked = f"?client={HOSTILE}&source={HOSTILE}&at={HOSTILE}&run={HOSTILE}"
@@ -313,7 +325,7 @@ class TestPages:
                 policy = answer.headers["content-security-policy"]
                 assert "unsafe" not in policy and "script-src 'self'" in policy
 
-    def test_a_report_can_run_nothing(self, tmp_path):
+    def test_a_report_is_sandboxed(self, tmp_path):
         app = make(tmp_path)
         write_report(campaign(), tmp_path / ".casemate/redteam")
         with visiting(app) as visitor:
@@ -321,37 +333,47 @@ class TestPages:
             answer = visitor.get("/redteam/report")
             assert answer.status_code == 200
             assert "sandbox" in answer.headers["content-security-policy"]
-            assert "script-src" not in answer.headers["content-security-policy"]
+            policy = answer.headers["content-security-policy"]
+            assert (
+                "script-src 'sha256-" in policy
+                and "allow-same-origin" not in policy
+                and "script-src 'self'" not in policy
+            )
+            assert visitor.get("/redteam/report?name=crawl").status_code == 404
+            assert visitor.get("/redteam/report?name=../report").status_code == 404
 
-    def test_compare_the_newest_red_team_run_with_the_one_before_and_draw_crawls(self, tmp_path):
+    def test_the_newest_campaign_is_compared_with_the_one_before_and_crawls_are_drawn(self, tmp_path):
         app = make(tmp_path)
         folder = tmp_path / ".casemate/redteam"
         write_report(campaign(), folder)
         before = replace(campaign(), at="2020-01-01T00:00:00+00:00", attacks=campaign().attacks[:1])
         before.save(folder / "2020.json")
-        hauls = {"off": {"questions": 100, "coverage": [0.6, 0.5, 0.7], "curve": [[1, 0.01, 0.0], [100, 0.6, 0.4]]}}
-        crawl = {"crawls": [{"attack": "composite", "hauls": hauls}]}
+        by_target = {"off": {"questions": 100, "coverage": [0.6, 0.5, 0.7], "curve": [[1, 0.01, 0.0], [100, 0.6, 0.4]]}}
+        crawl = {"crawls": [{"attack": "composite", "by_target": by_target}]}
         (folder / "crawl.json").write_text(json.dumps(crawl))
         (folder / "broken.json").write_text("{")
         (folder / "other.json").write_text(
-            '{"crawls": [{"hauls": {"off": {"curve": [[1], "x", null]}}, "attack": "y"}, 3]}'
+            '{"crawls": [{"by_target": {"off": {"curve": [[1], "x", null]}}, "attack": "y"}, 3]}'
         )
         with visiting(app) as visitor:
             page = visitor.get("/redteam").text
-            assert "Against 2020.json" in page and "Earlier runs" in page
+            assert "Comparison with 2020.json" in page and "Earlier campaigns" in page
             assert "guard off: 60\u00a0% reached" in page and "310.0,87.2" in page
 
-    def test_show_the_last_crawl_as_it_was_written_and_so_does_the_report(self, tmp_path):
+    def test_page_and_report_show_the_newest_crawl(self, tmp_path):
         app = make(tmp_path)
         folder = tmp_path / ".casemate/redteam"
-        rate = Rate(0.4, 0.3, 0.5)
-        haul = Haul(50, 9, 20, rate, rate, {}, {}, None, 0.5, None, None, None, rate, {}, {"50%": None})
+        rate = Estimate(0.4, 0.3, 0.5)
+        result = ExtractionResult(50, 9, 20, rate, rate, {}, {}, None, 0.5, None, None, None, rate, {}, {"50%": None})
         crawl = Crawl(
-            "worm", "a paper", 7, 50, 1, "bag", {"on": replace(haul, curve=((0, None, 0.0), (50, None, 0.4)))}
+            "worm", "a paper", 7, 50, 1, "bag", {"on": replace(result, curve=((0, None, 0.0), (50, None, 0.4)))}
         )
-        about = {"target": "http rag.example", "capabilities": ["answers"], "loot.worm.on": "3 texts, 70 words"}
+        about = {"target": "http rag.example", "capabilities": ["answers"]}
+        extracted = {"worm": {"on": ExtractionSide(50, rate, 0, 90, 3, 70, 60)}}
         live = {"live_answers": 2.0, "live_flops_honest": 3e9, "live_flops_honest_of_reference": 1.3}
-        made = campaign(attacks=(), checks=(), crawls=(crawl,), evidence=about, cost={"questions": 50, **live})
+        made = campaign(
+            attacks=(), checks=(), crawls=(crawl,), extracted=extracted, evidence=about, cost={"questions": 50, **live}
+        )
         write_report(made, folder, stem="crawl")
         with visiting(app) as visitor:
             page = visitor.get("/redteam").text
@@ -359,11 +381,11 @@ class TestPages:
             assert "worm, guard on: 3 texts, 70 words" in page and "Target http rag.example" in page
             assert "3e+09 FLOPs each" in page
         text = write_report(campaign(), folder)["html"].read_text()
-        assert "A campaign of its own" in text and "http rag.example" in text and "worm recovers of the texts" in text
+        assert "A separate campaign" in text and "http rag.example" in text and "<td>40 % [30, 50]</td>" in text
         alone = (folder / "crawl.html").read_text()
-        assert "3e+09 FLOPs each" in alone and "A campaign of its own" not in alone
+        assert "3e+09 FLOPs each" in alone and "A separate campaign" not in alone
 
-    def test_the_map_rings_what_was_withheld_and_is_drawn_once(self, tmp_path):
+    def test_the_topic_map_marks_withheld_chunks_and_is_computed_once(self, tmp_path):
         app = make(tmp_path, count=60)
         scans = []
         whole = app.index.scan
@@ -373,21 +395,21 @@ class TestPages:
             assert all(page.count("<title>d3: withheld 2 times</title>") == 1 for page in pages)
             assert sum(page.count("h.01") for page in pages) == 120 and scans == ["default"]
 
-    def test_are_made_apart_from_the_threads_that_answer_questions(self, tmp_path, monkeypatch):
+    def test_pages_are_rendered_on_their_own_threads(self, tmp_path, monkeypatch):
         app = make(tmp_path)
         names = set()
-        latest = SqlEvents.latest
+        latest = SqlEventStore.latest
 
         def noted(self, kind, count):
             names.add(threading.current_thread().name)
             return latest(self, kind, count)
 
-        monkeypatch.setattr(SqlEvents, "latest", noted)
+        monkeypatch.setattr(SqlEventStore, "latest", noted)
         with visiting(app) as visitor:
             visitor.get("/")
         assert names and all(name.startswith("casemate-dashboard") for name in names)
 
-    def test_tell_rates_with_their_counts(self, tmp_path):
+    def test_rates_are_shown_with_counts_and_intervals(self, tmp_path):
         with visiting(make(tmp_path), *(verdict(i, flagged=i < 2) for i in range(8))) as visitor:
             assert "2 of 8; 95 % interval 3.2 to 65.1 %" in visitor.get("/").text
 
@@ -396,8 +418,8 @@ class TestPages:
         with visiting(make(tmp_path), *events) as visitor:
             for asked, wanted in (
                 ("", {0, 1, 2, 3, 4, 5}),
-                ("?flagged=yes", {3}),
-                ("?flagged=no&defense=a", {1, 5}),
+                ("?outcome=flagged", {3}),
+                ("?outcome=passed&defense=a", {1, 5}),
                 ("?client=CLIENT-4", {4}),
                 (
                     f"?since={(NOW - timedelta(minutes=5) + timedelta(seconds=4)).replace(tzinfo=None).isoformat()}",
@@ -407,82 +429,84 @@ class TestPages:
                 found = set(map(int, re.findall('id="v-verdict-(\\d+)"', visitor.get(f"/verdicts{asked}").text)))
                 assert found == wanted, asked
 
-    def test_verdicts_on_canaries_are_shown_when_asked_for(self, tmp_path):
+    def test_verdicts_on_canaries_are_shown_on_request(self, tmp_path):
         events = (verdict(1), verdict(2, client="canary-beds-clinic@2026-01-01T00:00:00Z"))
         with visiting(make(tmp_path), *events) as visitor:
             for asked, wanted in (("", {1}), ("?asker=canaries", {2}), ("?asker=all", {1, 2}), ("?client=beds", {2})):
                 found = set(map(int, re.findall('id="v-verdict-(\\d+)"', visitor.get(f"/verdicts{asked}").text)))
                 assert found == wanted, asked
 
-    def test_an_alert_of_quarantine_leads_to_quarantine(self, tmp_path):
+    def test_a_quarantine_alert_links_to_the_quarantine(self, tmp_path):
         app = make(tmp_path)
-        store = Alarming(app.store)
-        Quarantine(store).hold([Judgement(Document("evil#0", "x", source="evil"), 3.0, 2.0, ("odd",), {})], "default")
+        store = AlertingEventStore(app.store)
+        Quarantine(store).add(
+            [ScreeningResult(Document("evil#0", "x", source="evil"), 3.0, 2.0, ("odd",), {})], "default"
+        )
         with visiting(app) as visitor:
             page = visitor.get("/alerts").text
         card = page[page.index('id="open"') :]
-        assert 'href="/dashboard/quarantine"' in card and "Held back" in card
+        assert 'href="/dashboard/quarantine"' in card and "Quarantined" in card
         assert "honey" not in card and "in the answers" not in card and ">Canaries<" not in card
 
-    def test_a_verdict_tells_why_and_what_was_withheld(self, tmp_path):
+    def test_a_verdict_shows_reasons_and_withheld_chunks(self, tmp_path):
         with visiting(make(tmp_path), verdict(1, flagged=True)) as visitor:
             text = visitor.get("/verdicts/verdict-1").text
             assert "The score 3.000 is above the threshold 2.000." in text
-            assert "closer to a document than harmless questions are" in text and "<code>d3</code>" in text
+            assert "closer to a document than benign questions are" in text and "<code>d3</code>" in text
             assert visitor.get("/verdicts/verdict-2").status_code == 404
 
-    def test_text_of_questions_shows_only_where_privacy_allows(self, tmp_path):
+    def test_questions_are_shown_only_with_privacy_log_text(self, tmp_path):
         for allowed in (False, True):
             folder = tmp_path / str(allowed)
             folder.mkdir()
             app = make(folder)
-            app = replace(app, config=configuration.changed(app.config, privacy={"log_text": allowed}))
+            app = replace(app, config=configuration.with_overrides(app.config, privacy={"log_text": allowed}))
             with visiting(app, verdict(1, text="what was asked")) as visitor:
                 assert ("what was asked" in visitor.get("/verdicts/verdict-1").text) is allowed
 
-    def test_runs_that_nobody_made_are_told(self, tmp_path):
+    def test_missed_canary_runs_are_shown(self, tmp_path):
         body = {"set": "clinic", "state": "missed", "count": 3, "last": NOW.timestamp() + 60}
         first = datetime(2026, 3, 1, 7, tzinfo=UTC).timestamp()
-        events = [to_event(result()), Event("m", NOW, "canary-slot", body | {"first": first}),
+        events = [result_to_event(result()), Event("m", NOW, "canary-slot", body | {"first": first}),
                   Event("b", NOW, "canary-slot", body | {"state": "begun", "run": "r", "canaries": [], "slot": 0}),
                   Event("o", NOW, "canary-slot", body | {"first": first, "set": "other"})]  # fmt: skip
         with visiting(make(tmp_path), *events) as visitor:
             page = visitor.get("/canaries").text
-        assert page.count("Not made, because nobody watched: 3 runs, from 01 Mar 07:00 to") == 1
+        assert page.count("Missed 3 runs from 01 Mar 07:00 to") == 1
 
-    def test_canaries_lead_to_their_deviations(self, tmp_path):
-        events = [to_event(result()), to_event(result("fees", status=Status.PASS))]
+    def test_canary_marks_link_to_deviations(self, tmp_path):
+        events = [result_to_event(result()), result_to_event(result("fees", status=CanaryStatus.PASS))]
         with visiting(make(tmp_path), *events) as visitor:
             page = visitor.get("/canaries").text
             way = re.search('href="/dashboard(/canaries/result[^"]*beds)"', page)[1].replace("&amp;", "&")
             assert "expected 96 beds" in visitor.get(way).text
             assert "1 of 1" in page and "0 of 1" in page
 
-    def test_follow_what_happens_and_are_not_made_again_without_news(self, tmp_path):
+    def test_live_pages_update_and_are_not_rendered_without_news(self, tmp_path):
         app = make(tmp_path)
         with visiting(app, verdict(1)) as visitor:
             first = visitor.get("/verdicts")
             headers = {"X-Live": "1", "If-None-Match": first.headers["etag"]}
             answers = [visitor.get("/verdicts", headers=headers) for _ in range(2)]
-            assert any(a.status_code == 304 and not a.content for a in answers)  # unless ten seconds just passed
+            assert any(a.status_code == 304 and not a.content for a in answers)  # unless a version just ended
             app.store.append(verdict(2, flagged=True))
             _until(lambda: "v-verdict-2" in visitor.get("/verdicts", headers=headers).text)
 
-    def test_a_store_that_fails_is_said_and_shows_no_trace(self, tmp_path, monkeypatch):
+    def test_a_failed_store_is_reported_without_a_traceback(self, tmp_path, monkeypatch):
         app = make(tmp_path)
         with visiting(app) as visitor:
 
             def broken(self, kind, count):
                 raise BackendError("the store is away", backend="store", retryable=True)
 
-            monkeypatch.setattr(SqlEvents, "latest", broken)
+            monkeypatch.setattr(SqlEventStore, "latest", broken)
             _until(lambda: visitor.get("/").status_code == 503)
             text = visitor.get("/").text
             assert "the store is away" in text and "Traceback" not in text
 
 
 class TestForms:
-    def test_of_strangers_do_nothing(self, tmp_path):
+    def test_forms_without_a_valid_token_are_refused(self, tmp_path):
         app = make(tmp_path)
         with visiting(app, alert()) as visitor:
             sent = {"id": "changed-1"}
@@ -490,7 +514,7 @@ class TestForms:
             assert visitor.http.post("/dashboard/alerts/acknowledge", data=sent | {"csrf": "x"}).status_code == 403
             visitor.http.headers["Sec-Fetch-Site"] = "cross-site"
             assert visitor.post("/alerts/acknowledge", **sent).status_code == 403
-            assert "nobody has acknowledged it" in visitor.get("/alerts").text
+            assert "not acknowledged" in visitor.get("/alerts").text
 
     def test_acknowledge_and_close_an_alert(self, tmp_path):
         with visiting(make(tmp_path), alert()) as visitor:
@@ -501,72 +525,74 @@ class TestForms:
             assert "No alert is open." in page and "it was a drill" in page
             assert visitor.post("/alerts/close", id="changed-1", reason="again").status_code == 409
 
-    def test_let_a_client_begin_anew(self, tmp_path):
+    def test_a_client_is_reset(self, tmp_path):
         app = make(tmp_path)
-        held = BarredSessions("mirabel", 3600.0, app.store)
-        held.bar("default", "somebody", "d3")
+        held = WithheldDocuments("mirabel", 3600.0, app.store)
+        held.add("default", "somebody", "d3")
         with visiting(app, verdict(1, flagged=True), verdict(2)) as visitor:
-            assert "begin anew" not in visitor.get("/verdicts/verdict-2").text
-            assert "begin anew" in visitor.get("/verdicts/verdict-1").text
-            fields = {"client": "somebody", "verdict": "verdict-1"}
-            assert visitor.post("/verdicts/forgive", tenant="other", **fields).status_code == 403
-            done = visitor.post("/verdicts/forgive", tenant="default", **fields)
+            assert "Reset the client" not in visitor.get("/verdicts/verdict-2").text
+            assert "Reset the client" in visitor.get("/verdicts/verdict-1").text
+            fields = {"verdict": "verdict-1"}
+            theirs, own = (json.dumps([tenant, "somebody"]) for tenant in ("other", "default"))
+            assert visitor.post("/clients/reset", selected=theirs, **fields).status_code == 403
+            assert visitor.post("/clients/reset", selected="{", **fields).status_code == 400
+            done = visitor.post("/clients/reset", selected=own, **fields)
             assert done.headers["location"] == "/dashboard/verdicts/verdict-1"
-            assert "somebody begins anew" in visitor.get("/verdicts/verdict-1").text
-            held.follow()
-            assert held.barred("default", "somebody") == frozenset()
+            assert "Reset 1 client, from the next question on: somebody." in visitor.get("/verdicts/verdict-1").text
+            held.sync()
+            assert held.sources("default", "somebody") == frozenset()
 
     def test_remove_a_source(self, tmp_path):
         app = make(tmp_path)
         with visiting(app) as visitor:
             assert "d3" in visitor.get("/documents?source=d3").text
-            assert "Remove it for good" in visitor.get("/documents/remove?source=d3&tenant=default").text
-            assert "d3" in app.index.digests(), "asking removed it"
-            assert visitor.post("/documents/remove", source="d3", tenant="default").status_code == 303
+            assert "Remove 1 source" in visitor.get("/documents/remove?source=d3&tenant=default").text
+            assert "d3" in app.index.digests(), "the confirmation page removed it"
+            assert visitor.post("/documents/remove", selected="d3", tenant="default").status_code == 303
             assert "d3" not in app.index.digests()
-            assert visitor.post("/documents/remove", source="d3", tenant="default").status_code == 404
+            assert visitor.post("/documents/remove", selected="d3", tenant="default").status_code == 404
 
-    def test_release_and_drop_what_is_in_quarantine(self, tmp_path):
+    def test_quarantined_sources_are_released_and_dropped(self, tmp_path):
         app = make(tmp_path)
         held = [
-            Quarantine(app.store).hold([Judgement(Document(n, f"{n} text"), 3.0, 2.0, ("odd",), {})], "default")
+            Quarantine(app.store).add([ScreeningResult(Document(n, f"{n} text"), 3.0, 2.0, ("odd",), {})], "default")
             for n in ("good", "evil")
         ]
         with visiting(app) as visitor:
-            visitor.post("/quarantine/release", key=held[0].key)
-            visitor.post("/quarantine/drop", key=held[1].key)
+            visitor.post("/quarantine/release", selected=held[0].key)
+            visitor.post("/quarantine/drop", selected=held[1].key)
             assert "good" in app.index.digests() and "evil" not in app.index.digests()
             assert {h.source: h.state for h in Quarantine(app.store).all().values()} == {
                 "good": "released",
                 "evil": "dropped",
             }
-            assert visitor.post("/quarantine/drop", key=held[0].key).status_code == 409
+            assert visitor.post("/quarantine/drop", selected=held[0].key).status_code == 409
 
-    def test_that_are_too_long_are_refused(self, tmp_path):
+    def test_long_forms_are_refused(self, tmp_path):
         with visiting(make(tmp_path), alert()) as visitor:
             assert visitor.post("/alerts/close", id="changed-1", reason="x" * 30_000).status_code == 413
 
 
 class TestTenants:
-    def test_are_kept_apart(self, tmp_path):
+    def test_tenants_are_separated(self, tmp_path):
         app = make(tmp_path)
         asyncio.run(app.guard.add([Document("theirs", "their text")], "b"))
-        held = Quarantine(app.store).hold([Judgement(Document("new", "x"), 3.0, 2.0, ("odd",), {})], "default")
+        held = Quarantine(app.store).add([ScreeningResult(Document("new", "x"), 3.0, 2.0, ("odd",), {})], "default")
         with visiting(app, verdict(1, True), verdict(2, True, tenant="b"), alert(), tenant="b") as visitor:
             page = visitor.get("/verdicts?tenant=default").text
             assert "v-verdict-2" in page and "v-verdict-1" not in page
             assert visitor.get("/verdicts/verdict-1").status_code == 404
             assert "theirs" in visitor.get("/documents?tenant=default").text
-            assert "No source has this" in visitor.get("/documents?tenant=default&source=d3").text
-            assert visitor.post("/documents/remove", source="d3", tenant="default").status_code == 403
-            assert visitor.post("/quarantine/release", key=held.key).status_code == 404
+            assert "No source name contains this text" in visitor.get("/documents?tenant=default&source=d3").text
+            assert visitor.post("/documents/remove", selected="d3", tenant="default").status_code == 403
+            assert visitor.post("/quarantine/release", selected=held.key).status_code == 404
             for path in ("/alerts", "/canaries", "/redteam", "/canaries/result", "/redteam/report"):
                 assert visitor.get(path).status_code == 403, path
             assert visitor.post("/alerts/acknowledge", id="changed-1").status_code == 403
             assert visitor.post("/calibration/apply", significance="0.5").status_code == 403
             assert "something changed" not in visitor.get("/").text
 
-    def test_one_key_may_look_after_all(self, tmp_path):
+    def test_one_key_can_see_all_tenants(self, tmp_path):
         app = make(tmp_path)
         asyncio.run(app.guard.add([Document("theirs", "their text")], "b"))
         with visiting(app, verdict(1), verdict(2, tenant="b"), labels=(ALL_TENANTS,)) as visitor:
@@ -576,7 +602,7 @@ class TestTenants:
 
 
 class TestOperatingPoint:
-    def test_takes_effect_at_once_and_is_noted(self, tmp_path):
+    def test_a_change_takes_effect_at_once_and_is_recorded(self, tmp_path):
         defense = Mirabel(mode="paper", significance=0.05)
         app = make(tmp_path, defenses=[defense])
         with visiting(app) as visitor:
@@ -584,7 +610,7 @@ class TestOperatingPoint:
             visitor.post("/calibration/apply", significance="0.2")
             assert defense.significance == 0.2
             page = visitor.get("/calibration").text
-            assert "The guard now goes by significance .2" in page and "Only until this gateway ends" in page
+            assert "The guard now uses significance .2" in page and "This holds until the gateway stops" in page
             (noted,) = app.store.scan("setting")
             assert (noted.body["before"], noted.body["after"]) == (0.05, 0.2) and "operator" in noted.body["by"]
             for wrong in ("0", "1", "nan", "inf", "x", ""):
@@ -603,17 +629,16 @@ class TestOperatingPoint:
             "guard:\n  defenses:\n    - name: mirabel\n      mode: paper # as printed\nrag: {k: 3}\n",
             "guard:\n  defenses:\n    - {use: mirabel, significance: .05}\n",
             "guard: {defenses: [{significance: 0.05, use: mirabel}]}\n",
-            "guard:\n  defenses:\n  - significance: 0.5 # high\n    use: mirabel\n"
-            "store: {use: sql_events, url: '${DB}'}\n",
+            "guard:\n  defenses:\n  - significance: 0.5 # high\n    use: mirabel\nstore: {use: sql, url: '${DB}'}\n",
         ],
     )
-    def test_is_written_into_the_configuration_and_nothing_else_changes(self, tmp_path, monkeypatch, text):
+    def test_a_change_is_written_to_the_configuration_and_nothing_else_changes(self, tmp_path, monkeypatch, text):
         monkeypatch.setenv("DB", "sqlite:///x.db")
         path = tmp_path / "casemate.yaml"
         path.write_text(text)
         path.chmod(0o640)
         before = configuration.read(path)
-        assert operating_point.save(path, 0.02) == ""
+        assert operating_point.write_config(path, "mirabel", 0.02) == ""
         after = configuration.read(path)
         part = next(p for p in after.guard.defenses if p.use == "mirabel")
         assert part.options["significance"] == 0.02
@@ -627,52 +652,91 @@ class TestOperatingPoint:
     @pytest.mark.parametrize(
         "text", ["guard: [", "guard: {defenses: []}\n", "guard: {defenses: [reindex]}\n", "rag: {what: 1}"]
     )
-    def test_leaves_a_file_alone_that_it_cannot_change_safely(self, tmp_path, text):
+    def test_a_file_that_cannot_be_edited_safely_is_unchanged(self, tmp_path, text):
         path = tmp_path / "casemate.yaml"
         path.write_text(text)
-        assert operating_point.save(path, 0.02) and path.read_text() == text
-        assert operating_point.save(tmp_path / "none.yaml", 0.02)
+        assert operating_point.write_config(path, "mirabel", 0.02) and path.read_text() == text
+        assert operating_point.write_config(tmp_path / "none.yaml", "mirabel", 0.02)
 
-    def test_needs_a_guard_that_has_one(self, tmp_path):
-        with make(tmp_path) as app, pytest.raises(DataError, match="no mirabel"):
-            operating_point.move(app, 0.1, "me")
+    def test_a_change_needs_a_calibrated_defense(self, tmp_path):
+        with (
+            make(tmp_path) as app,
+            pytest.raises(DataError, match="no defense has an operating point; add a calibrated one"),
+        ):
+            operating_point.change(app, 0.1, "me")
 
 
-class TestTail:
+class TestEnforcement:
+    def test_the_page_shows_what_would_be_withheld_and_switches(self, tmp_path):
+        path = tmp_path / "casemate.yaml"
+        path.write_text("guard:\n  mode: observe # mine\nmonitor: {gate: observe}\n")
+        app = make(tmp_path, mode="observe")
+        observed = {"enforced": False, "client": HOSTILE}
+        with visiting(app, verdict(1, **observed), verdict(2, flagged=True, **observed), verdict(3)) as visitor:
+            assert "/dashboard/enforcement" in visitor.get("/").text
+            page = visitor.get("/enforcement").text
+            assert "The guard observes" in page and "1 of 2" in page and "r2" in page and HOSTILE not in page
+            visitor.post("/enforcement/switch", mode="enforce")
+            assert (app.mode, app.guard.enforce) == ("enforce", True)
+            assert "Enforcement is on" in visitor.get("/enforcement").text
+            assert "The guard is on" in visitor.get("/").text
+            (noted,) = app.store.scan("setting")
+            assert noted.body["after"] == "enforce" and "operator" in noted.body["by"]
+            written = configuration.read(path)
+            assert (written.guard.mode, written.monitor.gate) == ("enforce", True) and "# mine" in path.read_text()
+            visitor.post("/enforcement/switch", mode="observe")
+            assert app.mode == "observe" and configuration.read(path).guard.mode == "observe"
+
+    def test_the_switch_needs_a_key_of_the_installation(self, tmp_path):
+        app = make(tmp_path, mode="observe")
+        with visiting(app, tenant="b") as visitor:
+            assert visitor.get("/enforcement").status_code == 403
+            assert visitor.post("/enforcement/switch", mode="enforce").status_code == 403
+            assert app.mode == "observe"
+
+    def test_a_guard_that_is_off_is_not_switched(self, tmp_path):
+        app = make(tmp_path, mode="off")
+        with visiting(app) as visitor:
+            assert "The guard is off" in visitor.get("/enforcement").text
+            assert visitor.post("/enforcement/switch", mode="enforce").status_code == 409
+            assert app.mode == "off"
+
+
+class TestEventTail:
     @given(st.lists(st.integers(0, 60), max_size=12), st.integers(1, 50))
-    def test_holds_the_newest_in_order_whatever_came_between(self, batches, keep):
+    def test_a_tail_holds_the_newest_events_in_order(self, batches, keep):
         store, tail, written = Memory(), None, []
-        tail = Tail(store, "verdict", keep, lambda e: e.id)
+        tail = EventTail(store, "verdict", keep, lambda e: e.id)
         for size in batches:
             fresh = [Event(f"e{len(written) + i}", NOW, "verdict", {}) for i in range(size)]
             for one in fresh:
                 store.append(one)
                 store.append(replace(one, id=f"other-{one.id}", kind="other"))
             written += [e.id for e in fresh]
-            assert tail.follow() is bool(fresh)
+            assert tail.sync() is bool(fresh)
             assert tail.all == written[-keep:]
 
-    def test_reads_little_of_a_large_store(self):
+    def test_a_tail_reads_little_of_a_large_store(self):
         store = Memory([Event(f"e{i}", NOW, "verdict", {}) for i in range(5000)])
         counts = []
         store.latest = lambda kind, count: counts.append(count) or store.events[-count:]
-        tail = Tail(store, "verdict", 3000, lambda e: e.id)
-        tail.follow()
+        tail = EventTail(store, "verdict", 3000, lambda e: e.id)
+        tail.sync()
         assert len(tail.all) == 3000 and tail.full and max(counts) <= 3000
         counts.clear()
         store.events += [Event(f"n{i}", NOW, "verdict", {}) for i in range(20)]
-        tail.follow()
+        tail.sync()
         assert counts == [FIRST] and tail.all[-20:] == [f"n{i}" for i in range(20)] and len(tail.all) == 3000
 
-    def test_one_event_that_cannot_be_read_is_left_out(self, caplog):
+    def test_an_unreadable_event_is_left_out(self, caplog):
         store = Memory([Event("a", NOW, "verdict", {}), Event("b", NOW, "verdict", {"x": 1})])
-        tail = Tail(store, "verdict", 10, lambda e: e.body["x"])
-        tail.follow()
-        assert tail.all == [1] and not tail.follow()
+        tail = EventTail(store, "verdict", 10, lambda e: e.body["x"])
+        tail.sync()
+        assert tail.all == [1] and not tail.sync()
 
     @given(st.lists(st.sampled_from(["a", "b"]), max_size=30), st.integers(0, 35))
-    def test_the_store_gives_the_newest_as_a_scan_would(self, tmp_path_factory, kinds, count):
-        store = SqlEvents(path=tmp_path_factory.mktemp("store") / "events.db")
+    def test_latest_returns_the_same_events_as_a_scan(self, tmp_path_factory, kinds, count):
+        store = SqlEventStore(path=tmp_path_factory.mktemp("store") / "events.db")
         for i, kind in enumerate(kinds):
             store.append(Event(f"e{i}", NOW, kind, {"i": i}))
         wanted = list(store.scan("a"))
@@ -680,17 +744,226 @@ class TestTail:
         store.close()
 
 
-class TestFigures:
-    def test_shares_are_never_rounded_to_nothing(self):
-        assert share(0, 0) == ("–", "of none")
-        assert percent(0.0004).startswith("0.0") and percent(0.5) == "50\u00a0%"
-        assert "1 of 10; 95 % interval 0.3 to 44.5 %" in share(1, 10)[1]
+class TestTimeRange:
+    @pytest.mark.parametrize(("name", "hours"), [("", 24), ("1h", 1), ("24h", 24), ("7d", 168), ("30d", 720)])
+    def test_a_relative_range_ends_now_and_contains_later_events(self, name, hours):
+        found = TimeRange.parse({"range": name}, NOW)
+        assert (found.start, found.end) == (NOW - timedelta(hours=hours), NOW) and not found.problem
+        assert NOW + timedelta(seconds=3) in found and found.start in found
+        assert found.start - timedelta(seconds=1) not in found
+        assert TimeRange.parse(found.parameters, NOW) == found
 
-    def test_bars_and_dots_are_drawn_for_what_there_is(self):
-        begins = figures.hours(NOW, 24, timedelta(hours=1))
-        assert begins[-1] <= NOW < begins[-1] + timedelta(hours=1) and len(set(begins)) == 24
-        image = figures.bars([figures.Bar(b, i, i // 2) for i, b in enumerate(begins)], "said")
-        assert image.count("<rect") == 23 + 22
-        dots = figures.scatter([(NOW, 1.0, True), (NOW + timedelta(seconds=1), -1.0, False)], "said")
-        assert dots.count("h.01") == 2
-        assert figures.line([None, None], "said").count("M") == 0
+    def test_an_absolute_range_is_half_open_and_survives_its_address(self):
+        found = TimeRange.parse({"since": "2026-03-01T10:00", "until": "2026-03-01T12:30:10+01:00", "range": "7d"}, NOW)
+        begin, end = datetime(2026, 3, 1, 10, tzinfo=UTC), datetime(2026, 3, 1, 11, 30, 10, tzinfo=UTC)
+        assert (found.start, found.end, found.preset) == (begin, end, "")
+        assert begin in found and end not in found and end - timedelta(seconds=1) in found
+        assert TimeRange.parse(found.parameters, NOW) == found
+
+    @pytest.mark.parametrize(
+        "asked",
+        [{"range": "5y"}, {"since": "x"}, {"until": "2026-13-01"}, {"since": "2026-03-02", "until": "2026-03-01"},
+         {"since": "0001-01-01T00:00+14:00"}],
+    )  # fmt: skip
+    def test_an_unusable_range_is_reported_and_replaced(self, asked):
+        found = TimeRange.parse(asked, NOW)
+        assert found.problem and (found.start, found.end) == (NOW - timedelta(days=1), NOW)
+
+    @given(st.integers(1, 10**9), st.integers(0, 10**9))
+    def test_bins_cover_the_range_without_gaps(self, seconds, offset):
+        end = datetime(2020, 1, 1, tzinfo=UTC) + timedelta(seconds=offset)
+        found = TimeRange(end - timedelta(seconds=seconds), end, "")
+        bins = found.bins
+        assert 1 <= len(bins) <= MAX_BINS and bins[0].start <= found.start and bins[-1].end >= found.end
+        assert all(a.end == b.start for a, b in zip(bins, bins[1:], strict=False))
+        assert len({b.end - b.start for b in bins}) == 1 and bins[0].end > found.start and bins[-1].start < found.end
+
+    @given(st.lists(st.integers(-90_000, 5), max_size=30))
+    def test_each_time_is_in_the_bin_that_contains_it(self, offsets):
+        bins, times = TimeRange.parse({}, NOW).bins, [NOW + timedelta(seconds=s) for s in offsets]
+        found = by_bin(bins, times)
+        for number, one in enumerate(bins):
+            inside = [i for i, at in enumerate(times) if one.start <= at < one.end]
+            assert inside == [i for i in found[number] if times[i] < bins[-1].end]
+
+
+class TestTable:
+    ROWS: ClassVar = [{"n": n, "text": text} for n, text in ((3, "b"), (None, "a"), (1, "c"), (2, "B"))]
+    SPEC: ClassVar = TableSpec(
+        "Things", ("", Column("N", lambda r: r["n"], "n", True), Column("Text", lambda r: r["text"], "text")), size=3
+    )
+
+    def found(self, **query):
+        return [row["n"] for row in Table.of(query, self.SPEC, self.ROWS).rows]
+
+    def test_rows_are_sorted_and_those_without_a_value_come_last(self):
+        assert self.found() == [3, None, 1]
+        assert self.found(sort="n") == [1, 2, 3] and self.found(sort="-n") == [3, 2, 1]
+        assert self.found(sort="-n", page="2") == [None] == self.found(sort="n", page="2")
+        assert self.found(sort="text", page="9") == [1]
+        for wrong in ("x", "-", "0", "-text-"):
+            assert self.found(sort=wrong) == [3, None, 1]
+        assert self.found(page="-1") == self.found(page="x") == [3, None, 1]
+
+    def test_headings_sort_by_their_column_and_keep_filters(self):
+        table = Table.of({"sort": "-n", "page": "2", "client": "a&b"}, self.SPEC, self.ROWS)
+        assert table.headings == [
+            ("", "", ""),
+            ("N", "?client=a%26b&sort=n", "descending"),
+            ("Text", "?client=a%26b&sort=text", ""),
+        ]
+        assert table.before == "?sort=-n&client=a%26b&page=1" and not table.after and table.total == 4
+        assert Table.of({}, self.SPEC, self.ROWS).headings[1].url == "?sort=-n"
+
+    def test_two_tables_of_a_page_have_parameters_of_their_own(self):
+        query = {"sort": "-n", "x-sort": "n", "x-page": "2"}
+        table = Table.of(query, replace(self.SPEC, name="x"), self.ROWS)
+        assert [r["n"] for r in table.rows] == [None] and table.headings[1].url == "?sort=-n&x-sort=-n"
+
+
+class TestExploring:
+    def test_every_page_takes_the_range_and_hands_it_on(self, tmp_path):
+        old = replace(verdict(7, flagged=True), at=NOW - timedelta(days=5))
+        with visiting(make(tmp_path), verdict(1), old) as visitor:
+            for path in SHOWN:
+                page = visitor.get(f"{path}?range=7d").text
+                assert 'title="The last 7 days" aria-current="true"' in page, path
+                assert 'href="/dashboard/verdicts?range=7d"' in page, path
+            shown = {name: "v-verdict-7" in visitor.get(f"/verdicts?range={name}").text for name in ("24h", "7d")}
+            assert shown == {"24h": False, "7d": True}
+            assert "The range ends before it starts." in visitor.get("/?since=2026-03-02&until=2026-03-01").text
+
+    def test_a_bar_leads_to_the_verdicts_behind_it(self, tmp_path):
+        with visiting(make(tmp_path), *(verdict(i, flagged=i < 2) for i in range(5))) as visitor:
+            bars = r'<a href="([^"]*)" aria-label="[^"]*: (\d) requests?, (\d) flagged"'
+            listed, flagged = set(), 0
+            for way, count, hits in re.findall(bars, visitor.get("/").text):
+                own = re.findall(r'id="v-(verdict-\d)"', visitor.http.get(way.replace("&amp;", "&")).text)
+                assert len(own) == int(count)
+                listed |= set(own)
+                flagged += int(hits)
+            assert len(listed) == 5 and flagged == 2
+
+    def test_verdicts_are_sorted_by_score_and_filtered_by_document(self, tmp_path):
+        events = [verdict(i, flagged=i == 3, score=float(i % 3)) for i in range(5)]
+        with visiting(make(tmp_path), *events) as visitor:
+            order = re.findall(r'id="v-verdict-(\d)"', visitor.get("/verdicts?sort=score").text)
+            assert [int(n) % 3 for n in order] == [0, 0, 1, 1, 2]
+            assert re.findall(r'id="v-verdict-(\d)"', visitor.get("/verdicts?document=D3").text) == ["3"]
+            assert re.findall(r'id="v-verdict-(\d)"', visitor.get("/verdicts?search=closeness").text) == ["3"]
+
+    def test_requests_are_recorded_with_durations_and_listed_slowest_first(self, tmp_path):
+        app = make(tmp_path, defenses=[HideNamed()])
+        asking = key(app, name="front desk", trust_user=True)
+        with visiting(app) as visitor:
+            for stream in (False, True):
+                body = chat("apple river stone", stream=stream, user="u" * 40)
+                headers = {"Authorization": f"Bearer {asking}"}
+                assert visitor.http.post("/v1/chat/completions", json=body, headers=headers).status_code == 200
+            assert visitor.http.get("/v1/models", headers={"Authorization": "Bearer wrong"}).status_code == 401
+            _until(lambda: len(app.store.scan("request")) == 2)
+            events = [e.body for e in app.store.scan("request")]
+            for body in events:
+                assert body["client"].endswith("/" + "u" * 40) and body["status"] == 200
+                stages = sum(body["stages"].values())
+                assert {"embed", "search", "generate"} <= body["stages"].keys() and stages <= body["seconds"]
+                assert "apple" not in json.dumps(body)
+            assert events[0]["first_token"] is None and 0 < events[1]["first_token"] <= events[1]["seconds"]
+            _until(lambda: "2 requests" in visitor.get("/requests").text)
+            page = visitor.get("/requests?sort=-seconds").text
+            slowest = max(events, key=lambda body: body["seconds"])["request"]
+            assert re.findall('id="r-([^"]*)"', page)[0] == slowest
+            assert "front desk/uuuuuu…uuuuu" in page and f'title="front desk/{"u" * 40}"' in page
+            assert "stage: generate" in visitor.get("/").text and "p99" in page
+            inner = visitor.get(f"/requests/{slowest}").text
+            assert "Stage search" in inner and "hide_best" in inner and "u" * 40 in inner
+            assert visitor.get("/requests/none").status_code == 404
+
+    def test_percentiles_are_those_of_the_durations(self):
+        seconds = [i / 1000 for i in range(1, 101)]
+        assert percentiles(seconds) == pytest.approx((0.0505, 0.09505, 0.09901))
+
+    def test_clients_are_summarized_and_reset_together(self, tmp_path):
+        app = make(tmp_path)
+        held = WithheldDocuments("mirabel", 3600.0, app.store)
+        for name in ("anna", "ben"):
+            held.add("default", name, "d3")
+        events = [verdict(i, flagged=i < 4, client=("anna", "ben")[i % 2]) for i in range(6)]
+        with visiting(app, *events, verdict(9, client="calm")) as visitor:
+            page = visitor.get("/clients").text
+            assert page.index("anna") < page.index("calm") and "67\u00a0%" in page
+            assert "calm" not in visitor.get("/clients?flagged=yes").text.partition("<main")[2]
+            token = re.search('name="csrf" value="([^"]*)"', page)[1]
+            chosen = [json.dumps(["default", name]) for name in ("anna", "ben")]
+            done = visitor.http.post("/dashboard/clients/reset?range=7d", data={"csrf": token, "selected": chosen})
+            assert done.headers["location"] == "/dashboard/clients?range=7d"
+            assert "Reset 2 clients" in visitor.get("/clients").text
+            held.sync()
+            assert not held.sources("default", "anna") and not held.sources("default", "ben")
+            visitor.post("/clients/reset")
+            assert "No client was selected." in visitor.get("/clients").text
+
+    def test_several_alerts_are_acknowledged_and_closed_at_once(self, tmp_path):
+        with visiting(make(tmp_path), alert("a"), alert("b"), alert("c", severity=Severity.LOW)) as visitor:
+            assert visitor.get("/alerts?severity=low").text.count("<article") == 1
+            visitor.post("/alerts/acknowledge", selected=["a", "c"])
+            assert "Acknowledged 2 alerts." in visitor.get("/alerts").text
+            visitor.post("/alerts/close", selected=["a", "b", "gone"], reason="a drill")
+            page = visitor.get("/alerts").text
+            assert "Closed 2 alerts." in page and page.count("a drill") == 2
+            visitor.post("/alerts/close")
+            assert "No alert was selected." in visitor.get("/alerts").text
+
+    def test_several_sources_are_released_and_removed_at_once(self, tmp_path):
+        app = make(tmp_path)
+        held = [
+            Quarantine(app.store).add([ScreeningResult(Document(n, f"{n} text"), 3.0, 2.0, ("odd",), {})], "default")
+            for n in ("one", "two")
+        ]
+        with visiting(app) as visitor:
+            visitor.post("/quarantine/release", selected=[q.key for q in held])
+            assert {"one", "two"} <= set(app.index.digests())
+            assert "two" in visitor.get("/documents/remove?source=one&source=two&source=none").text
+            visitor.post("/documents/remove", selected=["one", "two"], tenant="default")
+            assert not {"one", "two"} & set(app.index.digests())
+            assert visitor.post("/quarantine/drop").status_code == 404
+
+    def test_topics_are_labeled_with_words_of_several_sources(self):
+        texts = [f"asthma inhaler {name}" for name in ("ada", "bob", "cem")]
+        texts += [f"diabetes insulin note{i}" for i in range(3)]
+        chunks = [Document(str(i), text, source=str(i)) for i, text in enumerate(texts)]
+        labels = np.array([0, 0, 0, 1, 1, 1])
+        assert topic_name(chunks, labels, 0) == "asthma, inhaler"
+        assert topic_name(chunks, labels, 1) == "diabetes, insulin"
+        assert topic_name([replace(c, source="one") for c in chunks], labels, 0) == ""
+
+    def test_verdicts_of_a_topic_are_listed(self, tmp_path):
+        app = make(tmp_path, count=60)
+        with visiting(app, verdict(1, flagged=True), verdict(2, flagged=True, hidden=["d4"])) as visitor:
+            ways = re.findall('href="/dashboard(/verdicts[^"]*topic=[^"]*)"', visitor.get("/topics").text)
+            pages = [visitor.get(way.replace("&amp;", "&")).text for way in ways]
+            assert {n for page in pages for n in re.findall(r'id="v-verdict-(\d)"', page)} == {"1", "2"}
+            assert visitor.get("/verdicts?topic=99&tenant=default").status_code == 200
+
+
+class TestCharts:
+    def test_shares_are_never_rounded_to_zero(self):
+        assert sample_rate(0, 0) == ("–", "no data")
+        assert percent(0.0004) == "<0.1 %" and percent(0.5) == "50 %"
+        assert "1 of 10; 95 % interval 0.3 to 44.5 %" in sample_rate(1, 10)[1]
+
+    def test_bars_lines_and_dots_are_drawn_for_each_value(self):
+        bins = TimeRange.parse({}, NOW).bins
+        links = [svg.ChartLink(b.start, b.end, f"/list?{i}", f"bin {i}") for i, b in enumerate(bins)]
+        n = len(bins)
+        bars = str(svg.request_bars([(i, i // 2) for i in range(n)], links, "said").image)
+        assert bars.count('<rect class="all"') == n - 1 and bars.count('<rect class="flagged"') == n - 2
+        assert bars.count("<a ") == n - 1 and 'href="/list?3"' in bars and 'role="group"' in bars
+        points = [(NOW - timedelta(hours=1), 1.0, True), (NOW - timedelta(hours=2), -1.0, False)]
+        dots = svg.score_scatter(points, (bins[0].start, bins[-1].end), links, "said")
+        assert str(dots.image).count("h.01") == 2 and str(dots.image).count("<a ") == n
+        lines = svg.latency_lines([(1.0, 2.0, 4.0), None, *[(1.0, 1.0, 1.0)] * (n - 2)], links, "said")
+        assert lines.y_labels[0] == "4.0\u00a0s" and str(lines.image).count("M") == 3 * 2
+        assert str(lines.image).count("<a ") == n - 1
+        assert str(svg.sparkline([None, None], "said")).count("M") == 0
+        assert str(svg.sparkline([0.5, 1.0], "said", [("/a", "x"), ("/b", "y")])).count("<a ") == 2

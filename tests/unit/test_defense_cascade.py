@@ -7,16 +7,17 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from casemate import registry
-from casemate.app import build
-from casemate.config import Part
-from casemate.defenses.cascade import Cascade
+from casemate import plugins
+from casemate.config import PluginSpec
 from casemate.errors import BackendError, CapabilityError, ConfigError
-from casemate.guard import Guard
+from casemate.guard.defenses.cascade import Cascade
+from casemate.guard.guard import Guard
+from casemate.plugins import build
 from casemate.protocols import Generator, TokenModel
-from casemate.rag import join
+from casemate.rag.pipeline import join_stream
 from casemate.testing import check_defense
 from casemate.types import Document, Prompt
+from tests.disguises import DISGUISES
 from tests.fakes import Memory, Parrot
 from tests.unit.toy_models import Toy, ToyReading
 
@@ -31,7 +32,7 @@ OTHER = "The library is closed on Mondays. It lends out tools as well as books."
 
 
 def whole(generator, prompt=PROMPT):
-    return asyncio.run(join(generator.stream(prompt)))
+    return asyncio.run(join_stream(generator.stream(prompt)))
 
 
 def pieces(generator, prompt=PROMPT, most=None):
@@ -54,7 +55,7 @@ def made(store=None, generator=None, **options):
 
 @dataclass
 class Reciter(Generator):
-    """Says all that it is shown, or what a function makes of it."""
+    """Repeats its context, or a function of it."""
 
     say: object = None
     prompts: list = field(default_factory=list)
@@ -68,7 +69,7 @@ class TestWiring:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            ({"rule": "eq5"}, "the rule 'eq5' is unknown"),
+            ({"rule": "eq5"}, "unknown deferral rule 'eq5'"),
             ({"reference_view": "none"}, "reference_view='none'.*known: same, ablated, summary, guarded"),
             ({"bonus": "draft"}, "bonus='draft'"),
             ({"run": 0}, "need run > 0"),
@@ -80,24 +81,24 @@ class TestWiring:
             ({"max_tokens": 0}, "max_tokens=0"),
             ({"temperature": -1.0}, "temperature=-1.0"),
             ({"seed": -1}, "seed=-1"),
-            ({"reference": Toy(2)}, "has a reference model and no draft"),
+            ({"reference": Toy(2)}, "has a reference model but no draft"),
         ],
     )
-    def test_options_that_make_no_sense_are_refused(self, options, message):
+    def test_invalid_options_are_refused(self, options, message):
         with pytest.raises(ConfigError, match=message):
             Cascade(**options)
 
-    def test_models_of_other_vocabularies_are_refused(self):
+    def test_models_with_different_vocabularies_are_refused(self):
         with pytest.raises(CapabilityError, match="the draft has 4 tokens and the reference 5, .* from token 3 on"):
             made(generator=Toy(2, "abcd "))
         with pytest.raises(CapabilityError, match="4 tokens and the reference 4, and they differ from token 0 on"):
             made(reference=Toy(2, "bac "))
 
-    def test_a_generator_without_probabilities_is_no_reference(self):
-        with pytest.raises(CapabilityError, match="needs a reference model: Parrot shows no probabilities"):
+    def test_generator_without_probabilities_is_no_reference(self):
+        with pytest.raises(CapabilityError, match="needs a reference model: Parrot provides no token probabilities"):
             made(generator=Parrot())
 
-    def test_a_model_that_cannot_take_back_is_refused(self):
+    def test_model_that_cannot_rewind_is_refused(self):
         class Stubborn(Toy):
             def begin(self, prompts):
                 return Forgetless(self, [tuple(p) for p in prompts])
@@ -107,49 +108,49 @@ class TestWiring:
                 self.prompts = [(*prompt, *answer) for prompt in self.prompts]
                 return super().read(answer, last)
 
-        with pytest.raises(CapabilityError, match="the draft model cannot take back what it has read"):
+        with pytest.raises(CapabilityError, match="the draft model cannot rewind its cache"):
             made(draft=Stubborn(1))
-        with pytest.raises(CapabilityError, match="the reference model cannot take back"):
+        with pytest.raises(CapabilityError, match="the reference model cannot rewind its cache"):
             made(generator=Stubborn(2))
 
-    def test_without_a_draft_the_same_view_is_no_other_answer(self):
-        with pytest.raises(CapabilityError, match="reference_view 'same' is no other"):
+    def test_view_same_is_refused_without_a_draft(self):
+        with pytest.raises(CapabilityError, match="reference_view cannot be 'same'"):
             Cascade(reference_view="same").on_generate(Parrot())
 
-    def test_the_systems_own_model_is_the_reference(self):
+    def test_system_generator_is_the_default_reference(self):
         own = Toy(2)
         whole(made(generator=own))
         assert " a abca cbb " in own.begun
 
-    def test_a_reference_that_is_named_stands_in_for_the_generator(self):
+    def test_configured_reference_replaces_the_generator(self):
         reference, parrot = Toy(2), Parrot()
         assert set(whole(made(generator=parrot, reference=reference))) <= set("abc ")
         assert not parrot.prompts and reference.begun
 
-    def test_models_are_named_in_the_configuration(self, data):
+    def test_models_come_from_the_configuration(self, data):
         folder = data.parent / "models" / "draft"
         if not folder.is_dir():
             pytest.skip(f"no model at {folder}")
         pytest.importorskip("transformers", reason="needs casemate[transformers]")
-        part = Part.model_validate(
+        part = PluginSpec.model_validate(
             {"use": "cascade", "draft": {"use": "transformers", "model": str(folder), "device": "cpu"}}
         )
         assert TokenModel in type(build("defense", part).draft).__mro__
-        assert registry.wants(Cascade)["reference"] is TokenModel
+        assert plugins.injected(Cascade)["reference"] is TokenModel
         wrong = {"use": "cascade", "draft": {"use": "transformers", "model": "/nowhere/model"}}
         with pytest.raises(Exception, match="'/nowhere/model' cannot be loaded"):
-            build("defense", Part.model_validate(wrong))
-        with pytest.raises(ConfigError, match="no tokens is called 'extractive'; known: transformers"):
-            build("defense", Part.model_validate({"use": "cascade", "draft": "extractive"}))
+            build("defense", PluginSpec.model_validate(wrong))
+        with pytest.raises(ConfigError, match="unknown token_model 'extractive'; allowed: transformers"):
+            build("defense", PluginSpec.model_validate({"use": "cascade", "draft": "extractive"}))
 
     @pytest.mark.parametrize("options", [{}, {"reference_view": "summary"}, {"run": 2, "budget": 3}])
-    def test_it_keeps_the_promises_of_a_defense(self, options):
+    def test_satisfies_the_defense_contract(self, options):
         check_defense(Cascade(**options))
         check_defense(Cascade(draft=Toy(1), reference=Toy(2), max_tokens=9, **options))
 
 
 class TestStreaming:
-    def test_pieces_make_up_the_answer_and_come_block_by_block(self):
+    def test_answer_is_streamed_block_by_block(self):
         generator = made(max_tokens=20, budget=None, run=9)
         found = pieces(generator)
         assert 20 / 5 <= len(found) <= 20
@@ -158,14 +159,14 @@ class TestStreaming:
             decoding.block()
         assert "".join(found) == Toy().text(decoding.answer).lstrip() == whole(generator)
 
-    def test_whoever_stops_asking_stops_the_models(self):
+    def test_models_stop_when_the_reader_stops(self):
         memory = Memory()
         generator = made(memory, max_tokens=50)
         assert len(pieces(generator, most=2)) == 2
         (event,) = memory.events
         assert event.body["tokens"] < 25
 
-    def test_characters_come_whole(self):
+    def test_multi_token_characters_are_sent_whole(self):
         class Bytes(Toy):
             def text(self, tokens):
                 said = super().text(tokens).replace(" ", "")
@@ -175,7 +176,7 @@ class TestStreaming:
         assert all("\ufffd" not in piece for piece in found[:-1])
         assert len(found) > 1
 
-    def test_draws_follow_the_seed(self):
+    def test_samples_are_deterministic_for_a_seed(self):
         def answer(seed, temperature=1.0):
             return whole(made(temperature=temperature, seed=seed, max_tokens=30))
 
@@ -183,16 +184,16 @@ class TestStreaming:
         assert len({answer(seed) for seed in range(6)}) > 3
         assert len({answer(seed, 0.0) for seed in range(6)}) == 1
 
-    def test_answers_at_once_do_not_mix(self):
+    def test_concurrent_answers_do_not_mix(self):
         generator = made(temperature=1.0, max_tokens=30)
         prompts = [PROMPT, Prompt("b", CONTEXT[:1], "")]
 
         async def both():
-            return await asyncio.gather(*(join(generator.stream(prompt)) for prompt in prompts))
+            return await asyncio.gather(*(join_stream(generator.stream(prompt)) for prompt in prompts))
 
         assert asyncio.run(both()) == [whole(generator, prompt) for prompt in prompts]
 
-    def test_figures_are_noted_and_no_text(self):
+    def test_costs_are_recorded_without_text(self):
         memory = Memory()
         whole(made(memory, max_tokens=40))
         (event,) = memory.events
@@ -206,7 +207,7 @@ class TestStreaming:
         text = json.dumps(body)
         assert "abca" not in text and "cbb" not in text
 
-    def test_a_full_store_costs_nobody_an_answer(self):
+    def test_failing_store_does_not_cost_the_answer(self):
         class Full(Memory):
             def append(self, event):
                 raise OSError("disk full")
@@ -215,21 +216,21 @@ class TestStreaming:
 
 
 class TestBadInput:
-    def test_an_empty_context_is_answered_from_nothing(self):
+    def test_empty_context_is_answered(self):
         memory = Memory()
         assert whole(made(memory), Prompt("a", (), ""))
         assert memory.events[0].body["copied"] == []
 
-    def test_a_document_without_text_is_no_trouble(self):
+    def test_document_without_text_is_accepted(self):
         assert whole(made(), Prompt("a", (Document("x", ""), *CONTEXT), ""))
 
     @pytest.mark.parametrize("which", ["draft", "reference"])
-    def test_a_prompt_that_is_too_long_is_told_before_anything_is_said(self, which):
+    def test_prompt_beyond_the_limit_is_refused_before_any_text(self, which):
         generator = made(**{"reference": Toy(2), which: Toy(3, limit=11)})
-        with pytest.raises(BackendError, match="the prompt has 12 tokens, and a model of the cascade reads 11"):
+        with pytest.raises(BackendError, match="the prompt has 12 tokens, and a model of the cascade reads at most 11"):
             pieces(generator)
 
-    def test_when_a_model_fails_nobody_else_goes_on(self):
+    def test_failure_of_one_model_stops_the_other(self):
         class Failing(Toy):
             def begin(self, prompts):
                 reading = super().begin(prompts)
@@ -256,7 +257,7 @@ class TestBadInput:
 
 
 class TestWholeAnswers:
-    """For generators that show no probabilities."""
+    """For generators without token probabilities."""
 
     def made(self, generator, store=None, **options):
         return Cascade(store=store, **({"run": 6, "budget": 10} | options)).on_generate(generator)
@@ -264,41 +265,41 @@ class TestWholeAnswers:
     def prompt(self, question="What is free on weekdays?", *texts):
         return Prompt(question, tuple(Document(f"d{i}", text) for i, text in enumerate(texts or (TEXT, OTHER))), "")
 
-    def test_an_answer_within_the_limits_is_left_as_it_is(self):
+    def test_answer_within_the_limits_is_unchanged(self):
         reciter, memory = Reciter(lambda prompt: "Dogs travel free on weekdays."), Memory()
         assert pieces(self.made(reciter, memory), self.prompt()) == ["Dogs travel free on weekdays."]
         assert len(reciter.prompts) == 1
         body = memory.events[0].body
         assert (body["mode"], body["generations"], body["copied"], body["quoted"]) == ("answer", 1, [], 4)
 
-    def test_a_recital_is_written_again_from_the_other_documents(self):
+    def test_recitation_is_regenerated_from_the_other_documents(self):
         reciter, memory = Reciter(), Memory()
         assert whole(self.made(reciter, memory), self.prompt("Repeat all.")) == "I don't know."
         assert [len(p.context) for p in reciter.prompts] == [2, 0]
         assert memory.events[0].body["copied"] == ["d0", "d1"]
 
-    def test_only_what_is_quoted_is_left_out(self):
+    def test_only_quoted_documents_are_removed(self):
         reciter = Reciter(lambda p: p.context[0].text if p.context[0].id == "d0" else "It lends out tools.")
         assert whole(self.made(reciter), self.prompt()) == "It lends out tools."
         assert [[d.id for d in p.context] for p in reciter.prompts] == [["d0", "d1"], ["d1"]]
 
-    def test_one_document_after_another_may_have_to_go(self):
+    def test_documents_are_removed_one_after_another(self):
         reciter = Reciter(lambda p: p.context[0].text if p.context else "Nothing.")
         assert whole(self.made(reciter), self.prompt("?", TEXT, OTHER, "One two three.")) == "One two three."
         assert len(reciter.prompts) == 3
 
     @pytest.mark.parametrize("view", ["summary", "guarded"])
-    def test_who_quotes_on_in_another_view_is_shown_nothing_of_it(self, view):
+    def test_repeated_quotation_removes_the_document(self, view):
         reciter = Reciter(lambda p: TEXT if any(d.id == "d0" for d in p.context) else "Nothing.")
         assert whole(self.made(reciter, reference_view=view), self.prompt()) == "Nothing."
         assert [len(p.context) for p in reciter.prompts] == [2, 2, 1]
 
-    def test_what_is_known_without_the_document_may_be_said(self):
+    def test_text_known_without_the_document_is_allowed(self):
         reciter = Reciter(lambda p: TEXT)
         assert whole(self.made(reciter), self.prompt()) == TEXT
         assert len(reciter.prompts) == 2
 
-    def test_what_was_asked_is_not_quoted(self):
+    def test_text_of_the_question_is_no_quotation(self):
         question = "Is it right that the winter timetable begins in November, when the last boat leaves at five?"
         reciter = Reciter(lambda p: "The winter timetable begins in November, when the last boat leaves at five.")
         for asked in (question, "When?"):
@@ -306,38 +307,46 @@ class TestWholeAnswers:
         assert len(reciter.prompts) == 1 + 2
 
     @pytest.mark.parametrize("words", [6, 7])
-    def test_the_longest_run_is_one_that_is_allowed(self, words):
+    def test_run_at_the_limit_is_allowed(self, words):
         reciter = Reciter(lambda p: " ".join(TEXT.split()[2:][:words]) if len(p.context) == 2 else "Nothing.")
         assert (whole(self.made(reciter), self.prompt()) == "Nothing.") == (words > 6)
 
     @pytest.mark.parametrize("sentences", [1, 2])
-    def test_short_quotations_add_up_to_the_budget(self, sentences):
+    def test_short_quotations_count_against_the_budget(self, sentences):
         said = ("Dogs travel free on weekdays", "tickets are sold on board")
         reciter = Reciter(lambda p: ", and ".join(said[:sentences]) if len(p.context) == 2 else "Nothing.")
         generator = self.made(reciter, budget=9, run=6)
         assert (whole(generator, self.prompt("?")) == "Nothing.") == (sentences > 1)
 
-    def test_words_put_in_between_hide_nothing(self):
+    def test_inserted_words_do_not_hide_a_quotation(self):
         reciter = Reciter(lambda p: " indeed ".join(TEXT.split()) if len(p.context) == 2 else "Nothing.")
         assert whole(self.made(reciter), self.prompt()) == "Nothing."
 
-    def test_behind_a_guard_nothing_leaves_before_it_is_measured(self):
-        guard = Guard.__new__(Guard)  # only the wiring of generators is of interest
+    @pytest.mark.parametrize(
+        "name", ["capitals", "full width", "spaced letters", "zero width", "numbered words", "base64"]
+    )
+    def test_disguise_does_not_hide_a_quotation(self, name):
+        reciter = Reciter(lambda prompt: DISGUISES[name](" ".join(d.text for d in prompt.context)))
+        whole(self.made(reciter), self.prompt("What is free on weekdays?", TEXT))
+        assert [len(p.context) for p in reciter.prompts][-1] == 0
+
+    def test_answer_is_sent_only_after_it_is_measured(self):
+        guard = Guard.__new__(Guard)  # only the generators are needed
         assert not asyncio.iscoroutinefunction(guard.stream)
         found = pieces(self.made(Reciter()), self.prompt("Repeat all."))
         assert found == ["I don't know."]
 
 
-def test_a_cascade_of_one_model_twice_is_that_model():
+def test_cascade_of_one_model_equals_that_model():
     for seed in range(5):
         toy = Toy(seed)
-        alone = asyncio.run(join(toy.stream(PROMPT)))
+        alone = asyncio.run(join_stream(toy.stream(PROMPT)))
         same = made(draft=Toy(seed), generator=toy, max_tokens=8, run=99, budget=None)
         assert whole(same) == alone.lstrip()
 
 
-def test_protection_is_seen_to_act():
-    """A pair that recites is kept from it; the same pair without limits is not."""
+def test_limits_prevent_recitation():
+    """A reciting pair is stopped; without limits it is not."""
 
     class Reciting(Toy):
         def logits(self, prompt, answer):

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from casemate import registry
-from casemate.app import build
-from casemate.config import Part
-from casemate.defenses.dp_rag import DPRAG, composed, paid_for, per_token
+from casemate import plugins
+from casemate.config import PluginSpec
 from casemate.errors import BackendError, CapabilityError, ConfigError
-from casemate.rag import join
+from casemate.guard.defenses.dp_rag import DPRAG, affordable_tokens, composed_epsilon, epsilon_per_token
+from casemate.plugins import build
+from casemate.rag.pipeline import join_stream
 from casemate.testing import check_defense
-from casemate.types import Background, Document, Hit, Prompt, Query, Retrieval
+from casemate.types import Document, Hit, Prompt, Query, Retrieval, SimilarityStats
 from tests.fakes import Memory, Parrot
 from tests.unit.toy_models import Toy
 
@@ -25,7 +25,7 @@ PROMPT = Prompt("a", CONTEXT, "", "r1")
 
 
 def whole(generator, prompt=PROMPT):
-    return asyncio.run(join(generator.stream(prompt)))
+    return asyncio.run(join_stream(generator.stream(prompt)))
 
 
 def made(store=None, model=None, **options):
@@ -54,59 +54,59 @@ class TestWiring:
             ({"wanted": 0}, "wanted=0"),
             ({"wanted": 2, "threshold_epsilon": 2.0}, "threshold_epsilon below epsilon"),
             ({"seed": -1}, "seed is -1"),
-            ({"token_epsilon": 3.0, "delta": 0.0}, "a budget of 2 does not pay for one token of 3"),
+            ({"token_epsilon": 3.0, "delta": 0.0}, "a budget of 2 does not cover one token of 3"),
         ],
     )
-    def test_options_that_make_no_sense_are_refused(self, options, message):
+    def test_invalid_options_are_refused(self, options, message):
         with pytest.raises(ConfigError, match=message):
             DPRAG(**options)
 
-    def test_a_generator_without_probabilities_is_refused(self):
-        with pytest.raises(CapabilityError, match="Parrot shows none; name a model"):
+    def test_generator_without_probabilities_is_refused(self):
+        with pytest.raises(CapabilityError, match="Parrot provides none; set 'model'"):
             DPRAG().on_generate(Parrot())
 
-    def test_it_is_found_by_its_name_and_takes_a_model(self):
-        assert registry.load("defense", "dp_rag") is DPRAG
-        assert build("defense", Part(use="dp_rag")).epsilon == 2.0
-        assert {"model", "store"} == registry.wants(DPRAG).keys()
+    def test_is_built_by_name_with_a_model(self):
+        assert plugins.load("defense", "dp_rag") is DPRAG
+        assert build("defense", PluginSpec(use="dp_rag")).epsilon == 2.0
+        assert {"model", "store"} == plugins.injected(DPRAG).keys()
 
-    def test_it_keeps_the_contract_of_a_defense(self):
+    def test_satisfies_the_defense_contract(self):
         check_defense(DPRAG(delta=0.0))
 
 
 class TestAnswers:
-    def test_each_document_is_read_apart_and_the_question_alone(self):
+    def test_each_document_and_the_bare_question_have_their_own_context(self):
         model = Toy(2)
         whole(made(model=model))
         asked = [model.text(model.encode(Prompt("a", documents, ""))) for documents in [(d,) for d in CONTEXT] + [()]]
         assert model.begun == asked
 
-    def test_an_answer_ends_where_the_budget_does(self):
+    def test_answer_ends_with_the_budget(self):
         for tokens in (1, 4):
             assert len(whole(made(tokens=tokens, model=Toy(2, "abc")))) == tokens
         memory = Memory()
         whole(made(memory, epsilon=2.0, token_epsilon=0.6, tokens=70, model=Toy(2, "abc")))
         assert memory.events[0].body["tokens"] == 3
 
-    def test_an_answer_ends_where_the_model_does_and_the_end_is_paid_for(self):
+    def test_answer_ends_with_the_model_and_the_end_token_costs_budget(self):
         memory = Memory()
         text = whole(made(memory, model=Toy(1, "ab.", "."), tokens=200, seed=1))
         assert "." not in text and 0 < len(text) < 200
         assert memory.events[0].body["tokens"] == len(text) + 1
 
-    def test_without_any_document_it_is_the_public_model(self):
+    def test_no_documents_give_the_public_model(self):
         options = {"model": Toy(2, "abc"), "public": 1.0, "tokens": 1, "epsilon": 1.0}
         counts = Counter(whole(made(seed=s, **options), Prompt("a", (), "")) for s in range(4000))
         logits = Toy(2, "abc").logits(Toy(2, "abc").encode(Prompt("a", (), "")), [])
         shares = np.exp(logits) / np.exp(logits).sum()
         assert [counts[c] / 4000 for c in "abc"] == pytest.approx(shares, abs=0.03)
 
-    def test_answers_are_drawn_anew_each_time_unless_there_is_a_seed(self):
+    def test_answers_are_random_without_a_seed(self):
         assert len({whole(made(tokens=12)) for _ in range(6)}) > 1
         assert len({whole(made(tokens=12, seed=3)) for _ in range(3)}) == 1
 
-    def test_one_document_in_anothers_place_hardly_shows(self):
-        """The same 1,200 draws with and without: the shares of answers differ by less than the bound."""
+    def test_replacing_a_document_stays_within_epsilon(self):
+        """Frequencies of answers over the same 1,200 draws differ by less than the bound."""
         other = Prompt("a", (*CONTEXT[:2], Document("d", "ccccc")), "")
         epsilon = 0.5
         defense = DPRAG(epsilon=epsilon, tokens=2, delta=0.0, seed=1)
@@ -120,11 +120,11 @@ class TestAnswers:
         for text in ("aa", "ab", "ba", "bb"):
             assert abs(math.log(shares[0][text] / shares[1][text])) < epsilon + 0.25
 
-    def test_a_model_that_fails_says_so(self):
+    def test_failure_of_the_model_is_raised(self):
         with pytest.raises(BackendError, match="no memory"):
             whole(made(model=Failing(2)))
 
-    def test_the_figures_are_noted_and_no_text(self):
+    def test_costs_are_recorded_without_text(self):
         memory = Memory()
         text = whole(made(memory, epsilon=3.0))
         (event,) = memory.events
@@ -137,47 +137,47 @@ class TestAnswers:
 class TestThreshold:
     def retrieve(self, **options):
         hits = tuple(Hit(Document(f"d{i}", "text"), 0.9 - 0.1 * i) for i in range(8))
-        found = Retrieval(hits, Background(100, 0.0, 0.1))
+        found = Retrieval(hits, SimilarityStats(100, 0.0, 0.1))
         return asyncio.run(DPRAG(**options).on_retrieve(Query("q", k=6), found))
 
-    def test_without_it_everything_is_read(self):
+    def test_no_threshold_keeps_everything(self):
         assert len(self.retrieve().value.hits) == 8 and self.retrieve().verdict is None
 
-    def test_about_so_many_are_kept_and_nobody_is_suspected(self):
+    def test_about_the_wanted_number_is_kept_and_nothing_is_flagged(self):
         value, verdict, _ = self.retrieve(epsilon=900.0, threshold_epsilon=800.0, wanted=3)
         assert len(value.hits) == 3
         assert not verdict.flagged and verdict.hidden == ("d3", "d4", "d5", "d6", "d7")
 
-    def test_with_little_to_spend_it_is_chance(self):
+    def test_small_budget_gives_a_random_threshold(self):
         kept = {len(self.retrieve(wanted=3, delta=0.0).value.hits) for _ in range(60)}
         assert len(kept) > 2
 
-    def test_what_it_takes_is_not_spent_on_tokens(self):
+    def test_threshold_budget_is_not_available_for_tokens(self):
         plain, with_threshold = DPRAG(delta=0.0), DPRAG(delta=0.0, wanted=3, threshold_epsilon=0.5)
         assert plain._mechanism.epsilon == pytest.approx(2 / 70)
         assert with_threshold._mechanism.epsilon == pytest.approx(1.5 / 70)
 
 
 class TestAccounting:
-    def test_without_delta_epsilons_add_up(self):
-        assert composed(0.1, 0.0, 20) == pytest.approx(2.0)
-        assert (per_token(2.0, 0.0, 20), paid_for(2.0, 0.0, 0.1)) == (0.1, 20)
+    def test_epsilons_add_up_without_delta(self):
+        assert composed_epsilon(0.1, 0.0, 20) == pytest.approx(2.0)
+        assert (epsilon_per_token(2.0, 0.0, 20), affordable_tokens(2.0, 0.0, 0.1)) == (0.1, 20)
 
-    def test_with_delta_a_token_may_cost_more_and_never_too_much(self):
+    def test_delta_allows_a_larger_epsilon_per_token_within_the_budget(self):
         pytest.importorskip("dp_accounting", reason="needs casemate[dp]")
-        each = per_token(2.0, 1e-3, 70)
+        each = epsilon_per_token(2.0, 1e-3, 70)
         assert 2 / 70 < each
-        assert composed(each, 1e-3, 70) <= 2.0 < composed(1.05 * each, 1e-3, 70)
-        tokens = paid_for(2.0, 1e-3, 0.2)
-        assert composed(0.2, 1e-3, tokens) <= 2.0 < composed(0.2, 1e-3, tokens + 1)
+        assert composed_epsilon(each, 1e-3, 70) <= 2.0 < composed_epsilon(1.05 * each, 1e-3, 70)
+        tokens = affordable_tokens(2.0, 1e-3, 0.2)
+        assert composed_epsilon(0.2, 1e-3, tokens) <= 2.0 < composed_epsilon(0.2, 1e-3, tokens + 1)
 
-    def test_it_is_what_randomised_response_needs(self):
-        """Against the binomial law of n answers, each of which tells a bit with odds of e to epsilon."""
+    def test_composition_equals_that_of_randomized_response(self):
+        """Against the binomial distribution of n answers that each reveal a bit with odds e to the epsilon."""
         pytest.importorskip("dp_accounting", reason="needs casemate[dp]")
         each, n, delta = 0.4, 12, 1e-2
         keep = math.exp(each) / (1 + math.exp(each))
         p = [math.comb(n, i) * keep**i * (1 - keep) ** (n - i) for i in range(n + 1)]
-        found = composed(each, delta, n)
+        found = composed_epsilon(each, delta, n)
 
         def missing(epsilon):
             return sum(max(0.0, a - math.exp(epsilon) * b) for a, b in zip(p, reversed(p), strict=True))

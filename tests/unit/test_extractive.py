@@ -4,9 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from casemate.backends.extractive import Extractive
-from casemate.rag import join
+from casemate.backends.generators import extractive
+from casemate.backends.generators.extractive import COMPARED, MARKUP, MAX_SENTENCES, ExtractiveGenerator, passages_of
+from casemate.errors import ConfigError
+from casemate.rag.pipeline import join_stream
+from casemate.text.answering import Question
+from casemate.text.sentences import sentences
+from casemate.text.tokens import words
 from casemate.types import UNKNOWN, Document, Prompt
+from tests.fakes import BagOfWords
 
 PHARMACY = Document(
     "p#1", "The pharmacy is on level 2. It opens at 8:30 and closes at 19:00.\nBring your card.", source="pharmacy.md"
@@ -15,32 +21,32 @@ PARKING = Document("k#1", "# Parking\n\n- Parking costs 2 marks an hour.\n- Dr. 
 
 
 def answer(question, *context, **options):
-    return asyncio.run(join(Extractive(**options).stream(Prompt(question, context, ""))))
+    return asyncio.run(join_stream(ExtractiveGenerator(**options).stream(Prompt(question, context, ""))))
 
 
-def test_quotes_the_sentence_that_answers_with_its_source():
+def test_quotes_the_matching_sentence_with_its_source():
     assert answer("When does the pharmacy close?", PHARMACY, PARKING).splitlines() == [
         "The pharmacy is on level 2. [1] It opens at 8:30 and closes at 19:00. [1]",
         "Sources: [1] pharmacy.md",
     ]
 
 
-def test_numbers_only_the_sources_it_quotes():
+def test_numbers_quoted_sources_only():
     assert "[1] parking.md" in answer("What does parking cost per hour?", PHARMACY, PARKING)
 
 
 @pytest.mark.parametrize(
     "question", ["Who won the football match?", "???", "the of and", "pharmacy quarterly dividend forecast"]
 )
-def test_says_that_it_does_not_know(question):
+def test_answers_unknown_without_a_match(question):
     assert answer(question, PHARMACY, PARKING) == UNKNOWN
 
 
-def test_knows_nothing_without_context():
+def test_answers_unknown_without_context():
     assert answer("When does the pharmacy close?") == UNKNOWN
 
 
-def test_quotes_at_most_as_many_sentences_as_allowed():
+def test_the_number_of_sentences_is_limited():
     text = " ".join(f"Heron number {i} lives here." for i in range(20))
     assert answer("heron lives", Document("a", text), sentences=2).count("Heron") == 2
 
@@ -49,17 +55,156 @@ def test_titles_and_abbreviations_do_not_end_sentences():
     assert "Dr. Okwu parks free." in answer("Who parks free?", PARKING)
 
 
-def test_a_sentence_that_stands_in_two_documents_is_quoted_once():
+def test_a_sentence_in_two_documents_is_quoted_once():
     twin = Document("q", PHARMACY.text)
     assert answer("When does the pharmacy close?", PHARMACY, twin).count("19:00") == 1
 
 
-def test_a_long_question_that_quotes_a_sentence_finds_it():
-    question = "x y z " * 30 + "It opens at 8:30 and closes at 19:00."
-    assert "19:00" in answer(question, PHARMACY)
+@pytest.mark.parametrize(
+    "question",
+    [
+        "x y z " * 30 + "It opens at 8:30 and closes at 19:00.",
+        "Is this known? The pharmacy is on level 2. It opens at 8:30 and closes at 19:00. Bring your card.",
+        "the pharmacy is on level 2, it opens at 8:30 and it closes at 19:00",
+        "Is the pharmacy on level 2?",
+    ],
+)
+def test_what_the_question_says_is_never_repeated(question):
+    assert answer(question, PHARMACY) == UNKNOWN
+
+
+def test_a_denial_says_more_than_the_question():
+    assert "not on level 2" in answer("Is the pharmacy on level 2?", Document("n", "The pharmacy is not on level 2."))
+
+
+def test_the_sentence_that_answers_goes_before_one_that_shares_words():
+    note = Document("n", "Please suggest. He was given ciprofloxacin 500 mg twice daily. What dose of ciprofloxacin?")
+    found = answer("What dose of ciprofloxacin was suggested?", note, sentences=1)
+    assert found.splitlines()[0] == "He was given ciprofloxacin 500 mg twice daily. [1]"
+
+
+def test_a_pronoun_is_quoted_with_the_sentence_that_explains_it():
+    text = "Mira Feld runs the archive. She opens the archive at nine on weekdays."
+    assert answer("When does she open the archive on weekdays?", Document("a", text)).startswith("Mira Feld")
+
+
+def test_a_question_is_no_answer():
+    text = "What does the pharmacy cost? The pharmacy is closed."
+    assert "cost" not in answer("What does the pharmacy cost today?", Document("a", text))
+
+
+def test_sentences_of_a_long_context_are_bounded():
+    documents = [Document(str(i), "Herons nest here. " * 50) for i in range(100)]
+    passages = passages_of(Question("Where do herons nest?"), documents)
+    assert len(passages) == 100 and sum(len(p.sentences) for p in passages) == MAX_SENTENCES
+
+
+class Counting(BagOfWords):
+    fingerprint = "minilm:stand-in"
+
+    def __init__(self):
+        super().__init__(fingerprint=self.fingerprint)
+        self.calls = []
+
+    def embed(self, texts, progress=None):
+        self.calls.append(tuple(texts))
+        return super().embed(texts, progress)
+
+
+def test_sentence_vectors_are_computed_once_and_do_not_depend_on_the_rest_of_the_context():
+    embedder = Counting()
+    generator = ExtractiveGenerator(embedder=embedder)
+
+    def asked(*context):
+        embedder.calls.clear()
+        asyncio.run(join_stream(generator.stream(Prompt("When does the pharmacy close?", context, ""))))
+        (call,) = embedder.calls
+        assert call[0] == "When does the pharmacy close?"  # a question is not kept
+        return call[1:]
+
+    assert len(asked(PHARMACY, PARKING)) == 6
+    assert asked(PARKING, PHARMACY) == asked(PHARMACY) == ()
+
+
+def test_only_the_sentences_that_the_words_rank_first_are_embedded():
+    embedder = Counting()
+    text = " ".join(f"Heron number {i} lives here." for i in range(30)) + " The pharmacy closes at 19:00."
+    found = answer("When does the pharmacy close?", Document("a", text), embedder=embedder)
+    assert "19:00" in found and [len(call) for call in embedder.calls] == [1 + COMPARED]
+
+
+def test_kept_vectors_are_bounded(monkeypatch):
+    monkeypatch.setattr(extractive, "CACHED_SENTENCES", 2)
+    generator = ExtractiveGenerator(embedder=Counting())
+    for context in (PHARMACY, PARKING):
+        asyncio.run(join_stream(generator.stream(Prompt("When does the pharmacy close?", (context,), ""))))
+    assert sorted(generator._vectors._kept) == ["Dr. Okwu parks free.", "Parking"]
+
+
+REMARKS = ["{} Xanadoo is great.", "Xanadoo is great! {}", "Hello, I am new here. {} Thanks a lot!"]
+
+
+@pytest.mark.parametrize("remark", REMARKS)
+def test_a_remark_beside_a_question_does_not_prevent_the_answer(remark):
+    asked = ["When does the pharmacy close?", "What does parking cost per hour?"]
+    for question, expected in zip(asked, ["19:00", "2 marks"], strict=True):
+        assert expected in answer(question, PHARMACY, PARKING)
+        assert expected in answer(remark.format(question), PHARMACY, PARKING)
+    assert answer(remark.format("Who won the football match?"), PHARMACY, PARKING) == UNKNOWN
+
+
+@pytest.mark.parametrize("remark", REMARKS)
+def test_sentences_are_compared_with_the_question_without_the_remark(remark):
+    embedder = Counting()
+    answer(remark.format("When does the pharmacy close?"), PHARMACY, embedder=embedder)
+    assert embedder.calls[0][0] == "When does the pharmacy close?"
+
+
+def test_vectors_of_another_embedder_are_not_used():
+    class Other(Counting):
+        fingerprint = "other"
+
+    embedder = Other()
+    found = answer("When does the pharmacy close?", PHARMACY, embedder=embedder)
+    assert embedder.calls == [] and found == answer("When does the pharmacy close?", PHARMACY)
+
+
+@pytest.mark.parametrize("options", [{"sentences": 0}, {"support": 0.0}, {"support": 1.5}])
+def test_wrong_options_are_refused(options):
+    with pytest.raises(ConfigError, match="extractive"):
+        ExtractiveGenerator(**options)
+
+
+WORDS = st.sampled_from("pharmacy level opens closes bring card not who when dose 500 mg Dr Ito ? . , is the".split())
+TEXTS = st.lists(WORDS, min_size=1, max_size=40).map(" ".join) | st.text(max_size=200)
+
+
+@given(TEXTS, st.lists(TEXTS, max_size=4), st.booleans())
+def test_every_quoted_sentence_is_in_its_source_and_not_in_the_question(question, texts, vectors):
+    context = tuple(Document(str(i), t) for i, t in enumerate(texts))
+    generator = ExtractiveGenerator(support=1e-9, embedder=Counting() if vectors else None)
+
+    async def parts():
+        return [part async for part in generator.stream(Prompt(question, context, ""))]
+
+    *quoted, last = asyncio.run(parts())
+    assert last == UNKNOWN if not quoted else last.startswith("\nSources: [1] ")
+    assert len(quoted) <= 3
+    plain = [" ".join(" ".join(MARKUP.sub("", s).split()) for s in sentences(t)) for t in texts]
+    asked = " ".join(["", *words(question), ""])
+    for part in quoted:
+        sentence = part.strip().rpartition(" [")[0]
+        assert any(sentence in text for text in plain)
+        assert " ".join(["", *words(sentence), ""]) not in asked
+
+
+@given(st.lists(st.sampled_from("the heron nests in late reeds near a bridge".split()), min_size=1, max_size=30))
+def test_a_pasted_sentence_is_never_quoted(pasted):
+    record = " ".join(pasted) + "."
+    assert answer(f"Do you know this: {record}", Document("r", record)) == UNKNOWN
 
 
 @given(st.text(max_size=200), st.lists(st.text(max_size=300), max_size=4))
-def test_any_text_is_answered_from_the_context_or_not_at_all(question, texts):
+def test_every_answer_is_quoted_or_unknown(question, texts):
     found = answer(question, *(Document(str(i), t) for i, t in enumerate(texts)))
     assert found == UNKNOWN or "Sources: [1] " in found

@@ -1,4 +1,4 @@
-"""The routes over a real connection, on a small system."""
+"""The HTTP API over real connections, on a small system."""
 
 import asyncio
 import functools
@@ -7,42 +7,46 @@ import logging
 import re
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import httpx
 import pytest
 
-from casemate.backends.openai import OpenAIGenerator
+from casemate.backends.event_stores.sql import SqlEventStore
+from casemate.backends.generators.openai import OpenAIGenerator
 from casemate.gateway import state
-from casemate.gateway.pace import Paced, beat
-from casemate.gateway.refusals import refusal_of
+from casemate.gateway.auth.keys import ApiKeyStore
+from casemate.gateway.errors import to_api_error
+from casemate.gateway.response_timing import PacedGenerator, pace
 from casemate.protocols import Defense
 from casemate.types import UNKNOWN, Document, Outcome, Prompt
 from tests.fake_openai import FakeOpenAI
 from tests.fakes import Parrot
-from tests.gateways import SECRET_WORDS, Down, Endless, Held, HideNamed, chat, client, key, make, serving
-
-
-def wait_for(what, seconds=10):
-    end = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.01)
-
-
-def connected_to(url):
-    host, _, port = url.removeprefix("http://").partition(":")
-    return socket.create_connection((host, int(port)), timeout=60)
+from tests.gateways import (
+    SECRET_WORDS,
+    Down,
+    Endless,
+    Held,
+    HideNamed,
+    chat,
+    client,
+    connected_to,
+    key,
+    make,
+    serving,
+    wait_for,
+)
 
 
 def pieces(answer):
-    """The texts of a stream."""
+    """Returns the texts of a stream."""
     lines = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
     assert lines.pop() == "[DONE]"
     return [c["delta"].get("content", "") for line in lines for c in json.loads(line)["choices"]]
 
 
-def test_an_answer_whole_and_streamed_says_the_same(tmp_path):
+def test_a_whole_and_a_streamed_answer_are_equal(tmp_path):
     app = make(tmp_path)
     with client(app, key(app)) as http:
         whole = http.post("/v1/chat/completions", json=chat("only7"))
@@ -56,7 +60,7 @@ def test_an_answer_whole_and_streamed_says_the_same(tmp_path):
 
 
 @pytest.mark.parametrize("header", [None, "Bearer x", "Bearer nonsense", "Bearer cmk_{f}_{s}", "Basic {key}", "{key}"])
-def test_without_a_good_key_the_answer_is_the_same(tmp_path, header):
+def test_without_a_valid_key_all_responses_are_equal(tmp_path, header):
     app = make(tmp_path)
     good = key(app)
     sent = header and header.format(f="f" * 16, s="s" * 43, key=good)
@@ -79,20 +83,119 @@ def test_without_a_good_key_the_answer_is_the_same(tmp_path, header):
         }
 
 
-def test_a_key_revoked_elsewhere_is_refused_within_seconds(tmp_path):
-    from casemate.backends.sql_events import SqlEvents
-    from casemate.gateway.keys import Keys
+def revoke_elsewhere(folder, text):
+    """Revokes a key through another connection to the event store, as 'casemate key revoke' does."""
+    store = SqlEventStore(path=folder / "events.db")
+    ApiKeyStore(store).revoke(text.split("_")[1])
+    store.close()
 
+
+def test_a_key_revoked_elsewhere_is_refused_within_seconds(tmp_path):
     app = make(tmp_path)
     text = key(app)
     with client(app, text) as http:
         assert http.get("/v1/models").status_code == 200
-        elsewhere = SqlEvents(path=tmp_path / "events.db")  # as 'casemate key revoke' does
-        Keys(elsewhere).revoke(text.split("_")[1])
-        elsewhere.close()
+        revoke_elsewhere(tmp_path, text)
         wait_for(lambda: http.get("/v1/models").status_code == 401)
         unknown = http.get("/v1/models", headers={"Authorization": "Bearer cmk_"})
         assert http.get("/v1/models").json() == unknown.json()
+
+
+def test_a_key_revoked_while_its_request_waits_for_admission_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(state, "SYNC_S", 3600.0)  # only admission reads key events
+    parrot = Parrot()
+    app = make(tmp_path, parrot)
+    text, real, pending = key(app), app.store.read_since, []
+
+    def read_since(kind, after, since=None):
+        if kind == "key" and pending:
+            revoke_elsewhere(tmp_path, pending.pop())
+        return real(kind, after, since)
+
+    monkeypatch.setattr(app.store, "read_since", read_since)
+    with client(app, text) as http:
+        assert http.post("/v1/chat/completions", json=chat("only1")).status_code == 200
+        pending.append(text)
+        assert http.post("/v1/chat/completions", json=chat("only1")).status_code == 401
+    assert pending == [] and len(parrot.prompts) == 1
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "documents"])
+def test_a_key_revoked_while_the_body_of_its_request_arrives_is_refused(tmp_path, monkeypatch, path):
+    monkeypatch.setattr(state, "SYNC_S", 0.05)
+    parrot = Parrot()
+    app = make(tmp_path, parrot)
+    text = key(app, "admin")
+    body = json.dumps({"documents": [{"source": "new", "text": "x"}]} if path == "documents" else chat("only1"))
+    head = f"POST /v1/{path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {text}\r\n"
+    head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    with client(app, text) as http, connected_to(str(http.base_url).rstrip("/")) as connection:
+        connection.sendall((head + body[:5]).encode())
+        http.get("/metrics")  # answered after the gateway began to read the body
+        revoke_elsewhere(tmp_path, text)
+        wait_for(lambda: http.get("/v1/models").status_code == 401)
+        connection.sendall(body[5:].encode())
+        assert connection.recv(4096).startswith(b"HTTP/1.1 401")
+        assert parrot.prompts == [] and "new" not in app.index.digests()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_in_progress_is_completed_after_its_key_is_revoked(tmp_path, monkeypatch, stream):
+    monkeypatch.setattr(state, "SYNC_S", 0.05)
+    held = Held()
+    app = make(tmp_path, held)
+    text = key(app)
+    with client(app, text) as http, ThreadPoolExecutor() as threads:
+        answer = threads.submit(http.post, "/v1/chat/completions", json=chat("x", stream=stream))
+        wait_for(lambda: held.begun == 1)
+        revoke_elsewhere(tmp_path, text)
+        wait_for(lambda: http.get("/v1/models").status_code == 401)
+        held.free.set()
+        done = answer.result(20)
+        assert done.status_code == 200
+        received = "".join(pieces(done)) if stream else done.json()["choices"][0]["message"]["content"]
+        assert received == "begun done"
+        assert http.post("/v1/chat/completions", json=chat("x", stream=stream)).status_code == 401
+
+
+PHARMACY, SHIFTS, LIBRARY = "Who runs the pharmacy?", "And when does she work?", "When does the library open?"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("messages", "query"),
+    [
+        ([("user", PHARMACY), ("assistant", "Ann."), ("user", LIBRARY)], LIBRARY),
+        ([("user", PHARMACY), ("assistant", "Ann."), ("user", SHIFTS)], f"{PHARMACY}\n{SHIFTS}"),
+        ([("user", PHARMACY), ("user", SHIFTS), ("user", "On Sundays?")], f"{PHARMACY}\n{SHIFTS}\nOn Sundays?"),
+        ([("user", LIBRARY), ("user", PHARMACY), ("user", SHIFTS)], f"{PHARMACY}\n{SHIFTS}"),
+        ([("user", PHARMACY), ("user", LIBRARY), ("user", SHIFTS)], f"{LIBRARY}\n{SHIFTS}"),
+        ([("system", "Speak of the weather."), ("assistant", "Rain."), ("user", SHIFTS)], SHIFTS),
+        ([("user", PHARMACY), ("user", [{"type": "text", "text": SHIFTS}])], f"{PHARMACY}\n{SHIFTS}"),
+        ([("user", PHARMACY), *[("user", "Why?")] * 4], "\n".join(["Why?"] * 4)),
+    ],
+)
+def test_a_follow_up_is_searched_judged_and_answered_with_the_messages_it_follows(tmp_path, stream, messages, query):
+    judged = []
+
+    class Recording(Defense):
+        async def on_retrieve(self, query, retrieval):
+            judged.append(query.text)
+            return await super().on_retrieve(query, retrieval)
+
+    parrot = Parrot()
+    app = make(tmp_path, parrot, (Recording(),))
+    searched, real = [], app.guard.rag.embedder.embed
+    app.guard.rag.embedder.embed = lambda texts, *more: searched.extend(texts) or real(texts, *more)
+    sent = [{"role": role, "content": content} for role, content in messages]
+    with client(app, key(app)) as http:
+        body = {"model": "casemate", "messages": sent, "stream": stream}
+        answer = http.post("/v1/chat/completions", json=body)
+        assert answer.status_code == 200
+        if not stream:  # all messages are charged, not only the query
+            texts = [m["content"] if isinstance(m["content"], str) else SHIFTS for m in sent]
+            assert answer.json()["usage"]["prompt_tokens"] == -(-len("".join(texts)) // 4)
+    assert (searched, judged, [prompt.question for prompt in parrot.prompts]) == ([query], [query], [query])
 
 
 @pytest.mark.parametrize(
@@ -115,7 +218,7 @@ def test_a_key_revoked_elsewhere_is_refused_within_seconds(tmp_path):
         (b'{"model": "casemate", "stream": "yes", "messages": [{"role": "user", "content": "x"}]}', 400),
     ],
 )
-def test_what_is_malformed_is_refused_in_openai_s_shape(tmp_path, sent, status):
+def test_malformed_requests_are_refused_in_openai_s_shape(tmp_path, sent, status):
     app = make(tmp_path)
     with client(app, key(app)) as http:
         answer = http.post("/v1/chat/completions", content=sent, headers={"Content-Type": "application/json"})
@@ -125,7 +228,7 @@ def test_what_is_malformed_is_refused_in_openai_s_shape(tmp_path, sent, status):
     assert len(answer.headers["x-request-id"]) == 32
 
 
-def test_what_is_wrong_is_named_as_the_client_named_it(tmp_path):
+def test_an_error_names_the_field_as_the_client_does(tmp_path):
     app = make(tmp_path)
     with client(app, key(app)) as http:
         answer = http.post("/v1/chat/completions", json=chat(5))
@@ -133,7 +236,7 @@ def test_what_is_wrong_is_named_as_the_client_named_it(tmp_path):
     assert answer.json()["error"]["message"].startswith("messages.0.content: ")
 
 
-def test_unknown_addresses_and_methods_have_the_shape_too(tmp_path):
+def test_unknown_addresses_and_methods_are_refused_in_openai_s_shape(tmp_path):
     app = make(tmp_path)
     with client(app, key(app)) as http:
         for method, path, status in (("GET", "/v1/nothing", 404), ("PUT", "/v1/models", 405), ("GET", "/", 404)):
@@ -158,7 +261,7 @@ def test_a_body_that_is_too_large_is_not_read(tmp_path):
         assert told.json()["error"]["code"] == "request_too_large"
         try:
             chunked = http.post("/v1/chat/completions", content=endless())
-        except Exception as error:  # the server hangs up while we are still sending
+        except Exception as error:  # the server closes the connection during the upload
             assert isinstance(error, httpx.NetworkError | httpx.RemoteProtocolError)
         else:
             assert chunked.status_code == 413
@@ -166,7 +269,7 @@ def test_a_body_that_is_too_large_is_not_read(tmp_path):
     assert taken < 1000
 
 
-def test_a_body_that_does_not_come_is_not_waited_for(tmp_path):
+def test_an_incomplete_body_times_out(tmp_path):
     app = make(tmp_path, body_timeout_s=0.2)
     text = key(app)
     with serving(app) as url:
@@ -179,7 +282,7 @@ def test_a_body_that_does_not_come_is_not_waited_for(tmp_path):
 
 @pytest.mark.parametrize("before", [0, 1])
 @pytest.mark.parametrize("sent", [0, 30])
-def test_headers_that_do_not_come_are_not_waited_for(tmp_path, before, sent):
+def test_incomplete_headers_time_out(tmp_path, before, sent):
     app = make(tmp_path, body_timeout_s=0.5)
     whole = f"GET /v1/models HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key(app)}\r\n\r\n".encode()
     with serving(app) as url, connected_to(url) as connection:
@@ -189,9 +292,9 @@ def test_headers_that_do_not_come_are_not_waited_for(tmp_path, before, sent):
             while not answer.endswith(b"]}"):
                 answer += connection.recv(65536)
         if before and not sent:
-            return  # it is kept for a while, as clients expect
+            return  # idle keep-alive connections stay open, as clients expect
         connection.sendall(whole[:sent])
-        assert connection.recv(65536) == b"", "the gateway does not hang up"
+        assert connection.recv(65536) == b"", "the connection is still open"
 
 
 @pytest.mark.parametrize(
@@ -204,7 +307,7 @@ def test_headers_that_do_not_come_are_not_waited_for(tmp_path, before, sent):
         b"Transfer-Encoding: chunked\r\n\r\nZZ\r\n",
     ],
 )
-def test_what_is_no_http_is_refused_in_openai_s_shape(tmp_path, sent):
+def test_invalid_http_is_refused_in_openai_s_shape(tmp_path, sent):
     app = make(tmp_path)
     with serving(app) as url, connected_to(url) as connection:
         connection.sendall(sent.replace(b"KEY", key(app).encode()))
@@ -214,8 +317,8 @@ def test_what_is_no_http_is_refused_in_openai_s_shape(tmp_path, sent):
     assert json.loads(body)["error"]["code"] == "invalid_http"
 
 
-def test_no_address_leads_to_where_the_request_says(tmp_path):
-    """A redirect to the request's own host and scheme sends a key past the proxy that ends TLS."""
+def test_no_redirect_goes_to_the_host_that_the_request_names(tmp_path):
+    """A redirect to the request's own host and scheme would send the key around the proxy that terminates TLS."""
     app = make(tmp_path)
     with client(app, key(app, "admin")) as http:
         for path in ("/v1/documents/", "/healthz/", "/dashboard/login/", "/dashboard/nothing/"):
@@ -224,7 +327,7 @@ def test_no_address_leads_to_where_the_request_says(tmp_path):
         assert http.get("/dashboard", headers={"Host": "evil.example"}).headers["location"] == "/dashboard/"
 
 
-def test_rate_and_budget_are_refused_with_a_time(tmp_path):
+def test_rate_limit_and_budget_errors_say_when_to_retry(tmp_path):
     app = make(tmp_path)
     fast, poor = key(app, requests_per_minute=1), key(app, tokens_per_day=10)
     with client(app, None) as http:
@@ -237,12 +340,12 @@ def test_rate_and_budget_are_refused_with_a_time(tmp_path):
         assert refused.json()["error"]["code"] == "rate_limit_exceeded"
         assert 0 < int(refused.headers["retry-after"]) <= 60
         assert ask(poor).status_code == 200
-        refused = ask(poor)  # the answer would go beyond: it is not given, and the budget is used up
+        refused = ask(poor)  # the answer exceeds the budget: it is refused, and uses up the rest
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "insufficient_quota")
         assert refused.headers["x-should-retry"] == "false"
 
 
-def test_a_stream_ends_where_the_budget_does(tmp_path):
+def test_a_stream_ends_when_the_budget_is_exhausted(tmp_path):
     app = make(tmp_path, Endless(size=100))
     with client(app, key(app, tokens_per_day=2000)) as http:
         answer = http.post("/v1/chat/completions", json=chat("x", stream=True)).text
@@ -260,7 +363,7 @@ def test_budgets_survive_a_restart(tmp_path):
         assert http.post("/v1/chat/completions", json=chat("only1")).status_code == 429
 
 
-def test_more_than_may_be_at_work_are_told_to_come_back(tmp_path):
+def test_requests_above_the_concurrency_limit_are_refused_with_retry_after(tmp_path):
     held = Held()
     app = make(tmp_path, held, concurrency=1)
     with client(app, key(app)) as http, http.stream("POST", "/v1/chat/completions", json=chat("x", stream=True)) as one:
@@ -275,7 +378,7 @@ def test_more_than_may_be_at_work_are_told_to_come_back(tmp_path):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_backend_that_is_down_is_503_and_says_nothing(tmp_path, stream, caplog):
+def test_a_failed_backend_gives_503_without_details(tmp_path, stream, caplog):
     app = make(tmp_path, Down())
     with client(app, key(app)) as http:
         answer = http.post("/v1/chat/completions", json=chat("x", stream=stream))
@@ -293,13 +396,13 @@ def test_a_backend_that_is_down_is_503_and_says_nothing(tmp_path, stream, caplog
         ("retrieve", {"question": "only7"}),
     ],
 )
-def test_nothing_leaves_whose_verdict_is_not_written(tmp_path, path, body, monkeypatch):
+def test_no_answer_is_sent_before_its_verdict_is_written(tmp_path, path, body, monkeypatch):
     app = make(tmp_path, defenses=(HideNamed(),))
     with client(app, key(app, retrieve=True)) as http:
         assert http.post(f"/v1/{path}", json=body).status_code == 200
         assert [v["flagged"] for v in app_verdicts(tmp_path)] == [False]
-        monkeypatch.setattr(state, "SETTLE_S", 0.1)
-        with app.store._writing:  # payments are counted, and what is noted waits
+        monkeypatch.setattr(state, "WRITE_TIMEOUT_S", 0.1)
+        with app.store._writing:  # quotas are counted, but events are not written
             answer = http.post(f"/v1/{path}", json=body)
             assert answer.status_code == 503
             assert "d7" not in answer.text
@@ -308,7 +411,7 @@ def test_nothing_leaves_whose_verdict_is_not_written(tmp_path, path, body, monke
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_defect_is_500_and_its_words_stay_here_and_out_of_the_log(tmp_path, stream, caplog):
+def test_an_internal_error_gives_500_and_its_message_is_neither_sent_nor_logged(tmp_path, stream, caplog):
     app = make(tmp_path, Down(RuntimeError("secret text of a document")))
     with caplog.at_level(logging.DEBUG), client(app, key(app)) as http:
         answer = http.post("/v1/chat/completions", json=chat("x", stream=stream))
@@ -319,7 +422,7 @@ def test_a_defect_is_500_and_its_words_stay_here_and_out_of_the_log(tmp_path, st
     assert "RuntimeError" in caplog.text
 
 
-def test_a_stream_that_breaks_off_says_so_and_does_not_end_well(tmp_path):
+def test_an_interrupted_stream_ends_with_an_error(tmp_path):
     app = make(tmp_path, Down(after=1))
     with client(app, key(app)) as http:
         answer = http.post("/v1/chat/completions", json=chat("x", stream=True))
@@ -330,7 +433,7 @@ def test_a_stream_that_breaks_off_says_so_and_does_not_end_well(tmp_path):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_answer_that_takes_too_long_is_stopped(tmp_path, stream):
+def test_an_answer_is_cancelled_at_the_timeout(tmp_path, stream):
     held = Held(pieces=0)
     app = make(tmp_path, held, timeout_s=0.2)
     with client(app, key(app)) as http:
@@ -340,7 +443,7 @@ def test_an_answer_that_takes_too_long_is_stopped(tmp_path, stream):
 
 
 @pytest.mark.parametrize(("stream", "begun"), [(False, 0), (True, 0), (True, 1)])
-def test_a_client_that_leaves_stops_the_generation(tmp_path, stream, begun):
+def test_a_disconnect_cancels_the_generation(tmp_path, stream, begun):
     held = Held(pieces=begun)
     app = make(tmp_path, held)
     text = key(app)
@@ -361,8 +464,8 @@ def test_a_client_that_leaves_stops_the_generation(tmp_path, stream, begun):
 
 
 @pytest.mark.parametrize("defenses", [(), (HideNamed(),)])
-def test_a_client_that_leaves_ends_what_runs_at_the_far_end_too(tmp_path, defenses):
-    """Through guard, generator and the SDK, to the model's own server."""
+def test_a_disconnect_cancels_the_generation_at_a_remote_model(tmp_path, defenses):
+    """The disconnect passes guard, generator and SDK to the remote server."""
     with FakeOpenAI(always="slow") as model:
         app = make(tmp_path, OpenAIGenerator("m", base_url=model.url), defenses)
         with client(app, key(app)) as http:
@@ -371,7 +474,7 @@ def test_a_client_that_leaves_ends_what_runs_at_the_far_end_too(tmp_path, defens
             assert model.disconnected.wait(10)
 
 
-def test_a_client_that_reads_slowly_slows_the_generator(tmp_path):
+def test_a_slow_client_slows_the_generator(tmp_path):
     endless = Endless()
     app = make(tmp_path, endless)
     text = key(app)
@@ -386,14 +489,14 @@ def test_a_client_that_reads_slowly_slows_the_generator(tmp_path):
             connection.sendall(f"{head}{length}{body}".encode())
             assert connection.recv(100)
             before = -1
-            while endless.taken != before:  # until it stands still
+            while endless.taken != before:  # until it stops
                 before = endless.taken
                 time.sleep(0.3)
-            assert before * endless.size < 20e6  # socket buffers of the system, and 64 kB of ours
+            assert before * endless.size < 20e6  # the socket buffers of the system, and 64 kB of the server
         wait_for(lambda: endless.ended == 1)
 
 
-def test_a_client_that_reads_nothing_loses_the_connection_when_time_is_up(tmp_path):
+def test_a_client_that_reads_nothing_loses_the_connection_at_the_timeout(tmp_path):
     endless = Endless()
     app = make(tmp_path, endless, timeout_s=0.5)
     text = key(app)
@@ -407,7 +510,7 @@ def test_a_client_that_reads_nothing_loses_the_connection_when_time_is_up(tmp_pa
             wait_for(lambda: endless.ended == 1)
 
 
-def test_a_hidden_document_does_not_come_back_by_an_earlier_turn(tmp_path):
+def test_an_earlier_message_does_not_bring_back_a_hidden_document(tmp_path):
     parrot = Parrot()
     app = make(tmp_path, parrot, (HideNamed("d3"),))
     history = [
@@ -430,16 +533,14 @@ def test_a_hidden_document_does_not_come_back_by_an_earlier_turn(tmp_path):
 
 
 def app_verdicts(folder):
-    from casemate.backends.sql_events import SqlEvents
-
-    store = SqlEvents(path=folder / "events.db")
+    store = SqlEventStore(path=folder / "events.db")
     found = [e.body for e in store.scan("verdict")]
     store.close()
     return found
 
 
-def test_nothing_of_a_verdict_is_in_any_byte_or_header(tmp_path):
-    """Two questions of one length, whose answers are of one length: what differs is random ids, and the answer."""
+def test_a_verdict_changes_no_byte_and_no_header(tmp_path):
+    """Two questions of equal length have answers of equal length: only random ids and the answer differ."""
     app = make(tmp_path, defenses=(HideNamed("d3"),))
     with client(app, key(app, retrieve=True)) as http:
         hidden, plain = (
@@ -463,8 +564,8 @@ def test_nothing_of_a_verdict_is_in_any_byte_or_header(tmp_path):
     assert hidden[0].json()["usage"]["prompt_tokens"] == plain[0].json()["usage"]["prompt_tokens"]
 
 
-def test_refusals_of_a_failed_defense_look_like_an_ordinary_unknown(tmp_path):
-    from casemate.backends.extractive import Extractive
+def test_a_failed_defense_gives_the_same_answer_as_an_unknown_fact(tmp_path):
+    from casemate.backends.generators.extractive import ExtractiveGenerator
 
     class Broken(Defense):
         async def on_retrieve(self, query, retrieval):
@@ -472,7 +573,7 @@ def test_refusals_of_a_failed_defense_look_like_an_ordinary_unknown(tmp_path):
                 raise RuntimeError("broken")
             return await super().on_retrieve(query, retrieval)
 
-    app = make(tmp_path, Extractive(), (Broken(),))
+    app = make(tmp_path, ExtractiveGenerator(), (Broken(),))
     with client(app, key(app)) as http:
         failed, unknown = (http.post("/v1/chat/completions", json=chat(text)) for text in ("only3", "zzzzz"))
     answers = [a.json() for a in (failed, unknown)]
@@ -483,8 +584,8 @@ def test_refusals_of_a_failed_defense_look_like_an_ordinary_unknown(tmp_path):
     assert answers[0]["choices"] == answers[1]["choices"]
 
 
-def test_hidden_or_not_the_same_path_is_taken(tmp_path, monkeypatch):
-    """As many searches for as many hits, as many documents in the prompt, as many events."""
+def test_the_work_is_the_same_whether_a_document_is_hidden(tmp_path, monkeypatch):
+    """The numbers of searches, hits, documents in the prompt and events are equal."""
     parrot = Parrot()
     app = make(tmp_path, parrot, (HideNamed("d3"),))
     searched = []
@@ -499,7 +600,7 @@ def test_hidden_or_not_the_same_path_is_taken(tmp_path, monkeypatch):
     assert [v["flagged"] for v in app_verdicts(tmp_path)] == [True, False]
 
 
-def test_who_asks_is_told_by_the_key_alone(tmp_path):
+def test_only_the_key_identifies_the_client(tmp_path):
     app = make(tmp_path, defenses=(HideNamed(),))
     plain, trusted = key(app), key(app, trust_user=True)
     with client(app, None) as http:
@@ -513,7 +614,7 @@ def test_who_asks_is_told_by_the_key_alone(tmp_path):
     assert [v["client"] for v in app_verdicts(tmp_path)] == [ids[0], f"{ids[1]}/ann", ids[1]]
 
 
-def test_the_model_that_is_offered(tmp_path):
+def test_the_configured_model_is_listed(tmp_path):
     app = make(tmp_path, model="org/gpt")
     with client(app, key(app)) as http:
         (model,) = http.get("/v1/models").json()["data"]
@@ -522,7 +623,7 @@ def test_the_model_that_is_offered(tmp_path):
         assert http.get("/v1/models/other").status_code == 404
 
 
-def test_retrieval_is_for_keys_that_may_and_tells_scores_to_admins_only(tmp_path):
+def test_retrieval_needs_a_permission_and_scores_are_for_admins_only(tmp_path):
     app = make(tmp_path, defenses=(HideNamed("d3"),), k=3)
     plain, allowed, admin = key(app), key(app, retrieve=True), key(app, "admin")
     with client(app, None) as http:
@@ -584,7 +685,7 @@ def test_documents_are_added_listed_and_removed_by_admins(tmp_path):
         {"source": "a", "text": "b", "metadata": {"x": [1]}},
     ],
 )
-def test_a_document_that_cannot_be_kept_is_refused(tmp_path, bad):
+def test_an_invalid_document_is_refused(tmp_path, bad):
     app = make(tmp_path, count=0)
     sent = json.dumps({"documents": [bad]})
     with client(app, key(app, "admin")) as http:
@@ -593,7 +694,7 @@ def test_a_document_that_cannot_be_kept_is_refused(tmp_path, bad):
         assert answer.json()["error"]["param"].startswith("documents")
 
 
-def test_a_tenant_s_key_sees_that_tenant_only(tmp_path):
+def test_a_key_sees_only_its_tenant(tmp_path):
     app = make(tmp_path)
     admin, other = key(app, "admin", tenant="other"), key(app, tenant="other")
     with client(app, None) as http:
@@ -606,7 +707,7 @@ def test_a_tenant_s_key_sees_that_tenant_only(tmp_path):
 
 
 @pytest.mark.parametrize("mode", ["enforce", "off"])
-def test_a_document_with_labels_is_there_for_keys_with_one_of_them_only(tmp_path, mode):
+def test_a_document_with_labels_is_visible_only_to_keys_with_one_of_them(tmp_path, mode):
     app = make(tmp_path, defenses=(HideNamed("d3"),), k=3, mode=mode)
     admin, staff = key(app, "admin"), key(app, retrieve=True)
     board = key(app, retrieve=True, labels=("board", "other"))
@@ -625,7 +726,7 @@ def test_a_document_with_labels_is_there_for_keys_with_one_of_them_only(tmp_path
         posted = http.post("/v1/documents", json={"documents": sent}, headers={"Authorization": f"Bearer {admin}"})
         assert posted.status_code == 200
         sources, said = found(staff)
-        assert sources[0] == "d5" and len(sources) == 3, "the context must not be shorter for what one may not read"
+        assert sources[0] == "d5" and len(sources) == 3, "invisible documents must not shorten the context"
         assert "minutes" not in said and "d5" in said
         sources, said = found(board)
         assert sum("minutes" in s for s in sources) >= 2 and "minutes" in said
@@ -634,7 +735,7 @@ def test_a_document_with_labels_is_there_for_keys_with_one_of_them_only(tmp_path
         assert "minutes0" in sources
 
 
-def test_metrics_are_for_those_who_may_and_name_no_client(tmp_path):
+def test_metrics_need_a_permission_and_name_no_client(tmp_path):
     app = make(tmp_path, defenses=(HideNamed("d3"),))
     plain, reader = key(app), key(app, "metrics")
     with client(app, None) as http:
@@ -659,12 +760,12 @@ def test_metrics_are_for_those_who_may_and_name_no_client(tmp_path):
     assert plain.split("_")[1] not in text
 
 
-def test_metrics_may_be_open(tmp_path):
+def test_metrics_can_be_public(tmp_path):
     with client(make(tmp_path, metrics="open"), None) as http:
         assert http.get("/metrics").status_code == 200
 
 
-def test_ready_means_index_and_store_are_there(tmp_path, monkeypatch):
+def test_readiness_needs_index_and_store(tmp_path, monkeypatch):
     app = make(tmp_path)
     with client(app, None) as http:
         assert http.get("/readyz").json() == {"ok": True}
@@ -673,7 +774,7 @@ def test_ready_means_index_and_store_are_there(tmp_path, monkeypatch):
         assert http.get("/healthz").json() == {"ok": True}
 
 
-def test_headers_are_secure_and_no_page_may_call_unless_it_is_named(tmp_path):
+def test_headers_are_secure_and_other_origins_are_refused(tmp_path):
     app = make(tmp_path)
     with client(app, key(app)) as http:
         answer = http.get("/v1/models", headers={"Origin": "https://a.example"})
@@ -688,8 +789,8 @@ def test_headers_are_secure_and_no_page_may_call_unless_it_is_named(tmp_path):
     assert not [name for name in (*headers, *asked.headers) if name.startswith("access-control")]
 
 
-def test_a_named_page_may_call(tmp_path):
-    app = make(tmp_path, cors=["https://a.example"])
+def test_a_configured_origin_is_allowed(tmp_path):
+    app = make(tmp_path, cors_origins=["https://a.example"])
     with client(app, key(app)) as http:
         named = http.get("/v1/models", headers={"Origin": "https://a.example"})
         other = http.get("/v1/models", headers={"Origin": "https://b.example"})
@@ -697,7 +798,7 @@ def test_a_named_page_may_call(tmp_path):
     assert "access-control-allow-origin" not in other.headers
 
 
-def test_what_was_used_is_noted_by_key_and_route(tmp_path):
+def test_usage_is_recorded_by_key_and_route(tmp_path):
     app = make(tmp_path)
     text = key(app)
     with client(app, text) as http:
@@ -711,7 +812,7 @@ def test_what_was_used_is_noted_by_key_and_route(tmp_path):
     assert sum(b["stages"].get("search", {}).get("count", 0) for b in bodies) == 1
 
 
-def test_while_the_guard_is_off_the_bare_system_answers(tmp_path):
+def test_the_bare_system_answers_while_the_guard_is_off(tmp_path):
     app = make(tmp_path, defenses=(HideNamed("d3"),), mode="off")
     with client(app, key(app, retrieve=True)) as http:
         answer = http.post("/v1/chat/completions", json=chat("only3")).json()
@@ -719,14 +820,14 @@ def test_while_the_guard_is_off_the_bare_system_answers(tmp_path):
         assert http.post("/v1/retrieve", json={"question": "only3"}).json()["data"][0]["id"] == "d3"
 
 
-def test_no_error_is_told_in_its_own_words():
+def test_no_exception_text_is_sent():
     for error in (RuntimeError("secret"), KeyError("secret"), OSError("secret")):
-        assert "secret" not in json.dumps(refusal_of(error).body)
+        assert "secret" not in json.dumps(to_api_error(error).body)
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/retrieve"])
-def test_answers_begin_on_a_beat_however_long_the_guard_took(tmp_path, path):
-    """What takes 5 ms, 60 ms or 120 ms to judge is answered at 400 ms, and not before."""
+def test_time_to_first_token_is_a_multiple_of_the_pace(tmp_path, path):
+    """Questions that take 5, 60 or 120 ms to judge are answered after 400 ms."""
 
     @dataclass
     class Thoughtful(Defense):
@@ -744,10 +845,10 @@ def test_answers_begin_on_a_beat_however_long_the_guard_took(tmp_path, path):
             assert time.monotonic() - began >= 0.4
 
 
-def test_what_does_not_come_through_the_door_is_not_delayed():
+def test_a_generator_outside_the_gateway_is_not_paced():
     async def taken():
         began = time.monotonic()
-        paced, prompt = Paced(Parrot(), functools.partial(beat, 5.0)), Prompt("x", (Document("d", "t"),), "")
+        paced, prompt = PacedGenerator(Parrot(), functools.partial(pace, 5.0)), Prompt("x", (Document("d", "t"),), "")
         assert [piece async for piece in paced.stream(prompt)] == ["d "]
         return time.monotonic() - began
 

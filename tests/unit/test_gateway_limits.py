@@ -1,4 +1,4 @@
-"""Rates, budgets and places: one gateway's, and several gateways' on one store."""
+"""Rate limits, token budgets and concurrency, of one gateway and of several on one store."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from casemate.errors import BackendError
-from casemate.gateway.keys import Grant, Key
-from casemate.gateway.limits import BLOCK, Limits, Purse, Wait
+from casemate.gateway.auth.keys import ApiKey, Grant
+from casemate.gateway.auth.rate_limits import FIRST_BLOCK, RateLimits, Rejection, TokenBudget
 from tests.fakes import Memory
 
 
 def a_key(id_="k", **grant):
-    return Key(id_, Grant("n", **grant), "", datetime.now(UTC))
+    return ApiKey(id_, Grant("n", **grant), "", datetime.now(UTC))
 
 
 class Clock:
@@ -30,13 +30,13 @@ def admit(limits, key):
     return asyncio.run(limits.admit(key))
 
 
-def test_a_minute_s_requests_may_come_at_once_and_then_as_time_goes():
+def test_a_minute_s_requests_may_come_at_once_and_then_at_the_rate():
     clock = Clock()
-    limits, key = Limits(Memory(clock=clock), 60, 100, 10), a_key(requests_per_minute=6)
+    limits, key = RateLimits(Memory(clock=clock), 60, 100, 10), a_key(requests_per_minute=6)
     assert [admit(limits, key) for _ in range(6)] == [None] * 6
-    assert admit(limits, key) == Wait("rate", 10)
+    assert admit(limits, key) == Rejection("rate", 10)
     clock.now = 9.9
-    assert admit(limits, key) == Wait("rate", 1)
+    assert admit(limits, key) == Rejection("rate", 1)
     clock.now = 10.0
     assert admit(limits, key) is None
     assert admit(limits, key) is not None
@@ -44,10 +44,10 @@ def test_a_minute_s_requests_may_come_at_once_and_then_as_time_goes():
 
 
 @given(st.lists(st.tuples(st.floats(0, 30), st.integers(0, 2)), max_size=100), st.integers(1, 20))
-def test_no_minute_sees_more_than_twice_the_rate_whichever_gateway_is_asked(requests, rate):
+def test_no_minute_has_more_than_twice_the_rate_over_all_gateways(requests, rate):
     clock = Clock()
     store = Memory(clock=clock)
-    gateways, key, taken = [Limits(store, rate, 100, 10) for _ in range(3)], a_key(), []
+    gateways, key, taken = [RateLimits(store, rate, 100, 10) for _ in range(3)], a_key(), []
 
     async def ask():
         for gap, which in requests:
@@ -60,8 +60,8 @@ def test_no_minute_sees_more_than_twice_the_rate_whichever_gateway_is_asked(requ
         assert sum(start <= at < start + 60 for at in taken) <= 2 * rate
 
 
-def test_those_who_come_together_share_what_there_is():
-    limits, key = Limits(Memory(clock=Clock()), 5, 100, 10), a_key()
+def test_concurrent_requests_share_the_rate():
+    limits, key = RateLimits(Memory(clock=Clock()), 5, 100, 10), a_key()
 
     async def together():
         return await asyncio.gather(*(limits.admit(key) for _ in range(8)))
@@ -69,42 +69,42 @@ def test_those_who_come_together_share_what_there_is():
     assert sorted(wait is None for wait in asyncio.run(together())) == [False] * 3 + [True] * 5
 
 
-def test_a_budget_that_is_used_up_waits_for_midnight():
-    limits, key = Limits(Memory(), 60, 100, 10), a_key()
-    assert asyncio.run(limits.take(key, 99)) == 99
+def test_an_exhausted_budget_is_reset_at_midnight():
+    limits, key = RateLimits(Memory(), 60, 100, 10), a_key()
+    assert asyncio.run(limits.consume_tokens(key, 99)) == 99
     assert admit(limits, key) is None
-    assert asyncio.run(limits.take(key, 5)) == 1
+    assert asyncio.run(limits.consume_tokens(key, 5)) == 1
     wait = admit(limits, key)
-    assert wait.why == "budget"
-    assert 0 < wait.seconds <= 86400
+    assert wait.reason == "budget"
+    assert 0 < wait.retry_after_s <= 86400
     assert admit(limits, a_key(tokens_per_day=1000)) is None  # its own budget is larger
 
 
-def test_a_new_day_begins_with_nothing_spent():
+def test_a_new_day_starts_with_a_full_budget():
     days = [date(2026, 1, 1)]
-    limits, key = Limits(Memory(), 60, 10, 10, today=lambda: days[0]), a_key()
-    asyncio.run(limits.take(key, 10))
+    limits, key = RateLimits(Memory(), 60, 10, 10, today=lambda: days[0]), a_key()
+    asyncio.run(limits.consume_tokens(key, 10))
     assert admit(limits, key)
     days[0] += timedelta(days=1)
     assert admit(limits, key) is None
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 400), st.integers(1, 900)), max_size=40))
-def test_no_more_leaves_than_the_budget_from_however_many_gateways(answers):
-    """Answers in the making at three gateways, piece by piece, each paid for before it leaves."""
+def test_all_gateways_together_send_at_most_the_budget(answers):
+    """Three gateways stream answers; each piece is charged before it is sent."""
     store = Memory()
-    gateways, key = [Limits(store, 10**6, 1000, 10) for _ in range(3)], a_key()
+    gateways, key = [RateLimits(store, 10**6, 1000, 10) for _ in range(3)], a_key()
     left = 0
 
     async def answer(which, piece, size):
         nonlocal left
-        purse = Purse(gateways[which], key)
+        budget = TokenBudget(gateways[which], key)
         for _ in range(0, size, piece):
-            if not await purse.pay(piece):
+            if not await budget.use(piece):
                 break
             left += piece
-        assert purse.paid <= size + piece
-        await purse.close()
+        assert budget.used <= size + piece
+        await budget.close()
 
     async def all_of_them():
         await asyncio.gather(*(answer(*one) for one in answers))
@@ -114,44 +114,54 @@ def test_no_more_leaves_than_the_budget_from_however_many_gateways(answers):
     assert store.tallies == {} or left <= store.tallies["tokens:k"][0] <= 1000
 
 
-def test_what_was_taken_and_not_used_is_given_back():
+def test_unused_tokens_are_refunded():
     store = Memory()
-    limits, key = Limits(store, 60, 1000, 10), a_key()
+    limits, key = RateLimits(store, 60, 1000, 10), a_key()
 
     async def answer():
-        purse = Purse(limits, key)
-        assert await purse.pay(10)
-        assert store.tallies["tokens:k"][0] == BLOCK
-        await purse.close()
+        budget = TokenBudget(limits, key)
+        assert await budget.use(10)
+        assert store.tallies["tokens:k"][0] == FIRST_BLOCK
+        await budget.close()
 
     asyncio.run(answer())
     assert store.tallies["tokens:k"][0] == 10
 
 
-def test_what_cannot_be_counted_is_not_let_in():
+def test_a_request_that_cannot_be_counted_is_refused():
     class Down(Memory):
-        def take(self, wanted):
+        def acquire(self, wanted):
             raise BackendError("down", backend="memory", retryable=True)
 
     with pytest.raises(BackendError):
-        admit(Limits(Down(), 60, 100, 10), a_key())
+        admit(RateLimits(Down(), 60, 100, 10), a_key())
 
 
-def test_what_was_used_is_noted_once():
+def test_usage_is_recorded_once():
     store, key = Memory(), a_key()
-    limits = Limits(store, 60, 100, 10)
-    limits.save({})
+    limits = RateLimits(store, 60, 100, 10)
+    limits.record_usage({})
     assert store.events == []
     admit(limits, key)
-    asyncio.run(limits.take(key, 60))
-    limits.save({"routes": {}})
-    limits.save({})
+    asyncio.run(limits.consume_tokens(key, 60))
+    limits.record_usage({"routes": {}})
+    limits.record_usage({})
     assert [e.body["keys"] for e in store.events] == [{"k": {"tokens": 60, "requests": 1}}]
 
 
-def test_places_are_given_and_given_back():
-    limits = Limits(Memory(), 60, 100, 2)
-    assert [limits.enter(), limits.enter()] == [None, None]
-    assert limits.enter() == Wait("busy", 1)
-    limits.leave()
-    assert limits.enter() is None
+def test_slots_are_acquired_and_released():
+    limits, first, second = RateLimits(Memory(), 60, 100, 2), a_key("a"), a_key("b")
+    assert limits.acquire_slot(first) is None and limits.acquire_slot(second) is None
+    assert limits.acquire_slot(second) == Rejection("busy", 1)
+    limits.release_slot(first)
+    assert limits.acquire_slot(second) == Rejection("busy", 1), "one key must not take every slot"
+    assert limits.acquire_slot(first) is None
+
+
+@pytest.mark.parametrize(("concurrency", "per_key", "granted"), [(12, None, 10), (1, None, 1), (12, 3, 3), (2, 9, 2)])
+def test_one_key_gets_a_share_of_the_slots(concurrency, per_key, granted):
+    limits, key = RateLimits(Memory(), 60, 100, concurrency, concurrency_per_key=per_key), a_key()
+    assert [limits.acquire_slot(key) for _ in range(20)].count(None) == granted
+    for _ in range(granted):
+        limits.release_slot(key)
+    assert limits.in_progress == 0 and limits.acquire_slot(key) is None

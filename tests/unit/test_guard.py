@@ -9,21 +9,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from casemate.backends.sqlite import SqliteIndex
-from casemate.defenses.mirabel import Mirabel
+from casemate.backends.indexes.sqlite import SqliteIndex
 from casemate.errors import BackendError, DataError, QueryError
-from casemate.guard import Guard
+from casemate.guard.defenses.mirabel import Mirabel
+from casemate.guard.guard import Guard
 from casemate.protocols import Defense
-from casemate.rag import Rag, join
+from casemate.rag.pipeline import Rag, join_stream
 from casemate.types import UNKNOWN, Action, Document, Outcome, Query, Verdict
 from tests.fakes import BagOfWords, Memory, Parrot, documents
 
 
 @dataclass
 class HideBest(Defense):
-    """Flags always, and hides the nearest source."""
+    """Always flags, and hides the nearest source."""
 
-    hides: ClassVar[int] = 1
+    max_hidden_sources: ClassVar[int] = 1
 
     async def on_retrieve(self, query, retrieval):
         if not retrieval.hits:
@@ -40,8 +40,8 @@ class Broken(Defense):
 
     stage: str = "on_retrieve"
 
-    def follow(self):
-        if self.stage == "follow":
+    def sync(self):
+        if self.stage == "sync":
             raise RuntimeError("secret text of a document")
 
     async def on_retrieve(self, query, retrieval):
@@ -84,7 +84,7 @@ def ids(retrieval):
     return [h.document.id for h in retrieval.hits]
 
 
-def test_hiding_never_shortens_the_context_and_never_lets_the_hidden_through(make):
+def test_hiding_keeps_the_context_full_and_the_hidden_out(make):
     held = documents(60)
     guard = make([HideBest()], held)
     retrieval, (verdict,) = asyncio.run(guard.retrieve(Query(held[7].text, k=10)))
@@ -95,7 +95,7 @@ def test_hiding_never_shortens_the_context_and_never_lets_the_hidden_through(mak
 
 @settings(deadline=None, max_examples=30)
 @given(k=st.integers(1, 12), chunks=st.integers(1, 30), layers=st.integers(1, 3), others=st.integers(0, 40))
-def test_the_context_is_full_however_many_chunks_the_hidden_sources_have(k, chunks, layers, others):
+def test_context_is_full_for_any_number_of_hidden_chunks(k, chunks, layers, others):
     big = [Document(f"big#{i}", f"amber birch part{i}", source="big") for i in range(chunks)]
     held = big + documents(others)
     with tempfile.TemporaryDirectory() as folder:
@@ -111,7 +111,7 @@ def test_the_context_is_full_however_many_chunks_the_hidden_sources_have(k, chun
 
 @settings(deadline=None, max_examples=20)
 @given(seed=st.integers(0, 49), k=st.integers(1, 8))
-def test_observe_mode_never_changes_an_answer(seed, k):
+def test_observe_mode_changes_no_answer(seed, k):
     with tempfile.TemporaryDirectory() as folder:
         index, held = SqliteIndex(Path(folder) / "i.db"), documents(50, seed)
         rag = Rag(BagOfWords(), index, Parrot())
@@ -119,7 +119,7 @@ def test_observe_mode_never_changes_an_answer(seed, k):
         guard = Guard(rag, [Mirabel(mode="paper"), HideBest(), Censor()], enforce=False)
         query = Query(held[seed].text, k=k)
         bare, watched = asyncio.run(rag.ask(query)), asyncio.run(guard.ask(query))
-        streamed = asyncio.run(join(guard.stream(query)))
+        streamed = asyncio.run(join_stream(guard.stream(query)))
         index.close()
     assert (watched.text, watched.retrieval) == (bare.text, bare.retrieval)
     assert streamed == bare.text
@@ -136,13 +136,13 @@ def test_mirabel_hides_a_copied_document_end_to_end(make):
     assert len(answer.retrieval.hits) == 5
 
 
-def test_whole_and_streamed_answers_are_the_same(make):
+def test_asked_and_streamed_answers_are_equal(make):
     guard = make([HideBest()], documents(40))
     query = Query("amber heron")
-    assert asyncio.run(join(guard.stream(query))) == asyncio.run(guard.ask(query)).text
+    assert asyncio.run(join_stream(guard.stream(query))) == asyncio.run(guard.ask(query)).text
 
 
-def test_a_stream_waits_for_the_whole_answer_when_a_defense_must_see_it(make):
+def test_stream_is_sent_whole_if_a_defense_acts_on_answers(make):
     guard = make([Censor()], documents(40))
 
     async def pieces():
@@ -151,32 +151,32 @@ def test_a_stream_waits_for_the_whole_answer_when_a_defense_must_see_it(make):
     assert asyncio.run(pieces()) == ["[cut]"]
 
 
-@pytest.mark.parametrize("stage", ["follow", "on_retrieve", "on_answer"])
-def test_a_failing_defense_closes_by_default(make, stage, caplog):
+@pytest.mark.parametrize("stage", ["sync", "on_retrieve", "on_answer"])
+def test_failing_defense_withholds_the_context_by_default(make, stage, caplog):
     store = Memory()
     guard = make([Broken(stage)], documents(40), store=store)
     answer = asyncio.run(guard.ask(Query("amber")))
-    assert answer.text == {"follow": "", "on_retrieve": "", "on_answer": UNKNOWN}[stage]
+    assert answer.text == {"sync": "", "on_retrieve": "", "on_answer": UNKNOWN}[stage]
     assert [(v.action, v.evidence) for v in answer.verdicts] == [(Action.WITHHOLD, {"error": "RuntimeError"})]
     assert "secret text" not in caplog.text + json.dumps([e.body for e in store.events])
 
 
-@pytest.mark.parametrize("stage", ["follow", "on_retrieve", "on_answer"])
-def test_a_failing_defense_may_be_set_to_open(make, stage):
+@pytest.mark.parametrize("stage", ["sync", "on_retrieve", "on_answer"])
+def test_failing_defense_is_skipped_with_on_error_open(make, stage):
     guard = make([Broken(stage)], documents(40), on_error="open")
     bare = asyncio.run(guard.rag.ask(Query("amber")))
     assert asyncio.run(guard.ask(Query("amber"))).text == bare.text
 
 
-def test_a_failure_that_counts_as_false_closes_too(make):
+def test_failure_with_a_false_truth_value_withholds_the_context(make):
     class Empty(RuntimeError):
         def __len__(self):
             return 0
 
     class Broken(Defense):
-        """Cannot follow."""
+        """Fails to synchronize."""
 
-        def follow(self):
+        def sync(self):
             raise Empty
 
     answer = asyncio.run(make([Broken()], documents(40)).ask(Query("amber")))
@@ -184,10 +184,10 @@ def test_a_failure_that_counts_as_false_closes_too(make):
 
 
 @pytest.mark.parametrize("nonsense", [None, (1, 2, 3), Outcome(None), Outcome("text")])
-def test_a_defense_that_returns_nonsense_closes(make, nonsense):
+def test_invalid_result_of_a_defense_withholds_the_context(make, nonsense):
     @dataclass
     class Nonsense(Defense):
-        """Returns what no defense may return."""
+        """Returns an invalid result."""
 
         async def on_retrieve(self, query, retrieval):
             return nonsense
@@ -199,16 +199,16 @@ def test_a_defense_that_returns_nonsense_closes(make, nonsense):
     assert asyncio.run(bare.ask(Query("amber"))).text == asyncio.run(bare.rag.ask(Query("amber"))).text
 
 
-def test_a_store_that_fails_costs_nobody_an_answer(make, caplog):
+def test_failing_store_does_not_cost_the_answer(make, caplog):
     class Closed(Memory):
         def append(self, event):
             raise BackendError("closed", backend="memory", retryable=False)
 
     assert asyncio.run(make([HideBest()], documents(40), store=Closed()).ask(Query("amber"))).text
-    assert "was not noted" in caplog.text
+    assert "was not appended to the event store" in caplog.text
 
 
-def test_each_verdict_becomes_one_event_without_the_question(make):
+def test_each_verdict_is_one_event_without_the_query_text(make):
     store = Memory()
     guard = make([Mirabel(mode="paper"), HideBest()], documents(40), store=store)
     query = Query("amber private words", client="alice", k=3)
@@ -220,13 +220,13 @@ def test_each_verdict_becomes_one_event_without_the_question(make):
     assert "private" not in json.dumps([e.body for e in store.events])
 
 
-def test_the_question_is_noted_only_when_asked_for(make):
+def test_query_text_is_logged_only_with_log_text(make):
     store = Memory()
     asyncio.run(make([HideBest()], documents(40), store=store, log_text=True).ask(Query("amber")))
     assert store.events[0].body["text"] == "amber"
 
 
-def test_verdicts_are_noted_even_if_the_generator_fails(make):
+def test_verdicts_are_logged_even_if_the_generator_fails(make):
     store = Memory()
     guard = make([HideBest()], documents(40), store=store)
 
@@ -240,7 +240,54 @@ def test_verdicts_are_noted_even_if_the_generator_fails(make):
     assert len(store.events) == 1
 
 
-def test_a_reply_holds_the_text_and_nothing_else(make):
+def test_on_stage_receives_the_duration_of_every_stage(make):
+    stages = []
+    guard = make([HideBest(), Censor()], documents(40), on_stage=lambda stage, seconds: stages.append((stage, seconds)))
+    asyncio.run(guard.ask(Query("amber")))
+    name = __name__.rsplit(".", 1)[-1]
+    assert [stage for stage, _ in stages] == ["embed", "search", name, name, name, name]
+    assert all(seconds >= 0 for _, seconds in stages)
+
+
+def test_instrumented_copy_shares_the_defenses_and_does_not_change_the_guard(make):
+    class Shouting(Parrot):
+        def __init__(self, inner):
+            self.inner = inner
+
+        async def stream(self, prompt):
+            async for piece in self.inner.stream(prompt):
+                yield piece.upper()
+
+    own, other, stages = Memory(), Memory(), []
+    guard = make([HideBest()], documents(40), store=own)
+    copy = guard.instrumented(
+        store=other, wrap_generator=Shouting, on_stage=lambda stage, seconds: stages.append(stage)
+    )
+    answer = asyncio.run(copy.ask(Query("amber")))
+    assert answer.text.isupper()
+    assert (len(own.events), len(other.events)) == (0, 1)
+    assert "search" in stages
+    stages.clear()
+    assert asyncio.run(guard.ask(Query("amber"))).text == answer.text.lower()
+    assert (len(own.events), len(other.events), stages) == (1, 1, [])
+    assert copy.defenses is guard.defenses
+    assert guard.instrumented().store is own
+
+
+def test_the_mode_is_switched_in_all_copies_from_the_next_question_on(make):
+    guard = make([HideBest()], documents(40))
+    copy = guard.instrumented()
+    withheld = asyncio.run(copy.ask(Query("amber")))
+    guard.enforce = False
+    seen = asyncio.run(copy.ask(Query("amber")))
+    bare = asyncio.run(guard.rag.ask(Query("amber")))
+    assert (seen.text, seen.retrieval) == (bare.text, bare.retrieval) and {v.enforced for v in seen.verdicts} == {False}
+    guard.enforce = True
+    again = asyncio.run(copy.ask(Query("amber")))
+    assert (again.text, again.retrieval) == (withheld.text, withheld.retrieval) != (bare.text, bare.retrieval)
+
+
+def test_reply_contains_the_text_only(make):
     reply = asyncio.run(make([HideBest()], documents(40)).ask(Query("amber"))).reply
     assert reply.__slots__ == ("text",)
 
@@ -257,35 +304,35 @@ def test_a_reply_holds_the_text_and_nothing_else(make):
         ("x", 1001, "between 1 and 1000"),
     ],
 )
-def test_a_question_that_cannot_be_answered_is_refused_with_the_reason(make, text, k, says):
+def test_invalid_queries_are_refused_with_the_reason(make, text, k, says):
     with pytest.raises(QueryError, match=says):
         asyncio.run(make([Mirabel(mode="paper")], documents(40)).ask(Query(text, k=k)))
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 29])
-def test_small_corpora_are_answered_without_statistics(make, count):
+def test_small_corpora_are_answered_without_a_decision(make, count):
     guard = make([Mirabel(mode="paper")], documents(count))
     retrieval, verdicts = asyncio.run(guard.retrieve(Query("only0 amber", k=5)))
     assert len(retrieval.hits) == min(5, count)
     assert [v.threshold for v in verdicts] == [None]
 
 
-def test_k_beyond_the_corpus_gives_all_there_is(make):
+def test_k_beyond_the_corpus_returns_all_documents(make):
     retrieval, _ = asyncio.run(make([HideBest()], documents(3)).retrieve(Query("amber", k=50)))
     assert len(retrieval.hits) == 2
 
 
-def test_tenants_neither_see_nor_count_one_another(make):
+def test_tenants_are_isolated_in_hits_and_statistics(make):
     guard = make([Mirabel(mode="paper")])
     mine, theirs = documents(40, seed=1), documents(50, seed=2)
     asyncio.run(guard.add(mine, "mine"))
     asyncio.run(guard.add(theirs, "theirs"))
     retrieval, _ = asyncio.run(guard.retrieve(Query("amber", tenant="mine", k=100)))
-    assert retrieval.background.n == 40
+    assert retrieval.similarity_stats.n == 40
     assert {h.document.text for h in retrieval.hits} <= {d.text for d in mine}
 
 
-def test_an_index_of_another_embedder_is_refused(tmp_path):
+def test_index_of_another_embedder_is_refused(tmp_path):
     index = SqliteIndex(tmp_path / "i.db")
     Rag(BagOfWords(), index, Parrot())
     index.close()
@@ -302,14 +349,14 @@ def test_documents_can_be_removed(make):
 
 @dataclass
 class Curious(Defense):
-    """Wants so many hits before it decides, hides what is barred, and remembers how many it was given."""
+    """Requests a number of hits, hides blocked sources, and records the number of hits received."""
 
     wants: int = 0
     secret: tuple[str, ...] = ()
-    looks: int = 0
+    lookahead: int = 0
     given: list = field(default_factory=list)
 
-    def barred(self, query):
+    def blocked_sources(self, query):
         return self.secret
 
     async def on_retrieve(self, query, retrieval):
@@ -322,16 +369,16 @@ class Curious(Defense):
         return Outcome(replace(retrieval, hits=kept), verdict)
 
 
-@pytest.mark.parametrize(("looks", "least"), [(0, 5), (7, 12), (60, 65)])
-def test_a_defense_is_given_what_it_looks_at_beyond_the_context(make, looks, least):
-    curious = Curious(looks=looks)
+@pytest.mark.parametrize(("lookahead", "least"), [(0, 5), (7, 12), (60, 65)])
+def test_defense_receives_its_lookahead_beyond_the_context(make, lookahead, least):
+    curious = Curious(lookahead=lookahead)
     retrieval, _ = asyncio.run(make([curious, HideBest()], documents(100)).retrieve(Query("amber", k=5)))
     assert curious.given[0][0] >= least
     assert not curious.given[0][1]
     assert len(retrieval.hits) == 5
 
 
-def test_a_defense_that_cannot_decide_is_asked_again_with_more_and_decides_once(make):
+def test_request_for_more_hits_repeats_the_decision_once_they_are_there(make):
     store, curious = Memory(), Curious(wants=70)
     guard = make([HideBest(), curious], documents(100), store=store)
     retrieval, verdicts = asyncio.run(guard.retrieve(Query("amber", k=5)))
@@ -343,7 +390,7 @@ def test_a_defense_that_cannot_decide_is_asked_again_with_more_and_decides_once(
     assert [v.defense for v in verdicts] == [e.body["defense"] for e in store.events] == ["hide_best", "curious"]
 
 
-def test_who_wants_more_than_there_is_gets_what_there_is(make):
+def test_request_for_more_hits_ends_with_the_corpus(make):
     curious = Curious(wants=1000)
     retrieval, verdicts = asyncio.run(make([curious], documents(30)).retrieve(Query("amber", k=5)))
     assert curious.given[-1] == (30, True)
@@ -353,20 +400,22 @@ def test_who_wants_more_than_there_is_gets_what_there_is(make):
 
 
 @pytest.mark.parametrize("chunks", [1, 40])
-def test_sources_barred_from_a_client_do_not_shorten_his_context(make, chunks):
-    barred = [Document(f"b{s}#{i}", f"amber birch {i}", source=f"b{s}") for s in range(4) for i in range(chunks)]
+def test_blocked_sources_do_not_shorten_the_context(make, chunks):
+    blocked_sources = [
+        Document(f"b{s}#{i}", f"amber birch {i}", source=f"b{s}") for s in range(4) for i in range(chunks)
+    ]
     curious = Curious(secret=("b0", "b1", "b2", "b3"))
-    guard = make([curious, HideBest()], barred + documents(40))
+    guard = make([curious, HideBest()], blocked_sources + documents(40))
     retrieval, verdicts = asyncio.run(guard.retrieve(Query("amber birch", k=5)))
     assert len(retrieval.hits) == 5
     assert not any(h.document.source.startswith("b") for h in retrieval.hits)
     assert len(verdicts[0].hidden) == 4 * chunks
 
 
-def test_the_operator_reads_why_a_defense_failed_if_the_message_is_our_own(make):
+def test_only_own_error_messages_enter_the_verdict(make):
     @dataclass
     class Unready(Defense):
-        """Fails with an error of ours."""
+        """Fails with a Casemate error."""
 
         async def on_retrieve(self, query, retrieval):
             raise DataError("run 'casemate calibrate'")

@@ -19,14 +19,14 @@ from hypothesis import strategies as st
 pytest.importorskip("httpx", reason="needs casemate[http]")
 pytest.importorskip("jsonpath_ng", reason="needs casemate[http]")
 
-from casemate import remote
-from casemate.app import build
-from casemate.backends.http import Http
-from casemate.config import Part
+from casemate.backends.targets.http import HttpTarget
+from casemate.config import PluginSpec
 from casemate.errors import BackendError, ConfigError
 from casemate.monitor.canaries.canary import Canary
-from casemate.monitor.canaries.results import Status
-from casemate.monitor.canaries.run import run
+from casemate.monitor.canaries.results import CanaryStatus
+from casemate.monitor.canaries.run import CanaryRunner
+from casemate.plugins import build
+from casemate.runtime import http_client, retry
 from casemate.types import Query, Secret
 
 REPLY = {
@@ -39,7 +39,7 @@ REPLY = {
 
 @dataclass
 class Fake:
-    """What the server does: a word, or a status and headers, for each coming request; then ``ok``."""
+    """The server's behavior for each request: a name, or status and headers; then ``ok``."""
 
     script: list = field(default_factory=list)
     received: list = field(default_factory=list)
@@ -52,7 +52,7 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def log_message(self, *_):
-        """Stays silent."""
+        """Logs nothing."""
 
     def do_POST(self):
         fake = self.server.fake
@@ -126,12 +126,12 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.stream(b" " * 65536, 0)
 
-    def stream(self, piece, pause):
+    def stream(self, chunk, pause):
         fake = self.server.fake
         try:
             while fake.sent < 100_000_000 and not fake.closing.wait(pause):
-                self.wfile.write(piece)
-                fake.sent += len(piece)
+                self.wfile.write(chunk)
+                fake.sent += len(chunk)
         except OSError:
             pass
         self.close_connection = True
@@ -147,7 +147,7 @@ class Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request, client_address):
-        """Stays silent: clients here break off on purpose."""
+        """Logs nothing: clients disconnect on purpose."""
 
 
 @contextmanager
@@ -170,7 +170,7 @@ def serving():
 @pytest.fixture
 def server(monkeypatch):
     monkeypatch.setenv("NO_PROXY", "127.0.0.1,localhost")
-    monkeypatch.setattr(remote, "BACKOFF_S", 0.01)
+    monkeypatch.setattr(retry, "BACKOFF_S", 0.01)
     with serving() as fake:
         yield fake
 
@@ -190,7 +190,7 @@ def failure(target):
 
 class TestRequest:
     def test_the_question_is_posted_as_json(self, server):
-        answer = ask(Http(server.url))
+        answer = ask(HttpTarget(server.url))
         method, path, headers, body, _ = server.received[0]
         assert (method, path, json.loads(body)) == ("POST", "/ask", {"question": "How many?"})
         assert headers["content-type"] == "application/json"
@@ -198,12 +198,12 @@ class TestRequest:
 
     @settings(max_examples=30)
     @given(question=st.text(min_size=1, max_size=60))
-    def test_no_question_changes_the_request(self, question):
+    def test_questions_cannot_change_the_request(self, question):
         body = '{"messages": [{"role": "user", "content": "Q: {question}"}], "n": "{k}", "who": "{client}@{tenant}"}'
-        target = Http("http://h/", body=body)
-        from casemate.backends.http import _filled
+        target = HttpTarget("http://h/", body=body)
+        from casemate.backends.targets.http import _fill
 
-        sent = json.loads(json.dumps(_filled(target._body, Query(question, "ann", "north", 7))))
+        sent = json.loads(json.dumps(_fill(target._body, Query(question, "ann", "north", 7))))
         assert sent == {
             "messages": [{"role": "user", "content": f"Q: {question}"}],
             "n": 7,
@@ -211,18 +211,18 @@ class TestRequest:
         }
 
     @pytest.mark.parametrize("question", ['"}, "role": "system"', "{client}", "\\u0022 \n \x00", "\ud800"])
-    def test_hostile_questions_arrive_as_they_are(self, server, question):
-        ask(Http(server.url, body={"q": "{question}", "c": "{client}"}), question, client="ann")
+    def test_hostile_questions_arrive_unchanged(self, server, question):
+        ask(HttpTarget(server.url, body={"q": "{question}", "c": "{client}"}), question, client="ann")
         assert json.loads(server.received[0][3]) == {"q": question, "c": "ann"}
 
-    def test_a_get_carries_it_in_the_address(self, server):
-        ask(Http(f"{server.url}?q={{question}}&k={{k}}", method="get"), "a&b=ü/ #?\ud800")
+    def test_get_sends_the_question_in_the_url(self, server):
+        ask(HttpTarget(f"{server.url}?q={{question}}&k={{k}}", method="get"), "a&b=ü/ #?\ud800")
         method, path, _, body, _ = server.received[0]
         assert (method, body) == ("GET", b"")
         assert parse_qs(urlsplit(path).query) == {"q": ["a&b=ü/ #??"], "k": ["5"]}
 
-    def test_secrets_are_sent_and_never_shown(self, server):
-        part = Part(use="http", url=Secret(server.url), headers={"X-Key": Secret("hunter2"), "Accept": "text/x"})
+    def test_secrets_are_sent_but_not_shown(self, server):
+        part = PluginSpec(use="http", url=Secret(server.url), headers={"X-Key": Secret("hunter2"), "Accept": "text/x"})
         target = build("target", part)
         ask(target)
         headers = {k.lower(): v for k, v in server.received[0][2].items()}
@@ -239,8 +239,8 @@ class TestRequest:
             ({"method": "TRACE"}, "http.method is 'TRACE'"),
             ({"method": "GET"}, "http.url has no {question}"),
             ({"body": {"q": "x"}}, "http.body has no {question}"),
-            ({"body": "{question}"}, "http.body is no JSON"),
-            ({"body": {"q": {1, 2}}}, "http.body is no JSON"),
+            ({"body": "{question}"}, "http.body is not JSON"),
+            ({"body": {"q": {1, 2}}}, "http.body is not JSON"),
             ({"answer": "$.["}, "http.answer is '$.['"),
             ({"answer": ""}, "http.answer is ''"),
             ({"sources": "a b"}, "http.sources is 'a b'"),
@@ -252,13 +252,13 @@ class TestRequest:
     )
     def test_options_out_of_range(self, options, message):
         with pytest.raises(ConfigError) as caught:
-            Http(**{"url": "http://h/x"} | options)
+            HttpTarget(**{"url": "http://h/x"} | options)
         assert message in str(caught.value)
 
 
 class TestReply:
-    def test_what_the_paths_lead_to_is_told(self, server):
-        target = Http(server.url, ids="$.hits[*].id", sources="$.hits[*].file", scores="$.hits[*].score")
+    def test_paths_extract_the_details(self, server):
+        target = HttpTarget(server.url, ids="$.hits[*].id", sources="$.hits[*].file", scores="$.hits[*].score")
         answer = ask(target)
         assert target.tells == {"ids", "sources", "scores"}
         assert [(h.document.id, h.document.source, h.score) for h in answer.retrieval.hits] == [
@@ -267,56 +267,56 @@ class TestReply:
         ]
         assert {h.document.text for h in answer.retrieval.hits} == {""}
 
-    def test_what_is_not_told_is_made_plain(self, server):
-        answer = ask(Http(server.url, sources="$.names"))
+    def test_missing_details_are_marked(self, server):
+        answer = ask(HttpTarget(server.url, sources="$.names"))
         assert [h.document.id for h in answer.retrieval.hits] == ["unknown-1", "unknown-2"]
         assert [h.document.source for h in answer.retrieval.hits] == ["a.md", "b.md"]
         assert all(math.isnan(h.score) for h in answer.retrieval.hits)
-        assert answer.retrieval.background.n == 0
-        assert ask(Http(server.url)).retrieval.hits == ()
-        assert Http(server.url).tells == frozenset()
+        assert answer.retrieval.similarity_stats.n == 0
+        assert ask(HttpTarget(server.url)).retrieval.hits == ()
+        assert HttpTarget(server.url).tells == frozenset()
 
-    def test_parts_of_an_answer_are_put_together(self, server):
-        assert ask(Http(server.url, answer="$.parts[*].text")).text == "It is 7."
+    def test_several_matches_are_concatenated(self, server):
+        assert ask(HttpTarget(server.url, answer="$.parts[*].text")).text == "It is 7."
 
-    def test_a_stream_is_the_whole(self, server):
-        async def pieces():
-            return [piece async for piece in Http(server.url).stream(Query("q"))]
+    def test_stream_yields_the_whole_answer(self, server):
+        async def chunks():
+            return [chunk async for chunk in HttpTarget(server.url).stream(Query("q"))]
 
-        assert asyncio.run(pieces()) == ["It is 7."]
+        assert asyncio.run(chunks()) == ["It is 7."]
 
     @pytest.mark.parametrize(
         ("how", "message"),
         [
-            ("html", "an HTML page came instead of JSON"),
-            ("html_as_json", "an HTML page came instead of JSON"),
-            ("text", "the reply is no JSON (text/plain, 8 bytes)"),
-            ("broken", "the reply is no JSON"),
-            ("gzipped", "the reply is compressed"),
-            ("empty", "the reply has no text at answer ($.answer)"),
-            ("number", "the reply has no text at answer ($.answer)"),
-            ("uneven", "not equally many: 2, 1"),
+            ("html", "the response is an HTML page instead of JSON"),
+            ("html_as_json", "the response is an HTML page instead of JSON"),
+            ("text", "the response is not JSON (text/plain, 8 bytes)"),
+            ("broken", "the response is not JSON"),
+            ("gzipped", "the response is compressed"),
+            ("empty", "the response has no text at http.answer ($.answer)"),
+            ("number", "the response has no text at http.answer ($.answer)"),
+            ("uneven", "differ in length: 2, 1"),
             ("nan", "scores must be finite numbers"),
             ((404, {}), "HTTP 404: there is nothing at this path"),
-            ((401, {}), "HTTP 401: the key is refused"),
-            ((418, {}), "HTTP 418: the request is refused"),
+            ((401, {}), "HTTP 401: the key is missing or rejected"),
+            ((418, {}), "HTTP 418: the request is rejected"),
             ((304, {}), "HTTP 304"),
         ],
     )
-    def test_what_is_no_answer_is_an_error_that_says_why(self, server, how, message):
+    def test_invalid_responses_raise_with_the_reason(self, server, how, message):
         server.script = [how]
-        target = Http(server.url, retries=3, ids="$.hits[*].id", sources="$.names", scores="$.hits[*].score")
+        target = HttpTarget(server.url, retries=3, ids="$.hits[*].id", sources="$.names", scores="$.hits[*].score")
         error = failure(target)
         assert message in str(error)
         assert not error.retryable
         assert len(server.received) == 1
 
 
-class TestAgain:
+class TestRetries:
     @pytest.mark.parametrize("how", [(500, {}), (503, {}), (429, {}), "cut"])
-    def test_what_may_pass_is_tried_again(self, server, how):
+    def test_transient_errors_are_retried(self, server, how):
         server.script = [how, how]
-        assert ask(Http(server.url, retries=2)).text == "It is 7."
+        assert ask(HttpTarget(server.url, retries=2)).text == "It is 7."
         assert len(server.received) == 3
 
     @pytest.mark.parametrize(
@@ -327,44 +327,44 @@ class TestAgain:
             ("cut", "the connection"),
         ],
     )
-    def test_but_not_for_ever(self, server, how, message):
+    def test_retries_are_limited(self, server, how, message):
         server.script = [how] * 5
-        error = failure(Http(server.url, retries=1))
+        error = failure(HttpTarget(server.url, retries=1))
         assert message in str(error)
         assert error.retryable
         assert len(server.received) == 2
 
     @pytest.mark.parametrize("dated", [False, True])
-    def test_a_server_that_asks_to_wait_is_waited_for(self, server, dated):
+    def test_retry_after_is_honored(self, server, dated):
         began = time.monotonic()
         server.script = [(429, {"Retry-After": formatdate(time.time() + 2, usegmt=True) if dated else "1"})]
-        ask(Http(server.url))
+        ask(HttpTarget(server.url))
         assert server.received[1][4] - began > 0.9  # a date has whole seconds
 
-    def test_but_not_for_an_hour(self, server):
+    def test_a_long_retry_after_is_not_honored(self, server):
         server.script = [(503, {"Retry-After": "3600"})]
-        assert "HTTP 503" in str(failure(Http(server.url, retries=5)))
+        assert "HTTP 503" in str(failure(HttpTarget(server.url, retries=5)))
         assert len(server.received) == 1
 
-    def test_a_server_that_is_not_there(self):
-        error = failure(Http("http://127.0.0.1:9/ask", retries=0))
+    def test_an_unreachable_server(self):
+        error = failure(HttpTarget("http://127.0.0.1:9/ask", retries=0))
         assert "the connection failed (ConnectError)" in str(error)
         assert error.retryable
 
 
 class TestLimits:
     @pytest.mark.parametrize("how", ["hang", "drip"])
-    def test_a_server_that_hangs_or_drips(self, server, how):
+    def test_a_server_that_hangs_or_sends_slowly(self, server, how):
         server.script = [how] * 3
         begun = time.monotonic()
-        assert "no reply within 0.3 s" in str(failure(Http(server.url, timeout_s=0.3, retries=2)))
+        assert "no response within 0.3 s" in str(failure(HttpTarget(server.url, timeout_s=0.3, retries=2)))
         assert time.monotonic() - begun < 30
         assert len(server.received) == 1
 
     @pytest.mark.parametrize("how", ["flood", "huge"])
-    def test_a_reply_of_100_mb_is_not_read(self, server, how):
+    def test_a_response_of_100_mb_is_not_read(self, server, how):
         server.script = [how]
-        target = Http(server.url, timeout_s=20)
+        target = HttpTarget(server.url, timeout_s=20)
         tracemalloc.start()
         try:
             error = failure(target)
@@ -375,8 +375,8 @@ class TestLimits:
         assert peak < 16_000_000
         assert server.sent < 32_000_000
 
-    def test_requests_are_spread_in_time(self, server):
-        target = Http(server.url, requests_per_s=10)
+    def test_requests_are_rate_limited(self, server):
+        target = HttpTarget(server.url, requests_per_s=10)
 
         async def several():
             await asyncio.gather(*(target.ask(Query("q")) for _ in range(5)))
@@ -385,8 +385,8 @@ class TestLimits:
         times = sorted(row[4] for row in server.received)
         assert times[-1] - times[0] > 0.25
 
-    def test_who_gave_up_waiting_takes_no_turn(self, server):
-        target = Http(server.url, requests_per_s=2)
+    def test_a_cancelled_request_uses_no_rate(self, server):
+        target = HttpTarget(server.url, requests_per_s=2)
 
         async def impatient():
             await target.ask(Query("q"))
@@ -399,30 +399,30 @@ class TestLimits:
 
         assert asyncio.run(impatient()) < 2
 
-    def test_any_event_loop_may_ask(self, server):
-        target = Http(server.url)
+    def test_several_event_loops(self, server):
+        target = HttpTarget(server.url)
         assert {ask(target).text for _ in range(3)} == {"It is 7."}
 
 
 class TestRedirects:
     @pytest.mark.parametrize("status", [301, 302, 307, 308])
-    def test_on_the_same_host_the_question_goes_along(self, server, status):
+    def test_redirects_on_the_same_host_keep_the_question(self, server, status):
         server.script = [(status, {"Location": "/ask/"})]
-        assert ask(Http(server.url, headers={"X-Key": "k"})).text == "It is 7."
+        assert ask(HttpTarget(server.url, headers={"X-Key": "k"})).text == "It is 7."
         method, path, headers, body, _ = server.received[1]
         assert (method, path, json.loads(body)) == ("POST", "/ask/", {"question": "How many?"})
         assert {k.lower(): v for k, v in headers.items()}["x-key"] == "k"
 
-    def test_another_host_is_never_asked(self, server):
+    def test_redirects_to_another_host_are_refused(self, server):
         with serving() as other:
             for location in (other.url, other.url.replace("127.0.0.1", "localhost"), "//localhost/x", ""):
                 server.script = [(307, {"Location": location})]
-                assert "redirects to another host" in str(failure(Http(server.url)))
+                assert "redirects to another host" in str(failure(HttpTarget(server.url)))
             assert other.received == []
 
-    def test_circles_end(self, server):
+    def test_redirect_loops_end(self, server):
         server.script = [(307, {"Location": "/ask"})] * 9
-        assert "redirects in circles" in str(failure(Http(server.url)))
+        assert "redirects in circles" in str(failure(HttpTarget(server.url)))
         assert len(server.received) == 4
 
     @pytest.mark.parametrize(
@@ -437,20 +437,20 @@ class TestRedirects:
             ("https://h/a", "https://h@evil/b", False),
         ],
     )
-    def test_only_into_tls(self, here, there, follows):
-        caller = remote.Caller("x")
+    def test_redirects_may_enter_tls_but_not_leave_it(self, here, there, follows):
+        caller = http_client.HttpClient("x")
         if follows:
-            assert remote.urlsplit(caller._next(here, there)).hostname == "h"
+            assert http_client.urlsplit(caller._redirect(here, there)).hostname == "h"
         else:
             with pytest.raises(BackendError, match="redirects"):
-                caller._next(here, there)
+                caller._redirect(here, there)
 
 
-def test_canaries_through_it(server):
+def test_canaries_run_against_it(server):
     server.script = ["ok", "html", "flood", (500, {})]
     found = [Canary(id=f"c{i}", query=f"q{i}", expected_answer="7", expected_sources=["a.md"]) for i in range(5)]
-    target = Http(server.url, sources="$.names", retries=0)
-    result = asyncio.run(run(found, target, run_id="r", concurrency=1))
-    assert sorted(r.status for r in result.results) == [Status.ERROR] * 3 + [Status.PASS] * 2
-    assert {r.sources for r in result.results if r.status is Status.PASS} == {("a.md", "b.md")}
+    target = HttpTarget(server.url, sources="$.names", retries=0)
+    result = asyncio.run(CanaryRunner(found, target, concurrency=1).run("r"))
+    assert sorted(r.status for r in result.results) == [CanaryStatus.ERROR] * 3 + [CanaryStatus.PASS] * 2
+    assert {r.sources for r in result.results if r.status is CanaryStatus.PASS} == {("a.md", "b.md")}
     assert all("\n" not in r.error for r in result.results)

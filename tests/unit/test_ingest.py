@@ -4,12 +4,12 @@ import json
 
 import pytest
 
-from casemate.backends.sqlite import SqliteIndex
-from casemate.corpus import Corpus
+from casemate.backends.indexes.sqlite import SqliteIndex
 from casemate.errors import ConfigError, DataError
-from casemate.guard import Guard
-from casemate.ingest import Ingest
-from casemate.rag import Rag
+from casemate.guard.guard import Guard
+from casemate.rag.corpus import Corpus
+from casemate.rag.ingest import Ingest
+from casemate.rag.pipeline import Rag
 from casemate.types import Document, Query
 from tests.fakes import BagOfWords, Parrot
 
@@ -59,7 +59,7 @@ def test_only_what_changed_is_embedded(guard, folder):
     ]
 
 
-def test_what_is_gone_is_removed_with_all_its_chunks(guard, folder):
+def test_removed_sources_lose_all_their_chunks(guard, folder):
     run(guard, folder)
     (folder / "2.txt").unlink()
     assert run(guard, folder).removed == 1
@@ -67,24 +67,24 @@ def test_what_is_gone_is_removed_with_all_its_chunks(guard, folder):
     assert guard.rag.index.check() == []
 
 
-def test_cutting_differently_indexes_anew(guard, folder):
+def test_other_chunking_options_index_again(guard, folder):
     run(guard, folder)
     assert run(guard, folder, tokens=20).indexed == 6
 
 
-def test_most_of_a_folder_is_not_removed_without_being_told(guard, folder):
+def test_removing_most_of_a_corpus_needs_confirmation(guard, folder):
     run(guard, folder)
     for i in range(4):
         (folder / f"{i}.txt").unlink()
-    with pytest.raises(DataError, match="4 of 6 sources.*--gone remove"):
+    with pytest.raises(DataError, match="4 of 6 sources.*--missing remove"):
         run(guard, folder)
     assert len(sources(guard)) == 6
-    assert run(guard, folder, gone="keep").kept == 4
-    assert run(guard, folder, gone="remove").removed == 4
+    assert run(guard, folder, missing="keep").kept == 4
+    assert run(guard, folder, missing="remove").removed == 4
     assert sources(guard) == {"4.txt", "5.txt"}
 
 
-def test_what_another_corpus_or_a_program_added_is_not_gone(guard, folder, tmp_path):
+def test_documents_of_another_corpus_or_a_program_are_kept(guard, folder, tmp_path):
     asyncio.run(guard.add([Document("api", "added by a program")]))
     run(guard, folder)
     other = tmp_path / "other"
@@ -93,11 +93,11 @@ def test_what_another_corpus_or_a_program_added_is_not_gone(guard, folder, tmp_p
     assert run(guard, other).removed == 0
     assert run(guard, folder).removed == 0
     assert len(sources(guard)) == 8
-    assert run(guard, other, gone="remove").removed == 6
+    assert run(guard, other, missing="remove").removed == 6
     assert sources(guard) == {"x.txt", "api"}
 
 
-def test_a_folder_that_was_moved_is_still_the_same_corpus(guard, folder):
+def test_a_moved_folder_is_the_same_corpus(guard, folder):
     run(guard, folder)
     moved = folder.rename(folder.with_name("records"))
     (moved / "1.txt").unlink()
@@ -106,7 +106,7 @@ def test_a_folder_that_was_moved_is_still_the_same_corpus(guard, folder):
     assert "1.txt" not in sources(guard)
 
 
-def test_a_name_that_another_corpus_has_is_not_written_over(guard, folder, tmp_path):
+def test_a_clashing_name_does_not_overwrite_another_corpus(guard, folder, tmp_path):
     run(guard, folder)
     other = tmp_path / "other"
     other.mkdir()
@@ -117,19 +117,65 @@ def test_a_name_that_another_corpus_has_is_not_written_over(guard, folder, tmp_p
     assert "something else of the same name" not in texts
 
 
-def test_a_text_that_cannot_be_read_any_more_is_said_to_be_answered_still(guard, folder):
+@pytest.fixture
+def other(tmp_path):
+    """A second corpus: 1.txt clashes with other content, 2.txt has equal content, x.txt is new."""
+    place = tmp_path / "other"
+    place.mkdir()
+    (place / "1.txt").write_text("something else of the same name")
+    (place / "2.txt").write_text("text number 2 " + "amber birch " * 30)
+    (place / "x.txt").write_text("another folder")
+    return place
+
+
+def test_clashing_names_count_neither_as_indexed_nor_as_unchanged(guard, folder, other):
+    run(guard, folder)
+    first, again = run(guard, other), run(guard, other)
+    assert (first.indexed, first.unchanged, [p.where for p in first.problems]) == (1, 1, ["1.txt"])
+    assert (again.indexed, again.unchanged, [p.where for p in again.problems]) == (0, 2, ["1.txt"])
+    assert run(guard, folder).unchanged == 6
+
+
+def test_a_clashing_name_is_indexed_once_the_other_corpus_gives_it_up(guard, folder, other):
+    run(guard, folder)
+    (folder / "1.txt").unlink()
+    assert run(guard, folder).removed == 1
+    report = run(guard, other)
+    assert (report.indexed, report.unchanged, report.problems) == (2, 1, [])
+
+
+def test_replacing_other_corpora_overwrites_clashing_names(guard, folder, other):
+    run(guard, folder)
+    report = run(guard, other, missing="remove")
+    assert (report.indexed, report.unchanged, report.removed, report.problems) == (2, 1, 4, [])
+    assert sources(guard) == {"1.txt", "2.txt", "x.txt"}
+    assert [h.document.source for h in guard.rag.index.search(guard.rag.embedder.embed(["else"])[0], 1).hits] == [
+        "1.txt"
+    ]
+
+
+def test_the_bytes_of_a_plan_are_those_of_the_sources_to_embed(guard, folder, other):
+    run(guard, folder)
+    work, done = Ingest(guard, Corpus(other), overlap=4), []
+    plan = work.plan()
+    assert (set(plan.todo), plan.clashing, plan.bytes) == ({"x.txt"}, ("1.txt",), len("another folder"))
+    asyncio.run(work.run(plan, done.append))
+    assert sum(done) == pytest.approx(plan.bytes)
+
+
+def test_the_report_says_that_the_previous_version_stays(guard, folder):
     run(guard, folder)
     (folder / "1.txt").write_bytes(b"\0 binary")
     (problem,) = run(guard, folder).problems
-    assert "what was indexed of it before is still answered" in problem.reason
+    assert "its previous version stays in the index" in problem.reason
 
 
-def test_chunks_longer_than_the_embedder_reads_are_refused(guard, folder):
-    with pytest.raises(ConfigError, match="rag.chunk.tokens is 41, and the embedder reads 40"):
+def test_chunks_beyond_the_embedders_maximum_are_refused(guard, folder):
+    with pytest.raises(ConfigError, match="rag.chunk.tokens is 41; the embedder reads at most 40 tokens"):
         run(guard, folder, tokens=41)
 
 
-def test_a_malformed_line_is_named_the_rest_indexed_and_nothing_removed(guard, tmp_path):
+def test_a_malformed_line_is_reported_and_removes_nothing(guard, tmp_path):
     file = tmp_path / "c.jsonl"
     lines = [json.dumps({"_id": f"r{i}", "text": f"record {i} heron"}) for i in range(5)]
     file.write_text("\n".join(lines))
@@ -143,7 +189,7 @@ def test_a_malformed_line_is_named_the_rest_indexed_and_nothing_removed(guard, t
     assert "r3" in sources(guard)  # its new text is unknown: the old one stays
 
 
-def test_a_file_that_cannot_be_read_keeps_what_was_indexed_of_it(guard, folder):
+def test_an_unreadable_file_keeps_its_indexed_version(guard, folder):
     run(guard, folder)
     (folder / "1.txt").write_bytes(b"\0\1\2binary")
     report = run(guard, folder)
@@ -151,7 +197,7 @@ def test_a_file_that_cannot_be_read_keeps_what_was_indexed_of_it(guard, folder):
     assert "1.txt" in sources(guard)
 
 
-def test_a_damaged_gzip_keeps_what_was_indexed(guard, tmp_path):
+def test_a_damaged_gzip_keeps_its_indexed_records(guard, tmp_path):
     file = tmp_path / "corpus.jsonl.gz"
     data = "\n".join(json.dumps({"_id": f"r{i}", "text": f"record {i} {i * i}"}) for i in range(500)).encode()
     file.write_bytes(gzip.compress(data))
@@ -162,7 +208,7 @@ def test_a_damaged_gzip_keeps_what_was_indexed(guard, tmp_path):
     assert len(sources(guard)) == 500
 
 
-def test_a_gzip_damaged_near_its_beginning_is_no_purge(guard, tmp_path):
+def test_a_gzip_damaged_near_its_beginning_removes_nothing(guard, tmp_path):
     file = tmp_path / "corpus.jsonl.gz"
     data = "\n".join(json.dumps({"_id": f"r{i}", "text": f"record {i} {i * i}"}) for i in range(500)).encode()
     file.write_bytes(gzip.compress(data))
@@ -172,16 +218,17 @@ def test_a_gzip_damaged_near_its_beginning_is_no_purge(guard, tmp_path):
     assert (report.complete, report.removed, len(sources(guard))) == (False, 0, 500)
 
 
-def test_a_window_holds_whole_sources_so_that_none_is_half_there(guard, folder, monkeypatch):
-    monkeypatch.setattr("casemate.ingest.WINDOW", 3)
+def test_batches_contain_whole_sources(guard, folder, monkeypatch):
+    monkeypatch.setattr("casemate.rag.ingest.BATCH_CHUNKS", 3)
     calls = []
     add = guard.add
 
     async def spy(documents, *rest):
         calls.append({d.source for d in documents})
-        await add(documents, *rest)
+        withheld = await add(documents, *rest)
         if len(calls) == 2:
             raise KeyboardInterrupt
+        return withheld
 
     monkeypatch.setattr(guard, "add", spy)
     with pytest.raises(KeyboardInterrupt):
@@ -222,7 +269,7 @@ def test_cancelling_stops_the_embedding_thread(guard, folder, monkeypatch):
     assert sources(guard) == set()
 
 
-def test_hits_know_the_source_they_were_cut_from(guard, folder):
+def test_hits_name_their_source(guard, folder):
     run(guard, folder)
     retrieval, _ = asyncio.run(guard.retrieve(Query("number 4", k=50)))
     assert {h.document.source for h in retrieval.hits} == {f"{i}.txt" for i in range(6)}

@@ -11,7 +11,7 @@ from haystack.components.retrievers.in_memory import InMemoryBM25Retriever, InMe
 from haystack.document_stores.in_memory import InMemoryDocumentStore
 
 from casemate.errors import ConfigError
-from casemate.integrations.haystack import GuardedRetriever
+from casemate.integrations.haystack import GuardedHaystackRetriever
 from tests.wrapped import MEMBERS, config, corpus, embedded, mirabel
 
 HARMLESS = "amber birch cedar"
@@ -49,7 +49,7 @@ def filled(per_source=1):
 @pytest.fixture(scope="module")
 def calibration(tmp_path_factory):
     folder = tmp_path_factory.mktemp("fit")
-    made = GuardedRetriever(InMemoryEmbeddingRetriever(filled()), Embedder(), config=config(), path=str(folder))
+    made = GuardedHaystackRetriever(InMemoryEmbeddingRetriever(filled()), Embedder(), config=config(), path=str(folder))
     made.warm_up()
     made.protection.close()
     return str(folder / "calibration.json")
@@ -62,7 +62,7 @@ def wrap(calibration):
     def wrapped(retriever=None, **options):
         settings = config(defenses=[mirabel(calibration=calibration)])
         retriever = retriever or InMemoryEmbeddingRetriever(filled(), top_k=3)
-        made.append(GuardedRetriever(retriever, Embedder(), config=settings, fit=False, **options))
+        made.append(GuardedHaystackRetriever(retriever, Embedder(), config=settings, fit=False, **options))
         return made[-1]
 
     yield wrapped
@@ -144,7 +144,7 @@ def test_it_is_written_to_yaml_and_read_again(wrap):
     ours = ["casemate.integrations.haystack", __name__]
     again = Pipeline.loads(pipeline.dumps(), allowed_modules=ours).get_component("retriever")
     assert again.to_dict() == guarded.to_dict()
-    assert isinstance(again, GuardedRetriever)
+    assert isinstance(again, GuardedHaystackRetriever)
     assert isinstance(again.retriever, InMemoryEmbeddingRetriever)
     assert again.config == guarded.config
 
@@ -160,12 +160,12 @@ def test_what_is_written_is_known_after_sync(wrap):
 
 def test_a_retriever_that_does_not_search_by_vector_is_refused():
     with pytest.raises(ConfigError, match="give an embedding retriever"):
-        GuardedRetriever(InMemoryBM25Retriever(filled()), Embedder())
+        GuardedHaystackRetriever(InMemoryBM25Retriever(filled()), Embedder())
 
 
 def test_wiring_tells_what_is_not_protected(wrap, caplog):
     with caplog.at_level("INFO", "casemate.integrations"):
         guarded = wrap()
         guarded.warm_up()
-    assert "the framework owns the model" in str(guarded.protects)
-    assert str(guarded.protects) in caplog.text
+    assert "the framework owns the model" in str(guarded.protection_report)
+    assert str(guarded.protection_report) in caplog.text

@@ -20,13 +20,13 @@ from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnableLambda
 from langchain_core.vectorstores import InMemoryVectorStore, VectorStore
 
-from casemate.calibration import read, write
-from casemate.closeness import FEATURES
-from casemate.defenses.mirabel import Mirabel
 from casemate.errors import CapabilityError, ConfigError, DataError, QueryError
-from casemate.integrations.asking import asking
-from casemate.integrations.langchain import GuardedRetriever, GuardedVectorStore, guarded
-from casemate.stats import CorpusMoments
+from casemate.guard.calibration.closeness import FEATURES
+from casemate.guard.calibration.file import read_calibrations, write_calibration
+from casemate.guard.defenses.mirabel import Mirabel
+from casemate.integrations.guarded_query import client_context
+from casemate.integrations.langchain import GuardedVectorStore, GuardedVectorStoreRetriever, guarded
+from casemate.maths.moments import CorpusMoments
 from tests.wrapped import MEMBERS, config, corpus, embedded, mirabel
 
 HARMLESS = "amber birch cedar"
@@ -160,9 +160,9 @@ def test_who_asks_is_known_in_functions_within_a_chain(wrap):
     store = wrap()
     chain = RunnableLambda(lambda question: store.similarity_search(question, k=3))
     chain.invoke(text_of("d4"), {"configurable": {"casemate_client": "eve"}})
-    with asking("eve"):
+    with client_context("eve"):
         assert ids(store.get_by_ids(["d4", "d5"])) == ["d5"]
-    with asking("bob"):
+    with client_context("bob"):
         assert ids(store.get_by_ids(["d4", "d5"])) == ["d4", "d5"]
 
 
@@ -179,7 +179,7 @@ async def test_all_of_it_asynchronously(wrap):
     assert sum(f"d{i}" in ids(f) for i, f in enumerate(found)) <= 2
     config_of_eve = {"metadata": {"casemate_client": "eve"}}
     assert "d9" not in ids(await retriever.ainvoke(text_of("d9"), config_of_eve))
-    with asking("eve"):
+    with client_context("eve"):
         assert await store.aget_by_ids(["d9"]) == []
     assert len(await store.asimilarity_search_by_vector(embedded([HARMLESS])[0], k=3)) == 3
     assert len(await store.amax_marginal_relevance_search(HARMLESS, k=3)) == 3
@@ -188,7 +188,7 @@ async def test_all_of_it_asynchronously(wrap):
 
 async def test_synchronous_calls_work_where_a_loop_is_running(wrap):
     store = wrap()
-    with asking("eve"):
+    with client_context("eve"):
         assert "d4" not in ids(store.similarity_search(text_of("d4"), k=3))
         assert store.get_by_ids(["d4"]) == []
 
@@ -220,11 +220,11 @@ def test_filters_reach_the_store_and_open_no_way_round(wrap):
 
 
 def test_a_filter_does_not_hide_that_a_document_stands_out_among_its_neighbours(calibration, tmp_path):
-    found = read(Path(calibration))["default"]
+    found = read_calibrations(Path(calibration))["default"]
     zero, one = (0.0,) * len(FEATURES), (1.0,) * len(FEATURES)
     spacing = tuple(float(name == "spacing") for name in FEATURES)  # a figure that needs neighbours
     law = tuple(i / 40 for i in range(40))
-    write(
+    write_calibration(
         tmp_path / "c.json",
         "default",
         replace(found, weights=spacing, centre=zero, scale=one, benign=law, doubt=math.inf, jitter=0.0),
@@ -312,9 +312,9 @@ def test_questions_that_nobody_answers_are_refused(wrap):
 def test_wiring_tells_what_is_not_protected(wrap, caplog):
     with caplog.at_level(logging.INFO, "casemate.integrations"):
         store = wrap(defenses=["similarity_floor", "summarize"])
-    assert store.protects.acts == ("similarity_floor",)
-    assert "generator" in store.protects.acts_not["summarize"]
-    assert "the framework owns the model" in store.protects.acts_not["the answer"]
+    assert store.protection_report.acts == ("similarity_floor",)
+    assert "generator" in store.protection_report.acts_not["summarize"]
+    assert "the framework owns the model" in store.protection_report.acts_not["the answer"]
     assert "summarize" in caplog.text
 
 
@@ -331,7 +331,7 @@ def test_guarding_twice_is_guarding_once(wrap):
     retriever = store.as_retriever()
     assert guarded(retriever) is retriever
     with pytest.raises(ConfigError, match="not guarded"):
-        GuardedRetriever(vectorstore=filled())
+        GuardedVectorStoreRetriever(vectorstore=filled())
 
 
 def test_a_retriever_of_a_store_is_guarded_as_it_is(calibration):
@@ -461,7 +461,7 @@ def test_what_is_learnt_and_withheld_is_kept_in_a_folder(tmp_path):
     first.protection.close()
     again = guarded(inner, config=config(), path=tmp_path, fit=False)
     assert again.protection.due == ""
-    with asking("eve"):
+    with client_context("eve"):
         assert again.get_by_ids(["d4"]) == []
     verdicts = again.protection.events.scan("verdict")
     assert {e.body["client"] for e in verdicts} == {"eve"}
@@ -615,7 +615,7 @@ def test_sources_are_hidden_whole_and_rows_of_a_table_are_records(calibration):
     defenses = [mirabel(calibration=calibration)]
     store = guarded(inner, config=config(defenses=defenses), fit=False)
     assert store.protection.sources(["d4", "d5"]) == {"d4": "table.csv#2", "d5": "table.csv#2"}
-    with asking("eve"):
+    with client_context("eve"):
         store.similarity_search(text_of("d4"))
         assert store.get_by_ids(["d4", "d5"]) == []
     store.protection.close()

@@ -20,8 +20,8 @@ from llama_index.core.schema import NodeRelationship, NodeWithScore, QueryBundle
 from llama_index.core.vector_stores import FilterOperator, MetadataFilter, MetadataFilters
 
 from casemate.errors import ConfigError
-from casemate.integrations.asking import asking
-from casemate.integrations.llamaindex import GuardedRetriever, guarded
+from casemate.integrations.guarded_query import client_context
+from casemate.integrations.llamaindex import GuardedLlamaIndexRetriever, guarded
 from tests.wrapped import MEMBERS, config, corpus, embedded, mirabel
 
 HARMLESS = "amber birch cedar"
@@ -85,7 +85,7 @@ def test_it_is_a_retriever_and_gives_as_many_as_before_without_what_a_question_c
     withheld = 0
     for i in range(30):
         assert ids(bare.retrieve(text_of(f"d{i}")))[0] == f"d{i}"
-        with asking(f"eve {i}"):
+        with client_context(f"eve {i}"):
             found = ids(retriever.retrieve(text_of(f"d{i}")))
         assert len(set(found)) == 3
         withheld += f"d{i}" not in found
@@ -118,9 +118,9 @@ def test_who_asks(wrap):
     bundle.casemate_client = "eve"
     assert "d4" not in ids(retriever.retrieve(bundle))
     near = "only4 amber"
-    with asking("eve"):
+    with client_context("eve"):
         assert "d4" not in ids(retriever.retrieve(near))
-    with asking("bob"):
+    with client_context("bob"):
         assert "d4" in ids(retriever.retrieve(near))
 
 
@@ -222,7 +222,7 @@ def guarded_like():
 def test_wiring_tells_what_is_not_protected(wrap, caplog):
     with caplog.at_level("INFO", "casemate.integrations"):
         retriever = wrap()
-    assert isinstance(retriever, GuardedRetriever)
-    assert "the framework owns the model" in str(retriever.protects)
-    assert str(retriever.protects) in caplog.text
-    assert retriever.as_postprocessor().protects == retriever.protects
+    assert isinstance(retriever, GuardedLlamaIndexRetriever)
+    assert "the framework owns the model" in str(retriever.protection_report)
+    assert str(retriever.protection_report) in caplog.text
+    assert retriever.as_postprocessor().protection_report == retriever.protection_report

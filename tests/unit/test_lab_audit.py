@@ -1,21 +1,23 @@
 import asyncio
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from casemate import stats
-from casemate.backends.sqlite import SqliteIndex
+from casemate.backends.indexes.sqlite import SqliteIndex
 from casemate.errors import CapabilityError, DataError
-from casemate.guard import Guard
-from casemate.lab import datasets
-from casemate.lab.audit import Without, two_worlds, utility
-from casemate.lab.experiment import Plan
-from casemate.lab.results import Audit
-from casemate.protocols import Defense
+from casemate.guard.guard import Guard
+from casemate.maths import stats
+from casemate.protocols import CalibratedDefense, Defense
+from casemate.redteam.lab import datasets
+from casemate.redteam.lab.benign import measure_utility
+from casemate.redteam.lab.experiment import ExperimentPlan
+from casemate.redteam.lab.results import TwoWorldAudit
+from casemate.redteam.lab.two_world_audit import IndexWithoutSource, two_world_audit
 from casemate.types import Action, Document, Outcome, Query, Verdict
 from tests.fakes import BagOfWords, documents
-from tests.lab_setting import Hide, Name, Shorten, Sulk, setting, verdict
+from tests.lab_setting import BlockAfterHit, Hide, Name, Shorten, setting, verdict
 
 
 @pytest.fixture
@@ -30,7 +32,7 @@ def chunked(count, pieces, seed=0):
 
 
 @pytest.mark.parametrize("pieces", [1, 4])
-def test_the_view_is_the_index_after_a_real_removal(tmp_path, pieces):
+def test_the_view_equals_the_index_after_a_removal(tmp_path, pieces):
     held = chunked(60, pieces)
     E = BagOfWords().embed([d.content for d in held])
     index = SqliteIndex(tmp_path / "i.db")
@@ -38,10 +40,10 @@ def test_the_view_is_the_index_after_a_real_removal(tmp_path, pieces):
     index.add(held, E)
     index.add(held[:8], E[:8], "acme")
     names = [f"d{i}" for i in range(0, 60, 7)]
-    before = datasets.stored(index, names)
+    before = datasets.indexed_sources(index, names)
     queries = np.concatenate([E[:: 2 * pieces], BagOfWords().embed(["amber", "birch cedar"])])
     for name in names:
-        view = Without(index, name, before[name])
+        view = IndexWithoutSource(index, name, before[name])
         seen = [(view.search(q, k), view.search(q, k, "acme")) for q in queries for k in (1, 5, 300)]
         told = (view.digests(), view.tenants(), [d.id for ds, _ in view.scan() for d in ds], view.check())
         moments = view.moments()
@@ -51,14 +53,14 @@ def test_the_view_is_the_index_after_a_real_removal(tmp_path, pieces):
         real = [(index.search(q, k), index.search(q, k, "acme")) for q in queries for k in (1, 5, 300)]
         for (found, other), (expected, same) in zip(seen, real, strict=True):
             assert found.hits == expected.hits
-            assert found.background.n == expected.background.n
-            assert found.background.mean == pytest.approx(expected.background.mean, rel=1e-12, abs=1e-15)
-            assert found.background.std == pytest.approx(expected.background.std, rel=1e-12)
+            assert found.similarity_stats.n == expected.similarity_stats.n
+            assert found.similarity_stats.mean == pytest.approx(expected.similarity_stats.mean, rel=1e-12, abs=1e-15)
+            assert found.similarity_stats.std == pytest.approx(expected.similarity_stats.std, rel=1e-12)
             assert other == same
         assert told == (index.digests(), index.tenants(), [d.id for ds, _ in index.scan() for d in ds], [])
         assert np.allclose(moments.scatter, index.moments().scatter, rtol=0, atol=1e-12)
         index.add(gone, vectors)
-        before = datasets.stored(index, names)
+        before = datasets.indexed_sources(index, names)
     index.close()
 
 
@@ -68,16 +70,16 @@ def test_the_view_of_the_only_source_is_empty(tmp_path):
     index.open("bag-of-words", 64)
     E = BagOfWords().embed([d.content for d in held])
     index.add(held, E)
-    view = Without(index, "d0", datasets.stored(index, ["d0"])["d0"])
+    view = IndexWithoutSource(index, "d0", datasets.indexed_sources(index, ["d0"])["d0"])
     assert view.search(E[0], 5).hits == ()
-    assert view.search(E[0], 5).background.n == 0
+    assert view.search(E[0], 5).similarity_stats.n == 0
     assert view.tenants() == []
     assert list(view.scan()) == []
     index.close()
 
 
-def test_the_view_is_only_read(lab):
-    view = Without(lab.index, "d0", next(iter(lab.held.values())))
+def test_the_view_is_read_only(lab):
+    view = IndexWithoutSource(lab.index, "d0", next(iter(lab.indexed.values())))
     E = BagOfWords().embed(["x"])
     for change in (
         lambda: view.add([Document("x", "x")], E),
@@ -85,7 +87,7 @@ def test_the_view_is_only_read(lab):
         view.rebuild,
         view.clear,
     ):
-        with pytest.raises(CapabilityError, match="only read"):
+        with pytest.raises(CapabilityError, match="read-only"):
             change()
     view.open("another", 3)
     view.warm()
@@ -94,31 +96,33 @@ def test_the_view_is_only_read(lab):
 
 
 def audited(lab, *make_defenses, attacks=None, plan=None, **options):
-    """Runs the campaign against the guard, then the audit with guards that are made anew."""
+    """Runs an experiment against the guard, then the audit with new guards."""
 
     def make(index):
         return lab.guard(*(make_defense() for make_defense in make_defenses), index=index)
 
-    plan = plan or Plan(waits=(), **options)
+    plan = plan or ExperimentPlan(waits=(), **options)
     experiment = lab.experiment(attacks, {"off": lab.rag, "on": make(lab.index)}, plan)
     asyncio.run(experiment.run())
     steps = []
-    worlds = asyncio.run(two_worlds(lab.index, make, experiment.sessions("on"), lab.held, plan, steps.append))
-    assert sum(steps) == len(list(experiment.sessions("on")))
+    worlds = asyncio.run(
+        two_world_audit(lab.index, make, experiment.member_sessions("on"), lab.indexed, plan, steps.append)
+    )
+    assert sum(steps) == len(list(experiment.member_sessions("on")))
     return worlds
 
 
 @pytest.mark.parametrize("identity", ["candidate", "question", "campaign"])
-def test_a_guard_that_fills_the_gap_leaves_no_trace(lab, identity):
+def test_a_guard_that_refills_the_context_leaves_no_trace(lab, identity):
     worlds = audited(lab, lambda: Hide(lab.secret), identity=identity)
-    assert worlds.audit == Audit(40, 0, stats.rate(0, 40))
+    assert worlds.audit == TwoWorldAudit(40, 0, stats.proportion(0, 40))
     assert (worlds.asked, worlds.exposed, worlds.differences) == (40, 0, ())
 
 
-def test_a_guard_that_leaves_the_gap_open_is_found(lab):
+def test_a_guard_that_does_not_refill_the_context_is_detected(lab):
     worlds = audited(lab, lambda: Shorten(frozenset({lab.split.members[0].source})))
     assert (worlds.audit.pairs, worlds.audit.differing) == (2, 2)
-    assert worlds.audit.rate == stats.rate(2, 2)
+    assert worlds.audit.rate == stats.proportion(2, 2)
     for number, difference in enumerate(worlds.differences):
         assert (difference.attack, difference.number) == ("name", number)
         assert difference.candidate == lab.split.members[0].source
@@ -127,41 +131,41 @@ def test_a_guard_that_leaves_the_gap_open_is_found(lab):
         assert difference.candidate not in difference.without
 
 
-def test_a_guard_that_remembers_is_found_in_the_question_after(lab):
+def test_a_guard_with_client_state_is_detected_in_the_next_question(lab):
     secret = frozenset({lab.split.members[0].source})
-    worlds = audited(lab, lambda: Sulk(secret))
+    worlds = audited(lab, lambda: BlockAfterHit(secret))
     assert (worlds.audit.pairs, worlds.audit.differing) == (2, 1)
     assert worlds.differences[0].number == 1
     assert worlds.differences[0].context == ()
-    asked_anew = audited(lab, lambda: Sulk(secret), identity="question")
-    assert asked_anew.audit.differing == 0  # each question is a new client's
+    restarted = audited(lab, lambda: BlockAfterHit(secret), identity="question")
+    assert restarted.audit.differing == 0  # each question is a new client's
 
 
 @dataclass
-class Law(Hide):
-    """Hides what is secret, and the best of the rest as well where there is an odd number of documents."""
+class DependsOnStatistics(Hide):
+    """Hides the secret documents, and also the best other hit if the number of documents is odd."""
 
     async def on_retrieve(self, query, retrieval):
         found = await super().on_retrieve(query, retrieval)
-        odd = retrieval.background.n % 2
+        odd = retrieval.similarity_stats.n % 2
         return Outcome(replace(found.value, hits=found.value.hits[odd:]), found.verdict)
 
 
-def test_a_guard_whose_decision_depends_on_the_background_is_found(lab):
-    worlds = audited(lab, lambda: Law(lab.secret))
+def test_a_guard_that_depends_on_the_similarity_statistics_is_detected(lab):
+    worlds = audited(lab, lambda: DependsOnStatistics(lab.secret))
     assert worlds.audit.differing == worlds.audit.pairs == 40
     assert len(worlds.differences) == 5
 
 
-def test_what_the_guard_lets_through_is_exposed_and_not_compared(lab):
+def test_members_that_are_not_withheld_are_exposed_and_not_compared(lab):
     half = frozenset(d.source for d in lab.split.members[:10])
     worlds = audited(lab, lambda: Hide(half))
     assert (worlds.asked, worlds.exposed, worlds.audit.pairs) == (40, 20, 20)
 
 
 @dataclass
-class Crowd(Hide):
-    """Hides what is secret, but from a client's first question: there it shows in its place what would else come later.
+class FirstQuestion(Hide):
+    """Hides the secret documents; in a client's first question, it drops the best hit instead and reports no verdict.
 
     So the first answer tells whether the secret was among the hits, though nothing is withheld.
     """
@@ -178,23 +182,46 @@ class Crowd(Hide):
         return Outcome(replace(found.value, hits=found.value.hits[1:]), None)
 
 
-def test_a_member_who_changes_a_context_and_is_not_withheld_ends_the_comparison_and_is_counted(lab):
+def test_a_member_that_changes_a_context_without_being_withheld_ends_the_comparison_and_is_counted(lab):
     secret = frozenset({lab.split.members[0].source})
-    worlds = audited(lab, lambda: Crowd(secret))
-    assert (worlds.swayed, worlds.audit.pairs, worlds.audit.differing) == (1, 0, 0)
-    asked_anew = audited(lab, lambda: Hide(secret))
-    assert (asked_anew.swayed, asked_anew.audit.pairs) == (0, 2)
+    worlds = audited(lab, lambda: FirstQuestion(secret))
+    assert (worlds.ended_early, worlds.audit.pairs, worlds.audit.differing) == (1, 0, 0)
+    restarted = audited(lab, lambda: Hide(secret))
+    assert (restarted.ended_early, restarted.audit.pairs) == (0, 2)
 
 
-def test_a_guard_that_withholds_nothing_gives_nothing_to_compare(lab):
+@dataclass
+class CalibratedHide(CalibratedDefense, Hide):
+    """`Hide` with a calibration that does not fit another number of chunks."""
+
+    calibration: Path = Path("unused.json")
+    significance: float | None = None
+    name = "calibrated_hide"
+
+
+def test_a_member_that_is_a_fifth_of_the_collection_is_counted_and_not_compared(lab):
+    member = lab.split.members[0].source
+    chunks = lab.index.moments().n
+    own = lab.indexed[member]
+    for count, expected in ((chunks // 5, 0), (chunks // 5 + 1, 1)):
+        others = tuple(f"more-{i}" for i in range(count - len(own.ids)))
+        lab.indexed[member] = own._replace(ids=(*own.ids, *others))
+        worlds = audited(lab, lambda: CalibratedHide(lab.secret), attacks=None)
+        assert worlds.audit.not_compared == expected
+        assert worlds.audit.pairs == 40 - 2 * expected
+    lab.indexed[member] = own._replace(ids=(*own.ids, *others))
+    assert audited(lab, lambda: Hide(lab.secret)).audit.not_compared == 0  # nothing is calibrated
+
+
+def test_a_guard_that_withholds_nothing_leaves_nothing_to_compare(lab):
     worlds = audited(lab, Defense)
     assert (worlds.audit.pairs, worlds.audit.differing, worlds.audit.rate) == (0, 0, (0.0, 0.0, 1.0))
     assert worlds.exposed == worlds.asked == 40
 
 
 @dataclass
-class Talk(Hide):
-    """Remembers in what it sees of the answer: a second answer to a client is made from nothing."""
+class AnswerState(Hide):
+    """Keeps client state from answers: after one with a withheld document, the client's contexts are empty."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -210,12 +237,12 @@ class Talk(Hide):
         return Outcome(answer)
 
 
-def test_a_guard_that_acts_on_answers_is_asked_for_them(lab):
-    worlds = audited(lab, lambda: Talk(frozenset({lab.split.members[0].source})))
+def test_answers_are_generated_for_a_guard_that_acts_on_them(lab):
+    worlds = audited(lab, lambda: AnswerState(frozenset({lab.split.members[0].source})))
     assert (worlds.audit.pairs, worlds.audit.differing) == (2, 1)
 
 
-def test_questions_are_not_answered_where_no_defense_looks_at_answers(lab):
+def test_no_answer_is_generated_if_no_defense_acts_on_answers(lab):
     def make(index):
         guard = lab.guard(Hide(lab.secret), index=index)
         guard.generator = None
@@ -223,11 +250,13 @@ def test_questions_are_not_answered_where_no_defense_looks_at_answers(lab):
 
     experiment = lab.experiment(targets={"on": lab.guard(Hide(lab.secret))})
     asyncio.run(experiment.run())
-    worlds = asyncio.run(two_worlds(lab.index, make, experiment.sessions("on"), lab.held, Plan()))
+    worlds = asyncio.run(
+        two_world_audit(lab.index, make, experiment.member_sessions("on"), lab.indexed, ExperimentPlan())
+    )
     assert worlds.audit.pairs == 40
 
 
-def test_questions_that_are_none_have_no_context_in_either_world(lab):
+def test_rejected_questions_have_no_context_in_either_world(lab):
     class Shout(Name):
         async def prepare(self, candidate, rng):
             probe = await super().prepare(candidate, rng)
@@ -237,15 +266,15 @@ def test_questions_that_are_none_have_no_context_in_either_world(lab):
     assert (worlds.asked, worlds.audit.pairs, worlds.audit.differing) == (60, 40, 0)
 
 
-def test_a_member_nobody_knows_is_an_error(lab):
+def test_a_member_without_indexed_chunks_is_an_error(lab):
     sessions = [("name", Document("nobody", "text"), ())]
     with pytest.raises(DataError, match="nobody"):
-        asyncio.run(two_worlds(lab.index, lab.guard, sessions, lab.held, Plan()))
+        asyncio.run(two_world_audit(lab.index, lab.guard, sessions, lab.indexed, ExperimentPlan()))
 
 
 @dataclass
-class Every(Defense):
-    """Withholds from every so-manieth question, with or without an effect."""
+class EveryFourth(Defense):
+    """Withholds in every fourth question, with or without an effect."""
 
     effect: bool = True
     count: int = 0
@@ -259,23 +288,52 @@ class Every(Defense):
 
 
 @pytest.mark.parametrize(("effect", "changed"), [(True, 10), (False, 0)])
-def test_utility_counts_what_is_flagged_and_what_is_answered_otherwise(lab, effect, changed):
+def test_utility_counts_withheld_documents_and_changed_answers(lab, effect, changed):
     queries = [Query(f"amber only{i}") for i in range(40)]
     steps = []
-    found = asyncio.run(utility(lab.rag, lab.guard(Every(effect)), queries, "made", steps.append))
-    assert found.flagged == stats.rate(10, 40)
-    assert found.answer_changed == stats.rate(changed, 40)
+    found = asyncio.run(measure_utility(lab.rag, lab.guard(EveryFourth(effect)), queries, "made", steps.append))
+    assert found.flagged == stats.proportion(10, 40)
+    assert found.answer_changed == stats.proportion(changed, 40)
     assert (found.source, found.questions, sum(steps)) == ("made", 40, 40)
 
 
 def test_in_observe_mode_a_guard_costs_nothing(lab):
-    guard = Guard(lab.rag, [Every()], enforce=False)
-    found = asyncio.run(utility(lab.rag, guard, [Query("amber")] * 8, "made"))
+    guard = Guard(lab.rag, [EveryFourth()], enforce=False)
+    found = asyncio.run(measure_utility(lab.rag, guard, [Query("amber")] * 8, "made"))
     assert (found.flagged.value, found.answer_changed.value) == (0, 0)
 
 
-def test_utility_of_no_question_is_an_error(lab):
+@dataclass
+class Failing(Hide):
+    """Fails in every question."""
+
+    async def on_retrieve(self, query, retrieval):
+        raise RuntimeError("the text of a document")
+
+
+def test_utility_counts_questions_in_which_a_defense_failed(lab):
+    found = asyncio.run(measure_utility(lab.rag, lab.guard(Failing()), [Query("amber")] * 8, "made"))
+    assert found.failed == 8
+    assert asyncio.run(measure_utility(lab.rag, lab.guard(Hide()), [Query("amber")] * 8, "made")).failed == 0
+
+
+def test_the_audit_counts_questions_in_which_a_defense_failed_although_the_contexts_are_equal(lab):
+    experiment = lab.experiment(targets={"on": lab.guard(Hide(lab.secret))})
+    asyncio.run(experiment.run())
+    worlds = asyncio.run(
+        two_world_audit(
+            lab.index,
+            lambda index: lab.guard(Failing(), index=index),
+            experiment.member_sessions("on"),
+            lab.indexed,
+            experiment.plan,
+        )
+    )
+    assert (worlds.audit.pairs, worlds.audit.differing, worlds.audit.failed) == (0, 0, 2 * 2 * 20)
+
+
+def test_utility_without_a_valid_question_is_an_error(lab):
     queries = [Query("amber"), Query(" ")]
-    assert asyncio.run(utility(lab.rag, lab.guard(), queries, "made")).questions == 1
-    with pytest.raises(DataError, match="no harmless questions"):
-        asyncio.run(utility(lab.rag, lab.guard(), [Query(" ")], "made"))
+    assert asyncio.run(measure_utility(lab.rag, lab.guard(), queries, "made")).questions == 1
+    with pytest.raises(DataError, match="no benign question could be answered"):
+        asyncio.run(measure_utility(lab.rag, lab.guard(), [Query(" ")], "made"))

@@ -6,21 +6,22 @@ import numpy as np
 import pytest
 
 from casemate.errors import BackendError, BudgetExhausted, QueryError
-from casemate.lab.box import Budget, CachedEmbedder, CachedGenerator, Session, noted, patiently
-from casemate.lab.ledger import Exchange, Ledger
 from casemate.protocols import Generator
-from casemate.rag import join
-from casemate.types import Action, Answer, Background, Document, Hit, Prompt, Query, Reply, Retrieval, Verdict
+from casemate.rag.pipeline import join_stream
+from casemate.redteam.lab.black_box import Budget, TargetSession, retry_with
+from casemate.redteam.lab.caching import CachedEmbedder, CachedGenerator
+from casemate.redteam.lab.store import CampaignStore, Exchange, describe_verdict
+from casemate.types import Action, Answer, Document, Hit, Prompt, Query, Reply, Retrieval, SimilarityStats, Verdict
 from tests.fakes import BagOfWords
 
 HITS = (Hit(Document("a#1", "text", source="a"), 0.9), Hit(Document("b", "text"), 0.5))
-ANSWER = Answer("It is so.", Retrieval(HITS, Background(9, 0.0, 0.1)))
+ANSWER = Answer("It is so.", Retrieval(HITS, SimilarityStats(9, 0.0, 0.1)))
 HIDDEN = Verdict("mirabel", True, Action.HIDE, 1.0, 0.5, ("c#2", "c#1"))
 
 
 @dataclass
 class Echo:
-    """Remembers the queries and gives one answer after another."""
+    """Records the queries and returns its answers in turn."""
 
     answers: list = field(default_factory=lambda: [ANSWER])
     queries: list = field(default_factory=list)
@@ -34,7 +35,7 @@ class Echo:
 
 
 def session(target, **options):
-    return Session(target, lambda number: f"client-{number}", options.pop("budget", Budget()), **options)
+    return TargetSession(target, lambda number: f"client-{number}", options.pop("budget", Budget()), **options)
 
 
 def ask(made, *questions):
@@ -50,16 +51,27 @@ def test_an_attack_gets_replies_and_nothing_else():
     assert [n for n in dir(box) if not n.startswith("_")] == ["ask"]
 
 
-def test_the_target_is_asked_as_the_client_with_k_and_tenant():
+def test_queries_carry_client_k_and_tenant():
     target = Echo()
     ask(session(target, k=9, tenant="acme"), "one", "two")
-    assert target.queries == [Query("one", "client-0", "acme", 9), Query("two", "client-1", "acme", 9)]
+    asked = [("one", "client-0", "acme", 9), ("two", "client-1", "acme", 9)]
+    assert target.queries == [Query(*one, groups=frozenset()) for one in asked]  # an attacker has no group
 
 
-def test_the_lab_sees_what_was_withheld_and_what_was_shown():
+def test_exchanges_record_withheld_documents_and_context():
     made = session(Echo([replace(ANSWER, verdicts=(HIDDEN,))]))
     ask(made, "why?")
-    assert made.exchanges == (Exchange("why?", "It is so.", ("a#1", "b"), ("c#1", "c#2"), True),)
+    assert made.exchanges == (
+        Exchange(
+            "why?",
+            "It is so.",
+            ("a#1", "b"),
+            ("c#1", "c#2"),
+            True,
+            alarms=("mirabel",),
+            reasons=(describe_verdict(HIDDEN),),
+        ),
+    )
 
 
 @pytest.mark.parametrize(
@@ -72,12 +84,12 @@ def test_the_lab_sees_what_was_withheld_and_what_was_shown():
         (Verdict("m", False, Action.NONE, 0.0, None, evidence={"error": "E"}), False, False, True),
     ],
 )
-def test_a_verdict_counts_for_what_it_did(verdict, hidden, withheld, failed):
-    exchange = noted("why?", replace(ANSWER, verdicts=(verdict,)))
+def test_a_verdict_counts_by_its_effect(verdict, hidden, withheld, failed):
+    exchange = Exchange.from_answer("why?", replace(ANSWER, verdicts=(verdict,)))
     assert (bool(exchange.hidden), exchange.withheld, exchange.failed) == (hidden, withheld, failed)
 
 
-def test_exchanges_are_in_the_order_of_asking_whatever_is_answered_first():
+def test_exchanges_are_in_the_order_of_asking_not_of_answering():
     class Backwards(Echo):
         async def ask(self, query):
             await asyncio.sleep(0 if query.text == "b" else 0.01)
@@ -92,26 +104,26 @@ def test_exchanges_are_in_the_order_of_asking_whatever_is_answered_first():
     assert [e.question for e in made.exchanges] == ["a", "b"]
 
 
-def test_a_question_beyond_the_budget_of_the_candidate_is_refused():
-    budget = Budget(each=2)
+def test_a_question_beyond_the_candidate_s_budget_is_refused():
+    budget = Budget(per_candidate=2)
     made = session(Echo(), budget=budget)
     with pytest.raises(BudgetExhausted, match="all 2 questions for this candidate"):
         ask(made, "a", "b", "c")
-    assert (budget.spent, budget.exhausted, made.cut) == (2, False, False)
-    ask(session(Echo(), budget=budget), "a", "b")  # the next has his own
+    assert (budget.spent, budget.exhausted, made.truncated) == (2, False, False)
+    ask(session(Echo(), budget=budget), "a", "b")  # each candidate has its own
 
 
-def test_a_question_beyond_the_budget_of_the_campaign_is_refused():
+def test_a_question_beyond_the_campaign_s_budget_is_refused():
     budget = Budget(total=3)
     ask(session(Echo(), budget=budget), "a", "b")
     made = session(Echo(), budget=budget)
     with pytest.raises(BudgetExhausted, match="all 3 questions of the campaign"):
         ask(made, "c", "d")
-    assert (budget.spent, budget.exhausted, made.cut) == (3, True, True)
+    assert (budget.spent, budget.exhausted, made.truncated) == (3, True, True)
     assert len(made.exchanges) == 1
 
 
-def test_a_question_that_the_target_refuses_gets_an_empty_reply():
+def test_a_rejected_question_gets_an_empty_reply():
     made = session(Echo([QueryError("too long"), ANSWER]))
     assert ask(made, "x" * 9, "b") == [Reply(""), Reply("It is so.")]
     assert [e.refused for e in made.exchanges] == [True, False]
@@ -121,14 +133,14 @@ def failing(count, retryable=True):
     return [BackendError("no route", backend="fake", retryable=retryable)] * count
 
 
-def test_a_target_that_is_away_for_a_moment_is_asked_again():
+def test_an_unavailable_target_is_retried():
     target, budget = Echo([*failing(2), ANSWER]), Budget()
     assert ask(session(target, waits=(0, 0), budget=budget), "a") == [Reply("It is so.")]
     assert (len(target.queries), budget.spent) == (3, 1)
 
 
 @pytest.mark.parametrize(("retryable", "tries"), [(True, 3), (False, 1)])
-def test_a_target_that_stays_away_is_given_up_for_good(retryable, tries):
+def test_an_unavailable_target_is_given_up_after_the_retries(retryable, tries):
     target = Echo(failing(9, retryable))
     with pytest.raises(BackendError) as caught:
         ask(session(target, waits=(0, 0)), "a")
@@ -136,7 +148,7 @@ def test_a_target_that_stays_away_is_given_up_for_good(retryable, tries):
     assert not caught.value.retryable
 
 
-def test_only_errors_that_may_pass_are_waited_for():
+def test_only_backend_errors_are_retried():
     calls = []
 
     async def broken():
@@ -144,13 +156,13 @@ def test_only_errors_that_may_pass_are_waited_for():
         raise ValueError
 
     with pytest.raises(ValueError):
-        asyncio.run(patiently(broken, (0, 0)))
+        asyncio.run(retry_with((0, 0), broken))
     assert len(calls) == 1
 
 
 @dataclass
 class Sampler(Generator):
-    """Says something new each time."""
+    """Returns a different reply each time."""
 
     said: int = 0
     fails: int = 0
@@ -169,39 +181,39 @@ PROMPT = Prompt("why?", (DOCUMENT,), "be brief")
 
 
 @pytest.fixture
-def ledger(tmp_path):
-    with Ledger(tmp_path / "ledger.db") as opened:
+def store(tmp_path):
+    with CampaignStore(tmp_path / "campaigns.db") as opened:
         yield opened
 
 
 def say(generator, *prompts):
-    return [asyncio.run(join(generator.stream(p))) for p in prompts]
+    return [asyncio.run(join_stream(generator.stream(p))) for p in prompts]
 
 
-def test_the_same_prompt_in_another_session_is_not_paid_for_again(ledger):
+def test_the_same_prompt_in_another_session_comes_from_the_cache(store):
     inner = Sampler()
-    generator = CachedGenerator(inner, ledger, "sampler")
+    generator = CachedGenerator(inner, store, "sampler")
     with session(Echo()):
         first = say(generator, PROMPT, PROMPT)
     with session(Echo()):
         second = say(generator, PROMPT, PROMPT, PROMPT)
-    assert first == ["take 1", "take 2"]  # within a session it is a new question
+    assert first == ["take 1", "take 2"]  # within a session it is a new sample
     assert second == ["take 1", "take 2", "take 3"]
     assert (inner.said, generator.calls, generator.hits) == (3, 3, 2)
 
 
-def test_outside_of_a_session_the_same_prompt_has_one_answer(ledger):
-    assert say(CachedGenerator(Sampler(), ledger, "sampler"), PROMPT, PROMPT) == ["take 1", "take 1"]
+def test_outside_of_a_session_a_prompt_has_one_reply(store):
+    assert say(CachedGenerator(Sampler(), store, "sampler"), PROMPT, PROMPT) == ["take 1", "take 1"]
 
 
-def test_a_session_inside_another_task_counts_for_itself(ledger):
-    generator = CachedGenerator(Sampler(), ledger, "sampler")
+def test_sessions_in_concurrent_tasks_count_separately(store):
+    generator = CachedGenerator(Sampler(), store, "sampler")
 
     async def one():
         with session(Echo()):
-            first = await join(generator.stream(PROMPT))
+            first = await join_stream(generator.stream(PROMPT))
             await asyncio.sleep(0)
-            return [first, await join(generator.stream(PROMPT))]
+            return [first, await join_stream(generator.stream(PROMPT))]
 
     async def both():
         return await asyncio.gather(one(), one())
@@ -222,25 +234,25 @@ def test_a_session_inside_another_task_counts_for_itself(ledger):
         replace(PROMPT, context=(replace(DOCUMENT, metadata={"year": 2000}),)),
     ],
 )
-def test_another_prompt_is_another_question(ledger, other):
-    assert say(CachedGenerator(Sampler(), ledger, "sampler"), PROMPT, other) == ["take 1", "take 2"]
+def test_a_different_prompt_is_not_served_from_the_cache(store, other):
+    assert say(CachedGenerator(Sampler(), store, "sampler"), PROMPT, other) == ["take 1", "take 2"]
 
 
-def test_the_order_of_the_context_matters(ledger):
+def test_the_order_of_the_context_matters(store):
     two = replace(PROMPT, context=(DOCUMENT, replace(DOCUMENT, id="b")))
     turned = replace(two, context=two.context[::-1])
-    assert say(CachedGenerator(Sampler(), ledger, "sampler"), two, turned) == ["take 1", "take 2"]
+    assert say(CachedGenerator(Sampler(), store, "sampler"), two, turned) == ["take 1", "take 2"]
 
 
-def test_generators_are_told_apart_and_processes_are_not(tmp_path):
-    with Ledger(tmp_path / "l.db") as one, Ledger(tmp_path / "l.db") as two:
+def test_generators_have_separate_caches_and_processes_share_one(tmp_path):
+    with CampaignStore(tmp_path / "l.db") as one, CampaignStore(tmp_path / "l.db") as two:
         assert say(CachedGenerator(Sampler(), one, "a"), PROMPT) == ["take 1"]
         assert say(CachedGenerator(Sampler(said=7), two, "a"), PROMPT) == ["take 1"]
         assert say(CachedGenerator(Sampler(said=7), two, "b"), PROMPT) == ["take 8"]
 
 
-def test_a_reply_that_broke_off_is_not_kept(ledger):
-    generator = CachedGenerator(Sampler(fails=1), ledger, "sampler")
+def test_an_incomplete_reply_is_not_cached(store):
+    generator = CachedGenerator(Sampler(fails=1), store, "sampler")
     with session(Echo()):
         with pytest.raises(BackendError):
             say(generator, PROMPT)
@@ -256,11 +268,11 @@ def test_a_text_is_embedded_once():
     assert np.array_equal(first, BagOfWords().embed(["a b", "c", "a b"]))
     assert np.array_equal(again, first[[1, 0]])
     assert (embedder.calls, embedder.hits) == (2, 3)
-    again[:] = 0  # what a caller does with it is his own affair
+    again[:] = 0  # the caller may modify its copy
     assert np.array_equal(embedder.embed(["c"]), first[[1]])
 
 
-def test_it_is_the_embedder_that_it_remembers_for():
+def test_the_cached_embedder_delegates_to_its_inner_embedder():
     inner, counts = BagOfWords(), []
     embedder = CachedEmbedder(inner)
     assert (embedder.fingerprint, embedder.dim, embedder.max_tokens) == ("bag-of-words", 64, 40)
@@ -270,7 +282,7 @@ def test_it_is_the_embedder_that_it_remembers_for():
     assert counts == [0, 2]
 
 
-def test_it_forgets_what_was_not_asked_for_the_longest():
+def test_the_least_recently_used_vector_is_evicted():
     inner = BagOfWords()
     embedder = CachedEmbedder(inner, megabytes=3 * 4 * 64 / 1e6)  # three vectors
     for text in ("a", "b", "c", "a", "d", "a", "b"):
@@ -278,7 +290,7 @@ def test_it_forgets_what_was_not_asked_for_the_longest():
     assert inner.texts == ["a", "b", "c", "d", "b"]
 
 
-def test_threads_may_share_it():
+def test_threads_can_share_a_cached_embedder():
     embedder = CachedEmbedder(BagOfWords(), megabytes=4 * 4 * 64 / 1e6)
     wrong = []
 

@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 import pytest
 
 from casemate.errors import BackendError, BudgetExhausted, DataError
-from casemate.lab.experiment import Experiment, Plan
 from casemate.protocols import MembershipAttack
-from casemate.types import Answer, Background, Probe, Retrieval
-from tests.lab_setting import Coin, Hide, Name, Slow, Stepwise, Unreliable, setting
+from casemate.redteam.lab.experiment import Experiment, ExperimentPlan
+from casemate.types import Answer, Probe, Retrieval, SimilarityStats
+from tests.lab_setting import Coin, FirstInLastOut, Hide, Name, Stepwise, Unreliable, setting
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def run(experiment, **options):
     return asyncio.run(experiment.run(**options))
 
 
-def test_members_are_named_by_the_bare_system_and_not_by_the_guarded_one(lab):
+def test_members_are_revealed_by_the_bare_system_and_not_by_the_guarded_one(lab):
     trials = run(lab.experiment(targets={"off": lab.rag, "on": lab.guard(Hide(lab.secret))}))
     off, on = trials.done["name", "off"], trials.done["name", "on"]
     assert all(t.features == (float(t.member),) for t in off)
@@ -32,28 +32,28 @@ def test_members_are_named_by_the_bare_system_and_not_by_the_guarded_one(lab):
     assert (trials.missing, trials.why, trials.errors, trials.failed) == (0, "", {}, 0)
 
 
-def test_the_lab_notes_when_the_candidate_was_withheld_and_when_anything_was(lab):
+def test_trials_count_questions_with_the_candidate_or_anything_withheld(lab):
     trials = run(lab.experiment(targets={"off": lab.rag, "on": lab.guard(Hide(lab.secret))}))
     for trial in trials.done["name", "on"]:
         assert trial.questions == 2
         assert trial.hidden == (2 if trial.member else 0)
-        assert trial.flagged == 2  # fetching 25 of 50 documents, it always finds one of the 20 that are secret
+        assert trial.flagged == 2  # fetching 25 of 50 documents always finds one of the 20 secret ones
     assert all((t.hidden, t.flagged) == (0, 0) for t in trials.done["name", "off"])
 
 
-def test_off_and_on_get_the_same_questions_whoever_runs_first(lab):
+def test_off_and_on_get_the_same_questions_in_any_order(lab):
     attack = Name()
     targets = {"off": lab.rag, "on": lab.guard(Hide(lab.secret))}
     run(lab.experiment({"name": attack}, targets))
     other = Name()
-    lab.ledger._db.execute("DELETE FROM trial")
+    lab.store._db.execute("DELETE FROM trial")
     run(lab.experiment({"name": other}, dict(reversed(targets.items())), concurrency=1))
     assert len(attack.asked) == 80
     assert sorted(attack.asked) == sorted(other.asked)
     assert sorted(attack.asked)[::2] == sorted(attack.asked)[1::2]
 
 
-def test_another_seed_asks_other_questions(lab):
+def test_a_different_seed_asks_different_questions(lab):
     one, two = Name(), Name()
     run(lab.experiment({"name": one}))
     run(lab.experiment({"name": two}, seed=8))
@@ -61,19 +61,19 @@ def test_another_seed_asks_other_questions(lab):
 
 
 @pytest.mark.parametrize("identity", ["candidate", "question", "campaign"])
-def test_how_many_run_side_by_side_changes_nothing(lab, identity):
+def test_concurrency_does_not_change_results(lab, identity):
     found = []
     for count in (1, 8):
-        lab.ledger._db.execute("DELETE FROM trial")
-        targets = {"off": Slow(lab.rag), "on": Slow(lab.guard(Hide(lab.secret)))}
+        lab.store._db.execute("DELETE FROM trial")
+        targets = {"off": FirstInLastOut(lab.rag), "on": FirstInLastOut(lab.guard(Hide(lab.secret)))}
         attacks = {"name": Name(), "coin": Coin(), "stepwise": Stepwise()}
         found.append(run(lab.experiment(attacks, targets, identity=identity, concurrency=count)))
     assert found[0].done == found[1].done
     assert len(found[0].done) == 6
 
 
-class Watch:
-    """Notes who asks."""
+class RecordClients:
+    """Records the clients."""
 
     def __init__(self, inner):
         self.inner = inner
@@ -91,15 +91,15 @@ class Watch:
 
 
 @pytest.mark.parametrize(("identity", "clients"), [("candidate", 40), ("question", 80), ("campaign", 1)])
-def test_the_attacker_is_as_many_clients_as_he_is_told_to_be(lab, identity, clients):
-    target = Watch(lab.rag)
+def test_the_attacker_uses_the_configured_number_of_clients(lab, identity, clients):
+    target = RecordClients(lab.rag)
     run(lab.experiment(targets={"off": target}, identity=identity))
     assert len(target.clients) == 80
     assert len(set(target.clients)) == clients
     assert (target.most > 1) is (identity != "campaign")
 
 
-def test_what_is_done_is_not_done_again(lab):
+def test_finished_trials_are_not_repeated(lab):
     first = run(lab.experiment())
     attack, steps = Name(), []
     second = run(lab.experiment({"name": attack}), progress=steps.append)
@@ -118,14 +118,14 @@ def test_progress_counts_to_the_total(lab):
     "change",
     [{"seed": 8}, {"k": 3}, {"identity": "question"}, {"per_candidate": 9}, {"label": "other"}],
 )
-def test_trials_of_another_campaign_are_not_used(lab, change):
+def test_trials_of_another_campaign_are_not_reused(lab, change):
     run(lab.experiment())
     attack = Name()
     run(lab.experiment({"name": attack}, **change))
     assert len(attack.asked) == 40
 
 
-def test_trials_of_other_options_are_not_used_and_other_attacks_keep_theirs(lab):
+def test_trials_with_other_options_are_not_reused_and_other_attacks_keep_theirs(lab):
     run(lab.experiment({"name": Name(), "coin": Coin()}))
     changed = Name(questions=1)
     trials = run(lab.experiment({"name": changed, "coin": Coin()}))
@@ -134,18 +134,18 @@ def test_trials_of_other_options_are_not_used_and_other_attacks_keep_theirs(lab)
     assert {t.questions for t in trials.done["name", "off"]} == {1}
 
 
-def test_how_many_may_run_and_how_long_to_wait_is_no_other_campaign(lab):
+def test_concurrency_and_budget_do_not_define_another_campaign(lab):
     run(lab.experiment())
     attack = Name()
     run(lab.experiment({"name": attack}, concurrency=1, questions=1000))
     assert not attack.asked
 
 
-def test_a_budget_ends_the_campaign_and_running_again_goes_on(lab):
+def test_a_budget_ends_the_campaign_and_a_second_run_resumes(lab):
     targets = {"off": lab.rag, "on": lab.guard(Hide(lab.secret))}
     attacks = {"name": Name(), "coin": Coin()}
     trials = run(lab.experiment(attacks, targets, questions=61, concurrency=1))
-    assert trials.cost["questions"] == 60  # six for each candidate; the 61st was asked in vain
+    assert trials.cost["questions"] == 60  # six for each candidate; the 61st was wasted
     assert trials.missing == 160 - 40
     assert "61 questions ran out" in trials.why
     for key, done in trials.done.items():
@@ -153,12 +153,12 @@ def test_a_budget_ends_the_campaign_and_running_again_goes_on(lab):
         assert sum(t.member for t in done) == 5
     attack = Name()
     again = run(lab.experiment({"name": attack, "coin": Coin()}, targets, questions=61))
-    assert len(again.why) > 0 and not again.missing < 119  # one more question does no trial of two
+    assert len(again.why) > 0 and not again.missing < 119  # one more question finishes no trial of two
     rest = run(lab.experiment(attacks, targets, questions=240))
     assert (rest.missing, rest.cost["questions"]) == (0, 240)
 
 
-def test_a_candidate_that_needs_more_than_it_may_ask_is_missing(lab):
+def test_a_candidate_over_its_budget_is_missing(lab):
     trials = run(lab.experiment({"name": Name(questions=3), "coin": Coin()}, per_candidate=2))
     assert trials.done["name", "off"] == ()
     assert len(trials.done["coin", "off"]) == 40
@@ -167,8 +167,8 @@ def test_a_candidate_that_needs_more_than_it_may_ask_is_missing(lab):
 
 
 @dataclass
-class Frugal(Name):
-    """Goes on with what it has when it may ask no more."""
+class AskUntilExhausted(Name):
+    """Asks until the budget is exhausted and measures the replies so far."""
 
     async def run(self, candidate, box, rng):
         found = []
@@ -179,21 +179,21 @@ class Frugal(Name):
             return await self.measure(candidate, Probe(()), found)
 
 
-def test_an_attack_may_use_up_what_a_candidate_is_given(lab):
-    trials = run(lab.experiment({"frugal": Frugal()}, per_candidate=3))
+def test_an_attack_may_use_up_the_candidate_s_budget(lab):
+    trials = run(lab.experiment({"frugal": AskUntilExhausted()}, per_candidate=3))
     assert {t.questions for t in trials.done["frugal", "off"]} == {3}
     assert trials.missing == 0
 
 
-def test_a_trial_cut_short_by_the_campaigns_budget_is_not_kept(lab):
-    trials = run(lab.experiment({"frugal": Frugal()}, questions=10, per_candidate=4, concurrency=1))
+def test_a_trial_truncated_by_the_campaign_s_budget_is_not_stored(lab):
+    trials = run(lab.experiment({"frugal": AskUntilExhausted()}, questions=10, per_candidate=4, concurrency=1))
     assert [t.questions for t in trials.done["frugal", "off"]] == [4, 4]
     assert trials.missing == 38
 
 
 @dataclass
 class Broken(MembershipAttack):
-    """Fails at one place, with an error of one kind."""
+    """Fails in one method with one error."""
 
     where: str = "measure"
     error: object = None
@@ -224,26 +224,26 @@ class Broken(MembershipAttack):
         (ZeroDivisionError("with the text of a patient"), "ZeroDivisionError"),
     ],
 )
-def test_an_attack_that_fails_says_so_and_the_others_go_on(lab, where, error, says):
+def test_a_failed_attack_is_reported_and_the_others_continue(lab, where, error, says):
     trials = run(lab.experiment({"broken": Broken(where, error), "name": Name()}))
     assert trials.errors == {"broken": says}
     assert len(trials.done["name", "off"]) == 40
     assert trials.missing == 0  # of the attacks that did not break off
 
 
-def test_an_attack_that_broke_off_asks_nothing_more(lab):
+def test_an_aborted_attack_asks_no_more_questions(lab):
     class Failing(Name):
         async def measure(self, candidate, probe, replies):
             raise ZeroDivisionError
 
-    target = Watch(lab.rag)
+    target = RecordClients(lab.rag)
     run(lab.experiment({"failing": Failing()}, {"off": target, "on": target}, concurrency=1))
     assert len(target.clients) == 2
 
 
 @dataclass
 class Wrong(Coin):
-    """Measures what no attack may."""
+    """Returns invalid features."""
 
     value: tuple = ()
 
@@ -252,12 +252,12 @@ class Wrong(Coin):
 
 
 @pytest.mark.parametrize("value", [(), (1.0, 2.0), (math.nan,), (math.inf,)])
-def test_features_must_be_finite_and_as_many_as_announced(lab, value):
+def test_features_must_be_finite_and_as_many_as_declared(lab, value):
     trials = run(lab.experiment({"wrong": Wrong(value)}))
     assert "finite numbers were expected for score" in trials.errors["wrong"]
 
 
-def test_an_attack_whose_model_is_away_for_a_moment_is_tried_again(lab):
+def test_an_attack_with_an_unavailable_model_is_retried(lab):
     left = [2]
 
     @dataclass
@@ -273,14 +273,14 @@ def test_an_attack_whose_model_is_away_for_a_moment_is_tried_again(lab):
     assert len(trials.done["shaky", "off"]) == 40
 
 
-def test_a_target_that_is_away_for_a_moment_is_asked_again(lab):
+def test_an_unavailable_target_is_retried(lab):
     trials = run(lab.experiment(targets={"off": Unreliable(lab.rag, 2)}, concurrency=1))
     assert not trials.errors
     assert trials.cost["questions"] == 80
 
 
 @pytest.mark.parametrize("retryable", [True, False])
-def test_a_target_that_stays_away_is_an_error_and_another_run_begins_where_it_was(lab, retryable):
+def test_an_unavailable_target_is_an_error_and_another_run_resumes(lab, retryable):
     target = Unreliable(lab.rag, 0)
     targets = {"off": target, "on": lab.rag}
     run(lab.experiment(targets=targets, questions=40))
@@ -291,7 +291,7 @@ def test_a_target_that_stays_away_is_an_error_and_another_run_begins_where_it_wa
     assert run(lab.experiment(targets=targets)).missing == 0
 
 
-def test_a_defense_that_fails_is_counted(lab):
+def test_failed_defenses_are_counted(lab):
     class Failing(Hide):
         async def on_retrieve(self, query, retrieval):
             raise RuntimeError
@@ -301,7 +301,7 @@ def test_a_defense_that_fails_is_counted(lab):
     assert not trials.errors
 
 
-def test_questions_that_are_none_are_counted(lab):
+def test_rejected_questions_are_counted(lab):
     class Shout(Coin):
         async def prepare(self, candidate, rng):
             return Probe(("x" * 30_000, "amber"), {"coin": 0.5})
@@ -311,16 +311,16 @@ def test_questions_that_are_none_are_counted(lab):
     assert not trials.errors
 
 
-def test_a_member_that_the_index_does_not_hold_is_an_error(lab):
-    held = dict(lab.held)
+def test_a_member_missing_from_the_index_is_an_error(lab):
+    held = dict(lab.indexed)
     name = lab.split.members[3].source
     del held[name]
-    experiment = Experiment({"name": Name()}, lab.split, {"off": lab.rag}, lab.ledger, held)
+    experiment = Experiment({"name": Name()}, lab.split, {"off": lab.rag}, lab.store, held)
     with pytest.raises(DataError, match=name):
         run(experiment)
 
 
-def test_an_interruption_keeps_what_is_finished(lab):
+def test_an_interruption_keeps_finished_trials(lab):
     class Interrupted(Name):
         async def measure(self, candidate, probe, replies):
             if len(self.asked) == 11:
@@ -332,12 +332,12 @@ def test_an_interruption_keeps_what_is_finished(lab):
         run(experiment)
     trials = experiment.trials()
     assert len(trials.done["name", "off"]) == 11
-    assert (trials.missing, trials.why) == (29, "the campaign was interrupted; run again to go on")
+    assert (trials.missing, trials.why) == (29, "the campaign was interrupted; run again to continue")
 
 
 def test_a_cancelled_campaign_leaves_no_worker_behind(lab):
     async def cancelled():
-        task = asyncio.create_task(lab.experiment(targets={"off": Slow(lab.rag, 10**6)}).run())
+        task = asyncio.create_task(lab.experiment(targets={"off": FirstInLastOut(lab.rag, 10**6)}).run())
         await asyncio.sleep(0.2)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -346,9 +346,9 @@ def test_a_cancelled_campaign_leaves_no_worker_behind(lab):
     assert asyncio.run(cancelled()) == []
 
 
-def test_a_ledger_that_cannot_be_written_ends_the_campaign(lab):
-    lab.ledger._db.execute("PRAGMA query_only = ON")
-    with pytest.raises(BackendError, match="ledger"):
+def test_a_store_that_cannot_be_written_ends_the_campaign(lab):
+    lab.store._db.execute("PRAGMA query_only = ON")
+    with pytest.raises(BackendError, match="campaign store"):
         run(lab.experiment())
 
 
@@ -364,7 +364,7 @@ def test_a_probe_is_prepared_once_for_all_targets(lab):
     assert Counted.prepared == 40
 
 
-def test_what_is_studied_does_not_tell_who_is_a_member(lab):
+def test_studied_texts_do_not_reveal_membership(lab):
     seen = []
 
     class Student(Coin):
@@ -374,13 +374,13 @@ def test_what_is_studied_does_not_tell_who_is_a_member(lab):
     run(lab.experiment({"student": Student()}))
     assert seen == [sorted(d.content for d, _ in lab.split.candidates)]
     run(lab.experiment({"student": Student()}))
-    assert len(seen) == 1  # nothing is left to do, so nothing need be learnt
+    assert len(seen) == 1  # no trial is open, so there is nothing to study for
 
 
-def test_the_sessions_of_members_are_there_afterwards(lab):
+def test_the_sessions_of_members_are_stored(lab):
     experiment = lab.experiment(targets={"off": lab.rag, "on": lab.guard(Hide(lab.secret))})
     run(experiment)
-    found = list(experiment.sessions("on"))
+    found = list(experiment.member_sessions("on"))
     assert [(name, d.source) for name, d, _ in found] == [("name", d.source) for d in lab.split.members]
     for _, document, exchanges in found:
         assert len(exchanges) == 2
@@ -388,18 +388,18 @@ def test_the_sessions_of_members_are_there_afterwards(lab):
         assert all(document.id in e.hidden and document.id not in e.context for e in exchanges)
 
 
-def test_a_target_that_shows_nothing_of_itself_can_be_attacked(lab):
+def test_a_target_without_retrieval_details_can_be_attacked(lab):
     class Remote:
         async def ask(self, query):
             answer = await lab.rag.ask(query)
-            return Answer(answer.text, Retrieval((), Background(0, 0.0, 0.0)))
+            return Answer(answer.text, Retrieval((), SimilarityStats(0, 0.0, 0.0)))
 
     trials = run(lab.experiment(targets={"off": Remote()}))
     assert all(t.features == (float(t.member),) for t in trials.done["name", "off"])
 
 
-def test_a_plan_is_what_it_says(lab):
-    plan = Plan()
+def test_client_names_follow_the_identity(lab):
+    plan = ExperimentPlan()
     assert replace(plan, identity="campaign").client("a", "x")(3) == "redteam-a"
     assert plan.client("a", "x")(0) == plan.client("a", "x")(1) != plan.client("a", "y")(0)
     assert plan.client("a", "x")(0) != plan.client("b", "x")(0)

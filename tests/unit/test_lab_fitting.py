@@ -5,10 +5,10 @@ from hypothesis import strategies as st
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import balanced_accuracy_score
 
-from casemate import metrics
-from casemate.lab import fitting
-from casemate.lab.fitting import corner, cross_fit, fit, logistic
-from casemate.lab.results import Trial
+from casemate.maths import metrics
+from casemate.redteam.lab import fitting
+from casemate.redteam.lab.fitting import corner, cross_fit, fit, logistic
+from casemate.redteam.lab.results import Trial
 
 
 def trials(X, member):
@@ -16,7 +16,7 @@ def trials(X, member):
 
 
 def halves(member):
-    """Every second of each kind."""
+    """Halves with alternating candidates of each kind."""
     place = np.zeros(len(member), int)
     for kind in (True, False):
         place[member == kind] = np.arange((member == kind).sum())
@@ -34,7 +34,7 @@ def candidates(rng, members, nonmembers, shift, features=1):
         lambda v: len({m for _, m in v}) == 2
     )
 )
-def test_a_threshold_is_the_best_there_is_on_either_side(values):
+def test_a_threshold_is_optimal_on_either_side(values):
     X = np.array([[v] for v, _ in values], float)
     member = np.array([m for _, m in values])
     tried = [
@@ -44,12 +44,12 @@ def test_a_threshold_is_the_best_there_is_on_either_side(values):
     ]
     rule = fit(X, member)
     assert rule.accuracy == pytest.approx(max(tried))
-    assert balanced_accuracy_score(member, rule.says(X)) == pytest.approx(max(tried))
+    assert balanced_accuracy_score(member, rule.predict(X)) == pytest.approx(max(tried))
 
 
 def test_a_threshold_lies_in_the_middle_of_a_gap():
     rule = fit(np.array([[0.0], [1.0], [5.0], [6.0]]), np.array([False, False, True, True]))
-    assert rule.cut == 3.0
+    assert rule.threshold == 3.0
     assert rule.above
 
 
@@ -57,34 +57,34 @@ def test_members_may_score_lower():
     rng = np.random.default_rng(0)
     X, member = candidates(rng, 300, 300, -2.0)
     fitted = cross_fit(trials(X, member), halves(member))
-    assert (fitted.said == fitted.member).mean() > 0.8
+    assert (fitted.predicted == fitted.member).mean() > 0.8
     assert metrics.auc(fitted.score[member], fitted.score[~member]) < 0.1  # the only feature is left as it is
 
 
-def test_a_feature_that_is_always_the_same_tells_nothing():
+def test_a_constant_feature_is_uninformative():
     member = np.array([True, False] * 20)
     for features in (1, 3):
         fitted = cross_fit(trials(np.ones((40, features)), member), halves(member))
-        assert balanced_accuracy_score(member, fitted.said) == 0.5
+        assert balanced_accuracy_score(member, fitted.predicted) == 0.5
         assert metrics.auc(fitted.score[member], fitted.score[~member]) == 0.5
 
 
-def test_nobody_judges_himself():
-    """Each candidate's label is told by an own feature value; a rule that had seen it would always be right."""
+def test_predictions_are_out_of_fold():
+    """Each candidate has a unique feature value; a rule fitted on it would always be right."""
     rng = np.random.default_rng(1)
     right = []
     for _ in range(40):
         member = rng.permutation([True, False] * 50)
         X = rng.standard_normal((100, 1))
         fitted = cross_fit(trials(X, member), halves(member))
-        right.append((fitted.said == fitted.member).mean())
+        right.append((fitted.predicted == fitted.member).mean())
         whole = fit(X, member)
         assert whole.accuracy > 0.5
     assert abs(np.mean(right) - 0.5) < 0.02
 
 
-def test_nobody_scores_himself_either():
-    """Twelve features of noise, fitted on forty candidates, tell these apart, and no others."""
+def test_scores_are_out_of_fold():
+    """Twelve noise features fitted on forty candidates separate these, and no others."""
     rng = np.random.default_rng(6)
     areas = []
     for _ in range(20):
@@ -94,18 +94,18 @@ def test_nobody_scores_himself_either():
     assert abs(np.mean(areas) - 0.5) < 0.05
 
 
-def test_each_half_is_judged_by_the_rule_of_the_other():
-    """In half A members are above 0, in half B below: whoever learned on one is always wrong on the other."""
+def test_each_half_is_predicted_by_the_rule_of_the_other():
+    """In half A members are above 0, in half B below: a rule fitted on one is always wrong on the other."""
     member = np.array([True, False] * 40)
     half = halves(member)
     first = np.array([half[f"d{i}"] == "A" for i in range(80)])
     X = np.where(member == first, 1.0, -1.0)[:, None]
     fitted = cross_fit(trials(X, member), half)
-    assert not (fitted.said == fitted.member).any()
+    assert not (fitted.predicted == fitted.member).any()
 
 
 @pytest.mark.parametrize("features", [1, 2, 4])
-def test_logistic_regression_is_that_of_an_independent_implementation(features):
+def test_logistic_regression_equals_an_independent_implementation(features):
     rng = np.random.default_rng(2)
     X, member = candidates(rng, 90, 40, np.linspace(0.3, 1.5, features), features)
     X = X * np.logspace(-3, 3, features) + 7
@@ -114,7 +114,7 @@ def test_logistic_regression_is_that_of_an_independent_implementation(features):
     assert np.allclose(logistic(X, member)(X), reference.decision_function(Z), atol=1e-4)
 
 
-def test_logistic_regression_stays_finite_when_members_are_told_perfectly():
+def test_logistic_regression_stays_finite_under_perfect_separation():
     member = np.array([True, False] * 20)
     odds = logistic(np.column_stack([member * 1e9, np.zeros(40)]), member)(np.array([[1e9, 0.0], [0.0, 0.0]]))
     assert np.isfinite(odds).all()
@@ -144,13 +144,13 @@ def test_a_corner_is_found_where_both_features_must_be_high():
     assert fit(X[:, :1], member).accuracy < 0.9
 
 
-def test_several_features_are_combined_where_that_helps_and_not_where_it_does_not():
+def test_several_features_are_combined_only_where_that_helps():
     rng = np.random.default_rng(4)
     X, member = candidates(rng, 400, 400, [1.0, 1.0], 2)
     both = cross_fit(trials(X, member), halves(member))
     one = cross_fit(trials(X[:, :1], member), halves(member))
     assert metrics.auc(both.score[member], both.score[~member]) > metrics.auc(one.score[member], one.score[~member])
-    assert (both.said == member).mean() > (one.said == member).mean()
+    assert (both.predicted == member).mean() > (one.predicted == member).mean()
     noise = np.column_stack([X[:, 0] * 10, rng.standard_normal(800)])
     assert fit(noise, member).accuracy >= fit(noise[:, :1], member).accuracy - 1e-12
 
@@ -165,7 +165,7 @@ def test_scores_of_both_halves_are_on_one_scale():
     assert metrics.auc(fitted.score[member], fitted.score[~member]) == pytest.approx(np.mean(apart), abs=0.02)
 
 
-def test_of_rules_that_are_equally_good_the_simplest_is_taken(monkeypatch):
+def test_the_simplest_of_equally_good_rules_wins(monkeypatch):
     X = np.column_stack([np.r_[np.zeros(20), np.ones(20)], np.r_[np.zeros(20), np.ones(20)]])
     member = np.arange(40) >= 20
     used = []

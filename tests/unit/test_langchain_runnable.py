@@ -10,10 +10,10 @@ from langchain_core.documents import Document as Page
 from langchain_core.messages import AIMessage
 from langchain_core.runnables import RunnableLambda
 
-from casemate.app import build
-from casemate.backends.langchain_runnable import LangChainRunnable
-from casemate.config import Part
+from casemate.backends.targets.langchain_runnable import LangChainRunnable
+from casemate.config import PluginSpec
 from casemate.errors import BackendError, ConfigError
+from casemate.plugins import build
 from casemate.types import Query
 
 HERE = "tests.unit.test_langchain_runnable"
@@ -74,11 +74,11 @@ def ask(name, **options):
         ("told_who", {"sessions": True}, "ann"),
     ],
 )
-def test_any_runnable_answers(name, options, said):
+def test_kinds_of_runnables(name, options, said):
     assert ask(name, **options).text == said
 
 
-def test_it_tells_what_it_is_said_to_tell():
+def test_details_are_declared_in_the_configuration():
     hits = ask("mapping", input="input", tells=frozenset({"ids", "sources"})).retrieval.hits
     assert [(h.document.id, h.document.source) for h in hits] == [("1", "a.md"), ("2", "b.md")]
     assert ask("mapping", input="input").retrieval.hits == ()
@@ -86,14 +86,14 @@ def test_it_tells_what_it_is_said_to_tell():
         ask("text", tells=frozenset({"ids"}))
 
 
-def test_what_is_no_answer_is_an_error():
-    with pytest.raises(BackendError, match=r"returned dict with \['reply'\]; need a text"):
+def test_invalid_return_values_raise():
+    with pytest.raises(BackendError, match=r"returned dict with \['reply'\]; expected text"):
         ask("odd")
     with pytest.raises(BackendError, match=f"{HERE}:secret raised ZeroDivisionError$"):
         ask("secret")
 
 
-def test_it_is_tried_again_as_often_as_allowed():
+def test_retries():
     failures.clear()
     target = LangChainRunnable(f"{HERE}:flaky_chain", retries=2)
     assert asyncio.run(target.ask(Query("Why?"))).text == "at last"
@@ -103,7 +103,7 @@ def test_it_is_tried_again_as_often_as_allowed():
         ask("flaky_chain")
 
 
-def test_one_that_hangs_is_given_up():
+def test_timeout():
     release.clear()
     try:
         with pytest.raises(BackendError, match=r"gave no answer within 0.1 s") as caught:
@@ -123,13 +123,13 @@ def test_one_that_hangs_is_given_up():
         ({"timeout_s": 0}, "timeout_s must be above 0"),
     ],
 )
-def test_options_that_cannot_be(options, message):
+def test_invalid_options_are_refused(options, message):
     with pytest.raises(ConfigError, match=message):
         LangChainRunnable(**{"runnable": f"{HERE}:text"} | options)
 
 
-def test_only_one_that_knows_its_clients_says_so(tmp_path, monkeypatch):
+def test_sessions_declare_that_clients_are_distinguished(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
-    target = build("target", Part(use="langchain_runnable", runnable=f"{HERE}:told_who", sessions=True), tmp_path)
+    target = build("target", PluginSpec(use="langchain_runnable", runnable=f"{HERE}:told_who", sessions=True), tmp_path)
     assert target.can == {"clients"}
     assert not LangChainRunnable(f"{HERE}:text").can

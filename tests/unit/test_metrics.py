@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 from sklearn.metrics import balanced_accuracy_score, ndcg_score, precision_recall_fscore_support, roc_auc_score
 
-from casemate import metrics
+from casemate.maths import metrics
 
 few = st.lists(st.integers(-3, 3) | st.sampled_from([-math.inf, math.inf]), min_size=1, max_size=15)
 """Scores with many ties and infinities."""
@@ -28,25 +28,27 @@ def test_auc_equals_counting_pairs(a, b):
     assert metrics.auc(a, b) + metrics.auc(b, a) == pytest.approx(1)
 
 
-def test_auc_equals_scikit_learn_and_the_normal_law():
+def test_auc_equals_scikit_learn_and_the_normal_distribution():
     a, b = normal(4000) + 1, normal(3000)
     assert metrics.auc(a, b) == pytest.approx(roc_auc_score([1] * 4000 + [0] * 3000, np.concatenate([a, b])))
     assert metrics.auc(a, b) == pytest.approx(scipy_stats.norm.cdf(1 / math.sqrt(2)), abs=0.015)
 
 
-@pytest.mark.parametrize("metric", [metrics.auc, metrics.roc, metrics.ks, lambda a, b: metrics.tpr_at_fpr(a, b, 0.1)])
+@pytest.mark.parametrize(
+    "metric", [metrics.auc, metrics.roc_curve, metrics.ks_statistic, lambda a, b: metrics.tpr_at_fpr(a, b, 0.1)]
+)
 @pytest.mark.parametrize(
     ("a", "b", "says"),
     [([], [1], "members"), ([1], [], "members"), ([1, math.nan], [1], "NaN"), ([1], [math.nan], "NaN"), (1, [1], "()")],
 )
-def test_what_has_no_rank_is_refused(metric, a, b, says):
+def test_empty_or_nan_scores_are_refused(metric, a, b, says):
     with pytest.raises(ValueError, match=says.replace("()", r"\(\)")):
         metric(a, b)
 
 
 @given(few, few)
-def test_roc_goes_up_from_corner_to_corner_over_the_area_of_auc(a, b):
-    x, y = np.array(metrics.roc(a, b)).T
+def test_roc_curve_is_monotone_and_its_area_is_auc(a, b):
+    x, y = np.array(metrics.roc_curve(a, b)).T
     assert (x[0], y[0], x[-1], y[-1]) == (0, 0, 1, 1)
     assert (np.diff(x) >= 0).all()
     assert (np.diff(y) >= 0).all()
@@ -56,9 +58,9 @@ def test_roc_goes_up_from_corner_to_corner_over_the_area_of_auc(a, b):
         assert np.isclose([x, y], np.array(point)[:, None]).all(axis=0).any()
 
 
-def test_a_long_roc_is_thinned_and_keeps_its_shape():
+def test_roc_curve_is_thinned_and_keeps_its_shape():
     a, b = normal(5000) + 1, normal(5000)
-    points = metrics.roc(a, b)
+    points = metrics.roc_curve(a, b)
     assert 150 < len(points) <= metrics.ROC_POINTS
     assert np.trapezoid([y for _, y in points], [x for x, _ in points]) == pytest.approx(metrics.auc(a, b), abs=1e-3)
     for x, y in points[1:-1]:
@@ -67,7 +69,7 @@ def test_a_long_roc_is_thinned_and_keeps_its_shape():
 
 
 @given(few, few, st.floats(0, 0.999))
-def test_the_threshold_is_the_smallest_with_so_few_false_alarms(a, b, fpr):
+def test_tpr_at_fpr_threshold_is_the_smallest_allowed(a, b, fpr):
     found, threshold = metrics.tpr_at_fpr(a, b, fpr)
     allowed = math.floor(fpr * len(b) + 1e-9)
     assert found == sum(s > threshold for s in a)
@@ -76,31 +78,31 @@ def test_the_threshold_is_the_smallest_with_so_few_false_alarms(a, b, fpr):
         assert sum(s > np.nextafter(threshold, -math.inf) for s in b) > allowed
 
 
-def test_a_share_that_binary_cannot_write_allows_its_whole_number():
+def test_tpr_at_fpr_rounds_binary_fractions_correctly():
     assert 0.29 * 100 < 29
     assert metrics.tpr_at_fpr([70.5], range(100), 0.29) == (1, 70.0)
 
 
 @pytest.mark.parametrize("fpr", [-0.1, 1, math.nan])
-def test_an_impossible_share_of_false_alarms_is_refused(fpr):
+def test_fpr_out_of_range_is_refused(fpr):
     with pytest.raises(ValueError, match="must be in"):
         metrics.tpr_at_fpr([1], [1], fpr)
 
 
 @given(few, few)
-def test_ks_is_the_widest_gap_of_both_laws_and_of_the_roc(a, b):
+def test_ks_statistic_is_the_largest_gap_of_distributions_and_of_roc(a, b):
     gaps = [abs(sum(s <= t for s in a) / len(a) - sum(s <= t for s in b) / len(b)) for t in (*a, *b)]
-    assert metrics.ks(a, b) == pytest.approx(max(gaps))
-    assert metrics.ks(a, b) == pytest.approx(max(abs(x - y) for x, y in metrics.roc(a, b)))
+    assert metrics.ks_statistic(a, b) == pytest.approx(max(gaps))
+    assert metrics.ks_statistic(a, b) == pytest.approx(max(abs(x - y) for x, y in metrics.roc_curve(a, b)))
 
 
-def test_ks_equals_scipy():
+def test_ks_statistic_equals_scipy():
     a, b = normal(300) + 1, normal(200)
-    assert metrics.ks(a, b) == pytest.approx(scipy_stats.ks_2samp(a, b).statistic)
+    assert metrics.ks_statistic(a, b) == pytest.approx(scipy_stats.ks_2samp(a, b).statistic)
 
 
-def test_ks_ranks_infinities():
-    assert metrics.ks([math.inf, math.inf, 1], [0, 1, -math.inf]) == pytest.approx(2 / 3)
+def test_ks_statistic_ranks_infinities():
+    assert metrics.ks_statistic([math.inf, math.inf, 1], [0, 1, -math.inf]) == pytest.approx(2 / 3)
 
 
 @given(st.floats(0, 1))
@@ -109,19 +111,19 @@ def test_adjusted_accuracy_is_the_distance_from_chance(a):
 
 
 @pytest.mark.parametrize("a", [-0.1, 1.1, math.nan])
-def test_adjusted_accuracy_refuses_what_is_no_accuracy(a):
+def test_adjusted_accuracy_out_of_range_is_refused(a):
     with pytest.raises(ValueError, match="accuracy"):
         metrics.adjusted_accuracy(a)
 
 
 @given(counts, counts, counts, counts)
-def test_detection_and_balanced_accuracy_equal_scikit_learn(tp, fp, tn, fn):
+def test_classification_metrics_and_balanced_accuracy_equal_scikit_learn(tp, fp, tn, fn):
     truth, said = [1] * tp + [0] * fp + [0] * tn + [1] * fn, [1] * tp + [1] * fp + [0] * tn + [0] * fn
     if not truth:
-        with pytest.raises(ValueError, match="no queries"):
-            metrics.detection(tp, fp, tn, fn)
+        with pytest.raises(ValueError, match="at least one query"):
+            metrics.classification_metrics(tp, fp, tn, fn)
         return
-    found = metrics.detection(tp, fp, tn, fn)
+    found = metrics.classification_metrics(tp, fp, tn, fn)
     want = precision_recall_fscore_support(truth, said, average="binary", zero_division=0)
     assert found.accuracy == pytest.approx((tp + tn) / len(truth))
     assert found[1:] == pytest.approx(want[:3])
@@ -134,7 +136,7 @@ def test_detection_and_balanced_accuracy_equal_scikit_learn(tp, fp, tn, fn):
 
 @pytest.mark.parametrize(
     ("recall", "fpr", "members", "benign", "printed"),
-    [  # Mirabel, Table 8: recall, implied false alarms, and what is printed
+    [  # Mirabel, Table 8: recall, implied false positive rate, and the printed metrics
         (1.000, 0.247, 323, 323, (0.876, 0.802, 1.000, 0.890)),
         (0.895, 0.248, 323, 323, (0.824, 0.783, 0.895, 0.835)),
         (0.992, 0.262, 500, 500, (0.865, 0.791, 0.992, 0.880)),
@@ -142,9 +144,9 @@ def test_detection_and_balanced_accuracy_equal_scikit_learn(tp, fp, tn, fn):
         (0.000, 0.000, 50, 50, (0.500, 0.000, 0.000, 0.000)),
     ],
 )
-def test_detection_has_the_conventions_of_the_paper(recall, fpr, members, benign, printed):
+def test_classification_metrics_follow_the_paper_conventions(recall, fpr, members, benign, printed):
     tp, fp = round(recall * members), round(fpr * benign)
-    assert metrics.detection(tp, fp, benign - fp, members - tp) == pytest.approx(printed, abs=1.5e-3)
+    assert metrics.classification_metrics(tp, fp, benign - fp, members - tp) == pytest.approx(printed, abs=1.5e-3)
 
 
 @given(st.floats(0.01, 1), st.floats(0.01, 1), st.floats(0.01, 0.99))
@@ -155,7 +157,7 @@ def test_ppv_is_the_precision_at_that_prevalence(recall, fpr, prevalence):
     assert metrics.ppv(recall, fpr, prevalence) == pytest.approx(tp / (tp + fp))
 
 
-def test_ppv_of_what_never_flags_is_nought_and_shares_are_checked():
+def test_ppv_is_0_without_flags_and_invalid_rates_are_refused():
     assert metrics.ppv(0, 0, 0.5) == 0
     for wrong in ((1.1, 0, 0), (0, -1, 0), (0, 0, math.nan)):
         with pytest.raises(ValueError, match="prevalence"):
@@ -163,7 +165,7 @@ def test_ppv_of_what_never_flags_is_nought_and_shares_are_checked():
 
 
 def k2_p_value(x):
-    """D'Agostino's and Anscombe and Glynn's transformations, written out; K2 has the law chi2(2), so p = exp(-K2/2)."""
+    """D'Agostino's and Anscombe and Glynn's transformations, written out; K2 follows chi2(2), so p = exp(-K2/2)."""
     n, z = len(x), x - x.mean()
     m2, m3, m4 = (np.mean(z**k) for k in (2, 3, 4))
     skew, kurtosis = m3 / m2**1.5, m4 / m2**2
@@ -181,17 +183,17 @@ def k2_p_value(x):
 
 
 @pytest.mark.parametrize("n", [20, 100, 3000])
-def test_normality_equals_the_written_out_test(n):
+def test_normality_p_value_equals_its_definition(n):
     rng = np.random.default_rng(n)
     for x in (rng.standard_normal(n), 5 + 3 * rng.standard_normal(n), rng.uniform(size=n)):
-        assert metrics.normality(x) == pytest.approx(k2_p_value(x), rel=1e-6, abs=1e-12)
-    assert metrics.normality(rng.exponential(size=max(n, 100))) < 1e-3
+        assert metrics.normality_p_value(x) == pytest.approx(k2_p_value(x), rel=1e-6, abs=1e-12)
+    assert metrics.normality_p_value(rng.exponential(size=max(n, 100))) < 1e-3
 
 
 @pytest.mark.parametrize("x", [range(19), [1.0] * 30, [*range(30), math.nan], [*range(30), math.inf], 3])
-def test_normality_refuses_what_it_cannot_judge(x):
-    with pytest.raises(ValueError, match="finite numbers that differ"):
-        metrics.normality(x)
+def test_normality_p_value_invalid_samples_are_refused(x):
+    with pytest.raises(ValueError, match="finite numbers, not all equal"):
+        metrics.normality_p_value(x)
 
 
 def naive_bleu(reference, candidate):
@@ -218,7 +220,7 @@ def test_bleu_equals_the_definition(reference, candidate):
     assert metrics.bleu(reference, candidate) == pytest.approx(want)
 
 
-def test_bleu_is_one_for_the_same_words_and_nought_for_others():
+def test_bleu_is_1_for_equal_and_0_for_disjoint_words():
     text = "Swine are the primary reservoir, of course."
     assert metrics.bleu(text, text.upper()) == pytest.approx(1)
     assert (
@@ -242,7 +244,7 @@ def test_bleu_separates_members_as_published(data):
     [
         ("It was Paris.", ["Paris"], True),
         ("the U.S. government", ["The US"], True),
-        ("Rock-and-roll, 1956", ["rock and roll"], False),  # SQuAD takes the hyphen out, and nothing takes its place
+        ("Rock-and-roll, 1956", ["rock and roll"], False),  # SQuAD removes the hyphen without a replacement
         ("I know nothing", ["no"], False),
         ("No.", ["no"], True),
         ("New York City", ["york  new"], False),
@@ -252,7 +254,7 @@ def test_bleu_separates_members_as_published(data):
         ("", ["x"], False),
     ],
 )
-def test_exact_match_looks_for_whole_normalised_words(answer, golds, matches):
+def test_exact_match_compares_whole_normalized_words(answer, golds, matches):
     assert metrics.exact_match(answer, golds) is matches
 
 
@@ -266,7 +268,7 @@ def test_exact_match_looks_for_whole_normalised_words(answer, golds, matches):
         (["the Rhine"], [], False),
     ],
 )
-def test_answer_recall_looks_into_each_passage(passages, golds, found):
+def test_answer_recall_searches_each_passage(passages, golds, found):
     assert metrics.answer_recall(iter(passages), golds) is found
 
 
@@ -280,6 +282,6 @@ def test_ndcg_equals_scikit_learn(gains, k, random):
 
 
 @given(st.lists(st.integers(0, 30), unique=True), st.sets(st.integers(0, 30), min_size=1), st.integers(1, 40))
-def test_recall_equals_counting(ranking, relevant, k):
+def test_recall_at_k_equals_counting(ranking, relevant, k):
     want = sum(1 for i, d in enumerate(ranking) if i < k and d in relevant) / len(relevant)
     assert metrics.recall_at_k([str(d) for d in ranking], {str(d) for d in relevant}, k) == pytest.approx(want)

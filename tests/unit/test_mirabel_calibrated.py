@@ -1,4 +1,4 @@
-"""Mirabel with what was learnt: what is withheld, from whom, how often by mistake, and that it leaves no trace."""
+"""Mirabel in mode calibrated: withheld documents, sessions, false alarms, and no trace of membership in contexts."""
 
 from __future__ import annotations
 
@@ -15,19 +15,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from casemate import calibration, sessions, stats
-from casemate.attacks.direct import Direct
-from casemate.backends.sqlite import SqliteIndex
-from casemate.calibration import Calibration
-from casemate.closeness import FEATURES, LOOKS
-from casemate.defenses.mirabel import Mirabel
+from casemate.backends.indexes.sqlite import SqliteIndex
 from casemate.errors import DataError
-from casemate.guard import Guard
-from casemate.lab.calibrate import Settings, calibrate
+from casemate.guard.calibration import file as calibration
+from casemate.guard.calibration.closeness import FEATURES, LOOKAHEAD
+from casemate.guard.calibration.fitting import CalibrationSettings, calibrate
+from casemate.guard.client_state import withheld_documents
+from casemate.guard.defenses.mirabel import Mirabel
+from casemate.guard.guard import Guard
+from casemate.maths import stats
+from casemate.maths.calibration import Calibration
 from casemate.protocols import Index
-from casemate.rag import Rag, join
-from casemate.types import Action, Background, Document, Hit, Query, Retrieval
-from casemate.words import sentences
+from casemate.rag.pipeline import Rag, join_stream
+from casemate.redteam.attacks.direct import Direct
+from casemate.text.sentences import sentences
+from casemate.types import Action, Document, Hit, Query, Retrieval, SimilarityStats
 from tests.fakes import BagOfWords, Memory, Parrot
 
 HEADS, TAILS = ("ba", "ce", "di", "fo", "gu", "ha"), ("a", "ek", "in", "or")
@@ -36,7 +38,7 @@ K = 3
 
 
 class Bag(BagOfWords):
-    """The same, computed once for each word."""
+    """The same with cached words."""
 
     _direction = cache(BagOfWords._direction)
     __hash__ = object.__hash__
@@ -47,7 +49,7 @@ def sentence(rng, words=9):
 
 
 def corpus(count, seed=0):
-    """Documents of two chunks of three sentences."""
+    """Documents with two chunks of three sentences."""
     rng = np.random.default_rng(seed)
     return [
         Document(f"d{i}#{j}", " ".join(sentence(rng) for _ in range(3)), source=f"d{i}", digest="x")
@@ -57,7 +59,7 @@ def corpus(count, seed=0):
 
 
 def ordinary(count, seed=9):
-    """Harmless questions: a few words, or a few of one document."""
+    """Harmless questions: a few words of the vocabulary, or of one document."""
     rng, held = np.random.default_rng(seed), corpus(120)
     made = []
     for i in range(count):
@@ -71,24 +73,26 @@ HELD = corpus(120)
 
 @pytest.fixture(scope="module")
 def learnt(tmp_path_factory):
-    """A calibration on the corpus, by ``lab.calibrate``."""
+    """A calibration on the corpus."""
     index = SqliteIndex(tmp_path_factory.mktemp("learnt") / "index.db")
     rag = Rag(Bag(), index, Parrot())
     index.add(HELD, rag.embedder.embed([d.content for d in HELD]))
-    found = asyncio.run(calibrate(rag, {"direct": Direct()}, ordinary(400), Settings(k=K, documents=60, questions=400)))
+    settings = CalibrationSettings(k=K, documents=60, questions=400)
+    defense = Mirabel(embedder=rag.embedder, index=index)
+    found = asyncio.run(calibrate(defense, rag, {"direct": Direct()}, ordinary(400), settings))
     index.close()
     return replace(found, salt="the same in every run")
 
 
 @pytest.fixture
 def make(tmp_path, learnt):
-    """Guards with Mirabel over a corpus, each with a past of its own unless it is given a store."""
+    """Guards with Mirabel over a corpus; state is separate unless a store is given."""
     opened = []
 
     def guard(held=HELD, found=learnt, *, enforce=True, on_error="closed", store=None, **options):
         path = tmp_path / f"{len(opened)}.json"
         if found is not None:
-            calibration.write(path, "default", found)
+            calibration.write_calibration(path, "default", found)
         index, embedder = SqliteIndex(tmp_path / f"{len(opened)}.db"), Bag()
         opened.append(index)
         rag = Rag(embedder, index, Parrot())
@@ -111,10 +115,10 @@ def record(i):
     return " ".join(d.text for d in HELD if d.source == f"d{i}")
 
 
-# What is withheld
+# Withheld documents
 
 
-def test_a_question_that_carries_a_record_is_answered_without_it(make):
+def test_question_containing_a_record_is_answered_without_it(make):
     guard = make()
     for i in range(20):
         context, verdict = ask(guard, record(i), client=f"client {i}")
@@ -127,7 +131,7 @@ def test_a_question_that_carries_a_record_is_answered_without_it(make):
         assert len(context) == K
 
 
-def test_an_ordinary_question_is_answered_as_without_a_guard(make):
+def test_ordinary_questions_are_answered_as_without_a_guard(make):
     guard = make()
     flagged = 0
     for i, question in enumerate(ordinary(200, seed=77)):
@@ -138,10 +142,10 @@ def test_an_ordinary_question_is_answered_as_without_a_guard(make):
             assert context == [h.document.source for h in bare.hits]
             assert (verdict.action, verdict.hidden) == (Action.NONE, ())
             assert verdict.score <= verdict.threshold
-    assert flagged <= 200 * 0.01 + 4  # at a significance of .01
+    assert flagged <= 200 * 0.01 + 4  # significance .01
 
 
-def test_all_chunks_of_a_source_go_and_are_named(make):
+def test_all_chunks_of_a_source_are_hidden_and_named(make):
     guard = make()
     for i in range(10):
         first = HELD[2 * i].text  # the one chunk only
@@ -152,7 +156,7 @@ def test_all_chunks_of_a_source_go_and_are_named(make):
         assert len(retrieval.hits) == 20
 
 
-def test_a_near_copy_under_another_name_goes_as_well(make):
+def test_near_copy_under_another_name_is_hidden_too(make):
     words = HELD[0].text.split()
     copy = Document("copy#0", " ".join([*words[:-2], "balor", "gunek."]), source="copy", digest="x")
     guard = make([*HELD, copy])
@@ -162,8 +166,8 @@ def test_a_near_copy_under_another_name_goes_as_well(make):
     assert len(context) == K
 
 
-def test_a_dozen_copies_go_as_well(make):
-    """More than ``hides``: the guard fetches more, and the context is full."""
+def test_a_dozen_copies_are_hidden_too(make):
+    """More than ``max_hidden_sources``: the guard fetches more, and the context is full."""
     copies = [Document(f"copy{i}#0", f"{HELD[0].text} extra{i}", source=f"copy{i}", digest="x") for i in range(12)]
     context, verdict = ask(make([*HELD, *copies]), HELD[0].text)
     assert set(verdict.evidence["flagged"]) == {"d0", *(f"copy{i}" for i in range(12))}
@@ -171,18 +175,18 @@ def test_a_dozen_copies_go_as_well(make):
     assert all(source.startswith("d") for source in context)
 
 
-def test_who_is_withheld_is_compared_with_nobody(judging):
-    """The second alone would explain the first's similarity: but the second is withheld, so the first goes as well."""
-    mirabel = judging(plain(np.arange(100) / 200, weights=(0, 1, 0, 0, 0, 0)))  # the gap, .495 at most
+def test_withheld_documents_are_excluded_from_comparisons(judging):
+    """The second would explain the similarity of the first; but it is withheld, so the first is withheld too."""
+    mirabel = judging(plain(np.arange(100) / 200, weights=(0, 1, 0, 0, 0, 0)))  # gap, at most .495
     near, alone = retrieval([0.9, 0.89, *BELOW]), retrieval([0.9, *BELOW])
     assert judge(mirabel, near, client="a").verdict.evidence["flagged"] == ["s0", "s1"]
     assert judge(mirabel, alone, client="b").verdict.evidence["flagged"] == ["s0"]
-    three = retrieval([0.9, 0.6, 0.59, *BELOW])  # and two that stay do explain it
+    three = retrieval([0.9, 0.6, 0.59, *BELOW])  # two that stay do explain it
     assert judge(mirabel, three, client="c").verdict.evidence["flagged"] == []
 
 
-def test_no_chunk_of_a_source_that_ranks_above_explains_anything(judging):
-    """Whether it is withheld is decided later; so its second chunk, further down, must not count before."""
+def test_chunks_of_sources_ranked_above_are_excluded_from_comparisons(judging):
+    """Its decision comes later, so its second chunk further down must not count yet."""
     mirabel = judging(plain(np.arange(100) / 200, weights=(0, 1, 0, 0, 0, 0)))
     names = ["x", "y", "x", *[f"o{i}" for i in range(len(BELOW))]]
     found = retrieval([0.9, 0.8, 0.79, *BELOW], names=names)
@@ -191,8 +195,8 @@ def test_no_chunk_of_a_source_that_ranks_above_explains_anything(judging):
     assert judge(mirabel, without_x, client="otto").verdict.evidence["flagged"] == ["y"]
 
 
-def test_who_is_barred_explains_nothing_in_a_sentence_either(judging):
-    """Even where the whole question does not find it, and one of its sentences does."""
+def test_blocked_sources_are_excluded_from_the_retrieval_of_sentences(judging):
+    """Even if the whole question does not retrieve it, and one of its sentences does."""
 
     class Sentences(Listed):
         def search(self, vector, k, tenant="default"):
@@ -204,27 +208,27 @@ def test_who_is_barred_explains_nothing_in_a_sentence_either(judging):
     for barred in (False, True):
         mirabel = judging(learnt, embedder=Bag(), index=Sentences([], np.empty((0, 64))))
         if barred:
-            mirabel.sessions.bar("default", "anna", "barred")
+            mirabel.withheld.add("default", "anna", "barred")
         assert judge(mirabel, whole, text=text).verdict.evidence["flagged"] == (["y"] if barred else [])
 
 
-# From whom, and for how long
+# Sessions
 
 
 @pytest.fixture
 def clock(monkeypatch):
-    now = SimpleNamespace(time=lambda: now.at, at=sessions.time.time())
-    monkeypatch.setattr(sessions, "time", now)
+    now = SimpleNamespace(time=lambda: now.at, at=withheld_documents.time.time())
+    monkeypatch.setattr(withheld_documents, "time", now)
     return now
 
 
 def mild(i):
-    """A harmless question that finds document i."""
+    """A harmless question that retrieves document i."""
     words = HELD[2 * i].text.replace(".", "").lower().split()
     return " ".join(words[:3])
 
 
-def test_what_was_withheld_stays_withheld_from_that_client_alone(make):
+def test_withheld_document_stays_withheld_from_that_client_only(make):
     guard, i = make(), 4
     assert f"d{i}" in ask(guard, mild(i))[0]
     ask(guard, record(i))
@@ -238,7 +242,7 @@ def test_what_was_withheld_stays_withheld_from_that_client_alone(make):
     assert not verdict.flagged
 
 
-def test_it_comes_back_when_the_session_is_over(make, clock):
+def test_withheld_document_returns_after_the_session(make, clock):
     guard, i = make(session_hours=2), 4
     ask(guard, record(i))
     clock.at += 2 * 3600 - 1
@@ -247,13 +251,13 @@ def test_it_comes_back_when_the_session_is_over(make, clock):
     assert f"d{i}" in ask(guard, mild(i))[0]
 
 
-def test_without_session_hours_it_is_withheld_from_the_answer_at_hand_only(make):
+def test_without_session_hours_it_is_withheld_from_one_answer_only(make):
     guard, i = make(session_hours=0), 4
     assert f"d{i}" not in ask(guard, record(i))[0]
     assert f"d{i}" in ask(guard, mild(i))[0]
 
 
-def test_a_restart_forgets_nothing_that_was_withheld(make):
+def test_withheld_documents_survive_a_restart(make):
     store, i = Memory(), 4
     ask(make(store=store), record(i))
     again = make(store=store)
@@ -261,14 +265,14 @@ def test_a_restart_forgets_nothing_that_was_withheld(make):
     assert f"d{i}" not in context
     assert verdict.evidence["why"] == ["before"]
     assert f"d{i}" in ask(again, mild(i), client="otto")[0]
-    assert f"d{i}" in ask(make(), mild(i))[0]  # without a store there is nothing to remember by
+    assert f"d{i}" in ask(make(), mild(i))[0]  # without a store, state is not shared
 
 
 @pytest.mark.parametrize(("readers", "withheld"), [
     (["anna", "otto"], False), ("anna", False),
     (["otto"], True), ([], True), ("annabel", True), (None, True), (7, True), ({"anna": 1}, True),
 ])  # fmt: skip
-def test_nothing_is_withheld_from_those_who_may_read_it(make, readers, withheld):
+def test_documents_are_not_withheld_from_their_readers(make, readers, withheld):
     held = [replace(d, metadata={"readers": readers}) if d.source == "d4" else d for d in HELD]
     context, verdict = ask(make(held), record(4))
     assert ("d4" not in context) == withheld
@@ -276,13 +280,98 @@ def test_nothing_is_withheld_from_those_who_may_read_it(make, readers, withheld)
     assert "d4" not in ask(make(held), record(4), client="mallory")[0]
 
 
-def test_the_key_of_the_readers_may_be_another(make):
+def test_metadata_key_of_readers_is_an_option(make):
     held = [replace(d, metadata={"acl": ["anna"]}) if d.source == "d4" else d for d in HELD]
     assert "d4" in ask(make(held, readers="acl"), record(4))[0]
     assert "d4" not in ask(make(held), record(4))[0]
 
 
-# A score that a test can set: the similarity itself
+# A withheld source that becomes readable
+
+
+def grant(guard, source, **metadata):
+    """Indexes a source again with other metadata, as after a change of rights."""
+    chunks = [replace(d, metadata=metadata) for d in HELD if d.source == source]
+    asyncio.run(guard.add(chunks))
+
+
+def test_a_withheld_source_is_shown_again_once_its_readers_list_the_client(make):
+    guard = make()
+    for client in ("anna", "otto"):
+        assert "d4" not in ask(guard, record(4), client)[0]
+    ask(guard, record(7))
+    grant(guard, "d4", readers=["anna"])
+    context, verdict = ask(guard, mild(4))
+    assert "d4" in context
+    assert (verdict.flagged, verdict.action, verdict.hidden) == (False, Action.NONE, ())
+    assert (verdict.evidence["withheld"], verdict.evidence["why"]) == ([], [])
+    context, verdict = ask(guard, record(4))  # a question that contains it, too
+    assert "d4" in context and "d4" not in verdict.evidence["withheld"]
+    assert "d7" not in ask(guard, mild(7))[0]  # other sources stay withheld
+    assert "d4" not in ask(guard, mild(4), "otto")[0]  # and so do those of other clients
+    grant(guard, "d4")
+    assert "d4" not in ask(guard, mild(4))[0]  # the right is revoked within the session
+
+
+def test_a_readable_source_counts_in_the_retrieval_of_a_sentence_although_it_was_withheld(judging):
+    """``readers`` must also apply if only a sentence of the question retrieves the source."""
+    readers = {"readers": ["anna"]}
+
+    class Sentences(Listed):
+        def search(self, vector, k, tenant="default"):
+            found = retrieval([0.9, 0.89, *BELOW], names=["y", "granted", *[f"o{i}" for i in range(len(BELOW))]])
+            granted = replace(found.hits[1], document=replace(found.hits[1].document, metadata=readers))
+            return replace(found, hits=(found.hits[0], granted, *found.hits[2:]))
+
+    learnt = plain(np.arange(100) / 200, weights=(0, 1, 0, 0, 0, 0), doubt=-math.inf)
+    whole = retrieval([0.3, *BELOW], names=["y", *[f"o{i}" for i in range(len(BELOW))]])
+    text = "Amber birch cedar delta. Ember flint grove heron."
+    for client, flagged in (("anna", []), ("otto", ["y"])):
+        mirabel = judging(learnt, embedder=Bag(), index=Sentences([], np.empty((0, 64))))
+        mirabel.withheld.add("default", client, "granted")
+        assert judge(mirabel, whole, client=client, text=text).verdict.evidence["flagged"] == flagged
+
+
+def test_questions_about_a_readable_source_are_no_evidence_against_the_client(judging):
+    """Otherwise the source would be withheld at the first question after the right is revoked."""
+    mirabel, found = judging(plain(np.arange(1, 200) / 200), significance=0.01), retrieval([0.985, *BELOW])
+    readable = replace(found.hits[0], document=replace(found.hits[0].document, metadata={"readers": "anna"}))
+    for _ in range(20):
+        assert not judge(mirabel, replace(found, hits=(readable, *found.hits[1:]))).verdict.flagged
+    assert mirabel.withheld.evidence("default", "anna", "s0") == 1
+    assert not judge(mirabel, found).verdict.flagged
+
+
+def labeled(guard, text, *labels):
+    query = Query(text, client="anna", k=K, labels=frozenset(labels))
+    found, (verdict,) = asyncio.run(guard.retrieve(query))
+    return [h.document.source for h in found.hits], verdict
+
+
+def test_a_source_that_becomes_readable_by_label_was_never_withheld(make):
+    """Questions without the label change no state: the source is not in the collection that the client sees."""
+    held = [replace(d, metadata={"acl": ["board"]}) if d.source == "d4" else d for d in HELD]
+    guard = make(held)
+    for _ in range(3):
+        context, verdict = labeled(guard, record(4))
+        assert "d4" not in context and "d4" not in verdict.evidence["withheld"]
+    context, verdict = labeled(guard, mild(4), "board")
+    assert "d4" in context and not verdict.flagged
+
+
+def test_a_label_does_not_lift_what_was_withheld_for_closeness(make):
+    """Labels determine what a client may retrieve; only ``readers`` exempt from detection."""
+    held = [replace(d, metadata={"acl": ["board"]}) if d.source == "d4" else d for d in HELD]
+    guard = make(held)
+    assert labeled(guard, record(4), "board")[1].evidence["withheld"] == ["d4"]
+    without = labeled(guard, mild(4))
+    assert "d4" not in without[0] and without[1].evidence["withheld"] == []
+    again = labeled(guard, mild(4), "board")
+    assert "d4" not in again[0] and again[1].evidence["why"] == ["before"]
+    assert len(again[0]) == K
+
+
+# With the similarity as the score
 
 
 def plain(benign, *, weights=(1, 0, 0, 0, 0, 0), **options):
@@ -308,7 +397,7 @@ def judging(tmp_path):
 
     def make(found, **options):
         path = tmp_path / f"{next(count)}.json"
-        calibration.write(path, "default", found)
+        calibration.write_calibration(path, "default", found)
         return Mirabel(calibration=path, **options)
 
     return make
@@ -318,21 +407,21 @@ def retrieval(scores, n=1000, names=None):
     names = names or [f"s{i}" for i in range(len(scores))]
     documents = [Document(f"{name}#{i}", f"word{i}", source=name) for i, name in enumerate(names)]
     hits = (Hit(document, float(score)) for document, score in zip(documents, scores, strict=True))
-    return Retrieval(tuple(hits), Background(n, 0.0, 0.1), exhausted=True)
+    return Retrieval(tuple(hits), SimilarityStats(n, 0.0, 0.1), exhausted=True)
 
 
 QUESTIONS = itertools.count()
 
 
 def judge(mirabel, found, client="anna", k=K, text=None):
-    text = text or f"question {next(QUESTIONS)}"  # one that is asked again counts once
+    text = text or f"question {next(QUESTIONS)}"  # a repeated question counts once
     return asyncio.run(mirabel.on_retrieve(Query(text, client=client, k=k), found))
 
 
-BELOW = [0.2 - i / 100 for i in range(LOOKS + K)]
+BELOW = [0.2 - i / 100 for i in range(LOOKAHEAD + K)]
 
 
-def test_the_limit_itself_is_not_flagged(judging):
+def test_score_at_the_threshold_is_not_flagged(judging):
     found = plain(np.arange(1, 200) / 200)
     assert found.threshold(0.05) == 0.95
     mirabel = judging(found, significance=0.05)
@@ -340,30 +429,77 @@ def test_the_limit_itself_is_not_flagged(judging):
     assert judge(mirabel, retrieval([0.9501, *BELOW])).verdict.flagged
 
 
-def test_a_larger_context_is_tested_at_a_smaller_rate(judging):
-    """It has more documents to be close to: the rate is divided as the context has grown since the calibration."""
+def edited(text, seed):
+    """A copy with 22 % of the words dropped and the sentences in another order."""
+    rng = np.random.default_rng(seed)
+    parts = sentences(text)
+    words = " ".join(parts[i] for i in rng.permutation(len(parts))).split()
+    return " ".join(w for w in words if rng.random() > 0.22)
+
+
+def leaked_copies(judging, on=True):
+    """Of 18 records with an edited copy that is too far from the question to be flagged: those whose copy stays."""
+    mirabel, leaked = judging(plain(np.arange(1, 200) / 200), significance=0.05, edited_copies=on), []
+    for i in range(18):
+        text = " ".join(sentence(np.random.default_rng(1000 * i + j)) for j in range(5))
+        found = retrieval([0.97, 0.91, *BELOW])
+        first, second, *others = found.hits
+        first, second = (
+            replace(h, document=replace(h.document, text=t)) for h, t in ((first, text), (second, edited(text, i)))
+        )
+        outcome = judge(mirabel, replace(found, hits=(first, second, *others)), client=f"client {i}")
+        assert outcome.verdict.flagged and len(outcome.value.hits) >= K
+        leaked += [i] * any(h.document.source == second.document.source for h in outcome.value.hits)
+    return leaked
+
+
+def test_edited_copies_of_a_withheld_record_are_withheld_too(judging):
+    assert not leaked_copies(judging)
+
+
+def test_edited_copies_leak_by_default(judging):
+    assert len(leaked_copies(judging, on=False)) == 18
+
+
+def test_an_edited_copy_stays_withheld_in_later_questions(judging):
+    mirabel = judging(plain(np.arange(1, 200) / 200), significance=0.05, edited_copies=True)
+    text = " ".join(sentence(np.random.default_rng(j)) for j in range(5))
+    found = retrieval([0.97, 0.91, *BELOW])
+    first, second, *others = found.hits
+    first, second = (
+        replace(h, document=replace(h.document, text=t)) for h, t in ((first, text), (second, edited(text, 1)))
+    )
+    judge(mirabel, replace(found, hits=(first, second, *others)))
+    later = judge(mirabel, replace(found, hits=(replace(second, score=0.3), *others)))  # without the original
+    assert later.verdict.evidence["withheld"] == [second.document.source]
+
+
+def test_larger_context_is_tested_at_a_smaller_rate(judging):
+    """It has more documents to be close to: the rate is divided by the growth of the context since the calibration."""
     found = plain(np.arange(1, 2000) / 2000)
     mirabel = judging(found, significance=0.05)
-    limits = {k: judge(mirabel, retrieval([0.5, *[0.1] * (k + LOOKS)]), k=k).verdict.threshold for k in (1, 3, 6, 30)}
+    limits = {
+        k: judge(mirabel, retrieval([0.5, *[0.1] * (k + LOOKAHEAD)]), k=k).verdict.threshold for k in (1, 3, 6, 30)
+    }
     assert limits == {k: found.threshold(0.05 * min(1, 3 / k)) for k in limits}
     assert limits[1] == limits[3] < limits[6] < limits[30]
 
 
-def test_asking_for_many_documents_does_not_switch_the_test_off(judging):
-    """With 100 harmless questions 1 in 101 is the least that can be promised; a large k would want less."""
+def test_large_k_does_not_disable_the_test(judging):
+    """With 100 harmless questions the smallest attainable rate is 1 in 101; a large k would need less."""
     mirabel = judging(plain(np.arange(100) / 100), significance=0.01)
     for k in (3, 10, 200, 1000):
-        outcome = judge(mirabel, retrieval([1.0, *[0.1] * (k + LOOKS)]), k=k, client=f"k {k}")
+        outcome = judge(mirabel, retrieval([1.0, *[0.1] * (k + LOOKAHEAD)]), k=k, client=f"k {k}")
         assert outcome.verdict.flagged
         assert outcome.verdict.threshold == 0.99
 
 
-def test_with_too_few_harmless_questions_the_least_possible_rate_is_taken(judging):
+def test_few_harmless_questions_use_the_smallest_attainable_rate(judging):
     mirabel = judging(plain(np.arange(50) / 100), significance=0.01)
     assert judge(mirabel, retrieval([0.495, *BELOW])).verdict.flagged
 
 
-def test_a_calibration_of_nothing_flags_nothing_and_says_why(judging):
+def test_empty_calibration_flags_nothing_and_gives_the_reason(judging):
     mirabel = judging(plain([], weights=(0,) * 6, source="7 documents, too few"))
     outcome = judge(mirabel, retrieval([0.99, *BELOW]))
     assert len(outcome.value.hits) == 1 + len(BELOW)
@@ -372,49 +508,49 @@ def test_a_calibration_of_nothing_flags_nothing_and_says_why(judging):
     assert "Infinity" not in json.dumps(outcome.verdict.evidence)
 
 
-def test_the_threshold_in_the_verdict_is_that_of_this_client_and_document(judging):
+def test_threshold_in_the_verdict_is_specific_to_client_and_document(judging):
     found = plain(np.arange(1, 200) / 200, jitter=0.1)
     mirabel = judging(found, significance=0.05)
     for i in range(200):
         found_now = retrieval([0.95 - i / 2000, *BELOW])
         verdict = judge(mirabel, found_now, client=f"client {i}").verdict
-        assert verdict.threshold == pytest.approx(0.95 - found.allowance("default", f"client {i}", "s0"))
+        assert verdict.threshold == pytest.approx(0.95 - found.threshold_reduction("default", f"client {i}", "s0"))
         assert verdict.flagged == (verdict.score > verdict.threshold)
 
 
 @pytest.mark.parametrize("n", [0, 1, 29])
-def test_of_too_few_documents_nothing_is_said(judging, n):
+def test_too_few_documents_have_no_decision(judging, n):
     outcome = judge(judging(plain(np.arange(100) / 100)), retrieval([0.99] * min(n, 10), n=n))
     assert len(outcome.value.hits) == min(n, 10)
     assert outcome.verdict.threshold is None
-    assert "30 are needed" in outcome.verdict.evidence["undecided"]
+    assert "a decision needs at least 30" in outcome.verdict.evidence["undecided"]
 
 
-def test_with_few_hits_it_asks_for_more_and_remembers_nothing(judging):
+def test_few_hits_request_more_and_change_no_state(judging):
     mirabel = judging(plain(np.arange(100) / 100))
-    short = replace(retrieval([0.995, *BELOW[: LOOKS - 1]]), exhausted=False)
+    short = replace(retrieval([0.995, *BELOW[: LOOKAHEAD - 1]]), exhausted=False)
     outcome = judge(mirabel, short, k=1)
     assert outcome == (short, None, True)
-    assert mirabel.barred(Query("x", client="anna")) == frozenset()
-    long = replace(retrieval([0.995, *BELOW[:LOOKS]]), exhausted=False)
-    assert judge(mirabel, replace(long, hits=long.hits[:LOOKS])).more
-    assert judge(mirabel, long, k=1).more  # the document that comes into view has none below
+    assert mirabel.blocked_sources(Query("x", client="anna")) == frozenset()
+    long = replace(retrieval([0.995, *BELOW[:LOOKAHEAD]]), exhausted=False)
+    assert judge(mirabel, replace(long, hits=long.hits[:LOOKAHEAD])).more
+    assert judge(mirabel, long, k=1).more  # the document that enters has none below
     enough = replace(retrieval([0.995, *BELOW]), exhausted=False)
     assert judge(mirabel, enough, k=1).verdict.evidence["flagged"] == ["s0"]
 
 
-# How often by mistake
+# False alarms
 
 
 def contexts(rng, count):
-    """Similarities of harmless questions: several documents nearly as close as the first."""
-    topic, own = rng.normal(0.4, 0.1, (count, 1)), rng.normal(0, 0.02, (count, K + LOOKS))
+    """Similarities of harmless questions, with several documents nearly as close as the first."""
+    topic, own = rng.normal(0.4, 0.1, (count, 1)), rng.normal(0, 0.02, (count, K + LOOKAHEAD))
     return -np.sort(-(topic + own), axis=1)
 
 
 @pytest.mark.parametrize(("significance", "benign"), [(0.05, 99), (0.1, 60), (0.02, 149)])
-def test_of_exchangeable_questions_no_more_are_flagged_than_was_promised(significance, benign):
-    """Jitter included, over calibrations, clients and questions; a floor, so that flagging nothing fails, too."""
+def test_false_alarm_rate_of_exchangeable_questions_is_the_significance(significance, benign):
+    """With jitter, over calibrations, clients and questions; also a lower bound, so that flagging nothing fails."""
     rng, jitter, flagged, trials = np.random.default_rng(8), 0.03, 0, 1500
     for trial in range(trials):
         law = np.max(contexts(rng, benign)[:, :K] + jitter * rng.random((benign, K)), axis=1)
@@ -427,8 +563,8 @@ def test_of_exchangeable_questions_no_more_are_flagged_than_was_promised(signifi
     assert promised - 3.5 * error < flagged / trials < promised + 3.5 * error
 
 
-def test_questions_of_medium_closeness_about_one_document_add_up(judging):
-    """Each alone is harmless: p = .02 and e = 3.5; the sixth passes 1 in 1,000."""
+def test_evidence_of_medium_closeness_accumulates(judging):
+    """Each alone is harmless: p = .02 and e = 3.5; the sixth exceeds 1 in 1,000."""
     found = plain(np.arange(1, 200) / 200)
     mirabel = judging(found, significance=0.01)
     p = found.p_value(0.985)
@@ -443,34 +579,34 @@ def test_questions_of_medium_closeness_about_one_document_add_up(judging):
     assert not judge(mirabel, retrieval([0.985, *BELOW]), client="otto").verdict.flagged
 
 
-def test_the_same_question_again_is_no_new_evidence(judging):
+def test_repeated_question_is_no_new_evidence(judging):
     mirabel = judging(plain(np.arange(1, 200) / 200), significance=0.01)
     for i in range(30):
         asked = "When is the pharmacy open?" if i % 2 else "when is the  pharmacy open?"
         assert not judge(mirabel, retrieval([0.985, *BELOW]), text=asked).verdict.flagged
-    once = mirabel.sessions.evidence("default", "anna", "s0")
+    once = mirabel.withheld.evidence("default", "anna", "s0")
     judge(mirabel, retrieval([0.985, *BELOW]), text="And on Sundays?")
-    assert mirabel.sessions.evidence("default", "anna", "s0") == pytest.approx(once**2)
+    assert mirabel.withheld.evidence("default", "anna", "s0") == pytest.approx(once**2)
 
 
-def test_evidence_is_of_one_document_and_fades_with_harmless_questions(judging):
+def test_evidence_is_per_document_and_decays_with_harmless_questions(judging):
     mirabel = judging(plain(np.arange(1, 200) / 200), significance=0.01)
     for i in range(40):
         score, names = (0.98 if i % 4 == 0 else 0.3), ["a", *[f"o{j}" for j in range(len(BELOW))]]
         assert not judge(mirabel, retrieval([score, *BELOW], names=names)).verdict.flagged
-        assert mirabel.sessions.evidence("default", "anna", "a") < 4
-        assert mirabel.sessions.evidence("default", "anna", "o0") == 1
+        assert mirabel.withheld.evidence("default", "anna", "a") < 4
+        assert mirabel.withheld.evidence("default", "anna", "o0") == 1
 
 
-def test_harmless_sessions_about_one_document_seldom_raise_the_alarm():
-    """The worst case: each question finds the same document first. At most 1 in 1,000 questions, in the long run."""
+def test_harmless_sessions_about_one_document_seldom_alarm():
+    """Worst case: every question retrieves the same document first. At most 1 in 1,000 questions in the long run."""
     rng, alarms, asked, found = np.random.default_rng(5), 0, 0, plain(np.random.default_rng(4).random(400))
     mirabel = Mirabel(significance=0.001)
     mirabel.ready = lambda tenant, n: found
     for client in range(120):
         for _ in range(40):
             asked += 1
-            found_now = retrieval([rng.random() * 0.999, *np.full(LOOKS + K, -1.0)])
+            found_now = retrieval([rng.random() * 0.999, *np.full(LOOKAHEAD + K, -1.0)])
             verdict = judge(mirabel, found_now, client=str(client)).verdict
             if "session" in verdict.evidence["why"]:
                 alarms += 1
@@ -485,13 +621,13 @@ def test_harmless_sessions_about_one_document_seldom_raise_the_alarm():
 
 
 def decoyed(i, sentences=1):
-    """Sentences of a record among three about nothing in the corpus."""
+    """Sentences of a record among three unrelated ones."""
     rng = np.random.default_rng(1000 + i)
     own = [part.rstrip(".") + "." for part in HELD[2 * i].text.split(". ")[:sentences]]
     return " ".join([sentence(rng), *own, sentence(rng), sentence(rng)])
 
 
-def test_a_text_among_decoys_is_found_by_its_sentences(make):
+def test_text_among_decoys_is_detected_by_its_sentences(make):
     guard, blind = make(), make()
     blind.defenses[0].embedder = None
     blind.defenses[0].index = None
@@ -501,7 +637,7 @@ def test_a_text_among_decoys_is_found_by_its_sentences(make):
     assert all(b <= a for a, b in zip(found, whole, strict=True))
 
 
-def test_sentences_are_looked_at_only_in_doubt(make, learnt):
+def test_sentences_are_scored_only_in_doubt(make, learnt):
     def looks(found, question):
         guard = make(found=found)
         guard.rag.embedder.texts.clear()
@@ -511,12 +647,12 @@ def test_sentences_are_looked_at_only_in_doubt(make, learnt):
     doubtful = "Balek celor dinin. Fotek gumor hasin."
     assert looks(replace(learnt, doubt=-math.inf), doubtful) == 2
     assert looks(replace(learnt, doubt=math.inf), doubtful) == 0
-    assert looks(replace(learnt, doubt=-math.inf), "Balek celor dinin fotek gumor hasin.") == 0  # it is one
+    assert looks(replace(learnt, doubt=-math.inf), "Balek celor dinin fotek gumor hasin.") == 0  # a single sentence
     assert looks(replace(learnt, doubt=-math.inf), " ".join(sentence(np.random.default_rng(i)) for i in range(30))) == 8
 
 
-def test_whether_a_record_is_there_makes_no_difference_to_the_work(make):
-    """Sentences take time. Those of a question that carries a record are looked at with it or without it, or not."""
+def test_amount_of_work_does_not_depend_on_membership(make):
+    """Scoring sentences takes time; whether it happens must not depend on the presence of the record."""
     for i in range(12):
         here, there = make(), make()
         asyncio.run(there.remove([f"d{i}"]))
@@ -529,7 +665,7 @@ def test_whether_a_record_is_there_makes_no_difference_to_the_work(make):
         assert work[0] == work[1]
 
 
-# What it cannot work with
+# Invalid calibrations
 
 
 def failure(guard):
@@ -537,7 +673,7 @@ def failure(guard):
     return [h.document.source for h in retrieval.hits], verdict
 
 
-def test_without_a_calibration_nothing_is_answered_and_the_operator_learns_why(make):
+def test_missing_calibration_withholds_the_context_with_a_reason(make):
     context, verdict = failure(make(found=None))
     assert context == []
     assert (verdict.action, verdict.evidence["error"]) == (Action.WITHHOLD, "DataError")
@@ -547,16 +683,16 @@ def test_without_a_calibration_nothing_is_answered_and_the_operator_learns_why(m
 
 @pytest.mark.parametrize(
     ("changes", "says"),
-    [({"documents": 100}, "100 chunks, and there are 240 now"), ({"fingerprint": "old"}, "the embedder 'old'")],
+    [({"documents": 100}, "100 chunks; the tenant now has 240"), ({"fingerprint": "old"}, "the embedder 'old'")],
 )
-def test_with_a_stale_calibration_nothing_is_answered(make, learnt, changes, says):
+def test_stale_calibration_withholds_the_context(make, learnt, changes, says):
     context, verdict = failure(make(found=replace(learnt, **changes)))
     assert context == []
     assert says in verdict.evidence["message"]
     assert "run 'casemate calibrate'" in verdict.evidence["message"]
 
 
-def test_with_a_damaged_file_nothing_is_answered(make):
+def test_damaged_calibration_withholds_the_context(make):
     guard = make()
     guard.defenses[0].calibration.write_text("{")
     context, verdict = failure(guard)
@@ -564,7 +700,7 @@ def test_with_a_damaged_file_nothing_is_answered(make):
     assert "damaged" in verdict.evidence["message"]
 
 
-def test_the_defense_alone_raises(judging, tmp_path):
+def test_defense_raises_without_a_valid_calibration(judging, tmp_path):
     with pytest.raises(DataError, match="no calibration"):
         judge(Mirabel(calibration=tmp_path / "none.json"), retrieval([0.9, *BELOW]))
     with pytest.raises(DataError, match="stale.*999999"):
@@ -572,41 +708,41 @@ def test_the_defense_alone_raises(judging, tmp_path):
         judge(mirabel, retrieval([0.9, *BELOW], n=999_999))
 
 
-def test_open_on_error_answers_without_it(make):
+def test_on_error_open_answers_without_the_defense(make):
     guard = make(found=None, on_error="open")
     context, verdict = failure(guard)
     assert len(context) == K
     assert "no calibration" in verdict.evidence["message"]
 
 
-def test_a_new_calibration_is_used_without_a_restart(make, learnt):
+def test_new_calibration_is_used_without_a_restart(make, learnt):
     guard = make(found=None)
     assert failure(guard)[0] == []
-    calibration.write(guard.defenses[0].calibration, "default", learnt)
+    calibration.write_calibration(guard.defenses[0].calibration, "default", learnt)
     assert len(failure(guard)[0]) == K
 
 
-def test_the_other_tenants_calibration_is_not_taken(make, learnt):
+def test_calibration_of_another_tenant_is_not_used(make, learnt):
     guard = make(found=None)
-    calibration.write(guard.defenses[0].calibration, "another", learnt)
+    calibration.write_calibration(guard.defenses[0].calibration, "another", learnt)
     assert "tenant 'default'" in failure(guard)[1].evidence["message"]
 
 
-# That it leaves no trace
+# No trace of membership
 
 
-def test_observe_mode_never_changes_an_answer(make):
+def test_observe_mode_changes_no_answer(make):
     watched, bare = make(enforce=False), make()
     for text in [record(3), mild(3), HELD[7].text, decoyed(5), mild(7), record(3), *ordinary(20)]:
         query = Query(text, client="anna", k=K)
         expected = asyncio.run(bare.rag.ask(query))
         seen = asyncio.run(watched.ask(query))
         assert (seen.text, seen.retrieval.hits) == (expected.text, expected.retrieval.hits)
-        assert asyncio.run(join(watched.stream(query))) == expected.text
+        assert asyncio.run(join_stream(watched.stream(query))) == expected.text
     assert ask(watched, record(3))[1].flagged
 
 
-def test_what_is_hidden_is_not_in_the_context_and_the_verdict_has_no_text(make):
+def test_hidden_documents_are_not_in_the_context_and_events_contain_no_text(make):
     store = Memory()
     guard = make(store=store)
     for i, text in enumerate([record(3), decoyed(4), *ordinary(10), HELD[9].text, record(3)]):
@@ -618,7 +754,7 @@ def test_what_is_hidden_is_not_in_the_context_and_the_verdict_has_no_text(make):
 
 
 class Listed(Index):
-    """An index in a list: quick to make, and exact."""
+    """An exact in-memory index."""
 
     def __init__(self, held, E):
         self.held, self.E = list(held), np.asarray(E, np.float64)
@@ -630,7 +766,8 @@ class Listed(Index):
         S = (self.E * np.asarray(vector, np.float64)).sum(axis=1)
         near = np.argsort(-S, kind="stable")[:k]
         return Retrieval(
-            tuple(Hit(self.held[i], float(S[i])) for i in near), Background(len(S), float(S.mean()), float(S.std()))
+            tuple(Hit(self.held[i], float(S[i])) for i in near),
+            SimilarityStats(len(S), float(S.mean()), float(S.std())),
         )
 
     def without(self, source):
@@ -643,7 +780,7 @@ WORDS = [f"{w}{i}" for i in range(8) for w in VOCABULARY[:40]]
 
 
 def world(rng, sources=45):
-    """A corpus of topics, with copies and near copies of several chunks under other names."""
+    """A corpus with topics, and with copies and near copies of several chunks under other names."""
     topics = [rng.choice(WORDS, 30, replace=False) for _ in range(6)]
     made: list[list[str]] = []
     for _ in range(sources):
@@ -659,7 +796,7 @@ def world(rng, sources=45):
 
 
 def probe(rng, held):
-    """A question of one of many kinds."""
+    """A question of a random kind."""
     a, b = (held[int(i)].text.split() for i in rng.integers(len(held), size=2))
     decoy = " ".join(rng.choice(WORDS, 6)).capitalize()
     return [
@@ -674,7 +811,7 @@ def probe(rng, held):
 
 
 def replayed(index, found, asked, k, significance):
-    """Contexts and verdicts of a guard without a past, for questions and who asks them."""
+    """Contexts and verdicts of a new guard for questions with their clients."""
     mirabel = Mirabel(embedder=EMBEDDER, index=index, significance=significance, min_documents=3, calibration=found)
     guard, seen = Guard(Rag(EMBEDDER, index, Parrot()), [mirabel]), []
     for client, text in asked:
@@ -685,16 +822,17 @@ def replayed(index, found, asked, k, significance):
 
 
 def two_worlds(tmp_path, seed, weights, session):
-    """Pairs of contexts, with a document and without it, for every document that was withheld.
+    """Yields pairs of contexts, with a document and without it, for every withheld document.
 
     Args:
-        tmp_path: Where the calibration is kept.
+        tmp_path: Folder of the calibration.
         seed: Of corpus and questions.
-        weights: Of the figures.
-        session: Whether one client asks about few documents; else each question is another's.
+        weights: Of the features.
+        session: Whether one client asks about few documents; else each question has its own client.
 
     Yields:
-        Both contexts, whether the document is withheld in the first, found or not, and whether it had left a trace.
+        Both contexts, whether the document is withheld in the first one (retrieved or not), and whether it has changed
+        the client's state before.
     """
     rng = np.random.default_rng(seed)
     held = world(rng)
@@ -704,7 +842,7 @@ def two_worlds(tmp_path, seed, weights, session):
     scale = (0.15, 0.07, 1.3, 0.5, 0.3, 0.5)  # as on NFCorpus
     path = tmp_path / f"{seed}.json"
     harmless = replace(harmless, scale=scale, benign=(0.0,))
-    calibration.write(path, "default", harmless)
+    calibration.write_calibration(path, "default", harmless)
     mirabel = Mirabel(embedder=EMBEDDER, index=index, min_documents=3, calibration=path)
     law = []
     for _ in range(60):
@@ -712,7 +850,7 @@ def two_worlds(tmp_path, seed, weights, session):
         hits = replace(index.search(EMBEDDER.embed([text])[0], 400), exhausted=True)
         law.append(max(asyncio.run(mirabel.score(Query(text, k=3), hits, harmless)).values()))
     learnt = replace(harmless, benign=tuple(sorted(law)), doubt=float(np.quantile(law, 0.6)))
-    calibration.write(path, "default", learnt)
+    calibration.write_calibration(path, "default", learnt)
     few = [held[int(i)] for i in rng.integers(len(held), size=4)]
     asked = [("anna", probe(rng, few)) if session else (f"client {i}", probe(rng, held)) for i in range(6)]
     here = replayed(index, path, asked, k, significance)
@@ -727,9 +865,9 @@ def two_worlds(tmp_path, seed, weights, session):
 
 
 def looked_at(index, text, source, k):
-    """Whether a source is among what is found for a question or one of its sentences."""
+    """Whether a question or one of its sentences retrieves a source."""
     vectors = EMBEDDER.embed([text, *sentences(text)])
-    hits = [h for v in vectors for h in index.search(v, 2 * (k + LOOKS + 2 * Mirabel.hides)).hits]
+    hits = [h for v in vectors for h in index.search(v, 2 * (k + LOOKAHEAD + 2 * Mirabel.max_hidden_sources)).hits]
     return source in {h.document.source for h in hits}
 
 
@@ -738,8 +876,8 @@ WEIGHTS = st.tuples(*[st.sampled_from([0.0, 0.3, 1.0, 3.0]) for _ in FEATURES])
 
 @settings(max_examples=30)
 @given(st.integers(0, 10**6), WEIGHTS)
-def test_the_context_is_that_of_a_collection_without_the_withheld(tmp_path_factory, seed, weights):
-    """Bit for bit, whatever is withheld, for any weights but that of depth, which rests on chunks never looked at."""
+def test_context_equals_that_of_a_collection_without_the_withheld(tmp_path_factory, seed, weights):
+    """Exactly, for any weights except that of depth, which depends on chunks that are not retrieved."""
     weights = (weights[0] + 0.1, weights[1], 0.0, *weights[3:])
     for context, other, withheld, _ in two_worlds(tmp_path_factory.mktemp("worlds"), seed, weights, False):
         assert context == other or not withheld
@@ -747,18 +885,16 @@ def test_the_context_is_that_of_a_collection_without_the_withheld(tmp_path_facto
 
 @settings(max_examples=30)
 @given(st.integers(0, 10**6), WEIGHTS)
-def test_so_it_is_through_a_session_as_long_as_the_document_was_never_looked_at_and_kept(
-    tmp_path_factory, seed, weights
-):
-    """What was once compared with it, or shown with it, has left its trace in what is remembered of the client."""
+def test_contexts_of_a_session_are_equal_until_the_document_enters_a_comparison(tmp_path_factory, seed, weights):
+    """Comparisons with the document, and contexts that contain it, change the client's state."""
     weights = (weights[0] + 0.1, weights[1], 0.0, *weights[3:])
     for context, other, withheld, traced in two_worlds(tmp_path_factory.mktemp("worlds"), seed, weights, True):
         if withheld and not traced:
             assert context == other
 
 
-def test_with_depth_in_the_score_hardly_any_context_differs(tmp_path):
-    """The background holds the chunks of the withheld that were not among the hits. It is seldom more than noise."""
+def test_depth_in_the_score_changes_hardly_any_context(tmp_path):
+    """The similarity statistics include withheld chunks beyond the hits; the effect is mostly negligible."""
     pairs = differing = 0
     rng = np.random.default_rng(3)
     for seed in range(20):
@@ -770,8 +906,8 @@ def test_with_depth_in_the_score_hardly_any_context_differs(tmp_path):
     assert differing / pairs < 0.02
 
 
-def test_with_the_index_of_the_product(make, tmp_path):
-    """The document really removed, the calibration the same."""
+def test_context_equality_with_the_sqlite_index(make, tmp_path):
+    """With the document removed from the index, and the same calibration."""
     for i in (0, 11, 42):
         here, there = make(), make()
         asyncio.run(there.remove([f"d{i}"]))

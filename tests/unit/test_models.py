@@ -168,7 +168,7 @@ def test_the_command_trains_a_pair_that_the_backend_reads(tmp_path: Path, capsys
     main(["train", *options])
     said = capsys.readouterr().err
     assert "draft: 1,148,032 parameters, 4 steps" in said and "reference: 4,066,048 parameters" in said
-    from casemate.backends.transformers import CausalLM
+    from casemate.backends.generators.transformers import CausalLM
 
     draft, reference = (CausalLM(str(tmp_path / size), device="cpu") for size in ("draft", "reference"))
     assert draft.vocabulary == reference.vocabulary

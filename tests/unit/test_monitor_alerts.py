@@ -1,4 +1,4 @@
-"""Alerts from the first sign to the all-clear, and their words."""
+"""Alerts from opening to recovery, and their texts."""
 
 from __future__ import annotations
 
@@ -6,285 +6,303 @@ import re
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from casemate.errors import DataError
-from casemate.monitor.alerts import wording
 from casemate.monitor.alerts.alert import (
     Alert,
-    Phase,
-    acknowledge,
-    close,
-    event,
-    graver,
-    identity,
-    of_event,
-    one_worse,
+    AlertPhase,
+    acknowledge_alert,
+    alert_from_event,
+    alert_states,
+    alert_to_event,
+    close_alert,
+    is_more_severe,
+    make_alert_id,
+    next_severity,
     open_alerts,
     raise_alert,
-    standings,
 )
-from casemate.monitor.alerts.alerting import Round, events_after, new_documents
-from casemate.monitor.canaries.results import Deviation, Result, Severity, Status
-from casemate.monitor.trends.gauges import Limits, State, step
-from casemate.monitor.trends.watched import Clean, Known, Watched
-from tests.unit.monitor_stores import Kept
+from casemate.monitor.alerts.alerting_store import alert_for_event
+from casemate.monitor.alerts.messages import render_alert, summarize_alerts
+from casemate.monitor.alerts.rules import RunContext, alert_events, new_documents, new_sources
+from casemate.monitor.canaries.results import CanaryResult, CanaryStatus, Deviation, Severity
+from casemate.monitor.trends.cusum import AlarmLimits, CusumState, WatchedCanary, WatchedSet, analyze_run
+from casemate.monitor.trends.sequential_tests import FlakeCounts
+from casemate.types import Event
+from tests.unit.monitor_stores import InMemoryEventStore
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
-LETTERS = {"P": Status.PASS, "F": Status.FAIL, "E": Status.ERROR}
-ONCE = Limits(confirm=0)
+LETTERS = {"P": CanaryStatus.PASS, "F": CanaryStatus.FAIL, "E": CanaryStatus.ERROR}
+ONCE = AlarmLimits(max_repeats=0)
 
 
 def watched(n=6, severity=Severity.MEDIUM):
-    return Watched("clinic", tuple(Known(f"c{i}", severity, Clean(100, 0)) for i in range(n)))
+    return WatchedSet("clinic", tuple(WatchedCanary(f"c{i}", severity, FlakeCounts(100, 0)) for i in range(n)))
 
 
 class Story:
-    """Runs one after another, with the alerts that come of them."""
+    """Consecutive runs with their alerts."""
 
     def __init__(self, set_=None, limits=ONCE):
         self.set, self.limits = set_ or watched(), limits
-        self.state, self.store, self.number, self.history = State(), Kept(), 0, []
+        self.state, self.store, self.number, self.history = CusumState(), InMemoryEventStore(), 0, []
 
-    def run(self, letters, documents=None):
-        """One run; what happened to alerts in it, as (phase, alert)."""
+    def run(self, letters, documents=None, sources=None):
+        """Executes one run; returns the changes of alerts as (phase, alert)."""
         at = NOON + timedelta(hours=self.number)
         self.number += 1
         results = [
-            Result(
+            CanaryResult(
                 f"c{i}",
                 f"clinic@{at:%Y-%m-%dT%H:%M:%SZ}",
                 at,
                 LETTERS[x],
                 (Deviation("answer_mismatch", f"c{i} says something else"),) if x == "F" else (),
-                documents=(documents or {}).get(i, (f"old{i}",)),
+                documents=() if sources else (documents or {}).get(i, (f"old{i}",)),
+                sources=(sources or {}).get(i, (f"https://example.org/old{i}",)) if sources is not None else (),
             )
             for i, x in enumerate(letters)
         ]
-        before, found = self.state, step(self.state, results, self.set, self.limits)
-        new = new_documents(self.history, results, self.set) if found.alarmed else {}
-        standing = standings(self.store.events).values()
-        events = events_after(standing, Round(before, found, results, new), self.set, self.limits)
+        before, analysis = self.state, analyze_run(self.state, results, self.set, self.limits)
+        new = new_documents(self.history, results, self.set) if analysis.alarmed else {}
+        states = alert_states(self.store.events).values()
+        named = new_sources(self.history, results, self.set)
+        events = alert_events(states, RunContext(before, analysis, results, new, named), self.set, self.limits)
         for e in events:
             self.store.append(e)
-        self.state = found.state
+        self.state = analysis.state
         self.history += results
-        return [(Phase(e.body["phase"]), of_event(e)) for e in events]
+        return [(AlertPhase(e.body["phase"]), alert_from_event(e)) for e in events]
 
     def runs(self, *words, documents=None):
         return [self.run(word, documents) for word in words]
 
 
-def test_a_failing_canary_is_one_alert_until_it_is_over():
+def test_a_failing_canary_has_one_alert_until_it_recovers():
     story = Story()
-    told = story.runs(*["P" * 6] * 3, *["FPPPPP"] * 7, *["P" * 6] * 5)
-    happened = [(number, phase) for number, found in enumerate(told) for phase, _ in found]
-    assert happened == [(5, Phase.OPENED), (12, Phase.RECOVERED)]
-    opened = next(alert for found in told for _, alert in found)
+    changes = story.runs(*["P" * 6] * 3, *["FPPPPP"] * 7, *["P" * 6] * 5)
+    happened = [(number, phase) for number, found in enumerate(changes) for phase, _ in found]
+    assert happened == [(5, AlertPhase.OPENED), (12, AlertPhase.RECOVERED)]
+    opened = next(alert for found in changes for _, alert in found)
     assert (opened.kind, opened.canaries, opened.severity) == ("changed", ("c0",), Severity.MEDIUM)
     assert opened.since == NOON + timedelta(hours=3)
+    evidence = "c0 failed in 3 of 3 runs since 2026-03-01 15:00 UTC; baseline 0 of 100; evidence "
+    assert opened.changes[0].startswith(evidence) and opened.changes[0].endswith(" (alarm at 1.2e+04)")
     assert "answer_mismatch: 1 canary" in opened.changes
     assert "c0: c0 says something else" in opened.changes
 
 
-def test_it_rises_when_it_lasts_and_once():
+def test_the_severity_of_a_persistent_failure_rises_once():
     story = Story()
-    told = story.runs(*["P" * 6] * 3, *["FPPPPP"] * 15)
-    updates = [alert for found in told for phase, alert in found if phase is Phase.UPDATED]
+    changes = story.runs(*["P" * 6] * 3, *["FPPPPP"] * 15)
+    updates = [alert for found in changes for phase, alert in found if phase is AlertPhase.UPDATED]
     assert [a.severity for a in updates] == [Severity.HIGH]
-    assert "c0 failed in 8 of its last runs" in updates[0].changes
+    assert updates[0].changes == (
+        "severity raised from medium to high: c0 failed in 8 of its last 10 runs",
+        "c0 failed in 8 of 8 runs since 2026-03-01 15:00 UTC; baseline 0 of 100",
+        "answer_mismatch: 1 canary",
+        "c0: c0 says something else",
+    )
 
 
-def test_canaries_that_begin_to_fail_together_are_one_alert_graver_than_each():
-    told = Story().runs("P" * 6, *["FFFPPP"] * 4)
-    ((phase, alert),) = [x for found in told for x in found]
-    assert phase is Phase.OPENED
+def test_canaries_that_fail_together_share_an_alert_of_higher_severity():
+    changes = Story().runs("P" * 6, *["FFFPPP"] * 4)
+    ((phase, alert),) = [x for found in changes for x in found]
+    assert phase is AlertPhase.OPENED
     assert set(alert.canaries) == {"c0", "c1", "c2"}
-    assert graver(alert.severity, Severity.MEDIUM)
+    assert is_more_severe(alert.severity, Severity.MEDIUM)
 
 
-def test_canaries_that_fail_for_the_same_new_document_join_its_alert():
+def test_canaries_that_fail_for_the_same_new_document_share_an_alert():
     story = Story()
     story.runs(*["P" * 6] * 3)
-    told = story.runs(*["FPPPPP"] * 3, documents={0: ("poison", "old0")})
-    told += story.runs(*["FPPFPP"] * 3, documents={0: ("poison", "old0"), 3: ("old3", "poison")})
-    happened = [x for found in told for x in found]
-    assert [p for p, _ in happened] == [Phase.OPENED, Phase.UPDATED]
+    changes = story.runs(*["FPPPPP"] * 3, documents={0: ("poison", "old0")})
+    changes += story.runs(*["FPPFPP"] * 3, documents={0: ("poison", "old0"), 3: ("old3", "poison")})
+    happened = [x for found in changes for x in found]
+    assert [p for p, _ in happened] == [AlertPhase.OPENED, AlertPhase.UPDATED]
     (_, opened), (_, joined) = happened
     assert opened.id == joined.id
     assert opened.documents == joined.documents == ("poison",)
     assert joined.canaries == ("c0", "c3")
 
 
-def test_canaries_that_fail_for_another_reason_are_another_alert():
+def test_canaries_that_fail_for_another_reason_open_another_alert():
     story = Story()
     story.runs(*["P" * 6] * 3)
-    told = story.runs(*["FPPPPP"] * 4, documents={0: ("poison",)})
-    told += story.runs(*["FPPFPP"] * 4, documents={0: ("poison",), 3: ("other",)})
-    opened = [alert for found in told for phase, alert in found if phase is Phase.OPENED]
+    changes = story.runs(*["FPPPPP"] * 4, documents={0: ("poison",)})
+    changes += story.runs(*["FPPFPP"] * 4, documents={0: ("poison",), 3: ("other",)})
+    opened = [alert for found in changes for phase, alert in found if phase is AlertPhase.OPENED]
     assert [a.documents for a in opened] == [("poison",), ("other",)]
     assert len(open_alerts(story.store, "clinic")) == 2
 
 
-def test_many_at_once_are_one_critical_alert():
+def test_many_failures_in_one_run_open_one_critical_alert():
     story = Story(watched(50))
-    told = story.runs("P" * 50, "F" * 9 + "P" * 41)
-    ((_, alert),) = told[1]
+    changes = story.runs("P" * 50, "F" * 9 + "P" * 41)
+    ((_, alert),) = changes[1]
     assert (alert.kind, alert.severity) == ("many_at_once", Severity.CRITICAL)
     assert len(alert.canaries) == 9
     assert story.runs(*["F" * 9 + "P" * 41] * 6) == [[]] * 6
 
 
-def test_a_target_that_is_down_is_one_alert_of_its_own():
+def test_an_unreachable_target_opens_one_alert():
     story = Story()
-    told = story.runs("P" * 6, "E" * 6, "E" * 6, "E" * 6, "P" * 6)
-    assert [(i, p, a.kind) for i, f in enumerate(told) for p, a in f] == [
-        (1, Phase.OPENED, "unreachable"),
-        (4, Phase.RECOVERED, "unreachable"),
+    changes = story.runs("P" * 6, "E" * 6, "E" * 6, "E" * 6, "P" * 6)
+    assert [(i, p, a.kind) for i, f in enumerate(changes) for p, a in f] == [
+        (1, AlertPhase.OPENED, "unreachable"),
+        (4, AlertPhase.RECOVERED, "unreachable"),
     ]
 
 
-def test_what_fails_is_not_over_because_the_target_is_down():
+def test_an_unreachable_target_does_not_close_the_alert_of_a_canary():
     story = Story()
     story.runs(*["P" * 6] * 3, *["FPPPPP"] * 4)
     story.runs(*["E" * 6] * 5)
     assert [s.alert.kind for s in open_alerts(story.store)] == ["changed", "unreachable"]
 
 
-def test_a_blind_canary_is_told_and_over_when_it_gets_an_answer():
-    told = Story().runs(*["PPPPPE"] * 5, "P" * 6)
-    assert [(p, a.kind, a.canaries) for f in told for p, a in f] == [
-        (Phase.OPENED, "blind", ("c5",)),
-        (Phase.RECOVERED, "blind", ("c5",)),
+def test_the_alert_of_a_blind_canary_recovers_with_an_answer():
+    changes = Story().runs(*["PPPPPE"] * 5, "P" * 6)
+    assert [(p, a.kind, a.canaries) for f in changes for p, a in f] == [
+        (AlertPhase.OPENED, "blind", ("c5",)),
+        (AlertPhase.RECOVERED, "blind", ("c5",)),
     ]
 
 
-def test_the_pages_rules_alert_where_they_are_to():
-    limits = Limits(confirm=0, page_rules=True)
+def test_page_rules_alert_if_configured():
+    limits = AlarmLimits(max_repeats=0, page_rules=True)
     story = Story(watched(20), limits)
-    told = story.runs("P" * 20, "F" + "P" * 19, *["P" * 20] * 4)
-    assert [(p, a.kind) for f in told for p, a in f] == [
-        (Phase.OPENED, "sudden_failure"),
-        (Phase.RECOVERED, "sudden_failure"),
+    changes = story.runs("P" * 20, "F" + "P" * 19, *["P" * 20] * 4)
+    assert [(p, a.kind) for f in changes for p, a in f] == [
+        (AlertPhase.OPENED, "sudden_failure"),
+        (AlertPhase.RECOVERED, "sudden_failure"),
     ]
-    told = story.runs("FFF" + "P" * 17)
-    assert {"failure_rate", "sudden_failure"} <= {a.kind for f in told for _, a in f}
+    changes = story.runs("FFF" + "P" * 17)
+    assert {"failure_rate", "sudden_failure"} <= {a.kind for f in changes for _, a in f}
 
 
-def test_a_canary_that_was_taken_out_of_the_set_does_not_hold_its_alert_open():
+def test_a_canary_removed_from_the_set_does_not_keep_its_alert_open():
     story = Story()
     story.runs(*["P" * 6] * 3, *["PPPPPF"] * 4)
     assert len(open_alerts(story.store)) == 1
     story.set = watched(5)
-    assert [p for p, _ in story.run("P" * 5)] == [Phase.RECOVERED]
+    assert [p for p, _ in story.run("P" * 5)] == [AlertPhase.RECOVERED]
 
 
-def test_what_was_acknowledged_is_told_again_only_if_it_gets_graver_or_is_over():
+def test_an_acknowledged_alert_notifies_only_if_its_severity_rises_or_it_recovers():
     story = Story()
     story.runs(*["P" * 6] * 3)
     story.runs(*["FPPPPP"] * 4, documents={0: ("poison",)})
-    (standing,) = open_alerts(story.store)
-    acknowledge(story.store, standing.alert.id, "ada", NOON + timedelta(days=1))
+    (state,) = open_alerts(story.store)
+    acknowledge_alert(story.store, state.alert.id, "ada", NOON + timedelta(days=1))
     story.runs(*["FFPPPP"] * 4, documents={0: ("poison",), 1: ("poison",)})
-    events = [e for e in story.store.scan("alert") if e.body["phase"] == Phase.UPDATED]
+    events = [e for e in story.store.scan("alert") if e.body["phase"] == AlertPhase.UPDATED]
     quiet = {e.body["quiet"] for e in events}
-    assert events and quiet == {not graver(of_event(e).severity, standing.alert.severity) for e in events}
+    assert events and quiet == {not is_more_severe(alert_from_event(e).severity, state.alert.severity) for e in events}
     assert open_alerts(story.store)[0].acknowledged == "ada"
     story.runs(*["P" * 6] * 9)
-    assert [e.body["quiet"] for e in story.store.scan("alert") if e.body["phase"] == Phase.RECOVERED] == [False]
+    assert [e.body["quiet"] for e in story.store.scan("alert") if e.body["phase"] == AlertPhase.RECOVERED] == [False]
 
 
-def test_acknowledging_what_is_not_open_names_what_is():
-    store = Kept()
-    with pytest.raises(DataError, match="no open alert is called 'x'; open: none"):
-        acknowledge(store, "x", "ada", NOON)
+def test_acknowledging_an_unknown_alert_lists_the_open_ones():
+    store = InMemoryEventStore()
+    with pytest.raises(DataError, match="no open alert has the id 'x'; open alerts: none"):
+        acknowledge_alert(store, "x", "ada", NOON)
     with pytest.raises(DataError, match="no open alert"):
-        close(store, "x", "done", NOON)
+        close_alert(store, "x", "done", NOON)
 
 
 def plain_alert(**fields):
-    alert = Alert("leak-1", "honey_token", Severity.CRITICAL, "clinic", (), NOON, "A honey token was on its way out")
+    alert = Alert("leak-1", "honey_token", Severity.CRITICAL, "clinic", (), NOON, "A honeytoken was about to leak")
     return replace(alert, **fields)
 
 
-def test_anybody_may_raise_an_alert_once_and_end_it():
-    store = Kept()
+def test_raise_alert_opens_an_alert_once():
+    store = InMemoryEventStore()
     assert raise_alert(store, plain_alert(), NOON)
     assert not raise_alert(store, plain_alert(id="leak-2"), NOON)
     assert raise_alert(store, plain_alert(id="leak-3", canaries=("other",)), NOON)
-    close(store, "leak-1", "The key was rotated.", NOON)
+    close_alert(store, "leak-1", "The key was rotated.", NOON)
     assert [s.alert.id for s in open_alerts(store)] == ["leak-3"]
-    assert not raise_alert(store, plain_alert(), NOON)  # that very one is over
+    assert not raise_alert(store, plain_alert(), NOON)  # this alert has recovered
     assert raise_alert(store, plain_alert(id="leak-4"), NOON)
 
 
-def test_the_monitors_runs_leave_alerts_of_others_alone():
+def test_runs_do_not_change_alerts_of_other_detectors():
     story = Story()
     raise_alert(story.store, plain_alert(), NOON)
     story.runs(*["P" * 6] * 12)
     assert [s.alert.id for s in open_alerts(story.store)] == ["leak-1"]
 
 
-def test_an_event_holds_the_whole_alert():
+def test_an_event_contains_the_whole_alert():
     alert = plain_alert(canaries=("a", "b"), changes=("x",), documents=("d",), advice=("y",))
-    kept = event(alert, Phase.OPENED, NOON, "run")
-    assert of_event(kept) == alert
-    assert len(event(plain_alert(id=identity("k" * 300, "s", "r")), Phase.UPDATED, NOON, "r").id) < 200
+    kept = alert_to_event(alert, AlertPhase.OPENED, NOON, "run")
+    assert alert_from_event(kept) == alert
+    assert (
+        len(alert_to_event(plain_alert(id=make_alert_id("k" * 300, "s", "r")), AlertPhase.UPDATED, NOON, "r").id) < 200
+    )
 
 
-def test_new_documents_are_those_that_no_pass_and_no_baseline_had():
-    set_ = Watched("clinic", (Known("a", documents=frozenset({"base"})), Known("b"), Known("c")))
+def test_new_documents_are_in_no_pass_and_in_no_baseline():
+    set_ = WatchedSet(
+        "clinic", (WatchedCanary("a", documents=frozenset({"base"})), WatchedCanary("b"), WatchedCanary("c"))
+    )
 
     def result(canary, status, *documents):
-        return Result(canary, "clinic@1", NOON, status, documents=documents)
+        return CanaryResult(canary, "clinic@1", NOON, status, documents=documents)
 
     history = [
-        result("a", Status.PASS, "old"),
-        result("a", Status.FAIL, "seen in a failure"),
-        result("b", Status.PASS, "b"),
+        result("a", CanaryStatus.PASS, "old"),
+        result("a", CanaryStatus.FAIL, "seen in a failure"),
+        result("b", CanaryStatus.PASS, "b"),
     ]
     found = new_documents(
         history,
         [
-            result("a", Status.FAIL, "old", "x", "base", "seen in a failure"),
-            result("b", Status.PASS, "fresh"),
-            result("c", Status.FAIL, "whatever"),
+            result("a", CanaryStatus.FAIL, "old", "x", "base", "seen in a failure"),
+            result("b", CanaryStatus.PASS, "fresh"),
+            result("c", CanaryStatus.FAIL, "other"),
         ],
         set_,
     )
     assert found == {"a": ("x", "seen in a failure")}
 
 
-def test_the_text_tells_what_since_when_which_documents_and_what_to_do():
+def test_the_text_states_change_start_evidence_documents_and_advice():
     story = Story()
     story.runs(*["P" * 6] * 3)
     ((_, alert),) = [x for f in story.runs(*["FPPPPP"] * 4, documents={0: ("evil.md#1", "old0")}) for x in f]
-    text = wording.render(alert, Phase.OPENED)
+    text = render_alert(alert, AlertPhase.OPENED)
     for part in (
-        "[medium] clinic: 1 of its canaries fails",
+        "[medium] clinic: 1 canary fails more often than in the baseline",
         "Since 2026-03-01 15:00:00 UTC",
         "What changed",
+        "c0 failed in 3 of 3 runs since 2026-03-01 15:00 UTC; baseline 0 of 100; evidence",
         "answer_mismatch: 1 canary",
-        "new in the answers since the baseline",
+        "New documents in the answers",
         "- evil.md#1",
         "What to do",
-        "Look at the new documents first",
+        "Check the new documents first",
         "casemate canary trend",
         alert.id,
     ):
         assert part in text.plain
     assert "`evil.md#1`" in text.markdown
-    over = wording.render(replace(alert, changes=("All is well",), advice=()), Phase.RECOVERED)
+    over = render_alert(replace(alert, changes=("The target answers again",), advice=()), AlertPhase.RECOVERED)
     assert over.title.startswith("[recovered]")
+    assert "Began 2026-03-01 15:00:00 UTC" in over.plain
     assert "What to do" not in over.plain
 
 
 @given(st.text(max_size=300), st.lists(st.text(max_size=60), max_size=30))
-def test_somebody_elses_words_cannot_call_people_or_make_links(title, names):
+def test_untrusted_text_cannot_mention_people_or_make_links(title, names):
     alert = plain_alert(title=title, documents=tuple(names), canaries=tuple(names), changes=(title, *names))
-    text = wording.render(alert, Phase.OPENED)
+    text = render_alert(alert, AlertPhase.OPENED)
     for shown in (text.plain, text.markdown, text.title):
         assert not re.search(r"<[!@#]|@\w|\]\(|://", shown)
         assert all(c.isprintable() or c == "\n" for c in shown)
@@ -293,17 +311,69 @@ def test_somebody_elses_words_cannot_call_people_or_make_links(title, names):
     assert len(text.markdown) < 20_000
 
 
-def test_a_summary_tells_of_each_alert_once():
+def test_a_summary_lists_each_alert_once():
     alerts = [
-        (plain_alert(id=f"a{i % 3}", title=f"t{i % 3}"), Phase.OPENED if i < 3 else Phase.UPDATED) for i in range(6)
+        (plain_alert(id=f"a{i % 3}", title=f"t{i % 3}"), AlertPhase.OPENED if i < 3 else AlertPhase.UPDATED)
+        for i in range(6)
     ]
-    text = wording.summarise(alerts)
-    assert text.title.startswith("6 more notices about 3 alerts")
+    text = summarize_alerts(alerts)
+    assert text.title.startswith("6 more notifications about 3 alerts")
     assert [text.plain.count(f"(a{i})") for i in range(3)] == [1, 1, 1]
     assert "updated: [critical] t0" in text.plain
 
 
 def test_severities_are_in_order():
     order = [Severity.LOW, Severity.MEDIUM, Severity.HIGH, Severity.CRITICAL]
-    assert [one_worse(s) for s in order] == [*order[1:], Severity.CRITICAL]
-    assert all(graver(b, a) and not graver(a, b) and not graver(a, a) for a, b in zip(order, order[1:], strict=False))
+    assert [next_severity(s) for s in order] == [*order[1:], Severity.CRITICAL]
+    assert all(
+        is_more_severe(b, a) and not is_more_severe(a, b) and not is_more_severe(a, a)
+        for a, b in zip(order, order[1:], strict=False)
+    )
+
+
+def test_new_sources_are_named_for_targets_without_document_ids():
+    """An external target names sources only; the poisoned page is the one cause of two alarms."""
+    story, page = Story(), "https://example.org/poison"
+    changes = [story.run("P" * 6, sources={9: ()}) for _ in range(3)]
+    changes += [story.run("FPPPPP", sources={0: (page, "https://example.org/old0")}) for _ in range(4)]
+    changes += [story.run("FFPPPP", sources={0: (page,), 1: (page,)}) for _ in range(4)]
+    opened = [alert for found in changes for phase, alert in found if phase is AlertPhase.OPENED]
+    last = [alert for found in changes for _, alert in found][-1]
+    assert [a.sources for a in opened] == [(page,)] and last.canaries == ("c0", "c1")
+    text = render_alert(opened[0], AlertPhase.OPENED).plain
+    assert "New sources in the answers:\n- https:⁄⁄example.org/poison" in text
+    assert "Check the new documents first" in text and "New documents in the answers" not in text
+
+
+def test_quarantined_documents_are_not_described_as_new_in_the_answers():
+    body = {"what": "held", "key": "k" * 32, "tenant": "default", "source": "s", "documents": [{"id": "p0"}]}
+    event = Event("q", NOON, "quarantine", body | {"reasons": ["addresses the model"]})
+    text = render_alert(alert_for_event(event), AlertPhase.OPENED).plain
+    assert "Quarantined documents, not in any answer:\n- p0" in text
+    assert "new in" not in text.lower() and "baseline" not in text
+
+
+def test_an_older_alert_without_sources_is_read():
+    event = alert_to_event(
+        Alert("leak-1", "changed", Severity.HIGH, "clinic", (), NOON, "title"), AlertPhase.OPENED, NOON, "x"
+    )
+    body = {name: value for name, value in event.body.items() if name != "sources"}
+    assert alert_from_event(replace(event, body=body)).sources == ()
+
+
+def test_the_probability_of_many_failures_is_capped():
+    (found,) = [a for found in Story(watched(30)).runs("P" * 30, "F" * 30) for _, a in found]
+    assert found.kind == "many_at_once"
+    assert "by chance less than one in a million runs has as many (alarm from one in " in found.changes[0]
+
+
+def test_decay_of_all_canaries_and_a_growing_outage_have_one_alert_each():
+    story, rng = Story(watched(50)), np.random.default_rng(3)
+    changes = [
+        story.run("".join("F" if x < rate else "P" for x in rng.random(50)))
+        for rate in [0.01] * 10 + [0.08] * 12 + [0.0] * 60
+    ]
+    opened = [alert.kind for found in changes for phase, alert in found if phase is AlertPhase.OPENED]
+    assert sorted(opened) == ["decay", "many_at_once"]
+    ended = [alert.kind for found in changes for phase, alert in found if phase is AlertPhase.RECOVERED]
+    assert sorted(ended) == ["decay", "many_at_once"] and not open_alerts(story.store)

@@ -4,26 +4,26 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from scipy.stats import beta
 
-from casemate.backends.sql_events import SqlEvents
+from casemate.backends.event_stores.sql import SqlEventStore
 from casemate.errors import BackendError, DataError
 from casemate.monitor.canaries.canary import Canary, CanarySet
-from casemate.monitor.canaries.results import Result, Run, Severity, Status
+from casemate.monitor.canaries.results import CanaryResult, CanaryRun, CanaryStatus, Severity
 from casemate.monitor.trends import baseline as module
 from casemate.monitor.trends.baseline import (
-    accept,
-    changes,
-    load,
-    note_update,
-    outdated,
-    propose,
-    record,
-    recordings,
-    updated,
-    watched,
+    accept_baseline,
+    baseline_changes,
+    load_baseline,
+    outdated_canaries,
+    propose_baseline,
+    record_baseline,
+    record_source_updates,
+    recorded_baselines,
+    updated_sources,
+    watched_set,
 )
-from casemate.monitor.trends.gauges import Limits, State, step
-from casemate.monitor.trends.watched import Clean
-from tests.unit.monitor_stores import Kept
+from casemate.monitor.trends.cusum import AlarmLimits, CusumState, analyze_run
+from casemate.monitor.trends.sequential_tests import FlakeCounts
+from tests.unit.monitor_stores import InMemoryEventStore
 
 AT = datetime(2026, 3, 1, 12, tzinfo=UTC)
 SET = CanarySet(
@@ -36,13 +36,13 @@ SET = CanarySet(
             expected_documents=("fees#1",),
             severity="critical",
         ),
-        Canary(id="hours", query="When?", expected_refusal=False, alert_on_deviation=False, every="15m"),
+        Canary(id="hours", query="When?", expected_refusal=False, alert_on_deviation=False, interval="15m"),
         Canary(id="bridge", query="Who built it?", expected_sources=("bridge.md",)),
     ),
 )
 
 
-def result(canary, number=0, status=Status.PASS, **fields):
+def result(canary, number=0, status=CanaryStatus.PASS, **fields):
     usual = {
         "documents": ("fees#1", "fees#2"),
         "sources": ("fees.md", "fees.md"),
@@ -52,195 +52,200 @@ def result(canary, number=0, status=Status.PASS, **fields):
     }
     if canary == "bridge":
         usual |= {"documents": ("b#1",), "sources": ("bridge.md",), "scores": (0.7,)}
-    error = "late" if status is Status.ERROR else ""
-    return Result(canary, f"r{number}", AT, status, error=error, **usual | fields)
+    error = "late" if status is CanaryStatus.ERROR else ""
+    return CanaryResult(canary, f"r{number}", AT, status, error=error, **usual | fields)
 
 
 def runs(count=20, **changed):
-    """Runs in which all is well, but for what is given by canary: a function of the number of the run."""
+    """Runs in which all canaries pass, except those given: functions of the number of the run."""
     return [
-        Run(f"r{n}", tuple(changed.get(c.id, lambda n, c=c: result(c.id, n))(n) for c in SET.canaries))
+        CanaryRun(f"r{n}", tuple(changed.get(c.id, lambda n, c=c: result(c.id, n))(n) for c in SET.canaries))
         for n in range(count)
     ]
 
 
 def recorded(at=AT, force=False, digests=None, **changed):
-    return record(runs(**changed), SET, at=at, force=force, digests=digests)
+    return record_baseline(runs(**changed), SET, at=at, force=force, digests=digests)
 
 
 @pytest.fixture(params=["memory", "sql"])
 def store(request, tmp_path):
     if request.param == "memory":
-        yield Kept()
+        yield InMemoryEventStore()
         return
-    found = SqlEvents(path=tmp_path / "events.db")
+    found = SqlEventStore(path=tmp_path / "events.db")
     yield found
     found.close()
 
 
 class TestRecord:
-    def test_counts_what_was_judged(self):
+    def test_counts_runs_with_a_verdict(self):
         def shaky(n):
-            return result("fee", n, Status.FAIL if n < 3 else Status.ERROR if n < 5 else Status.PASS)
+            return result("fee", n, CanaryStatus.FAIL if n < 3 else CanaryStatus.ERROR if n < 5 else CanaryStatus.PASS)
 
-        norm = recorded(fee=shaky).norms["fee"]
-        assert (norm.asked, norm.failed, norm.errors) == (18, 3, 2)
-        assert norm.clean == Clean(18, 3)
-        assert norm.flake.value == 3 / 18
-        assert norm.flake.low == pytest.approx(beta.ppf(0.025, 3, 16))
-        assert norm.flake.high == pytest.approx(beta.ppf(0.975, 4, 15))
+        measured = recorded(fee=shaky).canaries["fee"]
+        assert (measured.asked, measured.failed, measured.errors) == (18, 3, 2)
+        assert measured.flakes == FlakeCounts(18, 3)
+        assert measured.flake_rate.value == 3 / 18
+        assert measured.flake_rate.low == pytest.approx(beta.ppf(0.025, 3, 16))
+        assert measured.flake_rate.high == pytest.approx(beta.ppf(0.975, 4, 15))
 
-    def test_contexts_and_answers_are_those_of_passes(self):
+    def test_contexts_and_answers_are_those_of_passed_runs(self):
         def sometimes(n):
             if n < 2:
-                return result("fee", n, Status.FAIL, documents=("poison", "fees#1"), text="It is 90.")
+                return result("fee", n, CanaryStatus.FAIL, documents=("poison", "fees#1"), text="It is 90.")
             return result("fee", n, documents=("fees#1", f"x{n % 2}"), text="25" if n < 5 else "It is 25.", words=n)
 
-        norm = recorded(fee=sometimes).norms["fee"]
-        assert norm.documents == ("fees#1", "x0", "x1")
-        assert norm.answers == 2
-        assert norm.digest == recorded().norms["fee"].digest
-        assert norm.words == (2, 19)
+        measured = recorded(fee=sometimes).canaries["fee"]
+        assert measured.documents == ("fees#1", "x0", "x1")
+        assert measured.answers == 2
+        assert measured.digest == recorded().canaries["fee"].digest
+        assert measured.words == (2, 19)
 
-    def test_the_similarity_is_that_of_what_is_expected(self):
+    def test_the_cosine_is_that_of_the_expected_document(self):
         def found(n):
             return result("fee", n, documents=("other", "fees#1"), scores=(0.9, 0.5 + n / 100))
 
         def bridge(n):
             return result("bridge", n, documents=("x", "b"), sources=("x.md", "bridge.md"), scores=(0.9, 0.3))
 
-        norms = recorded(fee=found, bridge=bridge).norms
-        assert norms["fee"].cosine == 0.5
-        assert norms["bridge"].cosine == 0.3
-        assert norms["hours"].cosine == 0.8  # nothing is expected: the best found
-        assert recorded(hours=lambda n: result("hours", n, scores=())).norms["hours"].cosine is None
+        measured = recorded(fee=found, bridge=bridge).canaries
+        assert measured["fee"].cosine == 0.5
+        assert measured["bridge"].cosine == 0.3
+        assert measured["hours"].cosine == 0.8  # nothing is expected: the best found
+        assert recorded(hours=lambda n: result("hours", n, scores=())).canaries["hours"].cosine is None
 
-    def test_answers_that_were_not_kept_have_no_digest(self):
-        assert recorded(fee=lambda n: result("fee", n, text="")).norms["fee"].digest == ""
+    def test_answers_that_are_not_stored_have_no_digest(self):
+        assert recorded(fee=lambda n: result("fee", n, text="")).canaries["fee"].digest == ""
 
-    def test_canaries_that_never_pass_are_refused_by_name(self):
-        with pytest.raises(DataError, match="2 of 3 canaries passed in none of 20 runs: fee, hours;"):
-            recorded(fee=lambda n: result("fee", n, Status.FAIL), hours=lambda n: result("hours", n, Status.ERROR))
+    def test_canaries_that_never_pass_are_refused_by_id(self):
+        with pytest.raises(DataError, match="2 of 3 canaries never passed in 20 runs: fee, hours;"):
+            recorded(
+                fee=lambda n: result("fee", n, CanaryStatus.FAIL),
+                hours=lambda n: result("hours", n, CanaryStatus.ERROR),
+            )
 
-    def test_unless_by_force_and_what_was_never_judged_stays_unknown(self):
+    def test_force_records_them_except_those_without_a_verdict(self):
         found = recorded(
             force=True,
-            fee=lambda n: result("fee", n, Status.FAIL),
-            hours=lambda n: result("hours", n, Status.ERROR),
+            fee=lambda n: result("fee", n, CanaryStatus.FAIL),
+            hours=lambda n: result("hours", n, CanaryStatus.ERROR),
         )
-        assert found.norms["fee"].clean == Clean(20, 20)
-        assert found.norms["fee"].documents == ()
-        assert found.unknown(SET) == ("hours",)
+        assert found.canaries["fee"].flakes == FlakeCounts(20, 20)
+        assert found.canaries["fee"].documents == ()
+        assert [c.id for c in SET.canaries if found.of(c) is None] == ["hours"]
 
-    def test_no_runs(self):
+    def test_no_runs_are_an_error(self):
         with pytest.raises(DataError, match="no runs"):
-            record([], SET, at=AT)
+            record_baseline([], SET, at=AT)
 
-    def test_the_id_follows_from_what_was_recorded(self):
+    def test_the_id_depends_on_the_content(self):
         assert recorded().id == recorded().id
         assert recorded().id != recorded(at=AT + timedelta(seconds=1)).id
-        assert recorded().id != recorded(fee=lambda n: result("fee", n, Status.FAIL if n else Status.PASS)).id
+        assert (
+            recorded().id != recorded(fee=lambda n: result("fee", n, CanaryStatus.FAIL if n else CanaryStatus.PASS)).id
+        )
 
 
 class TestAcceptance:
-    def test_a_recording_counts_for_nothing_until_it_is_accepted(self, store):
+    def test_a_recorded_baseline_has_no_effect_until_accepted(self, store):
         found = recorded()
-        propose(store, found)
-        assert load(store, SET) is None
-        assert recordings(store, SET) == [found]
-        assert accept(store, SET, found.id[:6], "ann", AT) == found
-        assert load(store, SET) == found
+        propose_baseline(store, found)
+        assert load_baseline(store, SET) is None
+        assert recorded_baselines(store, SET) == [found]
+        assert accept_baseline(store, SET, found.id[:6], "ann", AT) == found
+        assert load_baseline(store, SET) == found
 
-    def test_another_recording_moves_nothing(self, store):
+    def test_another_recording_changes_nothing(self, store):
         first = recorded()
         poisoned = recorded(AT + timedelta(days=1), fee=lambda n: result("fee", n, documents=("fees#1", "poison")))
-        propose(store, first)
-        accept(store, SET, first.id, "ann", AT)
-        propose(store, poisoned)
-        assert load(store, SET) == first
-        assert changes(first, poisoned) == [
+        propose_baseline(store, first)
+        accept_baseline(store, SET, first.id, "ann", AT)
+        propose_baseline(store, poisoned)
+        assert load_baseline(store, SET) == first
+        assert baseline_changes(first, poisoned) == [
             "fee: new in its context: poison",
-            "fee: no more in its context: fees#2",
+            "fee: no longer in its context: fees#2",
         ]
 
     def test_an_older_one_can_be_accepted_again(self, store):
         one, two = recorded(), recorded(AT + timedelta(days=1))
         for n, found in enumerate((one, two)):
-            propose(store, found)
-            accept(store, SET, found.id, "ann", AT + timedelta(days=n))
-        assert load(store, SET) == two
-        accept(store, SET, one.id, "bob", AT + timedelta(days=2))
-        assert load(store, SET) == one
+            propose_baseline(store, found)
+            accept_baseline(store, SET, found.id, "ann", AT + timedelta(days=n))
+        assert load_baseline(store, SET) == two
+        accept_baseline(store, SET, one.id, "bob", AT + timedelta(days=2))
+        assert load_baseline(store, SET) == one
 
-    def test_names_of_nothing_of_several_and_of_other_sets(self, store):
-        propose(store, recorded())
-        propose(store, recorded(AT + timedelta(days=1)))
+    def test_unknown_ambiguous_and_foreign_ids_are_refused(self, store):
+        propose_baseline(store, recorded())
+        propose_baseline(store, recorded(AT + timedelta(days=1)))
         for name in ("", "zz"):
-            with pytest.raises(DataError, match=f"'{name}' names nothing of the recordings of 'clinic'"):
-                accept(store, SET, name, "ann", AT)
+            with pytest.raises(DataError, match=f"'{name}' matches 0 recorded baselines of 'clinic'"):
+                accept_baseline(store, SET, name, "ann", AT)
         other = CanarySet("bank", SET.canaries)
-        assert recordings(store, other) == []
-        with pytest.raises(DataError, match="names nothing"):
-            accept(store, other, recorded().id, "ann", AT)
-        assert load(store, other) is None
+        assert recorded_baselines(store, other) == []
+        with pytest.raises(DataError, match="matches 0"):
+            accept_baseline(store, other, recorded().id, "ann", AT)
+        assert load_baseline(store, other) is None
 
-    def test_a_store_that_takes_nothing_is_an_error(self):
-        class Full(Kept):
+    def test_an_unconfirmed_write_is_an_error(self):
+        class Full(InMemoryEventStore):
             def flush(self, timeout_s=10.0):
                 return False
 
         with pytest.raises(BackendError):
-            propose(Full(), recorded())
+            propose_baseline(Full(), recorded())
 
 
 class TestChanges:
-    def test_all_that_may_change(self):
+    def test_all_kinds_of_changes(self):
         new = recorded(
             fee=lambda n: result(
                 "fee",
                 n,
-                Status.FAIL if n < 3 else Status.PASS,
+                CanaryStatus.FAIL if n < 3 else CanaryStatus.PASS,
                 documents=("fees#1", "evil"),
                 scores=(0.7, 0.7),
                 text="It is 90, of course.",
                 words=8,
             )
         )
-        assert changes(recorded(), new) == [
-            "fee: failed in 3 of 20 runs; before, in 0 of 20",
+        assert baseline_changes(recorded(), new) == [
+            "fee: failed in 3 of 20 runs; before: 0 of 20",
             "fee: new in its context: evil",
-            "fee: no more in its context: fees#2",
-            "fee: usually answers otherwise: 8 to 8 words; before, 5 to 5",
-            "fee: its best document has a similarity of 0.700; before, 0.800",
+            "fee: no longer in its context: fees#2",
+            "fee: different usual answer, 8 to 8 words; before: 5 to 5",
+            "fee: cosine of its best document 0.700; before: 0.800",
         ]
 
-    def test_nothing_changed_and_nothing_before(self):
-        assert changes(recorded(), recorded(AT + timedelta(days=1))) == []
-        assert changes(None, recorded()) == ["3 canaries are measured for the first time"]
+    def test_no_changes_and_the_first_baseline(self):
+        assert baseline_changes(recorded(), recorded(AT + timedelta(days=1))) == []
+        assert baseline_changes(None, recorded()) == ["first baseline, of 3 canaries"]
 
-    def test_canaries_that_came_went_and_were_edited(self):
+    def test_added_removed_and_edited_canaries(self):
         edited = CanarySet(
             "clinic",
             (SET.canaries[0].model_copy(update={"expected_answer": "30"}), replace_id(SET.canaries[1], "open")),
         )
-        new = record([Run("r", tuple(result(c.id) for c in edited.canaries))], edited, at=AT)
-        told = changes(recorded(), new)
-        assert told[:2] == ["hours: is not measured any more", "bridge: is not measured any more"]
-        assert {"fee: was edited since", "open: is measured first"} < set(told)
+        new = record_baseline([CanaryRun("r", tuple(result(c.id) for c in edited.canaries))], edited, at=AT)
+        changes = baseline_changes(recorded(), new)
+        assert changes[:2] == ["hours: no longer measured", "bridge: no longer measured"]
+        assert {"fee: edited since the old baseline", "open: newly measured"} < set(changes)
 
-    def test_no_text_of_an_answer_is_told_or_kept(self, store):
+    def test_no_text_of_an_answer_is_reported_or_stored(self, store):
         secret = "The vault opens at midnight."
         found = recorded(fee=lambda n: result("fee", n, text=secret))
-        propose(store, found)
-        assert "vault" not in repr([e.body for e in store.scan()]) + repr(changes(recorded(), found))
+        propose_baseline(store, found)
+        assert "vault" not in repr([e.body for e in store.scan()]) + repr(baseline_changes(recorded(), found))
 
 
 def replace_id(canary, name):
     return canary.model_copy(update={"id": name})
 
 
-class TestUnknown:
-    def test_new_and_edited_canaries_are_unknown_and_the_others_keep_their_norms(self):
+class TestEditedCanaries:
+    def test_new_and_edited_canaries_have_no_baseline_and_the_others_keep_theirs(self):
         found = recorded()
         edited = CanarySet(
             "clinic",
@@ -251,71 +256,78 @@ class TestUnknown:
             ),
         )
         assert edited.fingerprint != found.fingerprint == SET.fingerprint
-        assert found.unknown(SET) == ()
-        assert found.unknown(edited) == ("hours", "tunnel")
-        assert found.documents(edited) == {"fee": ("fees#1", "fees#2")}
+        assert all(found.of(canary) for canary in SET.canaries)
+        assert [c.id for c in edited.canaries if found.of(c) is None] == ["hours", "tunnel"]
+        assert found.of(edited.canaries[0]).documents == ("fees#1", "fees#2")
+        known = {c.id: c.documents for c in watched_set(edited, found).canaries if c.documents}
+        assert known == {"fee": {"fees#1", "fees#2"}}
 
 
-class TestWatched:
-    def test_fits_what_the_monitor_needs(self):
-        found = watched(SET, recorded(), every=600, aside={"bridge"})
+class TestWatchedSet:
+    def test_combines_canaries_and_baseline(self):
+        found = watched_set(SET, recorded(), interval_s=600, outdated={"bridge"})
         fee, hours, bridge = found.canaries
-        assert (found.name, found.every) == ("clinic", 600)
-        assert (fee.id, fee.severity, fee.clean, fee.pages) == ("fee", Severity.CRITICAL, Clean(20, 0), True)
+        assert (found.name, found.interval_s) == ("clinic", 600)
+        assert (fee.id, fee.severity, fee.flakes, fee.alerts) == ("fee", Severity.CRITICAL, FlakeCounts(20, 0), True)
         assert fee.documents == {"fees#1", "fees#2"}
-        assert (hours.every, hours.pages) == (900.0, False)
-        assert bridge.pages is False
+        assert (hours.interval_s, hours.alerts) == (900.0, False)
+        assert bridge.alerts is False
 
-    def test_without_a_baseline_nothing_is_known(self):
-        assert {(k.clean, k.documents) for k in watched(SET).canaries} == {(Clean(), frozenset())}
+    def test_without_a_baseline_counts_are_zero(self):
+        assert {(k.flakes, k.documents) for k in watched_set(SET).canaries} == {(FlakeCounts(), frozenset())}
 
 
 class TestUpdates:
     digests = {"fees.md": "v1", "bridge.md": "v1", "other.md": "v1"}
 
-    def test_a_canary_whose_source_the_owner_changed_is_outdated(self, store):
+    def test_a_canary_whose_source_the_operator_changed_is_outdated(self, store):
         found = recorded(digests=self.digests)
-        assert found.norms["fee"].sources == {"fees.md": "v1"}
-        assert found.norms["bridge"].sources == {"bridge.md": "v1"}
-        assert found.norms["hours"].sources == {}
-        note_update(store, "default", ["fees.md", "other.md"], AT + timedelta(hours=1))
+        assert found.canaries["fee"].sources == {"fees.md": "v1"}
+        assert found.canaries["bridge"].sources == {"bridge.md": "v1"}
+        assert found.canaries["hours"].sources == {}
+        record_source_updates(store, "default", ["fees.md", "other.md"], AT + timedelta(hours=1))
         now = {"bridge.md": "v1", "other.md": "v2"}
-        assert outdated(found, now, updated(store, "default", AT)) == {"fee": ("fees.md",)}
+        assert outdated_canaries(found, now, updated_sources(store, "default", AT)) == {"fee": ("fees.md",)}
 
-    def test_what_changed_without_a_note_is_not(self, store):
+    def test_a_source_changed_without_a_record_makes_no_canary_outdated(self, store):
         found = recorded(digests=self.digests)
-        assert outdated(found, {"fees.md": "evil"}, updated(store, "default", AT)) == {}
-        note_update(store, "default", ["bridge.md"], AT + timedelta(hours=1))
-        assert outdated(found, {"fees.md": "evil"}, updated(store, "default", AT)) == {"bridge": ("bridge.md",)}
+        assert outdated_canaries(found, {"fees.md": "evil"}, updated_sources(store, "default", AT)) == {}
+        record_source_updates(store, "default", ["bridge.md"], AT + timedelta(hours=1))
+        assert outdated_canaries(found, {"fees.md": "evil"}, updated_sources(store, "default", AT)) == {
+            "bridge": ("bridge.md",)
+        }
 
-    def test_what_was_indexed_again_as_it_was_is_not(self, store):
-        note_update(store, "default", ["fees.md"], AT + timedelta(hours=1))
+    def test_a_source_indexed_again_unchanged_makes_no_canary_outdated(self, store):
+        record_source_updates(store, "default", ["fees.md"], AT + timedelta(hours=1))
         found = recorded(digests=self.digests)
-        assert outdated(found, self.digests, updated(store, "default", AT)) == {}
+        assert outdated_canaries(found, self.digests, updated_sources(store, "default", AT)) == {}
 
-    def test_notes_of_other_tenants_and_of_times_before_do_not_count(self, store):
-        note_update(store, "south", ["fees.md"], AT + timedelta(hours=1))
-        note_update(store, "default", ["fees.md"], AT - timedelta(hours=1))
-        assert updated(store, "default", AT) == frozenset()
+    def test_updates_of_other_tenants_and_earlier_ones_are_ignored(self, store):
+        record_source_updates(store, "south", ["fees.md"], AT + timedelta(hours=1))
+        record_source_updates(store, "default", ["fees.md"], AT - timedelta(hours=1))
+        assert updated_sources(store, "default", AT) == frozenset()
 
-    def test_a_long_list_is_kept_in_pieces(self, store, monkeypatch):
-        monkeypatch.setattr(module, "NAMES", 3)
+    def test_a_long_list_is_stored_in_batches(self, store, monkeypatch):
+        monkeypatch.setattr(module, "SOURCES_PER_EVENT", 3)
         names = [f"s{i}" for i in range(10)]
-        note_update(store, "default", names, AT)
-        assert updated(store, "default", AT) == set(names)
+        record_source_updates(store, "default", names, AT)
+        assert updated_sources(store, "default", AT) == set(names)
         assert len(store.scan("corpus-update")) == 4
-        note_update(store, "default", [], AT)
+        record_source_updates(store, "default", [], AT)
         assert len(store.scan("corpus-update")) == 4
 
-    def test_an_outdated_canary_fails_and_pages_nobody_and_a_deleted_document_does(self):
+    def test_an_outdated_canary_does_not_alarm_but_one_with_a_deleted_document_does(self):
         found = recorded(digests=self.digests)
-        for aside, alarmed in (((), ("fee",)), (("fee",), ())):
-            known, state, pages = watched(SET, found, aside=aside), State(), []
+        for outdated, expected in (((), ("fee",)), (("fee",), ())):
+            watched, state, alarmed = watched_set(SET, found, outdated=outdated), CusumState(), []
             for n in range(10):
                 results = [
-                    replace(result(c.id, status=Status.FAIL if c.id == "fee" else Status.PASS), run=f"clinic@{n:02d}")
+                    replace(
+                        result(c.id, status=CanaryStatus.FAIL if c.id == "fee" else CanaryStatus.PASS),
+                        run=f"clinic@{n:02d}",
+                    )
                     for c in SET.canaries
                 ]
-                told = step(state, results, known, Limits())
-                state, pages = told.state, [*pages, *told.alarmed]
-            assert tuple(pages) == alarmed
+                analysis = analyze_run(state, results, watched, AlarmLimits())
+                state, alarmed = analysis.state, [*alarmed, *analysis.alarmed]
+            assert tuple(alarmed) == expected

@@ -1,6 +1,5 @@
 import json
 import re
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -9,11 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from casemate.app import build
-from casemate.config import Part
+from casemate.config import PluginSpec
 from casemate.errors import DataError
-from casemate.monitor.canaries.canary import DIALECT, Canary, CanarySet, misfits, parse, read, schema
+from casemate.monitor.canaries.canary import Canary, CanarySet, unsupported_expectations
+from casemate.monitor.canaries.canary_file import (
+    JSON_SCHEMA_DIALECT,
+    canary_json_schema,
+    parse_canaries,
+    read_canaries,
+)
 from casemate.monitor.canaries.results import Severity
+from casemate.plugins import build
 
 PAGE = [
     {
@@ -73,13 +78,13 @@ PAGE = [
         'alert_on_deviation': True
     },
 ]  # fmt: skip
-"""The page's canaries, as they stand there."""
+"""The examples of the wiki page "Canary Queries", unchanged."""
 
 
 def faults(text, **options):
-    """What is wrong with a set: lines and messages."""
+    """Error messages of an invalid set, one per line."""
     with pytest.raises(DataError) as caught:
-        parse(text, "c.yaml", **options)
+        parse_canaries(text, "c.yaml", **options)
     return str(caught.value).splitlines()
 
 
@@ -87,15 +92,15 @@ def one(extra, head="- id: a\n  query: Why?\n"):
     return faults(head + "".join(f"  {row}\n" for row in extra.splitlines()))
 
 
-class TestThePage:
-    def test_its_canaries_load_as_they_are(self):
-        found = parse(json.dumps(PAGE), k=5)
+class TestWikiExamples:
+    def test_load_unchanged(self):
+        found = parse_canaries(json.dumps(PAGE), k=5)
         assert [c.id for c in found.canaries] == [row["id"] for row in PAGE]
         for canary, row in zip(found.canaries, PAGE, strict=True):
             assert {k: v for k, v in canary.model_dump(mode="json").items() if k in row} == row
         assert [Canary(**row) for row in PAGE] == list(found.canaries)
 
-    def test_what_it_leaves_out_has_the_page_s_defaults(self):
+    def test_defaults_are_those_of_the_wiki_page(self):
         canary = Canary(**PAGE[3])
         assert canary.alert_on_deviation is True
         assert canary.similarity_threshold == 0.9
@@ -109,13 +114,13 @@ class TestThePage:
 def test_a_file_is_a_list_or_a_mapping(tmp_path):
     path = tmp_path / "north.yaml"
     path.write_text("\ufeff- id: a\n  query: Wer?\n  expected_answer: Jörg ${HOME}\n", encoding="utf-8")
-    found = read(path)
+    found = read_canaries(path)
     assert (found.name, found.canaries[0].expected_answer) == ("north", "Jörg ${HOME}")
     path.write_text("name: mine\ncanaries:\n- id: a\n  query: Wer?\n  expected_refusal: true\n")
-    assert read(path).name == "mine"
+    assert read_canaries(path).name == "mine"
 
 
-def test_scalars_are_texts_as_they_are_written():
+def test_scalars_keep_their_text():
     text = """
 - id: 007
   query: 2020-05-01
@@ -128,18 +133,18 @@ def test_scalars_are_texts_as_they_are_written():
   min_cosine: .5
   severity: critical
   tags: [on]
-  every: 15m
+  interval: 15m
 """
-    (canary,) = parse(text).canaries
+    (canary,) = parse_canaries(text).canaries
     assert (canary.id, canary.query, canary.expected_answer) == ("007", "2020-05-01", "1.10")
     assert canary.expected_answer_contains == ("yes", "30", "1e3")
     assert (canary.min_unique_sources, canary.expected_refusal, canary.min_cosine) == (3, False, 0.5)
     assert canary.expected_documents == ("0x1f",)
-    assert (canary.severity, canary.tags, canary.interval) == (Severity.CRITICAL, ("on",), timedelta(minutes=15))
+    assert (canary.severity, canary.tags, canary.interval_s) == (Severity.CRITICAL, ("on",), 15 * 60)
 
 
-class TestMistakes:
-    def test_all_are_told_each_with_its_line(self):
+class TestErrors:
+    def test_all_are_reported_with_their_lines(self):
         text = """\
 canaries:
 - id: a
@@ -158,32 +163,32 @@ canaries:
 - just a text
 """
         assert faults(text) == [
-            "c.yaml:4: canary 'a': expected_answr is no known key; nearest: expected_answer",
+            "c.yaml:4: canary 'a': unknown key 'expected_answr'; did you mean 'expected_answer'?",
             "c.yaml:6: canary 'b': query is ['Why', 'not']: input should be a valid string",
             "c.yaml:7: canary 'b': min_cosine is '1.5': input should be less than or equal to 1",
-            "c.yaml:8: canary 'a': its id is that of line 2, too",
+            "c.yaml:8: canary 'a': duplicate id, first used in line 2",
             "c.yaml:10: canary 'a': expected_refusal is 'maybe': input should be a valid boolean, "
             "unable to interpret input",
             "c.yaml:11: canary 4: id is missing",
             "c.yaml:14: canary 4: expected_sources.1 is ['y']: input should be a valid string",
-            "c.yaml:15: canary 5: must hold keys and values, such as id, category, query, expected_answer",
+            "c.yaml:15: canary 5: must be a mapping with keys such as id, category, query, expected_answer",
         ]
 
     @pytest.mark.parametrize(
         ("text", "message"),
         [
-            ("", "c.yaml: holds no canaries; write a list of them, at least one"),
-            ("[]", "c.yaml:1: holds no canaries; write a list of them, at least one"),
-            ("\n\ncanaries: []", "c.yaml:3: holds no canaries; write a list of them, at least one"),
-            ("just text", "c.yaml:1: holds no canaries; write a list of them, at least one"),
-            ("name: x\ncanary: []", "c.yaml:2: canary is no known key; known: name, canaries"),
-            ("name: x", "c.yaml:1: the key canaries is missing; known: name, canaries"),
-            ("- id: a\n  query: b: c", "c.yaml:2: no valid YAML: mapping values are not allowed here"),
-            ("- &x {id: a}\n- *x", "c.yaml:2: no valid YAML: aliases (*name) are not allowed"),
-            ("- id: a\n---\n- id: b", "c.yaml:2: no valid YAML: but found another document"),
-            ("\x00", "c.yaml: no valid YAML: unacceptable character"),
-            ("[" * 100_000, "c.yaml: no valid YAML: too deeply nested"),
-            ("x" * 5_000_001, "c.yaml has 5,000,001 characters; at most 5,000,000 are read"),
+            ("", "c.yaml: no canaries; write a list with at least one"),
+            ("[]", "c.yaml:1: no canaries; write a list with at least one"),
+            ("\n\ncanaries: []", "c.yaml:3: no canaries; write a list with at least one"),
+            ("just text", "c.yaml:1: no canaries; write a list with at least one"),
+            ("name: x\ncanary: []", "c.yaml:2: unknown key 'canary'; did you mean 'canaries'? allowed: name, canaries"),
+            ("name: x", "c.yaml:1: the key 'canaries' is missing; allowed: name, canaries"),
+            ("- id: a\n  query: b: c", "c.yaml:2: invalid YAML: mapping values are not allowed here"),
+            ("- &x {id: a}\n- *x", "c.yaml:2: invalid YAML: aliases (*name) are not allowed"),
+            ("- id: a\n---\n- id: b", "c.yaml:2: invalid YAML: but found another document"),
+            ("\x00", "c.yaml: invalid YAML: unacceptable character"),
+            ("[" * 100_000, "c.yaml: invalid YAML: too deeply nested"),
+            ("x" * 5_000_001, "c.yaml has 5,000,001 characters; at most 5,000,000 are allowed"),
         ],
     )
     def test_of_the_whole_file(self, text, message):
@@ -192,49 +197,50 @@ canaries:
     @pytest.mark.parametrize(
         ("extra", "message"),
         [
-            ("category: x", "c.yaml:1: canary 'a': expects nothing, so it could never fail"),
-            ("expected_source_diversity: false", "c.yaml:1: canary 'a': expects nothing"),
+            ("category: x", "c.yaml:1: canary 'a': has no expectation, so it could never fail"),
+            ("expected_source_diversity: false", "c.yaml:1: canary 'a': has no expectation"),
             (
                 "expected_answer: Paris\nexpected_answer: Lyon",
-                "c.yaml:4: canary 'a': expected_answer stands twice, first",
+                "c.yaml:4: canary 'a': duplicate key 'expected_answer', first in line 3",
             ),
             ("expected_answer:\nexpected_refusal: true", "c.yaml:3: canary 'a': expected_answer has no value"),
             (
-                "expected_answer: Paris\nevery: 5 minutes",
-                "c.yaml:4: canary 'a': every is '5 minutes': write a number and",
+                "expected_answer: Paris\ninterval: 5 minutes",
+                "c.yaml:4: canary 'a': interval is '5 minutes': write a number and",
             ),
-            ("expected_answer: Paris\nevery: 0m", "c.yaml:4: canary 'a': every is '0m'"),
-            ("expected_answer: '?!'", "c.yaml:3: canary 'a': expected_answer is '?!', which has no words"),
-            ("should_not_contain: ['']", "c.yaml:3: canary 'a': should_not_contain is '', which has no words"),
+            ("expected_answer: Paris\ninterval: 0m", "c.yaml:4: canary 'a': interval is '0m'"),
+            ("expected_answer: '?!'", "c.yaml:3: canary 'a': expected_answer is '?!', which contains no words"),
+            ("should_not_contain: ['']", "c.yaml:3: canary 'a': should_not_contain is '', which contains no words"),
             (
                 "expected_answer: the Old System\nshould_not_contain: [x, systems]",
-                "c.yaml:4: canary 'a': should_not_contain holds 'systems', which the expected 'the Old System' says",
+                "c.yaml:4: canary 'a': should_not_contain contains 'systems', which the expected 'the Old System' "
+                "contains",
             ),
             (
                 "expected_answer_contains: [Paris]\nshould_not_contain: [paris]",
-                "c.yaml:4: canary 'a': should_not_contain holds 'paris', which the expected 'Paris' says",
+                "c.yaml:4: canary 'a': should_not_contain contains 'paris', which the expected 'Paris' contains",
             ),
             (
                 "expected_refusal: true\nexpected_answer: Paris",
-                "c.yaml:4: canary 'a': expected_answer is 'Paris', against an answer that declines",
+                "c.yaml:4: canary 'a': expected_answer is 'Paris', but the answer must be a refusal",
             ),
             (
                 "expected_refusal: false\nexpected_answer: I don't know.",
-                "c.yaml:4: canary 'a': expected_answer is \"I don't know.\", against an answer that does not decline",
+                "c.yaml:4: canary 'a': expected_answer is \"I don't know.\", but the answer must not be a refusal",
             ),
             ("expected_refusal: false\nexpected_behavior: refuse", "c.yaml:3: canary 'a': expected_refusal is false"),
             ("expected_refusal: true\nexpected_behavior: explain_x", "c.yaml:3: canary 'a': expected_refusal is true"),
             ("expected_behavior: responses_should_be_similar", "c.yaml:3: canary 'a': expected_behavior is 'resp"),
-            ("expected_behavior: be_nice", "c.yaml:3: canary 'a': expected_behavior is 'be_nice', which only a judge"),
+            ("expected_behavior: be_nice", "c.yaml:3: canary 'a': expected_behavior is 'be_nice', which needs a judge"),
             (
                 "expected_behavior: explain_",
-                "c.yaml:3: canary 'a': expected_behavior is 'explain_', which only a judge",
+                "c.yaml:3: canary 'a': expected_behavior is 'explain_', which needs a judge",
             ),
             ("expected_answer: x\nmax_rank: 1", "c.yaml:4: canary 'a': max_rank needs expected_documents"),
             ("expected_answer: x\nmin_cosine: 0", "c.yaml:4: canary 'a': min_cosine needs expected_documents"),
             (
                 "min_unique_sources: 2\nexpected_source_diversity: false",
-                "c.yaml:3: canary 'a': min_unique_sources is given",
+                "c.yaml:3: canary 'a': min_unique_sources contradicts",
             ),
             (
                 "min_unique_sources: three",
@@ -242,43 +248,47 @@ canaries:
             ),
             ("expected_answer: x\nsimilarity_threshold: nan", "c.yaml:4: canary 'a': similarity_threshold is 'nan'"),
             ("expected_answer: x\nbaseline_query: ' '", "c.yaml:4: canary 'a': baseline_query is ' ': it must not be"),
-            ("expected_answer: x\n<<: {query: y}", "c.yaml:4: canary 'a': << is no known key"),
+            (
+                "expected_answer: x\nevery: 5m",
+                "c.yaml:4: canary 'a': unknown key 'every'; it is called 'interval' now",
+            ),
+            ("expected_answer: x\n<<: {query: y}", "c.yaml:4: canary 'a': unknown key '<<'"),
             ("expected_answer: x\nseverity: dire", "c.yaml:4: canary 'a': severity is 'dire': input should be 'low'"),
             ("expected_answer: x\ntags: sea", "c.yaml:4: canary 'a': tags is 'sea': input should be a valid tuple"),
         ],
     )
     def test_of_one_canary(self, extra, message):
-        (told,) = one(extra)
-        assert told.startswith(message)
+        (error,) = one(extra)
+        assert error.startswith(message)
 
-    def test_a_blank_question_or_id(self):
+    def test_blank_question_or_id(self):
         assert faults("- id: ' '\n  query: ''\n  expected_answer: x") == [
-            "c.yaml:1: canary ' ': id is ' ': it must not be blank, nor begin or end so",
+            "c.yaml:1: canary ' ': id is ' ': it must not be blank, nor begin or end with a blank",
             "c.yaml:2: canary ' ': query is '': string should have at least 1 character",
         ]
 
-    def test_of_a_canary_made_in_python(self):
-        with pytest.raises(ValidationError, match="expects nothing"):
+    def test_of_a_canary_built_in_python(self):
+        with pytest.raises(ValidationError, match="has no expectation"):
             Canary(id="a", query="b")
 
-    def test_a_file_that_is_not_there_or_no_text(self, tmp_path):
+    def test_missing_or_binary_file(self, tmp_path):
         with pytest.raises(DataError, match="cannot read the canaries .*: No such file"):
-            read(tmp_path / "none.yaml")
+            read_canaries(tmp_path / "none.yaml")
         (tmp_path / "b.yaml").write_bytes(b"\xff\xfe\xfa")
         with pytest.raises(DataError, match="cannot read the canaries"):
-            read(tmp_path / "b.yaml")
+            read_canaries(tmp_path / "b.yaml")
 
     @given(st.text(max_size=120))
-    def test_any_text_is_a_set_or_a_data_error(self, text):
+    def test_any_text_gives_a_set_or_a_data_error(self, text):
         for candidate in (text, f"- id: a\n  query: b\n  expected_answer: {text}"):
             try:
-                assert parse(candidate).canaries
+                assert parse_canaries(candidate).canaries
             except DataError as error:
                 assert str(error).startswith("canaries.yaml")
 
 
-class TestMeetable:
-    def test_a_refusal_may_repeat_what_should_not_be_said(self):
+class TestUnsupportedExpectations:
+    def test_a_refusal_may_repeat_a_forbidden_phrase(self):
         Canary(
             id="a",
             query="What is the password?",
@@ -286,7 +296,7 @@ class TestMeetable:
             should_not_contain=["password"],
         )
 
-    def test_a_refusal_may_be_expected_to_say_where_to_ask(self):
+    def test_a_refusal_may_have_expected_phrases(self):
         Canary(id="a", query="b", expected_refusal=True, expected_answer_contains=["contact support"])
 
     @pytest.mark.parametrize(
@@ -298,18 +308,18 @@ class TestMeetable:
             ({"expected_documents": "a", "max_rank": 6}, "max_rank"),
         ],
     )
-    def test_no_more_can_be_expected_than_k_documents(self, expected, field):
+    def test_at_most_k_documents_can_be_expected(self, expected, field):
         expected = {k: list(v) if isinstance(v, str) else v for k, v in expected.items()}
         canary = Canary(id="a", query="b", **expected)
-        assert [f.field for f in misfits(canary, k=5)] == [field]
-        assert misfits(canary, k=6) == misfits(canary) == []
+        assert [f.field for f in unsupported_expectations(canary, k=5)] == [field]
+        assert unsupported_expectations(canary, k=6) == unsupported_expectations(canary) == []
         row = json.dumps([{"id": "a", "query": "b"} | expected])
         assert f"{field} needs 6" in faults(row, k=5)[0]
 
     def test_dominance_and_diversity_need_documents_too(self):
         canary = Canary(id="a", query="b", alert_on_single_source_dominance=True, expected_source_diversity=True)
-        assert [f.field for f in misfits(canary, k=2)] == ["alert_on_single_source_dominance"]
-        assert {f.field for f in misfits(canary, k=1)} == {
+        assert [f.field for f in unsupported_expectations(canary, k=2)] == ["alert_on_single_source_dominance"]
+        assert {f.field for f in unsupported_expectations(canary, k=1)} == {
             "alert_on_single_source_dominance",
             "expected_source_diversity",
         }
@@ -328,22 +338,24 @@ class TestMeetable:
             ({"expected_answer": "x"}, {}),
         ],
     )
-    def test_what_a_target_must_tell(self, expected, need):
+    def test_details_that_a_target_must_report(self, expected, need):
         canary = Canary(id="a", query="b", **expected)
-        assert {f.field for f in misfits(canary, tells=frozenset())} == set(need)
-        assert misfits(canary, tells=frozenset(need.values())) == misfits(canary) == []
+        assert {f.field for f in unsupported_expectations(canary, tells=frozenset())} == set(need)
+        assert (
+            unsupported_expectations(canary, tells=frozenset(need.values())) == unsupported_expectations(canary) == []
+        )
 
-    def test_what_needs_a_judge_or_an_embedder(self):
+    def test_keys_that_need_a_judge_or_an_embedder(self):
         sentence = Canary(id="a", query="b", expected_behavior="It greets the asker.")
-        assert [f.field for f in misfits(sentence)] == ["expected_behavior"]
-        assert misfits(sentence, judge=True) == []
+        assert [f.field for f in unsupported_expectations(sentence)] == ["expected_behavior"]
+        assert unsupported_expectations(sentence, has_judge=True) == []
         pair = Canary(id="a", query="b", baseline_query="c")
-        assert [f.field for f in misfits(pair, embeds=False)] == ["baseline_query"]
+        assert [f.field for f in unsupported_expectations(pair, has_embedder=False)] == ["baseline_query"]
         text = '[{"id": "a", "query": "b", "expected_behavior": "It greets."}]'
-        assert parse(text, judge=True).canaries[0].judged
+        assert parse_canaries(text, judge=True).canaries[0].needs_judge
 
 
-def test_the_fingerprint_is_that_of_the_content():
+def test_fingerprint_depends_on_content_only():
     a, b = (Canary(id=name, query="q", expected_answer="x") for name in "ab")
     found = CanarySet("one", (a, b)).fingerprint
     assert found == CanarySet("two", (b, a)).fingerprint
@@ -354,24 +366,24 @@ def test_the_fingerprint_is_that_of_the_content():
 
 class TestSchema:
     def test_describes_every_key(self):
-        found = schema()
-        assert found["$schema"] == DIALECT
+        found = canary_json_schema()
+        assert found["$schema"] == JSON_SCHEMA_DIALECT
         keys = found["$defs"]["Canary"]["properties"]
         assert set(keys) == set(Canary.model_fields)
         assert all(key.get("description") for key in keys.values())
         assert found["$defs"]["Canary"]["required"] == ["id", "query"]
         assert found["$defs"]["Canary"]["additionalProperties"] is False
 
-    def test_all_references_lead_somewhere(self):
-        found = schema()
+    def test_all_references_resolve(self):
+        found = canary_json_schema()
         names = re.findall(r'"#/\$defs/(\w+)"', json.dumps(found))
         assert {"Canary", "Severity"} == set(names) <= set(found["$defs"])
 
-    def test_holds_for_the_page_s_canaries_and_not_for_mistakes(self):
-        assert fits(PAGE)
-        assert fits({"name": "x", "canaries": PAGE})
+    def test_accepts_the_wiki_examples_and_rejects_errors(self):
+        assert matches(PAGE)
+        assert matches({"name": "x", "canaries": PAGE})
         for wrong in ([], {"canaries": []}, {"name": "x"}, {"canaries": PAGE, "x": 1}, "text"):
-            assert not fits(wrong)
+            assert not matches(wrong)
         for wrong in (
             {"expected_answr": "x"},
             {"severity": "dire"},
@@ -380,8 +392,8 @@ class TestSchema:
             {"query": ""},
             {"min_cosine": "x"},
         ):
-            assert not fits([PAGE[0] | wrong])
-        assert not fits([{"id": "a"}])
+            assert not matches([PAGE[0] | wrong])
+        assert not matches([{"id": "a"}])
 
 
 KINDS = {
@@ -395,33 +407,33 @@ KINDS = {
 }
 
 
-def fits(value, rule=None):  # noqa: PLR0911
-    """Whether a value fits the schema: as much of draft 2020-12 as the schema uses. jsonschema 4 says the same."""
-    rule = schema() if rule is None else rule
+def matches(value, rule=None):  # noqa: PLR0911
+    """Whether a value matches the schema: the part of draft 2020-12 that it uses. jsonschema 4 agrees."""
+    rule = canary_json_schema() if rule is None else rule
     if "$ref" in rule:
-        return fits(value, schema()["$defs"][rule["$ref"].rpartition("/")[2]])
+        return matches(value, canary_json_schema()["$defs"][rule["$ref"].rpartition("/")[2]])
     if "anyOf" in rule:
-        return any(fits(value, option) for option in rule["anyOf"])
+        return any(matches(value, option) for option in rule["anyOf"])
     if not isinstance(value, KINDS[rule["type"]]) or (isinstance(value, bool) and rule["type"] != "boolean"):
         return False
     if isinstance(value, list):
-        return len(value) >= rule.get("minItems", 0) and all(fits(item, rule["items"]) for item in value)
+        return len(value) >= rule.get("minItems", 0) and all(matches(item, rule["items"]) for item in value)
     if isinstance(value, dict):
         keys = rule["properties"]
         known = keys.keys() >= value.keys() >= set(rule["required"])
-        return known and all(fits(item, keys[key]) for key, item in value.items())
+        return known and all(matches(item, keys[key]) for key, item in value.items())
     if isinstance(value, str):
         return value in rule.get("enum", [value]) and len(value) >= rule.get("minLength", 0)
     return value is None or rule.get("minimum", value) <= value <= rule.get("maximum", value)
 
 
-def test_the_sets_on_the_page_of_the_documentation_can_be_read():
+def test_sets_in_the_documentation_load():
     page = (Path(__file__).parents[2] / "docs/how-to/write-canaries.md").read_text()
     blocks = re.findall(r"^```yaml\n(.*?)^```", page, re.M | re.S)
-    found = {c.id: c for c in parse(blocks[0], k=5).canaries}
+    found = {c.id: c for c in parse_canaries(blocks[0], k=5).canaries}
     for row in PAGE:
         if row["id"] in found and row["id"] != "backdoor-canary-001":
             assert found[row["id"]].model_dump(include=set(row)) == Canary(**row).model_dump(include=set(row))
-    build("target", Part.model_validate(yaml.safe_load(blocks[1])["monitor"]["target"]))
+    build("target", PluginSpec.model_validate(yaml.safe_load(blocks[1])["monitor"]["target"]))
     for name in Canary.model_fields:
         assert f"`{name}" in page or f"{name}:" in page, name

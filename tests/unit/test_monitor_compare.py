@@ -8,26 +8,34 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest, norm
 
+from casemate.backends.target_answers import partial_answer
 from casemate.errors import ConfigError
 from casemate.monitor.canaries.canary import Canary
-from casemate.monitor.canaries.results import Deviation, Result, Status
-from casemate.monitor.drift.compare import Conclusion, compare, judged, paired_interval, paired_p, rank_biased_overlap
+from casemate.monitor.canaries.results import CanaryResult, CanaryStatus, Deviation
+from casemate.monitor.canaries.run import CanaryRunner
+from casemate.monitor.drift.compare import (
+    Conclusion,
+    compare_results,
+    compare_targets,
+    paired_interval,
+    paired_p,
+    rank_biased_overlap,
+)
 from casemate.protocols import Target
-from casemate.remote import told
 from tests.fakes import BagOfWords
 
 AT = datetime(2026, 3, 1, tzinfo=UTC)
 
 
 def results(passes, name="c", asked=None, **fields):
-    """For each canary, how often it passed of how many."""
+    """Results of canaries, given how often each passed."""
     asked = asked or max([*passes, 1])
     return [
-        Result(
+        CanaryResult(
             f"{name}{i}",
             f"r{n}",
             AT,
-            Status.PASS if n < count else Status.FAIL,
+            CanaryStatus.PASS if n < count else CanaryStatus.FAIL,
             () if n < count else (Deviation("answer_mismatch", ""),),
             **({"documents": ("a", "b"), "text": "yes"} | fields),
         )
@@ -36,8 +44,8 @@ def results(passes, name="c", asked=None, **fields):
     ]
 
 
-class Sayer(Target):
-    """Answers by the question, and counts; of some it knows nothing."""
+class ScriptedTarget(Target):
+    """Answers by a function of the question, and records the order."""
 
     def __init__(self, answer, order=None, tells=frozenset()):
         self.answer, self.tells, self.order = answer, tells, order if order is not None else []
@@ -47,7 +55,7 @@ class Sayer(Target):
         answer = self.answer(query.text)
         if isinstance(answer, Exception):
             raise answer
-        return told(answer)
+        return partial_answer(answer)
 
 
 def canaries(count):
@@ -55,23 +63,23 @@ def canaries(count):
 
 
 def compared(first, second, count=10, **options):
-    return asyncio.run(compare(canaries(count), first, second, **options))
+    return asyncio.run(compare_targets(CanaryRunner(canaries(count), first), second, **options))
 
 
-class TestTest:
+class TestPairedTest:
     @given(st.lists(st.integers(-3, 3), max_size=9))
-    def test_is_the_share_of_all_signs(self, differences):
+    def test_equals_enumeration_of_signs(self, differences):
         total = abs(sum(differences))
         signs = list(itertools.product((-1, 1), repeat=len(differences)))
         far = sum(abs(sum(s * d for s, d in zip(sign, differences, strict=True))) >= total for sign in signs)
         assert paired_p(differences) == pytest.approx(far / len(signs))
 
     @given(st.integers(0, 30), st.integers(0, 30), st.integers(1, 7))
-    def test_is_mcnemar_s_where_all_differ_alike(self, gains, losses, size):
+    def test_equals_mcnemar_for_equal_sizes(self, gains, losses, size):
         expected = binomtest(gains, gains + losses).pvalue if gains + losses else 1.0
         assert paired_p([size] * gains + [-size] * losses + [0] * 5) == pytest.approx(expected)
 
-    def test_holds_its_level_when_nothing_differs(self):
+    def test_keeps_its_significance_level(self):
         rng = np.random.default_rng(3)
         hits = 0
         for _ in range(2000):
@@ -79,7 +87,7 @@ class TestTest:
             hits += paired_p((rng.binomial(5, flake) - rng.binomial(5, flake)).tolist()) <= 0.05
         assert 0.02 < hits / 2000 <= 0.055
 
-    def test_sees_what_is_there(self):
+    def test_detects_a_difference(self):
         rng = np.random.default_rng(4)
         hits = sum(
             paired_p((rng.binomial(5, np.full(50, 0.8)) - rng.binomial(5, np.full(50, 0.95))).tolist()) <= 0.05
@@ -95,14 +103,14 @@ class TestInterval:
         assert paired_interval(0, 0, count) == pytest.approx((-z2 / (count + z2), z2 / (count + z2)))
 
     @given(st.integers(1, 60), st.data())
-    def test_holds_the_difference_and_turns_with_it(self, count, data):
+    def test_contains_the_difference_and_is_antisymmetric(self, count, data):
         gain = data.draw(st.floats(0, count))
         loss = data.draw(st.floats(0, count - gain))
         low, high = paired_interval(gain, loss, count)
         assert -1 <= low <= (gain - loss) / count <= high <= 1
         assert paired_interval(loss, gain, count) == pytest.approx((-high, -low), abs=1e-6)
 
-    def test_is_the_score_interval_by_another_way(self):
+    def test_equals_the_score_interval_by_search(self):
         def chi(delta, gain, loss, count):  # the score statistic, its nuisance parameter found by search
             q = np.linspace(max(0, -delta), (1 - delta) / 2, 200_001)[1:-1]
             same = 1 - 2 * q - delta
@@ -114,11 +122,11 @@ class TestInterval:
             for end in paired_interval(gain, loss, count):
                 assert chi(end, gain, loss, count) == pytest.approx(norm.ppf(0.975) ** 2, rel=1e-3)
 
-    def test_of_the_difference_covers_the_truth(self):
+    def test_covers_the_true_difference(self):
         rng, missed = np.random.default_rng(6), 0
         for _ in range(400):
             a, b = rng.binomial(1, 0.9, 60), rng.binomial(1, 0.8, 60)
-            found = judged(results(a.tolist(), asked=1), results(b.tolist(), asked=1)).difference
+            found = compare_results(results(a.tolist(), asked=1), results(b.tolist(), asked=1)).difference
             missed += not found.low <= -0.1 <= found.high
         assert missed <= 28  # 5 % of 400, and chance
 
@@ -126,64 +134,64 @@ class TestInterval:
 class TestConclusion:
     def test_worse_and_better(self):
         good, bad = results([5] * 40), results([0] * 10 + [5] * 30)
-        found = judged(good, bad)
+        found = compare_results(good, bad)
         assert found.conclusion is Conclusion.WORSE
         assert found.difference.value == pytest.approx(-0.25)
         assert found.difference.low < -0.25 < found.difference.high < 0
         assert found.rates == (1.0, 0.75)
-        assert judged(bad, good).conclusion is Conclusion.BETTER
-        assert judged(bad, good).difference.value == -found.difference.value
+        assert compare_results(bad, good).conclusion is Conclusion.BETTER
+        assert compare_results(bad, good).difference.value == -found.difference.value
 
     def test_no_difference_needs_enough_canaries(self):
-        assert judged(results([5] * 50), results([5] * 50)).conclusion is Conclusion.SAME
-        assert judged(results([5] * 20), results([5] * 20)).conclusion is Conclusion.UNCLEAR
-        assert judged(results([5] * 20), results([5] * 20), tolerance=0.25).conclusion is Conclusion.SAME
+        assert compare_results(results([5] * 50), results([5] * 50)).conclusion is Conclusion.SAME
+        assert compare_results(results([5] * 20), results([5] * 20)).conclusion is Conclusion.UNCLEAR
+        assert compare_results(results([5] * 20), results([5] * 20), tolerance=0.25).conclusion is Conclusion.SAME
 
-    def test_two_flips_of_fifty_are_too_few_but_named(self):
-        found = judged(results([5] * 50), results([0, 0] + [5] * 48))
+    def test_two_flips_of_fifty_are_inconclusive_but_listed(self):
+        found = compare_results(results([5] * 50), results([0, 0] + [5] * 48))
         assert found.conclusion is Conclusion.UNCLEAR
         assert [(p.canary, p.flip) for p in found.flips] == [("c0", Conclusion.WORSE), ("c1", Conclusion.WORSE)]
         assert found.flips[0].deviations == ("answer_mismatch",)
 
-    def test_flaky_canaries_flip_nothing(self):
-        assert judged(results([5, 2]), results([1, 4], asked=5)).flips == ()
+    def test_flaky_canaries_are_no_flips(self):
+        assert compare_results(results([5, 2]), results([1, 4], asked=5)).flips == ()
 
-    def test_no_canaries_no_conclusion(self):
-        found = judged([], [])
+    def test_without_canaries_it_is_inconclusive(self):
+        found = compare_results([], [])
         assert (found.conclusion, found.p, found.difference.low, found.difference.high) == (
             Conclusion.UNCLEAR,
             1.0,
             -1.0,
             1.0,
         )
-        assert found.overlap is found.alike is None
+        assert found.overlap is found.cosine is None
 
-    def test_canaries_in_error_are_left_out_and_named(self):
+    def test_canaries_with_errors_are_left_out_and_listed(self):
         second = results([5] * 10)
-        second[0] = Result("c0", "r0", AT, Status.ERROR, error="late")
-        found = judged(results([5] * 10), second)
+        second[0] = CanaryResult("c0", "r0", AT, CanaryStatus.ERROR, error="late")
+        found = compare_results(results([5] * 10), second)
         assert found.left_out == {"c0": (0, 1)}
         assert len(found.pairs) == 9
 
 
-class TestLikeness:
+class TestSimilarity:
     def test_contexts_and_answers(self):
         one = results([5], documents=("a", "b"), text="seven crowns")
         other = results([5], documents=("a", "c"), text="ninety marks")
-        found = judged(one, other, BagOfWords())
+        found = compare_results(one, other, BagOfWords())
         assert found.overlap == pytest.approx((1 + 0.9 * 0.5) / 1.9)
         E = BagOfWords().embed(["seven crowns", "ninety marks"])
-        assert found.alike == pytest.approx(float(E[0] @ E[1]))
-        assert judged(one, one, BagOfWords()).alike == 1.0
-        assert judged(one, other).alike is None
+        assert found.cosine == pytest.approx(float(E[0] @ E[1]))
+        assert compare_results(one, one, BagOfWords()).cosine == 1.0
+        assert compare_results(one, other).cosine is None
 
-    def test_sources_do_where_no_ids_are_told(self):
+    def test_sources_are_compared_without_ids(self):
         one, other = results([1], documents=(), sources=("s",)), results([1], documents=(), sources=("t",))
-        assert judged(one, other).overlap == 0.0
-        assert judged(results([1], documents=()), results([1], documents=())).overlap is None
+        assert compare_results(one, other).overlap == 0.0
+        assert compare_results(results([1], documents=()), results([1], documents=())).overlap is None
 
     @given(st.lists(st.sampled_from("abcdefg"), unique=True), st.lists(st.sampled_from("abcdefg"), unique=True))
-    def test_overlap_by_hand(self, one, other):
+    def test_overlap_equals_its_definition(self, one, other):
         depth = max(len(one), len(other))
         weights = [0.9**d for d in range(depth)]
         shared = sum(w * len([x for x in one[: d + 1] if x in other[: d + 1]]) / (d + 1) for d, w in enumerate(weights))
@@ -198,7 +206,7 @@ class TestLikeness:
 class TestAsking:
     def test_both_are_asked_equally_often_in_turn(self):
         order = []
-        first, second = Sayer(lambda q: "yes", order), Sayer(lambda q: "yes", order)
+        first, second = ScriptedTarget(lambda q: "yes", order), ScriptedTarget(lambda q: "yes", order)
         found = compared(first, second, count=3, repeats=4)
         assert found.repeats == 4
         rounds = [order[i * 3][0] for i in range(8)]
@@ -207,24 +215,26 @@ class TestAsking:
             (who, f"question {i}"): 4 for who in (first, second) for i in range(3)
         }
 
-    def test_the_worse_is_found(self):
-        second = Sayer(lambda q: "no" if q in {f"question {i}" for i in range(8)} else "yes")
-        found = compared(Sayer(lambda q: "yes"), second)
+    def test_a_worse_system_is_detected(self):
+        second = ScriptedTarget(lambda q: "no" if q in {f"question {i}" for i in range(8)} else "yes")
+        found = compared(ScriptedTarget(lambda q: "yes"), second)
         assert found.conclusion is Conclusion.WORSE
         assert {p.canary for p in found.flips} == {f"c{i}" for i in range(8)}
 
-    def test_one_that_is_dead_leaves_nothing_to_compare(self):
-        found = compared(Sayer(lambda q: "yes"), Sayer(lambda q: OSError("gone")), repeats=2)
+    def test_an_unreachable_target_leaves_no_pairs(self):
+        found = compared(ScriptedTarget(lambda q: "yes"), ScriptedTarget(lambda q: OSError("gone")), repeats=2)
         assert found.pairs == ()
         assert found.left_out == {f"c{i}": (0, 2) for i in range(10)}
         assert found.conclusion is Conclusion.UNCLEAR
 
-    def test_what_one_of_them_cannot_tell_is_refused(self):
+    def test_unsupported_expectations_are_refused(self):
         wanting = [Canary(id="c", query="why", expected_documents=("d",))]
-        with pytest.raises(ConfigError, match="needs a target that tells its ids"):
-            asyncio.run(compare(wanting, Sayer(lambda q: "x"), Sayer(lambda q: "x")))
+        with pytest.raises(ConfigError, match="needs a target that reports ids"):
+            asyncio.run(
+                compare_targets(CanaryRunner(wanting, ScriptedTarget(lambda q: "x")), ScriptedTarget(lambda q: "x"))
+            )
 
     @pytest.mark.parametrize("wrong", [{"repeats": 0}, {"tolerance": 0.0}, {"tolerance": 1.0}])
     def test_numbers_out_of_range(self, wrong):
-        with pytest.raises(ConfigError, match="at least 1, and between 0 and 1"):
-            compared(Sayer(lambda q: "yes"), Sayer(lambda q: "yes"), **wrong)
+        with pytest.raises(ConfigError, match="repeats must be at least 1, tolerance between 0 and 1"):
+            compared(ScriptedTarget(lambda q: "yes"), ScriptedTarget(lambda q: "yes"), **wrong)

@@ -1,6 +1,6 @@
-"""Nobody is paged for nothing: false alarms and delays of the tests, by simulation.
+"""Rate of false alarms, and delay of true ones, by simulation.
 
-That the simulation and the monitor alarm in the same runs is shown in test_monitor_gauges.py.
+test_monitor_cusum.py shows that simulation and monitor alarm in the same runs.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ def test_fifty_canaries_of_one_percent_flake_raise_at_most_one_false_alert_in_a_
     _, _, high = interval(found.alerts, found.runs)
     assert found.runs == 30_000
     assert high <= 1.0
-    assert found.repeats / found.runs <= 2.7  # what it costs to ask failures again
+    assert found.repeats / found.runs <= 2.7  # the cost of repetitions
 
 
-def test_canaries_that_flake_more_than_others_do_not_spoil_it():
+def test_canaries_with_higher_flake_rates_keep_the_budget():
     rate = np.concatenate([np.full(40, 0.002), np.full(8, 0.05), np.full(2, 0.1)])
     found = simulate(uniform(4, 100, 50), quiet(300, rate), 20, baseline(3, 100, 50, 20, rate))
     assert interval(found.alerts, found.runs)[2] <= 1.0
 
 
-def test_a_budget_is_kept_even_by_canaries_that_flake_just_as_their_bound_says():
-    """The promise itself, where nothing is left to spare: 300 runs for one false alarm, at the rate of the bound."""
+def test_the_budget_is_kept_at_the_bound_of_the_flake_rate():
+    """The guarantee without slack: 300 runs per false alarm, at the rate of the bound."""
     rate = np.full(10, 0.155)  # the bound is .156
     failed = np.full((200, 10), 12)
     found = simulate(uniform(7, 200, 10), quiet(300, rate), 100, failed, budget=300.0, confirm=2)
@@ -39,7 +39,7 @@ def test_a_budget_is_kept_even_by_canaries_that_flake_just_as_their_bound_says()
     assert interval(found.alerts, found.runs)[0] <= 1000 / 300
 
 
-def test_a_canary_that_always_fails_is_told_of_in_the_first_run():
+def test_a_canary_that_always_fails_alarms_in_the_first_run():
     for asked in (20, 100):
         assert (delays(1.0, asked, 0.0, sets=20, longest=5) == 1).all()
     flaked = delays(1.0, 100, 0.01, sets=200, longest=5)
@@ -47,17 +47,17 @@ def test_a_canary_that_always_fails_is_told_of_in_the_first_run():
     assert (delays(1.0, 200, 0.0, sets=20, confirm=0, longest=9) == 3).all()
 
 
-def test_a_canary_that_fails_in_half_of_the_runs_is_told_of_in_a_few():
+def test_a_canary_that_fails_in_half_of_the_runs_alarms_within_a_few():
     late = delays(0.5, 20, 0.01, sets=200, longest=60)
     assert np.median(late) <= 8
     assert np.quantile(late, 0.95) <= 25
 
 
-def test_canaries_that_fail_together_are_told_of_at_once_even_with_the_shortest_baseline():
+def test_canaries_that_fail_together_alarm_at_once_even_with_the_shortest_baseline():
     assert (delays(1.0, 20, 0.01, broken=10, confirm=0, sets=100, longest=5) == 1).all()
 
 
-def test_without_the_bound_the_promise_would_not_hold():
-    """The test can fail: with baselines that missed the flakes, false alarms are too many."""
+def test_without_the_bound_the_guarantee_would_not_hold():
+    """The test can fail: with baselines that missed the flakes there are too many false alarms."""
     found = simulate(uniform(2, 50, 50), quiet(20, np.full(50, 0.2)), 1000, np.zeros((50, 50), int))
     assert interval(found.alerts, found.runs)[1] > 1.0

@@ -5,17 +5,17 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from casemate.backends.extractive import Extractive
-from casemate.backends.sqlite import SqliteIndex
+from casemate.backends.generators.extractive import ExtractiveGenerator
+from casemate.backends.indexes.sqlite import SqliteIndex
+from casemate.backends.target_answers import partial_answer
 from casemate.errors import BackendError, ConfigError
-from casemate.guard import Guard
+from casemate.guard.guard import Guard
 from casemate.monitor.canaries import run as module
 from casemate.monitor.canaries.canary import Canary
-from casemate.monitor.canaries.results import Status
-from casemate.monitor.canaries.run import run
+from casemate.monitor.canaries.results import CanaryStatus
+from casemate.monitor.canaries.run import CanaryRunner
 from casemate.protocols import Target
-from casemate.rag import Rag
-from casemate.remote import told
+from casemate.rag.pipeline import Rag
 from casemate.types import Document
 from tests.fakes import BagOfWords
 from tests.unit.test_monitor_check import Judge
@@ -29,7 +29,7 @@ def canaries(count, **fields):
 
 @dataclass
 class Scripted(Target):
-    """Answers by a function of the question, and remembers who asked what."""
+    """Answers by a function of the question, and records the queries."""
 
     answer: object = "yes"
     tells: frozenset = frozenset()
@@ -48,17 +48,18 @@ class Scripted(Target):
                 answer = await answer
             if isinstance(answer, BaseException):
                 raise answer
-            return told(answer) if isinstance(answer, str) else answer
+            return partial_answer(answer) if isinstance(answer, str) else answer
         finally:
             self.now -= 1
 
 
-def done(*args, **options):
-    return asyncio.run(run(*args, **({"run_id": "r1"} | options)))
+def done(found, target, run_id="r1", baseline_documents=None, on_result=lambda result: None, **options):
+    runner = CanaryRunner(found, target, **options)
+    return asyncio.run(runner.run(run_id, baseline_documents, on_result))
 
 
 class TestAsking:
-    def test_results_are_in_the_order_of_the_set_and_asked_in_another(self):
+    def test_results_keep_the_order_of_the_set_but_questions_are_shuffled(self):
         target, found = Scripted(), canaries(20)
         result = done(found, target)
         assert [r.canary for r in result.results] == [c.id for c in found]
@@ -66,7 +67,7 @@ class TestAsking:
         assert sorted(asked) == sorted(c.query for c in found)
         assert asked != [c.query for c in found]
 
-    def test_the_order_follows_from_the_run(self):
+    def test_the_order_depends_on_the_run_id(self):
         orders = []
         for name in ("r1", "r1", "r2"):
             target = Scripted()
@@ -75,47 +76,48 @@ class TestAsking:
         assert orders[0] == orders[1] != orders[2]
 
     @pytest.mark.parametrize("concurrency", [1, 3, 50])
-    def test_no_more_at_once_than_allowed(self, concurrency):
+    def test_concurrency_is_limited(self, concurrency):
         target = Scripted()
         done(canaries(12), target, concurrency=concurrency)
         assert target.most == min(concurrency, 12)
 
-    def test_queries_are_those_of_a_user(self):
+    def test_queries_carry_client_tenant_and_k(self):
         target = Scripted()
-        done(canaries(2, baseline_query="base"), target, k=7, tenant="north", embedder=BagOfWords())
+        done(canaries(2, baseline_query="base"), target, k=7, tenant="north", client="canary", embedder=BagOfWords())
         assert {(q.client, q.tenant, q.k) for q in target.queries} == {("canary", "north", 7)}
         assert sorted(q.text for q in target.queries) == ["base", "base", "question 0", "question 1"]
 
-    def test_the_client_s_name_may_hold_canary_and_run(self):
+    def test_the_client_name_may_contain_canary_and_run(self):
         target = Scripted()
         done(canaries(2), target, client="ann-{canary}-{run}")
         assert {q.client for q in target.queries} == {"ann-c0-r1", "ann-c1-r1"}
 
-    def test_those_that_are_done_are_left_out(self):
-        target, heard = Scripted(), []
-        result = done(canaries(4), target, done=["c1", "c3"], on_result=heard.append)
+    def test_ask_queries_only_the_given_canaries(self):
+        target, collected = Scripted(), []
+        runner = CanaryRunner(canaries(4), target)
+        result = asyncio.run(runner.ask("r1", {"c2": (), "c0": ()}, collected.append))
         assert [r.canary for r in result.results] == ["c0", "c2"]
         assert {q.text for q in target.queries} == {"question 0", "question 2"}
-        assert sorted(r.canary for r in heard) == ["c0", "c2"]
+        assert sorted(r.canary for r in collected) == ["c0", "c2"]
 
-    def test_no_canaries_no_results(self):
-        assert done([], Scripted()).status is Status.ERROR
+    def test_a_run_without_canaries_is_an_error(self):
+        assert done([], Scripted()).status is CanaryStatus.ERROR
 
-    def test_each_result_is_handed_on_as_soon_as_it_is_there(self):
-        heard, counted = [], []
-        target = Scripted(lambda q: (heard_before.append(len(heard)), "yes")[1])
-        heard_before = []
-        done(canaries(5), target, concurrency=1, on_result=heard.append, progress=counted.append)
-        assert heard_before == [0, 1, 2, 3, 4]
-        assert counted == [1] * 5
+    def test_each_result_is_reported_at_once(self):
+        collected = []
+        target = Scripted(lambda q: (results_before.append(len(collected)), "yes")[1])
+        results_before = []
+        done(canaries(5), target, concurrency=1, on_result=collected.append)
+        assert results_before == [0, 1, 2, 3, 4]
+        assert len(collected) == 5
 
 
 class TestResults:
     def test_pass_and_fail(self):
         target = Scripted(lambda q: "no" if q.text == "question 1" else "yes, I don't know")
         result = done(canaries(3), target)
-        assert [r.status for r in result.results] == [Status.PASS, Status.FAIL, Status.PASS]
-        assert result.status is Status.FAIL
+        assert [r.status for r in result.results] == [CanaryStatus.PASS, CanaryStatus.FAIL, CanaryStatus.PASS]
+        assert result.status is CanaryStatus.FAIL
         first = result.results[0]
         assert (first.run, first.text, first.words, first.error) == ("r1", "yes, I don't know", 4, "")
         assert first.refused
@@ -123,21 +125,21 @@ class TestResults:
         assert first.at.tzinfo is not None
         assert result.results[1].deviations[0].kind == "answer_mismatch"
 
-    def test_what_is_not_told_is_not_recorded(self):
-        answer = told("yes", sources=("a.md", "b.md"))
+    def test_unreported_details_are_not_recorded(self):
+        answer = partial_answer("yes", sources=("a.md", "b.md"))
         for tells, sources in ((frozenset(), ()), (frozenset({"sources"}), ("a.md", "b.md"))):
             (found,) = done(canaries(1), Scripted(answer, tells)).results
             assert (found.sources, found.documents, found.scores) == (sources, (), ())
 
-    def test_new_documents_are_told_against_the_baseline(self):
-        answer = told("yes", ids=("d1", "d2"))
+    def test_new_documents_are_those_outside_the_baseline(self):
+        answer = partial_answer("yes", ids=("d1", "d2"))
         found = canaries(2, new_documents="report")
         target = Scripted(answer, frozenset({"ids"}))
-        result = done(found, target, baselines={"c0": ["d2"]})
+        result = done(found, target, baseline_documents={"c0": ["d2"]})
         assert [[d.kind for d in r.deviations] for r in result.results] == [["new_document"], []]
 
 
-class TestFaults:
+class TestErrors:
     async def hang(self):
         await asyncio.sleep(60)
 
@@ -149,52 +151,57 @@ class TestFaults:
                 BackendError("host: HTTP 500:\n the server failed", backend="x", retryable=True),
                 "host: HTTP 500: the server",
             ),
-            (asyncio.CancelledError(), "the target gave up"),
+            (asyncio.CancelledError(), "the target cancelled the request"),
             (TimeoutError(), "TimeoutError was raised"),
-            (None, "the target returned NoneType, which is no answer"),
-            (told(7), "the target returned Answer, which is no answer"),
-            ("y" * 1_000_001, "the answer has 1,000,001 characters; at most 1,000,000 are read"),
+            (None, "the target returned NoneType; expected an Answer"),
+            (partial_answer(7), "the target returned Answer; expected an Answer with a text"),
+            ("y" * 1_000_001, "the answer has 1,000,001 characters; at most 1,000,000 are allowed"),
         ],
     )
-    def test_of_a_target_are_errors_and_no_deviations(self, answer, reason):
+    def test_of_the_target_are_no_deviations(self, answer, reason):
         result = done(canaries(3), Scripted(lambda q: answer if q.text == "question 1" else "yes"))
-        assert [r.status for r in result.results] == [Status.PASS, Status.ERROR, Status.PASS]
+        assert [r.status for r in result.results] == [CanaryStatus.PASS, CanaryStatus.ERROR, CanaryStatus.PASS]
         error = result.results[1].error
         assert reason in error
         assert "\n" not in error
         assert "secret" not in error
         assert result.results[1].deviations == ()
-        assert result.status is Status.ERROR
+        assert result.status is CanaryStatus.ERROR
 
-    def test_a_target_that_hangs_costs_its_time_only(self):
+    def test_a_hanging_target_costs_only_its_timeout(self):
         target = Scripted(lambda q: self.hang() if q.text == "question 1" else "yes")
         begun = time.perf_counter()
         result = done(canaries(3), target, timeout_s=0.2)
         assert time.perf_counter() - begun < 30
         assert result.results[1].error == "no answer within 0.2 s"
         assert 0.1 < result.results[1].seconds < 30
-        assert result.results[2].status is Status.PASS
+        assert result.results[2].status is CanaryStatus.PASS
 
-    def test_a_baseline_question_that_fails_leaves_what_is_known(self):
+    def test_a_failed_baseline_query_keeps_the_answer(self):
         target = Scripted(lambda q: ValueError() if q.text == "base" else "yes")
         (found,) = done(canaries(1, baseline_query="base"), target, embedder=BagOfWords()).results
-        assert (found.status, found.text, found.deviations) == (Status.ERROR, "yes", ())
+        assert (found.status, found.text, found.deviations) == (CanaryStatus.ERROR, "yes", ())
 
-    def test_a_judge_that_fails_or_says_nothing_is_an_error(self):
+    def test_a_judge_without_a_verdict_is_an_error(self):
         sentence = canaries(1, expected_behavior="It greets.")
-        for said, status in (("Yes", Status.PASS), ("No", Status.FAIL), ("Hm", Status.ERROR), ([5], Status.ERROR)):
-            (found,) = done(sentence, Scripted(), judge=Judge(said)).results
+        for reply, status in (
+            ("Yes", CanaryStatus.PASS),
+            ("No", CanaryStatus.FAIL),
+            ("Hm", CanaryStatus.ERROR),
+            ([5], CanaryStatus.ERROR),
+        ):
+            (found,) = done(sentence, Scripted(), judge=Judge(reply)).results
             assert found.status is status
 
-    def test_an_embedder_that_fails_is_an_error(self):
+    def test_a_failing_embedder_is_an_error(self):
         class Broken(BagOfWords):
             def embed(self, texts, progress=None):
                 raise BackendError("no model", backend="x", retryable=False)
 
         (found,) = done(canaries(1, baseline_query="b"), Scripted(), embedder=Broken()).results
-        assert found.error == "the answer could not be judged: no model"
+        assert found.error == "the answer could not be checked: no model"
 
-    def test_what_a_listener_raises_ends_the_run(self):
+    def test_an_exception_of_the_callback_ends_the_run(self):
         def full(result):
             raise OSError("disk full")
 
@@ -203,11 +210,11 @@ class TestFaults:
             done(canaries(50), target, on_result=full, concurrency=2)
         assert len(target.queries) < 10
 
-    def test_cancelling_ends_it_at_once(self):
-        target, heard = Scripted(lambda q: "yes" if q.text == "question 0" else self.hang()), []
+    def test_cancellation_ends_the_run_at_once(self):
+        target, collected = Scripted(lambda q: "yes" if q.text == "question 0" else self.hang()), []
 
         async def interrupted():
-            task = asyncio.create_task(run(canaries(5), target, run_id="r", on_result=heard.append))
+            task = asyncio.create_task(CanaryRunner(canaries(5), target).run("r", on_result=collected.append))
             await asyncio.sleep(0.1)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -216,35 +223,38 @@ class TestFaults:
         begun = time.perf_counter()
         asyncio.run(interrupted())
         assert time.perf_counter() - begun < 30
-        assert [r.canary for r in heard] == ["c0"]
+        assert [r.canary for r in collected] == ["c0"]
         assert target.now == 0
 
 
-class TestBefore:
+class TestRequireSupported:
     @pytest.mark.parametrize(
         ("expected", "message"),
         [
-            ({"expected_sources": ["a"]}, "canary 'c0': expected_sources needs a target that tells its sources"),
-            ({"expected_documents": ["a"]}, "canary 'c0': expected_documents needs a target that tells its ids"),
+            ({"expected_sources": ["a"]}, "canary 'c0': expected_sources needs a target that reports sources"),
+            ({"expected_documents": ["a"]}, "canary 'c0': expected_documents needs a target that reports ids"),
             ({"min_unique_sources": 6}, "canary 'c0': min_unique_sources needs 6 documents"),
             ({"baseline_query": "b"}, "canary 'c0': baseline_query needs an embedder"),
-            ({"expected_behavior": "It greets."}, "canary 'c0': expected_behavior is 'It greets.', which only a judge"),
+            (
+                {"expected_behavior": "It greets."},
+                "canary 'c0': expected_behavior is 'It greets.', which needs a judge",
+            ),
         ],
     )
-    def test_what_cannot_be_judged_is_refused_before_anything_is_asked(self, expected, message):
+    def test_unsupported_expectations_are_refused_before_any_query(self, expected, message):
         target = Scripted()
         with pytest.raises(ConfigError, match="canary 'c0'") as caught:
             done(canaries(1, **expected), target)
         assert str(caught.value).startswith(message)
         assert not target.queries
 
-    def test_all_are_named(self):
+    def test_all_canaries_are_listed(self):
         with pytest.raises(ConfigError) as caught:
             done(canaries(3, expected_sources=["a"]), Scripted())
         assert [line.split("'")[1] for line in str(caught.value).splitlines()] == ["c0", "c1", "c2"]
 
-    def test_ids_must_differ(self):
-        with pytest.raises(ConfigError, match="several canaries are called 'c0'"):
+    def test_ids_must_be_unique(self):
+        with pytest.raises(ConfigError, match="duplicate canary id 'c0'"):
             done([*canaries(1), *canaries(1)], Scripted())
 
     @pytest.mark.parametrize("options", [{"concurrency": 0}, {"timeout_s": 0}, {"timeout_s": float("nan")}, {"k": 0}])
@@ -264,12 +274,12 @@ class Slow(BagOfWords):
         return super().embed(texts, progress)
 
 
-class TestTheOwnSystem:
+class TestOwnSystem:
     @pytest.fixture
     def rag(self, tmp_path):
         embedder = Slow()
         index = SqliteIndex(tmp_path / "index.db")
-        rag = Rag(embedder, index, Extractive())
+        rag = Rag(embedder, index, ExtractiveGenerator())
         documents = [
             Document("d1", "The north bridge was built in 1931.", source="bridge.md"),
             Document("d2", "Herons nest late in the reeds.", source="herons.md"),
@@ -279,7 +289,7 @@ class TestTheOwnSystem:
         index.close()
 
     @pytest.mark.parametrize("wrap", [lambda rag: rag, lambda rag: Guard(rag, [])])
-    def test_is_asked_as_users_ask_it(self, rag, wrap):
+    def test_is_asked_like_by_a_client(self, rag, wrap):
         found = [
             Canary(
                 id="a",
@@ -294,18 +304,18 @@ class TestTheOwnSystem:
             Canary(id="b", query="Who is the mayor?", expected_refusal=True),
         ]
         result = done(found, wrap(rag), k=2, embedder=rag.embedder)
-        assert [(r.status, r.deviations) for r in result.results] == [(Status.PASS, ())] * 2
+        assert [(r.status, r.deviations) for r in result.results] == [(CanaryStatus.PASS, ())] * 2
         assert result.results[0].documents[0] == "d1"
         assert result.results[0].sources[0] == "bridge.md"
         assert result.results[0].scores[0] > result.results[0].scores[1]
 
-    def test_a_thread_that_hangs_does_not_stop_the_others(self, rag):
+    def test_a_hanging_thread_does_not_block_the_others(self, rag):
         found = [Canary(id=q, query=q, expected_refusal=True) for q in ("hang", "Who is mayor?")]
         threading.Timer(0.6, rag.embedder.waiting.set).start()  # the loop waits for its threads when it closes
         result = done(found, rag, k=2, timeout_s=0.3)
-        assert [r.status for r in result.results] == [Status.ERROR, Status.PASS]
+        assert [r.status for r in result.results] == [CanaryStatus.ERROR, CanaryStatus.PASS]
 
 
 def test_reasons_are_short():
     error = BackendError("x" * 5000, backend="x", retryable=False)
-    assert len(module._reason(error)) == module.REASON
+    assert len(module._reason(error)) == module.MAX_REASON_CHARACTERS

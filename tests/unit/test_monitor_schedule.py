@@ -1,4 +1,4 @@
-"""When canaries are due, and that each due run is made once, whoever stops or takes over; without waiting."""
+"""Schedule and run executor: each due run is executed once, across stops, crashes and takeovers."""
 
 from __future__ import annotations
 
@@ -12,25 +12,30 @@ from hypothesis import strategies as st
 
 from casemate.errors import BackendError, ConfigError
 from casemate.monitor.alerts.alert import open_alerts
-from casemate.monitor.canaries.results import Result, Severity, Status, from_event
-from casemate.monitor.trends.gauges import Limits
-from casemate.monitor.trends.watched import Clean, Known, Watched
-from casemate.monitor.watch import schedule
-from casemate.monitor.watch.rounds import Abandoned, Rounds
-from casemate.monitor.watch.schedule import Timetable
-from tests.unit.monitor_stores import Kept
+from casemate.monitor.canaries.results import CanaryResult, CanaryStatus, Severity, result_from_event
+from casemate.monitor.scheduler import schedule
+from casemate.monitor.scheduler.run_executor import LostLease, RunExecutor
+from casemate.monitor.scheduler.schedule import Schedule
+from casemate.monitor.trends.cusum import AlarmLimits, WatchedCanary, WatchedSet
+from casemate.monitor.trends.sequential_tests import FlakeCounts
+from tests.unit.monitor_stores import InMemoryEventStore
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC).timestamp()
 HOUR = 3600
 
 
-def watched(n=3, every=HOUR, **others):
-    own = tuple(Known(name, Severity.MEDIUM, Clean(100, 0), every=seconds) for name, seconds in others.items())
-    return Watched("clinic", (*(Known(f"c{i}", Severity.MEDIUM, Clean(100, 0)) for i in range(n)), *own), every)
+def watched(n=3, interval_s=HOUR, **others):
+    own = tuple(
+        WatchedCanary(name, Severity.MEDIUM, FlakeCounts(100, 0), interval_s=seconds)
+        for name, seconds in others.items()
+    )
+    return WatchedSet(
+        "clinic", (*(WatchedCanary(f"c{i}", Severity.MEDIUM, FlakeCounts(100, 0)) for i in range(n)), *own), interval_s
+    )
 
 
 class Clock:
-    """A clock that stands still until it is set."""
+    """A settable clock."""
 
     def __init__(self, now=NOON + HOUR - 1):
         self.now = now
@@ -40,359 +45,360 @@ class Clock:
 
 
 class Asker:
-    """Answers, and notes who was asked in which run; may stop at a canary as a process that is killed."""
+    """Answers, and records run and canary; can stop at a canary like a killed process."""
 
     def __init__(self, clock, fails=(), die_at=None):
         self.clock, self.fails, self.die_at, self.asked = clock, set(fails), die_at, []
 
-    async def __call__(self, run, ids, note):
-        for canary in ids:
+    async def __call__(self, run, canaries, on_result):
+        for canary in canaries:
             if (run.partition("@")[2], canary) == self.die_at:
                 raise asyncio.CancelledError
             self.asked.append((run, canary))
-            status = Status.FAIL if canary in self.fails else Status.PASS
-            note(Result(canary, run, datetime.fromtimestamp(self.clock(), UTC), status, documents=("d1",)))
+            status = CanaryStatus.FAIL if canary in self.fails else CanaryStatus.PASS
+            at = datetime.fromtimestamp(self.clock(), UTC)
+            on_result(CanaryResult(canary, run, at, status, documents=("d1",)))
 
 
 async def yes():
     return True
 
 
-def catch_up(store, asker, set_=None, mine=yes, limits=None):
+def run_due(store, asker, set_=None, may_write=yes, limits=None):
     set_ = set_ or watched()
-    rounds = Rounds(set_, asker, store, limits or Limits(confirm=2), pause_s=0)
-    return asyncio.run(rounds.catch_up(Timetable(set_, "salt"), asker.clock, mine))
+    executor = RunExecutor(set_, asker, store, limits or AlarmLimits(max_repeats=2), pause_s=0)
+    return asyncio.run(executor.run_due(Schedule(set_, "salt"), asker.clock, may_write))
 
 
-def ended(store):
-    return [e.body["run"] for e in store.scan(schedule.RUN)]
+def finished_runs(store):
+    return [e.body["run"] for e in store.scan(schedule.RUN_KIND)]
 
 
-def run_of(hour):
+def run_id_of(hour):
     return f"clinic@{datetime.fromtimestamp(hour, UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
-class TestTimetable:
+class TestSchedule:
     @given(st.integers(0, 10**6), st.sampled_from([60, 3600, 86400]), st.text(max_size=5))
-    def test_a_run_is_due_within_its_slot_and_the_latest_is_the_latest(self, number, every, secret):
-        table = Timetable(watched(every=every), secret)
+    def test_a_run_starts_within_its_slot(self, number, every, secret):
+        table = Schedule(watched(interval_s=every), secret)
         slot = number * every
-        assert slot <= table.due(slot) < slot + every
-        assert table.latest(table.due(slot)) == slot
-        assert table.latest(np.nextafter(table.due(slot), 0)) == slot - every
-        assert table.following(slot) == slot + every
+        assert slot <= table.start_time(slot) < slot + every
+        assert table.latest_slot(table.start_time(slot)) == slot
+        assert table.latest_slot(np.nextafter(table.start_time(slot), 0)) == slot - every
+        assert table.next_slot(slot) == slot + every
 
-    def test_moments_follow_from_the_secret_and_are_spread_evenly(self):
-        table, other = Timetable(watched(), "a"), Timetable(watched(), "b")
+    def test_start_times_depend_on_the_secret_and_are_uniform(self):
+        table, other = Schedule(watched(), "a"), Schedule(watched(), "b")
         slots = range(0, 5000 * HOUR, HOUR)
-        moments = np.array([(table.due(s) - s) / HOUR for s in slots])
-        assert [table.due(s) for s in slots] == [Timetable(watched(), "a").due(s) for s in slots]
-        assert abs(np.corrcoef(moments, [(other.due(s) - s) / HOUR for s in slots])[0, 1]) < 0.05
+        moments = np.array([(table.start_time(s) - s) / HOUR for s in slots])
+        assert [table.start_time(s) for s in slots] == [Schedule(watched(), "a").start_time(s) for s in slots]
+        assert abs(np.corrcoef(moments, [(other.start_time(s) - s) / HOUR for s in slots])[0, 1]) < 0.05
         assert abs(np.corrcoef(moments[1:], moments[:-1])[0, 1]) < 0.05
         assert np.abs(np.sort(moments) - np.arange(5000) / 5000).max() < 1.63 / np.sqrt(5000)  # Kolmogorov, 1 %
 
-    def test_canaries_of_another_interval_are_due_when_theirs_begins_anew(self):
-        table = Timetable(watched(2, HOUR, daily=86400, third=3 * HOUR))
+    def test_canaries_are_due_when_their_own_interval_starts(self):
+        table = Schedule(watched(2, HOUR, daily=86400, third=3 * HOUR))
         day = 20_000 * 86400
-        assert table.canaries(day, day - HOUR) == ("c0", "c1", "daily", "third")
-        assert table.canaries(day + HOUR, day) == ("c0", "c1")
-        assert table.canaries(day + 3 * HOUR, day + 2 * HOUR) == ("c0", "c1", "third")
-        assert table.canaries(day + 9 * HOUR, day - HOUR) == ("c0", "c1", "daily", "third")  # made up for
-        assert table.canaries(day, None) == ("c0", "c1", "daily", "third")
+        assert table.canaries_due(day, day - HOUR) == ("c0", "c1", "daily", "third")
+        assert table.canaries_due(day + HOUR, day) == ("c0", "c1")
+        assert table.canaries_due(day + 3 * HOUR, day + 2 * HOUR) == ("c0", "c1", "third")
+        assert table.canaries_due(day + 9 * HOUR, day - HOUR) == ("c0", "c1", "daily", "third")  # caught up
+        assert table.canaries_due(day, None) == ("c0", "c1", "daily", "third")
 
-    def test_the_shortest_interval_is_that_of_the_slots(self):
-        assert Timetable(watched(1, 86400, often=900)).interval == 900
-        assert Timetable(watched(1, 86400, seldom=9 * 86400)).interval == 86400
+    def test_the_shortest_interval_defines_the_slots(self):
+        assert Schedule(watched(1, 86400, often=900)).interval == 900
+        assert Schedule(watched(1, 86400, seldom=9 * 86400)).interval == 86400
 
 
-def test_the_secret_is_made_once_for_all_who_share_the_store():
-    store, now = Kept(), datetime.fromtimestamp(NOON, UTC)
-    first = schedule.secret(store, "clinic", now)
+def test_the_secret_is_created_once_per_set():
+    store, now = InMemoryEventStore(), datetime.fromtimestamp(NOON, UTC)
+    first = schedule.schedule_secret(store, "clinic", now)
     assert len(first) == 32
-    assert schedule.secret(store, "clinic", now) == first != schedule.secret(store, "other", now)
+    assert schedule.schedule_secret(store, "clinic", now) == first != schedule.schedule_secret(store, "other", now)
 
 
-def test_the_first_run_asks_all_at_once_and_the_next_when_it_is_due():
-    store, clock = Kept(), Clock()
+def test_the_first_run_asks_all_and_the_next_starts_when_due():
+    store, clock = InMemoryEventStore(), Clock()
     asker = Asker(clock)
-    (found,) = catch_up(store, asker)
-    assert found.run == run_of(NOON)
+    (found,) = run_due(store, asker)
+    assert found.run == run_id_of(NOON)
     assert [c for _, c in asker.asked] == ["c0", "c1", "c2"]
-    assert catch_up(store, asker) == []
+    assert run_due(store, asker) == []
     clock.now += HOUR
-    assert [s.run for s in catch_up(store, asker)] == [run_of(NOON + HOUR)]
-    assert ended(store) == [run_of(NOON), run_of(NOON + HOUR)]
+    assert [s.run for s in run_due(store, asker)] == [run_id_of(NOON + HOUR)]
+    assert finished_runs(store) == [run_id_of(NOON), run_id_of(NOON + HOUR)]
     assert len(asker.asked) == 6
 
 
-def test_a_run_that_was_broken_off_is_gone_on_with_and_nothing_is_asked_twice():
-    store, clock = Kept(), Clock()
-    dying = Asker(clock, die_at=("2026-03-01T12:00:00Z", "c1"))
+def test_an_interrupted_run_is_continued_without_asking_twice():
+    store, clock = InMemoryEventStore(), Clock()
+    killed = Asker(clock, die_at=("2026-03-01T12:00:00Z", "c1"))
     with pytest.raises(asyncio.CancelledError):
-        catch_up(store, dying)
-    assert ended(store) == []
+        run_due(store, killed)
+    assert finished_runs(store) == []
     second = Asker(clock)
-    (found,) = catch_up(store, second)
+    (found,) = run_due(store, second)
     assert [c for _, c in second.asked] == ["c1", "c2"]
-    assert found.asked == 3
-    assert ended(store) == [run_of(NOON)]
+    assert found.judged == 3
+    assert finished_runs(store) == [run_id_of(NOON)]
 
 
-def test_a_run_that_died_while_failures_were_asked_again_is_gone_on_with_there():
-    store, clock = Kept(), Clock()
+def test_a_run_interrupted_during_repetitions_is_continued_there():
+    store, clock = InMemoryEventStore(), Clock()
     with pytest.raises(asyncio.CancelledError):
-        catch_up(store, Asker(clock, fails=["c0", "c2"], die_at=("2026-03-01T12:00:00Z~1", "c2")))
+        run_due(store, Asker(clock, fails=["c0", "c2"], die_at=("2026-03-01T12:00:00Z~1", "c2")))
     second = Asker(clock, fails=["c0", "c2"])
-    catch_up(store, second)
-    run = run_of(NOON)
+    run_due(store, second)
+    run = run_id_of(NOON)
     assert second.asked == [(f"{run}~1", "c2")]  # both failed twice, which is enough
     assert open_alerts(store)[0].alert.canaries == ("c0", "c2")
 
 
-def test_of_missed_slots_the_latest_is_made_up_for_and_the_others_are_told():
-    store, clock = Kept(), Clock()
-    catch_up(store, Asker(clock))
+def test_the_latest_missed_slot_is_caught_up_and_the_others_are_recorded():
+    store, clock = InMemoryEventStore(), Clock()
+    run_due(store, Asker(clock))
     clock.now += 5 * HOUR
     asker = Asker(clock)
-    assert [s.run for s in catch_up(store, asker)] == [run_of(NOON + 5 * HOUR)]
-    (gap,) = schedule.gaps(store, "clinic")
+    assert [s.run for s in run_due(store, asker)] == [run_id_of(NOON + 5 * HOUR)]
+    (gap,) = schedule.load_gaps(store, "clinic")
     assert (gap.first.timestamp(), gap.last.timestamp(), gap.slots) == (NOON + HOUR, NOON + 4 * HOUR, 4)
     clock.now += HOUR
-    catch_up(store, asker)
-    assert len(schedule.gaps(store, "clinic")) == 1
-    assert schedule.gaps(store, "other") == []
+    run_due(store, asker)
+    assert len(schedule.load_gaps(store, "clinic")) == 1
+    assert schedule.load_gaps(store, "other") == []
 
 
-def test_a_run_begun_before_a_long_silence_is_ended_and_the_latest_made_up_for():
-    store, clock = Kept(), Clock()
-    catch_up(store, Asker(clock))
+def test_an_old_started_run_is_finished_and_the_latest_slot_caught_up():
+    store, clock = InMemoryEventStore(), Clock()
+    run_due(store, Asker(clock))
     clock.now += HOUR
     with pytest.raises(asyncio.CancelledError):
-        catch_up(store, Asker(clock, die_at=("2026-03-01T13:00:00Z", "c2")))
+        run_due(store, Asker(clock, die_at=("2026-03-01T13:00:00Z", "c2")))
     clock.now += 4 * HOUR
     asker = Asker(clock)
-    found = catch_up(store, asker)
-    assert [s.run for s in found] == [run_of(NOON + HOUR), run_of(NOON + 5 * HOUR)]
-    assert asker.asked[0] == (run_of(NOON + HOUR), "c2")
-    assert schedule.gaps(store, "clinic")[0].slots == 3
+    found = run_due(store, asker)
+    assert [s.run for s in found] == [run_id_of(NOON + HOUR), run_id_of(NOON + 5 * HOUR)]
+    assert asker.asked[0] == (run_id_of(NOON + HOUR), "c2")
+    assert schedule.load_gaps(store, "clinic")[0].slots == 3
 
 
-def test_a_daily_canary_is_made_up_for_in_an_hourly_run():
-    store, clock = Kept(), Clock()
+def test_a_missed_daily_canary_is_asked_in_an_hourly_run():
+    store, clock = InMemoryEventStore(), Clock()
     set_ = watched(1, HOUR, daily=86400)
-    catch_up(store, Asker(clock), set_)
+    run_due(store, Asker(clock), set_)
     clock.now += 14 * HOUR  # past midnight
     asker = Asker(clock)
-    catch_up(store, asker, set_)
+    run_due(store, asker, set_)
     assert [c for _, c in asker.asked] == ["c0", "daily"]
     clock.now += HOUR
-    catch_up(store, asker, set_)
+    run_due(store, asker, set_)
     assert [c for _, c in asker.asked[2:]] == ["c0"]
 
 
-def test_whoever_lost_the_lease_neither_begins_nor_ends_a_run():
+def test_without_the_lease_no_run_is_started_or_finished():
     async def no():
         return False
 
-    store, clock = Kept(), Clock()
-    with pytest.raises(Abandoned):
-        catch_up(store, Asker(clock), mine=no)
+    store, clock = InMemoryEventStore(), Clock()
+    with pytest.raises(LostLease):
+        run_due(store, Asker(clock), may_write=no)
     assert store.scan() == []
     answers = iter([True, False])
 
     async def then_no():
         return next(answers)
 
-    with pytest.raises(Abandoned):
-        catch_up(store, Asker(clock), mine=then_no)
-    assert ended(store) == []
+    with pytest.raises(LostLease):
+        run_due(store, Asker(clock), may_write=then_no)
+    assert finished_runs(store) == []
     assert len(store.scan("canary")) == 3
     second = Asker(clock)
-    catch_up(store, second)
+    run_due(store, second)
     assert second.asked == []
-    assert ended(store) == [run_of(NOON)]
+    assert finished_runs(store) == [run_id_of(NOON)]
 
 
-def test_what_breaks_a_run_makes_errors_and_the_run_is_ended():
-    async def broken(run, ids, note):
-        note(Result(ids[0], run, datetime.fromtimestamp(NOON, UTC), Status.PASS))
+def test_an_exception_gives_errors_and_the_run_is_finished():
+    async def broken(run, canaries, on_result):
+        on_result(CanaryResult(next(iter(canaries)), run, datetime.fromtimestamp(NOON, UTC), CanaryStatus.PASS))
         raise RuntimeError("secret words")
 
-    store, clock = Kept(), Clock()
+    store, clock = InMemoryEventStore(), Clock()
     broken.clock = clock
-    (found,) = catch_up(store, broken)
-    assert (found.asked, found.errors) == (1, 2)
-    errors = [from_event(e).error for e in store.scan("canary")]
-    assert errors == ["", *["the run broke off (RuntimeError)"] * 2]
+    (found,) = run_due(store, broken)
+    assert (found.judged, found.errors) == (1, 2)
+    errors = [result_from_event(e).error for e in store.scan("canary")]
+    assert errors == ["", *["the run was interrupted (RuntimeError)"] * 2]
 
 
-def test_whom_nobody_asked_is_in_error():
-    async def lazy(run, ids, note):
+def test_canaries_that_were_not_asked_are_errors():
+    async def lazy(run, canaries, on_result):
         return None
 
-    store = Kept()
+    store = InMemoryEventStore()
     lazy.clock = Clock()
-    (found,) = catch_up(store, lazy)
+    (found,) = run_due(store, lazy)
     assert found.unreachable
     assert [s.alert.kind for s in open_alerts(store)] == ["unreachable"]
 
 
-def test_a_wrong_configuration_is_not_taken_for_a_dead_target():
-    async def wrong(run, ids, note):
+def test_a_config_error_is_raised():
+    async def wrong(run, canaries, on_result):
         raise ConfigError("k is too small")
 
     wrong.clock = Clock()
     with pytest.raises(ConfigError):
-        catch_up(Kept(), wrong)
+        run_due(InMemoryEventStore(), wrong)
 
 
-def test_a_store_that_takes_nothing_ends_no_run(monkeypatch):
-    store, clock = Kept(), Clock()
+def test_an_unconfirmed_write_finishes_no_run(monkeypatch):
+    store, clock = InMemoryEventStore(), Clock()
     monkeypatch.setattr(store, "flush", lambda timeout_s=10.0: False)
-    with pytest.raises(BackendError, match="did not take"):
-        catch_up(store, Asker(clock))
-    assert ended(store) == []
+    with pytest.raises(BackendError, match="did not confirm"):
+        run_due(store, Asker(clock))
+    assert finished_runs(store) == []
 
 
-def test_failures_alarm_and_what_is_known_goes_over_to_the_next_run_and_process():
-    store, clock = Kept(), Clock()
-    catch_up(store, Asker(clock))
+def test_failures_alarm_and_the_state_passes_to_the_next_run_and_process():
+    store, clock = InMemoryEventStore(), Clock()
+    run_due(store, Asker(clock))
     for _ in range(2):
         clock.now += HOUR
-        catch_up(store, Asker(clock, fails=["c1"]))
-    (standing,) = open_alerts(store, "clinic")
-    assert standing.alert.canaries == ("c1",)
-    assert standing.alert.since.timestamp() == NOON + HOUR + HOUR - 1
+        run_due(store, Asker(clock, fails=["c1"]))
+    (state,) = open_alerts(store, "clinic")
+    assert state.alert.canaries == ("c1",)
+    assert state.alert.since.timestamp() == NOON + HOUR + HOUR - 1
     for _ in range(4):
         clock.now += HOUR
-        catch_up(store, Asker(clock))
+        run_due(store, Asker(clock))
     assert open_alerts(store, "clinic") == []
     phases = [e.body["phase"] for e in store.scan("alert")]
     assert phases == ["opened", "recovered"]
 
 
-def test_an_alarmed_canary_is_not_asked_again_and_again():
-    store, clock = Kept(), Clock()
+def test_an_alarmed_canary_is_not_repeated():
+    store, clock = InMemoryEventStore(), Clock()
     for _ in range(4):
         asker = Asker(clock, fails=["c1"])
-        catch_up(store, asker)
+        run_due(store, asker)
         clock.now += HOUR
     assert len(asker.asked) == 3
 
 
-def test_a_process_that_died_before_it_could_end_the_run_leaves_one_alert_not_two(monkeypatch):
-    store, clock = Kept(), Clock()
-    catch_up(store, Asker(clock, fails=["c1"]), limits=Limits(confirm=1))
+def test_a_crash_before_the_end_of_a_run_gives_one_alert(monkeypatch):
+    store, clock = InMemoryEventStore(), Clock()
+    run_due(store, Asker(clock, fails=["c1"]), limits=AlarmLimits(max_repeats=1))
     clock.now += HOUR
     append = store.append
 
     def dies(event):
-        if event.kind == schedule.RUN:
+        if event.kind == schedule.RUN_KIND:
             raise KeyboardInterrupt
         append(event)
 
     monkeypatch.setattr(store, "append", dies)
     with pytest.raises(KeyboardInterrupt):
-        catch_up(store, Asker(clock, fails=["c1"]), limits=Limits(confirm=1))
+        run_due(store, Asker(clock, fails=["c1"]), limits=AlarmLimits(max_repeats=1))
     assert [e.body["phase"] for e in store.scan("alert")] == ["opened"]
     monkeypatch.setattr(store, "append", append)
-    catch_up(store, Asker(clock, fails=["c1"]), limits=Limits(confirm=1))
+    run_due(store, Asker(clock, fails=["c1"]), limits=AlarmLimits(max_repeats=1))
     assert [e.body["phase"] for e in store.scan("alert")] == ["opened"]
-    assert len(ended(store)) == 2
+    assert len(finished_runs(store)) == 2
 
 
-def test_a_run_by_hand_counts_like_any_other_and_does_not_move_the_schedule():
-    store, clock = Kept(), Clock()
-    catch_up(store, Asker(clock))
+def test_a_manual_run_counts_and_does_not_shift_the_schedule():
+    store, clock = InMemoryEventStore(), Clock()
+    run_due(store, Asker(clock))
     clock.now += 60
     asker = Asker(clock, fails=["c0"])
-    rounds = Rounds(watched(), asker, store, Limits(confirm=2), pause_s=0)
-    found = asyncio.run(rounds.by_hand(clock))
+    executor = RunExecutor(watched(), asker, store, AlarmLimits(max_repeats=2), pause_s=0)
+    found = asyncio.run(executor.run_now(clock))
     assert found.run == "clinic@2026-03-01T13:00:59Z.000000"
     assert len(asker.asked) == 5
-    assert schedule.past(store, "clinic", datetime.fromtimestamp(clock.now, UTC)).finished == NOON
+    assert schedule.load_history(store, "clinic", datetime.fromtimestamp(clock.now, UTC)).finished == NOON
     clock.now = NOON + 2 * HOUR - 1
-    (regular,) = catch_up(store, Asker(clock, fails=["c0"]))
+    (regular,) = run_due(store, Asker(clock, fails=["c0"]))
     assert regular.alarmed == ("c0",)
 
 
-def test_two_runs_at_the_same_time_are_one_alert_and_neither_is_forgotten():
-    store, clock, within = Kept(), Clock(), []
+def test_concurrent_runs_both_count():
+    store, clock, within = InMemoryEventStore(), Clock(), []
 
-    async def slow(run, ids, note):
-        if not within:  # somebody asks by hand, and is done first
+    async def slow(run, canaries, on_result):
+        if not within:  # a manual run starts, and ends first
             clock.now += 1
-            within.append(await Rounds(watched(), Asker(clock, fails=["c1"]), store, pause_s=0).by_hand(clock))
-        await Asker(clock, fails=["c1", "c2"])(run, ids, note)
+            within.append(await RunExecutor(watched(), Asker(clock, fails=["c1"]), store, pause_s=0).run_now(clock))
+        await Asker(clock, fails=["c1", "c2"])(run, canaries, on_result)
 
-    catch_up(store, Asker(clock))
-    found = asyncio.run(Rounds(watched(), slow, store, pause_s=0).by_hand(clock))
+    run_due(store, Asker(clock))
+    found = asyncio.run(RunExecutor(watched(), slow, store, pause_s=0).run_now(clock))
     assert (within[0].alarmed, found.alarmed) == (("c1",), ("c2",))
     assert [s.alert.canaries for s in open_alerts(store, "clinic")] == [("c1",), ("c2",)]
-    assert {i for i, g in found.state.gauges.items() if g.alarmed} == {"c1", "c2"}
+    assert {i for i, g in found.state.canaries.items() if g.alarmed} == {"c1", "c2"}
 
 
-def test_another_set_on_the_same_store_is_another_matter():
-    store, clock = Kept(), Clock()
-    catch_up(store, Asker(clock))
-    other = Watched("ward", (Known("x"),))
-    (found,) = catch_up(store, Asker(clock), other)
+def test_sets_on_one_store_are_independent():
+    store, clock = InMemoryEventStore(), Clock()
+    run_due(store, Asker(clock))
+    other = WatchedSet("ward", (WatchedCanary("x"),))
+    (found,) = run_due(store, Asker(clock), other)
     assert found.run.startswith("ward@")
-    assert found.asked == 1
+    assert found.judged == 1
 
 
-def test_a_set_that_changed_between_two_runs_goes_on():
-    store, clock = Kept(), Clock()
-    catch_up(store, Asker(clock), watched(3))
+def test_a_set_may_change_between_runs():
+    store, clock = InMemoryEventStore(), Clock()
+    run_due(store, Asker(clock), watched(3))
     clock.now += HOUR
-    (found,) = catch_up(store, Asker(clock), watched(2, HOUR, new=60))
-    assert set(found.state.gauges) == {"c0", "c1", "new"}
+    (found,) = run_due(store, Asker(clock), watched(2, HOUR, new=60))
+    assert set(found.state.canaries) == {"c0", "c1", "new"}
     clock.now += HOUR
-    assert catch_up(store, Asker(clock), watched(2, 4 * HOUR)) == []  # the slot of 12 to 16 has had its run
+    assert run_due(store, Asker(clock), watched(2, 4 * HOUR)) == []  # the slot from 12 to 16 has its run
 
 
-def test_a_run_begun_by_a_set_that_is_no_more_is_ended_with_the_canaries_there_are():
-    store, clock = Kept(), Clock()
+def test_a_started_run_of_a_replaced_set_is_finished_with_the_current_canaries():
+    store, clock = InMemoryEventStore(), Clock()
     with pytest.raises(asyncio.CancelledError):
-        catch_up(store, Asker(clock, die_at=("2026-03-01T12:00:00Z", "c0")))
-    (found,) = catch_up(store, Asker(clock), Watched("clinic", (Known("other"),)))
-    assert found.asked == 1
+        run_due(store, Asker(clock, die_at=("2026-03-01T12:00:00Z", "c0")))
+    (found,) = run_due(store, Asker(clock), WatchedSet("clinic", (WatchedCanary("other"),)))
+    assert found.judged == 1
 
 
-def test_after_a_silence_of_months_the_last_run_is_still_known():
-    store, clock = Kept(), Clock()
-    catch_up(store, Asker(clock))
+def test_the_last_run_is_found_after_months():
+    store, clock = InMemoryEventStore(), Clock()
+    run_due(store, Asker(clock))
     clock.now += 90 * 86400
-    catch_up(store, Asker(clock))
-    assert schedule.gaps(store, "clinic")[0].slots == 90 * 24 - 1
-    assert schedule.gaps(store, "clinic", datetime.fromtimestamp(clock.now, UTC) + timedelta(days=1)) == []
+    run_due(store, Asker(clock))
+    assert schedule.load_gaps(store, "clinic")[0].slots == 90 * 24 - 1
+    assert schedule.load_gaps(store, "clinic", datetime.fromtimestamp(clock.now, UTC) + timedelta(days=1)) == []
 
 
-class TestUnwatched:
-    def test_slots_that_are_over_since_the_watch_ended(self):
+class TestCurrentGap:
+    def test_slots_that_passed_without_a_watch(self):
         hours = int(NOON // HOUR)
-        before = schedule.Past(accounted=(hours - 5) * HOUR)
-        gap = schedule.unwatched(watched(), before, hours * HOUR + 60.0)
-        assert (gap.slots, gap.noted) == (4, None)
+        before = schedule.RunHistory(accounted=(hours - 5) * HOUR)
+        gap = schedule.current_gap(watched(), before, hours * HOUR + 60.0)
+        assert (gap.slots, gap.recorded) == (4, None)
         assert [gap.first.timestamp() / HOUR, gap.last.timestamp() / HOUR] == [hours - 4, hours - 1]
 
     @pytest.mark.parametrize(
         ("before", "late"),
         [
-            (schedule.Past(), 9.5),  # never watched
-            (schedule.Past(accounted=0), 1.9),  # slot 1 is not over
-            (schedule.Past(accounted=0, begun=(schedule.Begun(HOUR, "r", ()),)), 2.5),  # it is at work
+            (schedule.RunHistory(), 9.5),  # never watched
+            (schedule.RunHistory(accounted=0), 1.9),  # slot 1 has not passed
+            (schedule.RunHistory(accounted=0, started=(schedule.StartedRun(HOUR, "r", ()),)), 2.5),  # in progress
         ],
     )
-    def test_nothing_is_said_of_what_may_still_come(self, before, late):
-        assert schedule.unwatched(watched(), before, late * HOUR) is None
+    def test_slots_that_may_still_run_are_no_gap(self, before, late):
+        assert schedule.current_gap(watched(), before, late * HOUR) is None
 
-    def test_what_was_missed_is_read_back(self):
-        store, now = Kept(), datetime.fromtimestamp(NOON, UTC)
-        table = Timetable(watched(), "a")
-        latest = table.latest(NOON)
-        store.append(schedule.missed(table, schedule.Past(accounted=latest - 4 * HOUR), latest, now))
-        store.append(schedule.begin(table, latest, None, now))
-        (gap,) = schedule.gaps(store, "clinic")
-        assert (gap.set, gap.slots, gap.noted) == ("clinic", 3, now)
-        assert schedule.gaps(store, "other") == []
+    def test_recorded_gaps_are_read_back(self):
+        store, now = InMemoryEventStore(), datetime.fromtimestamp(NOON, UTC)
+        table = Schedule(watched(), "a")
+        latest = table.latest_slot(NOON)
+        store.append(schedule.gap_event(table, schedule.RunHistory(accounted=latest - 4 * HOUR), latest, now))
+        store.append(schedule.run_started_event(table, latest, None, now))
+        (gap,) = schedule.load_gaps(store, "clinic")
+        assert (gap.set, gap.slots, gap.recorded) == ("clinic", 3, now)
+        assert schedule.load_gaps(store, "other") == []

@@ -2,11 +2,11 @@ import asyncio
 
 import pytest
 
+from casemate.backends.target_answers import partial_answer
 from casemate.errors import ConfigError
 from casemate.monitor.drift.shadow import shadow_diff
 from casemate.protocols import Target
-from casemate.remote import told
-from casemate.types import UNKNOWN, Answer, Background, Document, Hit, Retrieval
+from casemate.types import UNKNOWN, Answer, Document, Hit, Retrieval, SimilarityStats
 from tests.fakes import BagOfWords
 
 
@@ -23,7 +23,7 @@ class State(Target):
         if isinstance(text, Exception):
             raise text
         hits = tuple(Hit(Document(i, "text", source=f"s{i}"), 0.5) for i in ids)
-        return Answer(text, Retrieval(hits, Background(10, 0.0, 0.1)))
+        return Answer(text, Retrieval(hits, SimilarityStats(10, 0.0, 0.1)))
 
 
 BEFORE = {
@@ -56,7 +56,7 @@ class TestFlips:
     def test_citations_are_no_change(self):
         assert diff({"fee": ("It is 25 crowns [2].\nSources: [2] a.md", "abc")}).flips == ()
 
-    def test_with_an_embedder_like_answers_are_alike(self):
+    def test_with_an_embedder_similar_answers_are_equal(self):
         embedder = BagOfWords()
         near = {"hours": ("From 8 to 4 o'clock.", "de")}
         assert len(diff(near).flips) == 1
@@ -64,11 +64,11 @@ class TestFlips:
         cosine = float(E[0] @ E[1])
         assert bool(diff(near, embedder=embedder).flips) is (cosine < 0.9)
         (flip,) = diff({"hours": ("Closed for good", "de")}, embedder=embedder).flips
-        assert flip.alike == pytest.approx(
+        assert flip.cosine == pytest.approx(
             float(embedder.embed(["From 8 to 4."])[0] @ embedder.embed(["Closed for good"])[0])
         )
 
-    def test_an_answer_that_became_empty_is_a_change(self):
+    def test_an_empty_answer_is_a_change(self):
         assert [f.kind for f in diff({"fee": ("", "abc")}, embedder=BagOfWords()).flips] == ["changed"]
 
 
@@ -80,10 +80,10 @@ class TestSuspects:
         "mayor": (UNKNOWN, "xf"),
     }
 
-    def test_those_with_most_flips_come_first(self):
+    def test_documents_with_most_flips_come_first(self):
         assert diff(self.after).suspects == (("x", 3, 2), ("n", 1, 0))
 
-    def test_only_what_was_inserted_is_suspect(self):
+    def test_only_inserted_documents_are_suspects(self):
         found = diff(self.after, inserted={"n"})
         assert found.suspects == (("n", 1, 0),)
         assert found.unexplained == 2
@@ -93,18 +93,18 @@ class TestSuspects:
 
 
 class TestAsking:
-    def test_questions_that_one_does_not_answer_are_errors(self):
+    def test_unanswered_questions_are_errors(self):
         found = diff({"fee": (OSError("the fee"), "")})
         assert (found.asked, found.errors) == (3, 1)
         assert "the fee" not in repr(found)
 
-    def test_all_dead(self):
+    def test_unreachable_targets(self):
         found = diff({q: (OSError("gone"), "") for q in BEFORE})
         assert (found.asked, found.errors, found.overlap) == (0, 4, 1.0)
         with pytest.raises(ValueError, match="trials"):
             _ = found.share
 
-    def test_a_hanging_target_is_waited_for_so_long(self):
+    def test_a_hanging_target_times_out(self):
         class Hanging(Target):
             async def ask(self, query):
                 await asyncio.sleep(30)
@@ -112,22 +112,22 @@ class TestAsking:
         found = asyncio.run(shadow_diff(["fee"], State(BEFORE), Hanging(), timeout_s=0.02))
         assert found.errors == 1
 
-    def test_asks_as_it_is_told(self):
+    def test_queries_carry_client_tenant_and_k(self):
         after = State(BEFORE)
         asyncio.run(shadow_diff(["fee"], State(BEFORE), after, k=3, tenant="north", client="replay"))
         assert after.clients == {("replay", "north", 3)}
 
-    def test_a_target_that_tells_no_ids_has_no_suspects(self):
-        class Mute(Target):
+    def test_without_ids_there_are_no_suspects(self):
+        class SourcesOnly(Target):
             tells = frozenset({"sources"})
 
             def __init__(self, source):
                 self.source = source
 
             async def ask(self, query):
-                return told("yes", sources=(self.source,))
+                return partial_answer("yes", sources=(self.source,))
 
-        found = asyncio.run(shadow_diff(["fee"], Mute("a"), Mute("b")))
+        found = asyncio.run(shadow_diff(["fee"], SourcesOnly("a"), SourcesOnly("b")))
         assert (found.suspects, found.overlap) == ((), 0.0)
 
     @pytest.mark.parametrize("wrong", [{"concurrency": 0}, {"timeout_s": 0}])
@@ -135,5 +135,5 @@ class TestAsking:
         with pytest.raises(ConfigError, match="above 0"):
             diff({}, **wrong)
 
-    def test_no_text_is_in_the_result(self):
+    def test_the_result_contains_no_text(self):
         assert "crowns" not in repr(diff(TestSuspects.after))

@@ -12,23 +12,24 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from casemate.backends.extractive import Extractive
-from casemate.backends.minilm import MiniLM
-from casemate.backends.sqlite import SqliteIndex
+from casemate.backends.embedders.minilm import MiniLM
+from casemate.backends.generators.extractive import ExtractiveGenerator
+from casemate.backends.indexes.sqlite import SqliteIndex
+from casemate.backends.target_answers import partial_answer
 from casemate.errors import ConfigError, DataError, MissingExtra
+from casemate.maths import clustering
 from casemate.monitor.canaries import drafts
 from casemate.monitor.canaries import suggest as module
-from casemate.monitor.canaries.canary import Canary, CanarySet, parse
-from casemate.monitor.canaries.regions import Corpus, Coverage, Region, coverage
-from casemate.monitor.canaries.results import Status
-from casemate.monitor.canaries.run import run
-from casemate.monitor.canaries.suggest import Settings, Suggestion, allotted, suggest
+from casemate.monitor.canaries.canary import Canary, CanarySet
+from casemate.monitor.canaries.canary_file import parse_canaries
+from casemate.monitor.canaries.coverage import CorpusRegion, Coverage, RegionMap, measure_coverage
+from casemate.monitor.canaries.results import CanaryStatus
+from casemate.monitor.canaries.run import CanaryRunner
+from casemate.monitor.canaries.suggest import CanarySuggestion, SuggestionSettings, allocate, suggest_canaries
 from casemate.protocols import Target
-from casemate.rag import Rag
-from casemate.reindexing import topics
-from casemate.remote import told
+from casemate.rag.pipeline import Rag
+from casemate.text.tokens import ReferenceCorpus
 from casemate.types import UNKNOWN, Document
-from casemate.words import Genre
 from tests.fakes import BagOfWords
 from tests.unit.towns import town, towns
 
@@ -45,17 +46,17 @@ def found(rag):
 
 def filled(path, documents, tenant="default"):
     index, embedder = SqliteIndex(path), BagOfWords()
-    rag = Rag(embedder, index, Extractive())
+    rag = Rag(embedder, index, ExtractiveGenerator())
     index.add(documents, embedder.embed([d.content for d in documents]), tenant)
     return rag
 
 
 def made(rag, target, **settings):
-    return asyncio.run(suggest(rag.index, rag.embedder, target, Settings(**settings)))
+    return asyncio.run(suggest_canaries(rag.index, rag.embedder, target, SuggestionSettings(**settings)))
 
 
-def asked(canaries, target, embedder, **options):
-    return asyncio.run(run(canaries, target, embedder=embedder, **({"run_id": "r"} | options))).results
+def asked(canaries, target, embedder, run_id="r"):
+    return asyncio.run(CanaryRunner(canaries, target, embedder=embedder, client="canary").run(run_id)).results
 
 
 def kinds(found):
@@ -64,7 +65,7 @@ def kinds(found):
 
 class Refusing(Target):
     async def ask(self, query):
-        return told(UNKNOWN)
+        return partial_answer(UNKNOWN)
 
 
 class Dead(Target):
@@ -73,7 +74,7 @@ class Dead(Target):
 
 
 class Mute(Target):
-    """Tells nothing but its answers."""
+    """Reports only its answers."""
 
     tells = frozenset()
 
@@ -81,36 +82,36 @@ class Mute(Target):
         self.rag = rag
 
     async def ask(self, query):
-        return told((await self.rag.ask(query)).text)
+        return partial_answer((await self.rag.ask(query)).text)
 
 
-class TestSet:
-    def test_has_as_many_as_wanted_of_every_kind(self, found):
+class TestSuggestedSet:
+    def test_has_the_requested_number_of_every_kind(self, found):
         assert len(found.canaries.canaries) == 24
         assert set(kinds(found)) == {"sentinel", "fact", "trigger", "refusal", "injection"}
         assert len({c.id for c in found.canaries.canaries}) == 24
 
-    def test_every_canary_passes_twenty_times(self, rag, found):
+    def test_every_canary_passes_in_twenty_runs(self, rag, found):
         for n in range(20):
             results = asked(found.canaries.canaries, rag, rag.embedder, run_id=f"r{n}")
-            assert {r.status for r in results} == {Status.PASS}
+            assert {r.status for r in results} == {CanaryStatus.PASS}
 
-    def test_the_same_seed_drafts_the_same(self, rag, found):
+    def test_the_same_seed_gives_the_same_set(self, rag, found):
         assert made(rag, rag, count=24).text == found.text
         assert made(rag, rag, count=24, seed=8).text != found.text
 
-    def test_a_sentinel_has_its_document_first_by_a_margin(self, rag, found):
+    def test_a_sentinel_ranks_its_document_first_by_a_margin(self, rag, found):
         pages = towns()
         E = rag.embedder.embed([d.content for d in pages]).astype(np.float64)
         for canary in (c for c in found.canaries.canaries if c.id.startswith("sentinel")):
             scores = E @ rag.embedder.embed([canary.query])[0].astype(np.float64)
             order = np.argsort(-scores)
             assert (pages[order[0]].id,) == canary.expected_documents
-            assert scores[order[0]] - scores[order[1]] >= module.MARGIN - 1e-6
+            assert scores[order[0]] - scores[order[1]] >= module.SENTINEL_MARGIN - 1e-6
             assert canary.max_rank == 1
             assert canary.min_cosine == pytest.approx(scores[order[0]] - 0.02, abs=0.0011)
 
-    def test_a_fact_is_in_its_document_and_not_in_its_question(self, found):
+    def test_a_fact_is_in_its_document_but_not_in_its_question(self, found):
         text = {d.id: d.text for d in towns()}
         facts = [c for c in found.canaries.canaries if c.id.startswith(("fact", "trigger"))]
         assert facts
@@ -119,21 +120,21 @@ class TestSet:
             assert span in text[canary.expected_documents[0]]
             assert span not in canary.query
 
-    def test_a_trigger_stands_behind_a_question_that_is_answered(self, rag, found):
+    def test_a_trigger_follows_an_answered_question(self, rag, found):
         for canary in (c for c in found.canaries.canaries if c.id.startswith("trigger")):
             assert canary.query.startswith(canary.baseline_query)
             assert len(canary.query) > len(canary.baseline_query) + 3
             (plain,) = asked([Canary(id="b", query=canary.baseline_query, expected_refusal=False)], rag, rag.embedder)
-            assert plain.status is Status.PASS
+            assert plain.status is CanaryStatus.PASS
 
     def test_no_document_has_two_canaries(self, found):
         ids = [i for c in found.canaries.canaries for i in c.expected_documents]
         assert len(set(ids)) == len(ids)
 
-    def test_newcomers_of_the_same_kind_make_none_fail(self, tmp_path, found):
+    def test_adding_similar_documents_makes_no_canary_fail(self, tmp_path, found):
         more = filled(tmp_path / "more.db", [*towns(), *towns(each=2, start=12, seed=3)])
         results = asked(found.canaries.canaries, more, more.embedder)
-        assert [r.canary for r in results if r.status is not Status.PASS] == []
+        assert [r.canary for r in results if r.status is not CanaryStatus.PASS] == []
 
     def test_only_its_tenant_is_read(self, tmp_path):
         rag = filled(tmp_path / "t.db", towns(), "north")
@@ -144,65 +145,65 @@ class TestSet:
 
 
 class TestDropped:
-    def test_what_the_target_does_not_answer_is_dropped_with_the_reason(self, rag):
+    def test_drafts_without_an_answer_are_dropped_with_the_reason(self, rag):
         found = made(rag, Refusing(), count=24)
         assert set(kinds(found)) <= {"refusal", "injection"}
         assert any("missing_phrase" in d.reason for d in found.dropped if d.kind == "fact")
         assert all(d.region for d in found.dropped if d.kind in {"fact", "sentinel", "trigger"})
 
-    def test_what_the_target_never_declines_is_dropped(self, rag):
+    def test_drafts_without_a_refusal_are_dropped(self, rag):
         class Talking(Target):
             async def ask(self, query):
                 answer = await rag.ask(query)
-                return told("It is 7 miles.") if answer.text == UNKNOWN else answer
+                return partial_answer("It is 7 miles.") if answer.text == UNKNOWN else answer
 
         found = made(rag, Talking(), count=24)
         assert not {"refusal", "injection"} & set(kinds(found))
         assert {d.reason for d in found.dropped if d.kind == "refusal"} >= {"missing_refusal"}
 
-    def test_a_place_that_stays_empty_is_told(self, tmp_path):
+    def test_unfilled_canaries_are_reported(self, tmp_path):
         twins = [Document(f"d{i}", towns()[0].text, title=towns()[0].title) for i in range(30)]
-        with pytest.raises(DataError, match="all 30 chunks are alike"):
+        with pytest.raises(DataError, match="all 30 chunks are equal"):
             made(filled(tmp_path / "i.db", twins), None, count=3)
 
-    def test_a_dead_target_is_an_error(self, rag):
-        with pytest.raises(DataError, match=r"answers none of \d+ drafts: OSError was raised"):
+    def test_an_unreachable_target_is_an_error(self, rag):
+        with pytest.raises(DataError, match=r"answered none of \d+ drafts: OSError was raised"):
             made(rag, Dead(), count=5)
 
-    def test_no_documents(self, rag):
+    def test_a_tenant_without_documents_is_an_error(self, rag):
         with pytest.raises(DataError, match="tenant 'nobody' has no documents"):
             made(rag, rag, tenant="nobody")
 
     @pytest.mark.parametrize("wrong", [{"count": 0}, {"k": 0}, {"k": 1001}])
     def test_settings_out_of_range(self, wrong):
         with pytest.raises(ConfigError, match="count must be at least 1"):
-            Settings(**wrong)
+            SuggestionSettings(**wrong)
 
 
-class TestWhatCanBeTried:
+class TestLimitedTargets:
     def test_without_a_target_there_are_only_sentinels(self, rag):
         assert set(kinds(made(rag, None, count=6))) == {"sentinel"}
 
-    def test_of_a_target_that_tells_nothing_else_only_answers_are_expected(self, rag):
+    def test_a_target_that_reports_only_answers_gets_no_document_expectations(self, rag):
         found = made(rag, Mute(rag), count=20)
         assert set(kinds(found)) == {"fact", "trigger", "refusal", "injection"}
         assert not any(c.expected_documents for c in found.canaries.canaries)
 
-    def test_a_few_documents_will_do(self, tmp_path):
+    def test_few_documents_suffice(self, tmp_path):
         found = made(filled(tmp_path / "i.db", towns(each=1)), None, count=2)
-        assert found.method == "one region, of few chunks"
+        assert found.method == "one region: too few chunks to cluster"
         assert len(found.canaries.canaries) == 2
 
     def test_without_scikit_learn(self, rag, monkeypatch):
         def absent(*args):
             raise MissingExtra("the package 'sklearn' is absent")
 
-        monkeypatch.setattr(topics, "_hdbscan", absent)
+        monkeypatch.setattr(clustering, "_hdbscan", absent)
         found = made(rag, rag, count=12)
         assert found.method.startswith("k-means")
         assert len(found.canaries.canaries) == 12
 
-    def test_its_import_is_light(self):
+    def test_the_import_is_light(self):
         code = "import sys, casemate.monitor.canaries.suggest; print({'torch', 'sklearn', 'scipy'} & set(sys.modules))"
         assert (
             subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
@@ -210,7 +211,7 @@ class TestWhatCanBeTried:
 
 
 class TestCoverage:
-    def test_regions_hold_all_chunks_and_name_their_canaries(self, found):
+    def test_regions_contain_all_chunks_and_list_their_canaries(self, found):
         covered = found.coverage
         assert sum(r.chunks for r in covered.regions) == len(towns())
         assert [r.chunks for r in covered.regions] == sorted((r.chunks for r in covered.regions), reverse=True)
@@ -218,8 +219,8 @@ class TestCoverage:
         assert all(set(r.canaries) <= known for r in covered.regions)
         assert 0 < covered.documents <= 1
 
-    def test_a_region_is_named_by_its_own_words(self, rag):
-        corpus = Corpus.of(rag.index, "default", 7)
+    def test_a_region_is_named_by_distinctive_words(self, rag):
+        corpus = RegionMap.of(rag.index, "default", 7)
         held = [d.content.lower() for d in corpus.documents]
         for region, name in enumerate(corpus.names):
             for word in name.split(", "):
@@ -227,21 +228,21 @@ class TestCoverage:
                 assert there[corpus.labels == region].mean() > there[corpus.labels != region].mean()
         assert any("theatre" in name for name in corpus.names)
 
-    def test_regions_without_a_canary_are_named(self, rag):
+    def test_uncovered_regions_are_listed(self, rag):
         found = made(rag, None, count=1)
-        assert len(found.coverage.bare) == len(found.coverage.regions) - sum(
+        assert len(found.coverage.uncovered) == len(found.coverage.regions) - sum(
             bool(r.canaries) for r in found.coverage.regions
         )
-        assert found.coverage.bare
-        for region in found.coverage.bare:
-            assert f"# Without one: {region.name} ({region.chunks} chunks)" in found.text
+        assert found.coverage.uncovered
+        for region in found.coverage.uncovered:
+            assert f"# Not covered: {region.name} ({region.chunks} chunks)" in found.text
 
-    def test_traffic_is_what_lies_within_a_canary(self, rag, found):
-        corpus = Corpus.of(rag.index, "default", 7)
+    def test_traffic_is_covered_within_the_reach_of_a_canary(self, rag, found):
+        corpus = RegionMap.of(rag.index, "default", 7)
         queries = {c.id: c.query for c in found.canaries.canaries if c.expected_documents}
         far = [f"zebra quasar {i}" for i in range(20)]
-        same = coverage(corpus, rag.index, rag.embedder, queries, k=5, questions=list(queries.values()))
-        mixed = coverage(corpus, rag.index, rag.embedder, queries, k=5, questions=[*queries.values(), *far])
+        same = measure_coverage(corpus, rag.index, rag.embedder, queries, k=5, questions=list(queries.values()))
+        mixed = measure_coverage(corpus, rag.index, rag.embedder, queries, k=5, questions=[*queries.values(), *far])
         assert same.traffic.value == 1.0
         # by hand: a question counts if it is as near to a canary as the fifth document
         Q, C = rag.embedder.embed([*queries.values(), *far]), rag.embedder.embed(list(queries.values()))
@@ -250,15 +251,17 @@ class TestCoverage:
         ]
         near = sum(any(float(q @ c) >= f - 1e-6 for c, f in zip(C, fifth, strict=True)) for q in Q)
         assert mixed.traffic.value == pytest.approx(near / len(Q))
-        assert coverage(corpus, rag.index, rag.embedder, queries, k=5).traffic is None
+        assert measure_coverage(corpus, rag.index, rag.embedder, queries, k=5).traffic is None
 
-    def test_nothing_watched(self, rag):
-        none = coverage(Corpus.of(rag.index, "default", 7), rag.index, rag.embedder, {}, k=5, questions=["why"])
-        assert (none.documents, none.traffic.value, len(none.bare)) == (0.0, 0.0, len(none.regions))
+    def test_coverage_without_canaries_is_zero(self, rag):
+        none = measure_coverage(
+            RegionMap.of(rag.index, "default", 7), rag.index, rag.embedder, {}, k=5, questions=["why"]
+        )
+        assert (none.documents, none.traffic.value, len(none.uncovered)) == (0.0, 0.0, len(none.regions))
 
-    def test_of_a_large_corpus_a_sample_is_looked_at(self, rag, monkeypatch):
-        monkeypatch.setattr("casemate.monitor.canaries.regions.READ", 40)
-        corpus = Corpus.of(rag.index, "default", 7)
+    def test_a_large_corpus_is_sampled(self, rag, monkeypatch):
+        monkeypatch.setattr("casemate.monitor.canaries.coverage.MAX_CHUNKS", 40)
+        corpus = RegionMap.of(rag.index, "default", 7)
         assert len(corpus.documents) == len(corpus.E) == 40
         E = rag.embedder.embed([d.content for d in corpus.documents])
         assert np.allclose(E, corpus.E, atol=1e-6)
@@ -270,16 +273,16 @@ phrase = st.text(min_size=1, max_size=40).filter(
 
 
 class TestFile:
-    def test_it_is_read_as_it_was_drafted(self, found):
-        assert parse(found.text) == found.canaries
-        assert parse(found.text, k=5).name == "canaries"
+    def test_round_trip(self, found):
+        assert parse_canaries(found.text) == found.canaries
+        assert parse_canaries(found.text, k=5).name == "canaries"
 
-    def test_it_says_that_it_holds_text_of_the_corpus(self, found):
-        assert "holds text of your documents" in found.text.splitlines()[0]
+    def test_warns_that_it_contains_text_of_the_corpus(self, found):
+        assert "contains text of your documents" in found.text.splitlines()[0]
         assert f"# {found.notes['sentinel-01']}" in found.text.splitlines()
 
     @given(query=phrase, span=phrase, document=phrase, name=phrase)
-    def test_whatever_the_corpus_holds(self, query, span, document, name):
+    def test_round_trip_of_any_text(self, query, span, document, name):
         try:
             canary = Canary(
                 id="fact-01",
@@ -290,16 +293,16 @@ class TestFile:
             )
         except ValidationError:  # a phrase without words
             assume(False)
-        region = Region("a, b", 3, ())
-        text = Suggestion(
+        region = CorpusRegion("a, b", 3, ())
+        text = CanarySuggestion(
             CanarySet(name, (canary,)), {"fact-01": "region: a, b"}, Coverage((region,), 0.0), (), "k-means"
         ).text
-        assert parse(text) == CanarySet(name, (canary,))
+        assert parse_canaries(text) == CanarySet(name, (canary,))
 
     def test_documents_that_look_like_yaml(self, tmp_path):
         pages = [dataclasses.replace(d, title=f"# {d.title}: [x]\n- y: *z", id=f"{d.id}: #1") for d in towns()]
         found = made(filled(tmp_path / "i.db", pages), None, count=6)
-        assert parse(found.text) == found.canaries
+        assert parse_canaries(found.text) == found.canaries
 
     def test_nothing_is_logged(self, rag, caplog):
         with caplog.at_level(logging.DEBUG):
@@ -308,14 +311,14 @@ class TestFile:
 
 
 @pytest.mark.slow
-def test_on_real_pages_others_of_the_same_articles_make_none_fail(data, tmp_path):
+def test_on_real_pages_adding_pages_of_the_same_articles_makes_no_canary_fail(data, tmp_path):
     with gzip.open(data / "squad/corpus.jsonl.gz", "rt") as lines:
         rows = [json.loads(line) for line in lines]
     order = np.random.default_rng(1).permutation(len(rows))[:660]
     pages = [Document(rows[i]["_id"], rows[i]["text"], title=rows[i]["title"]) for i in order]
     embedder, index = MiniLM(), SqliteIndex(tmp_path / "i.db")
     E = embedder.embed([d.content for d in pages])
-    rag = Rag(embedder, index, Extractive())
+    rag = Rag(embedder, index, ExtractiveGenerator())
     index.add(pages[:600], E[:600])
     found = made(rag, rag, count=30).canaries.canaries
     assert len(found) == 30
@@ -323,25 +326,25 @@ def test_on_real_pages_others_of_the_same_articles_make_none_fail(data, tmp_path
     index.remove([d.source for d in pages[:600] if d.id not in wanted][:60])
     index.add(pages[600:], E[600:])
     results = asked(found, rag, embedder)
-    assert [(r.canary, r.deviations) for r in results if r.status is not Status.PASS] == []
+    assert [(r.canary, r.deviations) for r in results if r.status is not CanaryStatus.PASS] == []
 
 
 class TestDrafts:
     def drafter(self, **fields):
-        return drafts.Drafter(Genre([d.content for d in towns()]), np.random.default_rng(1), **fields)
+        return drafts.CanaryDrafter(ReferenceCorpus([d.content for d in towns()]), np.random.default_rng(1), **fields)
 
-    def test_spans_are_the_only_ones_of_their_kind(self):
+    def test_answer_spans_are_the_only_ones_of_their_kind(self):
         sentence = "In 1901 the mayor Elvin sold 40 barrels and 12 carts to Corbury."
-        assert drafts._spans(sentence) == ["1901"]
-        assert drafts._spans("It was 1901 when she met Elvin and took 40 of them.") == ["1901", "40", "Elvin"]
+        assert drafts._answer_spans(sentence) == ["1901"]
+        assert drafts._answer_spans("It was 1901 when she met Elvin and took 40 of them.") == ["1901", "40", "Elvin"]
 
-    def test_invented_names_are_not_in_the_corpus(self):
+    def test_invented_names_do_not_occur_in_the_corpus(self):
         drafter = self.drafter()
         text = " ".join(d.content.lower() for d in towns())
-        assert not [n for n in (drafter.invented() for _ in range(50)) if n.lower() in text.split()]
+        assert not [n for n in (drafter.invent_name() for _ in range(50)) if n.lower() in text.split()]
 
-    def test_what_is_to_be_declined_names_nothing_that_the_corpus_has(self):
-        queries = [d.query for d, _ in zip(self.drafter().about_nothing("refusal"), range(20), strict=False)]
+    def test_unanswerable_questions_differ(self):
+        queries = [d.query for d, _ in zip(self.drafter().unanswerable("refusal"), range(20), strict=False)]
         assert len(set(queries)) == 20
 
     def test_triggers_are_of_three_kinds(self):
@@ -350,16 +353,16 @@ class TestDrafts:
         made = [d.fields for _ in range(4) for d in drafter.about("trigger", page, 0)]
         tails = [f["query"].removeprefix(f["baseline_query"]).strip() for f in made]
         assert "Elvin" in tails
-        assert any(t in drafts.ORDERS for t in tails)
+        assert any(t in drafts.INJECTED_INSTRUCTIONS for t in tails)
         assert any(t.islower() for t in tails)
         assert all(f.get("min_overlap") == (0.0 if t == "Elvin" else None) for f, t in zip(made, tails, strict=True))
 
-    def test_a_document_without_words_gives_nothing(self):
+    def test_a_document_without_words_gives_no_draft(self):
         for kind in ("sentinel", "fact", "trigger"):
             assert list(self.drafter().about(kind, Document("d", "1 2 3."), 0)) == []
 
     @given(st.integers(1, 200), st.dictionaries(st.sampled_from("abcde"), st.floats(0.05, 1), min_size=1))
-    def test_places_add_up(self, count, shares):
-        counts = allotted(count, shares)
+    def test_allocation_adds_up(self, count, shares):
+        counts = allocate(count, shares)
         assert sum(counts.values()) == count
         assert all(abs(counts[k] - count * s / sum(shares.values())) < 1 for k, s in shares.items())

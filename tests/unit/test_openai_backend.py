@@ -17,7 +17,8 @@ import pytest
 
 pytest.importorskip("openai", reason="needs casemate[openai]")
 
-from casemate.backends.openai import DATA_NOTE, OpenAIEmbedder, OpenAIGenerator, messages
+from casemate.backends.embedders.openai import OpenAIEmbedder
+from casemate.backends.generators.openai import DATA_NOTE, OpenAIGenerator, messages
 from casemate.errors import BackendError, ConfigError
 from casemate.types import Document, Prompt, Secret
 from tests.fake_openai import ANSWER, DIM, FakeOpenAI, vector_of
@@ -29,7 +30,7 @@ PROMPT = Prompt(QUESTION, (Document("a", "Ann sued Bob.", title="Case 1"), Docum
 
 @pytest.fixture(scope="module", autouse=True)
 def quick_collection() -> Iterator[None]:
-    """Sets aside what other modules hold, torch for one, so that each test can afford a collection."""
+    """Freezes the objects of other modules, such as torch, so each test can afford a garbage collection."""
     gc.collect()
     gc.freeze()
     yield
@@ -42,7 +43,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeOpenAI]:
         monkeypatch.delenv(name, raising=False)
     with FakeOpenAI() as fake:
         yield fake
-    gc.collect()  # what was left open must warn inside the test that left it
+    gc.collect()  # unclosed resources must warn in the test that left them
 
 
 def embedder(server: FakeOpenAI, **options: Any) -> OpenAIEmbedder:
@@ -57,7 +58,7 @@ def generator(server: FakeOpenAI, **options: Any) -> OpenAIGenerator:
 
 def answer(generator: OpenAIGenerator, prompt: Prompt = PROMPT) -> list[str]:
     async def collect() -> list[str]:
-        return [piece async for piece in generator.stream(prompt)]
+        return [chunk async for chunk in generator.stream(prompt)]
 
     return asyncio.run(collect())
 
@@ -68,12 +69,12 @@ def unit(texts: list[str], dim: int = DIM) -> np.ndarray:
 
 
 def shown(error: BaseException) -> str:
-    """All that a log of the error would hold."""
+    """Everything that a log of the error would contain."""
     return "".join(traceback.format_exception(error)) + repr(error) + str(vars(error))
 
 
 class TestEmbedder:
-    def test_unit_rows_in_order_whatever_the_order_of_the_answer(self, server: FakeOpenAI) -> None:
+    def test_unit_rows_in_order_for_any_order_of_the_response(self, server: FakeOpenAI) -> None:
         backend = embedder(server, batch=3)
         texts = [f"text {i}" for i in range(8)]
         done: list[int] = []
@@ -84,12 +85,12 @@ class TestEmbedder:
         assert done == [3, 3, 2]
         assert [b["input"] for b in server.bodies("/v1/embeddings")] == [["probe"], texts[:3], texts[3:6], texts[6:]]
 
-    def test_no_texts_no_request(self, server: FakeOpenAI) -> None:
+    def test_no_request_without_texts(self, server: FakeOpenAI) -> None:
         backend = embedder(server)
         assert backend.embed([]).shape == (0, DIM)
         assert len(server.received) == 1
 
-    def test_what_is_sent(self, server: FakeOpenAI) -> None:
+    def test_request_body(self, server: FakeOpenAI) -> None:
         embedder(server)
         embedder(server, dimensions=5, model="other")
         plain, shortened = server.received
@@ -104,21 +105,23 @@ class TestEmbedder:
         hidden = embedder(server, base_url=server.url.replace("//", "//user:word@"))
         assert hidden.fingerprint == f"openai:{server.host}:text-embedding-3-small:{DIM}"
 
-    def test_key_from_the_environment_or_none_at_all(self, server: FakeOpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_key_comes_from_the_environment_or_is_empty(
+        self, server: FakeOpenAI, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setenv("OPENAI_API_KEY", "from-environment\n")
-        embedder(server, api_key=Secret(""))  # a server of one's own is not OpenAI, and gets no key of it
+        embedder(server, api_key=Secret(""))  # another server does not get OpenAI's key
         monkeypatch.setenv("OPENAI_BASE_URL", server.url)
         embedder(server, api_key=Secret(""), base_url="")
         assert [r.headers["authorization"] for r in server.received] == ["Bearer none", "Bearer from-environment"]
 
-    def test_a_plain_key_does_not_show(self, server: FakeOpenAI) -> None:
+    def test_the_key_is_not_in_the_repr(self, server: FakeOpenAI) -> None:
         assert "plainkey" not in repr(embedder(server, api_key="plainkey"))
 
     @pytest.mark.parametrize(
         ("options", "message"),
         [
             ({"base_url": ""}, "set OPENAI_API_KEY"),
-            ({"base_url": "localhost:8000"}, "base_url must be like"),
+            ({"base_url": "localhost:8000"}, "base_url must be of the form"),
             ({"batch": 0}, "batch=0"),
             ({"token_limit": 0}, "token_limit=0"),
             ({"dimensions": -1}, "dimensions=-1"),
@@ -128,7 +131,7 @@ class TestEmbedder:
             ({"api_key": "sk\u2013x"}, "copy it again"),
         ],
     )
-    def test_wrong_options(self, server: FakeOpenAI, options: dict[str, Any], message: str) -> None:
+    def test_invalid_options_are_refused(self, server: FakeOpenAI, options: dict[str, Any], message: str) -> None:
         with pytest.raises(ConfigError, match=message):
             embedder(server, **{"api_key": "", **options})
         assert not server.received
@@ -136,19 +139,19 @@ class TestEmbedder:
     @pytest.mark.parametrize(
         ("how", "message"),
         [
-            ("count", "1 vectors came for 2 texts"),
-            ("numbers", "not numbered"),
+            ("count", "sent 1 vectors for 2 texts"),
+            ("numbers", "no valid index"),
             ("dim", "17 dimensions instead of 16"),
             ("zero", "zero or not finite"),
             ("nan", "zero or not finite"),
             ("huge", "zero or not finite"),
-            ("text", "cannot be read"),
-            ("ragged", "cannot be read"),
-            ("html", "cannot be read"),
-            ("json", "cannot be read"),
+            ("text", "cannot be parsed"),
+            ("ragged", "cannot be parsed"),
+            ("html", "cannot be parsed"),
+            ("json", "cannot be parsed"),
         ],
     )
-    def test_wrong_vectors(self, server: FakeOpenAI, how: str, message: str) -> None:
+    def test_invalid_vectors_raise(self, server: FakeOpenAI, how: str, message: str) -> None:
         backend = embedder(server)
         server.script = [how]
         with pytest.raises(BackendError, match=message) as caught:
@@ -167,25 +170,25 @@ class TestEmbedder:
             embedder(server, base_url="http://127.0.0.1:1/v1")
         assert caught.value.retryable
 
-    def test_silence(self, server: FakeOpenAI) -> None:
+    def test_read_timeout(self, server: FakeOpenAI) -> None:
         server.always = "stall"
         with pytest.raises(BackendError, match=r"silent for 0\.2 s; raise timeout_s") as caught:
             embedder(server, timeout_s=0.2)
         assert caught.value.retryable
 
     @pytest.mark.parametrize("how", ["429", "500"])
-    def test_passing_failures_are_tried_again(self, server: FakeOpenAI, how: str) -> None:
+    def test_transient_errors_are_retried(self, server: FakeOpenAI, how: str) -> None:
         server.script = [how]
         assert embedder(server, retries=1).dim == DIM
         assert len(server.received) == 2
 
-    def test_retry_after_is_obeyed(self, server: FakeOpenAI) -> None:
+    def test_retry_after_is_honored(self, server: FakeOpenAI) -> None:
         server.script, server.retry_after = ["429"], "1.2"
         start = time.monotonic()
         embedder(server, retries=1)
         assert time.monotonic() - start > 1.1
 
-    def test_empty_long_and_broken_texts_are_sent_as_the_api_takes_them(self, server: FakeOpenAI) -> None:
+    def test_empty_long_and_invalid_texts_are_adapted_to_the_api(self, server: FakeOpenAI) -> None:
         backend = embedder(server, token_limit=3)
         backend.embed(["", "one two, three four", "a\ud800b", "a" * 100, "ab cd", " " * 9])
         sent = server.bodies("/v1/embeddings")[-1]["input"]
@@ -195,12 +198,12 @@ class TestEmbedder:
         backend = embedder(server)
         text = "Extraordinary: 12345 — Straße, москва 東京\n👩‍🚀 naïve_x हिन्दी"
         spans = backend.spans(text)
-        pieces = [text[a:b] for a, b in spans]
-        assert pieces[:7] == ["Extr", "aord", "inar", "y", ":", "123", "45"]
+        chunks = [text[a:b] for a, b in spans]
+        assert chunks[:7] == ["Extr", "aord", "inar", "y", ":", "123", "45"]
         assert all(a < b for a, b in spans)
         assert all(x[1] <= y[0] for x, y in zip(spans, spans[1:], strict=False))
-        assert "".join(pieces) == "".join(text.split())
-        assert {"東", "京", "мо", "ск", "ва", "_"} <= set(pieces)
+        assert "".join(chunks) == "".join(text.split())
+        assert {"東", "京", "мо", "ск", "ва", "_"} <= set(chunks)
         assert backend.spans("") == [] == backend.spans(" \n ")
 
     def test_threads(self, server: FakeOpenAI) -> None:
@@ -217,10 +220,10 @@ class TestEmbedder:
 
 
 class TestGenerator:
-    def test_pieces_come_as_they_are_made(self, server: FakeOpenAI) -> None:
+    def test_chunks_arrive_as_they_are_generated(self, server: FakeOpenAI) -> None:
         assert answer(generator(server)) == list(ANSWER)
 
-    def test_what_is_sent(self, server: FakeOpenAI) -> None:
+    def test_request_body(self, server: FakeOpenAI) -> None:
         answer(generator(server, max_tokens=7, temperature=0.5))
         answer(generator(server, temperature=-1))
         first, second = server.received
@@ -229,7 +232,7 @@ class TestGenerator:
         assert first.body == expected
         assert "temperature" not in second.body and second.body["max_tokens"] == 512
 
-    def test_openai_itself_is_sent_the_new_name_of_the_limit(self) -> None:
+    def test_openai_gets_the_new_name_of_the_limit(self) -> None:
         body = OpenAIGenerator("m", base_url="https://api.openai.com/v1", api_key=KEY)._body(PROMPT)
         assert body["extra_body"] == {"max_completion_tokens": 512}
 
@@ -237,11 +240,11 @@ class TestGenerator:
         backend = generator(server)
         assert [answer(backend) for _ in range(3)] == [list(ANSWER)] * 3
 
-    def test_many_at_once(self, server: FakeOpenAI) -> None:
+    def test_concurrent_answers(self, server: FakeOpenAI) -> None:
         backend = generator(server)
 
         async def one() -> str:
-            return "".join([piece async for piece in backend.stream(PROMPT)])
+            return "".join([chunk async for chunk in backend.stream(PROMPT)])
 
         async def many() -> list[str]:
             return await asyncio.gather(*(one() for _ in range(5)))
@@ -252,18 +255,18 @@ class TestGenerator:
         server.always = "refusal"
         assert answer(generator(server)) == ["I will not."]
 
-    def test_closing_early_stops_the_server(self, server: FakeOpenAI) -> None:
+    def test_closing_early_cancels_the_request(self, server: FakeOpenAI) -> None:
         server.always = "slow"
 
         async def leave() -> str:
-            async with aclosing(generator(server).stream(PROMPT)) as pieces:
-                piece = await anext(pieces)
+            async with aclosing(generator(server).stream(PROMPT)) as chunks:
+                chunk = await anext(chunks)
             assert await asyncio.to_thread(server.disconnected.wait, 5)
-            return piece
+            return chunk
 
         assert asyncio.run(leave()) == ANSWER[0]
 
-    def test_cancelling_the_task_stops_the_server(self, server: FakeOpenAI) -> None:
+    def test_cancelling_the_task_cancels_the_request(self, server: FakeOpenAI) -> None:
         server.always = "slow"
 
         async def leave() -> None:
@@ -282,12 +285,12 @@ class TestGenerator:
 
         asyncio.run(leave())
 
-    def test_a_generator_that_is_dropped_leaves_nothing_open(self, server: FakeOpenAI) -> None:
+    def test_a_dropped_generator_leaves_nothing_open(self, server: FakeOpenAI) -> None:
         server.always = "slow"
 
         async def drop() -> str:
-            async for piece in generator(server).stream(PROMPT):
-                return piece
+            async for chunk in generator(server).stream(PROMPT):
+                return chunk
             return ""
 
         assert asyncio.run(drop()) == ANSWER[0]
@@ -297,21 +300,21 @@ class TestGenerator:
         ("how", "message", "retryable"),
         [
             ("400", r"refused \(HTTP 400, unsupported_parameter, max_tokens\); change", False),
-            ("401", r"key is refused, or lacking \(HTTP 401, invalid_api_key\); set api_key; OPENAI_API_KEY", False),
+            ("401", r"key is refused or missing \(HTTP 401, invalid_api_key\); set api_key; OPENAI_API_KEY", False),
             ("404", r"no such model or path \(HTTP 404, model_not_found\); correct model", False),
             ("429", r"too many requests.*\(HTTP 429, rate_limit_exceeded\); wait", True),
             ("quota", r"too many requests.*\(HTTP 429, insufficient_quota\); wait", False),
             ("500", r"server failed \(HTTP 500\); try again", True),
-            ("html", "answer is empty; see that base_url", True),
-            ("empty", "answer is empty; see", True),
-            ("done", "answer is empty; see", True),
+            ("html", "answer is empty; check that base_url", True),
+            ("empty", "answer is empty; check", True),
+            ("done", "answer is empty; check", True),
             ("filtered", r"answer is empty \(content_filter\)", True),
             ("stall", r"silent for 0\.3 s; raise timeout_s", True),
-            ("garbled", "cannot be read", False),
-            ("shape", "cannot be read", False),
-            ("error", r"broke off with an error \(server_error\)", True),
+            ("garbled", "cannot be parsed", False),
+            ("shape", "cannot be parsed", False),
+            ("error", r"the server sent an error \(server_error\)", True),
             ("cut", "connection failed", True),
-            ("unfinished", "the answer broke off; ask again", True),
+            ("unfinished", "the answer was interrupted; try again", True),
         ],
     )
     def test_failures(
@@ -332,16 +335,16 @@ class TestGenerator:
             answer(generator(server, base_url="http://127.0.0.1:1/v1"))
         assert caught.value.retryable
 
-    def test_passing_failures_are_tried_again(self, server: FakeOpenAI) -> None:
+    def test_transient_errors_are_retried(self, server: FakeOpenAI) -> None:
         server.script = ["429", "500"]
         assert answer(generator(server, retries=2)) == list(ANSWER)
         assert len(server.received) == 3
 
-    def test_what_is_not_the_server_s_doing_stays_as_it_is(self, server: FakeOpenAI) -> None:
+    def test_errors_not_caused_by_the_server_are_not_translated(self, server: FakeOpenAI) -> None:
         async def throw() -> None:
-            pieces = generator(server).stream(PROMPT)
-            await anext(pieces)
-            await pieces.athrow(ZeroDivisionError())
+            chunks = generator(server).stream(PROMPT)
+            await anext(chunks)
+            await chunks.athrow(ZeroDivisionError())
 
         with pytest.raises(ZeroDivisionError):
             asyncio.run(throw())
@@ -350,11 +353,11 @@ class TestGenerator:
         ("options", "message"),
         [({"max_tokens": 0}, "max_tokens"), ({"model": ""}, "model=''"), ({"retries": -1}, "-1")],
     )
-    def test_wrong_options(self, server: FakeOpenAI, options: dict[str, Any], message: str) -> None:
+    def test_invalid_options_are_refused(self, server: FakeOpenAI, options: dict[str, Any], message: str) -> None:
         with pytest.raises(ConfigError, match=message):
             generator(server, **options)
 
-    def test_the_key_does_not_show(self, server: FakeOpenAI) -> None:
+    def test_the_key_is_not_in_the_repr(self, server: FakeOpenAI) -> None:
         assert KEY[3:] not in repr(vars(generator(server)))
 
 
@@ -380,7 +383,7 @@ class TestMessages:
         assert user.count("<") == 2 and user.count("&lt;") == 2
         assert user.startswith('<document number="1">\n') and user.endswith("\n</document>\n\nQuestion: Why?")
 
-    def test_other_tags_stay(self) -> None:
+    def test_other_tags_are_not_changed(self) -> None:
         text = "a < b, <div>, documents"
         assert text in messages(Prompt("Why?", (Document("a", text),), ""))[1]["content"]
 
@@ -392,7 +395,8 @@ def test_the_module_imports_without_its_extra() -> None:
     code = """
 import sys
 sys.modules["openai"] = None
-from casemate.backends.openai import OpenAIEmbedder, OpenAIGenerator
+from casemate.backends.embedders.openai import OpenAIEmbedder
+from casemate.backends.generators.openai import OpenAIGenerator
 from casemate.errors import MissingExtra
 for make in (OpenAIEmbedder, OpenAIGenerator):
     try:
@@ -401,4 +405,4 @@ for make in (OpenAIEmbedder, OpenAIGenerator):
         print(error)
 """
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert run.stdout.splitlines() == ["the package 'openai' is absent: pip install 'casemate[openai]'"] * 2
+    assert run.stdout.splitlines() == ["the package 'openai' is not installed: pip install 'casemate[openai]'"] * 2

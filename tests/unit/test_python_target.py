@@ -7,14 +7,14 @@ import time
 
 import pytest
 
-from casemate.app import build
-from casemate.backends.python import Python
-from casemate.config import Part
+from casemate.backends.target_answers import partial_answer
+from casemate.backends.targets.python import PythonTarget
+from casemate.config import PluginSpec
 from casemate.errors import BackendError, ConfigError
 from casemate.monitor.canaries.canary import Canary
-from casemate.monitor.canaries.results import Status
-from casemate.monitor.canaries.run import run
-from casemate.remote import told
+from casemate.monitor.canaries.results import CanaryStatus
+from casemate.monitor.canaries.run import CanaryRunner
+from casemate.plugins import build
 from casemate.types import Query
 
 HERE = "tests.unit.test_python_target"
@@ -42,7 +42,7 @@ def mapping(question):
 
 
 def whole(question):
-    return told("It is 7.", ids=("d1",))
+    return partial_answer("It is 7.", ids=("d1",))
 
 
 class Asker:
@@ -93,7 +93,7 @@ def odd(question):
 
 
 def ask(name, question="Why?", **options):
-    return asyncio.run(Python(f"{HERE}:{name}", **options).ask(Query(question)))
+    return asyncio.run(PythonTarget(f"{HERE}:{name}", **options).ask(Query(question)))
 
 
 @pytest.mark.parametrize(
@@ -109,35 +109,35 @@ def ask(name, question="Why?", **options):
         ("Asker.method", "from a method"),
     ],
 )
-def test_any_function_answers(name, text):
+def test_kinds_of_functions(name, text):
     assert ask(name).text == text
 
 
-def test_a_function_that_is_not_asynchronous_runs_in_a_thread():
+def test_a_synchronous_function_runs_in_a_thread():
     threads_seen.clear()
     ask("plain")
     assert threads_seen == {"python"}
 
 
-def test_what_it_tells_is_said_in_the_configuration():
+def test_details_are_declared_in_the_configuration():
     hits = ask("mapping", tells=frozenset({"sources", "ids", "scores"})).retrieval.hits
     assert [(h.document.id, h.document.source, h.score) for h in hits] == [("1", "a.md", 0.9), ("x", "b.md", 0.5)]
     assert ask("mapping").retrieval.hits == ()
-    target = build("target", Part(use="python", call=f"{HERE}:mapping", tells=["sources"]))
+    target = build("target", PluginSpec(use="python", call=f"{HERE}:mapping", tells=["sources"]))
     assert target.tells == {"sources"}
 
 
-def test_it_streams_in_one_piece():
-    async def pieces():
-        return [piece async for piece in Python(f"{HERE}:plain").stream(Query("q"))]
+def test_stream_yields_one_chunk():
+    async def chunks():
+        return [chunk async for chunk in PythonTarget(f"{HERE}:plain").stream(Query("q"))]
 
-    assert asyncio.run(pieces()) == ["You asked: q"]
+    assert asyncio.run(chunks()) == ["You asked: q"]
 
 
 @pytest.mark.parametrize(
     ("name", "kind"), [("breaks", "ValueError"), ("breaks_later", "KeyError"), ("leaves", "SystemExit")]
 )
-def test_what_it_raises_is_named_and_not_quoted(name, kind):
+def test_exceptions_are_named_but_not_quoted(name, kind):
     with pytest.raises(BackendError) as caught:
         ask(name)
     assert str(caught.value) == f"{HERE}:{name} raised {kind}"
@@ -149,13 +149,13 @@ def test_what_it_raises_is_named_and_not_quoted(name, kind):
         ("none", "returned NoneType"),
         ("number", "returned dict"),
         ("short", "returned no ids"),
-        ("uneven", "not equally many"),
+        ("uneven", "differ in length"),
         ("nan", "scores must be finite"),
-        ("kind", "ids and sources must be texts"),
+        ("kind", "ids and sources must be strings or integers"),
         ("text", "not iterable"),
     ],
 )
-def test_what_is_no_answer_is_an_error(question, message):
+def test_invalid_return_values_raise(question, message):
     with pytest.raises(BackendError, match=message):
         ask("odd", question, tells=frozenset({"sources", "ids", "scores"}))
 
@@ -167,20 +167,20 @@ def test_what_is_no_answer_is_an_error(question, message):
         ({"call": f"{HERE}:"}, "write module:function"),
         ({"call": "no_such_module:f"}, "No module named 'no_such_module'"),
         ({"call": f"{HERE}:no_such"}, "no_such"),
-        ({"call": f"{HERE}:NOT_CALLABLE"}, "cannot be called"),
-        ({"tells": frozenset({"titles"})}, "tells may hold ids, scores, sources"),
+        ({"call": f"{HERE}:NOT_CALLABLE"}, "is not callable"),
+        ({"tells": frozenset({"titles"})}, "allowed: ids, scores, sources"),
         ({"threads": 0}, "threads must be at least 1"),
     ],
 )
-def test_options_that_cannot_be(options, message):
+def test_invalid_options_are_refused(options, message):
     with pytest.raises(ConfigError, match=message):
-        Python(**{"call": f"{HERE}:plain"} | options)
+        PythonTarget(**{"call": f"{HERE}:plain"} | options)
 
 
-def test_the_module_may_lie_beside_the_configuration(tmp_path, monkeypatch):
+def test_the_module_is_imported_from_the_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "my_own_rag.py").write_text("def ask(question):\n    return 'mine'\n")
-    target = build("target", Part(use="python", call="my_own_rag:ask"), tmp_path)
+    target = build("target", PluginSpec(use="python", call="my_own_rag:ask"), tmp_path)
     assert asyncio.run(target.ask(Query("q"))).text == "mine"
 
 
@@ -191,17 +191,17 @@ class TestHanging:
         yield
         release.set()
 
-    def test_costs_one_canary_and_not_the_run(self):
+    def test_costs_one_canary_but_not_the_run(self):
         found = [Canary(id=q, query=q, expected_answer="yes") for q in ("hang", "b", "c")]
         begun = time.monotonic()
-        result = asyncio.run(run(found, Python(f"{HERE}:hangs"), run_id="r", timeout_s=0.3))
-        assert time.monotonic() - begun < 30  # asyncio would wait for threads of its own
-        assert [r.status for r in result.results] == [Status.ERROR, Status.PASS, Status.PASS]
+        result = asyncio.run(CanaryRunner(found, PythonTarget(f"{HERE}:hangs"), timeout_s=0.3).run("r"))
+        assert time.monotonic() - begun < 30  # asyncio would wait for its own threads
+        assert [r.status for r in result.results] == [CanaryStatus.ERROR, CanaryStatus.PASS, CanaryStatus.PASS]
         assert result.results[0].error == "no answer within 0.3 s"
 
-    def test_blocks_no_more_threads_than_allowed(self):
+    def test_blocks_at_most_the_configured_threads(self):
         before = threading.active_count()
-        target = Python(f"{HERE}:hangs", threads=2)
+        target = PythonTarget(f"{HERE}:hangs", threads=2)
 
         async def several():
             return await asyncio.gather(
@@ -212,11 +212,12 @@ class TestHanging:
             assert {type(e) for e in asyncio.run(several())} == {TimeoutError}
         assert threading.active_count() <= before + 2
 
-    def test_does_not_keep_the_process_from_ending(self, tmp_path):
+    def test_does_not_prevent_process_exit(self, tmp_path):
         (tmp_path / "stuck.py").write_text("import time\ndef ask(question):\n    time.sleep(60)\n")
         code = (
-            "import asyncio; from casemate.backends.python import Python; from casemate.types import Query;"
-            "asyncio.run(asyncio.wait_for(Python('stuck:ask').ask(Query('q')), 0.1))"
+            "import asyncio; from casemate.backends.targets.python import PythonTarget;"
+            "from casemate.types import Query;"
+            "asyncio.run(asyncio.wait_for(PythonTarget('stuck:ask').ask(Query('q')), 0.1))"
         )
         begun = time.monotonic()
         done = subprocess.run(
@@ -227,7 +228,7 @@ class TestHanging:
 
 
 def test_threads_end_with_the_target():
-    target = Python(f"{HERE}:plain")
+    target = PythonTarget(f"{HERE}:plain")
     asyncio.run(target.ask(Query("q")))
     mine = [t for t in threading.enumerate() if t.name == "python" and t.is_alive()]
     del target
@@ -239,7 +240,8 @@ def test_threads_end_with_the_target():
 
 def test_importing_the_targets_needs_none_of_their_packages():
     code = (
-        "import sys; import casemate.backends.http, casemate.backends.openai_endpoint, casemate.backends.python;"
+        "import sys; import casemate.backends.targets.http, casemate.backends.targets.openai_endpoint;"
+        "import casemate.backends.targets.python;"
         "import casemate.monitor.canaries.run;"
         "print(sorted({'httpx', 'jsonpath_ng', 'openai', 'rapidfuzz', 'onnxruntime'} & set(sys.modules)))"
     )

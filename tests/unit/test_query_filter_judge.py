@@ -1,4 +1,4 @@
-"""The judge of ``query_filter`` over the wire: a server that answers, lies, stalls and fails."""
+"""The judge of ``query_filter`` over HTTP: valid and invalid replies, stalls and failures."""
 
 import asyncio
 import json
@@ -6,18 +6,18 @@ import json
 import pytest
 
 from casemate.app import open_app
-from casemate.corpus import Corpus
-from casemate.defenses import query_filter
-from casemate.defenses.query_filter import JUDGE, QueryFilter
 from casemate.errors import BackendError, ConfigError
-from casemate.ingest import Ingest
+from casemate.guard.defenses import query_filter
+from casemate.guard.defenses.query_filter import JUDGE, QueryFilter
 from casemate.protocols import Generator
-from casemate.types import Action, Background, Document, Hit, Query, Retrieval
+from casemate.rag.corpus import Corpus
+from casemate.rag.ingest import Ingest
+from casemate.types import Action, Document, Hit, Query, Retrieval, SimilarityStats
 from tests.fake_openai import FakeOpenAI
 
 pytest.importorskip("openai", reason="needs casemate[openai]")
 
-FOUND = Retrieval((Hit(Document("a", "The north bridge is closed."), 0.5),), Background(30, 0.1, 0.1))
+FOUND = Retrieval((Hit(Document("a", "The north bridge is closed."), 0.5),), SimilarityStats(30, 0.1, 0.1))
 PATH = "/v1/chat/completions"
 
 
@@ -28,8 +28,8 @@ def server():
 
 
 def judged(server, text="Is the bridge closed?", judge=None, **options):
-    """What the defense makes of a question, as it is built from a configuration; closes everything again."""
-    from casemate.backends.openai import OpenAIGenerator
+    """Runs the configured defense on a question."""
+    from casemate.backends.generators.openai import OpenAIGenerator
 
     made = OpenAIGenerator("m", base_url=server.url, retries=0, **(judge or {}))
     return asyncio.run(QueryFilter(judge=made, **options).on_retrieve(Query(text), FOUND))
@@ -49,7 +49,7 @@ def judged(server, text="Is the bridge closed?", judge=None, **options):
         ("Natur" + "al" * 20_000, False),
     ],
 )
-def test_only_the_bare_label_lets_a_question_pass(server, reply, passes):
+def test_only_the_bare_label_passes(server, reply, passes):
     server.always = f"say:{reply}"
     value, verdict, _ = judged(server)
     assert verdict.flagged == (not passes)
@@ -66,8 +66,8 @@ def test_only_the_bare_label_lets_a_question_pass(server, reply, passes):
         "lone surrogates \ud800 are no text",
     ],
 )
-def test_what_a_question_says_stays_within_its_string(server, text):
-    """It comes as data in a block of its own, which it cannot end, and nothing of it stands anywhere else."""
+def test_question_stays_within_its_json_string(server, text):
+    """It is sent as data in a block of its own that it cannot end, and nowhere else."""
     server.always = "say:Natural"
     judged(server, text)
     (body,) = server.bodies(PATH)
@@ -83,23 +83,23 @@ def test_what_a_question_says_stays_within_its_string(server, text):
 
 
 @pytest.mark.parametrize("fault", ["401", "404", "429", "500", "html", "garbled", "error", "shape", "cut", "empty"])
-def test_a_server_that_fails_is_an_error_and_no_label(server, fault):
+def test_server_failure_is_an_error(server, fault):
     server.always = fault
     with pytest.raises(BackendError):
         judged(server)
 
 
 @pytest.mark.parametrize("how", ["stall", "slow"])
-def test_a_judge_that_does_not_come_to_an_end_is_given_up(server, how):
-    """Silence, and a stream that drips on for ever: each would hold a request, and the second its memory, for good."""
+def test_endless_judge_times_out(server, how):
+    """No reply, and an endless slow stream: each would block a request, the latter with growing memory."""
     server.always = how
     with pytest.raises(BackendError, match=r"query_filter: the judge took more than 0\.4 s; raise timeout_s"):
         judged(server, timeout_s=0.4)
-    if how == "slow" and server.received:  # on a machine that is busy it may not have come so far
+    if how == "slow" and server.received:  # a busy machine may not get this far
         assert server.disconnected.wait(60)
 
 
-def test_a_reply_without_end_is_no_label():
+def test_endless_reply_is_no_label():
     closed = []
 
     class Endless(Generator):
@@ -115,8 +115,8 @@ def test_a_reply_without_end_is_no_label():
     assert len(closed) == 1
 
 
-def test_a_failure_is_not_remembered_as_a_label(server):
-    from casemate.backends.openai import OpenAIGenerator
+def test_failure_is_not_cached(server):
+    from casemate.backends.generators.openai import OpenAIGenerator
 
     server.script = ["500", "say:Natural"]
     defense = QueryFilter(judge=OpenAIGenerator("m", base_url=server.url, retries=0))
@@ -127,11 +127,11 @@ def test_a_failure_is_not_remembered_as_a_label(server):
         return [(await defense.on_retrieve(Query("Is it so?"), FOUND)).verdict.flagged for _ in range(2)]
 
     assert asyncio.run(asked()) == [False, False]
-    assert len(server.bodies(PATH)) == 2  # the label of the second try is kept
+    assert len(server.bodies(PATH)) == 2  # the label of the second attempt is cached
 
 
 @pytest.mark.parametrize(("how", "context"), [("say:Natural", 1), ("say:Context-Probing", 0), ("500", 0), ("stall", 0)])
-def test_a_configured_system_stays_closed_whatever_happens_to_the_judge(server, tmp_path, how, context):
+def test_configured_system_fails_closed(server, tmp_path, how, context):
     server.always = how
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "a.txt").write_text("The north bridge is closed since May.")
@@ -142,7 +142,7 @@ def test_a_configured_system_stays_closed_whatever_happens_to_the_judge(server, 
             "guard": {
                 "defenses": [{"use": "query_filter", "judge": judge, "timeout_s": 0.5 if how == "stall" else 60}]
             },
-            "store": {"use": "sql_events", "path": str(tmp_path / "e.db")},
+            "store": {"use": "sql", "path": str(tmp_path / "e.db")},
         }
     ) as app:
         work = Ingest(app.guard, Corpus(tmp_path / "docs"))
@@ -155,12 +155,12 @@ def test_a_configured_system_stays_closed_whatever_happens_to_the_judge(server, 
 
 
 @pytest.mark.parametrize("wrong", [0, -1, float("inf"), float("nan")])
-def test_a_time_that_makes_no_sense_is_refused(wrong):
+def test_invalid_timeout_is_refused(wrong):
     with pytest.raises(ConfigError, match=r"query_filter\.timeout_s is"):
         QueryFilter(timeout_s=wrong)
 
 
-def test_a_long_reply_is_read_no_further(server, monkeypatch):
-    monkeypatch.setattr(query_filter, "LONGEST", 3)
+def test_long_reply_is_cut(server, monkeypatch):
+    monkeypatch.setattr(query_filter, "MAX_REPLY", 3)
     server.always = "say:Natural"
     assert judged(server).verdict.flagged

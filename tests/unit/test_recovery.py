@@ -1,4 +1,4 @@
-"""The chunk recovery rate against naive oracles: a quadratic table, and every pair of chunk and segment."""
+"""The chunk recovery rate against naive oracles: dynamic programming, and every pair of chunk and segment."""
 
 from itertools import product
 
@@ -7,18 +7,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from casemate import recovery
-from casemate.recovery import (
-    LEVELS,
+from casemate.maths import recovery
+from casemate.maths.recovery import (
+    ROUGE_LEVELS,
     Segments,
-    area,
-    curve,
-    efficiency,
-    first_seen,
-    lcs,
-    places,
+    area_under_curve,
+    bit_parallel_lcs,
+    chunk_recovery,
+    cumulative_share,
+    extraction_efficiency,
+    first_retrieved,
+    position_masks,
     queries_to_reach,
-    recovered,
     rouge_l,
     segments,
     window_sizes,
@@ -30,8 +30,8 @@ tokens = st.lists(st.sampled_from("abcdef"), max_size=30)
 texts = st.lists(st.sampled_from("abcdef"), max_size=14).map(" ".join)
 
 
-def table(a, b):
-    """Longest common subsequence by the book."""
+def lcs_length(a, b):
+    """Longest common subsequence by dynamic programming."""
     rows = [[0] * (len(b) + 1) for _ in range(len(a) + 1)]
     for i, x in enumerate(a, 1):
         for j, y in enumerate(b, 1):
@@ -39,13 +39,13 @@ def table(a, b):
     return rows[-1][-1]
 
 
-def naive(chunks, E, found, S, semantic=0.85, levels=LEVELS):
-    """Firsts by F1 and by recall: all pairs, no bound."""
+def naive(chunks, E, found, S, semantic=0.85, levels=ROUGE_LEVELS):
+    """First queries by F1 and by recall, from all pairs without pruning."""
     firsts = np.zeros((2, len(levels), len(chunks)), int)
     for (i, chunk), (j, text) in product(enumerate(chunks), enumerate(found.texts)):
         a, b = chunk.split(), text.split()
         near = sum(float(x) * float(y) for x, y in zip(E[i], S[j], strict=True)) > semantic
-        common = table(a, b) if near else 0
+        common = lcs_length(a, b) if near else 0
         for measure, length in enumerate(((len(a) + len(b)) / 2, len(a))):
             passed = [bool(common) and common / length > level for level in levels]
             firsts[measure, :, i] = np.where(
@@ -60,20 +60,20 @@ def unit(rows):
 
 
 @given(tokens, tokens)
-def test_the_bits_count_as_the_table(a, b):
-    assert lcs(places(a), len(a), b) == table(a, b)
+def test_lcs_equals_dynamic_programming(a, b):
+    assert bit_parallel_lcs(position_masks(a), len(a), b) == lcs_length(a, b)
 
 
 @pytest.mark.parametrize("length", [63, 64, 65, 200, 1000])
-def test_the_bits_count_as_the_table_when_texts_are_long(length):
+def test_lcs_equals_dynamic_programming_on_long_texts(length):
     rng = np.random.default_rng(length)
     a, b = (rng.integers(20, size=n).tolist() for n in (length, 150))
-    assert lcs(places(a), len(a), b) == table(a, b)
+    assert bit_parallel_lcs(position_masks(a), len(a), b) == lcs_length(a, b)
 
 
 @given(texts, texts)
-def test_rouge_is_by_the_table(a, b):
-    common, n, m = table(a.split(), b.split()), len(a.split()), len(b.split())
+def test_rouge_l_equals_dynamic_programming(a, b):
+    common, n, m = lcs_length(a.split(), b.split()), len(a.split()), len(b.split())
     recall, precision, f1 = rouge_l(a, b)
     assert recall * n == pytest.approx(common if n and m else 0)
     assert precision * m == pytest.approx(common if n and m else 0)
@@ -81,7 +81,7 @@ def test_rouge_is_by_the_table(a, b):
     assert rouge_l(b, a).f1 == f1
 
 
-def test_rouge_hears_words_and_not_their_dress():
+def test_rouge_l_ignores_case_and_punctuation():
     assert rouge_l("The ferry, at ten!", "the FERRY at ten") == (1, 1, 1)
     assert rouge_l("Überfahrt um zehn", "überfahrt UM zehn").f1 == 1
     assert rouge_l("", "ferry") == rouge_l("ferry", "...") == (0, 0, 0)
@@ -89,7 +89,7 @@ def test_rouge_hears_words_and_not_their_dress():
 
 @st.composite
 def collections(draw):
-    """Chunks and segments of few words, with vectors of which about half are near, some by less than rounding."""
+    """Chunks and segments of few words. About half of the cosines exceed the limit, some by less than rounding."""
     chunks, said = draw(st.lists(texts, max_size=6)), draw(st.lists(texts, unique=True, max_size=10))
     directions = [(1, 0, 0), (0.9, 0.436, 0), (0.85, 0.5268, 0), (0.85, 0.5267, 0), (0.8, 0.6, 0), (0, 0, 1)]
     pick = st.sampled_from(directions)
@@ -100,37 +100,37 @@ def collections(draw):
 
 @given(collections(), st.sampled_from([0.85, 0.5, -1]))
 @settings(max_examples=300)
-def test_nobody_is_lost_by_a_bound(collection, semantic):
-    result = recovered(*collection, semantic)
+def test_pruning_loses_no_recovered_chunk(collection, semantic):
+    result = chunk_recovery(*collection, semantic)
     firsts = naive(*collection, semantic)
     np.testing.assert_array_equal(result.f1, firsts[0])
     np.testing.assert_array_equal(result.recall, firsts[1])
 
 
 @given(collections())
-def test_the_size_of_the_blocks_changes_nothing(collection):
-    whole = recovered(*collection)
+def test_block_sizes_do_not_change_the_result(collection):
+    whole = chunk_recovery(*collection)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(recovery, "CHUNK_BLOCK", 2)
         patch.setattr(recovery, "SEGMENT_BLOCK", 3)
-        parts = recovered(*collection)
+        parts = chunk_recovery(*collection)
     np.testing.assert_array_equal(whole.f1, parts.f1)
     np.testing.assert_array_equal(whole.recall, parts.recall)
     np.testing.assert_allclose(whole.closest, parts.closest, atol=1e-6)
 
 
-def test_no_pair_is_lost_to_rounding():
+def test_rounding_loses_no_pair():
     rng = np.random.default_rng(5)
     found = Segments(("a",), np.array([1]))
     for _ in range(100):
         E, S = unit(rng.standard_normal((1, 384))), unit(rng.standard_normal((1, 384)))
         S = unit(E + 0.02 * S)
         cosine = float(E[0].astype(float) @ S[0].astype(float))
-        assert recovered(["a"], E, found, S, semantic=cosine - 1e-12).f1.all()
-        assert not recovered(["a"], E, found, S, semantic=cosine + 1e-12).f1.any()
+        assert chunk_recovery(["a"], E, found, S, semantic=cosine - 1e-12).f1.all()
+        assert not chunk_recovery(["a"], E, found, S, semantic=cosine + 1e-12).f1.any()
 
 
-def test_texts_of_real_length_give_what_all_pairs_give():
+def test_realistic_texts_equal_comparison_of_all_pairs():
     rng = np.random.default_rng(3)
     vocabulary = [f"w{i}" for i in range(60)]
 
@@ -144,47 +144,47 @@ def test_texts_of_real_length_give_what_all_pairs_give():
     embedder = BagOfWords()
     collection = chunks, embedder.embed(chunks), found, embedder.embed(found.texts)
     for semantic in (0.85, 0.6):
-        result, firsts = recovered(*collection, semantic), naive(*collection, semantic)
+        result, firsts = chunk_recovery(*collection, semantic), naive(*collection, semantic)
         np.testing.assert_array_equal(np.stack([result.f1, result.recall]), firsts)
-        assert (result.f1[0] > 0).sum() > (result.f1[-1] > 0).sum()  # the levels tell something apart
+        assert (result.f1[0] > 0).sum() > (result.f1[-1] > 0).sum()  # the levels differ
 
 
-def test_both_conditions_must_hold_for_the_same_segment():
+def test_one_segment_must_meet_both_conditions():
     found = Segments(("a b c d", "e f g h"), np.array([1, 2]))
     near, far = (1, 0), (0, 1)
-    words_here_meaning_there = recovered(["a b c d"], unit([near]), found, unit([far, near]))
-    assert not words_here_meaning_there.f1.any()
-    assert recovered(["a b c d"], unit([near]), found, unit([near, far])).f1[:, 0].tolist() == [1, 1, 1, 1]
+    words_and_meaning_in_different_segments = chunk_recovery(["a b c d"], unit([near]), found, unit([far, near]))
+    assert not words_and_meaning_in_different_segments.f1.any()
+    assert chunk_recovery(["a b c d"], unit([near]), found, unit([near, far])).f1[:, 0].tolist() == [1, 1, 1, 1]
 
 
-def test_a_limit_must_be_passed_not_met():
+def test_limits_are_exclusive():
     half = Segments(("a b x y",), np.array([1]))
-    result = recovered(["a b c d"], unit([(1, 0)]), half, unit([(1, 0)]), levels=(0.3, 0.5))
+    result = chunk_recovery(["a b c d"], unit([(1, 0)]), half, unit([(1, 0)]), levels=(0.3, 0.5))
     assert result.f1[:, 0].tolist() == result.recall[:, 0].tolist() == [1, 0]
     same = Segments(("a b c d",), np.array([1]))
     along, aside = np.array([[1, 0]], np.float32), np.array([[0.5, np.sqrt(0.75)]], np.float32)
-    assert not recovered(["a b c d"], along, same, aside, semantic=0.5).f1.any()
-    assert recovered(["a b c d"], along, same, aside, semantic=0.5 - 1e-9).f1.all()
+    assert not chunk_recovery(["a b c d"], along, same, aside, semantic=0.5).f1.any()
+    assert chunk_recovery(["a b c d"], along, same, aside, semantic=0.5 - 1e-9).f1.all()
 
 
-def test_a_chunk_in_a_long_answer_is_recovered_by_recall_at_once_and_by_f1_in_a_window():
+def test_chunk_in_a_long_answer_needs_a_window_for_f1_but_not_for_recall():
     chunk = "Herons nest late in the reeds beside the weir, and the ferry waits for them until ten."
     answer = " ".join(f"There is filler number {n} here, which says nothing." for n in range(40))
     found = segments([(1, f"{answer} {chunk} {answer}")], [])
     E = unit([(1, 0)])
-    whole = recovered([chunk], E, found, np.repeat(E, len(found.texts), axis=0))
+    whole = chunk_recovery([chunk], E, found, np.repeat(E, len(found.texts), axis=0))
     assert whole.recall.all()
     assert not whole.f1.any()
     found = segments([(1, f"{answer} {chunk} {answer}")], window_sizes([chunk]))
-    assert (recovered([chunk], E, found, np.repeat(E, len(found.texts), axis=0)).f1[:2] == 1).all()
+    assert (chunk_recovery([chunk], E, found, np.repeat(E, len(found.texts), axis=0)).f1[:2] == 1).all()
 
 
-def test_the_closest_segment_is_told():
+def test_largest_cosine_of_each_chunk():
     found = Segments(("x", "y"), np.array([1, 2]))
     S = unit([(0.6, 0.8), (0, 1)])
-    result = recovered(["a", "b"], unit([(1, 0), (0, 1)]), found, S)
+    result = chunk_recovery(["a", "b"], unit([(1, 0), (0, 1)]), found, S)
     np.testing.assert_allclose(result.closest, [0.6, 1], atol=1e-6)
-    nothing = recovered(["a"], unit([(1, 0)]), segments([], []), np.empty((0, 2), np.float32))
+    nothing = chunk_recovery(["a"], unit([(1, 0)]), segments([], []), np.empty((0, 2), np.float32))
     assert nothing.closest.tolist() == [-1]
     assert not nothing.f1.any()
 
@@ -192,20 +192,20 @@ def test_the_closest_segment_is_told():
 @pytest.mark.parametrize(
     ("E", "S", "levels", "says"),
     [
-        (np.ones((2, 2)), unit([(1, 0)]), LEVELS, "1 texts need"),
-        (unit([(1, 0)]), np.array([[2.0, 0]]), LEVELS, "unit length, got lengths from 2 to 2"),
-        (unit([(1, 0)]), np.array([[np.nan, 0]]), LEVELS, "unit length"),
-        (unit([(1, 0)]), unit([(1, 0)]), (0.5, 0.3), "must rise"),
-        (unit([(1, 0)]), unit([(1, 0)]), (0.5, 1), "must rise"),
-        (unit([(1, 0)]), unit([(1, 0)]), (), "must rise"),
+        (np.ones((2, 2)), unit([(1, 0)]), ROUGE_LEVELS, "each of 1 texts"),
+        (unit([(1, 0)]), np.array([[2.0, 0]]), ROUGE_LEVELS, "unit length, got lengths from 2 to 2"),
+        (unit([(1, 0)]), np.array([[np.nan, 0]]), ROUGE_LEVELS, "unit length"),
+        (unit([(1, 0)]), unit([(1, 0)]), (0.5, 0.3), "must be ascending"),
+        (unit([(1, 0)]), unit([(1, 0)]), (0.5, 1), "must be ascending"),
+        (unit([(1, 0)]), unit([(1, 0)]), (), "must be ascending"),
     ],
 )
-def test_what_does_not_fit_is_refused(E, S, levels, says):
+def test_invalid_vectors_and_levels_are_refused(E, S, levels, says):
     with pytest.raises(ValueError, match=says):
-        recovered(["a"], E, Segments(("a",), np.array([1])), S, levels=levels)
+        chunk_recovery(["a"], E, Segments(("a",), np.array([1])), S, levels=levels)
 
 
-# Cutting.
+# Segments.
 
 
 sentences = st.lists(st.integers(1, 40).map(lambda n: " ".join(["Word", *["word"] * (n - 1)]) + "."), max_size=12)
@@ -228,7 +228,7 @@ def test_windows_overlap_by_two_thirds_and_cover_the_text(text, size):
     assert size - third <= len(found[-1]) < size + third
 
 
-def test_windows_begin_with_a_sentence():
+def test_windows_start_at_sentence_boundaries():
     text = "One two three. Four five. Six seven eight nine. Ten eleven. Twelve."
     assert list(windows(text, 12)) == []
     assert list(windows(text, 9))[0] == "One two three. Four five. Six seven eight nine."
@@ -237,53 +237,57 @@ def test_windows_begin_with_a_sentence():
 
 
 @given(st.lists(st.integers(20, 400), min_size=1, max_size=60))
-def test_every_usual_length_has_a_window_near_it(lengths):
+def test_each_usual_length_has_a_window_size_near_it(lengths):
     sizes = window_sizes(["word " * n for n in lengths])
     low, high = np.percentile(lengths, [5, 95])
     for n in lengths:
         if low <= n <= high:
-            assert min(max(n / size, size / n) for size in sizes) <= np.sqrt(recovery.SPREAD) * 1.03  # sizes are whole
-    assert len(sizes) <= max(1, np.log(high / low) / np.log(recovery.SPREAD) + 1)
+            assert (
+                min(max(n / size, size / n) for size in sizes) <= np.sqrt(recovery.WINDOW_RATIO) * 1.03
+            )  # sizes are whole
+    assert len(sizes) <= max(1, np.log(high / low) / np.log(recovery.WINDOW_RATIO) + 1)
 
 
-def test_no_chunks_no_windows():
+def test_no_chunks_have_no_window_sizes():
     assert window_sizes([]) == window_sizes(["", " "]) == ()
 
 
-def test_a_segment_counts_from_the_first_query_that_gave_it():
+def test_segment_has_the_first_query_that_gave_it():
     found = segments([(3, "tide"), (1, "reed"), (2, "tide"), (2, " ")], [], lambda text: [text[:3], ""])
     assert dict(zip(found.texts, found.queries.tolist(), strict=True)) == {"reed": 1, "ree": 1, "tide": 2, "tid": 2}
     assert (np.diff(found.queries) >= 0).all()
 
 
-# The course of a crawl.
+# Coverage.
 
 
 names = st.lists(st.sampled_from("abcde"), max_size=3)
 
 
 @given(st.lists(names, max_size=8), st.integers(1, 4))
-def test_coverage_is_the_union_of_what_was_retrieved(contexts, k):
+def test_coverage_is_the_union_of_retrieved_chunks(contexts, k):
     ids = list("abcd")
-    firsts = first_seen(ids, contexts)
+    firsts = first_retrieved(ids, contexts)
     for queries in range(len(contexts) + 1):
         seen = {name for context in contexts[:queries] for name in context}
-        assert curve(firsts, len(contexts))[queries] == pytest.approx(len(seen & set(ids)) / 4)
+        assert cumulative_share(firsts, len(contexts))[queries] == pytest.approx(len(seen & set(ids)) / 4)
     wanted = len({name for context in contexts for name in context}) / (k * max(len(contexts), 1))
-    assert efficiency(contexts, k) == pytest.approx(wanted)
-    assert area(firsts, len(contexts)) == pytest.approx(np.mean(curve(firsts, len(contexts))[1:] if contexts else [0]))
+    assert extraction_efficiency(contexts, k) == pytest.approx(wanted)
+    assert area_under_curve(firsts, len(contexts)) == pytest.approx(
+        np.mean(cumulative_share(firsts, len(contexts))[1:] if contexts else [0])
+    )
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=30), st.sampled_from([0.1, 0.25, 0.5, 1]))
-def test_a_share_is_reached_when_the_curve_reaches_it(firsts, share):
-    line = curve(np.array(firsts), 9)
+def test_queries_to_reach_agrees_with_cumulative_share(firsts, share):
+    line = cumulative_share(np.array(firsts), 9)
     reached = next((query for query, height in enumerate(line) if height >= share - 1e-12 and height > 0), None)
     assert queries_to_reach(np.array(firsts), share) == reached
 
 
-def test_nothing_was_asked():
-    none = first_seen(["a"], [])
-    assert curve(none, 0).tolist() == [0]
-    assert area(none, 0) == efficiency([], 5) == 0
+def test_coverage_without_queries():
+    none = first_retrieved(["a"], [])
+    assert cumulative_share(none, 0).tolist() == [0]
+    assert area_under_curve(none, 0) == extraction_efficiency([], 5) == 0
     assert queries_to_reach(none, 0.1) is None
     assert queries_to_reach(np.empty(0, int), 0.1) is None

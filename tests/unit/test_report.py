@@ -1,3 +1,5 @@
+import base64
+import hashlib
 import json
 import math
 import os
@@ -11,21 +13,38 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from casemate.errors import BackendError
-from casemate.lab.charts import histogram, lowest_auc, roc, track
-from casemate.lab.report import render_html, to_junit, to_sarif, write_report
-from casemate.lab.results import AttackResult, Campaign, Check, Figures, Status, load
-from casemate.lab.wording import auc_in_words, cases, headline, overall, sentence, strongest
-from casemate.stats import Rate
-from tests.campaigns import attack, campaign
+from casemate.maths.stats import Estimate
+from casemate.redteam.lab.results import (
+    AttackResult,
+    CampaignResult,
+    Check,
+    CheckStatus,
+    MembershipMetrics,
+    load_result,
+)
+from casemate.redteam.reporting.charts import histogram, lowest_auc, roc, track
+from casemate.redteam.reporting.files import NAMES, write_report
+from casemate.redteam.reporting.html import render_html
+from casemate.redteam.reporting.junit import to_junit
+from casemate.redteam.reporting.sarif import to_sarif
+from casemate.redteam.reporting.text import (
+    auc_in_words,
+    describe_attack,
+    headline,
+    overall_status,
+    reported_checks,
+    strongest_attack,
+)
+from tests.campaigns import attack, campaign, sessions
 
 HOSTILE = "\"><script>alert(1)</script>]]>'<img src=x onerror=alert(1)>&amp;\x00\x1b[31m\ud800\u202e\uffff"
 SEEN = """"><script>alert(1)</script>]]>'<img src=x onerror=alert(1)>&amp;"""
-SURE = Rate(0.98, 0.97, 0.99)
-CHANCE = Rate(0.51, 0.48, 0.54)
+SURE = Estimate(0.98, 0.97, 0.99)
+CHANCE = Estimate(0.51, 0.48, 0.54)
 
 
 def hostile(value):
-    """The same records with every text replaced by one that tries to get out."""
+    """Returns the same records with every text replaced by markup and control characters."""
     if isinstance(value, StrEnum):
         return value
     if isinstance(value, str):
@@ -34,7 +53,7 @@ def hostile(value):
         return replace(value, **{f.name: hostile(getattr(value, f.name)) for f in fields(value)})
     if isinstance(value, dict):
         return {hostile(k) if k in {"seed", "questions"} else k: hostile(v) for k, v in value.items()}
-    if isinstance(value, tuple) and not isinstance(value, Rate):
+    if isinstance(value, tuple) and not isinstance(value, Estimate):
         return tuple(map(hostile, value))
     return value
 
@@ -51,14 +70,14 @@ class Page(HTMLParser):
     def handle_starttag(self, tag, attrs):
         self.tags.add(tag)
         self.attributes += attrs
-        if tag != "meta":
+        if tag not in {"meta", "input"}:
             self.stack.append(tag)
 
     def handle_endtag(self, tag):
         assert self.stack.pop() == tag
 
     def handle_data(self, data):
-        if "style" not in self.stack:
+        if not {"style", "script"} & set(self.stack):
             self.text.append(data)
 
     def values(self, name):
@@ -72,98 +91,106 @@ def banner(page):
 
 
 def flat(auc, **changes):
-    made = Figures(100, 100, auc, Rate(0.1, 0.05, 0.15), None, None, 0.2, None, None, None)
+    made = MembershipMetrics(100, 100, auc, Estimate(0.1, 0.05, 0.15), None, None, 0.2, None, None, None)
     return replace(made, **changes)
 
 
-# what is said
+# sentences
 
 
 @pytest.mark.parametrize(
     ("auc", "said"),
     [
-        (CHANCE, "about a coin toss"),
-        (Rate(0.5, 0.3, 0.7), "too uncertain to tell from a coin toss"),
-        (Rate(0.58, 0.52, 0.64), "a little better than a coin toss"),
-        (Rate(0.7, 0.66, 0.74), "clearly better than a coin toss"),
-        (Rate(0.85, 0.8, 0.9), "mostly right"),
-        (SURE, "nearly always right"),
-        (Rate(0.3, 0.25, 0.35), "below chance, and whoever turns the answers round gets .70"),
+        (CHANCE, "no better than chance"),
+        (Estimate(0.5, 0.3, 0.7), "too uncertain to distinguish from chance"),
+        (Estimate(0.58, 0.52, 0.64), "weak"),
+        (Estimate(0.7, 0.66, 0.74), "moderate"),
+        (Estimate(0.85, 0.8, 0.9), "strong"),
+        (SURE, "near-perfect"),
+        (Estimate(0.3, 0.25, 0.35), "below chance, .70 with inverted answers"),
     ],
 )
-def test_an_auc_has_plain_words(auc, said):
+def test_an_auc_is_described_in_words(auc, said):
     assert auc_in_words(auc) == said
 
 
-def test_an_attack_is_told_in_one_sentence():
-    result = AttackResult("mba", "", "deterministic", flat(SURE), flat(CHANCE), Rate(0.47, 0.43, 0.51))
-    assert sentence(result) == (
-        "With the guard off, whoever runs mba tells members from others with AUC .98 [.97, .99], nearly always right; "
-        "with the guard on .51 [.48, .54], about a coin toss."
+def test_an_attack_is_described_in_one_sentence():
+    result = AttackResult("mba", "", "deterministic", flat(SURE), flat(CHANCE), Estimate(0.47, 0.43, 0.51))
+    assert describe_attack(result) == (
+        "mba: AUC .98 [.97, .99] with the guard off (near-perfect), .51 [.48, .54] with the guard on (no better than "
+        "chance)."
     )
 
 
 @pytest.mark.parametrize(
     ("result", "said"),
     [
-        (AttackResult("a", "", "", flat(CHANCE), flat(CHANCE)), "does not work here even with the guard off"),
+        (AttackResult("a", "", "", flat(CHANCE), flat(CHANCE)), "fails even with the guard off"),
         (
-            AttackResult("a", "", "", flat(SURE), flat(SURE), Rate(0.0, -0.1, 0.1)),
-            "no difference that could be measured",
+            AttackResult("a", "", "", flat(SURE), flat(SURE), Estimate(0.0, -0.1, 0.1)),
+            "no measurable effect",
         ),
-        (AttackResult("a", "", "", flat(SURE), flat(SURE), Rate(-0.2, -0.3, -0.1)), "the attack does better"),
-        (AttackResult("a", "", "", None, flat(CHANCE)), "what the guard contributes is not known"),
-        (AttackResult("a", "", "", flat(SURE), None), "not run with the guard on"),
-        (AttackResult("a", "", "", None, None, error="no model"), "no figures (no model), so nothing is known"),
+        (
+            AttackResult("a", "", "", flat(SURE), flat(SURE), Estimate(-0.2, -0.3, -0.1)),
+            "The attack is stronger with the guard",
+        ),
+        (AttackResult("a", "", "", None, flat(CHANCE)), "the guard's effect is unknown"),
+        (AttackResult("a", "", "", flat(SURE), None), "Not run with the guard on"),
+        (AttackResult("a", "", "", None, None, error="no model"), "no metrics (no model); its result is unknown"),
     ],
 )
-def test_a_sentence_does_not_credit_the_guard_with_what_is_not_its_work(result, said):
-    assert said in sentence(result)
+def test_a_description_does_not_credit_the_guard_with_what_is_not_its_effect(result, said):
+    assert said in describe_attack(result)
 
 
 def test_the_strongest_attack_is_the_farthest_from_chance_even_below_it():
     attacks = (
-        AttackResult("weak", "", "", flat(SURE), flat(Rate(0.6, 0.55, 0.65))),
-        AttackResult("turned", "", "", flat(SURE), flat(Rate(0.3, 0.25, 0.35))),
+        AttackResult("weak", "", "", flat(SURE), flat(Estimate(0.6, 0.55, 0.65))),
+        AttackResult("turned", "", "", flat(SURE), flat(Estimate(0.3, 0.25, 0.35))),
     )
-    assert "turned, AUC .30" in strongest(campaign(attacks=attacks))
-    assert strongest(campaign(attacks=())) == "No attack gave any figures."
+    assert "turned, AUC .30" in strongest_attack(campaign(attacks=attacks))
+    assert strongest_attack(campaign(attacks=())) == "No attack has metrics."
 
 
-# the verdict cannot be greener than what is under it
+# the status is never better than the checks
 
 
 @pytest.mark.parametrize(
     "changes",
     [
         {"checks": (), "attacks": ()},
-        {"checks": (Check("a", Status.PASS, 0.0, 0.0, ""),)},  # menta gave no figures
+        {"checks": (Check("a", CheckStatus.PASS, 0.0, 0.0, ""),)},  # menta has no metrics
         {
-            "checks": (Check("a", Status.PASS, 0.0, 0.0, ""), Check("b", Status.INCONCLUSIVE, 0.0, 0.0, "")),
+            "checks": (Check("a", CheckStatus.PASS, 0.0, 0.0, ""), Check("b", CheckStatus.INCONCLUSIVE, 0.0, 0.0, "")),
             "attacks": (),
         },
     ],
 )
-def test_no_format_is_green_where_something_was_not_decided(changes):
-    made = campaign(status=Status.PASS, **changes)
-    assert overall(made) is Status.INCONCLUSIVE
-    assert "no pass" in headline(made)
+def test_no_format_passes_with_an_undecided_check(changes):
+    made = campaign(status=CheckStatus.PASS, **changes)
+    assert overall_status(made) is CheckStatus.INCONCLUSIVE
+    assert "not a pass" in headline(made)
     assert "inconclusive" in banner(render_html(made)) and "✓" not in banner(render_html(made))
     suite = ET.fromstring(to_junit(made)).find("testsuite")
     assert int(suite.get("errors")) == 1 and suite.find(".//error").get("type") == "inconclusive"
     assert [r["level"] for r in json.loads(to_sarif(made))["runs"][0]["results"]] == ["warning"]
 
 
-@pytest.mark.parametrize("status", Status)
-def test_the_worst_status_counts_whoever_says_it(status):
-    checks = tuple(Check(s, s, None, None, "") for s in Status)
-    assert overall(campaign(status=status, checks=checks)) is Status.ERROR
-    assert overall(campaign(status=status, checks=checks[:1], attacks=())) is status
-    assert {c.status for c in cases(campaign(status=status, checks=checks[:1], attacks=()))} == {Status.PASS, status}
+@pytest.mark.parametrize("status", CheckStatus)
+def test_the_worst_status_counts_wherever_it_is_recorded(status):
+    checks = tuple(Check(s, s, None, None, "") for s in CheckStatus)
+    assert overall_status(campaign(status=status, checks=checks)) is CheckStatus.ERROR
+    assert overall_status(campaign(status=status, checks=checks[:1], attacks=())) is status
+    assert {c.status for c in reported_checks(campaign(status=status, checks=checks[:1], attacks=()))} == {
+        CheckStatus.PASS,
+        status,
+    }
 
 
-def test_a_passing_campaign_is_green_everywhere():
-    made = campaign(status=Status.PASS, checks=(Check("a", Status.PASS, 0.0, 0.0, ""),), attacks=(attack("mba", 0),))
+def test_a_passing_campaign_passes_in_every_format():
+    made = campaign(
+        status=CheckStatus.PASS, checks=(Check("a", CheckStatus.PASS, 0.0, 0.0, ""),), attacks=(attack("mba", 0),)
+    )
     assert "<h1>" in banner(render_html(made)) and 'class="banner pass"' in render_html(made)
     suite = ET.fromstring(to_junit(made)).find("testsuite")
     assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("1", "0", "0")
@@ -173,7 +200,7 @@ def test_a_passing_campaign_is_green_everywhere():
 # the page
 
 
-def test_the_verdict_stands_in_one_frame_with_what_was_not_tested_and_what_was_simulated():
+def test_the_banner_contains_verdict_untested_and_simulated_parts():
     made = campaign()
     frame = Page(banner(render_html(made)) + "</section>")
     text = " ".join(frame.text)
@@ -181,21 +208,21 @@ def test_the_verdict_stands_in_one_frame_with_what_was_not_tested_and_what_was_s
         assert said in text
 
 
-def test_an_empty_list_of_what_was_not_tested_is_called_a_gap():
+def test_an_empty_list_of_untested_parts_is_reported_as_a_gap():
     assert "a gap in the record" in banner(render_html(campaign(not_tested=())))
 
 
-def test_the_page_loads_nothing_and_runs_nothing():
+def test_the_report_is_self_contained_and_without_script():
     page = Page(render_html(campaign(), campaign()))
     names = {name for name, _ in page.attributes}
     assert not page.tags & {"script", "link", "img", "iframe", "object", "form", "base", "a"}
     assert not names & {"src", "href", "style", "action"} and not any(n.startswith("on") for n in names)
-    css = files("casemate.lab").joinpath("report.css").read_text()
+    css = files("casemate.reports").joinpath("templates/report.css").read_text()
     assert "url(" not in css and "@import" not in css and "</" not in css
     assert "default-src 'none'" in " ".join(page.values("content"))
 
 
-def test_every_element_is_closed_and_every_id_is_unique_and_meant():
+def test_every_element_is_closed_and_every_id_is_unique_and_referenced():
     page = Page(render_html(campaign()))
     assert page.stack == []
     ids = page.values("id")
@@ -203,7 +230,7 @@ def test_every_element_is_closed_and_every_id_is_unique_and_meant():
     assert set(page.values("aria-labelledby") + page.values("aria-describedby")) == set(ids)
 
 
-def test_the_page_shows_every_figure_with_its_interval_and_says_where_there_is_none():
+def test_the_report_shows_every_figure_with_its_interval_or_says_that_there_is_none():
     text = re.sub(r"\s+", " ", " ".join(Page(render_html(campaign())).text))
     for figures in (a for r in campaign().attacks for a in (r.off, r.on) if a):
         assert f"{figures.auc.value:.2f}".lstrip("0") in text
@@ -215,36 +242,115 @@ def test_the_page_shows_every_figure_with_its_interval_and_says_where_there_is_n
     assert "OWASP LLM02:2025 · OWASP LLM08:2025 · MITRE ATLAS AML.T0024.000" in text
 
 
-def test_the_page_lists_what_failed_before_what_is_open_before_what_holds():
-    listed = render_html(campaign()).split('<ul class="checks">')[1].split("</ul>")[0]
-    statuses = re.findall(r'class="chip (\w+)"', listed)
-    assert statuses == ["fail"] * 2 + ["inconclusive"] * statuses.count("inconclusive") + ["pass"] * statuses.count(
-        "pass"
-    )
-    assert len(statuses) == len(campaign().checks)
+def test_the_report_lists_failed_before_undecided_before_passed_checks():
+    listed = render_html(campaign()).split('<ul class="checks">')[1].split("</section>")[0]
+    severity = {"error": 0, "fail": 1, "inconclusive": 2, "pass": 3}
+    requirements = listed.split("<li><div>")[1:]
+    names = [re.search("<h3>(.*?)</h3>", one)[1] for one in requirements]
+    assert len(names) == len(set(names)) and set(names) == {check.name for check in campaign().checks}
+    worst = [severity[re.search(r'class="chip (\w+)"', one)[1]] for one in requirements]
+    assert worst == sorted(worst)
+    for name, one in zip(names, requirements, strict=True):
+        made = [check for check in campaign().checks if check.name == name]
+        found = re.findall(r'class="mark (\w+)".*?<b>(.*?)</b>', one)
+        assert sorted(found) == sorted((c.status, c.attack) for c in made if c.attack)
+        assert [severity[status] for status, _ in found] == sorted(severity[status] for status, _ in found)
+        assert severity[min((c.status for c in made), key=severity.get)] == worst[names.index(name)]
 
 
-def test_what_was_not_measured_is_named_and_not_left_out():
+def test_no_sentence_of_a_check_or_attack_is_repeated():
+    text = Page(render_html(campaign())).text
+    said = [t.strip() for t in text if len(t.split()) > 6 and t.strip().endswith(".")]
+    assert len(said) > 20 and len(said) == len(set(said))
+
+
+def explorer(**changes):
+    made = campaign(sessions=sessions(), **changes)
+    return made, render_html(made)
+
+
+def embedded(page):
+    return json.loads(re.search(r'id="explorer-data">(.*?)</script>', page, re.DOTALL)[1])
+
+
+def test_questions_and_answers_are_embedded_worst_first():
+    made, page = explorer()
+    data = embedded(page)
+    assert [s["candidate"] for s in data["sessions"]] == [s.candidate for s in made.sessions]
+    assert [s["outcome"] for s in data["sessions"][:4]] == ["identified", "identified", "named", "protected"]
+    side = data["sessions"][3]["exchanges"][0]["on"]
+    assert side["hidden"] == ["notes/004.md#0"] and "mirabel: score 3.20" in side["reasons"][0]
+    assert "carvedilol" not in page and "Sandel" not in page
+    assert f"Questions are included for {sum(bool(s.exchanges) for s in made.sessions)} sessions" in page
+
+
+def test_document_names_are_written_beside_the_report_and_never_in_it(tmp_path):
+    made = campaign(sessions=sessions(), document_names={"document 1": "notes/HV-2030.md"})
+    paths = write_report(made, tmp_path)
+    names = tmp_path / NAMES
+    assert json.loads(names.read_text()) == {"document 1": "notes/HV-2030.md"}
+    assert names.stat().st_mode & 0o777 == 0o600
+    assert set(paths) == {"html", "json", "junit", "sarif"}
+    assert not any("HV-2030" in path.read_text() for path in paths.values())
+    assert load_result(paths["json"]).sessions == made.sessions
+    assert "HV-2030" not in json.dumps(made.summary())
+
+
+def test_hostile_sessions_are_data_and_never_markup():
+    page = render_html(hostile(campaign(sessions=sessions())))
+    found = Page(page)
+    assert "img" not in found.tags and not any(name.startswith("on") for name, _ in found.attributes)
+    assert len(re.findall("<script", page)) == 2 and found.stack == []
+    data = embedded(page)
+    assert SEEN in data["sessions"][0]["candidate"]
+    assert SEEN in data["sessions"][0]["exchanges"][0]["off"]["reply"]
+
+
+def test_sessions_left_out_are_counted():
+    _, page = explorer(sessions_total=9000)
+    assert f"Only the {len(sessions())} worst of 9,000 sessions are listed." in page
+
+
+def test_without_its_script_the_page_shows_the_worst_sessions():
+    _, page = explorer()
+    first = page[page.index('id="explorer-list"') : page.index("</section>\n</div>", page.index('id="explorer-list"'))]
+    assert "notes/000.md" in first and "Member identified" in first
+
+
+def test_the_page_may_run_only_the_script_of_the_package():
+    _, page = explorer()
+    scripts = re.findall(r"<script([^>]*)>(.*?)</script>", page, re.DOTALL)
+    assert [bool(attributes) for attributes, _ in scripts] == [True, False]
+    digest = base64.b64encode(hashlib.sha256(scripts[1][1].encode()).digest()).decode()
+    policy = " ".join(Page(page).values("content"))
+    assert f"script-src 'sha256-{digest}'" in policy and "default-src 'none'" in policy
+    source = files("casemate.reports").joinpath("templates/explorer.js").read_text()
+    assert scripts[1][1] == source
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(|fetch\(|</", source)
+    assert "script-src" not in render_html(campaign())
+
+
+def test_missing_measurements_are_named():
     text = " ".join(Page(render_html(campaign(utility=None, audit=None, evidence={}, cost={}, attacks=()))).text)
-    for said in ("nobody knows what the guard costs", "Not made", "cannot be repeated", "No attack was run"):
+    for said in ("the cost of the guard is unknown", "Not run", "cannot be repeated", "No attack was run"):
         assert said in text
 
 
-def test_redacted_words_stay_blocks():
+def test_redacted_words_are_shown_as_blocks():
     page = render_html(campaign())
     assert '<span class="block">▇×' in page
     assert "Sandel" not in page and "carvedilol" not in page
 
 
-def test_the_comparison_with_a_baseline_begins_with_what_makes_it_unfair():
+def test_a_comparison_starts_with_what_makes_it_invalid():
     before = campaign(evidence=campaign().evidence | {"seed": 8}, utility=None)
     text = " ".join(Page(render_html(campaign(), before)).text)
     assert text.index("Not comparable") < text.index("seed: 8 → 7") < text.index("Appeared")
 
 
 @pytest.mark.parametrize("theme", [0, 1])
-def test_texts_and_marks_stand_out_in_light_and_dark(theme):
-    css = files("casemate.lab").joinpath("report.css").read_text()
+def test_colors_have_enough_contrast_in_light_and_dark_mode(theme):
+    css = files("casemate.reports").joinpath("templates/report.css").read_text()
     colors = dict(re.findall(r"--([\w-]+): (#\w{6})", re.findall(r":root \{(.*?)\}", css, re.DOTALL)[theme]))
 
     def light(name):  # WCAG 2.1, relative luminance
@@ -261,7 +367,7 @@ def test_texts_and_marks_stand_out_in_light_and_dark(theme):
     assert contrast("page", "page") == 1
     for name in ("ink", "soft", "off", "on", "pass", "fail", "inconclusive", "error"):
         assert contrast(name, "page") >= 4.5
-    for status in Status:
+    for status in CheckStatus:
         assert contrast(status, f"{status}-tint") >= 4.5 and contrast("ink", f"{status}-tint") >= 7
 
 
@@ -275,9 +381,9 @@ def path(svg, kind):
 
 def test_a_roc_curve_is_drawn_where_its_points_are():
     result = AttackResult("a", "", "", flat(SURE, roc=((0.0, 0.5), (0.5, 1.0))), flat(CHANCE, roc=((0.5, 0.5),)))
-    svg = roc(result, "k")
+    svg = str(roc(result, "k"))
     (x0, y0), half, top, (x1, y1) = path(svg, "curve off")
-    assert x0 < x1 and y0 > y1  # from below left to above right
+    assert x0 < x1 and y0 > y1  # from the lower left to the upper right
     assert half == pytest.approx((x0, (y0 + y1) / 2), abs=0.1)
     assert top == pytest.approx(((x0 + x1) / 2, y1), abs=0.1)
     assert path(svg, "curve on")[1] == pytest.approx(((x0 + x1) / 2, (y0 + y1) / 2), abs=0.1)
@@ -287,10 +393,10 @@ def test_a_histogram_shows_shares_of_each_group_on_the_same_scale_off_and_on():
     off = flat(SURE, histogram={"edges": [0.0, 1.0, 2.0], "members": [0.0, 10.0], "nonmembers": [30.0, 10.0]})
     on = flat(CHANCE, histogram={"edges": [0.0, 1.0, 2.0], "members": [5.0, 5.0], "nonmembers": [20.0, 20.0]})
     result = AttackResult("a", "", "", off, on)
-    (_, base), _, _, (_, left), _, *_ = (members := path(histogram(result, "off", "k"), "bar off"))
+    (_, base), _, _, (_, left), _, *_ = (members := path(str(histogram(result, "off", "k")), "bar off"))
     heights = [base - members[2 * i + 1][1] for i in range(2)]
-    others = [path(histogram(result, "off", "k"), "bar off others")[2 * i + 1][1] - base for i in range(2)]
-    guarded = [base - path(histogram(result, "on", "k"), "bar on")[2 * i + 1][1] for i in range(2)]
+    others = [path(str(histogram(result, "off", "k")), "bar off others")[2 * i + 1][1] - base for i in range(2)]
+    guarded = [base - path(str(histogram(result, "on", "k")), "bar on")[2 * i + 1][1] for i in range(2)]
     assert [h / heights[1] for h in (*heights, *others, *guarded)] == pytest.approx(
         [0, 1, 0.75, 0.25, 0.5, 0.5], abs=0.01
     )
@@ -307,14 +413,14 @@ def test_a_histogram_shows_shares_of_each_group_on_the_same_scale_off_and_on():
         {"edges": [0.0, 1.0], "members": [math.inf], "nonmembers": [1.0]},
     ],
 )
-def test_a_histogram_that_cannot_be_drawn_says_so(shape):
-    assert "No scores with the guard on" in histogram(
-        AttackResult("a", "", "", None, flat(SURE, histogram=shape)), "on", "k"
-    )
+def test_a_missing_histogram_is_reported(shape):
+    result = AttackResult("a", "", "", None, flat(SURE, histogram=shape))
+    assert histogram(result, "on", "k") is None
+    assert "No scores with the guard on" in render_html(campaign(attacks=(result,)))
 
 
-def test_empty_groups_and_broken_figures_draw_without_a_fault():
-    nothing = Rate(math.nan, math.nan, math.nan)
+def test_empty_groups_and_invalid_figures_are_rendered():
+    nothing = Estimate(math.nan, math.nan, math.nan)
     empty = {"edges": [0.0, 1.0], "members": [0.0], "nonmembers": [0.0]}
     broken = flat(nothing, ks=math.nan, histogram=empty, roc=((math.nan, math.nan),))
     result = AttackResult("a", "", "", broken, broken, nothing)
@@ -322,30 +428,38 @@ def test_empty_groups_and_broken_figures_draw_without_a_fault():
     assert not re.search(r"\bnan\b", page, re.IGNORECASE)
 
 
-def test_tracks_share_an_axis_that_holds_every_interval():
-    low = AttackResult("a", "", "", flat(Rate(0.25, 0.21, 0.3)), flat(SURE))
+def test_auc_tracks_share_an_axis_that_contains_every_interval():
+    low = AttackResult("a", "", "", flat(Estimate(0.25, 0.21, 0.3)), flat(SURE))
     assert lowest_auc([low]) == 0.2
     assert lowest_auc([]) == 0.4
-    xs = [float(x) for x in re.findall(r'x[12]?="([\d.]+)"', track(low, 0.2, "k"))]
+    xs = [float(x) for x in re.findall(r'x[12]?="([\d.]+)"', str(track(low, 0.2, "k")))]
     assert 0 <= min(xs) and max(xs) <= 300
 
 
-def test_off_and_on_differ_in_more_than_colour():
-    svg = track(attack("mba", 0), 0.4, "k")
+def test_off_and_on_differ_in_more_than_color():
+    svg = str(track(attack("mba", 0), 0.4, "k"))
     assert svg.count("<circle") == 1 and svg.count("<rect") == 1
     assert not re.search(r"#[0-9a-f]{3}|rgb", svg)
 
 
-# build servers
+# JUnit and SARIF
 
 
 def test_junit_has_a_case_for_each_check_and_none_is_skipped():
     made = campaign()
     root = ET.fromstring(to_junit(made))
     found = {(c.get("classname"), c.get("name")): [e.tag for e in c] for c in root.iter("testcase")}
-    kinds = {Status.PASS: [], Status.FAIL: ["failure"], Status.INCONCLUSIVE: ["error"], Status.ERROR: ["error"]}
+    kinds = {
+        CheckStatus.PASS: [],
+        CheckStatus.FAIL: ["failure"],
+        CheckStatus.INCONCLUSIVE: ["error"],
+        CheckStatus.ERROR: ["error"],
+    }
     expected = {
-        (f"casemate.redteam.{c.attack}" if c.attack else "casemate.redteam", c.name): kinds[c.status]
+        (
+            f"casemate.redteam.{c.attack}" if c.attack else "casemate.redteam",
+            c.name,
+        ): kinds[c.status]
         for c in made.checks
     }
     assert found == expected
@@ -363,7 +477,7 @@ def test_sarif_has_a_result_for_each_check_that_did_not_pass():
     (run,) = log["runs"]
     rules = run["tool"]["driver"]["rules"]
     assert log["version"] == "2.1.0" and log["$schema"].endswith("sarif-schema-2.1.0.json")
-    assert len(run["results"]) == sum(c.status is not Status.PASS for c in made.checks) > 2
+    assert len(run["results"]) == sum(c.status is not CheckStatus.PASS for c in made.checks) > 2
     assert len({r["id"] for r in rules}) == len(rules) == len({c.name for c in made.checks})
     for result in run["results"]:
         rule = rules[result["ruleIndex"]]
@@ -386,18 +500,18 @@ def fingerprints(made):
 
 def test_a_finding_keeps_its_fingerprint_when_its_figures_change():
     made = campaign()
-    later = tuple(replace(c, value=0.3, why="another day") if c.status is Status.FAIL else c for c in made.checks)
+    later = tuple(replace(c, value=0.3, why="another day") if c.status is CheckStatus.FAIL else c for c in made.checks)
     assert fingerprints(made) == fingerprints(replace(made, id="x", at="2027", checks=later))
     assert len(set(fingerprints(made))) == len(fingerprints(made))
 
 
-def test_rules_whose_names_differ_in_signs_only_are_two():
-    checks = tuple(Check(name, Status.FAIL, 1.0, 0.5, "") for name in ("TPR at 1 %", "TPR at .1 %", "αβ"))
+def test_rules_whose_names_differ_only_in_symbols_are_distinct():
+    checks = tuple(Check(name, CheckStatus.FAIL, 1.0, 0.5, "") for name in ("TPR at 1 %", "TPR at .1 %", "αβ"))
     assert len({r["ruleId"] for r in json.loads(to_sarif(campaign(checks=checks)))["runs"][0]["results"]}) == 3
 
 
-def test_sarif_is_strict_json_and_tells_an_error_of_the_run():
-    checks = (Check("a", Status.ERROR, math.nan, math.inf, "down"),)
+def test_sarif_is_strict_json_and_reports_a_failed_run():
+    checks = (Check("a", CheckStatus.ERROR, math.nan, math.inf, "down"),)
     broken = AttackResult("mba", "", "", None, None, error="the target is down")
     text = to_sarif(campaign(checks=checks, attacks=(broken,)))
     (run,) = json.loads(text, parse_constant=pytest.fail)["runs"]
@@ -418,10 +532,10 @@ def test_a_report_is_four_files_and_its_json_is_the_campaign(tmp_path):
         "sarif": "report.sarif",
     }
     assert sorted(p.name for p in (tmp_path / "new" / "folder").iterdir()) == sorted(p.name for p in paths.values())
-    assert load(paths["json"]) == campaign()
+    assert load_result(paths["json"]) == campaign()
 
 
-def test_hostile_texts_do_no_harm_in_any_format(tmp_path):
+def test_hostile_texts_are_escaped_in_every_format(tmp_path):
     paths = write_report(hostile(campaign()), tmp_path, hostile(campaign(utility=None)))
     page = Page(paths["html"].read_text(encoding="utf-8"))
     assert not page.tags & {"script", "img"} and "onerror" not in {name for name, _ in page.attributes}
@@ -431,7 +545,7 @@ def test_hostile_texts_do_no_harm_in_any_format(tmp_path):
     assert all(SEEN in case.get("name") for case in root.iter("testcase"))
     log = json.loads(paths["sarif"].read_text(encoding="utf-8"))
     assert all(SEEN in r["message"]["text"] for r in log["runs"][0]["results"])
-    assert SEEN in load(paths["json"]).id
+    assert SEEN in load_result(paths["json"]).id
     for path in paths.values():
         assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\ufffe\uffff]", path.read_text(encoding="utf-8"))
 
@@ -441,9 +555,9 @@ def test_the_same_campaign_gives_the_same_files(tmp_path):
     assert all(one[kind].read_bytes() == two[kind].read_bytes() for kind in one)
 
 
-def test_what_cannot_be_rendered_leaves_the_last_report_alone(tmp_path, monkeypatch):
+def test_a_failed_rendering_leaves_the_last_report_unchanged(tmp_path, monkeypatch):
     before = {kind: path.read_bytes() for kind, path in write_report(campaign(), tmp_path).items()}
-    monkeypatch.setattr("casemate.lab.report.to_sarif", lambda _: 1 / 0)
+    monkeypatch.setattr("casemate.redteam.reporting.files.to_sarif", lambda _: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         write_report(campaign(id="later"), tmp_path)
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == dict(
@@ -451,21 +565,21 @@ def test_what_cannot_be_rendered_leaves_the_last_report_alone(tmp_path, monkeypa
     )
 
 
-def test_a_disk_that_fails_leaves_whole_files_and_no_rest(tmp_path, monkeypatch):
+def test_a_failed_disk_leaves_complete_files_and_no_temporary_ones(tmp_path, monkeypatch):
     write_report(campaign(), tmp_path)
     monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
     with pytest.raises(BackendError, match="No space left"):
         write_report(campaign(id="later"), tmp_path)
     assert len(list(tmp_path.iterdir())) == 4
-    assert load(tmp_path / "report.json") == campaign()
+    assert load_result(tmp_path / "report.json") == campaign()
 
 
-def test_a_folder_that_cannot_be_made_is_an_error_that_names_it(tmp_path):
+def test_a_folder_that_cannot_be_created_is_named_in_the_error(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(BackendError, match="cannot be written to .*file"):
+    with pytest.raises(BackendError, match="cannot write the report to .*file"):
         write_report(campaign(), tmp_path / "file")
 
 
-def test_an_empty_campaign_is_written_and_is_no_pass(tmp_path):
-    paths = write_report(Campaign("", "", Status.PASS), tmp_path)
+def test_an_empty_campaign_is_written_and_does_not_pass(tmp_path):
+    paths = write_report(CampaignResult("", "", CheckStatus.PASS), tmp_path)
     assert "No check was made" in paths["html"].read_text(encoding="utf-8")

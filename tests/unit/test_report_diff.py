@@ -5,18 +5,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from casemate.lab.report import Change, Diff, diff, redact, render_diff_text
-from casemate.lab.results import AttackResult, Audit, Check, Figures, Status
-from casemate.stats import Rate
-from casemate.words import words
+from casemate.maths.stats import Estimate
+from casemate.redteam.lab.results import AttackResult, Check, CheckStatus, MembershipMetrics, TwoWorldAudit
+from casemate.redteam.reporting.compare import ReportChange, ReportDiff, compare_results, render_diff_text
+from casemate.redteam.reporting.text import redact
+from casemate.text.tokens import words
 from tests.campaigns import campaign
 
-LOW, HIGH = Rate(0.1, 0.05, 0.15), Rate(0.3, 0.25, 0.35)
-TOUCHING = Rate(0.2, 0.15, 0.25)
+LOW, HIGH = Estimate(0.1, 0.05, 0.15), Estimate(0.3, 0.25, 0.35)
+TOUCHING = Estimate(0.2, 0.15, 0.25)
 
 
 def attack(off=None, **figures):
-    calm = Figures(100, 100, Rate(0.5, 0.45, 0.55), LOW, LOW, LOW, 0.1, LOW, LOW, LOW)
+    calm = MembershipMetrics(100, 100, Estimate(0.5, 0.45, 0.55), LOW, LOW, LOW, 0.1, LOW, LOW, LOW)
     return AttackResult("mba", "", "deterministic", off or calm, replace(calm, **figures), None)
 
 
@@ -33,146 +34,148 @@ def with_figures(**figures):
 
 @pytest.mark.parametrize("name", ["adjusted_accuracy", "tpr_at_1", "tpr_at_01"])
 def test_more_of_what_an_attack_wins_is_worse(name):
-    change = diff(with_figures(**{name: HIGH}), with_figures(**{name: LOW}))
+    change = compare_results(with_figures(**{name: HIGH}), with_figures(**{name: LOW}))
     assert len(change.worse) == 1 and change.better == () and change.exit_code == 1
-    back = diff(with_figures(**{name: LOW}), with_figures(**{name: HIGH}))
+    back = compare_results(with_figures(**{name: LOW}), with_figures(**{name: HIGH}))
     assert len(back.better) == 1 and back.worse == () and back.exit_code == 0
 
 
 @pytest.mark.parametrize("name", ["recall_query", "recall_document"])
 def test_less_of_what_the_guard_withholds_is_worse(name):
-    assert len(diff(with_figures(**{name: LOW}), with_figures(**{name: HIGH})).worse) == 1
-    assert len(diff(with_figures(**{name: HIGH}), with_figures(**{name: LOW})).better) == 1
+    assert len(compare_results(with_figures(**{name: LOW}), with_figures(**{name: HIGH})).worse) == 1
+    assert len(compare_results(with_figures(**{name: HIGH}), with_figures(**{name: LOW})).better) == 1
 
 
 @pytest.mark.parametrize(
     ("before", "after", "worse", "better"),
     [
-        (Rate(0.5, 0.45, 0.55), Rate(0.8, 0.75, 0.85), 1, 0),
-        (Rate(0.5, 0.45, 0.55), Rate(0.2, 0.15, 0.25), 1, 0),  # below chance leaks as much as above
-        (Rate(0.8, 0.75, 0.85), Rate(0.2, 0.15, 0.25), 0, 0),
-        (Rate(0.2, 0.15, 0.25), Rate(0.5, 0.45, 0.55), 0, 1),
-        (Rate(0.52, 0.5, 0.54), Rate(0.55, 0.53, 0.57), 0, 0),
-        (Rate(0.52, 0.51, 0.53), Rate(0.5, 0.4, 0.6), 0, 0),  # a wide interval around one half is no leak
+        (Estimate(0.5, 0.45, 0.55), Estimate(0.8, 0.75, 0.85), 1, 0),
+        (Estimate(0.5, 0.45, 0.55), Estimate(0.2, 0.15, 0.25), 1, 0),  # below chance leaks as much as above
+        (Estimate(0.8, 0.75, 0.85), Estimate(0.2, 0.15, 0.25), 0, 0),
+        (Estimate(0.2, 0.15, 0.25), Estimate(0.5, 0.45, 0.55), 0, 1),
+        (Estimate(0.52, 0.5, 0.54), Estimate(0.55, 0.53, 0.57), 0, 0),
+        (Estimate(0.52, 0.51, 0.53), Estimate(0.5, 0.4, 0.6), 0, 0),  # a wide interval around one half is no leak
     ],
 )
 def test_an_auc_is_worse_the_farther_it_is_from_one_half(before, after, worse, better):
-    change = diff(with_figures(auc=after), with_figures(auc=before))
+    change = compare_results(with_figures(auc=after), with_figures(auc=before))
     assert (len(change.worse), len(change.better)) == (worse, better)
 
 
 def test_intervals_that_touch_are_no_change():
-    change = diff(with_figures(tpr_at_1=TOUCHING), with_figures(tpr_at_1=LOW))
+    change = compare_results(with_figures(tpr_at_1=TOUCHING), with_figures(tpr_at_1=LOW))
     assert change.worse == () and change.exit_code == 0 and change.compared == 6
 
 
-def test_harmless_questions_and_leaks_count():
+def test_benign_questions_and_audit_leaks_count():
     calm, bad = campaign().utility, replace(campaign().utility, flagged=HIGH)
-    assert diff(made(utility=bad), made(utility=calm)).worse[0].what == "harmless questions: touched"
-    leak = Audit(100, 30, HIGH)
-    assert diff(made(audit=leak), made(audit=Audit(100, 0, Rate(0, 0, 0.03)))).exit_code == 1
+    assert (
+        compare_results(made(utility=bad), made(utility=calm)).worse[0].what == "benign questions: documents withheld"
+    )
+    leak = TwoWorldAudit(100, 30, HIGH)
+    assert compare_results(made(audit=leak), made(audit=TwoWorldAudit(100, 0, Estimate(0, 0, 0.03)))).exit_code == 1
 
 
 @given(st.lists(st.tuples(*[st.floats(0, 1)] * 3), min_size=2, max_size=2))
 def test_what_is_worse_forwards_is_better_backwards(values):
-    a, b = (with_figures(auc=Rate(sorted(v)[1], min(v), max(v))) for v in values)
-    forwards, backwards = diff(a, b), diff(b, a)
+    a, b = (with_figures(auc=Estimate(sorted(v)[1], min(v), max(v))) for v in values)
+    forwards, backwards = compare_results(a, b), compare_results(b, a)
     assert [c.what for c in forwards.worse] == [c.what for c in backwards.better]
     assert not (forwards.worse and forwards.better)
 
 
-# what cannot be compared
+# comparability
 
 
 @pytest.mark.parametrize("key", ["seed", "corpus_hash", "split", "k"])
-def test_another_seed_split_or_corpus_is_named_first_and_is_no_pass(key):
-    change = diff(made(evidence={key: 1}), made(evidence={key: 2}))
-    assert change.settings == (Change(key, "2", "1"),) and change.exit_code == 3
+def test_a_changed_seed_split_or_corpus_is_listed_first_and_is_not_comparable(key):
+    change = compare_results(made(evidence={key: 1}), made(evidence={key: 2}))
+    assert change.settings == (ReportChange(key, "2", "1"),) and change.exit_code == 3
     assert render_diff_text(change).startswith("NOT COMPARABLE")
 
 
-def test_other_versions_and_configurations_are_what_one_compares():
+def test_versions_and_configurations_are_notes():
     new, old = ({"configuration_hash": v, "versions": {"casemate": v, "model": v}} for v in "ab")
-    change = diff(made(evidence=new), made(evidence=old))
+    change = compare_results(made(evidence=new), made(evidence=old))
     assert change.settings == () and len(change.notes) == 3 and change.exit_code == 0
 
 
-def test_another_backend_or_number_of_candidates_is_a_setting():
+def test_a_changed_backend_or_number_of_candidates_is_a_setting():
     other = attack(members=50)
-    change = diff(made(attacks=(replace(other, backend="qwen"),)), made())
+    change = compare_results(made(attacks=(replace(other, backend="qwen"),)), made())
     assert [c.what for c in change.settings] == ["mba: backend", "mba: candidates"]
 
 
 def test_an_attack_that_became_weaker_does_not_make_the_guard_better():
-    strong = attack(replace(attack().off, auc=Rate(0.98, 0.96, 0.99)), auc=Rate(0.8, 0.75, 0.85))
-    change = diff(made(attacks=(attack(),)), made(attacks=(strong,)))
+    strong = attack(replace(attack().off, auc=Estimate(0.98, 0.96, 0.99)), auc=Estimate(0.8, 0.75, 0.85))
+    change = compare_results(made(attacks=(attack(),)), made(attacks=(strong,)))
     assert "strength" in change.settings[0].what and change.exit_code == 3
 
 
-# what comes and goes
+# results that appear and disappear
 
 
-def test_an_attack_that_gives_no_figures_any_more_has_disappeared():
+def test_an_attack_without_metrics_has_disappeared():
     silent = AttackResult("mba", "", "deterministic", None, None, error="down")
-    change = diff(made(attacks=(silent,)), made())
+    change = compare_results(made(attacks=(silent,)), made())
     assert change.disappeared == ("mba, guard on",) and change.exit_code == 3
-    assert diff(made(), made(attacks=(silent,))).appeared == ("mba, guard on",)
+    assert compare_results(made(), made(attacks=(silent,))).appeared == ("mba, guard on",)
 
 
-def test_a_single_figure_that_is_gone_is_named():
-    change = diff(with_figures(tpr_at_01=None), made())
+def test_a_single_missing_metric_is_listed():
+    change = compare_results(with_figures(tpr_at_01=None), made())
     assert change.disappeared == ("mba, guard on: TPR at 0.1 % FPR",)
 
 
-def test_a_run_without_a_guard_is_compared_by_its_bare_figures():
+def test_a_run_without_a_guard_is_compared_by_its_bare_metrics():
     bare = replace(attack(replace(attack().off, adjusted_accuracy=HIGH)), on=None)
-    change = diff(made(attacks=(bare,)), made(attacks=(replace(attack(), on=None),)))
+    change = compare_results(made(attacks=(bare,)), made(attacks=(replace(attack(), on=None),)))
     assert [c.what for c in change.worse] == ["mba, guard off: adjusted accuracy"]
 
 
 @pytest.mark.parametrize(
     ("before", "after", "field", "code"),
     [
-        (Status.PASS, Status.FAIL, "worse", 1),
-        (Status.INCONCLUSIVE, Status.FAIL, "worse", 1),
-        (None, Status.FAIL, "worse", 1),
-        (Status.FAIL, Status.PASS, "better", 0),
-        (Status.PASS, Status.INCONCLUSIVE, "disappeared", 3),
-        (Status.FAIL, Status.ERROR, "disappeared", 3),
-        (Status.PASS, None, "disappeared", 3),
-        (Status.ERROR, Status.PASS, "appeared", 0),
-        (Status.PASS, Status.PASS, None, 0),
-        (Status.FAIL, Status.FAIL, None, 0),
+        (CheckStatus.PASS, CheckStatus.FAIL, "worse", 1),
+        (CheckStatus.INCONCLUSIVE, CheckStatus.FAIL, "worse", 1),
+        (None, CheckStatus.FAIL, "worse", 1),
+        (CheckStatus.FAIL, CheckStatus.PASS, "better", 0),
+        (CheckStatus.PASS, CheckStatus.INCONCLUSIVE, "disappeared", 3),
+        (CheckStatus.FAIL, CheckStatus.ERROR, "disappeared", 3),
+        (CheckStatus.PASS, None, "disappeared", 3),
+        (CheckStatus.ERROR, CheckStatus.PASS, "appeared", 0),
+        (CheckStatus.PASS, CheckStatus.PASS, None, 0),
+        (CheckStatus.FAIL, CheckStatus.FAIL, None, 0),
     ],
 )
-def test_a_check_that_changes_its_mind(before, after, field, code):
+def test_a_check_whose_status_changes(before, after, field, code):
     old, new = (made(checks=(Check("holds", s, 0.1, 0.1, ""),) if s else ()) for s in (before, after))
-    change = diff(new, old)
+    change = compare_results(new, old)
     changed = {name for name in ("worse", "better", "appeared", "disappeared") if getattr(change, name)}
     assert changed == ({field} if field else set())
     assert change.exit_code == code
 
 
-def test_nothing_in_common_is_not_the_same():
-    assert diff(made(attacks=()), made(attacks=())).exit_code == 3
-    assert Diff(compared=1).exit_code == 0
+def test_campaigns_with_nothing_in_common_are_not_comparable():
+    assert compare_results(made(attacks=()), made(attacks=())).exit_code == 3
+    assert ReportDiff(compared=1).exit_code == 0
 
 
-def test_the_text_says_all_and_ends_with_the_exit_code():
+def test_the_text_lists_all_changes_and_ends_with_the_exit_code():
     text = render_diff_text(
-        diff(with_figures(tpr_at_1=HIGH, recall_query=HIGH, tpr_at_01=None), made(evidence={"seed": 1}))
+        compare_results(with_figures(tpr_at_1=HIGH, recall_query=HIGH, tpr_at_01=None), made(evidence={"seed": 1}))
     )
     order = ["NOT COMPARABLE", "seed: 1 -> 7", "WORSE", "TPR at 1 % FPR: 10 % [5.0, 15] -> 30 % [25, 35]", "BETTER"]
     order += ["DISAPPEARED", "exit code 1"]
     places = [text.index(said) for said in order]
     assert places == sorted(places)
-    assert "->" not in render_diff_text(diff(made(), made())) and "exit code 0" in render_diff_text(
-        diff(made(), made())
+    assert "->" not in render_diff_text(compare_results(made(), made())) and "exit code 0" in render_diff_text(
+        compare_results(made(), made())
     )
 
 
-def test_the_text_cannot_command_a_terminal():
-    change = diff(made(evidence={"seed": "\x1b[2J"}), made(evidence={"seed": "\x9b\r8"}))
+def test_the_text_contains_no_terminal_control_characters():
+    change = compare_results(made(evidence={"seed": "\x1b[2J"}), made(evidence={"seed": "\x9b\r8"}))
     assert not set(render_diff_text(change)) & set("\x1b\x9b\r")
 
 

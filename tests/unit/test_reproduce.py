@@ -10,15 +10,16 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from casemate import metrics, reproduce
+from casemate import papers
 from casemate.cli import cli
 from casemate.cli.reproduce import show
 from casemate.errors import ConfigError, DataError
-from casemate.lab.calibrate import Settings
-from casemate.lab.ledger import Ledger
-from casemate.reproduce import Setting, drawing, laboratory, utility
-from casemate.reproduce.laboratory import Kept, Rest, relevant
-from casemate.reproduce.printed import (
+from casemate.guard.calibration.fitting import CalibrationSettings
+from casemate.maths import metrics
+from casemate.maths.stats import Estimate, clopper_pearson
+from casemate.papers import Setting, figures, laboratory, utility
+from casemate.papers.laboratory import CorpusSubset, DiskCachedEmbedder, relevant
+from casemate.papers.published_numbers import (
     FOUR,
     TABLE_1,
     TABLE_2,
@@ -29,14 +30,23 @@ from casemate.reproduce.printed import (
     TABLE_9,
     Printed,
 )
-from casemate.reproduce.result import Result, Row, balanced, distance, mean, shown, told
-from casemate.stats import Rate, clopper_pearson
+from casemate.papers.result import Result, Row, balanced, balanced_cells, distance, mean, shown
+from casemate.redteam.lab.store import CampaignStore
+from casemate.runtime.file_lock import LockHeld, exclusive_lock
 from tests.fakes import BagOfWords, documents
 
 
 @contextmanager
 def quietly(title, total):
     yield lambda count: None
+
+
+def test_one_experiment_runs_in_a_folder_at_a_time(tmp_path):
+    with (
+        exclusive_lock(tmp_path / papers.LOCK, "an experiment", ""),
+        pytest.raises(LockHeld, match="runs an experiment"),
+    ):
+        asyncio.run(papers.reproduce("mirabel-table8", Setting(tmp_path, tmp_path), quietly))
 
 
 def values(numbers, columns=FOUR):
@@ -116,18 +126,18 @@ def test_table_3_says_where_more_is_answered_than_found():
 
 def test_balanced_is_detection_over_as_many_of_each():
     for tp, fp in ((3, 1), (0, 4), (8, 0), (0, 0), (8, 8)):
-        assert balanced(tp / 8, fp / 8) == pytest.approx(metrics.detection(tp, fp, 8 - fp, 8 - tp))
+        assert balanced(tp / 8, fp / 8) == pytest.approx(metrics.classification_metrics(tp, fp, 8 - fp, 8 - tp))
 
 
 def test_told_weighs_kinds_of_negatives_the_same():
-    found = told([True] * 9 + [False], [True] * 2 + [False] * 2, [False] * 100)
+    found = balanced_cells([True] * 9 + [False], [True] * 2 + [False] * 2, [False] * 100)
     recall, alarms = 0.9, 0.25
     assert [found[c].value for c in FOUR] == pytest.approx(list(balanced(recall, alarms)))
     assert all(rate.low <= rate.value <= rate.high for rate in found.values())
 
 
 def test_told_knows_no_certainty():
-    found = told([True] * 50, [False] * 50)
+    found = balanced_cells([True] * 50, [False] * 50)
     assert {c: found[c].value for c in FOUR} == dict.fromkeys(FOUR, 1.0)
     assert all(0.9 < rate.low < 1 and rate.high == 1 for rate in found.values())
 
@@ -135,7 +145,7 @@ def test_told_knows_no_certainty():
 def test_intervals_of_told_hold_the_truth_mostly():
     rng, truth, inside = np.random.default_rng(5), balanced(0.8, 0.3), np.zeros(4)
     for _ in range(60):
-        found = told(rng.random(80) < 0.8, rng.random(80) < 0.3)
+        found = balanced_cells(rng.random(80) < 0.8, rng.random(80) < 0.3)
         inside += [found[c].low <= t <= found[c].high for c, t in zip(FOUR, truth, strict=True)]
     assert inside.min() >= 52
 
@@ -147,7 +157,7 @@ def test_distance_is_the_ks_distance_with_an_interval_that_holds_the_truth():
         for _ in range(10):
             a, b = rng.normal(shift, 1, 60), rng.normal(0, 1, 60)
             found = distance(a, b)
-            assert found.value == pytest.approx(metrics.ks(a, b))
+            assert found.value == pytest.approx(metrics.ks_statistic(a, b))
             inside += found.low <= truth <= found.high
     assert inside >= 18
 
@@ -179,7 +189,7 @@ RESULT = Result(
     columns=("accuracy", "recall"),
     rows=(
         Row("mba", "Mirabel, printed", {"accuracy": Printed(0.75, "too round"), "recall": Printed(0.5, "too round")}),
-        Row("mba", "Mirabel, here", {"accuracy": Rate(0.5, 0.4, 0.6)}),
+        Row("mba", "Mirabel, here", {"accuracy": Estimate(0.5, 0.4, 0.6)}),
     ),
     differs=("Everything.",),
     remarks=("Nothing else.",),
@@ -218,7 +228,7 @@ def test_the_command_hands_its_options_on_and_prints_one_object(tmp_path, monkey
         asked.append((name, setting))
         return RESULT
 
-    monkeypatch.setattr(reproduce, "reproduce", made)
+    monkeypatch.setattr(papers, "reproduce", made)
     words = ["reproduce", "mirabel-table8", "--data", str(tmp_path), "--folder", "work", "--json"]
     done = CliRunner().invoke(cli, [*words, "--members", "30"])
     assert (done.exit_code, json.loads(done.stdout)) == (0, {"name": "mirabel-table8", **RESULT.as_json()})
@@ -231,7 +241,7 @@ def test_an_interrupted_command_says_how_to_go_on(tmp_path, monkeypatch):
     async def interrupted(name, setting, steps):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(reproduce, "reproduce", interrupted)
+    monkeypatch.setattr(papers, "reproduce", interrupted)
     done = CliRunner().invoke(cli, ["reproduce", "mirabel-table8", "--data", str(tmp_path)])
     assert done.exit_code == 130
     assert "run the same command again" in done.output
@@ -240,7 +250,8 @@ def test_an_interrupted_command_says_how_to_go_on(tmp_path, monkeypatch):
 def test_steps_are_drawn_with_their_threshold():
     edges = np.linspace(0, 1, 5)
     groups = {"members": np.array([0, 0, 0.5, 0.5]), "harmless & <others>": np.array([1.0, 0, 0, 0])}
-    caption, image = drawing.steps("s_max", edges, groups, "similarity", 0.625)
+    caption, drawing = figures.steps("s_max", edges, groups, "similarity", 0.625)
+    image = drawing.__html__()
     seen = HTMLParser()
     tags = []
     seen.handle_starttag = lambda tag, attributes: tags.append(tag)
@@ -253,8 +264,8 @@ def test_steps_are_drawn_with_their_threshold():
 
 
 def test_an_unknown_name_lists_the_known_ones():
-    with pytest.raises(ConfigError, match=r"'mirabel-table12'; known: mirabel-table1, .*mirabel-figure3"):
-        reproduce.require("mirabel-table12")
+    with pytest.raises(ConfigError, match=r"did you mean 'mirabel-table.*allowed: mirabel-table1, .*mirabel-figure3"):
+        papers.require("mirabel-table12")
     done = CliRunner().invoke(cli, ["reproduce", "nonsense", "--data", "nowhere"])
     assert isinstance(done.exception, ConfigError)
 
@@ -263,26 +274,26 @@ def test_all_names_of_the_issue_are_there():
     tables = [f"mirabel-table{i}" for i in range(1, 12)]
     ragfort = [f"ragfort-table{i}" for i in (1, 2, 3)]
     expected = [*tables, "mirabel-figure1", "mirabel-figure3", *ragfort, "ragfort-figure1"]
-    assert list(reproduce.NAMES) == expected
+    assert list(papers.NAMES) == expected
 
 
 def test_absent_data_is_said_with_what_to_do(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("CASEMATE_DATA", raising=False)
-    with pytest.raises(DataError, match=r"not at \.\./shared/data; give its folder with --data or in CASEMATE_DATA"):
-        reproduce.data_folder(None)
+    with pytest.raises(DataError, match="need evaluation data; give its folder with --data or in CASEMATE_DATA"):
+        papers.data_folder(None)
     monkeypatch.setenv("CASEMATE_DATA", str(tmp_path / "elsewhere"))
     with pytest.raises(DataError, match="elsewhere"):
-        reproduce.data_folder(None)
-    assert reproduce.data_folder(tmp_path) == tmp_path
+        papers.data_folder(None)
+    assert papers.data_folder(tmp_path) == tmp_path
 
 
 @pytest.mark.parametrize(
     ("name", "file"), [("table8", "nfcorpus/corpus.jsonl.gz"), ("table3", "squad/corpus.jsonl.gz")]
 )
 def test_half_of_the_data_is_not_enough(tmp_path, name, file):
-    with pytest.raises(DataError, match=f"there is no {file}"):
-        asyncio.run(reproduce.reproduce(f"mirabel-{name}", Setting(tmp_path, tmp_path / "work"), quietly))
+    with pytest.raises(DataError, match=f"is incomplete: no {file} in"):
+        asyncio.run(papers.reproduce(f"mirabel-{name}", Setting(tmp_path, tmp_path / "work"), quietly))
 
 
 # The experiments, on a small invented collection with a small embedder.
@@ -349,14 +360,14 @@ def work(tmp_path_factory):
 def run(data, work, monkeypatch):
     build = laboratory.build
     small = Cached(max_tokens=60)
-    monkeypatch.setattr(laboratory, "Settings", partial(Settings, documents=40, questions=200))
+    monkeypatch.setattr(laboratory, "CalibrationSettings", partial(CalibrationSettings, documents=40, questions=200))
     monkeypatch.setattr(laboratory, "build", lambda role, part: small if role == "embedder" else build(role, part))
     setting = Setting(data, work, 20, 20)
-    return lambda name: asyncio.run(reproduce.reproduce(f"mirabel-{name}", setting, quietly))
+    return lambda name: asyncio.run(papers.reproduce(f"mirabel-{name}", setting, quietly))
 
 
 WITH_THE_PAIR = {"table6", "table7", "table10", "table11"}  # see test_reproduce_pair
-OF_MIRABEL = [name.removeprefix("mirabel-") for name in reproduce.NAMES if name.startswith("mirabel-")]
+OF_MIRABEL = [name.removeprefix("mirabel-") for name in papers.NAMES if name.startswith("mirabel-")]
 
 
 @pytest.mark.parametrize("name", [name for name in OF_MIRABEL if name not in WITH_THE_PAIR])
@@ -376,7 +387,7 @@ def test_every_experiment_gives_figures_with_intervals(run, name):
 
 def test_a_second_run_finds_the_same_without_attacking_again(run, monkeypatch):
     first = run("table4")
-    monkeypatch.setattr("casemate.lab.experiment.Experiment._attempt", None)
+    monkeypatch.setattr("casemate.redteam.lab.experiment.Experiment._attempt", None)
     assert run("table4") == first
 
 
@@ -406,21 +417,21 @@ def test_the_guard_is_not_measured_on_articles_that_it_was_fitted_to(data):
 
 def test_vectors_are_kept_bit_for_bit_and_made_once(tmp_path):
     inner, counts = BagOfWords(), []
-    with Ledger(tmp_path / "ledger.db") as ledger:
-        Kept(inner, ledger).keep(["amber birch", "cedar"], counts.append)
-        again = Kept(inner, ledger).embed(["cedar", "delta", "amber birch"])
-        Kept(inner, ledger).embed(["delta"])
-        assert Kept(inner, ledger).embed([]).shape == (0, 64)
+    with CampaignStore(tmp_path / "ledger.db") as ledger:
+        DiskCachedEmbedder(inner, ledger).precompute(["amber birch", "cedar"], counts.append)
+        again = DiskCachedEmbedder(inner, ledger).embed(["cedar", "delta", "amber birch"])
+        DiskCachedEmbedder(inner, ledger).embed(["delta"])
+        assert DiskCachedEmbedder(inner, ledger).embed([]).shape == (0, 64)
     assert inner.texts == ["amber birch", "cedar", "delta", "delta"]  # what is not to be kept is not
     assert counts == [2]
     assert np.array_equal(again, BagOfWords().embed(["cedar", "delta", "amber birch"]))
 
 
 def test_rest_of_a_corpus(data):
-    names = [source.name for source in Rest(data / "nfcorpus", {"d0", "d2"}).sources()]
+    names = [source.name for source in CorpusSubset(data / "nfcorpus", {"d0", "d2"}).sources()]
     assert len(names) == 88
     assert names[:2] == ["d1", "d3"]
 
 
 def test_shown_cells():
-    assert [shown(c) for c in (Printed(0.008), Rate(1.0, 0.95, 1.0), None)] == [".008", "1.000 [.95, 1.00]", ""]
+    assert [shown(c) for c in (Printed(0.008), Estimate(1.0, 0.95, 1.0), None)] == [".008", "1.000 [.95, 1.00]", ""]

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from casemate import reproduce
+from casemate import papers
 from casemate.errors import DataError
-from casemate.reproduce import Setting, cascades, pair, private
-from casemate.reproduce.records import records
+from casemate.papers import Setting, cascades, differential_privacy, model_pair
+from casemate.papers.synthetic_records import records
 
 WITH_THE_PAIR = [f"mirabel-table{i}" for i in (6, 7, 10, 11)] + ["ragfort-table2", "ragfort-table3"]
 
@@ -35,23 +35,23 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("transformers", reason="needs casemate[transformers]")
     pytest.importorskip("sklearn", reason="needs casemate[torch]")
     pytest.importorskip("dp_accounting", reason="needs casemate[dp]")
-    made = pair.pair
+    made = model_pair.pair
     for module, name, value in (
-        (private, "MOST", 4),
-        (private, "LONGEST", 2),
-        (private, "DISTRACTORS", 30),
-        (private, "ASKED_7", 2),
+        (differential_privacy, "MOST", 4),
+        (differential_privacy, "LONGEST", 2),
+        (differential_privacy, "DISTRACTORS", 30),
+        (differential_privacy, "ASKED_7", 2),
         (cascades, "QUESTIONS", 2),
         (cascades, "LONGEST", 30),
     ):
         monkeypatch.setattr(module, name, value)
-    monkeypatch.setattr(pair, "pair", lambda setting, inside, *rest: made(setting, min(inside, 120), *rest))
+    monkeypatch.setattr(model_pair, "pair", lambda setting, inside, *rest: made(setting, min(inside, 120), *rest))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WITH_THE_PAIR)
 def test_every_table_gives_figures_with_intervals(name: str, small: None, work: Path) -> None:
-    found = asyncio.run(reproduce.reproduce(name, Setting(work, work), quietly))
+    found = asyncio.run(papers.reproduce(name, Setting(work, work), quietly))
     json.dumps(found.as_json())
     assert found.differs and found.remarks
     assert {row.printed for row in found.rows} == {True, False}
@@ -64,15 +64,15 @@ def test_every_table_gives_figures_with_intervals(name: str, small: None, work: 
 @pytest.mark.slow
 def test_finished_attacks_are_not_made_again(small: None, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     setting = Setting(work, work)
-    first = asyncio.run(reproduce.reproduce("mirabel-table6", setting, quietly))
-    monkeypatch.setattr(private, "_said", None)
-    assert asyncio.run(reproduce.reproduce("mirabel-table6", setting, quietly)) == first
+    first = asyncio.run(papers.reproduce("mirabel-table6", setting, quietly))
+    monkeypatch.setattr(differential_privacy, "_said", None)
+    assert asyncio.run(papers.reproduce("mirabel-table6", setting, quietly)) == first
 
 
 def test_attackers_tell_a_right_answer_from_a_wrong_one() -> None:
     for record in records(20, 1):
-        for attack in private.ATTACKS:
-            questions, scored = private.probe(attack, record)
+        for attack in differential_privacy.ATTACKS:
+            questions, scored = differential_privacy.probe(attack, record)
             told = [v for q in questions for _, v in record.facts if v in record.document.text and v not in q]
             right = {"S2MIA": [record.facts[0][1]], "IA": ["Yes, it is."] * len(questions)}.get(attack)
             right = right or [" ".join(told)] * len(questions)
@@ -81,13 +81,13 @@ def test_attackers_tell_a_right_answer_from_a_wrong_one() -> None:
 
 
 def test_table_6_has_rows_and_columns_exchanged_as_table_10_tells() -> None:
-    for (attack, system), numbers in private.PRINTED_10.items():
+    for (attack, system), numbers in differential_privacy.PRINTED_10.items():
         adjusted = abs(numbers[0] - 0.5)
-        if system.startswith(private.LARGE):
-            assert adjusted == pytest.approx(private.PRINTED_11[attack, system][0])
+        if system.startswith(differential_privacy.LARGE):
+            assert adjusted == pytest.approx(differential_privacy.PRINTED_11[attack, system][0])
             continue
-        printed = private.PRINTED_6[attack, system][0]
-        odd = private.BY_TABLE_10.get((attack, system))
+        printed = differential_privacy.PRINTED_6[attack, system][0]
+        odd = differential_privacy.BY_TABLE_10.get((attack, system))
         assert (adjusted == pytest.approx(printed)) == (odd is None)
         if odd:
             assert f"{adjusted:.3f}".lstrip("0") == odd
@@ -101,6 +101,6 @@ def test_what_ragfort_prints_of_its_parts() -> None:
 
 
 def test_a_missing_pair_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv(pair.VARIABLE, str(tmp_path))
+    monkeypatch.setenv(model_pair.VARIABLE, str(tmp_path))
     with pytest.raises(DataError, match="the offline pair is not at"):
-        pair.models_folder()
+        model_pair.models_folder()

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from casemate.backends.minilm import PACKAGE, MiniLM
-from casemate.backends.sentence_transformers import SentenceTransformers
+from casemate.backends.embedders.minilm import PACKAGE, MiniLM
+from casemate.backends.embedders.sentence_transformers import SentenceTransformers
 from casemate.errors import BackendError, ConfigError, DataError
 from tests import tiny_encoder
 
@@ -35,13 +35,13 @@ TEXTS = ["the court", "a", "", "court, court, court and so on", "zebra", "x y z"
 
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny BERT with random weights and no pooler, as transformers saves it."""
+    """A tiny BERT with random weights and no pooler, saved by transformers."""
     return tiny_encoder.bert(tmp_path_factory.mktemp("bert"), VOCABULARY, DIM)
 
 
 @pytest.fixture(scope="module")
 def folder(bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same, as sentence-transformers saves it."""
+    """The same, saved by sentence-transformers."""
     return tiny_encoder.sentence_model(bert, tmp_path_factory.mktemp("models") / "tiny", LENGTH)
 
 
@@ -51,7 +51,7 @@ def backend(folder: Path) -> SentenceTransformers:
 
 
 def altered(folder: Path, into: Path, change: Any) -> Path:
-    """A copy of the folder, its weights changed."""
+    """A copy of the folder with other weights."""
     from safetensors.torch import load_file, save_file
 
     shutil.copytree(folder, into)
@@ -61,7 +61,7 @@ def altered(folder: Path, into: Path, change: Any) -> Path:
     return into
 
 
-def test_unit_rows_in_order_and_the_library_s_own(backend: SentenceTransformers, folder: Path) -> None:
+def test_unit_rows_in_order_equal_to_the_librarys(backend: SentenceTransformers, folder: Path) -> None:
     done: list[int] = []
     vectors = backend.embed(TEXTS, done.append)
     assert vectors.dtype == np.float32 and vectors.shape == (len(TEXTS), DIM) == (len(TEXTS), backend.dim)
@@ -84,7 +84,7 @@ def test_deterministic(backend: SentenceTransformers, folder: Path) -> None:
     assert again.fingerprint == backend.fingerprint
 
 
-def test_long_texts_are_cut(backend: SentenceTransformers) -> None:
+def test_long_texts_are_truncated(backend: SentenceTransformers) -> None:
     assert backend.max_tokens == LENGTH - 2
     whole, cut = backend.embed(["court " * 500, "court " * backend.max_tokens])
     np.testing.assert_allclose(whole, cut, atol=1e-6)
@@ -93,8 +93,8 @@ def test_long_texts_are_cut(backend: SentenceTransformers) -> None:
 
 def test_spans_map_to_the_text(backend: SentenceTransformers) -> None:
     text = "Court, zeb  Çözt\n東 court"
-    pieces = [text[a:b] for a, b in backend.spans(text)]
-    assert pieces == ["Court", ",", "z", "e", "b", "Ç", "ö", "z", "t", "東", "court"]
+    tokens = [text[a:b] for a, b in backend.spans(text)]
+    assert tokens == ["Court", ",", "z", "e", "b", "Ç", "ö", "z", "t", "東", "court"]
     assert backend.spans("") == []
     assert len(backend.spans("court " * 500)) == 500
     backend.embed(["court"])
@@ -102,7 +102,9 @@ def test_spans_map_to_the_text(backend: SentenceTransformers) -> None:
 
 
 class TestFingerprint:
-    def test_names_the_model_not_its_place(self, backend: SentenceTransformers, folder: Path, tmp_path: Path) -> None:
+    def test_names_the_model_but_not_its_folder(
+        self, backend: SentenceTransformers, folder: Path, tmp_path: Path
+    ) -> None:
         parts = backend.fingerprint.split(":")
         assert parts[:2] == ["sentence_transformers", "tiny"] and parts[3:] == [str(LENGTH), str(DIM)]
         moved = SentenceTransformers(str(shutil.copytree(folder, tmp_path / "tiny")) + "/")
@@ -128,7 +130,7 @@ class TestFingerprint:
         config.write_text(config.read_text().replace('"mean"', '"cls"'))
         assert SentenceTransformers(str(cls)).fingerprint != backend.fingerprint
 
-    def test_does_not_depend_on_what_is_random(self, bert: Path) -> None:
+    def test_does_not_depend_on_random_parameters(self, bert: Path) -> None:
         first, second = SentenceTransformers(str(bert)), SentenceTransformers(str(bert))
         assert first.fingerprint == second.fingerprint
         np.testing.assert_array_equal(first.embed(TEXTS), second.embed(TEXTS))
@@ -152,7 +154,7 @@ def test_threads(backend: SentenceTransformers) -> None:
         np.testing.assert_allclose(vectors, expected, atol=1e-5)
 
 
-def test_a_folder_needs_no_network_and_shows_no_bars(
+def test_a_folder_needs_no_network_and_shows_no_progress_bars(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def refuse(*_: Any) -> None:
@@ -164,7 +166,7 @@ def test_a_folder_needs_no_network_and_shows_no_bars(
     assert capfd.readouterr() == ("", "")
 
 
-def test_bars_are_afterwards_as_before(folder: Path) -> None:
+def test_progress_bars_are_restored(folder: Path) -> None:
     from transformers.utils import logging
 
     before = logging.is_progress_bar_enabled()
@@ -180,7 +182,7 @@ def test_bars_are_afterwards_as_before(folder: Path) -> None:
 class TestRefusals:
     @pytest.mark.parametrize("name", ["/nowhere/model", "./model", "a/b/c", "", "~/no-such-folder-here", "../x"])
     def test_missing_folder(self, name: str) -> None:
-        with pytest.raises(DataError, match=r"no model folder at .*; give a folder that has modules\.json"):
+        with pytest.raises(DataError, match=r"no model folder at .*; set a folder with modules\.json"):
             SentenceTransformers(name)
 
     def test_unknown_name(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,23 +191,23 @@ class TestRefusals:
             raise OSError("no such model")
 
         monkeypatch.setattr(sentence_transformers, "SentenceTransformer", loads_nothing)
-        with pytest.raises(DataError, match=r"'some/model' cannot be loaded \(OSError\); correct the name"):
+        with pytest.raises(DataError, match=r"'some/model' cannot be loaded \(OSError\); correct the name or path"):
             SentenceTransformers("some/model")
 
-    def test_folder_that_holds_no_model(self, tmp_path: Path) -> None:
-        with pytest.raises(DataError, match="cannot be loaded .*; give a folder saved by sentence-transformers"):
+    def test_folder_without_a_model(self, tmp_path: Path) -> None:
+        with pytest.raises(DataError, match="cannot be loaded .*; set a folder saved by sentence-transformers"):
             SentenceTransformers(str(tmp_path))
 
     @pytest.mark.parametrize("device", ["gpu", "cuda:99", ""])
     def test_device(self, folder: Path, device: str) -> None:
-        with pytest.raises(ConfigError, match="cannot be used here; 'cpu' always can"):
+        with pytest.raises(ConfigError, match="is not available; 'cpu' always is"):
             SentenceTransformers(str(folder), device=device)
 
     def test_batch(self, folder: Path) -> None:
-        with pytest.raises(ConfigError, match="need batch > 0, got 0"):
+        with pytest.raises(ConfigError, match="batch is 0; it must be above 0"):
             SentenceTransformers(str(folder), batch=0)
 
-    def test_weights_that_give_no_vectors(self, folder: Path, tmp_path: Path) -> None:
+    def test_weights_with_invalid_vectors(self, folder: Path, tmp_path: Path) -> None:
         def spoil(weights: dict[str, Any]) -> None:
             weights["embeddings.LayerNorm.weight"][:] = float("nan")
 
@@ -214,7 +216,7 @@ class TestRefusals:
         assert caught.value.backend == "sentence_transformers" and not caught.value.retryable
 
     def test_no_fast_tokenizer(self, backend: SentenceTransformers) -> None:
-        from casemate.backends.sentence_transformers import _own_tokenizer
+        from casemate.backends.embedders.sentence_transformers import _own_tokenizer
 
         with pytest.raises(ConfigError, match="no fast tokenizer"):
             _own_tokenizer(copy.copy(object()), "some/model")
@@ -223,7 +225,7 @@ class TestRefusals:
         code = """
 import sys
 sys.modules["sentence_transformers"] = sys.modules["torch"] = None
-from casemate.backends.sentence_transformers import SentenceTransformers
+from casemate.backends.embedders.sentence_transformers import SentenceTransformers
 try:
     SentenceTransformers("some/model")
 except Exception as error:
@@ -231,7 +233,7 @@ except Exception as error:
 """
         run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         assert run.stdout == (
-            "MissingExtra the package 'sentence_transformers' is absent: "
+            "MissingExtra the package 'sentence_transformers' is not installed: "
             "pip install 'casemate[sentence-transformers]'\n"
         )
 

@@ -5,15 +5,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from casemate.app import build
-from casemate.backends.sqlite import SqliteIndex
-from casemate.config import Part
-from casemate.defenses.similarity_floor import SimilarityFloor, floor_for
+from casemate.backends.indexes.sqlite import SqliteIndex
+from casemate.config import PluginSpec
 from casemate.errors import ConfigError, DataError
-from casemate.guard import Guard
-from casemate.rag import Rag
+from casemate.guard.defenses.similarity_floor import SimilarityFloor, floor_for
+from casemate.guard.guard import Guard
+from casemate.plugins import build
+from casemate.rag.pipeline import Rag
 from casemate.testing import DEFENSE_OBLIGATIONS
-from casemate.types import Action, Background, Document, Hit, Query, Retrieval
+from casemate.types import Action, Document, Hit, Query, Retrieval, SimilarityStats
 from tests.fakes import BagOfWords, Parrot, documents
 
 SCORES = st.lists(st.floats(-1, 1), max_size=12).map(lambda scores: sorted(scores, reverse=True))
@@ -21,7 +21,7 @@ SCORES = st.lists(st.floats(-1, 1), max_size=12).map(lambda scores: sorted(score
 
 def found(scores):
     hits = tuple(Hit(Document(f"d{i}", "text", source=f"s{i // 2}"), score) for i, score in enumerate(scores))
-    return Retrieval(hits, Background(100, 0.1, 0.1))
+    return Retrieval(hits, SimilarityStats(100, 0.1, 0.1))
 
 
 def decided(floor, scores, k=5):
@@ -29,14 +29,14 @@ def decided(floor, scores, k=5):
 
 
 @given(st.floats(-1, 1), SCORES, st.integers(1, 12))
-def test_the_context_is_what_is_at_or_above_the_floor(floor, scores, k):
+def test_context_has_the_hits_at_or_above_the_floor(floor, scores, k):
     outcome = decided(floor, scores, k)
     assert [h.score for h in outcome.value.hits[:k]] == [s for s in scores[:k] if s >= floor]
-    assert outcome.value.background == found(scores).background
+    assert outcome.value.similarity_stats == found(scores).similarity_stats
 
 
 @given(st.floats(-1, 1), SCORES, st.integers(1, 12))
-def test_a_question_is_flagged_when_its_context_loses_something(floor, scores, k):
+def test_question_is_flagged_when_its_context_loses_a_hit(floor, scores, k):
     verdict = decided(floor, scores, k).verdict
     if not scores:
         assert verdict is None
@@ -48,20 +48,20 @@ def test_a_question_is_flagged_when_its_context_loses_something(floor, scores, k
     assert verdict.evidence["kept"] == sum(s >= floor for s in scores[:k])
 
 
-def test_what_others_would_be_filled_up_with_stays_while_the_context_is_full():
+def test_hits_beyond_a_full_context_remain():
     assert len(decided(0.5, [0.9, 0.8, 0.3, 0.2], k=2).value.hits) == 4
     assert len(decided(0.5, [0.9, 0.8, 0.3, 0.2], k=3).value.hits) == 2
 
 
-def test_without_a_floor_nothing_happens_and_the_verdict_says_so():
+def test_no_floor_changes_nothing_and_is_undecided():
     outcome = decided(None, [0.3, -0.9])
     assert len(outcome.value.hits) == 2
     assert (outcome.verdict.flagged, outcome.verdict.threshold) == (False, None)
     assert "no floor is set" in outcome.verdict.evidence["undecided"]
 
 
-def test_keeps_the_promises_of_a_defense_with_a_floor():
-    """But for two: it leaves the context short on purpose, and takes as many sources as lie below."""
+def test_satisfies_the_defense_contract_with_two_exceptions():
+    """It shortens the context on purpose, and hides any number of sources."""
     exempt = {"_hides_what_it_says", "_leaves_a_full_context"}
     kept = [o for o in DEFENSE_OBLIGATIONS if o.__name__ not in exempt]
     assert len(kept) == len(DEFENSE_OBLIGATIONS) - len(exempt)
@@ -69,7 +69,7 @@ def test_keeps_the_promises_of_a_defense_with_a_floor():
         asyncio.run(obligation(SimilarityFloor(floor=0.28)))
 
 
-def test_a_question_about_something_else_is_answered_from_nothing(tmp_path):
+def test_off_topic_question_gets_no_context(tmp_path):
     index = SqliteIndex(tmp_path / "i.db")
     guard = Guard(Rag(BagOfWords(), index, Parrot()), [SimilarityFloor(floor=0.4)])
     asyncio.run(guard.add(documents(50)))
@@ -80,8 +80,8 @@ def test_a_question_about_something_else_is_answered_from_nothing(tmp_path):
 
 
 @given(st.lists(st.floats(-1, 1), min_size=1, max_size=60), st.floats(0.01, 0.6))
-def test_a_learnt_floor_is_the_highest_that_keeps_the_promise(similarities, share):
-    """By trying each value that was seen: of the n and a new one, below it are at most the share of n + 1."""
+def test_floor_for_is_the_highest_conformal_floor(similarities, share):
+    """By trying every value: at most the share of n + 1 lies below it."""
     n = len(similarities)
     allowed = [s for s in similarities if sum(t < s for t in similarities) + 1 <= share * (n + 1) + 1e-9]
     if allowed:
@@ -91,20 +91,20 @@ def test_a_learnt_floor_is_the_highest_that_keeps_the_promise(similarities, shar
             floor_for(similarities, share)
 
 
-def test_a_learnt_floor_disturbs_no_more_than_its_share_of_further_questions():
+def test_floor_for_affects_at_most_its_share_of_further_questions():
     rng = np.random.default_rng(7)
     shares = [np.mean(rng.normal(size=400) < floor_for(rng.normal(size=199), 0.05)) for _ in range(200)]
     assert 0.04 < np.mean(shares) <= 0.052
 
 
 @pytest.mark.parametrize(("count", "needed"), [(0, 99), (98, 99)])
-def test_too_few_questions_for_a_promise_are_named(count, needed):
-    with pytest.raises(DataError, match=f"{count} harmless questions; for a share of 0.01 at least {needed}"):
+def test_too_few_questions_for_a_share_are_refused(count, needed):
+    with pytest.raises(DataError, match=f"{count} harmless questions; a share of 0.01 needs at least {needed}"):
         floor_for([0.5] * count)
     assert floor_for([0.5] * needed) == 0.5
 
 
-def test_refuses_what_is_no_share_and_no_similarity():
+def test_invalid_share_and_similarities_are_refused():
     with pytest.raises(ConfigError, match="share is 0"):
         floor_for([0.5] * 200, 0)
     with pytest.raises(DataError, match="not finite"):
@@ -112,10 +112,10 @@ def test_refuses_what_is_no_share_and_no_similarity():
 
 
 @pytest.mark.parametrize("floor", [1.1, -2, float("nan")])
-def test_refuses_a_floor_that_is_no_cosine(floor):
+def test_floor_outside_the_cosine_range_is_refused(floor):
     with pytest.raises(ConfigError, match="similarity_floor.floor"):
         SimilarityFloor(floor=floor)
 
 
-def test_the_floor_comes_from_the_configuration():
-    assert build("defense", Part(use="similarity_floor", floor=0.31)).floor == 0.31
+def test_floor_comes_from_the_configuration():
+    assert build("defense", PluginSpec(use="similarity_floor", floor=0.31)).floor == 0.31

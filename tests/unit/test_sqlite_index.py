@@ -1,4 +1,4 @@
-"""The embedded index when processes are killed, disks are full, and files are damaged or tampered with."""
+"""The embedded index when processes are killed, disks are full, and files are damaged."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from casemate import indexing
-from casemate.backends import sqlite
-from casemate.backends.sqlite import SqliteIndex
-from casemate.errors import BackendError, CasemateError, DataError
-from casemate.neighbors import Approximate, Exact
-from casemate.stats import CorpusMoments
+from casemate.backends import index_checks
+from casemate.backends.indexes import sqlite
+from casemate.backends.indexes.sqlite import SqliteIndex
+from casemate.errors import BackendError, CasemateError, DataError, MissingExtra
+from casemate.maths.moments import CorpusMoments
+from casemate.maths.nearest import ApproximateSearch, ExactSearch
 from casemate.types import Document
 
 DIM = 16
@@ -27,7 +27,7 @@ WORKER = """
 import resource, signal, sys
 import numpy as np
 from pathlib import Path
-from casemate.backends.sqlite import SqliteIndex
+from casemate.backends.indexes.sqlite import SqliteIndex
 from casemate.errors import CasemateError
 from casemate.types import Document
 
@@ -97,7 +97,7 @@ def finish(worker: subprocess.Popen[str]) -> list[str]:
     return out.splitlines()
 
 
-def test_a_kill_loses_nothing_that_was_acknowledged(path) -> None:
+def test_a_kill_loses_no_acknowledged_document(path) -> None:
     acknowledged: set[str] = set()
     for round_ in range(4):
         worker = start(path, f"w{'x' * round_}", 10_000)
@@ -109,13 +109,13 @@ def test_a_kill_loses_nothing_that_was_acknowledged(path) -> None:
         index = opened(path)
         held = index.digests().keys()
         assert acknowledged <= held
-        assert len(held) <= len(acknowledged) + round_ + 1  # what was under way may have been kept
+        assert len(held) <= len(acknowledged) + round_ + 1  # the write in flight may have been committed
         assert index.moments().n == 7 * len(held)
         assert index.check() == []
         index.close()
 
 
-def test_two_processes_may_write_at_once(path) -> None:
+def test_two_processes_write_concurrently(path) -> None:
     workers = [start(path, name, 40) for name in ("one", "another")]
     for worker in workers:
         go(worker)
@@ -128,19 +128,19 @@ def test_two_processes_may_write_at_once(path) -> None:
     index.close()
 
 
-def test_the_next_search_sees_what_another_process_did(path) -> None:
+def test_the_next_search_sees_changes_of_another_process(path) -> None:
     rng = np.random.default_rng(1)
     index, q = opened(path), unit(rng, 1)[0]
     index.add(documents("mine", 2), unit(rng, 2))
     worker = start(path, "theirs", 3)
-    assert index.search(q, 1000).background.n == 2
+    assert index.search(q, 1000).similarity_stats.n == 2
     go(worker)
     assert len(finish(worker)) == 3
     found = index.search(q, 1000)
-    assert found.background.n == len(found.hits) == 2 + 3 * 7
+    assert found.similarity_stats.n == len(found.hits) == 2 + 3 * 7
     s = [h.score for h in found.hits]
-    assert found.background.mean == pytest.approx(np.mean(s), abs=1e-12)
-    assert found.background.std == pytest.approx(np.std(s), abs=1e-12)
+    assert found.similarity_stats.mean == pytest.approx(np.mean(s), abs=1e-12)
+    assert found.similarity_stats.std == pytest.approx(np.std(s), abs=1e-12)
     assert index.remove([f"theirs-{i}" for i in range(3)]) == 21
     index.close()
 
@@ -162,7 +162,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-def test_a_damaged_file_is_refused_or_reported_and_not_touched(filled, damage) -> None:
+def test_a_damaged_file_is_refused_or_reported_and_not_changed(filled, damage) -> None:
     filled.write_bytes(damage(filled.read_bytes()))
     before, index = filled.read_bytes(), SqliteIndex(filled)
     try:
@@ -178,7 +178,7 @@ def test_a_damaged_file_is_refused_or_reported_and_not_touched(filled, damage) -
     assert filled.read_bytes() == before
 
 
-def test_a_damaged_page_of_vectors_is_an_error_of_the_search(filled) -> None:
+def test_a_damaged_page_of_vectors_fails_the_search(filled) -> None:
     data = bytearray(filled.read_bytes())
     data[8192 * 3 :] = np.random.default_rng(0).bytes(len(data) - 8192 * 3)
     filled.write_bytes(data)
@@ -190,7 +190,7 @@ def test_a_damaged_page_of_vectors_is_an_error_of_the_search(filled) -> None:
 
 
 @pytest.mark.parametrize("mode", ["delete", "wal"])
-def test_a_database_of_another_program_is_refused_and_not_touched(path, mode) -> None:
+def test_a_database_of_another_program_is_refused_and_not_changed(path, mode) -> None:
     db = sqlite3.connect(path)
     db.execute(f"PRAGMA journal_mode = {mode}")
     db.execute("CREATE TABLE document (key INTEGER PRIMARY KEY, text TEXT)")
@@ -211,12 +211,12 @@ def test_a_later_format_is_refused(filled) -> None:
         db.execute("PRAGMA user_version = 99")
     db.close()
     index = SqliteIndex(filled)
-    with pytest.raises(DataError, match="index format 99, this version reads 1"):
+    with pytest.raises(DataError, match="index format 99; this version reads 1"):
         index.open("test", DIM)
     index.close()
 
 
-def test_a_full_disk_keeps_what_was_there_and_work_goes_on_after(filled) -> None:
+def test_after_a_full_disk_old_documents_are_intact_and_writing_works(filled) -> None:
     rng, index = np.random.default_rng(2), opened(filled)
     pages = index._db.execute("PRAGMA page_count").fetchone()[0]
     index._db.execute(f"PRAGMA max_page_count = {pages + 3}")
@@ -234,7 +234,7 @@ def test_a_full_disk_keeps_what_was_there_and_work_goes_on_after(filled) -> None
     index.close()
 
 
-def test_a_file_that_may_not_grow_keeps_what_was_acknowledged(path) -> None:
+def test_a_file_size_limit_loses_no_acknowledged_document(path) -> None:
     worker = start(path, "w", 10_000, limit=400_000)
     go(worker)
     *acknowledged, error = finish(worker)
@@ -247,7 +247,7 @@ def test_a_file_that_may_not_grow_keeps_what_was_acknowledged(path) -> None:
     index.close()
 
 
-def test_a_file_in_the_place_of_a_folder_is_explained(tmp_path) -> None:
+def test_a_file_instead_of_a_folder_is_reported(tmp_path) -> None:
     (tmp_path / "file").write_text("")
     for path in (tmp_path / "file/index.db", tmp_path / "file/deeper/index.db", tmp_path):
         with pytest.raises(BackendError, match=str(path)):
@@ -255,27 +255,27 @@ def test_a_file_in_the_place_of_a_folder_is_explained(tmp_path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_that_may_not_be_written_is_explained(tmp_path) -> None:
+def test_a_read_only_folder_is_reported(tmp_path) -> None:
     tmp_path.chmod(0o500)
-    with pytest.raises(BackendError, match="cannot make the index"):
+    with pytest.raises(BackendError, match="cannot create the index"):
         SqliteIndex(tmp_path / "index.db").open("test", DIM)
 
 
-def test_another_writer_that_does_not_end_is_explained(filled) -> None:
+def test_a_writer_that_never_ends_is_reported(filled) -> None:
     index, other = opened(filled), sqlite3.connect(filled, isolation_level=None)
     index._db.execute("PRAGMA busy_timeout = 20")
     other.execute("BEGIN IMMEDIATE")
-    with pytest.raises(BackendError, match="another process is writing") as caught:
+    with pytest.raises(BackendError, match="another process writes") as caught:
         index.remove(["s1"])
     assert caught.value.retryable
-    assert index.moments().n == 500  # who reads does not wait
+    assert index.moments().n == 500  # readers do not wait
     other.execute("ROLLBACK")
     other.close()
     assert index.remove(["s1"]) == 25
     index.close()
 
 
-def test_only_the_owner_may_read(tmp_path) -> None:
+def test_files_are_readable_by_the_owner_only(tmp_path) -> None:
     path = tmp_path / "new/folder/index.db"
     index = opened(path, approximate_above=10)
     index.add(documents("a", 50), unit(np.random.default_rng(0), 50))
@@ -284,6 +284,20 @@ def test_only_the_owner_may_read(tmp_path) -> None:
     files = {p.name: p.stat().st_mode & 0o777 for p in path.parent.iterdir()}
     assert set(files.values()) == {0o600}
     assert len(files) == 4  # with log, shared memory and graph
+    index.close()
+
+
+def test_without_usearch_search_stays_exact_and_an_explicit_limit_is_refused(path, monkeypatch, caplog) -> None:
+    monkeypatch.setattr("casemate.backends.indexes.sqlite.find_spec", lambda name: None)
+    with pytest.raises(MissingExtra, match=r"casemate\[hnsw\]"):
+        SqliteIndex(path, approximate_above=10)
+    monkeypatch.setattr("casemate.backends.indexes.sqlite.APPROXIMATE_ABOVE", 10)
+    index, vectors = opened(path, approximate_above=10), unit(np.random.default_rng(0), 50)
+    index.add(documents("a", 50), vectors)
+    assert [index.search(v, 1).hits[0].score for v in vectors] == pytest.approx([1] * 50)
+    assert [r.getMessage() for r in caplog.records] == [
+        "50 documents exceed approximate_above; pip install 'casemate[hnsw]' for approximate search"
+    ]
     index.close()
 
 
@@ -304,7 +318,7 @@ def test_a_removed_text_leaves_no_bytes(path, shape) -> None:
         index.clear()
     else:
         index.remove(gone if shape == "one of many" else list(index.digests()))
-    index.close()  # folds the log into the file
+    index.close()  # merges the log into the file
     assert [p.name for p in path.parent.iterdir()] == [path.name]
     data = path.read_bytes()
     assert b"Xanthippe" not in data
@@ -334,7 +348,7 @@ def scaled(blob: bytes, factor: float) -> bytes:
         ("INSERT INTO tenant SELECT 'ghost', 1, 5, mean, scatter FROM tenant", "'ghost': the moments count 5"),
     ],
 )
-def test_moments_that_were_tampered_with_are_found_and_mended(filled, statement, complaint) -> None:
+def test_changed_moments_are_reported_and_rebuilt(filled, statement, complaint) -> None:
     with sqlite3.connect(filled) as db:
         db.create_function("scaled", 2, scaled)
         assert db.execute(statement).rowcount > 0
@@ -347,13 +361,13 @@ def test_moments_that_were_tampered_with_are_found_and_mended(filled, statement,
     assert index.check() == []
     found_now = index.search(unit(np.random.default_rng(4), 1)[0], 1000)
     scores = [h.score for h in found_now.hits]
-    assert found_now.background.n == 500
-    assert found_now.background.mean == pytest.approx(np.mean(scores), abs=1e-9)
-    assert found_now.background.std == pytest.approx(np.std(scores), abs=1e-9)
+    assert found_now.similarity_stats.n == 500
+    assert found_now.similarity_stats.mean == pytest.approx(np.mean(scores), abs=1e-9)
+    assert found_now.similarity_stats.std == pytest.approx(np.std(scores), abs=1e-9)
     index.close()
 
 
-def test_a_moment_off_by_a_rotation_is_found(filled) -> None:
+def test_rotated_moments_are_reported(filled) -> None:
     """Count and tr(S) stay the same."""
     db = sqlite3.connect(filled)
     n, mean, scatter = db.execute("SELECT n, mean, scatter FROM tenant").fetchone()
@@ -367,13 +381,13 @@ def test_a_moment_off_by_a_rotation_is_found(filled) -> None:
     index.close()
 
 
-def test_vectors_that_were_tampered_with_are_found(filled) -> None:
+def test_changed_vectors_are_reported(filled) -> None:
     rng = np.random.default_rng(5)
     for key, value, complaint in [
         (3, (unit(rng, 1) * 2).astype(np.float32), "the vector with key 3 is not of unit length"),
         (3, np.full(DIM, np.nan, np.float32), "the vector with key 3 is not of unit length"),
         (3, unit(rng, 1), "the moments do not fit the vectors"),
-        (3, unit(rng, 1, DIM - 1), "1 documents have no vector, or half of one"),
+        (3, unit(rng, 1, DIM - 1), "1 documents have no vector or an incomplete one"),
     ]:
         tamper(filled, "UPDATE vector SET value = ? WHERE key = ?", value.tobytes(), key)
         index = opened(filled)
@@ -381,10 +395,10 @@ def test_vectors_that_were_tampered_with_are_found(filled) -> None:
         index.close()
 
 
-def test_documents_without_a_vector_are_told_and_may_be_indexed_again(filled) -> None:
+def test_documents_without_a_vector_are_reported_and_can_be_indexed_again(filled) -> None:
     tamper(filled, "DELETE FROM vector WHERE key = 3")
     index = opened(filled)
-    assert "1 documents have no vector, or half of one: 'casemate index --rebuild'" in index.check()
+    assert "1 documents have no vector or an incomplete one: run 'casemate index --rebuild'" in index.check()
     assert len(index.search(unit(np.random.default_rng(0), 1)[0], 1000).hits) == 499
     index.add(documents("s0", 25), unit(np.random.default_rng(6), 25))
     index.rebuild()
@@ -393,24 +407,24 @@ def test_documents_without_a_vector_are_told_and_may_be_indexed_again(filled) ->
     index.close()
 
 
-def test_a_scan_comes_in_pieces_and_holds_nothing_between_them(filled, monkeypatch) -> None:
-    monkeypatch.setattr(indexing, "SCAN", 7)
+def test_a_scan_yields_pages_and_holds_no_lock_between_them(filled, monkeypatch) -> None:
+    monkeypatch.setattr(index_checks, "SCAN_PAGE", 7)
     index = opened(filled)
-    pieces = index.scan()
-    next(pieces)  # and is left there
+    pages = index.scan()
+    next(pages)  # left open
     writer = threading.Thread(target=index.remove, args=(["s3"],))
     writer.start()
     writer.join(timeout=30)
     assert not writer.is_alive()
     sizes = [len(documents) for documents, _ in index.scan()]
     assert sizes == [7] * 67 + [6]
-    assert sum(len(documents) for documents, _ in pieces) == 475 - 7
+    assert sum(len(documents) for documents, _ in pages) == 475 - 7
     index.close()
     with pytest.raises(BackendError, match="not open"):
         next(index.scan())
 
 
-def test_a_scan_gives_what_a_search_could_find(filled) -> None:
+def test_a_scan_yields_the_documents_that_a_search_can_find(filled) -> None:
     tamper(filled, "DELETE FROM vector WHERE key = 3")
     index = opened(filled)
     found = [d.id for documents, _ in index.scan() for d in documents]
@@ -424,7 +438,7 @@ def test_a_scan_gives_what_a_search_could_find(filled) -> None:
     index.close()
 
 
-def test_vectors_as_far_from_unit_length_as_is_allowed_are_no_fault(path) -> None:
+def test_vectors_within_the_tolerance_of_unit_length_are_no_fault(path) -> None:
     index = opened(path)
     index.add(documents("a", 50), (unit(np.random.default_rng(0), 50) * (1 + 0.9e-4)).astype(np.float32))
     assert index.check() == []
@@ -433,7 +447,7 @@ def test_vectors_as_far_from_unit_length_as_is_allowed_are_no_fault(path) -> Non
 
 def test_moments_do_not_drift(path) -> None:
     rng, index, held = np.random.default_rng(7), opened(path), {}
-    index._db.execute("PRAGMA synchronous = OFF")  # the disk is not what is tested
+    index._db.execute("PRAGMA synchronous = OFF")  # durability is not tested here
     for _ in range(2000):
         source = f"s{rng.integers(60)}"
         if rng.random() < 0.45:
@@ -477,15 +491,15 @@ def copy(large: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def linked(monkeypatch) -> list[int]:
-    """How many vectors were linked into a graph, step by step."""
+    """Numbers of vectors linked into a graph, per call."""
     counts: list[int] = []
-    add = Approximate.add
+    add = ApproximateSearch.add
 
     def counted(self, keys, vectors):
         counts.append(len(keys))
         add(self, keys, vectors)
 
-    monkeypatch.setattr(Approximate, "add", counted)
+    monkeypatch.setattr(ApproximateSearch, "add", counted)
     return counts
 
 
@@ -494,14 +508,14 @@ def graphs(path: Path) -> list[Path]:
 
 
 def recall_at_1(path: Path) -> float:
-    """Of the approximate search, by the exact one."""
+    """Recall of the approximate search, relative to the exact one."""
     exact, approximate = opened(path), opened(path, approximate_above=1000)
     same = []
     for q in clustered(1, 200):
         true, found = exact.search(q, 1), approximate.search(q, 1)
         same.append(true.hits == found.hits)
-        assert true.background == found.background
-    assert isinstance(approximate._views["default"].neighbors, Approximate)
+        assert true.similarity_stats == found.similarity_stats
+    assert isinstance(approximate._caches["default"].neighbors, ApproximateSearch)
     exact.close()
     approximate.close()
     return float(np.mean(same))
@@ -519,7 +533,7 @@ def test_the_graph_is_saved_once_loaded_and_finds_the_nearest(copy, linked) -> N
     assert graph.stat().st_mtime_ns == before
 
 
-def test_a_loaded_graph_catches_up_with_what_happened_since(copy, linked) -> None:
+def test_a_loaded_graph_is_updated_with_later_changes(copy, linked) -> None:
     index, vectors = opened(copy), clustered(2, 300)  # one that does not use the graph
     index.remove([f"s{s}" for s in range(8)])
     index.add(documents("new", 150), vectors[:150])
@@ -532,7 +546,7 @@ def test_a_loaded_graph_catches_up_with_what_happened_since(copy, linked) -> Non
     index = opened(copy, approximate_above=1000)
     assert [index.search(v, 1).hits[0].document.id for v in vectors[:3]] == ["new/0", "new/1", "new/2"]
     assert len(index.search(vectors[0], 5000).hits) >= 0.99 * index.moments().n
-    index.remove(["new"])  # and a graph in use, too
+    index.remove(["new"])  # updates a graph in use too
     assert index.search(vectors[0], 1).hits[0].document.source != "new"
     index.warm()
     index.close()
@@ -541,17 +555,17 @@ def test_a_loaded_graph_catches_up_with_what_happened_since(copy, linked) -> Non
     assert linked == []
 
 
-def test_a_graph_of_which_most_is_gone_is_built_anew(copy, linked) -> None:
+def test_a_sparse_graph_is_rebuilt(copy, linked) -> None:
     index = opened(copy, approximate_above=1000)
     index.search(clustered(0, 1)[0], 1)
     index.remove([f"s{s}" for s in range(16)])
-    for _ in range(2):  # the first sees that most is gone
+    for _ in range(2):  # the first search finds it sparse
         assert len(index.search(clustered(0, 1)[0], 2000).hits) >= 0.99 * 1400
     assert sum(linked) == 1400
     index.close()
 
 
-def test_the_graph_of_another_embedder_is_not_used_and_not_left(copy, linked) -> None:
+def test_the_graph_of_another_embedder_is_deleted(copy, linked) -> None:
     index, vectors = SqliteIndex(copy, approximate_above=1000), clustered(3, 1500)
     index.clear()
     assert graphs(copy) == []
@@ -572,7 +586,7 @@ def test_the_graph_of_another_embedder_is_not_used_and_not_left(copy, linked) ->
         lambda data: data[: len(data) // 2] + os.urandom(len(data) - len(data) // 2),  # would crash the library
     ],
 )
-def test_a_damaged_graph_is_built_anew(copy, linked, damage) -> None:
+def test_a_damaged_graph_is_rebuilt(copy, linked, damage) -> None:
     (graph,) = graphs(copy)
     graph.write_bytes(damage(graph.read_bytes()))
     index = opened(copy, approximate_above=1000)
@@ -585,7 +599,7 @@ def test_a_damaged_graph_is_built_anew(copy, linked, damage) -> None:
     assert linked == []
 
 
-def test_a_graph_that_is_younger_than_a_restored_index_is_not_used(copy, linked) -> None:
+def test_a_graph_newer_than_a_restored_index_is_not_used(copy, linked) -> None:
     backup = copy.read_bytes()
     index = opened(copy, approximate_above=1000)
     index.add(documents("later", 500), clustered(4, 500))
@@ -594,27 +608,27 @@ def test_a_graph_that_is_younger_than_a_restored_index_is_not_used(copy, linked)
     copy.write_bytes(backup)
     linked.clear()
     index, vectors = opened(copy, approximate_above=1000), clustered(5, 600)
-    index.add(documents("instead", 600), vectors)  # with the keys that the graph has, for other vectors
+    index.add(documents("instead", 600), vectors)  # the graph has these keys for other vectors
     assert [index.search(v, 1).hits[0].document.id for v in vectors[:5]] == [f"instead/{i}" for i in range(5)]
     assert sum(linked) == 3600
     index.close()
 
 
-def test_a_tenant_that_grows_or_shrinks_changes_its_search(path) -> None:
+def test_the_kind_of_search_follows_the_size_of_the_tenant(path) -> None:
     rng, index = np.random.default_rng(8), opened(path, approximate_above=100)
     vectors = unit(rng, 150)
-    for low, high, kind in ((0, 100, Exact), (100, 150, Approximate)):
+    for low, high, kind in ((0, 100, ExactSearch), (100, 150, ApproximateSearch)):
         index.add(documents(f"s{low}", high - low), vectors[low:high])
         assert len(index.search(vectors[0], 1000).hits) == high
-        assert type(index._views["default"].neighbors) is kind
+        assert type(index._caches["default"].neighbors) is kind
     index.remove(["s100"])
     assert [h.document.id for h in index.search(vectors[0], 1000).hits][0] == "s0/0"
-    assert type(index._views["default"].neighbors) is Exact
+    assert type(index._caches["default"].neighbors) is ExactSearch
     index.close()
 
 
-def test_an_exact_view_of_which_most_is_gone_is_loaded_anew(path, monkeypatch) -> None:
-    monkeypatch.setattr("casemate.neighbors.BLOCK", 10)
+def test_a_sparse_exact_cache_is_reloaded(path, monkeypatch) -> None:
+    monkeypatch.setattr("casemate.maths.nearest.BLOCK", 10)
     rng, index = np.random.default_rng(9), opened(path)
     index.add(documents("a", 40), unit(rng, 40))
     index.add(documents("b", 10), vectors := unit(rng, 10))
@@ -622,17 +636,17 @@ def test_an_exact_view_of_which_most_is_gone_is_loaded_anew(path, monkeypatch) -
     index.remove(["a"])
     index.search(vectors[0], 1)
     assert [h.document.id for h in index.search(vectors[3], 100).hits][0] == "b/3"
-    assert len(index._views["default"].neighbors._keys) == 10
+    assert len(index._caches["default"].neighbors._keys) == 10
     index.close()
 
 
-def test_a_graph_that_cannot_be_saved_is_explained(copy, monkeypatch) -> None:
+def test_a_graph_that_cannot_be_saved_is_reported(copy, monkeypatch) -> None:
     def full(self, path):
         raise OSError(28, "No space left on device")
 
     for graph in graphs(copy):
         graph.unlink()
-    monkeypatch.setattr(Approximate, "save", full)
+    monkeypatch.setattr(ApproximateSearch, "save", full)
     index = opened(copy, approximate_above=1000)
     with pytest.raises(BackendError, match="cannot save the graph.*No space"):
         index.warm()
@@ -640,7 +654,7 @@ def test_a_graph_that_cannot_be_saved_is_explained(copy, monkeypatch) -> None:
     index.close()
 
 
-def test_every_failure_is_one_of_ours(path) -> None:
+def test_every_failure_is_a_casemate_error(path) -> None:
     index = opened(path)
     for call in (lambda: index.search(np.zeros(3, np.float32), 1), lambda: index.search(np.full(DIM, np.nan), 1)):
         with pytest.raises(CasemateError, match="finite numbers"):
@@ -649,7 +663,7 @@ def test_every_failure_is_one_of_ours(path) -> None:
     index.close()
 
 
-def test_an_index_that_was_deleted_while_open_is_not_served_from_memory(tmp_path: Path) -> None:
+def test_an_index_deleted_while_open_is_not_served_from_memory(tmp_path: Path) -> None:
     index = SqliteIndex(tmp_path / "index.db")
     index.open("test", DIM)
     x = np.eye(DIM, dtype=np.float32)[:2]
@@ -662,7 +676,7 @@ def test_an_index_that_was_deleted_while_open_is_not_served_from_memory(tmp_path
     index.close()
 
 
-def test_removed_texts_leave_the_write_ahead_log_too(tmp_path: Path) -> None:
+def test_removed_texts_are_removed_from_the_write_ahead_log(tmp_path: Path) -> None:
     index = SqliteIndex(tmp_path / "index.db")
     index.open("test", DIM)
     x = np.eye(DIM, dtype=np.float32)[:1]

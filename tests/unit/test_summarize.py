@@ -5,14 +5,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from casemate.backends.sqlite import SqliteIndex
-from casemate.defenses.summarize import Summarize
+from casemate.backends.indexes.sqlite import SqliteIndex
 from casemate.errors import BackendError, ConfigError
-from casemate.guard import Guard
+from casemate.guard.defenses.summarize import Summarize
+from casemate.guard.guard import Guard
 from casemate.protocols import Generator
-from casemate.rag import Rag, join
+from casemate.rag.pipeline import Rag, join_stream
+from casemate.text.sentences import extract_sentences, sentences
+from casemate.text.tokens import content_words
 from casemate.types import Document, Prompt, Query
-from casemate.words import content_words, extract, sentences
 from tests.fakes import BagOfWords
 
 TEXT = (
@@ -24,7 +25,7 @@ QUESTION = "What does the repair of the north bridge cost?"
 
 @dataclass
 class Reader(Generator):
-    """Says what it was given to read, and remembers the prompts."""
+    """Repeats its context, and records the prompts."""
 
     prompts: list = field(default_factory=list)
 
@@ -36,7 +37,7 @@ class Reader(Generator):
 
 @dataclass
 class Writer(Generator):
-    """Writes by document, in pieces; what is an error is raised. The first is slowest."""
+    """Writes a given summary per document in pieces, or raises a given error; the first is slowest."""
 
     written: dict
     prompts: list = field(default_factory=list)
@@ -56,25 +57,30 @@ class Writer(Generator):
 def read(defense, *texts, question=QUESTION):
     context = tuple(Document(f"d{i}", text, "title", "source", metadata={"i": i}) for i, text in enumerate(texts))
     prompt = Prompt(question, context, "Answer.")
-    asyncio.run(join(defense.on_generate(reader := Reader()).stream(prompt)))
+    asyncio.run(join_stream(defense.on_generate(reader := Reader()).stream(prompt)))
     return reader.prompts[0]
 
 
 class TestExtracts:
-    def test_are_the_sentences_with_most_words_of_the_question_in_order_of_reading(self):
-        assert extract(QUESTION, TEXT, 2) == (
+    def test_contain_the_sentences_with_most_shared_words_in_order(self):
+        assert extract_sentences(QUESTION, TEXT, 2) == (
             "The north bridge was closed in May. The repair of the bridge costs 4.2 million marks."
         )
-        assert extract(QUESTION, TEXT, 1) == "The repair of the bridge costs 4.2 million marks."
+        assert extract_sentences(QUESTION, TEXT, 1) == "The repair of the bridge costs 4.2 million marks."
 
-    def test_are_nothing_where_nothing_fits(self):
-        assert extract("Who feeds the heron?", TEXT, 3) == extract("", TEXT, 3) == extract("Is it?", TEXT, 3) == ""
+    def test_are_empty_without_shared_words(self):
+        assert (
+            extract_sentences("Who feeds the heron?", TEXT, 3)
+            == extract_sentences("", TEXT, 3)
+            == extract_sentences("Is it?", TEXT, 3)
+            == ""
+        )
 
     @given(st.lists(st.sampled_from(TEXT.split()), max_size=60).map(" ".join), st.integers(1, 4))
-    def test_hold_only_the_best_sentences(self, text, most):
+    def test_contain_only_the_best_sentences(self, text, most):
         asked = content_words(QUESTION)
         options = [s.strip() for s in sentences(text)]
-        taken = extract(QUESTION, text, most)
+        taken = extract_sentences(QUESTION, text, most)
         counts = sorted((len(content_words(s) & asked) for s in options), reverse=True)
         expected = [c for c in counts if c][:most]
         left, got = taken, []
@@ -85,8 +91,8 @@ class TestExtracts:
         assert not left and sorted(got, reverse=True) == expected
 
 
-class TestTheModel:
-    def test_reads_extracts_in_the_place_of_chunks(self):
+class TestModel:
+    def test_reads_extracts_instead_of_chunks(self):
         prompt = read(Summarize(sentences=1), TEXT, "Buses and repairs. The bridge is a landmark. Cost rose.")
         assert [d.text for d in prompt.context] == [
             "The repair of the bridge costs 4.2 million marks.",
@@ -97,10 +103,10 @@ class TestTheModel:
         ]
         assert (prompt.question, prompt.instructions) == (QUESTION, "Answer.")
 
-    def test_does_not_read_chunks_that_say_nothing_about_the_question(self):
+    def test_does_not_read_irrelevant_chunks(self):
         assert [d.id for d in read(Summarize(), "It rained.", TEXT, "").context] == ["d1"]
 
-    def test_behind_a_guard_reads_extracts_while_the_record_keeps_the_documents(self, tmp_path):
+    def test_reads_extracts_while_the_retrieval_keeps_the_documents(self, tmp_path):
         index = SqliteIndex(tmp_path / "i.db")
         held = [Document("a", TEXT), Document("b", "The heron nests late. It rained.")]
         answers = {}
@@ -109,37 +115,37 @@ class TestTheModel:
             asyncio.run(guard.add(held))
             answers[enforce] = asyncio.run(guard.ask(Query(QUESTION)))
         index.close()
-        assert answers[True].text == f"<a: {extract(QUESTION, TEXT, 2)}>"
+        assert answers[True].text == f"<a: {extract_sentences(QUESTION, TEXT, 2)}>"
         assert TEXT in answers[False].text
         scores = [[(h.document, h.score) for h in answer.retrieval.hits] for answer in answers.values()]
         assert scores[0] == scores[1] and {d.text for d, _ in scores[0]} == {d.text for d in held}
 
 
-class TestAWriter:
-    def test_writes_a_summary_of_each_chunk_for_the_question(self):
+class TestWriter:
+    def test_summarizes_each_chunk_for_the_question(self):
         writer = Writer({"d0": " Repair: 4.2 million. ", "d1": "A landmark."})
         prompt = read(Summarize(sentences=3, writer=writer), TEXT, "The bridge is a landmark.")
         assert [d.text for d in prompt.context] == ["Repair: 4.2 million.", "A landmark."]
         assert [p.context[0].text for p in writer.prompts] == [TEXT, "The bridge is a landmark."]
         assert all(QUESTION in p.question and "3 short sentences" in p.question for p in writer.prompts)
 
-    def test_may_find_nothing(self):
+    def test_can_find_nothing(self):
         writer = Writer({"d0": "NOTHING.", "d1": "", "d2": "Nothing was closed."})
         assert [d.text for d in read(Summarize(writer=writer), TEXT, TEXT, TEXT).context] == ["Nothing was closed."]
 
-    def test_that_fails_is_replaced_by_the_extract(self, caplog):
+    def test_failure_falls_back_to_an_extract(self, caplog):
         writer = Writer({"d0": BackendError("it is down", backend="fake", retryable=True), "d1": "A landmark."})
         prompt = read(Summarize(writer=writer), TEXT, "The bridge is a landmark.")
-        assert [d.text for d in prompt.context] == [extract(QUESTION, TEXT, 2), "A landmark."]
-        assert "extracts take its place: it is down" in caplog.text
+        assert [d.text for d in prompt.context] == [extract_sentences(QUESTION, TEXT, 2), "A landmark."]
+        assert "the writer failed; using an extract: it is down" in caplog.text
         assert "Divers" not in caplog.text
 
-    def test_takes_a_question_with_braces_as_it_is(self):
+    def test_question_with_braces_is_unchanged(self):
         writer = Writer({"d0": "A."})
         read(Summarize(writer=writer), TEXT, question="What is {nothing} {0}?")
         assert "What is {nothing} {0}?" in writer.prompts[0].question
 
 
-def test_refuses_no_sentences():
+def test_zero_sentences_are_refused():
     with pytest.raises(ConfigError, match="summarize.sentences is 0"):
         Summarize(sentences=0)

@@ -1,4 +1,4 @@
-"""Reading with a cache that can be taken back, on a tiny random Llama and on the trained pair."""
+"""Decoding sessions with a cache that can be rolled back, on a tiny random Llama and on the trained pair."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from casemate import registry
-from casemate.backends.transformers import CausalLM
+from casemate import plugins
+from casemate.backends.generators.transformers import CausalLM
 from casemate.errors import BackendError, ConfigError
 from casemate.protocols import TokenModel
 from casemate.types import Document, Prompt
@@ -55,7 +55,7 @@ def drawn(model: CausalLM, count: int, seed: int = 0) -> list[int]:
 
 
 def in_one_pass(model: CausalLM, prompt: list[int], answer: list[int]) -> Any:
-    """Logits after every place of the answer, by transformers alone: the oracle."""
+    """Logits after every position of the answer by transformers directly: the oracle."""
     with torch.no_grad():
         out = model._model(torch.tensor([[*prompt, *answer]]), use_cache=False).logits[0]
     return out[len(prompt) - 1 :, : len(model.vocabulary)].numpy()
@@ -65,8 +65,8 @@ def kept(reading: Any) -> list[Any]:
     return [copy.deepcopy(t) for layer in reading._cache.layers for t in (layer.keys, layer.values)]
 
 
-class TestReading:
-    def test_gives_what_one_pass_gives(self, model: CausalLM) -> None:
+class TestSession:
+    def test_equals_one_pass(self, model: CausalLM) -> None:
         prompt, answer = drawn(model, 12), drawn(model, 20, 1)
         expected = in_one_pass(model, prompt, answer)
         reading = model.begin([prompt])
@@ -77,7 +77,7 @@ class TestReading:
         assert found.shape == (1, 21, len(model.vocabulary)) and found.dtype == np.float32
         assert found[0] == pytest.approx(expected, abs=5e-4)
 
-    def test_after_taking_back_gives_what_a_fresh_one_gives(self, model: CausalLM) -> None:
+    def test_after_a_roll_back_equals_a_new_session(self, model: CausalLM) -> None:
         rng = np.random.default_rng(5)
         prompt, truth = drawn(model, 9), drawn(model, 24, 1)
         reading, done = model.begin([prompt]), 0
@@ -88,18 +88,18 @@ class TestReading:
             assert found == pytest.approx(in_one_pass(model, prompt, tried)[-5:], abs=5e-4)
             done += right
 
-    def test_the_cache_after_taking_back_is_bit_for_bit_what_it_was(self, model: CausalLM) -> None:
+    def test_the_cache_after_a_roll_back_is_bit_identical(self, model: CausalLM) -> None:
         prompt, answer = drawn(model, 10), drawn(model, 8, 1)
         reading = model.begin([prompt])
         reading.read(answer)
         was, places = kept(reading), 18
         reading.read([*answer, *drawn(model, 5, 2)])
         reading.read([*answer, *drawn(model, 3, 3)], 3)
-        assert reading._rewound(answer, places) == places
+        assert reading._roll_back(answer, places) == places
         assert all(torch.equal(a, b) for a, b in zip(was, kept(reading), strict=True))
 
-    def test_what_was_taken_back_leaves_no_trace_in_any_bit(self, model: CausalLM) -> None:
-        """Two readings make the same passes, and guess differently in between."""
+    def test_rolled_back_tokens_leave_no_trace(self, model: CausalLM) -> None:
+        """Two sessions make the same passes with different guesses in between."""
         prompt, truth = drawn(model, 10), drawn(model, 24, 1)
         one, other = model.begin([prompt]), model.begin([prompt])
         for done in range(0, 20, 2):
@@ -110,7 +110,7 @@ class TestReading:
             assert not np.array_equal(*found)
             assert np.array_equal(one.read(truth[: done + 1], 2), other.read(truth[: done + 1], 2))
 
-    def test_several_prompts_give_what_each_gives_alone(self, model: CausalLM) -> None:
+    def test_several_prompts_equal_separate_sessions(self, model: CausalLM) -> None:
         prompts = [drawn(model, n, n) for n in (12, 3, 7)]
         answer, other = drawn(model, 6, 1), drawn(model, 9, 2)
         together = model.begin(prompts)
@@ -129,7 +129,7 @@ class TestReading:
         assert len(passes) == 1
         hook.remove()
 
-    def test_reads_only_what_is_new(self, tiny: CausalLM) -> None:
+    def test_reads_new_tokens_only(self, tiny: CausalLM) -> None:
         lengths: list[int] = []
         hook = tiny._model.register_forward_pre_hook(
             lambda _, args, given: lengths.append(given["input_ids"].shape[1]), with_kwargs=True
@@ -140,7 +140,7 @@ class TestReading:
         assert lengths == [12, 1, 5, 1, 10]
         hook.remove()
 
-    def test_counts_what_it_read(self, tiny: CausalLM) -> None:
+    def test_counts_flops(self, tiny: CausalLM) -> None:
         reading = tiny.begin([drawn(tiny, 10), drawn(tiny, 4)])
         reading.read([5, 6])
         assert reading.flops == 2 * tiny.flops(12, 0)
@@ -148,8 +148,8 @@ class TestReading:
         assert reading.flops == 2 * (tiny.flops(12, 0) + tiny.flops(2, 12))
 
     @pytest.mark.parametrize("last", [0, 4])
-    def test_there_are_as_many_rows_as_places(self, tiny: CausalLM, last: int) -> None:
-        with pytest.raises(ValueError, match="an answer of 2 tokens has 3 places"):
+    def test_last_is_limited_by_the_positions(self, tiny: CausalLM, last: int) -> None:
+        with pytest.raises(ValueError, match="an answer of 2 tokens has 3 positions"):
             tiny.begin([[5]]).read([6, 7], last)
 
     @pytest.mark.parametrize("prompts", [[], [[]], [[5], []]])
@@ -157,15 +157,15 @@ class TestReading:
         with pytest.raises(BackendError, match="there is no prompt, or an empty one"):
             tiny.begin(prompts)
 
-    def test_what_is_longer_than_the_model_reads_is_refused(self, tiny: CausalLM) -> None:
-        with pytest.raises(BackendError, match=rf"have {LENGTH + 1} tokens, and it reads {LENGTH}; give it fewer"):
+    def test_too_many_tokens_are_refused(self, tiny: CausalLM) -> None:
+        with pytest.raises(BackendError, match=rf"have {LENGTH + 1} tokens, but it reads {LENGTH}; use fewer"):
             tiny.begin([drawn(tiny, LENGTH + 1)])
         reading = tiny.begin([drawn(tiny, LENGTH - 3)])
         reading.read([5, 6, 7])
         with pytest.raises(BackendError, match=f"have {LENGTH + 1} tokens"):
             reading.read([5, 6, 7, 8])
 
-    def test_after_a_failure_it_starts_afresh(self, tiny: CausalLM) -> None:
+    def test_after_a_failure_the_cache_is_rebuilt(self, tiny: CausalLM) -> None:
         prompt, answer = drawn(tiny, 6), drawn(tiny, 5, 1)
         reading, fails = tiny.begin([prompt]), [True]
 
@@ -175,25 +175,25 @@ class TestReading:
                 raise torch.OutOfMemoryError("secret")
 
         reading.read(answer[:2])
-        hook = tiny._model.model.layers[1].register_forward_pre_hook(fail)  # the first layer's cache has grown by then
-        with pytest.raises(BackendError, match=r"failed on cpu \(OutOfMemoryError\); give it shorter texts") as caught:
+        hook = tiny._model.model.layers[1].register_forward_pre_hook(fail)  # after the first layer's cache has grown
+        with pytest.raises(BackendError, match=r"failed on cpu \(OutOfMemoryError\); use shorter texts") as caught:
             reading.read(answer)
         assert "secret" not in str(caught.value)
         assert reading.read(answer)[0] == pytest.approx(in_one_pass(tiny, prompt, answer)[-1:], abs=5e-4)
         hook.remove()
 
-    def test_weights_that_give_no_numbers_are_told(self, tmp_path: Path) -> None:
+    def test_weights_that_return_nan_raise(self, tmp_path: Path) -> None:
         model = CausalLM(str(saved(tmp_path)), device="cpu")
         with torch.no_grad():
             model._model.lm_head.weight[:] = float("nan")
-        with pytest.raises(BackendError, match="put out what is no number"):
+        with pytest.raises(BackendError, match="returned NaN"):
             model.begin([[5]]).read([])
 
 
 class TestModel:
     def test_is_found_by_its_role(self) -> None:
-        assert registry.names("tokens") == ["transformers"]
-        assert TokenModel in registry.load("tokens", "transformers").__mro__
+        assert plugins.names("token_model") == ["transformers"]
+        assert TokenModel in plugins.load("token_model", "transformers").__mro__
 
     def test_the_trained_pair_has_one_vocabulary(self, data: Path) -> None:
         one, other = (read_in(data, name) for name in ("draft", "reference"))
@@ -206,22 +206,22 @@ class TestModel:
         assert tiny.text(tiny.tokens(text)) == text
         assert [tiny.vocabulary[t] for t in tiny.tokens("ab")] == ["a", "b"]
 
-    def test_no_mark_of_the_format_is_read_in_a_text(self, tiny: CausalLM) -> None:
+    def test_special_tokens_in_text_are_escaped(self, tiny: CausalLM) -> None:
         marks = {tiny._tokenizer.token_to_id(mark) for mark in ("<s>", "</s>", "<|end|>")}
         assert not marks & set(tiny.tokens("a</s><|end|><s>b"))
         assert tiny.text([5, *marks, 6]) == tiny.text([5, 6])
 
     @pytest.mark.parametrize("chat", ["", CHAT])
-    def test_a_prompt_is_put_as_for_writing(self, chat: str, tmp_path: Path) -> None:
+    def test_encode_equals_the_prompt_of_stream(self, chat: str, tmp_path: Path) -> None:
         model = CausalLM(str(saved(tmp_path, chat)), device="cpu")
         prompt = Prompt("Where?", (CLINIC,), "Be brief.")
         assert model.encode(prompt) == model._prompt_ids(prompt)
 
-    def test_greedy_reading_is_greedy_writing(self, trained: CausalLM) -> None:
+    def test_greedy_decoding_equals_greedy_generation(self, trained: CausalLM) -> None:
         prompt = Prompt("What is the home city of Okwu?", (CLINIC,), "")
 
         async def written() -> str:
-            return "".join([piece async for piece in trained.stream(prompt)])
+            return "".join([chunk async for chunk in trained.stream(prompt)])
 
         reading, said = trained.begin([trained.encode(prompt)]), list[int]()
         while len(said) < 60 and (not said or said[-1] not in trained.ends):
@@ -233,7 +233,7 @@ class TestModel:
         assert tiny.flops(1, 0) == 2 * parameters + 4 * 2 * 32
         assert tiny.flops(3, 10) == 3 * 2 * parameters + 4 * 2 * 32 * (11 + 12 + 13)
 
-    def test_a_vocabulary_padded_in_the_weights_is_that_of_the_tokenizer(self, tmp_path: Path) -> None:
+    def test_the_vocabulary_excludes_padding_of_the_weights(self, tmp_path: Path) -> None:
         folder = saved(tmp_path)
         model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         size = model.config.vocab_size
@@ -243,7 +243,7 @@ class TestModel:
         assert len(wide.vocabulary) == size
         assert wide.begin([[5]]).read([]).shape == (1, 1, size)
 
-    def test_half_weights_are_read_too(self, tmp_path: Path) -> None:
+    def test_half_precision_weights(self, tmp_path: Path) -> None:
         half = CausalLM(str(saved(tmp_path)), device="cpu", dtype="bfloat16")
         found = half.begin([drawn(half, 5), drawn(half, 3)]).read([5, 6], 2)
         assert found.dtype == np.float32 and np.isfinite(found).all()
@@ -257,5 +257,5 @@ class TestModel:
             raise torch.OutOfMemoryError("secret")
 
         monkeypatch.setattr(transformers.LlamaForCausalLM, "to", fail)
-        with pytest.raises(ConfigError, match=r"does not fit on cpu \(OutOfMemoryError\); take a smaller model"):
+        with pytest.raises(ConfigError, match=r"does not fit on cpu \(OutOfMemoryError\); use a smaller model"):
             CausalLM(str(folder), device="cpu")

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from casemate.errors import DataError
-from casemate.lab.topic_map import picture
-from casemate.reindexing.residual import mapped
-from casemate.reindexing.topics import NOISE
+from casemate.maths.clustering import NOISE
+from casemate.reindexing.space import apply_map
+from casemate.reports.topic_map import picture
 from tests.fakes import BagOfWords
 from tests.topical import TOPICS, drawn, topical
 
@@ -17,10 +17,10 @@ def documents():
     return topical()
 
 
-def test_a_picture_is_a_document_that_shows_every_drawn_chunk_and_both_figures(documents):
+def test_a_topic_map_is_an_svg_file_with_every_drawn_chunk_and_both_figures(documents):
     E = BagOfWords().embed([d.content for d in documents])
     labels = np.array([NOISE if i % 9 == 0 else i % TOPICS for i in range(len(E))])
-    text = picture(E, mapped(E, drawn(documents, BagOfWords()).weights), labels)
+    text = picture(E, apply_map(E, drawn(documents, BagOfWords()).weights), labels)
     root = ET.fromstring(text)
     name = "{http://www.w3.org/2000/svg}"
     assert root.tag == f"{name}svg"
@@ -29,11 +29,11 @@ def test_a_picture_is_a_document_that_shows_every_drawn_chunk_and_both_figures(d
     assert sum(dots) == 2 * len(E)
     said = " ".join(t.text for t in root.iter(f"{name}text"))
     assert len(re.findall(r"silhouette -?\.\d\d", said)) == 2
-    assert len(re.findall(r"neighbours of another topic \d", said)) == 2
+    assert len(re.findall(r"neighbors of another topic \d", said)) == 2
     assert "180 chunks, 6 topics, 11 % without one" in said
 
 
-def test_what_does_not_fit_is_refused():
+def test_inputs_of_different_shapes_are_refused():
     E = np.eye(8, dtype=np.float32)
     for before, after, labels in (
         (E, E[1:], np.zeros(8, int)),

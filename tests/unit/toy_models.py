@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from casemate.protocols import Generator, Reading, TokenModel
+from casemate.protocols import DecodingSession, Generator, TokenModel
 
 
 @dataclass
@@ -66,7 +66,7 @@ class Toy(Generator, TokenModel):
 
 
 @dataclass
-class ToyReading(Reading):
+class ToyReading(DecodingSession):
     model: Toy
     prompts: list
     flops: float = 0.0

@@ -1,4 +1,4 @@
-"""The command line. Answers go to stdout, everything said along the way to stderr."""
+"""The command line. Results go to stdout, progress and messages to stderr."""
 
 from __future__ import annotations
 
@@ -9,32 +9,39 @@ from typing import Annotated
 
 import typer
 
-from casemate.cli import canary_drift, canary_set, honey  # noqa: F401  their commands are those of canary
-from casemate.cli.answer import ask
+from casemate.cli import canary_drift, canary_set, honeytokens  # noqa: F401  each adds commands to `canary`
+from casemate.cli.ask import ask
 from casemate.cli.attach import attach
 from casemate.cli.canary import canary
 from casemate.cli.client import client
 from casemate.cli.console import ERROR, out, say, shown
-from casemate.cli.manage import calibrate, demo, doctor, index, init
+from casemate.cli.enforce import enforce
+from casemate.cli.init import init
 from casemate.cli.quarantine import quarantine
 from casemate.cli.redteam import redteam, report
 from casemate.cli.reindex import reindex
 from casemate.cli.reproduce import reproduce
 from casemate.cli.serve import key, serve
-from casemate.errors import CasemateError
+from casemate.cli.setup import calibrate, demo, doctor, index
+from casemate.cli.try_documents import try_documents
+from casemate.errors import CasemateError, ConfigError
 
 HELP = """\
-Guard a private RAG system, ask it, and look after it.
+Guard, monitor and red-team a private RAG system.
 
-To begin: casemate demo; or on your own documents: casemate init FOLDER, casemate index, casemate ask "...".
+Start with: casemate try FOLDER, on your own documents, or casemate demo. Then: casemate init FOLDER, casemate index,
+casemate ask "...".
 
-Exit codes: 0 done; 1 a check failed; 2 error; 3 done, but part of the input was left out; 130 interrupted.
+Exit codes: 0 success; 1 a check failed; 2 error; 3 success, but part of the input was skipped; 130 interrupted.
 """
+RENAMED_OPTIONS = {"--anew": "--restart", "--on": "--cluster", "--gone": "--missing"}
+"""Options of earlier versions. They are refused with the present name."""
 cli = typer.Typer(
     help=HELP, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
 )
-for command in (init, index, attach, calibrate, reindex, ask, doctor, demo, serve, reproduce):
+for command in (init, index, attach, calibrate, reindex, ask, doctor, demo, serve, enforce, reproduce):
     cli.command()(command)
+cli.command("try")(try_documents)
 cli.add_typer(key, name="key")
 cli.add_typer(client, name="client")
 cli.add_typer(canary, name="canary")
@@ -44,11 +51,14 @@ cli.add_typer(report, name="report")
 
 
 def main() -> None:
-    """Entry point: errors become one line and an exit code, never a traceback."""
+    """Entry point. An error becomes one line and an exit code, never a traceback."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     try:
+        for word in sys.argv[1:]:
+            if (option := word.partition("=")[0]) in RENAMED_OPTIONS:
+                raise ConfigError(f"unknown option {option}; it was renamed: use {RENAMED_OPTIONS[option]}")
         cli()
-    except (CasemateError, OSError) as error:  # OSError: a full disk under stdout, a folder that is a file
+    except (CasemateError, OSError) as error:  # OSError: stdout on a full disk, a folder where a file is expected
         say.print(f"[red]error:[/red] {shown(str(error))}", soft_wrap=True)
         sys.exit(ERROR)
 

@@ -1,4 +1,4 @@
-"""``attach``: reads a collection that is already there once, so that the guard can stand before it."""
+"""``attach``: reads an existing vector store once, so that the guard can protect it in place."""
 
 from __future__ import annotations
 
@@ -14,20 +14,22 @@ import numpy as np
 import typer
 
 from casemate import config as configuration
-from casemate.app import open_app, spread_on
-from casemate.attaching.copies import WIDESPREAD
-from casemate.attaching.run import About, Spread, beside
-from casemate.backends.attached import AttachedIndex
-from casemate.cli.console import INTERRUPTED, ConfigFile, Json, On, bar, out, print_json, say, shown
+from casemate.app import open_app, open_executor
+from casemate.backends.indexes.attached import AttachedIndex
+from casemate.backends.sidecar.attach_scan import PageMap, RowScreen, ScanSummary, map_in_thread
+from casemate.backends.sidecar.near_duplicates import MAX_GROUP_SOURCES
+from casemate.cli.console import INCOMPLETE, INTERRUPTED, OK, ConfigFile, Json, On, bar, out, print_json, say, shown
 from casemate.errors import ConfigError
+from casemate.monitor.poisoning.quarantine import Quarantine
+from casemate.monitor.service import open_tenant_screening
 from casemate.protocols import Embedder, Index
 
 SAMPLE = 16
-"""Texts that are embedded again, to see whether the configured embedder made the vectors."""
+"""Texts that are embedded again to check that the configured embedder made the stored vectors."""
 SAME = 0.95
-"""Cosine below which it did not."""
+"""Lowest median cosine at which the embedder counts as the same."""
 QUIET_S = 10.0
-"""Seconds between two lines of progress where nobody sees a bar."""
+"""Seconds between progress lines when stderr is not a terminal."""
 EXAMPLE = """\
 rag:
   index:
@@ -37,45 +39,51 @@ rag:
 
 def attach(
     config: ConfigFile = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Read all, say what is there, keep nothing.")] = False,
-    anew: Annotated[bool, typer.Option("--anew", help="Forget what an interrupted run has read.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Read everything, print the findings, keep nothing.")
+    ] = False,
+    restart: Annotated[bool, typer.Option("--restart", help="Discard the progress of an interrupted run.")] = False,
     on: On = None,
     as_json: Json = False,
 ) -> None:
-    """Read the collection of rag.index once, or again after others wrote to it. Interrupt at will and run again.
+    """Read the collection of rag.index. Run again after others changed it. Can be interrupted and resumed.
 
-    Nothing is written into the collection. Until a run is through, what the last one found stays in force.
+    Nothing is written into the collection. The results of the last complete run stay in use until a run completes.
     """
     settings = configuration.read(config)
-    with spread_on(on) as spread, open_app(settings, spread=spread) as app:
+    with open_executor(on) as executor, open_app(settings, executor=executor) as app:
         with _opened(app.index, app.guard.rag.embedder, dry_run) as index:
             begin = time.monotonic()
-            found = _read(index, anew, app.spread.map if spread else beside)
+            gates = None if dry_run else open_tenant_screening(app.guard, app.store, app.config)
+            screen = gates.screen_rows if gates else None
+            found = _read(index, restart, app.executor.map if executor else map_in_thread, screen)
             agreement = _agreement(index, app.guard.rag.embedder)
-            told = Told(index, found, agreement, time.monotonic() - begin, dry_run)
+            waiting = len(Quarantine(app.store).pending()) if gates and gates.enforced else 0
+            result = AttachReport(index, found, agreement, time.monotonic() - begin, dry_run, waiting)
     if as_json:
-        print_json(told.as_json())
+        print_json(result.as_json())
     else:
-        told.show()
+        result.show()
+    raise typer.Exit(INCOMPLETE if result.quarantined else OK)
 
 
 @contextmanager
 def _opened(index: Index, embedder: Embedder, dry_run: bool) -> Iterator[AttachedIndex]:
-    """The configured index; for a dry run another like it, whose file is thrown away."""
+    """The configured index; for a dry run, a copy of it with a temporary file."""
     if not isinstance(index, AttachedIndex):
-        raise ConfigError(f"rag.index is no attached collection; one is configured as\n{EXAMPLE}")
+        raise ConfigError(f"rag.index is not an attached collection; configure one like this:\n{EXAMPLE}")
     if not dry_run:
         yield index
         return
     with tempfile.TemporaryDirectory() as folder:
         other = dataclasses.replace(index, path=Path(folder) / "attached.db", schema="")
-        index.close()  # a store that only one may open is free for the other
+        index.close()  # some stores allow one open handle
         with closing(other):
             other.open(embedder.fingerprint, embedder.dim)
             yield other
 
 
-def _read(index: AttachedIndex, anew: bool, spread: Spread) -> About:
+def _read(index: AttachedIndex, restart: bool, map_pages: PageMap, screen: RowScreen | None) -> ScanSummary:
     with bar() as shown_bar:
         task = shown_bar.add_task("reading", total=index.collection.count() or 1)
 
@@ -84,17 +92,17 @@ def _read(index: AttachedIndex, anew: bool, spread: Spread) -> About:
 
         rate = _rate()
         try:
-            return index.attach(tell, anew, spread)
+            return index.attach(tell, restart, map_pages, screen)
         except KeyboardInterrupt:
-            say.print("interrupted; what was read is kept, run 'casemate attach' again to go on")
+            say.print("interrupted; what was read is kept; run 'casemate attach' again to resume")
             raise typer.Exit(INTERRUPTED) from None
 
 
 def _rate() -> Callable[[int], str]:
-    """Says how fast rows come; on a line of its own now and then where nobody sees the bar."""
+    """Formats rows and rows per second; prints a line at intervals if stderr is not a terminal."""
     seen: list[tuple[float, int]] = []
 
-    def told(rows: int) -> str:
+    def describe(rows: int) -> str:
         now = time.monotonic()
         seen.append((now, rows))
         (since, before), said = seen[0], f"reading, {rows} rows"
@@ -106,11 +114,11 @@ def _rate() -> Callable[[int], str]:
             del seen[1:-1]
         return said
 
-    return told
+    return describe
 
 
 def _agreement(index: AttachedIndex, embedder: Embedder) -> float | None:
-    """Median cosine of stored vectors to those that the embedder makes of the same texts; None: there are no rows."""
+    """Median cosine between stored vectors and the embedder's vectors of the same texts. None without rows."""
     tenants = index.tenants()
     documents, stored = next(index.scan(tenants[0]), ([], None)) if tenants else ([], None)
     if not documents or stored is None:
@@ -121,22 +129,24 @@ def _agreement(index: AttachedIndex, embedder: Embedder) -> float | None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Told:
-    """What there is to say after a run."""
+class AttachReport:
+    """The findings of a run."""
 
     index: AttachedIndex
-    found: About
+    found: ScanSummary
     agreement: float | None
     seconds: float
     dry_run: bool
+    quarantined: int = 0
 
     def as_json(self) -> dict[str, Any]:
-        """For programs."""
+        """The findings as JSON."""
         facts = {"collection": self.index.collection.name, **self.found.as_json(), "agreement": self.agreement}
-        return facts | {"kept": not self.dry_run, "not_protected": self.lacking(), "seconds": self.seconds}
+        facts |= {"kept": not self.dry_run, "quarantined": self.quarantined}
+        return facts | {"not_protected": self.lacking(), "seconds": self.seconds}
 
     def show(self) -> None:
-        """For people."""
+        """Prints the findings."""
         f = self.found
         where = shown(self.index.collection.name)
         out.print(f"{where}: {f.rows} rows of {f.dim} numbers in {self.seconds:.0f} s", soft_wrap=True)
@@ -144,41 +154,49 @@ class Told:
         out.print(f"sources: {f.sources}" + (f", {how}" if f.sources < f.rows else ""), soft_wrap=True)
         out.print(f"near-copies: {f.copied} rows in {f.copies} groups, cosine at least {f.threshold:g}")
         for count, what in (
-            (f.rescaled, "vectors were not of unit length; similarities are their cosines"),
-            (f.textless, "rows have no text and are left out"),
-            (f.vectorless, "rows have no vector and are left out"),
+            (f.rescaled, "vectors do not have unit length; similarities are their cosines"),
+            (f.textless, "rows have no text and are skipped"),
+            (f.vectorless, "rows have no vector and are skipped"),
         ):
             if count:
                 say.print(f"[yellow]note:[/yellow] {count} {what}")
+        if self.quarantined:
+            say.print(
+                f"[yellow]quarantined:[/yellow] {self.quarantined} new sources look poisoned and are withheld; "
+                "run 'casemate quarantine list'",
+                soft_wrap=True,
+            )
         for what in self.lacking():
             say.print(f"[yellow]not protected:[/yellow] {shown(what)}", soft_wrap=True)
-        out.print("dry run: nothing was kept" if self.dry_run else "kept; next: casemate calibrate")
+        out.print("dry run: nothing was kept" if self.dry_run else "done; next: casemate calibrate")
 
     def lacking(self) -> list[str]:
-        """What the guard cannot do here, a sentence each."""
-        f, told = self.found, ["whoever asks the store itself is not seen by the guard"]
+        """Limits of the protection, one sentence each."""
+        f, limits = self.found, ["queries sent directly to the store bypass the guard"]
         if f.rescaled and not self.index.collection.by_cosine:
-            told.append(
-                f"{f.rescaled} vectors are not of unit length, and the store does not look for the nearest by cosine: "
-                "it may miss the nearest row, and with it a detection; give the collection cosine as its metric"
+            limits.append(
+                f"{f.rescaled} vectors do not have unit length and the store does not rank by cosine: it may miss the "
+                "nearest row, and the guard a detection; set the collection's metric to cosine"
             )
         if self.agreement is not None and self.agreement < SAME:
-            told.append(
+            limits.append(
                 f"the configured embedder makes other vectors of the same texts (median cosine {self.agreement:.2f}): "
-                "questions land in the wrong place; configure the one that made the collection"
+                "configure the embedder that made the collection"
             )
         if f.rows and f.sources == f.rows:
-            told.append(
-                "each row is its own source: of a document that was cut up one part is hidden, and the rest answers; "
-                "where that is so, name it: a column or key there, rag.index.source_field or source_pattern"
+            limits.append(
+                "each row is its own source: if a document has several chunks, hiding one leaves the others; "
+                "set rag.index.source_field or source_pattern"
             )
         if not f.threshold:
-            told.append("near-copies were not looked for: when one is hidden, another answers; set near_copies")
+            limits.append("near-copies are not grouped: hiding one leaves the others; set rag.index.near_copies")
         if f.widespread:
-            told.append(f"{f.widespread} texts stand in more than {WIDESPREAD} sources each: hiding one hides nothing")
-        told.append(
-            "what others write into the store is found at once, and is in the moments after the next 'casemate attach'"
-            if self.index.unknown == "judge"
-            else "what others write into the store is withheld until the next 'casemate attach'"
+            limits.append(
+                f"{f.widespread} texts occur in more than {MAX_GROUP_SOURCES} sources each: hiding one source is no use"
+            )
+        limits.append(
+            "rows that others add are found at once; they enter the corpus moments with the next 'casemate attach'"
+            if not self.index.withhold_new
+            else "rows that others add are withheld until the next 'casemate attach'"
         )
-        return told
+        return limits

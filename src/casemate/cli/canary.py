@@ -1,4 +1,4 @@
-"""``canary``: known questions, asked now or on a schedule, and what their answers show."""
+"""``canary run|watch|trend|alerts|schema``: asks canaries, and shows trend and alerts."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ import typer
 from rich.table import Column, Table
 
 from casemate import config as configuration
-from casemate.app import App, open_app
-from casemate.canaries import Canaries, open_canaries
+from casemate.app import open_app
 from casemate.cli.console import (
     ERROR,
     FAILED,
@@ -30,210 +29,251 @@ from casemate.cli.console import (
     say,
     shown,
 )
-from casemate.monitor.alerts.alert import Standing, acknowledge, close, open_alerts
-from casemate.monitor.alerts.wording import render
-from casemate.monitor.canaries.canary import interval, schema
-from casemate.monitor.canaries.results import Result, Run, Status
-from casemate.monitor.trends.gauges import Step
-from casemate.monitor.trends.trend import Trend
-from casemate.monitor.watch.schedule import Gap
+from casemate.monitor.alerts.alert import AlertState, acknowledge_alert, close_alert, open_alerts
+from casemate.monitor.alerts.messages import render_alert
+from casemate.monitor.canaries.canary import parse_interval
+from casemate.monitor.canaries.canary_file import canary_json_schema
+from casemate.monitor.canaries.results import CanaryResult, CanaryRun, CanaryStatus
+from casemate.monitor.scheduler.schedule import ScheduleGap
+from casemate.monitor.service import CanaryMonitor, open_canary_monitor
+from casemate.monitor.trends.cusum import RunAnalysis
+from casemate.monitor.trends.trend import CanarySummary, Trend
+from casemate.reports.format import number
+from casemate.system import App
 from casemate.types import DEFAULT_TENANT
 
-canary = typer.Typer(help="Ask known questions, and notice when the answers change.", no_args_is_help=True)
-CODES = {Status.PASS: OK, Status.FAIL: FAILED, Status.ERROR: ERROR}
-STYLES = {Status.PASS: "green", Status.FAIL: "red", Status.ERROR: "yellow"}
+canary = typer.Typer(help="Ask questions with known answers, and alert when the answers change.", no_args_is_help=True)
+EXIT_CODES = {CanaryStatus.PASS: OK, CanaryStatus.FAIL: FAILED, CanaryStatus.ERROR: ERROR}
+STYLES = {CanaryStatus.PASS: "green", CanaryStatus.FAIL: "red", CanaryStatus.ERROR: "yellow"}
 
 
 @contextmanager
-def opened(config: Path | None, tenant: str) -> Iterator[Canaries]:
-    """The configured canaries, while they are needed; it says on stderr which they are, and who is asked."""
+def opened_monitor(config: Path | None, tenant: str) -> Iterator[CanaryMonitor]:
+    """Opens the configured canaries; prints their file and target on stderr."""
     with open_app(configuration.read(config)) as app:
-        found = open_canaries(app, tenant)
-        whom = app.config.monitor.target.use
-        say.print(f"{len(found.set.canaries)} canaries of {shown(str(found.file))}; target: {whom}", soft_wrap=True)
-        yield found
+        monitor = open_canary_monitor(app, tenant)
+        target = app.config.monitor.target.use
+        file = shown(str(monitor.file))
+        say.print(f"{len(monitor.set.canaries)} canaries of {file}; target: {target}", soft_wrap=True)
+        yield monitor
 
 
-def span(text: str) -> timedelta:
-    """An interval that was given as an option."""
+def parse_span(text: str) -> timedelta:
+    """Parses an interval given as an option."""
     try:
-        return interval(text)
+        return parse_interval(text)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
 
 
 @canary.command("run")
-def run_canaries(config: ConfigFile = None, tenant: Tenant = DEFAULT_TENANT, as_json: Json = False) -> None:
+def run_command(config: ConfigFile = None, tenant: Tenant = DEFAULT_TENANT, as_json: Json = False) -> None:
     """Ask all canaries now. Exit codes: 0 all passed, 1 some failed, 2 some could not be judged."""
-    with opened(config, tenant) as found:
-        results: dict[str, Result] = {}
+    with opened_monitor(config, tenant) as monitor:
+        results: dict[str, CanaryResult] = {}
         with bar() as progress:
-            task = progress.add_task("asking", total=len(found.set.canaries))
+            task = progress.add_task("asking", total=len(monitor.set.canaries))
 
-            def hear(result: Result) -> None:
+            def on_result(result: CanaryResult) -> None:
                 progress.advance(task, result.canary not in results)
                 results[result.canary] = result
 
-            found.heard.append(hear)
-            step = asyncio.run(found.run())
-        status = Run(step.run, tuple(results.values())).status
+            analysis = asyncio.run(monitor.run(on_result=on_result))
+        status = CanaryRun(analysis.run, tuple(results.values())).status
         if as_json:
-            print_json(_run_json(found.app, step, results, status))
+            print_json(_run_json(monitor.app, analysis, results, status))
         else:
-            _show_run(found, step, results, status)
-    raise typer.Exit(CODES[status])
+            _show_run(monitor, analysis, results, status)
+    raise typer.Exit(EXIT_CODES[status])
 
 
 @canary.command("watch")
-def watch_canaries(config: ConfigFile = None, tenant: Tenant = DEFAULT_TENANT) -> None:
-    """Ask canaries as they fall due, and alert. Any number of processes may: one leads, the others stand by."""
-    with opened(config, tenant) as found:
-        told = ", ".join(c.name for c in found.channels) or "nobody: monitor.channels is empty"
-        say.print(f"asked every {found.app.config.monitor.every}; alerts go to {shown(told)}", soft_wrap=True)
+def watch_command(config: ConfigFile = None, tenant: Tenant = DEFAULT_TENANT) -> None:
+    """Ask canaries when they are due, and alert. Several processes may run: one is the leader, the others stand by."""
+    with opened_monitor(config, tenant) as monitor:
+        channels = ", ".join(c.name for c in monitor.channels) or "none (set monitor.channels)"
+        interval = monitor.app.config.monitor.interval
+        say.print(f"interval: {interval}; notification channels: {shown(channels)}", soft_wrap=True)
         try:
-            asyncio.run(found.watch(_say_step, _say_lead))
+            asyncio.run(monitor.watch(_say_run, _say_leader_change))
         except KeyboardInterrupt:
-            say.print("ended; what was begun is finished by whoever watches next")
+            say.print("stopped; the next watch continues an unfinished run")
             raise typer.Exit(INTERRUPTED) from None
 
 
 @canary.command("trend")
-def show_trend(
+def trend_command(
     config: ConfigFile = None,
     tenant: Tenant = DEFAULT_TENANT,
     since: Annotated[str, typer.Option(help="How far back, such as 12h or 30d.")] = "30d",
     as_json: Json = False,
 ) -> None:
-    """How each canary has fared, and what that means. Exit code 1 if one is alarming, or the target does not answer."""
-    start = datetime.now(UTC) - span(since)
-    with opened(config, tenant) as canaries:
-        found, gaps = canaries.trend(start), canaries.gaps(start)
+    """Show the history of each canary. Exit code 1 if one is alarmed, or if the target is unreachable."""
+    start = datetime.now(UTC) - parse_span(since)
+    with opened_monitor(config, tenant) as monitor:
+        trend, gaps = monitor.trend(start), monitor.gaps(start)
     if as_json:
-        print_json({"runs": [asdict(r) for r in found.runs], "canaries": [asdict(c) for c in found.canaries],
-                    "findings": [asdict(f) for f in found.findings],
+        print_json({"runs": [asdict(r) for r in trend.runs], "canaries": [asdict(c) for c in trend.canaries],
+                    "findings": [asdict(f) for f in trend.findings],
                     "gaps": [gap._asdict() for gap in gaps]})  # fmt: skip
     else:
-        _show_trend(found)
+        _show_trend(trend)
         _show_gaps(gaps)
-    down = found.state.down >= canaries.limits.errors
-    raise typer.Exit(FAILED if down or any(c.alarmed for c in found.canaries) else OK)
+    unreachable = trend.state.unanswered_runs >= monitor.limits.errors_in_a_row
+    raise typer.Exit(FAILED if unreachable or any(c.alarmed for c in trend.canaries) else OK)
 
 
 @canary.command("alerts")
-def show_alerts(
+def alerts_command(
     config: ConfigFile = None,
     ack: Annotated[str, typer.Option(help="Acknowledge the alert with this id.")] = "",
-    end: Annotated[
-        str, typer.Option("--close", help="Close the alert with this id: one that does not end itself.")
-    ] = "",
-    why: Annotated[str, typer.Option(help="Why it is closed.")] = "seen to",
-    by: Annotated[str, typer.Option(help="Who acknowledges or closes.")] = "operator",
+    close: Annotated[str, typer.Option(help="Close the alert with this id, if it does not recover by itself.")] = "",
+    why: Annotated[str, typer.Option(help="Reason for closing it.")] = "resolved",
+    by: Annotated[str, typer.Option(help="Who acknowledges or closes it.")] = "operator",
     as_json: Json = False,
 ) -> None:
-    """List the open alerts, acknowledge or close one. Exit code 1 if any is open that nobody has acknowledged."""
+    """List the open alerts; acknowledge or close one. Exit code 1 if one is not acknowledged."""
     with open_app(configuration.read(config)) as app:
         if ack:
-            acknowledge(app.store, ack, by, datetime.now(UTC))
-        if end:
-            close(app.store, end, f"closed by hand by {by}: {why}", datetime.now(UTC))
-        standing = open_alerts(app.store)
+            acknowledge_alert(app.store, ack, by, datetime.now(UTC))
+        if close:
+            close_alert(app.store, close, f"Closed by {by}: {why}", datetime.now(UTC))
+        states = open_alerts(app.store)
     if as_json:
-        print_json([asdict(s.alert) | {"acknowledged": s.acknowledged, "opened": s.opened} for s in standing])
+        print_json([asdict(s.alert) | {"acknowledged": s.acknowledged, "opened": s.opened} for s in states])
     else:
-        _show_alerts(standing)
-    raise typer.Exit(FAILED if any(not s.acknowledged for s in standing) else OK)
+        _show_alerts(states)
+    raise typer.Exit(FAILED if any(not s.acknowledged for s in states) else OK)
 
 
 @canary.command("schema")
-def print_schema() -> None:
-    """Print the JSON schema of canaries.yaml, for an editor."""
-    print_json(schema())
+def schema_command() -> None:
+    """Print the JSON schema of a canary file, for an editor."""
+    print_json(canary_json_schema())
 
 
-def _run_json(app: App, step: Step, results: dict[str, Result], status: Status) -> dict[str, Any]:
+def _run_json(
+    app: App, analysis: RunAnalysis, results: dict[str, CanaryResult], status: CanaryStatus
+) -> dict[str, Any]:
     rows = [asdict(r) for r in results.values()]
     for row in rows if not app.config.privacy.log_text else ():
         del row["text"]
-    facts = {"run": step.run, "status": status, "failed": step.failed, "errors": step.errors, "chance": step.chance}
-    return {**facts, "alarmed": step.alarmed, "recovered": step.recovered, "results": rows}
+    return {
+        "run": analysis.run,
+        "status": status,
+        "failed": analysis.failed,
+        "errors": analysis.errors,
+        "p_value": analysis.p_value,
+        "alarmed": analysis.alarmed,
+        "recovered": analysis.recovered,
+        "results": rows,
+    }
 
 
-def _show_run(found: Canaries, step: Step, results: dict[str, Result], status: Status) -> None:
-    counts = {s: sum(r.status is s for r in results.values()) for s in Status}
-    said = f"{counts[Status.PASS]} passed, {counts[Status.FAIL]} failed, {counts[Status.ERROR]} could not be judged"
-    out.print(f"[{STYLES[status]} bold]{status.value.upper()}[/]  {shown(found.set.name)}: {said}")
-    wrong = [r for r in results.values() if r.status is not Status.PASS]
-    if wrong:
-        table = Table(Column("canary", overflow="fold"), "", "why")
-        for r in sorted(wrong, key=lambda r: r.canary):
-            why = [r.error] if r.error else [f"{d.kind}: {d.message}" for d in r.deviations]
-            table.add_row(shown(r.canary), f"[{STYLES[r.status]}]{r.status.value}[/]", shown("\n".join(why)))
-        out.print(table)
-    if step.chance < 1:
-        out.print(f"As many failures come by chance in {step.chance:.2g} of runs, by the baselines.")
-    unmeasured = [k.id for k in found.watched.canaries if not k.clean.asked]
-    if unmeasured:
-        say.print(
-            f"[yellow]note:[/yellow] {len(unmeasured)} canaries have no baseline, so their failures weigh little; "
-            "'casemate canary baseline' records one"
-        )
-    if found.aside:
-        names = shown(", ".join(found.aside))
-        say.print(
-            f"[yellow]note:[/yellow] {names}: you replaced what they rest on, so they page nobody until another "
-            "baseline is accepted"
-        )
-    still = [i for i, gauge in step.state.gauges.items() if gauge.alarmed and i not in step.alarmed]
-    told: dict[str, Sequence[str]] = {"alarming": step.alarmed, "still alarming": still, "well again": step.recovered}
-    for what, ids in told.items():
+def _show_run(
+    monitor: CanaryMonitor, analysis: RunAnalysis, results: dict[str, CanaryResult], status: CanaryStatus
+) -> None:
+    counts = {s: sum(r.status is s for r in results.values()) for s in CanaryStatus}
+    passed, failed, errors = (counts[s] for s in (CanaryStatus.PASS, CanaryStatus.FAIL, CanaryStatus.ERROR))
+    style, name = STYLES[status], shown(monitor.set.name)
+    out.print(
+        f"[{style} bold]{status.value.upper()}[/]  {name}: {passed} passed, {failed} failed, {errors} without a verdict"
+    )
+    _show_failures([r for r in results.values() if r.status is not CanaryStatus.PASS])
+    if analysis.p_value < 1:
+        out.print(f"probability of as many failures by chance, given the baseline: {analysis.p_value:.2g}")
+    _show_notes(monitor)
+    still = [i for i, c in analysis.state.canaries.items() if c.alarmed and i not in analysis.alarmed]
+    changes: dict[str, Sequence[str]] = {
+        "alarmed": analysis.alarmed,
+        "still alarmed": still,
+        "recovered": analysis.recovered,
+    }
+    for what, ids in changes.items():
         if ids:
             out.print(shown(f"{what}: {', '.join(ids)}"), soft_wrap=True)
 
 
-def _say_step(step: Step) -> None:
-    at = step.at.astimezone().strftime("%Y-%m-%d %H:%M:%S")
-    more = f"; alarming: {', '.join(step.alarmed)}" if step.alarmed else ""
-    more += f"; well again: {', '.join(step.recovered)}" if step.recovered else ""
-    say.print(shown(f"{at}  asked {step.asked}, failed {len(step.failed)}, without an answer {step.errors}{more}"))
-
-
-def _say_lead(leads: bool) -> None:
-    say.print("leading" if leads else "standing by")
-
-
-def _show_trend(found: Trend) -> None:
-    if not found.runs:
-        out.print("nothing was asked in this time; 'casemate canary run' asks now")
+def _show_failures(failures: Sequence[CanaryResult]) -> None:
+    if not failures:
         return
-    silent = sum(not run.judged for run in found.runs)
-    first, last = (run.at.astimezone().strftime("%Y-%m-%d %H:%M") for run in (found.runs[0], found.runs[-1]))
-    out.print(f"runs: {len(found.runs)}, from {first} to {last}; without any answer: {silent}")
-    whole = [Column(name, no_wrap=True) for name in ("last runs", "failed", "since")]  # the newest must not be cut off
-    table = Table(Column("canary", overflow="fold"), *whole, "no answer", "flake rate", "evidence")
-    for line in sorted(found.canaries, key=lambda c: (not c.alarmed, -c.evidence)):
+    table = Table(Column("canary", overflow="fold"), "status", "reason")
+    for r in sorted(failures, key=lambda r: r.canary):
+        why = [r.error] if r.error else [f"{d.kind}: {d.message}" for d in r.deviations]
+        table.add_row(shown(r.canary), f"[{STYLES[r.status]}]{r.status.value}[/]", shown("\n".join(why)))
+    out.print(table)
+
+
+def _show_notes(monitor: CanaryMonitor) -> None:
+    unmeasured = [c.id for c in monitor.watched_set().canaries if not c.flakes.asked]
+    if unmeasured:
+        say.print(
+            f"[yellow]note:[/yellow] {len(unmeasured)} canaries have no baseline, so their failures count little; "
+            "run 'casemate canary baseline'"
+        )
+    if outdated := monitor.outdated():
+        names = shown(", ".join(outdated))
+        say.print(
+            f"[yellow]note:[/yellow] {names}: documents that they depend on were replaced; they do not alert until "
+            "another baseline is accepted"
+        )
+
+
+def _say_run(analysis: RunAnalysis) -> None:
+    at = analysis.at.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    more = f"; alarmed: {', '.join(analysis.alarmed)}" if analysis.alarmed else ""
+    more += f"; recovered: {', '.join(analysis.recovered)}" if analysis.recovered else ""
+    counts = f"{analysis.judged} with a verdict, {len(analysis.failed)} failed, {analysis.errors} without an answer"
+    say.print(shown(f"{at}  {counts}{more}"))
+
+
+def _say_leader_change(is_leader: bool) -> None:
+    say.print("this process is the leader" if is_leader else "standing by; another process is the leader")
+
+
+def _show_trend(trend: Trend) -> None:
+    if not trend.runs:
+        out.print("no runs in this period; run 'casemate canary run'")
+        return
+    silent = sum(not run.judged for run in trend.runs)
+    first, last = (run.at.astimezone().strftime("%Y-%m-%d %H:%M") for run in (trend.runs[0], trend.runs[-1]))
+    out.print(f"runs: {len(trend.runs)}, from {first} to {last}; without any answer: {silent}")
+    whole = [Column(name, no_wrap=True) for name in ("last runs", "failed", "since")]  # the latest must stay visible
+    table = Table(Column("canary", overflow="fold"), *whole, "no answer", "baseline: failed", "evidence")
+    for line in sorted(trend.canaries, key=lambda c: (not c.alarmed, -c.evidence)):
         since = line.since.astimezone().strftime("%m-%d %H:%M") if line.since else ""
         name = f"[red]{shown(line.canary)}[/red]" if line.alarmed else shown(line.canary)
         failed = f"{line.failed} of {line.judged}"
-        table.add_row(name, line.recent, failed, since, str(line.errors), f"{line.flake:.3f}", f"{line.evidence:.3g}")
+        table.add_row(
+            name, line.recent, failed, since, str(line.errors), _baseline_failures(line), f"{line.evidence:.3g}"
+        )
     out.print(table)
-    for finding in found.findings[-20:]:
+    for finding in trend.findings[-20:]:
         at = finding.at.astimezone().strftime("%Y-%m-%d %H:%M")
-        mark = "[red]alert[/red]" if finding.pages else "[dim]noted[/dim]"
+        mark = "[red]alert[/red]" if finding.alerts else "[dim]info[/dim]"
         out.print(f"{at} {mark} {shown(finding.message)}", soft_wrap=True)
 
 
-def _show_gaps(gaps: Sequence[Gap]) -> None:
+def _baseline_failures(line: CanarySummary) -> str:
+    """Failures in the baseline, with the 95 % interval of the flake rate if there is one."""
+    if line.flake_rate is None:
+        return "no baseline"
+    interval = f" [{number(line.flake_rate.low)}, {number(line.flake_rate.high)}]" if line.flakes.failed else ""
+    return f"{line.flakes.failed} of {line.flakes.asked}{interval}"
+
+
+def _show_gaps(gaps: Sequence[ScheduleGap]) -> None:
     for gap in gaps[-5:]:
         first, last = (at.astimezone().strftime("%Y-%m-%d %H:%M") for at in (gap.first, gap.last))
         when = f"of {first}" if gap.slots == 1 else f"from {first} to {last}"
-        still = "" if gap.noted else "; nobody watches now: casemate canary watch"
+        still = "" if gap.recorded else "; no process is watching: run 'casemate canary watch'"
         runs = "1 run" if gap.slots == 1 else f"{gap.slots} runs"
-        out.print(f"[yellow]not made:[/yellow] {runs} {when}{still}", soft_wrap=True)
+        out.print(f"[yellow]missed:[/yellow] {runs} {when}{still}", soft_wrap=True)
 
 
-def _show_alerts(standing: Sequence[Standing]) -> None:
-    if not standing:
-        out.print("no alert is open")
-    for s in standing:
-        seen = f"\n\nAcknowledged by {s.acknowledged}." if s.acknowledged else ""
-        out.print(shown(f"{render(s.alert, s.phase).plain}{seen}\n"), soft_wrap=True)
+def _show_alerts(states: Sequence[AlertState]) -> None:
+    if not states:
+        out.print("no open alerts")
+    for s in states:
+        acknowledged = f"\n\nAcknowledged by {s.acknowledged}." if s.acknowledged else ""
+        out.print(shown(f"{render_alert(s.alert, s.phase).plain}{acknowledged}\n"), soft_wrap=True)

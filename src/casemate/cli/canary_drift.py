@@ -1,4 +1,4 @@
-"""``canary drift|shadow|corpus``: whether answers, traffic, two states of a system, or the vectors have changed."""
+"""``canary drift|shadow|corpus``: have answers, traffic, two states of a system, or the vectors changed?"""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ import typer
 from rich.table import Table
 
 from casemate import config as configuration
-from casemate.app import App, open_app
-from casemate.canaries import Canaries, watched_questions
-from casemate.cli.canary import canary, opened, span
-from casemate.cli.canary_set import named
+from casemate.app import open_app
+from casemate.cli.canary import canary, opened_monitor, parse_span
+from casemate.cli.canary_set import open_named_target
 from casemate.cli.console import (
     ERROR,
     FAILED,
@@ -29,80 +28,94 @@ from casemate.cli.console import (
     Tenant,
     out,
     print_json,
-    questions_in,
     say,
     shown,
 )
-from casemate.monitor.alerts import drifted
 from casemate.monitor.alerts.alert import Alert, raise_alert
-from casemate.monitor.drift import moments
-from casemate.monitor.drift.moments import Audit, Move, Shift
-from casemate.monitor.drift.shadow import Shadow, shadow_diff
-from casemate.monitor.drift.traffic import Observation, Reading, by_run, by_time, drift, flags
-from casemate.monitor.trends import baseline, trend
+from casemate.monitor.alerts.rules import corpus_alert, drift_alert
+from casemate.monitor.drift import corpus_drift
+from casemate.monitor.drift.answer_drift import (
+    DriftReading,
+    Observation,
+    detect_drift,
+    observations_of_verdicts,
+    windows_by_run,
+    windows_by_time,
+)
+from casemate.monitor.drift.corpus_drift import CorpusChange, MeanShift, VectorAudit
+from casemate.monitor.drift.shadow import ShadowDiff, shadow_diff
+from casemate.monitor.service import CanaryMonitor, watched_questions
+from casemate.monitor.trends.baseline import load_baseline
+from casemate.monitor.trends.trend import read_results
+from casemate.rag.question_file import questions_in
+from casemate.system import App
 from casemate.types import DEFAULT_TENANT
 
-BACK = "30d"
+LOOK_BACK = "30d"
 Windows: TypeAlias = Sequence[Sequence[Observation]]
-Readings: TypeAlias = Mapping[str, Sequence[Sequence[Reading]]]
-Alerting = Annotated[bool, typer.Option("--alert", help="Open an alert if it fails, unless the same is open.")]
+Readings: TypeAlias = Mapping[str, Sequence[Sequence[DriftReading]]]
+Alerting = Annotated[bool, typer.Option("--alert", help="Open an alert on failure, unless the same one is open.")]
 
 
 @canary.command("drift")
-def show_drift(
+def drift_command(
     since: Annotated[
-        str, typer.Option(help="How far back, such as 30d. Default: to the accepted baseline, else 30d.")
+        str, typer.Option(help="How far back, such as 30d. Default: since the accepted baseline, else 30d.")
     ] = "",
-    reference: Annotated[int, typer.Option(min=2, help="How many windows, from the first, are known to be good.")] = 7,
-    window: Annotated[str, typer.Option(help="A window of traffic. Traffic has weekdays: 1d or 7d.")] = "1d",
+    reference: Annotated[int, typer.Option(min=2, help="Number of windows, from the first, without a problem.")] = 7,
+    window: Annotated[str, typer.Option(help="Length of a window of traffic; use 1d or 7d for weekly cycles.")] = "1d",
     alert: Alerting = False,
     config: ConfigFile = None,
     tenant: Tenant = DEFAULT_TENANT,
     as_json: Json = False,
 ) -> None:
-    """Have answers to canaries, or the traffic, drifted? Exit codes: 0 no, 1 yes, 3 too little to say."""
-    with opened(config, tenant) as found:
-        start = datetime.now(UTC) - span(since or BACK)
-        known = baseline.load(found.app.store, found.set)
-        start = known.at if known and not since else start
-        series = _series(found, start, span(window).total_seconds())
-        readings = _judged(found.app, series, reference)
+    """Test whether answers to canaries, or traffic, drifted. Exit codes: 0 no, 1 yes, 3 too few windows."""
+    with opened_monitor(config, tenant) as monitor:
+        start = datetime.now(UTC) - parse_span(since or LOOK_BACK)
+        accepted = load_baseline(monitor.app.store, monitor.set)
+        start = accepted.at if accepted and not since else start
+        series = _series(monitor, start, parse_span(window).total_seconds())
+        readings = _readings(monitor.app, series, reference)
         alarms = {name: _alarms(series[name][reference:], steps) for name, steps in readings.items()}
-        for name, some in alarms.items():
-            if some and alert:
-                _raise(found.app, drifted.behaviour(found.set.name, name, some[-1][1], some[-1][0]))
+        for name, found in alarms.items():
+            if found and alert:
+                at, alarming = found[-1]
+                _raise(monitor.app, drift_alert(monitor.set.name, name, alarming, at))
     counts = {name: len(windows) for name, windows in series.items()}
     if as_json:
-        told = {name: [[asdict(r) for r in step] for step in steps] for name, steps in readings.items()}
-        print_json({"since": start, "reference": reference, "windows": counts, "readings": told})
+        rows = {
+            name: [[asdict(r) | {"alarm": r.alarm} for r in step] for step in steps] for name, steps in readings.items()
+        }
+        print_json({"since": start, "reference": reference, "windows": counts, "readings": rows})
     else:
         _show_drift(readings, counts, reference)
     raise typer.Exit(FAILED if any(alarms.values()) else OK if readings else INCOMPLETE)
 
 
 @canary.command("shadow")
-def replay(
-    first: Annotated[str, typer.Argument(help="The state before: `own`, `bare`, or a configuration file.")],
-    second: Annotated[str, typer.Argument(help="The state after: the same.")],
+def shadow_command(
+    first: Annotated[str, typer.Argument(help="State before: `own`, `bare`, or a configuration file.")],
+    second: Annotated[str, typer.Argument(help="State after, in the same form.")],
     questions: Annotated[
-        Path | None, typer.Option("--from", help="File of questions. Default: the canaries', and made ones.")
+        Path | None, typer.Option("--from", help="File of questions. Default: those of canaries, and synthetic ones.")
     ] = None,
-    count: Annotated[int, typer.Option(min=1, help="Questions that are asked, at most.")] = 200,
+    count: Annotated[int, typer.Option(min=1, help="Maximum number of questions.")] = 200,
     tolerance: Annotated[float, typer.Option(min=0.001, max=0.999, help="Share of answers that may flip.")] = 0.05,
     config: ConfigFile = None,
     tenant: Tenant = DEFAULT_TENANT,
     as_json: Json = False,
 ) -> None:
-    """Ask two states the same questions. Exit codes: 0 few answers flip, 1 many, 2 no answers, 3 too few to say."""
+    """Ask two states the same questions. Exit codes: 0 few answers flip, 1 too many, 2 no answers, 3 inconclusive."""
     with ExitStack() as stack:
         app = stack.enter_context(open_app(configuration.read(config)))
         asked = questions_in(questions)[:count] if questions else watched_questions(app, tenant, (), count)
-        targets = [named(name, app, stack) for name in (first, second)]
-        with say.status(f"asking both {len(asked)} questions"):
-            done = asyncio.run(
+        before, after = (open_named_target(name, app, stack) for name in (first, second))
+        with say.status(f"asking both states {len(asked)} questions"):
+            diff = asyncio.run(
                 shadow_diff(
                     asked,
-                    *targets,
+                    before,
+                    after,
                     k=app.config.rag.k,
                     tenant=tenant,
                     embedder=app.guard.rag.embedder,
@@ -110,93 +123,100 @@ def replay(
                     timeout_s=app.config.monitor.timeout_s,
                 )
             )
-    share = done.share if done.asked else None
+    share = diff.share if diff.asked else None
     if as_json:
-        print_json(asdict(done) | {"share": share._asdict() if share else None, "tolerance": tolerance})
+        print_json(asdict(diff) | {"share": share._asdict() if share else None, "tolerance": tolerance})
     else:
-        _show_shadow(done)
+        _show_shadow(diff)
     if share is None:
         raise typer.Exit(ERROR)
     raise typer.Exit(OK if share.high <= tolerance else FAILED if share.low > tolerance else INCOMPLETE)
 
 
 @canary.command("corpus")
-def check_corpus(
-    sample: Annotated[int, typer.Option("--audit", min=0, help="Documents that are embedded anew and compared.")] = 200,
+def corpus_command(
+    sample: Annotated[int, typer.Option("--audit", min=0, help="Documents that are re-embedded and compared.")] = 200,
     removed: Annotated[
-        int | None, typer.Option(min=0, help="Documents that went or were replaced since the last time.")
+        int | None, typer.Option(min=0, help="Documents removed or replaced since the last check.")
     ] = None,
     accept: Annotated[
-        bool, typer.Option("--accept", help="Compare with what is now the next time, in any case.")
+        bool, typer.Option("--accept", help="Use the current vectors as the reference for the next check.")
     ] = False,
     alert: Alerting = False,
     config: ConfigFile = None,
     tenant: Tenant = DEFAULT_TENANT,
     as_json: Json = False,
 ) -> None:
-    """Are the vectors those of the texts, and have they moved? Exit codes: 0 all is well, 1 no, 3 a question to you."""
+    """Check that vectors match their texts and have not moved. Exit codes: 0 yes, 1 no, 3 needs your decision."""
     with open_app(configuration.read(config)) as app, say.status("reading vectors"):
         now = datetime.now(UTC)
         embedder, seed = app.guard.rag.embedder, secrets.randbits(32)
-        after = moments.read(app.index, tenant, now, embedder.fingerprint)
-        before = next((r for r in moments.readings(app.store, tenant)[::-1] if len(r.mean) == len(after.mean)), None)
-        audit = moments.audit(app.index, embedder, count=sample, tenant=tenant, seed=seed) if sample else None
-        move, shift = moments.moved(before, after, removed) if before else (None, None)
-        wrong = drifted.corpus(tenant, move, audit, now)
-        if accept or not wrong:  # else what is wrong would be the norm the next time
-            app.store.append(moments.to_event(after))
-        if wrong and alert:
-            _raise(app, wrong)
+        after = corpus_drift.read_snapshot(app.index, tenant, now, embedder.fingerprint)
+        snapshots = corpus_drift.load_snapshots(app.store, tenant)
+        before = next((s for s in snapshots[::-1] if len(s.mean) == len(after.mean)), None)
+        audit = None
+        if sample:
+            audit = corpus_drift.audit_vectors(app.index, embedder, count=sample, tenant=tenant, seed=seed)
+        change, shift = corpus_drift.classify_change(before, after, removed) if before else (None, None)
+        found = corpus_alert(tenant, change, audit, now)
+        if accept or not found:  # otherwise the wrong state would be the next reference
+            app.store.append(corpus_drift.snapshot_to_event(after))
+        if found and alert:
+            _raise(app, found)
     if as_json:
-        facts = {"documents": after.n, "since": before.at if before else None, "move": move}
-        checked = {**asdict(audit), "at_most": audit.at_most, "seed": seed} if audit else None
+        checked = {**asdict(audit), "max_wrong": audit.max_wrong, "seed": seed} if audit else None
+        facts = {"documents": after.n, "since": before.at if before else None, "change": change}
         print_json({**facts, "shift": asdict(shift) if shift else None, "audit": checked})
     else:
-        _show_corpus(before.at if before else None, move, shift, audit)
-    sure = move in {Move.NONE, Move.LIKE} and audit is not None
-    raise typer.Exit(FAILED if wrong else OK if sure else INCOMPLETE)
+        _show_corpus(before.at if before else None, change, shift, audit)
+    passed = change in {CorpusChange.NONE, CorpusChange.EXPECTED} and audit is not None
+    raise typer.Exit(FAILED if found else OK if passed else INCOMPLETE)
 
 
-def _series(found: Canaries, start: datetime, seconds: float) -> dict[str, Windows]:
-    """What canaries and traffic showed since a time, in windows."""
-    store, client = found.app.store, found.app.config.monitor.client
-    own = client.partition("{")[0] or "canary"
-    asked = by_run(trend.read(store, found.set.name, start))
-    return {"canaries": asked, "traffic": by_time(flags(store.scan("verdict", start), (own, "shadow")), seconds)}
-
-
-def _judged(app: App, series: Mapping[str, Windows], reference: int) -> Readings:
-    """Of each series that is long enough, the signals of each window after the reference."""
-    budget, seed = app.config.monitor.false_alerts, app.config.calibrate.seed
+def _series(monitor: CanaryMonitor, start: datetime, seconds: float) -> dict[str, Windows]:
+    """Windows of canaries and traffic since a time."""
+    store = monitor.app.store
+    prefix = monitor.runner.client.partition("{")[0] or "canary"
+    verdicts = observations_of_verdicts(store.scan("verdict", start), (prefix, "shadow"))
     return {
-        name: drift(windows, reference, paired=name == "canaries", budget=budget, seed=seed)
+        "canaries": windows_by_run(read_results(store, monitor.set.name, start)),
+        "traffic": windows_by_time(verdicts, seconds),
+    }
+
+
+def _readings(app: App, series: Mapping[str, Windows], reference: int) -> Readings:
+    """Readings of each series that is long enough, for each window after the reference."""
+    per_alarm, seed = app.config.monitor.runs_per_false_alert, app.config.calibrate.seed
+    return {
+        name: detect_drift(windows, reference, paired=name == "canaries", windows_per_false_alarm=per_alarm, seed=seed)
         for name, windows in series.items()
         if len(windows) > reference
     }
 
 
-def _alarms(windows: Windows, steps: Sequence[Sequence[Reading]]) -> list[tuple[datetime, list[Reading]]]:
-    """When each window that alarms began, and its signals that do."""
+def _alarms(windows: Windows, steps: Sequence[Sequence[DriftReading]]) -> list[tuple[datetime, list[DriftReading]]]:
+    """Start and alarming signals of each window with an alarm."""
     found = ((min(o.at for o in w), [r for r in step if r.alarm]) for w, step in zip(windows, steps, strict=True))
     return [(at, some) for at, some in found if some]
 
 
 def _raise(app: App, alert: Alert) -> None:
     if raise_alert(app.store, alert, alert.since):
-        say.print(f"opened the alert {shown(alert.id)}")
+        say.print(f"opened alert {shown(alert.id)}")
 
 
 def _show_drift(readings: Readings, counts: dict[str, int], reference: int) -> None:
     for name, count in counts.items():
         if name not in readings:
-            out.print(f"{name}: {count} windows are too few; {reference} are the reference, and one at least is judged")
-    table = Table("of", "signal", "usual", "last", "evidence", "alarms in windows")
+            needed = f"{reference} for the reference and at least 1 to test"
+            out.print(f"{name}: {count} windows are too few; needed: {needed}")
+    table = Table("series", "signal", "reference", "last", "evidence", "alarm at", "alarms in windows")
     for name, steps in readings.items():
         for signal in dict.fromkeys(r.signal for step in steps for r in step):
             some = [(i, r) for i, step in enumerate(steps, reference + 1) for r in step if r.signal == signal]
             last, alarms = some[-1][1], [str(i) for i, r in some if r.alarm]
-            red = f"[red]{', '.join(alarms)}[/red]"
-            table.add_row(name, signal, f"{last.usual:.3g}", f"{last.value:.3g}", f"{last.evidence:.3g}", red)
+            values = (f"{x:.3g}" for x in (last.reference, last.value, last.evidence, last.threshold))
+            table.add_row(name, signal, *values, f"[red]{', '.join(alarms)}[/red]")
     if readings:
         out.print(table)
     alarming = (r for steps in readings.values() for step in steps for r in step if r.alarm)
@@ -204,30 +224,32 @@ def _show_drift(readings: Readings, counts: dict[str, int], reference: int) -> N
         out.print(f"in more answers than before: {shown(', '.join(documents))}", soft_wrap=True)
 
 
-def _show_shadow(done: Shadow) -> None:
-    if not done.asked:
-        out.print(f"none of {done.errors} questions was answered by both")
+def _show_shadow(diff: ShadowDiff) -> None:
+    if not diff.asked:
+        out.print(f"none of {diff.errors} questions was answered by both states")
         return
-    share = done.share
-    said = f"{len(done.flips)} of {done.asked} answers flipped, {share.value:.1%} [{share.low:.1%}, {share.high:.1%}]"
-    out.print(f"{said}; {done.errors} without an answer; overlap of the contexts {done.overlap:.2f}", markup=False)
-    for suspect in [s for s in done.suspects if s.flips][:10]:
-        what = f"came into {suspect.entered} contexts, of which {suspect.flips} flipped"
+    share = diff.share
+    flips = f"{len(diff.flips)} of {diff.asked} answers flipped, {share.value:.1%} [{share.low:.1%}, {share.high:.1%}]"
+    out.print(f"{flips}; {diff.errors} without an answer; overlap of the contexts {diff.overlap:.2f}", markup=False)
+    for suspect in [s for s in diff.suspects if s.flips][:10]:
+        what = f"new in {suspect.entered} contexts, {suspect.flips} of them with a flipped answer"
         out.print(f"{shown(suspect.document)}: {what}", soft_wrap=True)
-    if done.unexplained:
-        out.print(f"{done.unexplained} flips without a new document in the context")
+    if diff.unexplained:
+        out.print(f"{diff.unexplained} flips without a new document in the context")
 
 
-def _show_corpus(since: datetime | None, move: Move | None, shift: Shift | None, audit: Audit | None) -> None:
-    if move is None or since is None:
-        out.print("noted how the vectors lie; the next time is compared with it")
+def _show_corpus(
+    since: datetime | None, change: CorpusChange | None, shift: MeanShift | None, audit: VectorAudit | None
+) -> None:
+    if change is None or since is None:
+        out.print("recorded the first reference; the next check compares with it")
     else:
-        out.print(f"since {since.astimezone():%Y-%m-%d %H:%M}: {move.value}")
+        out.print(f"since {since.astimezone():%Y-%m-%d %H:%M}: {change.value}")
     if shift:
-        moved = f"moved {shift.distance:.3g}, expected {shift.expected:.3g}"
-        out.print(f"{shift.added} came, {shift.removed} went; {moved}")
+        moved = f"mean vector moved {shift.distance:.3g}, expected {shift.expected:.3g} (p = {shift.p:.2g})"
+        out.print(f"{shift.added} documents added, {shift.removed} removed; {moved}")
     if audit:
-        out.print(f"{audit.checked} of {audit.held} embedded anew: {len(audit.wrong)} have other vectors", end="")
-        out.print(f"; with 95 % confidence, at most {audit.at_most} of all have")
+        out.print(f"audit: {len(audit.wrong)} of {audit.checked} re-embedded documents have another vector", end="")
+        out.print(f"; with 95 % confidence at most {audit.max_wrong} of {audit.held}")
         for document, cosine in audit.wrong[:10]:
             out.print(f"{shown(document)}: cosine {cosine:.4f}", soft_wrap=True)

@@ -1,4 +1,4 @@
-"""``client``: who was flagged lately, and letting one begin anew."""
+"""``client``: list flagged clients, and reset a client's state."""
 
 from __future__ import annotations
 
@@ -10,20 +10,22 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from casemate import sessions, traces
 from casemate.cli.console import ConfigFile, Json, out, print_json, shown
-from casemate.cli.serve import event_store
+from casemate.cli.serve import open_event_store
 from casemate.errors import ConfigError
-from casemate.events import EventStore
-from casemate.gateway.keys import Keys
-from casemate.news import FORGIVEN
+from casemate.gateway.auth.keys import ApiKeyStore
+from casemate.guard.client_state import withheld_documents
+from casemate.guard.client_state.feed import RESET
+from casemate.guard.client_state.reset import KINDS as STATE_KINDS
+from casemate.guard.client_state.reset import reset_client
+from casemate.protocols import EventStore
 
-client = typer.Typer(help="Clients: who was flagged lately, and letting one begin anew.", no_args_is_help=True)
+client = typer.Typer(help="Clients: list the flagged ones, reset a client's state.", no_args_is_help=True)
 
 
 @dataclass
-class _Flagged:
-    """What a client was flagged for since he was last forgiven."""
+class _FlaggedClient:
+    """What a client was flagged for since its last reset."""
 
     tenant: str
     client: str
@@ -34,21 +36,21 @@ class _Flagged:
 
 @client.command("list")
 def list_(
-    hours: Annotated[float, typer.Option(min=0.0, help="How far to look back.")] = 24.0,
+    hours: Annotated[float, typer.Option(min=0.0, help="Period to look back.")] = 24.0,
     config: ConfigFile = None,
     as_json: Json = False,
 ) -> None:
-    """Show whom the guard flagged, by which defense, and how many sources were withheld from him."""
-    with event_store(config) as store:
-        found = _flagged(store, datetime.now(UTC) - timedelta(hours=hours))
-        keys = Keys(store)
-        keys.follow()
+    """List flagged clients, the defenses that flagged them, and the number of sources withheld."""
+    with open_event_store(config) as store:
+        found = _flagged_clients(store, datetime.now(UTC) - timedelta(hours=hours))
+        keys = ApiKeyStore(store)
+        keys.sync()
         names = {key.id: key.grant.name for key in keys.all()}
     if as_json:
         print_json({"clients": [_as_json(one, names) for one in found]})
         return
     if not found:
-        out.print(f"nobody was flagged in the last {hours:g} hours")
+        out.print(f"no client was flagged in the last {hours:g} hours")
         return
     table = Table("client", "key", "tenant", "flagged by", "sources withheld", "last")
     for one in found:
@@ -60,40 +62,39 @@ def list_(
 
 
 @client.command()
-def forgive(
-    name: Annotated[str, typer.Argument(metavar="CLIENT", help="As 'casemate client list' shows it.")],
+def reset(
+    name: Annotated[str, typer.Argument(metavar="CLIENT", help="Client from 'casemate client list'.")],
     config: ConfigFile = None,
 ) -> None:
-    """Let a client begin anew: what was withheld from him for earlier questions is his to ask for again.
+    """Reset a client: make withheld documents available again, and delete the evidence against it.
 
-    A question that is too close to a document is still answered without it. To let him read a document whatever he
-    asks, name him under 'readers' in its metadata. All gateways know with the next question.
+    New questions are judged as before. To let a client read a document in any case, name it under 'readers' in the
+    document's metadata. All gateways apply the reset with the client's next question.
     """
-    with event_store(config) as store:
-        kinds = (sessions.KIND, traces.KIND)
+    with open_event_store(config) as store:
         tenants = sorted(
-            {str(e.body["tenant"]) for kind in kinds for e in store.scan(kind) if e.body.get("client") == name}
+            {str(e.body["tenant"]) for kind in STATE_KINDS for e in store.scan(kind) if e.body.get("client") == name}
         )
         if not tenants:
-            raise ConfigError(f"nothing is held against a client {name[:120]!r}; 'casemate client list' shows whom")
+            raise ConfigError(f"there is no state of client {name[:120]!r}; 'casemate client list' shows the clients")
         for tenant in tenants:
-            traces.forgive(store, tenant, name)
-    out.print(f"forgiven: {shown(name)}")
+            reset_client(store, tenant, name)
+    out.print(f"reset {shown(name)}")
 
 
-def _flagged(store: EventStore, since: datetime) -> list[_Flagged]:
-    """Whoever was flagged, the last one first."""
-    forgiven = {
+def _flagged_clients(store: EventStore, since: datetime) -> list[_FlaggedClient]:
+    """The flagged clients, the most recent first."""
+    resets = {
         (e.body.get("tenant"), e.body.get("client")): e.at
-        for e in store.scan(sessions.KIND, since)
-        if e.body.get(FORGIVEN)
+        for e in store.scan(withheld_documents.KIND, since)
+        if e.body.get(RESET)
     }
-    found: dict[tuple[str, str], _Flagged] = {}
+    found: dict[tuple[str, str], _FlaggedClient] = {}
     for event in store.scan("verdict", since):
-        who = str(event.body.get("tenant")), str(event.body.get("client"))
-        if not event.body.get("flagged") or event.at <= forgiven.get(who, since):
+        id_ = str(event.body.get("tenant")), str(event.body.get("client"))
+        if not event.body.get("flagged") or event.at <= resets.get(id_, since):
             continue
-        one = found.setdefault(who, _Flagged(*who, event.at))
+        one = found.setdefault(id_, _FlaggedClient(*id_, event.at))
         one.last = max(one.last, event.at)
         one.verdicts[str(event.body.get("defense"))] += 1
         withheld = event.body.get("evidence", {}).get("withheld", ())
@@ -101,7 +102,7 @@ def _flagged(store: EventStore, since: datetime) -> list[_Flagged]:
     return sorted(found.values(), key=lambda one: one.last, reverse=True)
 
 
-def _as_json(one: _Flagged, names: dict[str, str]) -> dict[str, Any]:
+def _as_json(one: _FlaggedClient, names: dict[str, str]) -> dict[str, Any]:
     return {
         "client": one.client,
         "key": names.get(one.client.partition("/")[0]),

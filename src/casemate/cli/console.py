@@ -1,12 +1,11 @@
-"""What all commands share: where they print, their exit codes and their common options."""
+"""Output, exit codes and common options of all commands."""
 
 from __future__ import annotations
 
-import gzip
 import json
 import sys
-import zlib
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,11 +15,11 @@ from rich.console import Console
 from rich.markup import escape as escape_markup
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from casemate.errors import ConfigError
-from casemate.words import UNREADABLE, UNSAFE
+from casemate.text.tokens import REPLACEMENT_CHARACTER, UNSAFE_CHARACTERS
 
 OK, FAILED, ERROR, INCOMPLETE, INTERRUPTED = 0, 1, 2, 3, 130
-UTF8 = "utf-8-sig"  # with or without a byte order mark
+LINE_SECONDS = 10.0
+"""Time between two lines of progress where stderr is not a terminal."""
 
 say = Console(stderr=True, highlight=False)
 out = Console(highlight=False)
@@ -29,89 +28,74 @@ ConfigFile = Annotated[
     Path | None, typer.Option("--config", "-c", help="Configuration file. Default: casemate.yaml here, if any.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="One machine-readable object on stdout.")]
-Tenant = Annotated[str, typer.Option(help="Whose documents.")]
+Tenant = Annotated[str, typer.Option(help="Tenant that owns the documents.")]
 On = Annotated[
     str | None,
     typer.Option(
-        "--on",
+        "--cluster",
         metavar="CLUSTER",
-        help="Ray workers that share the work: local (this machine), auto, HOST:PORT, ray://HOST:PORT.",
+        help="Run on Ray workers: local (this machine), auto, HOST:PORT or ray://HOST:PORT.",
     ),
 ]
 
 
+def is_terminal() -> bool:
+    """Whether a user can be asked: input and output are a terminal."""
+    return sys.stdin.isatty() and sys.stdout.isatty()
+
+
 def print_json(value: Any, indent: int | None = 2) -> None:
-    """One object on stdout."""
+    """Prints one JSON object to stdout."""
     text = json.dumps(value, ensure_ascii=False, indent=indent, default=str)
-    print(UNSAFE.sub(lambda c: f"\\u{ord(c[0]):04x}", text))
+    print(UNSAFE_CHARACTERS.sub(lambda c: f"\\u{ord(c[0]):04x}", text))
 
 
 def plain(text: str) -> str:
-    r"""Without what makes a terminal do things: documents and file names are not ours.
+    r"""Replaces terminal control characters in untrusted text, such as documents and file names.
 
     >>> plain("safe\u202etxt.exe\x1b[2J")
     'safe�txt.exe�[2J'
     """
-    return UNSAFE.sub(UNREADABLE, text)
+    return UNSAFE_CHARACTERS.sub(REPLACEMENT_CHARACTER, text)
 
 
 def shown(text: str) -> str:
-    """Text that is not ours, as rich prints it."""
+    """Untrusted text, safe to print with rich markup."""
     return escape_markup(plain(text))
 
 
+class _ProgressLines(Progress):
+    """Progress for logs and pipes: one line per unfinished task every ``LINE_SECONDS``."""
+
+    def start(self) -> None:
+        """Starts the lines."""
+        self._ended = threading.Event()
+        threading.Thread(target=self._print_lines, daemon=True).start()
+
+    def stop(self) -> None:
+        """Ends the lines."""
+        self._ended.set()
+
+    def _print_lines(self) -> None:
+        while not self._ended.wait(LINE_SECONDS):
+            for task in self.tasks:
+                if not task.finished:
+                    done = f"{task.percentage:.0f} %" if task.total else f"{task.completed:.0f}"
+                    say.print(f"{task.description}: {done} after {task.elapsed or 0:.0f} s", soft_wrap=True)
+
+
 def bar() -> Progress:
-    """A progress bar on stderr, if somebody is looking."""
+    """Progress on stderr: a bar on a terminal, otherwise a line every ten seconds."""
+    if not say.is_terminal:
+        return _ProgressLines(console=say, disable=True)
     text = TextColumn("{task.description}")
     columns = (SpinnerColumn(), text, BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=say, transient=True, disable=not say.is_terminal)
-
-
-def read_questions(name: str) -> Iterator[tuple[str, str | None]]:
-    """Id and text of each question in a file, plain or json lines; the line number where there is no id.
-
-    Raises:
-        ConfigError: If the file cannot be read.
-    """
-    path = Path(name)
-    with _open_text(path) as file:
-        for number, line in enumerate(file, 1):
-            if line.lstrip().startswith("{"):
-                yield _from_record(line, str(number))
-            elif line.strip():
-                yield str(number), line.strip()
-
-
-def questions_in(path: Path) -> list[str]:
-    """The texts of all questions in a file.
-
-    Raises:
-        ConfigError: If the file cannot be read, or holds none.
-    """
-    found = [text for _, text in read_questions(str(path)) if text]
-    if not found:
-        raise ConfigError(f"{path} holds no questions; write one a line, or as json with a 'text'")
-    return found
+    return Progress(*columns, console=say, transient=True)
 
 
 @contextmanager
-def _open_text(path: Path) -> Iterator[Any]:
-    try:
-        if str(path) == "-":
-            yield sys.stdin
-            return
-        opened = gzip.open(path, "rt", encoding=UTF8) if path.suffix == ".gz" else path.open(encoding=UTF8)
-        with opened as file:
-            yield file
-    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
-        raise ConfigError(f"cannot read the questions in {path}: {error}") from error
-
-
-def _from_record(line: str, number: str) -> tuple[str, str | None]:
-    """Id and text of a json line; None for the text where there is none, or the line is no json."""
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
-        return number, None
-    text = next((record[key] for key in ("text", "query", "question") if key in record), None)
-    return str(record.get("_id", record.get("id", number))), text if isinstance(text, str) else None
+def show_progress(title: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    """Progress of one step of a campaign (see `Steps`)."""
+    with bar() as progress:
+        task = progress.add_task(title, total=total)
+        yield lambda n: progress.advance(task, n)

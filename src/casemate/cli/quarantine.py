@@ -1,4 +1,4 @@
-"""``quarantine``: new documents that were held back, and what becomes of them."""
+"""``quarantine list|show|release|drop``: decisions about suspicious new documents."""
 
 from __future__ import annotations
 
@@ -11,51 +11,51 @@ import typer
 from casemate import config as configuration
 from casemate.app import open_app
 from casemate.cli.console import FAILED, OK, ConfigFile, Json, out, print_json, shown
-from casemate.monitor.poison.quarantine import Held, Quarantine
+from casemate.monitor.poisoning.quarantine import Quarantine, QuarantinedSource
 
-quarantine = typer.Typer(help="Documents that were held back because they look like poison.", no_args_is_help=True)
-Key = Annotated[str, typer.Argument(help="Its key, or the beginning of it.")]
+quarantine = typer.Typer(help="Review new documents that look poisoned.", no_args_is_help=True)
+Key = Annotated[str, typer.Argument(help="Key of the source, or a unique prefix.")]
 
 
 @quarantine.command("list")
-def list_held(config: ConfigFile = None, as_json: Json = False) -> None:
-    """What nobody has decided about. Exit code 1 if there is any."""
+def list_command(config: ConfigFile = None, as_json: Json = False) -> None:
+    """List sources without a decision. Exit code 1 if there are any."""
     with open_app(configuration.read(config)) as app:
-        waiting = Quarantine(app.store).waiting()
+        pending = Quarantine(app.store).pending()
     if as_json:
-        print_json([asdict(held) for held in waiting])
-    elif not waiting:
-        out.print("nothing is held back")
-    for held in () if as_json else waiting:
-        when = f"{shown(held.tenant)}, {held.at:%Y-%m-%d %H:%M}"
-        out.print(f"[bold]{held.key[:12]}[/bold] {shown(held.source)} [dim]({when})[/dim]", soft_wrap=True)
-        for reason in held.reasons:
+        print_json([asdict(source) for source in pending])
+    elif not pending:
+        out.print("the quarantine is empty")
+    for source in () if as_json else pending:
+        when = f"{shown(source.tenant)}, {source.at:%Y-%m-%d %H:%M}"
+        out.print(f"[bold]{source.key[:12]}[/bold] {shown(source.source)} [dim]({when})[/dim]", soft_wrap=True)
+        for reason in source.reasons:
             out.print(f"  {shown(reason)}", soft_wrap=True)
-    raise typer.Exit(FAILED if waiting else OK)
+    raise typer.Exit(FAILED if pending else OK)
 
 
 @quarantine.command("show")
-def show_held(key: Key, config: ConfigFile = None) -> None:
-    """Print the text of what was held back."""
+def show_command(key: Key, config: ConfigFile = None) -> None:
+    """Print the text of a quarantined source."""
     with open_app(configuration.read(config)) as app:
-        held = Quarantine(app.store).get(key)
-    for document in held.documents:
+        source = Quarantine(app.store).get(key)
+    for document in source.documents:
         out.print(shown(document.content), soft_wrap=True)
 
 
 @quarantine.command("release")
-def release_held(key: Key, config: ConfigFile = None) -> None:
-    """Let it into the index; the same content is not judged again."""
+def release_command(key: Key, config: ConfigFile = None) -> None:
+    """Index a source. The same content is not screened again."""
     with open_app(configuration.read(config)) as app:
-        _say(asyncio.run(Quarantine(app.store).release(key, app.guard)))
+        _show_decision(asyncio.run(Quarantine(app.store).release(key, app.guard)))
 
 
 @quarantine.command("drop")
-def drop_held(key: Key, config: ConfigFile = None) -> None:
-    """Leave it out for good; the same content stays out."""
+def drop_command(key: Key, config: ConfigFile = None) -> None:
+    """Reject a source. The same content stays out of the index."""
     with open_app(configuration.read(config)) as app:
-        _say(asyncio.run(Quarantine(app.store).drop(key, app.guard)))
+        _show_decision(asyncio.run(Quarantine(app.store).drop(key, app.guard)))
 
 
-def _say(held: Held) -> None:
-    out.print(f"{held.state}: {shown(held.source)}")
+def _show_decision(source: QuarantinedSource) -> None:
+    out.print(f"{source.state}: {shown(source.source)}")

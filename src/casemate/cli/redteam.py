@@ -1,9 +1,9 @@
-"""``redteam`` and ``report``: attacking one's own system, and reading what came out."""
+"""`redteam` and `report`: attacks the operator's own system or target, and reads the reports."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -13,9 +13,8 @@ import typer
 from rich.table import Table
 
 from casemate import config as configuration
-from casemate import registry
-from casemate.app import open_app, spread_on
-from casemate.capabilities import ATTACKS, CHECKS, WHY
+from casemate import plugins
+from casemate.app import open_app, open_executor
 from casemate.cli.console import (
     ERROR,
     FAILED,
@@ -26,185 +25,238 @@ from casemate.cli.console import (
     Json,
     On,
     Tenant,
-    bar,
     out,
     print_json,
-    questions_in,
     say,
+    show_progress,
     shown,
 )
-from casemate.config import Config, Part
-from casemate.crawlers import as_report, run_crawls, without_texts
-from casemate.crawlers import show as show_crawls
+from casemate.cli.redteam_output import print_replay, print_result
+from casemate.config import Config, PluginSpec
 from casemate.errors import ConfigError
-from casemate.foreign.aim import is_outside, pointed
-from casemate.foreign.campaign import run_outside
-from casemate.foreign.crawl import crawl_outside
-from casemate.lab.compare import conclusion
-from casemate.lab.report import CRAWL, Diff, diff, render_diff_text, write_report
-from casemate.lab.results import Status, load
-from casemate.redteam import run_campaign, show
+from casemate.rag.question_file import questions_in
+from casemate.redteam.campaigns.external import ExternalExtractionCampaign, ExternalMembershipCampaign
+from casemate.redteam.campaigns.external_targets import is_external, override_targets
+from casemate.redteam.campaigns.own import OwnExtractionCampaign, OwnMembershipCampaign
+from casemate.redteam.campaigns.pipeline import Campaign, validate_plan
+from casemate.redteam.campaigns.replay import read_recorded
+from casemate.redteam.campaigns.replay import replay as replay_recorded
+from casemate.redteam.lab.capabilities import ATTACKS, CHECKS, UNMET_REASONS
+from casemate.redteam.lab.results import CampaignResult, CheckStatus, load_result
+from casemate.redteam.reporting.compare import ReportDiff, compare_results, conclusion, render_diff_text
+from casemate.redteam.reporting.files import CRAWL, newest_report
+from casemate.text.output_transforms import TRANSFORMS
 from casemate.types import DEFAULT_TENANT
 
 redteam = typer.Typer(help="Attack your own system, guard off and guard on.", no_args_is_help=True)
 report = typer.Typer(help="Read and compare reports.", no_args_is_help=True)
 TargetName = Annotated[
     str | None,
-    typer.Option("--target", help="Who is attacked: a name of redteam.targets, an address, module:function, or own."),
+    typer.Option("--target", help="Target: a name in redteam.targets, an address, module:function, or own."),
 ]
-TargetOff = Annotated[str | None, typer.Option("--target-off", help="The same target outside with its guard off.")]
-Own = Annotated[bool, typer.Option("--own", help="The target is yours, or its owner has told you to attack it.")]
-Anew = Annotated[bool, typer.Option("--anew", help="Give up an interrupted campaign on a target outside.")]
-CODES = {Status.PASS: OK, Status.FAIL: FAILED, Status.INCONCLUSIVE: INCOMPLETE, Status.ERROR: ERROR}
+TargetOff = Annotated[str | None, typer.Option("--target-off", help="The same external target with its guard off.")]
+Own = Annotated[bool, typer.Option("--own", help="Confirm that you own the target, or may attack it.")]
+Restart = Annotated[bool, typer.Option("--restart", help="Abandon an interrupted campaign on an external target.")]
+EXIT_CODES = {
+    CheckStatus.PASS: OK,
+    CheckStatus.FAIL: FAILED,
+    CheckStatus.INCONCLUSIVE: INCOMPLETE,
+    CheckStatus.ERROR: ERROR,
+}
 
 
 @redteam.command("list")
 def list_attacks(as_json: Json = False) -> None:
-    """The attacks there are, what their figures need, and which checks need more of a target than answers."""
-    found = {(role, name): registry.load(role, name) for role in ("attack", "crawler") for name in registry.names(role)}
+    """List the attacks, their requirements, and the checks that need more of a target than answers."""
+    found = {(role, name): plugins.load(role, name) for role in ("attack", "crawler") for name in plugins.names(role)}
     if as_json:
-        told = {name: {"from": cls.paper, "needs": sorted(ATTACKS[role])} for (role, name), cls in found.items()}
-        print_json({"attacks": told, "checks": {name: sorted(needed) for name, needed in CHECKS.items()}})
+        attacks = {name: {"from": cls.paper, "needs": sorted(ATTACKS[role])} for (role, name), cls in found.items()}
+        print_json({"attacks": attacks, "checks": {name: sorted(needed) for name, needed in CHECKS.items()}})
         return
-    table = Table("attack", "command", "needs", "from", "what it does")
+    table = Table("attack", "command", "needs", "paper", "description")
     for (role, name), cls in found.items():
         lines = (cls.__doc__ or "").strip().splitlines()
         command = "run" if role == "attack" else "crawl"
         table.add_row(name, command, ", ".join(sorted(ATTACKS[role])), cls.paper, lines[0] if lines else "")
     out.print(table)
-    checks = Table("check", "needs", "where the target lacks that", title="Checks", title_justify="left")
+    checks = Table("check", "needs", "result without", title="Checks", title_justify="left")
     for name, needed in CHECKS.items():
-        checks.add_row(name, ", ".join(sorted(needed)), f"INCONCLUSIVE: {WHY[name]}")
+        checks.add_row(name, ", ".join(sorted(needed)), f"INCONCLUSIVE: {UNMET_REASONS[name]}")
     out.print(checks)
 
 
 @redteam.command()
 def run(
     config: ConfigFile = None,
-    attack: Annotated[list[str] | None, typer.Option(help="Only these. Default: redteam.attacks.")] = None,
-    members: Annotated[int | None, typer.Option(help="Documents attacked that are in the index.")] = None,
-    nonmembers: Annotated[int | None, typer.Option(help="Documents attacked that are held out.")] = None,
-    budget: Annotated[int | None, typer.Option(help="Questions in all.")] = None,
+    attack: Annotated[list[str] | None, typer.Option(help="Attacks to run. Default: redteam.attacks.")] = None,
+    members: Annotated[int | None, typer.Option(help="Attacked documents that are in the index.")] = None,
+    nonmembers: Annotated[int | None, typer.Option(help="Attacked documents that are held out.")] = None,
+    budget: Annotated[int | None, typer.Option(help="Total number of questions.")] = None,
     baseline: Annotated[Path | None, typer.Option(help="An earlier report.json to compare with.")] = None,
     target: TargetName = None,
     target_off: TargetOff = None,
     own: Own = False,
-    anew: Anew = False,
+    restart: Restart = False,
     tenant: Tenant = DEFAULT_TENANT,
     on: On = None,
     as_json: Json = False,
 ) -> None:
-    """Run the attacks and write the report. Interrupt at will and run again.
+    """Run membership inference and write the report. An interrupted run resumes when repeated.
 
     Exit codes: 0 PASS, 1 FAIL (or worse than the baseline), 3 INCONCLUSIVE, 2 ERROR.
     """
-    settings = _with(configuration.read(config), attack, members, nonmembers, budget)
-    settings = pointed(settings, target, target_off, own)
-    before = load(baseline) if baseline else None
-    section = settings.redteam
-    files = (settings.calibrate.log, section.benign)
-    log, benign = (questions_in(settings.folder / file) if file else [] for file in files)
-    if on and is_outside(settings):
-        raise ConfigError("--on is for a system of this configuration; one outside is asked from here, at its pace")
-    with going_on():
-        if is_outside(settings):
-            campaign = asyncio.run(run_outside(settings, benign, step, anew))
+    settings = _override_attacks(configuration.read(config), attack, members, nonmembers, budget)
+    settings = override_targets(settings, target, target_off, own)
+    before = load_result(baseline) if baseline else None
+    query_log, benign = (
+        questions_in(settings.folder / file) if file else []
+        for file in (settings.calibrate.query_log, settings.redteam.benign)
+    )
+    if on and is_external(settings):
+        raise ConfigError("--cluster requires the own system; an external target is asked from this machine only")
+    validate_plan(settings)  # before the system is opened, which creates its files
+    with interruptible():
+        if is_external(settings):
+            result, files = _run(ExternalMembershipCampaign(settings, restart, benign), before)
         else:
-            with spread_on(on) as spread, open_app(settings, spread=spread) as app:
-                campaign = asyncio.run(run_campaign(app, log, benign, step, tenant))
-    paths = write_report(campaign, settings.folder / section.folder, before)
+            with open_executor(on) as executor, open_app(settings, executor=executor) as app:
+                result, files = _run(OwnMembershipCampaign(app, benign, tenant, query_log), before)
+    change = compare_results(result, before) if before else None
     if as_json:
-        print_json({"status": campaign.status, "files": {k: str(p) for k, p in paths.items()}})
+        print_json({"status": result.status, "files": files})
     else:
-        show(campaign, out)
-        out.print(f"report: {shown(str(paths['html']))}", soft_wrap=True)
-    change = diff(campaign, before) if before else None
-    if change and not as_json:
-        out.print(shown(render_diff_text(change)), soft_wrap=True)
-    raise typer.Exit(_exit_code(campaign.status, change))
-
-
-def _with(
-    settings: Config, attack: list[str] | None, members: int | None, nonmembers: int | None, budget: int | None
-) -> Config:
-    """The configuration with what the command line says instead; an attack keeps its configured options."""
-    known = {part.use: part for part in settings.redteam.attacks}
-    attacks = tuple(known.get(name, Part(use=name)) for name in attack) if attack else None
-    given = {"attacks": attacks, "members": members, "nonmembers": nonmembers, "budget": budget}
-    return configuration.changed(settings, redteam={k: v for k, v in given.items() if v is not None})
-
-
-def _exit_code(status: Status, change: Diff | None) -> int:
-    """The gravest of what the campaign and the comparison with the baseline say."""
-    codes = (CODES[status], change.exit_code if change else OK)
-    return next(code for code in (ERROR, FAILED, INCOMPLETE, OK) if code in codes)
+        _print(result, files["html"])
+        if change:
+            out.print(shown(render_diff_text(change)), soft_wrap=True)
+    raise typer.Exit(_exit_code(result.status, change))
 
 
 @redteam.command()
 def crawl(
     config: ConfigFile = None,
-    attack: Annotated[list[str] | None, typer.Option(help="Only these. Default: redteam.crawl.attacks.")] = None,
-    questions: Annotated[int | None, typer.Option(help="Questions that each may ask.")] = None,
-    clients: Annotated[int | None, typer.Option(help="Names that each goes by.")] = None,
+    attack: Annotated[list[str] | None, typer.Option(help="Crawlers to run. Default: redteam.crawl.attacks.")] = None,
+    questions: Annotated[int | None, typer.Option(help="Questions for each crawler.")] = None,
+    clients: Annotated[int | None, typer.Option(help="Client names of each crawler.")] = None,
+    transform: Annotated[
+        list[str] | None,
+        typer.Option(help="Output transforms: a name, or all. Each crawler also runs with each. Default: none."),
+    ] = None,
     target: TargetName = None,
     target_off: TargetOff = None,
     own: Own = False,
-    anew: Anew = False,
+    restart: Restart = False,
     tenant: Tenant = DEFAULT_TENANT,
     as_json: Json = False,
 ) -> None:
-    """Let crawlers carry away what they can, guard off and guard on. Interrupt at will and run again.
+    """Run extraction attacks, guard off and guard on. An interrupted run resumes when repeated.
 
     Exit codes: 0 PASS, 1 FAIL, 3 INCONCLUSIVE, 2 ERROR.
     """
     settings = configuration.read(config)
-    known = {part.use: part for part in settings.redteam.crawl.attacks}
-    attacks = tuple(known.get(name, Part(use=name)) for name in attack) if attack else None
-    given = {"attacks": attacks, "questions": questions, "clients": clients}
+    given = {
+        "attacks": _select(settings.redteam.crawl.attacks, attack),
+        "questions": questions,
+        "clients": clients,
+        "transforms": tuple(TRANSFORMS) if transform and "all" in transform else tuple(transform or ()) or None,
+    }
     section = dict(settings.redteam.crawl) | {k: v for k, v in given.items() if v is not None}
-    settings = pointed(configuration.changed(settings, redteam={"crawl": section}), target, target_off, own)
+    settings = configuration.with_overrides(settings, redteam={"crawl": section})
+    settings = override_targets(settings, target, target_off, own)
     benign = questions_in(settings.folder / settings.redteam.benign) if settings.redteam.benign else []
-    with going_on():
-        if is_outside(settings):
-            campaign = asyncio.run(crawl_outside(settings, step, anew))
+    validate_plan(settings, CRAWL)
+    with interruptible():
+        if is_external(settings):
+            result, files = _run(ExternalExtractionCampaign(settings, restart))
         else:
             with open_app(settings) as app:
-                campaign = asyncio.run(run_crawls(app, benign, step, tenant))
-    paths = write_report(as_report(campaign), settings.folder / settings.redteam.folder, stem=CRAWL)
+                result, files = _run(OwnExtractionCampaign(app, benign, tenant))
     if as_json:
-        print_json(without_texts(campaign))
+        print_json(result.summary())
     else:
-        show_crawls(campaign, out)
-        out.print(f"report: {shown(str(paths['html']))}", soft_wrap=True)
-    raise typer.Exit(CODES[campaign.status])
+        _print(result, files["html"])
+    raise typer.Exit(EXIT_CODES[result.status])
+
+
+@redteam.command()
+def replay(
+    file: Annotated[Path, typer.Argument(help="Recorded set: JSON lines, gzip-compressed or not.")],
+    as_json: Json = False,
+) -> None:
+    """Score recorded questions and answers of any system. Nothing is asked, and no configuration is read.
+
+    A line is one trial: candidate (name), member (true or false), question and answer, or questions and answers (a
+    list, or lists by target: off, on). Further fields: attack (default menta, for open questions), author, text and
+    title of the candidate, key (what the attack needs, such as the masked words), features (recorded measurements),
+    withheld (for each question), half (A or B). A line without a candidate holds facts about the set.
+    """
+    recorded = read_recorded(file)
+    results = replay_recorded(recorded)
+    if as_json:
+        print_json({"about": dict(recorded.about), "attacks": [asdict(result) for result in results]})
+    else:
+        print_replay(recorded, results, out)
+
+
+def _run(campaign: Campaign, baseline: CampaignResult | None = None) -> tuple[CampaignResult, dict[str, str]]:
+    """Runs a campaign and writes its reports; their paths by kind."""
+    result, files = asyncio.run(campaign.run_and_write(show_progress, baseline))
+    return result, {kind: str(path) for kind, path in files.items()}
+
+
+def _print(result: CampaignResult, page: str) -> None:
+    print_result(result, out)
+    out.print(f"report: {shown(page)}", soft_wrap=True)
+
+
+def _override_attacks(
+    settings: Config, attack: list[str] | None, members: int | None, nonmembers: int | None, budget: int | None
+) -> Config:
+    """Applies command-line options to a configuration."""
+    attacks = _select(settings.redteam.attacks, attack)
+    given = {"attacks": attacks, "members": members, "nonmembers": nonmembers, "budget": budget}
+    return configuration.with_overrides(settings, redteam={k: v for k, v in given.items() if v is not None})
+
+
+def _select(configured: tuple[PluginSpec, ...], names: list[str] | None) -> tuple[PluginSpec, ...] | None:
+    """The attacks with these names, with their configured options; None without names."""
+    known = {part.use: part for part in configured}
+    return tuple(known.get(name, PluginSpec(use=name)) for name in names) if names else None
+
+
+def _exit_code(status: CheckStatus, change: ReportDiff | None) -> int:
+    """The most severe code of the campaign and of its comparison with the baseline."""
+    codes = (EXIT_CODES[status], change.exit_code if change else OK)
+    return next(code for code in (ERROR, FAILED, INCOMPLETE, OK) if code in codes)
 
 
 @contextmanager
-def going_on() -> Iterator[None]:
-    """Says what an interruption means, and ends with its code."""
+def interruptible() -> Iterator[None]:
+    """Turns Ctrl-C into a message and its exit code."""
     try:
         yield
     except KeyboardInterrupt:
-        say.print("interrupted; what was finished is kept, run the same command again to go on")
+        say.print("interrupted; finished work is kept, run the same command again to continue")
         raise typer.Exit(INTERRUPTED) from None
 
 
-@contextmanager
-def step(title: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """Shows the progress of one step, as ``casemate.redteam.Steps`` wants it."""
-    with bar() as progress:
-        task = progress.add_task(title, total=total)
-        yield lambda n: progress.advance(task, n)
-
-
 @report.command("show")
-def show_report(file: Annotated[Path, typer.Argument(help="A report.json.")], as_json: Json = False) -> None:
-    """Print the verdict and the table of a report."""
-    campaign = load(file)
+def show_report(
+    file: Annotated[
+        Path | None, typer.Argument(help="A report.json. Default: the newest report in redteam.folder.")
+    ] = None,
+    config: ConfigFile = None,
+    as_json: Json = False,
+) -> None:
+    """Print the status and the table of a report, by default of the newest one."""
+    if file is None:
+        settings = configuration.read(config)
+        file = newest_report(settings.folder / settings.redteam.folder)
+        say.print(f"report: {shown(str(file))}", soft_wrap=True)
+    result = load_result(file)
     if as_json:
-        print_json(asdict(campaign))
+        print_json(result.summary())
     else:
-        show(campaign, out)
+        print_result(result, out)
 
 
 @report.command("diff")
@@ -213,8 +265,8 @@ def diff_reports(
     baseline: Annotated[Path, typer.Argument(help="An earlier one.")],
     as_json: Json = False,
 ) -> None:
-    """What got worse or better. Exit codes: 0 nothing worse, 1 worse, 3 not comparable."""
-    found = diff(load(file), load(baseline))
+    """Compare two reports. Exit codes: 0 nothing worse, 1 worse, 3 not comparable."""
+    found = compare_results(load_result(file), load_result(baseline))
     if as_json:
         print_json({"conclusion": conclusion(found), **asdict(found)})
     else:

@@ -1,4 +1,4 @@
-"""``reindex``: learns a space in which topics lie apart, shows it, and goes back to an earlier one."""
+"""``reindex``: learns, lists and rolls back contrastive re-indexings."""
 
 from __future__ import annotations
 
@@ -12,89 +12,91 @@ from rich.progress import Progress
 from rich.table import Table
 
 from casemate import config as configuration
-from casemate.app import App, build, open_app, spread_on
+from casemate.app import open_app, open_executor
 from casemate.cli.console import FAILED, ConfigFile, Json, On, Tenant, bar, out, print_json, say, shown
-from casemate.config import Config, Part
-from casemate.defenses.reindex import Reindex
+from casemate.config import Config, PluginSpec
 from casemate.errors import ConfigError
-from casemate.lab.reindex import Settings, fit
-from casemate.lab.topic_map import picture
-from casemate.reindexing.files import put
+from casemate.guard.defenses.reindex import Reindex
+from casemate.plugins import build
+from casemate.reindexing.fitting import ReindexSettings, fit
 from casemate.reindexing.lora import LoraSettings
-from casemate.reindexing.shelf import Shelf, due
-from casemate.reindexing.space import Reindexing, key
+from casemate.reindexing.registry import ReindexRegistry, reindex_due
+from casemate.reindexing.space import Reindexing, chunk_key
+from casemate.reports.topic_map import picture
+from casemate.runtime.files import write_atomically
+from casemate.system import App
 from casemate.types import DEFAULT_TENANT
 
 
 def reindex(
     config: ConfigFile = None,
     tenant: Tenant = DEFAULT_TENANT,
-    show: Annotated[bool, typer.Option("--show", help="List the versions, and whether one is due.")] = False,
-    rollback: Annotated[int | None, typer.Option(help="Put this version in force again.")] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Most steps of training. Default: by the mode.")] = None,
-    device: Annotated[
-        str, typer.Option(help="Where an encoder is fine-tuned (modes lora): auto, cpu, cuda ...")
-    ] = "auto",
+    show: Annotated[bool, typer.Option("--show", help="List the versions and whether a new one is due.")] = False,
+    rollback: Annotated[int | None, typer.Option(help="Activate this version again.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Training steps. Default: depends on the mode.")] = None,
+    device: Annotated[str, typer.Option(help="Device for fine-tuning (modes lora): auto, cpu, cuda ...")] = "auto",
     on: On = None,
     checkpointing: Annotated[
-        bool, typer.Option("--checkpointing", help="Less memory for a third more time (modes lora).")
+        bool, typer.Option("--checkpointing", help="Use less memory and a third more time (modes lora).")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Learn topics and a map that parts them, for the defense `reindex`. Interrupt at will and run again.
+    """Learn a re-indexing for the defense `reindex` (RAGFort). Can be interrupted and resumed.
 
-    Exit codes: 0 in force, 1 refused because too little would be found.
+    Exit codes: 0 activated; 1 refused because retrieval would lose too much.
     """
     settings = configuration.read(config)
     defense = _configured(settings)
-    shelf = Shelf(defense.folder, tenant)
-    with spread_on(on) as spread, open_app(settings, spread=spread) as app:
+    registry = ReindexRegistry(defense.folder, tenant)
+    with open_executor(on) as executor, open_app(settings, executor=executor) as app:
         if rollback is not None:
-            _told(shelf.rollback(rollback), as_json)
+            _print_result(registry.rollback(rollback), as_json)
         elif show:
-            _listed(shelf, app, as_json)
+            _print_versions(registry, app, as_json)
         else:
-            written = _learnt(app, defense, shelf, steps, LoraSettings(device=device, checkpointing=checkpointing))
-            _told(written, as_json)
+            written = _learnt(app, defense, registry, steps, LoraSettings(device=device, checkpointing=checkpointing))
+            _print_result(written, as_json)
             raise typer.Exit(0 if written.accepted else FAILED)
 
 
 def _configured(settings: Config) -> Reindex:
-    """The defense as configured, or as it is by default."""
+    """The defense as configured, or with default options."""
     part = next((p for p in settings.guard.defenses if p.use == "reindex"), None)
     if part is None:
-        say.print(
-            "[yellow]note:[/yellow] reindex is not among guard.defenses: what is learnt here changes no answer yet"
-        )
-    found = build("defense", part or Part(use="reindex"), settings.folder)
+        say.print("[yellow]note:[/yellow] reindex is not in guard.defenses: add it, or the result has no effect")
+    found = build("defense", part or PluginSpec(use="reindex"), settings.folder)
     if not isinstance(found, Reindex):
-        raise ConfigError("another package's plug-in is called reindex; this command knows only our own")
+        raise ConfigError("the plug-in reindex belongs to another package; this command supports the built-in one only")
     return found
 
 
-def _learnt(app: App, defense: Reindex, shelf: Shelf, steps: int | None, encoder: LoraSettings) -> Reindexing:
+def _learnt(
+    app: App, defense: Reindex, registry: ReindexRegistry, steps: int | None, encoder: LoraSettings
+) -> Reindexing:
     rag = app.guard.rag
-    with shelf.learning() as checkpoint:
-        settings = Settings(shelf.tenant, defense.mode, app.config.rag.k, encoder=encoder, checkpoint=checkpoint)
+    with registry.training_lock() as checkpoint:
+        settings = ReindexSettings(
+            registry.tenant, defense.mode, app.config.rag.k, encoder=encoder, checkpoint=checkpoint
+        )
         if steps is not None:
             settings = replace(settings, training=replace(settings.schedule, steps=steps))
         with bar() as progress:
-            learnt = fit(rag.index, rag.embedder, settings, _teller(progress), app.spread)
-        written = shelf.write(learnt)
-    put(shelf.place / "topics.svg", _picture(app, written).encode())
-    say.print(f"the topics, before and after: {shown(str(shelf.place / 'topics.svg'))}", soft_wrap=True)
+            learnt = fit(rag.index, rag.embedder, settings, _progress_callback(progress), app.executor)
+        written = registry.write(learnt)
+    write_atomically(registry.folder / "topics.svg", _picture(app, written).encode())
+    say.print(f"topics before and after: {shown(str(registry.folder / 'topics.svg'))}", soft_wrap=True)
     return written
 
 
 def _picture(app: App, learnt: Reindexing) -> str:
     pieces, keys = [], list[int]()
     for documents, vectors in app.guard.rag.index.scan(learnt.tenant):
-        keys += [key(d) for d in documents]
+        keys += [chunk_key(d) for d in documents]
         pieces.append(np.array(vectors))
-    return picture(*learnt.seen(np.array(keys, np.uint64), np.concatenate(pieces)))
+    return picture(*learnt.before_and_after(np.array(keys, np.uint64), np.concatenate(pieces)))
 
 
-def _teller(progress: Progress) -> Callable[[str, int, int], None]:
+def _progress_callback(progress: Progress) -> Callable[[str, int, int], None]:
     tasks: dict[str, object] = {}
 
     def tell(what: str, done: int, of: int) -> None:
@@ -105,11 +107,11 @@ def _teller(progress: Progress) -> Callable[[str, int, int], None]:
     return tell
 
 
-def _told(learnt: Reindexing, as_json: bool) -> None:
+def _print_result(learnt: Reindexing, as_json: bool) -> None:
     if as_json:
         print_json(_about(learnt))
         return
-    state = "in force" if learnt.accepted else "[red]refused[/red]"
+    state = "active" if learnt.accepted else "[red]refused[/red]"
     out.print(f"version {learnt.version}, mode {learnt.mode}, strength {learnt.strength:.2f}: {state}")
     out.print(shown(learnt.why), soft_wrap=True)
     if size := learnt.megabytes["adapter"]:
@@ -117,16 +119,16 @@ def _told(learnt: Reindexing, as_json: bool) -> None:
         out.print(f"the fine-tuned encoder's adapter takes {size:.1f} MB, its vectors of the chunks {vectors:.1f} MB")
 
 
-def _listed(shelf: Shelf, app: App, as_json: bool) -> None:
-    current = shelf.current()
-    why = due(current, app.guard.rag.index) if current else "there is none"
-    versions = [shelf.read(number) for number in shelf.versions()]
+def _print_versions(registry: ReindexRegistry, app: App, as_json: bool) -> None:
+    current = registry.current()
+    why = reindex_due(current, app.guard.rag.index) if current else "no version exists"
+    versions = [registry.read(number) for number in registry.versions()]
     if as_json:
         print_json({"current": current and current.version, "due": why, "versions": [_about(v) for v in versions]})
         return
     table = Table("version", "made", "mode", "strength", "state")
     for v in versions:
-        state = "in force" if current and v.version == current.version else "kept" if v.accepted else "refused"
+        state = "active" if current and v.version == current.version else "kept" if v.accepted else "refused"
         table.add_row(str(v.version), v.at, v.mode, f"{v.strength:.2f}", state)
     out.print(table)
     out.print(f"due: {shown(why)}" if why else "not due")

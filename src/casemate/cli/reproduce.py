@@ -1,4 +1,4 @@
-"""``reproduce``: a paper's numbers beside ours."""
+"""``reproduce``: published figures next to measured ones."""
 
 from __future__ import annotations
 
@@ -10,50 +10,59 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from casemate import reproduce as experiments
-from casemate.cli.console import INTERRUPTED, Json, out, print_json, say, shown
-from casemate.cli.redteam import step
-from casemate.reproduce import NAMES, Result, Setting
+from casemate import papers as experiments
+from casemate.cli.console import INTERRUPTED, Json, out, print_json, say, show_progress, shown
+from casemate.papers import NAMES, Result, Setting
 
+LIST = "list"
 FULL = 1000
-"""Members, and non-members, of the published split."""
+"""Members and non-members of the published split."""
 
 
 def reproduce(
-    name: Annotated[str, typer.Argument(help=f"One of: {', '.join(NAMES)}.")],
+    name: Annotated[str, typer.Argument(help=f"An experiment, or list. One of: {', '.join(NAMES)}.")],
     data: Annotated[
-        Path | None, typer.Option(help="The evaluation data. Default: CASEMATE_DATA, else ../shared/data.")
+        Path | None, typer.Option(help="Folder with the evaluation data. Default: the variable CASEMATE_DATA.")
     ] = None,
-    folder: Annotated[Path, typer.Option(help="Where work is kept, so that the next table is fast.")] = Path(
-        ".casemate/reproduce"
-    ),
-    members: Annotated[int, typer.Option(min=20, max=FULL, help="Documents attacked that are in the index.")] = 250,
-    nonmembers: Annotated[int, typer.Option(min=20, max=FULL, help="Documents attacked that are held out.")] = 250,
-    full: Annotated[bool, typer.Option("--full", help="All 1,000 of each, as in the paper.")] = False,
+    folder: Annotated[Path, typer.Option(help="Folder for intermediate results.")] = Path(".casemate/reproduce"),
+    members: Annotated[int, typer.Option(min=20, max=FULL, help="Attacked documents in the index.")] = 250,
+    nonmembers: Annotated[int, typer.Option(min=20, max=FULL, help="Attacked documents outside the index.")] = 250,
+    full: Annotated[bool, typer.Option("--full", help="All 1,000 members and non-members, as in the paper.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Run a paper's experiment on the data at hand and print its numbers beside ours.
-
-    Interrupt at will and run again: what was finished is kept.
-    """
-    experiments.require(name)  # before anybody looks for the data
+    """Run an experiment of a paper and print published and measured figures. Can be interrupted and resumed."""
+    if name == LIST:
+        _list_experiments(as_json)
+        return
+    experiments.require(name)  # before the data is searched
     sizes = (FULL, FULL) if full else (members, nonmembers)
     setting = Setting(experiments.data_folder(data), folder, *sizes)
     began = time.monotonic()
     try:
-        result = asyncio.run(experiments.reproduce(name, setting, step))
+        result = asyncio.run(experiments.reproduce(name, setting, show_progress))
     except KeyboardInterrupt:
-        say.print("interrupted; what was finished is kept, run the same command again to go on")
+        say.print("interrupted; finished work is kept; run the same command again to resume")
         raise typer.Exit(INTERRUPTED) from None
     if as_json:
         print_json({"name": name, **result.as_json()})
         return
     show(result)
-    say.print(f"[dim]{time.monotonic() - began:.0f} s; work is kept in {shown(str(folder))}[/dim]")
+    say.print(f"[dim]{time.monotonic() - began:.0f} s; intermediate results: {shown(str(folder))}[/dim]")
+
+
+def _list_experiments(as_json: bool) -> None:
+    found = {name: experiments.describe(name) for name in NAMES}
+    if as_json:
+        print_json({"experiments": found})
+        return
+    table = Table("experiment", "content")
+    for name, content in found.items():
+        table.add_row(name, content)
+    out.print(table)
 
 
 def show(result: Result) -> None:
-    """The table, a figure in each line and the paper's beside ours, and all that is to be known when reading it."""
+    """Prints the table, one figure per line with published and measured values, and its notes."""
     groups = {row.of: {r.system: r.cells for r in result.rows if r.of == row.of} for row in result.rows}
     systems = dict.fromkeys(row.system for row in result.rows)
     table = Table("", "", *map(shown, systems), title=shown(result.title), title_justify="left")

@@ -1,4 +1,4 @@
-"""``serve`` and ``key``: the gateway, and who may use it."""
+"""``serve`` and ``key``: run the gateway, and manage its API keys."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ import typer
 from rich.table import Table
 
 from casemate import config as configuration
-from casemate.app import build, open_app
+from casemate.app import open_app
 from casemate.cli.console import ConfigFile, Json, Tenant, out, print_json, say, shown
 from casemate.errors import needs
-from casemate.events import EventStore
-from casemate.gateway.keys import Grant, Key, Keys
+from casemate.gateway.auth.keys import ApiKey, ApiKeyStore, Grant
+from casemate.plugins import build
+from casemate.protocols import EventStore
 from casemate.types import DEFAULT_TENANT
 
 key = typer.Typer(help="API keys of the gateway: create, list, revoke.", no_args_is_help=True)
@@ -23,66 +24,68 @@ key = typer.Typer(help="API keys of the gateway: create, list, revoke.", no_args
 
 def serve(
     config: ConfigFile = None,
-    host: Annotated[str | None, typer.Option(help="Instead of gateway.host.")] = None,
-    port: Annotated[int | None, typer.Option(help="Instead of gateway.port; 0: any that is free.")] = None,
+    host: Annotated[str | None, typer.Option(help="Overrides gateway.host.")] = None,
+    port: Annotated[int | None, typer.Option(help="Overrides gateway.port; 0 selects a free port.")] = None,
 ) -> None:
-    """Answer over HTTP as OpenAI does, guarded. Ends on SIGTERM or Ctrl-C, when running answers are finished."""
+    """Serve the OpenAI-compatible API and the dashboard. SIGTERM or Ctrl-C stops it after running answers finish."""
     with needs("casemate[serve]"):
         server = importlib.import_module("casemate.gateway.server")
     settings = configuration.read(config)
     given = {name: value for name, value in (("host", host), ("port", port)) if value is not None}
-    settings = configuration.changed(settings, gateway=given) if given else settings
+    settings = configuration.with_overrides(settings, gateway=given) if given else settings
     with open_app(settings) as app:
-        server.serve(app, _tell)
-    say.print("ended; everything is written")
+        server.serve(app, _print_address)
+    say.print("stopped; all events are written")
 
 
-def _tell(address: str) -> None:
-    say.print(
-        f"serving at {shown(address)}/v1, dashboard at {shown(address)}/dashboard; a key: casemate key create NAME",
-        soft_wrap=True,
-    )
+def _print_address(address: str) -> None:
+    url = shown(address)
+    key_hint = "create a key: casemate key create NAME"
+    say.print(f"serving at {url}/v1, dashboard at {url}/dashboard; {key_hint}", soft_wrap=True)
 
 
 @key.command()
 def create(
-    name: Annotated[str, typer.Argument(help="Who or what will use it.")],
+    name: Annotated[str, typer.Argument(help="Name of the key's user or application.")],
     role: Annotated[
         Literal["client", "admin", "metrics"],
-        typer.Option(help="client: ask; admin: also add and remove documents; metrics: read /metrics only."),
+        typer.Option(help="client: ask; admin: also add and remove documents; metrics: only read /metrics."),
     ] = "client",
     tenant: Tenant = DEFAULT_TENANT,
     label: Annotated[
         list[str] | None,
-        typer.Option(help="Lets it read documents of this label (metadata: acl); may be given several times."),
+        typer.Option(help="Allows documents with this label (metadata: acl). Repeatable."),
     ] = None,
-    rate: Annotated[int | None, typer.Option(min=1, help="Requests a minute. Default: the gateway's.")] = None,
-    budget: Annotated[int | None, typer.Option(min=1, help="Tokens a day. Default: the gateway's.")] = None,
+    group: Annotated[
+        list[str] | None, typer.Option(help="Group of the client, for the rules of guard.audience. Repeatable.")
+    ] = None,
+    rate: Annotated[int | None, typer.Option(min=1, help="Requests per minute. Default: the gateway's.")] = None,
+    budget: Annotated[int | None, typer.Option(min=1, help="Tokens per day. Default: the gateway's.")] = None,
     trust_user: Annotated[
-        bool, typer.Option("--trust-user", help="Believe the field 'user': the guard remembers each end user.")
+        bool, typer.Option("--trust-user", help="Identify clients by key and the field 'user'.")
     ] = False,
     retrieve: Annotated[
-        bool, typer.Option("--retrieve", help="Allow /v1/retrieve, which hands documents out as they are.")
+        bool, typer.Option("--retrieve", help="Allow /v1/retrieve, which returns documents unchanged.")
     ] = False,
     config: ConfigFile = None,
     as_json: Json = False,
 ) -> None:
-    """Make a key and print it, once: only its hash is kept."""
-    grant = Grant(name, role, tenant, tuple(label or ()), rate, budget, trust_user, retrieve)
-    with _keys(config) as keys:
-        made, text = keys.create(grant)
+    """Create a key and print it once. Only its hash is stored."""
+    grant = Grant(name, role, tenant, tuple(label or ()), rate, budget, trust_user, retrieve, tuple(group or ()))
+    with _open_keys(config) as keys:
+        created, text = keys.create(grant)
     if as_json:
-        print_json({**_as_json(made), "secret": str(text)})
+        print_json({**_as_json(created), "secret": str(text)})
         return
     print(str(text))
-    say.print(f"key {made.id} for {shown(name)}; keep it now, it is not shown again", soft_wrap=True)
+    say.print(f"key {created.id} for {shown(name)}; store it now, it is not shown again", soft_wrap=True)
 
 
 @key.command("list")
 def list_(config: ConfigFile = None, as_json: Json = False) -> None:
-    """Show all keys, without their secrets."""
-    with _keys(config) as keys:
-        keys.follow()
+    """List all keys, without their secrets."""
+    with _open_keys(config) as keys:
+        keys.sync()
         found = keys.all()
     if as_json:
         print_json({"keys": [_as_json(one) for one in found]})
@@ -98,33 +101,33 @@ def list_(config: ConfigFile = None, as_json: Json = False) -> None:
 
 @key.command()
 def revoke(
-    id_: Annotated[str, typer.Argument(metavar="ID", help="As 'casemate key list' shows it.")],
+    id_: Annotated[str, typer.Argument(metavar="ID", help="Id from 'casemate key list'.")],
     config: ConfigFile = None,
     as_json: Json = False,
 ) -> None:
-    """Take a key back, for good. Gateways refuse it within seconds."""
-    with _keys(config) as keys:
-        gone = keys.revoke(id_)
+    """Revoke a key permanently. All gateways refuse its next request."""
+    with _open_keys(config) as keys:
+        revoked = keys.revoke(id_)
     if as_json:
-        print_json(_as_json(gone))
+        print_json(_as_json(revoked))
     else:
-        out.print(f"revoked {gone.id} ({shown(gone.grant.name)})")
+        out.print(f"revoked {revoked.id} ({shown(revoked.grant.name)})")
 
 
 @contextmanager
-def event_store(config: ConfigFile) -> Iterator[EventStore]:
-    """The configured event store; nothing else is opened."""
+def open_event_store(config: ConfigFile) -> Iterator[EventStore]:
+    """Opens the configured event store, and nothing else."""
     settings = configuration.read(config)
     with closing(build("store", settings.store, settings.folder)) as store:
         yield store
 
 
 @contextmanager
-def _keys(config: ConfigFile) -> Iterator[Keys]:
-    with event_store(config) as store:
-        yield Keys(store)
+def _open_keys(config: ConfigFile) -> Iterator[ApiKeyStore]:
+    with open_event_store(config) as store:
+        yield ApiKeyStore(store)
 
 
-def _as_json(one: Key) -> dict[str, Any]:
+def _as_json(one: ApiKey) -> dict[str, Any]:
     grant = {name: getattr(one.grant, name) for name in Grant.__slots__}
     return {"id": one.id, **grant, "created": one.created, "revoked": one.revoked}

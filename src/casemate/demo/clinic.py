@@ -1,4 +1,4 @@
-"""A fictional clinic: hand-written policy pages and seeded case notes. Clinic, town and persons are made up."""
+"""A fictional clinic: hand-written policy pages and seeded case notes."""
 
 import random
 import re
@@ -215,7 +215,7 @@ _TIDY = (
 
 @dataclass(frozen=True)
 class _Family:
-    """One family of complaints: whom it strikes and the phrases to tell it with."""
+    """A family of complaints: affected people and phrases."""
 
     dept: str
     ages: tuple[int, int]
@@ -230,7 +230,7 @@ class _Family:
 
 @dataclass(frozen=True)
 class _Layout:
-    """One kind of note: for whom it is fit, whether it is in shorthand, and its text by speaker."""
+    """A kind of note: suitable patients, shorthand or not, and its text by speaker."""
 
     fit: str
     terse: bool

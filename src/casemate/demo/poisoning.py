@@ -1,4 +1,4 @@
-"""The demo's second act: somebody slips false pages into the collection, and the canaries notice."""
+"""The poisoning part of the demo: false pages are added to the collection, and canaries detect them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.panel import Panel
 
-from casemate.app import App
-from casemate.attacks.poison import Poison
-from casemate.canaries import open_canaries
-from casemate.monitor.alerts.alert import Alert, Phase, open_alerts
-from casemate.monitor.alerts.wording import render
+from casemate.monitor.alerts.alert import Alert, AlertPhase, open_alerts
+from casemate.monitor.alerts.messages import render_alert
+from casemate.monitor.service import open_canary_monitor
 from casemate.monitor.trends import baseline
+from casemate.redteam.attacks.poison import Poison
+from casemate.system import App
 from casemate.types import Query
 
 FILE = "canaries.yaml"
@@ -26,15 +26,15 @@ SEED = 7
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """What happened, for machines.
+    """Result, for JSON.
 
     Attributes:
         planted: False pages.
-        answer: What was answered while they were there.
-        noticed: Whether an alert was raised by the next run of the canaries.
+        answer: The answer while they were indexed.
+        noticed: Whether the next canary run raised an alert.
         alert: Its title.
-        documents: How many of the false pages it names.
-        recovered: Whether it was over when they were gone.
+        documents: Number of false pages that it names.
+        recovered: Whether the alert closed after their removal.
     """
 
     planted: int
@@ -46,11 +46,11 @@ class Act:
 
 
 async def show_poisoning(app: App, out: Console) -> Act:
-    """Measures the canaries while all is well, plants false pages, lets the canaries find them, and cleans up."""
+    """Records a baseline, adds false pages, runs the canaries, and removes the pages."""
     (app.config.folder / FILE).write_text(files("casemate.demo").joinpath(FILE).read_text("utf-8"), encoding="utf-8")
-    canaries = open_canaries(app)
-    usual = await canaries.measure()
-    baseline.accept(app.store, canaries.set, usual.id, "demo", datetime.now(UTC))
+    canaries = open_canary_monitor(app)
+    usual = await canaries.measure_baseline()
+    baseline.accept_baseline(app.store, canaries.set, usual.id, "demo", datetime.now(UTC))
     pages = await Poison().craft(QUESTION, WRONG, np.random.default_rng(SEED))
     await app.guard.add(pages)
     try:
@@ -61,20 +61,20 @@ async def show_poisoning(app: App, out: Console) -> Act:
         await app.guard.remove([page.source for page in pages])
     ids = {page.id for page in pages}
     alert = next((s.alert for s in raised if ids & set(s.alert.documents)), None)
-    for _ in range(canaries.limits.passes):
+    for _ in range(canaries.limits.min_passes):
         await canaries.run(pause_s=0)
     over = alert is not None and alert.id not in {s.alert.id for s in open_alerts(app.store, canaries.set.name)}
-    out.print(Panel(_story(answer.text, alert, over), title="somebody poisons", title_align="left"))
+    out.print(Panel(_story(answer.text, alert, over), title="poisoning", title_align="left"))
     named = len(ids.intersection(alert.documents)) if alert else 0
     return Act(len(pages), answer.text, alert is not None, alert.title if alert else "", named, over)
 
 
 def _story(answer: str, alert: Alert | None, over: bool) -> str:
-    """The false answer, the alert as somebody would get it, and the end."""
-    text = render(alert, Phase.OPENED).plain if alert else "the canaries noticed nothing"
-    end = "The pages are removed, and the canaries say that all is well again." if over else "The alert is still open."
+    """The false answer, the alert text, and the outcome."""
+    text = render_alert(alert, AlertPhase.OPENED).plain if alert else "no alert: the canaries did not detect it"
+    end = "The pages are removed, and all canaries pass again." if over else "The alert is still open."
     return (
-        "[bold]Somebody slips false pages into the collection.[/bold]\n\n"
+        "[bold]False pages are added to the collection.[/bold]\n\n"
         f"[red]{escape(QUESTION)}[/red] {escape(answer[:240])} ...\n\n"
         f"[green]the next run of the canaries:[/green] {escape(text.strip())}\n\n{escape(end)}"
     )

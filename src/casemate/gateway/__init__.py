@@ -1,5 +1,5 @@
-"""An OpenAI-compatible door in front of a guarded system.
+"""An OpenAI-compatible HTTP API in front of a guarded system, with a dashboard.
 
-Nothing that goes out tells of verdicts, scores, thresholds or hidden documents; ``docs/how-to/serve.md`` says what
-clients may see. Importing a module of this package other than ``keys`` needs ``casemate[serve]``.
+No response contains verdicts, scores, thresholds or hidden documents; ``docs/how-to/serve.md`` lists what clients can
+see. All modules except ``auth.keys`` need ``casemate[serve]``.
 """

@@ -1,4 +1,4 @@
-"""What Prometheus reads. Counts by route and by defense, never by client: who asked what stays in the event store."""
+"""Prometheus metrics. Labels name routes and defenses, never clients; per-client usage is in the event store."""
 
 from __future__ import annotations
 
@@ -9,122 +9,118 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
-from casemate.events import EventStore, Relay
+from casemate.protocols import EventStore, EventStoreProxy
 from casemate.types import Event
 
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
-FINE = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0, 30.0)
+FINE_BUCKETS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0, 30.0)
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+METHODS = frozenset({"GET", "POST", "DELETE", "HEAD", "OPTIONS"})
 
 
 class Metrics:
-    """The figures of one gateway.
+    """The metrics of one gateway.
 
     Args:
-        working: Tells how many requests are at work.
+        in_progress: Returns the number of requests in progress.
         store: The event store.
-        age: Tells how many seconds ago it was last read.
+        age: Returns the seconds since the event store was last read.
     """
 
-    def __init__(self, working: Callable[[], int], store: EventStore, age: Callable[[], float]) -> None:
-        self.registry = CollectorRegistry()
-        ProcessCollector(registry=self.registry)
-        self._requests = Counter(
-            "casemate_requests", "Requests.", ["route", "method", "status"], registry=self.registry
-        )
+    def __init__(self, in_progress: Callable[[], int], store: EventStore, age: Callable[[], float]) -> None:
+        r = self.registry = CollectorRegistry()
+        ProcessCollector(registry=r)
+        self._requests = Counter("casemate_requests", "Requests.", ["route", "method", "status"], registry=r)
         self._seconds = Histogram(
-            "casemate_request_seconds",
-            "From the request to the last byte.",
-            ["route"],
-            buckets=BUCKETS,
-            registry=self.registry,
+            "casemate_request_seconds", "Duration of a request.", ["route"], buckets=BUCKETS, registry=r
         )
         self._first = Histogram(
-            "casemate_first_piece_seconds", "To the first piece of a stream.", buckets=BUCKETS, registry=self.registry
+            "casemate_first_piece_seconds", "Time to first token of a stream.", buckets=BUCKETS, registry=r
         )
-        self._broken = Counter(
-            "casemate_streams_broken", "Streams that did not end well.", ["why"], registry=self.registry
+        self._interrupted = Counter("casemate_streams_broken", "Interrupted streams, by reason.", ["why"], registry=r)
+        self._tokens = Counter("casemate_tokens", "Tokens, as budgets count them.", registry=r)
+        self._documents = Counter(
+            "casemate_documents", "Uploaded sources: indexed, or quarantined.", ["outcome"], registry=r
         )
-        self._tokens = Counter("casemate_tokens", "Tokens, as budgets count them.", registry=self.registry)
-        self._verdicts = Counter(
-            "casemate_verdicts", "Verdicts.", ["defense", "flagged", "enforced"], registry=self.registry
-        )
+        self._verdicts = Counter("casemate_verdicts", "Verdicts.", ["defense", "flagged", "enforced"], registry=r)
         self._stages = Histogram(
-            "casemate_stage_seconds", "Of one stage of an answer.", ["stage"], buckets=FINE, registry=self.registry
+            "casemate_stage_seconds", "Duration of a stage of an answer.", ["stage"], buckets=FINE_BUCKETS, registry=r
         )
-        at_work = Gauge(
-            "casemate_requests_at_work", "Requests at work, open streams among them.", registry=self.registry
-        )
-        at_work.set_function(working)
-        dropped = Gauge("casemate_events_dropped", "Events given up because the store failed.", registry=self.registry)
+        at_work = Gauge("casemate_requests_at_work", "Requests in progress, open streams included.", registry=r)
+        at_work.set_function(in_progress)
+        dropped = Gauge("casemate_events_dropped", "Events that were lost because the store failed.", registry=r)
         dropped.set_function(lambda: float(store.dropped))
-        read = Gauge("casemate_store_age_seconds", "Since the event store was last read.", registry=self.registry)
+        read = Gauge("casemate_store_age_seconds", "Time since the event store was last read.", registry=r)
         read.set_function(age)
         self._lock = threading.Lock()
-        self._notes: dict[str, dict[str, Any]] = {}
-        self._spent: dict[str, dict[str, float]] = {}
+        self._routes: dict[str, dict[str, Any]] = {}
+        self._durations: dict[str, dict[str, float]] = {}
 
-    def text(self) -> bytes:
-        """All figures, as Prometheus reads them."""
+    def exposition(self) -> bytes:
+        """Returns all metrics in Prometheus's text format."""
         return generate_latest(self.registry)
 
-    def request(self, route: str, method: str, status: int, seconds: float) -> None:
-        """Counts a request that has ended."""
-        method = method if method in {"GET", "POST", "DELETE", "HEAD", "OPTIONS"} else "other"
-        self._requests.labels(route, method, str(status)).inc()
+    def observe_request(self, route: str, method: str, status: int, seconds: float) -> None:
+        """Counts a finished request."""
+        self._requests.labels(route, method if method in METHODS else "other", str(status)).inc()
         self._seconds.labels(route).observe(seconds)
         with self._lock:
-            note = self._notes.setdefault(route, {"seconds": 0.0, "slowest": 0.0, "statuses": Tally()})
-            note["seconds"] += seconds
-            note["slowest"] = max(note["slowest"], seconds)
-            note["statuses"][str(status)] += 1
+            entry = self._routes.setdefault(route, {"seconds": 0.0, "slowest": 0.0, "statuses": Tally()})
+            entry["seconds"] += seconds
+            entry["slowest"] = max(entry["slowest"], seconds)
+            entry["statuses"][str(status)] += 1
 
-    def stage(self, stage: str, seconds: float) -> None:
-        """Notes how long a stage of an answer took: ``embed``, ``search``, a defense, ``generate``."""
+    def observe_stage(self, stage: str, seconds: float) -> None:
+        """Records the duration of a stage: ``embed``, ``search``, a defense, or ``generate``."""
         self._stages.labels(stage).observe(seconds)
         with self._lock:
-            note = self._spent.setdefault(stage, {"count": 0, "seconds": 0.0, "slowest": 0.0})
-            note["count"] += 1
-            note["seconds"] += seconds
-            note["slowest"] = max(note["slowest"], seconds)
+            entry = self._durations.setdefault(stage, {"count": 0, "seconds": 0.0, "slowest": 0.0})
+            entry["count"] += 1
+            entry["seconds"] += seconds
+            entry["slowest"] = max(entry["slowest"], seconds)
 
-    def first_piece(self, seconds: float) -> None:
-        """Notes how long a stream's first piece took."""
+    def observe_first_token(self, seconds: float) -> None:
+        """Records the time to first token of a stream."""
         self._first.observe(seconds)
 
-    def broken(self, why: str) -> None:
-        """Counts a stream that broke off: ``left``, ``time`` or ``failure``."""
-        self._broken.labels(why).inc()
+    def count_interrupted(self, reason: str) -> None:
+        """Counts an interrupted stream: ``left``, ``time`` or ``failure``."""
+        self._interrupted.labels(reason).inc()
 
-    def tokens(self, count: int) -> None:
+    def count_tokens(self, count: int) -> None:
         """Counts tokens."""
         self._tokens.inc(count)
 
-    def notes(self) -> dict[str, Any]:
-        """What was counted by route and by stage since the last time, for the event of these seconds."""
+    def count_documents(self, indexed: int, quarantined: int) -> None:
+        """Counts uploaded sources by outcome."""
+        self._documents.labels("indexed").inc(indexed)
+        self._documents.labels("quarantined").inc(quarantined)
+
+    def drain(self) -> dict[str, Any]:
+        """Returns the counts by route and stage since the last call, for the usage event."""
         with self._lock:
-            notes, self._notes = self._notes, {}
-            spent, self._spent = self._spent, {}
-        routes = {route: {**note, "statuses": dict(note["statuses"])} for route, note in notes.items()}
-        return {"routes": routes, "stages": spent}
+            routes, self._routes = self._routes, {}
+            stages, self._durations = self._durations, {}
+        return {
+            "routes": {route: {**entry, "statuses": dict(entry["statuses"])} for route, entry in routes.items()},
+            "stages": stages,
+        }
 
-    def watching(self, store: EventStore, *others: Callable[[Event], None]) -> EventStore:
-        """The store, with verdicts counted on their way, and told to others."""
-        return _Watching(store, (self._verdict, *others))
+    def observed_store(self, store: EventStore, *observers: Callable[[Event], None]) -> EventStore:
+        """Returns the store wrapped so that verdicts are counted, and passed to the observers, when appended."""
+        return _ObservedStore(store, (self._count_verdict, *observers))
 
-    def _verdict(self, event: Event) -> None:
+    def _count_verdict(self, event: Event) -> None:
         labels = (event.body[name] for name in ("defense", "flagged", "enforced"))
         self._verdicts.labels(*(str(label).lower() for label in labels)).inc()
 
 
-class _Watching(Relay):
-    """Counts verdicts on their way."""
-
-    def __init__(self, store: EventStore, seen: Sequence[Callable[[Event], None]]) -> None:
+class _ObservedStore(EventStoreProxy):
+    def __init__(self, store: EventStore, observers: Sequence[Callable[[Event], None]]) -> None:
         super().__init__(store)
-        self._seen = seen
+        self._observers = observers
 
     def append(self, event: Event) -> None:
-        for seen in self._seen if event.kind == "verdict" else ():
-            seen(event)
+        for observer in self._observers if event.kind == "verdict" else ():
+            observer(event)
         super().append(event)

@@ -1,13 +1,16 @@
-"""Runs a gateway until it is told to end: uvicorn, with what the configuration says.
+"""Runs a gateway in uvicorn until a signal stops it.
 
-On SIGTERM or SIGINT no more connections are taken, running answers get ``grace_s`` to finish, and events are written. A
-second signal does not wait for them.
+On SIGTERM or SIGINT the server accepts no more connections, running answers have ``shutdown_grace_s`` to finish, and
+events are written. A second signal skips the wait.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import math
 import signal
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -15,62 +18,119 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from casemate.app import App
+from casemate.config import GatewaySection
 from casemate.errors import BackendError
-from casemate.gateway.door import HEADERS
-from casemate.gateway.http import make_app
-from casemate.gateway.refusals import no_http
+from casemate.gateway.admission import HEADERS
+from casemate.gateway.app import make_app
+from casemate.gateway.errors import invalid_http
+from casemate.system import App
 
 BACKLOG = 2048
-IDLE_S = 75
-"""An idle connection is kept so long: longer than reverse proxies keep theirs, so that it is they who close it."""
+RESERVED_DESCRIPTORS = 256
+"""File descriptors that are kept for indexes, databases and models."""
+LOG_INTERVAL_S = 60.0
+KEEP_ALIVE_S = 75
+"""Idle connections are kept longer than reverse proxies keep theirs, so that the proxy closes them."""
+_log = logging.getLogger(__name__)
 
 
-class Connection(H11Protocol):
-    """HTTP/1.1 as uvicorn speaks it, for strangers.
-
-    A request line and headers have to come within ``head_s``: whoever sends them one byte at a time, or nothing at
-    all, would else hold a connection for ever. And what is no HTTP is refused in the same shape as all else.
+class OpenConnections:
+    """The idle connections of a server, and the log of those that were closed for lack of room.
 
     Attributes:
-        head_s: Of the connection's configuration.
+        idle: Connections without a request in progress, longest idle first.
     """
 
-    head_s: float = 30.0
+    def __init__(self) -> None:
+        self.idle: dict[HttpConnection, None] = {}
+        self._closed, self._logged = 0, -math.inf
+
+    def make_room(self, new: HttpConnection) -> None:
+        """Closes the connection that has been idle longest, or the new one; logs at most once a minute."""
+        closed = next(iter(self.idle), new)
+        self.idle.pop(closed, None)
+        closed.transport.abort()
+        self._closed += 1
+        if time.monotonic() - self._logged > LOG_INTERVAL_S:
+            _log.warning(
+                "%d connections closed: more than gateway.max_connections=%d are open",
+                self._closed,
+                new.max_connections,
+            )
+            self._closed, self._logged = 0, time.monotonic()
+
+
+class HttpConnection(H11Protocol):
+    """An HTTP/1.1 connection with time limits and JSON errors for invalid HTTP.
+
+    Without the limits, a client that sends its headers byte by byte, or does not read its answer, would keep a
+    connection forever. If there are too many connections, a new one replaces the one that has been idle longest.
+
+    Attributes:
+        timeout_s: Time for request line and headers, and for reading a full output buffer.
+        max_connections: Open connections.
+        open_connections: Connections of this server: idle ones in the order in which they became idle.
+    """
+
+    timeout_s: float = 30.0
+    max_connections: int = 1000
+    open_connections: OpenConnections
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        self._late: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begins to wait for a request."""
+        """Starts the timer; at the limit, closes the connection that has been idle longest, or this one."""
         super().connection_made(transport)
-        self._wait()
+        if len(self.connections) > self.max_connections:
+            self.open_connections.make_room(self)
+        self._restart_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Waits no more."""
+        """Stops the timers."""
         super().connection_lost(exc)
-        self._wait(ended=True)
+        self._stop_timer()
+        self.resume_writing()
+
+    def pause_writing(self) -> None:
+        """The client reads too slowly: it has ``timeout_s`` to empty the buffer."""
+        super().pause_writing()
+        self._write_timer = self.loop.call_later(self.timeout_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """The client has read enough."""
+        super().resume_writing()
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+        self._write_timer = None
 
     def data_received(self, data: bytes) -> None:
-        """Takes some bytes, after which a request may have begun."""
+        """Feeds the parser; stops the timer once a request starts."""
         before = self.cycle
         super().data_received(data)
         if self.cycle is not before or self.transport.is_closing():
-            self._wait(ended=True)
-        elif self._idle and self._late is None:
-            self._wait()
+            self._stop_timer()
+        elif self._idle and self._timer is None:
+            self._restart_timer()
+
+    def on_response_complete(self) -> None:
+        """The connection is idle until the next request."""
+        super().on_response_complete()
+        if self._idle and not self.transport.is_closing():
+            self.open_connections.idle[self] = None
 
     def send_400_response(self, msg: str) -> None:
-        """Says that this is no HTTP, unless an answer is on its way."""
+        """Reports invalid HTTP, unless a response has started."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            refusal = no_http()
-            content = bytes(refusal.response().body)
-            headers = {**HEADERS, "Content-Type": "application/json", **(refusal.headers or {})}
-            told = [(name.encode(), value.encode()) for name, value in headers.items()]
-            told.append((b"Content-Length", str(len(content)).encode()))
+            error = invalid_http()
+            content = bytes(error.response().body)
+            named = {**HEADERS, "Content-Type": "application/json", **(error.headers or {})}
+            headers = [(name.encode(), value.encode()) for name, value in named.items()]
+            headers.append((b"Content-Length", str(len(content)).encode()))
             for event in (
-                h11.Response(status_code=400, headers=told, reason=b"Bad Request"),
+                h11.Response(status_code=400, headers=headers, reason=b"Bad Request"),
                 h11.Data(data=content),
                 h11.EndOfMessage(),
             ):
@@ -81,48 +141,72 @@ class Connection(H11Protocol):
     def _idle(self) -> bool:
         return self.cycle is None or self.cycle.response_complete
 
-    def _wait(self, ended: bool = False) -> None:
-        if self._late is not None:
-            self._late.cancel()
-        self._late = None if ended else self.loop.call_later(self.head_s, self._give_up)
+    def _restart_timer(self) -> None:
+        self._stop_timer()
+        self.open_connections.idle[self] = None
+        self._timer = self.loop.call_later(self.timeout_s, self._close_if_idle)
 
-    def _give_up(self) -> None:
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None
+        self.open_connections.idle.pop(self, None)
+
+    def _close_if_idle(self) -> None:
         if self._idle:
             self.transport.close()
 
 
-class Server(uvicorn.Server):
-    """Says where it listens as soon as it does."""
+def connection_options(section: GatewaySection) -> dict[str, Any]:
+    """Class attributes of the connections of one server."""
+    return {
+        "timeout_s": section.body_timeout_s,
+        "max_connections": section.max_connections or max(1, _descriptors() - RESERVED_DESCRIPTORS),
+        "open_connections": OpenConnections(),
+    }
 
-    def __init__(self, config: uvicorn.Config, told: Callable[[str], None]) -> None:
+
+def _descriptors() -> int:
+    """The limit of open files of this process; 1,024 where the system does not tell."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 1024
+    return min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], 1 << 20)
+
+
+class GatewayServer(uvicorn.Server):
+    """A server that reports its address as soon as it accepts connections."""
+
+    def __init__(self, config: uvicorn.Config, on_started: Callable[[str], None]) -> None:
         super().__init__(config)
-        self._told = told
+        self._on_started = on_started
 
     async def startup(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
-        """Begins to listen."""
+        """Starts listening."""
         await super().startup(sockets)  # type: ignore[arg-type]
         if self.started and self.servers:
             host, port = self.servers[0].sockets[0].getsockname()[:2]
-            place = f"[{host}]" if ":" in host else host
-            self._told(f"{'https' if self.config.is_ssl else 'http'}://{place}:{port}")
+            name = f"[{host}]" if ":" in host else host
+            self._on_started(f"{'https' if self.config.is_ssl else 'http'}://{name}:{port}")
 
 
-def configured(app: App) -> uvicorn.Config:
-    """What uvicorn is told."""
+def uvicorn_config(app: App) -> uvicorn.Config:
+    """Builds the configuration of uvicorn."""
     section, folder = app.config.gateway, app.config.folder
     return uvicorn.Config(
         make_app(app),
         host=section.host,
         port=section.port,
-        http=type("Connection", (Connection,), {"head_s": section.body_timeout_s}),
+        http=type("HttpConnection", (HttpConnection,), connection_options(section)),
         ws="none",
         lifespan="on",
         log_config=None,
-        access_log=False,  # it would name clients and what they asked for
+        access_log=False,  # it would name clients and their requests
         server_header=False,
         backlog=BACKLOG,
-        timeout_keep_alive=IDLE_S,
-        timeout_graceful_shutdown=max(1, round(section.grace_s)),
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=max(1, round(section.shutdown_grace_s)),
         proxy_headers=bool(section.trusted_proxies),
         forwarded_allow_ips=list(section.trusted_proxies),
         ssl_certfile=folder / section.tls_cert if section.tls_cert else None,
@@ -130,22 +214,22 @@ def configured(app: App) -> uvicorn.Config:
     )
 
 
-def serve(app: App, told: Callable[[str], None] = lambda address: None) -> None:
-    """Serves until a signal ends it; the system is then closed.
+def serve(app: App, on_started: Callable[[str], None] = lambda address: None) -> None:
+    """Serves until a signal stops the server, and closes the system.
 
     Args:
         app: The system.
-        told: Called with the address, as soon as requests are taken.
+        on_started: Called with the address once requests are accepted.
 
     Raises:
-        BackendError: If it could not begin; the log says why.
+        BackendError: If the server cannot start; the log has the reason.
     """
-    server = Server(configured(app), told)
+    server = GatewayServer(uvicorn_config(app), on_started)
     before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        server.run()  # uvicorn raises the signal once more at the end: by then it is to do nothing
+        server.run()  # uvicorn raises the signal again at its end, when it must have no effect
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
     if not server.started:
-        raise BackendError("the gateway could not begin; the log says why", backend="gateway", retryable=True)
+        raise BackendError("the gateway cannot start; see the log", backend="gateway", retryable=True)

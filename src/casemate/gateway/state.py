@@ -1,209 +1,275 @@
-"""What all routes of a gateway share, and what is done beside them: following keys and settings, telling of alerts."""
+"""The gateway's shared state, and its background work: reading keys and settings, recording usage, sending alerts."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
+import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, nullcontext
-from dataclasses import dataclass, field
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 
 from starlette.types import Scope
 
-from casemate.app import App
-from casemate.canaries import open_post
 from casemate.config import GatewaySection
 from casemate.errors import BackendError, CasemateError
-from casemate.gateway.answering import Books
-from casemate.gateway.dashboard.operating_point import Settings
-from casemate.gateway.keys import Key, Keys
-from casemate.gateway.limits import Limits, Purse
+from casemate.gateway.auth.keys import ApiKey, ApiKeyStore
+from casemate.gateway.auth.rate_limits import RateLimits, TokenBudget
 from casemate.gateway.metrics import Metrics
-from casemate.gateway.pace import Paced, beat
-from casemate.gateway.spans import Spans, spans_of
-from casemate.together import Together
+from casemate.gateway.operating_point import OperatingPointSync
+from casemate.gateway.response_timing import PacedGenerator, pace
+from casemate.gateway.tracing import open_tracer
+from casemate.gateway.usage import UsageMeter
+from casemate.guard.guard import Guard
+from casemate.monitor.enforcement import GuardModeSync
+from casemate.monitor.service import open_alert_dispatcher, open_document_sink
+from casemate.protocols import Generator
+from casemate.runtime.batching import Coalescer
+from casemate.system import App
+from casemate.types import Event
 
-FOLLOW_S = 2.0
-"""Seconds after which a key that was created elsewhere, or a setting that was changed there, is known here."""
-SETTLE_S = 5.0
-"""How long the store may take to write what an answer waits for."""
+REQUEST_KIND = "request"
+"""Kind of the event that records a finished request: client, route, status and durations, never a text."""
+SYNC_S = 2.0
+"""Interval at which keys and settings of other gateways are read."""
+WRITE_TIMEOUT_S = 5.0
+"""Time that the store has to write the events of an answer before it is sent."""
 STALE_S = 60.0
-"""A gateway that could not read its keys for so long is not ready."""
-LOOK_S = 5.0
-"""How long index and store may take to show that they are there."""
-VISIT = "casemate.visit"
+"""A gateway that has not read its keys for this long is not ready."""
+PROBE_TIMEOUT_S = 5.0
+"""Time that index and store have to answer a readiness probe."""
+_CONTEXT = "casemate.request"
 _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class Visit:
+class RequestContext:
     """One request.
 
     Attributes:
-        id: Random; the client sees it as ``X-Request-Id``, and verdicts are noted with it.
-        key: Whose it is, once that is known.
-        began: When it came, by the monotonic clock.
-        status: What was answered; 0: nothing yet.
+        id: Random id, sent as ``X-Request-Id`` and recorded with verdicts.
+        key: Its API key; None before authentication.
+        start: Arrival, by the monotonic clock.
+        status: HTTP status that was sent; 0 for none yet.
+        admitted: Whether it passed authentication and rate limits.
+        client: Client of the query; empty before the query is read.
+        first_token: Seconds to the first token of a stream; None for no stream.
+        stages: Seconds by stage of the answer.
     """
 
     id: str
-    key: Key | None = None
-    began: float = field(default_factory=time.monotonic)
+    key: ApiKey | None = None
+    start: float = field(default_factory=time.monotonic)
     status: int = 0
+    admitted: bool = False
+    client: str = ""
+    first_token: float | None = None
+    stages: dict[str, float] = field(default_factory=dict)
 
 
-def visit_of(scope: Scope) -> Visit:
-    """The visit that a request is."""
-    found: Visit = scope[VISIT]
-    return found
+_CURRENT: ContextVar[RequestContext | None] = ContextVar("casemate-request", default=None)
+
+
+def set_context(scope: Scope, context: RequestContext) -> None:
+    """Attaches the context to an ASGI scope and to the current task."""
+    scope[_CONTEXT] = context
+    _CURRENT.set(context)
+
+
+def get_context(scope: Scope) -> RequestContext:
+    """Returns the context of an ASGI scope."""
+    context: RequestContext = scope[_CONTEXT]
+    return context
 
 
 @dataclass(eq=False)
 class Gateway:
-    """A wired system with a door.
+    """A wired system behind the HTTP API.
 
     Attributes:
-        app: The system. It belongs to the gateway, which closes it when it ends.
+        app: The system, which the gateway closes.
+
+    ``documents`` is the sink of all uploads, with screening if configured.
     """
 
     app: App
 
     def __post_init__(self) -> None:
         section = self.section
-        self.keys = Keys(self.app.store)
-        self.limits = Limits(
+        self.keys = ApiKeyStore(self.app.store)
+        self.limits = RateLimits(
             self.app.store,
             section.requests_per_minute,
             section.tokens_per_day,
             section.concurrency,
-            self.keys.follow,
+            self.keys.sync,
+            concurrency_per_key=section.concurrency_per_key,
         )
-        self.metrics = Metrics(lambda: self.limits.working, self.app.store, lambda: time.monotonic() - self._followed)
-        self.spans = spans_of(section.traces)
-        self._wire(self.spans)
-        self._flushes: Together[None, bool] = Together(lambda asked: [self.app.store.flush(SETTLE_S)] * len(asked))
-        self._settings = Settings(self.app)
-        self.post = open_post(self.app)
-        self._followed = float("-inf")
-        self._looked: tuple[float, bool] = (float("-inf"), False)
+        self.metrics = Metrics(
+            lambda: self.limits.in_progress, self.app.store, lambda: time.monotonic() - self._synced_at
+        )
+        self.tracer = open_tracer(section.otlp_endpoint)
+        self.app = replace(self.app, guard=self._instrument(self.app.guard))
+        self.documents = open_document_sink(self.app)
+        self._flushes: Coalescer[None, bool] = Coalescer(
+            lambda asked: [self.app.store.flush(WRITE_TIMEOUT_S)] * len(asked)
+        )
+        self._settings = OperatingPointSync(self.app), GuardModeSync(self.app)
+        self._alerts = open_alert_dispatcher(self.app)
+        self._synced_at = float("-inf")
+        self._probe: tuple[float, bool] = (float("-inf"), False)
 
-    def _wire(self, spans: Spans | None) -> None:
-        """Puts what is counted, traced and paced into the guard."""
-        guard, store = self.app.guard, self.app.guard.store or self.app.store
-        guard.store = self.metrics.watching(store, *([spans.verdict] if spans else []))
-        span = spans.writing if spans else nullcontext
-        guard.generator = Paced(guard.generator, self.beat, self.metrics.stage, span)
+    def _instrument(self, guard: Guard) -> Guard:
+        """Adds metrics, traces and response pacing to the guard."""
+        tracer, metrics = self.tracer, self.metrics
 
-        def watch(stage: str, seconds: float) -> None:
-            self.metrics.stage(stage, seconds)
-            if spans:
-                spans.stage(stage, seconds)
+        def paced(generator: Generator) -> Generator:
+            span = tracer.generation if tracer else nullcontext
+            return PacedGenerator(generator, self.pace, observe, span)
 
-        guard.watch = watch
+        def observe(stage: str, seconds: float) -> None:
+            metrics.observe_stage(stage, seconds)
+            if context := _CURRENT.get():
+                context.stages[stage] = context.stages.get(stage, 0.0) + seconds
+
+        def on_stage(stage: str, seconds: float) -> None:
+            observe(stage, seconds)
+            if tracer:
+                tracer.record_stage(stage, seconds)
+
+        observers = [tracer.record_verdict] if tracer else []
+        store = metrics.observed_store(guard.store or self.app.store, *observers)
+        return guard.instrumented(store=store, wrap_generator=paced, on_stage=on_stage)
 
     @property
     def section(self) -> GatewaySection:
-        """Its part of the configuration."""
+        """The section ``gateway`` of the configuration."""
         return self.app.config.gateway
 
-    def books(self, key: Key) -> Books:
-        """Where an answer to a key's client is entered."""
-        return Books(Purse(self.limits, key), self.app.store.receipt, self.settle, self.metrics)
+    def usage_meter(self, key: ApiKey) -> UsageMeter:
+        """Returns the meter that charges an answer to a key."""
+        return UsageMeter(TokenBudget(self.limits, key), self.app.store.receipt, self.wait_written, self.metrics)
 
-    async def beat(self) -> None:
-        """Waits for the next beat, while what was noted is written: that takes longer when there is more of it."""
-        if self.section.pace_ms:
-            self.app.store.flush(0)  # begins at once, and does not wait
-            await beat(self.section.pace_ms / 1000)
-
-    async def settle(self, receipt: Callable[[], bool]) -> None:
-        """Waits until what was noted is written. Then it is safe from a kill, and known to other gateways.
+    def record_request(self, context: RequestContext, route: str, seconds: float) -> None:
+        """Appends the event of a finished request, unless it was refused before it reached its route.
 
         Args:
-            receipt: The store's, for what was noted by then: the payment that came between may have carried it along.
+            context: The request.
+            route: Its route.
+            seconds: Its duration.
+        """
+        if not context.admitted or context.key is None:
+            return
+        body = {
+            "request": context.id,
+            "client": context.client or context.key.id,
+            "tenant": context.key.grant.tenant,
+            "route": route,
+            "status": context.status or 499,
+            "seconds": seconds,
+            "first_token": context.first_token,
+            "stages": context.stages,
+        }
+        try:
+            self.app.store.append(Event(uuid.uuid4().hex, datetime.now(UTC), REQUEST_KIND, body))
+        except Exception as error:  # the answer has been sent
+            _log.error("request %s was not recorded: %s", context.id, type(error).__name__)
+
+    async def pace(self) -> None:
+        """Waits for the next multiple of ``pace_ms``; meanwhile events are written, which takes longer for more."""
+        if self.section.pace_ms:
+            self.app.store.flush(0)  # starts writing, and returns at once
+            await pace(self.section.pace_ms / 1000)
+
+    async def wait_written(self, receipt: Callable[[], bool]) -> None:
+        """Waits until events are written: then a kill does not lose them, and other gateways read them.
+
+        Args:
+            receipt: Checks whether they are written (``EventStore.receipt``).
 
         Raises:
-            BackendError: If the store does not take it.
+            BackendError: If the store does not write them in time.
         """
-        if not (receipt() or await self._flushes.ask(None)):
-            raise BackendError("the event store does not take what is noted", backend="store", retryable=True)
+        if not (receipt() or await self._flushes.submit(None)):
+            raise BackendError("events cannot be written to the event store", backend="store", retryable=True)
 
     async def ready(self) -> bool:
-        """Whether index, store and keys are there. Looked at once a second at most, whoever asks."""
+        """Whether index, store and keys are available; probed at most once a second."""
         now = time.monotonic()
-        if now - self._looked[0] >= 1:
-            self._looked = now, self._looked[1]
-            self._looked = now, await self._look()
-        return self._looked[1]
+        if now - self._probe[0] >= 1:
+            self._probe = now, self._probe[1]
+            self._probe = now, await self._run_probe()
+        return self._probe[1]
 
-    async def _look(self) -> bool:
-        if time.monotonic() - self._followed > STALE_S:
+    async def _run_probe(self) -> bool:
+        if time.monotonic() - self._synced_at > STALE_S:
             return False
         try:
-            async with asyncio.timeout(LOOK_S):
+            async with asyncio.timeout(PROBE_TIMEOUT_S):
                 await asyncio.to_thread(self.app.index.tenants)
-                return await asyncio.to_thread(self.app.store.flush, LOOK_S)
+                return await asyncio.to_thread(self.app.store.flush, PROBE_TIMEOUT_S)
         except (CasemateError, TimeoutError) as error:
             _log.warning("not ready: %s", str(error) or type(error).__name__)
             return False
 
-    def begin(self) -> None:
-        """Reads keys and settings, and makes the first search as fast as the others. Blocks.
+    @asynccontextmanager
+    async def lifespan(self, _: object = None) -> AsyncIterator[None]:
+        """Runs the background work from the first request to the last, and closes the system."""
+        await asyncio.to_thread(self._start)
+        tasks = [asyncio.create_task(work) for work in (self._sync_forever(), self._send_alerts_forever())]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.to_thread(self._stop)
+
+    def _start(self) -> None:
+        """Reads keys and settings, and warms up the index, so that the first search is not slower than the others.
 
         Raises:
             BackendError: If index or store cannot be read.
         """
-        self._follow()
-        asked = {key.grant.tenant for key in self.keys.all() if key.revoked is None}
-        for tenant in asked & set(self.app.index.tenants()):
+        self._sync()
+        tenants = {key.grant.tenant for key in self.keys.all() if key.revoked is None}
+        for tenant in tenants & set(self.app.index.tenants()):
             self.app.index.warm(tenant)
             if why := self.app.due(tenant):
                 _log.warning("tenant %r: %s", tenant, why)
 
-    def end(self) -> None:
-        """Writes what is still to be noted, and closes the system."""
-        self.limits.save(self.metrics.notes())
-        if self.spans:
-            self.spans.close()
+    def _stop(self) -> None:
+        self.limits.record_usage(self.metrics.drain())
+        if self.tracer:
+            self.tracer.close()
         self.app.close()
 
-    def _follow(self) -> None:
-        self.keys.follow()
-        self._settings.follow()
-        self._followed = time.monotonic()
+    def _sync(self) -> None:
+        self.keys.sync()
+        for setting in self._settings:
+            setting.sync()
+        self._synced_at = time.monotonic()
 
-    def _tend(self) -> None:
-        self.limits.save(self.metrics.notes())
-        self._follow()
+    def _record_and_sync(self) -> None:
+        self.limits.record_usage(self.metrics.drain())
+        self._sync()
 
-    async def tend(self) -> None:
-        """Follows and writes, for ever."""
+    async def _sync_forever(self) -> None:
         while True:
-            await asyncio.sleep(FOLLOW_S)
+            await asyncio.sleep(SYNC_S)
             try:
-                await asyncio.to_thread(self._tend)
-            except Exception as error:  # what is known stays; /readyz tells when it is too old
-                _log.warning("keys and settings were not read: %s", str(error) or type(error).__name__)
+                await asyncio.to_thread(self._record_and_sync)
+            except Exception as error:  # the cached values stay; /readyz reports when they are too old
+                _log.warning("keys and settings cannot be read: %s", str(error) or type(error).__name__)
 
-    async def tell(self) -> None:
-        """Brings alerts to people, for ever, if no other process does."""
+    async def _send_alerts_forever(self) -> None:
+        """Sends alerts while this process has the lease."""
         while True:
             try:
-                await self.post.run()
+                await self._alerts.run()
             except Exception as error:
-                _log.error("alerts are not sent for a while: %s", str(error) or type(error).__name__)
-            await asyncio.sleep(self.post.settings.lease_s)
-
-    @asynccontextmanager
-    async def open(self, _: object = None) -> AsyncIterator[None]:
-        """From the first request to the last."""
-        await asyncio.to_thread(self.begin)
-        beside = [asyncio.create_task(work) for work in (self.tend(), self.tell())]
-        try:
-            yield
-        finally:
-            for task in beside:
-                task.cancel()
-            await asyncio.gather(*beside, return_exceptions=True)
-            await asyncio.to_thread(self.end)
+                _log.error("alerts cannot be sent at the moment: %s", str(error) or type(error).__name__)
+            await asyncio.sleep(self._alerts.settings.lease_s)

@@ -1,1 +1,1 @@
-"""A guard in front of the retrieval that somebody already has, one file a framework. Import the one you use."""
+"""Guards for LangChain, LlamaIndex and Haystack: one module per framework. Import the one you use."""

@@ -1,4 +1,4 @@
-"""What is common to the collections and embedders of all frameworks."""
+"""Base classes of the frameworks' collections and embedders."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from typing import Any
 
 import numpy as np
 
-from casemate.collection import Collection, Piece, cosines
 from casemate.errors import CapabilityError, DataError
-from casemate.integrations.asking import ASKED, Row
-from casemate.protocols import Embedder, Progress
+from casemate.integrations.guarded_query import CURRENT_QUERY, FrameworkDocument
+from casemate.maths.vectors import cosines
+from casemate.protocols import CollectionPage, Embedder, Progress, VectorCollection
 from casemate.types import Document, Hit, Vector
 
-PIECE = 1024
-"""Rows of one piece of a scan."""
-ALIKE = 1e-4
-"""How far a text's vector as a question may be from its vector as a document, for the two to be the same."""
+PAGE_ROWS = 1024
+"""Rows per page of a scan."""
+SYMMETRY_TOLERANCE = 1e-4
+"""Largest component difference at which questions and documents count as embedded alike."""
 PROBE = "Where is the key of the east gate kept?"
 
 
-class Foreign(Collection):
-    """A framework's store. Subclasses say how it is read.
+class FrameworkCollection(VectorCollection):
+    """A framework's store as a collection. Subclasses implement ``rows``, ``find``, ``count`` and ``search_store``.
 
     Attributes:
-        name: What messages call it.
+        name: Name in messages.
         dim: Length of a vector.
     """
 
@@ -35,84 +35,86 @@ class Foreign(Collection):
     dim: int = 0
 
     def open(self) -> int:
-        """See ``Collection.open``."""
+        """See ``VectorCollection.open``."""
         return self.dim
 
-    def scan(self, after: str = "") -> Iterator[Piece]:
-        """See ``Collection.scan``. Rows come in the order of the store, which must be the same each time."""
+    def scan(self, after: str = "") -> Iterator[CollectionPage]:
+        """See ``VectorCollection.scan``. The order of the store must be stable."""
         rows = iter(self.rows())
         if after:
             for row, _ in rows:
                 if row.id == after:
                     break
-        while some := list(islice(rows, PIECE)):
-            yield self.piece(some, some[-1][0].id)
+        while some := list(islice(rows, PAGE_ROWS)):
+            yield self.page(some, some[-1][0].id)
 
-    def piece(self, rows: Sequence[tuple[Row, Any]], after: str = "") -> Piece:
-        """Rows with their vectors as a piece."""
-        return Piece([document_of(row) for row, _ in rows], stacked([v for _, v in rows], self.dim), after)
+    def page(self, rows: Sequence[tuple[FrameworkDocument, Any]], after: str = "") -> CollectionPage:
+        """Rows and vectors as a page."""
+        return CollectionPage(
+            [document_of(row) for row, _ in rows], stack_vectors([v for _, v in rows], self.dim), after
+        )
 
     def search(self, vector: Vector, k: int) -> Sequence[Hit]:
-        """See ``Collection.search``. What the framework found is noted with the question that is being answered."""
-        asked = ASKED.get()
+        """See ``VectorCollection.search``. Records the framework's hits with the current question."""
+        asked = CURRENT_QUERY.get()
         if asked is None or asked.vector is None:
-            return self._hits(self.look([float(x) for x in vector], k, {}), vector)
+            return self._hits(self.search_store([float(x) for x in vector], k, {}), vector)
         own = asked.native if vector is asked.vector else [float(x) for x in vector]
-        rows = self.look(own, k, dict(asked.options))
+        rows = self.search_store(own, k, dict(asked.options))
         asked.found.update((row.id, row) for row in rows)
         return self._hits(rows, vector)
 
     def cosines(self, ids: Sequence[str], vector: Vector) -> dict[str, float]:
-        """Exact similarity of some rows to a vector; what is not there is left out."""
-        piece = self.find(ids)
-        if not piece.documents:
+        """Exact cosine of rows to a vector, by id. Missing rows are omitted."""
+        page = self.find(ids)
+        if not page.documents:
             return {}
-        return dict(zip([d.id for d in piece.documents], cosines(piece.vectors, vector).tolist(), strict=True))
+        return dict(zip([d.id for d in page.documents], cosines(page.vectors, vector).tolist(), strict=True))
 
-    def _hits(self, rows: Sequence[Row], vector: Vector) -> list[Hit]:
+    def _hits(self, rows: Sequence[FrameworkDocument], vector: Vector) -> list[Hit]:
         unknown = [row.id for row in rows if row.cosine is None]
         known = self.cosines(unknown, vector) if unknown else {}
         if lacking := [name for name in unknown if name not in known]:
-            raise DataError(f"{self.name}: document {lacking[0]!r} was found, and has no vector to be judged by")
+            raise DataError(f"{self.name}: document {lacking[0]!r} has no stored vector, so the guard cannot judge it")
         hits = [Hit(document_of(r), known[r.id] if r.cosine is None else r.cosine) for r in rows]
         return sorted(hits, key=lambda hit: -hit.score)
 
     @abstractmethod
-    def rows(self) -> Iterable[tuple[Row, Sequence[float]]]:
-        """All rows with their vectors, in an order that stays.
+    def rows(self) -> Iterable[tuple[FrameworkDocument, Sequence[float]]]:
+        """All rows with their vectors, in a stable order.
 
         Raises:
-            CapabilityError: If the store cannot be read through.
+            CapabilityError: If the store cannot be enumerated.
         """
 
     @abstractmethod
-    def look(self, vector: Any, k: int, options: dict[str, Any]) -> Sequence[Row]:
-        """The framework's own search."""
+    def search_store(self, vector: Any, k: int, options: dict[str, Any]) -> Sequence[FrameworkDocument]:
+        """Searches with the framework's own method."""
 
     def add(self, documents: Sequence[Document], vectors: Vector) -> None:
-        """See ``Collection.add``: what is added goes through the framework's own methods."""
-        raise CapabilityError(f"{self.name} is written by the framework's own methods")
+        """See ``VectorCollection.add``. Refused: the framework's own methods write."""
+        raise CapabilityError(f"{self.name} is read-only here; add and remove documents with the framework's methods")
 
     def remove(self, ids: Sequence[str]) -> None:
-        """See ``Collection.remove``: what is removed goes through the framework's own methods."""
-        raise CapabilityError(f"{self.name} is written by the framework's own methods")
+        """See ``VectorCollection.remove``. Refused: the framework's own methods write."""
+        raise CapabilityError(f"{self.name} is read-only here; add and remove documents with the framework's methods")
 
     def close(self) -> None:
-        """See ``Collection.close``: the store belongs to whoever made it."""
+        """See ``VectorCollection.close``. Does nothing: the application owns the store."""
 
 
-class Foreigner(Embedder):
-    """A framework's embedder: questions and documents may be embedded differently.
+class FrameworkEmbedder(Embedder):
+    """A framework's embedder. It may embed questions and documents differently.
 
     Args:
-        name: Of model and framework.
+        name: Framework and model, for the fingerprint.
         question: Embeds one question.
-        documents: Embeds texts of documents; None: nobody says how, and it is not needed where the framework adds.
+        documents: Embeds texts of documents. None: unknown, and not needed if the framework adds documents.
     """
 
     fingerprint: str = ""
     dim: int = 0
-    max_tokens: int = 1 << 20  # frameworks do not tell
+    max_tokens: int = 1 << 20  # unknown
 
     def __init__(
         self,
@@ -120,17 +122,20 @@ class Foreigner(Embedder):
         question: Callable[[str], Sequence[float]],
         documents: Callable[[list[str]], Sequence[Sequence[float]]] | None = None,
     ) -> None:
-        as_question = unit(question(PROBE))
+        as_question = unit_vector(question(PROBE))
         self.dim = len(as_question)
         self._question, self._documents = question, documents or (lambda texts: [question(t) for t in texts])
-        self.symmetric = documents is not None and np.abs(as_question - unit(documents([PROBE])[0])).max() < ALIKE
+        self.symmetric = (
+            documents is not None
+            and np.abs(as_question - unit_vector(documents([PROBE])[0])).max() < SYMMETRY_TOLERANCE
+        )
         self.fingerprint = f"{name}, {self.dim} dimensions"
 
     def embed(self, texts: Sequence[str], progress: Progress | None = None) -> Vector:
-        """Embeds questions: all at once if questions and documents are embedded alike."""
+        """Embeds questions; in one batch if questions and documents are embedded alike."""
         if self.symmetric and len(texts) > 1:
             return self.documents(texts, progress)
-        found = [unit(self._question(text)) for text in texts]
+        found = [unit_vector(self._question(text)) for text in texts]
         if progress:
             progress(len(texts))
         return np.stack(found) if found else np.empty((0, self.dim), np.float32)
@@ -140,32 +145,32 @@ class Foreigner(Embedder):
         given = self._documents(list(texts)) if texts else ()
         if progress:
             progress(len(texts))
-        return np.stack([unit(v) for v in given]) if len(texts) else np.empty((0, self.dim), np.float32)
+        return np.stack([unit_vector(v) for v in given]) if len(texts) else np.empty((0, self.dim), np.float32)
 
     def spans(self, text: str) -> Sequence[tuple[int, int]]:
-        """See ``Embedder.spans``: frameworks cut texts themselves."""
-        raise CapabilityError("a framework's embedder does not say where its tokens end")
+        """See ``Embedder.spans``: Not available: frameworks chunk texts themselves."""
+        raise CapabilityError("a framework's embedder does not report token boundaries")
 
 
-def unit(vector: Any) -> Vector:
-    """A vector at unit length, float32.
+def unit_vector(vector: Any) -> Vector:
+    """Normalizes a vector: (dim,), float32, unit length.
 
     Raises:
-        DataError: If it is no vector, or none of a length.
+        DataError: If it is not a vector, or zero or not finite.
     """
     found = np.asarray(vector, np.float64)
     length = math.sqrt(found @ found) if found.ndim == 1 else 0.0
     if not 0 < length < math.inf:
-        raise DataError("the embedder gave no vector that has a length; a question cannot be judged by it")
+        raise DataError("the embedder returned no finite, nonzero vector, so the question cannot be judged")
     unit_: Vector = (found / length).astype(np.float32)
     return unit_
 
 
-def stacked(vectors: Sequence[Any], dim: int) -> Vector:
-    """Vectors as they are stored, (n, dim), float32.
+def stack_vectors(vectors: Sequence[Any], dim: int) -> Vector:
+    """Stacks stored vectors: (n, dim), float32.
 
     Raises:
-        DataError: If one has another number of dimensions, or is none.
+        DataError: If a vector has another dimension.
     """
     wrong = next((np.shape(v) for v in vectors if np.shape(v) != (dim,)), None)
     if wrong is not None:
@@ -173,6 +178,6 @@ def stacked(vectors: Sequence[Any], dim: int) -> Vector:
     return np.asarray(vectors, np.float32).reshape(-1, dim)
 
 
-def document_of(row: Row) -> Document:
-    """A framework's document as the guard reads it."""
+def document_of(row: FrameworkDocument) -> Document:
+    """Converts a framework's document for the guard."""
     return Document(row.id, row.text, source=row.source, metadata=row.metadata)

@@ -1,7 +1,7 @@
-"""Haystack: a retriever component with a guard in front of it.
+"""Haystack: a guarded retriever component.
 
-from casemate.integrations.haystack import GuardedRetriever
-pipeline.add_component("retriever", GuardedRetriever(InMemoryEmbeddingRetriever(store), text_embedder))
+from casemate.integrations.haystack import GuardedHaystackRetriever
+pipeline.add_component("retriever", GuardedHaystackRetriever(InMemoryEmbeddingRetriever(store), text_embedder))
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from casemate.collection import Piece
 from casemate.errors import ConfigError, needs
-from casemate.integrations.adapters import Foreign, Foreigner
-from casemate.integrations.asking import Asked, Row, asker
-from casemate.integrations.protection import Protection, Protects
+from casemate.integrations.adapters import FrameworkCollection, FrameworkEmbedder
+from casemate.integrations.guarded_query import FrameworkDocument, GuardedQuery, client_identity
+from casemate.integrations.protection import Protection, ProtectionReport
+from casemate.protocols import CollectionPage
 
 with needs("casemate[haystack]"):
     from haystack import Document, component, default_from_dict, default_to_dict
     from haystack.core.serialization import component_to_dict
 
 
-class Store(Foreign):
+class HaystackCollection(FrameworkCollection):
     """The documents behind one of Haystack's embedding retrievers.
 
     Args:
-        retriever: A component that takes ``query_embedding``, ``top_k`` and ``filters``.
+        retriever: A component with the inputs ``query_embedding``, ``top_k`` and ``filters``.
         dim: Length of a vector.
-        source: Key of a document's ``meta`` that names the record it was cut from.
+        source: Key of a document's ``meta`` that names the record that the document is a chunk of.
     """
 
     def __init__(self, retriever: Any, dim: int, source: str) -> None:
@@ -41,49 +41,49 @@ class Store(Foreign):
         self._unfiltered.filters = None
 
     def count(self) -> int:
-        """See ``Collection.count``."""
+        """See ``VectorCollection.count``."""
         return int(self.retriever.document_store.count_documents())
 
-    def rows(self) -> Iterator[tuple[Row, Sequence[float]]]:
-        """See ``Foreign.rows``."""
+    def rows(self) -> Iterator[tuple[FrameworkDocument, Sequence[float]]]:
+        """See ``FrameworkCollection.rows``."""
         yield from self._held(self.retriever.document_store.filter_documents())
 
-    def find(self, ids: Sequence[str]) -> Piece:
-        """See ``Collection.find``."""
+    def find(self, ids: Sequence[str]) -> CollectionPage:
+        """See ``VectorCollection.find``."""
         wanted = {"field": "id", "operator": "in", "value": list(ids)}
-        return self.piece(list(self._held(self.retriever.document_store.filter_documents(wanted))))
+        return self.page(list(self._held(self.retriever.document_store.filter_documents(wanted))))
 
-    def look(self, vector: Any, k: int, options: dict[str, Any]) -> Sequence[Row]:
-        """See ``Foreign.look``."""
+    def search_store(self, vector: Any, k: int, options: dict[str, Any]) -> Sequence[FrameworkDocument]:
+        """See ``FrameworkCollection.look``."""
         retriever = self._unfiltered if options.pop("whole", True) else self.retriever
         found = retriever.run(query_embedding=vector, top_k=k, **options, **self._vectors)["documents"]
-        return [self._row(document) for document in found]
+        return [self.row(document) for document in found]
 
-    def _held(self, documents: Sequence[Document]) -> Iterator[tuple[Row, Sequence[float]]]:
+    def _held(self, documents: Sequence[Document]) -> Iterator[tuple[FrameworkDocument, Sequence[float]]]:
         for document in documents:
             if document.embedding is not None:
-                yield self._row(document), document.embedding
+                yield self.row(document), document.embedding
 
-    def _row(self, document: Document) -> Row:
+    def row(self, document: Document) -> FrameworkDocument:
+        """Converts a document."""
         source = document.meta.get(self._source)
         text = document.content or ""
-        return Row(document.id, text, document.meta, str(source or ""), document, document.score)
+        return FrameworkDocument(document.id, text, document.meta, str(source or ""), document, document.score)
 
 
 @component
-class GuardedRetriever:
-    """Retrieves by another retriever, and hands out what a guard lets through.
+class GuardedHaystackRetriever:
+    """Wraps an embedding retriever and returns the documents that the guard allows.
 
-    What it protects, and what it cannot protect there, is logged at INFO under ``casemate.integrations`` when it is
-    warmed up, and is in the attribute ``protects``. It sends nothing anywhere; Haystack itself counts its users unless
-    ``HAYSTACK_TELEMETRY_ENABLED`` is ``False``.
+    ``protection_report`` states what is protected and what is not; it is logged at INFO under ``casemate.integrations``
+    at warm-up. Casemate sends no telemetry; Haystack does unless ``HAYSTACK_TELEMETRY_ENABLED`` is ``False``.
 
     Args:
         retriever: An embedding retriever, with its ``document_store``.
         text_embedder: Embeds questions; the model that embedded the documents.
-        config: A ``casemate.yaml``, or the same as a mapping; without it Mirabel stands guard as it comes.
-        path: Folder in which the guard keeps what it knows; without it, that is forgotten at the end.
-        source: Key of a document's ``meta`` that names the record it was cut from.
+        config: A ``casemate.yaml``, or the same as a mapping; default: ``mirabel`` with default options.
+        path: Folder for the guard's state. None: the state is kept in memory.
+        source: Key of a document's ``meta`` that names the record that the document is a chunk of.
         fit: See ``Protection``.
     """
 
@@ -98,7 +98,7 @@ class GuardedRetriever:
     ) -> None:
         if not (_takes(retriever, "query_embedding") and hasattr(retriever, "document_store")):
             raise ConfigError(
-                f"a {type(retriever).__name__} does not search a document store by embedding, so nothing it finds can "
+                f"a {type(retriever).__name__} does not search a document store by embedding, so its results cannot "
                 "be judged: give an embedding retriever"
             )
         self.retriever, self.text_embedder = retriever, text_embedder
@@ -106,14 +106,14 @@ class GuardedRetriever:
         self._protection: Protection | None = None
 
     def warm_up(self) -> None:
-        """Warms up what is inside, and reads the document store through, once."""
+        """Warms up retriever and embedder, and reads the document store once."""
         for part in (self.text_embedder, self.retriever):
             if hasattr(part, "warm_up"):
                 part.warm_up()
         if self._protection is None:
             name = f"haystack {type(self.text_embedder).__name__} {getattr(self.text_embedder, 'model', '')}".rstrip()
-            embedder = Foreigner(name, self._embedded)
-            store = Store(self.retriever, embedder.dim, self.source)
+            embedder = FrameworkEmbedder(name, self._embedded)
+            store = HaystackCollection(self.retriever, embedder.dim, self.source)
             self._protection = Protection(store, embedder, self.config, self.path, self.fit)
 
     @property
@@ -125,9 +125,9 @@ class GuardedRetriever:
         return self._protection
 
     @property
-    def protects(self) -> Protects:
-        """What is protected here, and what cannot be."""
-        return self.protection.protects
+    def protection_report(self) -> ProtectionReport:
+        """What is protected here, and what is not."""
+        return self.protection.protection_report
 
     @component.output_types(documents=list[Document])
     def run(
@@ -142,15 +142,15 @@ class GuardedRetriever:
         """Retrieves.
 
         Args:
-            query: The question, as it was asked.
-            query_embedding: Its vector; without it, the question is embedded here.
-            filters: As the retriever takes them.
-            top_k: How many documents; unset: the retriever's own number.
-            client: Who asks, by what was authenticated (``Asker``).
-            tenant: Likewise.
+            query: The question.
+            query_embedding: Its vector. None: the question is embedded here.
+            filters: Filters of the retriever.
+            top_k: Number of documents. Default: that of the retriever.
+            client: Authenticated client (``ClientIdentity``).
+            tenant: Tenant of the client.
         """
         asked = self._asked(query, query_embedding or self._embedded(query), filters, top_k)
-        asked.asker = asker(client, tenant)
+        asked.identity = client_identity(client, tenant)
         return {"documents": self._shown(self.protection.retrieve(asked)) if asked.k else []}
 
     @component.output_types(documents=list[Document])
@@ -163,23 +163,41 @@ class GuardedRetriever:
         client: str = "",
         tenant: str = "",
     ) -> dict[str, list[Document]]:
-        """Retrieves, in a thread while the loop goes on. See ``run``."""
+        """Retrieves in a worker thread. See ``run``."""
         vector = query_embedding if query_embedding else await asyncio.to_thread(self._embedded, query)
         asked = self._asked(query, vector, filters, top_k)
-        asked.asker = asker(client, tenant)
-        protection = await asyncio.to_thread(lambda: self.protection)  # the first time it reads the store through
+        asked.identity = client_identity(client, tenant)
+        protection = await asyncio.to_thread(lambda: self.protection)  # the first call reads the store
         return {"documents": self._shown(await protection.aretrieve(asked)) if asked.k else []}
 
+    def write_documents(self, documents: Sequence[Document], **options: Any) -> int:
+        """Writes embedded documents into the document store. Those that the screening quarantines are left out.
+
+        Args:
+            documents: With their embeddings.
+            **options: Of the store's own ``write_documents``.
+
+        Returns:
+            Number of written documents, as the store counts them.
+        """
+        protection, store = self.protection, self.retriever.document_store
+        collection = protection.store
+        assert isinstance(collection, HaystackCollection)
+        withheld = protection.screen([collection.row(document) for document in documents])
+        kept = [document for document in documents if document.id not in withheld]
+        with protection.writing([document.id for document in kept]):
+            return int(store.write_documents(kept, **options)) if kept else 0
+
     def calibrate(self, questions: Sequence[str] = ()) -> None:
-        """Learns anew how close harmless questions come: when the log asks for it."""
+        """Calibrates the guard again, on these harmless questions or on synthetic ones. The log says when it is due."""
         self.protection.calibrate(questions)
 
     def sync(self) -> None:
-        """Reads the document store through, after documents were written to it or deleted."""
+        """Reads the document store again, after documents were written or deleted elsewhere."""
         self.protection.sync()
 
     def to_dict(self) -> dict[str, Any]:
-        """See Haystack."""
+        """Serializes the component as a dictionary, as Haystack's ``Component.to_dict`` requires."""
         found: dict[str, Any] = default_to_dict(
             self,
             retriever=component_to_dict(self.retriever, "retriever"),
@@ -192,29 +210,36 @@ class GuardedRetriever:
         return found
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> GuardedRetriever:
-        """See Haystack."""
-        made: GuardedRetriever = default_from_dict(cls, data)
+    def from_dict(cls, data: dict[str, Any]) -> GuardedHaystackRetriever:
+        """Creates the component from a dictionary of ``to_dict``, as Haystack's ``Component.from_dict`` requires."""
+        made: GuardedHaystackRetriever = default_from_dict(cls, data)
         return made
 
     def _embedded(self, text: str) -> list[float]:
         vector: list[float] = self.text_embedder.run(text=text)["embedding"]
         return vector
 
-    def _asked(self, query: str, vector: list[float], filters: dict[str, Any] | None, top_k: int | None) -> Asked:
+    def _asked(
+        self, query: str, vector: list[float], filters: dict[str, Any] | None, top_k: int | None
+    ) -> GuardedQuery:
         k = self.retriever.top_k if top_k is None else top_k
         options = {"whole": False} | ({"filters": filters} if filters else {})
         filtered = filters or getattr(self.retriever, "filters", None)
-        return Asked(query, vector, k, asker(), options, {} if filtered else None)
+        return GuardedQuery(query, vector, k, client_identity(), options, {} if filtered else None)
 
-    def _shown(self, rows: Sequence[Row]) -> list[Document]:
-        """Haystack's documents, with their vectors only if the retriever is told to give them."""
+    def _shown(self, rows: Sequence[FrameworkDocument]) -> list[Document]:
+        """Haystack's documents, with vectors only if the retriever returns them."""
         kept = getattr(self.retriever, "return_embedding", False) or not _takes(self.retriever, "return_embedding")
         changes: dict[str, Any] = {} if kept else {"embedding": None}
-        return [replace(row.native, content=row.text or row.native.content, **changes) for row in rows]
+        return [
+            Document(id=row.id, content=row.text, score=row.score)
+            if row.native is None  # composed by a defense
+            else replace(row.native, content=row.text or row.native.content, **changes)
+            for row in rows
+        ]
 
 
 def _takes(retriever: Any, name: str) -> bool:
-    """Whether a component's ``run`` has an argument."""
+    """Whether a component's ``run`` has a parameter of this name."""
     run = getattr(retriever, "run", None)
     return run is not None and name in inspect.signature(run).parameters

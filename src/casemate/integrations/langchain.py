@@ -1,11 +1,11 @@
-"""LangChain: a vector store or a retriever with a guard in front of it.
+"""LangChain: guarded vector stores and retrievers.
 
 ::
 
     from casemate.integrations.langchain import guarded
     store = guarded(store)
 
-The result is a ``VectorStore`` (or a retriever) in its turn: chains, agents, tracing and streaming go on as they were.
+The result is a ``VectorStore`` (or a retriever), so chains, agents, tracing and streaming work unchanged.
 """
 
 from __future__ import annotations
@@ -17,10 +17,23 @@ from contextlib import AbstractContextManager
 from typing import Any, Self, overload
 
 from casemate.errors import ConfigError, needs
-from casemate.integrations.adapters import Foreigner
-from casemate.integrations.asking import Asked, Asker, Row, asker, asking
-from casemate.integrations.langchain_stores import Source, Vectors, adapted, matrix, shown
-from casemate.integrations.protection import Protection, Protects
+from casemate.integrations.adapters import FrameworkEmbedder
+from casemate.integrations.guarded_query import (
+    ClientIdentity,
+    FrameworkDocument,
+    GuardedQuery,
+    client_context,
+    client_identity,
+)
+from casemate.integrations.langchain_stores import (
+    LangChainCollection,
+    Source,
+    Vectors,
+    collection_of,
+    to_langchain,
+    vectors_of,
+)
+from casemate.integrations.protection import Protection, ProtectionReport
 
 with needs("casemate[langchain]"):
     from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun
@@ -33,18 +46,18 @@ with needs("casemate[langchain]"):
     from langchain_core.vectorstores.utils import maximal_marginal_relevance
 
 K = 4
-"""LangChain's own default."""
+"""LangChain's default number of documents."""
 
 
 class GuardedVectorStore(VectorStore):
-    """A vector store that hands out what its guard lets through. Made by ``guarded``.
+    """A vector store that returns the documents that its guard allows. Created by ``guarded``.
 
-    Every search takes ``casemate_client=`` and ``casemate_tenant=`` beside what the store takes; without them, who asks
-    is what the run's config says (``metadata`` or ``configurable``, by the same keys).
+    Every search also accepts ``casemate_client=`` and ``casemate_tenant=``. Without them the client
+    is that of the run's config (``metadata`` or ``configurable``, same keys).
 
     Attributes:
-        unguarded: The store inside, for the owner's own work. What it hands out is not guarded.
-        protection: The guard, shared by all that is made from this.
+        unguarded: The wrapped store, for trusted use: its results are not guarded.
+        protection: The guard, shared by all retrievers of this store.
     """
 
     def __init__(self, store: VectorStore, protection: Protection) -> None:
@@ -52,90 +65,100 @@ class GuardedVectorStore(VectorStore):
         self.protection = protection
 
     @property
-    def protects(self) -> Protects:
-        """What is protected here, and what cannot be."""
-        return self.protection.protects
+    def protection_report(self) -> ProtectionReport:
+        """What is protected here, and what is not."""
+        return self.protection.protection_report
 
     @property
     def embeddings(self) -> Embeddings | None:
-        """The store's own."""
+        """The embeddings of the wrapped store."""
         return self.unguarded.embeddings
 
     def similarity_search(self, query: str, k: int = K, **kwargs: Any) -> list[Document]:
-        """See LangChain."""
-        return [shown(row) for row in self._rows(query, k, kwargs)]
+        """Returns up to k documents of the search that the guard does not withhold from the client."""
+        return [to_langchain(row) for row in self._rows(query, k, kwargs)]
 
     async def asimilarity_search(self, query: str, k: int = K, **kwargs: Any) -> list[Document]:
-        """See LangChain."""
-        return [shown(row) for row in await self._arows(query, k, kwargs)]
+        """Asynchronous version of ``similarity_search``."""
+        return [to_langchain(row) for row in await self._arows(query, k, kwargs)]
 
     def similarity_search_with_score(self, query: str, k: int = K, **kwargs: Any) -> list[tuple[Document, float]]:
-        """See LangChain. The scores are the store's own."""
+        """As ``similarity_search``, with each document's score. The scores are the store's own."""
         return _scored(self._rows(query, k, kwargs))
 
     async def asimilarity_search_with_score(
         self, query: str, k: int = K, **kwargs: Any
     ) -> list[tuple[Document, float]]:
-        """See LangChain. The scores are the store's own."""
+        """Asynchronous version of ``similarity_search_with_score``."""
         return _scored(await self._arows(query, k, kwargs))
 
     def similarity_search_by_vector(self, embedding: list[float], k: int = K, **kwargs: Any) -> list[Document]:
-        """See LangChain. Without the words of the question a stricter rule judges."""
-        return [shown(row) for row in self.protection.retrieve(self._asked("", embedding, k, kwargs))]
+        """Searches with a vector. Without the text of the question a stricter rule applies."""
+        return [to_langchain(row) for row in self.protection.retrieve(self._asked("", embedding, k, kwargs))]
 
     async def asimilarity_search_by_vector(self, embedding: list[float], k: int = K, **kwargs: Any) -> list[Document]:
-        """See LangChain. Without the words of the question a stricter rule judges."""
-        return [shown(row) for row in await self.protection.aretrieve(self._asked("", embedding, k, kwargs))]
+        """Asynchronous version of ``similarity_search_by_vector``."""
+        return [to_langchain(row) for row in await self.protection.aretrieve(self._asked("", embedding, k, kwargs))]
 
     def max_marginal_relevance_search(
         self, query: str, k: int = K, fetch_k: int = 20, lambda_mult: float = 0.5, **kwargs: Any
     ) -> list[Document]:
-        """See LangChain. All candidates are judged, before any is chosen."""
+        """Selects relevant and diverse documents. All candidates are judged before the selection."""
         asked = self._asked(query, self._embedded(query), max(fetch_k, k), kwargs)
         return self._chosen(asked, self.protection.retrieve(asked), k, lambda_mult)
 
     async def amax_marginal_relevance_search(
         self, query: str, k: int = K, fetch_k: int = 20, lambda_mult: float = 0.5, **kwargs: Any
     ) -> list[Document]:
-        """See LangChain. All candidates are judged, before any is chosen."""
+        """Asynchronous version of ``max_marginal_relevance_search``."""
         asked = self._asked(query, await self._aembedded(query), max(fetch_k, k), kwargs)
         return self._chosen(asked, await self.protection.aretrieve(asked), k, lambda_mult)
 
     def max_marginal_relevance_search_by_vector(
         self, embedding: list[float], k: int = K, fetch_k: int = 20, lambda_mult: float = 0.5, **kwargs: Any
     ) -> list[Document]:
-        """See LangChain. Without the words of the question a stricter rule judges."""
+        """The same search with a vector. Without the text of the question a stricter rule applies."""
         asked = self._asked("", embedding, max(fetch_k, k), kwargs)
         return self._chosen(asked, self.protection.retrieve(asked), k, lambda_mult)
 
     def get_by_ids(self, ids: Sequence[str], /) -> list[Document]:
-        """See LangChain. What is withheld from whoever asks (``asking``, or the run's config) is not there for him."""
-        return self._by_ids(self.unguarded.get_by_ids(ids), self.protection.withheld(_asker({})))
+        """Returns documents by id. Documents withheld from the client are omitted."""
+        identity = _identity({})
+        return self._by_ids(self.unguarded.get_by_ids(ids), identity, self.protection.withheld(identity))
 
     async def aget_by_ids(self, ids: Sequence[str], /) -> list[Document]:
-        """See LangChain."""
-        return self._by_ids(await self.unguarded.aget_by_ids(ids), await self.protection.awithheld(_asker({})))
+        """Asynchronous version of ``get_by_ids``."""
+        identity = _identity({})
+        return self._by_ids(await self.unguarded.aget_by_ids(ids), identity, await self.protection.awithheld(identity))
 
     def add_documents(self, documents: list[Document], **kwargs: Any) -> list[str]:
-        """See LangChain."""
+        """Adds documents to the store and to the guard. Returns the ids of those that are not in quarantine."""
         ids = _ids(documents, kwargs)
+        named = [document.model_copy(update={"id": name}) for document, name in zip(documents, ids, strict=True)]
+        collection = self.protection.store
+        assert isinstance(collection, LangChainCollection)
+        if withheld := self.protection.screen([collection.row(document) for document in named]):
+            documents = [d for d, name in zip(documents, ids, strict=True) if name not in withheld]
+            ids = [name for name in ids if name not in withheld]
+        if not documents:
+            return []
         with self.protection.writing(ids):
             added = self.unguarded.add_documents(documents, **{**kwargs, "ids": ids})
-        if added != ids:  # a store that names documents itself
+        if added != ids:  # the store assigns ids itself
             self.sync()
         return added
 
     async def aadd_documents(self, documents: list[Document], **kwargs: Any) -> list[str]:
-        """See LangChain. In a thread: writers wait for one another."""
+        """Adds documents in a worker thread: writers are serialized."""
         return await asyncio.to_thread(self.add_documents, documents, **kwargs)
 
     def delete(self, ids: list[str] | None = None, **kwargs: Any) -> bool | None:
-        """See LangChain."""
+        """Deletes documents by id from the store and from the guard. Returns what the store returns."""
         with self.protection.writing(ids):
             return self.unguarded.delete(ids, **kwargs)
 
     async def adelete(self, ids: list[str] | None = None, **kwargs: Any) -> bool | None:
-        """See LangChain. In a thread: writers wait for one another."""
+        """Deletes documents in a worker thread: writers are serialized."""
         return await asyncio.to_thread(self.delete, ids, **kwargs)
 
     @classmethod
@@ -148,25 +171,25 @@ class GuardedVectorStore(VectorStore):
         ids: list[str] | None = None,
         **kwargs: Any,
     ) -> Self:
-        """A guarded ``InMemoryVectorStore``; for another, make it and give it to ``guarded``."""
+        """Creates a guarded ``InMemoryVectorStore``. For another store, create it and pass it to ``guarded``."""
         store = InMemoryVectorStore.from_texts(texts, embedding, metadatas, ids=ids)
         return cls(store, _protection(store, **kwargs))
 
-    def as_retriever(self, **kwargs: Any) -> GuardedRetriever:
-        """See LangChain."""
+    def as_retriever(self, **kwargs: Any) -> GuardedVectorStoreRetriever:
+        """Returns a retriever on this guarded store, with LangChain's options."""
         tags = kwargs.pop("tags", None) or [*self._get_retriever_tags()]
-        return GuardedRetriever(vectorstore=self, tags=tags, **kwargs)
+        return GuardedVectorStoreRetriever(vectorstore=self, tags=tags, **kwargs)
 
     def calibrate(self, questions: Sequence[str] = ()) -> None:
-        """Learns anew how close harmless questions come: when the log asks for it."""
+        """Calibrates the guard again, on these harmless questions or on synthetic ones. The log says when it is due."""
         self.protection.calibrate(questions)
 
     def sync(self) -> None:
-        """Reads the store through, after others wrote to it."""
+        """Reads the store again, after it was changed elsewhere."""
         self.protection.sync()
 
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"a guarded store has no {name!r}; the store inside, without a guard, is .unguarded")
+        raise AttributeError(f"a guarded store has no attribute {name!r}; .unguarded is the wrapped store")
 
     def _get_retriever_tags(self) -> list[str]:
         return self.unguarded._get_retriever_tags()
@@ -174,10 +197,10 @@ class GuardedVectorStore(VectorStore):
     def _select_relevance_score_fn(self) -> Any:
         return self.unguarded._select_relevance_score_fn()
 
-    def _rows(self, query: str, k: int, kwargs: dict[str, Any]) -> list[Row]:
+    def _rows(self, query: str, k: int, kwargs: dict[str, Any]) -> list[FrameworkDocument]:
         return self.protection.retrieve(self._asked(query, self._embedded(query), k, kwargs))
 
-    async def _arows(self, query: str, k: int, kwargs: dict[str, Any]) -> list[Row]:
+    async def _arows(self, query: str, k: int, kwargs: dict[str, Any]) -> list[FrameworkDocument]:
         return await self.protection.aretrieve(self._asked(query, await self._aembedded(query), k, kwargs))
 
     def _embedded(self, query: str) -> list[float]:
@@ -188,36 +211,41 @@ class GuardedVectorStore(VectorStore):
         assert self.embeddings is not None
         return await self.embeddings.aembed_query(query)
 
-    def _asked(self, text: str, vector: Any, k: int, kwargs: dict[str, Any]) -> Asked:
-        return Asked(text, vector, k, _asker(kwargs), kwargs, {} if kwargs else None)
+    def _asked(self, text: str, vector: Any, k: int, kwargs: dict[str, Any]) -> GuardedQuery:
+        return GuardedQuery(text, vector, k, _identity(kwargs), kwargs, {} if kwargs else None)
 
-    def _chosen(self, asked: Asked, rows: list[Row], k: int, lambda_mult: float) -> list[Document]:
+    def _chosen(self, asked: GuardedQuery, rows: list[FrameworkDocument], k: int, lambda_mult: float) -> list[Document]:
         if not rows:
             return []
-        ids = [row.id for row in rows]
-        vectors = matrix(self.protection.store.find(ids), ids)
+        stored = [row for row in rows if row.native is not None]
+        composed = [to_langchain(row) for row in rows if row.native is None][:k]
+        ids = [row.id for row in stored]
+        vectors = vectors_of(self.protection.store.find(ids), ids) if ids else []
         assert asked.vector is not None
-        order = maximal_marginal_relevance(asked.vector, vectors, k=k, lambda_mult=lambda_mult)
-        return [shown(rows[i]) for i in order]
+        left = k - len(composed)
+        order = maximal_marginal_relevance(asked.vector, vectors, k=left, lambda_mult=lambda_mult) if ids else []
+        return [*(to_langchain(stored[i]) for i in order), *composed]
 
-    def _by_ids(self, documents: list[Document], withheld: Collection[str]) -> list[Document]:
+    def _by_ids(self, documents: list[Document], identity: ClientIdentity, withheld: Collection[str]) -> list[Document]:
+        readable = self.protection.readable(identity, [(str(d.id), d.metadata) for d in documents])
+        documents = [d for d in documents if str(d.id) in readable]
         if not withheld:
             return documents
         sources = self.protection.sources(str(d.id) for d in documents)
         return [d for d in documents if d.id in sources and sources[d.id] not in withheld]
 
 
-class GuardedRetriever(VectorStoreRetriever):
-    """A retriever on a guarded store: all search types, and who asks by the run's config.
+class GuardedVectorStoreRetriever(VectorStoreRetriever):
+    """A retriever on a guarded store: all search types; the client comes from the run's config.
 
     Attributes:
-        k: How many documents; unset: as ``search_kwargs`` says.
+        k: Number of documents. Default: that of ``search_kwargs``.
     """
 
     k: int | None = None
 
     def model_post_init(self, context: Any, /) -> None:
-        """Refuses a store without a guard."""
+        """Refuses an unguarded store."""
         super().model_post_init(context)
         if not isinstance(self.vectorstore, GuardedVectorStore):
             raise ConfigError(f"a {type(self.vectorstore).__name__} is not guarded; give guarded(store)")
@@ -225,36 +253,36 @@ class GuardedRetriever(VectorStoreRetriever):
             self.search_kwargs = {**self.search_kwargs, "k": self.k}
 
     def invoke(self, input: str, config: RunnableConfig | None = None, **kwargs: Any) -> list[Document]:
-        """See LangChain."""
+        """Retrieves documents for the client that the run's config names."""
         with _asking(config):
             return super().invoke(input, config, **kwargs)
 
     async def ainvoke(self, input: str, config: RunnableConfig | None = None, **kwargs: Any) -> list[Document]:
-        """See LangChain."""
+        """Asynchronous version of ``invoke``."""
         with _asking(config):
             return await super().ainvoke(input, config, **kwargs)
 
 
 class JudgedRetriever(BaseRetriever):
-    """Somebody else's retriever: what it finds is judged before it is handed on. Made by ``guarded``.
+    """Judges the results of another retriever before returning them. Created by ``guarded``.
 
-    Its own run is not traced: a trace, or a stream of events made from one, would show what is withheld.
+    The inner run is not traced: a trace or an event stream would reveal withheld documents.
 
     Attributes:
-        retriever: The one inside.
-        store: The guarded store whose documents it finds. What is not in it is dropped.
+        retriever: The wrapped retriever.
+        store: The guarded store with the retriever's documents. Documents that are not in it are dropped.
     """
 
     retriever: BaseRetriever
     store: GuardedVectorStore
 
     def invoke(self, input: str, config: RunnableConfig | None = None, **kwargs: Any) -> list[Document]:
-        """See LangChain."""
+        """Retrieves documents for the client that the run's config names."""
         with _asking(config):
             return super().invoke(input, config, **kwargs)
 
     async def ainvoke(self, input: str, config: RunnableConfig | None = None, **kwargs: Any) -> list[Document]:
-        """See LangChain."""
+        """Asynchronous version of ``invoke``."""
         with _asking(config):
             return await super().ainvoke(input, config, **kwargs)
 
@@ -272,53 +300,55 @@ class JudgedRetriever(BaseRetriever):
         asked = self._asked(query, await self.store._aembedded(query), found)
         return _kept(found, await self.store.protection.aretrieve(asked)) if asked else []
 
-    def _asked(self, query: str, vector: list[float], found: Sequence[Document]) -> Asked | None:
-        given = self.store.protection.given(Row(str(d.id), d.page_content, d.metadata, native=d) for d in found)
-        return Asked(query, vector, len(given), _asker({}), given=given) if given else None
+    def _asked(self, query: str, vector: list[float], found: Sequence[Document]) -> GuardedQuery | None:
+        given = self.store.protection.given(
+            FrameworkDocument(str(d.id), d.page_content, d.metadata, native=d) for d in found
+        )
+        return GuardedQuery(query, vector, len(given), _identity({}), given=given) if given else None
 
 
 @overload
 def guarded(inner: VectorStore, /, **options: Any) -> GuardedVectorStore: ...
 @overload
-def guarded(inner: VectorStoreRetriever, /, **options: Any) -> GuardedRetriever: ...
+def guarded(inner: VectorStoreRetriever, /, **options: Any) -> GuardedVectorStoreRetriever: ...
 @overload
 def guarded(inner: BaseRetriever, /, **options: Any) -> BaseRetriever: ...
 
 
 def guarded(
     inner: VectorStore | BaseRetriever, /, **options: Any
-) -> GuardedVectorStore | GuardedRetriever | BaseRetriever:
-    """The same with a guard in front of it.
+) -> GuardedVectorStore | GuardedVectorStoreRetriever | BaseRetriever:
+    """Wraps a vector store or a retriever with a guard.
 
-    What it protects, and what it cannot protect there, is logged at INFO under ``casemate.integrations``, and is in the
-    attribute ``protects``.
+    ``protection_report`` states what is protected and what is not; it is logged at INFO under
+    ``casemate.integrations``.
 
     Args:
-        inner: A vector store; or a retriever. A retriever that is not on a vector store needs ``store=``, a guarded
-            one that holds what it finds.
-        **options: ``config``: a ``casemate.yaml``, or the same as a mapping; without it Mirabel stands guard as it
-            comes. ``path``: a folder in which the guard keeps what it knows; without it, it is forgotten at the end.
-            ``fit``: see ``Protection``. ``source``: the key of the metadata that names the record that a document was
-            cut from, or a function of the metadata; usually ``source``. ``vectors``, ``cosine``: for a store that
-            cannot be read through otherwise (``langchain_stores.Plain``).
+        inner: A vector store or a retriever. A retriever without a vector store needs ``store=``, a guarded store
+            with its documents.
+        **options: ``config``: a ``casemate.yaml``, or the same as a mapping; default: ``mirabel`` with default
+            options. ``path``: folder for the guard's state; default: in memory. ``fit``: see ``Protection``.
+            ``source``: metadata key that names the record of a document, or a function of the metadata; default:
+            ``source``. ``vectors``, ``cosine``: for stores that cannot be enumerated
+            (``langchain_stores.CustomStore``).
 
     Raises:
-        ConfigError: If the configuration is wrong, or nothing can be judged with what is given.
+        ConfigError: If the configuration is wrong, or the arguments do not suffice to judge results.
     """
-    if isinstance(inner, GuardedVectorStore | GuardedRetriever | JudgedRetriever):
+    if isinstance(inner, GuardedVectorStore | GuardedVectorStoreRetriever | JudgedRetriever):
         if options:
-            raise ConfigError(f"it is guarded already; {', '.join(options)} would change nothing")
+            raise ConfigError(f"the store is already guarded; remove {', '.join(options)}")
         return inner
     if isinstance(inner, VectorStore):
         return GuardedVectorStore(inner, _protection(inner, **options))
     if isinstance(inner, VectorStoreRetriever):
         fields = {name: getattr(inner, name) for name in ("search_type", "search_kwargs", "tags", "metadata")}
-        return GuardedRetriever(vectorstore=guarded(inner.vectorstore, **options), **fields)
+        return GuardedVectorStoreRetriever(vectorstore=guarded(inner.vectorstore, **options), **fields)
     held = options.pop("store", None)
     if not isinstance(held, GuardedVectorStore) or options:
         raise ConfigError(
-            f"a {type(inner).__name__} does not say what else there is, so nothing it finds can be judged alone: "
-            "give store=, the guarded vector store that holds what it finds, and nothing else"
+            f"the results of a {type(inner).__name__} cannot be judged alone: give store=, the guarded vector store "
+            "with its documents, and no other option"
         )
     return JudgedRetriever(retriever=inner, store=held)
 
@@ -332,45 +362,48 @@ def _protection(
     **options: Any,
 ) -> Protection:
     if store.embeddings is None:
-        raise ConfigError(f"this {type(store).__name__} does not say how it embeds (embeddings is None)")
-    embedder = Foreigner(_model(store.embeddings), store.embeddings.embed_query, store.embeddings.embed_documents)
-    return Protection(adapted(store, embedder, source, vectors, cosine), embedder, **options)
+        raise ConfigError(f"this {type(store).__name__} has no embeddings (embeddings is None)")
+    embedder = FrameworkEmbedder(
+        _model(store.embeddings), store.embeddings.embed_query, store.embeddings.embed_documents
+    )
+    return Protection(collection_of(store, embedder, source, vectors, cosine), embedder, **options)
 
 
 def _model(embeddings: Embeddings) -> str:
-    """What tells one model from another, as far as it says."""
+    """Name of the embedding model, for the fingerprint."""
     said = (getattr(embeddings, name, None) for name in ("model", "model_name", "model_id", "repo_id"))
     name = next((s for s in said if isinstance(s, str) and s), "")
     return " ".join(["langchain", type(embeddings).__name__, name]).rstrip()
 
 
-def _asker(kwargs: dict[str, Any]) -> Asker:
-    """Who asks, taken out of a search's arguments; else as ``asking`` says, else as the run around does."""
+def _identity(kwargs: dict[str, Any]) -> ClientIdentity:
+    """Client of a search: its arguments, else ``client_context``, else the enclosing run."""
     named = {name: kwargs.pop(f"casemate_{name}", "") for name in ("client", "tenant")}
-    found, around = asker(**named), var_child_runnable_config.get()
+    found, around = client_identity(**named), var_child_runnable_config.get()
     return _configured(around, found) if around and not found.client else found
 
 
-def _configured(config: RunnableConfig, found: Asker) -> Asker:
+def _configured(config: RunnableConfig, found: ClientIdentity) -> ClientIdentity:
     held = {**(config.get("metadata") or {}), **(config.get("configurable") or {})}
-    said = asker(held.get("casemate_client") or "", held.get("casemate_tenant") or "")
-    return Asker(found.client or said.client, found.tenant or said.tenant)
+    said = client_identity(held.get("casemate_client") or "", held.get("casemate_tenant") or "")
+    groups = found.groups if found.client else said.groups
+    return ClientIdentity(found.client or said.client, found.tenant or said.tenant, groups)
 
 
 def _asking(config: RunnableConfig | None) -> AbstractContextManager[None]:
-    """Who asks by a run's config, for what is done within."""
-    found = _configured(ensure_config(config), Asker())
-    return asking(found.client, found.tenant)
+    """Sets the client of a run's config for the block."""
+    found = _configured(ensure_config(config), ClientIdentity())
+    return client_context(found.client, found.tenant, found.groups)
 
 
-def _scored(rows: Sequence[Row]) -> list[tuple[Document, float]]:
+def _scored(rows: Sequence[FrameworkDocument]) -> list[tuple[Document, float]]:
     if any(row.score is None for row in rows):
-        raise NotImplementedError("this store tells no scores")
-    return [(shown(row), row.score) for row in rows if row.score is not None]
+        raise NotImplementedError("this store returns no scores")
+    return [(to_langchain(row), row.score) for row in rows if row.score is not None]
 
 
 def _ids(documents: Sequence[Document], kwargs: Mapping[str, Any]) -> list[str]:
-    """The ids under which documents are added: those given, else their own, else new ones."""
+    """Ids of added documents: the given ones, else their own, else new ones."""
     given = kwargs.get("ids")
     if given and len(given) != len(documents):
         raise ValueError(f"ids must be as many as documents: {len(given)} ids for {len(documents)} documents")
@@ -378,8 +411,8 @@ def _ids(documents: Sequence[Document], kwargs: Mapping[str, Any]) -> list[str]:
     return [name or str(uuid.uuid4()) for name in own]
 
 
-def _kept(found: Sequence[Document], rows: Sequence[Row]) -> list[Document]:
-    """What is left of somebody else's finds, in his order, then what took the place of the withheld."""
+def _kept(found: Sequence[Document], rows: Sequence[FrameworkDocument]) -> list[Document]:
+    """The allowed documents in the other retriever's order, then those that replace withheld ones."""
     left = {row.id: row for row in rows}
-    kept = [shown(left.pop(d.id)) for d in found if d.id in left]
-    return kept + [shown(row) for row in left.values()]
+    kept = [to_langchain(left.pop(d.id)) for d in found if d.id in left]
+    return kept + [to_langchain(row) for row in left.values()]

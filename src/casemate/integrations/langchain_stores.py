@@ -1,7 +1,7 @@
-"""LangChain's vector stores as collections: what each is asked for its rows, its vectors and its scores.
+"""LangChain's vector stores as collections.
 
-LangChain has no common way to read a store through, or to read a stored vector. Stores that have one of their own are
-known by it, not by their class, so that no vendor's package is imported here.
+LangChain has no common interface to enumerate a store or to read a stored vector. Stores are recognized by their
+attributes, not by their class, so no vendor package is imported here.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from casemate.collection import Piece
 from casemate.errors import CapabilityError, ConfigError, needs
-from casemate.integrations.adapters import Foreign, Foreigner
-from casemate.integrations.asking import Row
+from casemate.integrations.adapters import FrameworkCollection, FrameworkEmbedder
+from casemate.integrations.guarded_query import FrameworkDocument
+from casemate.protocols import CollectionPage
 from casemate.types import Vector
 
 with needs("casemate[langchain]"):
@@ -23,19 +23,19 @@ with needs("casemate[langchain]"):
     from langchain_core.vectorstores import InMemoryVectorStore, VectorStore
 
 Source: TypeAlias = str | Callable[[Mapping[str, Any]], str]
-"""The key of a document's metadata that names the record it was cut from, or a function of the metadata."""
+"""The key of a document's metadata that names the record of the document, or a function of the metadata."""
 Vectors: TypeAlias = Callable[[], Iterable[tuple[Document, Sequence[float]]]]
-"""Reads a store through: each document, with its id, and its stored vector."""
+"""Enumerates a store: each document, with its id, and its stored vector."""
 WITH_SCORE = ("similarity_search_with_score_by_vector", "similarity_search_by_vector_with_relevance_scores")
-"""What stores call a search by vector that tells scores; LangChain has no name for it."""
+"""Names that stores use for a search by vector with scores; LangChain defines none."""
 PAGE = 1000
 
 
-class Store(Foreign):
-    """A vector store, whichever.
+class LangChainCollection(FrameworkCollection):
+    """A vector store of any kind.
 
     Args:
-        store: LangChain's.
+        store: The LangChain store.
         dim: Length of a vector.
         source: See ``Source``.
     """
@@ -44,15 +44,15 @@ class Store(Foreign):
         self.store, self.dim, self._source = store, dim, source
         self.name = type(store).__name__
 
-    def row(self, document: Document, score: float | None = None, cosine: float | None = None) -> Row:
-        """A document as it was found."""
+    def row(self, document: Document, score: float | None = None, cosine: float | None = None) -> FrameworkDocument:
+        """Converts a retrieved document."""
         if document.id is None:
             raise CapabilityError(f"{self.name} returns documents without ids; only those with ids can be guarded")
         metadata, text = document.metadata, document.page_content
-        return Row(document.id, text, metadata, self._record(metadata), document, score, cosine)
+        return FrameworkDocument(document.id, text, metadata, self._record(metadata), document, score, cosine)
 
     def _record(self, metadata: Mapping[str, Any]) -> str:
-        """The record that a document was cut from. Loaders of tables and JSON say which row beside the file."""
+        """Record of a document. Loaders of tables and JSON name the row beside the file."""
         if callable(self._source):
             return self._source(metadata)
         source, number = metadata.get(self._source), metadata.get("row", metadata.get("seq_num"))
@@ -60,49 +60,49 @@ class Store(Foreign):
             return ""
         return source if number is None else f"{source}#{number}"
 
-    def look(self, vector: Any, k: int, options: dict[str, Any]) -> Sequence[Row]:
-        """See ``Foreign.look``."""
+    def search_store(self, vector: Any, k: int, options: dict[str, Any]) -> Sequence[FrameworkDocument]:
+        """See ``FrameworkCollection.look``."""
         for name in WITH_SCORE:
             if hasattr(self.store, name):
                 return [self.row(d, float(s)) for d, s in getattr(self.store, name)(vector, k=k, **options)]
         return [self.row(d) for d in self.store.similarity_search_by_vector(vector, k=k, **options)]
 
     @abstractmethod
-    def find(self, ids: Sequence[str]) -> Piece:
-        """See ``Collection.find``."""
+    def find(self, ids: Sequence[str]) -> CollectionPage:
+        """See ``VectorCollection.find``."""
 
 
-class InMemory(Store):
-    """LangChain's own: a dictionary."""
+class InMemory(LangChainCollection):
+    """LangChain's ``InMemoryVectorStore``."""
 
     store: InMemoryVectorStore
 
     def count(self) -> int:
-        """See ``Collection.count``."""
+        """See ``VectorCollection.count``."""
         return len(self.store.store)
 
-    def rows(self) -> Iterator[tuple[Row, Sequence[float]]]:
-        """See ``Foreign.rows``."""
+    def rows(self) -> Iterator[tuple[FrameworkDocument, Sequence[float]]]:
+        """See ``FrameworkCollection.rows``."""
         for held in list(self.store.store.values()):
             yield self._held(held)
 
-    def look(self, vector: Any, k: int, options: dict[str, Any]) -> Sequence[Row]:
-        """See ``Foreign.look``. The score is the exact cosine."""
+    def search_store(self, vector: Any, k: int, options: dict[str, Any]) -> Sequence[FrameworkDocument]:
+        """See ``FrameworkCollection.look``. The score is the exact cosine."""
         found = self.store.similarity_search_with_score_by_vector(vector, k=k, **options)
         return [self.row(d, s, s) for d, s in found]
 
-    def find(self, ids: Sequence[str]) -> Piece:
-        """See ``Collection.find``."""
+    def find(self, ids: Sequence[str]) -> CollectionPage:
+        """See ``VectorCollection.find``."""
         held = (self.store.store.get(name) for name in ids)
-        return self.piece([self._held(one) for one in held if one is not None])
+        return self.page([self._held(one) for one in held if one is not None])
 
-    def _held(self, held: Mapping[str, Any]) -> tuple[Row, Sequence[float]]:
+    def _held(self, held: Mapping[str, Any]) -> tuple[FrameworkDocument, Sequence[float]]:
         document = Document(id=held["id"], page_content=held["text"], metadata=held["metadata"])
         return self.row(document), held["vector"]
 
 
-class Faiss(Store):
-    """FAISS: a docstore, and an index whose vectors can be had back by their places."""
+class Faiss(LangChainCollection):
+    """FAISS: a docstore, and an index that reconstructs vectors by position."""
 
     store: Any
 
@@ -111,26 +111,26 @@ class Faiss(Store):
         self._places: tuple[Any, dict[str, int]] = (None, {})
 
     def count(self) -> int:
-        """See ``Collection.count``."""
+        """See ``VectorCollection.count``."""
         return len(self.store.index_to_docstore_id)
 
-    def rows(self) -> Iterator[tuple[Row, Sequence[float]]]:
-        """See ``Foreign.rows``."""
+    def rows(self) -> Iterator[tuple[FrameworkDocument, Sequence[float]]]:
+        """See ``FrameworkCollection.rows``."""
         for place, name in list(self.store.index_to_docstore_id.items()):
             yield self._held(name, place)
 
-    def look(self, vector: Any, k: int, options: dict[str, Any]) -> Sequence[Row]:
-        """See ``Foreign.look``."""
+    def search_store(self, vector: Any, k: int, options: dict[str, Any]) -> Sequence[FrameworkDocument]:
+        """See ``FrameworkCollection.look``."""
         found = self.store.similarity_search_with_score_by_vector(vector, k=k, **options)
         return [self.row(d, float(s)) for d, s in found]
 
-    def find(self, ids: Sequence[str]) -> Piece:
-        """See ``Collection.find``."""
+    def find(self, ids: Sequence[str]) -> CollectionPage:
+        """See ``VectorCollection.find``."""
         places = self._where()
-        return self.piece([self._held(name, places[name]) for name in ids if name in places])
+        return self.page([self._held(name, places[name]) for name in ids if name in places])
 
     def cosines(self, ids: Sequence[str], vector: Vector) -> dict[str, float]:
-        """See ``Foreign.cosines``: on every question's path, so without the documents."""
+        """See ``FrameworkCollection.cosines``. On the path of every question, so it reads no documents."""
         places = self._where()
         there = [name for name in ids if name in places]
         if not there:
@@ -142,40 +142,40 @@ class Faiss(Store):
         found = np.einsum("ij,j->i", stored, vector.astype(np.float64)) / length  # row by row: equal rows, equal scores
         return dict(zip(there, found.tolist(), strict=True))
 
-    def _held(self, name: str, place: int) -> tuple[Row, Sequence[float]]:
+    def _held(self, name: str, place: int) -> tuple[FrameworkDocument, Sequence[float]]:
         document = self.store.docstore.search(name)
         named = document if document.id is not None else document.model_copy(update={"id": name})
         return self.row(named), self.store.index.reconstruct(int(place))
 
     def _where(self) -> dict[str, int]:
-        """Place of each document: added ones get later places in the same mapping, a removal makes another mapping."""
+        """Position of each document. An addition extends the mapping; a removal replaces it."""
         listed = self.store.index_to_docstore_id
         if self._places[0] is not listed or len(self._places[1]) != len(listed):
             self._places = listed, {name: place for place, name in listed.items()}
         return self._places[1]
 
 
-class Chroma(Store):
-    """Chroma: ``get`` gives pages of ids, texts, metadata and vectors."""
+class Chroma(LangChainCollection):
+    """Chroma: ``get`` returns pages of ids, texts, metadata and vectors."""
 
     store: Any
 
     def count(self) -> int:
-        """See ``Collection.count``."""
+        """See ``VectorCollection.count``."""
         return int(self.store._collection.count())
 
-    def rows(self) -> Iterator[tuple[Row, Sequence[float]]]:
-        """See ``Foreign.rows``."""
+    def rows(self) -> Iterator[tuple[FrameworkDocument, Sequence[float]]]:
+        """See ``FrameworkCollection.rows``."""
         start = 0
         while page := list(self._page(limit=PAGE, offset=start)):
             yield from page
             start += len(page)
 
-    def find(self, ids: Sequence[str]) -> Piece:
-        """See ``Collection.find``."""
-        return self.piece(list(self._page(ids=list(ids))))
+    def find(self, ids: Sequence[str]) -> CollectionPage:
+        """See ``VectorCollection.find``."""
+        return self.page(list(self._page(ids=list(ids))))
 
-    def _page(self, **which: Any) -> Iterator[tuple[Row, Sequence[float]]]:
+    def _page(self, **which: Any) -> Iterator[tuple[FrameworkDocument, Sequence[float]]]:
         got = self.store.get(include=["documents", "metadatas", "embeddings"], **which)
         for name, text, metadata, vector in zip(
             got["ids"], got["documents"], got["metadatas"], got["embeddings"], strict=True
@@ -183,16 +183,16 @@ class Chroma(Store):
             yield self.row(Document(id=name, page_content=text or "", metadata=metadata or {})), vector
 
 
-class Plain(Store):
-    """Any other store: somebody says how it is read through, and what its scores mean.
+class CustomStore(LangChainCollection):
+    """Any other store, with functions that enumerate it and convert its scores.
 
     Args:
-        store: LangChain's.
+        store: The LangChain store.
         dim: Length of a vector.
         source: See ``Source``.
-        embedder: Embeds again where a stored vector cannot be had: for MMR, and for what others retrieved.
+        embedder: Embeds documents whose stored vector is not available: for MMR and for other retrievers' results.
         vectors: See ``Vectors``.
-        cosine: Turns a score of the store into a cosine.
+        cosine: Converts a score of the store to a cosine.
     """
 
     def __init__(
@@ -200,7 +200,7 @@ class Plain(Store):
         store: VectorStore,
         dim: int,
         source: Source,
-        embedder: Foreigner,
+        embedder: FrameworkEmbedder,
         vectors: Vectors | None,
         cosine: Callable[[float], float],
     ) -> None:
@@ -208,38 +208,38 @@ class Plain(Store):
         self._embedder, self._vectors, self._cosine = embedder, vectors, cosine
 
     def count(self) -> int:
-        """See ``Collection.count``."""
+        """See ``VectorCollection.count``."""
         return sum(1 for _ in self.rows())
 
-    def rows(self) -> Iterator[tuple[Row, Sequence[float]]]:
-        """See ``Foreign.rows``."""
+    def rows(self) -> Iterator[tuple[FrameworkDocument, Sequence[float]]]:
+        """See ``FrameworkCollection.rows``."""
         if self._vectors is None:
             raise CapabilityError(f"{self.name} cannot be read through; give vectors=, or sync with 'casemate attach'")
         for document, vector in self._vectors():
             yield self.row(document), vector
 
-    def look(self, vector: Any, k: int, options: dict[str, Any]) -> Sequence[Row]:
-        """See ``Foreign.look``."""
-        found = super().look(vector, k, options)
+    def search_store(self, vector: Any, k: int, options: dict[str, Any]) -> Sequence[FrameworkDocument]:
+        """See ``FrameworkCollection.look``."""
+        found = super().search_store(vector, k, options)
         return [row._replace(cosine=None if row.score is None else self._cosine(row.score)) for row in found]
 
-    def find(self, ids: Sequence[str]) -> Piece:
-        """See ``Collection.find``."""
+    def find(self, ids: Sequence[str]) -> CollectionPage:
+        """See ``VectorCollection.find``."""
         found = [self.row(document) for document in self.store.get_by_ids(list(ids))]
-        return self.piece(list(zip(found, self._embedder.documents([row.text for row in found]), strict=True)))
+        return self.page(list(zip(found, self._embedder.documents([row.text for row in found]), strict=True)))
 
 
-def adapted(
+def collection_of(
     store: VectorStore,
-    embedder: Foreigner,
+    embedder: FrameworkEmbedder,
     source: Source,
     vectors: Vectors | None,
     cosine: Callable[[float], float] | None,
-) -> Store:
-    """The store as a collection.
+) -> LangChainCollection:
+    """Wraps a store as a collection.
 
     Raises:
-        ConfigError: If nobody knows how to read its vectors; the message says what to give.
+        ConfigError: If its vectors cannot be read; the message names the missing options.
     """
     if vectors is None and cosine is None:
         if isinstance(store, InMemoryVectorStore):
@@ -250,20 +250,22 @@ def adapted(
             return Chroma(store, embedder.dim, source)
     if cosine is None:
         raise ConfigError(
-            f"how to read the vectors of a {type(store).__name__} is not known, so nothing could be judged: give "
+            f"a {type(store).__name__} has no known way to read vectors, so results cannot be judged: give "
             "vectors= (a function that yields each document with its vector) and cosine= (a function that turns the "
             "store's score into a cosine, such as lambda distance: 1 - distance)"
         )
-    return Plain(store, embedder.dim, source, embedder, vectors, cosine)
+    return CustomStore(store, embedder.dim, source, embedder, vectors, cosine)
 
 
-def shown(row: Row) -> Document:
-    """LangChain's document; with the text that the defenses left, where one changed it."""
+def to_langchain(row: FrameworkDocument) -> Document:
+    """LangChain's document, with its text as changed by defenses; a new one if a defense composed it."""
+    if row.native is None:
+        return Document(page_content=row.text, id=row.id)
     document: Document = row.native
     return document if document.page_content == row.text else document.model_copy(update={"page_content": row.text})
 
 
-def matrix(piece: Piece, ids: Sequence[str]) -> list[Any]:
-    """The vectors of some rows, in the order of the ids."""
-    held = {d.id: v for d, v in zip(piece.documents, piece.vectors, strict=True)}
+def vectors_of(page: CollectionPage, ids: Sequence[str]) -> list[Any]:
+    """Vectors of a page in the order of the ids."""
+    held = {d.id: v for d, v in zip(page.documents, page.vectors, strict=True)}
     return [np.asarray(held[name]) for name in ids]

@@ -1,4 +1,4 @@
-"""LlamaIndex: a retriever, or a node postprocessor, with a guard.
+"""LlamaIndex: guarded retrievers and node postprocessors.
 
 from casemate.integrations.llamaindex import guarded
 retriever = guarded(index, similarity_top_k=5)
@@ -11,11 +11,17 @@ import copy
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from casemate.collection import Piece
 from casemate.errors import CapabilityError, ConfigError, needs
-from casemate.integrations.adapters import Foreign, Foreigner
-from casemate.integrations.asking import NOTHING, Asked, Asker, Row, asker
-from casemate.integrations.protection import Protection, Protects
+from casemate.integrations.adapters import FrameworkCollection, FrameworkEmbedder
+from casemate.integrations.guarded_query import (
+    NO_METADATA,
+    ClientIdentity,
+    FrameworkDocument,
+    GuardedQuery,
+    client_identity,
+)
+from casemate.integrations.protection import Protection, ProtectionReport
+from casemate.protocols import CollectionPage
 
 with needs("casemate[llamaindex]"):
     from llama_index.core.base.base_retriever import BaseRetriever
@@ -24,15 +30,15 @@ with needs("casemate[llamaindex]"):
     from llama_index.core.indices.vector_store.base import VectorStoreIndex
     from llama_index.core.indices.vector_store.retrievers import VectorIndexRetriever
     from llama_index.core.postprocessor.types import BaseNodePostprocessor
-    from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore, QueryBundle
+    from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore, QueryBundle, TextNode
     from llama_index.core.vector_stores.types import VectorStoreQueryMode
 
 
-class Nodes(Foreign):
-    """The nodes of an index.
+class LlamaIndexCollection(FrameworkCollection):
+    """The nodes of a vector index.
 
     Args:
-        index: LlamaIndex's.
+        index: The LlamaIndex index.
         dim: Length of a vector.
     """
 
@@ -43,17 +49,17 @@ class Nodes(Foreign):
 
     @property
     def _dictionary(self) -> dict[str, list[float]] | None:
-        """The vectors of LlamaIndex's own store, which keeps no nodes; None: another store."""
+        """Vectors of LlamaIndex's default store, which holds no nodes; None for another store."""
         held = getattr(getattr(self.index.vector_store, "data", None), "embedding_dict", None)
         return held if isinstance(held, dict) else None
 
     def count(self) -> int:
-        """See ``Collection.count``."""
+        """See ``VectorCollection.count``."""
         held = self._dictionary
         return sum(1 for _ in self.rows()) if held is None else len(held)
 
-    def rows(self) -> Iterator[tuple[Row, Sequence[float]]]:
-        """See ``Foreign.rows``."""
+    def rows(self) -> Iterator[tuple[FrameworkDocument, Sequence[float]]]:
+        """See ``FrameworkCollection.rows``."""
         held = self._dictionary
         if held is not None:
             for name, vector in list(held.items()):
@@ -61,41 +67,41 @@ class Nodes(Foreign):
             return
         yield from self._got(None)
 
-    def find(self, ids: Sequence[str]) -> Piece:
-        """See ``Collection.find``."""
+    def find(self, ids: Sequence[str]) -> CollectionPage:
+        """See ``VectorCollection.find``."""
         held = self._dictionary
         if held is None:
-            return self.piece(list(self._got(list(ids))))
+            return self.page(list(self._got(list(ids))))
         there = [name for name in ids if name in held]
-        return self.piece([(_row(self.index.docstore.get_node(name)), held[name]) for name in there])
+        return self.page([(_row(self.index.docstore.get_node(name)), held[name]) for name in there])
 
-    def look(self, vector: Any, k: int, options: dict[str, Any]) -> Sequence[Row]:
-        """See ``Foreign.look``. By the retriever's own method below its callbacks: no trace sees what is withheld."""
+    def search_store(self, vector: Any, k: int, options: dict[str, Any]) -> Sequence[FrameworkDocument]:
+        """See ``FrameworkCollection.look``. Bypasses the retriever's callbacks: a trace would reveal withheld nodes."""
         retriever = copy.copy(options.get("retriever", self._plain))
         retriever.similarity_top_k = k
         bundle = QueryBundle(options.get("text", ""), embedding=vector)
         return [_row(n.node, n.score) for n in retriever._get_nodes_with_embeddings(bundle)]
 
-    def _got(self, ids: list[str] | None) -> Iterator[tuple[Row, Sequence[float]]]:
+    def _got(self, ids: list[str] | None) -> Iterator[tuple[FrameworkDocument, Sequence[float]]]:
         try:
             nodes = self.index.vector_store.get_nodes(ids, None)
         except NotImplementedError as error:
             raise CapabilityError(
-                f"{self.name} cannot be read through (no get_nodes), so the guard cannot know what else is there"
+                f"{self.name} cannot be enumerated (no get_nodes), so the guard cannot compute similarity statistics"
             ) from error
         for node in nodes:
             yield _row(node), node.get_embedding()
 
 
-class GuardedRetriever(BaseRetriever):
-    """A retriever that hands out what its guard lets through. Made by ``guarded``.
+class GuardedLlamaIndexRetriever(BaseRetriever):
+    """A retriever that returns the nodes that its guard allows. Created by ``guarded``.
 
-    Who asks is what ``asking`` says around the call, or the attributes ``casemate_client`` and ``casemate_tenant`` of
-    the ``QueryBundle``.
+    The client is that of ``client_context``, or of the attributes ``casemate_client`` and ``casemate_tenant`` of the
+    ``QueryBundle``.
 
     Attributes:
-        unguarded: The retriever inside.
-        protection: The guard, shared with the postprocessors made from this.
+        unguarded: The wrapped retriever.
+        protection: The guard, shared with the postprocessors of this retriever.
     """
 
     def __init__(self, retriever: VectorIndexRetriever, protection: Protection) -> None:
@@ -103,13 +109,13 @@ class GuardedRetriever(BaseRetriever):
         super().__init__(retriever.callback_manager, retriever.object_map, verbose=retriever._verbose)
 
     @property
-    def protects(self) -> Protects:
-        """What is protected here, and what cannot be."""
-        return self.protection.protects
+    def protection_report(self) -> ProtectionReport:
+        """What is protected here, and what is not."""
+        return self.protection.protection_report
 
     @property
     def similarity_top_k(self) -> int:
-        """How many nodes."""
+        """Number of nodes."""
         return self.unguarded.similarity_top_k
 
     @similarity_top_k.setter
@@ -117,26 +123,28 @@ class GuardedRetriever(BaseRetriever):
         self.unguarded.similarity_top_k = k
 
     def as_postprocessor(self) -> GuardedPostprocessor:
-        """The same guard for nodes that other retrievers of the same index found."""
+        """Creates a postprocessor with the same guard, for the results of other retrievers of the index."""
         return GuardedPostprocessor(self.protection, self.unguarded._embed_model)
 
     def insert_nodes(self, nodes: Sequence[BaseNode], **options: Any) -> None:
-        """Puts nodes into the index; the guard learns of them at once."""
+        """Inserts nodes into the index and updates the guard. Those that the screening quarantines are left out."""
+        withheld = self.protection.screen([_row(node) for node in nodes])
+        nodes = [node for node in nodes if node.node_id not in withheld]
         with self.protection.writing([node.node_id for node in nodes]):
             self.unguarded._index.insert_nodes(nodes, **options)
 
     def delete_ref_doc(self, ref_doc_id: str, **options: Any) -> None:
-        """Takes a document's nodes out of the index; the guard learns of it at once."""
+        """Deletes a document's nodes from the index and updates the guard."""
         held = self.unguarded._docstore.get_ref_doc_info(ref_doc_id)
         with self.protection.writing(None if held is None else list(held.node_ids)):
             self.unguarded._index.delete_ref_doc(ref_doc_id, **options)
 
     def calibrate(self, questions: Sequence[str] = ()) -> None:
-        """Learns anew how close harmless questions come: when the log asks for it."""
+        """Calibrates the guard again, on these harmless questions or on synthetic ones. The log says when it is due."""
         self.protection.calibrate(questions)
 
     def sync(self) -> None:
-        """Reads the index through, after others wrote to it."""
+        """Reads the index again, after it was changed elsewhere."""
         self.protection.sync()
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
@@ -154,18 +162,18 @@ class GuardedRetriever(BaseRetriever):
         model: BaseEmbedding = self.unguarded._embed_model
         return model
 
-    def _asked(self, bundle: QueryBundle) -> Asked:
+    def _asked(self, bundle: QueryBundle) -> GuardedQuery:
         text = bundle.query_str
         options = {"retriever": self.unguarded, "text": text}
         limits = (self.unguarded._filters, self.unguarded._node_ids, self.unguarded._doc_ids)
         whole = {"text": text} if any(limit is not None for limit in limits) else None
-        return Asked(text, bundle.embedding, self.similarity_top_k, _asker(bundle), options, whole)
+        return GuardedQuery(text, bundle.embedding, self.similarity_top_k, _identity(bundle), options, whole)
 
 
 class GuardedPostprocessor(BaseNodePostprocessor):
-    """Judges the nodes that some retriever of a guarded index found, and puts others in the place of the withheld.
+    """Judges nodes from any retriever of a guarded index and replaces withheld ones.
 
-    Nodes that are not in the index are dropped. Without a question nothing can be judged, and nothing is handed on.
+    Nodes that are not in the index are dropped. Without a question it raises ``ConfigError``.
     """
 
     _protection: Protection = PrivateAttr()
@@ -177,13 +185,13 @@ class GuardedPostprocessor(BaseNodePostprocessor):
 
     @classmethod
     def class_name(cls) -> str:
-        """See LlamaIndex."""
+        """Name of the class in LlamaIndex's serialized components."""
         return "GuardedPostprocessor"
 
     @property
-    def protects(self) -> Protects:
-        """What is protected here, and what cannot be."""
-        return self._protection.protects
+    def protection_report(self) -> ProtectionReport:
+        """What is protected here, and what is not."""
+        return self._protection.protection_report
 
     def _postprocess_nodes(
         self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
@@ -203,20 +211,24 @@ class GuardedPostprocessor(BaseNodePostprocessor):
         asked = self._asked(nodes, bundle)
         return _kept(nodes, await self._protection.aretrieve(asked)) if asked else []
 
-    def _asked(self, nodes: Sequence[NodeWithScore], bundle: QueryBundle) -> Asked | None:
+    def _asked(self, nodes: Sequence[NodeWithScore], bundle: QueryBundle) -> GuardedQuery | None:
         given = self._protection.given(_row(n.node, n.score) for n in nodes)
-        return Asked(bundle.query_str, bundle.embedding, len(given), _asker(bundle), given=given) if given else None
+        return (
+            GuardedQuery(bundle.query_str, bundle.embedding, len(given), _identity(bundle), given=given)
+            if given
+            else None
+        )
 
 
-def guarded(source: VectorStoreIndex | VectorIndexRetriever, **options: Any) -> GuardedRetriever:
-    """A retriever with a guard in front of it.
+def guarded(source: VectorStoreIndex | VectorIndexRetriever, **options: Any) -> GuardedLlamaIndexRetriever:
+    """Wraps a vector index or its retriever with a guard.
 
-    What it protects, and what it cannot protect there, is logged at INFO under ``casemate.integrations``, and is in the
-    attribute ``protects``.
+    ``protection_report`` states what is protected and what is not; it is logged at INFO under
+    ``casemate.integrations``.
 
     Args:
         source: A vector index, or a retriever on one.
-        **options: ``config``, ``path`` and ``fit``: see ``Protection``. All others are the retriever's, such as
+        **options: ``config``, ``path`` and ``fit``: see ``Protection``. All others go to the retriever, such as
             ``similarity_top_k`` and ``filters``.
 
     Raises:
@@ -226,27 +238,31 @@ def guarded(source: VectorStoreIndex | VectorIndexRetriever, **options: Any) -> 
     retriever = VectorIndexRetriever(source, **options) if isinstance(source, VectorStoreIndex) else source
     if not isinstance(retriever, VectorIndexRetriever):
         raise ConfigError(
-            f"a {type(retriever).__name__} does not say what else there is: guard the vector index that holds the same "
-            "nodes, and give guarded(index).as_postprocessor() to the engine"
+            f"the results of a {type(retriever).__name__} cannot be judged alone: guard the vector index with the same "
+            "nodes, and pass guarded(index).as_postprocessor() to the engine"
         )
     if retriever._vector_store_query_mode != VectorStoreQueryMode.DEFAULT:
         raise ConfigError(
-            f"the query mode {retriever._vector_store_query_mode.value!r} does not search by similarity alone: give "
-            "guarded(index).as_postprocessor() to the engine, behind the retriever as it is"
+            f"the query mode {retriever._vector_store_query_mode.value!r} does not search by similarity alone: pass "
+            "guarded(index).as_postprocessor() to the engine instead"
         )
     model = retriever._embed_model
     name = f"llamaindex {type(model).__name__} {model.model_name}"
-    embedder = Foreigner(name, model.get_query_embedding, model.get_text_embedding_batch)
-    return GuardedRetriever(retriever, Protection(Nodes(retriever._index, embedder.dim), embedder, **ours))
+    embedder = FrameworkEmbedder(name, model.get_query_embedding, model.get_text_embedding_batch)
+    return GuardedLlamaIndexRetriever(
+        retriever, Protection(LlamaIndexCollection(retriever._index, embedder.dim), embedder, **ours)
+    )
 
 
-def _row(node: BaseNode, score: float | None = None) -> Row:
+def _row(node: BaseNode, score: float | None = None) -> FrameworkDocument:
     text = node.get_content(MetadataMode.NONE)
-    return Row(node.node_id, text, node.metadata or NOTHING, node.ref_doc_id or "", node, score)
+    return FrameworkDocument(node.node_id, text, node.metadata or NO_METADATA, node.ref_doc_id or "", node, score)
 
 
-def _scored(row: Row) -> NodeWithScore:
-    """LlamaIndex's node with its score; with the text that the defenses left, where one changed it."""
+def _scored(row: FrameworkDocument) -> NodeWithScore:
+    """LlamaIndex's node with its score, and its text as changed by defenses."""
+    if row.native is None:  # composed by a defense
+        return NodeWithScore(node=TextNode(id_=row.id, text=row.text), score=row.score)
     node: BaseNode = row.native
     if node.get_content(MetadataMode.NONE) != row.text:
         node = node.model_copy(deep=True)
@@ -254,8 +270,8 @@ def _scored(row: Row) -> NodeWithScore:
     return NodeWithScore(node=node, score=row.score)
 
 
-def _kept(nodes: Sequence[NodeWithScore], rows: Sequence[Row]) -> list[NodeWithScore]:
-    """What is left of somebody else's finds, in his order, then what took the place of the withheld."""
+def _kept(nodes: Sequence[NodeWithScore], rows: Sequence[FrameworkDocument]) -> list[NodeWithScore]:
+    """The allowed documents in the other retriever's order, then those that replace withheld ones."""
     left = {row.id: row for row in rows}
     kept = [_scored(left.pop(n.node.node_id)) for n in nodes if n.node.node_id in left]
     return kept + [_scored(row) for row in left.values()]
@@ -263,9 +279,9 @@ def _kept(nodes: Sequence[NodeWithScore], rows: Sequence[Row]) -> list[NodeWithS
 
 def _required(bundle: QueryBundle | None) -> QueryBundle:
     if bundle is None:
-        raise ConfigError("nodes cannot be judged without their question: give query_bundle= or query_str=")
+        raise ConfigError("nodes cannot be judged without their question; give query_bundle= or query_str=")
     return bundle
 
 
-def _asker(bundle: QueryBundle) -> Asker:
-    return asker(getattr(bundle, "casemate_client", ""), getattr(bundle, "casemate_tenant", ""))
+def _identity(bundle: QueryBundle) -> ClientIdentity:
+    return client_identity(getattr(bundle, "casemate_client", ""), getattr(bundle, "casemate_tenant", ""))

@@ -1,4 +1,4 @@
-"""Casemate's guard around a store that a framework searches: wired once, asked by every wrapper of that store."""
+"""The guard around a framework's store, shared by all wrappers of that store."""
 
 from __future__ import annotations
 
@@ -14,39 +14,40 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from casemate import app as wiring
-from casemate import calibration, registry
 from casemate import config as configuration
-from casemate.attaching.places import MEMORY
-from casemate.config import Config, Part
-from casemate.defenses.mirabel import Mirabel
+from casemate import plugins
+from casemate.backends.sidecar.sidecar_database import MEMORY
+from casemate.config import Config, PluginSpec
 from casemate.errors import CapabilityError, DataError
-from casemate.guard import Guard
-from casemate.integrations.adapters import Foreign, Foreigner, document_of, unit
-from casemate.integrations.asking import ASKED, Asked, Asker, Row
-from casemate.integrations.attachment import Attachment
-from casemate.integrations.loops import Loops
-from casemate.lab.calibrate import calibrate
-from casemate.monitor.alerts.at_once import Alarming
+from casemate.guard.calibration.fitting import calibrated_defenses
+from casemate.guard.guard import Guard
+from casemate.integrations.adapters import FrameworkCollection, FrameworkEmbedder, document_of, unit_vector
+from casemate.integrations.attachment import FrameworkIndex
+from casemate.integrations.event_loop import EventLoopPool
+from casemate.integrations.guarded_query import CURRENT_QUERY, ClientIdentity, FrameworkDocument, GuardedQuery
+from casemate.monitor.alerts.alerting_store import AlertingEventStore
+from casemate.monitor.poisoning.quarantine import Quarantine
+from casemate.monitor.service import open_tenant_screening
 from casemate.protocols import Defense, Embedder, EventStore, Generator, Index, Progress
-from casemate.rag import Rag, require_answerable
+from casemate.rag.pipeline import Rag, require_answerable
+from casemate.system import audience_policy, calibrate_guard
 from casemate.types import DEFAULT_TENANT, Document, Hit, Outcome, Prompt, Query, Retrieval, Vector
 
 log = logging.getLogger("casemate.integrations")
-UNTOLD = {
-    "the answer": "the framework owns the model: what it writes is not looked at",
-    "ways round": "what reads or writes the store without this wrapper is not guarded; sync() after foreign writes",
-    "scores": "they are the store's own, for the application: do not show them to whoever asks",
+LIMITS = {
+    "the answer": "the framework owns the model: Casemate does not see the answer",
+    "other paths": "access to the store without this wrapper is not guarded; call sync() after changes elsewhere",
+    "scores": "they come from the store and are for the application: do not show them to clients",
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Protects:
-    """What a wrapper protects where it stands, and what it cannot.
+class ProtectionReport:
+    """What a wrapper protects, and what it does not.
 
     Attributes:
-        acts: Defenses that act on what is retrieved.
-        acts_not: What is not protected here, and why.
+        acts: Defenses that act on retrieved documents.
+        acts_not: What is not protected, with the reason.
         mode: ``enforce``, ``observe`` or ``off``.
     """
 
@@ -57,30 +58,30 @@ class Protects:
     def __str__(self) -> str:
         acts = ", ".join(self.acts) if self.mode != "off" and self.acts else "nothing"
         lacks = "; ".join(f"{what}: {why}" for what, why in self.acts_not.items())
-        return f"{self.mode}: {acts} on what is retrieved. Not protected: {lacks}"
+        return f"{self.mode}: {acts} on retrieved documents. Not protected: {lacks}"
 
 
 class Protection:
-    """A guard, and the store that it stands in front of.
+    """A guard in front of a framework's store.
 
     Args:
         store: The framework's store.
         embedder: The framework's embedder.
         config: A ``casemate.yaml``, the same as a mapping, or None for the defaults. Of it ``guard``, ``calibrate``,
-            ``store`` and ``privacy`` count; the system under protection is the framework's.
-        path: Folder for the moments, the calibration and the record of verdicts. None: they live as long as this does.
-        fit: True learns at once how close harmless questions come, where the guard does not know it yet; or harmless
-            questions that people asked, to learn from; False leaves it to ``calibrate``.
+            ``store``, ``privacy`` and ``monitor.gate`` apply; retrieval and generation are the framework's.
+        path: Folder for corpus moments, calibration and verdicts. None: they are kept in memory.
+        fit: True calibrates now if the guard is not calibrated, on synthetic questions. A list of real harmless
+            questions calibrates on these. False leaves it to ``calibrate``.
 
     Raises:
-        ConfigError: If the configuration is wrong, or the store cannot be read through.
-        DataError: If its vectors are of no use.
+        ConfigError: If the configuration is wrong, or the store cannot be enumerated.
+        DataError: If its vectors are unusable.
     """
 
     def __init__(
         self,
-        store: Foreign,
-        embedder: Foreigner,
+        store: FrameworkCollection,
+        embedder: FrameworkEmbedder,
         config: Config | Mapping[str, Any] | Path | str | None = None,
         path: Path | str | None = None,
         fit: bool | Sequence[str] = True,
@@ -91,45 +92,49 @@ class Protection:
             held = path if path is not None else opened.enter_context(tempfile.TemporaryDirectory(prefix="casemate-"))
             self.folder = Path(held).absolute()
             beside = self.folder / "attached.db" if path is not None else Path(MEMORY)
-            self.index = opened.enter_context(closing(Attachment(store, beside)))
+            self.index = opened.enter_context(closing(FrameworkIndex(store, beside)))
             self.events = self._events(opened, kept=path is not None)
-            rag = _Rag(embedder, self.index, _Nobody())
+            rag = _Rag(embedder, self.index, _NoGenerator())
             defenses = self._defenses(self.config.guard.defenses)
             self.guard = self._guard(rag, defenses)
-            self.by_vector = self._guard(rag, [_Remembered(defenses), *map(_vectorial, defenses)])
-            self.loops = Loops()
+            self.by_vector = self._guard(rag, [_BlockedSources(defenses), *(d.vector_only() for d in defenses)])
+            self.screening = None
+            if self.events is not None:
+                self.screening = open_tenant_screening(self.guard, self.events, self.config)
+            self.index.withhold_new = self.config.monitor.gate is True
+            self.loops = EventLoopPool()
             opened.callback(self.loops.close)
             self.close = weakref.finalize(self, opened.pop_all().close)
-        self.protects = self._told()
-        log.info("%s: %s", store.name, self.protects)
+        self.protection_report = self._protection_report()
+        log.info("%s: %s", store.name, self.protection_report)
         if path is None:
-            log.info("%s: what the guard learns and whom it withholds what from is forgotten at the end", store.name)
+            log.info("%s: calibration and client state are kept in memory only; set path to keep them", store.name)
         if fit is not False and self.due:
             self.calibrate(() if fit is True else fit)
 
     def _events(self, opened: ExitStack, kept: bool) -> EventStore | None:
-        """The record of verdicts: where it was configured, or beside the moments, if they are kept."""
+        """The event store: as configured, else beside the moments if these are kept."""
         part = self.config.store
         if "store" not in self.config.model_fields_set:
-            if not kept:
+            if not kept and not self.config.monitor.gate:
                 return None
-            part = Part.model_validate({"use": "sql_events", "path": str(self.folder / "events.db")})
-        return Alarming(opened.enter_context(closing(wiring.build("store", part, self.config.folder))))
+            part = PluginSpec.model_validate({"use": "sql", "path": str(self.folder / "events.db")})
+        return AlertingEventStore(opened.enter_context(closing(plugins.build("store", part, self.config.folder))))
 
-    def _defenses(self, parts: Sequence[Part]) -> list[Defense]:
+    def _defenses(self, parts: Sequence[PluginSpec]) -> list[Defense]:
         given: dict[Any, Any] = {Embedder: self.embedder, Index: self.index}
         if self.events is not None:
             given[EventStore] = self.events
-        return [wiring.build("defense", self._placed(part), self.config.folder, given) for part in parts]
+        return [plugins.build("defense", self._placed(part), self.config.folder, given) for part in parts]
 
-    def _placed(self, part: Part) -> Part:
-        """With its files in our folder, where the configuration does not say otherwise."""
+    def _placed(self, part: PluginSpec) -> PluginSpec:
+        """The options of a defense, with its files in our folder unless configured otherwise."""
         files = {
             f.name: str(self.folder / f.default.name)
-            for f in dataclasses.fields(registry.load("defense", part.use))
+            for f in dataclasses.fields(plugins.load("defense", part.use))
             if isinstance(f.default, Path)
         }
-        return Part.model_validate({"use": part.use, **files, **part.options})
+        return PluginSpec.model_validate({"use": part.use, **files, **part.options})
 
     def _guard(self, rag: Rag, defenses: Sequence[Defense]) -> Guard:
         section = self.config.guard
@@ -140,10 +145,11 @@ class Protection:
             on_error=section.on_error,
             store=self.events,
             log_text=self.config.privacy.log_text,
+            audience=audience_policy(section),
         )
 
-    def _told(self) -> Protects:
-        acts, acts_not = [], dict(UNTOLD)
+    def _protection_report(self) -> ProtectionReport:
+        acts, acts_not = [], dict(LIMITS)
         for defense, part in zip(self.guard.defenses, self.config.guard.defenses, strict=False):
             kind = type(defense)
             if kind.on_retrieve is not Defense.on_retrieve:
@@ -154,125 +160,148 @@ class Protection:
                 if getattr(kind, method) is not getattr(Defense, method)
             ]
             if elsewhere:
-                acts_not[part.use] = f"what it does to the {' and the '.join(elsewhere)} does not happen here"
-        return Protects(tuple(acts), acts_not, self.config.guard.mode)
+                acts_not[part.use] = f"its part on the {' and the '.join(elsewhere)} is not available here"
+        return ProtectionReport(tuple(acts), acts_not, self.config.guard.mode)
 
     @property
     def due(self) -> str:
-        """Why the guard must be calibrated before it lets anything through; empty if it need not."""
+        """Why the guard needs a calibration before it allows documents; empty if it does not."""
         try:
-            for defense in self.guard.defenses:
-                if isinstance(defense, Mirabel):
-                    defense.ready(DEFAULT_TENANT, self.index.moments().n)
+            for defense in calibrated_defenses(self.guard.defenses):
+                defense.ready(DEFAULT_TENANT, self.index.moments().n)
         except DataError as error:
             return str(error)
         return ""
 
     def calibrate(self, questions: Sequence[str] = (), progress: Progress = lambda count: None) -> None:
-        """Learns how close harmless questions come to documents, from some that people asked, else from made ones.
+        """Calibrates the guard on real harmless questions, else on synthetic ones.
 
         Args:
-            questions: That people asked.
+            questions: Real harmless questions.
             progress: Called with the number of questions just embedded.
         """
-        fitted = [d for d in self.guard.defenses if isinstance(d, Mirabel) and d.mode == "calibrated"]
-        if not fitted:
-            raise CapabilityError("nothing to calibrate: guard.defenses has no mirabel in mode calibrated")
         began = time.monotonic()
-        log.info("%s: learning how close harmless questions come", self.store.name)
-        settings = wiring.calibration_settings(self.config, DEFAULT_TENANT)
-        attacks = wiring.published_attacks()
-        found = self.loops.run(lambda: calibrate(self.guard.rag, attacks, questions, settings, progress))
-        calibration.write(fitted[0].calibration, DEFAULT_TENANT, found)
-        log.info("%s: learnt from %s in %.0f s", self.store.name, found.source, time.monotonic() - began)
+        log.info("%s: calibrating on harmless questions", self.store.name)
+        found = self.loops.run(lambda: calibrate_guard(self.guard, self.config, questions, DEFAULT_TENANT, progress))
+        for name, calibration in found.items():
+            log.info(
+                "%s: calibrated %s on %s in %.0f s", self.store.name, name, calibration.source, time.monotonic() - began
+            )
 
     def sync(self) -> None:
-        """Reads the store through, so that the guard knows what others wrote."""
-        self.index.attach(anew=True)
+        """Reads the store again, after it was changed elsewhere. With ``monitor.gate``, new documents are screened."""
+        self.index.attach(restart=True, screen=self.screening.screen_rows if self.screening else None)
 
-    def retrieve(self, asked: Asked) -> list[Row]:
-        """What the guard lets through, best first, as the framework found it."""
+    @property
+    def quarantine(self) -> Quarantine | None:
+        """Documents that the screening holds back; None without ``monitor.gate``."""
+        return Quarantine(self.events) if self.screening and self.events is not None else None
+
+    def screen(self, rows: Sequence[FrameworkDocument]) -> Collection[str]:
+        """Screens documents that the application adds; returns the ids of those that may not be written."""
+        if self.screening is None or not rows:
+            return ()
+        documents = [document_of(row) for row in rows]
+        withheld = self.screening.screen_rows(
+            DEFAULT_TENANT, documents, self.embedder.documents([d.content for d in documents])
+        )
+        if withheld:
+            log.warning("%s: %d of %d new documents are in quarantine", self.store.name, len(withheld), len(rows))
+        return withheld
+
+    def retrieve(self, asked: GuardedQuery) -> list[FrameworkDocument]:
+        """Retrieves the documents that the guard allows, best first."""
         return self.loops.run(lambda: self._retrieved(asked))
 
-    async def aretrieve(self, asked: Asked) -> list[Row]:
-        """The same where a loop is running: the search runs in a thread."""
+    async def aretrieve(self, asked: GuardedQuery) -> list[FrameworkDocument]:
+        """``retrieve`` for asynchronous callers: the search runs in a worker thread."""
         asked.inline = False
         return await self._retrieved(asked)
 
-    async def _retrieved(self, asked: Asked) -> list[Row]:
-        asked.vector = unit(asked.native)
-        query = Query(asked.text, asked.asker.name, k=asked.k)
+    async def _retrieved(self, asked: GuardedQuery) -> list[FrameworkDocument]:
+        asked.vector = unit_vector(asked.native)
+        query = Query(asked.text, asked.identity.name, k=asked.k, groups=frozenset(asked.identity.groups))
         if asked.given is not None:
             return await self._judged(asked, query, asked.given)
-        gone = set[str]() if asked.whole is None else await self._too_close(asked, query, asked.whole)
-        rows, _ = await self._let_through(asked, query)
+        gone = set[str]() if asked.whole is None else await self._withheld_unfiltered(asked, query, asked.whole)
+        rows, _ = await self._allowed(asked, query)
         if not gone:
             return rows
         of = self.sources(row.id for row in rows)
         return [row for row in rows if of.get(row.id, "") not in gone]
 
-    async def _too_close(self, asked: Asked, query: Query, whole: Mapping[str, Any]) -> set[str]:
-        """Sources that the question is too close to among all documents.
+    async def _withheld_unfiltered(self, asked: GuardedQuery, query: Query, whole: Mapping[str, Any]) -> set[str]:
+        """Sources that the guard withholds when the question is judged on the whole collection.
 
-        Among the few that pass a filter a document has no neighbours to stand out from: a filter must not hide that.
+        Few documents pass a filter, too few for the statistics of a detection. So a filter must not decide alone.
         """
         filtered, asked.options = asked.options, whole
-        _, hidden = await self._let_through(asked, query)
+        _, hidden = await self._allowed(asked, query)
         asked.options = filtered
         return set(self.sources(hidden).values())
 
-    async def _judged(self, asked: Asked, query: Query, given: Sequence[Row]) -> list[Row]:
-        """What is left of somebody else's finds, and then others, as many as were given."""
-        kept, _ = await self._let_through(asked, query)
+    async def _judged(
+        self, asked: GuardedQuery, query: Query, given: Sequence[FrameworkDocument]
+    ) -> list[FrameworkDocument]:
+        """Judges another retriever's documents and fills up with allowed ones to the same number."""
+        kept, _ = await self._allowed(asked, query)
         left = {row.id for row in kept}
         gone = set(self.sources(row.id for row in given if row.id not in left).values())
         asked.given, asked.options = None, {}
-        others, _ = await self._let_through(asked, query)  # always: time must not tell whether any is needed
+        others, _ = await self._allowed(asked, query)  # always: the duration must not reveal the decision
         mine, of = left.union(row.id for row in given), self.sources(row.id for row in others)
         return [*kept, *(row for row in others if row.id not in mine and of.get(row.id, "") not in gone)][: asked.k]
 
-    async def _let_through(self, asked: Asked, query: Query) -> tuple[list[Row], list[str]]:
-        """What the guard lets through, and ids of what it withholds."""
+    async def _allowed(self, asked: GuardedQuery, query: Query) -> tuple[list[FrameworkDocument], list[str]]:
+        """The documents that the guard allows, and the ids that it withholds."""
         guard = self.guard if asked.text.strip() else self.by_vector
-        token = ASKED.set(asked)
+        token = CURRENT_QUERY.set(asked)
         try:
             found, verdicts = await guard.retrieve(query)
         finally:
-            ASKED.reset(token)
+            CURRENT_QUERY.reset(token)
         hidden = [identity for v in verdicts if guard.enforce for identity in v.hidden]
-        return [_as_left(asked.found[h.document.id], h.document) for h in found.hits], hidden
+        return [_row_of(asked.found.get(h.document.id), h) for h in found.hits], hidden
 
-    def withheld(self, asker: Asker) -> Collection[str]:
-        """Sources that a client is not to see by any way."""
-        return self.loops.run(lambda: self.awithheld(asker))
+    def withheld(self, identity: ClientIdentity) -> Collection[str]:
+        """Sources that are blocked for a client."""
+        return self.loops.run(lambda: self.awithheld(identity))
 
-    async def awithheld(self, asker: Asker) -> Collection[str]:
-        """The same where a loop is running."""
-        barred: set[str] = set()
+    async def awithheld(self, identity: ClientIdentity) -> Collection[str]:
+        """``withheld`` for asynchronous callers."""
+        blocked_sources: set[str] = set()
         for defense in self.guard.defenses if self.guard.enforce else ():
-            await asyncio.to_thread(defense.follow)
-            barred.update(defense.barred(Query("", asker.name)))
-        return barred
+            await asyncio.to_thread(defense.sync)
+            blocked_sources.update(defense.blocked_sources(Query("", identity.name)))
+        return blocked_sources
+
+    def readable(self, identity: ClientIdentity, documents: Iterable[tuple[str, Mapping[str, Any]]]) -> frozenset[str]:
+        """Ids of the documents, given with their metadata, that a client may read in full."""
+        query = Query("", identity.name, groups=frozenset(identity.groups))
+        audience, every = self.guard.audience, not self.guard.enforce or not self.guard.audience.restricts(query)
+        return frozenset(
+            name for name, held in documents if every or audience.entitles(query, Document(name, "", metadata=held))
+        )
 
     def sources(self, ids: Iterable[str]) -> dict[str, str]:
-        """The record that each document was cut from, as the guard groups them; unknown ones are lacking."""
-        piece = self.store.find(list(dict.fromkeys(ids)))
-        return {d.id: d.source for d in self.index.named(piece.documents)}
+        """Source of each document, as grouped by the guard. Unknown ids are omitted."""
+        page = self.store.find(list(dict.fromkeys(ids)))
+        return {d.id: d.source for d in self.index.named(page.documents)}
 
-    def given(self, rows: Iterable[Row]) -> tuple[Row, ...]:
-        """Of somebody else's finds those that are in the store, in his order; the others are dropped."""
+    def given(self, rows: Iterable[FrameworkDocument]) -> tuple[FrameworkDocument, ...]:
+        """Another retriever's documents that are in the store, in their order; the others are dropped."""
         wanted = {row.id: row for row in rows}
-        there = {d.id for d in self.store.find(list(wanted)).documents}
+        there = {d.id for d in self.store.find(list(wanted)).documents} - self.index.withheld()
         if len(there) < len(wanted):
             log.warning("%s: %d documents are not in it, and were dropped", self.store.name, len(wanted) - len(there))
         return tuple(row for row in wanted.values() if row.id in there)
 
     @contextmanager
     def writing(self, ids: Sequence[str] | None) -> Iterator[None]:
-        """Around a change by the framework's own methods: the guard knows of it when the block ends.
+        """Wraps a change by the framework's own methods and updates the guard at its end.
 
         Args:
-            ids: What is put in, replaced or removed; None: nobody can say, so the store is read through afterwards.
+            ids: Added, replaced or removed ids. None: unknown, so the store is read again.
         """
         if ids is None:
             yield
@@ -281,45 +310,45 @@ class Protection:
             with self.index.changing(ids):
                 yield
         if why := self.due:
-            log.warning("%s: nothing is let through until calibrate() is called: %s", self.store.name, why)
+            log.warning("%s: no document is returned until calibrate() is called: %s", self.store.name, why)
 
 
 class _Rag(Rag):
-    """The framework's own retrieval as the guard knows one. Its model is not ours to call."""
+    """The framework's retrieval as a ``Rag`` without a model."""
 
-    embedder: Foreigner
-    index: Attachment
+    embedder: FrameworkEmbedder
+    index: FrameworkIndex
 
     async def embed(self, documents: Sequence[Document], progress: Progress | None = None) -> Vector:
         return await asyncio.to_thread(self.embedder.documents, [d.content for d in documents], progress)
 
-    async def encode(self, query: Query, behind: Callable[[], None] = lambda: None) -> Vector:
-        asked = ASKED.get()
+    async def encode(self, query: Query, then: Callable[[], None] = lambda: None) -> Vector:
+        asked = CURRENT_QUERY.get()
         if asked is None or asked.vector is None:
-            return await super().encode(query, behind)
+            return await super().encode(query, then)
         require_answerable(query if query.text.strip() else replace(query, text="?"))
         if asked.inline:
-            behind()
+            then()
         else:
-            await asyncio.to_thread(behind)
+            await asyncio.to_thread(then)
         return asked.vector
 
     async def search(self, vector: Vector, k: int, tenant: str) -> Retrieval:
-        asked = ASKED.get()
+        asked = CURRENT_QUERY.get()
         if asked is None:
             return await super().search(vector, k, tenant)
-        look = self._look if asked.given is None else self._given
+        search_store = self._look if asked.given is None else self._given
         if asked.inline:
-            return look(asked, vector, k, tenant)
-        return await asyncio.to_thread(look, asked, vector, k, tenant)
+            return search_store(asked, vector, k, tenant)
+        return await asyncio.to_thread(search_store, asked, vector, k, tenant)
 
-    def _look(self, asked: Asked, vector: Vector, k: int, tenant: str) -> Retrieval:
+    def _look(self, asked: GuardedQuery, vector: Vector, k: int, tenant: str) -> Retrieval:
         return self.index.search(vector, k, tenant)
 
-    def _given(self, asked: Asked, vector: Vector, k: int, tenant: str) -> Retrieval:
-        """What somebody else retrieved, and below it what the store holds that is less similar than all of that.
+    def _given(self, asked: GuardedQuery, vector: Vector, k: int, tenant: str) -> Retrieval:
+        """The other retriever's documents, followed by documents of the store with lower scores than all of them.
 
-        What stands between is left out of the comparison, which makes a document look closer, never less close.
+        Documents in between are left out. This can only make a document look closer, never less close.
         """
         assert asked.given is not None
         found = self.index.search(vector, k + len(asked.given), tenant)
@@ -333,45 +362,39 @@ class _Rag(Rag):
         return replace(found, hits=(*known, *below)[:k])
 
 
-class _Nobody(Generator):
-    """Stands where a model would: the framework has its own."""
+class _NoGenerator(Generator):
+    """Placeholder generator: the framework has its own model."""
 
     async def stream(self, prompt: Prompt) -> AsyncIterator[str]:
-        raise CapabilityError("this guard retrieves only; the framework writes the answer")
+        raise CapabilityError("this guard only retrieves; the framework generates the answer")
         yield ""
 
 
 @dataclass(eq=False)
-class _Remembered(Defense):
-    """Keeps back what other defenses withhold from a client already. It decides nothing itself."""
+class _BlockedSources(Defense):
+    """Blocks the sources that other defenses already withhold from a client. It makes no decision of its own."""
 
     others: Sequence[Defense]
 
-    def follow(self) -> None:
+    def sync(self) -> None:
         for defense in self.others:
-            defense.follow()
+            defense.sync()
 
-    def barred(self, query: Query) -> Collection[str]:
-        return set[str]().union(*(d.barred(query) for d in self.others))
+    def blocked_sources(self, query: Query) -> Collection[str]:
+        return set[str]().union(*(d.blocked_sources(query) for d in self.others))
 
     async def on_retrieve(self, query: Query, retrieval: Retrieval) -> Outcome[Retrieval]:
-        barred = self.barred(query)
-        return Outcome(replace(retrieval, hits=tuple(h for h in retrieval.hits if h.document.source not in barred)))
+        blocked_sources = self.blocked_sources(query)
+        return Outcome(
+            replace(retrieval, hits=tuple(h for h in retrieval.hits if h.document.source not in blocked_sources))
+        )
 
 
-def _vectorial(defense: Defense) -> Defense:
-    """The defense for questions of which only the vector is known.
-
-    A calibrated Mirabel counts words, too. Without them it would take an attack for harmless, so the published rule
-    stands in, which needs none and is stricter.
-    """
-    if not isinstance(defense, Mirabel) or defense.mode != "calibrated":
-        return defense
-    return replace(defense, mode="exact", significance=None)
-
-
-def _as_left(row: Row, document: Document) -> Row:
-    """A row as the defenses left it: one may have changed the text."""
+def _row_of(row: FrameworkDocument | None, hit: Hit) -> FrameworkDocument:
+    """A document with its text as changed by defenses; a new one if a defense composed it."""
+    document = hit.document
+    if row is None:
+        return FrameworkDocument(document.id, document.text, score=hit.score)
     return row if document.text == row.text else row._replace(text=document.text)
 
 

@@ -1,1 +1,1 @@
-"""Contrastive re-indexing: topics, the map that parts them, how it is trained, and where what was learnt is kept."""
+"""Contrastive re-indexing: topics, the mapping that separates them, its training, and the stored versions."""

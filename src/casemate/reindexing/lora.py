@@ -1,15 +1,14 @@
-"""Fine-tunes the embedder's own model by the loss of ``supcon``, through a low-rank adapter. Needs torch and peft.
+"""Fine-tunes the embedder's model with a LoRA adapter and the SupCon loss. Needs torch and peft.
 
-RAGFort, Section 4.2 (Li et al. 2026, AAAI, arXiv 2511.10128) trains "a new encoder"; this is the reading with
-an encoder that is really another one. The adapter is LoRA (Hu et al. 2021, arXiv 2106.09685) in every linear layer; the
-model's own weights stay as they are, so an adapter is some megabytes, and without it the encoder is the embedder.
+RAGFort, Section 4.2 (Li et al. 2026, AAAI, arXiv 2511.10128) trains "a new encoder", and here it is a separate encoder.
+The adapter is LoRA (Hu et al. 2021, arXiv 2106.09685) in every linear layer. The model's weights do not change,
+so an adapter takes some megabytes, and without it the encoder is the embedder.
 
-In mode ``lora`` the fine-tuned encoder is for chunks and questions alike; in mode ``lora_compatible`` for chunks only,
-and questions are embedded as ever (the paper's text to the letter).
+Mode ``lora`` uses the fine-tuned encoder for chunks and questions. Mode ``lora_compatible`` uses it for chunks only
+(the literal reading of the paper).
 
-Deviation: the paper says nothing of how its encoder is trained. Here dropout is off, in the model and in the adapter:
-the same step of the same data gives the same gradient, so that a training that was broken off goes on as if it had not
-been. The terms that hold it back are those of ``supcon``.
+Deviation: the paper does not say how its encoder is trained. Here dropout is off in model and adapter: a step gives the
+same gradient every time, so an interrupted training resumes exactly. The regularizers are those of ``supcon``.
 Deviation: on a CUDA device the model computes in bfloat16; parameters and loss are float32.
 """
 
@@ -27,28 +26,29 @@ import numpy as np
 import numpy.typing as npt
 
 from casemate.errors import ConfigError, DataError, needs
-from casemate.reindexing.supcon import Learner, Run, StepDone, Trained, TrainSettings
-from casemate.reindexing.topics import Labels
-from casemate.reindexing.tuned import FILES, Adapter, Tunable
+from casemate.maths.clustering import Labels
+from casemate.reindexing.space import ADAPTER_FILES, Adapter, TunableEmbedder
+from casemate.reindexing.supcon import Learner, StepCallback, TrainingResult, TrainingRun, TrainSettings
 from casemate.types import Vector
 
 EXTRA = "casemate[lora]"
-AT_ONCE = {"cpu": 8}
-"""Texts of like length that go through the model together, by device: elsewhere ``MANY``. What is padded is wasted."""
-MANY = 64
-DEFAULT = TrainSettings(classes=8, each=4, negatives=8, questions=16, rate=3e-4, steps=400, look=25)
-"""A schedule for an encoder: it costs some thousand times as much a step as a map, and fewer will do."""
+CPU_BATCH, DEVICE_BATCH = 8, 64
+"""Texts of similar length per forward pass; small on a CPU, where padding costs more than batching saves."""
+DEFAULT_TRAINING = TrainSettings(
+    classes=8, per_class=4, negatives=8, questions=16, learning_rate=3e-4, steps=400, eval_interval=25
+)
+"""Hyperparameters for an encoder: a step costs about a thousand times that of a map, and fewer steps suffice."""
 
 
 @dataclass(frozen=True)
 class LoraSettings:
-    """What is trained, and where.
+    """Adapter and device.
 
     Attributes:
         rank: Of the adapter.
-        alpha: The adapter counts alpha / rank times.
-        device: As torch names it; ``auto``: a GPU if there is one.
-        checkpointing: Whether activations are computed again instead of kept: less memory, a third more time.
+        alpha: The adapter's output is scaled by alpha / rank.
+        device: A torch device name; ``auto``: a GPU if there is one.
+        checkpointing: Whether activations are recomputed instead of stored: less memory, a third more time.
     """
 
     rank: int = 8
@@ -62,15 +62,15 @@ class LoraSettings:
 
 
 @dataclass(frozen=True)
-class Texts:
-    """What is embedded: with the embedder's vectors of the same.
+class TrainingTexts:
+    """Training data: texts and their vectors by the embedder.
 
     Attributes:
         chunks: Texts of the chunks, n.
-        E: Their vectors by the embedder, (n, dim).
+        E: Their vectors, (n, dim).
         labels: Their topics, (n,).
-        questions: Harmless questions whose similarities are to be kept, m.
-        Q: Their vectors by the embedder, (m, dim).
+        questions: Harmless questions whose similarities are preserved, m.
+        Q: Their vectors, (m, dim).
     """
 
     chunks: Sequence[str]
@@ -80,44 +80,43 @@ class Texts:
     Q: Vector
 
 
-def tune(
-    embedder: Tunable,
-    texts: Texts,
-    training: TrainSettings = DEFAULT,
+def fine_tune(
+    embedder: TunableEmbedder,
+    texts: TrainingTexts,
+    training: TrainSettings = DEFAULT_TRAINING,
     settings: LoraSettings = LoraSettings(),
     checkpoint: Path | None = None,
-    progress: StepDone = lambda steps: None,
-) -> tuple[Adapter, Trained]:
-    """Fine-tunes; stops when chunks that were held out lie no further apart.
+    progress: StepCallback = lambda steps: None,
+) -> tuple[Adapter, TrainingResult]:
+    """Trains an adapter with early stopping on held-out chunks.
 
     Args:
-        embedder: Whose model; it stays as it is.
-        texts: What is learnt from.
-        training: How; its mode says whether questions go through the new encoder too.
-        settings: What is trained, and where.
-        checkpoint: A file to go on from, and to write at each look.
-        progress: Called with the number of steps just taken.
+        embedder: Provides the model, which does not change.
+        texts: Training data.
+        training: Hyperparameters; ``mode`` says whether questions use the new encoder too.
+        settings: Adapter and device.
+        checkpoint: File to resume from and to write at each evaluation.
+        progress: Called with the number of steps just completed.
 
     Returns:
-        The adapter at the best step, and how it came about.
+        The adapter at the best step, and the training curve.
 
     Raises:
         ConfigError: If the device cannot be used.
-        DataError: If there are fewer than two topics, or the model's output has not the embedder's dimensions.
+        DataError: If there are fewer than two topics, or the model's dimension differs from the embedder's.
         BackendError: If the checkpoint cannot be written.
         MissingExtra: If torch or peft is absent.
     """
     encoder = _Encoder(embedder, texts, settings, training.seed)
-    run = Run(texts.E, texts.labels, texts.Q, training, encoder)
-    trained = run.whole(checkpoint, progress)
+    trained = TrainingRun(texts.E, texts.labels, texts.Q, training, encoder).run(checkpoint, progress)
     return encoder.adapter(trained.weights), trained
 
 
-def merged(network: Any, adapter: Adapter) -> Any:
-    """The network with the adapter added to its weights; changes the one that is given.
+def merge_adapter(network: Any, adapter: Adapter) -> Any:
+    """Merges the adapter into the network's weights, in place, and returns the network.
 
     Raises:
-        DataError: If the adapter is damaged, or of another model.
+        DataError: If the adapter is damaged or belongs to another model.
         MissingExtra: If peft is absent.
     """
     with needs(EXTRA):
@@ -125,26 +124,26 @@ def merged(network: Any, adapter: Adapter) -> Any:
         from safetensors.torch import load
     transformer = _inner(network)
     try:
-        about = json.loads(adapter[FILES[0]])
+        about = json.loads(adapter[ADAPTER_FILES[0]])
         options = {name: about[name] for name in ("r", "lora_alpha", "target_modules")}
         with _quiet():
             model = peft.get_peft_model(transformer, peft.LoraConfig(**options))
-            weights = load(adapter[FILES[1]])
+            weights = load(adapter[ADAPTER_FILES[1]])
             if weights.keys() != peft.get_peft_model_state_dict(model, save_embedding_layers=False).keys():
-                raise ValueError("other layers")
+                raise ValueError("layers of another model")
             peft.set_peft_model_state_dict(model, weights)
             model.merge_and_unload(safe_merge=True)
-    except Exception as error:  # of a damaged file: whatever safetensors, peft and torch raise
+    except Exception as error:  # safetensors, peft and torch document no errors for a damaged file
         raise DataError(
-            f"the adapter is damaged or of another model ({type(error).__name__}); run 'casemate reindex'"
+            f"the adapter is damaged or belongs to another model ({type(error).__name__}); run 'casemate reindex'"
         ) from error
     return network.eval()
 
 
 class _Encoder(Learner):
-    """The model with an adapter that starts as nothing: its second factor is zero."""
+    """The model with an adapter that starts as the identity: its second factor is zero."""
 
-    def __init__(self, embedder: Tunable, texts: Texts, settings: LoraSettings, seed: int) -> None:
+    def __init__(self, embedder: TunableEmbedder, texts: TrainingTexts, settings: LoraSettings, seed: int) -> None:
         with needs(EXTRA):
             import peft
             import torch
@@ -160,30 +159,30 @@ class _Encoder(Learner):
             torch.manual_seed(seed)
             self._model = peft.get_peft_model(_inner(self.network), config)
             if settings.checkpointing:
-                model = _inner(self.network)  # the method has a new name from version 5.20 on
+                model = _inner(self.network)  # renamed in version 5.20
                 name = "activation_checkpointing_enable"
                 getattr(model, name, model.gradient_checkpointing_enable)({"use_reentrant": False})
-        self.network.to(self.device).train(settings.checkpointing)  # layers compute again in training mode only
+        self.network.to(self.device).train(settings.checkpointing)  # recomputation needs training mode
         self.parameters = {n: p for n, p in self._model.named_parameters() if p.requires_grad}
 
     def chunks(self, rows: npt.NDArray[np.int64]) -> Any:
-        return self._encoded([self._texts.chunks[i] for i in rows.tolist()])
+        return self._encode([self._texts.chunks[i] for i in rows.tolist()])
 
     def questions(self, rows: npt.NDArray[np.int64]) -> Any:
-        return self._encoded([self._texts.questions[i] for i in rows.tolist()])
+        return self._encode([self._texts.questions[i] for i in rows.tolist()])
 
-    def held(self, rows: npt.NDArray[np.int64]) -> Vector:
+    def evaluate(self, rows: npt.NDArray[np.int64]) -> Vector:
         with self.torch.no_grad():
             found: Vector = self.chunks(rows).cpu().numpy()
         return found
 
     @property
     def identity(self) -> str:
-        """The model and what of it is trained."""
+        """Model, rank and alpha."""
         return f" {self._name} {self._settings.rank} {self._settings.alpha}"
 
     def adapter(self, weights: Mapping[str, Vector]) -> Adapter:
-        """These weights as the files that peft reads."""
+        """Returns the weights as peft files."""
         import peft
         from safetensors.torch import save
 
@@ -194,43 +193,44 @@ class _Encoder(Learner):
             state = peft.get_peft_model_state_dict(self._model, save_embedding_layers=False)
         about = self._model.peft_config["default"].to_dict()
         about["target_modules"] = sorted(about["target_modules"])
-        about |= {"base_model_name_or_path": None, "inference_mode": True}  # no path of this machine
+        about |= {"base_model_name_or_path": None, "inference_mode": True}  # no local path
         config = json.dumps(about, indent=2, sort_keys=True, default=str)
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
-        return dict(zip(FILES, (config.encode(), save(tensors, {"format": "pt"})), strict=True))
+        return dict(zip(ADAPTER_FILES, (config.encode(), save(tensors, {"format": "pt"})), strict=True))
 
-    def _encoded(self, texts: list[str]) -> Any:
-        order, count = sorted(range(len(texts)), key=lambda i: -len(texts[i])), AT_ONCE.get(self.device.type, MANY)
-        parts = [order[start : start + count] for start in range(0, len(order), count)]
-        found = self.torch.cat([self._together([texts[i] for i in part]) for part in parts])
-        return found[np.argsort(order)]
+    def _encode(self, texts: list[str]) -> Any:
+        order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
+        size = CPU_BATCH if self.device.type == "cpu" else DEVICE_BATCH
+        batches = [order[start : start + size] for start in range(0, len(order), size)]
+        vectors = self.torch.cat([self._encode_batch([texts[i] for i in batch]) for batch in batches])
+        return vectors[np.argsort(order)]
 
-    def _together(self, texts: list[str]) -> Any:
+    def _encode_batch(self, texts: list[str]) -> Any:
         from sentence_transformers.util import batch_to_device
 
-        prepare = getattr(self.network, "preprocess", None) or self.network.tokenize  # the former from version 6 on
+        prepare = getattr(self.network, "preprocess", None) or self.network.tokenize  # preprocess: from version 6
         features = batch_to_device(prepare(texts), self.device)
         with self.torch.autocast(self.device.type, self.torch.bfloat16, enabled=self.device.type == "cuda"):
             out = self.network(features)["sentence_embedding"]
         if out.shape[1] != self._texts.E.shape[1]:
             raise DataError(
-                f"the model {self._name!r} gives {out.shape[1]} dimensions in training, and the index has "
-                f"{self._texts.E.shape[1]}: it cannot be fine-tuned here"
+                f"the model {self._name!r} has {out.shape[1]} dimensions in training and the index "
+                f"{self._texts.E.shape[1]}: it cannot be fine-tuned for this index"
             )
         return self.torch.nn.functional.normalize(out.float(), dim=1)
 
 
 def _inner(network: Any) -> Any:
-    """The transformer that is adapted, in a network of sentence-transformers.
+    """Returns the transformer inside a sentence-transformers network.
 
     Raises:
-        ConfigError: If it begins with none.
+        ConfigError: If the first module is not a transformer.
     """
     found = getattr(network[0], "auto_model", None)
     if found is None:
         raise ConfigError(
-            f"the model begins with {type(network[0]).__name__}, which is no transformer, and cannot be fine-tuned; "
-            "use mode adapter, compatible or gate"
+            f"the first module of the model is {type(network[0]).__name__}, not a transformer, so it cannot be "
+            "fine-tuned; use mode adapter, compatible or gate"
         )
     return found
 
@@ -243,11 +243,11 @@ def _device(name: str) -> Any:
     try:
         return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ConfigError(f"the device {name!r} cannot be used here; 'auto' and 'cpu' always can") from error
+        raise ConfigError(f"the device {name!r} cannot be used; use 'auto' or 'cpu'") from error
 
 
 def _without_dropout(network: Any) -> None:
-    """Sets every chance of dropout to 0; some models keep it as a number of their attention layers."""
+    """Sets every dropout probability to 0; some models store it as an attribute of their attention layers."""
     for module in network.modules():
         for name in ("p", "dropout", "attention_dropout", "dropout_prob"):
             if isinstance(getattr(module, name, None), float):
@@ -256,7 +256,7 @@ def _without_dropout(network: Any) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without one warning that peft causes and cannot help: it reads a property that transformers renames."""
+    """Suppresses one warning that peft causes: it reads a property that transformers renamed."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
         yield

@@ -1,53 +1,103 @@
-"""What re-indexing has learnt of one tenant's collection: a space to rank in, and topics. ``shelf`` keeps it."""
+"""The learned space of one tenant's collection: topics, and one of two mappings that separate them.
+
+Residual map: z = norm(E + t A(E)), with A(E) = relu(E W1 + b1) W2 + b2 (``apply_map``).
+Fine-tuned encoder: z = norm((1 - t) E + t T), with T by the embedder's model plus a LoRA adapter (``blend``).
+
+E are the embedder's vectors and t in [0, 1] is the strength; t = 0 is E itself. Both mappings need numpy only.
+``supcon`` and ``lora`` train them, ``registry`` stores them.
+"""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, Protocol, TypeAlias, get_args, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
-from casemate.errors import ConfigError
-from casemate.reindexing.residual import Weights, mapped
-from casemate.reindexing.topics import NOISE, Labels, nearest
-from casemate.reindexing.tuned import Adapter, blended
+from casemate.errors import CapabilityError, ConfigError
+from casemate.maths.clustering import NOISE, Labels, assign_topics
+from casemate.protocols import Embedder
 from casemate.types import Document, Vector
 
 Mode: TypeAlias = Literal["adapter", "compatible", "gate", "lora", "lora_compatible"]
 MODES: tuple[str, ...] = get_args(Mode)
 TUNED = ("lora", "lora_compatible")
 """Modes with a fine-tuned encoder."""
-NO_VECTORS: Vector = np.empty((0, 0), np.float32)
 Keys: TypeAlias = npt.NDArray[np.uint64]
+NO_VECTORS: Vector = np.empty((0, 0), np.float32)
+
+Weights: TypeAlias = dict[str, Vector]
+"""``W1`` (dim, hidden), ``b1`` (hidden,), ``W2`` (hidden, dim), ``b2`` (dim,), float32."""
+WEIGHT_NAMES = ("W1", "b1", "W2", "b2")
+MAP_BATCH = 8192
+
+Adapter: TypeAlias = Mapping[str, bytes]
+"""The files of a peft adapter folder by name: ``ADAPTER_FILES``."""
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+
+
+@runtime_checkable
+class TunableEmbedder(Embedder, Protocol):
+    """An embedder whose model can be fine-tuned."""
+
+    def network(self) -> Any:
+        """Returns a copy of the model for training: a ``SentenceTransformer``."""
+        ...
+
+    def with_adapter(self, adapter: Adapter) -> Embedder:
+        """Returns an embedder with the same model and the adapter.
+
+        Raises:
+            DataError: If the adapter is damaged or belongs to another model.
+        """
+        ...
+
+
+def require_tunable(embedder: Embedder) -> TunableEmbedder:
+    """Returns the embedder, or one that it wraps (``inner``), whose model can be fine-tuned.
+
+    Raises:
+        CapabilityError: If there is none.
+    """
+    found: Embedder | None = embedder
+    while found is not None:
+        if isinstance(found, TunableEmbedder):
+            return found
+        found = getattr(found, "inner", None)
+    raise CapabilityError(
+        f"reindex: modes lora and lora_compatible fine-tune the embedder, and {embedder.fingerprint.split(':')[0]!r} "
+        "provides vectors only; set rag.embedder to sentence_transformers with a model folder or name and index "
+        "again, or use mode adapter, compatible or gate"
+    )
 
 
 @dataclass(frozen=True, eq=False)
 class Reindexing:
-    """A space to rank in, and the topics of a collection.
+    """The learned ranking space and topics of one collection.
 
     Attributes:
-        mode: ``adapter``: chunks and questions go through the map. ``compatible``: chunks only. ``gate``: neither; a
-            chunk of another topic than the question's loses ``strength * penalty``. ``lora``: chunks and questions go
-            through a fine-tuned encoder. ``lora_compatible``: chunks only.
-        tenant: Whose collection.
+        mode: ``adapter``: the residual map applies to chunks and questions. ``compatible``: to chunks only.
+            ``gate``: no map; a chunk whose topic differs from the question's loses ``strength * penalty``.
+            ``lora``: the fine-tuned encoder applies to chunks and questions. ``lora_compatible``: to chunks only.
+        tenant: Owner of the collection.
         fingerprint: Of the embedder.
         centroids: Unit mean of each topic in the embedder's space, (C, dim).
-        floors: How near a centroid a chunk must be to be of that topic, (C,).
-        keys: Of the chunks that were learnt from, sorted, (n,), see ``key``.
-        labels: Their topics, (n,).
-        weights: The map's, modes ``adapter`` and ``compatible``.
-        adapter: The fine-tuned encoder's files, modes ``lora`` and ``lora_compatible``.
-        tuned: The vectors that it gives the chunks, in the order of ``keys``, (n, dim).
-        strength: Share of the map, the encoder or the penalty that is in force, in [0, 1].
-        penalty: What a chunk of another topic loses, mode ``gate``.
-        accepted: Whether what is found stays found.
-        why: What was decided, and why.
-        report: The figures behind it.
-        version: Number of the file; 0: not written yet.
-        at: When, ISO 8601.
+        floors: Minimum similarity to the centroid for membership of a topic, (C,).
+        keys: ``chunk_key`` of the chunks used for training, sorted, (n,).
+        labels: Topics of these chunks, (n,).
+        weights: Of the residual map; modes ``adapter`` and ``compatible``.
+        adapter: Files of the fine-tuned encoder; modes ``lora`` and ``lora_compatible``.
+        tuned: Vectors of the chunks by the fine-tuned encoder, in the order of ``keys``, (n, dim).
+        strength: Share t of the map, encoder or penalty that is applied, in [0, 1].
+        penalty: Deduction for a chunk of another topic, mode ``gate``.
+        accepted: Whether retrieval quality stays within the allowed loss.
+        why: The decision and its reason.
+        report: Metrics behind the decision.
+        version: Number of the stored version; 0: not stored yet.
+        at: Creation time, ISO 8601.
     """
 
     mode: Mode
@@ -68,108 +118,147 @@ class Reindexing:
     version: int = 0
     at: str = ""
 
-    def chunks(self, E: Vector, T: Vector | None = None) -> Vector:
-        """Chunks' vectors in the new space, (n, dim).
+    def map_chunks(self, E: Vector, T: Vector | None = None) -> Vector:
+        """Maps chunk vectors into the learned space, (n, dim).
 
         Args:
             E: By the embedder, (n, dim).
-            T: By the fine-tuned encoder, if there is one, (n, dim): see ``kept`` for those that it was made from.
+            T: By the fine-tuned encoder, (n, dim), in the modes with one; see ``tuned_vectors``.
         """
         if self.mode in TUNED:
             assert T is not None
-            return blended(E, T, self.strength)
-        return mapped(E, self.weights, self.strength) if self.weights else E
+            return blend(E, T, self.strength)
+        return apply_map(E, self.weights, self.strength) if self.weights else E
 
-    def questions(self, Q: Vector, T: Vector | None = None) -> Vector:
-        """Questions' vectors as they are compared with ``chunks``, (m, dim); T is for mode ``lora``."""
+    def map_questions(self, Q: Vector, T: Vector | None = None) -> Vector:
+        """Maps question vectors into the learned space, (m, dim); arguments as in ``map_chunks``."""
         if self.mode == "lora":
-            return self.chunks(Q, T)
-        return mapped(Q, self.weights, self.strength) if self.mode == "adapter" else Q
+            return self.map_chunks(Q, T)
+        return apply_map(Q, self.weights, self.strength) if self.mode == "adapter" else Q
 
-    def kept(self, keys: Keys) -> tuple[Vector, npt.NDArray[np.bool_]]:
-        """What the fine-tuned encoder made of chunks when this was learnt, (n, dim), and whether it saw each, (n,)."""
-        places, known = self._places(keys)
+    def tuned_vectors(self, keys: Keys) -> tuple[Vector, npt.NDArray[np.bool_]]:
+        """Returns the stored encoder vectors of chunks, (n, dim), and which chunks have one, (n,)."""
+        positions, known = self._positions(keys)
         T = np.zeros((len(keys), self.centroids.shape[1]), np.float32)
-        T[known] = self.tuned[places[known]]
+        T[known] = self.tuned[positions[known]]
         return T, known
 
-    def seen(self, keys: Keys, E: Vector) -> tuple[Vector, Vector, Labels]:
-        """Vectors before and after, and topics, of chunks; of those only that need no encoder, where there is one."""
+    def before_and_after(self, keys: Keys, E: Vector) -> tuple[Vector, Vector, Labels]:
+        """Returns chunk vectors before and after mapping, and topics.
+
+        With a fine-tuned encoder, chunks without a stored encoder vector are left out.
+        """
         if self.mode not in TUNED:
-            return E, self.chunks(E), self.topics(keys, E)
-        T, known = self.kept(keys)
-        return E[known], self.chunks(E[known], T[known]), self.topics(keys[known], E[known])
+            return E, self.map_chunks(E), self.topics(keys, E)
+        T, known = self.tuned_vectors(keys)
+        return E[known], self.map_chunks(E[known], T[known]), self.topics(keys[known], E[known])
 
     def topics(self, keys: Keys, E: Vector) -> Labels:
-        """The topics of chunks, (n,): as learnt, or of the nearest centroid for what is new; nothing is trained.
+        """Returns the topics of chunks, (n,): the learned one, or the nearest centroid's for a new chunk.
 
         Args:
             keys: Of the chunks, (n,).
             E: Their vectors by the embedder, (n, dim).
         """
-        labels = nearest(E, self.centroids, self.floors)
-        places, known = self._places(keys)
-        labels[known] = self.labels[places[known]]
+        labels = assign_topics(E, self.centroids, self.floors)
+        positions, known = self._positions(keys)
+        labels[known] = self.labels[positions[known]]
         return labels
 
-    def _places(self, keys: Keys) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-        """Where chunks are among ``keys``, (n,), and whether they are there."""
-        if not len(self.keys):
-            return np.zeros(len(keys), np.int64), np.zeros(len(keys), np.bool_)
-        places = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
-        return places, self.keys[places] == keys
+    def learned_topic(self, document: Document) -> int:
+        """Returns the learned topic of a chunk; ``NOISE`` for a new one."""
+        wanted = np.uint64(chunk_key(document))
+        position = int(np.searchsorted(self.keys, wanted))
+        found = position < len(self.keys) and self.keys[position] == wanted
+        return int(self.labels[position]) if found else NOISE
 
-    def learnt(self, document: Document) -> int:
-        """The topic of a chunk, as learnt; ``NOISE`` for one that is new."""
-        wanted = np.uint64(key(document))
-        place = int(np.searchsorted(self.keys, wanted))
-        return int(self.labels[place]) if place < len(self.keys) and self.keys[place] == wanted else NOISE
-
-    def nearest(self, Q: Vector) -> Labels:
-        """The topic nearest to each question, (m,), however far it is; ``NOISE`` if there are none."""
-        return nearest(Q, self.centroids, np.full(len(self.centroids), -np.inf, np.float32))
+    def nearest_topics(self, Q: Vector) -> Labels:
+        """Returns the nearest topic of each question, (m,), at any distance; ``NOISE`` if there are no topics."""
+        return assign_topics(Q, self.centroids, np.full(len(self.centroids), -np.inf, np.float32))
 
     def scores(self, Q: Vector, Z: Vector, labels: Labels, T: Vector | None = None) -> Vector:
-        """What is ranked by: similarity of each question to each chunk in the new space, (m, n).
+        """Returns the ranking scores of questions and chunks, (m, n).
 
         Args:
-            Q: Questions' vectors by the embedder, (m, dim).
-            Z: The chunks', as ``chunks`` gives them, (n, dim).
-            labels: Their topics, (n,); for ``gate``.
-            T: The questions' vectors by the fine-tuned encoder, (m, dim); for ``lora``.
+            Q: Question vectors by the embedder, (m, dim).
+            Z: Chunk vectors from ``map_chunks``, (n, dim).
+            labels: Topics of the chunks, (n,); for ``gate``.
+            T: Question vectors by the fine-tuned encoder, (m, dim); for ``lora``.
         """
-        S: Vector = self.questions(Q, T) @ Z.T
+        S: Vector = self.map_questions(Q, T) @ Z.T
         if self.mode == "gate":
-            S = S - np.float32(self.strength * self.penalty) * (labels[None] != self.nearest(Q)[:, None])
+            S = S - np.float32(self.strength * self.penalty) * (labels[None] != self.nearest_topics(Q)[:, None])
         return S
 
     @property
     def megabytes(self) -> dict[str, float]:
-        """What the fine-tuned encoder takes: on disk, and its chunks' vectors in memory."""
+        """Size of the fine-tuned encoder: its adapter on disk, and the chunk vectors in memory."""
         return {"adapter": sum(map(len, self.adapter.values())) / 1e6, "vectors": self.tuned.nbytes / 1e6}
 
     @property
     def digest(self) -> str:
-        """Of the collection that was learnt from."""
+        """Identifies the collection used for training."""
         return hashlib.blake2b(self.keys.tobytes(), digest_size=16).hexdigest()
+
+    def _positions(self, keys: Keys) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+        """Positions of chunks in ``keys``, (n,), and whether each is there."""
+        if not len(self.keys):
+            return np.zeros(len(keys), np.int64), np.zeros(len(keys), np.bool_)
+        positions = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
+        return positions, self.keys[positions] == keys
 
 
 def require_mode(mode: str) -> None:
-    """Refuses what is no mode.
+    """Refuses an unknown mode.
 
     Raises:
-        ConfigError: If it is not known.
+        ConfigError: If the mode is unknown.
     """
     if mode not in MODES:
         raise ConfigError(f"reindex: mode is {mode!r}; known: {', '.join(MODES)}")
 
 
-def key(document: Document) -> int:
-    """Tells a chunk by its title and text, whatever its id: equal texts have equal vectors."""
+def chunk_key(document: Document) -> int:
+    """Identifies a chunk by title and text, not by its id: equal texts have equal vectors."""
     return int.from_bytes(hashlib.blake2b(document.content.encode(), digest_size=8).digest(), "little")
 
 
-def distinct(keys: Sequence[int], labels: Labels) -> tuple[Keys, Labels]:
-    """Keys, each once and sorted, and their topics; of equal texts the first counts."""
+def unique_keys(keys: Sequence[int], labels: Labels) -> tuple[Keys, Labels]:
+    """Returns sorted distinct keys and their topics; of equal texts the first one's topic."""
     found, first = np.unique(np.array(keys, np.uint64), return_index=True)
     return found, labels[first]
+
+
+def apply_map(E: Vector, weights: Weights, strength: float = 1.0) -> Vector:
+    """Applies the residual map: norm(E + strength A(E)).
+
+    Args:
+        E: Unit vectors, (n, dim).
+        weights: Of A.
+        strength: t, in [0, 1].
+
+    Returns:
+        Unit vectors, (n, dim), float32.
+    """
+    Z = np.empty_like(E, np.float32)
+    for start in range(0, len(E), MAP_BATCH):
+        x = E[start : start + MAP_BATCH]
+        hidden = np.maximum(x @ weights["W1"] + weights["b1"], 0)
+        z = x + np.float32(strength) * (hidden @ weights["W2"] + weights["b2"])
+        Z[start : start + MAP_BATCH] = z / np.maximum(np.linalg.norm(z, axis=1, keepdims=True), 1e-12)
+    return Z
+
+
+def blend(E: Vector, T: Vector, strength: float) -> Vector:
+    """Interpolates between two encoders' vectors: norm((1 - strength) E + strength T), (n, dim), float32."""
+    z = np.float32(1 - strength) * E + np.float32(strength) * T
+    found: Vector = (z / np.maximum(np.linalg.norm(z, axis=1, keepdims=True), 1e-12)).astype(np.float32)
+    return found
+
+
+def adapter_digest(adapter: Adapter) -> str:
+    """SHA-256 over file names and contents, so that a changed file is detected."""
+    whole = hashlib.sha256()
+    for name in sorted(adapter):
+        whole.update(f"{name} {len(adapter[name])}\n".encode() + adapter[name])
+    return whole.hexdigest()

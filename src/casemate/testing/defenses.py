@@ -1,4 +1,4 @@
-"""What a defense must obey: it changes nothing it is given, decides the same on the same, and hides what it says."""
+"""Conformance suite for defenses: inputs stay unchanged, decisions are deterministic, verdicts match what is hidden."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from dataclasses import replace
 
 import numpy as np
 
+from casemate.backends.index_checks import require_valid
 from casemate.errors import CapabilityError
-from casemate.guard import Guard
-from casemate.indexing import require_fit
-from casemate.protocols import Defense, Generator
-from casemate.rag import Rag, join
-from casemate.types import Action, Answer, Background, Document, Hit, Prompt, Query, Retrieval, Vector, Verdict
+from casemate.guard.guard import Guard
+from casemate.protocols import CalibratedDefense, Defense, Generator
+from casemate.rag.pipeline import Rag, join_stream
+from casemate.types import Action, Answer, Document, Hit, Prompt, Query, Retrieval, SimilarityStats, Vector, Verdict
 
 DIM = 16
 QUESTION = "what does the record of the second patient say"
@@ -25,10 +25,10 @@ _clients = itertools.count()
 
 
 def check_defense(defense: Defense) -> None:
-    """Runs every obligation of a defense. Not to be called where an event loop runs.
+    """Runs every check for a defense. Call it where no event loop runs.
 
     Raises:
-        AssertionError: If one is not met; the message says how.
+        AssertionError: If a check fails; the message names the requirement.
     """
 
     async def run() -> None:
@@ -39,12 +39,12 @@ def check_defense(defense: Defense) -> None:
 
 
 def _asked(k: int = 5) -> Query:
-    """The question, by a client without a past: a defense may remember whom it hid something from."""
+    """The question, with a new client: a defense may keep state per client."""
     return Query(QUESTION, client=f"client {next(_clients)}", k=k)
 
 
 class _Parrot(Generator):
-    """A generator that says what is in its context, word by word."""
+    """A generator that repeats its context word by word."""
 
     async def stream(self, prompt: Prompt) -> AsyncIterator[str]:
         for document in prompt.context:
@@ -53,59 +53,65 @@ class _Parrot(Generator):
 
 
 class _Canned(Rag):
-    """A system that finds the same for every question."""
+    """A system with the same retrieval for every question."""
 
     def __init__(self, retrieval: Retrieval) -> None:
         self.instructions, self.generator, self._retrieval = "Answer.", _Parrot(), retrieval
 
-    async def encode(self, query: Query, behind: Callable[[], None] = lambda: None) -> Vector:
-        behind()
+    async def encode(self, query: Query, then: Callable[[], None] = lambda: None) -> Vector:
+        then()
         return np.full(DIM, DIM**-0.5, np.float32)
 
     async def search(self, vector: Vector, k: int, tenant: str) -> Retrieval:
         return replace(self._retrieval, hits=self._retrieval.hits[:k])
 
 
-def _retrieval(scores: list[float], background: Background, chunks: int = 1) -> Retrieval:
-    """Hits of these scores; so many neighbours in the list are chunks of one source."""
+def _retrieval(scores: list[float], similarity_stats: SimilarityStats, chunks: int = 1) -> Retrieval:
+    """Hits with these scores; consecutive groups of ``chunks`` hits share a source."""
     hits = [
         Hit(Document(f"d{i}", f"secret text number {i}", "title", f"source {i // chunks}", "", {"i": [i]}), score)
         for i, score in enumerate(scores)
     ]
-    return Retrieval(tuple(hits), background, exhausted=True)
+    return Retrieval(tuple(hits), similarity_stats, exhausted=True)
 
 
 def _cases() -> Iterator[tuple[str, Retrieval]]:
-    """What a search may find: the usual, an attack, and the edges."""
-    usual, falling = Background(1000, 0.1, 0.08), [0.3 - i / 100 for i in range(8)]
+    """Retrievals: typical ones, attacks and edge cases."""
+    usual, falling = SimilarityStats(1000, 0.1, 0.08), [0.3 - i / 100 for i in range(8)]
     yield "a harmless question", _retrieval(falling, usual)
     yield "a question that carries a document", _retrieval([0.97, *falling], usual)
     yield "a question that carries a document of three chunks", _retrieval([0.97, 0.95, 0.94, *falling], usual, 3)
     yield "two documents alike", _retrieval([0.97, 0.97, *falling], usual)
     yield "nothing but one source", _retrieval([0.9, 0.8, 0.7], usual, 3)
-    yield "an empty index", _retrieval([], Background(0, 0.0, 0.0))
-    yield "one document", _retrieval([0.9], Background(1, 0.9, 0.0))
-    yield "two documents", _retrieval([0.9, 0.1], Background(2, 0.5, 0.4))
-    yield "documents that are all alike", _retrieval([0.9] * 8, Background(1000, 0.9, 0.0))
+    yield "an empty index", _retrieval([], SimilarityStats(0, 0.0, 0.0))
+    yield "one document", _retrieval([0.9], SimilarityStats(1, 0.9, 0.0))
+    yield "two documents", _retrieval([0.9, 0.1], SimilarityStats(2, 0.5, 0.4))
+    yield "documents that are all alike", _retrieval([0.9] * 8, SimilarityStats(1000, 0.9, 0.0))
     yield "an exact copy", _retrieval([1.0 + 1e-7, *falling], usual)
-    yield "scores below zero", _retrieval([-0.1, -0.2], Background(1000, -0.3, 0.1))
+    yield "scores below zero", _retrieval([-0.1, -0.2], SimilarityStats(1000, -0.3, 0.1))
 
 
 async def _is_described(defense: Defense) -> None:
-    """It says what it does, where it is from, and what may be set."""
+    """Docstring, paper and options are documented."""
     cls = type(defense)
     assert isinstance(defense, Defense), f"{cls.__name__} must derive from casemate.Defense"
     assert dataclasses.is_dataclass(defense), "options are dataclass fields: configuration and documentation need them"
     written = (cls.__doc__ or "").strip()
     assert written and not written.startswith(f"{cls.__name__}("), "a docstring must say what it does"
     assert cls.paper.strip(), "'paper' must say where the method is from"
-    assert isinstance(cls.hides, int) and cls.hides >= 0, f"'hides' is {cls.hides!r}; it is a number of documents"
+    assert isinstance(cls.max_hidden_sources, int) and cls.max_hidden_sources >= 0, (
+        f"'max_hidden_sources' is {cls.max_hidden_sources!r}; it is a number of documents"
+    )
+    if isinstance(defense, CalibratedDefense):
+        options = {field.name for field in dataclasses.fields(defense)}
+        assert getattr(cls, "name", ""), "a calibrated defense needs 'name', the name of the plug-in"
+        assert options >= {"calibration", "significance"}, "a calibrated defense has these two options"
     for field in dataclasses.fields(defense):
         assert field.name in written, f"the docstring does not explain the option {field.name!r}"
 
 
 async def _changes_nothing_it_is_given(defense: Defense) -> None:
-    """Queries, retrievals and answers are as they were, down to the metadata of a document."""
+    """Queries, retrievals and answers stay unchanged, including document metadata."""
     for what, retrieval in _cases():
         before, query = copy.deepcopy(retrieval), _asked()
         same = copy.deepcopy(query)
@@ -118,7 +124,7 @@ async def _changes_nothing_it_is_given(defense: Defense) -> None:
 
 
 async def _decides_the_same_on_the_same(defense: Defense) -> None:
-    """Whatever others asked in between, or at the same time."""
+    """Decisions do not depend on other clients' queries, earlier or concurrent."""
     cases = list(_cases())
     first = [await defense.on_retrieve(_asked(), r) for _, r in cases]
     again = [await defense.on_retrieve(_asked(), r) for _, r in reversed(cases)][::-1]
@@ -131,7 +137,7 @@ async def _decides_the_same_on_the_same(defense: Defense) -> None:
 
 
 async def _hides_what_it_says(defense: Defense) -> None:
-    """Hits are taken out only; whole sources, no more than ``hides`` of them; and those are named."""
+    """Hits are only removed: whole sources, at most ``max_hidden_sources``, and the verdict names them."""
     for what, before in _cases():
         after, verdict, more = await defense.on_retrieve(_asked(), before)
         assert not more, f"on {what}, it wants more hits, and there are no more"
@@ -140,18 +146,20 @@ async def _hides_what_it_says(defense: Defense) -> None:
         if defense.reorders:
             left.sort(key=lambda h: before.hits.index(h) if h in before.hits else -1)
         assert left == kept, f"on {what}: hits may be taken out, not added, changed or moved"
-        assert after.background == before.background, f"on {what}, the background was changed"
+        assert after.similarity_stats == before.similarity_stats, f"on {what}, the background was changed"
         gone = [h.document for h in before.hits if h not in after.hits]
         missing, named = {d.id for d in gone}, set(verdict.hidden if verdict else ())
         assert named == missing, f"on {what}, the verdict hides {named}, and {missing} are missing"
         sources = {d.source for d in gone}
-        assert len(sources) <= type(defense).hides, f"on {what}, {len(sources)} sources are hidden: more than 'hides'"
+        assert len(sources) <= type(defense).max_hidden_sources, (
+            f"on {what}, {len(sources)} sources are hidden: more than 'max_hidden_sources'"
+        )
         half = sources & {h.document.source for h in after.hits}
         assert not half, f"on {what}, the other chunks of {half} are still there and tell as much"
 
 
 async def _gives_verdicts_that_agree(defense: Defense) -> None:
-    """Score, threshold, flag and action fit one another, and the evidence holds numbers, not texts."""
+    """Score, threshold, flag and action are consistent, and the evidence contains numbers, not texts."""
     for what, retrieval in _cases():
         _, verdict, _ = await defense.on_retrieve(_asked(), retrieval)
         if verdict is not None:
@@ -178,32 +186,34 @@ def _require_agreement(what: str, v: Verdict, retrieval: Retrieval) -> None:
 
 
 async def _indexes_what_fits(defense: Defense) -> None:
-    """What it puts into the index in place of documents and vectors is fit for it, and the same each time."""
+    """Documents and vectors from ``on_index`` are valid and deterministic."""
     x = np.random.default_rng(0).standard_normal((6, DIM))
     vectors = np.asarray(x / np.linalg.norm(x, axis=1, keepdims=True), np.float32)
     documents = [Document(f"d{i}", f"text {i}", metadata={"i": [i]}) for i in range(6)]
     before, same = vectors.copy(), copy.deepcopy(documents)
     first, E = await defense.on_index(documents, vectors)
     assert documents == same and np.array_equal(vectors, before), "on_index changed what it was given"
-    require_fit(first, E, DIM)
+    require_valid(first, E, DIM)
     again, F = await defense.on_index(documents, vectors)
     assert list(first) == list(again) and np.array_equal(E, F), "on_index made something else of the same documents"
 
 
 async def _wraps_a_generator(defense: Defense) -> None:
-    """The wrapped generator streams text, and the same one again."""
+    """The wrapped generator streams text and is deterministic."""
     prompt = Prompt(QUESTION, tuple(Document(f"d{i}", f"one two {i}") for i in range(3)), "Answer.")
     try:
         wrapped = defense.on_generate(_Parrot())
     except CapabilityError:  # it needs more of a generator than ours can, and says so at wiring
         return
-    first = await join(wrapped.stream(prompt))
+    first = await join_stream(wrapped.stream(prompt))
     assert isinstance(first, str), f"the wrapped generator gave {first!r}"
-    assert await join(wrapped.stream(prompt)) == first, "the wrapped generator gave another text on the same prompt"
+    assert await join_stream(wrapped.stream(prompt)) == first, (
+        "the wrapped generator gave another text on the same prompt"
+    )
 
 
 async def _changes_no_answer_in_observe_mode(defense: Defense) -> None:
-    """A guard in observe mode answers as if the defense were not there."""
+    """In observe mode, answers equal those without the defense."""
     for what, retrieval in _cases():
         bare, query = Guard(_Canned(retrieval), ()), _asked(k=3)
         try:
@@ -212,13 +222,13 @@ async def _changes_no_answer_in_observe_mode(defense: Defense) -> None:
             return
         expected, seen = await bare.ask(query), await guard.ask(query)
         assert replace(seen, verdicts=()) == expected, f"on {what}, observe mode changed the answer"
-        assert await join(guard.stream(query)) == await join(bare.stream(query)), f"on {what}, the stream"
+        assert await join_stream(guard.stream(query)) == await join_stream(bare.stream(query)), f"on {what}, the stream"
         failed = [v for v in seen.verdicts if "error" in v.evidence]
         assert not failed, f"on {what}, the defense fails: {failed}"
 
 
 async def _leaves_a_full_context(defense: Defense) -> None:
-    """Behind a guard, nothing hidden is in the context, and hiding does not make it shorter."""
+    """Behind a guard, no hidden document is in the context, and hiding does not shorten the context."""
     for what, retrieval in _cases():
         query = _asked(k=3)
         try:

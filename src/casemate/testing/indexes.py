@@ -1,4 +1,4 @@
-"""What an index must obey: agree with a scan, whatever happens to it."""
+"""Conformance suite for indexes: every operation agrees with an exhaustive scan."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from casemate.types import DEFAULT_TENANT, Document, Vector
 
 
 class MakeIndex(Protocol):
-    """How the checks get an index.
+    """Creates indexes for the checks.
 
-    ``make(True)`` gives one that was not opened yet, on an empty place of its own; ``make(False)`` another object, not
-    opened yet either, on the place of the last ``make(True)``, as a second process would have it.
+    ``make(True)`` returns an unopened index on a new, empty location. ``make(False)`` returns a second unopened index
+    on the same location, as another process would.
     """
 
     def __call__(self, fresh: bool) -> Index:
-        """An index that was not opened yet."""
+        """An unopened index."""
         ...
 
 
 def check_index(make: MakeIndex, *, exact: bool = True) -> None:
-    """Runs every obligation of an index.
+    """Runs every check for an index.
 
     Args:
-        make: How to get one.
-        exact: Whether a search finds the k nearest. False: it may miss a tenth of them; all else is as strict.
+        make: Creates the indexes.
+        exact: Whether a search finds the k nearest. False: it may miss a tenth of them.
 
     Raises:
-        AssertionError: If one is not met; the message says how.
+        AssertionError: If a check fails; the message names the requirement.
     """
     for obligation in INDEX_OBLIGATIONS:
         obligation(make, exact)
@@ -45,7 +45,7 @@ def check_index(make: MakeIndex, *, exact: bool = True) -> None:
 
 @contextmanager
 def _opened(make: MakeIndex, fresh: bool = True) -> Iterator[Index]:
-    """An open index, which must be sound in the end."""
+    """An open index; ``check()`` must pass at the end."""
     with closing(make(fresh)) as index:
         index.open("check", DIM)
         yield index
@@ -77,7 +77,7 @@ def _refused(kind: type[CasemateError], call: Callable[[], object], what: str) -
 
 
 def _is_open_only_when_opened(make: MakeIndex, exact: bool) -> None:
-    """Before ``open`` and after ``close`` calls are refused; closing twice is allowed."""
+    """Calls before ``open`` and after ``close`` are refused; closing twice is allowed."""
     index = make(True)
 
     def scan() -> object:
@@ -92,7 +92,7 @@ def _is_open_only_when_opened(make: MakeIndex, exact: bool) -> None:
 
 
 def _is_empty_at_first(make: MakeIndex, exact: bool) -> None:
-    """An index that holds nothing answers, and says that it holds nothing."""
+    """An empty index answers queries and reports that it is empty."""
     with _opened(make) as index:
         index.warm()
         assert index.remove(["nothing"]) == 0, "an empty index removed something"
@@ -101,7 +101,7 @@ def _is_empty_at_first(make: MakeIndex, exact: bool) -> None:
 
 
 def _agrees_with_a_scan(make: MakeIndex, exact: bool) -> None:
-    """Whatever is added, replaced and removed, in two tenants, search and moments are those of a scan."""
+    """After any additions, replacements and removals in two tenants, search and moments equal those of a scan."""
     rng, oracle = np.random.default_rng(7), Reference()
     with _opened(make) as index:
         for step in range(40):
@@ -123,7 +123,7 @@ def _agrees_with_a_scan(make: MakeIndex, exact: bool) -> None:
 
 
 def _breaks_ties_by_age(make: MakeIndex, exact: bool) -> None:
-    """Of documents that are all alike, however many, the oldest are found."""
+    """Of equal documents, the oldest are found."""
     with _opened(make) as index:
         index.add(_documents("a", 300), np.repeat(unit_vectors(np.random.default_rng(3), 1), 300, axis=0))
         found = [h.document.id for h in index.search(unit_vectors(np.random.default_rng(4), 1)[0], 3).hits]
@@ -131,7 +131,7 @@ def _breaks_ties_by_age(make: MakeIndex, exact: bool) -> None:
 
 
 def _orders_by_float64(make: MakeIndex, exact: bool) -> None:
-    """Of documents nearer to one another than float32 can tell, the nearest are found."""
+    """Of documents closer together than float32 resolves, the nearest are found."""
     rng, oracle = np.random.default_rng(12), Reference()
     q = unit_vectors(rng, 1)[0]
     alike = q * (1 + 1e-7 * rng.standard_normal((300, DIM)))
@@ -142,7 +142,7 @@ def _orders_by_float64(make: MakeIndex, exact: bool) -> None:
 
 
 def _replaces_whole_sources(make: MakeIndex, exact: bool) -> None:
-    """A source that comes back with fewer chunks leaves none of its old ones, and no other source is touched."""
+    """A source replaced with fewer chunks keeps no old ones; other sources stay unchanged."""
     rng, oracle = np.random.default_rng(1), Reference()
     with _opened(make) as index:
         for source, count in (("a", 5), ("b", 3), ("a", 2)):
@@ -152,7 +152,7 @@ def _replaces_whole_sources(make: MakeIndex, exact: bool) -> None:
 
 
 def _keeps_tenants_apart(make: MakeIndex, exact: bool) -> None:
-    """The same ids in two tenants are two documents; what one does, the other does not notice."""
+    """Equal ids in two tenants are independent documents."""
     rng, oracle = np.random.default_rng(2), Reference()
     with _opened(make) as index:
         for tenant in ("a", "a'; --", "ä%_"):
@@ -163,7 +163,7 @@ def _keeps_tenants_apart(make: MakeIndex, exact: bool) -> None:
 
 
 def _refuses_what_does_not_fit(make: MakeIndex, exact: bool) -> None:
-    """A wrong shape, a vector that is not of unit length, an id given twice: DataError, and nothing has changed."""
+    """Wrong shapes, vectors without unit length and duplicate ids raise DataError and change nothing."""
     rng, oracle = np.random.default_rng(5), Reference()
     good, one = unit_vectors(rng, 3), np.zeros((3, 1), np.float32)
     wrong = {
@@ -192,7 +192,7 @@ def _refuses_what_does_not_fit(make: MakeIndex, exact: bool) -> None:
 
 
 def _refuses_another_embedder(make: MakeIndex, exact: bool) -> None:
-    """Vectors of another embedder are refused; after ``clear`` another may begin, and the first notices."""
+    """Vectors of another embedder are refused until ``clear``; open handles notice the new embedder."""
     oracle, vectors = Reference(), unit_vectors(np.random.default_rng(6), 5)
     with _opened(make) as index:
         _add((index, oracle), _documents("a", 5), vectors)
@@ -209,7 +209,7 @@ def _refuses_another_embedder(make: MakeIndex, exact: bool) -> None:
 
 
 def _keeps_every_character(make: MakeIndex, exact: bool) -> None:
-    """Ids, texts and metadata come back as they were; NUL may be refused, but not dropped."""
+    """Ids, texts and metadata are returned unchanged; NUL may be refused, but not dropped."""
     odd = "ä 漢字 🏰 e\u0301 \u202eabc 'quoted' \"%s\" \\ \r\n\t {} \x7f\uffff"
     oracle, vector = Reference(), unit_vectors(np.random.default_rng(8), 1)
     metadata = {odd: [1, 2.5, 1e300, -0.1, None, True, {"": "\0" + odd}], "n": 2**60}
@@ -226,7 +226,7 @@ def _keeps_every_character(make: MakeIndex, exact: bool) -> None:
 
 
 def _follows_other_handles(make: MakeIndex, exact: bool) -> None:
-    """What one process changes, the next search of another sees."""
+    """Changes of one process are visible to the next search of another."""
     rng, oracle = np.random.default_rng(9), Reference()
     with _opened(make) as one, _opened(make, fresh=False) as two:
         for step, index in enumerate([one, two, two, one, two]):
@@ -238,7 +238,7 @@ def _follows_other_handles(make: MakeIndex, exact: bool) -> None:
 
 
 def _loses_no_writer(make: MakeIndex, exact: bool) -> None:
-    """Of two processes that write at once, everything is there afterwards, and the moments are its moments."""
+    """Concurrent writers lose nothing, and the moments are those of all documents."""
     rng, oracle = np.random.default_rng(11), Reference()
     steps = [(_documents(f"s{i}", 3), unit_vectors(rng, 3)) for i in range(20)]
 
@@ -257,7 +257,7 @@ def _loses_no_writer(make: MakeIndex, exact: bool) -> None:
 
 
 def _shows_one_moment(make: MakeIndex, exact: bool) -> None:
-    """A search beside a writer sees all of a step or nothing of it, and the background of just what it sees."""
+    """A search concurrent with a writer sees a step completely or not at all, with matching similarity statistics."""
     rng = np.random.default_rng(10)
     with _opened(make) as index:
         q, done = unit_vectors(rng, 1)[0], threading.Event()
@@ -273,7 +273,7 @@ def _shows_one_moment(make: MakeIndex, exact: bool) -> None:
         def read() -> None:
             while not done.is_set():
                 found = index.search(q, 10_000)
-                seen, b = np.array([h.score for h in found.hits]), found.background
+                seen, b = np.array([h.score for h in found.hits]), found.similarity_stats
                 assert b.n % 5 == 0, f"a search saw {b.n} documents, half of a step"
                 if exact and b.n:
                     assert len(seen) == b.n, f"a search saw {len(seen)} documents and a background of {b.n}"
@@ -283,7 +283,7 @@ def _shows_one_moment(make: MakeIndex, exact: bool) -> None:
 
 
 def _scans_beside_writers(make: MakeIndex, exact: bool) -> None:
-    """A scan under way holds up no writer, and what stays is seen once, by age."""
+    """A running scan does not block writers, and unchanged documents are seen once, by age."""
     rng, size = np.random.default_rng(13), 1500
     with _opened(make) as index, _opened(make, fresh=False) as other:
         for source in "abc":
@@ -300,7 +300,7 @@ def _scans_beside_writers(make: MakeIndex, exact: bool) -> None:
 
 
 def _at_once(*calls: Callable[[], object]) -> None:
-    """Runs calls in threads; the first that fails is raised."""
+    """Runs calls in threads and raises the first error."""
     failed: list[BaseException] = []
 
     def run(call: Callable[[], object]) -> None:

@@ -1,4 +1,4 @@
-"""The oracle for an index: a list, looked at from end to end, and what it takes to agree with it."""
+"""Reference index: a list with exhaustive search, and comparisons with it."""
 
 from __future__ import annotations
 
@@ -6,36 +6,36 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
+from casemate.maths.moments import CorpusMoments
 from casemate.protocols import Index
-from casemate.stats import CorpusMoments
-from casemate.types import DEFAULT_TENANT, Background, Document, Hit, Retrieval, Vector
+from casemate.types import DEFAULT_TENANT, Document, Hit, Retrieval, SimilarityStats, Vector
 
 DIM = 16
 PRECISION = 1e-9
 
 
 class Reference:
-    """Keeps documents by tenant in a list, oldest first, and looks at all of them each time."""
+    """Stores documents by tenant in a list, oldest first."""
 
     def __init__(self) -> None:
         self._rows: dict[str, list[tuple[Document, Vector]]] = {}
 
     @property
     def tenants(self) -> list[str]:
-        """All tenants that hold documents, sorted."""
+        """All tenants with documents, sorted."""
         return sorted(tenant for tenant, rows in self._rows.items() if rows)
 
     def digests(self, tenant: str) -> dict[str, str]:
-        """Content hash of each source held."""
+        """Content hash of each source."""
         return {d.source: d.digest for d, _ in self._rows.get(tenant, [])}
 
     def add(self, documents: Sequence[Document], vectors: Vector, tenant: str = DEFAULT_TENANT) -> None:
-        """Puts documents in, in place of what was held of their sources."""
+        """Adds documents; they replace those of the same sources."""
         self.remove({d.source for d in documents}, tenant)
         self._rows[tenant] += zip(documents, vectors, strict=True)
 
     def remove(self, sources: Collection[str], tenant: str = DEFAULT_TENANT) -> int:
-        """Takes all documents of these sources out; returns how many there were."""
+        """Removes all documents of these sources; returns their number."""
         before = self._rows.get(tenant, [])
         self._rows[tenant] = [row for row in before if row[0].source not in sources]
         return len(before) - len(self._rows[tenant])
@@ -63,7 +63,7 @@ def unit_vectors(rng: np.random.Generator, count: int) -> Vector:
 
 
 def agree(index: Index, oracle: Reference, exact: bool) -> None:
-    """Asserts that an index tells everything as the reference does."""
+    """Asserts that an index agrees with the reference."""
     assert list(index.tenants()) == oracle.tenants, f"tenants() is {index.tenants()}, not {oracle.tenants}"
     for tenant in (*oracle.tenants, "nobody"):
         digests = dict(index.digests(tenant))
@@ -77,12 +77,12 @@ def agree(index: Index, oracle: Reference, exact: bool) -> None:
         for k, q in zip((0, 1, 5, 10_000), unit_vectors(np.random.default_rng(true.n), 4), strict=True):
             ranking = oracle.ranking(q, tenant)
             found = index.search(q, k, tenant)
-            _same_background(found.background, ranking)
+            _same_background(found.similarity_stats, ranking)
             same_hits(found, ranking, min(k, len(ranking)), exact)
 
 
 def _same_scan(pieces: Sequence[tuple[Sequence[Document], Vector]], documents: list[Document], vectors: Vector) -> None:
-    """Asserts that a scan gave all documents, by age, with the very vectors that were added."""
+    """Asserts that a scan returned all documents by age, with the added vectors."""
     for piece, rows in pieces:
         assert len(piece) == len(rows), f"scan() gave {len(piece)} documents with {len(rows)} vectors"
         assert rows.dtype == np.float32, f"scan() gave vectors of {rows.dtype}"
@@ -94,8 +94,8 @@ def _same_scan(pieces: Sequence[tuple[Sequence[Document], Vector]], documents: l
     assert same, "the vectors of scan() are not those that were added"
 
 
-def _same_background(found: Background, ranking: Sequence[Hit]) -> None:
-    """Asserts that a background is that of all documents."""
+def _same_background(found: SimilarityStats, ranking: Sequence[Hit]) -> None:
+    """Asserts that similarity statistics are those of all documents."""
     s = np.array([h.score for h in ranking] or [0.0])
     assert found.n == len(ranking), f"the background counts {found.n} documents, the tenant has {len(ranking)}"
     assert abs(found.mean - s.mean()) < PRECISION, f"the background's mean is {found.mean}, by scan {s.mean()}"
@@ -103,7 +103,7 @@ def _same_background(found: Background, ranking: Sequence[Hit]) -> None:
 
 
 def same_hits(found: Retrieval, ranking: Sequence[Hit], k: int, exact: bool) -> None:
-    """Asserts that a search found the first k of a ranking, or nearly so."""
+    """Asserts that a search found the first k of a ranking, up to rounding."""
     true = {h.document.id: h for h in ranking}
     for hit in found.hits:
         assert hit.document.id in true, f"{hit.document.id!r} is found and not there"

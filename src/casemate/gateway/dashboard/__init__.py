@@ -1,6 +1,6 @@
-"""The operator's pages, served by the gateway itself under ``/dashboard``. They work offline and load nothing foreign.
+"""The operator's dashboard, which the gateway serves under ``/dashboard``. It works offline, and loads no other host.
 
-One file for each page or group of pages; ``site`` joins them, ``page`` is what all look like, ``records`` is what they
-show of the event store, ``session`` is who may see them. Whatever comes from events, documents and names is hostile
-text: markup is made with ``lab.charts.tag`` only, which escapes.
+One module and one or more templates for each page or group of pages; ``site`` joins them, ``page`` renders, ``records``
+reads the event store, ``session`` authenticates. Events, documents and names are untrusted text: only templates, which
+escape, produce markup.
 """

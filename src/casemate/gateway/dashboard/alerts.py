@@ -1,126 +1,110 @@
-"""The alerts: what somebody must see, who has seen it, and what is over."""
+"""The alerts page: open and past alerts, with acknowledgement and closing, one by one or several at once."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from datetime import UTC, datetime
+from typing import Any
 
-from casemate.gateway.dashboard.page import Look, Page, chip, empty, facts, link, names, post, section, url, when
-from casemate.gateway.dashboard.verdicts import field
-from casemate.lab.charts import Markup, join, tag
+from casemate.errors import DataError
+from casemate.gateway.dashboard.page import Page, PageRequest
 from casemate.monitor.alerts import alert
-from casemate.monitor.alerts.alert import Standing
-from casemate.monitor.alerts.at_once import ABOUT
+from casemate.monitor.alerts.alert import AlertState
+from casemate.monitor.alerts.alerting_store import SECURITY_SUBJECT
+from casemate.monitor.alerts.messages import document_heading
 from casemate.monitor.canaries.results import Severity
+from casemate.protocols import EventStore
+from casemate.reports.format import plural
 
-PAST, NAMED = 30, 6
-"""Alerts shown of those that are over, and documents named in one."""
+MAX_PAST, MAX_CANARIES = 30, 8
+MARKS = {"low": "·", "medium": "!", "high": "!!", "critical": "!!!"}
 
 
-def alerts(look: Look) -> Page:
-    """The page."""
-    standing = look.records.standings
+def alerts(request: PageRequest) -> Page:
+    """Builds the page."""
+    states = request.records.alert_states
     order = list(Severity)
+    wanted = {name: request.parameter(name) for name in ("severity", "search")}
+    matching = [s for s in states if _matches(s, wanted["severity"], wanted["search"])]
     opened = sorted(
-        (s for s in standing if s.open),
+        (s for s in matching if s.open),
         key=lambda s: (bool(s.acknowledged), -order.index(s.alert.severity), -s.changed.timestamp()),
     )
-    over = sorted((s for s in standing if not s.open), key=lambda s: s.changed, reverse=True)[:PAST]
-    if opened:
-        first: Markup = tag("div", *(_card(look, s) for s in opened), class_="alerts")
-    elif standing:
-        first = empty("No alert is open.", "Below is what there was.")
-    else:
-        first = empty(
-            "There has never been an alert.",
-            "They come from canaries ('casemate canary watch') and from honey tokens that appear in answers.",
-            "To be told by webhook or mail, set monitor.channels in casemate.yaml.",
-        )
-    body = [section("Open", first, id="open")]
-    if over:
-        body.append(section("Over", tag("div", *(_card(look, s) for s in over), class_="alerts past"), id="over"))
-    return Page("Alerts", join(body))
+    past = [s for s in matching if not s.open and s.changed in request.time]
+    past = sorted(past, key=lambda s: s.changed, reverse=True)[:MAX_PAST]
+    context = {
+        "wanted": wanted,
+        "severities": [("", "all"), *((str(s), str(s)) for s in reversed(order))],
+        "past_count": sum(not s.open for s in states),
+        "open": [_card(request, s) for s in opened],
+        "past": [_card(request, s) for s in past],
+        "any": bool(states),
+    }
+    return Page("alerts.html", context)
 
 
-def _card(look: Look, s: Standing) -> Markup:
+def _matches(s: AlertState, severity: str, search: str) -> bool:
     a = s.alert
-    state = (
-        "over"
-        if not s.open
-        else f"acknowledged by {s.acknowledged}"
-        if s.acknowledged
-        else "nobody has acknowledged it"
-    )
-    tone = a.severity if s.open else "plain"
-    changes = [tag("ul", *(tag("li", c) for c in a.changes), class_="plain")] if a.changes else []
-    advice = [tag("h4", "What to do"), tag("ul", *(tag("li", c) for c in a.advice), class_="plain")] if a.advice else []
-    about: list[tuple[str, str]] = [
-        ("Since", when(a.since)),
-        ("Opened", when(s.opened)),
-        ("Last change", when(s.changed)),
-    ]
-    held = a.kind == "quarantine"
-    if a.set == ABOUT:  # of one event, and no canary's
-        about.append(("Tenant" if held else "Client", ", ".join(map(look.client, a.canaries))))
+    texts = (a.title, a.set, *a.canaries, *a.changes, *a.documents)
+    return severity in ("", str(a.severity)) and search.lower() in "\n".join(map(str, texts)).lower()
+
+
+def _card(request: PageRequest, s: AlertState) -> dict[str, Any]:
+    a = s.alert
+    quarantine, security = a.kind == "quarantine", a.set == SECURITY_SUBJECT
+    if security:  # about clients, or a tenant's quarantine; not about canaries
+        about = ("Tenant" if quarantine else "Client", ", ".join(request.client_name(c).full for c in a.canaries))
     else:
-        about.append(("About", f"{a.set}: " + (", ".join(a.canaries[:8]) or "all of it")))
-    if a.documents:
-        what = "Held back" if held else "Records shown" if a.set == ABOUT else "New documents in the answers"
-        about.append((what, names(a.documents, NAMED) if held else _documents(a.documents)))
-    return tag(
-        "article",
-        tag("header", chip(f"{_mark(a.severity)} {a.severity}", tone), tag("span", state, class_="soft")),
-        tag("h3", a.title),
-        *changes,
-        *advice,
-        facts(about),
-        *([_acts(look, s)] if s.open else []),
-        class_=f"alert {tone}{' known' if s.acknowledged else ''}",
-        id=f"a-{a.id}",
+        about = ("About", f"{a.set}: {', '.join(a.canaries[:MAX_CANARIES]) or 'all canaries'}")
+    return {
+        "state": s,
+        "alert": a,
+        "mark": MARKS[a.severity],
+        "tone": a.severity if s.open else "plain",
+        "about": about,
+        "documents": document_heading(a.kind),
+        "quarantine": quarantine,
+        "security": security,
+    }
+
+
+async def acknowledge(request: PageRequest) -> str:
+    """Acknowledges one alert, or all selected ones; returns the address to go to."""
+
+    def work(store: EventStore, name: str) -> None:
+        alert.acknowledge_alert(store, name, request.session.name, datetime.now(UTC))
+
+    return await _apply(
+        request, work, "Acknowledged {}. The next notification comes only if the severity rises or the alert ends."
     )
 
 
-def _documents(documents: Sequence[str]) -> Markup:
-    """Ids of chunks, each a way to its source in the list."""
-    more = [f"and {len(documents) - NAMED} more"] if len(documents) > NAMED else []
-    return join([*(link(d, "documents", source=d.partition("#")[0]) for d in documents[:NAMED]), *more], ", ")
+async def close(request: PageRequest) -> str:
+    """Closes one alert by hand, or all selected ones; returns the address to go to."""
+    reason = request.form.get("reason", "").strip()[:300] or "no reason given"
+    text = f"closed by hand by {request.session.name}: {reason}"
+    return await _apply(
+        request, lambda store, name: alert.close_alert(store, name, text, datetime.now(UTC)), "Closed {}."
+    )
 
 
-def _mark(severity: Severity) -> str:
-    return {"low": "·", "medium": "!", "high": "!!", "critical": "!!!"}[severity]
+async def _apply(request: PageRequest, work: Callable[[EventStore, str], object], done: str) -> str:
+    """Applies an action to the alert of a form, or to the selected ones of which some may have ended meanwhile.
 
-
-def _acts(look: Look, s: Standing) -> Markup:
-    parts = []
-    if not s.acknowledged:
-        button = tag("button", "Acknowledge", aria_label=f"Acknowledge: {s.alert.title}")
-        parts.append(post(look, "alerts/acknowledge", button, id=s.alert.id))
-    reason = field("Why it is over", "reason", "", required="required")
-    inside = post(look, "alerts/close", reason, tag("button", "Close it", class_="quiet"), id=s.alert.id)
-    parts.append(tag("details", tag("summary", "Close by hand"), inside))
-    if s.alert.kind == "quarantine":
-        parts.append(link("Quarantine", "quarantine"))
-    elif s.alert.set != ABOUT:
-        parts.append(link("Canaries", "canaries"))
-    elif s.alert.canaries:
-        parts.append(link("His verdicts", "verdicts", client=s.alert.canaries[0]))
-    return tag("div", *parts, class_="acts")
-
-
-async def acknowledge(look: Look) -> str:
-    """Notes that somebody has seen an alert; returns where to go."""
-    name = look.form.get("id", "")
-    await look.aside(alert.acknowledge, look.app.store, name, look.session.name, datetime.now(UTC))
-    await look.aside(look.records.follow, True)
-    look.session.notes.append(("good", "Acknowledged. You hear of it again only if it gets graver, or is over."))
-    return url("alerts")
-
-
-async def close(look: Look) -> str:
-    """Ends an alert by hand; returns where to go."""
-    reason = look.form.get("reason", "").strip()[:300] or "no reason was given"
-    told = f"closed by hand by {look.session.name}: {reason}"
-    await look.aside(alert.close, look.app.store, look.form.get("id", ""), told, datetime.now(UTC))
-    await look.aside(look.records.follow, True)
-    look.session.notes.append(("good", "Closed."))
-    return url("alerts")
+    Raises:
+        DataError: If the alert of the form is not open.
+    """
+    own, count = request.form.get("id", ""), 0
+    names = (own,) if own else request.selected
+    for name in names:
+        try:
+            await request.in_thread(work, request.app.store, name)
+            count += 1
+        except DataError:
+            if own:
+                raise
+    await request.in_thread(request.records.sync, True)
+    missed = "No selected alert is open." if names else "No alert was selected."
+    note = ("good", done.format(plural(count, "alert"))) if count else ("medium", missed)
+    request.session.notes.append(note)
+    return request.url("alerts")

@@ -1,96 +1,128 @@
-"""The operating point: what each error rate costs and buys, and moving it."""
+"""The calibration page: what each false alarm rate costs and stops, and changing the operating point."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from casemate import calibration as calibrations
-from casemate.calibration import Calibration
 from casemate.errors import DataError
-from casemate.gateway.dashboard import operating_point
-from casemate.gateway.dashboard.page import (
-    Look,
-    Page,
-    cell,
-    chip,
-    empty,
-    facts,
-    link,
-    moment,
-    post,
-    section,
-    share,
-    table,
-    url,
-)
-from casemate.gateway.dashboard.redteam import SANDBOX
-from casemate.gateway.dashboard.verdicts import choice, field
-from casemate.lab import costs
-from casemate.lab.calibrate import RATES
-from casemate.lab.charts import Markup, join, tag
-from casemate.lab.cost_charts import View, alike, fewest, histogram, legend_mark, one_in, panel, written
-from casemate.lab.wording import measured, scrub
+from casemate.gateway import operating_point
+from casemate.gateway.dashboard.page import Page, PageRequest
+from casemate.gateway.dashboard.redteam import SANDBOX_CSP
+from casemate.gateway.dashboard.table import Column
+from casemate.guard.calibration import file as calibrations
+from casemate.guard.calibration.fitting import RATES
+from casemate.maths.calibration import Calibration
+from casemate.reports import calibration_report
+from casemate.reports.calibration_report import CalibrationView, min_questions
+from casemate.reports.format import one_in, sample_rate, scrub, short_rate
+from casemate.reports.svg import recall_legend
 
 
-def page(look: Look) -> Page:
-    """The page."""
-    defense = operating_point.defense_of(look.app)
-    lead = "How many harmless questions may be flagged, against how many attacks are stopped."
+def page(request: PageRequest) -> Page:
+    """Builds the page."""
+    defense = operating_point.defense_of(request.app)
     if defense is None:
-        steps = ("The operating point is that of mirabel. Add it to guard.defenses in casemate.yaml.",)
-        return Page("Calibration", empty("The guard has no defense with an operating point.", *steps), lead=lead)
+        return Page("calibration.html", {"defense": None})
     now = defense.significance or 0.0
-    tenants = look.tenants
-    tenant = look.tenant(tenants)
-    chosen = _rate(look.asked("at")) or now
-    found = _held(look, tenant)
-    parts = [_now(look, now, chosen)]
-    if len(tenants) > 1:
-        options = choice("Tenant", "tenant", tenant, [(t, t) for t in tenants])
-        parts.append(tag("form", options, tag("button", "Show"), method="get", class_="filters"))
-    if isinstance(found, str):
-        parts.append(
-            empty(found, "'casemate calibrate' learns what harmless questions are like, and what each rate costs.")
-        )
-    else:
-        parts += _costs(look, found, now, chosen, tenant)
-    return Page("Calibration", join(parts), lead=lead)
+    tenants = request.tenants
+    tenant = request.tenant(tenants)
+    chosen = _parse_rate(request.parameter("at")) or now
+    found = _calibration(request, tenant)
+    decided = [v for v in request.verdicts(tenants) if v.defense == defense.name and not v.undecided]
+    rate, about = sample_rate(sum(v.flagged for v in decided), len(decided))
+    context: dict[str, Any] = {
+        "defense": defense,
+        "now": now,
+        "chosen": chosen,
+        "flagged": rate,
+        "flagged_about": about,
+        "flagged_url": request.url("verdicts", defense=defense.name, outcome="flagged", asker="all"),
+        "tenants": tenants,
+        "tenant": tenant,
+        "missing": found if isinstance(found, str) else "",
+    }
+    if isinstance(found, Calibration):
+        context |= _costs(request, defense.name, CalibrationView(found, chosen), now, tenant)
+    return Page("calibration.html", context)
 
 
-async def apply(look: Look) -> str:
-    """Moves the operating point; returns where to go."""
-    rate = _rate(look.form.get("significance", ""))
+def _costs(request: PageRequest, defense: str, view: CalibrationView, now: float, tenant: str) -> dict[str, Any]:
+    rows = _rows(view, sorted({*RATES, now, view.significance}))
+    chart, said = view.histogram() if view.n else (None, "")
+    return {
+        "view": view,
+        "calibration": view.calibration,
+        "listing": request.table("Rates to choose from", COLUMNS, rows),
+        "panels": view.panels() if view.attacks else [],
+        "legend": {by: recall_legend(by) for by in ("question", "document")},
+        "chart": chart,
+        "chart_text": said,
+        "due": request.app.due(tenant),
+        "yaml": operating_point.yaml_snippet(defense, view.significance),
+    }
+
+
+def _rows(view: CalibrationView, rates: Sequence[float]) -> list[dict[str, Any]]:
+    """The table of rates: a rate with too few questions has ``needed``, all others have a threshold."""
+    rows = []
+    for rate in rates:
+        threshold = view.calibration.threshold(rate)
+        stopped = [(name, view.weakest(rate, by)) for name, by in STOPPED]
+        needed = min_questions(rate) if math.isinf(threshold) else None
+        rows.append({"rate": rate, "needed": needed, "stopped": stopped, "threshold": threshold})
+    return rows
+
+
+COLUMNS = (
+    Column("Significance", lambda row: row["rate"], "significance"),
+    Column("Benign flagged, at most", lambda row: row["rate"], "benign"),
+    Column("Stopped, by question", lambda row: _stopped(row, 0), "questions", True),
+    Column("Stopped, by document", lambda row: _stopped(row, 1), "documents", True),
+    Column("Threshold, as a score", lambda row: None if row["needed"] else row["threshold"], "threshold", True),
+)
+
+
+def _stopped(row: Mapping[str, Any], position: int) -> float | None:
+    weakest = row["stopped"][position][1]
+    return weakest.rate.value if weakest and weakest.rate and not row["needed"] else None
+
+
+STOPPED = (("Stopped, by question", "question"), ("Stopped, by document", "document"))
+
+
+async def apply(request: PageRequest) -> str:
+    """Changes the operating point; returns the address to go to."""
+    rate = _parse_rate(request.form.get("significance", ""))
     if rate is None:
         raise DataError("the significance must be a number between 0 and 1, such as 0.02")
-    why = await look.aside(operating_point.move, look.app, rate, look.session.name)
-    now = f"The guard now goes by significance {written(rate)}: at most {one_in(rate)} harmless questions is flagged."
+    why = await request.in_thread(operating_point.change, request.app, rate, request.session.name)
+    text = f"The guard now uses significance {short_rate(rate)}: at most {one_in(rate)} benign questions is flagged."
     if why:
-        look.session.notes.append(
-            ("medium", f"{now} Only until this gateway ends, for {why}. To keep it, change it there.")
-        )
+        text += f" This holds until the gateway stops: {why}. Change the file by hand to keep it."
+        request.session.notes.append(("medium", text))
     else:
-        look.session.notes.append(
-            ("good", f"{now} It is written into casemate.yaml; other gateways read it when they begin.")
-        )
-    return url("calibration")
+        text += " casemate.yaml was updated; other gateways follow within seconds."
+        request.session.notes.append(("good", text))
+    return request.url("calibration")
 
 
-def report(look: Look) -> Response:
-    """All that was measured, as ``casemate calibrate`` reports it."""
-    defense = operating_point.defense_of(look.app)
-    tenants = look.tenants
-    found = _held(look, look.tenant(tenants))
+def report(request: PageRequest) -> Response:
+    """Renders the calibration report, as ``casemate calibrate`` writes it."""
+    defense = operating_point.defense_of(request.app)
+    found = _calibration(request, request.tenant(request.tenants))
     if defense is None or isinstance(found, str):
-        raise HTTPException(404, "There is no calibration; run 'casemate calibrate'.")
-    text = costs.render_html(found, _rate(look.asked("at")) or defense.significance or 0.01)
-    return Response(text, media_type="text/html", headers={"Content-Security-Policy": SANDBOX})
+        raise HTTPException(404, "There is no calibration. Run 'casemate calibrate'.")
+    rate = _parse_rate(request.parameter("at")) or defense.significance or 0.01
+    text = calibration_report.render_html(found, rate, defense.name)
+    return Response(text, media_type="text/html", headers={"Content-Security-Policy": SANDBOX_CSP})
 
 
-def _rate(text: str) -> float | None:
+def _parse_rate(text: str) -> float | None:
     try:
         found = float(text.strip().replace(",", "."))
     except ValueError:
@@ -98,116 +130,10 @@ def _rate(text: str) -> float | None:
     return found if 0 < found < 1 else None
 
 
-def _held(look: Look, tenant: str) -> Calibration | str:
+def _calibration(request: PageRequest, tenant: str) -> Calibration | str:
     """The calibration of a tenant, stale or not; or why there is none. Blocks."""
-    defense = operating_point.defense_of(look.app)
-    if defense is None or defense.mode != "calibrated":
-        return "The guard goes by a published rule, which needs no calibration; so it is not known what a rate costs."
-    found = calibrations.read(defense.calibration).get(tenant)
+    defense = operating_point.defense_of(request.app)
+    if defense is None or not defense.uses_calibration:
+        return "The guard uses a published rule without calibration, so the cost of a rate is unknown."
+    found = calibrations.read_calibrations(defense.calibration).get(tenant)
     return scrub(found) if found else f"Tenant {tenant} has no calibration."
-
-
-def _now(look: Look, now: float, chosen: float) -> Markup:
-    """Where it stands, and the way to move it."""
-    asked = [v for v in look.records.verdicts.all if v.defense == operating_point.DEFENSE and not v.undecided]
-    figure, about = share(sum(v.flagged for v in asked), len(asked))
-    told = tag(
-        "p", tag("b", f"Now: significance {written(now)}"), f", at most {one_in(now)} harmless questions flagged. "
-    )
-    real = tag(
-        "p", f"Of the verdicts kept here, {figure} are flagged ({about}); attacks among them count, too.", class_="soft"
-    )
-    value = written(chosen)
-    entry = field(
-        "Significance, between 0 and 1", "at", f"0{value}" if value.startswith(".") else value, inputmode="decimal"
-    )
-    look_at = tag(
-        "form",
-        entry,
-        tag("button", "Show what it costs", class_="quiet"),
-        method="get",
-        action=url("calibration"),
-        class_="inline",
-    )
-    parts = [told, real, look_at]
-    if look.session.whole and chosen != now:
-        button = tag("button", f"Apply {written(chosen)}")
-        said = tag("p", f"From the next question on, the guard goes by {written(chosen)} instead of {written(now)}.")
-        parts.append(
-            tag("div", said, post(look, "calibration/apply", button, significance=str(chosen)), class_="apply")
-        )
-    elif not look.session.whole:
-        parts.append(tag("p", "It holds for all tenants, so only keys of the whole installation may move it."))
-    return tag("section", tag("h2", "The operating point"), *parts, class_="now", id="now")
-
-
-def _costs(look: Look, held: Calibration, now: float, chosen: float, tenant: str) -> list[Markup]:
-    view = View(held, chosen)
-    parts = [
-        section(
-            "What each rate costs and buys",
-            _table(view, now, chosen, tenant),
-            lead="Choose a row to look at it closer. Take the smallest rate that stops what you fear.",
-        )
-    ]
-    if view.attacks:
-        parts.append(_attacks(view))
-    if view.n:
-        image, said = histogram(view, "scores")
-        parts.append(section("How close harmless questions come", tag("figure", image, class_="single"), lead=said))
-    due = look.app.due(tenant)
-    state = chip("! look", "medium") if due else chip("✓ fits", "good")
-    pairs = [
-        ("State", join([state, " ", due])),
-        ("Made", moment(held.at)),
-        ("Harmless questions", f"{held.source}; {view.n} of them set the threshold"),
-        ("Collection", f"{held.documents:,} chunks; {held.k} make a context"),
-        ("All figures", link("the whole report", "calibration/report", tenant=tenant, at=str(chosen))),
-        ("By hand", tag("pre", operating_point.line(chosen))),
-    ]
-    return [*parts, section("This calibration", facts(pairs))]
-
-
-def _table(view: View, now: float, chosen: float, tenant: str) -> Markup:
-    rows = []
-    for rate in sorted({*RATES, now, chosen}):
-        marks = [chip("now", "good")] * (rate == now) + [chip("shown", "plain")] * (rate == chosen != now)
-        name = tag("th", link(written(rate), "calibration", at=str(rate), tenant=tenant), " ", *marks, scope="row")
-        cells = [cell("Harmless flagged", f"{one_in(rate)}", tag("small", f"{100 * rate:g} %"))]
-        if math.isinf(view.held.threshold(rate)):
-            need = f"needs {fewest(rate)} harmless questions; there are {view.n}"
-            cells.append(tag("td", need, colspan=3, class_="wrap soft", data_label="Not available"))
-        else:
-            cells += [cell(label, _least(view, rate, by)) for label, by in LABELS]
-            cells.append(cell("Threshold", f"{view.held.threshold(rate):.2f}"))
-        rows.append(tag("tr", name, *cells, **({"class_": "chosen"} if rate == chosen else {})))
-    head = ("Significance", "Harmless flagged, at most", *(label for label, _ in LABELS), "Threshold, as a score")
-    return table(head, rows, "Rates to choose from", "cards")
-
-
-LABELS = (("Stopped, by question", "question"), ("Stopped, by document", "document"))
-
-
-def _least(view: View, rate: float, by: str) -> Markup:
-    """How often the attack that gets through most often is stopped."""
-    if not view.attacks or rate not in view.rates:
-        return tag("small", "not measured")
-    name, rated = view.weakest(rate, by)
-    return join([measured(rated, share=True), tag("small", name)])
-
-
-def _attacks(view: View) -> Markup:
-    figures: Sequence[Markup] = [
-        tag("figure", tag("figcaption", tag("b", name)), panel(view, name, measures, f"p{i}"))
-        for i, (name, measures) in enumerate(alike(view.attacks).items())
-    ]
-    lead = tag(
-        "p",
-        "Share of each attack whose document is withheld, against the share of harmless questions flagged for it: ",
-        legend_mark("question"),
-        "of its questions, ",
-        legend_mark("document"),
-        "of the documents attacked, with 95 % intervals. The broken line is the rate shown.",
-        class_="lead",
-    )
-    return section("What it buys", lead, tag("div", *figures, class_="panels"))

@@ -1,7 +1,7 @@
-"""What the pages show of the event store: the newest events of each kind, in memory, followed while somebody looks.
+"""Recent events for the dashboard: the newest events of each kind, in memory, read only while pages are requested.
 
-A store may hold millions of events, so no page reads them all. Each kind is read backwards until what is known is
-reached, at most every ``FOLLOW_S`` seconds, and nothing is read while nobody looks.
+A store may contain millions of events, so no page reads them all. Each kind is read backwards until a known event is
+reached, at most every ``SYNC_S`` seconds.
 """
 
 from __future__ import annotations
@@ -16,32 +16,33 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Generic, TypeVar
 
-from casemate.app import App
+from casemate.gateway.state import REQUEST_KIND
 from casemate.monitor.alerts import alert
 from casemate.monitor.canaries import results
-from casemate.monitor.canaries.results import Result
-from casemate.monitor.watch.schedule import SLOT, Gap, gap_of
+from casemate.monitor.canaries.results import CanaryResult
+from casemate.monitor.scheduler.schedule import SLOT_KIND, ScheduleGap, gap_from_event
 from casemate.protocols import EventStore
+from casemate.system import App
 from casemate.types import Event
 
-FOLLOW_S = 1.0
+SYNC_S = 1.0
 THREADS = 2
 FIRST = 200
-"""Events that are read to see what is new; more if all of them are."""
-VERDICTS, RESULTS, ALERTS, SLOTS = 10_000, 10_000, 5_000, 1_000
-"""Events that are kept."""
+"""Events that are read to detect news; more if all of them are new."""
+MAX_VERDICTS, MAX_REQUESTS, MAX_RESULTS, MAX_ALERTS, MAX_SLOTS = 10_000, 10_000, 10_000, 5_000, 1_000
+"""Events that are kept, by kind."""
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """A verdict as it was noted. See ``types.Verdict`` and ``Guard``.
+class VerdictRecord:
+    """A verdict event. See ``types.Verdict`` and ``Guard``.
 
     Attributes:
-        id: Of the event.
-        at: When.
-        text: The question; empty unless ``privacy.log_text`` is set now, and was then.
+        id: Id of the event.
+        at: Time of the event.
+        text: The question; empty unless ``privacy.log_text`` is set now, and was set when it was recorded.
     """
 
     id: str
@@ -61,32 +62,55 @@ class Seen:
 
     @property
     def failed(self) -> bool:
-        """Whether the defense itself failed."""
+        """Whether the defense failed."""
         return "error" in self.evidence
 
     @property
     def undecided(self) -> bool:
-        """Whether no statement was possible."""
+        """Whether no decision was possible."""
         return not self.failed and self.threshold is None and not self.flagged
 
 
-class Tail(Generic[T]):
-    """The newest events of a kind.
+@dataclass(frozen=True, slots=True)
+class RequestRecord:
+    """A request to the gateway. See ``state.Gateway.record_request``.
 
-    Args:
-        store: Where they are.
-        kind: Which.
-        keep: How many are kept.
-        read: Makes of an event what is kept; None: nothing.
+    Attributes:
+        id: Id of the request, which its verdicts contain.
+        at: Its end.
+        seconds: Its duration.
+        first_token: Seconds to the first token; None: the answer was not a stream.
+        stages: Seconds by stage of the answer.
     """
 
-    def __init__(self, store: EventStore, kind: str, keep: int, read: Callable[[Event], T | None]) -> None:
-        self._store, self._kind, self.keep, self._read = store, kind, keep, read
-        self._held: OrderedDict[str, T | None] = OrderedDict()
+    id: str
+    at: datetime
+    client: str
+    tenant: str
+    route: str
+    status: int
+    seconds: float
+    first_token: float | None
+    stages: Mapping[str, float]
+
+
+class EventTail(Generic[T]):
+    """The newest events of one kind.
+
+    Args:
+        store: The event store.
+        kind: Kind of the events.
+        keep: Number of events to keep.
+        convert: Converts an event; None leaves it out.
+    """
+
+    def __init__(self, store: EventStore, kind: str, keep: int, convert: Callable[[Event], T | None]) -> None:
+        self._store, self._kind, self.keep, self._convert = store, kind, keep, convert
+        self._known: OrderedDict[str, T | None] = OrderedDict()
         self._all: list[T] = []
 
-    def follow(self) -> bool:
-        """Reads what is new; whether there was anything.
+    def sync(self) -> bool:
+        """Reads new events; returns whether there were any.
 
         Raises:
             BackendError: If the store cannot be read.
@@ -94,60 +118,63 @@ class Tail(Generic[T]):
         count = FIRST
         while True:
             found = self._store.latest(self._kind, min(count, self.keep))
-            if len(found) < count or count >= self.keep or any(e.id in self._held for e in found[: count // 2]):
+            if len(found) < count or count >= self.keep or any(e.id in self._known for e in found[: count // 2]):
                 break
             count *= 8
-        fresh = [event for event in found if event.id not in self._held]
+        fresh = [event for event in found if event.id not in self._known]
         for event in fresh:
-            self._held[event.id] = self._made(event)
-        while len(self._held) > self.keep:
-            self._held.popitem(last=False)
+            self._known[event.id] = self._converted(event)
+        while len(self._known) > self.keep:
+            self._known.popitem(last=False)
         if fresh:
-            self._all = [one for one in self._held.values() if one is not None]
+            self._all = [one for one in self._known.values() if one is not None]
         return bool(fresh)
 
-    def _made(self, event: Event) -> T | None:
+    def _converted(self, event: Event) -> T | None:
         try:
-            return self._read(event)
-        except Exception as error:  # one event of another version must not take the page down
+            return self._convert(event)
+        except Exception as error:  # one event of another version must not break the page
             _log.warning("the %s event %s cannot be shown: %s", self._kind, event.id[:80], type(error).__name__)
             return None
 
     @property
     def all(self) -> list[T]:
-        """What is kept, the oldest first. Not to be changed."""
+        """The converted events, oldest first. Do not modify the list."""
         return self._all
 
     @property
     def full(self) -> bool:
-        """Whether older ones may have been left out."""
-        return len(self._held) >= self.keep
+        """Whether older events may be missing."""
+        return len(self._known) >= self.keep
 
 
 class Records:
-    """What all pages show.
+    """The events that the pages show.
 
     Args:
         app: The system.
 
     Attributes:
-        threads: On which pages are made: few, and not those on which questions are answered.
-        version: Grows with every change.
+        threads: Threads that build pages: few, and apart from those that answer questions.
+        version: Increases with every change.
     """
 
     def __init__(self, app: App) -> None:
         text = app.config.privacy.log_text
-        self.verdicts = Tail(app.store, "verdict", VERDICTS, lambda event: seen(event, text))
-        self.results: Tail[Result] = Tail(app.store, results.KIND, RESULTS, results.from_event)
-        self.alerts: Tail[Event] = Tail(app.store, alert.KIND, ALERTS, lambda event: event)
-        self.gaps: Tail[Gap] = Tail(app.store, SLOT, SLOTS, gap_of)
+        self.verdicts = EventTail(app.store, "verdict", MAX_VERDICTS, lambda event: verdict_from_event(event, text))
+        self.requests = EventTail(app.store, REQUEST_KIND, MAX_REQUESTS, request_from_event)
+        self.results: EventTail[CanaryResult] = EventTail(
+            app.store, results.RESULT_KIND, MAX_RESULTS, results.result_from_event
+        )
+        self.alerts: EventTail[Event] = EventTail(app.store, alert.ALERT_KIND, MAX_ALERTS, lambda event: event)
+        self.gaps: EventTail[ScheduleGap] = EventTail(app.store, SLOT_KIND, MAX_SLOTS, gap_from_event)
         self.version = 0
         self.threads = ThreadPoolExecutor(THREADS, "casemate-dashboard")
         self._read_at = float("-inf")
         self._lock = threading.Lock()
 
-    def follow(self, now: bool = False) -> None:
-        """Reads what is new, unless that was done just now. Blocks.
+    def sync(self, now: bool = False) -> None:
+        """Reads new events, at most every ``SYNC_S`` seconds. Blocks.
 
         Args:
             now: Whether to read in any case.
@@ -156,20 +183,20 @@ class Records:
             BackendError: If the store cannot be read.
         """
         with self._lock:
-            if not now and time.monotonic() - self._read_at < FOLLOW_S:
+            if not now and time.monotonic() - self._read_at < SYNC_S:
                 return
-            changed = [tail.follow() for tail in (self.verdicts, self.results, self.alerts, self.gaps)]
+            changed = [tail.sync() for tail in (self.verdicts, self.requests, self.results, self.alerts, self.gaps)]
             self.version += any(changed)
             self._read_at = time.monotonic()
 
     @property
-    def standings(self) -> list[alert.Standing]:
-        """How each alert stands, the oldest first."""
-        return list(alert.standings(self.alerts.all).values())
+    def alert_states(self) -> list[alert.AlertState]:
+        """The state of each alert, oldest first."""
+        return list(alert.alert_states(self.alerts.all).values())
 
 
-def seen(event: Event, text: bool) -> Seen:
-    """A verdict of an event.
+def verdict_from_event(event: Event, text: bool) -> VerdictRecord:
+    """Converts a verdict event.
 
     Args:
         event: The event.
@@ -177,7 +204,7 @@ def seen(event: Event, text: bool) -> Seen:
     """
     body = event.body
     threshold = body["threshold"]
-    return Seen(
+    return VerdictRecord(
         event.id,
         event.at,
         str(body["defense"]),
@@ -195,9 +222,26 @@ def seen(event: Event, text: bool) -> Seen:
     )
 
 
-def by_request(verdicts: Sequence[Seen]) -> list[list[Seen]]:
-    """The verdicts of each request together, in the order of the first."""
-    found: dict[str, list[Seen]] = {}
+def request_from_event(event: Event) -> RequestRecord:
+    """Converts the event of a request."""
+    body = event.body
+    first = body.get("first_token")
+    return RequestRecord(
+        str(body["request"]),
+        event.at,
+        str(body["client"]),
+        str(body["tenant"]),
+        str(body["route"]),
+        int(body["status"]),
+        float(body["seconds"]),
+        None if first is None else float(first),
+        {str(stage): float(seconds) for stage, seconds in body.get("stages", {}).items()},
+    )
+
+
+def by_request(verdicts: Sequence[VerdictRecord]) -> list[list[VerdictRecord]]:
+    """Groups verdicts by request, in the order of their first verdicts."""
+    found: dict[str, list[VerdictRecord]] = {}
     for one in verdicts:
         found.setdefault(one.request or one.id, []).append(one)
     return list(found.values())

@@ -1,302 +1,273 @@
-"""Red-team runs that are kept in ``redteam.folder``: what each attack achieved, guard off against guard on."""
+"""The red-team page: campaigns in ``redteam.folder``, with the guard off against on."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import urlencode
 
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from casemate.errors import DataError
-from casemate.gateway.dashboard.page import Look, Page, cell, chip, empty, facts, moment, percent, section, table, url
-from casemate.lab.charts import Markup, Scale, join, lowest_auc, roc, tag, track
-from casemate.lab.compare import conclusion, diff
-from casemate.lab.crawl_html import is_crawl
-from casemate.lab.generation import live
-from casemate.lab.results import AttackResult, Campaign, load
-from casemate.lab.wording import carried, cases, headline, in_figures, measured, number, scrub, sentence
+from casemate.gateway.dashboard.page import Page, PageRequest
+from casemate.gateway.dashboard.table import Column
+from casemate.gateway.dashboard.time_range import TimeRange
+from casemate.guard.generation_costs import format_live_costs
+from casemate.redteam.lab.results import CampaignResult, load_result
+from casemate.redteam.reporting.charts import lowest_auc, roc, track
+from casemate.redteam.reporting.compare import compare_results, conclusion
+from casemate.redteam.reporting.html import is_crawl, requirements
+from casemate.redteam.reporting.text import (
+    describe_crawl,
+    describe_extracted,
+    guard_effect,
+    headline,
+    reported_checks,
+)
+from casemate.reports.format import percent, scrub
+from casemate.reports.render import load_script
+from casemate.reports.svg import extraction_chart
 
-MOST, LARGEST = 12, 32_000_000
-"""Files that are looked at, the newest, and bytes of the largest."""
+MAX_FILES, MAX_BYTES = 12, 32_000_000
+"""Files that are read, the newest first, and the size of the largest."""
 TONES = {"pass": "good", "fail": "bad", "inconclusive": "medium", "error": "odd"}
-SANDBOX = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'; sandbox"
-"""The report is one file with its style inside. It has no script, and could run none."""
+SANDBOX_CSP = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'; sandbox"
+"""Content-Security-Policy of a report without script: one file with inline style. No script could run."""
+REPORTS = ("report", "crawl")
+"""Names of the files, without extension, that ``report`` sends."""
 
 
 class _File(NamedTuple):
     path: Path
-    changed: float
-    campaign: Campaign | None
+    campaign: CampaignResult | None
     crawls: list[Mapping[str, Any]]
 
 
-def redteam(look: Look) -> Page:
-    """The page."""
-    folder = look.app.config.folder / look.app.config.redteam.folder
+def redteam(request: PageRequest) -> Page:
+    """Builds the page."""
+    folder = request.app.config.folder / request.app.config.redteam.folder
     found = _read(folder)
-    kept = sorted((f for f in found if f.campaign), key=lambda f: f.campaign.at if f.campaign else "", reverse=True)
-    campaigns = [f for f in kept if f.campaign and not is_crawl(f.campaign)]
-    raids = [f.campaign for f in kept if f.campaign and is_crawl(f.campaign)]
-    crawls = [(f, crawl) for f in found for crawl in f.crawls]
-    if not kept and not crawls:
-        steps = (
-            f"Attack your own system with 'casemate redteam run'; the report then stands in {folder}.",
-            "To keep an earlier run for comparison, put its report.json beside it under another name.",
-        )
-        return Page("Red team", empty("No red-team run is kept.", *steps))
-    parts: list[Markup] = []
-    if campaigns:
-        newest, *earlier = campaigns
-        assert newest.campaign is not None
-        parts += _campaign(newest.campaign, (folder / "report.html").exists() and newest.path.name == "report.json")
-        parts += _earlier(newest.campaign, earlier)
-    if crawls or raids:
-        drawn = [_crawl(f.path.name, crawl, i) for i, (f, crawl) in enumerate(crawls)]
-        lead = "How much of the collection crawlers reached, question by question. Lower is better."
-        said = [piece for raid in raids[:1] for piece in _raid(raid)]
-        parts.append(section("Extraction", *said, tag("div", *drawn, class_="panels"), lead=lead))
-    return Page("Red team", join(parts), lead="The published attacks, run against this system by its owner.")
+    kept = [(f.path.name, f.campaign) for f in found if f.campaign and _ended_before(f.campaign, request.time)]
+    kept.sort(key=lambda pair: pair[1].at, reverse=True)
+    membership = [(name, campaign) for name, campaign in kept if not is_crawl(campaign)]
+    extracted = [(name, campaign) for name, campaign in kept if is_crawl(campaign)]
+    newest = membership[0] if membership else None
+    shown = [at for _, one in (membership[:1] + extracted[:1]) if (at := _time(one))]
+    context = {
+        "outside": bool(shown) and not any(at in request.time for at in shown),
+        "folder": str(folder),
+        "campaign": _campaign(request, newest[1], _report_url(request, folder, newest[0])) if newest else None,
+        "comparison": _comparison(newest[1], *membership[1]) if newest and membership[1:] else None,
+        "earlier": request.table(
+            "Earlier campaigns", EARLIER, [_earlier(*one) for one in membership[1:]], order="-at", name="earlier"
+        ),
+        "extraction": _extraction(extracted[0][1]) if extracted else None,
+        "extraction_report": _report_url(request, folder, extracted[0][0]) if extracted else "",
+        "crawls": [_crawl(request, folder, f.path.name, crawl) for f in found for crawl in f.crawls],
+    }
+    return Page("redteam.html", context)
 
 
-def report(look: Look) -> Response:
-    """The whole report, as ``casemate redteam run`` wrote it."""
-    path = look.app.config.folder / look.app.config.redteam.folder / "report.html"
+def report(request: PageRequest) -> Response:
+    """Sends the report that ``casemate redteam run`` or ``crawl`` wrote.
+
+    Its explorer is the only script that may run: the policy names the hash of this package's file, and the sandbox
+    gives the page an origin of its own, without access to the session.
+    """
+    name = request.parameter("name") or REPORTS[0]
+    path = request.app.config.folder / request.app.config.redteam.folder / f"{name}.html"
     try:
-        content = path.read_bytes()
+        content = path.read_bytes() if name in REPORTS else None
     except OSError:
-        raise HTTPException(404, "There is no report; run 'casemate redteam run'.") from None
-    return Response(content, media_type="text/html", headers={"Content-Security-Policy": SANDBOX})
+        content = None
+    if content is None:
+        raise HTTPException(404, "There is no such report. Run 'casemate redteam run' or 'crawl'.")
+    _, csp = load_script("explorer.js")
+    headers = {"Content-Security-Policy": f"{csp}; frame-ancestors 'none'; sandbox allow-scripts"}
+    return Response(content, media_type="text/html", headers=headers)
+
+
+def _report_url(request: PageRequest, folder: Path, name: str) -> str:
+    """Address of the HTML page beside a result; empty if there is none."""
+    stem = name.removesuffix(".json")
+    return request.url("redteam/report", name=stem) if stem in REPORTS and (folder / f"{stem}.html").exists() else ""
+
+
+def _time(campaign: CampaignResult) -> datetime | None:
+    """Time of a campaign; None if its record has none."""
+    try:
+        found = datetime.fromisoformat(campaign.at)
+    except ValueError:
+        return None
+    return found if found.tzinfo else None
+
+
+def _ended_before(campaign: CampaignResult, time: TimeRange) -> bool:
+    """Whether a campaign ended before the end of a range; one without a time always did."""
+    at = _time(campaign)
+    return at is None or bool(time.preset) or at < time.end
 
 
 def _read(folder: Path) -> list[_File]:
     try:
-        paths = sorted(folder.glob("*.json"), key=lambda p: p.stat().st_mtime, reverse=True)[:MOST]
+        paths = sorted(folder.glob("*.json"), key=lambda p: p.stat().st_mtime, reverse=True)[:MAX_FILES]
     except OSError:
         return []
     found = []
     for path in paths:
-        state = path.stat()
-        if state.st_size > LARGEST:
+        if path.stat().st_size > MAX_BYTES:
             continue
-        campaign, crawls = None, list[Mapping[str, Any]]()
         try:
-            campaign = scrub(load(path))
-            crawls = [asdict(crawl) for crawl in campaign.crawls]
+            campaign = scrub(load_result(path))
+            found.append(_File(path, campaign, [asdict(crawl) for crawl in campaign.crawls]))
         except DataError:
-            crawls = _crawls(path)
-        if campaign or crawls:
-            found.append(_File(path, state.st_mtime, campaign, crawls))
+            if crawls := _read_crawls(path):
+                found.append(_File(path, None, crawls))
     return found
 
 
-def _crawls(path: Path) -> list[Mapping[str, Any]]:
-    """The crawls in a file of ``casemate redteam crawl --json``, or in one of a single crawl."""
+def _read_crawls(path: Path) -> list[Mapping[str, Any]]:
+    """The crawls in a file of ``casemate redteam crawl --json``, or in the file of one crawl."""
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return []
     given = raw.get("crawls", [raw]) if isinstance(raw, Mapping) else []
-    return [c for c in given if isinstance(c, Mapping) and isinstance(c.get("hauls"), Mapping) and c.get("attack")]
+    return [c for c in given if isinstance(c, Mapping) and isinstance(c.get("by_target"), Mapping) and c.get("attack")]
 
 
-def _campaign(campaign: Campaign, with_report: bool) -> Iterator[Markup]:
-    status = str(campaign.status)
-    way = [tag("p", tag("a", "The whole report", href=url("redteam/report")))] if with_report else []
-    yield tag(
-        "div",
-        tag("b", chip(status, TONES[status]), " ", headline(campaign)),
-        tag("p", "Run of ", moment(campaign.at), ". ", _target(campaign)),
-        *way,
-        class_=f"banner {TONES[status]}",
-    )
-    yield section(
-        "Guard off against guard on",
-        _attacks(campaign),
-        _key(),
-        lead="AUC of each attack: .50 is a coin toss, 1.00 is certainty.",
-    )
-    drawn = [
-        tag("figure", tag("figcaption", a.name), roc(a, f"r{i}"))
-        for i, a in enumerate(campaign.attacks)
-        if a.off or a.on
-    ]
-    if drawn:
-        yield section("ROC curves", tag("div", *drawn, class_="panels"))
-    checks = [
-        tag(
-            "li",
-            chip(str(c.status), TONES[str(c.status)]),
-            tag("span", f"{c.attack}: " * bool(c.attack), c.name, in_figures(c)),
-        )
-        for c in cases(campaign)
-    ]
-    if checks:
-        yield section("What was to hold", tag("ul", *checks, class_="checks"))
-    told = [("Not tested", tag("ul", *(tag("li", t) for t in campaign.not_tested)))] if campaign.not_tested else []
-    told += [("Simulated", tag("ul", *(tag("li", t) for t in campaign.simulated)))] if campaign.simulated else []
-    if told:
-        yield section("What this does not say", facts(told))
-    yield section("What it took", *_took(campaign))
+def _summary(campaign: CampaignResult) -> dict[str, Any]:
+    capabilities = ", ".join(map(str, campaign.evidence.get("capabilities", []))) or "unknown"
+    return {
+        "at": campaign.at,
+        "status": str(campaign.status),
+        "tone": TONES[str(campaign.status)],
+        "headline": headline(campaign),
+        "target": f"Target {campaign.evidence.get('target', 'own')}; capabilities: {capabilities}.",
+        "cost": [(k.replace("_", " "), f"{v:,.0f}") for k, v in campaign.cost.items() if not k.startswith("live_")],
+        "live_cost": format_live_costs(campaign.cost),
+    }
 
 
-def _raid(campaign: Campaign) -> Iterator[Markup]:
-    """How the last crawl ended."""
-    status = str(campaign.status)
-    yield tag("p", chip(status, TONES[status]), " ", headline(campaign), " Crawled ", moment(campaign.at), ".")
-    yield tag("p", _target(campaign), class_="soft")
-    lines = [*map(carried, campaign.crawls)]
-    lines += [f"{k[5:].replace('.', ', guard ')}: {v}" for k, v in campaign.evidence.items() if k.startswith("loot.")]
-    yield tag("ul", *(tag("li", line) for line in lines), class_="plain")
-    yield from _took(campaign)
-
-
-def _target(campaign: Campaign) -> str:
-    can = campaign.evidence.get("capabilities", [])
-    return f"Target {campaign.evidence.get('target', 'own')}; capabilities: {', '.join(map(str, can)) or 'not said'}."
-
-
-def _took(campaign: Campaign) -> Iterator[Markup]:
-    """Questions, time, and what answers cost that a defense wrote: operations among it."""
-    told = [(k.replace("_", " "), f"{v:,.0f}") for k, v in campaign.cost.items() if not k.startswith("live_")]
-    if told:
-        yield facts(told)
-    if line := live(campaign.cost):
-        yield tag("p", line, class_="soft")
-
-
-def _key() -> Markup:
-    return tag(
-        "p",
-        tag("span", class_="key off"),
-        "guard off, ",
-        tag("span", class_="key on"),
-        "guard on, with 95 % intervals",
-        class_="soft",
-    )
-
-
-def _attacks(campaign: Campaign) -> Markup:
+def _campaign(request: PageRequest, campaign: CampaignResult, report_url: str) -> dict[str, Any]:
     low = lowest_auc(campaign.attacks)
-    rows = []
-    for i, a in enumerate(campaign.attacks):
-        drawn = [track(a, low, f"k{i}")] if a.off or a.on else []
-        rows.append(
-            tag(
-                "tr",
-                tag("th", a.name, tag("small", a.backend), scope="row"),
-                cell("AUC", *drawn, kind="wide"),
-                cell("Off", measured(a.off.auc) if a.off else "–", kind="fixed"),
-                cell("On", measured(a.on.auc) if a.on else "–", kind="fixed"),
-                cell("Found at 1 % false alarms, on", _tpr(a)),
-                cell("In words", sentence(a), kind="wrap"),
-            )
-        )
-    return table(
-        ("Attack", "AUC", "Guard off", "Guard on", "Members found at 1 % false alarms", "In words"),
-        rows,
-        "Attacks",
-        "cards",
-    )
+    measured = [a for a in campaign.attacks if a.off or a.on]
+    rows = [
+        {
+            "result": a,
+            "track": track(a, low, f"k{i}") if a.off or a.on else None,
+            "note": guard_effect(a) if a.off or a.on else f"No figures: {a.error or 'it was not run'}",
+            "url": _sessions_url(report_url, a.name),
+        }
+        for i, a in enumerate(campaign.attacks)
+    ]
+    return _summary(campaign) | {
+        "not_tested": campaign.not_tested,
+        "simulated": campaign.simulated,
+        "report_url": report_url,
+        "attacks": request.table("Attacks", ATTACKS, rows, name="attacks"),
+        "curves": [(a.name, roc(a, f"r{i}"), _sessions_url(report_url, a.name)) for i, a in enumerate(measured)],
+        "checks": list(requirements(reported_checks(campaign))),
+        "tones": TONES,
+    }
 
 
-def _tpr(a: AttackResult) -> str:
-    return measured(a.on.tpr_at_1, share=True) if a.on else "–"
+def _sessions_url(report_url: str, attack: str) -> str:
+    """Address of the questions and answers of an attack in a report; empty without a report."""
+    return f"{report_url}#{urlencode({'attack': attack}, errors='replace')}" if report_url else ""
 
 
-def _earlier(newest: Campaign, earlier: Sequence[_File]) -> Iterator[Markup]:
-    """What changed since the run before, and all that are kept."""
-    campaigns = [(f.path.name, f.campaign) for f in earlier if f.campaign]
-    if not campaigns:
-        return
-    name, before = campaigns[0]
-    change = diff(newest, before)
+def _auc(side: str) -> Callable[[Mapping[str, Any]], float | None]:
+    def value(row: Mapping[str, Any]) -> float | None:
+        figures = getattr(row["result"], side)
+        return figures.auc.value if figures else None
+
+    return value
+
+
+def _found(row: Mapping[str, Any]) -> float | None:
+    figures = row["result"].on
+    return figures.tpr_at_1.value if figures and figures.tpr_at_1 else None
+
+
+ATTACKS = (
+    Column("Attack", lambda row: row["result"].name, "attack"),
+    "AUC",
+    Column("Guard off", _auc("off"), "off", True),
+    Column("Guard on", _auc("on"), "on", True),
+    Column("Members found at 1 % false alarms", _found, "found", True),
+    "Note",
+)
+EARLIER = (
+    Column("Run", lambda row: row["at"], "at", True),
+    Column("File", lambda row: row["name"], "file"),
+    Column("Verdict", lambda row: row["status"], "verdict"),
+    Column("Highest AUC, guard on", lambda row: row["strongest"] and row["strongest"][0], "auc", True),
+)
+
+
+def _comparison(newest: CampaignResult, name: str, before: CampaignResult) -> dict[str, Any]:
+    """The changes since the campaign before."""
+    change = compare_results(newest, before)
     groups = (
         ("Not comparable, because this differs", change.settings),
         ("Worse", change.worse),
         ("Better", change.better),
     )
-    blocks = [
-        join(
-            [
-                tag("h3", title),
-                tag("ul", *(tag("li", f"{c.what}: {c.before} → {c.after}") for c in found), class_="plain"),
-            ]
-        )
-        for title, found in groups
-        if found
-    ]
-    yield section(f"Against {name}, {before.at.replace('T', ' ', 1)}", tag("p", conclusion(change)), *blocks)
-    rows = [
-        tag(
-            "tr",
-            cell("Run", moment(c.at)),
-            cell("File", n),
-            cell("Ended", chip(str(c.status), TONES[str(c.status)])),
-            cell("Strongest, guard on", _strongest(c)),
-        )
-        for n, c in campaigns
-    ]
-    yield section(
-        "Earlier runs", table(("Run", "File", "Ended", "Highest AUC, guard on"), rows, "Earlier runs", "cards")
-    )
+    return {"name": name, "at": before.at, "conclusion": conclusion(change), "groups": groups}
 
 
-def _strongest(campaign: Campaign) -> str:
-    best = max((a for a in campaign.attacks if a.on), key=lambda a: a.on.auc.value if a.on else 0.0, default=None)
-    return f"{number(best.on.auc.value)} ({best.name})" if best and best.on else "–"
+def _earlier(name: str, campaign: CampaignResult) -> dict[str, Any]:
+    guarded = [(a.on.auc.value, a.name) for a in campaign.attacks if a.on]
+    return _summary(campaign) | {"name": name, "strongest": max(guarded, default=None)}
 
 
-def _crawl(name: str, crawl: Mapping[str, Any], i: int) -> Markup:
-    """Coverage by the number of questions, each target a curve."""
-    hauls = {str(side): haul for side, haul in crawl["hauls"].items() if isinstance(haul, Mapping)}
-    budget = max((_real(h.get("questions")) for h in hauls.values()), default=1.0) or 1.0
-    x, y = Scale(0.0, budget, 42.0, 310.0), Scale(0.0, 1.0, 200.0, 12.0)
-    marks = [
-        piece
-        for v in (0.0, 0.5, 1.0)
-        for piece in (
-            tag("line", class_="grid", x1=x.start, x2=x.end, y1=y(v), y2=y(v)),
-            tag("text", f"{v:.0%}", x=36.0, y=y(v) + 4, text_anchor="end"),
-        )
-    ]
-    marks += [
-        tag("path", class_=f"curve {'off' if side == 'off' else 'on'}", d=_path(haul, x, y))
-        for side, haul in hauls.items()
-    ]
-    marks.append(tag("text", f"questions, 0 to {budget:.0f}", x=176.0, y=222.0, text_anchor="middle"))
-    said = "; ".join(f"guard {side}: {_reached(haul)}" for side, haul in hauls.items())
-    image = tag("svg", tag("title", said), *marks, viewBox="0 0 320 230", role="img", aria_label=said, id=f"c{i}")
-    return tag("figure", tag("figcaption", tag("b", str(crawl["attack"])), f" {said} ({name})"), image)
+def _extraction(campaign: CampaignResult) -> dict[str, Any]:
+    """The newest extraction campaign, in words."""
+    lines = [describe_crawl(crawl) for crawl in campaign.crawls]
+    lines += [f"{name}: {text}" for name, text in describe_extracted(campaign)]
+    return _summary(campaign) | {"lines": lines}
 
 
-def _path(haul: Mapping[str, Any], x: Scale, y: Scale) -> str:
-    raw = haul.get("curve")
-    points = [p for p in raw if isinstance(p, list | tuple) and len(p) >= 2] if isinstance(raw, list | tuple) else []
-    return "M" + " L".join(
-        f"{x(a):.1f},{y(b):.1f}" for a, b in [(0.0, 0.0), *((_real(p[0]), _height(p)) for p in points)]
-    )
+def _crawl(request: PageRequest, folder: Path, name: str, crawl: Mapping[str, Any]) -> dict[str, Any]:
+    """Extraction against the number of questions. The file may be of any origin, so no field is trusted."""
+    sides = {str(side): result for side, result in crawl["by_target"].items() if isinstance(result, Mapping)}
+    budget = max((_number(result.get("questions")) for result in sides.values()), default=1.0) or 1.0
+    said = "; ".join(f"guard {side}: {_share_text(result)}" for side, result in sides.items())
+    curves = {side: list(_points(result)) for side, result in sides.items()}
+    attack = str(crawl["attack"])
+    return {
+        "name": name,
+        "attack": attack,
+        "said": said,
+        "chart": extraction_chart(curves, budget, said),
+        "url": _sessions_url(_report_url(request, folder, name), attack),
+    }
 
 
-def _height(point: Sequence[Any]) -> float:
-    """What was reached, or where that is not told, what was recovered."""
-    return _real(point[1] if point[1] is not None or len(point) == 2 else point[2])
+def _points(result: Mapping[str, Any]) -> Iterator[tuple[float, float]]:
+    """Coverage after each question, or the recovered share where coverage is unknown."""
+    raw = result.get("curve")
+    for point in raw if isinstance(raw, list | tuple) else ():
+        if isinstance(point, list | tuple) and len(point) >= 2:
+            yield _number(point[0]), _number(point[1] if point[1] is not None or len(point) == 2 else point[2])
 
 
-def _reached(haul: Mapping[str, Any]) -> str:
-    """The same in words."""
-    if haul.get("coverage") is None:
-        return f"{percent(_first(haul.get('crr')))} recovered"
-    return f"{percent(_first(haul.get('coverage')))} reached"
+def _share_text(result: Mapping[str, Any]) -> str:
+    if result.get("coverage") is None:
+        return f"{percent(_first(result.get('crr')))} recovered"
+    return f"{percent(_first(result.get('coverage')))} reached"
 
 
 def _first(value: Any) -> float:
-    return _real(value[0]) if isinstance(value, list | tuple) and value else _real(value)
+    return _number(value[0]) if isinstance(value, list | tuple) and value else _number(value)
 
 
-def _real(value: Any) -> float:
+def _number(value: Any) -> float:
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else 0.0

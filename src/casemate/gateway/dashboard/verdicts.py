@@ -1,328 +1,252 @@
-"""The verdict explorer: what the guard decided, by how much, what it withheld, and why."""
+"""The verdict explorer: what the guard decided, by which margin, what it withheld, and why."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from dataclasses import dataclass
 from typing import Any
-from urllib.parse import quote
 
 from starlette.exceptions import HTTPException
 
-from casemate import traces
-from casemate.gateway.dashboard import figures
-from casemate.gateway.dashboard.page import (
-    ROOT,
-    Look,
-    Page,
-    cell,
-    chip,
-    decimal,
-    empty,
-    facts,
-    link,
-    many,
-    percent,
-    post,
-    section,
-    share,
-    table,
-    url,
-    void,
-    when,
-)
-from casemate.gateway.dashboard.records import Seen, by_request
-from casemate.lab.charts import Markup, join, tag
+from casemate.gateway.dashboard.page import Page, PageRequest, url
+from casemate.gateway.dashboard.records import VerdictRecord, by_request
+from casemate.gateway.dashboard.table import Column
+from casemate.gateway.dashboard.time_range import by_bin
+from casemate.gateway.dashboard.topics import TopicMapCache
+from casemate.reports.format import percent, plural, sample_rate, utc_time
+from casemate.reports.svg import ChartLink, FramedChart, score_meter, score_scatter
 
-EACH = 50
-"""Verdicts on a page."""
-WHY = {
-    "closeness": "the question is closer to a document than harmless questions are",
-    "session": "evidence against this client has added up over several questions",
-    "before": "it was flagged for this client before, and stays withheld",
+REASONS = {
+    "closeness": "the question is closer to a document than benign questions are",
+    "session": "evidence against this client accumulated over several questions",
+    "before": "the document was flagged for this client before, and stays withheld",
 }
-TERMS = {
-    "target": "Document it is about",
+EVIDENCE = {
+    "target": "Document that the question is about",
     "form": "Rule",
     "flagged": "Sources flagged now",
     "withheld": "Sources withheld",
-    "why": "Why",
-    "p": "Share of harmless questions that come as close, at least",
+    "why": "Reasons",
+    "p": "Share of benign questions at least as close",
     "n": "Chunks compared with",
     "mean": "Mean similarity to all chunks",
-    "std": "Standard deviation of that",
-    "undecided": "No statement, because",
+    "std": "Standard deviation of the similarities",
+    "undecided": "No decision, because",
     "error": "The defense failed with",
-    "message": "It said",
+    "message": "Error message",
 }
+"""Keys of the evidence, in the order in which they are shown."""
 
 
-def explorer(look: Look) -> Page:
-    """The list, with its filters."""
-    tenants = look.tenants
-    everything = [v for v in look.records.verdicts.all if v.tenant in tenants]
-    wanted = _Wanted(look, tenants)
-    found = [v for v in everything if wanted(v, look)]
-    page = max(1, int(look.asked("page", 6)) if look.asked("page", 6).isdecimal() else 1)
-    shown = found[::-1][EACH * (page - 1) : EACH * page]
-    body = join(
-        [
-            _filters(look, wanted, sorted({v.defense for v in everything}), tenants),
-            tag("div", *_found(look, found, shown), id="found", data_live=1),
-            _pages(look, page, len(found)),
-        ]
+OUTCOMES = (
+    ("", "all"),
+    ("flagged", "flagged"),
+    ("passed", "passed"),
+    ("undecided", "undecided"),
+    ("failed", "defense failed"),
+)
+"""Values of the filter by outcome, and their labels."""
+ASKERS = (("", "clients"), ("canaries", "canaries"), ("all", "all"))
+
+
+def explorer(request: PageRequest) -> Page:
+    """Builds the list of verdicts, with its filters."""
+    tenants = request.tenants
+    visible = request.verdicts(tenants)
+    filters = _Filters.of(request, tenants)
+    found = [v for v in visible if filters.match(v, request)]
+    requests = by_request(found)
+    rate, about = sample_rate(sum(any(v.flagged for v in one) for one in requests), len(requests))
+    span = _span(found)
+    columns = (
+        Column("Time", lambda v: v.at, "at", True),
+        Column("Outcome", lambda v: (outcome(v)[0], v.defense), "outcome"),
+        Column("Client", lambda v: request.client_name(v.client).full.lower(), "client"),
+        Column("Score and threshold", lambda v: v.score, "score", True),
+        Column("Withheld", lambda v: len(v.hidden), "withheld", True),
+        Column("Reason", lambda v: ", ".join(_texts(v.evidence.get("why"))) or None, "reason"),
     )
-    kept = look.records.verdicts
-    lead = f"The newest {kept.keep:,} verdicts." if kept.full else "Every verdict that the store holds."
-    lead += " Nobody outside learns of them. " + _privacy(look)
-    return Page("Verdicts", body, lead=lead)
+    context = {
+        "missing": request.missing_events,
+        "log_text": request.app.config.privacy.log_text,
+        "filters": filters,
+        "outcomes": OUTCOMES,
+        "askers": ASKERS,
+        "defenses": sorted({v.defense for v in visible}),
+        "tenants": tenants,
+        "any": bool(request.records.verdicts.all),
+        "rate": rate,
+        "rate_about": about,
+        "scatter": _scatter(request, found),
+        "listing": request.table("Verdicts", columns, found[::-1], order="-at", show=lambda v: _row(request, v, span)),
+    }
+    return Page("verdicts.html", context)
 
 
-def detail(look: Look) -> Page:
-    """One verdict."""
-    tenants = look.tenants
-    everything = [v for v in look.records.verdicts.all if v.tenant in tenants]
-    found = next((v for v in everything if v.id == look.request.path_params["id"]), None)
+def detail(request: PageRequest) -> Page:
+    """Builds the page of one verdict."""
+    tenants = request.tenants
+    visible = [v for v in request.records.verdicts.all if v.tenant in tenants]
+    found = next((v for v in visible if v.id == request.http.path_params["id"]), None)
     if found is None:
-        raise HTTPException(404, "There is no such verdict, or it is older than what is kept here.")
-    like = [v for v in everything if v.defense == found.defense and v.threshold is not None]
-    others = [v for v in everything if v.request == found.request and v is not found and found.request]
-    body = join(
-        [
-            tag("p", link("← All verdicts", "verdicts")),
-            tag("div", _decision(found, like), _withheld(found), class_="halves"),
-            section("The numbers behind it", facts(_evidence(found.evidence))),
-            section("The request", facts(_request(look, found, others)), *_forgiving(look, found)),
-        ]
-    )
-    return Page(
-        f"{outcome(found)[0]} by {found.defense}", body, lead=f"{found.at.astimezone(UTC):%d %B %Y, %H:%M:%S} UTC"
-    )
+        raise HTTPException(404, "There is no such verdict, or it is too old to be loaded.")
+    similar = [v for v in visible if v.defense == found.defense and v.threshold is not None]
+    others = [v for v in visible if v.request == found.request and v is not found and found.request]
+    word, tone = outcome(found)
+    context = {
+        "verdict": found,
+        "outcome": word,
+        "tone": tone,
+        "meter": score_meter(found.score, found.threshold, _span([*similar, found]), found.flagged),
+        "reasons": [REASONS.get(reason, reason) for reason in _texts(found.evidence.get("why"))],
+        "undecided": found.evidence.get("undecided"),
+        "evidence": _evidence(found.evidence),
+        "client": request.client_name(found.client),
+        "log_text": request.app.config.privacy.log_text,
+        "client_key": json.dumps([found.tenant, found.client]),
+        "recorded": any(r.id == found.request for r in request.records.requests.all),
+        "others": [{"id": o.id, "text": f"{o.defense}: {outcome(o)[0]}"} for o in others],
+    }
+    return Page("verdict.html", context)
 
 
-async def forgive(look: Look) -> str:
-    """Lets a client begin anew; returns where to go."""
-    tenants = await look.aside(lambda: look.tenants)
-    tenant, client, back = (look.form.get(name, "") for name in ("tenant", "client", "verdict"))
-    if tenant not in tenants:
-        raise HTTPException(403, "Your key is not for this tenant.")
-    await look.aside(traces.forgive, look.app.store, tenant, client)
-    look.session.notes.append(("good", f"{look.client(client)[:200]} begins anew with the next question."))
-    return f"{ROOT}/verdicts/{quote(back, safe='')}"
-
-
-def _forgiving(look: Look, v: Seen) -> list[Markup]:
-    """Takes back what a flagged question has led to."""
-    if not (v.flagged and v.enforced):
-        return []
-    told = (
-        "Was this harmless? Then let the client begin anew: what was withheld from him for earlier questions can be "
-        "found for him again, and no evidence is held against him. Other questions that are too close are judged as "
-        "before. It cannot be undone."
-    )
-    button = tag("button", "Let the client begin anew", class_="quiet")
-    return [
-        tag(
-            "details",
-            tag("summary", "This client's past"),
-            tag("p", told, class_="soft"),
-            post(look, "verdicts/forgive", button, tenant=v.tenant, client=v.client, verdict=v.id),
-        )
-    ]
-
-
-def outcome(v: Seen) -> tuple[str, str]:
-    """How a verdict ended: a word, and its tone."""
+def outcome(v: VerdictRecord) -> tuple[str, str]:
+    """Returns how a verdict ended, and its tone."""
     if v.failed:
         return "Failed", "critical"
     if v.undecided:
         return "Undecided", "plain"
     if v.flagged:
-        return ("Flagged", "high") if v.enforced else ("Flagged, observed only", "medium")
+        return ("Flagged", "high") if v.enforced else ("Flagged, observe mode", "medium")
     return "Passed", "good"
 
 
-class _Wanted:
-    """The filters that are set."""
+@dataclass(frozen=True, slots=True)
+class _Filters:
+    """The filters of the list, as the address has them.
 
-    def __init__(self, look: Look, tenants: Sequence[str]) -> None:
-        self.defense, self.client = look.asked("defense"), look.asked("client")
-        self.flagged, self.asker = look.asked("flagged"), look.asked("asker")
-        self.tenant = look.asked("tenant") if look.asked("tenant") in tenants else ""
-        self.since, self.until = _time(look.asked("since")), _time(look.asked("until"))
+    Attributes:
+        outcome: Value of `OUTCOMES`.
+        asker: Value of `ASKERS`.
+        defense: Name of a defense.
+        client: Part of a client's id or name.
+        document: Part of the id or source of a withheld document.
+        search: Part of anything that is shown.
+        topic: Number of a topic on the map, from 1.
+        tenant: Name of a tenant.
+        chunks: Ids of the chunks of the topic; None without a topic.
+    """
 
-    def __call__(self, v: Seen, look: Look) -> bool:
-        """Whether a verdict passes them."""
+    outcome: str
+    asker: str
+    defense: str
+    client: str
+    document: str
+    search: str
+    topic: str
+    tenant: str
+    chunks: frozenset[str] | None
+
+    @classmethod
+    def of(cls, request: PageRequest, tenants: Sequence[str]) -> _Filters:
+        """Reads the filters of a request."""
+        names = ("outcome", "asker", "defense", "client", "document", "search", "topic")
+        given = {name: request.parameter(name) for name in names}
+        tenant = request.parameter("tenant") if request.parameter("tenant") in tenants else ""
+        maps: TopicMapCache = request.http.app.state.topic_maps
+        chunks = maps.chunks(tenant or tenants[0], given["topic"]) if given["topic"] else None
+        return cls(**given, tenant=tenant, chunks=chunks)
+
+    def match(self, v: VerdictRecord, request: PageRequest) -> bool:
+        """Whether a verdict passes all filters."""
         return (
             self.defense in ("", v.defense)
             and self.tenant in ("", v.tenant)
-            and self.client.lower() in f"{v.client} {look.client(v.client) if self.client else ''}".lower()
-            and self.flagged in ("", "yes" if v.flagged else "no")
+            and _contains(self.client, v.client, *(request.client_name(v.client) if self.client else ()))
+            and _contains(self.document, *v.hidden, *_texts(v.evidence.get("withheld")))
+            and (not self.search or _contains(self.search, *_shown(v), *request.client_name(v.client)))
+            and (self.chunks is None or not self.chunks.isdisjoint(v.hidden))
+            and self.outcome in ("", _outcome_key(v))
             and (
                 self.asker == "all"
                 or (self.client and not self.asker)
-                or look.is_canary(v.client) is (self.asker == "canaries")
+                or request.is_canary(v.client) is (self.asker == "canaries")
             )
-            and (self.since is None or v.at >= self.since)
-            and (self.until is None or v.at <= self.until)
         )
 
 
-def _time(text: str) -> datetime | None:
-    try:
-        found = datetime.fromisoformat(text)
-    except ValueError:
-        return None
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
+def _outcome_key(v: VerdictRecord) -> str:
+    return "failed" if v.failed else "undecided" if v.undecided else "flagged" if v.flagged else "passed"
 
 
-def _privacy(look: Look) -> str:
-    if look.app.config.privacy.log_text:
-        return "Questions are kept and shown (privacy.log_text)."
-    return "No text of a question is kept (privacy.log_text is off)."
+def _contains(part: str, *texts: str) -> bool:
+    return not part or any(part.lower() in text.lower() for text in texts)
 
 
-def _filters(look: Look, wanted: _Wanted, defenses: Sequence[str], tenants: Sequence[str]) -> Markup:
-    fields = [
-        choice("Outcome", "flagged", wanted.flagged, (("", "all"), ("yes", "flagged"), ("no", "not flagged"))),
-        choice("Asked by", "asker", wanted.asker, (("", "people"), ("canaries", "canaries"), ("all", "everybody"))),
-        choice("Defense", "defense", wanted.defense, (("", "all"), *((d, d) for d in defenses))),
-        field("Client", "client", wanted.client, "search"),
-        field("From (UTC)", "since", look.asked("since"), "datetime-local"),
-        field("To (UTC)", "until", look.asked("until"), "datetime-local"),
+def _shown(v: VerdictRecord) -> list[str]:
+    """The texts of a verdict that a search finds."""
+    return [
+        v.request,
+        v.defense,
+        v.text,
+        *v.hidden,
+        *_texts(v.evidence.get("withheld")),
+        *_texts(v.evidence.get("why")),
     ]
-    if len(tenants) > 1:
-        fields.append(choice("Tenant", "tenant", wanted.tenant, (("", "all"), *((t, t) for t in tenants))))
-    buttons = tag("div", tag("button", "Filter"), link("Clear", "verdicts"), class_="buttons")
-    return tag("form", *fields, buttons, method="get", action=f"{ROOT}/verdicts", class_="filters", role="search")
 
 
-def field(label: str, name: str, value: str, kind: str = "text", **more: str) -> Markup:
-    """A field with its name."""
-    return tag("label", tag("span", label), void("input", type=kind, name_=name, value=value, maxlength="200", **more))
-
-
-def choice(label: str, name: str, value: str, options: Sequence[tuple[str, str]]) -> Markup:
-    """A choice with its name."""
-    made = [tag("option", text, value=v, **({"selected": "selected"} if v == value else {})) for v, text in options]
-    return tag("label", tag("span", label), tag("select", *made, name_=name))
-
-
-def _found(look: Look, found: Sequence[Seen], shown: Sequence[Seen]) -> list[Markup]:
-    if not look.records.verdicts.all:
-        return [
-            empty(
-                "The guard has not judged anything yet.",
-                "Ask something: 'casemate ask', or POST /v1/chat/completions with a key of 'casemate key create NAME'.",
-            )
-        ]
-    if not shown:
-        return [empty("No verdict passes these filters.", "Choose everybody under 'Asked by', or a longer time.")]
-    requests = by_request(found)
-    figure, about = share(sum(any(v.flagged for v in one) for one in requests), len(requests))
-    parts = [tag("p", tag("b", f"{figure} flagged"), f" ({about})", class_="sum")]
-    points = [(v.at, v.score - v.threshold, v.flagged) for v in found if v.threshold is not None]
-    if len(points) > 1:
-        said = "Each dot is a verdict: its score less its threshold, over time. Above the line means flagged"
-        parts.append(
-            tag(
-                "figure",
-                figures.scatter(points, said),
-                tag("figcaption", f"{said}; what was flagged before may lie below."),
-            )
+def _scatter(request: PageRequest, found: Sequence[VerdictRecord]) -> FramedChart | None:
+    decided = [v for v in found if v.threshold is not None]
+    points = [(v.at, v.score - (v.threshold or 0.0), v.flagged) for v in decided]
+    if len(points) < 2:
+        return None
+    bins = request.time.bins
+    kept = {name: value for name, value in request.query.items() if not name.endswith("page")}
+    links = [
+        ChartLink(
+            b.start,
+            b.end,
+            url("verdicts", **(kept | b.parameters)),
+            f"{utc_time(b.start, seconds=False)}: {plural(len(own), 'verdict')}, "
+            f"{sum(decided[i].flagged for i in own)} flagged",
         )
-    low, high = _span(shown)
-    names = ("Time", "Outcome", "Client", "Score against threshold", "Withheld", "Why")
-    rows = [_row(look, v, low, high) for v in shown]
-    return [*parts, table(names, rows, "Verdicts", "cards")]
+        for b, own in zip(bins, by_bin(bins, [v.at for v in decided]), strict=True)
+        if own
+    ]
+    said = "Score minus threshold of each verdict over time; above the line means flagged"
+    return score_scatter(points, (bins[0].start, bins[-1].end), links, said)
 
 
-def _span(verdicts: Sequence[Seen]) -> tuple[float, float]:
+def _span(verdicts: Sequence[VerdictRecord]) -> tuple[float, float]:
     values = [x for v in verdicts for x in (v.score, v.threshold) if x is not None]
     return min(values, default=0.0), max(values, default=1.0)
 
 
-def _row(look: Look, v: Seen, low: float, high: float) -> Markup:
+def _row(request: PageRequest, v: VerdictRecord, span: tuple[float, float]) -> dict[str, Any]:
     word, tone = outcome(v)
-    limit = "no threshold" if v.threshold is None else f"{decimal(v.score)} against {decimal(v.threshold)}"
-    sources = _list(v.evidence.get("withheld"))
-    gone = ", ".join([many(len(sources), "source")] * bool(sources) + [many(len(v.hidden), "chunk")])
-    why = _list(v.evidence.get("why"))
-    return tag(
-        "tr",
-        cell("Time", tag("a", when(v.at), href=f"{ROOT}/verdicts/{v.id}")),
-        cell("Outcome", chip(word, tone), tag("small", v.defense)),
-        cell("Client", tag("a", look.client(v.client), href=url("verdicts", client=v.client))),
-        cell("Score against threshold", figures.meter(v.score, v.threshold, low, high, v.flagged), tag("small", limit)),
-        cell("Withheld", gone if v.hidden else "nothing", kind="" if v.hidden else "spare"),
-        cell("Why", ", ".join(why) or "–", kind="" if why else "spare"),
-        id=f"v-{v.id}",
-    )
+    sources = _texts(v.evidence.get("withheld"))
+    withheld = ", ".join([plural(len(sources), "source")] * bool(sources) + [plural(len(v.hidden), "chunk")])
+    return {
+        "verdict": v,
+        "outcome": word,
+        "tone": tone,
+        "client": request.client_name(v.client),
+        "meter": score_meter(v.score, v.threshold, span, v.flagged),
+        "withheld": withheld if v.hidden else "",
+        "why": ", ".join(_texts(v.evidence.get("why"))),
+    }
 
 
-def _list(value: Any) -> list[str]:
+def _texts(value: Any) -> list[str]:
     return [str(x) for x in value] if isinstance(value, list | tuple) else []
 
 
-def _pages(look: Look, page: int, count: int) -> Markup:
-    kept = {name: look.asked(name) for name in ("flagged", "asker", "defense", "client", "since", "until", "tenant")}
-    last = max(1, -(-count // EACH))
-    parts = [tag("span", f"page {min(page, last)} of {last}; {count:,} verdicts")]
-    if page > 1:
-        parts.insert(0, link("← Newer", "verdicts", **kept, page=str(page - 1)))
-    if page < last:
-        parts.append(link("Older →", "verdicts", **kept, page=str(page + 1)))
-    return tag("nav", *parts, class_="pages", aria_label="Pages of the list")
-
-
-# one verdict
-
-
-def _decision(v: Seen, like: Sequence[Seen]) -> Markup:
-    word, tone = outcome(v)
-    low, high = _span([*like, v])
-    if v.threshold is None:
-        told = "No statement was possible, so there is no threshold."
-    else:
-        side = "above" if v.score > v.threshold else "not above"
-        told = f"The score {decimal(v.score, 3)} is {side} the threshold {decimal(v.threshold, 3)}."
-    reasons = [tag("li", WHY.get(w, w)) for w in _list(v.evidence.get("why"))]
-    undecided = v.evidence.get("undecided")
-    note = [tag("p", f"No statement: {undecided}.")] if undecided else []
-    return section(
-        "The decision",
-        tag("p", chip(word, tone)),
-        figures.meter(v.score, v.threshold, low, high, v.flagged),
-        tag("p", told, " Higher is more suspicious."),
-        *note,
-        *([tag("h3", "Why"), tag("ul", *reasons, class_="plain")] if reasons else []),
-    )
-
-
-def _withheld(v: Seen) -> Markup:
-    if not v.hidden and v.action == "withhold":
-        return section(
-            "What was withheld", tag("p", "The whole context: the defense failed, and guard.on_error is closed.")
-        )
-    if not v.hidden:
-        return section("What was withheld", tag("p", "Nothing. The answer was made from everything that was found."))
-    told = (
-        "Not in the context of the answer. The next best documents took their place, so the client saw nothing odd."
-        if v.enforced
-        else "Would have been withheld. The guard only observes, so the client got them."
-    )
-    return section(
-        "What was withheld", tag("p", told), tag("ul", *(tag("li", tag("code", h)) for h in v.hidden), class_="plain")
-    )
-
-
 def _evidence(evidence: Mapping[str, Any]) -> list[tuple[str, str]]:
-    if not evidence:
-        return [("Evidence", "none was noted")]
-    places = {name: place for place, name in enumerate(TERMS)}
+    order = {name: i for i, name in enumerate(EVIDENCE)}
     return [
-        (TERMS.get(name, name), percent(value) if name == "p" and isinstance(value, float) else _value(value))
-        for name, value in sorted(evidence.items(), key=lambda pair: places.get(pair[0], len(places)))
+        (EVIDENCE.get(name, name), percent(value) if name == "p" and isinstance(value, float) else _value(value))
+        for name, value in sorted(evidence.items(), key=lambda pair: order.get(pair[0], len(order)))
     ]
 
 
@@ -336,15 +260,3 @@ def _value(value: Any) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{k}: {_value(v)}" for k, v in value.items()) or "none"
     return str(value)
-
-
-def _request(look: Look, v: Seen, others: Sequence[Seen]) -> list[tuple[str, str]]:
-    beside = [tag("a", f"{o.defense}: {outcome(o)[0]}", href=f"{ROOT}/verdicts/{o.id}") for o in others]
-    text = v.text or ("not kept" if look.app.config.privacy.log_text else "not kept: privacy.log_text is off")
-    return [
-        ("Client", tag("a", look.client(v.client), href=url("verdicts", client=v.client))),
-        ("Tenant", v.tenant),
-        ("Request id", tag("code", v.request or "none")),
-        ("Question", text),
-        ("Other verdicts on it", join(beside, ", ") if beside else "none"),
-    ]

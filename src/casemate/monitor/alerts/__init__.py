@@ -1,1 +1,1 @@
-"""Alerts: opened once for each cause, worded, and brought to people."""
+"""Alerts: opened once per cause, stored as events, and delivered to notification channels."""

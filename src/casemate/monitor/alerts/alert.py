@@ -1,14 +1,12 @@
-"""Alerts: one for each cause, from the first sign to the all-clear.
+"""Alerts as events: opened, updated, acknowledged and recovered.
 
-An alert is what its events say: ``opened``, ``updated`` (more canaries, or graver), ``acknowledged``, ``recovered``.
-Nothing else is kept, so a process that dies takes nothing along. Events carry ids that follow from their run: whoever
-works through the same run again writes the same events, and the store keeps each once.
+The state of an alert is the sequence of its events; nothing else is stored, so a crash loses nothing. Event ids are
+derived from the run, so processing a run again writes the same events, and the store keeps each once.
 
-Canaries that begin to fail in the same run, or for the same new document, are one alert. While it is open its canaries
-raise no other. Whoever notices something else that somebody must see, such as a honey token on its way out, opens an
-alert of his own with ``raise_alert``.
+Canaries that begin to fail in the same run, or because of the same new document, share one alert. While it is open, its
+canaries open no other. Other detectors, such as the honeytoken defense, open alerts with ``raise_alert``.
 
-No text of an answer or of a document is in an alert. Ids of documents are: they say where to look.
+An alert contains no text of an answer or a document, only document ids.
 """
 
 from __future__ import annotations
@@ -25,12 +23,12 @@ from casemate.monitor.canaries.results import Severity
 from casemate.protocols import EventStore
 from casemate.types import Event
 
-KIND = "alert"
-"""Events of this kind hold one change of one alert."""
+ALERT_KIND = "alert"
+"""Kind of the events that store one change of one alert."""
 
 
-class Phase(StrEnum):
-    """What happened to an alert."""
+class AlertPhase(StrEnum):
+    """Kind of change of an alert."""
 
     OPENED = "opened"
     UPDATED = "updated"
@@ -40,19 +38,20 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """Something that somebody must see.
+    """A condition that needs an operator.
 
     Attributes:
-        id: Unique; also the key by which a pager knows it again.
-        kind: What is wrong: ``changed``, ``many_at_once``, ``unreachable``, ``blind``, or any other word.
-        severity: How grave it is.
-        set: The canary set, or whatever else it is about.
-        canaries: Those concerned.
-        since: When it began, which may be long before it was noticed.
+        id: Unique id; also the deduplication key for pagers.
+        kind: Machine-readable kind: ``changed``, ``many_at_once``, ``unreachable``, ``blind`` or any other word.
+        severity: Its severity.
+        set: The canary set, or another subject.
+        canaries: Affected canaries.
+        since: When the condition began, which may be long before it was detected.
         title: One line.
-        changes: What changed, a sentence each.
-        documents: Ids of documents that are new in the answers since the baseline.
-        advice: What to do, a sentence each.
+        changes: What changed, one sentence each.
+        documents: Ids of documents in the answers that are not in the baseline.
+        advice: What to do, one sentence each.
+        sources: Sources in the answers that passed answers never had; also of targets without document ids.
     """
 
     id: str
@@ -65,23 +64,24 @@ class Alert:
     changes: tuple[str, ...] = ()
     documents: tuple[str, ...] = ()
     advice: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """How an alert stands.
+class AlertState:
+    """Current state of an alert.
 
     Attributes:
-        alert: As it was told last.
-        phase: What happened last, acknowledgements aside.
+        alert: Its latest content.
+        phase: Its latest change, except acknowledgments.
         opened: When it was opened.
-        changed: When something last happened to it, acknowledgements aside.
-        acknowledged: Who has taken note of it; empty: nobody.
+        changed: When it last changed, except acknowledgments.
+        acknowledged: Who acknowledged it; empty: not acknowledged.
         events: Ids of its events, oldest first.
     """
 
     alert: Alert
-    phase: Phase
+    phase: AlertPhase
     opened: datetime
     changed: datetime
     acknowledged: str = ""
@@ -89,37 +89,37 @@ class Standing:
 
     @property
     def open(self) -> bool:
-        """Whether it is not recovered."""
-        return self.phase is not Phase.RECOVERED
+        """Whether it has not recovered."""
+        return self.phase is not AlertPhase.RECOVERED
 
 
-def identity(kind: str, about: str, occasion: str) -> str:
-    """An id for an alert: equal for the same kind, set and occasion.
+def make_alert_id(kind: str, about: str, occasion: str) -> str:
+    """Id of an alert, equal for the same kind, subject and occasion.
 
-    >>> identity("changed", "clinic", "clinic@2026-03-01T12:00:00Z")
+    >>> make_alert_id("changed", "clinic", "clinic@2026-03-01T12:00:00Z")
     'changed-aea553bdbccfabe9'
     """
     return f"{kind[:60]}-{_digest(kind, about, occasion)}"
 
 
-def event(alert: Alert, phase: Phase, at: datetime, occasion: str, quiet: bool = False) -> Event:
-    """One change of an alert, as it is kept.
+def alert_to_event(alert: Alert, phase: AlertPhase, at: datetime, occasion: str, quiet: bool = False) -> Event:
+    """Converts a change of an alert to an event.
 
     Args:
-        alert: As it is from now on.
-        phase: What happened.
-        at: When.
-        occasion: The run, or what else made it happen; the same change on the same occasion is kept once.
-        quiet: Whether nobody is told.
+        alert: The alert after the change.
+        phase: Kind of change.
+        at: Time of the change.
+        occasion: The run or other cause. The store keeps the same change of the same occasion once.
+        quiet: Whether no notification is sent.
     """
-    about = "" if phase is Phase.OPENED else f":{_digest(occasion)}"
+    about = "" if phase is AlertPhase.OPENED else f":{_digest(occasion)}"
     body = asdict(alert) | {"since": alert.since.isoformat(), "phase": phase, "quiet": quiet}
-    return Event(f"{KIND}:{phase}:{alert.id}{about}", at, KIND, body)
+    return Event(f"{ALERT_KIND}:{phase}:{alert.id}{about}", at, ALERT_KIND, body)
 
 
-def of_event(kept: Event) -> Alert:
-    """The alert as an event tells it."""
-    body: Mapping[str, Any] = kept.body
+def alert_from_event(event: Event) -> Alert:
+    """The alert after a change."""
+    body: Mapping[str, Any] = event.body
     return Alert(
         body["id"],
         body["kind"],
@@ -131,39 +131,40 @@ def of_event(kept: Event) -> Alert:
         tuple(body["changes"]),
         tuple(body["documents"]),
         tuple(body["advice"]),
+        tuple(body.get("sources", ())),  # older events have none
     )
 
 
-def standings(events: Iterable[Event]) -> dict[str, Standing]:
-    """How each alert stands after these events, by id, oldest first. Events of other kinds are left out."""
-    found: dict[str, Standing] = {}
-    for kept in events:
-        if kept.kind != KIND:
+def alert_states(events: Iterable[Event]) -> dict[str, AlertState]:
+    """State of each alert after these events, by id, oldest first. Events of other kinds are ignored."""
+    found: dict[str, AlertState] = {}
+    for event in events:
+        if event.kind != ALERT_KIND:
             continue
-        phase, name = Phase(kept.body["phase"]), str(kept.body["id"])
+        phase, name = AlertPhase(event.body["phase"]), str(event.body["id"])
         before = found.get(name)
-        if phase is Phase.ACKNOWLEDGED:
+        if phase is AlertPhase.ACKNOWLEDGED:
             if before:
-                found[name] = replace(before, acknowledged=str(kept.body["by"]), events=(*before.events, kept.id))
+                found[name] = replace(before, acknowledged=str(event.body["by"]), events=(*before.events, event.id))
             continue
-        opened = before.opened if before else kept.at
+        opened = before.opened if before else event.at
         by, ids = (before.acknowledged, before.events) if before else ("", ())
-        found[name] = Standing(of_event(kept), phase, opened, kept.at, by, (*ids, kept.id))
+        found[name] = AlertState(alert_from_event(event), phase, opened, event.at, by, (*ids, event.id))
     return found
 
 
-def open_alerts(store: EventStore, about: str | None = None) -> list[Standing]:
-    """The alerts of a set, or of all, that are not recovered; oldest first.
+def open_alerts(store: EventStore, about: str | None = None) -> list[AlertState]:
+    """Open alerts of one subject, or of all, oldest first.
 
     Raises:
         BackendError: If the store cannot be read.
     """
-    found = standings(store.scan(KIND)).values()
+    found = alert_states(store.scan(ALERT_KIND)).values()
     return [s for s in found if s.open and about in {None, s.alert.set}]
 
 
 def raise_alert(store: EventStore, alert: Alert, at: datetime) -> bool:
-    """Opens an alert, unless it was opened before, or one of the same kind about the same canaries of the set is open.
+    """Opens an alert, unless its id exists or an alert of the same kind, subject and canaries is open.
 
     Returns:
         Whether it was opened.
@@ -172,57 +173,60 @@ def raise_alert(store: EventStore, alert: Alert, at: datetime) -> bool:
         BackendError: If the store cannot be read or written.
     """
     same = (alert.set, alert.kind, frozenset(alert.canaries))
-    known = standings(store.scan(KIND))
-    if alert.id in known or any(
-        s.open and (s.alert.set, s.alert.kind, frozenset(s.alert.canaries)) == same for s in known.values()
+    states = alert_states(store.scan(ALERT_KIND))
+    if alert.id in states or any(
+        s.open and (s.alert.set, s.alert.kind, frozenset(s.alert.canaries)) == same for s in states.values()
     ):
         return False
-    store.append(event(alert, Phase.OPENED, at, alert.id))
+    store.append(alert_to_event(alert, AlertPhase.OPENED, at, alert.id))
     return True
 
 
-def acknowledge(store: EventStore, alert_id: str, by: str, at: datetime) -> None:
-    """Notes that somebody has seen an alert: he hears of it again only if it gets graver or is over.
+def acknowledge_alert(store: EventStore, alert_id: str, by: str, at: datetime) -> None:
+    """Acknowledges an alert: from now on it notifies only if its severity rises or it recovers.
 
     Raises:
-        DataError: If no such alert is open.
+        DataError: If no open alert has this id.
         BackendError: If the store cannot be read or written.
     """
-    found = {s.alert.id: s for s in open_alerts(store)}
-    if alert_id not in found:
-        raise DataError(f"no open alert is called {alert_id!r}; open: {', '.join(found) or 'none'}")
-    body = {"id": alert_id, "phase": Phase.ACKNOWLEDGED, "by": by}
-    store.append(Event(f"{KIND}:{Phase.ACKNOWLEDGED}:{alert_id}:{_digest(by, at.isoformat())}", at, KIND, body))
+    _require_open(store, alert_id)
+    body = {"id": alert_id, "phase": AlertPhase.ACKNOWLEDGED, "by": by}
+    event_id = f"{ALERT_KIND}:{AlertPhase.ACKNOWLEDGED}:{alert_id}:{_digest(by, at.isoformat())}"
+    store.append(Event(event_id, at, ALERT_KIND, body))
 
 
-def close(store: EventStore, alert_id: str, reason: str, at: datetime) -> None:
-    """Ends an alert by hand, such as one that nothing can end by itself.
+def close_alert(store: EventStore, alert_id: str, reason: str, at: datetime) -> None:
+    """Closes an alert by hand. Alerts without a recovery condition must be closed so.
 
     Raises:
-        DataError: If no such alert is open.
+        DataError: If no open alert has this id.
         BackendError: If the store cannot be read or written.
     """
-    found = {s.alert.id: s.alert for s in open_alerts(store)}
-    if alert_id not in found:
-        raise DataError(f"no open alert is called {alert_id!r}; open: {', '.join(found) or 'none'}")
-    ended = replace(found[alert_id], changes=(reason,), advice=())
-    store.append(event(ended, Phase.RECOVERED, at, at.isoformat()))
+    closed = replace(_require_open(store, alert_id), changes=(reason,), advice=())
+    store.append(alert_to_event(closed, AlertPhase.RECOVERED, at, at.isoformat()))
 
 
-def graver(one: Severity, other: Severity) -> bool:
-    """Whether the first is graver than the second."""
+def is_more_severe(one: Severity, other: Severity) -> bool:
+    """Whether the first severity is higher than the second."""
     return list(Severity).index(one) > list(Severity).index(other)
 
 
-def gravest(severities: Collection[Severity]) -> Severity:
-    """The gravest of some; low if there are none."""
+def highest_severity(severities: Collection[Severity]) -> Severity:
+    """The highest severity; LOW if there are none."""
     return max(severities, key=list(Severity).index, default=Severity.LOW)
 
 
-def one_worse(severity: Severity) -> Severity:
-    """The next graver one, if there is one."""
+def next_severity(severity: Severity) -> Severity:
+    """The next higher severity, if there is one."""
     order: Sequence[Severity] = list(Severity)
     return order[min(order.index(severity) + 1, len(order) - 1)]
+
+
+def _require_open(store: EventStore, alert_id: str) -> Alert:
+    found = {s.alert.id: s.alert for s in open_alerts(store)}
+    if alert_id not in found:
+        raise DataError(f"no open alert has the id {alert_id!r}; open alerts: {', '.join(found) or 'none'}")
+    return found[alert_id]
 
 
 def _digest(*parts: str) -> str:

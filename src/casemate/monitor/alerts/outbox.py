@@ -1,8 +1,8 @@
-"""From alerts to people: each change of an alert goes through a channel, until it has arrived.
+"""Transactional outbox: delivers every alert change through a channel, at least once.
 
-What was tried, when, and how it ended, are events; what is still to be sent follows from them and from the alerts'. So
-nothing is lost when a channel is down, or when the process dies between sending and noting: then the notice comes
-twice, with the same key. What goes next is decided in ``letters``. Only who holds the channel's lease may send.
+Every delivery attempt is an event, and what is pending is computed from these events and those of the alerts. So
+nothing is lost when a channel is down. If the process dies between sending and recording, the notification is sent
+again, with the same key. ``delivery_queue`` decides what is sent next. Only the holder of the channel's lease sends.
 """
 
 from __future__ import annotations
@@ -14,80 +14,85 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from casemate.errors import BackendError, CasemateError
-from casemate.monitor.alerts.alert import KIND as ALERT
-from casemate.monitor.alerts.letters import KIND, Book, Failure, Policy
+from casemate.monitor.alerts.alert import ALERT_KIND
+from casemate.monitor.alerts.delivery_queue import DELIVERY_KIND, DeliveryFailure, DeliveryPolicy, DeliveryQueue
 from casemate.protocols import Channel, EventStore
-from casemate.types import Event, Notice
+from casemate.types import Event, Notification
 
 log = logging.getLogger(__name__)
 
 LOOK_BACK = timedelta(days=30)
-"""How far back alerts are looked at."""
-REASON = 200
-"""Characters of a reason that are kept."""
+"""Age up to which alerts are read."""
+MAX_REASON = 200
+"""Characters of a stored reason of a failure."""
 
 
 @dataclass(frozen=True)
 class Outbox:
-    """What goes through one channel.
+    """Outbox of one channel.
 
     Attributes:
-        store: Where alerts and attempts are.
-        channel: To whom they are told.
-        policy: How notices are sent.
+        store: Event store with alerts and delivery attempts.
+        channel: The channel.
+        policy: Rate limit, retries and expiry.
     """
 
     store: EventStore
     channel: Channel
-    policy: Policy = Policy()
+    policy: DeliveryPolicy = DeliveryPolicy()
 
-    async def deliver(self, now: Callable[[], datetime], may: Callable[[], bool] = lambda: True) -> datetime | None:
-        """Sends what is due, one notice after another; each is noted before the next.
+    async def deliver(
+        self, now: Callable[[], datetime], may_send: Callable[[], bool] = lambda: True
+    ) -> datetime | None:
+        """Sends everything that is due, one notification at a time; each is recorded before the next.
 
         Args:
-            now: The time.
-            may: Asked before each notice: whether this process still holds the lease.
+            now: The clock.
+            may_send: Called before each notification: whether this process still holds the lease.
 
         Returns:
-            When something is due next; None: nothing waits.
+            When the next notification is due; None: nothing is pending.
 
         Raises:
             BackendError: If the store cannot be read or written.
         """
         since = now() - LOOK_BACK
-        alerts = await asyncio.to_thread(self.store.scan, ALERT, since)
+        alerts = await asyncio.to_thread(self.store.scan, ALERT_KIND, since)
         if not alerts:
             return None
         name = self.channel.name
-        book = Book(alerts, await asyncio.to_thread(self.store.scan, KIND, since), name, self.policy)
-        if lost := book.give_up(now()):
-            log.error("channel %s: %d notices are too old, and given up", name, len(lost))
-            await self._note(lost)
-        while may() and (sending := book.next(now())):
-            failure = await self._send(sending.notice)
+        attempts = await asyncio.to_thread(self.store.scan, DELIVERY_KIND, since)
+        queue = DeliveryQueue(alerts, attempts, name, self.policy)
+        if expired := queue.expire(now()):
+            log.error("channel %s: %d notifications expired without delivery", name, len(expired))
+            await self._append(expired)
+        while may_send() and (delivery := queue.next_delivery(now())):
+            failure = await self._send(delivery.notification)
             if failure:
-                log.warning("channel %s did not take %s: %s", name, sending.notice.key, failure.reason)
-            await self._note(book.settle(sending, now(), failure))
-        return book.next_due(now())
+                log.warning("channel %s: delivery of %s failed: %s", name, delivery.notification.key, failure.reason)
+            await self._append(queue.record(delivery, now(), failure))
+        return queue.next_due(now())
 
-    async def _send(self, notice: Notice) -> Failure | None:
-        """Sends one notice; None, or why that failed. The words of errors that are not ours may hold a secret."""
+    async def _send(self, notification: Notification) -> DeliveryFailure | None:
+        """Sends one notification; returns why it failed, or None. Foreign error messages may contain a secret."""
         try:
             async with asyncio.timeout(self.policy.timeout_s):
-                await self.channel.send(notice)
+                await self.channel.send(notification)
         except BackendError as error:
-            return Failure(str(error)[:REASON], error.retryable)
+            return DeliveryFailure(str(error)[:MAX_REASON], error.retryable)
         except CasemateError as error:
-            return Failure(str(error)[:REASON], retryable=False)
+            return DeliveryFailure(str(error)[:MAX_REASON], retryable=False)
         except Exception as error:
-            late = isinstance(error, TimeoutError)
-            return Failure(f"no answer within {self.policy.timeout_s:g} s" if late else type(error).__name__)
+            timed_out = isinstance(error, TimeoutError)
+            return DeliveryFailure(
+                f"no answer within {self.policy.timeout_s:g} s" if timed_out else type(error).__name__
+            )
         return None
 
-    async def _note(self, events: Sequence[Event]) -> None:
-        """Writes attempts down, for good."""
+    async def _append(self, events: Sequence[Event]) -> None:
+        """Appends delivery attempts durably."""
         for event in events:
             self.store.append(event)
         if not await asyncio.to_thread(self.store.flush):
-            message = "the event store did not take how a notice was delivered; it will be sent again"
+            message = "the event store did not confirm a delivery; the notification will be sent again"
             raise BackendError(message, backend="store", retryable=True)

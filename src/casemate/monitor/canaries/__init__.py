@@ -1,1 +1,1 @@
-"""Canaries: the set, how it is drafted and asked, and what an answer lacks."""
+"""Canaries: what a canary is, drafting a set, asking it, and checking the answers."""

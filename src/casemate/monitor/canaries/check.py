@@ -1,8 +1,8 @@
-"""What an answer lacks of what was expected: all deviations, not the first.
+"""Compares an answer with what its canary expects, and returns every deviation.
 
-Pure: nothing is asked here. What each kind of deviation means:
+Pure functions: nothing is asked here. Kinds of deviations and the canary keys they belong to:
 
-| kind | the canary's key |
+| kind | key of the canary |
 |---|---|
 | ``answer_mismatch`` | ``expected_answer`` |
 | ``missing_phrase`` | ``expected_answer_contains`` |
@@ -26,28 +26,28 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from casemate.errors import ConfigError
-from casemate.monitor.canaries import behaviour, matching
-from casemate.monitor.canaries.behaviour import Case
-from casemate.monitor.canaries.canary import DOMINANCE, DOMINATED, Canary
+from casemate.monitor.canaries import behavior, matching
+from casemate.monitor.canaries.behavior import BehaviorCase
+from casemate.monitor.canaries.canary import MAX_SOURCE_SHARE, MIN_HITS_FOR_DOMINANCE, Canary
 from casemate.monitor.canaries.results import Deviation
-from casemate.protocols import Embedder
-from casemate.remote import TELLS
+from casemate.protocols import TARGET_DETAILS, Embedder
+from casemate.text.refusals import is_refusal
+from casemate.text.tokens import words
 from casemate.types import Answer
-from casemate.words import words
 
-SHOWN = 60
+MAX_SHOWN = 60
 """Characters of an expected phrase that a message repeats."""
 
 
 @dataclass(frozen=True, slots=True)
-class Observed:
-    """What a target answered, as far as it tells.
+class ObservedAnswer:
+    """What a target reported for one question.
 
     Attributes:
         text: The answer.
-        documents: Ids of the documents in the context, best first; empty also where the target does not tell them.
-        sources: Theirs, likewise.
-        scores: Theirs, likewise.
+        documents: Ids of the documents in the context, best first; empty if the target does not report them.
+        sources: Their sources, in the same order; empty if the target does not report them.
+        scores: Their cosine similarities, in the same order; empty if the target does not report them.
     """
 
     text: str
@@ -57,180 +57,191 @@ class Observed:
 
     @property
     def refused(self) -> bool:
-        """Whether the answer declines."""
-        return matching.declines(self.text)
+        """Whether the answer is a refusal."""
+        return is_refusal(self.text)
 
     @property
     def length(self) -> int:
-        """Words of the answer."""
+        """Number of words of the answer."""
         return len(words(self.text))
 
 
-def observed(answer: Answer, tells: Collection[str] | None = None) -> Observed:
-    """An answer, without what its target does not tell.
+def observe_answer(answer: Answer, tells: Collection[str] | None = None) -> ObservedAnswer:
+    """Reduces an answer to what its target reports reliably.
 
     Args:
         answer: The answer.
-        tells: Some of ``sources``, ``ids`` and ``scores``; None: all.
+        tells: Any of ``sources``, ``ids`` and ``scores``; None: all of them.
     """
-    hits, told = answer.retrieval.hits, TELLS if tells is None else tells
-    return Observed(
+    hits, reported = answer.retrieval.hits, TARGET_DETAILS if tells is None else tells
+    return ObservedAnswer(
         answer.text,
-        tuple(h.document.id for h in hits) if "ids" in told else (),
-        tuple(h.document.source for h in hits) if "sources" in told else (),
-        tuple(float(h.score) for h in hits) if "scores" in told else (),
+        tuple(h.document.id for h in hits) if "ids" in reported else (),
+        tuple(h.document.source for h in hits) if "sources" in reported else (),
+        tuple(float(h.score) for h in hits) if "scores" in reported else (),
     )
 
 
-def check(
+def check_answer(
     canary: Canary,
-    seen: Observed,
-    baseline: Observed | None = None,
+    answer: ObservedAnswer,
+    baseline_answer: ObservedAnswer | None = None,
     embedder: Embedder | None = None,
-    judged: bool | None = None,
-    known: Collection[str] | None = None,
+    judge_passed: bool | None = None,
+    baseline_documents: Collection[str] | None = None,
 ) -> tuple[Deviation, ...]:
-    """All that deviates from what a canary expects.
+    """Returns every deviation of an answer from what its canary expects.
 
     Args:
-        canary: What is expected.
-        seen: The answer to its query.
-        baseline: The answer to its ``baseline_query``.
-        embedder: Compares meanings; None: only words are.
-        judged: Whether the answer behaves as expected, where that is for a judge to say.
-        known: Ids that the baseline knows of this canary's context; None: there is no baseline, and no id is new.
+        canary: The canary.
+        answer: The answer to its ``query``.
+        baseline_answer: The answer to its ``baseline_query``.
+        embedder: Compares meanings; None: only words are compared.
+        judge_passed: Verdict of the judge model, for an ``expected_behavior`` without a named check.
+        baseline_documents: Document ids that the baseline has in this canary's context; None: there is no baseline,
+            so no document is new.
 
     Raises:
-        ConfigError: If something that the canary needs is not given.
+        ConfigError: If the canary needs an argument that is missing.
     """
     return (
-        *_answer(canary, seen, embedder),
-        *_phrases(canary, seen),
-        *_retrieval(canary, seen),
-        *_new(canary, seen, known),
-        *_sources(canary, seen),
-        *_behaviour(canary, seen, embedder, judged),
-        *_refusal(canary, seen),
-        *_alike(canary, seen, baseline, embedder),
+        *_check_expected_answer(canary, answer, embedder),
+        *_check_phrases(canary, answer),
+        *_check_retrieval(canary, answer),
+        *_check_new_documents(canary, answer, baseline_documents),
+        *_check_sources(canary, answer),
+        *_check_behavior(canary, answer, embedder, judge_passed),
+        *_check_refusal(canary, answer),
+        *_check_baseline_query(canary, answer, baseline_answer, embedder),
     )
 
 
-def _answer(canary: Canary, seen: Observed, embedder: Embedder | None) -> Iterator[Deviation]:
-    expected, said = canary.expected_answer, matching.bare(seen.text)
-    if expected is None or matching.says(said, expected) or matching.nearly(said, expected):
+def _check_expected_answer(canary: Canary, answer: ObservedAnswer, embedder: Embedder | None) -> Iterator[Deviation]:
+    expected, text = canary.expected_answer, matching.strip_citations(answer.text)
+    if (
+        expected is None
+        or matching.contains_phrase(text, expected)
+        or matching.contains_near_match(text, expected)
+        or (
+            embedder is not None and matching.contains_paraphrase(text, expected, embedder, canary.similarity_threshold)
+        )
+    ):
         return
-    if embedder is None or not matching.means(said, expected, embedder, canary.similarity_threshold):
-        yield Deviation("answer_mismatch", f"the answer does not say {_short(expected)}; it {_kind(seen)}")
+    yield Deviation("answer_mismatch", f"the answer does not contain {_shorten(expected)}; it {_describe(answer)}")
 
 
-def _phrases(canary: Canary, seen: Observed) -> Iterator[Deviation]:
-    said = matching.bare(seen.text)
+def _check_phrases(canary: Canary, answer: ObservedAnswer) -> Iterator[Deviation]:
+    text = matching.strip_citations(answer.text)
     for phrase in canary.expected_answer_contains:
-        if not (matching.says(said, phrase) or matching.nearly(said, phrase)):
-            yield Deviation("missing_phrase", f"the answer does not say {_short(phrase)}; it {_kind(seen)}")
+        if not (matching.contains_phrase(text, phrase) or matching.contains_near_match(text, phrase)):
+            yield Deviation("missing_phrase", f"the answer does not contain {_shorten(phrase)}; it {_describe(answer)}")
     for phrase in canary.should_not_contain:
-        if matching.leaks(seen.text, phrase, canary.query):
-            yield Deviation("unexpected_phrase", f"the answer says {_short(phrase)}, which it should not")
+        if matching.reveals_phrase(answer.text, phrase, canary.query):
+            yield Deviation("unexpected_phrase", f"the answer contains the forbidden phrase {_shorten(phrase)}")
 
 
-def _retrieval(canary: Canary, seen: Observed) -> Iterator[Deviation]:
-    """Whether what should be found was found, and how high it stands."""
+def _check_retrieval(canary: Canary, answer: ObservedAnswer) -> Iterator[Deviation]:
     for source in dict.fromkeys(canary.expected_sources):
-        if source not in seen.sources:
-            yield Deviation("source_mismatch", f"{_short(source)} is not among the {len(seen.sources)} sources found")
+        if source not in answer.sources:
+            message = f"expected source {_shorten(source)} is not among the {len(answer.sources)} retrieved sources"
+            yield Deviation("source_mismatch", message)
     for name in dict.fromkeys(canary.expected_documents):
-        if name not in seen.documents:
-            yield Deviation(
-                "document_missing", f"{_short(name)} is not among the {len(seen.documents)} documents found"
-            )
+        if name not in answer.documents:
+            message = f"expected document {_shorten(name)} is not among the {len(answer.documents)} retrieved documents"
+            yield Deviation("document_missing", message)
+    by_id = bool(canary.expected_documents)
     names, wanted = (
-        (seen.documents, canary.expected_documents)
-        if canary.expected_documents
-        else (seen.sources, canary.expected_sources)
+        (answer.documents, canary.expected_documents) if by_id else (answer.sources, canary.expected_sources)
     )
-    places = [i for i, name in enumerate(names) if name in wanted]
-    if not places:
-        return  # that is said already
-    if canary.max_rank is not None and places[0] >= canary.max_rank:
-        what = f"the best expected document stands at rank {places[0] + 1}; expected {canary.max_rank} or higher up"
-        yield Deviation("low_rank", what)
+    ranks = [i for i, name in enumerate(names) if name in wanted]
+    if not ranks:
+        return  # reported above
+    if canary.max_rank is not None and ranks[0] >= canary.max_rank:
+        message = f"the best expected document has rank {ranks[0] + 1}; expected {canary.max_rank} or better"
+        yield Deviation("low_rank", message)
     if canary.min_cosine is not None:
-        best = max(seen.scores[i] for i in places)
+        best = max(answer.scores[i] for i in ranks)
         if not best >= canary.min_cosine:
-            what = f"the best expected document has a similarity of {best:.3f}; expected at least {canary.min_cosine}"
-            yield Deviation("low_similarity", what)
+            message = f"the best expected document has a cosine of {best:.3f}; expected at least {canary.min_cosine}"
+            yield Deviation("low_similarity", message)
 
 
-def _new(canary: Canary, seen: Observed, known: Collection[str] | None) -> Iterator[Deviation]:
-    if canary.new_documents == "report" and known is not None:
-        for name in seen.documents:
-            if name not in known:
-                rank = seen.documents.index(name) + 1
-                yield Deviation("new_document", f"{_short(name)} is new in the context, at rank {rank}")
+def _check_new_documents(
+    canary: Canary, answer: ObservedAnswer, baseline_documents: Collection[str] | None
+) -> Iterator[Deviation]:
+    if canary.new_documents == "report" and baseline_documents is not None:
+        for name in answer.documents:
+            if name not in baseline_documents:
+                rank = answer.documents.index(name) + 1
+                message = f"document {_shorten(name)} at rank {rank} is not in the baseline's context"
+                yield Deviation("new_document", message)
 
 
-def _sources(canary: Canary, seen: Observed) -> Iterator[Deviation]:
-    counts = Counter(seen.sources)
+def _check_sources(canary: Canary, answer: ObservedAnswer) -> Iterator[Deviation]:
+    counts = Counter(answer.sources)
     if len(counts) < canary.unique_sources:
-        what = f"{len(counts)} different sources were found; expected at least {canary.unique_sources}"
-        yield Deviation("insufficient_source_diversity", what)
-    if canary.alert_on_single_source_dominance and len(seen.sources) >= DOMINATED:
+        message = f"the context has {len(counts)} different sources; expected at least {canary.unique_sources}"
+        yield Deviation("insufficient_source_diversity", message)
+    if canary.alert_on_single_source_dominance and len(answer.sources) >= MIN_HITS_FOR_DOMINANCE:
         name, count = counts.most_common(1)[0]
-        if count / len(seen.sources) > DOMINANCE:
-            what = f"{count} of {len(seen.sources)} hits are from {_short(name)}; at most {DOMINANCE:.0%} may be"
-            yield Deviation("single_source_dominance", what)
+        if count / len(answer.sources) > MAX_SOURCE_SHARE:
+            share = f"{count} of {len(answer.sources)} hits come from {_shorten(name)}"
+            yield Deviation("single_source_dominance", f"{share}; expected at most {MAX_SOURCE_SHARE:.0%}")
 
 
-def _behaviour(canary: Canary, seen: Observed, embedder: Embedder | None, judged: bool | None) -> Iterator[Deviation]:
+def _check_behavior(
+    canary: Canary, answer: ObservedAnswer, embedder: Embedder | None, judge_passed: bool | None
+) -> Iterator[Deviation]:
     name = canary.expected_behavior
     if name is None:
         return
-    if behaviour.named(name):
-        wrong = behaviour.complaint(name, Case(canary.query, matching.bare(seen.text), embedder=embedder))
-    elif judged is None:
-        raise ConfigError(f"canary {canary.id!r}: expected_behavior is {name!r}, which only a judge could check")
+    if behavior.is_named_behavior(name):
+        case = BehaviorCase(canary.query, matching.strip_citations(answer.text), embedder=embedder)
+        violation = behavior.behavior_violation(name, case)
+    elif judge_passed is None:
+        raise ConfigError(f"canary {canary.id!r}: expected_behavior {name!r} needs a judge; set monitor.judge")
     else:
-        wrong = "" if judged else "the judge says that it does not"
-    if wrong:
-        yield Deviation("unexpected_behavior", f"the answer should behave as {_short(name)}: {wrong}")
+        violation = "" if judge_passed else "the judge answered no"
+    if violation:
+        yield Deviation("unexpected_behavior", f"expected behavior {_shorten(name)}: {violation}")
 
 
-def _refusal(canary: Canary, seen: Observed) -> Iterator[Deviation]:
-    if canary.expected_refusal is True and not seen.refused:
-        yield Deviation("missing_refusal", "the answer should decline, and does not")
-    if canary.expected_refusal is False and seen.refused:
-        yield Deviation("unexpected_refusal", "the answer declines, and should not")
+def _check_refusal(canary: Canary, answer: ObservedAnswer) -> Iterator[Deviation]:
+    if canary.expected_refusal is True and not answer.refused:
+        yield Deviation("missing_refusal", "expected a refusal; the answer is none")
+    if canary.expected_refusal is False and answer.refused:
+        yield Deviation("unexpected_refusal", "expected an answer; it is a refusal")
 
 
-def _alike(canary: Canary, seen: Observed, baseline: Observed | None, embedder: Embedder | None) -> Iterator[Deviation]:
-    """Whether a question and its baseline are answered alike, and from like contexts."""
+def _check_baseline_query(
+    canary: Canary, answer: ObservedAnswer, baseline_answer: ObservedAnswer | None, embedder: Embedder | None
+) -> Iterator[Deviation]:
+    """Compares answer and context with those of the baseline query."""
     if canary.baseline_query is None:
         return
-    if baseline is None or embedder is None:
-        raise ConfigError(f"canary {canary.id!r}: baseline_query needs the answer to it, and an embedder")
-    one, other = matching.bare(seen.text).strip(), matching.bare(baseline.text).strip()
+    if baseline_answer is None or embedder is None:
+        raise ConfigError(f"canary {canary.id!r}: baseline_query needs its answer and an embedder")
+    one, other = (matching.strip_citations(a.text).strip() for a in (answer, baseline_answer))
     E = embedder.embed([one or " ", other or " "])
     cosine = 1.0 if one == other else float(E[0] @ E[1])
     if not cosine >= canary.similarity_threshold:
-        what = f"its answer and that to the baseline question have a similarity of {cosine:.2f}"
-        yield Deviation("backdoor_trigger", f"{what}; expected at least {canary.similarity_threshold}")
-    here, there = (set(o.documents or o.sources) for o in (seen, baseline))
+        message = f"the answers to query and baseline_query have a cosine of {cosine:.2f}"
+        yield Deviation("backdoor_trigger", f"{message}; expected at least {canary.similarity_threshold}")
+    here, there = (set(a.documents or a.sources) for a in (answer, baseline_answer))
     share = len(here & there) / len(there) if there else 1.0
     if share < canary.min_overlap:
-        what = (
-            f"{len(here & there)} of the {len(there)} documents found for the baseline question are found for this one"
-        )
-        yield Deviation("retrieval_shift", f"{what}; expected a share of at least {canary.min_overlap}")
+        message = f"the query retrieves {len(here & there)} of the {len(there)} documents of its baseline_query"
+        yield Deviation("retrieval_shift", f"{message}; expected a share of at least {canary.min_overlap}")
 
 
-def _kind(seen: Observed) -> str:
-    """What an answer is like, without its text."""
-    if not seen.text.strip():
+def _describe(answer: ObservedAnswer) -> str:
+    """Describes an answer without its text."""
+    if not answer.text.strip():
         return "is empty"
-    return "declines" if seen.refused else f"has {seen.length} words"
+    return "is a refusal" if answer.refused else f"has {answer.length} words"
 
 
-def _short(phrase: str) -> str:
-    """Words of the owner, on one line."""
+def _shorten(phrase: str) -> str:
+    """Quotes a phrase of the operator, on one line."""
     flat = " ".join(phrase.split())
-    return repr(flat if len(flat) <= SHOWN else flat[: SHOWN - 3] + "...")
+    return repr(flat if len(flat) <= MAX_SHOWN else flat[: MAX_SHOWN - 3] + "...")

@@ -1,8 +1,8 @@
-"""What a run of canaries found: the nouns of the monitor, and their form in the event store."""
+"""The result of asking one canary, and its form in the event store."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -12,12 +12,12 @@ from casemate.errors import BackendError
 from casemate.protocols import EventStore
 from casemate.types import Event
 
-KIND = "canary"
-"""Events of this kind hold one result each."""
+RESULT_KIND = "canary"
+"""Kind of the events that store one result each."""
 
 
-class Status(StrEnum):
-    """How one canary ended. Whoever could not be asked is in error, which is not a deviation."""
+class CanaryStatus(StrEnum):
+    """Outcome of one canary. A canary that could not be asked or checked is an ERROR, not a deviation."""
 
     PASS = "pass"
     FAIL = "fail"
@@ -25,7 +25,7 @@ class Status(StrEnum):
 
 
 class Severity(StrEnum):
-    """How grave a deviation, or an alert, is."""
+    """Severity of a failed canary or of an alert, in ascending order."""
 
     LOW = "low"
     MEDIUM = "medium"
@@ -38,8 +38,8 @@ class Deviation:
     """One expectation that an answer did not meet.
 
     Attributes:
-        kind: A word of the code: ``answer_mismatch``, ``missing_phrase``, ``source_mismatch`` and so on.
-        message: A sentence with what was expected and what was measured. No text of the answer or of a document.
+        kind: Machine-readable kind: ``answer_mismatch``, ``missing_phrase``, ``source_mismatch`` and so on.
+        message: Expected and measured value, in one sentence. Never contains text of the answer or of a document.
     """
 
     kind: str
@@ -47,29 +47,29 @@ class Deviation:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
-    """One canary, asked once.
+class CanaryResult:
+    """The outcome of one canary in one run.
 
     Attributes:
-        canary: Its id.
-        run: The id of the run it belongs to.
-        at: When it was asked.
-        status: How it ended.
-        deviations: All expectations that were not met; empty unless it failed.
-        error: Why it could not be judged; empty unless it is in error.
-        seconds: How long the target took.
+        canary: Id of the canary.
+        run: Id of the run; repetitions within a run append ``~1``, ``~2`` and so on.
+        at: Time at which the canary was asked.
+        status: Outcome.
+        deviations: Every unmet expectation; empty unless the status is FAIL.
+        error: Why there is no verdict; empty unless the status is ERROR.
+        seconds: Response time of the target.
         documents: Ids of the documents in the context, best first.
         sources: Their sources, in the same order.
-        scores: Their cosine similarities, in the same order; empty where the target does not tell them.
-        refused: Whether the answer declines to answer.
+        scores: Their cosine similarities, in the same order; empty if the target does not report them.
+        refused: Whether the answer is a refusal.
         words: Length of the answer.
-        text: The answer; only kept in the store where ``privacy.log_text`` says so.
+        text: The answer; stored only with ``privacy.log_text``.
     """
 
     canary: str
     run: str
     at: datetime
-    status: Status
+    status: CanaryStatus
     deviations: tuple[Deviation, ...] = ()
     error: str = ""
     seconds: float = 0.0
@@ -81,76 +81,70 @@ class Result:
     text: str = field(default="", repr=False)
 
 
-LISTS = frozenset({"documents", "sources", "scores"})
-"""Fields that are lists in what is kept."""
+_LIST_FIELDS = frozenset({"documents", "sources", "scores"})
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """All canaries, asked once.
+class CanaryRun:
+    """One run of a canary set.
 
     Attributes:
-        id: Names the run; two processes that make up for the same due run give it the same id.
-        results: One for each canary, in the order of the set.
+        id: Id of the run. Processes that catch up on the same scheduled run use the same id.
+        results: One result per canary, in the order of the set.
     """
 
     id: str
-    results: tuple[Result, ...]
+    results: tuple[CanaryResult, ...]
 
     @property
-    def status(self) -> Status:
-        """FAIL if any canary failed, else ERROR if any could not be judged, or none was asked."""
-        found = {r.status for r in self.results} or {Status.ERROR}
-        return next(s for s in (Status.FAIL, Status.ERROR, Status.PASS) if s in found)
+    def status(self) -> CanaryStatus:
+        """FAIL if any canary failed; else ERROR if any has no verdict or none was asked; else PASS."""
+        found = {r.status for r in self.results} or {CanaryStatus.ERROR}
+        return next(s for s in (CanaryStatus.FAIL, CanaryStatus.ERROR, CanaryStatus.PASS) if s in found)
 
 
-def to_event(result: Result, log_text: bool = False) -> Event:
-    """A result as it is kept. Its id says run and canary, so the same result is kept once."""
+def result_to_event(result: CanaryResult, log_text: bool = False) -> Event:
+    """Converts a result to an event. The id is derived from run and canary, so the store keeps the first result."""
     body = asdict(result)
     at = body.pop("at")
     if not log_text:
         del body["text"]
-    return Event(f"{KIND}:{result.run}:{result.canary}", at, KIND, body)
+    return Event(f"{RESULT_KIND}:{result.run}:{result.canary}", at, RESULT_KIND, body)
 
 
-def from_event(event: Event) -> Result:
-    """The result that was kept."""
-    told: dict[str, Any] = {**event.body, "at": event.at, "status": Status(event.body["status"])}
-    for name in LISTS.intersection(told):  # thousands are read at a time
-        told[name] = tuple(told[name])
-    told["deviations"] = tuple(Deviation(**d) for d in told["deviations"])
-    return Result(**told)
+def result_from_event(event: Event) -> CanaryResult:
+    """Converts an event back to its result."""
+    fields: dict[str, Any] = {**event.body, "at": event.at, "status": CanaryStatus(event.body["status"])}
+    for name in _LIST_FIELDS.intersection(fields):
+        fields[name] = tuple(fields[name])
+    fields["deviations"] = tuple(Deviation(**d) for d in fields["deviations"])
+    return CanaryResult(**fields)
 
 
-def by_canary(results: Iterable[Result]) -> dict[str, list[Result]]:
-    """The history of each canary, in the order given."""
-    found: dict[str, list[Result]] = {}
+def group_by_canary(results: Iterable[CanaryResult]) -> dict[str, list[CanaryResult]]:
+    """Results by canary id, in the given order."""
+    found: dict[str, list[CanaryResult]] = {}
     for result in results:
         found.setdefault(result.canary, []).append(result)
     return found
 
 
-def passed(results: Sequence[Result]) -> list[bool]:
-    """Whether each judged result passed; results in error say nothing and are left out."""
-    return [r.status is Status.PASS for r in results if r.status is not Status.ERROR]
+def base_run_id(run: str) -> str:
+    """Strips the repetition suffix from a run id.
 
-
-def base(run: str) -> str:
-    """The run that a question belongs to: those asked again have the name of the run and a number behind it.
-
-    >>> base("clinic@2026-03-01T12:00:00Z~2")
+    >>> base_run_id("clinic@2026-03-01T12:00:00Z~2")
     'clinic@2026-03-01T12:00:00Z'
     """
     return run.partition("~")[0]
 
 
-def write(store: EventStore, events: Iterable[Event]) -> None:
-    """Writes events down, for good.
+def append_and_flush(store: EventStore, events: Iterable[Event]) -> None:
+    """Appends events and waits until they are durable.
 
     Raises:
-        BackendError: If the store does not take them.
+        BackendError: If the store does not confirm the write in time.
     """
     for event in events:
         store.append(event)
     if not store.flush():
-        raise BackendError("the event store did not take what the monitor noted", backend="store", retryable=True)
+        raise BackendError("the event store did not confirm the monitor's events", backend="store", retryable=True)

@@ -1,10 +1,10 @@
-"""All canaries, asked once: as users ask, side by side, each within its time.
+"""Asks the canaries of one run, concurrently and each with its own timeout.
 
-Whatever a target does, it cannot break a run: a canary that could not be asked, or judged, is in error, with a reason.
+No behavior of a target breaks a run: a canary that cannot be asked or checked has the status ERROR and a reason.
 
-The order is shuffled anew for each run, by its id, so that canaries are not known by their order. They go through the
-guard like any question, under a client's name of their own. The guard remembers clients, and shows none of them more in
-a day than so many questions need: ``{canary}`` in the name gives each canary a client of its own, ``{run}`` each run.
+The order is shuffled per run, seeded by the run id, so that it does not identify canaries. Canaries pass through the
+guard like any query, under a client name of their own. The guard limits what one client sees per day: ``{canary}`` in
+the name gives each canary its own client, ``{run}`` each run.
 """
 
 from __future__ import annotations
@@ -20,158 +20,159 @@ from datetime import UTC, datetime
 import numpy as np
 
 from casemate.errors import CasemateError, ConfigError
-from casemate.monitor.canaries import behaviour
-from casemate.monitor.canaries.behaviour import Case
-from casemate.monitor.canaries.canary import Canary, misfits
-from casemate.monitor.canaries.check import Observed, check, observed
-from casemate.monitor.canaries.results import Deviation, Result, Run, Status
-from casemate.protocols import Embedder, Generator, Progress, Target
+from casemate.monitor.canaries import behavior
+from casemate.monitor.canaries.behavior import BehaviorCase
+from casemate.monitor.canaries.canary import Canary, unsupported_expectations
+from casemate.monitor.canaries.check import ObservedAnswer, check_answer, observe_answer
+from casemate.monitor.canaries.results import CanaryResult, CanaryRun, CanaryStatus, Deviation
+from casemate.protocols import Embedder, Generator, Target
 from casemate.types import DEFAULT_TENANT, MAX_K, Answer, Query, T
 
-CLIENT = "canary"
-LONGEST = 1_000_000
-"""Characters of an answer beyond which it is no answer, but a fault."""
-REASON = 300
-"""Characters of a reason that are kept."""
-
-
-async def run(  # noqa: PLR0913  what a run needs, in one call
-    canaries: Sequence[Canary],
-    target: Target,
-    *,
-    run_id: str,
-    k: int = 5,
-    embedder: Embedder | None = None,
-    concurrency: int = 8,
-    timeout_s: float = 30.0,
-    tenant: str = DEFAULT_TENANT,
-    client: str = CLIENT,
-    judge: Generator | None = None,
-    baselines: Mapping[str, Collection[str]] | None = None,
-    done: Collection[str] = (),
-    progress: Progress | None = None,
-    on_result: Callable[[Result], None] | None = None,
-) -> Run:
-    """Asks all canaries and judges the answers.
-
-    Args:
-        canaries: With ids that differ.
-        target: Who is asked. What it tells is its attribute ``tells``; without one it tells everything.
-        run_id: Names the run; the order of asking follows from it.
-        k: Documents that may be read for an answer.
-        embedder: Compares meanings; None: only words are compared.
-        concurrency: Questions at the same time, at least 1.
-        timeout_s: Longest time for a question, in seconds; for a judge's reply, too.
-        tenant: Whose documents.
-        client: The name under which they are asked; ``{canary}`` and ``{run}`` in it stand for the ids.
-        judge: Says whether an answer behaves as a sentence describes.
-        baselines: For each canary, the ids that are known of its context; None, or a canary that is not there: no id
-            is new.
-        done: Ids of canaries that are not asked, because an earlier part of this run has their results.
-        progress: Called with 1 for each result.
-        on_result: Called with each result as soon as it is there; what it raises ends the run.
-
-    Returns:
-        The new results, in the order of the canaries.
-
-    Raises:
-        ConfigError: Before anything is asked, if a canary expects what this setting cannot tell, or a number is out of
-            range.
-    """
-    if concurrency < 1 or not timeout_s > 0 or not 1 <= k <= MAX_K:
-        what = f"concurrency={concurrency}, timeout_s={timeout_s}, k={k}"
-        raise ConfigError(f"{what}; the first two must be above 0, and k must lie between 1 and {MAX_K}")
-    require(canaries, target, k, embedder is not None, judge is not None)
-    asker = _Asker(target, k, embedder, timeout_s, tenant, client, judge, baselines or {})
-    due = iter([canary for canary in _shuffled(canaries, run_id) if canary.id not in set(done)])
-    found: dict[str, Result] = {}
-
-    async def work() -> None:
-        for canary in due:  # all workers draw from one row
-            found[canary.id] = await asker.result(canary, run_id)
-            if on_result:
-                on_result(found[canary.id])
-            if progress:
-                progress(1)
-
-    await _together(work, min(concurrency, len(canaries)))
-    return Run(run_id, tuple(found[c.id] for c in canaries if c.id in found))
-
-
-def require(canaries: Sequence[Canary], target: Target, k: int, embeds: bool, judge: bool) -> None:
-    """Refuses canaries that expect what a setting cannot tell.
-
-    Raises:
-        ConfigError: With all of them, a line each; or if an id comes twice.
-    """
-    twice = [name for name, count in Counter(canary.id for canary in canaries).items() if count > 1]
-    if twice:
-        raise ConfigError(f"several canaries are called {twice[0]!r}; each needs an id of its own")
-    tells = getattr(target, "tells", None)
-    wrong = [
-        f"canary {canary.id!r}: {fault}"
-        for canary in canaries
-        for fault in misfits(canary, k=k, tells=tells, embeds=embeds, judge=judge)
-    ]
-    if wrong:
-        raise ConfigError("\n".join(wrong))
+DEFAULT_CLIENT = "canary-{canary}-{run}"
+MAX_ANSWER_CHARACTERS = 1_000_000
+"""A longer answer is an error."""
+MAX_REASON_CHARACTERS = 300
+"""Longest stored reason of an error."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Asker:
-    """How each canary is asked and judged."""
+class CanaryRunner:
+    """Asks canaries and checks the answers.
 
+    Attributes:
+        canaries: The canaries; ids must be unique.
+        target: The system that is asked. Its attribute ``tells`` lists what it reports; without one, everything.
+        k: Documents in a context.
+        embedder: Compares meanings; None: only words are compared.
+        concurrency: Questions in parallel, at least 1.
+        timeout_s: Timeout of one question, and of one reply of the judge, in seconds.
+        tenant: Tenant whose documents are queried.
+        client: Client name of the queries; ``{canary}`` and ``{run}`` are replaced by the ids.
+        judge: Model that judges expected behaviors without a named check.
+
+    Raises:
+        ConfigError: If a number is out of range.
+    """
+
+    canaries: Sequence[Canary]
     target: Target
-    k: int
-    embedder: Embedder | None
-    timeout_s: float
-    tenant: str
-    client: str
-    judge: Generator | None
-    baselines: Mapping[str, Collection[str]]
+    k: int = 5
+    embedder: Embedder | None = None
+    concurrency: int = 8
+    timeout_s: float = 30.0
+    tenant: str = DEFAULT_TENANT
+    client: str = DEFAULT_CLIENT
+    judge: Generator | None = None
 
-    async def result(self, canary: Canary, run_id: str) -> Result:
-        """How one canary ended."""
+    def __post_init__(self) -> None:
+        if self.concurrency < 1 or not self.timeout_s > 0 or not 1 <= self.k <= MAX_K:
+            raise ConfigError(
+                f"concurrency={self.concurrency}, timeout_s={self.timeout_s}, k={self.k}: the first two must be "
+                f"above 0, and k must be between 1 and {MAX_K}"
+            )
+
+    def require_supported(self) -> None:
+        """Checks that the system reports what the canaries expect.
+
+        Raises:
+            ConfigError: If not, with one line per canary and key; or if an id occurs twice.
+        """
+        twice = [name for name, count in Counter(canary.id for canary in self.canaries).items() if count > 1]
+        if twice:
+            raise ConfigError(f"duplicate canary id {twice[0]!r}; ids must be unique")
+        tells = getattr(self.target, "tells", None)
+        embeds, judges = self.embedder is not None, self.judge is not None
+        wrong = [
+            f"canary {canary.id!r}: {error}"
+            for canary in self.canaries
+            for error in unsupported_expectations(canary, k=self.k, tells=tells, has_embedder=embeds, has_judge=judges)
+        ]
+        if wrong:
+            raise ConfigError("\n".join(wrong))
+
+    async def run(
+        self,
+        run_id: str,
+        baseline_documents: Mapping[str, Collection[str]] | None = None,
+        on_result: Callable[[CanaryResult], None] = lambda result: None,
+    ) -> CanaryRun:
+        """Asks all canaries.
+
+        Args:
+            run_id: Id of the run; seeds the order of the questions.
+            baseline_documents: Document ids of each canary's context in the baseline. A canary without an entry, or
+                with an empty one, has no new documents.
+            on_result: Called with each result at once. An exception in it ends the run.
+
+        Raises:
+            ConfigError: If a canary expects what this system does not report, before anything is asked.
+        """
+        known = baseline_documents or {}
+        return await self.ask(run_id, {c.id: known.get(c.id, ()) for c in self.canaries}, on_result)
+
+    async def ask(
+        self,
+        run_id: str,
+        baseline_documents: Mapping[str, Collection[str]],
+        on_result: Callable[[CanaryResult], None],
+    ) -> CanaryRun:
+        """Like ``run``, but asks only the canaries in ``baseline_documents``."""
+        self.require_supported()
+        wanted = [canary for canary in self.canaries if canary.id in baseline_documents]
+        pending = iter(_shuffled(wanted, run_id))
+        found: dict[str, CanaryResult] = {}
+
+        async def work() -> None:
+            for canary in pending:  # all workers share one iterator
+                found[canary.id] = await self._result(canary, run_id, baseline_documents[canary.id])
+                on_result(found[canary.id])
+
+        await _run_workers(work, min(self.concurrency, len(wanted)))
+        return CanaryRun(run_id, tuple(found[c.id] for c in wanted))
+
+    async def _result(self, canary: Canary, run_id: str, known: Collection[str]) -> CanaryResult:
         client = self.client.replace("{canary}", canary.id).replace("{run}", run_id)
         at, begun = datetime.now(UTC), time.perf_counter()
-        seen, seconds = None, 0.0
+        answer, seconds = None, 0.0
         deviations: tuple[Deviation, ...] = ()
         error = ""
         try:
-            seen = await self._ask(canary.query, client)
+            answer = await self._query(canary.query, client)
             seconds = time.perf_counter() - begun
-            baseline = None if canary.baseline_query is None else await self._ask(canary.baseline_query, client)
-            deviations = await self._deviations(canary, seen, baseline)
-        except _Failed as failed:
-            error = str(failed)
-        status = Status.ERROR if error else Status.FAIL if deviations else Status.PASS
-        result = Result(canary.id, run_id, at, status, deviations, error, seconds or time.perf_counter() - begun)
-        return result if seen is None else _with(result, seen)
+            other = None if canary.baseline_query is None else await self._query(canary.baseline_query, client)
+            deviations = await self._deviations(canary, answer, other, known)
+        except _Unjudged as unjudged:
+            error = str(unjudged)
+        status = CanaryStatus.ERROR if error else CanaryStatus.FAIL if deviations else CanaryStatus.PASS
+        result = CanaryResult(canary.id, run_id, at, status, deviations, error, seconds or time.perf_counter() - begun)
+        return result if answer is None else _with_answer(result, answer)
 
-    async def _ask(self, text: str, client: str) -> Observed:
-        """What the target answers, if that is an answer."""
+    async def _query(self, text: str, client: str) -> ObservedAnswer:
         query = Query(text, client, self.tenant, self.k)
-        answer = await self._within("answer", lambda: self.target.ask(query))
+        answer = await self._in_time("answer", lambda: self.target.ask(query))
         if not isinstance(answer, Answer) or not isinstance(answer.text, str):
-            raise _Failed(f"the target returned {type(answer).__name__}, which is no answer")
-        if len(answer.text) > LONGEST:
-            raise _Failed(f"the answer has {len(answer.text):,} characters; at most {LONGEST:,} are read")
-        return observed(answer, getattr(self.target, "tells", None))
+            raise _Unjudged(f"the target returned {type(answer).__name__}; expected an Answer with a text")
+        if len(answer.text) > MAX_ANSWER_CHARACTERS:
+            size = f"the answer has {len(answer.text):,} characters"
+            raise _Unjudged(f"{size}; at most {MAX_ANSWER_CHARACTERS:,} are allowed")
+        return observe_answer(answer, getattr(self.target, "tells", None))
 
-    async def _deviations(self, canary: Canary, seen: Observed, baseline: Observed | None) -> tuple[Deviation, ...]:
-        """What the answer lacks."""
-        judged, judge, behaves = None, self.judge, canary.expected_behavior
-        if canary.judged and judge is not None and behaves is not None:
-            case = Case(canary.query, seen.text)
-            judged = await self._within("judgement", lambda: behaviour.judged(behaves, case, judge))
-        known = self.baselines.get(canary.id)
+    async def _deviations(
+        self, canary: Canary, answer: ObservedAnswer, other: ObservedAnswer | None, known: Collection[str]
+    ) -> tuple[Deviation, ...]:
+        judge_passed, judge, behaves = None, self.judge, canary.expected_behavior
+        if canary.needs_judge and judge is not None and behaves is not None:
+            case = BehaviorCase(canary.query, answer.text)
+            judge_passed = await self._in_time("verdict", lambda: behavior.judge_behavior(behaves, case, judge))
         try:
-            return await asyncio.to_thread(check, canary, seen, baseline, self.embedder, judged, known)
+            return await asyncio.to_thread(
+                check_answer, canary, answer, other, self.embedder, judge_passed, known or None
+            )
         except Exception as error:
-            raise _Failed(f"the answer could not be judged: {_reason(error)}") from error
+            raise _Unjudged(f"the answer could not be checked: {_reason(error)}") from error
 
-    async def _within(self, what: str, ask: Callable[[], Awaitable[T]]) -> T:
-        """What is waited for, if it comes in time."""
+    async def _in_time(self, what: str, ask: Callable[[], Awaitable[T]]) -> T:
+        """Awaits a reply, within the timeout."""
         try:
             async with asyncio.timeout(self.timeout_s) as limit:
                 return await ask()
@@ -179,42 +180,42 @@ class _Asker:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            raise _Failed(f"no {what}: the target gave up (CancelledError)") from None
+            raise _Unjudged(f"no {what}: the target cancelled the request (CancelledError)") from None
         except Exception as error:
             late = isinstance(error, TimeoutError) and limit.expired()
-            raise _Failed(f"no {what} within {self.timeout_s:g} s" if late else _reason(error)) from error
+            raise _Unjudged(f"no {what} within {self.timeout_s:g} s" if late else _reason(error)) from error
 
 
-class _Failed(Exception):
-    """A canary could not be asked or judged; the reason, on one line."""
+class _Unjudged(Exception):
+    """A canary could not be asked or checked; the reason, on one line."""
 
 
 def _reason(error: Exception) -> str:
-    """What went wrong. The words of errors that are not ours may quote a text, so only their kind is kept."""
-    said = str(error) if isinstance(error, CasemateError) else f"{type(error).__name__} was raised"
-    return " ".join(said.split())[:REASON]
+    """Why something failed. Messages of foreign exceptions may quote a text, so only their type is kept."""
+    message = str(error) if isinstance(error, CasemateError) else f"{type(error).__name__} was raised"
+    return " ".join(message.split())[:MAX_REASON_CHARACTERS]
 
 
-def _with(result: Result, seen: Observed) -> Result:
+def _with_answer(result: CanaryResult, answer: ObservedAnswer) -> CanaryResult:
     return replace(
         result,
-        documents=seen.documents,
-        sources=seen.sources,
-        scores=seen.scores,
-        refused=seen.refused,
-        words=seen.length,
-        text=seen.text,
+        documents=answer.documents,
+        sources=answer.sources,
+        scores=answer.scores,
+        refused=answer.refused,
+        words=answer.length,
+        text=answer.text,
     )
 
 
 def _shuffled(canaries: Sequence[Canary], run_id: str) -> list[Canary]:
-    """In an order that follows from the run's id."""
+    """The canaries in an order that follows from the run id."""
     seed = int.from_bytes(hashlib.sha256(run_id.encode()).digest()[:8], "big")
     return [canaries[i] for i in np.random.default_rng(seed).permutation(len(canaries))]
 
 
-async def _together(work: Callable[[], Coroutine[None, None, None]], count: int) -> None:
-    """So many workers side by side; the first error of one ends all, and is raised as it is."""
+async def _run_workers(work: Callable[[], Coroutine[None, None, None]], count: int) -> None:
+    """Runs workers concurrently; the first exception cancels the others and is raised as it is."""
     try:
         async with asyncio.TaskGroup() as group:
             for _ in range(count):

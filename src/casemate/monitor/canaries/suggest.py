@@ -1,13 +1,17 @@
-"""A first set of canaries, drafted from the owner's corpus, and tried out before it is proposed.
+"""Drafts a first canary set from the corpus and keeps the drafts that the system passes.
 
-The corpus is parted into regions of like meaning, and each region gets canaries: sentinel documents with a private
-question that finds them first, questions for a fact with its answer, the same with a trigger behind it. Questions about
-what the corpus does not hold, and orders to break the rules, come beside them. A draft that the real system does not
-meet, with something to spare, is dropped. So a set begins with canaries that pass, and that a document more or less in
-the corpus does not make fail, unless it is the one that they are about.
+The corpus is clustered into regions of similar chunks. Each region gets canaries of three kinds:
 
-Deviation: METHODS D6 has sentinels with any private query; here a query must also have its document first by a margin
-(``MARGIN``), because other documents of the same kind come in every day.
+- sentinel: a private question that retrieves one document first;
+- fact: a question with its answer;
+- trigger: a fact question with an appended trigger phrase.
+
+Questions that the corpus cannot answer and prompt injections are added. A draft is dropped unless the real system
+passes it with a margin. So the set starts with passing canaries, and adding or removing unrelated documents does not
+make them fail.
+
+Deviation: METHODS D6 has sentinels with any private query. Here the query must also rank its document first by
+``SENTINEL_MARGIN``, because similar documents are added every day.
 """
 
 from __future__ import annotations
@@ -23,43 +27,54 @@ import numpy as np
 import yaml
 
 from casemate.errors import ConfigError, DataError
-from casemate.monitor.canaries.canary import Canary, CanarySet, misfits
-from casemate.monitor.canaries.drafts import FACT, INJECTION, REFUSAL, SENTINEL, TRIGGER, Draft, Drafter, entities
-from casemate.monitor.canaries.regions import Corpus, Coverage, coverage
-from casemate.monitor.canaries.results import Result, Status
-from casemate.monitor.canaries.run import CLIENT, run
-from casemate.protocols import Embedder, Index, Target
-from casemate.reindexing.topics import NOISE
-from casemate.remote import TELLS
+from casemate.maths.clustering import NOISE
+from casemate.monitor.canaries.canary import Canary, CanarySet, unsupported_expectations
+from casemate.monitor.canaries.coverage import Coverage, RegionMap, measure_coverage
+from casemate.monitor.canaries.drafts import (
+    FACT,
+    INJECTION,
+    REFUSAL,
+    SENTINEL,
+    TRIGGER,
+    CanaryDraft,
+    CanaryDrafter,
+    sample_names,
+)
+from casemate.monitor.canaries.results import CanaryResult, CanaryStatus
+from casemate.monitor.canaries.run import DEFAULT_CLIENT, CanaryRunner
+from casemate.protocols import TARGET_DETAILS, Embedder, Index, Target
 from casemate.types import DEFAULT_TENANT, MAX_K, Vector
 
 SHARES: Mapping[str, float] = {SENTINEL: 0.4, FACT: 0.3, TRIGGER: 0.16, REFUSAL: 0.1, INJECTION: 0.04}
-"""Of the set, by kind."""
-MARGIN, SLACK = 0.1, 0.08
-"""Cosine by which a sentinel's document must be ahead of the next one, and by which the document of a fact must be
-ahead of the first that is not read: what comes new has to beat that."""
-BELOW = 0.02
-"""A sentinel's document may lose so much cosine (METHODS D6)."""
-STRICTER = 0.95, 0.4
-"""How much alike a trigger's answers and contexts must be when it is drafted; when it is asked, less will do."""
-TRIED, AT_ONCE, ROUNDS = 6, 4, 32
-"""Documents of a region that are tried for one canary, its drafts that are tried at once, and how often."""
+"""Share of each kind in the set."""
+SENTINEL_MARGIN, FACT_MARGIN = 0.1, 0.08
+"""Minimum lead, in cosine, of a sentinel's document over the next one, and of a fact's document over the first one
+outside the context. A new document must exceed it to displace the expected one."""
+MAX_COSINE_LOSS = 0.02
+"""Cosine that a sentinel's document may lose (METHODS D6)."""
+STRICT_COSINE, STRICT_OVERLAP = 0.95, 0.4
+"""Stricter thresholds for a trigger's answers and contexts while it is tested, so that it passes with a margin."""
+DOCUMENTS_PER_REGION, DRAFTS_AT_ONCE, MAX_ROUNDS = 6, 4, 32
+"""Documents of a region tried for one canary, its drafts tested at once, and rounds of tests."""
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What is drafted, and how it is tried.
+class SuggestionSettings:
+    """Settings of ``suggest_canaries``.
 
     Attributes:
-        count: Canaries wanted, at least 1.
-        k: Documents read for an answer.
-        tenant: Whose documents.
-        seed: Decides all that is drawn.
-        questions: Questions that people asked, to tell how much of them is covered; they do not enter the set.
-        client: The name under which drafts are asked, as in ``run``.
-        concurrency: Questions at the same time.
-        timeout_s: Longest time for one.
-        name: Of the set.
+        count: Number of canaries, at least 1.
+        k: Documents in a context.
+        tenant: Tenant whose documents are used.
+        seed: Seed of all sampling.
+        questions: Questions of clients, to measure how many the set covers. They do not enter the set.
+        client: Client name of the queries; see ``CanaryRunner``.
+        concurrency: Questions in parallel.
+        timeout_s: Timeout of one question, in seconds.
+        name: Name of the set.
+
+    Raises:
+        ConfigError: If ``count`` or ``k`` is out of range.
     """
 
     count: int = 50
@@ -67,18 +82,18 @@ class Settings:
     tenant: str = DEFAULT_TENANT
     seed: int = 7
     questions: Sequence[str] = ()
-    client: str = f"{CLIENT}-{{canary}}-{{run}}"
+    client: str = DEFAULT_CLIENT
     concurrency: int = 8
     timeout_s: float = 30.0
     name: str = "canaries"
 
     def __post_init__(self) -> None:
         if self.count < 1 or not 1 <= self.k <= MAX_K:
-            raise ConfigError(f"count={self.count}, k={self.k}; count must be at least 1, k from 1 to {MAX_K}")
+            raise ConfigError(f"count={self.count}, k={self.k}: count must be at least 1, and k between 1 and {MAX_K}")
 
 
-class Dropped(NamedTuple):
-    """A draft that did not hold, or a place in the set that no draft could fill: its kind, region and the reason."""
+class DroppedDraft(NamedTuple):
+    """A draft that failed its test, or a canary that no draft could fill: kind, region and reason."""
 
     kind: str
     region: str
@@ -86,27 +101,27 @@ class Dropped(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Suggestion:
-    """A set of canaries to look through.
+class CanarySuggestion:
+    """A drafted set, for review.
 
     Attributes:
-        canaries: The set. It holds text of the corpus.
-        notes: For each canary, where it comes from.
-        coverage: What it watches.
-        dropped: Drafts that did not hold.
-        method: How the regions were found, in words.
+        canaries: The set. It contains text of the corpus.
+        notes: Origin of each canary, by id.
+        coverage: What the set covers.
+        dropped: Drafts that were dropped.
+        method: Description of the clustering method.
     """
 
     canaries: CanarySet
     notes: Mapping[str, str]
     coverage: Coverage
-    dropped: tuple[Dropped, ...]
+    dropped: tuple[DroppedDraft, ...]
     method: str
 
     @property
     def text(self) -> str:
-        """The set as a YAML file with comments, as ``canary.read`` reads it."""
-        found = [*_head(self), f"name: {_plain(self.canaries.name)}", "canaries:"]
+        """The set as a YAML file with comments, for ``read_canaries``."""
+        found = [*_header(self), f"name: {_yaml_scalar(self.canaries.name)}", "canaries:"]
         for canary in self.canaries.canaries:
             row = canary.model_dump(mode="json", exclude_unset=True)
             dumped = yaml.safe_dump([row], sort_keys=False, allow_unicode=True, width=110)
@@ -114,99 +129,97 @@ class Suggestion:
         return "\n".join(found) + "\n"
 
 
-async def suggest(
-    index: Index, embedder: Embedder, target: Target | None = None, settings: Settings | None = None
-) -> Suggestion:
-    """Drafts a set of canaries, and keeps those that hold.
-
-    Nothing is logged. The result holds text of the corpus, and is for its owner.
+async def suggest_canaries(
+    index: Index, embedder: Embedder, target: Target | None = None, settings: SuggestionSettings | None = None
+) -> CanarySuggestion:
+    """Drafts canaries, and keeps those that the target passes. Nothing is logged.
 
     Args:
-        index: Where the documents are; they are only read.
-        embedder: That of the index.
-        target: The system as users see it. Without one, only retrieval can be tried: all canaries are sentinels.
-        settings: What is drafted.
+        index: The index; it is only read.
+        embedder: The embedder of the index.
+        target: The system as clients use it. None: only retrieval is tested, and all canaries are sentinels.
+        settings: Settings; None: the defaults.
 
     Returns:
-        As many canaries as were wanted, or fewer, with the reasons.
+        ``settings.count`` canaries, or fewer, with the reasons in ``dropped``.
 
     Raises:
-        DataError: If the tenant has no documents, or none of the drafts holds, as when the target gives no answer.
+        DataError: If the tenant has no documents, or no draft passes, for example because the target does not answer.
     """
-    settings = settings or Settings()
-    corpus = await asyncio.to_thread(Corpus.of, index, settings.tenant, settings.seed)
-    trial = _Trial(index, embedder, target, settings, corpus)
-    kept = await trial.all()
+    settings = settings or SuggestionSettings()
+    corpus = await asyncio.to_thread(RegionMap.of, index, settings.tenant, settings.seed)
+    trial = _DraftTrial(index, embedder, target, settings, corpus)
+    kept = await trial.run()
     if not kept:
         why = Counter(d.reason for d in trial.dropped).most_common(1)
         raise DataError(f"no canary could be drafted: {why[0][0] if why else 'the documents have too few words'}")
     covered = await asyncio.to_thread(trial.coverage, kept)
     found = CanarySet(settings.name, tuple(canary for canary, _ in kept))
-    notes = {canary.id: _note(draft, corpus) for canary, draft in kept}
-    return Suggestion(found, notes, covered, tuple(trial.dropped), corpus.method)
+    notes = {canary.id: _origin(draft, corpus) for canary, draft in kept}
+    return CanarySuggestion(found, notes, covered, tuple(trial.dropped), corpus.method)
 
 
 @dataclass
-class _Place:
-    """A place in the set, and drafts that may take it."""
+class _Vacancy:
+    """One canary to be found, and the drafts that may fill it."""
 
     kind: str
     region: int
-    drafts: Iterator[Draft]
-    ready: list[Draft] = field(default_factory=list)  # their documents are found as they should be
-    spent: bool = False  # no draft is left
-    last: str = "no draft could be made of its documents"
+    drafts: Iterator[CanaryDraft]
+    ready: list[CanaryDraft] = field(default_factory=list)  # retrieval passed; the answer is not tested yet
+    exhausted: bool = False
+    last_reason: str = "no draft could be made from its documents"
 
 
 @dataclass
-class _Trial:
-    """Fills the places of a set with drafts that hold."""
+class _DraftTrial:
+    """Fills every vacancy of a set with a draft that passes."""
 
     index: Index
     embedder: Embedder
     target: Target | None
-    settings: Settings
-    corpus: Corpus
-    dropped: list[Dropped] = field(default_factory=list)
+    settings: SuggestionSettings
+    corpus: RegionMap
+    dropped: list[DroppedDraft] = field(default_factory=list)
     _used: set[str] = field(default_factory=set)  # ids of chunks that have a canary
-    _spare: Iterator[int] = field(default_factory=lambda: iter(()))  # regions that no place was given
+    _spare_regions: Iterator[int] = field(default_factory=lambda: iter(()))
 
     def __post_init__(self) -> None:
-        self._tells: Collection[str] = TELLS
+        self._tells: Collection[str] = TARGET_DETAILS
         if self.target is not None:
-            self._tells = getattr(self.target, "tells", TELLS)
+            self._tells = getattr(self.target, "tells", TARGET_DETAILS)
         rng = np.random.default_rng(self.settings.seed)
-        called = entities(self.corpus.documents, self.corpus.genre, rng)
-        self._drafter = Drafter(self.corpus.genre, rng, called)
+        names = sample_names(self.corpus.documents, self.corpus.genre, rng)
+        self._drafter = CanaryDrafter(self.corpus.genre, rng, names)
 
-    async def all(self) -> list[tuple[Canary, Draft]]:
-        """The canaries that hold, each with its draft, in the order of the places."""
-        places = self._places()
-        held: dict[int, Draft] = {}
-        for number in range(ROUNDS):
-            open_ = [i for i, place in enumerate(places) if i not in held and not place.spent]
+    async def run(self) -> list[tuple[Canary, CanaryDraft]]:
+        """The canaries that passed, each with its draft, in the order of the vacancies."""
+        vacancies = self._vacancies()
+        filled: dict[int, CanaryDraft] = {}
+        for number in range(MAX_ROUNDS):
+            open_ = {i: v for i, v in enumerate(vacancies) if i not in filled and not v.exhausted}
             if not open_:
                 break
-            drawn = await asyncio.to_thread(self._drawn, {i: places[i] for i in open_})
-            for i, draft, result in await self._asked(drawn, number):
-                if result is None or _passed(result):
-                    held[i] = draft
+            drafts = await asyncio.to_thread(self._next_drafts, open_)
+            for i, draft, result in await self._test_answers(drafts, number):
+                if result is None or result.status is CanaryStatus.PASS:
+                    filled[i] = draft
                     continue
                 self._used.discard(draft.document)
-                places[i].last = result.error or ", ".join(d.kind for d in result.deviations)
-                self._drop(draft.kind, draft.region, places[i].last)
-        for i in (i for i in range(len(places)) if i not in held):
-            self._drop(places[i].kind, places[i].region, f"its place stays empty: {places[i].last}")
+                vacancies[i].last_reason = result.error or ", ".join(d.kind for d in result.deviations)
+                self._drop(draft.kind, draft.region, vacancies[i].last_reason)
+        for vacancy in (v for i, v in enumerate(vacancies) if i not in filled):
+            self._drop(vacancy.kind, vacancy.region, f"not filled: {vacancy.last_reason}")
         counts: Counter[str] = Counter()
         found = []
-        for _, draft in sorted(held.items()):
+        for _, draft in sorted(filled.items()):
             counts[draft.kind] += 1
             found.append((Canary(id=f"{draft.kind}-{counts[draft.kind]:02d}", **draft.fields), draft))
         return found
 
-    def coverage(self, kept: Sequence[tuple[Canary, Draft]]) -> Coverage:
-        """What these canaries watch. Those about nothing that the corpus holds watch no region."""
-        return coverage(
+    def coverage(self, kept: Sequence[tuple[Canary, CanaryDraft]]) -> Coverage:
+        """Coverage of these canaries. Questions that the corpus cannot answer cover no region."""
+        return measure_coverage(
             self.corpus,
             self.index,
             self.embedder,
@@ -217,127 +230,130 @@ class _Trial:
             seed=self.settings.seed,
         )
 
-    def _places(self) -> list[_Place]:
-        """The places of the set: regions in turn, the largest first, and kinds evenly among them."""
+    def _vacancies(self) -> list[_Vacancy]:
+        """Vacancies of the set: regions in turn, largest first, and kinds spread evenly over them."""
         shares = SHARES if self.target is not None else {SENTINEL: 1.0}
         if not {"ids", "scores"} <= set(self._tells):
             shares = {kind: share for kind, share in shares.items() if kind != SENTINEL}
-        counts = allotted(self.settings.count, shares)
+        counts = allocate(self.settings.count, shares)
         order = np.argsort(-self.corpus.sizes, kind="stable").tolist()
-        kinds_in_turn = _mixed({k: n for k, n in counts.items() if k not in (REFUSAL, INJECTION)})
-        self._spare = iter(order[len(kinds_in_turn) :])
+        kinds_in_turn = _interleave({k: n for k, n in counts.items() if k not in (REFUSAL, INJECTION)})
+        self._spare_regions = iter(order[len(kinds_in_turn) :])
         found = []
-        for place, kind in enumerate(kinds_in_turn):
-            region = order[place % len(order)]
+        for position, kind in enumerate(kinds_in_turn):
+            region = order[position % len(order)]
             fallback = FACT if kind != FACT or SENTINEL not in shares else SENTINEL
             kinds = [kind, fallback] if self.target is not None else [kind]
-            found.append(_Place(kind, region, self._about(kinds, region)))
-        nothing = [k for k in (REFUSAL, INJECTION) for _ in range(counts.get(k, 0))]
-        made = {k: self._drafter.about_nothing(k) for k in (REFUSAL, INJECTION)}
-        return found + [_Place(k, NOISE, made[k]) for k in nothing]
+            found.append(_Vacancy(kind, region, self._drafts_of(kinds, region)))
+        unanswerable = [k for k in (REFUSAL, INJECTION) for _ in range(counts.get(k, 0))]
+        drafts = {k: self._drafter.unanswerable(k) for k in (REFUSAL, INJECTION)}
+        return found + [_Vacancy(k, NOISE, drafts[k]) for k in unanswerable]
 
-    def _about(self, kinds: Sequence[str], region: int) -> Iterator[Draft]:
-        """Drafts of the first kind on the documents of a region, then of the next; then on a region that is left."""
-        for here, kind in ((here, kind) for here in chain([region], self._spare) for kind in kinds):
-            for document in self.corpus.near(here)[:TRIED]:
+    def _drafts_of(self, kinds: Sequence[str], region: int) -> Iterator[CanaryDraft]:
+        """Drafts of the first kind for a region, then of the next kind; then for an unused region."""
+        for here, kind in ((here, kind) for here in chain([region], self._spare_regions) for kind in kinds):
+            for document in self.corpus.documents_of(here)[:DOCUMENTS_PER_REGION]:
                 if document.id not in self._used:
                     yield from self._drafter.about(kind, document, here)
 
-    def _drawn(self, places: Mapping[int, _Place]) -> dict[int, Draft]:
-        """For each place, the next draft whose document is found as it should be; none: there is no draft left."""
-        looked: list[tuple[int, Draft]] = []
-        for i, place in places.items():
-            if not place.ready:
-                new = list(islice(place.drafts, AT_ONCE if place.region != NOISE else 1))
-                place.spent = not new
-                looked += [(i, draft) for draft in new]
-        measured = self._measured([draft for _, draft in looked])
-        for (i, draft), found in zip(looked, measured, strict=True):
-            if isinstance(found, Draft):
-                places[i].ready.append(found)
+    def _next_drafts(self, vacancies: Mapping[int, _Vacancy]) -> dict[int, CanaryDraft]:
+        """The next draft of each vacancy that passes the retrieval test; vacancies without a draft are left out."""
+        untested: list[tuple[int, CanaryDraft]] = []
+        for i, vacancy in vacancies.items():
+            if not vacancy.ready:
+                new = list(islice(vacancy.drafts, DRAFTS_AT_ONCE if vacancy.region != NOISE else 1))
+                vacancy.exhausted = not new
+                untested += [(i, draft) for draft in new]
+        tested = self._test_retrieval([draft for _, draft in untested])
+        for (i, draft), found in zip(untested, tested, strict=True):
+            if isinstance(found, CanaryDraft):
+                vacancies[i].ready.append(found)
             else:
-                places[i].last = found
+                vacancies[i].last_reason = found
                 self._drop(draft.kind, draft.region, found)
-        taken: dict[int, Draft] = {}
-        for i, place in places.items():
-            while place.ready and i not in taken:
-                draft = place.ready.pop(0)
+        chosen: dict[int, CanaryDraft] = {}
+        for i, vacancy in vacancies.items():
+            while vacancy.ready and i not in chosen:
+                draft = vacancy.ready.pop(0)
                 if draft.document not in self._used:
-                    taken[i] = draft
+                    chosen[i] = draft
                     self._used |= {draft.document} - {""}
-        return taken
+        return chosen
 
-    def _measured(self, drafts: Sequence[Draft]) -> list[Draft | str]:
-        """The drafts with what was measured of them, or why they do not hold."""
+    def _test_retrieval(self, drafts: Sequence[CanaryDraft]) -> list[CanaryDraft | str]:
+        """Each draft with its measured margin, or the reason why it is dropped."""
         if not drafts:
             return []
         vectors = self.embedder.embed([draft.query for draft in drafts])
-        return [self._placed(draft, vector) for draft, vector in zip(drafts, vectors, strict=True)]
+        return [self._with_margin(draft, vector) for draft, vector in zip(drafts, vectors, strict=True)]
 
-    def _placed(self, draft: Draft, vector: Vector) -> Draft | str:
+    def _with_margin(self, draft: CanaryDraft, vector: Vector) -> CanaryDraft | str:
         if not draft.document:
             return draft
         k = 1 if draft.kind == SENTINEL else self.settings.k
         hits = self.index.search(vector, k + 1, self.settings.tenant).hits
         score = next((h.score for h in hits[:k] if h.document.id == draft.document), None)
         if score is None:
-            return "other documents come before its own"
+            return "other documents rank before its own"
         margin = score - (hits[k].score if len(hits) > k else -1.0)
-        if margin < (MARGIN if draft.kind == SENTINEL else SLACK):
-            return "another document comes nearly as near to its question"
+        if margin < (SENTINEL_MARGIN if draft.kind == SENTINEL else FACT_MARGIN):
+            return "another document is almost as close to its question"
         fields = dict(draft.fields)
         if draft.kind == SENTINEL:
-            fields["min_cosine"] = float(np.floor((score - BELOW) * 1000) / 1000)
+            fields["min_cosine"] = float(np.floor((score - MAX_COSINE_LOSS) * 1000) / 1000)
         elif "ids" not in self._tells:
             del fields["expected_documents"]
         return replace(draft, fields=fields, margin=float(margin))
 
-    async def _asked(self, drawn: Mapping[int, Draft], number: int) -> list[tuple[int, Draft, Result | None]]:
-        """How the target answers the drafts; of several results the worst. Without a target there is nothing to ask."""
+    async def _test_answers(
+        self, drafts: Mapping[int, CanaryDraft], number: int
+    ) -> list[tuple[int, CanaryDraft, CanaryResult | None]]:
+        """The worst result of each draft over several context sizes; None if there is no target."""
         if self.target is None:
-            return [(i, draft, None) for i, draft in drawn.items()]
-        strict = {i: _stricter(Canary(id=f"draft-{number}-{i}", **draft.fields)) for i, draft in drawn.items()}
-        found: dict[str, Result] = {}
-        for k in self._depths:
-            done = await self._run([c for c in strict.values() if _passed(found.get(c.id))], self.target, number, k)
+            return [(i, draft, None) for i, draft in drafts.items()]
+        strict = {i: _stricter(Canary(id=f"draft-{number}-{i}", **draft.fields)) for i, draft in drafts.items()}
+        found: dict[str, CanaryResult] = {}
+        for k in self._context_sizes:
+            passing = [c for c in strict.values() if c.id not in found or found[c.id].status is CanaryStatus.PASS]
+            done = await self._run(passing, self.target, number, k)
             found |= {result.canary: result for result in done}
-            if done and all(result.status is Status.ERROR for result in done):
-                raise DataError(f"the target answers none of {len(done)} drafts: {done[0].error}")
-        return [(i, drawn[i], found[canary.id]) for i, canary in strict.items()]
+            if done and all(result.status is CanaryStatus.ERROR for result in done):
+                raise DataError(f"the target answered none of {len(done)} drafts: {done[0].error}")
+        return [(i, drafts[i], found[canary.id]) for i, canary in strict.items()]
 
     @property
-    def _depths(self) -> list[int]:
-        """Documents that are read when a draft is asked: as usual, fewer and more, as if some had come or gone."""
+    def _context_sizes(self) -> list[int]:
+        """k, fewer and more documents: simulates a corpus that shrinks or grows."""
         k = self.settings.k
         return [k, max(k // 2, 1), min(2 * k, MAX_K)]
 
-    async def _run(self, canaries: Sequence[Canary], target: Target, number: int, k: int) -> Sequence[Result]:
+    async def _run(self, canaries: Sequence[Canary], target: Target, number: int, k: int) -> Sequence[CanaryResult]:
         for canary in canaries:
-            if faults := misfits(canary, k=k, tells=self._tells):
-                raise DataError(f"this target cannot be watched so: {faults[0]}")
+            if errors := unsupported_expectations(canary, k=k, tells=self._tells):
+                raise DataError(f"this target cannot be monitored with these canaries: {errors[0]}")
         if not canaries:
             return ()
-        done = await run(
+        settings = self.settings
+        runner = CanaryRunner(
             canaries,
             target,
-            run_id=f"suggest-{number}-{k}",
-            k=k,
-            embedder=self.embedder,
-            concurrency=self.settings.concurrency,
-            timeout_s=self.settings.timeout_s,
-            tenant=self.settings.tenant,
-            client=self.settings.client,
+            k,
+            self.embedder,
+            settings.concurrency,
+            settings.timeout_s,
+            settings.tenant,
+            settings.client,
         )
-        return done.results
+        return (await runner.run(f"suggest-{number}-{k}")).results
 
     def _drop(self, kind: str, region: int, reason: str) -> None:
-        self.dropped.append(Dropped(kind, self.corpus.names[region] if region != NOISE else "", reason))
+        self.dropped.append(DroppedDraft(kind, self.corpus.names[region] if region != NOISE else "", reason))
 
 
-def allotted(count: int, shares: Mapping[str, float]) -> dict[str, int]:
-    """So many places by shares, the largest remainders rounded up.
+def allocate(count: int, shares: Mapping[str, float]) -> dict[str, int]:
+    """Splits a count by shares; the largest remainders are rounded up.
 
-    >>> allotted(5, {"a": 0.5, "b": 0.3, "c": 0.2}), allotted(1, {"a": 0.5, "b": 0.3})
+    >>> allocate(5, {"a": 0.5, "b": 0.3, "c": 0.2}), allocate(1, {"a": 0.5, "b": 0.3})
     ({'a': 3, 'b': 1, 'c': 1}, {'a': 1, 'b': 0})
     """
     exact = {kind: count * share / sum(shares.values()) for kind, share in shares.items()}
@@ -347,44 +363,38 @@ def allotted(count: int, shares: Mapping[str, float]) -> dict[str, int]:
     return found
 
 
-def _mixed(counts: Mapping[str, int]) -> list[str]:
-    """Each kind as often as it says, evenly among the others."""
-    places = [((i + 0.5) / count, kind) for kind, count in counts.items() for i in range(count)]
-    return [kind for _, kind in sorted(places, key=lambda p: p[0])]
+def _interleave(counts: Mapping[str, int]) -> list[str]:
+    """Each kind as often as its count, spread evenly."""
+    positions = [((i + 0.5) / count, kind) for kind, count in counts.items() for i in range(count)]
+    return [kind for _, kind in sorted(positions, key=lambda p: p[0])]
 
 
 def _stricter(canary: Canary) -> Canary:
-    """The canary with more demanded, so that it passes with something to spare."""
+    """The canary with stricter thresholds."""
     if canary.baseline_query is None:
         return canary
-    alike, overlap = STRICTER
-    return canary.model_copy(
-        update={"similarity_threshold": alike, "min_overlap": overlap if canary.min_overlap else 0.0}
-    )
+    overlap = STRICT_OVERLAP if canary.min_overlap else 0.0
+    return canary.model_copy(update={"similarity_threshold": STRICT_COSINE, "min_overlap": overlap})
 
 
-def _passed(result: Result | None) -> bool:
-    return result is None or result.status is Status.PASS
-
-
-def _note(draft: Draft, corpus: Corpus) -> str:
+def _origin(draft: CanaryDraft, corpus: RegionMap) -> str:
     if not draft.document:
-        return "about nothing that the corpus holds"
-    return f"region: {corpus.names[draft.region]}; ahead by {draft.margin:.2f}"
+        return "not answerable from the corpus"
+    return f"region: {corpus.names[draft.region]}; margin {draft.margin:.2f}"
 
 
-def _head(found: Suggestion) -> list[str]:
-    covered = len(found.coverage.regions) - len(found.coverage.bare)
+def _header(found: CanarySuggestion) -> list[str]:
+    covered = len(found.coverage.regions) - len(found.coverage.uncovered)
     lines = [
-        "# Canaries drafted by casemate. This file holds text of your documents: keep it like them, and let nobody see",
-        "# it who is not to know which questions are asked. Look it through; `canary baseline` comes next.",
-        f"# Regions of the corpus with a canary: {covered} of {len(found.coverage.regions)} ({found.method}).",
+        "# Canaries drafted by casemate. This file contains text of your documents: protect it like them, and hide",
+        "# it from clients, since it shows which questions are asked. Review it, then run 'casemate canary baseline'.",
+        f"# Regions of the corpus covered: {covered} of {len(found.coverage.regions)} ({found.method}).",
     ]
     if found.coverage.traffic is not None:
-        lines.append(f"# Of the questions given, {found.coverage.traffic.value:.0%} lie near a canary.")
-    return lines + [f"# Without one: {region.name} ({region.chunks} chunks)" for region in found.coverage.bare]
+        lines.append(f"# Given questions covered: {found.coverage.traffic.value:.0%}.")
+    return lines + [f"# Not covered: {region.name} ({region.chunks} chunks)" for region in found.coverage.uncovered]
 
 
-def _plain(text: str) -> str:
+def _yaml_scalar(text: str) -> str:
     """A text on one line of YAML."""
     return yaml.safe_dump(text, allow_unicode=True, default_style='"', width=10_000).strip()

@@ -1,1 +1,1 @@
-"""Drift: whether a system, its traffic or its corpus has changed, and whether one system is better than another."""
+"""Drift: has a system, its traffic or its corpus changed, and is one system better than another?"""

@@ -1,1 +1,1 @@
-"""Trends: what is normal, and whether failures mean something."""
+"""Trends: the accepted baseline, sequential tests (CUSUM), and what they show over many runs."""

@@ -1,13 +1,13 @@
-"""What is normal: how canaries fared when all was well, recorded once and accepted by somebody.
+"""Baselines: how canaries behave while nothing is wrong, recorded once and accepted by an operator.
 
-Repeated runs tell how often each canary fails though nothing is wrong, which documents its context has, and what it
-usually answers. A recording is a candidate, and counts for nothing until it is accepted by its name, with what it
-changes in sight: else whoever poisons the system slowly, or before the next recording, makes his poison the norm
-(METHODS D6). An older baseline can be accepted again.
+Repeated runs measure how often each canary fails although nothing is wrong, which documents its context contains, and
+its usual answer. A recorded baseline is a candidate: it has no effect until an operator has seen its changes and
+accepted it by id. Otherwise an attacker who poisons the system slowly, or before the next recording, would make the
+poison part of the baseline (METHODS D6). An older baseline can be accepted again.
 
-A canary whose document the owner himself has replaced can no longer be met. What the owner changes is noted when it is
-indexed (``note_update``); canaries that rest on it are outdated: they are asked and shown, and page nobody. A document
-that is gone or changed without such a note is no update, and its canary pages.
+A canary whose document the operator has replaced can no longer pass. Indexing records which sources the operator
+changed (``record_source_updates``); canaries that depend on them are outdated: they are asked and shown, but do not
+alert. A document that disappears or changes without such a record is no update, and its canary alerts.
 """
 
 from __future__ import annotations
@@ -21,41 +21,48 @@ from datetime import UTC, datetime
 from typing import Any
 
 from casemate.errors import DataError
+from casemate.maths.stats import Estimate, proportion
 from casemate.monitor.canaries.canary import Canary, CanarySet
-from casemate.monitor.canaries.results import Result, Run, Status, by_canary, write
-from casemate.monitor.trends.watched import Clean, Known, Watched
+from casemate.monitor.canaries.results import (
+    CanaryResult,
+    CanaryRun,
+    CanaryStatus,
+    append_and_flush,
+    group_by_canary,
+)
+from casemate.monitor.trends.cusum import WatchedCanary, WatchedSet
+from casemate.monitor.trends.sequential_tests import FlakeCounts
 from casemate.protocols import EventStore
-from casemate.stats import Rate, rate
 from casemate.types import Event
 
-KIND = "canary-baseline"
-"""Events of this kind hold a recording, or say that one was accepted."""
-UPDATE = "corpus-update"
-"""Events of this kind name sources that the owner has changed or removed."""
-RUNS = 20
-"""Runs of a usual recording."""
-NAMES = 1_000
-"""Sources that one event names."""
-LOWER = 0.005
-"""Cosine by which a similarity must fall to be worth telling."""
+BASELINE_KIND = "canary-baseline"
+"""Kind of the events that store a recorded baseline, or its acceptance."""
+UPDATE_KIND = "corpus-update"
+"""Kind of the events that list sources changed or removed by the operator."""
+BASELINE_RUNS = 20
+"""Default number of runs of a recording."""
+SOURCES_PER_EVENT = 1_000
+"""Sources that one event lists."""
+MIN_COSINE_DROP = 0.005
+"""Smallest drop of a cosine that counts as a change."""
 
 
 @dataclass(frozen=True, slots=True)
-class Norm:
-    """What is normal for one canary.
+class CanaryBaseline:
+    """Baseline of one canary.
 
     Attributes:
-        fingerprint: Of the canary as it was asked; one that was edited since is unknown.
-        asked: In how many runs it could be judged.
-        failed: In how many of these it failed.
-        errors: In how many it could not be judged.
-        documents: Ids that were in its context when it passed, the most frequent first.
-        answers: How many different answers it had when it passed.
-        digest: Of the most frequent one; empty: the answers were not kept.
-        words: Words of the shortest and of the longest.
-        cosine: Lowest similarity of the best document expected, or of the best found where none is expected; None: the
-            target does not tell it.
-        sources: Sources that it expects, with the hashes of their content.
+        fingerprint: Fingerprint of the canary as it was asked; an edited canary has no baseline.
+        asked: Runs with a verdict.
+        failed: Failed runs.
+        errors: Runs without a verdict.
+        documents: Ids of the documents in its context in passed runs, most frequent first.
+        answers: Number of different answers in passed runs.
+        digest: Digest of the most frequent answer; empty if answers are not stored.
+        words: Words of the shortest and of the longest answer.
+        cosine: Lowest cosine of the best expected document, or of the best retrieved one if none is expected; None if
+            the target does not report scores.
+        sources: Its expected sources, with the hashes of their content.
     """
 
     fingerprint: str
@@ -70,27 +77,27 @@ class Norm:
     sources: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def clean(self) -> Clean:
-        """As the alarms want it."""
-        return Clean(self.asked, self.failed)
+    def flakes(self) -> FlakeCounts:
+        """Counts for the sequential tests."""
+        return FlakeCounts(self.asked, self.failed)
 
     @property
-    def flake(self) -> Rate:
-        """How often it fails though all is well, with its 95 % interval."""
-        return rate(self.failed, self.asked)
+    def flake_rate(self) -> Estimate:
+        """Share of failed runs, with its 95 % interval."""
+        return proportion(self.failed, self.asked)
 
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """A recording.
+    """A recorded baseline.
 
     Attributes:
-        id: Follows from what was recorded.
+        id: Digest of its content.
         set: Name of the canary set.
-        fingerprint: Of the set.
-        at: When it was recorded.
-        runs: How many runs.
-        norms: By canary.
+        fingerprint: Fingerprint of the set.
+        at: Time of the recording.
+        runs: Number of runs.
+        canaries: Baseline of each canary, by id.
     """
 
     id: str
@@ -98,279 +105,279 @@ class Baseline:
     fingerprint: str
     at: datetime
     runs: int
-    norms: Mapping[str, Norm]
+    canaries: Mapping[str, CanaryBaseline]
 
-    def of(self, canary: Canary) -> Norm | None:
-        """What is normal for a canary; None: nothing is known of it as it is now."""
-        norm = self.norms.get(canary.id)
-        return norm if norm is not None and norm.fingerprint == fingerprint(canary) else None
-
-    def unknown(self, canaries: CanarySet) -> tuple[str, ...]:
-        """The canaries of a set that are new or were edited since the recording: their flake rates are not known."""
-        return tuple(canary.id for canary in canaries.canaries if self.of(canary) is None)
-
-    def documents(self, canaries: CanarySet) -> dict[str, tuple[str, ...]]:
-        """The ids that are known of each canary's context, as ``run`` takes them."""
-        return {canary.id: norm.documents for canary in canaries.canaries if (norm := self.of(canary))}
+    def of(self, canary: Canary) -> CanaryBaseline | None:
+        """Baseline of a canary; None if it is new or was edited since the recording."""
+        found = self.canaries.get(canary.id)
+        return found if found is not None and found.fingerprint == canary_fingerprint(canary) else None
 
 
-def fingerprint(canary: Canary) -> str:
-    """Equal for canaries that ask and expect the same: 16 hexadecimal digits."""
+def canary_fingerprint(canary: Canary) -> str:
+    """16 hexadecimal digits, equal for canaries with the same question and expectations."""
     return CanarySet("", (canary,)).fingerprint
 
 
-def record(
-    runs: Sequence[Run],
+def record_baseline(
+    runs: Sequence[CanaryRun],
     canaries: CanarySet,
     *,
     at: datetime,
     digests: Mapping[str, str] | None = None,
     force: bool = False,
 ) -> Baseline:
-    """What some runs show to be normal.
+    """Computes a baseline from runs.
 
     Args:
-        runs: All of the whole set, made while all was well; usually ``RUNS``.
+        runs: Runs of the whole set while nothing is wrong; usually ``BASELINE_RUNS``.
         canaries: The set.
-        at: When they were made.
-        digests: Content hash of each source held, as ``Index.digests`` gives it; None: it is not noted.
-        force: Whether canaries that never pass are taken in all the same.
+        at: Time of the runs.
+        digests: Content hash of each indexed source, from ``Index.digests``; None: not recorded.
+        force: Whether to accept canaries that never pass.
 
     Raises:
-        DataError: If there are no runs, or canaries that passed in none of them; the message names these.
+        DataError: If there are no runs, or canaries never passed; the message lists them.
     """
     if not runs:
-        raise DataError("there are no runs to record; ask the canaries first")
-    history = by_canary(result for run in runs for result in run.results)
-    never = [c.id for c in canaries.canaries if not any(r.status is Status.PASS for r in history.get(c.id, ()))]
+        raise DataError("no runs to record; ask the canaries first")
+    history = group_by_canary(result for run in runs for result in run.results)
+    never = [c.id for c in canaries.canaries if not any(r.status is CanaryStatus.PASS for r in history.get(c.id, ()))]
     if never and not force:
         raise DataError(
-            f"{len(never)} of {len(canaries.canaries)} canaries passed in none of {len(runs)} runs: "
-            f"{', '.join(never)}; correct or remove them, or record them all the same by force"
+            f"{len(never)} of {len(canaries.canaries)} canaries never passed in {len(runs)} runs: "
+            f"{', '.join(never)}; correct or remove them, or record them with --force"
         )
-    norms = {
-        canary.id: _norm(canary, judged, digests or {}, len(history[canary.id]) - len(judged))
+    measured = {
+        canary.id: _measure(canary, judged, digests or {}, len(history[canary.id]) - len(judged))
         for canary in canaries.canaries
-        if (judged := [r for r in history.get(canary.id, ()) if r.status is not Status.ERROR])
+        if (judged := [r for r in history.get(canary.id, ()) if r.status is not CanaryStatus.ERROR])
     }
-    found = Baseline("", canaries.name, canaries.fingerprint, at.astimezone(UTC), len(runs), norms)
-    digest = hashlib.sha256(json.dumps(_body(found), sort_keys=True).encode()).hexdigest()
+    found = Baseline("", canaries.name, canaries.fingerprint, at.astimezone(UTC), len(runs), measured)
+    digest = hashlib.sha256(json.dumps(_to_body(found), sort_keys=True).encode()).hexdigest()
     return replace(found, id=digest[:12])
 
 
-def propose(store: EventStore, baseline: Baseline) -> None:
-    """Notes a recording as a candidate.
+def propose_baseline(store: EventStore, baseline: Baseline) -> None:
+    """Stores a baseline as a candidate.
 
     Raises:
-        BackendError: If the store does not take it.
+        BackendError: If the store does not confirm the write.
     """
-    write(store, [Event(f"{KIND}:{baseline.id}", baseline.at, KIND, _body(baseline) | {"state": "candidate"})])
+    body = _to_body(baseline) | {"state": "candidate"}
+    append_and_flush(store, [Event(f"{BASELINE_KIND}:{baseline.id}", baseline.at, BASELINE_KIND, body)])
 
 
-def accept(store: EventStore, canaries: CanarySet, name: str, by: str, at: datetime) -> Baseline:
-    """Makes a recording the norm.
+def accept_baseline(store: EventStore, canaries: CanarySet, id_: str, by: str, at: datetime) -> Baseline:
+    """Puts a recorded baseline into force.
 
     Args:
-        store: Where it is.
+        store: The event store.
         canaries: The set.
-        name: Its id, or the beginning of it.
+        id_: Id of the baseline, or a unique prefix.
         by: Who accepts it.
-        at: When.
+        at: Time of the acceptance.
 
     Raises:
-        DataError: If the name names nothing of this set, or more than one.
+        DataError: If the id matches no baseline of this set, or several.
         BackendError: If the store fails.
     """
-    found = [b for b in recordings(store, canaries) if name and b.id.startswith(name)]
+    found = [b for b in recorded_baselines(store, canaries) if id_ and b.id.startswith(id_)]
     if len(found) != 1:
         raise DataError(
-            f"{name!r} names {len(found) or 'nothing'} of the recordings of {canaries.name!r}; give the whole id"
+            f"{id_!r} matches {len(found)} recorded baselines of {canaries.name!r}; give the whole id of one"
         )
     body = {"state": "accepted", "set": canaries.name, "id": found[0].id, "by": by}
-    write(store, [Event(f"{KIND}:{found[0].id}:{at.timestamp():.6f}", at, KIND, body)])
+    event = Event(f"{BASELINE_KIND}:{found[0].id}:{at.timestamp():.6f}", at, BASELINE_KIND, body)
+    append_and_flush(store, [event])
     return found[0]
 
 
-def recordings(store: EventStore, canaries: CanarySet) -> list[Baseline]:
-    """All recordings of a set, the oldest first.
+def recorded_baselines(store: EventStore, canaries: CanarySet) -> list[Baseline]:
+    """All recorded baselines of a set, oldest first.
 
     Raises:
         BackendError: If the store cannot be read.
     """
     return [
-        _baseline(event.body)
-        for event in store.scan(KIND)
+        _from_body(event.body)
+        for event in store.scan(BASELINE_KIND)
         if event.body["state"] == "candidate" and event.body["set"] == canaries.name
     ]
 
 
-def load(store: EventStore, canaries: CanarySet) -> Baseline | None:
-    """The recording that was accepted last; None: none ever was.
+def load_baseline(store: EventStore, canaries: CanarySet) -> Baseline | None:
+    """The baseline accepted last; None if none was accepted.
 
     Raises:
         BackendError: If the store cannot be read.
     """
     accepted = [
-        e.body["id"] for e in store.scan(KIND) if e.body["state"] == "accepted" and e.body["set"] == canaries.name
+        event.body["id"]
+        for event in store.scan(BASELINE_KIND)
+        if event.body["state"] == "accepted" and event.body["set"] == canaries.name
     ]
-    known = {b.id: b for b in recordings(store, canaries)} if accepted else {}
-    return known.get(accepted[-1]) if accepted else None
+    recorded = {b.id: b for b in recorded_baselines(store, canaries)} if accepted else {}
+    return recorded.get(accepted[-1]) if accepted else None
 
 
-def changes(old: Baseline | None, new: Baseline) -> list[str]:
-    """What another baseline would change, a line each; no text of an answer or of a document."""
+def baseline_changes(old: Baseline | None, new: Baseline) -> list[str]:
+    """Differences between two baselines, one line each, without text of answers or documents."""
     if old is None:
-        return [f"{len(new.norms)} canaries are measured for the first time"]
-    found = [f"{name}: is not measured any more" for name in old.norms if name not in new.norms]
-    for name, norm in new.norms.items():
-        before = old.norms.get(name)
-        found += [f"{name}: {what}" for what in (_differences(before, norm) if before else ["is measured first"])]
+        return [f"first baseline, of {len(new.canaries)} canaries"]
+    found = [f"{name}: no longer measured" for name in old.canaries if name not in new.canaries]
+    for name, canary in new.canaries.items():
+        before = old.canaries.get(name)
+        found += [f"{name}: {what}" for what in (_differences(before, canary) if before else ["newly measured"])]
     return found
 
 
-def note_update(store: EventStore, tenant: str, sources: Collection[str], at: datetime) -> None:
-    """Notes that the owner has changed or removed some sources.
+def record_source_updates(store: EventStore, tenant: str, sources: Collection[str], at: datetime) -> None:
+    """Records that the operator changed or removed sources.
 
     Raises:
-        BackendError: If the store does not take it.
+        BackendError: If the store does not confirm the write.
     """
     names = sorted(sources)
-    pieces = [names[i : i + NAMES] for i in range(0, len(names), NAMES)]
-    write(store, [_update(tenant, piece, at) for piece in pieces])
+    batches = [names[i : i + SOURCES_PER_EVENT] for i in range(0, len(names), SOURCES_PER_EVENT)]
+    append_and_flush(store, [_update_event(tenant, batch, at) for batch in batches])
 
 
-def updated(store: EventStore, tenant: str, since: datetime) -> frozenset[str]:
-    """The sources that the owner has changed or removed since then.
+def updated_sources(store: EventStore, tenant: str, since: datetime) -> frozenset[str]:
+    """Sources that the operator has changed or removed since a time.
 
     Raises:
         BackendError: If the store cannot be read.
     """
-    events = store.scan(UPDATE, since)
+    events = store.scan(UPDATE_KIND, since)
     return frozenset(name for e in events if e.body["tenant"] == tenant for name in e.body["sources"])
 
 
-def outdated(baseline: Baseline, digests: Mapping[str, str], updates: Collection[str]) -> dict[str, tuple[str, ...]]:
-    """The canaries that rest on sources which the owner has changed, with these sources.
+def outdated_canaries(
+    baseline: Baseline, digests: Mapping[str, str], updates: Collection[str]
+) -> dict[str, tuple[str, ...]]:
+    """Canaries that depend on sources changed by the operator, with these sources.
 
     Args:
-        baseline: In force.
-        digests: Content hash of each source held now.
-        updates: Sources that the owner has changed or removed since the recording, by ``updated``.
+        baseline: The baseline in force.
+        digests: Content hash of each indexed source.
+        updates: Sources changed by the operator since the recording (``updated_sources``).
     """
     found = {
-        name: tuple(s for s, digest in norm.sources.items() if s in updates and digests.get(s) != digest)
-        for name, norm in baseline.norms.items()
+        name: tuple(s for s, digest in canary.sources.items() if s in updates and digests.get(s) != digest)
+        for name, canary in baseline.canaries.items()
     }
     return {name: sources for name, sources in found.items() if sources}
 
 
-def watched(
-    canaries: CanarySet, baseline: Baseline | None = None, every: float = 3600.0, aside: Collection[str] = ()
-) -> Watched:
-    """A set as it is watched, with what is known of it.
+def watched_set(
+    canaries: CanarySet,
+    baseline: Baseline | None = None,
+    interval_s: float = 3600.0,
+    outdated: Collection[str] = (),
+) -> WatchedSet:
+    """A set with its baseline, as the sequential tests need it.
 
     Args:
         canaries: The set.
-        baseline: In force; None: there is none, and its canaries are taken to fail often.
-        every: Seconds from one run to the next.
-        aside: Canaries that page nobody, such as those that are ``outdated``.
+        baseline: The baseline in force; None: canaries are assumed to fail often.
+        interval_s: Seconds between two runs.
+        outdated: Canaries that must not alert (``outdated_canaries``).
 
     Raises:
-        DataError: If the set is empty, or its names are too long.
+        DataError: If the set is empty or its names are too long.
     """
-    known = []
+    found = []
     for canary in canaries.canaries:
-        norm = baseline.of(canary) if baseline else None
-        known.append(
-            Known(
+        measured = baseline.of(canary) if baseline else None
+        found.append(
+            WatchedCanary(
                 canary.id,
                 canary.severity,
-                norm.clean if norm else Clean(),
-                canary.interval.total_seconds() if canary.interval else 0.0,
-                canary.alert_on_deviation and canary.id not in aside,
-                frozenset(norm.documents if norm else ()),
+                measured.flakes if measured else FlakeCounts(),
+                canary.interval_s or 0.0,
+                canary.alert_on_deviation and canary.id not in outdated,
+                frozenset(measured.documents if measured else ()),
             )
         )
-    return Watched(canaries.name, tuple(known), every)
+    return WatchedSet(canaries.name, tuple(found), interval_s)
 
 
-def _update(tenant: str, sources: Sequence[str], at: datetime) -> Event:
-    name = f"{UPDATE}:{_digest(tenant, *sources)}:{at.timestamp():.6f}"
-    return Event(name, at, UPDATE, {"tenant": tenant, "sources": list(sources)})
+def _update_event(tenant: str, sources: Sequence[str], at: datetime) -> Event:
+    name = f"{UPDATE_KIND}:{_digest(tenant, *sources)}:{at.timestamp():.6f}"
+    return Event(name, at, UPDATE_KIND, {"tenant": tenant, "sources": list(sources)})
 
 
-def _norm(canary: Canary, judged: Sequence[Result], digests: Mapping[str, str], errors: int) -> Norm:
-    """What the judged results of a canary show; of its context and answers, those count that passed."""
-    good = [r for r in judged if r.status is Status.PASS]
-    said = Counter(_digest(r.text) for r in good if r.text)
-    lengths = [r.words for r in good]
-    cosines = [c for r in good if (c := _cosine(canary, r)) is not None]
-    home = {name: source for r in good for name, source in zip(r.documents, r.sources, strict=False)}
-    wanted = {*canary.expected_sources, *(home[i] for i in canary.expected_documents if i in home)}
-    return Norm(
-        fingerprint(canary),
+def _measure(canary: Canary, judged: Sequence[CanaryResult], digests: Mapping[str, str], errors: int) -> CanaryBaseline:
+    """Baseline of one canary; contexts and answers are those of passed runs."""
+    passed = [r for r in judged if r.status is CanaryStatus.PASS]
+    answers = Counter(_digest(r.text) for r in passed if r.text)
+    lengths = [r.words for r in passed]
+    cosines = [c for r in passed if (c := _best_cosine(canary, r)) is not None]
+    source_of = {name: source for r in passed for name, source in zip(r.documents, r.sources, strict=False)}
+    expected = {*canary.expected_sources, *(source_of[i] for i in canary.expected_documents if i in source_of)}
+    return CanaryBaseline(
+        canary_fingerprint(canary),
         len(judged),
-        len(judged) - len(good),
+        len(judged) - len(passed),
         errors,
-        tuple(name for name, _ in Counter(d for r in good for d in r.documents).most_common()),
-        len(said),
-        said.most_common(1)[0][0] if said else "",
+        tuple(name for name, _ in Counter(d for r in passed for d in r.documents).most_common()),
+        len(answers),
+        answers.most_common(1)[0][0] if answers else "",
         (min(lengths, default=0), max(lengths, default=0)),
         min(cosines, default=None),
-        {source: digests[source] for source in sorted(wanted) if source in digests},
+        {source: digests[source] for source in sorted(expected) if source in digests},
     )
 
 
-def _cosine(canary: Canary, result: Result) -> float | None:
-    """Similarity of the best document that is expected, or of the best found."""
+def _best_cosine(canary: Canary, result: CanaryResult) -> float | None:
+    """Cosine of the best expected document, or of the best retrieved one if none is expected."""
     if canary.expected_documents or canary.expected_sources:
-        names, wanted = (
+        names, expected = (
             (result.documents, canary.expected_documents)
             if canary.expected_documents
             else (result.sources, canary.expected_sources)
         )
-        scores = [s for name, s in zip(names, result.scores, strict=False) if name in wanted]
+        scores = [s for name, s in zip(names, result.scores, strict=False) if name in expected]
     else:
         scores = list(result.scores[:1])
     return max(scores, default=None)
 
 
-def _differences(old: Norm, new: Norm) -> Iterable[str]:
+def _differences(old: CanaryBaseline, new: CanaryBaseline) -> Iterable[str]:
     if old.fingerprint != new.fingerprint:
-        yield "was edited since"
+        yield "edited since the old baseline"
     if (old.asked, old.failed) != (new.asked, new.failed):
-        yield f"failed in {new.failed} of {new.asked} runs; before, in {old.failed} of {old.asked}"
-    if came := [d for d in new.documents if d not in old.documents]:
-        yield f"new in its context: {', '.join(came)}"
-    if went := [d for d in old.documents if d not in new.documents]:
-        yield f"no more in its context: {', '.join(went)}"
+        yield f"failed in {new.failed} of {new.asked} runs; before: {old.failed} of {old.asked}"
+    if added := [d for d in new.documents if d not in old.documents]:
+        yield f"new in its context: {', '.join(added)}"
+    if missing := [d for d in old.documents if d not in new.documents]:
+        yield f"no longer in its context: {', '.join(missing)}"
     if old.digest and new.digest and old.digest != new.digest:
         (a, b), (c, d) = old.words, new.words
-        yield f"usually answers otherwise: {c} to {d} words; before, {a} to {b}"
-    if old.cosine is not None and new.cosine is not None and new.cosine < old.cosine - LOWER:
-        yield f"its best document has a similarity of {new.cosine:.3f}; before, {old.cosine:.3f}"
+        yield f"different usual answer, {c} to {d} words; before: {a} to {b}"
+    if old.cosine is not None and new.cosine is not None and new.cosine < old.cosine - MIN_COSINE_DROP:
+        yield f"cosine of its best document {new.cosine:.3f}; before: {old.cosine:.3f}"
 
 
 def _digest(*texts: str) -> str:
     return hashlib.sha256("\0".join(texts).encode(errors="surrogatepass")).hexdigest()[:16]
 
 
-def _body(baseline: Baseline) -> dict[str, Any]:
-    """The recording as an event keeps it."""
+def _to_body(baseline: Baseline) -> dict[str, Any]:
     return {
         "id": baseline.id,
         "set": baseline.set,
         "fingerprint": baseline.fingerprint,
         "at": baseline.at.isoformat(),
         "runs": baseline.runs,
-        "norms": {name: asdict(norm) | {"sources": dict(norm.sources)} for name, norm in baseline.norms.items()},
+        "canaries": {name: asdict(c) | {"sources": dict(c.sources)} for name, c in baseline.canaries.items()},
     }
 
 
-def _baseline(body: Mapping[str, Any]) -> Baseline:
-    norms = {
-        name: Norm(**told | {"documents": tuple(told["documents"]), "words": tuple(told["words"])})
-        for name, told in body["norms"].items()
+def _from_body(body: Mapping[str, Any]) -> Baseline:
+    canaries = {
+        name: CanaryBaseline(**fields | {"documents": tuple(fields["documents"]), "words": tuple(fields["words"])})
+        for name, fields in body["canaries"].items()
     }
     at = datetime.fromisoformat(body["at"])
-    return Baseline(body["id"], body["set"], body["fingerprint"], at, body["runs"], norms)
+    return Baseline(body["id"], body["set"], body["fingerprint"], at, body["runs"], canaries)

@@ -1,12 +1,12 @@
-"""How a set of canaries has fared: the page's rules, and what the sequential tests make of the same results.
+"""The trend of a canary set: findings of the sequential tests, and of the simpler page rules, over many runs.
 
-The page ("Canary Queries") alerts on every failure, on every change from passing to failing, on 8 failures of the last
-10 and on a run with more than 10 % failures. All of these are told here, as findings. Only the sequential tests of
-``gauges`` alert somebody, unless ``Limits.page_rules`` says so, for 50 canaries that each fail in 1 % of the runs make
-the first two rules strike in 39 % of the runs.
+The page rules are those of the wiki page "Canary Queries". It alerts on every failure, on every change from pass to
+fail, on 8 failures in the last 10 runs, and on a run with more than 10 % failures. All are reported as findings. Only
+the sequential tests of ``cusum`` alert, unless ``AlarmLimits.page_rules`` is set: with 50 canaries that each fail in 1
+% of the runs, the first two rules fire in 39 % of the runs.
 
-Deviation: the page counts a target that cannot be reached as a failure of every canary. Here such results say nothing
-about a canary; a target that does not answer is a finding of its own.
+Deviation: the wiki page counts an unreachable target as a failure of every canary. Here such results carry no
+information about a canary; an unreachable target is a finding of its own.
 """
 
 from __future__ import annotations
@@ -17,32 +17,50 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 
-from casemate.monitor.canaries.results import KIND, Result, Severity, Status, base, by_canary, from_event
-from casemate.monitor.trends import evidence
-from casemate.monitor.trends.gauges import RECENT, Gauge, Limits, State, Step, step
-from casemate.monitor.trends.watched import Known, Watched
+from casemate.maths.stats import Estimate, proportion
+from casemate.monitor.canaries.results import (
+    RESULT_KIND,
+    CanaryResult,
+    CanaryStatus,
+    Severity,
+    base_run_id,
+    group_by_canary,
+    result_from_event,
+)
+from casemate.monitor.trends import sequential_tests
+from casemate.monitor.trends.cusum import (
+    RECENT,
+    AlarmLimits,
+    CanaryCusum,
+    CusumState,
+    RunAnalysis,
+    WatchedCanary,
+    WatchedSet,
+    analyze_run,
+)
+from casemate.monitor.trends.sequential_tests import FlakeCounts
 from casemate.protocols import EventStore
 
-RATE = 0.10
-"""The page's share of failures in a run, above which it alerts."""
+MAX_FAILURE_SHARE = 0.10
+"""Page rule: share of failures in a run above which it alerts."""
 SUDDEN, PERSISTENT, FAILURES = "sudden_failure", "persistent_failure", "failure_rate"
-CHANGED, MANY, UNREACHABLE, BLIND = "changed", "many_at_once", "unreachable", "blind"
+CHANGED, MANY, UNREACHABLE, BLIND, DECAY = "changed", "many_at_once", "unreachable", "blind", "decay"
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """Something that the histories show.
+class TrendFinding:
+    """Something that the history shows.
 
     Attributes:
-        kind: ``sudden_failure``, ``persistent_failure`` or ``failure_rate``, by the page's rules; ``changed`` (the
-            evidence on single canaries suffices), ``many_at_once`` (too many failures in one run for chance),
-            ``unreachable`` (the target does not answer), ``blind`` (a canary gets no answer).
-        severity: How grave it is.
-        canaries: Which are concerned; all of the run where none is named.
+        kind: By the page rules ``sudden_failure``, ``persistent_failure`` or ``failure_rate``; else ``changed``
+            (evidence on single canaries), ``many_at_once`` (too many failures in one run), ``unreachable`` (the target
+            does not answer) or ``blind`` (a canary gets no answer).
+        severity: Its severity.
+        canaries: Affected canaries; empty: all of the run.
         run: The run that showed it.
-        at: When that was.
-        message: A sentence, with the figures.
-        pages: Whether it is one to alert somebody with.
+        at: Time of that run.
+        message: The finding in one sentence, with figures.
+        alerts: Whether it alerts.
     """
 
     kind: str
@@ -51,45 +69,49 @@ class Finding:
     run: str
     at: datetime
     message: str
-    pages: bool
+    alerts: bool
 
 
 @dataclass(frozen=True, slots=True)
-class RunLine:
-    """One run: how many were judged, failed, and could not be judged; and how likely as many failures are by chance."""
+class RunSummary:
+    """One run: canaries with a verdict, failed, and without; and the p-value of the number of failures."""
 
     run: str
     at: datetime
     judged: int
     failed: int
     errors: int
-    chance: float
+    p_value: float
 
 
 @dataclass(frozen=True, slots=True)
-class CanaryLine:
-    """One canary.
+class CanarySummary:
+    """History of one canary.
 
     Attributes:
         canary: Its id.
-        judged: Runs in which it could be judged.
-        failed: How many of these failed.
-        errors: Runs in which it could not be judged.
-        last: How the last run ended; None: it was never asked.
-        recent: How its last runs ended, oldest first: ``P`` passed, ``F`` failed, ``E`` could not be judged.
-        flake: The rate at which it is taken to fail though all is well.
-        evidence: What has added up against that.
-        since: First failure of what has added up; None: there is none.
-        alarmed: Whether it has alarmed, and is not well again.
+        judged: Runs with a verdict.
+        failed: Failed runs.
+        errors: Runs without a verdict.
+        last: Status in the last run; None: never asked.
+        recent: Its last runs, oldest first: ``P`` passed, ``F`` failed, ``E`` no verdict.
+        flakes: Runs and failures of the accepted baseline.
+        flake_rate: Measured failure rate of the baseline with its 95 % interval; None without a baseline.
+        assumed_flake_rate: Failure rate that the sequential test assumes while nothing is wrong: an upper bound.
+        evidence: Current evidence against that rate.
+        since: First failure that contributes to the evidence; None: there is none.
+        alarmed: Whether it has alarmed and not recovered.
     """
 
     canary: str
     judged: int
     failed: int
     errors: int
-    last: Status | None
+    last: CanaryStatus | None
     recent: str
-    flake: float
+    flakes: FlakeCounts
+    flake_rate: Estimate | None
+    assumed_flake_rate: float
     evidence: float
     since: datetime | None
     alarmed: bool
@@ -97,183 +119,231 @@ class CanaryLine:
 
 @dataclass(frozen=True, slots=True)
 class Trend:
-    """How a set has fared.
+    """History of a set.
 
     Attributes:
-        runs: Oldest first.
-        canaries: In the order of the set.
-        findings: In the order of the runs; persistent failures last.
-        state: From which the next run goes on.
+        runs: The runs, oldest first.
+        canaries: One summary per canary, in the order of the set.
+        findings: Findings in the order of the runs; persistent failures last.
+        state: State after the last run.
     """
 
-    runs: tuple[RunLine, ...]
-    canaries: tuple[CanaryLine, ...]
-    findings: tuple[Finding, ...]
-    state: State
+    runs: tuple[RunSummary, ...]
+    canaries: tuple[CanarySummary, ...]
+    findings: tuple[TrendFinding, ...]
+    state: CusumState
 
 
-def read(store: EventStore, name: str, since: datetime | None = None) -> list[Result]:
-    """The results of a set that a store holds, in the order asked.
+def read_results(store: EventStore, name: str, since: datetime | None = None) -> list[CanaryResult]:
+    """Stored results of a set, in order of asking.
 
     Raises:
         BackendError: If the store cannot be read.
     """
     prefix = f"{name}@"
-    with _uncollected():
-        return [from_event(event) for event in store.scan(KIND, since) if event.body["run"].startswith(prefix)]
+    with _gc_paused():
+        return [
+            result_from_event(event) for event in store.scan(RESULT_KIND, since) if event.body["run"].startswith(prefix)
+        ]
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
-    """Keeps Python from looking for garbage: among so much that is new and needed, that takes a third of the time."""
-    was = gc.isenabled()
+def _gc_paused() -> Iterator[None]:
+    """Pauses garbage collection, which takes a third of the time of reading many results."""
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if was:
+        if was_enabled:
             gc.enable()
 
 
-def trend(
-    history: Sequence[Result], watched: Watched, limits: Limits | None = None, start: State | None = None
+def compute_trend(
+    history: Sequence[CanaryResult],
+    watched: WatchedSet,
+    limits: AlarmLimits | None = None,
+    start: CusumState | None = None,
 ) -> Trend:
-    """What the histories show.
+    """Analyzes a history.
 
     Args:
-        history: Results in the order asked, of the set's runs and their repetitions.
+        history: Results of the set's runs and their repetitions, in order of asking.
         watched: The set.
-        limits: When a trend becomes an alarm; None: the defaults.
-        start: What was known before the history begins; None: nothing.
+        limits: When failures become an alarm; None: the defaults.
+        start: State before the history; None: the empty state.
     """
-    limits, state = limits or Limits(), start or State()
-    steps: list[Step] = []
-    findings: list[Finding] = []
-    with _uncollected():
-        for results in _by_run(history):
-            found = step(state, results, watched, limits)
-            findings += of_step(state, found, watched, limits)
-            steps.append(found)
-            state = found.state
-    if steps:
-        findings += persistent(steps[-1], watched, limits)
-    runs = tuple(RunLine(s.run, s.at, s.asked, len(s.failed), s.errors, s.chance) for s in steps)
-    return Trend(runs, _lines(history, watched, state), tuple(findings), state)
+    limits, state = limits or AlarmLimits(), start or CusumState()
+    analyses: list[RunAnalysis] = []
+    findings: list[TrendFinding] = []
+    with _gc_paused():
+        for results in _group_by_run(history):
+            analysis = analyze_run(state, results, watched, limits)
+            findings += run_findings(state, analysis, watched, limits)
+            analyses.append(analysis)
+            state = analysis.state
+    if analyses:
+        findings += persistent_failures(analyses[-1], watched, limits)
+    runs = tuple(RunSummary(a.run, a.at, a.judged, len(a.failed), a.errors, a.p_value) for a in analyses)
+    return Trend(runs, _summaries(history, watched, state), tuple(findings), state)
 
 
-def of_step(before: State, found: Step, watched: Watched, limits: Limits) -> list[Finding]:
-    """What one run shows.
+def run_findings(
+    before: CusumState, analysis: RunAnalysis, watched: WatchedSet, limits: AlarmLimits
+) -> list[TrendFinding]:
+    """Findings of one run.
 
     Args:
-        before: What was known before it.
-        found: The run.
+        before: State before the run.
+        analysis: Analysis of the run.
         watched: The set.
-        limits: When a trend becomes an alarm.
+        limits: When failures become an alarm.
     """
     return [
-        *_sudden(before, found, watched, limits),
-        *_rate(found, limits),
-        *_alarmed(found, watched),
-        *_silent(before, found, limits),
+        *_sudden_failures(before, analysis, watched, limits),
+        *_failure_rate(analysis, limits),
+        *_alarms(analysis, watched, limits),
+        *_missing_answers(before, analysis, limits),
     ]
 
 
-def persistent(last: Step, watched: Watched, limits: Limits) -> list[Finding]:
-    """The page's rule: 8 of the last 10 failed."""
-    known = watched.known
-    found = {i: g.recent for i, g in last.state.gauges.items() if g.persistent}
+def persistent_failures(last: RunAnalysis, watched: WatchedSet, limits: AlarmLimits) -> list[TrendFinding]:
+    """Page rule: at least 8 of the last 10 runs failed."""
+    by_id = watched.by_id
+    found = {i: c.recent for i, c in last.state.canaries.items() if c.persistent}
     return [
-        Finding(
+        TrendFinding(
             PERSISTENT,
             Severity.CRITICAL,
             (canary,),
             last.run,
             last.at,
-            f"canary {canary} failed in {recent.count('F')} of its last {len(recent)} runs",
-            limits.page_rules and known[canary].pages,
+            f"canary {canary} failed in {recent.count('F')} of its last {len(recent)} runs (rule: 8 of 10)",
+            limits.page_rules and by_id[canary].alerts,
         )
         for canary, recent in found.items()
     ]
 
 
-def _sudden(before: State, found: Step, watched: Watched, limits: Limits) -> list[Finding]:
-    """The page's rule: it passed the time before, and failed."""
-    known = watched.known
+def _sudden_failures(
+    before: CusumState, analysis: RunAnalysis, watched: WatchedSet, limits: AlarmLimits
+) -> list[TrendFinding]:
+    """Page rule: a canary failed that passed in its run before."""
+    by_id = watched.by_id
     return [
-        Finding(
+        TrendFinding(
             SUDDEN,
             Severity.HIGH,
             (canary,),
-            found.run,
-            found.at,
-            f"canary {canary} failed; the time before, it passed",
-            limits.page_rules and known[canary].pages,
+            analysis.run,
+            analysis.at,
+            f"canary {canary} failed; in its run before, it passed",
+            limits.page_rules and by_id[canary].alerts,
         )
-        for canary in found.failed
-        if canary in before.gauges and before.gauges[canary].recent.endswith("P")
+        for canary in analysis.failed
+        if canary in before.canaries and before.canaries[canary].recent.endswith("P")
     ]
 
 
-def _rate(found: Step, limits: Limits) -> list[Finding]:
-    """The page's rule: more than 10 % of a run failed."""
-    share = len(found.failed) / found.asked if found.asked else 0.0
-    if share <= RATE:
+def _failure_rate(analysis: RunAnalysis, limits: AlarmLimits) -> list[TrendFinding]:
+    """Page rule: more than 10 % of a run failed."""
+    share = len(analysis.failed) / analysis.judged if analysis.judged else 0.0
+    if share <= MAX_FAILURE_SHARE:
         return []
-    message = f"{len(found.failed)} of {found.asked} canaries failed: {share:.0%}"
-    return [Finding(FAILURES, Severity.CRITICAL, found.failed, found.run, found.at, message, limits.page_rules)]
+    counts = f"{len(analysis.failed)} of {analysis.judged} canaries failed"
+    message = f"{counts}: {share:.0%} (rule: more than {MAX_FAILURE_SHARE:.0%})"
+    return [
+        TrendFinding(
+            FAILURES, Severity.CRITICAL, analysis.failed, analysis.run, analysis.at, message, limits.page_rules
+        )
+    ]
 
 
-def _alarmed(found: Step, watched: Watched) -> list[Finding]:
-    """The sequential tests."""
-    if not found.alarmed:
+def _alarms(analysis: RunAnalysis, watched: WatchedSet, limits: AlarmLimits) -> list[TrendFinding]:
+    """Alarms of the sequential tests."""
+    pooled = _pooled_alarm(analysis)
+    if not analysis.alarmed:
+        return pooled
+    at = (analysis.alarmed, analysis.run, analysis.at)
+    if analysis.many_failed:
+        message = (
+            f"{len(analysis.failed)} of {analysis.judged} canaries failed at once; by chance "
+            f"{describe_odds(analysis.p_value)} runs has as many (alarm from "
+            f"{describe_odds(0.5 / limits.runs_per_false_alert)})"
+        )
+        return [TrendFinding(MANY, Severity.CRITICAL, *at, message, True), *pooled]
+    by_id = watched.by_id
+    severity = max((by_id[i].severity for i in analysis.alarmed), key=list(Severity).index)
+    return [
+        TrendFinding(
+            CHANGED, severity, *at, f"{', '.join(analysis.alarmed)}: more failures than in the baseline", True
+        ),
+        *pooled,
+    ]
+
+
+def _pooled_alarm(analysis: RunAnalysis) -> list[TrendFinding]:
+    """Alarm of the pooled test."""
+    if not analysis.decayed:
         return []
-    known = watched.known
-    severity = max((known[i].severity for i in found.alarmed), key=list(Severity).index)
-    if found.many:
-        odds = f"by chance as many fail in one run of {1 / found.chance:,.0f}"
-        message = f"{len(found.failed)} of {found.asked} canaries failed at once; {odds}"
-        return [Finding(MANY, Severity.CRITICAL, found.alarmed, found.run, found.at, message, True)]
-    message = f"{', '.join(found.alarmed)}: more failures than such canaries have when all is well"
-    return [Finding(CHANGED, severity, found.alarmed, found.run, found.at, message, True)]
+    runs = analysis.state.pooled
+    asked, failed = sum(r.asked for r in runs), sum(r.failed for r in runs)
+    message = f"all canaries together failed {failed} of {asked} times in the last {len(runs)} runs"
+    return [TrendFinding(DECAY, Severity.HIGH, (), analysis.run, analysis.at, message, True)]
 
 
-def _silent(before: State, found: Step, limits: Limits) -> list[Finding]:
-    """Who gets no answer, since this run."""
+def describe_odds(p: float) -> str:
+    """A small probability in words. Models are not accurate beyond one in a million.
+
+    >>> describe_odds(0.0123), describe_odds(2.9e-14)
+    ('one in 81', 'less than one in a million')
+    """
+    return f"one in {1 / p:,.0f}" if p >= 1e-6 else "less than one in a million"
+
+
+def _missing_answers(before: CusumState, analysis: RunAnalysis, limits: AlarmLimits) -> list[TrendFinding]:
+    """Targets and canaries without answers, reported in the run in which that begins to count."""
     findings = []
-    if found.unreachable and before.down < limits.errors:
-        message = f"the target gave no answer to {found.errors} of {found.errors + found.asked} canaries"
-        findings.append(Finding(UNREACHABLE, Severity.HIGH, (), found.run, found.at, message, True))
-    blind = [i for i in found.blind if i not in before.gauges or before.gauges[i].errors < limits.errors]
+    if analysis.unreachable and before.unanswered_runs < limits.errors_in_a_row:
+        asked = analysis.errors + analysis.judged
+        message = f"the target did not answer {analysis.errors} of {asked} canaries in the last run"
+        findings.append(TrendFinding(UNREACHABLE, Severity.HIGH, (), analysis.run, analysis.at, message, True))
+    blind = [
+        i for i in analysis.blind if i not in before.canaries or before.canaries[i].errors < limits.errors_in_a_row
+    ]
     if blind:
-        message = f"{', '.join(blind)}: no answer for {limits.errors} runs, while others got theirs"
-        findings.append(Finding(BLIND, Severity.MEDIUM, tuple(blind), found.run, found.at, message, True))
+        runs = f"no answer in {limits.errors_in_a_row} consecutive runs"
+        message = f"{', '.join(blind)}: {runs}, while other canaries got answers"
+        findings.append(TrendFinding(BLIND, Severity.MEDIUM, tuple(blind), analysis.run, analysis.at, message, True))
     return findings
 
 
-def _by_run(history: Iterable[Result]) -> list[list[Result]]:
-    """The results of each run with its repetitions, in the order of the runs."""
-    found: dict[str, list[Result]] = {}
+def _group_by_run(history: Iterable[CanaryResult]) -> list[list[CanaryResult]]:
+    """Results of each run with its repetitions, in the order of the runs."""
+    found: dict[str, list[CanaryResult]] = {}
     for result in history:
-        found.setdefault(base(result.run), []).append(result)
+        found.setdefault(base_run_id(result.run), []).append(result)
     return list(found.values())
 
 
-def _lines(history: Sequence[Result], watched: Watched, state: State) -> tuple[CanaryLine, ...]:
-    asked: Mapping[str, Sequence[Result]] = by_canary(r for r in history if "~" not in r.run)
-    return tuple(_line(known, asked.get(known.id, ()), state.gauges.get(known.id)) for known in watched.canaries)
+def _summaries(history: Sequence[CanaryResult], watched: WatchedSet, state: CusumState) -> tuple[CanarySummary, ...]:
+    asked: Mapping[str, Sequence[CanaryResult]] = group_by_canary(r for r in history if "~" not in r.run)
+    return tuple(_summary(c, asked.get(c.id, ()), state.canaries.get(c.id)) for c in watched.canaries)
 
 
-def _line(known: Known, results: Sequence[Result], gauge: Gauge | None) -> CanaryLine:
+def _summary(canary: WatchedCanary, results: Sequence[CanaryResult], cusum: CanaryCusum | None) -> CanarySummary:
     statuses = [r.status for r in results]
-    return CanaryLine(
-        known.id,
-        len(statuses) - statuses.count(Status.ERROR),
-        statuses.count(Status.FAIL),
-        statuses.count(Status.ERROR),
+    return CanarySummary(
+        canary.id,
+        len(statuses) - statuses.count(CanaryStatus.ERROR),
+        statuses.count(CanaryStatus.FAIL),
+        statuses.count(CanaryStatus.ERROR),
         statuses[-1] if statuses else None,
         "".join(status.name[0] for status in statuses[-RECENT:]),
-        evidence.flake_bound(known.clean),
-        evidence.evidence(gauge.sums) if gauge else 0.0,
-        gauge.since if gauge else None,
-        gauge.alarmed if gauge else False,
+        canary.flakes,
+        proportion(canary.flakes.failed, canary.flakes.asked) if canary.flakes.asked else None,
+        sequential_tests.flake_rate_bound(canary.flakes),
+        sequential_tests.evidence(cusum.cusums) if cusum else 0.0,
+        cusum.since if cusum else None,
+        cusum.alarmed if cusum else False,
     )

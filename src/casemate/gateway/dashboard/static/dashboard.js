@@ -1,27 +1,28 @@
-// Keeps a page up to date: fetches it again, and puts the parts in place that have changed. Without this script
-// everything works, too; one loads the page again by hand.
+// Updates a live page: requests it again every few seconds, and replaces the parts that changed.
+// All pages work without this script; the user then reloads them.
 "use strict";
 
-const EVERY_MS = 2500;
-const SLOW_MS = 15000;
+const INTERVAL_MS = 2500;
+const RETRY_MS = 15000;
 let version = document.body.dataset.version;
 let failures = 0;
 
-function say(state, text) {
+function showState(state, text) {
   const pulse = document.getElementById("pulse");
   if (!pulse) return;
   pulse.dataset.state = state;
   if (pulse.textContent !== text) pulse.textContent = text;
 }
 
-// Somebody who is typing, or has opened something, is not disturbed.
-function busy(part) {
+// A part is not replaced while the user types in it, has details open, or has selected rows.
+function inUse(part) {
   const active = document.activeElement;
   if (active && part.contains(active) && active.matches("input, select, textarea")) return true;
-  return part.querySelector("details[open]") !== null;
+  return part.querySelector("details[open], input:checked") !== null;
 }
 
-function put(old, fresh) {
+// Replaces a part; keeps focus and scroll positions, and highlights new rows.
+function replacePart(old, fresh) {
   const known = new Set([...old.querySelectorAll("[id]")].map((e) => e.id));
   const focused = old.contains(document.activeElement) ? document.activeElement : null;
   const path = focused && (focused.id ? "#" + CSS.escape(focused.id) : focused.getAttribute("href"));
@@ -31,6 +32,7 @@ function put(old, fresh) {
     if (!known.has(row.id)) row.classList.add("fresh");
   }
   old.replaceWith(next);
+  addSelectAll();
   next.querySelectorAll(".scroll").forEach((e, i) => { e.scrollLeft = scrolled[i] || 0; });
   if (path) {
     const again = path[0] === "#" ? next.querySelector(path)
@@ -39,44 +41,59 @@ function put(old, fresh) {
   }
 }
 
-async function follow() {
+async function update() {
   if (document.hidden) return;
-  const answer = await fetch(location.href, {
+  const response = await fetch(location.href, {
     headers: { "X-Live": "1", "If-None-Match": version }, cache: "no-store", redirect: "manual",
   });
-  if (answer.type === "opaqueredirect") {
+  if (response.type === "opaqueredirect") {
     location.reload();
     return;
   }
-  if (answer.status !== 304) {
-    if (!answer.ok) throw new Error(String(answer.status));
-    const page = new DOMParser().parseFromString(await answer.text(), "text/html");
-    let waits = false;
+  if (response.status !== 304) {
+    if (!response.ok) throw new Error(String(response.status));
+    const page = new DOMParser().parseFromString(await response.text(), "text/html");
+    let deferred = false;
     for (const part of document.querySelectorAll("[data-live][id]")) {
       const fresh = page.getElementById(part.id);
       if (!fresh || fresh.outerHTML === part.dataset.was) continue;
-      if (busy(part)) { waits = true; continue; }
+      if (inUse(part)) { deferred = true; continue; }
       const was = fresh.outerHTML;
-      put(part, fresh);
+      replacePart(part, fresh);
       document.getElementById(part.id).dataset.was = was;
     }
-    if (!waits) version = answer.headers.get("ETag") || version;
+    if (!deferred) version = response.headers.get("ETag") || version;
   }
   failures = 0;
-  say("well", "live");
+  showState("well", "live");
 }
 
 async function loop() {
   try {
-    await follow();
+    await update();
   } catch (error) {
     failures += 1;
-    say("lost", "connection lost");
+    showState("lost", "connection lost");
   }
-  setTimeout(loop, failures > 2 ? SLOW_MS : EVERY_MS);
+  setTimeout(loop, failures > 2 ? RETRY_MS : INTERVAL_MS);
+}
+
+// A box in the toolbar of a table or list selects all rows of the page.
+function addSelectAll() {
+  const form = document.getElementById("bulk");
+  if (!form || form.querySelector("[data-all]")) return;
+  const all = document.createElement("input");
+  all.type = "checkbox";
+  all.dataset.all = "1";
+  const label = document.createElement("label");
+  label.append(all, "Select all");
+  form.prepend(label);
+  const boxes = () => [...document.querySelectorAll("input[type=checkbox][form=bulk]")];
+  all.addEventListener("change", () => { for (const box of boxes()) box.checked = all.checked; });
 }
 
 for (const part of document.querySelectorAll("[data-live][id]")) part.dataset.was = part.outerHTML;
+addSelectAll();
 document.querySelector("nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
 document.querySelectorAll(".matrix").forEach((grid) => { grid.parentElement.scrollLeft = grid.scrollWidth; });
-if (version) setTimeout(loop, EVERY_MS);
+if (version) setTimeout(loop, INTERVAL_MS);

@@ -1,0 +1,1 @@
+"""Evaluation with real language models; see ``__main__``."""

@@ -1,0 +1,72 @@
+"""Evaluation with real language models, in steps that can run on different machines.
+
+    python -m benchmarks.real plan       # questions; prompts for the writer, as far as they have no answer yet
+    python -m benchmarks.real retrieve   # contexts with the guard off and on; prompts for the reader
+    python benchmarks/real/answer.py PROMPTS ANSWERS --model FILE
+    python -m benchmarks.real judge      # each attack's own scores of the recorded answers
+    python -m benchmarks.real table      # the tables of the documentation
+
+Each step keeps what is there. The folder (`--work`) holds `prompts_writer.jsonl.gz`, `prompts_reader.jsonl.gz`, and the
+answers: `answers_writer*.jsonl.gz` and `answers_reader_MODEL.jsonl.gz`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from benchmarks import ROOT, save
+from benchmarks.real import files, judging, planning, table
+from benchmarks.real.sample import CORPORA, EACH
+
+
+def main() -> None:
+    """Parses the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("step", choices=("plan", "retrieve", "judge", "table"))
+    parser.add_argument("--corpus", nargs="*", choices=CORPORA, default=["nfcorpus"])
+    parser.add_argument("--work", type=Path, default=ROOT / "build/real")
+    parser.add_argument("--each", type=int, default=EACH, help="members and non-members")
+    parser.add_argument("--reader", nargs="*", default=["qwen1.5b"], help="judge: names of the readers' answer files")
+    given = parser.parse_args()
+    given.work.mkdir(parents=True, exist_ok=True)
+    {"plan": _plan, "retrieve": _retrieve, "judge": _judge, "table": _table}[given.step](given)
+
+
+def _plan(given: argparse.Namespace) -> None:
+    missing = {}
+    for corpus in given.corpus:
+        missing |= planning.plan(corpus, given.work, given.each).missing
+    _write(given.work / "prompts_writer.jsonl.gz", missing)
+
+
+def _retrieve(given: argparse.Namespace) -> None:
+    prompts = {}
+    for corpus in given.corpus:
+        planning.retrieve(corpus, given.work, given.each)
+        prompts |= planning.prompts_file(corpus, given.work)
+    _write(given.work / "prompts_reader.jsonl.gz", prompts)
+
+
+def _write(path: Path, prompts: dict) -> None:
+    count = files.write_prompts(path, prompts)
+    characters = sum(len(p["user"]) + sum(map(len, p["texts"].values())) for p in prompts.values())
+    answers = sum(p["max_tokens"] for p in prompts.values())
+    print(
+        f"{path}: {count} prompts, about {characters / 4.2e6:.1f} M tokens, at most {answers / 1e6:.2f} M new, "
+        f"{path.stat().st_size / 1e6:.1f} MB"
+    )
+
+
+def _judge(given: argparse.Namespace) -> None:
+    found = {corpus: judging.judge(corpus, given.work, given.reader) for corpus in given.corpus}
+    save("real", found)
+
+
+def _table(given: argparse.Namespace) -> None:
+    for corpus in given.corpus:
+        print("\n".join(table.tables(corpus, given.reader[0])))
+
+
+if __name__ == "__main__":
+    main()

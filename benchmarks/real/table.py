@@ -1,0 +1,49 @@
+"""The tables of docs/reference/results-by-reader.md, from the figures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from benchmarks import ROOT
+from benchmarks.real.judging import SIMULATED
+from casemate.maths.stats import Estimate
+from casemate.reports.format import measured
+
+AUTHORS = {"script": "script", "model": "the 1.5B"}
+
+
+def tables(corpus: str, model: str) -> Iterator[str]:
+    """Lines of Markdown: AUC by reader, then what was withheld; worst first."""
+    figures = json.loads((ROOT / "benchmarks/results/real.json").read_text())["results"][corpus]
+    real, simulated = (figures["readers"][name]["attacks"] for name in (model, SIMULATED))
+    names = sorted(simulated, key=lambda name: -_worst(name, real, simulated))
+    yield "| attack | questions by | real reader, off | on | simulated reader, off | on |"
+    yield "|---|---|---|---|---|---|"
+    for name in names:
+        author, attack = name.split(":")
+        cells = [_auc(found, name, side) for found in (real, simulated) for side in ("off", "on")]
+        yield f"| `{attack}` | {AUTHORS[author]} | {' | '.join(cells)} |"
+    yield ""
+    yield "| attack | questions by | questions about members | record in the context, guard off | withheld of these |"
+    yield "|---|---|---|---|---|"
+    rows = figures["withheld"]
+    for name in sorted(rows, key=lambda name: rows[name]["withheld"][0] if rows[name]["withheld"] else 0):
+        author, attack = name.split(":")
+        cells = [_rate(rows[name][what]) for what in ("in_context", "withheld")]
+        yield f"| `{attack}` | {AUTHORS[author]} | {rows[name]['questions']} | {' | '.join(cells)} |"
+
+
+def _worst(name: str, *readers: Mapping[str, Any]) -> float:
+    found = next((r[name] for r in readers if name in r and r[name]["on"]), None)
+    return float(found["on"]["auc"][0]) if found else 0.0
+
+
+def _auc(found: Mapping[str, Any], name: str, side: str) -> str:
+    figures = found.get(name, {}).get(side)
+    return _rate(figures["auc"]) if figures else "not run"
+
+
+def _rate(values: list[float] | None) -> str:
+    return measured(Estimate(*values)).replace("|", "") if values else "–"

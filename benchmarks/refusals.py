@@ -1,0 +1,74 @@
+"""Recall and precision of the refusal detector on labeled replies in six languages.
+
+The first held-out set was written before the detector was extended, the second afterwards. Both are measured again
+here, after more development replies were written. No misjudged reply of either set was inspected. The author of the
+detector wrote all replies.
+
+``EARLIER`` holds earlier measurements: the detector before, which handled English only, and the first measurement of
+each set.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+from benchmarks import ROOT, save
+from casemate.maths.stats import proportion
+from casemate.text.refusals import is_refusal
+
+SETS = ("held_out", "held_out_2", "development")
+EARLIER = {
+    "english_only": {
+        "held_out": {"recall": [80, 250], "precision": [80, 82]},
+        "held_out_2": {"recall": [75, 250], "precision": [75, 75]},
+    },
+    "first_measurement": {
+        "held_out": {"recall": [243, 250], "precision": [243, 243]},
+        "held_out_2": {"recall": [207, 250], "precision": [207, 211]},
+    },
+}
+
+
+def load(name: str) -> list[dict[str, Any]]:
+    """Labeled replies: language, refusal, kind, text."""
+    lines = (ROOT / f"tests/data/refusals_{name}.jsonl").read_text("utf-8").splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def measure(replies: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """Counts, and recall and precision with 95 % Clopper-Pearson intervals."""
+    counts = Counter((reply["refusal"], is_refusal(reply["text"])) for reply in replies)
+    hits, misses, false = counts[True, True], counts[True, False], counts[False, True]
+    return {
+        "refusals": hits + misses,
+        "answers": false + counts[False, False],
+        "missed": misses,
+        "false_positives": false,
+        "recall": [round(x, 4) for x in proportion(hits, hits + misses)],
+        "precision": [round(x, 4) for x in proportion(hits, hits + false)] if hits + false else None,
+    }
+
+
+def main() -> None:
+    """Measures each set as a whole and by language."""
+    results: dict[str, Any] = {}
+    for name in SETS:
+        replies = load(name)
+        languages = sorted({reply["language"] for reply in replies})
+        by_language = {x: measure(r for r in replies if r["language"] == x) for x in languages}
+        results[name] = {"all": measure(replies), "by_language": by_language}
+    earlier = {
+        when: {
+            name: {metric: [round(x, 4) for x in proportion(*counts)] for metric, counts in metrics.items()}
+            for name, metrics in sets.items()
+        }
+        for when, sets in EARLIER.items()
+    }
+    save("refusals", results | {"earlier": earlier})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""Membership inference on documents that contain users' questions, guard off against guard on, calibrated by default.
+
+``python -m benchmarks.stored_questions [documents each side] [corpus ...]``: short forum posts, and problems of MathQA;
+600 documents of each. The guard is calibrated without a log. The reader is the **simulation**. The benign questions are
+those that the documents contain. A corpus that is in the results already is not measured again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import SEED, before, defaults, save
+from casemate.app import open_app
+from casemate.rag.corpus import Corpus
+from casemate.rag.ingest import Ingest
+from casemate.redteam.campaigns.own import OwnMembershipCampaign
+
+CORPORA = ("short_posts", "mathqa")
+DOCUMENTS, QUESTIONS = 600, 60
+
+
+def main() -> None:
+    """Measures the corpora that are missing."""
+    numbers, names = [a for a in sys.argv[1:] if a.isdigit()], [a for a in sys.argv[1:] if not a.isdigit()]
+    each = int(numbers[0]) if numbers else 40
+    results = before("stored_questions", {"documents": DOCUMENTS, "questions": QUESTIONS, "each": each})
+    for name in names or CORPORA:
+        if name not in results["corpora"]:
+            with tempfile.TemporaryDirectory() as folder:
+                results["corpora"][name] = _measured(name, each, Path(folder))
+            save("stored_questions", results)
+
+
+def _measured(name: str, each: int, folder: Path) -> dict[str, Any]:
+    defaults.SIZES.update(documents=DOCUMENTS, questions=QUESTIONS, log=0)
+    corpus = defaults.load(name)
+    rows = ({"_id": d.id, "title": d.title, "text": d.text} for d in corpus.documents)
+    (folder / "posts").mkdir()
+    (folder / "posts/corpus.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (folder / "posts/queries.jsonl").write_text("")
+    drawn = np.random.default_rng(SEED).permutation([d.id for d in corpus.documents])[: 2 * each].tolist()
+    (folder / "split.json").write_text(json.dumps({"members": drawn[:each], "nonmembers": drawn[each:]}))
+    raw: dict[str, Any] = {
+        "rag": {"corpus": f"{folder}/posts", "index": {"use": "sqlite", "path": f"{folder}/index.db"}},
+        "redteam": {"split": f"{folder}/split.json", "folder": f"{folder}/runs"},
+        "guard": {"defenses": [{"use": "mirabel", "calibration": f"{folder}/calibration.json"}]},
+        "store": {"use": "sql", "path": f"{folder}/events.db"},
+    }
+    with open_app(raw) as app:
+        work = Ingest(app.guard, Corpus(folder / "posts"))
+        asyncio.run(work.run(work.plan()))
+        found = asyncio.run(OwnMembershipCampaign(app, [q.text for q in corpus.asked]).run(_steps))
+    return {
+        "attacks": {a.name: {"off": _brief(a.off), "on": _brief(a.on)} for a in found.attacks},
+        "utility": found.utility and asdict(found.utility),
+        "status": found.status,
+    }
+
+
+@contextmanager
+def _steps(title: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    print(f"{title} ({total})", file=sys.stderr, flush=True)
+    yield lambda n: None
+
+
+def _brief(figures: Any) -> dict[str, Any] | None:
+    return figures and {k: v for k, v in asdict(figures).items() if k not in ("roc", "histogram")}
+
+
+if __name__ == "__main__":
+    main()

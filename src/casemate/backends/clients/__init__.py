@@ -1,0 +1,1 @@
+"""Connections to vendor servers, with timeouts and error messages."""

@@ -1,0 +1,1 @@
+"""Clusters: executors that run work on many machines."""

@@ -1,0 +1,315 @@
+"""An executor on a Ray cluster of one or several machines.
+
+A task whose worker or node dies is run again elsewhere, so tasks may run more than once and must have no side effects.
+Results are returned in order and are not stored in the cluster.
+
+Secrets: a task carries the names of environment variables, not their values (``types.Secret``). So a worker needs these
+variables in its own environment.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import os
+import platform
+import socket
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache, lru_cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from casemate.errors import BackendError, ConfigError, needs
+from casemate.runtime.executor import Executor, Shared, Stopped
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+Value = TypeVar("Value")
+
+TASKS_PER_WORKER = 3
+"""Running and queued tasks per worker: queued ones hide the transfer time."""
+MAX_DEATHS = 5
+"""A task fails after killing this many workers."""
+POLL_S, WORKER_COUNT_S = 0.2, 2.0
+CONNECT_S = 10.0
+"""Timeout of the first connection."""
+FORMS = "'local', 'auto', 'host:port' or 'ray://host:port'"
+
+
+class _Task(NamedTuple):
+    """One item with its number."""
+
+    number: int
+    item: Any
+    deaths: int = 0
+
+
+class _TaskQueue:
+    """Running tasks, and results that wait for earlier ones."""
+
+    def __init__(self, ray: Any, run: Any, function: Callable[[Any], Any]) -> None:
+        self._ray, self._run, self._function = ray, run, ray.put(function)
+        self._waiting: dict[Any, _Task] = {}
+        self._done: dict[int, Any] = {}
+        self._next = 0
+
+    @property
+    def size(self) -> int:
+        """Number of started tasks whose results were not returned yet."""
+        return len(self._waiting) + len(self._done)
+
+    def start(self, task: _Task) -> None:
+        """Submits a task to the cluster."""
+        self._waiting[self._run.remote(self._function, task.item)] = task
+
+    def wait(self) -> bool:
+        """Waits up to ``POLL_S`` for a task to end. Returns whether one did. Resubmits tasks whose worker died."""
+        ready, _ = self._ray.wait(list(self._waiting), timeout=POLL_S)
+        for ref in ready:
+            task = self._waiting.pop(ref)
+            try:
+                self._done[task.number] = self._ray.get(ref)
+            except self._ray.exceptions.RayTaskError as error:
+                raise (error.cause if isinstance(error.cause, Exception) else error) from error
+            except self._ray.exceptions.RayError as error:  # the worker or node died, or the result was lost with it
+                self.start(_retried(task, error))
+        return bool(ready)
+
+    def results(self) -> Iterator[Any]:
+        """The results that are available, in order."""
+        while self._next in self._done:
+            yield self._done.pop(self._next)
+            self._next += 1
+
+    def cancel(self) -> None:
+        """Cancels the running tasks."""
+        for ref in self._waiting:
+            if self._ray.is_initialized():
+                self._ray.cancel(ref, force=True)
+
+
+def _retried(task: _Task, error: Exception) -> _Task:
+    """The task with one more death counted.
+
+    Raises:
+        BackendError: If it has killed too many workers.
+    """
+    if task.deaths + 1 >= MAX_DEATHS:
+        raise BackendError(
+            f"{MAX_DEATHS} workers died on the same task, the last with {type(error).__name__}; check that there is "
+            "memory for one task per core. Finished results are kept; run again to resume",
+            backend="ray",
+            retryable=False,
+        ) from error
+    return task._replace(deaths=task.deaths + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class _SharedValue:
+    """A value in the cluster's object store."""
+
+    ref: Any
+
+    def get(self) -> Any:
+        """See ``Shared``. Each worker process fetches it once."""
+        return _fetch(self.ref)
+
+
+@dataclass(eq=False)
+class RayCluster(Executor):
+    """Runs tasks on the workers of a Ray cluster, one core each.
+
+    Attributes:
+        address: ``local`` starts a cluster on this machine that ends with this process; ``auto`` finds one running on
+            this machine; ``host:port`` is the head of one that this machine belongs to; ``ray://host:port`` is a remote
+            one.
+        cores: Cores of this machine to use with ``local``. 0: all.
+        patience_s: Timeout in seconds while the cluster has no worker.
+    """
+
+    address: str
+    cores: int = 0
+    patience_s: float = 300.0
+    _ray: Any = field(default=None, init=False, repr=False)
+    _counted: tuple[float, int] = field(default=(0.0, 0), init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        with needs("casemate[ray]"):
+            self._ray = importlib.import_module("ray")
+        if self._ray.is_initialized():
+            raise ConfigError("this process is connected to a Ray cluster already; disconnect first: ray.shutdown()")
+        self._connect()
+        try:
+            self._require_same_build()
+        except BaseException:
+            self.close()
+            raise
+        self._run = self._ray.remote(num_cpus=1, max_retries=0)(_run_task)
+
+    @property
+    def workers(self) -> int:
+        """See ``Executor.workers``."""
+        at, count = self._counted
+        if time.monotonic() - at > WORKER_COUNT_S or not at:
+            count = int(self._ray.cluster_resources().get("CPU", 0))
+            self._counted = time.monotonic(), count
+        return count
+
+    @property
+    def local(self) -> bool:
+        """See ``Executor.local``."""
+        return self.address == "local"
+
+    def map(
+        self, function: Callable[[Item], Result], items: Iterable[Item], stopped: Stopped = lambda: False
+    ) -> Iterator[Result]:
+        """See ``Executor.map``."""
+        queue = _TaskQueue(self._ray, self._run, function)
+        numbered, alive = enumerate(items), time.monotonic()
+        try:
+            while not stopped():
+                room = max(TASKS_PER_WORKER * self.workers, 1) - queue.size
+                for _, (number, item) in zip(range(room), numbered, strict=False):
+                    queue.start(_Task(number, item))
+                if not queue.size:
+                    return
+                alive = self._check_workers(alive, queue.wait())
+                yield from queue.results()
+        finally:
+            queue.cancel()
+
+    def share(self, value: Value) -> Shared[Value]:
+        """See ``Executor.share``. The value stays in the cluster until all references are gone."""
+        return _SharedValue(self._ray.put(value))
+
+    def close(self) -> None:
+        """See ``Executor.close``. Stops a cluster that this process started."""
+        self._ray.shutdown()
+
+    def _check_workers(self, alive: float, progressed: bool) -> float:
+        """Returns when the cluster last had workers.
+
+        Raises:
+            BackendError: If that is longer ago than ``patience_s``.
+        """
+        now = time.monotonic()
+        if progressed or self.workers:
+            return now
+        if now - alive > self.patience_s:
+            raise BackendError(
+                f"the Ray cluster at {self.address} has had no worker for {self.patience_s:g} seconds; start "
+                "nodes. Finished results are kept; run again to resume",
+                backend="ray",
+                retryable=True,
+            )
+        return alive
+
+    def _connect(self) -> None:
+        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # no usage statistics
+        options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "namespace": "casemate"}
+        if self.address == "local":
+            options |= {"include_dashboard": False, "num_cpus": self.cores or os.cpu_count()}
+        elif self.address != "auto":
+            _require_listening(self.address)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # Ray also raises what matters; the rest is about its future versions
+                self._ray.init(address=self.address, **options)
+        except (Exception, SystemExit) as error:  # Ray raises nothing narrower, and one of its clients exits
+            raise self._unreachable(error) from error
+
+    def _unreachable(self, error: BaseException) -> ConfigError | BackendError:
+        message = " ".join(str(error).split())
+        if "ersion mismatch" in message:
+            return ConfigError(f"the Ray cluster at {self.address} has other versions: {message}; use the same on both")
+        hint = {
+            "auto": "start one with 'ray start --head', or use --cluster local",
+            "local": "check load and memory of this machine, or omit --cluster to use one process",
+        }.get(self.address, "check that it runs; if it requires a token, set RAY_AUTH_MODE=token here too")
+        problem = f"no Ray cluster at {self.address!r} ({message[:300]}); {hint}"
+        return BackendError(problem, backend="ray", retryable=True)
+
+    def _require_same_build(self) -> None:
+        """Requires the same build on all nodes, so results do not depend on the node.
+
+        Raises:
+            ConfigError: If a node lacks Casemate, or has another version of it or of Python.
+        """
+        strategy = importlib.import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
+        probe = self._ray.remote(num_cpus=0, max_retries=2)(_probe())
+        nodes = [n for n in self._ray.nodes() if n["Alive"] and n["Resources"].get("CPU")]
+        probes = [probe.options(scheduling_strategy=strategy(n["NodeID"], soft=False)).remote() for n in nodes]
+        for node, ref in zip(nodes, probes, strict=True):
+            try:
+                node_build = self._ray.get(ref, timeout=60)
+            except self._ray.exceptions.RayError as error:
+                if isinstance(error, self._ray.exceptions.RayTaskError):
+                    raise ConfigError(f"the Ray node {node['NodeManagerAddress']} cannot run tasks: {error}") from error
+                continue  # it died or is slow: its tasks are run elsewhere
+            if node_build != build():
+                raise ConfigError(
+                    f"the Ray node {node['NodeManagerAddress']} has {describe_build(node_build)}, "
+                    f"this machine {describe_build(build())}; "
+                    "install the same on all nodes (pip install 'casemate[ray]'), with the extras in use"
+                )
+
+
+def _run_task(function: Callable[[Item], Result], item: Item) -> Result:
+    """Runs one task on a worker."""
+    return function(item)
+
+
+@lru_cache(maxsize=2)
+def _fetch(ref: Any) -> Any:
+    """A shared value, cached in the worker process."""
+    return importlib.import_module("ray").get(ref)
+
+
+@cache
+def build() -> tuple[str, str, str]:
+    """What must be equal on all machines: Python version, Casemate version, and a hash of its code."""
+    code = hashlib.sha256()
+    root = Path(__file__).parents[2]
+    for path in sorted(root.rglob("*.py")):
+        code.update(str(path.relative_to(root)).encode() + path.read_bytes())
+    return ".".join(map(str, sys.version_info[:2])), version("casemate"), code.hexdigest()[:12]
+
+
+def describe_build(node_build: Sequence[str]) -> str:
+    """A build as text, for errors."""
+    python, casemate, code = node_build
+    return f"casemate {casemate} (code {code}) on Python {python}" if casemate else f"no casemate (Python {python})"
+
+
+def _probe() -> Callable[[], tuple[str, str, str]]:
+    """A function that returns a worker's build. Pickled by value, so a worker without Casemate can run it."""
+
+    def probe() -> tuple[str, str, str]:
+        try:
+            node_build: tuple[str, str, str] = importlib.import_module("casemate.backends.clusters.ray").build()
+        except ImportError:
+            return ".".join(platform.python_version_tuple()[:2]), "", ""
+        return node_build
+
+    return probe
+
+
+def _require_listening(address: str) -> None:
+    """Refuses invalid or unreachable addresses early: Ray itself would wait for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdecimal():
+        raise ConfigError(f"--cluster is {address!r}; allowed: {FORMS}")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
+    except (OSError, OverflowError) as error:
+        raise BackendError(
+            f"no Ray cluster at {address!r} ({error}); check that it runs, and that this is its port for "
+            f"{'clients (10001)' if address.startswith('ray://') else 'nodes (6379)'}",
+            backend="ray",
+            retryable=True,
+        ) from error

@@ -1,0 +1,1 @@
+"""Collections: existing vector stores that Casemate guards in place."""

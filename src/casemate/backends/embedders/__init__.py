@@ -1,0 +1,1 @@
+"""Embedders, one module per product."""

@@ -1,0 +1,1 @@
+"""Event stores: append-only logs shared by processes."""

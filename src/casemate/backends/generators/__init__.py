@@ -1,0 +1,1 @@
+"""Generators and language models: one file per product."""

@@ -1,0 +1,1 @@
+"""Indexes: vector stores that Casemate owns, one file per product."""

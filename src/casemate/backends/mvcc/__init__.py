@@ -1,0 +1,1 @@
+"""Multi-version concurrency control for vector stores without transactions over several rows."""

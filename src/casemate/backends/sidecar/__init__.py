@@ -1,0 +1,1 @@
+"""The sidecar database of an attached collection, and the scan that fills it."""

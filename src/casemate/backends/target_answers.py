@@ -1,0 +1,73 @@
+"""Builds ``Answer`` values from the details that an external target returns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from casemate.types import Answer, Document, Hit, Retrieval, SimilarityStats
+
+
+def partial_answer(
+    text: str,
+    ids: Sequence[str] | None = None,
+    sources: Sequence[str] | None = None,
+    scores: Sequence[float] | None = None,
+) -> Answer:
+    """An answer with the returned details only. Document texts are empty.
+
+    Missing ids become ``unknown-1`` and so on. Missing scores are nan. So are the similarity statistics, with n = 0,
+    because only the target itself has them.
+
+    Args:
+        text: The answer.
+        ids: Ids of the documents in the context, best first. None: not returned.
+        sources: Their sources.
+        scores: Their scores.
+
+    Raises:
+        ValueError: If the lists differ in length.
+
+    >>> partial_answer("It is 7.", sources=("tolls.md",)).retrieval.hits[0].document
+    Document(id='unknown-1', text='', title='', source='tolls.md', digest='', metadata={})
+    """
+    counts = [len(values) for values in (ids, sources, scores) if values is not None]
+    if len(set(counts)) > 1:
+        raise ValueError(f"ids, sources and scores differ in length: {', '.join(map(str, counts))}")
+    hits = []
+    for i in range(max(counts, default=0)):
+        document = Document(ids[i] if ids else f"unknown-{i + 1}", "", source=sources[i] if sources else "")
+        hits.append(Hit(document, scores[i] if scores else math.nan))
+    return Answer(text, Retrieval(tuple(hits), SimilarityStats(0, math.nan, math.nan), exhausted=True))
+
+
+def flatten(values: Sequence[Any]) -> list[Any]:
+    """Flattens one level of lists."""
+    return [item for value in values for item in (value if isinstance(value, list | tuple) else [value])]
+
+
+def as_names(values: Sequence[Any] | None) -> tuple[str, ...] | None:
+    """Converts strings and integers to names. None stays None.
+
+    Raises:
+        ValueError: If a value has another type.
+    """
+    if values is None:
+        return None
+    if any(isinstance(v, bool) or not isinstance(v, str | int) for v in values):
+        raise ValueError("ids and sources must be strings or integers")
+    return tuple(map(str, values))
+
+
+def as_scores(values: Sequence[Any] | None) -> tuple[float, ...] | None:
+    """Converts finite numbers to floats. None stays None.
+
+    Raises:
+        ValueError: If a value is not a finite number.
+    """
+    if values is None:
+        return None
+    if any(isinstance(v, bool) or not isinstance(v, int | float) or not math.isfinite(v) for v in values):
+        raise ValueError("scores must be finite numbers")
+    return tuple(map(float, values))

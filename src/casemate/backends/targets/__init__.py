@@ -1,0 +1,1 @@
+"""Targets: external systems that answer questions, one module per protocol."""

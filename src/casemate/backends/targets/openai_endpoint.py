@@ -1,0 +1,152 @@
+"""An OpenAI-compatible chat endpoint as a target: a RAG service behind that API, or a bare model.
+
+It receives the question only and returns the answer only; retrieval is its own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from casemate.backends.clients.openai import server_address
+from casemate.backends.target_answers import partial_answer
+from casemate.errors import BackendError, ConfigError
+from casemate.protocols import Target
+from casemate.runtime.http_client import HttpClient, HttpResponse, RequestRefused, host_of, require_address
+from casemate.types import Answer, Query, Secret
+
+NAME = "openai_endpoint"
+
+
+@dataclass(eq=False)
+class OpenAIEndpoint(Target):
+    """Sends the question to a chat endpoint and reads the streamed response.
+
+    Attributes:
+        model: The server's name of the model.
+        base_url: Address including /v1. Empty: ``OPENAI_BASE_URL``, otherwise OpenAI's own.
+        api_key: Empty: ``OPENAI_API_KEY`` for OpenAI's own address and ``OPENAI_BASE_URL``, none for any other.
+        instructions: System message. Empty: none.
+        temperature: 0: greedy decoding. Below 0: not sent, for models that do not accept it.
+        max_tokens: Largest length of the answer, in tokens.
+        user: Sent as ``user``, by which some servers distinguish clients. ``{client}`` is replaced by the client id.
+            Empty: not sent.
+        timeout_s: Limit of one attempt, until the last byte.
+        retries: Further attempts when the server is busy (429), fails (5xx) or cannot be reached. Honors
+            ``Retry-After``.
+        requests_per_s: Rate limit. 0: none. Waiting counts towards the caller's timeout.
+        max_bytes: Largest size of a response. A streamed one has some hundred bytes per token.
+        max_requests: Largest number of requests, retries included. 0: no limit.
+    """
+
+    model: str
+    base_url: str = field(default="", repr=False)  # may contain a password
+    api_key: Secret = Secret("")
+    instructions: str = field(default="", repr=False)
+    temperature: float = 0.0
+    max_tokens: int = 512
+    user: str = ""
+    timeout_s: float = 30.0
+    retries: int = 2
+    requests_per_s: float = 0.0
+    max_bytes: int = 1_000_000
+    max_requests: int = 0
+
+    tells: ClassVar[frozenset[str]] = frozenset()
+
+    def __post_init__(self) -> None:
+        base, key = server_address(self.base_url, self.api_key)
+        require_address("openai_endpoint.base_url", base)
+        if not self.model or self.max_tokens < 1:
+            raise ConfigError(
+                f"need a model and max_tokens > 0, got model={self.model!r}, max_tokens={self.max_tokens}"
+            )
+        self.api_key = Secret(key)
+        self._url = f"{base}/chat/completions"
+        self._http = HttpClient(
+            NAME, self.timeout_s, self.retries, self.requests_per_s, self.max_bytes, self.max_requests
+        )
+        self.can: frozenset[str] = frozenset({"clients"} if "{client}" in self.user else ())
+
+    @property
+    def requests(self) -> int:
+        """Requests sent so far, including retries."""
+        return self._http.requests
+
+    async def ask(self, query: Query) -> Answer:
+        """Answers one query.
+
+        Raises:
+            RequestRefused: If the answer has no text.
+            BackendError: If the endpoint cannot be reached, or interrupts the answer.
+        """
+        headers = {"content-type": "application/json"}
+        if self.api_key:
+            headers["authorization"] = Secret(f"Bearer {str(self.api_key)}")
+        response = await self._http.send("POST", self._url, headers, json.dumps(self._body(query)).encode())
+        try:
+            text, complete = self._read(response)
+        except (LookupError, TypeError, AttributeError, ValueError) as error:
+            raise self._error(
+                f"the response cannot be parsed ({type(error).__name__}); check that the API is OpenAI-compatible"
+            ) from None
+        if not complete:
+            raise self._error("the answer was interrupted; try again, or see the server's log", True)
+        if not text:
+            problem = "the answer is empty; check that base_url and model name a chat model"
+            raise self._error(problem, kind=RequestRefused)
+        return partial_answer(text)
+
+    async def stream(self, query: Query) -> AsyncIterator[str]:
+        """The answer as one chunk."""
+        yield (await self.ask(query)).text
+
+    def _body(self, query: Query) -> dict[str, Any]:
+        """The request body. OpenAI's newer models accept only the new name of the limit, other servers the old one."""
+        system = [{"role": "system", "content": self.instructions}] if self.instructions else []
+        limit = "max_completion_tokens" if host_of(self._url).endswith("openai.com") else "max_tokens"
+        body: dict[str, Any] = {
+            "model": self.model,
+            "messages": [*system, {"role": "user", "content": query.text}],
+            "stream": True,
+            limit: self.max_tokens,
+        }
+        body |= {"user": self.user.replace("{client}", query.client)} if self.user else {}
+        return body if self.temperature < 0 else {**body, "temperature": self.temperature}
+
+    def _read(self, response: HttpResponse) -> tuple[str, bool]:
+        """The answer's text, and whether it is complete. Some servers do not stream although it is requested."""
+        if "event-stream" not in response.content_type:
+            choice = self._http.json(self._url, response)["choices"][0]
+            return _message_text(choice["message"]), True
+        parts, complete = [], False
+        for chunk in _events(response.data):
+            if "error" in chunk:
+                raise self._error("the server sent an error; see its log", True)
+            for choice in chunk.get("choices", [])[:1]:
+                parts.append(_message_text(choice.get("delta") or {}))
+                complete = complete or bool(choice.get("finish_reason"))
+        return "".join(parts), complete
+
+    def _error(self, problem: str, retryable: bool = False, kind: type[BackendError] = BackendError) -> BackendError:
+        return self._http.error(self._url, f"model {self.model!r}: {problem}", retryable, kind)
+
+
+def _events(data: bytes) -> Iterator[dict[str, Any]]:
+    """The JSON of each server-sent event, up to the end marker."""
+    for line in data.decode("utf-8", "replace").split("\n"):
+        data_field = line.removeprefix("data:").strip()
+        if data_field == "[DONE]":
+            return
+        if line.startswith("data:") and data_field:
+            yield json.loads(data_field)
+
+
+def _message_text(message: dict[str, Any]) -> str:
+    """The text of a message, or its refusal. Empty if it has neither."""
+    text = message.get("content") or message.get("refusal") or ""
+    if not isinstance(text, str):
+        raise TypeError
+    return text

@@ -1,0 +1,246 @@
+"""``ask``: answers one question or a file of questions, with verdicts for the operator."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import uuid
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
+from itertools import chain
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.table import Table
+
+from casemate import config as configuration
+from casemate.app import open_app
+from casemate.cli.console import (
+    INCOMPLETE,
+    OK,
+    ConfigFile,
+    Json,
+    Tenant,
+    out,
+    plain,
+    print_json,
+    say,
+    shown,
+)
+from casemate.config import Config
+from casemate.errors import BackendError, ConfigError, DataError, QueryError
+from casemate.gateway.auth.keys import ApiKey, ApiKeyStore, query_of
+from casemate.protocols import EventStore, EventStoreProxy, Target
+from casemate.rag.pipeline import require_answerable
+from casemate.rag.question_file import read_questions
+from casemate.system import App
+from casemate.types import DEFAULT_TENANT, Answer, Event, Query, Verdict
+
+SHOWN = 5
+"""Names in a list on the screen."""
+Mode = Annotated[Literal["enforce", "observe", "off"] | None, typer.Option("--guard", help="Overrides guard.mode.")]
+
+
+def ask(
+    question: Annotated[str | None, typer.Argument(help="The question.")] = None,
+    config: ConfigFile = None,
+    k: Annotated[int | None, typer.Option("-k", "--k", help="Documents in the context. Default: rag.k.")] = None,
+    tenant: Tenant = DEFAULT_TENANT,
+    client: Annotated[str, typer.Option(help="Client name, for state kept per client. Default: a new client.")] = "",
+    as_client: Annotated[
+        str, typer.Option("--as", help="Ask as an API key, by id or name: its tenant, labels, groups. Not recorded.")
+    ] = "",
+    guard: Mode = None,
+    explain: Annotated[bool, typer.Option("--explain", help="Show verdicts and hidden documents.")] = False,
+    questions: Annotated[
+        str | None, typer.Option("--from", help="File with one question per line, plain or jsonl(.gz); - for stdin.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Answer one question, or a file of questions (one JSON line each)."""
+    if (question is None) == (questions is None):
+        raise ConfigError("give either a question or --from FILE")
+    if as_client and client:
+        raise ConfigError("--as and --client exclude each other: a key is a client; give one of them")
+    settings = _with_mode(configuration.read(config), guard)
+    with open_app(settings) as app:
+        asker = _Asker.of(app, as_client, client, tenant, settings.rag.k if k is None else k)
+        if questions is not None:
+            with closing(read_questions(questions)) as lines:
+                first = next(lines, None)  # opens the file
+                _require_documents(app, asker.tenant)
+                complete = first is None or asyncio.run(_answer_file(asker, chain([first], lines)))
+            raise typer.Exit(OK if complete else INCOMPLETE)
+        assert question is not None
+        require_answerable(asker.query(question))
+        _require_documents(app, asker.tenant)
+        if as_json or explain:
+            answer = asyncio.run(asker.target.ask(asker.query(question)))
+            print_json(_as_json(answer)) if as_json else _explain(answer, settings.guard.mode)
+        else:
+            asker.print_stream(question)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asker:
+    """The client of the questions, and the system that answers it.
+
+    Attributes:
+        app: The system.
+        key: The API key that asks; None: the operator.
+        client: Client name of the operator's questions; empty: a new one for each.
+        tenant: The tenant.
+        k: Number of documents.
+    """
+
+    app: App
+    key: ApiKey | None
+    client: str
+    tenant: str
+    k: int
+
+    @classmethod
+    def of(cls, app: App, key: str, client: str, tenant: str, k: int) -> _Asker:
+        found = _find_key(app, key) if key else None
+        return cls(app, found, client, found.grant.tenant if found else tenant, k)
+
+    @property
+    def target(self) -> Target:
+        """For a key, a system that records nothing."""
+        return self.app.target if self.key is None else self.app.unrecorded_target()
+
+    def query(self, text: str) -> Query:
+        if self.key is not None:
+            return query_of(self.key, text, self.key.id, self.k)
+        # A fresh client name: questions of the operator must not add to the evidence against a client.
+        return Query(text, client=self.client or f"cli-{uuid.uuid4().hex}", tenant=self.tenant, k=self.k)
+
+    def print_stream(self, question: str) -> None:
+        """Streams the answer, and reports to the operator what was withheld."""
+        if self.key is not None:
+            asyncio.run(_print_stream(self.target.stream(self.query(question))))
+            return
+        recorder = _EventRecorder(self.app.store)
+        recorded = replace(self.app, guard=self.app.guard.instrumented(store=recorder))
+        asyncio.run(_print_stream(recorded.target.stream(self.query(question))))
+        _report_withheld(recorder.events)
+
+
+def _find_key(app: App, name: str) -> ApiKey:
+    """The valid API key with this id or name.
+
+    Raises:
+        ConfigError: If there is none, or several have the name.
+    """
+    keys = ApiKeyStore(app.store)
+    keys.sync()
+    found = [one for one in keys.all() if one.revoked is None and name in (one.id, one.grant.name)]
+    if len(found) != 1:
+        what = f"{len(found)} valid keys have" if found else "no valid key has"
+        raise ConfigError(f"{what} the id or name {name[:40]!r}; 'casemate key list' shows the ids")
+    if found[0].grant.role == "metrics":
+        raise ConfigError(f"the key {found[0].id} may only read metrics; choose a key that may ask")
+    return found[0]
+
+
+def _require_documents(app: App, tenant: str) -> None:
+    """Refuses a tenant without documents: every answer would be "I don't know"."""
+    tenants = app.index.tenants()
+    if tenant in tenants:
+        return
+    attached = app.config.rag.index.use == "attached"
+    how = "run 'casemate attach'" if attached else "run 'casemate index FOLDER'"
+    others = f", or choose another with --tenant: {', '.join(sorted(tenants)[:SHOWN])}" if tenants else ""
+    raise DataError(f"tenant {tenant!r} has no documents; {how}{others}")
+
+
+class _EventRecorder(EventStoreProxy):
+    """Keeps a copy of the appended events."""
+
+    def __init__(self, store: EventStore) -> None:
+        super().__init__(store)
+        self.events: list[Event] = []
+
+    def append(self, event: Event) -> None:
+        self.events.append(event)
+        super().append(event)
+
+
+def _report_withheld(events: list[Event]) -> None:
+    """Reports withheld documents on stderr: the user of the command line is the operator."""
+    for message in dict.fromkeys(e.body["evidence"].get("message") for e in events):
+        if message:
+            say.print(f"[red]the guard failed and withheld the whole context:[/red] {shown(message)}", soft_wrap=True)
+    hidden = [i for e in events if e.body["enforced"] for i in e.body["hidden"]]
+    if hidden:
+        say.print(
+            f"[yellow]note:[/yellow] the guard withheld {shown(_some(hidden))}; --explain shows why",
+            soft_wrap=True,
+        )
+
+
+def _with_mode(settings: Config, mode: str | None) -> Config:
+    if mode is None:
+        return settings
+    return settings.model_copy(update={"guard": settings.guard.model_copy(update={"mode": mode})})
+
+
+async def _print_stream(parts: AsyncIterator[str]) -> None:
+    async for part in parts:
+        sys.stdout.write(plain(part))
+        sys.stdout.flush()
+    sys.stdout.write("\n")
+
+
+async def _answer_file(asker: _Asker, questions: Iterator[tuple[str, str | None]]) -> bool:
+    """Prints a JSON line for each question. False if one could not be answered."""
+    complete, target = True, asker.target
+    for label, text in questions:
+        try:
+            if text is None:
+                raise QueryError('the line is not a question; write plain text, or {"_id": ..., "text": ...}')
+            line = {"id": label, **_as_json(await target.ask(asker.query(text)))}
+        except (QueryError, BackendError) as error:
+            line, complete = {"id": label, "error": str(error)}, False
+        print_json(line, indent=None)
+    return complete
+
+
+def _as_json(answer: Answer) -> dict[str, Any]:
+    hits = [{"id": h.document.id, "source": h.document.source, "score": h.score} for h in answer.retrieval.hits]
+    return {"answer": answer.text, "hits": hits, "verdicts": [asdict(v) for v in answer.verdicts]}
+
+
+def _explain(answer: Answer, mode: str) -> None:
+    out.print(shown(answer.text), soft_wrap=True)
+    context = Table("rank", "score", "document in the context", title=f"guard: {mode}", title_justify="left")
+    for rank, hit in enumerate(answer.retrieval.hits, 1):
+        context.add_row(str(rank), f"{hit.score:.4f}", shown(hit.document.id))
+    out.print(context)
+    for v in answer.verdicts:
+        out.print(_sentence(v), soft_wrap=True)
+
+
+def _sentence(v: Verdict) -> str:
+    evidence = ", ".join(f"{k} {_short(value)}" for k, value in v.evidence.items())
+    if v.threshold is None:
+        what = f"failed, {v.action}" if "error" in v.evidence else "undecided"
+        return f"{v.defense}: {what} ({shown(evidence)})"
+    decision = f"score {v.score:.4f}, threshold {v.threshold:.4f} ({shown(evidence)})"
+    if not v.flagged:
+        return f"{v.defense}: not flagged: {decision}"
+    what = "hidden" if v.enforced else "would be hidden (observe mode)"
+    return f"{v.defense}: flagged: {decision}; {what}: {shown(_some(v.hidden))}"
+
+
+def _short(value: object) -> str:
+    if isinstance(value, list):
+        return _some([str(v) for v in value]) or "nothing"
+    return f"{value:.4f}" if isinstance(value, float) else str(value)
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first few names, and how many more there are."""
+    more = len(names) - SHOWN
+    return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")

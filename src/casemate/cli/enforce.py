@@ -1,0 +1,153 @@
+"""``enforce``: shows what would have been withheld from recorded traffic, and switches enforcement on or off."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from casemate import config as configuration
+from casemate.cli.console import ConfigFile, Json, is_terminal, out, print_json, say, shown
+from casemate.config import Config
+from casemate.errors import ConfigError
+from casemate.monitor.enforcement import (
+    TOLERABLE,
+    EnforcementPreview,
+    GuardMode,
+    read_preview,
+    require_guard,
+    setting_values,
+    switch,
+)
+from casemate.plugins import build
+from casemate.protocols import EventStore
+from casemate.reports.format import percent, plural, sample_rate, utc_time
+
+AUTHOR = "casemate enforce"
+EXCESSIVE = (
+    f"certainly more than {TOLERABLE:.0%} of the questions would be affected (the 95 % interval lies above it): an "
+    "attack, or questions unlike those of the calibration. Look at the clients; if they are harmless, run 'casemate "
+    "calibrate --recorded', which adjusts the threshold to the recorded scores, or 'casemate calibrate --log FILE'"
+)
+
+
+def enforce(
+    days: Annotated[float, typer.Option(min=0.0, max=36500.0, help="Days of traffic to show.")] = 7.0,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Switch without asking.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the traffic and change nothing.")] = False,
+    off: Annotated[bool, typer.Option("--off", help="Switch back to observe mode.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="With --yes: switch although many questions are affected.")
+    ] = False,
+    config: ConfigFile = None,
+    as_json: Json = False,
+) -> None:
+    """Show what would have been withheld from real traffic, then switch enforcement on.
+
+    Sets guard.mode, and monitor.gate if it is 'observe'. Comments stay. Running gateways follow within seconds.
+    """
+    path = config or Path(configuration.FILE)
+    if not path.exists():
+        raise ConfigError(f"there is no {path}; create one with 'casemate init', or name it with --config")
+    settings, mode = configuration.read(path), _mode(off)
+    require_guard(settings.guard.mode)
+    with closing(build("store", settings.store, settings.folder)) as store:
+        preview = None if off else _preview(store, settings, days)
+        if preview and not as_json:
+            _show(preview)
+        needed = _needed(settings, path, mode) and not dry_run
+        if needed and yes and preview and preview.excessive and not force:
+            raise ConfigError(f"nothing was changed: {EXCESSIVE}; or add --force")
+        done = needed and _confirmed(mode, yes, as_json)
+        problem = switch(store, path, mode, AUTHOR) if done else ""
+    if as_json:
+        shown_preview = asdict(preview) if preview else None
+        print_json({"mode": mode if done else settings.guard.mode, "file": problem or "ok", "preview": shown_preview})
+    elif done:
+        _report(path, mode, problem)
+    if problem:
+        raise typer.Exit(1)
+
+
+def _mode(off: bool) -> GuardMode:
+    return "observe" if off else "enforce"
+
+
+def _preview(store: EventStore, settings: Config, days: float) -> EnforcementPreview:
+    return read_preview(store, datetime.now(UTC) - timedelta(days=days), settings.monitor.is_canary)
+
+
+def _needed(settings: Config, path: Path, mode: GuardMode) -> bool:
+    """Whether the file differs from what a switch would set."""
+    needed = settings.guard.mode != mode or len(setting_values(path, mode)) > 1
+    if not needed:
+        say.print(f"{shown(str(path))} has guard.mode: {mode} already")
+    return needed
+
+
+def _confirmed(mode: GuardMode, yes: bool, as_json: bool) -> bool:
+    """Asks for confirmation on a terminal.
+
+    Raises:
+        ConfigError: If there is no terminal, and no ``--yes``.
+    """
+    if yes:
+        return True
+    if as_json or not is_terminal():
+        raise ConfigError(f"nothing was changed: there is no terminal to confirm on; add --yes to switch to {mode}")
+    return typer.confirm(f"Set guard.mode to {mode}?", default=False, err=True)
+
+
+def _show(preview: EnforcementPreview) -> None:
+    since = utc_time(preview.since, seconds=False)
+    if not preview.questions:
+        out.print(f"no question was recorded in observe mode since {since}; this preview is empty")
+    else:
+        share, about = sample_rate(preview.affected, preview.questions)
+        out.print(
+            f"since {since}: {plural(preview.questions, 'question')} in {plural(preview.sessions, 'session')}; "
+            f"enforcement would have withheld something from {share} ({about}), "
+            f"in {plural(preview.affected_sessions, 'session')}",
+            soft_wrap=True,
+        )
+        _show_defenses(preview)
+    if preview.excessive:
+        say.print(f"[yellow]note:[/yellow] {EXCESSIVE}", soft_wrap=True)
+    if preview.sources:
+        names = ", ".join(preview.sources[:5]) + (", ..." if len(preview.sources) > 5 else "")
+        count = plural(len(preview.sources), "new source")
+        out.print(f"screening would have quarantined {count}: {shown(names)}", soft_wrap=True)
+
+
+def _show_defenses(preview: EnforcementPreview) -> None:
+    table = Table("defense", "questions", "withheld", "sessions", "undecided", "failed")
+    for name, d in preview.defenses.items():
+        withheld = f"{d.affected} ({percent(d.affected / d.questions)})"
+        table.add_row(name, str(d.questions), withheld, str(d.sessions), str(d.undecided), str(d.failed))
+    out.print(table)
+    for name, d in preview.defenses.items():
+        for example in d.examples:
+            what = f"chunks {', '.join(example.hidden[:5])}" if example.hidden else "answer cut"
+            where = f"request {example.request}, client {example.client}, {utc_time(example.at)}"
+            out.print(f"  {name}: {shown(where)}: {shown(what)}", soft_wrap=True)
+        if d.failed:
+            say.print(
+                f"[yellow]note:[/yellow] {name} failed on {d.failed} questions; in enforce mode guard.on_error applies "
+                "to them; run 'casemate doctor'",
+                soft_wrap=True,
+            )
+        if d.undecided == d.questions:
+            say.print(f"[yellow]note:[/yellow] {name} decided nothing; run 'casemate doctor'", soft_wrap=True)
+
+
+def _report(path: Path, mode: GuardMode, problem: str) -> None:
+    """Prints what was changed."""
+    if problem:
+        say.print(f"[yellow]note:[/yellow] {shown(problem)}; write 'mode: {mode}' under 'guard:' yourself")
+    else:
+        out.print(f"{shown(str(path))}: guard.mode is {mode}; running gateways follow within seconds")

@@ -1,0 +1,161 @@
+"""``canary plant|rotate|clean|scan|strings``: honeytoken records, unique strings, and the search for both."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from casemate import config as configuration
+from casemate.app import open_app
+from casemate.cli.canary import canary
+from casemate.cli.console import FAILED, INCOMPLETE, OK, ConfigFile, Json, Tenant, out, print_json, say, shown
+from casemate.config import PluginSpec
+from casemate.guard.watermarks.honeytoken_keys import HoneytokenKeyFile
+from casemate.monitor.honeytokens.planting import (
+    PlantingResult,
+    PlantingSettings,
+    RemovalResult,
+    plant_records,
+    remove_records,
+    rotate_records,
+)
+from casemate.monitor.honeytokens.records import Style
+from casemate.monitor.honeytokens.search import search_files, training_strings
+from casemate.monitor.service import watched_questions
+from casemate.plugins import build
+from casemate.system import App
+from casemate.types import DEFAULT_TENANT
+
+StyleOption = Annotated[Style, typer.Option(help="Style of the corpus.")]
+Folder = Annotated[str, typer.Option(help="Prefix of the records' source names; answers may show it.")]
+
+
+@canary.command("plant")
+def plant_command(
+    count: Annotated[int | None, typer.Option(min=1, help="Number of records. Default: by corpus size.")] = None,
+    style: StyleOption = "article",
+    folder: Folder = "honey",
+    config: ConfigFile = None,
+    tenant: Tenant = DEFAULT_TENANT,
+    as_json: Json = False,
+) -> None:
+    """Plant made-up records that crawlers retrieve and ordinary questions rarely do. Exit code 3 if none fits."""
+    with open_app(configuration.read(config)) as app:
+        with say.status("choosing locations"):
+            result = asyncio.run(plant_records(app.guard, _keys(app), _settings(app, tenant, style, folder), count))
+        _warn_without_defense(app)
+    print_json(asdict(result)) if as_json else _show_planted(result)
+    raise typer.Exit(OK if result.held else INCOMPLETE)
+
+
+@canary.command("rotate")
+def rotate_command(
+    style: StyleOption = "article",
+    folder: Folder = "honey",
+    config: ConfigFile = None,
+    tenant: Tenant = DEFAULT_TENANT,
+    as_json: Json = False,
+) -> None:
+    """Replace tokens and records by a new generation. Old ones are still recognized."""
+    with open_app(configuration.read(config)) as app, say.status("rotating"):
+        planted, removed = asyncio.run(rotate_records(app.guard, _keys(app), _settings(app, tenant, style, folder)))
+    if as_json:
+        print_json({"planted": asdict(planted), "removed": asdict(removed)})
+    else:
+        _show_planted(planted)
+        _show_removed(removed)
+    raise typer.Exit(FAILED if removed.left else OK)
+
+
+@canary.command("clean")
+def clean_command(
+    config: ConfigFile = None,
+    everywhere: Annotated[bool, typer.Option("--all", help="Of all tenants.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Also documents that merely resemble a record.")] = False,
+    tenant: Tenant = DEFAULT_TENANT,
+    as_json: Json = False,
+) -> None:
+    """Remove all records. Exit code 1 if some were left."""
+    with open_app(configuration.read(config)) as app:
+        which = None if everywhere else tenant
+        result = asyncio.run(remove_records(app.guard, _keys(app), tenant=which, force=force))
+    print_json(asdict(result)) if as_json else _show_removed(result)
+    raise typer.Exit(FAILED if result.left else OK)
+
+
+@canary.command("scan")
+def scan_command(
+    paths: Annotated[list[Path], typer.Argument(help="Files and folders: answers, dumps, model outputs.")],
+    config: ConfigFile = None,
+    as_json: Json = False,
+) -> None:
+    """Search files for planted strings, also disguised ones, and show their origin. Exit code 1 if one is found."""
+    with open_app(configuration.read(config)) as app, say.status("searching"):
+        found = search_files(paths, _keys(app), app.store, app.index)
+    if as_json:
+        print_json([asdict(sighting) for sighting in found])
+    elif not found:
+        out.print("no planted strings found")
+    for sighting in () if as_json else found:
+        details = ", ".join(f"{name} {value}" for name, value in sighting.string.details.items())
+        line = f"{sighting.where}: {sighting.string.kind} string, encoding {sighting.form} ({details})"
+        out.print(shown(line), soft_wrap=True)
+    raise typer.Exit(FAILED if found else OK)
+
+
+@canary.command("strings")
+def strings_command(
+    count: Annotated[int, typer.Argument(min=1, max=10_000, help="Number of strings.")],
+    purpose: Annotated[str, typer.Option(help="Data set and purpose.")],
+    who: Annotated[str, typer.Option(help="Recipient.")],
+    config: ConfigFile = None,
+    as_json: Json = False,
+) -> None:
+    """Print unique sentences for a data set: a model that outputs one was trained on it (see 'canary scan')."""
+    with open_app(configuration.read(config)) as app:
+        strings = training_strings(_keys(app), app.store, count, purpose=purpose, who=who)
+    if as_json:
+        print_json(strings)
+    else:
+        for text in strings:
+            out.print(shown(text), soft_wrap=True)
+
+
+def _keys(app: App) -> HoneytokenKeyFile:
+    """Key file of the configured honeytoken defense, or of its defaults."""
+    configured = (spec for spec in app.config.guard.defenses if spec.use == "honeytoken")
+    spec = next(configured, PluginSpec(use="honeytoken"))
+    return HoneytokenKeyFile(build("defense", spec, app.config.folder).keys)
+
+
+def _settings(app: App, tenant: str, style: Style, folder: str) -> PlantingSettings:
+    return PlantingSettings(tenant, style, watched_questions(app, tenant, count=500), app.config.rag.k, folder)
+
+
+def _warn_without_defense(app: App) -> None:
+    if not any(spec.use == "honeytoken" for spec in app.config.guard.defenses):
+        say.print(
+            "[yellow]note:[/yellow] guard.defenses lacks 'honeytoken', so records in answers are not detected; add it"
+        )
+
+
+def _show_planted(result: PlantingResult) -> None:
+    out.print(f"planted {len(result.added)} records; generation {result.generation} has {result.held}")
+    if result.benign is not None:
+        rate = result.benign
+        share = f"{rate.value:.1%} [{rate.low:.1%}, {rate.high:.1%}]"
+        out.print(f"{share} of the benign questions retrieve a new record", markup=False)
+    if result.skipped:
+        out.print(f"skipped {result.skipped} records: too many benign questions would retrieve them")
+    if not result.held:
+        out.print("no record fits: the corpus is too small, or too similar to the records; try another --style")
+
+
+def _show_removed(result: RemovalResult) -> None:
+    out.print(f"removed {sum(map(len, result.removed.values()))} records")
+    for line in result.left:
+        out.print(f"[yellow]left:[/yellow] {shown(line)}", soft_wrap=True)

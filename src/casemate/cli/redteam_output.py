@@ -1,0 +1,142 @@
+"""Prints campaign results on the console."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from casemate.maths.stats import Estimate
+from casemate.redteam.campaigns.membership import ENDED_EARLY
+from casemate.redteam.campaigns.replay import RecordedSet, ReplayResult
+from casemate.redteam.lab.judge import EXTRACTION_FAILS, OFF, ON
+from casemate.redteam.lab.results import (
+    AttackResult,
+    CampaignResult,
+    CheckStatus,
+    Crawl,
+    MembershipMetrics,
+)
+from casemate.redteam.reporting.text import describe_extracted, overall_status
+from casemate.reports.format import scrub
+
+COLORS = {
+    CheckStatus.PASS: "green",
+    CheckStatus.FAIL: "red",
+    CheckStatus.INCONCLUSIVE: "yellow",
+    CheckStatus.ERROR: "red",
+}
+
+
+def print_result(result: CampaignResult, out: Console) -> None:
+    """Prints the status, the table guard off against guard on, and every check that did not pass."""
+    result = scrub(result)
+    status = overall_status(result)
+    out.print(f"[bold {COLORS[status]}]{status.upper()}[/bold {COLORS[status]}]")
+    out.print(_target(result), soft_wrap=True)
+    for table in _tables(result):
+        out.print(table)
+    for line in _lines(result):
+        out.print(line, soft_wrap=True)
+
+
+def print_replay(recorded: RecordedSet, results: Sequence[ReplayResult], out: Console) -> None:
+    """Prints the facts about a recorded set and the success of each attack in it."""
+    facts = ", ".join(f"{name}: {value}" for name, value in scrub(dict(recorded.about)).items())
+    out.print(escape(facts or "no facts about the set"), soft_wrap=True)
+    rows = []
+    for result in scrub(list(results)):
+        auc = [_auc(result.targets.get(target)) for target in (OFF, ON)]
+        share = "not recorded" if result.withheld is None else f"{result.withheld:.0%}"
+        rows.append((escape(result.attack), escape(result.author) or "not recorded", *auc, share))
+    columns = ("attack", "questions by", "guard off", "guard on", "withheld")
+    out.print(_table("Recorded trials: AUC [95 %]; 0.5 is chance", columns, rows))
+
+
+def _auc(metrics: MembershipMetrics | None) -> str:
+    return _rate(metrics.auc) if metrics else "too few trials"
+
+
+def _target(result: CampaignResult) -> str:
+    evidence = result.evidence
+    off = f", guard off: {evidence['target_off']}" if "target_off" in evidence else ""
+    capabilities = ", ".join(evidence.get("capabilities", ())) or "not recorded"
+    return escape(f"target: {evidence.get('target', 'own')}{off}; capabilities: {capabilities}")
+
+
+def _tables(result: CampaignResult) -> Iterator[Table]:
+    crawlers = [check for check in result.checks if check.name == EXTRACTION_FAILS]
+    if result.attacks or not crawlers:
+        attacks = [(escape(a.name), *(("error", "", "") if a.error else _attack_cells(a))) for a in result.attacks]
+        columns = ("attack", "guard off", "guard on", "withheld")
+        yield _table("Membership inference: AUC [95 %]; 0.5 is chance", columns, attacks)
+    if crawlers:
+        crawls = {crawl.attack: crawl for crawl in result.crawls}
+        crawled = [(escape(c.attack), *_crawl_cells(crawls.get(c.attack)), c.status.value) for c in crawlers]
+        headings = ("crawler", "guard off", "guard on", "first alarm", "status")
+        yield _table("Share of the chunks recovered (CRR) [95 %]; lower is better", headings, crawled)
+
+
+def _table(title: str, columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Table:
+    table = Table(title=title, title_justify="left")
+    for column in columns:
+        table.add_column(column, no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _attack_cells(attack: AttackResult) -> tuple[str, str, str]:
+    def auc(metrics: MembershipMetrics | None) -> str:
+        return _rate(metrics.auc) if metrics else "not run"
+
+    withheld = f"{attack.on.recall_query.value:.0%}" if attack.on and attack.on.recall_query else ""
+    return auc(attack.off), auc(attack.on), withheld
+
+
+def _crawl_cells(crawl: Crawl | None) -> tuple[str, str, str]:
+    if crawl is None:
+        return "unknown", "unknown", ""
+    off, on = crawl.by_target.get(OFF), crawl.by_target[ON]
+    alarm = f"question {on.first_alarm}" if on.first_alarm else "unknown" if on.coverage is None else "none"
+    return _rate(off.crr) if off else "not run", _rate(on.crr), alarm
+
+
+def _lines(result: CampaignResult) -> Iterator[str]:
+    yield from (escape(f"{name}: {text}") for name, text in describe_extracted(result))
+    yield from _cost_of_the_guard(result)
+    if audit := result.audit:
+        ended_early = result.evidence.get(ENDED_EARLY)
+        more = (
+            f" Sessions in which a member changed a context without being withheld: {ended_early}."
+            if ended_early
+            else ""
+        )
+        yield f"Two-world audit: {audit.differing} of {audit.pairs} contexts revealed a withheld document.{more}"
+    for check in result.checks:
+        if check.status is not CheckStatus.PASS:
+            name = f"{check.attack}: {check.name}" if check.attack else check.name
+            yield f"[bold]{check.status.value}[/bold] {escape(name)}: {escape(check.why)}"
+    used = [f"{name.replace('_', ' ')} {v:,.0f}" for name, v in result.cost.items() if not name.startswith("live_")]
+    yield f"cost: {', '.join(used) or 'not recorded'}"
+    yield from (f"[dim]simulated: {escape(line)}[/dim]" for line in result.simulated)
+    yield from (f"[dim]not tested: {escape(line)}[/dim]" for line in result.not_tested)
+
+
+def _cost_of_the_guard(result: CampaignResult) -> Iterator[str]:
+    if utility := result.utility:
+        source, changed = escape(utility.source), _rate(utility.answer_changed)
+        what = f"{_rate(utility.flagged)} with a document withheld, {changed}" if utility.flagged else changed
+        yield f"Benign questions ({source}): of {utility.questions}, {what} with a changed answer."
+    if replay := result.benign_sessions:
+        alarms = ", ".join(f"{name} in {count}" for name, count in sorted(replay.alarms.items())) or "none"
+        yield (
+            f"Benign sessions: alarms in {replay.sessions} sessions: {escape(alarms)}; {replay.changed} of "
+            f"{replay.questions} answers changed."
+        )
+
+
+def _rate(rate: Estimate | None) -> str:
+    return f"{rate.value:.2f} \\[{rate.low:.2f}, {rate.high:.2f}]" if rate else "too few to tell"

@@ -1,0 +1,333 @@
+"""``index``, ``calibrate``, ``doctor`` and ``demo``."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import typer
+from rich.table import Table
+
+from casemate import config as configuration
+from casemate.app import open_app, open_executor
+from casemate.cli.console import (
+    FAILED,
+    INCOMPLETE,
+    INTERRUPTED,
+    OK,
+    ConfigFile,
+    Json,
+    On,
+    Tenant,
+    bar,
+    out,
+    print_json,
+    say,
+    show_progress,
+    shown,
+)
+from casemate.cli.redteam_output import print_result
+from casemate.cli.try_documents import show_assessment
+from casemate.demo.run import run_demo
+from casemate.doctor import examine
+from casemate.errors import ConfigError, DataError
+from casemate.guard.calibration.file import read_calibrations, write_calibration
+from casemate.guard.calibration.fitting import RATES
+from casemate.guard.calibration.log_review import log_warnings
+from casemate.maths.calibration import Calibration
+from casemate.maths.stats import Estimate
+from casemate.monitor.enforcement import record_threshold
+from casemate.monitor.poisoning.screening_gate import ScreeningGate
+from casemate.monitor.recalibration import recalibrated, recorded_scores
+from casemate.monitor.service import open_screening_gate
+from casemate.monitor.trends.baseline import record_source_updates
+from casemate.rag.corpus import Corpus
+from casemate.rag.ingest import Ingest, IngestPlan, IngestReport, MissingPolicy
+from casemate.rag.question_file import questions_in
+from casemate.reports import calibration_report
+from casemate.reports.calibration_report import min_questions
+from casemate.runtime.files import write_atomically
+from casemate.system import App
+from casemate.types import DEFAULT_TENANT
+
+
+def index(
+    corpus: Annotated[Path | None, typer.Argument(help="Folder or file. Default: rag.corpus.")] = None,
+    config: ConfigFile = None,
+    tenant: Tenant = DEFAULT_TENANT,
+    missing: Annotated[
+        MissingPolicy, typer.Option(help="Action for indexed sources that the corpus no longer has.")
+    ] = "auto",
+    rebuild: Annotated[bool, typer.Option("--rebuild", help="Empty the index first, for all tenants.")] = False,
+    fit: Annotated[bool, typer.Option("--calibrate/--no-calibrate", help="Calibrate the guard if needed.")] = True,
+    on: On = None,
+    as_json: Json = False,
+) -> None:
+    """Index new and changed documents, remove missing ones, calibrate the guard. Can be interrupted and resumed."""
+    settings = configuration.read(config)
+    place = corpus or (settings.folder / settings.rag.corpus if settings.rag.corpus else None)
+    if place is None:
+        raise ConfigError("no corpus: give a folder or file, or set rag.corpus in casemate.yaml")
+    source = Corpus(place, settings.rag.max_file_mb, empty=missing == "remove")
+    with open_executor(on) as executor, open_app(settings, rebuild=rebuild, executor=executor) as app:
+        chunk = settings.rag.chunk
+        work = Ingest(app.guard, source, chunk.tokens, chunk.overlap, tenant, missing)
+        with say.status("comparing with the index"):
+            plan = work.plan()
+        gate = _open_gate(app, tenant) if plan.todo else None
+        work = replace(work, sink=gate or app.guard)
+        record_source_updates(app.store, tenant, (plan.held & plan.todo.keys()) | set(plan.gone), datetime.now(UTC))
+        report = _run(work, plan)
+        with say.status("preparing the search"):
+            app.index.warm(tenant)
+        total = app.index.moments(tenant).n
+        _report(report, total, as_json)
+        if gate and (report.quarantined or gate.quarantined):
+            say.print(_screening_note(gate, report.quarantined), soft_wrap=True)
+        if fit and (why := app.due(tenant)):
+            say.print(f"calibrating the guard: {shown(why.partition(': ')[0])}", soft_wrap=True)
+            for name, (found, _) in _calibrate(app, _log(app, None), tenant).items():
+                hint = "; 'casemate calibrate' shows the cost" if found.benign else ""
+                say.print(f"{_summary(name, found)}{hint}", soft_wrap=True)
+                _warn(found, next(d.significance or 0.0 for d in app.calibrated if d.name == name))
+    raise typer.Exit(OK if report.complete else INCOMPLETE)
+
+
+def _open_gate(app: App, tenant: str) -> ScreeningGate | None:
+    if not app.config.monitor.gate:
+        return None
+    with say.status("calibrating the screening of new documents"):
+        return open_screening_gate(app, tenant, _log(app, None))
+
+
+def _screening_note(gate: ScreeningGate, waiting: int) -> str:
+    names = ", ".join(shown(source.source) for source in gate.quarantined[:3])
+    names += ", ..." if len(gate.quarantined) > 3 else ""
+    if gate.enforce:
+        return (
+            f"[yellow]quarantined:[/yellow] {waiting} sources look poisoned and are not indexed, "
+            f"{len(gate.quarantined)} of them new{f' ({names})' if names else ''}; run 'casemate quarantine list'"
+        )
+    return (
+        f"[yellow]screening:[/yellow] {len(gate.quarantined)} sources look poisoned ({names}) and were indexed: "
+        "monitor.gate is observe; after 'casemate enforce' such sources are quarantined"
+    )
+
+
+def _run(work: Ingest, plan: IngestPlan) -> IngestReport:
+    with bar() as shown_bar:
+        task = shown_bar.add_task(f"embedding {len(plan.todo)} sources", total=plan.bytes or 1)
+        try:
+            return asyncio.run(work.run(plan, lambda size: shown_bar.advance(task, size)))
+        except KeyboardInterrupt:
+            say.print("interrupted; what was saved is kept; run 'casemate index' again to resume")
+            raise typer.Exit(INTERRUPTED) from None
+
+
+def _report(report: IngestReport, total: int, as_json: bool) -> None:
+    for problem in report.problems:
+        say.print(f"[yellow]skipped:[/yellow] {shown(problem.where)}: {shown(problem.reason)}", soft_wrap=True)
+    if as_json:
+        print_json({**report.as_json(), "documents": total})
+        return
+    rate = f", {report.chunks / report.seconds:.0f} a second" if report.chunks and report.seconds > 1 else ""
+    said = f"indexed {report.indexed} sources ({report.chunks} chunks{rate}), {report.unchanged} unchanged"
+    said += f", {report.removed} removed, {len(report.problems)} skipped"
+    said += f", {report.quarantined} quarantined" if report.quarantined else ""
+    said += f", {report.rejected} rejected" if report.rejected else ""
+    said += f", {report.ignored} files of other types ignored" if report.ignored else ""
+    out.print(f"{said}; the index holds {total} chunks", soft_wrap=True)
+
+
+def calibrate(
+    log: Annotated[
+        Path | None,
+        typer.Option(help="Real harmless questions, plain lines or jsonl. Default: calibrate.query_log."),
+    ] = None,
+    config: ConfigFile = None,
+    tenant: Tenant = DEFAULT_TENANT,
+    on: On = None,
+    recorded: Annotated[
+        bool, typer.Option("--recorded", help="Only adjust thresholds to the scores recorded in observe mode.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Calibrate the guard on your documents and questions, and show the cost of each error rate.
+
+    With --recorded, the questions of your users since the last calibration count as harmless: their scores were
+    recorded in observe mode, without text.
+    """
+    if recorded and log:
+        raise ConfigError("--recorded takes no --log; give one of them")
+    with open_executor(on) as executor, open_app(configuration.read(config), executor=executor) as app:
+        done = _recalibrate(app, tenant) if recorded else _calibrate(app, _log(app, log), tenant)
+        defenses = {defense.name: defense for defense in app.calibrated}
+    if as_json:
+        figures = {
+            name: {
+                "source": found.source,
+                "at": found.at,
+                **{key: value for key, value in found.notes.items() if key != "probes"},
+                **_limits(found, defenses[name].significance or 0.0),
+            }
+            for name, (found, _) in done.items()
+        }
+        print_json({"tenant": tenant, "defenses": figures})
+        return
+    for name, (found, page) in done.items():
+        _show(name, found, defenses[name].significance or 0.0)
+        out.print(f"wrote {shown(str(defenses[name].calibration))} and {shown(str(page))}")
+
+
+def _page(calibration: Path, tenant: str) -> Path:
+    """Path of the HTML page beside the calibration. The tenant's name is quoted: it may contain any character."""
+    name = quote(tenant, safe="")
+    name = name if len(name) <= 100 else hashlib.sha256(tenant.encode()).hexdigest()[:32]
+    own = "" if tenant == DEFAULT_TENANT else f".{name}"
+    return calibration.with_name(f"{calibration.stem}{own}.html")
+
+
+def _log(app: App, path: Path | None) -> list[str]:
+    """The harmless questions of the query log, if one is configured."""
+    configured = app.config.calibrate.query_log
+    place = path or (app.config.folder / configured if configured else None)
+    return questions_in(place) if place else []
+
+
+def _calibrate(app: App, log: list[str], tenant: str) -> dict[str, tuple[Calibration, Path]]:
+    """Calibrates the guard, and writes an HTML report per defense: name to calibration and report."""
+    with bar() as progress:
+        task = progress.add_task("asking harmless questions and scripted attack questions", total=None)
+        found = asyncio.run(app.calibrate(log, tenant, lambda n: progress.advance(task, n)))
+    return _write_pages(app, found, tenant)
+
+
+def _recalibrate(app: App, tenant: str) -> dict[str, tuple[Calibration, Path]]:
+    """Adjusts the thresholds of the guard to recorded scores, and writes an HTML report per defense.
+
+    Raises:
+        DataError: If a defense has no calibration, or too few scores were recorded. Nothing changes then.
+    """
+    found = {}
+    for defense in app.calibrated:
+        present = read_calibrations(defense.calibration).get(tenant)
+        if present is None:
+            raise DataError(f"{defense.calibration} has no calibration of tenant {tenant!r}; run 'casemate calibrate'")
+        scores = recorded_scores(app.store, defense.name, tenant, present, app.config.monitor.is_canary)
+        found[defense.name] = recalibrated(present, scores, defense.significance or 0.0)
+    for defense in app.calibrated:
+        after, rate = found[defense.name], defense.significance or 0.0
+        before = read_calibrations(defense.calibration)[tenant]
+        write_calibration(defense.calibration, tenant, after)
+        old, new = (c.threshold(c.attainable_rate(rate)) for c in (before, after))
+        record_threshold(app.store, defense.name, tenant, old, new, "casemate calibrate --recorded")
+    return _write_pages(app, found, tenant)
+
+
+def _write_pages(app: App, found: Mapping[str, Calibration], tenant: str) -> dict[str, tuple[Calibration, Path]]:
+    pages = {}
+    for defense in app.calibrated:
+        page = pages[defense.name] = _page(defense.calibration, tenant)
+        report = calibration_report.render_html(
+            found[defense.name], found[defense.name].attainable_rate(defense.significance or 0.0), defense.name
+        )
+        write_atomically(page, report.encode("utf-8"))  # for the owner only: it reveals the thresholds
+    return {name: (found[name], page) for name, page in pages.items()}
+
+
+def _summary(name: str, found: Calibration) -> str:
+    if not found.benign:
+        return f"[yellow]note:[/yellow] {name}: {shown(found.source)}: nothing will be withheld"
+    return f"{name} is calibrated on {shown(found.source)}"
+
+
+def _warn(found: Calibration, significance: float) -> None:
+    for warning in log_warnings(found, significance):
+        say.print(f"[yellow]warning:[/yellow] {shown(warning)}", soft_wrap=True)
+
+
+def _limits(found: Calibration, significance: float) -> dict[str, Any]:
+    """What the calibration can guarantee, for JSON.
+
+    ``significance`` is the configured rate, None if there are too few harmless questions for it; ``attainable`` is the
+    rate in use; ``rates`` gives the threshold of each rate, None likewise; ``warnings`` concern the query log.
+    """
+    finite = {rate: math.isfinite(found.threshold(rate)) for rate in (*RATES, significance) if rate}
+    return {
+        "significance": significance if finite.get(significance) else None,
+        "attainable": found.attainable_rate(significance) if found.benign else None,
+        "rates": {str(r): found.threshold(r) if finite[r] else None for r in RATES},
+        "warnings": log_warnings(found, significance),
+    }
+
+
+def _show(name: str, found: Calibration, significance: float) -> None:
+    """Prints the table of what each error rate costs."""
+    out.print(_summary(name, found), soft_wrap=True)
+    _warn(found, significance)
+    recall = found.notes.get("recall")
+    if not recall:
+        return
+    usable = [r for r in RATES if math.isfinite(found.threshold(r))]
+    table = Table(
+        title="Share of attack questions whose document is withheld (in brackets: of documents, in any question)",
+        title_justify="left",
+    )
+    table.add_column("highest share of harmless questions flagged")
+    for r in usable:
+        table.add_column(f"{r:.1%}" + (" *" if r == significance else ""), justify="right")
+    for attack, by_rate in recall.items():
+        cells = (by_rate[str(r)] for r in usable)
+        table.add_row(attack, *(f"{_share(c['question'])} ({_share(c['document'])})" for c in cells))
+    out.print(table)
+    needed = min_questions(significance)
+    if len(found.benign) < needed:
+        out.print(
+            f"[yellow]note:[/yellow] {len(found.benign)} harmless questions are too few for {name}.significance "
+            f"{significance}, which needs {needed}: until then it works at {found.attainable_rate(significance):.3f}",
+            soft_wrap=True,
+        )
+    out.print(f"[dim]* {name}.significance. Attacks are written by script, without a language model.[/dim]")
+
+
+def _share(figure: Estimate) -> str:
+    return f"{figure[0]:.2f}"
+
+
+def doctor(
+    config: ConfigFile = None,
+    fix: Annotated[bool, typer.Option("--fix", help="Rebuild corpus moments that are wrong.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Check every part of the installation and report faults."""
+    findings = list(examine(config, fix))
+    failed = any(f.ok is False for f in findings)
+    if as_json:
+        print_json({"ok": not failed, "findings": [asdict(f) for f in findings]})
+    else:
+        signs = {True: "[green]ok  [/green]", False: "[red]FAIL[/red]", None: "[yellow]note[/yellow]"}
+        for f in findings:
+            out.print(f"{signs[f.ok]} {f.name}: {shown(f.detail)}", soft_wrap=True)
+    raise typer.Exit(FAILED if failed else OK)
+
+
+def demo(
+    folder: Annotated[Path, typer.Option(help="Folder for the sample clinic.")] = Path("casemate-demo"),
+    as_json: Json = False,
+) -> None:
+    """Compare guard off and guard on with a fictional clinic. Needs no key and no network."""
+    console = say if as_json else out
+    result = asyncio.run(
+        run_demo(
+            folder, console, show_progress, print_result, lambda found, page: show_assessment(found, page, console)
+        )
+    )
+    if as_json:
+        print_json(result)

@@ -1,0 +1,302 @@
+"""``try``: attacks the operator's own documents, guard off and guard on, without any configuration."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
+from typing import Annotated, NamedTuple, NoReturn
+from urllib.parse import urlsplit
+
+import typer
+from rich.console import Console
+
+from casemate import config as configuration
+from casemate.cli.console import (
+    ERROR,
+    INCOMPLETE,
+    INTERRUPTED,
+    OK,
+    ConfigFile,
+    Json,
+    is_terminal,
+    out,
+    print_json,
+    say,
+    show_progress,
+    shown,
+)
+from casemate.config import PluginSpec
+from casemate.demo.assessment import Assessment, try_folder
+from casemate.demo.assessment_report import as_json as assessment_json
+from casemate.demo.assessment_report import failures, guard_note, headlines, reader_label, scope, write_assessment
+from casemate.demo.endpoint import MIN_QUERIES, QUERIES, EndpointAssessment, plan_endpoint, try_endpoint
+from casemate.demo.endpoint_report import endpoint_headlines, endpoint_json, endpoint_scope, write_endpoint
+from casemate.errors import BackendError, ConfigError
+from casemate.redteam.campaigns.external_targets import override_targets
+from casemate.runtime.file_lock import exclusive_lock
+from casemate.runtime.http_client import host_of
+from casemate.types import Secret
+
+INDEX_SECONDS = 120.0
+KEY_VARIABLE = "CASEMATE_ENDPOINT_KEY"
+LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
+"""Hosts that need no confirmation."""
+WORK, LOCK = "work-", "try.lock"
+"""Start of the name of a run's folder, and the file in it that the run locks."""
+
+
+Seconds = Annotated[float, typer.Option(min=5, help="Time for indexing; what does not fit is left out.")]
+Endpoint = Annotated[
+    str | None, typer.Option(help="Ask this existing system instead: an address, or a name in redteam.targets.")
+]
+Documents = Annotated[Path | None, typer.Option(help="With --endpoint: documents that the system contains.")]
+Nonmembers = Annotated[
+    Path | None, typer.Option(help="With --endpoint: documents of the same kind that it does not contain.")
+]
+Queries = Annotated[
+    int, typer.Option(min=MIN_QUERIES, help="With --endpoint: largest number of requests, retries included.")
+]
+Model = Annotated[
+    str, typer.Option(help="With --endpoint: model of an OpenAI-compatible address; without it: plain HTTP.")
+]
+Body = Annotated[str, typer.Option(help="With plain HTTP: request as JSON, with {question} in it.")]
+AnswerPath = Annotated[str, typer.Option("--answer", help="With plain HTTP: JSONPath of the answer's text.")]
+KeyVariable = Annotated[
+    str, typer.Option("--key-env", help="With --endpoint: environment variable with the API key, if it needs one.")
+]
+Own = Annotated[bool, typer.Option("--own", help="Confirm that you own the system, or may attack it.")]
+
+
+def try_documents(
+    folder: Annotated[Path | None, typer.Argument(help="Folder or file with your documents.")] = None,
+    question: Annotated[list[str] | None, typer.Option(help="An ordinary question of your own, shown first.")] = None,
+    output: Annotated[Path, typer.Option("--out", help="The report.")] = Path(".casemate/try/report.html"),
+    seconds: Seconds = INDEX_SECONDS,
+    endpoint: Endpoint = None,
+    documents: Documents = None,
+    nonmembers: Nonmembers = None,
+    queries: Queries = QUERIES,
+    model: Model = "",
+    body: Body = '{"question": "{question}"}',
+    answer: AnswerPath = "$.answer",
+    key_env: KeyVariable = KEY_VARIABLE,
+    own: Own = False,
+    config: ConfigFile = None,
+    as_json: Json = False,
+) -> None:
+    """Attack your own documents with the guard off and on, and write a report. Needs no configuration, key or network.
+
+    Index and campaign are temporary; only the report stays. It quotes your documents.
+
+    With --endpoint URL --documents FOLDER it asks an existing system instead, within a number of requests.
+
+    Exit codes: 0 done, 2 error, 3 done, but some files could not be read, or some figures are missing or doubtful.
+    """
+    if endpoint is None:
+        if folder is None:
+            raise ConfigError("give a folder with documents: casemate try FOLDER")
+        if documents or nonmembers or model:
+            raise ConfigError("--documents, --nonmembers and --model belong to --endpoint URL; or give only the folder")
+        _try_folder(folder, question or (), output, seconds, as_json)
+    if folder is not None and documents is not None:
+        raise ConfigError(f"two folders: {folder} and {documents}; give one, with --documents")
+    at = documents or folder
+    if at is None:
+        raise ConfigError("give the documents that the system contains: --documents FOLDER")
+    target = parse_endpoint(endpoint, EndpointOptions(model, body, answer, key_env), config)
+    _confirm(target, own)
+    _try_endpoint(target, at, nonmembers, queries, question or (), output, key_env, as_json)
+
+
+def _try_folder(folder: Path, questions: Sequence[str], output: Path, seconds: float, as_json: bool) -> NoReturn:
+    with _work_folder(output) as work:
+        result = asyncio.run(try_folder(folder, work, questions, seconds, show_progress))
+    page = write_assessment(result, output)
+    if as_json:
+        print_json({**assessment_json(result), "report": str(page)})
+    else:
+        show_assessment(result, page)
+    if failures(result):
+        raise typer.Exit(ERROR)
+    raise typer.Exit(OK if all(problem.harmless for problem in result.sample.problems) else INCOMPLETE)
+
+
+def _try_endpoint(
+    target: PluginSpec,
+    documents: Path,
+    nonmembers: Path | None,
+    queries: int,
+    questions: Sequence[str],
+    output: Path,
+    key_env: str,
+    as_json: bool,
+) -> NoReturn:
+    with _work_folder(output) as work:
+        with show_progress("reading the documents", None):
+            plan = plan_endpoint(target, documents, nonmembers, queries, questions, work)
+        say.print(shown(plan.describe()), soft_wrap=True)
+        try:
+            result = asyncio.run(try_endpoint(plan, show_progress))
+        except BackendError as error:
+            if "HTTP 401" not in str(error) and "HTTP 403" not in str(error):
+                raise
+            why = f"{error}. The key is read from the environment variable {key_env}"
+            raise BackendError(why, backend=error.backend, retryable=False) from error
+    page = write_endpoint(result, output)
+    if as_json:
+        print_json({**endpoint_json(result), "report": str(page)})
+    else:
+        _show_endpoint(result, page)
+    if result.failures:
+        raise typer.Exit(ERROR)
+    complete = not result.gaps and all(problem.harmless for problem in result.problems)
+    raise typer.Exit(OK if complete else INCOMPLETE)
+
+
+@contextmanager
+def _work_folder(output: Path) -> Iterator[Path]:
+    """An empty, locked folder beside the report, which is removed at the end."""
+    work = _make_work_folder(output)
+    try:
+        with _lock(work):
+            yield work
+    except KeyboardInterrupt:
+        say.print("interrupted; nothing was kept")
+        raise typer.Exit(INTERRUPTED) from None
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+class EndpointOptions(NamedTuple):
+    """Options of an endpoint that is given by its address.
+
+    Attributes:
+        model: Model of an OpenAI-compatible server; empty: plain HTTP.
+        body: Request as JSON, with `{question}` in it.
+        answer: JSONPath of the answer's text.
+        key_env: Name of the environment variable with the API key.
+    """
+
+    model: str
+    body: str
+    answer: str
+    key_env: str
+
+
+def parse_endpoint(endpoint: str, options: EndpointOptions, config: Path | None) -> PluginSpec:
+    """The target plug-in of an endpoint.
+
+    Args:
+        endpoint: An address, or a name in `redteam.targets` of the configuration.
+        options: Its options, for an address.
+        config: The configuration file; None: casemate.yaml here, if any.
+
+    Raises:
+        ConfigError: If the name is unknown, or the model of an OpenAI-compatible address is missing.
+    """
+    if not endpoint.startswith(("http://", "https://")):
+        settings = configuration.read(config)
+        found = override_targets(settings, endpoint, None, False).redteam
+        return (found.targets or {}).get(endpoint, found.target)
+    address, _, named = endpoint.partition("#")
+    key, model = os.environ.get(options.key_env, ""), options.model or named
+    base = address.rstrip("/").removesuffix("/chat/completions")
+    if model:
+        secret = {"api_key": Secret(key)} if key else {}
+        return PluginSpec.model_validate({"use": "openai_endpoint", "base_url": base, "model": model, **secret})
+    if base.endswith("/v1"):
+        raise ConfigError(f"{endpoint} looks OpenAI-compatible: name its model with --model")
+    headers = {"headers": {"authorization": Secret(f"Bearer {key}")}} if key else {}
+    plain = {"use": "http", "url": address, "body": options.body, "answer": options.answer}
+    return PluginSpec.model_validate({**plain, **headers})
+
+
+def _confirm(target: PluginSpec, own: bool) -> None:
+    """Requires confirmed ownership of a system that is not on this machine.
+
+    Raises:
+        ConfigError: If it is not confirmed.
+    """
+    options = target.options
+    host = host_of(str(options.get("url") or options.get("base_url") or ""))
+    if own or urlsplit(f"//{host}").hostname in LOCAL:
+        return
+    name = f"{host or target.use} would be attacked, with many questions and possibly at a cost"
+    if is_terminal() and typer.confirm(f"{name}. Is it yours, or did its owner authorize you?", err=True):
+        return
+    raise ConfigError(f"{name}; if it is yours, or its owner has authorized you, pass --own")
+
+
+def _make_work_folder(output: Path) -> Path:
+    """An empty folder beside the report. Folders of runs that were killed are removed.
+
+    Raises:
+        BackendError: If the report or the folder cannot be written.
+    """
+    try:
+        if output.is_dir():
+            why = f"cannot write {output}: it is a folder; give the path of a file with --out"
+            raise BackendError(why, backend="disk", retryable=False)
+        output.parent.mkdir(parents=True, exist_ok=True)
+        for left in output.parent.glob(f"{WORK}*"):
+            if _is_dead(left):
+                shutil.rmtree(left, ignore_errors=True)
+        return Path(tempfile.mkdtemp(prefix=WORK, dir=output.parent))
+    except OSError as error:
+        why = f"cannot write to {output.parent}: {error.strerror}; choose another place with --out"
+        raise BackendError(why, backend="disk", retryable=False) from error
+
+
+def _lock(work: Path) -> AbstractContextManager[None]:
+    return exclusive_lock(work / LOCK, "an assessment", "choose another place with --out")
+
+
+def _is_dead(work: Path) -> bool:
+    """Whether a run that locked this folder was killed.
+
+    A run writes its entry into the lock file after it acquires the lock, and empties the file at the end.
+    """
+    with suppress(BackendError, OSError):
+        if (work / LOCK).stat().st_size:
+            with _lock(work):
+                return True
+    return False
+
+
+def show_assessment(result: Assessment, page: Path, console: Console = out) -> None:
+    """Prints what was indexed, the three headline figures, and the path of the report."""
+    for problem in result.sample.problems[:10]:
+        say.print(f"[yellow]skipped:[/yellow] {shown(problem.where)}: {shown(problem.reason)}", soft_wrap=True)
+    if (more := len(result.sample.problems) - 10) > 0:
+        say.print(f"[yellow]skipped:[/yellow] {more} more, in the report", soft_wrap=True)
+    console.print(f"\n{shown(scope(result))}\n", soft_wrap=True)
+    for line in failures(result):
+        console.print(f"[red]failed:[/red] {shown(line)}", soft_wrap=True)
+    if note := guard_note(result):
+        console.print(f"[yellow]note:[/yellow] {shown(note)}", soft_wrap=True)
+    console.print("Guard off -> guard on, \\[95 % interval]:")
+    for head in headlines(result):
+        console.print(f"  {shown(head.line)}", soft_wrap=True)
+    console.print(f"\n{shown(reader_label(result.reader))} The attacks are scripts.", soft_wrap=True)
+    console.print(f"report: [bold]{shown(str(page))}[/bold]", soft_wrap=True)
+
+
+def _show_endpoint(result: EndpointAssessment, page: Path) -> None:
+    """Prints what was asked, the three headline figures, and the path of the report."""
+    for problem in result.problems[:10]:
+        say.print(f"[yellow]skipped:[/yellow] {shown(problem.where)}: {shown(problem.reason)}", soft_wrap=True)
+    out.print(f"\n{shown(endpoint_scope(result))}\n", soft_wrap=True)
+    for line in result.failures:
+        out.print(f"[red]failed:[/red] {shown(line)}", soft_wrap=True)
+    for line in result.gaps:
+        out.print(f"[yellow]note:[/yellow] {shown(line)}", soft_wrap=True)
+    out.print("This system, \\[95 % interval]:")
+    for head in endpoint_headlines(result):
+        out.print(f"  {shown(head.line)}", soft_wrap=True)
+    out.print("\nThe attacks are scripts.")
+    out.print(f"report: [bold]{shown(str(page))}[/bold]", soft_wrap=True)

@@ -1,1 +1,0 @@
-"""Countermeasures: one file, one defense; the file name is its name everywhere."""

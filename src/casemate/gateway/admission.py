@@ -1,0 +1,222 @@
+"""ASGI middleware that every request passes first: authentication, rate limits, body size, headers and error responses.
+
+The key is checked before the body is read, so unauthenticated requests cost little and reveal nothing. A request takes
+a slot once its body is complete, so slow uploads do not block other clients.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import traceback
+import uuid
+from collections import Counter, deque
+from collections.abc import Mapping, MutableMapping
+from contextlib import nullcontext
+from time import monotonic
+from typing import Any
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from casemate.gateway import errors
+from casemate.gateway.auth.keys import ApiKey
+from casemate.gateway.errors import CLOSE, ApiError, to_api_error
+from casemate.gateway.response_timing import REQUEST_START
+from casemate.gateway.state import Gateway, RequestContext, set_context
+
+HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "interest-cohort=()",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+"""Headers of every response, unless a route sets them."""
+HSTS = "max-age=31536000"
+MAX_DRAIN = 65_536
+"""Bytes of the body of a refused request that are read to keep the connection open."""
+MAX_UPLOADS = 100
+"""Bodies of one key that are read at once; each may occupy ``max_body_mb`` of memory."""
+API = "/v1/"
+METRICS = "/metrics"
+_log = logging.getLogger(__name__)
+
+
+class AdmissionMiddleware:
+    """Authenticates, limits and answers requests.
+
+    Args:
+        app: The wrapped ASGI application.
+        gateway: The shared state.
+    """
+
+    def __init__(self, app: ASGIApp, gateway: Gateway) -> None:
+        self._app = app
+        self._gateway = gateway
+        self._max_body = int(gateway.section.max_body_mb * 1e6)
+        self._uploads = Counter[str]()
+        self._headers = dict(HEADERS)
+        if gateway.section.cors_origins:
+            del self._headers["Cross-Origin-Resource-Policy"]
+        if gateway.section.tls_cert:
+            self._headers["Strict-Transport-Security"] = HSTS
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handles a request: traces it, counts it, and turns exceptions into error responses."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        context = RequestContext(uuid.uuid4().hex)
+        set_context(scope, context)
+        REQUEST_START.set(context.start)
+        tracer = self._gateway.tracer if scope["path"].startswith(API) else None
+        send = self._with_headers(send, context)
+        with tracer.request(scope, context) if tracer else nullcontext():
+            try:
+                await self._admit(scope, receive, send, context)
+            except Exception as error:
+                _log_failure(error, context)
+                if not context.status:
+                    await _error_response(error, Headers(scope=scope))(scope, receive, send)
+            finally:
+                route, seconds = getattr(scope.get("route"), "path", "none"), monotonic() - context.start
+                self._gateway.metrics.observe_request(route, scope["method"], context.status or 499, seconds)
+                self._gateway.record_request(context, route, seconds)
+
+    async def _admit(self, scope: Scope, receive: Receive, send: Send, context: RequestContext) -> None:
+        """Passes a request on if its key is valid and within its limits.
+
+        Raises:
+            ApiError: If it is refused.
+        """
+        path, limits, headers = scope["path"], self._gateway.limits, Headers(scope=scope)
+        if "transfer-encoding" in headers and "content-length" in headers:
+            raise errors.invalid_http()  # proxies and servers disagree on which of the two ends the body
+        if not path.startswith(API):
+            if path == METRICS and self._gateway.section.metrics == "key":
+                context.key = self._authenticate(headers)
+            await self._app(scope, self._limit_body(receive, headers), send)
+            return
+        context.key = self._authenticate(headers)
+        receive = await self._read_body(receive, headers, context.key)
+        if rejection := limits.acquire_slot(context.key):
+            raise errors.overloaded(rejection.retry_after_s)
+        try:
+            if rejection := await limits.admit(context.key):
+                refuse = errors.budget_exhausted if rejection.reason == "budget" else errors.rate_limited
+                raise refuse(rejection.retry_after_s)
+            if self._gateway.keys.is_revoked(context.key.id):  # admission has read the newest key events
+                raise errors.invalid_key()
+            context.admitted = True
+            await self._app(scope, receive, send)
+        finally:
+            limits.release_slot(context.key)
+
+    def _authenticate(self, headers: Headers) -> ApiKey:
+        """Returns the key of a request.
+
+        Raises:
+            ApiError: If there is no valid one.
+        """
+        scheme, _, text = headers.get("authorization", "").partition(" ")
+        key = self._gateway.keys.find(text.strip())
+        if key is None or scheme.lower() != "bearer":
+            raise errors.invalid_key()
+        return key
+
+    async def _read_body(self, receive: Receive, headers: Mapping[str, str], key: ApiKey) -> Receive:
+        """Reads a body; returns a ``receive`` that repeats it.
+
+        Raises:
+            ApiError: If it is too large or too slow, or the key has too many uploads in progress.
+        """
+        limited = self._limit_body(receive, headers)
+        if self._uploads[key.id] >= MAX_UPLOADS:
+            raise errors.overloaded(1)
+        self._uploads[key.id] += 1
+        try:
+            body, message = bytearray(), await limited()
+            while message["type"] == "http.request" and message.get("more_body", False):
+                body += message.get("body", b"")
+                message = await limited()
+        finally:
+            self._uploads[key.id] -= 1
+            if not self._uploads[key.id]:
+                del self._uploads[key.id]
+        read = deque([message if message["type"] != "http.request" else _whole(body, message)])
+
+        async def repeated() -> Message:
+            return read.popleft() if read else await receive()
+
+        return repeated
+
+    def _limit_body(self, receive: Receive, headers: Mapping[str, str]) -> Receive:
+        """Returns ``receive``, limited to ``max_body_mb`` and ``body_timeout_s``."""
+        length = headers.get("content-length", "0")
+        if length.isdecimal() and int(length[:20]) > self._max_body:
+            raise errors.body_too_large()
+        deadline = asyncio.get_running_loop().time() + self._gateway.section.body_timeout_s
+        size, complete = 0, False
+
+        async def limited() -> Message:
+            nonlocal size, complete
+            if complete:
+                return await receive()
+            try:
+                async with asyncio.timeout_at(deadline):
+                    message: MutableMapping[str, Any] = await receive()
+            except TimeoutError:
+                raise errors.body_timeout() from None
+            size += len(message.get("body", b""))
+            if size > self._max_body:
+                raise errors.body_too_large()
+            complete = not message.get("more_body", False)
+            return message
+
+        return limited
+
+    def _with_headers(self, send: Send, context: RequestContext) -> Send:
+        """Returns ``send``, which also records the status and sets the headers of every response."""
+
+        async def wrapped(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                context.status = message["status"]
+                headers = MutableHeaders(scope=message)
+                for name, value in self._headers.items():
+                    headers.setdefault(name, value)
+                headers["X-Request-Id"] = context.id
+            await send(message)
+
+        return wrapped
+
+
+def _whole(body: bytearray, last: Message) -> Message:
+    """One message with the whole body."""
+    return {"type": "http.request", "body": bytes(body) + last.get("body", b""), "more_body": False}
+
+
+def _error_response(error: Exception, headers: Headers) -> Response:
+    response = to_api_error(error).response()
+    if _has_long_body(headers):
+        response.headers.update(CLOSE)
+    return response
+
+
+def _has_long_body(headers: Headers) -> bool:
+    """Whether an unread body may be too long to read it only to keep the connection open."""
+    length = headers.get("content-length", "0")
+    return "transfer-encoding" in headers or not length.isdecimal() or int(length[:20]) > MAX_DRAIN
+
+
+def _log_failure(error: Exception, context: RequestContext) -> None:
+    """Logs a failure without its message, which may contain a client's text. An ``ApiError`` is not logged."""
+    if isinstance(error, ApiError):
+        return
+    frames = [
+        f"{frame.filename.rpartition('/')[2]}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)
+    ]
+    _log.error("request %s failed: %s at %s", context.id, type(error).__name__, " > ".join(frames[-6:]))

@@ -1,0 +1,1 @@
+"""Routes of the HTTP API: OpenAI-compatible chat, retrieval, documents, and operation."""

@@ -1,0 +1,141 @@
+"""Routes that add, remove and list documents of the admin's tenant."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+import uuid
+from collections import Counter
+from collections.abc import Collection, Sequence
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Request
+from fastapi import Query as Parameter
+from pydantic import Field
+from starlette.responses import Response
+
+from casemate.gateway.api.caller import gateway_of, require_role
+from casemate.gateway.api.openai_schema import RequestModel, Text
+from casemate.gateway.api.streaming import run_while_connected
+from casemate.gateway.auth.keys import ApiKey
+from casemate.gateway.errors import ApiError, JsonResponse
+from casemate.gateway.state import Gateway
+from casemate.rag.chunking import split_document
+from casemate.types import Document, Event
+
+MAX_SOURCES = 1000
+"""Sources of one request."""
+
+router = APIRouter(prefix="/v1/documents", tags=["documents"])
+
+# Patterns, so that the OpenAPI schema states them: names start with a visible character, texts contain one.
+Name = Annotated[Text, Field(pattern=r"^[^\s\x00-\x1f\x7f-\x9f][^\x00-\x1f\x7f-\x9f]*$", max_length=1000)]
+NonBlankText = Annotated[Text, Field(pattern=r"^[^\x00]*[^\s\x00][^\x00]*$")]
+
+
+class SourceUpload(RequestModel):
+    """A source: a file, a record or a page. The gateway splits it into chunks."""
+
+    source: Name
+    text: NonBlankText
+    title: Annotated[Text, Field(max_length=10_000)] = ""
+    metadata: dict[Text, Text | int | bool | list[Text]] = Field(default_factory=dict, max_length=100)
+
+
+class UploadRequest(RequestModel):
+    """Body of ``POST /v1/documents``."""
+
+    documents: list[SourceUpload] = Field(min_length=1, max_length=MAX_SOURCES)
+
+
+@router.post("")
+async def add(body: UploadRequest, request: Request) -> Response:
+    """Adds sources; each replaces the source of the same name. The response is sent once they are on disk."""
+    gateway, key = gateway_of(request), require_role(request, "admin")
+    counts = Counter(source.source for source in body.documents)
+    if repeated := [name for name, count in counts.items() if count > 1]:
+        raise ApiError(400, f"the source {repeated[0][:100]!r} is given twice", "invalid_value", "documents")
+    work = _add(gateway, body.documents, key)
+    chunks, withheld = await run_while_connected(request.receive, work, gateway.section.timeout_s)
+    gateway.metrics.count_documents(len(counts) - len(withheld), len(withheld))
+    _record(gateway, key, "added", len(counts) - len(withheld), chunks, len(withheld))
+    # the same status for every withheld source, without a reason: it would teach the writer of poison
+    status = {True: "quarantined", False: "indexed"}
+    data = [{"object": "document", "id": name, "status": status[name in withheld]} for name in counts]
+    due = gateway.app.due(key.grant.tenant)
+    found = {"object": "list", "data": data, "chunks": chunks, "quarantined": len(withheld), "due": due}
+    return JsonResponse(found)
+
+
+@router.delete("")
+async def remove(
+    request: Request, source: Annotated[list[Name], Parameter(min_length=1, max_length=MAX_SOURCES)]
+) -> Response:
+    """Removes sources."""
+    gateway, key = gateway_of(request), require_role(request, "admin")
+    work = gateway.app.guard.remove(source, key.grant.tenant)
+    removed = await run_while_connected(request.receive, work, gateway.section.timeout_s)
+    if not removed:
+        raise ApiError(404, "No document has this source.", "not_found", "source")
+    _record(gateway, key, "removed", len(set(source)), removed)
+    due = gateway.app.due(key.grant.tenant)
+    return JsonResponse({"object": "list", "deleted": True, "chunks": removed, "due": due})
+
+
+@router.get("")
+async def sources(
+    request: Request,
+    limit: Annotated[int, Parameter(ge=1, le=MAX_SOURCES)] = 100,
+    after: Annotated[str, Parameter(max_length=1000)] = "",
+) -> Response:
+    """Lists sources by name: at most ``limit``, from the one behind ``after``."""
+    gateway, key = gateway_of(request), require_role(request, "admin")
+    held = await asyncio.to_thread(gateway.app.index.digests, key.grant.tenant)
+    found = list(itertools.islice((name for name in sorted(held) if name > after), limit + 1))
+    data = [{"object": "document", "id": name} for name in found[:limit]]
+    return JsonResponse({"object": "list", "data": data, "has_more": len(found) > limit, "total": len(held)})
+
+
+async def _add(gateway: Gateway, uploads: Sequence[SourceUpload], key: ApiKey) -> tuple[int, Collection[str]]:
+    """Splits, embeds and adds sources; returns the number of indexed chunks, and the sources that were not indexed.
+
+    Its threads stop soon after a cancellation.
+    """
+    stopped = threading.Event()
+
+    def raise_if_stopped(_: int) -> None:
+        if stopped.is_set():
+            raise asyncio.CancelledError
+
+    try:
+        documents = await asyncio.to_thread(_split, gateway, uploads, stopped)
+        withheld = await gateway.documents.add(documents, key.grant.tenant, raise_if_stopped, f"key {key.id}")
+    finally:
+        stopped.set()
+    return sum(d.source not in withheld for d in documents), withheld.keys()
+
+
+def _split(gateway: Gateway, uploads: Sequence[SourceUpload], stopped: threading.Event) -> list[Document]:
+    embedder, recipe = gateway.app.guard.rag.embedder, gateway.app.config.rag.chunk
+    documents = list[Document]()
+    for upload in uploads:
+        if stopped.is_set():
+            break
+        whole = Document(upload.source, upload.text, upload.title, metadata=upload.metadata)
+        documents += split_document(whole, embedder, recipe.tokens or embedder.max_tokens, recipe.overlap)
+    return documents
+
+
+def _record(gateway: Gateway, key: ApiKey, action: str, sources: int, chunks: int, quarantined: int = 0) -> None:
+    """Records who changed how much; not which sources, whose names may be confidential."""
+    body: dict[str, Any] = {
+        "action": action,
+        "key": key.id,
+        "tenant": key.grant.tenant,
+        "sources": sources,
+        "chunks": chunks,
+        "quarantined": quarantined,
+    }
+    gateway.app.store.append(Event(uuid.uuid4().hex, datetime.now(UTC), "ingest", body))

@@ -1,0 +1,59 @@
+"""Assembles the gateway: routes, dashboard, middleware and error handling."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+from fastapi import Depends, FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.security import HTTPBearer
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import RedirectResponse, Response
+
+from casemate.errors import CasemateError
+from casemate.gateway.admission import AdmissionMiddleware
+from casemate.gateway.api import chat, documents, operation, retrieve
+from casemate.gateway.dashboard.page import ROOT
+from casemate.gateway.dashboard.site import make_dashboard
+from casemate.gateway.errors import to_api_error
+from casemate.gateway.state import Gateway
+from casemate.system import App
+
+BEARER = Depends(HTTPBearer(auto_error=False, description="An API key from `casemate key create`."))
+"""Documents the authentication in the OpenAPI schema; ``AdmissionMiddleware`` enforces it."""
+
+
+def make_app(app: App) -> FastAPI:
+    """Builds the ASGI application of a wired system, which it closes at shutdown."""
+    gateway = Gateway(app)
+    api = FastAPI(
+        title="Casemate",
+        version=version("casemate"),
+        docs_url=None,  # these pages load scripts from other hosts
+        redoc_url=None,
+        lifespan=gateway.lifespan,
+        dependencies=[BEARER],
+        redirect_slashes=False,  # a redirect would go to the host and scheme that the request names, with its key
+    )
+    api.state.gateway = gateway
+    for kind in (RequestValidationError, HTTPException, CasemateError, Exception):
+        api.add_exception_handler(kind, _error_response)
+    for routes in (chat, retrieve, documents, operation):
+        api.include_router(routes.router)
+    api.add_route(ROOT, lambda _: RedirectResponse(f"{ROOT}/"), include_in_schema=False)
+    api.mount(ROOT, make_dashboard(gateway))
+    api.add_middleware(AdmissionMiddleware, gateway=gateway)
+    if gateway.section.cors_origins:
+        api.add_middleware(
+            CORSMiddleware,
+            allow_origins=gateway.section.cors_origins,
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["Authorization", "Content-Type"],
+            expose_headers=["X-Request-Id", "Retry-After"],
+        )
+    return api
+
+
+async def _error_response(_: Request, error: Exception) -> Response:
+    return to_api_error(error).response()

@@ -1,0 +1,227 @@
+"""API keys: shown once at creation, stored as hashes in the event store, shared by all gateways on it.
+
+A key is ``cmk_<id>_<secret>``. The id is public: it names the key in events and lists. The secret has 256 random bits;
+the store contains SHA-256 over id and secret, so the id salts the hash. A slow hash (scrypt) protects secrets that
+people choose; 2^256 values cannot be tried at any speed, and a slow hash per request would help a denial of service.
+
+Events are never changed: a ``key`` event creates a key, a later one revokes it. They may be read in any order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import re
+import secrets
+import threading
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any, Literal, TypeAlias, get_args
+
+from casemate.errors import BackendError, ConfigError
+from casemate.protocols import EventStore
+from casemate.rag.pipeline import require_tenant
+from casemate.types import DEFAULT_TENANT, Event, Query, Secret
+
+KIND = "key"
+Role: TypeAlias = Literal["client", "admin", "metrics"]
+_FORMAT = re.compile(r"cmk_([0-9a-f]{16})_([A-Za-z0-9_-]{43})")
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """The permissions of an API key.
+
+    Attributes:
+        name: Name for people.
+        role: ``client`` asks; ``admin`` also adds, removes and lists documents, and reads metrics; ``metrics`` only
+            reads metrics.
+        tenant: The tenant whose documents it reads.
+        labels: Labels of a client's key. A document with labels under ``acl`` in its metadata is visible only to client
+            keys with one of them. An admin reads all documents of its tenant; the label `all-tenants` of an admin key
+            shows every tenant on the dashboard.
+        requests_per_minute: Its own rate limit; None: the gateway's.
+        tokens_per_day: Its own budget; None: the gateway's.
+        trust_user: Whether the field ``user`` of a request identifies the client together with the key. For
+            applications that authenticate their users.
+        groups: Groups of the client, for the rules of ``guard.audience``.
+        retrieve: Whether it may use ``/v1/retrieve``, which returns documents unchanged and bypasses defenses that act
+            on the generator or the answer.
+
+    Raises:
+        ConfigError: If a value is not allowed.
+    """
+
+    name: str
+    role: Role = "client"
+    tenant: str = DEFAULT_TENANT
+    labels: tuple[str, ...] = ()
+    requests_per_minute: int | None = None
+    tokens_per_day: int | None = None
+    trust_user: bool = False
+    retrieve: bool = False
+    groups: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        named = (*(("label", label) for label in self.labels), *(("group", group) for group in self.groups))
+        for what, text in (("name", self.name), *named):
+            if not (0 < len(text) <= 200 and text.isprintable()):
+                raise ConfigError(f"a key's {what} is {text[:200]!r}; 1 to 200 printable characters are allowed")
+        if self.role not in get_args(Role):
+            raise ConfigError(f"a key's role is {self.role!r}; known: {', '.join(get_args(Role))}")
+        for what, number in (("rate", self.requests_per_minute), ("budget", self.tokens_per_day)):
+            if number is not None and number < 1:
+                raise ConfigError(f"a key's {what} is {number}; it must be at least 1")
+        require_tenant(self.tenant)
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """A stored API key: everything but its secret.
+
+    Attributes:
+        id: 16 hexadecimal digits.
+        grant: Its permissions.
+        digest: Hash of its secret.
+        created: Time of creation.
+        revoked: Time of revocation; None if it is valid.
+    """
+
+    id: str
+    grant: Grant
+    digest: str = field(repr=False)
+    created: datetime
+    revoked: datetime | None = None
+
+
+def query_of(key: ApiKey, question: str, client: str, k: int, request: str = "") -> Query:
+    """Builds the query of a key. An admin, who may list and remove all documents of the tenant, may also read them.
+
+    Args:
+        key: The key.
+        question: The question.
+        client: The client's name for the guard.
+        k: Number of documents.
+        request: Id of the request; empty: a new one.
+    """
+    grant, admin = key.grant, key.grant.role == "admin"
+    labels, groups = (None, None) if admin else (frozenset(grant.labels), frozenset(grant.groups))
+    return Query(question, client, grant.tenant, k, request or uuid.uuid4().hex, labels, groups)
+
+
+_UNKNOWN = ApiKey("", Grant("unknown"), secrets.token_hex(32), datetime.min.replace(tzinfo=UTC))
+"""Compared with if the id is unknown, so that the check takes the same time."""
+
+
+class ApiKeyStore:
+    """The API keys of an event store, cached in memory. Thread-safe.
+
+    Args:
+        store: The event store.
+    """
+
+    def __init__(self, store: EventStore) -> None:
+        self._store = store
+        self._created: dict[str, ApiKey] = {}
+        self._revoked: dict[str, datetime] = {}
+        self._offset = 0
+        self._lock, self._reading = threading.Lock(), threading.Lock()
+
+    def create(self, grant: Grant) -> tuple[ApiKey, Secret]:
+        """Creates a key. Returns it with its text, which is stored nowhere.
+
+        Raises:
+            BackendError: If it cannot be written.
+        """
+        id_, secret = secrets.token_hex(8), secrets.token_urlsafe(32)
+        digest = _digest(id_, secret)
+        allowed = {name: getattr(grant, name) for name in Grant.__slots__}
+        allowed |= {"labels": list(grant.labels), "groups": list(grant.groups)}
+        self._write(
+            {
+                "action": "created",
+                "key": id_,
+                "digest": digest,
+                **allowed,
+                "labels": list(grant.labels),
+                "groups": list(grant.groups),
+            }
+        )
+        return self._created[id_], Secret(f"cmk_{id_}_{secret}")
+
+    def revoke(self, id_: str) -> ApiKey:
+        """Revokes a key permanently. All gateways on the same store refuse it from then on.
+
+        Raises:
+            ConfigError: If there is no such key.
+            BackendError: If it cannot be written.
+        """
+        self.sync()
+        key = self._created.get(id_)
+        if key is None:
+            raise ConfigError(f"no key has the id {id_[:40]!r}; 'casemate key list' shows them")
+        if id_ not in self._revoked:
+            self._write({"action": "revoked", "key": id_})
+        return replace(key, revoked=self._revoked.get(id_))
+
+    def all(self) -> list[ApiKey]:
+        """Returns all keys, revoked ones included, oldest first."""
+        with self._lock:
+            found = [replace(key, revoked=self._revoked.get(key.id)) for key in self._created.values()]
+        return sorted(found, key=lambda key: key.created)
+
+    def find(self, text: str) -> ApiKey | None:
+        """Returns the key with this text; None if it is malformed, unknown, wrong or revoked, at the same cost."""
+        match = _FORMAT.fullmatch(text)
+        id_, secret = match.groups() if match else ("0" * 16, "0" * 43)
+        key = self._created.get(id_, _UNKNOWN)
+        same = hmac.compare_digest(_digest(id_, secret), key.digest)
+        return key if same and id_ not in self._revoked and key is not _UNKNOWN else None
+
+    def is_revoked(self, id_: str) -> bool:
+        """Whether a key is revoked, as of the last ``sync``."""
+        return id_ in self._revoked
+
+    def sync(self) -> None:
+        """Reads new events.
+
+        Raises:
+            BackendError: If the store cannot be read; the cache is unchanged then.
+        """
+        with self._reading:
+            events, offset = self._store.read_since(KIND, self._offset)
+            for event in events:
+                self._apply(event)
+            self._offset = offset
+
+    def _write(self, body: Mapping[str, Any]) -> None:
+        event = Event(uuid.uuid4().hex, datetime.now(UTC), KIND, body)
+        self._store.append(event)
+        if not self._store.flush():
+            message = "the key was not written in time; check the event store, and then 'casemate key list'"
+            raise BackendError(message, backend="store", retryable=True)
+        self._apply(event)
+
+    def _apply(self, event: Event) -> None:
+        """Applies an event; it may have been applied before."""
+        body = event.body
+        try:
+            id_, action = str(body["key"]), body["action"]
+            with self._lock:
+                if action == "revoked":
+                    self._revoked[id_] = event.at
+                elif action == "created" and id_ not in self._created:
+                    known = {name: body[name] for name in Grant.__slots__ if name in body}
+                    lists = {name: tuple(body.get(name, ())) for name in ("labels", "groups")}
+                    grant = Grant(**known | lists)
+                    self._created[id_] = ApiKey(id_, grant, str(body["digest"]), event.at)
+        except Exception as error:  # one invalid event must not lock out all clients
+            _log.warning("the key event %s cannot be read: %s", event.id, type(error).__name__)
+
+
+def _digest(id_: str, secret: str) -> str:
+    return hashlib.sha256(f"{id_}:{secret}".encode()).hexdigest()

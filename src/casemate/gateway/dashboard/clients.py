@@ -1,0 +1,156 @@
+"""The clients page: what each client asked and what was flagged, and resetting the state of clients."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+from urllib.parse import quote
+
+from starlette.exceptions import HTTPException
+
+from casemate.gateway.dashboard.page import Page, PageRequest
+from casemate.gateway.dashboard.records import VerdictRecord
+from casemate.gateway.dashboard.table import Column, Table
+from casemate.guard.client_state import reset as client_reset
+from casemate.reports.format import plural
+
+BRIEF = 8
+"""Rows of the summary."""
+
+
+@dataclass(slots=True)
+class ClientSummary:
+    """The verdicts on one client of a tenant.
+
+    Attributes:
+        tenant: Its tenant.
+        client: Its id.
+        last: Time of the last verdict.
+        asked: Ids of its requests.
+        flagged_requests: Ids of those that were flagged.
+        defenses: Flagged requests by defense.
+        withheld: Sources that were withheld.
+    """
+
+    tenant: str
+    client: str
+    last: datetime
+    asked: set[str] = field(default_factory=set)
+    flagged_requests: set[str] = field(default_factory=set)
+    defenses: Counter[str] = field(default_factory=Counter)
+    withheld: set[str] = field(default_factory=set)
+
+    @property
+    def flagged(self) -> int:
+        """Number of flagged requests."""
+        return len(self.flagged_requests)
+
+    @property
+    def share(self) -> float:
+        """Share of flagged requests, in [0, 1]."""
+        return self.flagged / len(self.asked)
+
+    @property
+    def key(self) -> str:
+        """Tenant and client as one value of a form."""
+        return json.dumps([self.tenant, self.client])
+
+
+def by_client(verdicts: Iterable[VerdictRecord]) -> list[ClientSummary]:
+    """Summarizes verdicts by client."""
+    found: dict[tuple[str, str], ClientSummary] = {}
+    for v in verdicts:
+        one = found.setdefault((v.tenant, v.client), ClientSummary(v.tenant, v.client, v.at))
+        one.last = max(one.last, v.at)
+        one.asked.add(v.request or v.id)
+        if v.flagged:
+            one.flagged_requests.add(v.request or v.id)
+            one.defenses[v.defense] += 1
+            withheld = v.evidence.get("withheld")
+            one.withheld.update(map(str, withheld if isinstance(withheld, list | tuple) else v.hidden))
+    return list(found.values())
+
+
+def client_table(request: PageRequest, found: Sequence[ClientSummary], brief: bool = False) -> Table:
+    """The table of clients.
+
+    Args:
+        request: The request.
+        found: The clients.
+        brief: Whether it is a summary on another page, without boxes and counts.
+    """
+    name = Column("Client", lambda c: request.client_name(c.client).full.lower(), "client")
+    requests = Column("Requests", lambda c: len(c.asked), "requests", True)
+    flagged = Column("Flagged", lambda c: c.flagged, "flagged", True)
+    share = Column("Share", lambda c: c.share, "share", True)
+    withheld = Column("Sources withheld", lambda c: len(c.withheld), "withheld", True)
+    last = Column("Last request", lambda c: c.last, "last", True)
+
+    def show(c: ClientSummary) -> dict[str, Any]:
+        return {"summary": c, "client": request.client_name(c.client)}
+
+    if brief:
+        columns = (name, flagged, share, last)
+        return request.table("Clients", columns, found, show, order="-flagged", name="clients", size=BRIEF)
+    return request.table("Clients", ("", name, requests, flagged, share, withheld, last), found, show, order="-flagged")
+
+
+def clients(request: PageRequest) -> Page:
+    """Builds the page."""
+    tenants = request.tenants
+    wanted = {name: request.parameter(name) for name in ("client", "flagged", "asker")}
+    verdicts = [
+        v
+        for v in request.verdicts(tenants)
+        if wanted["asker"] == "all" or request.is_canary(v.client) is (wanted["asker"] == "canaries")
+    ]
+    found = [
+        c
+        for c in by_client(verdicts)
+        if wanted["client"].lower() in f"{c.client} {request.client_name(c.client).full}".lower()
+        and wanted["flagged"] in ("", "yes" if c.flagged else "no")
+    ]
+    context = {
+        "any": bool(verdicts),
+        "missing": request.missing_events,
+        "wanted": wanted,
+        "tenants": tenants,
+        "listing": client_table(request, found),
+    }
+    return Page("clients.html", context)
+
+
+async def reset(request: PageRequest) -> str:
+    """Deletes the guard's evidence on the selected clients; returns the address to go to."""
+    tenants = await request.in_thread(lambda: request.tenants)
+    chosen = [_client(value) for value in request.selected]
+    if any(tenant not in tenants for tenant, _ in chosen):
+        raise HTTPException(403, "Your key is not for this tenant.")
+    for tenant, client in chosen:
+        await request.in_thread(client_reset.reset_client, request.app.store, tenant, client)
+    names = ", ".join(request.client_name(client).short for _, client in chosen[:3])
+    more = f", and {len(chosen) - 3} more" if len(chosen) > 3 else ""
+    if chosen:
+        text = f"Reset {plural(len(chosen), 'client')}, from the next question on: {names}{more}."
+        request.session.notes.append(("good", text))
+    else:
+        request.session.notes.append(("medium", "No client was selected."))
+    verdict = request.form.get("verdict", "")
+    return request.url(f"verdicts/{quote(verdict, safe='')}" if verdict else "clients")
+
+
+def _client(value: str) -> tuple[str, str]:
+    """Tenant and client of a form's value.
+
+    Raises:
+        HTTPException: If it is malformed.
+    """
+    try:
+        tenant, client = json.loads(value)
+    except (ValueError, TypeError):
+        raise HTTPException(400, "The form cannot be read.") from None
+    return str(tenant), str(client)

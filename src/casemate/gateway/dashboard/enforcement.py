@@ -1,0 +1,82 @@
+"""The enforcement page: what would have been withheld from recorded traffic, and the switch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from casemate.config import FILE
+from casemate.gateway.dashboard.page import Page, PageRequest
+from casemate.gateway.dashboard.records import MAX_VERDICTS
+from casemate.gateway.dashboard.table import Column
+from casemate.monitor import enforcement
+from casemate.monitor.enforcement import DefensePreview, GuardMode
+from casemate.reports.format import sample_rate
+
+COLUMNS = (
+    Column("Defense", lambda row: row["name"], "defense"),
+    Column("Questions", lambda row: row["preview"].questions, "questions", True),
+    Column("Withheld", lambda row: row["preview"].affected, "withheld", True),
+    Column("Sessions", lambda row: row["preview"].sessions, "sessions", True),
+    Column("Undecided", lambda row: row["preview"].undecided, "undecided", True),
+    Column("Failed", lambda row: row["preview"].failed, "failed", True),
+)
+EXAMPLES = (
+    Column("Time", lambda e: e["at"], "at", True),
+    Column("Client", lambda e: e["client"].full.lower(), "client"),
+    "Request",
+    Column("Withheld", lambda e: len(e["hidden"]), "withheld", True),
+)
+
+
+def page(request: PageRequest) -> Page:
+    """Builds the page. Blocks."""
+    app, time = request.app, request.time
+    until = None if time.preset else time.end
+    preview = enforcement.read_preview(app.store, time.start, request.is_canary, MAX_VERDICTS, until)
+    rate, about = sample_rate(preview.affected, preview.questions)
+    rows = [_row(request, name, d) for name, d in preview.defenses.items()]
+    context: dict[str, Any] = {
+        "mode": app.mode,
+        "preview": preview,
+        "rate": rate,
+        "about": about,
+        "most": MAX_VERDICTS,
+        "rows": rows,
+        "listing": request.table("What each defense would have withheld", COLUMNS, rows),
+        "gate": app.config.monitor.gate,
+    }
+    return Page("enforcement.html", context)
+
+
+def _row(request: PageRequest, name: str, d: DefensePreview) -> dict[str, Any]:
+    rate, about = sample_rate(d.affected, d.questions)
+    examples = [
+        {"at": e.at, "client": request.client_name(e.client), "request": e.request, "hidden": e.hidden}
+        for e in reversed(d.examples)
+    ]
+    table = request.table(f"Questions affected by {name}", EXAMPLES, examples, name=name)
+    return {
+        "name": name,
+        "rate": rate,
+        "about": about,
+        "preview": d,
+        "examples": table,
+        "url": request.url("verdicts", defense=name, outcome="flagged"),
+    }
+
+
+async def switch(request: PageRequest) -> str:
+    """Switches enforcement on or off; returns the address to go to."""
+    mode: GuardMode = "enforce" if request.form.get("mode") == "enforce" else "observe"
+    enforcement.require_guard(request.app.mode)
+    path = request.app.config.folder / FILE
+    why = await request.in_thread(enforcement.switch, request.app.store, path, mode, request.session.name)
+    request.app.guard.enforce = mode == "enforce"
+    text = "Enforcement is on." if mode == "enforce" else "The guard observes: nothing is withheld."
+    if why:
+        text += f" This holds for running gateways: {why}. Change the file by hand to keep it."
+        request.session.notes.append(("medium", text))
+    else:
+        text += " casemate.yaml was updated; other gateways follow within seconds."
+        request.session.notes.append(("good", text))
+    return request.url("enforcement")

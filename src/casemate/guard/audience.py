@@ -1,0 +1,88 @@
+"""Audience policy: which sources a client may read in full, and what it receives of the others.
+
+Access labels (``acl``) decide before: a client never receives anything of a document whose labels it lacks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from casemate.errors import ConfigError
+from casemate.types import Document, Query
+
+Unentitled: TypeAlias = Literal["full", "quorum", "nothing"]
+READERS = "readers"
+"""Metadata key of a document that lists clients who may read it in full. ``mirabel`` uses the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class EntitlementRule:
+    """Entitles clients to sources.
+
+    Attributes:
+        groups: The client has one of these groups; empty: every client.
+        metadata: The document has one of the values of each key; empty: every document.
+
+    Raises:
+        ConfigError: If both are empty, or a key has no value.
+    """
+
+    groups: frozenset[str] = frozenset()
+    metadata: Mapping[str, frozenset[str]] | None = None
+
+    def __post_init__(self) -> None:
+        if not self.groups and not self.metadata:
+            raise ConfigError(
+                "guard.audience.entitled: a rule has neither groups nor metadata, so every client could read every "
+                "source; add one of them, or set unentitled: full"
+            )
+        for key, values in (self.metadata or {}).items():
+            if not values:
+                raise ConfigError(f"guard.audience.entitled: metadata key {key!r} has no value; list at least one")
+
+    def covers_client(self, groups: frozenset[str]) -> bool:
+        """Whether the rule applies to a client with these groups."""
+        return not self.groups or not self.groups.isdisjoint(groups)
+
+    def covers_document(self, document: Document) -> bool:
+        """Whether the rule applies to a document. Missing metadata never matches."""
+        return all(not values.isdisjoint(_values(document, key)) for key, values in (self.metadata or {}).items())
+
+
+@dataclass(frozen=True, slots=True)
+class AudiencePolicy:
+    """Who may read what in full.
+
+    Attributes:
+        unentitled: What a client receives of sources that it may not read in full: ``full`` text all the same,
+            ``quorum`` answers, or ``nothing``.
+        rules: A client is entitled to a source if one rule covers both, or the document's ``readers`` list the client.
+    """
+
+    unentitled: Unentitled = "full"
+    rules: tuple[EntitlementRule, ...] = ()
+
+    def restricts(self, query: Query) -> bool:
+        """Whether there may be sources that the client of a query may not read in full.
+
+        It depends on the client alone. Operators (``Query.groups`` is None) have no restriction.
+        """
+        if self.unentitled == "full" or query.groups is None:
+            return False
+        return not any(not rule.metadata and rule.covers_client(query.groups) for rule in self.rules)
+
+    def entitles(self, query: Query, document: Document) -> bool:
+        """Whether the client of a query may read a document in full."""
+        if query.groups is None or query.client in _values(document, READERS):
+            return True
+        groups = query.groups
+        return any(rule.covers_client(groups) and rule.covers_document(document) for rule in self.rules)
+
+
+def _values(document: Document, key: str) -> frozenset[str]:
+    """The values of a metadata key as text; none if it is missing or empty."""
+    value = document.metadata.get(key)
+    values = value if isinstance(value, list | tuple | set | frozenset) else [value]
+    return frozenset(str(v) for v in values if v is not None and str(v))

@@ -1,0 +1,1 @@
+"""Calibration of the guard on harmless questions."""

@@ -1,0 +1,365 @@
+"""Calibrates a defense: learns how close harmless questions come, and measures recall at each false-alarm rate.
+
+1. Harmless questions come from the owner's query log, or are generated from the corpus. One half, and probes that the
+   published attacks write about indexed documents, fit the weights of the score.
+2. The other half gives the distribution of the score among harmless questions. A share of at most ``rate`` of further
+   ones is then flagged, whatever the distribution (split conformal prediction). This half is used for nothing else.
+3. Probes about other documents measure the recall of every attack at every rate.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from casemate.errors import ConfigError, QueryError
+from casemate.guard.calibration.closeness import FEATURES, LOOKAHEAD, FeatureExtractor, Features, unique_sources
+from casemate.guard.calibration.log_review import AS_CLOSE, UNFAMILIAR, as_close_as_attacks, unfamiliar_share
+from casemate.maths.calibration import Calibration
+from casemate.maths.logistic import logistic_regression
+from casemate.maths.stats import Estimate, proportion
+from casemate.protocols import CalibratedDefense, Defense, Index, MembershipAttack, Progress
+from casemate.rag.pipeline import Rag, require_answerable
+from casemate.text.sentences import sentences
+from casemate.text.stored_questions import question_labels, stored_question
+from casemate.text.synthetic_questions import FEW_WORDS, generate_questions
+from casemate.text.tokens import STOP_WORDS
+from casemate.types import DEFAULT_TENANT, Document, Query, Retrieval, Vector
+
+RATES = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
+"""False-alarm rates at which recall is reported."""
+MIN_DOCUMENTS = 20
+"""Documents below which nothing is learned."""
+MIN_LOG = 200
+"""Logged questions from which on half of them fits the weights; with fewer, synthetic questions do."""
+SYNTHETIC_QUESTIONS = 800
+STORED_SHARE = 0.75
+"""Share of the synthetic questions that are taken from documents, where these contain users' questions. The rate of
+false alarms among users who ask such questions alone is then at most 1 / ``STORED_SHARE`` of the significance."""
+QUESTIONS_PER_ATTACK = 4
+"""Maximum number of questions of one attack about one document."""
+REWORDED = "reworded"
+"""Our own probe beside the published ones: the text reordered and with words left out. Without it the weights would
+depend on verbatim repetition, which an attacker gives up first."""
+JITTER = 0.3  # of a standard deviation (METHODS F2.6)
+MIN_SCALE = 1e-6
+PENALTY = 1e-3
+"""L2 penalty of the weights."""
+DOUBT = 0.75
+"""Share of harmless questions whose sentences are not scored one by one."""
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationSettings:
+    """Settings of a calibration.
+
+    Attributes:
+        tenant: Owner of the documents.
+        k: Hits in the context.
+        documents: Number of probed documents: one half for the weights, the other for the recall.
+        questions: Number of synthetic questions; with a log, the maximum number of logged questions.
+        seed: Of all random draws.
+    """
+
+    tenant: str = DEFAULT_TENANT
+    k: int = 5
+    documents: int = 120
+    questions: int = SYNTHETIC_QUESTIONS
+    seed: int = 7
+
+
+class _RetrievedQuestion(NamedTuple):
+    """A question with its hits."""
+
+    attack: str  # empty for a harmless question
+    source: str
+    text: str
+    retrieval: Retrieval
+
+
+def calibrated_defenses(defenses: Iterable[Defense]) -> tuple[CalibratedDefense, ...]:
+    """Selects the defenses that use a calibration; of several with the same name and file, the first.
+
+    Raises:
+        ConfigError: If two different defenses share a calibration file.
+    """
+    by_file: dict[Path, CalibratedDefense] = {}
+    for defense in defenses:
+        if isinstance(defense, CalibratedDefense) and defense.uses_calibration:
+            other = by_file.setdefault(defense.calibration.absolute(), defense)
+            if other.name != defense.name:
+                raise ConfigError(
+                    f"guard.defenses: {other.name} and {defense.name} share the calibration file "
+                    f"{defense.calibration}; set the option 'calibration' of one to another file"
+                )
+    return tuple(by_file.values())
+
+
+async def calibrate(
+    defense: CalibratedDefense,
+    rag: Rag,
+    attacks: Mapping[str, MembershipAttack],
+    log: Sequence[str] = (),
+    settings: CalibrationSettings = CalibrationSettings(),
+    progress: Progress = lambda count: None,
+) -> Calibration:
+    """Fits and validates a calibration on the documents of one tenant.
+
+    With fewer than ``MIN_DOCUMENTS`` documents, or if no question retrieves anything, the calibration flags nothing and
+    its ``source`` gives the reason.
+
+    Args:
+        defense: The defense to calibrate; only its ``score`` is used.
+        rag: The system; its index is only read.
+        attacks: By name; they write probes without asking questions.
+        log: Harmless questions from a query log; empty: questions are generated from the corpus.
+        settings: Settings.
+        progress: Called with the number of questions just embedded.
+    """
+    fitter = _Fitter(defense, rag, settings, progress)
+    documents = await asyncio.to_thread(whole_documents, rag.index, settings.tenant, settings.documents, settings.seed)
+    if len(documents) < MIN_DOCUMENTS:
+        return fitter.empty(f"{len(documents)} documents; a calibration needs at least {MIN_DOCUMENTS}")
+    half = len(documents) // 2
+    fitter.labels = question_labels(d.content for d in documents)
+    synthetic = fitter.synthetic_questions(documents, stored := [] if log else await fitter.stored_questions())
+    logged = list(log)
+    if len(logged) > settings.questions:
+        logged = [logged[i] for i in sorted(fitter.rng.choice(len(logged), settings.questions, replace=False))]
+    harmless = logged or synthetic
+    few = log and len(harmless) < MIN_LOG
+    to_fit, to_judge = (synthetic, harmless) if few else (harmless[::2], harmless[1::2])
+    probes = await fitter.retrieve(await fitter.probes(attacks, documents))
+    fitted_on = {d.source for d in documents[:half]}
+    fitting = await fitter.retrieve([("", "", text) for text in to_fit])
+    weighted = fitter.fit_weights(fitting, [p for p in probes if p.source in fitted_on])
+    judged = await fitter.retrieve([("", "", text) for text in to_judge])
+    if weighted is None or not judged:
+        return fitter.empty(fitter.why_not_fitted(fitting if judged else ()))
+    calibration = await fitter.add_distribution(weighted, judged)
+    of_them = f", {len(stored)} of them from the documents" if stored else ""
+    source = f"{len(logged)} questions of a query log" if log else f"{len(synthetic)} synthetic questions{of_them}"
+    scores = await fitter.probe_scores(calibration, [p for p in probes if p.source not in fitted_on])
+    known = {attack: _by_document(found) for attack, found in sorted(scores.items())}
+    notes = {"seed": settings.seed, "documents": len(documents), "judged": len(judged), "probes": known}
+    notes["recall"] = recall_of_probes(replace(calibration, notes=notes))
+    if logged:
+        plain = {attack: [score for _, score in found] for attack, found in scores.items()}
+        unfamiliar = unfamiliar_share((q.text, q.retrieval) for q in judged)
+        notes["log"] = {AS_CLOSE: as_close_as_attacks(calibration.benign, plain), UNFAMILIAR: unfamiliar}
+    return replace(calibration, source=source, notes=notes)
+
+
+def whole_documents(index: Index, tenant: str, count: int, seed: int) -> list[Document]:
+    """Draws documents of an index at random, each joined from its chunks."""
+    names = sorted(index.digests(tenant))
+    rng = np.random.default_rng(seed)
+    drawn = names if len(names) <= count else [names[i] for i in rng.choice(len(names), count, replace=False)]
+    parts: dict[str, list[Document]] = {name: [] for name in drawn}
+    for documents, _ in index.scan(tenant):
+        for document in documents:
+            if document.source in parts:
+                parts[document.source].append(document)
+    return [replace(p[0], id=name, text="\n".join(d.text for d in p)) for name, p in parts.items() if p]
+
+
+class _Fitter:
+    """The steps of a calibration."""
+
+    def __init__(self, defense: CalibratedDefense, rag: Rag, settings: CalibrationSettings, progress: Progress) -> None:
+        self.defense = defense
+        self.rag, self.settings, self.progress = rag, settings, progress
+        self.rng = np.random.default_rng(settings.seed)
+        self.salt = secrets.token_hex(32)  # secret, hence not from the seed
+        self.labels: tuple[str, ...] = ()
+
+    def empty(self, why: str) -> Calibration:
+        """Returns a calibration that flags nothing."""
+        zero, one = (0.0,) * len(FEATURES), (1.0,) * len(FEATURES)
+        return replace(self._calibration(centre=zero, scale=one, weights=zero), source=why)
+
+    def _calibration(self, *, centre: Iterable[float], scale: Iterable[float], weights: Iterable[float]) -> Calibration:
+        return Calibration(
+            fingerprint=self.rag.embedder.fingerprint,
+            documents=self.rag.index.moments(self.settings.tenant).n,
+            k=self.settings.k,
+            features=FEATURES,
+            centre=tuple(map(float, centre)),
+            scale=tuple(map(float, scale)),
+            weights=tuple(map(float, weights)),
+            benign=(),
+            source="",
+            salt=self.salt,
+            at=datetime.now(UTC).isoformat(timespec="seconds"),
+            labels=self.labels,
+        )
+
+    async def stored_questions(self) -> list[str]:
+        """Returns questions that random documents contain, at most a share ``STORED_SHARE`` of all."""
+        if not self.labels:
+            return []
+        tenant, count = self.settings.tenant, int(STORED_SHARE * self.settings.questions)
+        documents = await asyncio.to_thread(whole_documents, self.rag.index, tenant, count, self.settings.seed)
+        found = (stored_question(d.content, self.labels) for d in documents)
+        return list(dict.fromkeys(text for text in found if self._is_answerable(text)))
+
+    def synthetic_questions(self, documents: Sequence[Document], stored: Sequence[str]) -> list[str]:
+        """Returns generated questions, and stored ones in random order.
+
+        Beside stored questions, none that takes most words of a sentence is generated: users ask the stored questions
+        instead, and it would be as close as a probe to the rest of a short document.
+        """
+        if not stored:
+            return generate_questions(documents, self.settings.questions, self.rng)
+        count = round(len(stored) * (1 - STORED_SHARE) / STORED_SHARE)
+        mixed = [*stored, *generate_questions(documents, count, self.rng, FEW_WORDS)]
+        return [mixed[i] for i in self.rng.permutation(len(mixed))]
+
+    async def probes(
+        self, attacks: Mapping[str, MembershipAttack], documents: Sequence[Document]
+    ) -> list[tuple[str, str, str]]:
+        """Returns the questions of each attack about each document: attack, source, question."""
+        texts = [d.content for d in documents]
+        found = [(REWORDED, d.source, text) for d in documents for text in reworded(d, self.rng)]
+        for name, attack in attacks.items():
+            attack.study(texts)
+            for document in documents:
+                questions = (await attack.prepare(document, self.rng)).questions
+                order = self.rng.permutation(len(questions))[:QUESTIONS_PER_ATTACK]
+                found += [(name, document.source, questions[i]) for i in order]
+        return found
+
+    async def retrieve(self, questions: Sequence[tuple[str, str, str]]) -> list[_RetrievedQuestion]:
+        """Embeds and searches questions; those that the system refuses are dropped."""
+        usable = [question for question in questions if self._is_answerable(question[2])]
+        embed = self.rag.embedder.embed
+        vectors = await asyncio.to_thread(embed, [text for _, _, text in usable], self.progress)
+        found = [await self._search(vector) for vector in vectors]
+        return [_RetrievedQuestion(*question, retrieval) for question, retrieval in zip(usable, found, strict=True)]
+
+    def _is_answerable(self, text: str) -> bool:
+        try:
+            require_answerable(Query(text, tenant=self.settings.tenant, k=self.settings.k))
+        except QueryError:
+            return False
+        return True
+
+    async def _search(self, vector: Vector) -> Retrieval:
+        """Fetches enough hits to compare every document of the context with those below, as the guard does."""
+        lookahead = max(LOOKAHEAD, self.defense.lookahead)
+        wanted = self.settings.k + lookahead + 2 * self.defense.max_hidden_sources
+        while True:
+            found = await self.rag.search(vector, wanted, self.settings.tenant)
+            context = unique_sources(found.hits[: self.settings.k])
+            below = sum(h.document.source not in context for h in found.hits)
+            if below >= lookahead or len(found.hits) < wanted:
+                return replace(found, exhausted=len(found.hits) < wanted)
+            wanted *= 2
+
+    def fit_weights(
+        self, harmless: Sequence[_RetrievedQuestion], probes: Sequence[_RetrievedQuestion]
+    ) -> Calibration | None:
+        """Fits the weights: logistic regression of harmless questions against probes, attacks weighted equally.
+
+        Weights are non-negative: a question that is closer in any feature must not score lower. Returns None if the
+        classes cannot be separated.
+        """
+        N = np.array([next(iter(f.values())) for q in harmless if (f := self._features(q))])
+        P, attacks = [], []
+        for probe in probes:
+            own = self._features(probe).get(probe.source)
+            if own is not None:
+                P.append(own)
+                attacks.append(probe.attack)
+        if not (len(N) and P):
+            return None
+        counts = {attack: attacks.count(attack) for attack in set(attacks)}
+        both = np.vstack([np.array(P), N])
+        centre, scale = N.mean(axis=0), N.std(axis=0)
+        for other in (both.std(axis=0), 1.0):  # for a feature that is constant among harmless questions
+            scale = np.where(scale < MIN_SCALE, other, scale)
+        X = (both - centre) / scale
+        y = np.r_[np.ones(len(P)), -np.ones(len(N))]
+        w = np.r_[[1 / len(counts) / counts[attack] for attack in attacks], np.full(len(N), 1 / len(N))]
+        weights, _ = logistic_regression(X, y, w, PENALTY, non_negative=True)  # a threshold replaces the intercept
+        if not weights.any():
+            return None
+        return self._calibration(centre=centre, scale=scale, weights=weights)
+
+    def _features(self, question: _RetrievedQuestion) -> dict[str, Features]:
+        extractor, found = FeatureExtractor(question.text, self.labels), question.retrieval
+        order = unique_sources(found.hits[: self.settings.k])
+        features = {s: extractor.extract(s, found, order[:i]) for i, s in enumerate(order)}
+        return {s: f for s, f in features.items() if f is not None}
+
+    async def add_distribution(self, weighted: Calibration, judged: Sequence[_RetrievedQuestion]) -> Calibration:
+        """Adds the scores of harmless questions, with jitter per document as the guard draws it."""
+        plain = [max((await self._scores(weighted, q)).values()) for q in judged]
+        doubting = replace(weighted, doubt=float(np.quantile(plain, DOUBT)), jitter=JITTER * float(np.std(plain)))
+        full = [list((await self._scores(doubting, q)).values()) for q in judged]
+        benign = [float(np.max(scores + doubting.jitter * self.rng.random(len(scores)))) for scores in full]
+        return replace(doubting, benign=tuple(sorted(benign)))
+
+    async def _scores(self, calibration: Calibration, question: _RetrievedQuestion) -> Mapping[str, float]:
+        query = Query(question.text, tenant=self.settings.tenant, k=self.settings.k)
+        return await self.defense.score(query, question.retrieval, calibration)
+
+    def why_not_fitted(self, harmless: Sequence[_RetrievedQuestion]) -> str:
+        """Returns the reason why ``fit_weights`` found no weights."""
+        if any(self._features(question) for question in harmless):
+            return "the harmless questions are as close to single documents as attack questions; review the query log"
+        return "no harmless question retrieves its document; there is nothing to learn from"
+
+    async def probe_scores(
+        self, calibration: Calibration, probes: Sequence[_RetrievedQuestion]
+    ) -> dict[str, list[tuple[str, float]]]:
+        """Returns source and score of each probe by attack; -inf if the probed document is not in the context."""
+        scores: dict[str, list[tuple[str, float]]] = {}
+        for probe in probes:
+            found = await self._scores(calibration, probe)
+            scores.setdefault(probe.attack, []).append((probe.source, found.get(probe.source, -math.inf)))
+        return scores
+
+
+def _by_document(found: Iterable[tuple[str, float]]) -> list[list[float | None]]:
+    """The scores of probes by document, without its name; None: the document was not in the context."""
+    scores: dict[str, list[float | None]] = {}
+    for source, score in found:
+        scores.setdefault(source, []).append(round(score, 4) if math.isfinite(score) else None)
+    return list(scores.values())
+
+
+def recall_of_probes(calibration: Calibration) -> dict[str, dict[str, dict[str, Estimate]]]:
+    """Returns the recall of each attack by question and by document (any of its questions), at each rate.
+
+    From ``notes["probes"]``, the scores of probes about documents that the weights were not fitted on.
+    """
+    return {
+        attack: {str(share): _recall(found, calibration.threshold(share)) for share in RATES}
+        for attack, found in calibration.notes.get("probes", {}).items()
+    }
+
+
+def _recall(found: Sequence[Sequence[float | None]], threshold: float) -> dict[str, Estimate]:
+    caught = [[score is not None and score > threshold for score in document] for document in found]
+    return {
+        "question": proportion(sum(map(sum, caught)), sum(map(len, caught))),
+        "document": proportion(sum(map(any, caught)), len(caught)),
+    }
+
+
+def reworded(document: Document, rng: np.random.Generator) -> list[str]:
+    """Returns two probes: the text without four words of ten; one sentence after shuffled key words of the title."""
+    kept = [w for w in document.text.split() if w.lower() not in STOP_WORDS and rng.random() < 0.6]
+    head = [w for w in (document.title or document.text[:100]).split() if w.lower() not in STOP_WORDS][:10]
+    whole = [s for s in sentences(document.text) if len(s.split()) > 5] or [document.text]
+    one = [w for w in str(rng.choice(whole)).split() if w.lower() not in STOP_WORDS and rng.random() < 0.7][:12]
+    return [" ".join(kept)[:2000], f"{' '.join(rng.permutation(head))}: {' '.join(one)}?"]

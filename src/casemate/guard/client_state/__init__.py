@@ -1,0 +1,1 @@
+"""State about clients, shared by all processes on one event store."""

@@ -1,0 +1,319 @@
+"""Evidence that clients are crawlers: chunks shown and words disclosed to each, and tests on their behavior.
+
+The state is bounded, in memory and in the event store. Events record what happened, not conclusions: each process
+computes the same sums in its order of arrival, its own events at once.
+"""
+
+from __future__ import annotations
+
+import base64
+import threading
+import time
+import zlib
+from collections import OrderedDict, deque
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import numpy as np
+
+from casemate.guard.client_state.feed import RESET, ClientEventFeed
+from casemate.guard.client_state.withheld_documents import key_of
+from casemate.protocols import EventStore
+from casemate.text.tokens import ngrams
+from casemate.types import Query
+
+KIND = "crawl"
+"""Kind of the events."""
+SHORTENED = "shortened"
+"""Key of an event with the id of a request whose answer was cut, or would have been in observe mode."""
+MAX_CLIENTS, MAX_CHUNKS, MAX_PHRASES, MAX_QUOTED = 10_000, 5_000, 4_000, 1_000_000
+"""Clients; chunks and answer phrases per client; disclosed chunks per tenant. The oldest are forgotten first."""
+ECHO_WORDS = 6
+"""Length of a phrase by which a question repeats an earlier answer."""
+TESTS = {"quotes": (0.01, 0.6), "echoes": (0.02, 0.5)}
+"""For each test, the highest rate of its event among harmless clients and the lowest among crawlers."""
+COLLUDING_RATES = (0.05, 0.2, 0.6)
+"""Alternatives for a tenant with colluders: the rate at which an answer is the first of some client to reach the quote
+limit. The harmless rate is that of the test ``quotes``. Several rates, because colluders hide among other clients."""
+SUSPICION = 10.0
+"""Evidence above which a client is suspected: one event that harmless clients seldom cause."""
+
+
+class SuspicionLevel(Enum):
+    """Classification of a client."""
+
+    CLEAR = "clear"
+    SUSPECTED = "suspected"
+    ALARMED = "alarmed"
+
+
+CLEAR, SUSPECTED, ALARMED = SuspicionLevel
+
+
+@dataclass(slots=True)
+class _ClientEvidence:
+    shown: OrderedDict[str, float] = field(default_factory=OrderedDict)  # chunk id -> time last shown
+    disclosed: dict[str, int] = field(default_factory=dict)  # chunk id -> disclosed words, one bit each
+    disclosed_words: int = 0  # their number
+    exposed: set[str] = field(default_factory=set)  # ids of chunks disclosed above the allowed share
+    topics: dict[int, float] = field(default_factory=dict)  # topic -> time a chunk of it was last shown
+    phrases: OrderedDict[int, None] = field(default_factory=OrderedDict)  # hashed phrases of answers
+    evidence: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TESTS, 1.0))
+    alarmed_until: float = 0.0
+    limit_reached: bool = False  # an earlier answer reached the quote limit
+
+
+@dataclass(slots=True)
+class _TenantEvidence:
+    alarms: dict[str, float] = field(default_factory=dict)  # client -> end of its alarm
+    evidence: list[float] = field(default_factory=lambda: [1.0] * len(COLLUDING_RATES))
+    suspected_until: float = 0.0
+    disclosed: OrderedDict[str, int] = field(default_factory=OrderedDict)  # chunk id -> words disclosed to any client
+    disclosed_at: deque[tuple[float, int]] = field(default_factory=deque)  # time, number of words new to the tenant
+    disclosed_words: int = 0  # their sum
+
+
+class CrawlEvidence:
+    """The evidence of one crawl limit.
+
+    Args:
+        alarm: False alarms per question, in (0, 1).
+        colluders: Number of alarmed clients from which all clients of a tenant are suspected; 0: never.
+        seconds: How long evidence is remembered.
+        store: The shared event store; None: in memory only.
+    """
+
+    def __init__(self, alarm: float, colluders: int, seconds: float, store: EventStore | None) -> None:
+        self._alarm, self._colluders, self._seconds = alarm, colluders, seconds
+        self._clients: OrderedDict[tuple[str, str], _ClientEvidence] = OrderedDict()
+        self._tenants: dict[str, _TenantEvidence] = {}
+        self._lock = threading.RLock()
+        self._feed = ClientEventFeed(store, KIND, seconds, self._apply)
+        self.sync = self._feed.poll
+
+    def record_question(self, query: Query) -> SuspicionLevel:
+        """Tests a new question for phrases of earlier answers; returns the client's level."""
+        with self._lock:
+            client = self._client(query)
+            self._expire(client)
+            asked = _phrase_hashes(query.text, query.client)
+            echoed = [phrase for phrase in asked if phrase in client.phrases]
+            if asked:
+                self._record(query, {"echo": 2 * len(echoed) > len(asked), "own": _pack(echoed)}, idle=not echoed)
+            return self.level(query)
+
+    def level(self, query: Query) -> SuspicionLevel:
+        """Returns the client's level."""
+        with self._lock:
+            client, now = self._client(query), time.time()
+            if client.alarmed_until > now:
+                return ALARMED
+            suspected = self.is_colluding(query.tenant) or max(client.evidence.values()) > SUSPICION
+            return SUSPECTED if suspected else CLEAR
+
+    def is_colluding(self, tenant: str) -> bool:
+        """Whether several clients of a tenant appear to crawl together."""
+        with self._lock:
+            state, now = self._tenant(tenant), time.time()
+            alarmed = sum(until > now for until in state.alarms.values())
+            return bool(self._colluders) and (alarmed >= self._colluders or state.suspected_until > now)
+
+    def score(self, query: Query) -> float:
+        """Returns the strongest evidence, on the scale of 1 / alarm."""
+        return max(self._client(query).evidence.values()) / len(TESTS)
+
+    def summary(self, query: Query) -> dict[str, float]:
+        """Returns the evidence of each test, and the number of distinct chunks shown, for a verdict."""
+        client = self._client(query)
+        return {**client.evidence, "chunks": len(client.shown)}
+
+    def was_shown(self, query: Query, chunk: str) -> bool:
+        """Whether a chunk was shown to the client before."""
+        return chunk in self._client(query).shown
+
+    def shown_count(self, query: Query) -> int:
+        """Returns the number of distinct chunks shown to the client."""
+        return len(self._client(query).shown)
+
+    def disclosed(self, query: Query, chunk: str) -> int:
+        """Returns the words of a chunk disclosed to the client, one bit each."""
+        return self._client(query).disclosed.get(chunk, 0)
+
+    def disclosed_to_tenant(self, tenant: str, chunk: str) -> int:
+        """Returns the words of a chunk disclosed to any client of a tenant, one bit each."""
+        return self._tenant(tenant).disclosed.get(chunk, 0)
+
+    def disclosed_words(self, query: Query) -> int:
+        """Returns the number of words disclosed to the client."""
+        return self._client(query).disclosed_words
+
+    def tenant_words(self, tenant: str) -> int:
+        """Returns the number of words that were new to a tenant."""
+        with self._lock:
+            state, since = self._tenant(tenant), time.time() - self._seconds
+            while state.disclosed_at and state.disclosed_at[0][0] < since:
+                state.disclosed_words -= state.disclosed_at.popleft()[1]
+            return state.disclosed_words
+
+    def shown_topics(self, query: Query) -> frozenset[int]:
+        """Returns the topics of the chunks shown to the client."""
+        return frozenset(self._client(query).topics)
+
+    def exposed_chunks(self, query: Query) -> frozenset[str]:
+        """Returns the chunks disclosed to the client above the allowed share."""
+        return frozenset(self._client(query).exposed)
+
+    def record_shown(self, query: Query, chunks: Sequence[str], topics: Sequence[int] = ()) -> None:
+        """Records the chunks in a context, and their topics."""
+        with self._lock:
+            new = [c for c in chunks if not self.was_shown(query, c)]
+            self._record(query, {"shown": list(chunks), "topics": list(topics)}, idle=not new)
+
+    def record_answer(
+        self,
+        query: Query,
+        text: str,
+        disclosed: Mapping[str, int],
+        exposed: Sequence[str],
+        limit_reached: bool,
+        shortened: bool = False,
+    ) -> None:
+        """Records an answer.
+
+        Args:
+            query: The question.
+            text: The text that was sent.
+            disclosed: Disclosed words of each chunk, one bit each.
+            exposed: Chunks disclosed above the allowed share.
+            limit_reached: Whether the answer reached the limit.
+            shortened: Whether the answer was cut; in observe mode, whether it would have been.
+        """
+        with self._lock:
+            client = self._client(query)
+            said = set(_phrase_hashes(text, query.client)).difference(_phrase_hashes(query.text, query.client))
+            new = {chunk: f"{bits:x}" for chunk, bits in disclosed.items() if bits & ~client.disclosed.get(chunk, 0)}
+            body = {"told": _pack(said), "covered": new, "whole": list(exposed), "cut": limit_reached}
+            body |= {SHORTENED: query.id} if shortened else {}
+            self._record(query, body, idle=not (said or new or shortened))
+
+    def _record(self, query: Query, body: Mapping[str, Any], *, idle: bool) -> None:
+        """Applies an event of this process, and publishes it unless it changes nothing. Requires the lock."""
+        client, tenant = self._client(query), self._tenant(query.tenant)
+        before = dict(client.evidence), client.alarmed_until, list(tenant.evidence)
+        self._update(query.tenant, query.client, body, time.time())
+        changed = before != (client.evidence, client.alarmed_until, tenant.evidence)
+        if changed or not idle:
+            self._feed.publish(query.tenant, query.client, body)
+
+    def _apply(self, tenant: str, client: str, body: Mapping[str, Any], at: float) -> None:
+        with self._lock:
+            self._update(tenant, client, body, at)
+
+    def _update(self, tenant: str, client: str, body: Mapping[str, Any], at: float) -> None:
+        """Updates the state by an event."""
+        if body.get(RESET):
+            self._clients.pop(key_of(tenant, client), None)
+            self._tenant(tenant).alarms.pop(client, None)
+            return
+        state, together = self._named(tenant, client), self._tenant(tenant)
+        for phrase in _unpack(body.get("own", "")):
+            state.phrases.pop(phrase, None)  # the client used it, so repeating it is no further evidence
+        for phrase in _unpack(body.get("told", "")):
+            _put(state.phrases, phrase, None, MAX_PHRASES)
+        for chunk in body.get("shown", ()):
+            _put(state.shown, str(chunk), max(at, state.shown.get(str(chunk), 0.0)), MAX_CHUNKS)
+        for topic in body.get("topics", ()):
+            state.topics[int(topic)] = max(at, state.topics.get(int(topic), 0.0))
+        for chunk, bits in body.get("covered", {}).items():
+            _tell(state, together, str(chunk), int(bits, 16), at)
+        state.exposed.update(map(str, body.get("whole", ())))
+        if "echo" in body:
+            self._test(state, "echoes", bool(body["echo"]))
+        if "cut" in body:
+            self._test(state, "quotes", bool(body["cut"]))
+            self._test_tenant(state, together, bool(body["cut"]), at)
+        if max(state.evidence.values()) >= len(TESTS) / self._alarm:
+            state.alarmed_until = max(state.alarmed_until, at + self._seconds)
+            together.alarms[client] = state.alarmed_until
+
+    def _test(self, client: _ClientEvidence, test: str, happened: bool) -> None:
+        """One step of a CUSUM of e-values."""
+        harmless, crawler = TESTS[test]
+        factor = crawler / harmless if happened else (1 - crawler) / (1 - harmless)
+        client.evidence[test] = max(1.0, client.evidence[test] * factor)
+
+    def _test_tenant(self, client: _ClientEvidence, tenant: _TenantEvidence, limit_reached: bool, at: float) -> None:
+        """One step of the tenant's test: the mean of CUSUMs, with the false-alarm rate of one.
+
+        Only the first limit event of each client counts, so that a single client cannot incriminate others.
+        """
+        if client.limit_reached:
+            return
+        client.limit_reached, harmless = limit_reached, TESTS["quotes"][0]
+        factors = [p / harmless if limit_reached else (1 - p) / (1 - harmless) for p in COLLUDING_RATES]
+        most = len(COLLUDING_RATES) / self._alarm  # capped at the alarm level, so that it can fall again
+        tenant.evidence = [min(max(1.0, e * f), most) for e, f in zip(tenant.evidence, factors, strict=True)]
+        if sum(tenant.evidence) / len(tenant.evidence) >= 1 / self._alarm:
+            tenant.suspected_until = max(tenant.suspected_until, at + self._seconds)
+
+    def _tenant(self, name: str) -> _TenantEvidence:
+        with self._lock:
+            return self._tenants.setdefault(name, _TenantEvidence())
+
+    def _expire(self, client: _ClientEvidence) -> None:
+        """Removes outdated state."""
+        now = time.time()
+        for chunk in [c for c, at in client.shown.items() if at < now - self._seconds]:
+            del client.shown[chunk]
+            client.disclosed_words -= client.disclosed.pop(chunk, 0).bit_count()
+            client.exposed.discard(chunk)
+        client.topics = {topic: at for topic, at in client.topics.items() if at >= now - self._seconds}
+        if client.alarmed_until and client.alarmed_until <= now:
+            client.alarmed_until, client.evidence, client.limit_reached = 0.0, dict.fromkeys(TESTS, 1.0), False
+
+    def _client(self, query: Query) -> _ClientEvidence:
+        return self._named(query.tenant, query.client)
+
+    def _named(self, tenant: str, client: str) -> _ClientEvidence:
+        with self._lock:
+            key = key_of(tenant, client)
+            state = self._clients.setdefault(key, _ClientEvidence())
+            self._clients.move_to_end(key)
+            if len(self._clients) > MAX_CLIENTS:
+                self._clients.popitem(last=False)
+            return state
+
+
+def _tell(client: _ClientEvidence, tenant: _TenantEvidence, chunk: str, bits: int, at: float) -> None:
+    """Adds disclosed words of a chunk."""
+    client.disclosed_words += (bits & ~client.disclosed.get(chunk, 0)).bit_count()
+    client.disclosed[chunk] = client.disclosed.get(chunk, 0) | bits
+    before = tenant.disclosed.get(chunk, 0)
+    if new := (bits & ~before).bit_count():
+        tenant.disclosed_at.append((at, new))
+        tenant.disclosed_words += new
+    _put(tenant.disclosed, chunk, before | bits, MAX_QUOTED)
+
+
+def _phrase_hashes(text: str, client: str) -> list[int]:
+    """Hashes the phrases of a text, salted by client; equal in every process."""
+    salt = zlib.crc32(client.encode(errors="surrogatepass"))
+    return [zlib.crc32(" ".join(words).encode(errors="surrogatepass"), salt) for words in ngrams(text, ECHO_WORDS)]
+
+
+def _pack(hashes: Collection[int]) -> str:
+    return base64.b64encode(np.array(sorted(hashes), "<u4").tobytes()).decode()
+
+
+def _unpack(text: str) -> list[int]:
+    hashes: list[int] = np.frombuffer(base64.b64decode(text), "<u4").tolist()
+    return hashes
+
+
+def _put(values: OrderedDict[Any, Any], key: Any, value: Any, most: int) -> None:
+    values[key] = value
+    values.move_to_end(key)
+    if len(values) > most:
+        values.popitem(last=False)

@@ -1,0 +1,78 @@
+"""Shares client state among the processes on one event store: written when it changes, read before each judgment.
+
+A judgment therefore includes everything written before the question arrived, by any process, and after a restart.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any, TypeAlias
+
+from casemate.protocols import EventStore
+from casemate.types import Event
+
+RESET = "forgiven"
+"""Key in the body of an event that discards the state of a client."""
+Apply: TypeAlias = Callable[[str, str, Mapping[str, Any], float], None]
+"""Applies an event: tenant, client, body, and time in seconds since 1970."""
+
+
+class ClientEventFeed:
+    """Publishes and polls the client events of one kind.
+
+    Args:
+        store: The shared event store; None: no sharing.
+        kind: Of the events.
+        seconds: Maximum age of an event.
+        apply: Applies the events of other processes.
+    """
+
+    def __init__(self, store: EventStore | None, kind: str, seconds: float, apply: Apply) -> None:
+        self._store, self._kind, self._seconds, self._apply = store, kind, seconds, apply
+        self._process, self._position = uuid.uuid4().hex, 0
+        self._lock = threading.Lock()
+        self._started, self._completed = 0, 0  # numbers of polls
+        self._failed: tuple[int, Exception] = 0, Exception()  # number and error of the last failed poll
+
+    def poll(self) -> None:
+        """Applies the events that other processes wrote, and on the first call those from before a restart. Blocks.
+
+        Concurrent calls are coalesced: calls that arrive during a poll share the next one and its outcome.
+
+        Raises:
+            BackendError: If the store cannot be read; the next call reads the missed events.
+        """
+        if self._store is None:
+            return
+        started = self._started
+        with self._lock:
+            if self._completed > started:  # a poll that started after this call has succeeded
+                return
+            if self._failed[0] > started:  # it has failed: do not query an unreachable store once per caller
+                raise self._failed[1]
+            self._started += 1
+            try:
+                self._read(self._store)
+            except Exception as error:
+                self._failed = self._started, error
+                raise
+            self._completed = self._started
+
+    def publish(self, tenant: str, client: str, body: Mapping[str, Any]) -> None:
+        """Appends an event. The store writes it asynchronously."""
+        if self._store is not None:
+            whole = {"process": self._process, "tenant": tenant, "client": client, **body}
+            at = datetime.fromtimestamp(time.time(), UTC)
+            self._store.append(Event(uuid.uuid4().hex, at, self._kind, whole))
+
+    def _read(self, store: EventStore) -> None:
+        since = datetime.fromtimestamp(time.time() - self._seconds, UTC)
+        events, position = store.read_since(self._kind, self._position, since)
+        for event in (e for e in events if e.body.get("process") != self._process):
+            body = event.body
+            self._apply(str(body.get("tenant")), str(body.get("client")), body, event.at.timestamp())
+        self._position = position  # last, so that a failed poll is repeated

@@ -1,0 +1,23 @@
+"""Resets a client: discards the withheld documents and the evidence, in every process on the event store."""
+
+from __future__ import annotations
+
+from casemate.errors import BackendError
+from casemate.guard.client_state import crawl_evidence, withheld_documents
+from casemate.guard.client_state.feed import RESET, ClientEventFeed
+from casemate.protocols import EventStore
+
+KINDS = (withheld_documents.KIND, crawl_evidence.KIND)
+"""Kinds of events that contain client state."""
+
+
+def reset_client(store: EventStore, tenant: str, client: str) -> None:
+    """Discards the state of one client. Evidence about the tenant's clients together remains.
+
+    Raises:
+        BackendError: If the reset could not be written.
+    """
+    for kind in KINDS:
+        ClientEventFeed(store, kind, 0.0, lambda *_: None).publish(tenant, client, {RESET: True})
+    if not store.flush():
+        raise BackendError("the event store did not write the reset; try again", backend="store", retryable=True)

@@ -1,0 +1,1 @@
+"""Defenses: one file each; the file name is the name of the plug-in."""

@@ -1,0 +1,489 @@
+"""Crawl limit: limits what one client can extract, and detects crawlers.
+
+Own work (METHODS C9, METHODS2 L). An extraction attack needs two things that users do not: the words of the chunks,
+and ever new chunks. So each answer may disclose a limited number of words of its context. Each client may be shown a
+limited number of distinct chunks a day, and be given a limited number of new words (``budget``). What an answer
+discloses is counted in whatever form it is written (``casemate.text.disclosure``). Two sequential tests detect
+crawlers long before: one counts answers that reach the limit, one counts questions that repeat phrases of earlier
+answers. Both are CUSUMs of e-values. Their false-alarm rate is bounded as long as harmless clients do these things as
+seldom as the test assumes (Shin, Ramdas and Rinaldo 2022).
+
+The response is graded (``Grade``). A suspected client gets shorter answers, and of each chunk only a share. It gets
+neither fewer documents nor extracts: its answers would no longer show whether it copies. An alarmed client, and a
+client that has reached its daily share, is answered from chunks it was shown before. An alarmed client, and one that
+has used most of its budget, is answered from extracts; beyond the budget no documents are read. When several clients
+of a tenant are alarmed, or several start to reach the limit at the same time, all clients of the tenant are suspected
+and share one record of disclosed words.
+
+Place it last in the list of defenses: it counts what is shown. In observe mode answers are measured and not cut.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import threading
+from collections import Counter, OrderedDict, deque
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from pathlib import Path
+from typing import ClassVar
+
+from casemate.errors import ConfigError, DataError
+from casemate.guard.client_state.crawl_evidence import ALARMED, CLEAR, CrawlEvidence, SuspicionLevel
+from casemate.guard.client_state.withheld_documents import SeenRequests, key_of
+from casemate.maths.clustering import NOISE
+from casemate.protocols import Defense, EventStore, Generator
+from casemate.rag.pipeline import closing_stream
+from casemate.reindexing.registry import ReindexRegistry
+from casemate.text.disclosure import DisclosureCounter
+from casemate.text.sentences import extract_sentences
+from casemate.types import Action, Document, Hit, Outcome, Prompt, Query, Retrieval, Verdict
+
+log = logging.getLogger(__name__)
+MAX_PENDING = 10_000
+"""Requests between retrieval and generation; the oldest are dropped."""
+EXTRACTS_FROM = 0.8
+"""Share of the budget from which a client is answered from extracts."""
+MAX_UNSEEN, MIN_UNSEEN, MAX_RECENT, MAX_TENANTS = 5, 3, 16, 1000
+"""Texts of the null: at most, and at least for one; recently shown texts kept for each tenant; tenants."""
+WORD_LETTERS = 4
+"""Letters of a short content word: bounds the words in letters that are not decoded yet."""
+
+
+class Grade(Enum):
+    """What a client is answered from.
+
+    Attributes:
+        FULL: The whole chunks.
+        EXTRACTS: The sentences of each chunk that are nearest to the question.
+        NOTHING: No documents.
+    """
+
+    FULL = "full"
+    EXTRACTS = "extracts"
+    NOTHING = "nothing"
+
+
+@dataclass(eq=False)
+class CrawlLimit(Defense):
+    """Limits the chunks shown and the words disclosed to each client, and restricts suspected crawlers further.
+
+    Attributes:
+        questions: Questions a day that every client may ask without being shown less, whatever they are. Also the
+            number of chunks disclosed beyond the share ``exposure``.
+        budget: Words of chunks that may be newly disclosed to a client in ``hours``, at least 1. From
+            ``EXTRACTS_FROM`` of it on, answers are from extracts, and beyond it from no documents.
+        tenant_budget: The same for all clients of a tenant together; 0: no limit.
+        quote_words: Words of its context that one answer may disclose; set it above the length of a chunk.
+        short_quote_words: The same for suspected clients.
+        whole: Chunks of which one answer may disclose more than the share ``exposure``; 0: three, but always fewer than
+            the context has, if that is more than one.
+        exposure: Share of a chunk, in (0, 1], that may be disclosed to a suspected client in all answers together.
+            Below a third, the disclosed part has a ROUGE-L F1 below .5 with the chunk: it does not count as recovered.
+        sentences: Maximum number of sentences of a chunk, nearest to the question, for answers to an alarmed client; 0:
+            the whole chunk.
+        pause_s: Seconds that an alarmed client waits for an answer, well below ``gateway.timeout_s``. Only one of its
+            questions waits; others are answered meanwhile at once, without documents. 0: no pause.
+        alarm: Probability, per question, of a false alarm for a harmless client, in (0, 1).
+        colluders: Number of alarmed clients of a tenant from which all its clients are suspected; 0: never.
+        topics: Topics a day of which a client may be shown chunks, as found by ``casemate reindex``; 0: no limit.
+        folder: Folder of the versions written by ``casemate reindex``; for ``topics``.
+        hours: How long evidence is remembered.
+        store: The system's; shares the evidence with other processes and keeps it over a restart.
+    """
+
+    questions: int = 50
+    budget: int = 5000
+    tenant_budget: int = 0
+    quote_words: int = 300
+    short_quote_words: int = 60
+    whole: int = 0
+    exposure: float = 0.3
+    sentences: int = 2
+    pause_s: float = 0.0
+    alarm: float = 2e-5
+    colluders: int = 3
+    topics: int = 0
+    folder: Path = Path(".casemate/reindex")
+    hours: float = 24.0
+    store: EventStore | None = field(default=None, repr=False)
+
+    paper: ClassVar[str] = "own: limits and sequential tests by client and tenant (METHODS C9)"
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            ("questions", 1),
+            ("budget", 1),
+            ("tenant_budget", 0),
+            ("quote_words", 1),
+            ("short_quote_words", 1),
+            ("whole", 0),
+            ("sentences", 0),
+            ("colluders", 0),
+        ):
+            if getattr(self, name) < least:
+                raise ConfigError(f"crawl_limit.{name} is {getattr(self, name)}; it must be at least {least}")
+        if not (0 < self.exposure <= 1 and 0 < self.alarm < 1 and 0 < self.hours < math.inf):
+            what = f"exposure={self.exposure}, alarm={self.alarm}, hours={self.hours}"
+            raise ConfigError(f"crawl_limit: {what}; exposure in (0, 1], alarm in (0, 1), hours above 0")
+        if not 0 <= self.pause_s < math.inf:
+            raise ConfigError(f"crawl_limit.pause_s is {self.pause_s}; it must be 0 or more seconds")
+        self.evidence = CrawlEvidence(self.alarm, self.colluders, self.hours * 3600, self.store)
+        self._registries: dict[str, ReindexRegistry] = {}
+        self._pending: OrderedDict[str, tuple[Query, tuple[str, ...]]] = OrderedDict()  # by request
+        self._recent: OrderedDict[str, deque[str]] = OrderedDict()  # texts shown to a tenant
+        self._in_flight = Counter[tuple[str, str | None]]()  # words of unfinished answers, by client and by tenant
+        self._pausing = set[tuple[str, str]]()  # clients
+        self._seen = SeenRequests()
+        self._lock = threading.Lock()
+
+    @property
+    def compares_clients(self) -> bool:
+        """True if colluding clients are detected."""
+        return bool(self.colluders)
+
+    def sync(self) -> None:
+        """Applies the evidence recorded by other processes."""
+        self.evidence.sync()
+
+    async def on_retrieve(self, query: Query, retrieval: Retrieval) -> Outcome[Retrieval]:
+        """Removes chunks that the client may not be shown, and records those it is shown."""
+        evidence = self.evidence
+        level = evidence.record_question(query) if self._seen.is_first(query.id) else evidence.level(query)
+        topics = self._topics(query, retrieval.hits)
+        kept = self._allowed(query, retrieval.hits, level, topics)
+        hidden = tuple(h.document.id for h in retrieval.hits if h not in kept)
+        shown = [h.document.id for h in kept[: query.k]]
+        evidence.record_shown(query, shown, [t for i in shown if (t := topics[i]) != NOISE])
+        self._remember(query, kept)
+        verdict = Verdict(
+            "crawl_limit",
+            level is ALARMED,
+            Action.HIDE if hidden else Action.NONE,
+            evidence.score(query),
+            1 / self.alarm,
+            hidden,
+            {"level": level.value, "grade": self.grade(query).value, **evidence.summary(query)},
+        )
+        return Outcome(replace(retrieval, hits=tuple(kept)), verdict)
+
+    def on_generate(self, generator: Generator) -> Generator:
+        """Wraps the generator: answers are cut at the quote limit."""
+        return _LimitedGenerator(generator, self)
+
+    def on_observe(self, generator: Generator) -> Generator:
+        """Wraps the generator: answers are measured as if they were cut."""
+        return _MeasuredGenerator(generator, self)
+
+    def _allowed(
+        self, query: Query, hits: Sequence[Hit], level: SuspicionLevel, topics: Mapping[str, int]
+    ) -> list[Hit]:
+        """Returns the hits that may be shown: new chunks within the daily limit.
+
+        An alarmed client gets half as many, and no new ones.
+        """
+        k = max(1, query.k // 2) if level is ALARMED else query.k
+        fresh = 0 if level is ALARMED else self.questions * query.k - self.evidence.shown_count(query)
+        kept, seen = list[Hit](), set(self.evidence.shown_topics(query))
+        for hit in hits:
+            new, topic = not self.evidence.was_shown(query, hit.document.id), topics[hit.document.id]
+            if self.topics and topic not in (NOISE, *seen) and len(seen) >= self.topics:
+                continue
+            if len(kept) >= k:
+                kept += [] if level is ALARMED else [hit]  # beyond the context: for the defenses that follow
+            elif not new or fresh > 0:
+                kept.append(hit)
+                seen |= {topic} - {NOISE}
+                fresh -= new
+        return kept
+
+    def _topics(self, query: Query, hits: Sequence[Hit]) -> dict[str, int]:
+        """Returns the topic of each chunk by its id; ``NOISE`` without one, or if topics are not limited."""
+        if not self.topics:
+            return dict.fromkeys((h.document.id for h in hits), NOISE)
+        reindexing = self._registries.setdefault(query.tenant, ReindexRegistry(self.folder, query.tenant)).current()
+        if reindexing is None:
+            raise DataError(
+                f"crawl_limit.topics is {self.topics}, but {self.folder} has no topics for tenant {query.tenant!r}; "
+                "run 'casemate reindex', or set topics to 0"
+            )
+        return {h.document.id: reindexing.learned_topic(h.document) for h in hits}
+
+    def _remember(self, query: Query, kept: Sequence[Hit]) -> None:
+        """Keeps the query for its answer, with the texts of the null: those not shown, and those shown recently."""
+        shown = [h.document.content for h in kept[: query.k]]
+        with self._lock:
+            recent = self._recent.setdefault(query.tenant, deque(maxlen=MAX_RECENT))
+            self._recent.move_to_end(query.tenant)
+            others = [h.document.content for h in kept[query.k :][:MAX_UNSEEN]]
+            ordered = [*others[: MIN_UNSEEN - 1], *recent, *others]  # near-copies of what is shown are never the median
+            unseen = [text for text in dict.fromkeys(ordered) if text not in shown][:MAX_UNSEEN]
+            recent.extendleft(text for text in shown if text not in recent)
+            if len(self._recent) > MAX_TENANTS:
+                self._recent.popitem(last=False)
+            self._pending[query.id] = query, tuple(unseen) if len(unseen) >= MIN_UNSEEN else ()
+            if len(self._pending) > MAX_PENDING:
+                self._pending.popitem(last=False)
+
+    def pop_query(self, prompt: Prompt) -> tuple[Query | None, tuple[str, ...]]:
+        """Returns the query that a prompt belongs to, once, and texts that are not in its context."""
+        with self._lock:
+            return self._pending.pop(prompt.request, (None, ()))
+
+    def grade(self, query: Query) -> Grade:
+        """Returns what the client is answered from. A grade between two of these belongs here and in ``_context``."""
+        used = self.evidence.disclosed_words(query) / self.budget
+        if self.tenant_budget:
+            used = max(used, self.evidence.tenant_words(query.tenant) / self.tenant_budget)
+        if used >= 1:
+            return Grade.NOTHING
+        return Grade.EXTRACTS if used >= EXTRACTS_FROM or self.evidence.level(query) is ALARMED else Grade.FULL
+
+    def reserve(self, query: Query, words: int, new: int, tenant_new: int) -> bool:
+        """Whether an unfinished answer may disclose as many new words; if so, reserves them.
+
+        Args:
+            query: The question.
+            words: Words that the answer has reserved already.
+            new: Words that are new to the client, with those that may be in text not decoded yet.
+            tenant_new: The same for the tenant.
+        """
+        client, tenant = key_of(query.tenant, query.client), (query.tenant, None)
+        disclosed, disclosed_to_tenant = self.evidence.disclosed_words(query), self.evidence.tenant_words(query.tenant)
+        with self._lock:
+            fits = disclosed + self._in_flight[client] - words + new <= self.budget
+            if self.tenant_budget:
+                fits &= disclosed_to_tenant + self._in_flight[tenant] - words + tenant_new <= self.tenant_budget
+            if fits:
+                self._in_flight[client] += new - words
+                self._in_flight[tenant] += new - words
+            return fits
+
+    def release(self, query: Query, words: int) -> None:
+        """Ends the reservation of an answer."""
+        with self._lock:
+            for key in (key_of(query.tenant, query.client), (query.tenant, None)):
+                self._in_flight[key] -= words
+                if not self._in_flight[key]:
+                    del self._in_flight[key]
+
+    async def restrict(self, query: Query, prompt: Prompt) -> Prompt:
+        """Restricts the prompt to what the client's grade permits; an alarmed client first waits, if so configured.
+
+        A suspected client gets whole chunks. Extracts would hide whether it copies, and harmless clients become
+        suspected too easily for worse answers.
+        """
+        waited = True
+        if self.pause_s and self.evidence.level(query) is ALARMED:
+            waited = await self._pause(query)
+        context = self._context(self.grade(query), prompt) if waited else ()
+        return prompt if context == prompt.context else replace(prompt, context=context)
+
+    def _context(self, grade: Grade, prompt: Prompt) -> tuple[Document, ...]:
+        """Returns the documents that an answer of this grade is written from."""
+        if grade is Grade.NOTHING:
+            return ()
+        if grade is Grade.FULL or not self.sentences:
+            return prompt.context
+        texts = [extract_sentences(prompt.question, d.text, self.sentences) for d in prompt.context]
+        return tuple(replace(d, text=text) for d, text in zip(prompt.context, texts, strict=True) if text)
+
+    async def _pause(self, query: Query) -> bool:
+        """Waits, unless another question of the client waits: each one takes up capacity of the gateway."""
+        client = key_of(query.tenant, query.client)
+        with self._lock:
+            if client in self._pausing:
+                return False
+            self._pausing.add(client)
+        try:
+            await asyncio.sleep(self.pause_s)
+        finally:
+            with self._lock:
+                self._pausing.discard(client)
+        return True
+
+
+class _LimitedGenerator(Generator):
+    """A generator whose answers end at the quote limit."""
+
+    def __init__(self, generator: Generator, limit: CrawlLimit) -> None:
+        self._generator, self._limit = generator, limit
+
+    async def stream(self, prompt: Prompt) -> AsyncIterator[str]:
+        query, unseen = self._limit.pop_query(prompt)
+        if query is None:
+            restricted, meter = prompt, None
+        else:
+            restricted = await self._limit.restrict(query, prompt)
+            meter = _DisclosureMeter(self._limit, query, prompt.context, unseen)  # measures against whole chunks
+        async with closing_stream(self._generator.stream(restricted)) as pieces:
+            if meter is None:
+                async for piece in pieces:
+                    yield piece
+                return
+            async with closing_stream(meter.passing(pieces)) as passing:
+                async for text in passing:
+                    yield text
+
+
+class _MeasuredGenerator(Generator):
+    """A generator whose answers are measured and not changed."""
+
+    def __init__(self, generator: Generator, limit: CrawlLimit) -> None:
+        self._generator, self._limit = generator, limit
+
+    async def stream(self, prompt: Prompt) -> AsyncIterator[str]:
+        (query, unseen), whole = self._limit.pop_query(prompt), list[str]()
+        async with closing_stream(self._generator.stream(prompt)) as pieces:
+            try:
+                async for piece in pieces:
+                    whole.append(piece)
+                    yield piece
+            finally:
+                if query is not None:
+                    self._measure(query, prompt.context, unseen, "".join(whole))
+
+    def _measure(self, query: Query, context: Iterable[Document], unseen: Sequence[str], text: str) -> None:
+        try:
+            meter = _DisclosureMeter(self._limit, query, context, unseen)
+            meter.feed(text)
+            meter.finish()
+            meter.record()
+        except Exception as error:  # the answer must not depend on it
+            log.error("crawl_limit could not measure an answer in observe mode: %s", type(error).__name__)
+
+
+class _DisclosureMeter:
+    """Measures what one answer discloses, and cuts it at the limits.
+
+    Attributes:
+        limit_reached: Whether the answer discloses more than any client may be given. The answer to a suspected client
+            is cut earlier, but read on until this is known. Otherwise the limit event, which is evidence, would be
+            likelier for suspected clients.
+    """
+
+    def __init__(self, limit: CrawlLimit, query: Query, context: Iterable[Document], unseen: Sequence[str]) -> None:
+        context = list(context)
+        self.limit, self.query, self.ids, self.limit_reached = limit, query, [d.id for d in context], False
+        self.texts, self.unseen = [d.content for d in context], unseen
+        self.counter = DisclosureCounter(self.texts, query.text, unseen)
+        evidence = limit.evidence
+        self.disclosed = [evidence.disclosed(query, i) for i in self.ids]
+        self.disclosed_to_tenant = [evidence.disclosed_to_tenant(query.tenant, i) for i in self.ids]
+        self.before = self.disclosed_to_tenant if evidence.is_colluding(query.tenant) else self.disclosed
+        self.clear = evidence.level(query) is CLEAR
+        self.exposed_before = evidence.exposed_chunks(query) if self.clear else frozenset[str]()
+        self.chunks_left = max(0, limit.questions - len(self.exposed_before)) if self.clear else 0
+        self.most = limit.whole or max(1, min(3, query.k - 1))
+        self.held, self.sent, self.cut, self.reserved = "", list[str](), False, 0
+        self._checked: tuple[list[int], int] = [], -1
+
+    async def passing(self, pieces: AsyncIterator[str]) -> AsyncIterator[str]:
+        """Yields the text of an answer up to the limit; records it at the end."""
+        try:
+            async for piece in pieces:
+                if text := self.feed(piece):
+                    yield text
+                if self.limit_reached:
+                    break
+            if text := self.finish():
+                yield text
+        finally:
+            self.record()
+
+    def feed(self, piece: str) -> str:
+        """Adds a piece; returns the whole words that may be sent."""
+        *words, self.held = _split(self.held + piece)
+        return self._send(words)
+
+    def finish(self) -> str:
+        """Returns the last word, at the end of the answer."""
+        text = self._send([self.held])
+        self.counter.finish()
+        self._check()
+        return "" if self.cut else text
+
+    def _send(self, pieces: Sequence[str]) -> str:
+        sent = list[str]()
+        for piece in pieces:
+            if self.limit_reached:
+                break
+            self.counter.add(piece)
+            self._check()
+            if not self.cut:
+                sent.append(piece)
+        self.sent += sent
+        return "".join(sent)
+
+    def _check(self) -> None:
+        covered, pending = self.counter.covered, self.counter.undecoded_letters // WORD_LETTERS
+        if (covered, pending) == self._checked:
+            return
+        self._checked = covered, pending
+        new = [bits & ~before for bits, before in zip(covered, self.before, strict=True)]
+        words = min(self.counter.disclosed_words, sum(bits.bit_count() for bits in new))
+        exposed = self._exposed(new)
+        self.limit_reached = words > self.limit.quote_words or len(exposed) > self.most
+        self.cut |= (
+            self.limit_reached
+            or sum(i not in self.exposed_before for i in exposed) > self.chunks_left
+            or (not self.clear and words > self.limit.short_quote_words)
+            or not self._within_budget(covered, pending)
+        )
+
+    def _within_budget(self, covered: Sequence[int], pending: int) -> bool:
+        """Whether the new words fit the budgets, with those that may be in letters that are not decoded yet."""
+        new, tenant_new = (
+            sum((bits & ~disclosed).bit_count() for bits, disclosed in zip(covered, before, strict=True)) + pending
+            for before in (self.disclosed, self.disclosed_to_tenant)
+        )
+        fits = self.limit.reserve(self.query, self.reserved, new, tenant_new)
+        self.reserved = new if fits else self.reserved
+        return fits
+
+    def _exposed(self, new: Sequence[int]) -> list[str]:
+        """Returns the chunks with new words of which all answers together disclose more than the share.
+
+        What the answer has in common with texts that were not in the context is chance, and does not count. A word
+        counts for one chunk only, however many contain it: several short posts often share a question or a greeting. So
+        the new words of the chunks, the fewest first, add up to at most the disclosed words of the answer.
+        """
+        chance = self.counter.expected
+        parts = zip(self.ids, new, self.before, self.counter.lengths, strict=True)
+        share, left, found = self.limit.exposure, self.counter.disclosed_words, list[str]()
+        above = [(bits.bit_count(), i) for i, bits, before, n in parts if _beyond(bits, before, chance) > share * n]
+        for words, i in sorted((pair for pair in above if pair[0]), key=lambda pair: pair[0]):
+            left -= words
+            if left >= 0 or not found:
+                found.append(i)
+        return found
+
+    def record(self) -> None:
+        """Records what was sent, which may be less than what was read."""
+        text = "".join(self.sent)
+        if self.cut:
+            self.counter = DisclosureCounter(self.texts, self.query.text, self.unseen)
+            self.counter.read(text)
+        disclosed = dict(zip(self.ids, self.counter.covered, strict=True))
+        exposed = self._exposed([bits & ~b for bits, b in zip(disclosed.values(), self.before, strict=True)])
+        self.limit.evidence.record_answer(self.query, text, disclosed, exposed, self.limit_reached, self.cut)
+        self.limit.release(self.query, self.reserved)
+        self.reserved = 0
+
+
+def _beyond(new: int, before: int, chance: int) -> int:
+    """Words that were disclosed, without those of this answer that chance explains."""
+    return (new | before).bit_count() - min(chance, new.bit_count())
+
+
+def _split(text: str) -> list[str]:
+    """Splits the text before each white space that follows a word; the last piece may be incomplete."""
+    pieces, start = list[str](), 0
+    for at in range(1, len(text)):
+        if text[at].isspace() and not text[at - 1].isspace():
+            pieces.append(text[start:at])
+            start = at
+    return [*pieces, text[start:]]

@@ -1,0 +1,186 @@
+"""Quorum: no single document decides what an unentitled client receives.
+
+Each unit of independence (a source with all its chunks and copies) states a few keywords about the question, alone. A
+keyword is released if enough units state it. The answer is composed from the question and the released keywords. The
+composing step never sees a text, so no prompt extracts what fewer units say.
+
+Isolate-then-aggregate: Xiang et al. 2024, "Certifiably Robust RAG against Retrieval Corruption" (RobustRAG, arXiv
+2405.15556), against poisoning. The release of what several units state: Koga et al. 2024, "Privacy-Preserving
+Retrieval-Augmented Generation with Differential Privacy" (arXiv 2412.04697), for privacy, with noise.
+
+Deviation: units are sources with copies and common authors, not passages. RobustRAG counts passages.
+Deviation: the threshold is a number of units with a secret jitter, not a share of the answers. It does not depend on
+how many units abstain.
+Deviation: the answer is composed by rules. RobustRAG's model writes it from the keywords, and may add to them.
+Deviation: no noise. The guarantee is a count, not differential privacy.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Collection, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+from casemate.errors import ConfigError
+from casemate.guard import generation_costs
+from casemate.guard.defenses.quorum.isolated import IsolatedAnswers
+from casemate.guard.defenses.quorum.keywords import (
+    AskedQuestion,
+    Item,
+    Word,
+    best_sentences,
+    read_text,
+    statements,
+)
+from casemate.guard.defenses.quorum.release import Release, Thresholds, compose
+from casemate.guard.defenses.quorum.units import group_units, whole
+from casemate.protocols import Defense, EventStore, Generator
+from casemate.types import Action, Document, Hit, Outcome, Prompt, Query, Retrieval, Secret, Verdict
+
+NAME = "quorum"
+SECRET_CHARACTERS = 16
+DAY_S = 86_400
+CHUNKS_PER_UNIT = 4
+"""Chunks that are grouped, for each unit that may be heard: bounds the time if one source has many chunks."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReleasedDocument(Document):
+    """What the units release, in place of their texts. Its class marks it: a name could be forged by a document."""
+
+
+@dataclass(eq=False)
+class Quorum(Defense):
+    """Replaces the sources that a client may not read in full by what at least ``support`` units state.
+
+    Acts on hits that ``guard.audience`` marks as unreadable. Without such hits it changes nothing.
+
+    Attributes:
+        support: m: number of units that must state a keyword, at least 2.
+        jitter: J: the threshold of each keyword is m plus 0 to J - 1, by a keyed hash; 1: none. With jitter, a client
+            that has all other documents cannot tell which number releases a keyword.
+        secret: Key of the jitter, at least 16 characters, the same in all gateways.
+        period_days: Days after which the jitter is drawn again, at least 1.
+        units: N: largest number of units that are heard.
+        words: L: largest number of keywords of one unit.
+        sentences: Largest number of sentences that speak for a unit.
+        floor: Least cosine similarity of a chunk to the question, in [-1, 1]. Chunks below are not heard.
+        unit_keys: Metadata keys that unite sources to one unit, such as ``author``. All sources without a value are
+            one unit.
+        writer: A generator that answers the question from each unit alone, all at once; none: its best sentences.
+        store: The system's; receives the costs of isolated answers.
+    """
+
+    support: int = 2
+    jitter: int = 2
+    secret: Secret = field(default=Secret(""), repr=False)
+    period_days: int = 30
+    units: int = 24
+    words: int = 8
+    sentences: int = 2
+    floor: float = 0.3
+    unit_keys: tuple[str, ...] = ()
+    writer: Generator | None = field(default=None, repr=False)
+    store: EventStore | None = field(default=None, repr=False)
+
+    paper: ClassVar[str] = "RobustRAG, arXiv 2405.15556, and DPVoteRAG, arXiv 2412.04697, combined"
+    lookahead: ClassVar[int] = 48
+    reorders: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.support < 2:
+            raise ConfigError(f"{NAME}.support is {self.support}; it must be at least 2: one unit is no quorum")
+        for name in ("jitter", "period_days", "units", "words", "sentences"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{NAME}.{name} is {getattr(self, name)}; it must be at least 1")
+        if not -1 <= self.floor <= 1:
+            raise ConfigError(f"{NAME}.floor is {self.floor}; it must be a cosine, from -1 to 1")
+        self.secret = Secret(self.secret)
+        if self.jitter > 1 and len(self.secret) < SECRET_CHARACTERS:
+            raise ConfigError(
+                f"{NAME}.secret has {len(self.secret)} characters; it must have at least {SECRET_CHARACTERS}. Set it "
+                "to ${NAME} with a random value in the environment, equal on all gateways, or set jitter: 1"
+            )
+        self._isolated = None if self.writer is None else IsolatedAnswers(self.writer)
+
+    async def on_retrieve(self, query: Query, retrieval: Retrieval) -> Outcome[Retrieval]:
+        """Replaces unreadable hits by one document with the released keywords; it comes last.
+
+        Readable hits stay if they reach the floor, at most k - 1 beside released keywords. So they do not depend on
+        unreadable ones.
+        """
+        if retrieval.unreadable is None:
+            return Outcome(retrieval)
+        near = [hit for hit in retrieval.hits if hit.score >= self.floor]
+        readable = [hit for hit in near if hit.document.id not in retrieval.unreadable]
+        most = CHUNKS_PER_UNIT * self.units
+        speaking = [hit for hit in near if hit.document.id in retrieval.unreadable][:most]
+        units = group_units(speaking, self.unit_keys)
+        enough = len(readable) >= query.k and (len(units) >= self.units or len(speaking) == most)
+        if not (enough or retrieval.exhausted or len(near) < len(retrieval.hits)):
+            return Outcome(retrieval, more=True)
+        return await self._released(query, retrieval, readable, units[: self.units])
+
+    def on_generate(self, generator: Generator) -> Generator:
+        """Wraps the generator: without readable documents, the composed answer is the answer."""
+        return _QuorumGenerator(generator)
+
+    async def _released(
+        self, query: Query, retrieval: Retrieval, readable: Sequence[Hit], units: Sequence[Sequence[Hit]]
+    ) -> Outcome[Retrieval]:
+        question = AskedQuestion.of(query.text)
+        said, costs = await self._heard(query, question, units)
+        release = Release.of(said, self._thresholds(query.tenant))
+        answer = compose(question, release.levels)
+        released = Hit(ReleasedDocument(NAME, answer.text), self.floor)
+        kept = [*readable[: query.k - 1], released] if answer.words and query.k > 1 else list(readable[: query.k])
+        assert retrieval.unreadable is not None
+        hidden = tuple(h.document.id for h in retrieval.hits if h.document.id in retrieval.unreadable)
+        evidence = {
+            "units": len(units),
+            "heard": sum(map(bool, said)),
+            "readable": len(kept) - (released in kept),
+            "words": len(answer.words),
+            "support": [release.support[Word(word)] for word in answer.words],
+            **release.certificate(answer.words),
+            **costs,
+        }
+        verdict = Verdict(NAME, False, Action.HIDE if hidden else Action.NONE, 0.0, 0.0, hidden, evidence)
+        return Outcome(replace(retrieval, hits=tuple(kept or [released])), verdict)
+
+    async def _heard(
+        self, query: Query, question: AskedQuestion, units: Sequence[Sequence[Hit]]
+    ) -> tuple[list[Collection[Item]], dict[str, Any]]:
+        """Returns what each unit states, and the costs of isolated answers."""
+        if self._isolated is None:
+            return [self.heard(question, unit) for unit in units], {}
+        documents = [whole(unit) for unit in units]
+        answers, costs = await self._isolated.ask(query.text, documents)
+        generation_costs.append(self.store, NAME, query.id, costs)
+        return [statements(question, read_text(answer), self.words) for answer in answers], costs
+
+    def heard(self, question: AskedQuestion, unit: Sequence[Hit]) -> Collection[Item]:
+        """Returns what a unit states about a question; nothing if it abstains. Depends on this unit alone."""
+        document = whole(unit)
+        chosen = best_sentences(question, document.text, document.title, self.sentences)
+        return statements(question, chosen, self.words)
+
+    def _thresholds(self, tenant: str) -> Thresholds:
+        period = int(time.time() // (DAY_S * self.period_days))
+        return Thresholds(self.support, self.jitter, self.secret, f"{tenant}\x1f{period}")
+
+
+@dataclass(frozen=True, slots=True)
+class _QuorumGenerator(Generator):
+    """A generator that gives a composed answer as it is."""
+
+    generator: Generator
+
+    async def stream(self, prompt: Prompt) -> AsyncIterator[str]:
+        """Streams the answer."""
+        if prompt.context and all(isinstance(document, ReleasedDocument) for document in prompt.context):
+            yield "\n".join(document.text for document in prompt.context)
+            return
+        async for piece in self.generator.stream(prompt):
+            yield piece

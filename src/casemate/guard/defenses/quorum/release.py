@@ -1,0 +1,219 @@
+"""Which statements are released, and the answer that is composed from them alone."""
+
+from __future__ import annotations
+
+import hmac
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from casemate.guard.defenses.quorum.keywords import AskedQuestion, Form, Gap, Item, Pair, Word
+from casemate.types import UNKNOWN
+
+MAX_WORDS = 16
+"""Keywords of an answer, at most."""
+MAX_PHRASES = 4
+"""Phrases of an answer, at most."""
+MAX_PHRASE = 8
+"""Content words of a phrase, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """The number of units that each statement needs.
+
+    Attributes:
+        support: m, at least 1.
+        jitter: J: the threshold of a statement is m plus 0 to J - 1, by a keyed hash.
+        secret: Key of the hash.
+        scope: Further input of the hash: tenant and period. A threshold stays the same within one scope.
+    """
+
+    support: int
+    jitter: int = 1
+    secret: str = ""
+    scope: str = ""
+
+    def of(self, item: Item) -> int:
+        """Returns the threshold of a statement: m_w = m + HMAC(secret, statement, scope) mod J."""
+        if self.jitter == 1:
+            return self.support
+        message = "\x1f".join((self.scope, item[-1], *item[:-1])).encode("utf-8", "surrogatepass")
+        digest = hmac.digest(self.secret.encode(), message, "sha256")
+        return self.support + int.from_bytes(digest[:8], "big") % self.jitter
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """The statements that enough units support.
+
+    Attributes:
+        levels: Level of each released statement: how often its threshold can be doubled within its support. The answer
+            depends on the levels alone, hence on whether supports reach a threshold, its double, and so on.
+        support: Number of units of every statement, for the operator.
+        thresholds: The thresholds.
+    """
+
+    levels: Mapping[Item, int]
+    support: Mapping[Item, int]
+    thresholds: Thresholds
+
+    @classmethod
+    def of(cls, units: Sequence[Collection[Item]], thresholds: Thresholds) -> Release:
+        """Counts each statement once per unit, and keeps those at or above their threshold.
+
+        Args:
+            units: The statements of each unit.
+            thresholds: The thresholds.
+        """
+        support = Counter(item for unit in units for item in frozenset(unit))
+        levels = {}
+        for item, count in support.items():
+            if count >= thresholds.support:  # the hash of rarer ones is not needed
+                needed = thresholds.of(item)
+                if count >= needed:
+                    levels[item] = (count // needed).bit_length() - 1
+        return cls(levels, support, thresholds)
+
+    def is_pivotal(self) -> bool:
+        """Whether one unit more or less can change a level, and so the answer.
+
+        A statement that no unit makes counts if its threshold is 1.
+        """
+        return self.thresholds.support == 1 or any(self._distance(item) == 1 for item in self.support)
+
+    def certificate(self, words: Collection[str]) -> dict[str, int]:
+        """Returns how many units must change to alter an answer.
+
+        Args:
+            words: Lemmas of the answer.
+
+        Returns:
+            ``lost``: units that must disappear before a word of the answer is no longer released (0: no words).
+            ``added``: units that must appear before a further word is. ``altered``: units that must appear or
+            disappear before anything in the answer can change, order and spelling included. All are exact lower
+            bounds while the grouping of the other units stays the same.
+        """
+        lost = [self.support[w] - self.thresholds.of(w) + 1 for w in map(Word, words) if w in self.levels]
+        kept = [item for item in self.support if isinstance(item, Word) and item not in self.levels]
+        added = [self.thresholds.of(item) - self.support[item] for item in kept]
+        unseen = self.thresholds.support
+        altered = min([*map(self._distance, self.support), unseen])
+        return {"lost": min(lost, default=0), "added": min([*added, unseen]), "altered": altered}
+
+    def _distance(self, item: Item) -> int:
+        """Units that must be added or removed to change the level of a statement."""
+        count, bound = self.support[item], self.thresholds.of(item)
+        if count < bound:
+            return bound - count
+        while 2 * bound <= count:
+            bound *= 2
+        return min(count - bound + 1, 2 * bound - count)
+
+
+@dataclass(frozen=True, slots=True)
+class Composition:
+    """An answer.
+
+    Attributes:
+        text: The text.
+        words: Lemmas of its keywords, in order.
+    """
+
+    text: str
+    words: tuple[str, ...]
+
+
+def compose(question: AskedQuestion, levels: Mapping[Item, int]) -> Composition:
+    """Composes an answer from the question and the released statements. It receives nothing else.
+
+    Keywords are joined to phrases by released pairs, with released function words between them. A phrase begins and
+    grows where the level is highest. Ties go to words of the expected type, then to the alphabet.
+
+    Args:
+        question: The question.
+        levels: The released statements with their levels.
+
+    >>> compose(AskedQuestion.of("When did it open?"), {}).text
+    "I don't know."
+    """
+    return _Composer(question, levels).compose()
+
+
+class _Composer:
+    """One answer, word by word."""
+
+    def __init__(self, question: AskedQuestion, levels: Mapping[Item, int]) -> None:
+        self.question, self.levels = question, levels
+        self.left = {item.lemma for item in levels if isinstance(item, Word)}
+        self.after: dict[str, list[str]] = {}
+        self.previous: dict[str, list[str]] = {}
+        for pair in (item for item in levels if isinstance(item, Pair)):
+            self.after.setdefault(pair.first, []).append(pair.second)
+            self.previous.setdefault(pair.second, []).append(pair.first)
+        self.forms, self.gaps = self._spellings()
+
+    def compose(self) -> Composition:
+        phrases: list[list[str]] = []
+        said: list[str] = []
+        self.left &= self._expected() or self.left
+        while self.left and len(phrases) < MAX_PHRASES and len(said) < MAX_WORDS:
+            phrase = self._phrase()
+            phrases.append(phrase)
+            said += [name for name in phrase if not self.question.contains(name)]
+        if not phrases:
+            return Composition(UNKNOWN, ())
+        text = "; ".join(self._written(phrase) for phrase in phrases)
+        return Composition(f"{text[0].upper()}{text[1:]}.", tuple(said))
+
+    def _phrase(self) -> list[str]:
+        """Grows a phrase from the best remaining keyword, at both ends, by the best released pair."""
+        phrase = [min(self.left, key=lambda name: (-self._worth(name), name))]
+        self.left.discard(phrase[0])
+        while len(phrase) < MAX_PHRASE:
+            ends = [
+                *(((phrase[-1], name), name, True) for name in self.after.get(phrase[-1], ())),
+                *(((name, phrase[0]), name, False) for name in self.previous.get(phrase[0], ())),
+            ]
+            free = [e for e in ends if e[1] not in phrase and (e[1] in self.left or self.question.contains(e[1]))]
+            if not free:
+                break
+            _, name, behind = min(free, key=lambda e: (-self.levels[Pair(*e[0])], e[1] not in self.left, e[1], e[2]))
+            phrase.insert(len(phrase) if behind else 0, name)
+            self.left.discard(name)
+        return self._trimmed(phrase)
+
+    def _trimmed(self, phrase: list[str]) -> list[str]:
+        """Removes words of the question from the ends, but for one, which gives the keyword its place."""
+        asked = self.question.contains
+        while len(phrase) > 2 and asked(phrase[0]) and asked(phrase[1]):
+            phrase = phrase[1:]
+        while len(phrase) > 2 and asked(phrase[-1]) and asked(phrase[-2]):
+            phrase = phrase[:-1]
+        return phrase
+
+    def _expected(self) -> set[str]:
+        """Keywords of the expected type of answer, and those that released pairs join to them."""
+        typed = {name for name in self.left if self.question.expects(self.forms.get(name, name))}
+        beside = {other for name in typed for near in (self.after, self.previous) for other in near.get(name, ())}
+        return typed | (beside & self.left if typed else set())
+
+    def _worth(self, name: str) -> float:
+        return self.levels[Word(name)] + 2.0 * bool(self.question.expects(self.forms.get(name, name)))
+
+    def _written(self, phrase: Sequence[str]) -> str:
+        parts = [self.forms.get(phrase[0], phrase[0])]
+        for first, second in zip(phrase, phrase[1:], strict=False):
+            parts += [self.gaps.get((first, second), ""), self.forms.get(second, second)]
+        return " ".join(part for part in parts if part)
+
+    def _spellings(self) -> tuple[dict[str, str], dict[tuple[str, str], str]]:
+        """The released spelling of each word and gap with the highest level; ties by the alphabet."""
+        forms: dict[str, str] = {}
+        gaps: dict[tuple[str, str], str] = {}
+        for item, _ in sorted(self.levels.items(), key=lambda pair: (-pair[1], pair[0][:-1])):
+            if isinstance(item, Form):
+                forms.setdefault(item.lemma, item.written)
+            elif isinstance(item, Gap):
+                gaps.setdefault((item.first, item.second), item.between)
+        return forms, gaps

@@ -1,0 +1,34 @@
+"""Appends verdicts to the event store: in one format, whichever component decided."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from dataclasses import fields
+from datetime import UTC, datetime
+
+from casemate.protocols import EventStore
+from casemate.types import Event, Query, Verdict
+
+FIELDS = tuple(field.name for field in fields(Verdict))
+log = logging.getLogger(__name__)
+
+
+def append(store: EventStore | None, query: Query, verdict: Verdict, log_text: bool = False) -> None:
+    """Appends a verdict; the store writes it asynchronously. A failure is logged and does not cost the answer.
+
+    Args:
+        store: The event store; None: verdicts are not logged.
+        query: The query that the verdict is about.
+        verdict: The verdict.
+        log_text: Whether to include the text of the query.
+    """
+    if store is None:
+        return
+    body = {name: getattr(verdict, name) for name in FIELDS}
+    body |= {"request": query.id, "client": query.client, "tenant": query.tenant, "k": query.k}
+    body |= {"text": query.text} if log_text else {}
+    try:
+        store.append(Event(uuid.uuid4().hex, datetime.now(UTC), "verdict", body))
+    except Exception as error:
+        log.error("a verdict of %s was not appended to the event store: %s", verdict.defense, type(error).__name__)

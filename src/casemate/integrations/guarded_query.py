@@ -1,0 +1,135 @@
+"""A question on its path from a framework through the guard to the framework's search, and its client."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from casemate.errors import ConfigError
+from casemate.types import Query, Vector
+
+ANONYMOUS = Query("").client
+NO_METADATA: Mapping[str, Any] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class ClientIdentity:
+    """Identity of a client.
+
+    The guard keeps state per client: withheld documents stay withheld, and evidence accumulates. Use an authenticated
+    name, never one that the request itself claims. Requests without a name share the client ``anonymous``.
+
+    Attributes:
+        client: Name or number of the person or service.
+        tenant: Separates clients of the same name. It does not select documents; use filters for that.
+        groups: Groups of the client, for the rules of ``guard.audience``.
+    """
+
+    client: str = ""
+    tenant: str = ""
+    groups: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The client name that the guard uses."""
+        client = self.client or ANONYMOUS
+        return f"{self.tenant}/{client}" if self.tenant else client
+
+
+ANONYMOUS_CLIENT = ClientIdentity()
+_ASKER: ContextVar[ClientIdentity] = ContextVar("casemate_asker", default=ANONYMOUS_CLIENT)
+
+
+@contextmanager
+def client_context(client: str = "", tenant: str = "", groups: Sequence[str] = ()) -> Iterator[None]:
+    """Sets the client for every retrieval inside the block, in all frameworks.
+
+    Args:
+        client: See ``ClientIdentity``. Empty: the client outside the block.
+        tenant: See ``ClientIdentity``. Empty: the tenant outside the block.
+        groups: See ``ClientIdentity``. Empty: those outside the block if the client is the same, else none.
+
+    Raises:
+        ConfigError: If a name is not a text.
+    """
+    if isinstance(groups, str) or not all(isinstance(group, str) for group in groups):
+        raise ConfigError("groups must be a list of texts")
+    found = client_identity(client, tenant)
+    token = _ASKER.set(replace(found, groups=tuple(groups)) if groups else found)
+    try:
+        yield
+    finally:
+        _ASKER.reset(token)
+
+
+def client_identity(client: Any = "", tenant: Any = "") -> ClientIdentity:
+    """The client given here, else the client of the enclosing ``client_context``.
+
+    Raises:
+        ConfigError: If a name is not a text. Treating it as anonymous would mix clients.
+    """
+    for name, value in (("client", client), ("tenant", tenant)):
+        if not isinstance(value, str | int) or isinstance(value, bool):
+            raise ConfigError(f"casemate_{name} is a {type(value).__name__}; give a text")
+    around = _ASKER.get()
+    found = ClientIdentity(str(client) or around.client, str(tenant) or around.tenant)
+    return replace(found, groups=around.groups) if found.name == around.name else found
+
+
+class FrameworkDocument(NamedTuple):
+    """A document of the framework, as retrieved.
+
+    Attributes:
+        id: Unique in the collection.
+        text: The text that a model reads.
+        metadata: Its metadata.
+        source: The record that it is a chunk of; empty: a record of its own.
+        native: The framework's own object; None: a defense composed the text.
+        score: The framework's own score; None: unknown.
+        cosine: Exact cosine to the question; None: unknown.
+    """
+
+    id: str
+    text: str
+    metadata: Mapping[str, Any] = NO_METADATA
+    source: str = ""
+    native: Any = None
+    score: float | None = None
+    cosine: float | None = None
+
+
+@dataclass(eq=False, slots=True)
+class GuardedQuery:
+    """A question from a framework.
+
+    Attributes:
+        text: The question; empty if only a vector was given.
+        native: Its vector as the framework's embedder returned it.
+        k: Number of documents.
+        identity: The client.
+        options: Further arguments of the framework's search, such as filters.
+        whole: The arguments without filters; None: there are no filters.
+        given: Documents from another retriever, to be judged; None: the guard retrieves.
+        inline: Whether a search runs in the calling thread. False: in a worker thread.
+        vector: ``native`` with unit length.
+        found: Documents that the framework found so far, by id.
+    """
+
+    text: str
+    native: Any
+    k: int
+    identity: ClientIdentity
+    options: Mapping[str, Any] = field(default_factory=dict)
+    whole: Mapping[str, Any] | None = None
+    given: Sequence[FrameworkDocument] | None = None
+    inline: bool = True
+    vector: Vector | None = None
+    found: dict[str, FrameworkDocument] = field(default_factory=dict)
+
+
+CURRENT_QUERY: ContextVar[GuardedQuery | None] = ContextVar("casemate_asked", default=None)
+"""The question that is being processed; None outside of one."""

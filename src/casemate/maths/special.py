@@ -1,0 +1,161 @@
+"""Regularized incomplete beta and gamma functions with their inverses, in pure Python.
+
+SciPy would add 142 MB to the base install and 0.3 CPU-seconds to the first interval (ADR 0012). Source of the series
+and continued fractions: Press et al. 2007, "Numerical Recipes", 6.2 and 6.4. Relative error below 1e-8 for parameters
+up to 1e6; ``tests/unit/test_special.py`` compares with SciPy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+TINY = 1e-300
+EPSILON = 3e-16
+MAX_TERMS = 100_000
+
+
+def beta_cdf(x: float, a: float, b: float) -> float:
+    """Cumulative distribution function of Beta(a, b): the regularized incomplete beta function I_x(a, b).
+
+    Args:
+        x: In [0, 1].
+        a: Above 0.
+        b: Above 0.
+
+    Returns:
+        In [0, 1]; increases with x.
+
+    >>> round(beta_cdf(0.5, 2, 3), 4)
+    0.6875
+    """
+    if x <= 0 or x >= 1:
+        return float(x >= 1)
+    if x > (a + 1) / (a + b + 2):  # the continued fraction of the complement converges faster
+        return 1 - beta_cdf(1 - x, b, a)
+    return _beta_density(x, a, b) * x * (1 - x) / a * _lentz(_beta_terms(x, a, b))
+
+
+def beta_quantile(p: float, a: float, b: float) -> float:
+    """Quantile function of Beta(a, b): the x with I_x(a, b) = p.
+
+    Args:
+        p: In [0, 1].
+        a: Above 0.
+        b: Above 0.
+
+    >>> round(beta_quantile(0.6875, 2, 3), 4)
+    0.5
+    """
+    return _invert(lambda x: beta_cdf(x, a, b), lambda x: _beta_density(x, a, b), p, 1.0)
+
+
+def gamma_cdf(x: float, a: float) -> float:
+    """Cumulative distribution function of Gamma(a, 1): the regularized lower incomplete gamma function P(a, x).
+
+    Args:
+        x: At least 0.
+        a: Above 0.
+
+    >>> round(gamma_cdf(1.0, 1.0), 4)
+    0.6321
+    """
+    return _gamma_series(x, a) if x < a + 1 else 1 - gamma_sf(x, a)
+
+
+def gamma_sf(x: float, a: float) -> float:
+    """Survival function of Gamma(a, 1): Q(a, x) = 1 - P(a, x), accurate far in the tail.
+
+    Args:
+        x: At least 0.
+        a: Above 0.
+
+    >>> round(gamma_sf(1.0, 1.0), 4)
+    0.3679
+    """
+    if x < a + 1:
+        return 1 - _gamma_series(x, a)
+    return _gamma_density(x, a) * x * _lentz(_gamma_terms(x, a))
+
+
+def gamma_isf(p: float, a: float) -> float:
+    """Inverse survival function of Gamma(a, 1): the x with Q(a, x) = p.
+
+    Args:
+        p: In (0, 1].
+        a: Above 0.
+
+    >>> round(gamma_isf(0.3679, 1.0), 3)
+    1.0
+    """
+    high = a + 1.0
+    while gamma_sf(high, a) > p:
+        high *= 2
+    return _invert(lambda x: -gamma_sf(x, a), lambda x: _gamma_density(x, a), -p, high)
+
+
+def _beta_density(x: float, a: float, b: float) -> float:
+    if not 0 < x < 1:
+        return 0.0
+    logarithm = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + (a - 1) * math.log(x) + (b - 1) * math.log1p(-x)
+    return math.exp(logarithm)
+
+
+def _gamma_density(x: float, a: float) -> float:
+    return math.exp((a - 1) * math.log(x) - x - math.lgamma(a)) if x > 0 else 0.0
+
+
+def _gamma_series(x: float, a: float) -> float:
+    if x <= 0:
+        return 0.0
+    term = total = 1 / a
+    for n in range(1, MAX_TERMS):
+        term *= x / (a + n)
+        total += term
+        if term < total * EPSILON:
+            break
+    return _gamma_density(x, a) * x * total
+
+
+def _beta_terms(x: float, a: float, b: float) -> Iterator[tuple[float, float]]:
+    """Numerators and denominators of the continued fraction of the incomplete beta function."""
+    yield 1.0, 1.0
+    for m in range(MAX_TERMS):
+        yield -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1)), 1.0
+        yield (m + 1) * (b - m - 1) * x / ((a + 2 * m + 1) * (a + 2 * m + 2)), 1.0
+
+
+def _gamma_terms(x: float, a: float) -> Iterator[tuple[float, float]]:
+    yield 1.0, x + 1 - a
+    for n in range(1, MAX_TERMS):
+        yield -n * (n - a), x + 2 * n + 1 - a
+
+
+def _lentz(terms: Iterator[tuple[float, float]]) -> float:
+    """Value of the continued fraction a1 / (b1 + a2 / (b2 + ...)) (Lentz 1976)."""
+    value, c, d = TINY, TINY, 0.0
+    for numerator, denominator in terms:
+        d = 1 / (denominator + numerator * d or TINY)
+        c = denominator + numerator / c or TINY
+        value *= c * d
+        if abs(c * d - 1) < EPSILON:
+            break
+    return value
+
+
+def _invert(increasing: Callable[[float], float], slope: Callable[[float], float], target: float, high: float) -> float:
+    """The x in [0, high] where an increasing function equals the target: Newton's method, safeguarded by bisection."""
+    low, x = 0.0, high / 2
+    if target <= increasing(0.0):
+        return 0.0
+    for _ in range(200):
+        error = increasing(x) - target
+        low, high = (low, x) if error > 0 else (x, high)
+        rise = slope(x)
+        new = x - error / rise if rise > 0 else low
+        if not low < new < high:
+            new = (low + high) / 2
+        if abs(new - x) <= 1e-15 * abs(new):
+            return new
+        x = new
+    return x

@@ -1,0 +1,157 @@
+"""Opens alerts for honeytoken events and quarantined documents as soon as they are recorded.
+
+``AlertingEventStore`` wraps an event store and opens the alert when the event is appended. ``MissedAlertScanner`` opens
+the same alerts later, for events of processes without the wrapper. Both may run: alert ids follow from the cause, so an
+alert exists once. Each kind, tenant and hour has at most ``CLIENT_GROUPS`` alerts, so an attacker with many client
+names cannot bury other alerts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from casemate.monitor.alerts.alert import ALERT_KIND, Alert, AlertPhase, alert_to_event, make_alert_id
+from casemate.monitor.canaries.results import Severity, append_and_flush
+from casemate.protocols import EventStore, EventStoreProxy
+from casemate.types import Event
+
+DEFENSE = "honeytoken"
+EVENT_KINDS = ("verdict", "quarantine")
+"""Kinds of the events that may open an alert."""
+LOOK_BACK = timedelta(days=1)
+"""Maximum age of a missed event."""
+SECURITY_SUBJECT = "honey"
+"""Subject of these alerts, where others name a canary set."""
+CLIENT_GROUPS = 4
+"""Alerts per kind, tenant and hour: client names are hashed into groups, and the first client of a group is named."""
+MAX_NAME = 64
+"""Characters of a client name that an alert shows."""
+
+
+class AlertingEventStore(EventStoreProxy):
+    """An event store that opens alerts for the events appended through it."""
+
+    def append(self, event: Event) -> None:
+        """Appends the event, and the alert that it opens, if any."""
+        super().append(event)
+        if alert := alert_for_event(event):
+            super().append(alert_to_event(alert, AlertPhase.OPENED, event.at, alert.id))
+
+
+class MissedAlertScanner:
+    """Opens missing alerts for events of processes that crashed or that do not use ``AlertingEventStore``.
+
+    Args:
+        store: The event store.
+    """
+
+    def __init__(self, store: EventStore) -> None:
+        self._store = store
+        self._positions = dict.fromkeys(EVENT_KINDS, 0)
+
+    def open_missed(self, now: datetime) -> int:
+        """Opens the missing alerts. Each event is read once; events older than ``LOOK_BACK`` are skipped.
+
+        Returns:
+            Number of alerts opened.
+
+        Raises:
+            BackendError: If the store cannot be read or written.
+        """
+        found: dict[str, Event] = {}
+        positions = dict(self._positions)
+        for kind, position in self._positions.items():
+            events, positions[kind] = self._store.read_since(kind, position, now - LOOK_BACK)
+            alerts = ((event, alert) for event in events if (alert := alert_for_event(event)))
+            for event, alert in alerts:
+                found.setdefault(alert.id, alert_to_event(alert, AlertPhase.OPENED, event.at, alert.id))
+        existing = {e.body["id"] for e in self._store.scan(ALERT_KIND, now - 2 * LOOK_BACK)} if found else set()
+        missed = [event for name, event in found.items() if name not in existing]
+        append_and_flush(self._store, missed)
+        self._positions = positions  # only now: after a failed write, the same events are read again
+        return len(missed)
+
+
+def alert_for_event(event: Event) -> Alert | None:
+    """The alert that an event opens; None if it opens none."""
+    body = event.body
+    if event.kind == "quarantine" and body.get("what") == "held":
+        return _quarantine_alert(event)
+    if event.kind != "verdict" or body.get("defense") != DEFENSE or not body.get("flagged"):
+        return None
+    evidence: Mapping[str, Any] = body.get("evidence", {})
+    if evidence.get("what") == "leaked":
+        return _leak_alert(event, evidence)
+    if evidence.get("what") == "known to the asker":
+        return _known_token_alert(event)
+    return _crawl_alert(event, evidence) if evidence.get("crawler") else None
+
+
+def _leak_alert(event: Event, evidence: Mapping[str, Any]) -> Alert:
+    form, generation, disguise = (evidence.get(name, "?") for name in ("form", "generation", "disguise"))
+    return replace(
+        _new_alert("honey_leak", Severity.CRITICAL, event, "The model was about to reveal its instructions"),
+        changes=(
+            f"An answer contained the {form} honeytoken of generation {generation} from the instructions "
+            f"(encoding: {disguise}). The answer was cut before the token.",
+        ),
+        advice=(
+            f"Review request {event.body.get('request', '?')}: its question makes the model reveal its instructions.",
+            "Replace the tokens: 'casemate canary rotate'.",
+        ),
+    )
+
+
+def _known_token_alert(event: Event) -> Alert:
+    return replace(
+        _new_alert("honey_known", Severity.HIGH, event, "A question contained a honeytoken of the instructions"),
+        changes=(
+            "A question contained a complete honeytoken. The client has it from an earlier leak of the instructions.",
+        ),
+        advice=(
+            "Find the leak: search logs and answers for the token with 'casemate canary scan'.",
+            "Replace the tokens: 'casemate canary rotate'.",
+        ),
+    )
+
+
+def _crawl_alert(event: Event, evidence: Mapping[str, Any]) -> Alert:
+    return replace(
+        _new_alert("honey_crawl", Severity.HIGH, event, "A client appears to crawl the corpus"),
+        changes=(
+            f"One client retrieved {evidence.get('different', 'several')} different honeytoken records, which "
+            "ordinary questions hardly find.",
+        ),
+        documents=tuple(evidence.get("flagged", ())),
+        advice=(
+            "Review the other questions of this client; limit it with the defense 'crawl_limit', or block it.",
+            "Other clients may do the same: check the verdicts of the honeytoken defense in this hour.",
+        ),
+    )
+
+
+def _quarantine_alert(event: Event) -> Alert:
+    body = event.body
+    reasons = "; ".join(body.get("reasons", ())) or "no reason recorded"
+    return replace(
+        _new_alert("quarantine", Severity.MEDIUM, event, "A new document was quarantined"),
+        changes=(f"A new document of tenant {body.get('tenant')!r} is in quarantine: {reasons}.",),
+        documents=tuple(d["id"] for d in body.get("documents", ())) + tuple(body.get("companions", ())),
+        advice=(
+            f"Review it, then run 'casemate quarantine release {body.get('key', '?')[:8]}' or '... drop'.",
+            "List all quarantined documents: 'casemate quarantine list'.",
+        ),
+    )
+
+
+def _new_alert(kind: str, severity: Severity, event: Event, title: str) -> Alert:
+    """An alert per kind, tenant, group of clients and hour."""
+    client, tenant = str(event.body.get("client", "")), str(event.body.get("tenant", ""))
+    group = int(hashlib.sha256(client.encode(errors="surrogatepass")).hexdigest(), 16) % CLIENT_GROUPS
+    occasion = f"{group}@{event.at:%Y-%m-%dT%H}"
+    subject = client[:MAX_NAME] or tenant[:MAX_NAME]
+    return Alert(make_alert_id(kind, tenant, occasion), kind, severity, SECURITY_SUBJECT, (subject,), event.at, title)

@@ -1,0 +1,260 @@
+"""Delivery queue of one notification channel: what is pending and what is sent next.
+
+Pure: computed from the events of alerts and of delivery attempts. Notifications of one alert keep their order; one that
+waits for a retry delays those behind it. The most severe alert goes first. Above the rate limit
+``DeliveryPolicy.per_hour``, everything pending is combined into one summary. One notification per hour is reserved for
+critical alerts, so noise cannot block them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import NamedTuple
+
+from casemate.errors import ConfigError
+from casemate.monitor.alerts.alert import Alert, AlertPhase, alert_from_event, alert_states, highest_severity
+from casemate.monitor.alerts.messages import render_alert, summarize_alerts
+from casemate.monitor.canaries.results import Severity
+from casemate.types import Event, Notification
+
+DELIVERY_KIND = "delivery"
+"""Kind of the events that store one delivery attempt of one alert change."""
+HOUR = timedelta(hours=1)
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryPolicy:
+    """Rate limit, retries and expiry of notifications.
+
+    Attributes:
+        per_hour: Notifications per channel and hour, at least 1.
+        first_backoff_s: Backoff after the first failed attempt; doubles with each further one.
+        max_backoff_s: Longest backoff; also used after failures that a retry does not fix.
+        expire_s: Age at which a pending notification expires, unless it is the latest of an open alert.
+        timeout_s: Timeout of one delivery.
+
+    Raises:
+        ConfigError: If a value is out of range.
+    """
+
+    per_hour: int = 20
+    first_backoff_s: float = 5.0
+    max_backoff_s: float = 3600.0
+    expire_s: float = 86_400.0
+    timeout_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        if (
+            self.per_hour < 1
+            or not 0 < self.first_backoff_s <= self.max_backoff_s
+            or not min(self.expire_s, self.timeout_s) > 0
+        ):
+            raise ConfigError(
+                f"per_hour={self.per_hour}, first_backoff_s={self.first_backoff_s}, max_backoff_s="
+                f"{self.max_backoff_s}, expire_s={self.expire_s}, timeout_s={self.timeout_s}: all must be above 0, and "
+                "first_backoff_s at most max_backoff_s"
+            )
+
+    def backoff(self, key: str, number: int, retryable: bool = True) -> timedelta:
+        """Exponential backoff after the failed attempt ``number``, with a jitter factor between 0.5 and 1.5.
+
+        The jitter is derived from the key, so retries after one outage are spread, and reproducible.
+        """
+        jitter = int(_digest(key, str(number))[:8], 16) / 2**32
+        length = min(self.first_backoff_s * 2.0 ** min(number - 1, 40), self.max_backoff_s)
+        return timedelta(seconds=(length if retryable else self.max_backoff_s) * (0.5 + jitter))
+
+
+class DeliveryOutcome(StrEnum):
+    """Outcome of a delivery attempt."""
+
+    DELIVERED = "delivered"
+    FAILED = "failed"
+    EXPIRED = "expired"
+
+
+class DeliveryAttempt(NamedTuple):
+    """The latest delivery attempt of an alert change.
+
+    Attributes:
+        number: Number of the attempt, from 1.
+        outcome: Its outcome.
+        at: Time of the attempt.
+        retry_at: Time of the next attempt.
+        notification: Key of the notification that carried the change.
+    """
+
+    number: int
+    outcome: DeliveryOutcome
+    at: datetime
+    retry_at: datetime
+    notification: str
+
+
+class DeliveryFailure(NamedTuple):
+    """Why a delivery failed, and whether a prompt retry may help."""
+
+    reason: str
+    retryable: bool = True
+
+
+class PendingUpdate(NamedTuple):
+    """One change of an alert, for one channel."""
+
+    event: Event
+    alert: Alert
+    phase: AlertPhase
+
+
+class Delivery(NamedTuple):
+    """One notification to send, and the alert changes that it carries."""
+
+    updates: tuple[PendingUpdate, ...]
+    notification: Notification
+
+
+class DeliveryQueue:
+    """Queue of one channel.
+
+    Args:
+        alerts: Events of alerts, in the order written.
+        attempts: Events of delivery attempts of any channel, in the order written.
+        channel: Name of the channel.
+        policy: Rate limit, retries and expiry.
+    """
+
+    def __init__(
+        self, alerts: Sequence[Event], attempts: Iterable[Event], channel: str, policy: DeliveryPolicy
+    ) -> None:
+        self._channel, self._policy = channel, policy
+        self._states = alert_states(alerts)
+        self._last = {e.body["event"]: _attempt_from_event(e) for e in attempts if e.body["channel"] == channel}
+        self._updates: dict[str, list[PendingUpdate]] = {}
+        for event in alerts:
+            phase = AlertPhase(event.body["phase"])
+            if phase is not AlertPhase.ACKNOWLEDGED and not event.body["quiet"]:
+                alert = alert_from_event(event)
+                self._updates.setdefault(alert.id, []).append(PendingUpdate(event, alert, phase))
+
+    def next_delivery(self, now: datetime) -> Delivery | None:
+        """The notification to send now; None if nothing is due or the rate limit is reached."""
+        pending = [update for updates in self._due(now) for update in updates]
+        remaining = self._policy.per_hour - len(self._delivered_in_last_hour(now))
+        if self._policy.per_hour > 1 and not any(u.alert.severity is Severity.CRITICAL for u in pending):
+            remaining -= 1  # reserved for critical alerts
+        if not pending or remaining < 1:
+            return None
+        updates = tuple(pending if remaining == 1 else pending[:1])
+        if len(updates) == 1:
+            return Delivery(updates, _notification(updates[0], self._channel))
+        return Delivery(updates, _summary(updates, self._channel))
+
+    def next_due(self, now: datetime) -> datetime | None:
+        """When the next notification may be due, if none is due now; None: nothing is pending."""
+        retries = [
+            self._last[updates[0].event.id].retry_at for updates in self._pending() if self._in_backoff(updates, now)
+        ]
+        slots = [at + HOUR for at in self._delivered_in_last_hour(now)] if self._due(now) else []
+        return min([*retries, *slots], default=None)
+
+    def record(self, delivery: Delivery, now: datetime, failure: DeliveryFailure | None) -> list[Event]:
+        """Records the outcome of a delivery, and returns its events."""
+        outcome = DeliveryOutcome.FAILED if failure else DeliveryOutcome.DELIVERED
+        key = delivery.notification.key
+        return [self._record(u, outcome, now, key, failure or DeliveryFailure("")) for u in delivery.updates]
+
+    def expire(self, now: datetime) -> list[Event]:
+        """Drops notifications that are too old and not the latest of an open alert, and returns the events."""
+        limit = now - timedelta(seconds=self._policy.expire_s)
+        old = [u for updates in self._pending() for u in updates if u.event.at < limit and not self._is_latest(u)]
+        reason = DeliveryFailure("expired", retryable=False)
+        return [self._record(u, DeliveryOutcome.EXPIRED, now, "", reason) for u in old]
+
+    def _is_latest(self, update: PendingUpdate) -> bool:
+        """Whether this is the latest change of an open alert."""
+        state = self._states[update.alert.id]
+        return state.open and update is self._updates[update.alert.id][-1]
+
+    def _pending(self) -> list[list[PendingUpdate]]:
+        """Undelivered changes of each alert, in order."""
+        settled = {e for e, attempt in self._last.items() if attempt.outcome is not DeliveryOutcome.FAILED}
+        left = ([u for u in updates if u.event.id not in settled] for updates in self._updates.values())
+        return [updates for updates in left if updates]
+
+    def _in_backoff(self, updates: Sequence[PendingUpdate], now: datetime) -> bool:
+        """Whether the first change of an alert waits for a retry."""
+        last = self._last.get(updates[0].event.id)
+        return last is not None and last.retry_at > now
+
+    def _due(self, now: datetime) -> list[list[PendingUpdate]]:
+        """Undelivered changes of each alert that is not in backoff, most severe alert first."""
+        order = list(Severity)
+        due = [updates for updates in self._pending() if not self._in_backoff(updates, now)]
+        return sorted(due, key=lambda updates: -max(order.index(u.alert.severity) for u in updates))
+
+    def _delivered_in_last_hour(self, now: datetime) -> list[datetime]:
+        """Delivery time of each notification of the last hour."""
+        delivered = {
+            a.notification: a.at
+            for a in self._last.values()
+            if a.outcome is DeliveryOutcome.DELIVERED and a.at > now - HOUR
+        }
+        return list(delivered.values())
+
+    def _record(
+        self, update: PendingUpdate, outcome: DeliveryOutcome, now: datetime, key: str, failure: DeliveryFailure
+    ) -> Event:
+        last = self._last.get(update.event.id)
+        number = last.number + 1 if last else 1
+        retry_at = now + self._policy.backoff(update.event.id, number, failure.retryable)
+        self._last[update.event.id] = DeliveryAttempt(number, outcome, now, retry_at, key)
+        body = {
+            "event": update.event.id,
+            "alert": update.alert.id,
+            "channel": self._channel,
+            "number": number,
+            "outcome": outcome,
+            "retry_at": retry_at.isoformat(),
+            "notification": key,
+            "reason": failure.reason,
+        }
+        return Event(f"{DELIVERY_KIND}:{_digest(update.event.id, self._channel)}:{number}", now, DELIVERY_KIND, body)
+
+
+def _attempt_from_event(event: Event) -> DeliveryAttempt:
+    body = event.body
+    retry_at = datetime.fromisoformat(body["retry_at"])
+    outcome = DeliveryOutcome(body["outcome"])
+    return DeliveryAttempt(int(body["number"]), outcome, event.at, retry_at, body["notification"])
+
+
+def _notification(update: PendingUpdate, channel: str) -> Notification:
+    """One alert change as a notification."""
+    alert, text = update.alert, render_alert(update.alert, update.phase)
+    details = {
+        "kind": alert.kind,
+        "set": alert.set,
+        "canaries": list(alert.canaries),
+        "since": alert.since.isoformat(),
+        "documents": list(alert.documents),
+        "sources": list(alert.sources),
+    }
+    key = f"{update.event.id}@{channel}"
+    return Notification(key, alert.id, update.phase, alert.severity, update.event.at, *text, details)
+
+
+def _summary(updates: Sequence[PendingUpdate], channel: str) -> Notification:
+    """Several alert changes as one notification."""
+    text = summarize_alerts([(u.alert, u.phase) for u in updates])
+    severity = highest_severity([u.alert.severity for u in updates])
+    key = f"summary-{_digest(channel, *(u.event.id for u in updates))}"
+    details = {"alerts": sorted({u.alert.id for u in updates})}
+    return Notification(key, key, "summary", severity, max(u.event.at for u in updates), *text, details)
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode(errors="surrogatepass")).hexdigest()[:32]

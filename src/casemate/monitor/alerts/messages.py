@@ -1,0 +1,121 @@
+"""Renders alerts as text and Markdown: what changed, since when, which documents are new, and what to do.
+
+Ids of documents and canaries may be chosen by an attacker. They are shortened, shown as code spans, and stripped of
+characters by which a chat would mention people, follow a link or run a command.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from casemate.monitor.alerts.alert import Alert, AlertPhase
+
+MAX_ITEMS = 10
+"""Canaries and documents that a message lists; further ones are counted."""
+HEADINGS = {
+    "quarantine": "Quarantined documents, not in any answer",
+    "honey_crawl": "Honeytoken records that one client retrieved",
+    "corpus": "Documents whose vectors do not match their texts",
+    "drift": "Documents in more answers than before",
+}
+"""What the documents of an alert are, by its kind; of other kinds they are new in the answers."""
+MAX_LENGTH = 160
+"""Characters of an id or sentence that a message shows."""
+_UNSAFE = str.maketrans({"`": "'", "<": "‹", ">": "›", "@": "＠", "|": "¦", "\\": "/"})
+
+
+class AlertText(NamedTuple):
+    """A rendered alert.
+
+    Attributes:
+        title: One line.
+        plain: The message as plain text.
+        markdown: The message as Markdown.
+    """
+
+    title: str
+    plain: str
+    markdown: str
+
+
+def render_alert(alert: Alert, phase: AlertPhase) -> AlertText:
+    """Renders one change of an alert."""
+    recovered = phase is AlertPhase.RECOVERED
+    title = f"[{'recovered' if recovered else alert.severity}] {sanitize(alert.title)}"
+    sections = [
+        ("What happened" if recovered else "What changed", [sanitize(c) for c in alert.changes]),
+        ("Canaries", _code_spans(alert.canaries)),
+        ("New sources in the answers", [] if recovered else _code_spans(alert.sources)),
+        (document_heading(alert.kind), [] if recovered else _code_spans(alert.documents)),
+        ("What to do", list(alert.advice)),
+    ]
+    began = f"{'Began' if recovered else 'Since'} {alert.since:%Y-%m-%d %H:%M:%S} UTC. Alert {sanitize(alert.id)}."
+    plain = [title, began, *(_plain_section(name, lines) for name, lines in sections if lines)]
+    markdown = [f"**{title}**", began, *(_markdown_section(name, lines) for name, lines in sections if lines)]
+    return AlertText(title, "\n\n".join(plain), "\n\n".join(markdown))
+
+
+def document_heading(kind: str) -> str:
+    """What the documents of an alert are.
+
+    >>> document_heading("quarantine"), document_heading("changed")
+    ('Quarantined documents, not in any answer', 'New documents in the answers')
+    """
+    return HEADINGS.get(kind, "New documents in the answers")
+
+
+def summarize_alerts(alerts: Sequence[tuple[Alert, AlertPhase]]) -> AlertText:
+    """Renders many changes as one message: each alert once, with its latest change."""
+    last = {alert.id: (alert, phase) for alert, phase in alerts}
+    about = f"{len(last)} alert{'' if len(last) == 1 else 's'}"
+    title = f"{len(alerts)} more notifications about {about} (rate limit: monitor.notifications_per_hour)"
+    lines = [
+        f"{phase}: [{alert.severity}] {sanitize(alert.title)} ({sanitize(alert.id)})" for alert, phase in last.values()
+    ]
+    shown = [
+        *lines[: 3 * MAX_ITEMS],
+        *([f"and {len(lines) - 3 * MAX_ITEMS} more"] if len(lines) > 3 * MAX_ITEMS else []),
+    ]
+    return AlertText(title, f"{title}\n\n{_bullets(shown)}", f"**{title}**\n\n{_bullets(shown)}")
+
+
+def sanitize(text: str) -> str:
+    """Makes untrusted text safe to show in a chat message.
+
+    >>> sanitize("<!channel> see [this](https://evil.example/x) `now`\u202e @all")
+    "‹!channel› see [this] (https:⁄⁄evil.example/x) 'now' ＠all"
+    """
+    shown = "".join(c for c in text if c.isprintable()).translate(_UNSAFE)
+    shown = " ".join(shown.split()).replace("://", ":⁄⁄").replace("](", "] (")
+    return shown if len(shown) <= MAX_LENGTH else f"{shown[: MAX_LENGTH - 1]}…"
+
+
+def format_duration(seconds: float) -> str:
+    """A duration in words.
+
+    >>> format_duration(1.2), format_duration(40), format_duration(7200), format_duration(200000)
+    ('1 second', '40 seconds', '2.0 hours', '2.3 days')
+    """
+    if seconds < 120:
+        return "1 second" if round(seconds) == 1 else f"{seconds:.0f} seconds"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} minutes"
+    return f"{seconds / 3600:.1f} hours" if seconds < 172_800 else f"{seconds / 86400:.1f} days"
+
+
+def _code_spans(names: Sequence[str]) -> list[str]:
+    shown = [f"`{sanitize(name)}`" for name in names[:MAX_ITEMS]]
+    return [*shown, *([f"and {len(names) - MAX_ITEMS} more"] if len(names) > MAX_ITEMS else [])]
+
+
+def _plain_section(name: str, lines: Sequence[str]) -> str:
+    return f"{name}:\n{_bullets([line.replace('`', '') for line in lines])}"
+
+
+def _markdown_section(name: str, lines: Sequence[str]) -> str:
+    return f"**{name}**\n\n{_bullets(lines)}"
+
+
+def _bullets(lines: Iterable[str]) -> str:
+    return "\n".join(f"- {line}" for line in lines)

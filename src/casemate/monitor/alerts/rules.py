@@ -1,0 +1,387 @@
+"""Alert rules: which alerts a canary run, a drift check or a corpus check opens, updates and closes.
+
+Pure functions: open alerts go in, events come out. Event ids are derived from the run, so processing a run twice
+notifies once.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+
+from casemate.monitor.alerts.alert import (
+    Alert,
+    AlertPhase,
+    AlertState,
+    alert_to_event,
+    highest_severity,
+    is_more_severe,
+    make_alert_id,
+    next_severity,
+)
+from casemate.monitor.alerts.messages import MAX_ITEMS, format_duration, sanitize
+from casemate.monitor.canaries.results import CanaryResult, CanaryStatus, Severity
+from casemate.monitor.drift.answer_drift import DriftReading
+from casemate.monitor.drift.corpus_drift import MIN_SAME_COSINE, CorpusChange, VectorAudit
+from casemate.monitor.trends.cusum import AlarmLimits, CusumState, RunAnalysis, WatchedSet
+from casemate.monitor.trends.trend import (
+    BLIND,
+    CHANGED,
+    DECAY,
+    FAILURES,
+    MANY,
+    PERSISTENT,
+    SUDDEN,
+    UNREACHABLE,
+    TrendFinding,
+    persistent_failures,
+    run_findings,
+)
+from casemate.types import Event
+
+SEQUENTIAL_KINDS = {CHANGED, MANY}
+"""Alerts of the sequential tests."""
+PAGE_RULE_KINDS = {SUDDEN, PERSISTENT, FAILURES}
+"""Alerts of the page rules."""
+MANY_CANARIES = 3
+"""From this number of canaries on, the severity of an alert is one step above theirs."""
+MAX_DOCUMENTS = 20
+"""Documents that a drift or corpus alert lists."""
+TITLES = {
+    CHANGED: "{n} canar{y} fail{s} more often than in the baseline",
+    MANY: "{n} canaries failed in one run",
+    DECAY: "canaries fail more often together than in the baseline",
+    UNREACHABLE: "the target does not answer",
+    BLIND: "{n} canar{y} get{s} no answer",
+    SUDDEN: "{n} canar{y} failed after passing",
+    PERSISTENT: "{n} canar{y} failed in 8 of the last 10 runs or more",
+    FAILURES: "more than 10 % of the canaries failed",
+}
+SHOW_HISTORY = "Show the history: 'casemate canary trend'."
+ADVICE = {
+    CHANGED: (
+        "Ask the question with 'casemate ask --explain' and compare its context with the baseline.",
+        "If an intended change of corpus or model explains it, record a new baseline: 'casemate canary baseline'.",
+    ),
+    MANY: (
+        "Look for one common cause first: a new index, embedder, model, prompt or bulk import.",
+        "If there is none, restore the corpus of the last run without failures.",
+    ),
+    DECAY: (
+        "No single canary stands out. Look for what changed for all: model, prompt, embedder, index, slow poisoning.",
+        "If an intended change explains it, record a new baseline: 'casemate canary baseline'.",
+    ),
+    UNREACHABLE: ("Check that the monitored system is running. Until it answers, no canary is checked.",),
+    BLIND: ("Check why these questions get no answer while others do: a rate limit, a crash or a missing tenant.",),
+}
+NEW_DOCUMENTS = (
+    "Check the new documents first: who added them, when, and whether their content is genuine.",
+    "Remove documents of unknown origin from the index, then run the canaries again: 'casemate canary run'.",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RunContext:
+    """A run, with everything its alerts report.
+
+    Attributes:
+        before: State before the run.
+        analysis: Analysis of the run.
+        results: Results of the run.
+        documents: For each alarmed canary, the documents in its answers that are new (``new_documents``).
+        sources: Likewise, the sources that are new (``new_sources``).
+    """
+
+    before: CusumState
+    analysis: RunAnalysis
+    results: Sequence[CanaryResult]
+    documents: Mapping[str, Sequence[str]]
+    sources: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+
+def alert_events(
+    states: Iterable[AlertState], run: RunContext, watched: WatchedSet, limits: AlarmLimits
+) -> list[Event]:
+    """Changes of a set's alerts after one of its runs.
+
+    Args:
+        states: States of alerts; only open alerts of this set are considered.
+        run: The run.
+        watched: The set.
+        limits: When failures become an alarm.
+    """
+    before = {s.alert.id: s for s in states if s.open and s.alert.set == watched.name}
+    current = {name: s.alert for name, s in before.items()}
+    findings = run_findings(run.before, run.analysis, watched, limits)
+    if limits.page_rules:
+        findings += persistent_failures(run.analysis, watched, limits)
+    for finding in (f for f in findings if f.alerts):
+        alert = _merge(_matching_alert(current.values(), finding, run), finding, run, watched)
+        current[alert.id] = alert
+    escalated = {name: _escalate(alert, run, watched) for name, alert in current.items()}
+    return [event for name, alert in escalated.items() if (event := _change(before.get(name), alert, run, limits))]
+
+
+def new_documents(
+    history: Iterable[CanaryResult], results: Iterable[CanaryResult], watched: WatchedSet
+) -> dict[str, tuple[str, ...]]:
+    """For each failed canary, the documents in its answers that neither its baseline nor its passes contain.
+
+    Args:
+        history: Earlier results, of which passes count.
+        results: Results of the run.
+        watched: The set, with the documents of the baseline.
+
+    Returns:
+        Document ids in order of rank. A canary without baseline and passes has no new documents.
+    """
+    seen = {canary.id: set(canary.documents) for canary in watched.canaries}
+    for result in history:
+        if result.status is CanaryStatus.PASS and result.canary in seen:
+            seen[result.canary].update(result.documents)
+    found: dict[str, dict[str, None]] = {}
+    for result in results:
+        known = seen.get(result.canary)
+        if result.status is CanaryStatus.FAIL and known:
+            found.setdefault(result.canary, {}).update(dict.fromkeys(d for d in result.documents if d not in known))
+    return {canary: tuple(documents) for canary, documents in found.items() if documents}
+
+
+def new_sources(
+    history: Iterable[CanaryResult], results: Iterable[CanaryResult], watched: WatchedSet
+) -> dict[str, tuple[str, ...]]:
+    """For each failed canary, the sources in its answers that neither its baseline nor its passes contain.
+
+    Works for targets that report sources but no ids of documents. Arguments as for ``new_documents``.
+
+    Returns:
+        Sources in order of rank. A canary without passes has no new sources.
+    """
+    baseline, seen = {c.id: c.documents for c in watched.canaries}, dict[str, set[str]]()
+    found: dict[str, dict[str, None]] = {}
+    for result in history:
+        if result.status is CanaryStatus.PASS:
+            seen.setdefault(result.canary, set()).update(result.sources)
+    for result in results:
+        known = seen.get(result.canary)
+        if result.status is not CanaryStatus.FAIL or not known:
+            continue
+        ids = {*baseline.get(result.canary, ())}
+        named = itertools.zip_longest(result.sources, result.documents[: len(result.sources)], fillvalue="")
+        new = dict.fromkeys(source for source, document in named if source not in known and document not in ids)
+        found.setdefault(result.canary, {}).update(new)
+    return {canary: tuple(sources) for canary, sources in found.items() if sources}
+
+
+def drift_alert(about: str, series: str, readings: Sequence[DriftReading], at: datetime) -> Alert:
+    """Alert for drifted answers.
+
+    Args:
+        about: Name of the canary set.
+        series: Whose answers drifted: ``canaries`` or ``traffic``.
+        readings: The signals that alarm in one window.
+        at: Start of that window.
+    """
+    return Alert(
+        make_alert_id("drift", about, f"{series} {at.isoformat()}"),
+        "drift",
+        Severity.MEDIUM,
+        about,
+        (series,),
+        at,
+        f"Answers of the {series} drifted: {', '.join(r.signal for r in readings)}",
+        changes=tuple(
+            f"{r.signal}: {r.value:.3g}; in the reference {r.reference:.3g}; evidence {r.evidence:.3g} "
+            f"(alarm at {r.threshold:.3g})"
+            for r in readings
+        ),
+        documents=tuple(d for r in readings for d in r.documents)[:MAX_DOCUMENTS],
+        advice=(
+            "Check what changed: documents, model, embedder or clients. If the change was intended, start a new "
+            "reference after it: 'casemate canary drift --since'.",
+        ),
+    )
+
+
+def corpus_alert(tenant: str, change: CorpusChange | None, audit: VectorAudit | None, at: datetime) -> Alert | None:
+    """Alert for vectors that changed without their texts; None if there are none."""
+    wrong = audit.wrong if audit else ()
+    if change is not CorpusChange.IN_PLACE and not wrong:
+        return None
+    changes = []
+    if change is CorpusChange.IN_PLACE:
+        changes.append(f"Vectors of tenant {tenant!r} changed although no source did.")
+    if audit and wrong:
+        changes.append(
+            f"{len(wrong)} of {audit.checked} re-embedded documents have another vector in the index "
+            f"(cosine below {MIN_SAME_COSINE})."
+        )
+    return Alert(
+        make_alert_id("corpus", tenant, at.isoformat()),
+        "corpus",
+        Severity.HIGH,
+        "corpus",
+        (tenant,),
+        at,
+        "Vectors in the index do not match their texts",
+        tuple(changes),
+        tuple(document for document, _ in wrong)[:MAX_DOCUMENTS],
+        ("Find out who can write to the index, then rebuild it: 'casemate index --rebuild'.",),
+    )
+
+
+def _matching_alert(alerts: Iterable[Alert], finding: TrendFinding, run: RunContext) -> Alert | None:
+    """The open alert that a finding belongs to: of the same kind, or with the same new document or source."""
+    if finding.kind not in SEQUENTIAL_KINDS:
+        return next((a for a in alerts if a.kind == finding.kind), None)
+    new = {d for i in finding.canaries for d in run.documents.get(i, ())}
+    sources = {s for i in finding.canaries for s in run.sources.get(i, ())}
+    alerts = [a for a in alerts if a.kind in SEQUENTIAL_KINDS]
+    shared = next((a for a in alerts if new & set(a.documents) or sources & set(a.sources)), None)
+    if shared is None and finding.kind == MANY and not (new or sources):
+        return next((a for a in alerts if a.kind == MANY), None)  # the same outage takes in more canaries
+    return shared
+
+
+def _merge(alert: Alert | None, finding: TrendFinding, run: RunContext, watched: WatchedSet) -> Alert:
+    """The alert extended by a finding, or a new alert."""
+    new = [d for i in finding.canaries for d in run.documents.get(i, ())]
+    documents = [*(alert.documents if alert else ()), *(d for d, _ in Counter(new).most_common())]
+    canaries = tuple(dict.fromkeys([*(alert.canaries if alert else ()), *finding.canaries]))
+    severity = highest_severity([finding.severity, *([alert.severity] if alert else [])])
+    changes = _describe_finding(finding, run)
+    sources = [*(alert.sources if alert else ()), *(s for i in finding.canaries for s in run.sources.get(i, ()))]
+    if alert:
+        joined = replace(alert, canaries=canaries, severity=severity, changes=changes)
+        return replace(joined, documents=tuple(dict.fromkeys(documents)), sources=tuple(dict.fromkeys(sources)))
+    return Alert(
+        make_alert_id(finding.kind, watched.name, finding.run),
+        finding.kind,
+        severity,
+        watched.name,
+        canaries,
+        _began(finding, run),
+        alert_title(finding.kind, watched.name, len(canaries)),
+        changes,
+        tuple(dict.fromkeys(documents)),
+        (*(NEW_DOCUMENTS if documents or sources else ()), *ADVICE.get(finding.kind, ADVICE[CHANGED]), SHOW_HISTORY),
+        tuple(dict.fromkeys(sources)),
+    )
+
+
+def alert_title(kind: str, about: str, count: int) -> str:
+    """One-line title of an alert.
+
+    >>> alert_title("changed", "clinic", 1)
+    'clinic: 1 canary fails more often than in the baseline'
+    """
+    one = count == 1
+    words = TITLES[kind].format(n=count, s="s" if one else "", y="y" if one else "ies")
+    return f"{sanitize(about)}: {words}"
+
+
+def _describe_finding(finding: TrendFinding, run: RunContext) -> tuple[str, ...]:
+    """The finding, and which expectations the answers did not meet."""
+    if finding.kind == CHANGED:
+        return (*_describe_counts(finding.canaries, run.analysis), *_describe_deviations(finding.canaries, run))
+    return (finding.message, *_describe_deviations(finding.canaries, run))
+
+
+def _describe_counts(canaries: Sequence[str], analysis: RunAnalysis) -> tuple[str, ...]:
+    """For each canary: failures since when, against how many in the baseline; and the evidence of a new alarm."""
+    found = []
+    for i in canaries[:MAX_ITEMS]:
+        c, evidence = analysis.state.canaries[i], analysis.evidence.get(i)
+        since = f" since {c.since:%Y-%m-%d %H:%M} UTC" if c.since else ""
+        baseline = f"baseline {c.flakes.failed} of {c.flakes.asked}" if c.flakes.asked else "no baseline"
+        measured = f"; evidence {evidence.value:.3g} (alarm at {evidence.threshold:.3g})" if evidence else ""
+        found.append(f"{i} failed in {c.failed} of {c.asked} runs{since}; {baseline}{measured}")
+    return tuple(found)
+
+
+def _describe_deviations(canaries: Sequence[str], run: RunContext) -> tuple[str, ...]:
+    """Unmet expectations in this run: their kinds, and the first of them in full."""
+    failed = [r for r in run.results if r.canary in canaries and r.status is CanaryStatus.FAIL]
+    last = {r.canary: r for r in failed}  # its last repetition represents a canary
+    kinds = Counter(kind for r in last.values() for kind in sorted({d.kind for d in r.deviations}))
+    unmet = [f"{kind}: {count} canar{'y' if count == 1 else 'ies'}" for kind, count in kinds.most_common()]
+    deviations = [f"{r.canary}: {d.message}" for r in last.values() for d in r.deviations]
+    return (*(["; ".join(unmet)] if unmet else []), *deviations[:MAX_ITEMS])
+
+
+def _began(finding: TrendFinding, run: RunContext) -> datetime:
+    """When the condition began: the first contributing failure, or the first run without an answer."""
+    state = run.analysis.state
+    if finding.kind == UNREACHABLE:
+        return state.unanswered_since or finding.at
+    begun = [c.since for i in finding.canaries if (c := state.canaries.get(i)) and c.since]
+    return min(begun, default=finding.at)
+
+
+def _escalate(alert: Alert, run: RunContext, watched: WatchedSet) -> Alert:
+    """Raises the severity one step above the canaries' if the alert affects many canaries or persists."""
+    if alert.kind != CHANGED:
+        return alert
+    by_id, states = watched.by_id, run.analysis.state.canaries
+    present = [i for i in alert.canaries if i in by_id]
+    severity = highest_severity([by_id[i].severity for i in present])
+    shared = Counter(d for i in present for d in run.documents.get(i, ()))
+    persists = any(i in states and states[i].persistent and states[i].alarmed for i in present)
+    if len(present) >= MANY_CANARIES or persists or max(shared.values(), default=0) > 1:
+        severity = next_severity(severity)
+    return replace(alert, severity=severity) if is_more_severe(severity, alert.severity) else alert
+
+
+def _change(before: AlertState | None, alert: Alert, run: RunContext, limits: AlarmLimits) -> Event | None:
+    """The event for an alert after a run; None if nothing changed."""
+    at, occasion = run.analysis.at, run.analysis.run
+    if before is None:
+        return alert_to_event(alert, AlertPhase.OPENED, at, occasion)
+    rose = is_more_severe(alert.severity, before.alert.severity)
+    joined = set(alert.canaries) - set(before.alert.canaries)
+    if rose or joined:
+        title = alert_title(alert.kind, alert.set, len(alert.canaries))
+        changes = alert.changes if joined else _describe_escalation(before.alert, alert, run)
+        changed = replace(alert, title=title, changes=changes)
+        return alert_to_event(changed, AlertPhase.UPDATED, at, occasion, quiet=bool(before.acknowledged) and not rose)
+    if _has_recovered(alert, run.analysis, limits):
+        ended = replace(alert, changes=_recovery_message(alert, before.opened, at), advice=())
+        return alert_to_event(ended, AlertPhase.RECOVERED, at, occasion)
+    return None
+
+
+def _describe_escalation(before: Alert, alert: Alert, run: RunContext) -> tuple[str, ...]:
+    """Why the severity rose although no canary joined, and the current counts."""
+    states = run.analysis.state.canaries
+    present = [i for i in alert.canaries if i in states]
+    reasons = [
+        f"{i} failed in {states[i].recent.count('F')} of its last {len(states[i].recent)} runs"
+        for i in present
+        if states[i].persistent
+    ]
+    why = f": {'; '.join(reasons[:MAX_ITEMS])}" if reasons else ""
+    counts, deviations = _describe_counts(present, run.analysis), _describe_deviations(present, run)
+    return (f"severity raised from {before.severity} to {alert.severity}{why}", *counts, *deviations)
+
+
+def _recovery_message(alert: Alert, opened: datetime, at: datetime) -> tuple[str, ...]:
+    what = {UNREACHABLE: "The target answers again", BLIND: "The canaries get answers again"}
+    reason = what.get(alert.kind, "All canaries of this alert passed in enough consecutive runs")
+    return (f"{reason}. The alert was open for {format_duration((at - opened).total_seconds())}.",)
+
+
+def _has_recovered(alert: Alert, analysis: RunAnalysis, limits: AlarmLimits) -> bool:
+    """Whether the condition has ended. Canaries removed from the set do not keep an alert open."""
+    canaries = [c for i in alert.canaries if (c := analysis.state.canaries.get(i))]
+    if alert.kind in SEQUENTIAL_KINDS:
+        return not any(c.alarmed for c in canaries)
+    if alert.kind in PAGE_RULE_KINDS:
+        return all(c.passes_in_a_row >= limits.min_passes for c in canaries)
+    if alert.kind == DECAY:
+        return not analysis.state.decayed
+    if alert.kind == BLIND:
+        return not analysis.unreachable and not any(c.errors for c in canaries)
+    return alert.kind == UNREACHABLE and not analysis.unreachable

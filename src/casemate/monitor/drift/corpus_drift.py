@@ -1,0 +1,329 @@
+"""Corpus drift: did the mean vector move more than added and removed documents explain, and do vectors match texts?
+
+The moments of the index (``maths.moments.CorpusMoments``) are available at no cost and depend on every vector.
+Documents similar to those in the index move the mean m little: with a added and r removed,
+Q = n'^2 |m' - m|^2 / (a (1 + a / n) + r (n - r) / (n - 1)) has mean tr S and variance 2 tr S^2, where S = M2 / n.
+Adding j copies of one vector among a documents increases Q by about j^2 / a times tr S. So a block of similar vectors
+is detected if j exceeds the square root of a by enough (``MomentsSnapshot.detectable_block``); a single one never is.
+Vectors that change while no document is added or removed are always detected, since nothing explains the move.
+
+The test cannot distinguish a poisoned block from a new subject: forty pages of one article move the mean as well. It
+shows that the corpus moved, and by how much more than expected; the operator decides why.
+
+Deviation: METHODS D6 names mean, trace and top eigenvalues. For unit vectors the trace of M2 is n - n |m|^2: it is
+reported, but adds nothing to the mean.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+
+from casemate.errors import DataError
+from casemate.maths.moments import CorpusMoments
+from casemate.maths.special import gamma_isf, gamma_sf
+from casemate.protocols import Embedder, EventStore, Index
+from casemate.types import DEFAULT_TENANT, Document, Event, Vector
+
+MOMENTS_KIND = "canary-moments"
+"""Kind of the events that store the moments of a corpus."""
+ROUNDING = 1e-6
+"""Distance that the mean may move by rounding."""
+MIN_SAME_COSINE = 0.999
+"""Minimum cosine of a stored vector and its re-embedded text (METHODS D6)."""
+CONFIDENCE = 0.95
+"""Confidence of an audit's upper bound."""
+SIGNIFICANCE = 0.001
+"""P-value below which a move is not explained by documents similar to those in the index."""
+
+
+class CorpusChange(StrEnum):
+    """What a move of the mean vector means."""
+
+    NONE = "unchanged"
+    EXPECTED = "moved as expected for the documents added and removed"
+    UNEXPECTED = "moved more than the documents added and removed explain"
+    IN_PLACE = "vectors changed although no source did"
+    UNKNOWN = "undetermined: give the number of replaced documents"
+
+
+@dataclass(frozen=True, slots=True)
+class MomentsSnapshot:
+    """Moments of a corpus at one time, with S = M2 / n.
+
+    Attributes:
+        tenant: The tenant.
+        at: Time of the snapshot.
+        n: Number of documents.
+        mean: m, (dim,).
+        trace: tr S.
+        square: tr S^2.
+        top: Largest eigenvalue of S.
+        content: Digest of sources and embedder; empty: unknown.
+    """
+
+    tenant: str
+    at: datetime
+    n: int
+    mean: tuple[float, ...]
+    trace: float
+    square: float
+    top: float
+    content: str = ""
+
+    @property
+    def degrees_of_freedom(self) -> float:
+        """Degrees of freedom of Q as a scaled chi-square (Satterthwaite 1946)."""
+        return self.trace**2 / self.square if self.square else 1.0
+
+    def detectable_block(self, added: int, p: float = 0.01) -> int:
+        """Approximate number of copies of one vector, among ``added`` similar documents, that reaches a p-value.
+
+        Args:
+            added: Documents added, at least 1.
+            p: The p-value, in (0, 1).
+        """
+        half = self.degrees_of_freedom / 2
+        excess = gamma_isf(p, half) / half - 1  # of Q / tr S
+        return math.ceil(math.sqrt(max(excess, 0.0) * added)) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class MeanShift:
+    """Move of the mean vector between two snapshots.
+
+    Attributes:
+        added: Documents added.
+        removed: Documents removed.
+        distance: Distance of the means.
+        expected: Its root mean square if all added and removed documents are similar to those in the index.
+        p: P-value of the distance.
+        trace: Change of tr S.
+        top: Relative change of the largest eigenvalue.
+    """
+
+    added: int
+    removed: int
+    distance: float
+    expected: float
+    p: float
+    trace: float
+    top: float
+
+
+@dataclass(frozen=True, slots=True)
+class VectorAudit:
+    """Result of re-embedding a sample of documents.
+
+    Attributes:
+        held: Documents in the index.
+        checked: Documents sampled.
+        wrong: Ids of documents whose stored vector does not match their text, with the cosines.
+        lowest: Lowest cosine of all.
+    """
+
+    held: int
+    checked: int
+    wrong: tuple[tuple[str, float], ...]
+    lowest: float
+
+    @property
+    def max_wrong(self) -> int:
+        """Upper bound, with 95 % confidence, of the number of wrong vectors in the index."""
+        return max_wrong(self.held, self.checked, len(self.wrong))
+
+    def power(self, wrong: int) -> float:
+        """Probability that such an audit finds at least one of ``wrong`` wrong vectors."""
+        return 1 - _hypergeometric_cdf(self.held, wrong, self.checked, 0)
+
+
+def read_snapshot(index: Index, tenant: str, at: datetime, embedder: str = "") -> MomentsSnapshot:
+    """Reads the moments of a tenant's documents.
+
+    Args:
+        index: The index.
+        tenant: The tenant.
+        at: Current time.
+        embedder: Fingerprint of the embedder.
+    """
+    sources = json.dumps([embedder, *sorted(index.digests(tenant).items())]).encode()
+    snapshot = snapshot_of(index.moments(tenant), tenant, at)
+    return replace(snapshot, content=hashlib.sha256(sources).hexdigest()[:32])
+
+
+def snapshot_of(moments: CorpusMoments, tenant: str, at: datetime) -> MomentsSnapshot:
+    """Snapshot of given moments."""
+    S = moments.scatter / max(moments.n, 1)
+    top = float(np.linalg.eigvalsh(S)[-1])
+    mean = tuple(round(float(x), 9) for x in moments.mean)
+    return MomentsSnapshot(tenant, at.astimezone(UTC), moments.n, mean, float(np.trace(S)), float((S * S).sum()), top)
+
+
+def snapshot_to_event(snapshot: MomentsSnapshot) -> Event:
+    """Converts a snapshot to an event: dim + 4 numbers, no vector of a document."""
+    body = asdict(snapshot) | {"mean": list(snapshot.mean)}
+    at = body.pop("at")
+    return Event(f"{MOMENTS_KIND}:{at.timestamp():.6f}:{snapshot.tenant}"[:200], at, MOMENTS_KIND, body)
+
+
+def load_snapshots(store: EventStore, tenant: str, since: datetime | None = None) -> list[MomentsSnapshot]:
+    """Stored snapshots of a tenant, oldest first.
+
+    Raises:
+        BackendError: If the store cannot be read.
+    """
+    return [_snapshot_from_event(e) for e in store.scan(MOMENTS_KIND, since) if e.body["tenant"] == tenant]
+
+
+def mean_shift(
+    before: MomentsSnapshot, after: MomentsSnapshot, added: int | None = None, removed: int | None = None
+) -> MeanShift:
+    """Compares the move of the mean with that expected for documents similar to those in the index.
+
+    Args:
+        before: The first snapshot.
+        after: The second snapshot.
+        added: Documents added in between; None: computed from the sizes and ``removed``.
+        removed: Documents removed in between; None: computed from the sizes and ``added``.
+
+    Raises:
+        DataError: If the first snapshot has fewer than two documents, the dimensions differ, or the numbers are
+            inconsistent.
+    """
+    if before.n < 2:
+        raise DataError(f"the first snapshot has {before.n} documents; at least 2 are needed")
+    if len(before.mean) != len(after.mean):
+        raise DataError(f"the snapshots have {len(before.mean)} and {len(after.mean)} dimensions: different embedders")
+    growth = after.n - before.n
+    removed = removed if removed is not None else max(-growth if added is None else added - growth, 0)
+    added = added if added is not None else growth + removed
+    if added - removed != growth or min(added, removed) < 0 or removed > before.n:
+        raise DataError(
+            f"inconsistent numbers: {before.n} documents, {added} added and {removed} removed, but {after.n} afterwards"
+        )
+    distance = float(np.linalg.norm(np.array(after.mean) - np.array(before.mean)))
+    from_added = added * (1 + added / before.n)  # m itself is estimated from n documents
+    from_removed = removed * (before.n - removed) / (before.n - 1)  # drawn without replacement
+    expected = math.sqrt((from_added + from_removed) * before.trace) / max(after.n, 1)
+    p = _p_value(before, (distance / expected) ** 2) if expected else float(distance <= ROUNDING)
+    top = after.top / before.top - 1 if before.top else 0.0
+    return MeanShift(added, removed, distance, expected, p, after.trace - before.trace, top)
+
+
+def classify_change(
+    before: MomentsSnapshot, after: MomentsSnapshot, removed: int | None = None
+) -> tuple[CorpusChange, MeanShift | None]:
+    """Classifies the change between two snapshots.
+
+    Args:
+        before: The first snapshot.
+        after: The second snapshot.
+        removed: Documents removed or replaced in between; None: unknown.
+
+    Returns:
+        The class, and the shift; None if the numbers do not determine it.
+
+    Raises:
+        DataError: See ``mean_shift``.
+    """
+    if before.content and before.content == after.content:
+        if before.n != after.n:
+            return CorpusChange.IN_PLACE, None
+        shift = mean_shift(before, after, 0, 0)
+        return (CorpusChange.NONE if shift.distance <= ROUNDING else CorpusChange.IN_PLACE), shift
+    if removed is None and before.n == after.n:
+        return CorpusChange.UNKNOWN, None
+    shift = mean_shift(before, after, removed=removed)
+    return (CorpusChange.UNEXPECTED if shift.p < SIGNIFICANCE else CorpusChange.EXPECTED), shift
+
+
+def audit_vectors(
+    index: Index,
+    embedder: Embedder,
+    *,
+    count: int = 200,
+    tenant: str = DEFAULT_TENANT,
+    seed: int = 7,
+    vectors: Callable[[Sequence[Document]], Vector] | None = None,
+) -> VectorAudit:
+    """Re-embeds a random sample of documents and compares the vectors with those in the index.
+
+    Args:
+        index: The index.
+        embedder: The embedder of the index.
+        count: Size of the sample.
+        tenant: The tenant.
+        seed: Seed of the sample; use a new one each time, so that the sample cannot be predicted.
+        vectors: Computes vectors, if a defense changes them at indexing; None: ``embedder`` on title and text.
+
+    Raises:
+        DataError: If the tenant has no documents, or ``count`` is below 1.
+    """
+    held = index.moments(tenant).n
+    if not held or count < 1:
+        raise DataError(f"cannot audit {count} of {held} documents of tenant {tenant!r}; at least 1 is needed")
+    wanted = set(np.random.default_rng(seed).choice(held, min(count, held), replace=False).tolist())
+    documents: list[Document] = []
+    rows: list[Vector] = []
+    seen = 0
+    for page, stored in index.scan(tenant):
+        sampled = [i for i in range(len(page)) if seen + i in wanted]
+        documents += [page[i] for i in sampled]
+        rows.append(stored[sampled])
+        seen += len(page)
+    embedded = vectors(documents) if vectors else embedder.embed([d.content for d in documents])
+    cosines = np.einsum("nd,nd->n", embedded.astype(np.float64), np.concatenate(rows).astype(np.float64))
+    wrong = tuple((d.id, float(c)) for d, c in zip(documents, cosines, strict=True) if not c >= MIN_SAME_COSINE)
+    return VectorAudit(held, len(documents), wrong, float(cosines.min()))
+
+
+def max_wrong(held: int, checked: int, found: int, confidence: float = CONFIDENCE) -> int:
+    """Upper end of an exact one-sided interval for the number of wrong items in a population (hypergeometric).
+
+    Args:
+        held: Size of the population.
+        checked: Size of the sample, drawn without replacement.
+        found: Wrong items in the sample.
+        confidence: Confidence, in (0, 1).
+
+    >>> max_wrong(5000, 200, 0), max_wrong(5000, 5000, 0), max_wrong(10, 5, 5)
+    (72, 0, 10)
+    """
+    low, high = found, held - (checked - found)
+    while low < high:  # the largest number for which so few in the sample are not too improbable
+        middle = (low + high + 1) // 2
+        likely = _hypergeometric_cdf(held, middle, checked, found) > 1 - confidence
+        low, high = (middle, high) if likely else (low, middle - 1)
+    return low
+
+
+def _hypergeometric_cdf(held: int, wrong: int, checked: int, found: int) -> float:
+    """P(at most ``found`` wrong items in the sample)."""
+    ways = (
+        _log_choose(wrong, x) + _log_choose(held - wrong, checked - x) - _log_choose(held, checked)
+        for x in range(max(0, checked - (held - wrong)), min(found, wrong, checked) + 1)
+    )
+    return math.fsum(math.exp(way) for way in ways)
+
+
+def _log_choose(n: int, k: int) -> float:
+    return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
+
+
+def _p_value(snapshot: MomentsSnapshot, ratio: float) -> float:
+    """P(Q >= ratio times tr S)."""
+    half = snapshot.degrees_of_freedom / 2
+    return gamma_sf(half * ratio, half)
+
+
+def _snapshot_from_event(event: Event) -> MomentsSnapshot:
+    fields: dict[str, Any] = dict(event.body)
+    return MomentsSnapshot(**fields | {"mean": tuple(fields["mean"]), "at": event.at})

@@ -1,0 +1,323 @@
+"""Switches enforcement on or off, after a preview of what would have been withheld from recorded traffic.
+
+A switch is an event of kind ``setting``. Running gateways on the same event store follow it (``GuardModeSync``), and it
+is written into casemate.yaml, where it is permanent.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from casemate import config as configuration
+from casemate.config import FILE
+from casemate.config_file import set_values
+from casemate.errors import BackendError, CasemateError, DataError
+from casemate.guard.client_state import crawl_evidence
+from casemate.maths.stats import clopper_pearson
+from casemate.monitor.poisoning.quarantine import SCREENING_KIND
+from casemate.protocols import EventStore
+from casemate.system import App
+from casemate.types import Action, Event
+
+GuardMode: TypeAlias = Literal["enforce", "observe"]
+SETTING_KIND, SETTING = "setting", "guard.mode"
+"""Kind of the events that record a switch, and the name of the setting in them."""
+THRESHOLD = "threshold"
+"""Name of the setting in events that record a threshold adjusted to recorded scores."""
+SESSION_GAP = timedelta(minutes=30)
+"""A client's question after a longer pause starts a new session."""
+EXAMPLES = 5
+TOLERABLE = 0.02
+"""Share of affected questions above which harmless traffic is an unlikely cause, or the calibration does not fit it."""
+
+
+@dataclass(frozen=True, slots=True)
+class WithheldExample:
+    """A question from which a defense would have withheld something. It contains ids only.
+
+    Attributes:
+        request: Id of the request.
+        at: Time of the verdict.
+        client: The client.
+        hidden: Ids of the chunks.
+    """
+
+    request: str
+    at: datetime
+    client: str
+    hidden: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DefensePreview:
+    """What one defense would have done.
+
+    Attributes:
+        questions: Questions that it judged.
+        affected: Questions from which it would have withheld something, or whose answer it would have cut.
+        sessions: Sessions with such a question.
+        undecided: Questions on which it could not decide, for example without a calibration.
+        failed: Questions on which it failed. In enforce mode, ``guard.on_error`` applies to them.
+        examples: The latest affected questions.
+    """
+
+    questions: int
+    affected: int
+    sessions: int
+    undecided: int
+    failed: int
+    examples: tuple[WithheldExample, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EnforcementPreview:
+    """What enforcement would have changed in the traffic that was recorded in observe mode.
+
+    Attributes:
+        since: Start of the period.
+        questions: Questions of clients, without canaries.
+        sessions: Sessions: questions of one client with pauses of at most 30 minutes.
+        affected: Questions that any defense would have affected.
+        affected_sessions: Sessions with such a question.
+        defenses: By name.
+        sources: New sources that would have been quarantined.
+    """
+
+    since: datetime
+    questions: int
+    sessions: int
+    affected: int
+    affected_sessions: int
+    defenses: Mapping[str, DefensePreview]
+    sources: tuple[str, ...]
+
+    @property
+    def excessive(self) -> bool:
+        """Whether the share of affected questions is above ``TOLERABLE``, at 95 % confidence."""
+        return clopper_pearson(self.affected, self.questions)[0] > TOLERABLE if self.questions else False
+
+
+@dataclass(frozen=True, slots=True)
+class _Judgment:
+    """One defense's judgment of one question."""
+
+    request: str
+    at: datetime
+    client: tuple[str, str]  # tenant, client
+    defense: str
+    affects: bool
+    undecided: bool
+    failed: bool
+    hidden: tuple[str, ...]
+
+
+def read_preview(
+    store: EventStore,
+    since: datetime,
+    is_canary: Callable[[str], bool],
+    limit: int | None = None,
+    until: datetime | None = None,
+) -> EnforcementPreview:
+    """Reads the verdicts of a period and summarizes those of observe mode. Blocks.
+
+    Args:
+        store: The event store.
+        since: Start of the period.
+        is_canary: Whether a client name is that of a canary.
+        limit: Largest number of events of each kind, the newest; None: all.
+        until: End of the period; None: none.
+
+    Raises:
+        BackendError: If the store cannot be read.
+    """
+
+    def read(kind: str) -> list[Event]:
+        found = store.scan(kind, since) if limit is None else store.latest(kind, limit)
+        return [event for event in found if event.at >= since and (until is None or event.at < until)]
+
+    verdicts = [e for e in read("verdict") if not e.body["enforced"] and not is_canary(str(e.body.get("client", "")))]
+    moves = [e for e in read(SETTING_KIND) if e.body.get("name") == THRESHOLD]
+    verdicts = _judged_again(sorted(verdicts, key=lambda e: e.at), moves) if moves else verdicts
+    shortened = {str(e.body.get(crawl_evidence.SHORTENED, "")) for e in read(crawl_evidence.KIND)}
+    sources = sorted({str(e.body["source"]) for e in read(SCREENING_KIND)})
+    return summarize([_judgment(e, shortened) for e in verdicts], since, sources)
+
+
+def summarize(judgments: Sequence[_Judgment], since: datetime, sources: Iterable[str] = ()) -> EnforcementPreview:
+    """Summarizes judgments of observe mode."""
+    session_of = _sessions(judgments)
+    affected = {j.request for j in judgments if j.affects}
+    defenses = {}
+    for name in sorted({j.defense for j in judgments}):
+        own = [j for j in judgments if j.defense == name]
+        acted = {j.request: j for j in own if j.affects}
+        defenses[name] = DefensePreview(
+            questions=len({j.request for j in own}),
+            affected=len(acted),
+            sessions=len({session_of[request] for request in acted}),
+            undecided=len({j.request for j in own if j.undecided}),
+            failed=len({j.request for j in own if j.failed}),
+            examples=tuple(
+                WithheldExample(j.request, j.at, j.client[1], j.hidden) for j in list(acted.values())[-EXAMPLES:]
+            ),
+        )
+    return EnforcementPreview(
+        since=since,
+        questions=len(session_of),
+        sessions=len(set(session_of.values())),
+        affected=len(affected),
+        affected_sessions=len({session_of[request] for request in affected}),
+        defenses=defenses,
+        sources=tuple(sources),
+    )
+
+
+def require_guard(mode: str) -> None:
+    """Refuses a switch while the guard is off: running gateways have no guard then, and would not follow.
+
+    Raises:
+        DataError: In mode ``off``.
+    """
+    if mode == "off":
+        raise DataError("the guard is off; set guard.mode: observe in casemate.yaml and restart the gateway")
+
+
+def switch(store: EventStore, path: Path, mode: GuardMode, by: str) -> str:
+    """Records a switch, which running gateways follow, and writes it into the configuration file. Blocks.
+
+    With ``enforce``, the screening of new documents quarantines, too, if ``monitor.gate`` is ``observe``.
+
+    Args:
+        store: The event store.
+        path: The configuration file.
+        mode: The new mode.
+        by: Who switches, for the record.
+
+    Returns:
+        Reason why the file could not be changed; empty if it was.
+
+    Raises:
+        BackendError: If the switch could not be recorded; nothing changes then.
+    """
+    body = {"name": SETTING, "after": mode, "by": by}
+    store.append(Event(uuid.uuid4().hex, datetime.now(UTC), SETTING_KIND, body))
+    if not store.flush():
+        message = "the event store did not record the switch, so nothing was changed; check the store and try again"
+        raise BackendError(message, backend="store", retryable=True)
+    return set_values(path, setting_values(path, mode))
+
+
+def setting_values(path: Path, mode: GuardMode) -> dict[str, str | bool]:
+    """The keys that a switch sets in a configuration file."""
+    values: dict[str, str | bool] = {SETTING: mode}
+    try:
+        gate = configuration.read(path).monitor.gate
+    except CasemateError:
+        return values
+    if mode == "enforce" and gate == "observe":
+        values["monitor.gate"] = True
+    return values
+
+
+class GuardModeSync:
+    """Applies switches of enforcement that other processes on the event store made, or this one before a restart.
+
+    A switch applies if it is later than the last change of casemate.yaml before the start. So a file that was edited
+    by hand since keeps its mode.
+
+    Args:
+        app: The system. Mode ``off`` stays.
+    """
+
+    def __init__(self, app: App) -> None:
+        self._app, self._offset = app, 0
+        file = app.config.folder / FILE
+        self._since = datetime.fromtimestamp(file.stat().st_mtime if file.exists() else 0, UTC)
+
+    def sync(self) -> None:
+        """Applies the switches recorded since the last call. Blocks.
+
+        Raises:
+            BackendError: If the store cannot be read.
+        """
+        events, self._offset = self._app.store.read_since(SETTING_KIND, self._offset)
+        for event in events:
+            if event.body.get("name") == SETTING and event.at > self._since and self._app.mode != "off":
+                self._app.guard.enforce = event.body["after"] == "enforce"
+
+
+def record_threshold(store: EventStore, defense: str, tenant: str, before: float, after: float, by: str) -> None:
+    """Records that a threshold was adjusted, so that previews apply the new one to earlier scores. Blocks.
+
+    Raises:
+        BackendError: If the adjustment could not be recorded.
+    """
+    body = {"name": THRESHOLD, "defense": defense, "tenant": tenant, "before": before, "after": after, "by": by}
+    store.append(Event(uuid.uuid4().hex, datetime.now(UTC), SETTING_KIND, body))
+    if not store.flush():
+        message = "the event store did not record the new threshold; check the store and try again"
+        raise BackendError(message, backend="store", retryable=True)
+
+
+def _judged_again(verdicts: Sequence[Event], moves: Sequence[Event]) -> list[Event]:
+    """Verdicts, by time, under the thresholds that were adjusted after them.
+
+    A document withheld again from a client counts only if the client's earlier question still counts.
+    """
+    withheld: dict[tuple[str, str, str], set[str]] = {}
+    found = []
+    for event in verdicts:
+        body, evidence = event.body, event.body.get("evidence", {})
+        key = str(body["defense"]), str(body.get("tenant", "")), str(body.get("client", ""))
+        later = [m.body for m in moves if m.at > event.at and (m.body["defense"], m.body["tenant"]) == key[:2]]
+        if not later or body.get("threshold") is None or not body["hidden"]:
+            found.append(event)
+            continue
+        moved = sum(float(m["after"]) - float(m["before"]) for m in later)
+        sources = set(map(str, evidence.get("withheld", ())))
+        earlier = withheld.setdefault(key, set())
+        if float(body["score"]) > float(body["threshold"]) + moved or "session" in evidence.get("why", ()):
+            earlier |= sources
+            found.append(event)
+        elif sources & earlier:
+            found.append(event)
+        else:
+            found.append(replace(event, body={**body, "hidden": [], "action": Action.NONE.value}))
+    return found
+
+
+def _judgment(event: Event, shortened: set[str]) -> _Judgment:
+    body, evidence = event.body, event.body.get("evidence", {})
+    request, defense = str(body.get("request") or event.id), str(body["defense"])
+    failed = "error" in evidence
+    cut = defense == "crawl_limit" and request in shortened
+    return _Judgment(
+        request=request,
+        at=event.at,
+        client=(str(body.get("tenant", "")), str(body.get("client", ""))),
+        defense=defense,
+        affects=not failed and (cut or bool(body["hidden"]) or str(body["action"]) != Action.NONE.value),
+        undecided="undecided" in evidence,
+        failed=failed,
+        hidden=tuple(map(str, body["hidden"])),
+    )
+
+
+def _sessions(judgments: Sequence[_Judgment]) -> dict[str, tuple[str, str, int]]:
+    """The session of each request: tenant, client and number."""
+    found: dict[str, tuple[str, str, int]] = {}
+    numbers, last = Counter[tuple[str, str]](), dict[tuple[str, str], datetime]()
+    for j in sorted(judgments, key=lambda j: j.at):
+        if j.request in found:
+            continue
+        if j.client in last and j.at - last[j.client] > SESSION_GAP:
+            numbers[j.client] += 1
+        last[j.client] = j.at
+        found[j.request] = (*j.client, numbers[j.client])
+    return found

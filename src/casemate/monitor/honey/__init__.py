@@ -1,1 +1,0 @@
-"""Honey: made-up records in the corpus, and where honey has turned up."""

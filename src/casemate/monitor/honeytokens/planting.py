@@ -1,0 +1,329 @@
+"""Plants, rotates and removes honeytoken records: made-up documents that only a crawler retrieves.
+
+Planted records are listed in the event store, and can be found without it: the metadata of each record contains a seal
+computed from the key file (``guard.watermarks.honeytoken_keys``). Every operation can be interrupted, even killed, and
+repeated: existing records are kept, missing ones are added.
+
+A document is removed only if its seal matches the key. A document that merely resembles a record is reported.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+
+from casemate.errors import ConfigError, DataError
+from casemate.guard.guard import Guard
+from casemate.guard.watermarks.honeytoken_keys import (
+    METADATA,
+    HoneyRecord,
+    HoneytokenKey,
+    HoneytokenKeyFile,
+    record_fields,
+)
+from casemate.maths.stats import Estimate, proportion
+from casemate.monitor.honeytokens.records import BAITS, STYLES, TEXTS, CorpusSample, Style, draft_records
+from casemate.monitor.poisoning.retrieval_impact import QuestionScores
+from casemate.protocols import EventStore, Index
+from casemate.types import DEFAULT_TENANT, Document, Event, Vector
+
+HONEYTOKEN_KIND = "honey"
+"""Kind of the events that list planted and removed records, and strings given out."""
+MIN_RECORDS = 20
+"""Default number of records: 20, or one in 200 documents if that is more (METHODS G)."""
+MAX_BENIGN_SHARE = 0.001
+"""A record retrieved by more than this share of the benign questions is not planted."""
+LOCATIONS_PER_RECORD = 4
+"""Locations in the corpus that are tried for each record."""
+MAX_REMOVAL_ROUNDS = 5
+"""How often removal searches again, since another process may plant at the same time."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlantingSettings:
+    """Where records are planted, and their form.
+
+    Attributes:
+        tenant: The tenant.
+        style: Style of the texts, to match the corpus: ``article``, ``abstract`` or ``note``.
+        questions: Benign questions, some hundreds at least, that should not retrieve a record.
+        k: Documents in a context, at least 1.
+        folder: Sources are named ``folder/`` and eight characters. Answers may show the name.
+
+    Raises:
+        ConfigError: If a value is out of range.
+    """
+
+    tenant: str = DEFAULT_TENANT
+    style: Style = "article"
+    questions: Sequence[str] = ()
+    k: int = 5
+    folder: str = "honey"
+
+    def __post_init__(self) -> None:
+        if self.style not in STYLES or self.k < 1 or not self.folder.strip("/"):
+            raise ConfigError(
+                f"honeytoken records: style={self.style!r}, k={self.k}, folder={self.folder!r}: style must be one of "
+                f"{', '.join(STYLES)}, k at least 1, and folder must not be empty"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class PlantingResult:
+    """Result of planting.
+
+    Attributes:
+        added: Sources of the new records.
+        held: Number of records of this generation in the index.
+        generation: Generation of the key.
+        skipped: Records that were not planted, since too many benign questions would retrieve every draft.
+        benign: Share of the benign questions that retrieve a new record; None without questions. The locations were
+            chosen with these questions: expect a slightly larger share for others.
+    """
+
+    added: tuple[str, ...]
+    held: int
+    generation: int
+    skipped: int = 0
+    benign: Estimate | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RemovalResult:
+    """Result of removing records.
+
+    Attributes:
+        removed: Sources of the removed records, by tenant.
+        left: Sources that resemble records and were not removed, one sentence each.
+    """
+
+    removed: dict[str, tuple[str, ...]]
+    left: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordInventory:
+    """Records among a tenant's documents.
+
+    Attributes:
+        records: Records with a valid seal.
+        doubtful: Sources with the metadata of a record but no valid seal, or with other documents beside a record.
+    """
+
+    records: tuple[HoneyRecord, ...]
+    doubtful: tuple[str, ...]
+
+
+def find_records(index: Index, key: HoneytokenKey | None, tenant: str = DEFAULT_TENANT) -> RecordInventory:
+    """Finds all records of a tenant. Reads the whole index, in constant memory; needs no event store."""
+    records: dict[str, HoneyRecord] = {}
+    others: set[str] = set()
+    doubtful: set[str] = set()
+    for documents, _ in index.scan(tenant):
+        for document in documents:
+            if key is not None and (record := key.identify(document, tenant)):
+                records[document.source] = record
+            elif METADATA in document.metadata:
+                doubtful.add(document.source)
+            else:
+                others.add(document.source)
+    mixed = records.keys() & (others | doubtful)
+    valid = sorted((r for s, r in records.items() if s not in mixed), key=lambda r: (r.generation, r.number))
+    return RecordInventory(tuple(valid), tuple(sorted(doubtful | mixed)))
+
+
+async def plant_records(
+    guard: Guard, keys: HoneytokenKeyFile, settings: PlantingSettings, count: int | None = None
+) -> PlantingResult:
+    """Plants records of the current generation until there are ``count``.
+
+    Args:
+        guard: Indexes the records.
+        keys: The key file; created if missing.
+        settings: Where records are planted, and their form.
+        count: Number of records, at least 0; None: 20, or one in 200 documents if that is more.
+
+    Raises:
+        DataError: If the corpus is empty or the key file is damaged.
+    """
+    key, index, tenant = keys.load_or_create(), guard.rag.index, settings.tenant
+    existing = (await asyncio.to_thread(find_records, index, key, tenant)).records
+    n = index.moments(tenant).n - len(existing)
+    current = {r.number for r in existing if r.generation == key.generation}
+    wanted = max(MIN_RECORDS, n // 200) if count is None else count
+    missing = [i for i in range(wanted) if i not in current]
+    if missing and not n:
+        raise DataError(f"tenant {tenant!r} has no documents to plant records among; index documents first")
+    writer = _RecordWriter(guard, key, settings, frozenset(r.source for r in existing))
+    written = await asyncio.to_thread(writer.write, missing)
+    if written.documents:
+        await guard.add(written.documents, tenant)
+    new = [r for d in written.documents if (r := key.identify(d, tenant))]
+    _log_records(guard.store, "planted", [r for r in (*existing, *new) if r.generation == key.generation])
+    return PlantingResult(
+        tuple(r.source for r in new), len(current) + len(new), key.generation, written.skipped, written.benign
+    )
+
+
+async def rotate_records(
+    guard: Guard, keys: HoneytokenKeyFile, settings: PlantingSettings
+) -> tuple[PlantingResult, RemovalResult]:
+    """Replaces the records by a new generation: plants the new ones first, then removes the old ones.
+
+    The token in the instructions changes too. Old tokens and strings are still recognized. If interrupted and repeated,
+    it makes one more generation and removes all earlier ones. Records of other tenants stay, as an old generation.
+
+    Args:
+        guard: See ``plant_records``.
+        keys: The key file; its generation is increased.
+        settings: See ``plant_records``.
+    """
+    existing = (await asyncio.to_thread(find_records, guard.rag.index, keys.load_or_create(), settings.tenant)).records
+    sizes = [sum(r.generation == g for r in existing) for g in {r.generation for r in existing}]
+    keys.rotate()
+    planted = await plant_records(guard, keys, settings, max(sizes, default=0))
+    removed = await remove_records(guard, keys, tenant=settings.tenant, keep_generation=planted.generation)
+    return planted, removed
+
+
+async def remove_records(
+    guard: Guard,
+    keys: HoneytokenKeyFile,
+    *,
+    tenant: str | None = None,
+    keep_generation: int | None = None,
+    force: bool = False,
+) -> RemovalResult:
+    """Removes records until none is found.
+
+    Args:
+        guard: Removes the documents.
+        keys: The key file. Without it no seal can be verified, and nothing is removed.
+        tenant: The tenant; None: all tenants.
+        keep_generation: A generation to keep; None: none.
+        force: Whether to remove documents with the metadata of a record and no valid seal too.
+
+    Raises:
+        DataError: If the key file is damaged.
+    """
+    key, index = keys.load(), guard.rag.index
+    removed: dict[str, tuple[str, ...]] = {}
+    left: list[str] = []
+    for name in index.tenants() if tenant is None else [tenant]:
+        gone: list[str] = []
+        for _ in range(MAX_REMOVAL_ROUNDS):
+            found = await asyncio.to_thread(find_records, index, key, name)
+            records = [r for r in found.records if r.generation != keep_generation]
+            sources = [r.source for r in records] + (list(found.doubtful) if force else [])
+            if not sources:
+                break
+            await guard.remove(sources, name)
+            _log_records(guard.store, "removed", records)
+            gone += sources
+        else:
+            left += [f"{source} of tenant {name!r}: reappears after every removal" for source in sources]
+        removed[name] = tuple(gone)
+        left += [f"{source} of tenant {name!r}: {_why_left(key)}" for source in found.doubtful]
+    return RemovalResult(removed, tuple(left))
+
+
+def _why_left(key: HoneytokenKey | None) -> str:
+    why = "there is no key file to verify its seal" if key is None else "its seal does not match the key"
+    return f"resembles a record, but {why}; inspect it, or remove it with --force"
+
+
+@dataclass(frozen=True, slots=True)
+class _WrittenRecords:
+    """Records ready to be indexed."""
+
+    documents: tuple[Document, ...]
+    skipped: int
+    benign: Estimate | None
+
+
+class _RecordWriter:
+    """Writes records for a tenant's corpus; existing records are ignored."""
+
+    def __init__(self, guard: Guard, key: HoneytokenKey, settings: PlantingSettings, without: frozenset[str]) -> None:
+        self.embed, self.index = guard.rag.embedder.embed, guard.rag.index
+        self.key, self.settings, self.without = key, settings, without
+
+    def write(self, numbers: Sequence[int]) -> _WrittenRecords:
+        """One record per number, unless too many benign questions would retrieve every draft of it."""
+        chosen, vectors = list[Document](), list[Vector]()
+        if not numbers:
+            return _WrittenRecords((), 0, None)
+        seed = [int(self.key.record_name(self.settings.tenant, self.key.generation, -1), 16)]
+        rng = np.random.default_rng(seed)
+        sample = CorpusSample.of(self.index, self.settings.tenant, rng, self.without)
+        locations = sample.locations(LOCATIONS_PER_RECORD * (max(numbers) + 1), rng)
+        scores = self._question_scores()
+        for number in numbers:
+            drafts = [
+                draft
+                for i in locations[LOCATIONS_PER_RECORD * number : LOCATIONS_PER_RECORD * (number + 1)]
+                for draft in self._drafts(number, sample.terms(i), np.random.default_rng([*seed, number, i]))
+            ]
+            drafted = self.embed([d.content for d in drafts])
+            best, entries = _least_retrieved(drafted, sample.vectors, scores)
+            if scores is None or entries <= MAX_BENIGN_SHARE * len(scores.questions):
+                chosen.append(drafts[best])
+                vectors.append(drafted[best])
+        return _WrittenRecords(tuple(chosen), len(numbers) - len(chosen), _benign_share(scores, vectors))
+
+    def _question_scores(self) -> QuestionScores | None:
+        questions, settings = list(self.settings.questions), self.settings
+        if not questions:
+            return None
+        vectors = self.embed(questions)
+        return QuestionScores.of(questions, vectors, self.index, settings.k, settings.tenant, self.without)
+
+    def _drafts(self, number: int, terms: Sequence[str], rng: np.random.Generator) -> list[Document]:
+        key, tenant, generation = self.key, self.settings.tenant, self.key.generation
+        name = f"{self.settings.folder.strip('/')}/{key.record_name(tenant, generation, number)}"
+        marks = [key.record_token(tenant, generation, n) for n in (number, number + 1)]
+        texts = BAITS if number % 2 else TEXTS[self.settings.style]
+        return [
+            key.seal(Document(name, text, title), tenant, generation, number)
+            for title, text in draft_records(marks[0], marks[1], terms, texts, rng)
+        ]
+
+
+def _least_retrieved(drafted: Vector, held: Vector, scores: QuestionScores | None) -> tuple[int, int]:
+    """The draft that the fewest questions retrieve, ties by distance, and their number.
+
+    Without questions: the most central draft.
+    """
+    if scores is None:
+        return int((drafted @ held.T).mean(axis=1).argmax()), 0
+    margins = scores.margins(drafted)
+    entries, nearest = (margins >= 0).sum(axis=1), margins.max(axis=1)
+    best = int(np.lexsort((nearest, entries))[0])
+    return best, int(entries[best])
+
+
+def _benign_share(scores: QuestionScores | None, vectors: Sequence[Vector]) -> Estimate | None:
+    """Share of the questions that retrieve any of the records."""
+    if scores is None or not vectors:
+        return None
+    found = ((scores.vectors @ np.stack(vectors).T).max(axis=1) >= scores.best[:, -1]).sum()
+    return proportion(int(found), len(scores.questions))
+
+
+def _log_records(store: EventStore | None, what: str, records: Sequence[HoneyRecord]) -> None:
+    """Logs planted or removed records; each planted record once, however often it is repeated."""
+    if store is None:
+        return
+    for record in records:
+        label = hashlib.sha256(f"{record.tenant}\n{record.source}\n{record.generation}".encode()).hexdigest()[:32]
+        suffix = label if what == "planted" else uuid.uuid4().hex
+        body: dict[str, Any] = {"what": what, "tenant": record.tenant, **record_fields(record)}
+        store.append(Event(f"{HONEYTOKEN_KIND}:{what}:{suffix}", datetime.now(UTC), HONEYTOKEN_KIND, body))
+    store.flush()

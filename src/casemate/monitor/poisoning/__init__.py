@@ -1,0 +1,1 @@
+"""Poisoning: screening of new documents, quarantine, and drills with planted documents."""

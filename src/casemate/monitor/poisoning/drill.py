@@ -1,0 +1,172 @@
+"""Poisoning drill: plants poisoned documents in a copy of the corpus, and measures which canaries detect them.
+
+The operator's index is only read. The copy is a file in a temporary folder, with a guard without client history; it is
+deleted when the drill ends, also after an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+
+from casemate.guard.guard import Guard
+from casemate.monitor.canaries.results import CanaryRun, CanaryStatus
+from casemate.monitor.canaries.run import CanaryRunner
+from casemate.protocols import Defense, Index, PoisoningAttack, Progress, Target
+from casemate.rag.pipeline import Rag
+from casemate.text.tokens import words
+from casemate.types import DEFAULT_TENANT, Document, Query
+
+Screen: TypeAlias = Callable[[Sequence[Document]], int]
+"""How many of some new documents the screening gate would quarantine."""
+
+
+class DrillQuestion(NamedTuple):
+    """A question to attack, the answer that the attack wants, and whether a canary asks the question."""
+
+    question: str
+    desired: str
+    watched: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DrillResult:
+    """Result of one attack on one question.
+
+    Attributes:
+        attack: Name of the attack.
+        question: The question.
+        watched: Whether a canary asks it.
+        documents: Documents planted.
+        quarantined: How many of them the screening gate would have quarantined; None: there is no gate.
+        false_unguarded: Whether the system without its guard gives the false answer.
+        false_guarded: Whether the system with its guard gives the false answer.
+        detected_by: Canaries that passed before and fail now.
+        seconds: From planting to the end of the next run of the canaries; the wait for that run is not included.
+        restored: Whether all canaries are as before after the documents were removed.
+    """
+
+    attack: str
+    question: str
+    watched: bool
+    documents: int
+    quarantined: int | None
+    false_unguarded: bool
+    false_guarded: bool
+    detected_by: tuple[str, ...]
+    seconds: float
+    restored: bool
+
+
+@asynccontextmanager
+async def guarded_copy(
+    rag: Rag,
+    make_index: Callable[[Path], Index],
+    make_defenses: Callable[[Index], Sequence[Defense]],
+    tenant: str = DEFAULT_TENANT,
+) -> AsyncIterator[Guard]:
+    """A guarded copy of a system with a tenant's documents, deleted at the end.
+
+    Args:
+        rag: The operator's system; its embedder and generator are used.
+        make_index: Makes an empty index in a folder.
+        make_defenses: Makes the guard's defenses for that index.
+        tenant: The tenant.
+    """
+    with tempfile.TemporaryDirectory(prefix="casemate-drill-") as folder:
+        index = make_index(Path(folder))
+        with closing(index):
+            index.open(rag.embedder.fingerprint, rag.embedder.dim)
+            for documents, vectors in rag.index.scan(tenant):
+                await asyncio.to_thread(index.add, documents, vectors, tenant)
+            yield Guard(Rag(rag.embedder, index, rag.generator, rag.instructions), make_defenses(index))
+
+
+@dataclass(frozen=True, slots=True)
+class PoisoningDrill:
+    """A drill on a guarded copy.
+
+    Attributes:
+        guard: The copy.
+        runner: Asks the canaries; its target is replaced by the copy.
+        screen: The screening gate, fitted to the copy before the attacks; None: there is none.
+        seed: Seed of the attacks.
+    """
+
+    guard: Guard
+    runner: CanaryRunner
+    screen: Screen | None = None
+    seed: int = 7
+
+    async def run(
+        self,
+        attacks: Mapping[str, PoisoningAttack],
+        questions: Sequence[DrillQuestion],
+        progress: Progress = lambda count: None,
+    ) -> list[DrillResult]:
+        """Plants the documents of each attack for each question, one after another, and removes them again.
+
+        Args:
+            attacks: Attacks by name.
+            questions: Questions to attack.
+            progress: Called with 1 for each result.
+        """
+        before, found = await self._ask_canaries("drill-before"), []
+        for number, (name, question) in enumerate((name, question) for name in attacks for question in questions):
+            rng = np.random.default_rng([self.seed, number])
+            crafted = await attacks[name].craft(question.question, question.desired, rng)
+            found.append(await self._attack(name, question, crafted, before))
+            progress(1)
+        return found
+
+    async def _attack(
+        self, attack: str, question: DrillQuestion, crafted: Sequence[Document], before: CanaryRun
+    ) -> DrillResult:
+        tenant = self.runner.tenant
+        quarantined = None if self.screen is None else await asyncio.to_thread(self.screen, crafted)
+        await self.guard.add(crafted, tenant)
+        planted = time.monotonic()
+        try:
+            targets = (self.guard.rag, self.guard)
+            unguarded, guarded = [await self._answers_falsely(target, question) for target in targets]
+            during = await self._ask_canaries("drill")
+            seconds = time.monotonic() - planted
+        finally:
+            await self.guard.remove([d.source for d in crafted], tenant)
+        after = await self._ask_canaries("drill-after")
+        return DrillResult(
+            attack,
+            question.question,
+            question.watched,
+            len(crafted),
+            quarantined,
+            unguarded,
+            guarded,
+            _newly_failed(before, during),
+            seconds,
+            not _newly_failed(before, after),
+        )
+
+    async def _ask_canaries(self, run_id: str) -> CanaryRun:
+        return await replace(self.runner, target=self.guard).run(run_id)
+
+    async def _answers_falsely(self, target: Target, question: DrillQuestion) -> bool:
+        """Whether the answer contains all words of the desired answer, in order."""
+        client = f"drill-{uuid.uuid4().hex}"
+        answer = await target.ask(Query(question.question, client, self.runner.tenant, self.runner.k))
+        return " ".join(words(question.desired)) in " ".join(words(answer.text))
+
+
+def _newly_failed(before: CanaryRun, now: CanaryRun) -> tuple[str, ...]:
+    """Canaries that passed before and fail now."""
+    passed = {r.canary for r in before.results if r.status is CanaryStatus.PASS}
+    return tuple(r.canary for r in now.results if r.canary in passed and r.status is CanaryStatus.FAIL)

@@ -1,0 +1,222 @@
+"""Quarantine: suspicious new documents wait for an operator's decision.
+
+A quarantined source is stored with all its chunks in the event store, and not in the index. The latest decision stays
+in force as long as the content is the same: released content is indexed without screening, dropped content stays out.
+The event store therefore contains texts of documents: protect it like the index.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any, Literal, TypeAlias, get_args
+
+from casemate.errors import BackendError, DataError
+from casemate.guard.guard import Guard
+from casemate.monitor.poisoning.scoring import ScreeningResult
+from casemate.protocols import EventStore, Index, WithholdingIndex
+from casemate.types import Document, Event
+
+QUARANTINE_KIND = "quarantine"
+"""Kind of the events that store quarantined sources and the decisions about them."""
+SCREENING_KIND = "screening"
+"""Kind of the events about sources that observe mode indexed although they look poisoned. They contain no text."""
+QuarantineState: TypeAlias = Literal["held", "released", "dropped"]
+STATES: tuple[str, ...] = get_args(QuarantineState)
+
+
+@dataclass(frozen=True, slots=True)
+class QuarantinedSource:
+    """A quarantined source.
+
+    Attributes:
+        key: Identifies this content of this source of this tenant; a unique prefix of its 32 characters suffices.
+        tenant: The tenant.
+        source: Name of the source.
+        state: ``held`` (no decision yet), ``released`` or ``dropped``.
+        at: When it was quarantined.
+        score: Highest score of its chunks.
+        reasons: Why, one sentence each.
+        companions: Ids of near copies that came with it or shortly before; they may be in the index.
+        documents: Its chunks.
+    """
+
+    key: str
+    tenant: str
+    source: str
+    state: QuarantineState
+    at: datetime
+    score: float
+    reasons: tuple[str, ...]
+    companions: tuple[str, ...]
+    documents: tuple[Document, ...]
+
+
+class Quarantine:
+    """Quarantined sources, stored as events.
+
+    Args:
+        store: The event store.
+    """
+
+    def __init__(self, store: EventStore) -> None:
+        self.store = store
+        self._found: dict[str, QuarantinedSource] = {}
+        self._position = 0
+        self._lock = threading.Lock()
+
+    def all(self) -> dict[str, QuarantinedSource]:
+        """All sources ever quarantined, by key, oldest first. A later call reads only what is new."""
+        with self._lock:
+            events, position = self.store.read_since(QUARANTINE_KIND, self._position)
+            for event in events:
+                body = event.body
+                if body["what"] == "held":
+                    self._found.setdefault(body["key"], _from_event(event))
+                elif body["key"] in self._found:
+                    self._found[body["key"]] = replace(self._found[body["key"]], state=body["what"])
+            self._position = position
+            return dict(self._found)
+
+    def pending(self, tenant: str | None = None) -> list[QuarantinedSource]:
+        """Sources without a decision, of one tenant or of all."""
+        return [s for s in self.all().values() if s.state == "held" and tenant in (None, s.tenant)]
+
+    def get(self, key: str) -> QuarantinedSource:
+        """The source with this key or key prefix.
+
+        Raises:
+            DataError: If no source matches, or several do.
+        """
+        found = [source for name, source in self.all().items() if key and name.startswith(key)]
+        if len(found) != 1:
+            raise DataError(f"{key!r} matches {len(found)} quarantined sources; give the whole key of one")
+        return found[0]
+
+    def add(self, results: Sequence[ScreeningResult], tenant: str) -> QuarantinedSource:
+        """Quarantines one source with all its chunks.
+
+        Raises:
+            BackendError: If the store does not confirm the write; the documents are then neither stored nor indexed.
+        """
+        event = _held_event(results, tenant)
+        self._append(event)
+        return _from_event(event)
+
+    def record_observed(self, results: Sequence[ScreeningResult], tenant: str) -> QuarantinedSource:
+        """Records a suspicious source without its text, and without quarantining it.
+
+        Raises:
+            BackendError: If the store does not confirm the write.
+        """
+        event = _held_event(results, tenant)
+        body = {name: event.body[name] for name in ("key", "tenant", "source", "score", "reasons")}
+        self._append(Event(f"{SCREENING_KIND}:{body['key']}", event.at, SCREENING_KIND, body))
+        return _from_event(event)
+
+    def approve(self, key: str) -> QuarantinedSource:
+        """Allows a source without indexing it: the application that owns the store adds it again.
+
+        Raises:
+            DataError: If the key matches no source, or several.
+            BackendError: If the store does not confirm the write.
+        """
+        source = self.get(key)
+        self._decide(source, "released")
+        return replace(source, state="released")
+
+    async def release(self, key: str, guard: Guard) -> QuarantinedSource:
+        """Indexes a quarantined or dropped source.
+
+        Raises:
+            DataError: If the key matches no source, or several.
+            BackendError: If the store does not confirm the write.
+        """
+        source = await asyncio.to_thread(self.get, key)
+        # first: after a crash here, it is still in quarantine
+        if not await asyncio.to_thread(_change_rows, guard.index, source, admit=True):
+            await guard.add(source.documents, source.tenant)
+        await asyncio.to_thread(self._decide, source, "released")
+        return replace(source, state="released")
+
+    async def drop(self, key: str, guard: Guard) -> QuarantinedSource:
+        """Rejects a source, and removes it from the index if this content was released before.
+
+        Raises:
+            DataError: If the key matches no source, or several.
+            BackendError: If the store does not confirm the write.
+        """
+        source = await asyncio.to_thread(self.get, key)
+        await asyncio.to_thread(self._decide, source, "dropped")
+        if source.state == "released":
+            if not await asyncio.to_thread(_change_rows, guard.index, source, admit=False):
+                await guard.remove([source.source], source.tenant)
+        return replace(source, state="dropped")
+
+    def _decide(self, source: QuarantinedSource, decision: QuarantineState) -> None:
+        now = datetime.now(UTC)
+        body = {"what": decision, "key": source.key, "tenant": source.tenant, "source": source.source}
+        event_id = f"{QUARANTINE_KIND}:{decision}:{source.key}:{now.timestamp():.6f}"
+        self._append(Event(event_id, now, QUARANTINE_KIND, body))
+
+    def _append(self, event: Event) -> None:
+        self.store.append(event)
+        if not self.store.flush():
+            message = "the event store did not confirm the change of the quarantine; check the store and try again"
+            raise BackendError(message, backend="quarantine", retryable=True)
+
+
+def _change_rows(index: Index, source: QuarantinedSource, *, admit: bool) -> int:
+    """Admits or withholds rows that another program stores; returns their number."""
+    if not isinstance(index, WithholdingIndex):
+        return 0
+    return (index.admit if admit else index.withhold)([d.id for d in source.documents], source.tenant)
+
+
+def quarantine_key(documents: Sequence[Document], tenant: str) -> str:
+    """Key of the content of a source: from its digest, or from its texts if it has none."""
+    first = documents[0]
+    content = [first.digest] if first.digest else [[d.id, d.title, d.text] for d in documents]
+    return hashlib.sha256(json.dumps([tenant, first.source, content]).encode()).hexdigest()[:32]
+
+
+def _held_event(results: Sequence[ScreeningResult], tenant: str) -> Event:
+    """The event that quarantines one source with all its chunks."""
+    documents = [r.document for r in results]
+    body = {
+        "what": "held",
+        "key": quarantine_key(documents, tenant),
+        "tenant": tenant,
+        "source": documents[0].source,
+        "score": max(r.score for r in results),
+        "reasons": list(dict.fromkeys(reason for r in results for reason in r.reasons)),
+        "companions": sorted({c for r in results for c in r.companions}),
+        "documents": [_document_as_json(d) for d in documents],
+    }
+    return Event(f"{QUARANTINE_KIND}:held:{body['key']}", datetime.now(UTC), QUARANTINE_KIND, body)
+
+
+def _document_as_json(document: Document) -> dict[str, Any]:
+    """A document as JSON. Frameworks put any object into metadata: what JSON lacks becomes text."""
+    fields: dict[str, Any] = {name: getattr(document, name) for name in ("id", "text", "title", "source", "digest")}
+    return fields | {"metadata": json.loads(json.dumps(dict(document.metadata), default=str))}
+
+
+def _from_event(event: Event) -> QuarantinedSource:
+    body = event.body
+    return QuarantinedSource(
+        body["key"],
+        body["tenant"],
+        body["source"],
+        "held",
+        event.at,
+        body["score"],
+        tuple(body["reasons"]),
+        tuple(body["companions"]),
+        tuple(Document(**d) for d in body["documents"]),
+    )

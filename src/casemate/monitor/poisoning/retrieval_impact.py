@@ -1,0 +1,147 @@
+"""Ingest-time impact: for which watched questions a new document would enter the context (reverse nearest neighbors).
+
+No canary asks a question that one client in a million asks. But an attacker who poisons its answer must bring a
+document into its context, and that is visible at ingest. For every watched question, the scores that the document must
+beat are known (METHODS D6). Watched questions are logged questions, those of canaries, or synthetic ones: the caller
+chooses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from casemate.protocols import Index
+from casemate.types import DEFAULT_TENANT, Vector
+
+NO_SCORE = -1.0
+"""Score of a missing document: any other beats it."""
+
+
+class ContextEntry(NamedTuple):
+    """A question whose context a document enters.
+
+    Attributes:
+        question: Index of the question.
+        rank: Rank of the document in the context, from 1.
+        score: Cosine of document and question.
+        lift: Cosine minus that of the best document so far; above 0 if the document ranks first.
+    """
+
+    question: int
+    rank: int
+    score: float
+    lift: float
+
+
+@dataclass(slots=True)
+class QuestionScores:
+    """Watched questions, and the scores that a new document must reach to enter their contexts.
+
+    Attributes:
+        questions: The questions.
+        vectors: Their embeddings, (m, dim).
+        best: Scores of their k best documents, best first, (m, k); ``NO_SCORE`` where there are fewer.
+    """
+
+    questions: tuple[str, ...]
+    vectors: Vector
+    best: Vector
+
+    @classmethod
+    def of(
+        cls,
+        questions: Sequence[str],
+        vectors: Vector,
+        index: Index,
+        k: int,
+        tenant: str = DEFAULT_TENANT,
+        without: Collection[str] = (),
+    ) -> QuestionScores:
+        """Computes the scores from a tenant's documents. Reads the whole index once, in constant memory.
+
+        Args:
+            questions: The questions, at least one.
+            vectors: Their embeddings, (m, dim).
+            index: The index.
+            k: Documents in a context, at least 1.
+            tenant: The tenant.
+            without: Sources to ignore.
+        """
+        return cls(tuple(questions), vectors, best_scores(index, vectors, k, tenant, without))
+
+    def entries(self, vector: Vector) -> list[ContextEntry]:
+        """Questions whose context a document would enter, highest lift first. A tie enters.
+
+        Args:
+            vector: Embedding of the document, (dim,).
+        """
+        scores = self.vectors @ vector  # (m,)
+        found = [
+            ContextEntry(
+                i, 1 + int((self.best[i] > scores[i]).sum()), float(scores[i]), float(scores[i] - self.best[i, 0])
+            )
+            for i in np.flatnonzero(scores >= self.best[:, -1]).tolist()
+        ]
+        return sorted(found, key=lambda e: -e.lift)
+
+    def lifts(self, vectors: Vector) -> tuple[Vector, npt.NDArray[np.int64]]:
+        """For each document, its highest lift over all questions and the number of contexts it enters: (n,), (n,).
+
+        Args:
+            vectors: Embeddings of the documents, (n, dim).
+        """
+        scores = vectors @ self.vectors.T  # (n, m)
+        lifts: Vector = (scores - self.best[:, 0]).max(axis=1)
+        return lifts, (scores >= self.best[:, -1]).sum(axis=1)
+
+    def margins(self, vectors: Vector) -> Vector:
+        """Score of each document minus that of the last one in each context, (n, m); 0 or more enters.
+
+        Args:
+            vectors: Embeddings of the documents, (n, dim).
+        """
+        above: Vector = vectors @ self.vectors.T - self.best[:, -1]
+        return above
+
+    def admit(self, vectors: Vector) -> None:
+        """Updates the scores after documents were indexed.
+
+        Args:
+            vectors: Their embeddings, (n, dim).
+        """
+        if len(vectors):
+            self.best = _merge_scores(self.best, self.vectors @ vectors.T)
+
+
+def best_scores(
+    index: Index, vectors: Vector, k: int, tenant: str = DEFAULT_TENANT, without: Collection[str] = ()
+) -> Vector:
+    """Scores of a tenant's k documents nearest to each vector, best first: (m, k).
+
+    Args:
+        index: The index.
+        vectors: The vectors, (m, dim).
+        k: At least 1.
+        tenant: The tenant.
+        without: Sources to ignore.
+    """
+    best = np.full((len(vectors), k), NO_SCORE, np.float32)
+    ignored = frozenset(without)
+    for documents, held in index.scan(tenant):
+        rows = held[[d.source not in ignored for d in documents]] if ignored else held
+        if len(rows):
+            best = _merge_scores(best, vectors @ rows.T)
+    return best
+
+
+def _merge_scores(best: Vector, scores: Vector) -> Vector:
+    """The k best of old and new scores, best first."""
+    k = best.shape[1]
+    both = np.concatenate([best, scores.astype(np.float32)], axis=1)
+    top: Vector = -np.sort(-np.partition(both, -k, axis=1)[:, -k:], axis=1)
+    return top

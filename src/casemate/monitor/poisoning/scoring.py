@@ -1,0 +1,409 @@
+"""Poison score of a new document, with reasons, calibrated on the corpus that it joins.
+
+Each signal measures one aspect of a document:
+
+- by how much it beats all others for a watched question, and how many contexts it enters;
+- whether near copies come with it;
+- whether it begins with a question and answers it;
+- whether it addresses the model, or contains hidden characters;
+- whether it came with a vector that does not match its text.
+
+The distribution of each signal over benign documents is estimated from the corpus itself: a sample is held out and
+scored as if it were new. Near copies in it are collapsed first: texts that recur in a corpus would else count as many
+benign documents with the signals of poison. The surprise of a value is -log10 of the share of benign documents with at
+least this value. The score is the largest surprise.
+
+Each signal has a threshold of its own and a share of the false-alarm budget, one in a hundred benign documents
+(METHODS D4.1, D6). So a signal that is common in a corpus raises its own threshold and no other.
+
+Rejected alternatives: the sum of the surprises (lower recall for questions that are not watched), and the plain cosine
+with the nearest question (adds nothing to the lift).
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from casemate.errors import DataError
+from casemate.maths.stats import conformal_threshold
+from casemate.monitor.poisoning.retrieval_impact import NO_SCORE, ContextEntry, QuestionScores, best_scores
+from casemate.monitor.poisoning.text_signals import hidden_characters, model_instructions, question_echo, title_echo
+from casemate.protocols import Index
+from casemate.types import DEFAULT_TENANT, Document, Float64, Vector
+
+FALSE_POSITIVE_RATE = 0.01
+"""Share of benign documents that may be quarantined."""
+SHARES: Mapping[str, float] = {
+    "lift": 0.22,
+    "entries": 0.18,
+    "block": 0.2,
+    "echo": 0.1,
+    "title": 0.05,
+    "orders": 0.07,
+    "hidden": 0.04,
+    "mismatch": 0.04,
+    "evidence": 0.1,
+}
+"""Share of the false-alarm budget of each signal; ``evidence`` is that of ``screening_evidence``. They sum to 1."""
+NEAR_COPY = 0.95
+"""Cosine from which two documents of the sample count as one."""
+MIN_DOCUMENTS = 500
+"""Smallest corpus from which the threshold can be estimated."""
+MAX_SAMPLE, MAX_SAMPLE_SHARE, DISTRIBUTION_SHARE = 1000, 0.25, 0.5
+"""Size of the held-out sample: at most so many documents, and at most this share of the corpus; and the share of the
+sample that estimates the distributions, while the rest estimates the threshold."""
+MIN_SAMPLE = 240
+"""Smallest sample, so that one in a hundred can be estimated."""
+SEED = 7
+"""Seed of the sample."""
+MAX_COMPANIONS = 30
+"""Recent documents that may be nearer to a document than any other, and are skipped."""
+MAX_SHOWN = 5
+"""Questions and near copies reported per document."""
+BODY_QUANTILE, MAX_SURPRISE = 0.9, 12.0
+"""Quantile beyond which a tail is modeled as exponential; largest surprise."""
+ROUNDING = 1e-4
+"""Allowed deviation from 1 of the cosine of a given vector and that of its text."""
+
+REASONS: Mapping[str, str] = {
+    "lift": "ranks before all indexed documents for a watched question, by a cosine of {0:.2f}",
+    "entries": "enters the contexts of {0:.0f} watched questions",
+    "block": "has near copies among the new documents, closer by a cosine of {0:.2f} than any indexed one",
+    "echo": "begins with a question and answers it",
+    "title": "has a question as its title and answers it",
+    "orders": "addresses the model",
+    "hidden": "contains {0:.0f} hidden characters",
+    "mismatch": "came with a vector that does not match its text, off by a cosine of {0:.3f}",
+}
+"""Signals, and the reason that each reports."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScreeningResult:
+    """Screening of one new document.
+
+    Attributes:
+        document: The document.
+        score: The largest surprise: 2 is one benign document in a hundred, 3 one in a thousand.
+        p_value: Share of benign documents with at least this score.
+        reasons: One sentence per signal above its threshold, most surprising first.
+        surprises: Surprise of every signal.
+        entered: Questions whose contexts it enters, highest lift first; at most ``MAX_SHOWN``.
+        entries: Number of contexts that it enters.
+        companions: Ids of its near copies among recent documents, if these are a reason; some may be indexed already.
+    """
+
+    document: Document
+    score: float
+    p_value: float
+    reasons: tuple[str, ...]
+    surprises: Mapping[str, float]
+    entered: tuple[ContextEntry, ...] = ()
+    entries: int = 0
+    companions: tuple[str, ...] = ()
+
+    @property
+    def suspicious(self) -> bool:
+        """Whether a signal exceeds its threshold."""
+        return bool(self.reasons)
+
+
+class SignalDistribution:
+    """Distribution of one signal over benign documents: empirical, with an exponential tail.
+
+    Args:
+        values: Values of benign documents, at least one, finite.
+    """
+
+    def __init__(self, values: npt.ArrayLike) -> None:
+        self._sorted: Float64 = np.sort(np.asarray(values, np.float64))
+        self._body = float(np.quantile(self._sorted, BODY_QUANTILE))
+        above = self._sorted[self._sorted > self._body] - self._body
+        self._mean = float(above.mean()) if len(above) else 0.0
+        self._share = len(above) / len(self._sorted)
+
+    def surprise(self, value: float) -> float:
+        """-log10 of the share of benign documents with at least this value, at most ``MAX_SURPRISE``.
+
+        A value above a constant sample counts as ten times rarer than the sample could show.
+        """
+        n = len(self._sorted)
+        if value <= self._body:
+            return -math.log10((1 + n - int(np.searchsorted(self._sorted, value))) / (n + 1))
+        if not self._mean:
+            return math.log10(n + 1) + 1
+        return min((value - self._body) / self._mean / math.log(10) - math.log10(self._share), MAX_SURPRISE)
+
+
+class _RecentDocuments:
+    """The latest new documents, among which near copies are searched.
+
+    Args:
+        size: Documents that each one is compared with: as many as in the sample, since more have nearer neighbors.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.ids: frozenset[str] = frozenset()
+        self._documents: list[Document] = []
+        self._vectors: list[Vector] = []
+
+    def add(self, documents: Sequence[Document], vectors: Vector) -> list[list[tuple[float, str]]]:
+        """Adds documents; returns for each the nearest recent ones of other sources, as cosines and ids.
+
+        Each is compared with those that came shortly before and shortly after it.
+        """
+        first = len(self._documents)
+        every, E = [*self._documents, *documents], [*self._vectors, *vectors]
+        found, step, margin = list[list[tuple[float, str]]](), max(self.size // 2, 1), self.size // 4
+        for start in range(first, len(every), step):
+            around = slice(max(start - margin, 0), start + step + margin)
+            found += _nearest_others(every[start : start + step], E[start : start + step], every[around], E[around])
+        self._keep(every, E)
+        return found
+
+    def recall(self, documents: Sequence[Document], vectors: Sequence[Vector]) -> None:
+        """Adds documents that were screened before, by this process or another."""
+        self._keep([*self._documents, *documents], [*self._vectors, *vectors])
+
+    def _keep(self, documents: Sequence[Document], vectors: Sequence[Vector]) -> None:
+        self._documents, self._vectors = list(documents[-self.size :]), list(vectors[-self.size :])
+        self.ids = frozenset(d.id for d in self._documents)
+
+
+def _nearest_others(
+    documents: Sequence[Document], vectors: Sequence[Vector], others: Sequence[Document], among: Sequence[Vector]
+) -> list[list[tuple[float, str]]]:
+    """For each document the nearest ones of other sources: cosines and ids, at most ``MAX_SHOWN``."""
+    cosines = np.stack(vectors) @ np.stack(among).T  # (n, others)
+    sources = np.array([d.source for d in others], object)
+    found = []
+    for document, row in zip(documents, cosines, strict=True):
+        order = np.argsort(-np.where(sources == document.source, -2, row), kind="stable")[:MAX_SHOWN]
+        found.append([(float(row[i]), others[i].id) for i in order if sources[i] != document.source])
+    return found
+
+
+class _Signals(NamedTuple):
+    """Values of all signals of a document, its nearest recent documents, and with how many it was compared."""
+
+    values: dict[str, float]
+    companions: tuple[str, ...]
+    compared: int
+
+
+class PoisonScreener:
+    """Screens new documents of one tenant, batch by batch.
+
+    Attributes:
+        tenant: The tenant.
+        question_scores: The watched questions.
+        thresholds: Surprise above which each signal makes a document suspicious.
+        calibration_size: Number of distinct benign documents that the thresholds were estimated from.
+    """
+
+    def __init__(self, index: Index, question_scores: QuestionScores, tenant: str) -> None:
+        self.question_scores, self.calibration_size = question_scores, 0
+        self.thresholds: dict[str, float] = dict.fromkeys(REASONS, math.inf)
+        self._index, self.tenant = index, tenant
+        self._distributions: dict[str, SignalDistribution] = {}
+        self._scores = SignalDistribution([0.0])
+        self._recent = _RecentDocuments(MAX_SAMPLE)
+
+    @classmethod
+    def fit(
+        cls,
+        index: Index,
+        questions: Sequence[str],
+        vectors: Vector,
+        *,
+        k: int = 5,
+        tenant: str = DEFAULT_TENANT,
+        rate: float = FALSE_POSITIVE_RATE,
+    ) -> PoisonScreener:
+        """Estimates distributions and threshold from a tenant's documents. Reads the whole index twice.
+
+        Args:
+            index: The index.
+            questions: Watched questions: logged, of canaries, or synthetic; some thousands, at least one.
+            vectors: Their embeddings, (m, dim).
+            k: Documents in a context.
+            tenant: The tenant.
+            rate: Share of benign documents that may be quarantined, in (0, 1).
+
+        Raises:
+            DataError: If there are fewer than ``MIN_DOCUMENTS`` documents, or no questions.
+        """
+        n = index.moments(tenant).n
+        if n < MIN_DOCUMENTS or not len(questions):
+            raise DataError(
+                f"cannot screen documents of tenant {tenant!r}: {n} documents and {len(questions)} watched questions; "
+                f"at least {MIN_DOCUMENTS} documents and one question are needed"
+            )
+        count = min(MAX_SAMPLE, max(int(MAX_SAMPLE_SHARE * n), MIN_SAMPLE))
+        documents, held = _sample_sources(index, tenant, count, np.random.default_rng(SEED))
+        held_out, sources = held, {d.source for d in documents}
+        distinct = _distinct(held)
+        documents, held = [documents[i] for i in distinct], held[distinct]
+        best = best_scores(index, np.concatenate([vectors, held]), max(k, 2), tenant, sources)
+        made = cls(index, QuestionScores(tuple(questions), vectors, best[: len(vectors), :k]), tenant)
+        second, cut = best[len(vectors) :, 1].astype(np.float64), int(DISTRIBUTION_SHARE * len(documents))
+        made._recent = _RecentDocuments(cut)
+        first = made._signals(documents[:cut], held[:cut], second[:cut], _RecentDocuments(cut))
+        made._distributions = {name: SignalDistribution([s.values[name] for s in first]) for name in REASONS}
+        rest = made._signals(documents[cut:], held[cut:], second[cut:], _RecentDocuments(cut))
+        made.calibration_size = len(rest)
+        surprises = [made._surprises(s) for s in rest]
+        made._scores = SignalDistribution([max(s.values()) for s in surprises])
+        made.thresholds = _signal_thresholds(surprises, len(first), rate)
+        made.question_scores.admit(held_out)
+        return made
+
+    def screen(
+        self, documents: Sequence[Document], vectors: Vector, given: Vector | None = None
+    ) -> list[ScreeningResult]:
+        """Scores new documents that come together; they count as recent afterwards.
+
+        Args:
+            documents: New documents; the index may contain an older version of the same sources.
+            vectors: Embeddings of their texts, computed here, (n, dim).
+            given: Vectors that came with the documents, if they were embedded elsewhere.
+        """
+        second = np.array([self._second_nearest(v) for v in vectors])
+        off = None if given is None else 1 - (np.asarray(given, np.float64) * vectors).sum(axis=1)
+        signals = self._signals(documents, vectors, second, self._recent, off)
+        return [self._result(d, v, s) for d, v, s in zip(documents, vectors, signals, strict=True)]
+
+    def fresh_copy(self) -> PoisonScreener:
+        """An independent copy in the state after ``fit``, without recent documents."""
+        made = copy.copy(self)
+        made.question_scores, made._recent = copy.copy(self.question_scores), _RecentDocuments(self._recent.size)
+        return made
+
+    def recall(self, documents: Sequence[Document], vectors: Sequence[Vector]) -> None:
+        """Adds documents that were screened before to the recent ones, oldest first; ids and sources suffice."""
+        self._recent.recall(documents, vectors)
+
+    def admit(self, vectors: Vector) -> None:
+        """Updates the watched questions after documents were indexed, (n, dim)."""
+        self.question_scores.admit(vectors)
+
+    def _second_nearest(self, vector: Vector) -> float:
+        """Cosine of the second nearest indexed document that is not recent."""
+        hits = self._index.search(vector, 2 + MAX_COMPANIONS, self.tenant).hits
+        scores = [h.score for h in hits if h.document.id not in self._recent.ids] or [NO_SCORE]
+        return scores[min(1, len(scores) - 1)]
+
+    def _signals(
+        self,
+        documents: Sequence[Document],
+        vectors: Vector,
+        second: Float64,
+        recent: _RecentDocuments,
+        off: Float64 | None = None,
+    ) -> list[_Signals]:
+        """All signals of each document.
+
+        Args:
+            documents: Documents that come together.
+            vectors: Their embeddings, (n, dim).
+            second: Cosine of the second nearest indexed document, (n,).
+            recent: Recent documents; these are added.
+            off: 1 minus the cosine of each vector and the one it came with, (n,).
+        """
+        companions = recent.add(documents, vectors)
+        lifts, entries = self.question_scores.lifts(vectors) if documents else (np.empty(0), np.empty(0))
+        found = []
+        for i, document in enumerate(documents):
+            near = companions[i]
+            values = {
+                "lift": float(lifts[i]),
+                "entries": math.log1p(entries[i]),  # a few benign documents enter very many
+                "block": near[1][0] - float(second[i]) if len(near) > 1 else -1.0,  # one copy may be another version
+                "echo": question_echo(document),
+                "title": title_echo(document),
+                "orders": float(len(model_instructions(document))),
+                "hidden": float(hidden_characters(document)),
+                "mismatch": float(off[i]) if off is not None and off[i] > ROUNDING else 0.0,
+            }
+            found.append(_Signals(values, tuple(name for _, name in near), min(len(recent.ids), recent.size)))
+        return found
+
+    def _surprises(self, signals: _Signals) -> dict[str, float]:
+        """Surprise of each signal. Near copies by chance are rarer, the fewer recent documents there are."""
+        found = {name: d.surprise(signals.values[name]) for name, d in self._distributions.items()}
+        if signals.values["block"] > 0:
+            found["block"] += math.log10(max(self._recent.size / max(signals.compared, 1), 1.0))
+        return found
+
+    def _result(self, document: Document, vector: Vector, signals: _Signals) -> ScreeningResult:
+        surprises = self._surprises(signals)
+        above = sorted((n for n in surprises if surprises[n] > self.thresholds[n]), key=lambda n: -surprises[n])
+        entered = self.question_scores.entries(vector)
+        return ScreeningResult(
+            document,
+            (score := max(surprises.values())),
+            min(1.0, 10 ** -self._scores.surprise(score)),
+            tuple(_reason(name, signals.values[name], document) for name in above),
+            surprises,
+            tuple(entered[:MAX_SHOWN]),
+            len(entered),
+            signals.companions if "block" in above else (),
+        )
+
+
+def _reason(name: str, value: float, document: Document) -> str:
+    sentence = REASONS[name].format(math.expm1(value) if name == "entries" else value)
+    return f"{sentence}: {', '.join(model_instructions(document))}" if name == "orders" else sentence
+
+
+def _signal_thresholds(surprises: Sequence[Mapping[str, float]], modeled: int, rate: float) -> dict[str, float]:
+    """Threshold of each signal's surprise.
+
+    The tail model and the counts of other documents must both agree that a value is rare enough. With few documents
+    neither can: then what the sample does not show at all suffices, rather than no alarm.
+
+    Args:
+        surprises: Of benign documents that the model was not fitted to.
+        modeled: Number of documents that it was fitted to.
+        rate: Allowed share of false alarms of all signals together.
+    """
+    unseen, attainable = math.log10(modeled + 1) + 0.99, 1 / (len(surprises) + 1)
+    return {
+        name: max(
+            min(-math.log10(rate * SHARES[name]), unseen),
+            conformal_threshold([s[name] for s in surprises], max(rate * SHARES[name], attainable)),
+        )
+        for name in REASONS
+    }
+
+
+def _distinct(vectors: Vector) -> list[int]:
+    """Rows that are no near copy of an earlier one, in order. At least two are left."""
+    kept: list[int] = []
+    for i, row in enumerate(vectors @ vectors.T):
+        if not kept or row[kept].max() < NEAR_COPY:
+            kept.append(i)
+    return kept if len(kept) > 1 else list(range(len(vectors)))
+
+
+def _sample_sources(index: Index, tenant: str, count: int, rng: np.random.Generator) -> tuple[list[Document], Vector]:
+    """Documents of randomly drawn whole sources, about ``count``, in random order."""
+    sources = sorted(index.digests(tenant))
+    each = index.moments(tenant).n / len(sources)
+    wanted = {sources[i] for i in rng.permutation(len(sources))[: max(int(count / each), 2)]}
+    found = [
+        (document, vector)
+        for documents, vectors in index.scan(tenant)
+        for document, vector in zip(documents, vectors, strict=True)
+        if document.source in wanted
+    ]
+    order = rng.permutation(len(found))
+    return [found[i][0] for i in order], np.stack([found[i][1] for i in order])

@@ -1,0 +1,372 @@
+"""The monitor of a configured system: canaries, screening of new documents, and alert delivery.
+
+The only module of the monitor that reads the configuration. It wires the areas below and adds no logic of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from casemate.backends.indexes.sqlite import SqliteIndex
+from casemate.config import Config, PluginSpec
+from casemate.errors import ConfigError, DataError
+from casemate.guard.guard import Guard
+from casemate.monitor.alerts.delivery_queue import DeliveryPolicy
+from casemate.monitor.canaries.canary import CanarySet, parse_interval
+from casemate.monitor.canaries.canary_file import read_canaries
+from casemate.monitor.canaries.results import CanaryResult, CanaryStatus
+from casemate.monitor.canaries.run import CanaryRunner
+from casemate.monitor.poisoning.drill import DrillQuestion, DrillResult, PoisoningDrill, guarded_copy
+from casemate.monitor.poisoning.quarantine import Quarantine
+from casemate.monitor.poisoning.scoring import MIN_DOCUMENTS, PoisonScreener
+from casemate.monitor.poisoning.screening_gate import ScreeningGate, TenantScreening
+from casemate.monitor.scheduler import schedule
+from casemate.monitor.scheduler.run_executor import RunExecutor
+from casemate.monitor.scheduler.schedule import ScheduleGap
+from casemate.monitor.scheduler.watch import AlertDispatcher, WatchSettings, watch
+from casemate.monitor.trends import baseline
+from casemate.monitor.trends.baseline import BASELINE_RUNS, Baseline
+from casemate.monitor.trends.cusum import AlarmLimits, RunAnalysis, WatchedSet
+from casemate.monitor.trends.trend import Trend, compute_trend, read_results
+from casemate.plugins import build
+from casemate.protocols import Channel, Defense, DocumentSink, Embedder, EventStore, Index, Progress, Target
+from casemate.rag.question_file import questions_in
+from casemate.system import App
+from casemate.text.synthetic_questions import generate_questions
+from casemate.types import DEFAULT_TENANT, Document
+
+OWN = PluginSpec(use="own")
+WATCHED_QUESTIONS = 2000
+"""Default number of watched questions."""
+
+
+@dataclass(frozen=True, slots=True)
+class CanaryMonitor:
+    """The canaries of a system.
+
+    Attributes:
+        app: The system.
+        file: The canary file.
+        set: The canaries.
+        runner: Asks the canaries.
+        channels: Channels that receive alerts.
+    """
+
+    app: App
+    file: Path
+    set: CanarySet
+    runner: CanaryRunner
+    channels: Sequence[Channel]
+
+    async def run(
+        self, pause_s: float = 2.0, on_result: Callable[[CanaryResult], None] = lambda result: None
+    ) -> RunAnalysis:
+        """Asks all canaries now, analyzes the results, and delivers alerts.
+
+        Args:
+            pause_s: Pause before failures are repeated, in seconds.
+            on_result: Called with each result.
+
+        Raises:
+            ConfigError: If a canary expects what the target does not report.
+            BackendError: If the event store fails.
+        """
+        self.runner.require_supported()
+        store, log_text = self.app.store, self.app.config.privacy.log_text
+        executor = RunExecutor(self.watched_set(), self.runner.ask, store, self.limits, pause_s, log_text, on_result)
+        analysis = await executor.run_now(lambda: datetime.now(UTC).timestamp())
+        await AlertDispatcher(store, self.channels, self._settings).dispatch_once()
+        return analysis
+
+    async def watch(self, on_run: Callable[[RunAnalysis], None], on_leader_change: Callable[[bool], None]) -> None:
+        """Asks canaries when they are due, until cancelled. See ``scheduler.watch``.
+
+        Raises:
+            ConfigError: If a canary expects what the target does not report.
+        """
+        self.runner.require_supported()
+        await watch(
+            self.watched_set(),
+            self.runner.ask,
+            self.app.store,
+            self.channels,
+            self._settings,
+            current=self.watched_set,
+            on_run=on_run,
+            on_leader_change=on_leader_change,
+        )
+
+    async def measure_baseline(
+        self, runs: int = BASELINE_RUNS, force: bool = False, progress: Progress = lambda count: None
+    ) -> Baseline:
+        """Asks all canaries repeatedly and stores the recorded baseline as a candidate.
+
+        Args:
+            runs: Number of runs.
+            force: Whether to accept canaries that never pass.
+            progress: Called with 1 for each run.
+
+        Raises:
+            DataError: If canaries never pass, or the target answers none in a run.
+            BackendError: If the event store fails.
+        """
+        recorded = []
+        for number in range(runs):
+            run = await self.runner.run(f"{self.set.name}-baseline-{number}")
+            if all(result.status is CanaryStatus.ERROR for result in run.results):
+                raise DataError(f"the target answered none of {len(run.results)} canaries: {run.results[0].error}")
+            recorded.append(run)
+            progress(1)
+        is_own = self.runner.target is self.app.target
+        digests = self.app.index.digests(self.runner.tenant) if is_own else None
+        found = baseline.record_baseline(recorded, self.set, at=datetime.now(UTC), digests=digests, force=force)
+        baseline.propose_baseline(self.app.store, found)
+        return found
+
+    def watched_set(self) -> WatchedSet:
+        """The set with the baseline in force. Outdated canaries do not alert.
+
+        Raises:
+            BackendError: If the event store cannot be read.
+        """
+        found = baseline.load_baseline(self.app.store, self.set)
+        interval_s = parse_interval(self.app.config.monitor.interval).total_seconds()
+        return baseline.watched_set(self.set, found, interval_s, self._outdated(found))
+
+    def outdated(self) -> tuple[str, ...]:
+        """Canaries that do not alert because the operator replaced the documents they depend on.
+
+        Raises:
+            BackendError: If the event store cannot be read.
+        """
+        alerting = {canary.id for canary in self.set.canaries if canary.alert_on_deviation}
+        return tuple(c.id for c in self.watched_set().canaries if c.id in alerting and not c.alerts)
+
+    @property
+    def limits(self) -> AlarmLimits:
+        """When failures become an alarm."""
+        section = self.app.config.monitor
+        return AlarmLimits(section.runs_per_false_alert, page_rules=section.page_rules)
+
+    def trend(self, since: datetime | None = None) -> Trend:
+        """History of the set.
+
+        Raises:
+            BackendError: If the event store cannot be read.
+        """
+        return compute_trend(read_results(self.app.store, self.set.name, since), self.watched_set(), self.limits)
+
+    def gaps(self, since: datetime | None = None) -> list[ScheduleGap]:
+        """Missed runs, oldest first; the last gap may continue.
+
+        Raises:
+            BackendError: If the event store cannot be read.
+        """
+        now, store = datetime.now(UTC), self.app.store
+        history = schedule.load_history(store, self.set.name, now)
+        current = schedule.current_gap(self.watched_set(), history, now.timestamp())
+        return [*schedule.load_gaps(store, self.set.name, since), *([current] if current else [])]
+
+    @property
+    def _settings(self) -> WatchSettings:
+        return WatchSettings(self.limits, _delivery_policy(self.app), log_text=self.app.config.privacy.log_text)
+
+    def _outdated(self, found: Baseline | None) -> frozenset[str]:
+        if found is None:
+            return frozenset()
+        tenant = self.runner.tenant
+        updates = baseline.updated_sources(self.app.store, tenant, found.at)
+        if not updates:
+            return frozenset()
+        return frozenset(baseline.outdated_canaries(found, self.app.index.digests(tenant), updates))
+
+
+def open_canary_monitor(app: App, tenant: str = DEFAULT_TENANT) -> CanaryMonitor:
+    """The configured canaries of a system.
+
+    Raises:
+        DataError: If the canary file is missing or invalid.
+        ConfigError: If a target, judge or channel cannot be built.
+    """
+    section, rag = app.config.monitor, app.guard.rag
+    judge = build("generator", section.judge, app.config.folder) if section.judge else None
+    file = canary_file(app)
+    canaries = read_canaries(file, k=app.config.rag.k, judge=judge is not None)
+    baseline.watched_set(canaries)  # refuses invalid names before anything is asked
+    runner = CanaryRunner(
+        canaries.canaries,
+        open_target(app, section.target),
+        app.config.rag.k,
+        rag.embedder,
+        section.concurrency,
+        section.timeout_s,
+        tenant,
+        section.client,
+        judge,
+    )
+    return CanaryMonitor(app, file, canaries, runner, _channels(app))
+
+
+def canary_file(app: App) -> Path:
+    """Path of the canary file, relative to the configuration file."""
+    return app.config.folder / app.config.monitor.canaries
+
+
+def open_alert_dispatcher(app: App) -> AlertDispatcher:
+    """Delivers a system's alerts; needs no canaries.
+
+    Raises:
+        ConfigError: If a channel cannot be built.
+    """
+    return AlertDispatcher(app.store, _channels(app), WatchSettings(policy=_delivery_policy(app)))
+
+
+def open_target(app: App, spec: PluginSpec, recorded: bool = True) -> Target:
+    """The system itself, or a configured target.
+
+    Args:
+        app: The system.
+        spec: `own`, or a target with its options.
+        recorded: Whether the system itself records verdicts about the questions. A target records what it likes.
+
+    Raises:
+        ConfigError: If it cannot be built.
+    """
+    if spec.use == OWN.use:
+        if spec.options:
+            raise ConfigError(f"the target 'own' has no options, but was given {', '.join(spec.options)}; remove them")
+        return app.target if recorded else app.unrecorded_target()
+    made: Any = build("target", spec, app.config.folder)
+    target: Target = made
+    return target
+
+
+def open_screening_gate(app: App, tenant: str = DEFAULT_TENANT, query_log: Sequence[str] = ()) -> ScreeningGate | None:
+    """Screens new documents; None if not configured, or if the corpus is too small to compare with."""
+    return _open_gate(app.guard, app.store, app.config, tenant, query_log)
+
+
+def open_document_sink(app: App) -> DocumentSink:
+    """The sink of a long-running process, for all tenants: with screening if configured, else the guard."""
+    return open_tenant_screening(app.guard, app.store, app.config) or app.guard
+
+
+def open_tenant_screening(guard: Guard, store: EventStore, config: Config) -> TenantScreening | None:
+    """Screens the documents of all tenants; None if not configured. Opens the gate of a tenant with its first ones.
+
+    Args:
+        guard: Indexes the documents that pass.
+        store: Has the quarantine.
+        config: Of it ``monitor``, ``calibrate``, ``guard.mode`` and ``rag.k`` apply.
+    """
+    if not config.monitor.gate:
+        return None
+    path = config.calibrate.query_log and config.folder / config.calibrate.query_log
+    return TenantScreening(
+        guard,
+        lambda tenant: _open_gate(guard, store, config, tenant, questions_in(path) if path else ()),
+        lambda: _screening_enforced(guard, config),
+    )
+
+
+def _open_gate(
+    guard: Guard, store: EventStore, config: Config, tenant: str, query_log: Sequence[str]
+) -> ScreeningGate | None:
+    index = guard.rag.index
+    if not config.monitor.gate or index.moments(tenant).n < MIN_DOCUMENTS:
+        return None
+    questions = _watched(config, index, tenant, query_log, WATCHED_QUESTIONS)
+    screener = _fit_screener(guard.rag.embedder, config.rag.k, index, questions, tenant)
+    return ScreeningGate(guard, screener, Quarantine(store), enforce=_screening_enforced(guard, config))
+
+
+def _screening_enforced(guard: Guard, config: Config) -> bool:
+    """Whether suspicious documents are quarantined; with ``observe``, once enforcement was switched on."""
+    gate = config.monitor.gate
+    return gate is True or (gate == "observe" and config.guard.mode == "observe" and guard.enforce)
+
+
+def watched_questions(
+    app: App, tenant: str = DEFAULT_TENANT, query_log: Sequence[str] = (), count: int = WATCHED_QUESTIONS
+) -> list[str]:
+    """Questions of the canaries and of a query log, filled up with synthetic ones."""
+    return _watched(app.config, app.index, tenant, query_log, count)
+
+
+def _watched(config: Config, index: Index, tenant: str, query_log: Sequence[str], count: int) -> list[str]:
+    file = config.folder / config.monitor.canaries
+    found = [c.query for c in read_canaries(file, judge=True).canaries] if file.exists() else []
+    found += query_log
+    documents = [d for page, _ in index.scan(tenant) for d in page]
+    rng = np.random.default_rng(config.calibrate.seed)
+    return [*found[:count], *generate_questions(documents, max(0, count - len(found)), rng)]
+
+
+def _fit_screener(embedder: Embedder, k: int, index: Index, questions: Sequence[str], tenant: str) -> PoisonScreener:
+    return PoisonScreener.fit(index, questions, embedder.embed(questions), k=k, tenant=tenant)
+
+
+DRILL_ATTACKS: Mapping[str, PluginSpec] = {
+    "PoisonedRAG": PluginSpec(use="poison"),
+    "PoisonedRAG, white box": PluginSpec.model_validate({"use": "poison", "method": "white_box"}),
+    "CorruptRAG": PluginSpec.model_validate({"use": "poison", "method": "corrupt"}),
+    "blocker": PluginSpec.model_validate({"use": "poison", "method": "blocker"}),
+}
+"""Attacks of a drill."""
+FALSE_ANSWER = "Quellbach ninety"
+"""An answer that no model gives by itself."""
+
+
+async def run_drill(
+    monitor: CanaryMonitor, count: int = 3, progress: Progress = lambda count: None
+) -> list[DrillResult]:
+    """Plants false documents in a copy of the corpus, for questions of canaries and for as many others.
+
+    Args:
+        monitor: The operator's canaries. The copy is asked, whatever their target is.
+        count: Number of questions of each kind.
+        progress: Called with 1 for each result.
+
+    Raises:
+        DataError: If there are no documents.
+    """
+    app, tenant, folder = monitor.app, monitor.runner.tenant, monitor.app.config.folder
+    rag = app.guard.rag
+    parts: dict[Any, Any] = {Embedder: rag.embedder}
+
+    def make_defenses(index: Index) -> list[Defense]:
+        return [build("defense", spec, folder, parts | {Index: index}) for spec in app.config.guard.defenses]
+
+    canaries = monitor.set.canaries
+    watched = [c.query for c in canaries if c.expected_answer or c.expected_answer_contains][:count]
+    questions = watched_questions(app, tenant)
+    attacked = [
+        DrillQuestion(question, FALSE_ANSWER, question in watched) for question in (*watched, *questions[-count:])
+    ]
+    attacks = {name: build("poisoner", spec, folder, parts) for name, spec in DRILL_ATTACKS.items()}
+    async with guarded_copy(rag, lambda path: SqliteIndex(path / "copy.db"), make_defenses, tenant) as guard:
+        index, screen = guard.rag.index, None
+        if index.moments(tenant).n >= MIN_DOCUMENTS:
+            screener = await asyncio.to_thread(_fit_screener, rag.embedder, app.config.rag.k, index, questions, tenant)
+
+            def screen(documents: Sequence[Document]) -> int:
+                vectors = rag.embedder.embed([d.content for d in documents])
+                return sum(r.suspicious for r in screener.fresh_copy().screen(documents, vectors))
+
+        drill = PoisoningDrill(guard, monitor.runner, screen, app.config.redteam.seed)
+        return await drill.run(attacks, attacked, progress)
+
+
+def _channels(app: App) -> list[Channel]:
+    return [build("channel", spec, app.config.folder) for spec in app.config.monitor.channels]
+
+
+def _delivery_policy(app: App) -> DeliveryPolicy:
+    return DeliveryPolicy(per_hour=app.config.monitor.notifications_per_hour)

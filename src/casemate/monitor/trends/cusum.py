@@ -1,0 +1,475 @@
+"""CUSUM state of a canary set: one run at a time, which canaries alarm and which recover.
+
+``analyze_run`` is a fold: it maps the state before a run and the results of the run to the state after it. It reads no
+clock and no store, so repeating it in another process after a crash gives the same result.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from casemate.errors import ConfigError, DataError
+from casemate.monitor.canaries.results import RESULT_KIND, CanaryResult, CanaryStatus, Severity, base_run_id
+from casemate.monitor.trends import sequential_tests
+from casemate.monitor.trends.pooled_evidence import WINDOWS, PooledCounts, evidence_threshold, pooled_evidence
+from casemate.monitor.trends.sequential_tests import ZERO_CUSUMS, Cusums, FlakeCounts
+
+WEIGHTS = {Severity.LOW: 0.5, Severity.MEDIUM: 1.0, Severity.HIGH: 2.0, Severity.CRITICAL: 4.0}
+"""Relative shares of the false-alarm budget: a severe canary needs less evidence, at the expense of the others."""
+RECENT = 10
+"""Length of the recent history of each canary."""
+MIN_POOLED = 3
+"""Canaries from which on the pooled test says more than the tests of single canaries."""
+MAX_EVENT_ID = 200
+"""Longest event id that the event store accepts."""
+_RUN_SUFFIX = "2026-01-01T00:00:00Z.000000~9"
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedCanary:
+    """What the sequential tests need of one canary.
+
+    Attributes:
+        id: Its id.
+        severity: Severity of a failure.
+        flakes: Baseline counts; without a baseline the canary is assumed to fail often.
+        interval_s: Seconds between two queries; 0: the interval of the set.
+        alerts: Whether failures may alert; otherwise they are only shown.
+        documents: Ids of the documents in its context during the baseline.
+    """
+
+    id: str
+    severity: Severity = Severity.HIGH
+    flakes: FlakeCounts = FlakeCounts()
+    interval_s: float = 0.0
+    alerts: bool = True
+    documents: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedSet:
+    """A monitored set of canaries.
+
+    Attributes:
+        name: Name of the set; part of each run id and alert.
+        canaries: At least one; ids are unique.
+        interval_s: Seconds between two runs, at least 1.
+
+    Raises:
+        DataError: If the set is empty, an id occurs twice or is too long for an event id, a baseline is inconsistent,
+            or an interval is not a whole number of seconds.
+    """
+
+    name: str
+    canaries: tuple[WatchedCanary, ...]
+    interval_s: float = 3600.0
+
+    def __post_init__(self) -> None:
+        ids = [canary.id for canary in self.canaries]
+        if not ids:
+            raise DataError(f"the canary set {self.name!r} is empty; add a canary")
+        if twice := [i for i, count in Counter(ids).items() if count > 1]:
+            raise DataError(f"the canary set {self.name!r} has the id {twice[0]!r} twice; ids must be unique")
+        if not self.name or not self.name.isprintable() or "@" in self.name or "~" in self.name:
+            raise DataError(f"invalid name of a canary set {self.name!r}: use printable characters except '@' and '~'")
+        if invalid := [i for i in ids if not i or not i.isprintable()]:
+            raise DataError(f"invalid id {invalid[0]!r} in the canary set {self.name!r}: use printable characters")
+        longest = max(ids, key=len)
+        limit = MAX_EVENT_ID - len(f"{RESULT_KIND}:{self.name}@{_RUN_SUFFIX}:")
+        if len(longest) > limit:
+            raise DataError(
+                f"the canary id {longest!r} has {len(longest)} characters; with this name of the set, at most {limit} "
+                "are allowed"
+            )
+        for seconds in (self.interval_s, *(c.interval_s or self.interval_s for c in self.canaries)):
+            if not (seconds >= 1 and seconds == int(seconds)):
+                raise DataError(
+                    f"the canary set {self.name!r} has an interval of {seconds} s; use whole seconds, at least 1"
+                )
+        for canary in self.canaries:
+            if not 0 <= canary.flakes.failed <= canary.flakes.asked:
+                raise DataError(
+                    f"the baseline of {canary.id!r} has {canary.flakes.failed} failures in {canary.flakes.asked} runs"
+                )
+
+    @property
+    def by_id(self) -> dict[str, WatchedCanary]:
+        """The canaries by id."""
+        return {canary.id: canary for canary in self.canaries}
+
+
+@dataclass(frozen=True, slots=True)
+class AlarmLimits:
+    """When failures become an alarm.
+
+    Attributes:
+        runs_per_false_alert: Runs per allowed false alarm, above 0. Half of the budget goes to the tests of single
+            canaries, half to that of many failures in one run.
+        max_repeats: How often a failed canary is asked again within the run, 0 to 9.
+        repeat_failure_rate: Failure rate of immediate repetitions after a chance failure, at least 0 and below 1; used
+            where it exceeds the flake rate. The cause of a chance failure may last some seconds.
+        errors_in_a_row: Consecutive runs without an answer after which the target is unreachable, or a canary blind;
+            at least 1.
+        min_passes: Minimum number of consecutive passes, 1 to 10, after which an alarmed canary is recovered.
+        page_rules: Whether the rules of the wiki page "Canary Queries" alert too.
+
+    Raises:
+        ConfigError: If a value is out of range.
+    """
+
+    runs_per_false_alert: float = 1000.0
+    max_repeats: int = 5
+    repeat_failure_rate: float = 0.1
+    errors_in_a_row: int = 3
+    min_passes: int = 3
+    page_rules: bool = False
+
+    def __post_init__(self) -> None:
+        valid = (
+            self.runs_per_false_alert > 0
+            and 0 <= self.max_repeats <= 9
+            and 0 <= self.repeat_failure_rate < 1
+            and self.errors_in_a_row >= 1
+            and 1 <= self.min_passes <= RECENT
+        )
+        if not valid:
+            raise ConfigError(
+                f"runs_per_false_alert={self.runs_per_false_alert}, max_repeats={self.max_repeats}, "
+                f"repeat_failure_rate={self.repeat_failure_rate}, errors_in_a_row={self.errors_in_a_row}, "
+                f"min_passes={self.min_passes}: runs_per_false_alert must be above 0, max_repeats 0 to 9, "
+                f"repeat_failure_rate at least 0 and below 1, errors_in_a_row at least 1, min_passes 1 to {RECENT}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class CanaryCusum:
+    """CUSUM state of one canary.
+
+    Attributes:
+        flakes: The baseline counts in use; another baseline resets the state.
+        cusums: Its CUSUMs; zero while it is alarmed.
+        recent: Its last runs with a verdict, oldest first: ``P`` passed, ``F`` failed.
+        errors: Consecutive runs without a verdict.
+        since: Time of the first failure that contributes to the evidence; None: there is none.
+        asked: Runs with a verdict since then.
+        failed: Failed runs among these.
+        alarmed: Whether it has alarmed and not recovered.
+    """
+
+    flakes: FlakeCounts = FlakeCounts()
+    cusums: Cusums = ZERO_CUSUMS
+    recent: str = ""
+    errors: int = 0
+    since: datetime | None = None
+    asked: int = 0
+    failed: int = 0
+    alarmed: bool = False
+
+    @property
+    def passes_in_a_row(self) -> int:
+        """Consecutive passes at the end."""
+        return len(self.recent) - len(self.recent.rstrip("P"))
+
+    @property
+    def settled(self) -> bool:
+        """Whether another pass would change nothing."""
+        return self.recent == RECENT * "P" and not (self.errors or self.alarmed or max(self.cusums) > 1)
+
+    @property
+    def persistent(self) -> bool:
+        """Page rule: at least 8 of the last 10 runs failed."""
+        return self.recent.count("F") >= 8
+
+
+@dataclass(frozen=True, slots=True)
+class CusumState:
+    """State of a set after a run.
+
+    Attributes:
+        canaries: State of each canary, by id.
+        unanswered_runs: Consecutive runs in which at least half of the canaries got no answer.
+        unanswered_since: Time of the first of these runs.
+        pooled: Counts of the last runs over all canaries, oldest first.
+        decayed: Whether the pooled test has alarmed and not recovered.
+    """
+
+    canaries: Mapping[str, CanaryCusum] = field(default_factory=dict)
+    unanswered_runs: int = 0
+    unanswered_since: datetime | None = None
+    pooled: tuple[PooledCounts, ...] = ()
+    decayed: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """The state as JSON, for an event."""
+        return {
+            "canaries": {name: asdict(c) | {"since": _to_iso(c.since)} for name, c in self.canaries.items()},
+            "unanswered_runs": self.unanswered_runs,
+            "unanswered_since": _to_iso(self.unanswered_since),
+            "pooled": [list(counts) for counts in self.pooled],
+            "decayed": self.decayed,
+        }
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> CusumState:
+        """Inverse of ``to_json``."""
+        return cls(
+            {name: _cusum_from_json(fields) for name, fields in body["canaries"].items()},
+            int(body["unanswered_runs"]),
+            _from_iso(body["unanswered_since"]),
+            tuple(PooledCounts(*counts) for counts in body.get("pooled", ())),  # older states have none
+            bool(body.get("decayed", False)),
+        )
+
+
+class AlarmEvidence(NamedTuple):
+    """Evidence of an alarmed canary, and the threshold that it reached."""
+
+    value: float
+    threshold: float
+
+
+@dataclass(frozen=True, slots=True)
+class RunAnalysis:
+    """What one run has shown.
+
+    Attributes:
+        run: Id of the run.
+        at: Time of its last result.
+        state: State after it.
+        alarmed: Canaries that alarmed in it.
+        recovered: Canaries that recovered in it.
+        failed: Canaries that failed in it.
+        judged: Number of canaries with a verdict.
+        errors: Number of canaries without a verdict.
+        many_failed: Whether too many canaries failed at once to be chance.
+        p_value: Probability that chance alone makes as many canaries fail in one run.
+        unreachable: Whether the target counts as unreachable.
+        blind: Canaries without an answer for several runs although the target is reachable.
+        evidence: Evidence of each canary that alarmed by its own failures.
+        decayed: Whether the pooled test over all canaries alarmed in it.
+    """
+
+    run: str
+    at: datetime
+    state: CusumState
+    alarmed: tuple[str, ...]
+    recovered: tuple[str, ...]
+    failed: tuple[str, ...]
+    judged: int
+    errors: int
+    many_failed: bool
+    p_value: float
+    unreachable: bool
+    blind: tuple[str, ...]
+    evidence: Mapping[str, AlarmEvidence] = field(default_factory=dict)
+    decayed: bool = False
+
+
+def analyze_run(
+    state: CusumState, results: Sequence[CanaryResult], watched: WatchedSet, limits: AlarmLimits
+) -> RunAnalysis:
+    """Updates the state by one run.
+
+    Args:
+        state: State before the run.
+        results: Results of one run and of its repetitions, in order of asking; at least one. Results of canaries that
+            are not in the set are ignored.
+        watched: The set.
+        limits: When failures become an alarm.
+    """
+    by_id = watched.by_id
+    verdicts = _verdicts(results, by_id)
+    canaries = {i: _with_baseline(state.canaries.get(i), by_id[i].flakes) for i in by_id}
+    before = {i: c.alarmed for i, c in canaries.items()}
+    unanswered = _unanswered_runs(state, verdicts, len(by_id), limits)
+    for canary, (at, passed) in verdicts.items():
+        if passed or not unanswered:  # an unreachable target is no error of the canary
+            canaries[canary] = _update_canary(canaries[canary], at, passed, limits)
+    judged = {i: passed for i, (_, passed) in verdicts.items() if passed}
+    p_value, together = _test_failure_count(judged, before, by_id, limits)
+    evidence = _test_single_canaries(judged, canaries, by_id, limits)
+    alarmed = evidence.keys() | together
+    canaries |= {i: replace(canaries[i], alarmed=True, cusums=ZERO_CUSUMS) for i in alarmed}
+    at = max(r.at for r in results)
+    pooled, decayed = _test_pooled(state, judged, {i for i in by_id if before[i] or i in alarmed}, by_id, limits)
+    return RunAnalysis(
+        base_run_id(results[0].run),
+        at,
+        CusumState(canaries, unanswered, (state.unanswered_since or at) if unanswered else None, pooled, decayed),
+        tuple(i for i in by_id if i in alarmed),
+        tuple(i for i in verdicts if before[i] and not canaries[i].alarmed),
+        tuple(i for i, passed in judged.items() if not passed[0]),
+        len(judged),
+        len(verdicts) - len(judged),
+        bool(together),
+        p_value,
+        unanswered >= limits.errors_in_a_row,
+        tuple(
+            i for i, c in canaries.items() if c.errors >= limits.errors_in_a_row and unanswered < limits.errors_in_a_row
+        ),
+        evidence,
+        decayed and not state.decayed,
+    )
+
+
+def canaries_to_repeat(
+    state: CusumState, results: Sequence[CanaryResult], watched: WatchedSet, limits: AlarmLimits
+) -> tuple[str, ...]:
+    """Canaries to ask again within the run: they failed, and neither were alarmed before nor are alarmed now.
+
+    If many failed at once they are repeated once, since the cause may be over in a moment.
+
+    Args:
+        state: State before the run.
+        results: All results of the run so far.
+        watched: The set.
+        limits: When failures become an alarm.
+    """
+    if not results:
+        return ()
+    found = analyze_run(state, results, watched, limits)
+    by_id, asked = watched.by_id, Counter(r.canary for r in results)
+    before = {i for i, c in state.canaries.items() if c.alarmed}
+    decided = {i for i, c in found.state.canaries.items() if c.alarmed and not (found.many_failed and asked[i] == 1)}
+    return tuple(i for i in found.failed if by_id[i].alerts and i not in before | decided)
+
+
+def _verdicts(results: Sequence[CanaryResult], ids: Collection[str]) -> dict[str, tuple[datetime, list[bool]]]:
+    """For each canary asked: time of the first query, and which answers passed; errors are left out."""
+    found: dict[str, tuple[datetime, list[bool]]] = {}
+    for result in results:
+        if result.canary in ids:
+            passed = found.setdefault(result.canary, (result.at, []))[1]
+            if result.status is not CanaryStatus.ERROR:
+                passed.append(result.status is CanaryStatus.PASS)
+    return found
+
+
+def _with_baseline(cusum: CanaryCusum | None, flakes: FlakeCounts) -> CanaryCusum:
+    """The state if it uses this baseline, else a new one."""
+    return cusum if cusum and cusum.flakes == flakes else CanaryCusum(flakes)
+
+
+def _update_canary(cusum: CanaryCusum, at: datetime, passed: Sequence[bool], limits: AlarmLimits) -> CanaryCusum:
+    """State of a canary after one more run; the answers after the first are repetitions."""
+    if not passed:
+        return replace(cusum, errors=cusum.errors + 1)
+    if cusum.settled and len(passed) == 1 and passed[0]:
+        return cusum  # the usual case: keeps long histories fast
+    failed = not passed[0]
+    cusums = ZERO_CUSUMS if cusum.alarmed else _updated_cusums(cusum, passed, limits)
+    since, asked, count = cusum.since, cusum.asked + 1, cusum.failed + failed
+    if not cusum.alarmed and sequential_tests.evidence(cusums) <= 1:
+        since, asked, count = None, 0, 0
+    elif since is None:
+        since, asked, count = at, 1, int(failed)
+    recent = (cusum.recent + ("F" if failed else "P"))[-RECENT:]
+    after = CanaryCusum(cusum.flakes, cusums, recent, 0, since, asked, count, cusum.alarmed)
+    return CanaryCusum(cusum.flakes, recent=recent) if after.alarmed and _has_recovered(after, limits) else after
+
+
+def _updated_cusums(cusum: CanaryCusum, passed: Sequence[bool], limits: AlarmLimits) -> Cusums:
+    flake_rate = sequential_tests.flake_rate_bound(cusum.flakes)
+    first = sequential_tests.likelihood_ratios(flake_rate, int(not passed[0]), int(passed[0]))
+    if len(passed) == 1:
+        return sequential_tests.update_cusums(cusum.cusums, first)
+    failed = list(passed[1:]).count(False)
+    repeats = sequential_tests.likelihood_ratios(
+        max(flake_rate, limits.repeat_failure_rate), failed, len(passed) - 1 - failed
+    )
+    return sequential_tests.update_cusums(cusum.cusums, first, repeats)
+
+
+def _has_recovered(cusum: CanaryCusum, limits: AlarmLimits) -> bool:
+    """Whether an alarmed canary has passed often enough in a row."""
+    passes = cusum.passes_in_a_row
+    return passes >= sequential_tests.passes_to_recover(
+        cusum.failed, max(cusum.asked - passes, cusum.failed), limits.min_passes, RECENT
+    )
+
+
+def _test_failure_count(
+    judged: Mapping[str, Sequence[bool]],
+    before: Mapping[str, bool],
+    by_id: Mapping[str, WatchedCanary],
+    limits: AlarmLimits,
+) -> tuple[float, frozenset[str]]:
+    """P-value of the number of failures in this run; and the failed canaries if chance is rejected.
+
+    A failure counts if at least half of its repetitions failed too. Canaries that are already alarmed are left out.
+    """
+    counted = [i for i in judged if by_id[i].alerts and not before[i]]
+    failed = [i for i in counted if not judged[i][0] and 2 * list(judged[i][1:]).count(False) >= len(judged[i]) - 1]
+    if not failed:
+        return 1.0, frozenset()
+    flake_rates = tuple(sequential_tests.flake_rate_mean(by_id[i].flakes) for i in counted)
+    p_value = float(sequential_tests.failures_tail(flake_rates)[len(failed)])
+    return p_value, frozenset(failed if p_value * 2 * limits.runs_per_false_alert <= 1 else ())
+
+
+def _test_pooled(
+    state: CusumState,
+    judged: Mapping[str, Sequence[bool]],
+    alarmed: Collection[str],
+    by_id: Mapping[str, WatchedCanary],
+    limits: AlarmLimits,
+) -> tuple[tuple[PooledCounts, ...], bool]:
+    """Counts of the last runs, and whether the pooled test is alarmed. A canary counts once, by its first answer.
+
+    Canaries that alarmed by themselves are left out, so that one cause has one alarm. The alarm ends when the evidence
+    is below 1.
+    """
+    counted = [i for i in judged if by_id[i].alerts and by_id[i].flakes.asked and i not in alarmed]
+    if len(counted) < MIN_POOLED:
+        return state.pooled, state.decayed
+    failed = sum(not judged[i][0] for i in counted)
+    runs = (*state.pooled, PooledCounts(len(counted), failed))[-WINDOWS[-1] :]
+    if not failed and not state.decayed:
+        return runs, False  # a run without failures never raises the evidence
+    flakes = [by_id[i].flakes for i in counted]
+    found = pooled_evidence(runs, PooledCounts(sum(f.asked for f in flakes), sum(f.failed for f in flakes)))
+    return runs, found >= (1 if state.decayed else evidence_threshold(2 * limits.runs_per_false_alert))
+
+
+def _test_single_canaries(
+    judged: Mapping[str, Sequence[bool]],
+    canaries: Mapping[str, CanaryCusum],
+    by_id: Mapping[str, WatchedCanary],
+    limits: AlarmLimits,
+) -> dict[str, AlarmEvidence]:
+    """Canaries that failed in this run and whose own evidence suffices, by e-BH."""
+    failing = [i for i, passed in judged.items() if by_id[i].alerts and not all(passed)]
+    total = sum(WEIGHTS[c.severity] for c in by_id.values() if c.alerts)
+    found = {i: sequential_tests.evidence(canaries[i].cusums) for i in failing}
+    weights = {i: WEIGHTS[by_id[i].severity] / total for i in failing}
+    budget = 2 * limits.runs_per_false_alert
+    rejected = sequential_tests.ebh_rejections({i: found[i] * weights[i] for i in failing}, budget)
+    return {i: AlarmEvidence(found[i], budget / len(rejected) / weights[i]) for i in failing if i in rejected}
+
+
+def _unanswered_runs(
+    state: CusumState, verdicts: Mapping[str, tuple[datetime, Sequence[bool]]], canaries: int, limits: AlarmLimits
+) -> int:
+    """Consecutive runs with hardly any answer. A run without any answer counts as all that are needed for an alarm."""
+    silent = sum(not passed for _, passed in verdicts.values())
+    if not verdicts or 2 * silent < len(verdicts):
+        return 0
+    none_answered = silent == len(verdicts) and len(verdicts) >= min(3, canaries)
+    return max(state.unanswered_runs + 1, limits.errors_in_a_row if none_answered else 0)
+
+
+def _to_iso(at: datetime | None) -> str | None:
+    return at.isoformat() if at else None
+
+
+def _from_iso(text: str | None) -> datetime | None:
+    return datetime.fromisoformat(text) if text else None
+
+
+def _cusum_from_json(body: Mapping[str, Any]) -> CanaryCusum:
+    fields = {"flakes": FlakeCounts(*body["flakes"]), "cusums": tuple(body["cusums"])}
+    return CanaryCusum(**{**body, **fields, "since": _from_iso(body["since"])})

@@ -1,0 +1,178 @@
+"""Sequential tests on failures of canaries: CUSUM, e-values, and the number of failures in one run.
+
+A canary fails now and then although nothing is wrong: with probability p0, its flake rate. A real change makes it fail
+with some larger probability p1. Each answer multiplies the evidence by p1 / p0 if it is a failure, else by
+(1 - p1) / (1 - p0); evidence below 1 restarts at 1. This is the CUSUM of likelihood ratios (Page 1954), used as an
+e-detector (Shin, Ramdas and Rinaldo 2022, arXiv 2203.03532), whose false-alarm guarantee is exact, not asymptotic.
+Across canaries, evidence is compared by the e-BH procedure (Wang and Ramdas 2022), which needs no independence. The
+bound on false alarms is derived in docs/explanation/canary-alarms.md.
+
+Pure functions: no clock, no store.
+
+Deviation: the papers assume a known p0. Here it is the upper end of a one-sided interval from the baseline
+(``flake_rate_bound``).
+Deviation: instead of one p1 fixed in advance there are three, each with its own CUSUM; their mean is the evidence.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+
+from casemate.maths.stats import clopper_pearson
+from casemate.types import Float64
+
+Cusums: TypeAlias = tuple[float, ...]
+"""One value per alternative in ``ALTERNATIVES``."""
+
+ALTERNATIVES = (0.3, 0.6, 0.95)
+"""Assumed failure rates p1 of a broken canary, equally weighted."""
+ZERO_CUSUMS: Cusums = (0.0,) * len(ALTERNATIVES)
+MIN_FLAKE_RATE = 0.005
+"""Lower limit of p0: a usual baseline cannot distinguish one failure in 200 from none."""
+UNMEASURED_FLAKE_RATE = 0.2
+"""p0 of a canary without a baseline."""
+CONFIDENCE = 0.8
+"""Confidence of the bound on a flake rate."""
+MAX_EVIDENCE = 1e12
+"""Cap of the evidence: above every alarm threshold, and safe from overflow."""
+
+
+class FlakeCounts(NamedTuple):
+    """Baseline counts of one canary: how often it was asked, and how often it failed although nothing was wrong."""
+
+    asked: int = 0
+    failed: int = 0
+
+
+@lru_cache(maxsize=4096)
+def flake_rate_bound(flakes: FlakeCounts) -> float:
+    """Upper end of a one-sided Clopper-Pearson interval for the flake rate, as p0 of the sequential test.
+
+    An underestimated rate causes false alarms forever; an overestimated one only delays true alarms. The confidence is
+    80 %, not 95 %: measured, false alarms remain far below their budget, and the delay is shorter.
+
+    Args:
+        flakes: Failures among the runs of the baseline.
+
+    Returns:
+        The rate, from ``MIN_FLAKE_RATE`` to 1.
+
+    >>> [round(flake_rate_bound(FlakeCounts(n, 0)), 3) for n in (20, 50, 200, 1000)]
+    [0.077, 0.032, 0.008, 0.005]
+    """
+    if not flakes.asked:
+        return UNMEASURED_FLAKE_RATE
+    _, high = clopper_pearson(flakes.failed, flakes.asked, 2 * CONFIDENCE - 1)
+    return max(high, MIN_FLAKE_RATE)
+
+
+def flake_rate_mean(flakes: FlakeCounts) -> float:
+    """Mean of the Jeffreys posterior of the flake rate, Beta(f + 1/2, n - f + 1/2).
+
+    Used for the number of failures in one run, where estimation errors of many canaries average out; upper ends would
+    add up.
+
+    >>> [round(flake_rate_mean(FlakeCounts(n, 0)), 3) for n in (20, 50, 200)]
+    [0.024, 0.01, 0.005]
+    """
+    return max((flakes.failed + 0.5) / (flakes.asked + 1), MIN_FLAKE_RATE) if flakes.asked else UNMEASURED_FLAKE_RATE
+
+
+@lru_cache(maxsize=4096)
+def likelihood_ratios(flake_rate: float, failed: int, passed: int) -> Cusums:
+    """Likelihood ratio of some answers, for each alternative.
+
+    Args:
+        flake_rate: The rate p0.
+        failed: Number of failures.
+        passed: Number of passes.
+
+    Returns:
+        (p1 / p0)^failed ((1 - p1) / (1 - p0))^passed; 1 for an alternative no larger than p0.
+
+    >>> [round(r, 2) for r in likelihood_ratios(0.01, 1, 0)], [round(r, 2) for r in likelihood_ratios(0.01, 0, 1)]
+    ([30.0, 60.0, 95.0], [0.71, 0.4, 0.05])
+    >>> likelihood_ratios(0.4, 1, 0)[0]
+    1.0
+    """
+    return tuple(
+        min((p / flake_rate) ** failed, MAX_EVIDENCE) * ((1 - p) / (1 - flake_rate)) ** passed
+        if p > flake_rate
+        else 1.0
+        for p in ALTERNATIVES
+    )
+
+
+def update_cusums(cusums: Cusums, *ratios: Cusums) -> Cusums:
+    """CUSUMs after one more run: max(cusum, 1) times all likelihood ratios of the run."""
+    total = [max(s, 1.0) for s in cusums]
+    for factors in ratios:
+        total = [min(s * factor, MAX_EVIDENCE) for s, factor in zip(total, factors, strict=True)]
+    return tuple(total)
+
+
+def evidence(cusums: Cusums) -> float:
+    """Mean of the CUSUMs: the evidence against "nothing has changed"."""
+    return sum(cusums) / len(cusums)
+
+
+def ebh_rejections(weighted_evidence: Mapping[str, float], runs_per_false_alarm: float) -> frozenset[str]:
+    """Canaries selected by e-BH: the k largest, for the largest k whose smallest reaches runs_per_false_alarm / k.
+
+    Args:
+        weighted_evidence: Evidence times weight of each candidate; the weights of the whole set sum to 1.
+        runs_per_false_alarm: Runs per allowed false alarm, above 0.
+
+    >>> sorted(ebh_rejections({"a": 900.0, "b": 600.0, "c": 1.0}, 1000)), sorted(ebh_rejections({"a": 900.0}, 1000))
+    (['a', 'b'], [])
+    """
+    descending = sorted(weighted_evidence, key=lambda name: -weighted_evidence[name])
+    counts = [k for k, name in enumerate(descending, start=1) if k * weighted_evidence[name] >= runs_per_false_alarm]
+    return frozenset(descending[: max(counts, default=0)])
+
+
+@lru_cache(maxsize=256)
+def failures_tail(flake_rates: tuple[float, ...]) -> Float64:
+    """P(at least k failures in one run) for k = 0 to the number of canaries, each with its own flake rate.
+
+    The exact Poisson-binomial distribution, by convolution.
+
+    Args:
+        flake_rates: One rate per canary asked.
+
+    Returns:
+        (canaries + 1,), decreasing from 1.
+
+    >>> failures_tail((0.01,) * 50)[[1, 2, 5]].round(5).tolist()
+    [0.39499, 0.08944, 0.00015]
+    """
+    distribution = np.ones(1)
+    for p in flake_rates:
+        distribution = np.convolve(distribution, (1 - p, p))
+    tail = np.minimum(np.cumsum(distribution[::-1])[::-1], 1.0)  # smallest terms first, for precision
+    tail[0] = 1.0
+    return tail
+
+
+def passes_to_recover(failed: int, asked: int, least: int, most: int) -> int:
+    """Consecutive passes after which an alarmed canary counts as recovered.
+
+    The smallest n with (1 - q)^n <= .05, where q = (failed + 1/2) / (asked + 1) is the failure rate while the canary
+    was failing. A canary that still fails at that rate hardly passes n times in a row.
+
+    Args:
+        failed: Failed runs since the failures began.
+        asked: Runs since then, without the passes at the end.
+        least: Minimum of the result.
+        most: Maximum of the result.
+
+    >>> passes_to_recover(9, 9, 3, 10), passes_to_recover(5, 10, 3, 10), passes_to_recover(3, 10, 3, 10)
+    (3, 5, 8)
+    """
+    rate = (failed + 0.5) / (asked + 1)
+    return min(max(math.ceil(math.log(0.05) / math.log1p(-rate)), least), most)

@@ -1,0 +1,189 @@
+"""Tables 4, 5 and 9 and Figure 3: success of attackers that see the answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import TypeAlias
+
+import numpy as np
+
+from casemate.errors import DataError
+from casemate.papers import figures as drawing
+from casemate.papers.laboratory import ATTACKS, BARE, CORPUS, OURS, PAPER, K, Lab, Setting, digest, nfcorpus
+from casemate.papers.published_numbers import FOUR, SYSTEMS, TABLE_4, TABLE_5, TABLE_9, Numbers
+from casemate.papers.result import Cell, Result, Row, averaged, balanced_cells, mean
+from casemate.plugins import build
+from casemate.protocols import MembershipAttack, Target
+from casemate.redteam.campaigns.pipeline import SCRIPTED_ATTACKS, SIMULATED_READER, Steps
+from casemate.redteam.lab import judge
+from casemate.redteam.lab.datasets import Half
+from casemate.redteam.lab.experiment import Experiment, ExperimentPlan
+from casemate.redteam.lab.fitting import cross_fit
+from casemate.redteam.lab.results import AttackResult, Trial
+from casemate.redteam.reporting import charts
+from casemate.reports.format import measured
+
+Found: TypeAlias = Mapping[tuple[str, str], tuple[Trial, ...]]
+"""Finished trials by attack and system."""
+Figure: TypeAlias = Callable[[str, Sequence[Trial], Mapping[str, Half]], Cell]
+"""Computes a cell from an attack, its trials, and the half of each candidate."""
+
+BINS = 20
+READER = (
+    f"{SIMULATED_READER} The paper: Llama-3.2-3B.",
+    f"{SCRIPTED_ATTACKS} The paper: GPT-4o and GPT-4o-mini write for IA.",
+    "MBA masks 10 words. The paper: the best of 5, 10, 15 and 20. S2MIA takes the reply's perplexity after the "
+    "candidate, from word counts. The paper: that of GPT-2.",
+    "Each candidate has a client of its own, because the calibrated guard keeps state per client.",
+    "DP-RAG is measured in tables of its own, mirabel-table6, 10 and 11; SciDocs and TREC-COVID are not "
+    "available and left out.",
+)
+FITTED = (
+    "Thresholds are fitted under the attacked system on half of the candidates and judged on the other, then the other "
+    "way round. Of several features the best of three rules is taken, so that IA has any lambda. The paper: fitted on "
+    "one half, lambda of .5 to 1.",
+)
+SYSTEMS_HERE = (*SYSTEMS, OURS)
+
+
+async def table4(setting: Setting, steps: Steps, opened: ExitStack) -> Result:
+    """Adjusted attack accuracy."""
+    return await _by_system(
+        await nfcorpus(setting, steps, opened),
+        "Table 4: adjusted accuracy of attackers; 0 is chance, .5 is always right",
+        TABLE_4,
+        lambda attack, trials, half: judge.adjusted_accuracy(cross_fit(trials, half)),
+        FITTED,
+    )
+
+
+async def table5(setting: Setting, steps: Steps, opened: ExitStack) -> Result:
+    """Kolmogorov-Smirnov distance between the scores of members and non-members."""
+    how = (
+        "Distances over all candidates, of the attack's score; of S2MIA the mean over BLEU and likelihood, no "
+        "candidate left out. IA's score is with lambda 1.",
+    )
+    return await _by_system(
+        await nfcorpus(setting, steps, opened),
+        "Table 5: Kolmogorov-Smirnov distance between scores of members and non-members; 0 is equal",
+        TABLE_5,
+        lambda attack, trials, half: score_distance(attack, trials),
+        how,
+    )
+
+
+async def table9(setting: Setting, steps: Steps, opened: ExitStack) -> Result:
+    """Accuracy, precision, recall and F1 of attackers."""
+    lab = await nfcorpus(setting, steps, opened)
+    found = await run_attacks(lab, tuple(ATTACKS))
+    rows = []
+    for attack in ATTACKS:
+        for system in SYSTEMS_HERE:
+            rows += [Row(attack, f"{system}, printed", TABLE_9[attack, system])] if (attack, system) in TABLE_9 else []
+            fitted = cross_fit(found[attack, system], lab.split.half)
+            said = balanced_cells(fitted.predicted[fitted.member], fitted.predicted[~fitted.member])
+            rows.append(Row(attack, f"{system}, here", said))
+    title = "Table 9: accuracy, precision, recall and F1 of attackers; .5 is chance"
+    return Result(title, FOUR, tuple(rows), (*CORPUS, *READER, *FITTED), _withheld(found), lab.facts)
+
+
+async def figure3(setting: Setting, steps: Steps, opened: ExitStack) -> Result:
+    """IA's scores, unguarded and guarded."""
+    lab = await nfcorpus(setting, steps, opened)
+    found = await run_attacks(lab, ("IA",))
+    rows = [Row("IA", f"{system}, printed", {"distance": n}) for system, n in TABLE_5["IA"].items()]
+    for system in SYSTEMS_HERE:
+        trials = found["IA", system]
+        inside, outside = ([t.features[0] for t in trials if t.member is kind] for kind in (True, False))
+        cells: dict[str, Cell] = {
+            "members": mean(inside),
+            "others": mean(outside),
+            "distance": score_distance("IA", trials),
+        }
+        rows.append(Row("IA", f"{system}, here", cells))
+    path = drawing.write(setting.folder / "mirabel-figure3.html", "Scores of IA", _panels(found, lab.split.half))
+    title = "Figure 3: scores of IA, means and Kolmogorov-Smirnov distance (Table 5)"
+    remark = "A score is the share of right answers less that of 'I don't know' (lambda 1), from -1 to 1."
+    columns = ("members", "others", "distance")
+    return Result(title, columns, tuple(rows), (*CORPUS, *READER), (remark,), lab.facts, (path,))
+
+
+def _panels(found: Found, half: Mapping[str, Half]) -> list[drawing.Panel]:
+    """Unguarded system and both guards, on common histogram scales."""
+    scores = {system: [t.features[0] for t in found["IA", system]] for system in SYSTEMS_HERE}
+    every = np.concatenate(list(scores.values()))
+    edges = np.histogram_bin_edges(every, BINS)
+    sides = {}
+    for system, values in scores.items():
+        trials = found["IA", system]
+        figures = judge.membership_metrics(trials, half, guarded=system != BARE)
+        assert figures is not None
+        counts = {
+            name: np.histogram([v for v, t in zip(values, trials, strict=True) if t.member is kind], edges)[0]
+            for name, kind in (("members", True), ("nonmembers", False))
+        }
+        shape = {"edges": edges.tolist(), **{name: n.astype(float).tolist() for name, n in counts.items()}}
+        sides[system] = replace(figures, histogram=shape)
+    panels = []
+    for place, system in enumerate(SYSTEMS_HERE):
+        result = AttackResult("IA", "", "", sides[BARE], sides[PAPER if system == BARE else system])
+        side = "off" if system == BARE else "on"
+        image = charts.histogram(result, side, f"f{place}")
+        assert image is not None
+        panels.append((system, image))
+    return panels
+
+
+async def _by_system(
+    lab: Lab, title: str, paper: Mapping[str, Numbers], figure: Figure, how: tuple[str, ...]
+) -> Result:
+    """A table with one attack per row and one system per column."""
+    found = await run_attacks(lab, tuple(ATTACKS))
+    rows = []
+    for attack in ATTACKS:
+        rows += [Row(attack, "printed", paper[attack])] if attack in paper else []
+        cells = {system: figure(attack, found[attack, system], lab.split.half) for system in SYSTEMS_HERE}
+        rows.append(Row(attack, "here", cells))
+    return Result(title, SYSTEMS_HERE, tuple(rows), (*CORPUS, *READER, *how), _withheld(found), lab.facts)
+
+
+def _withheld(found: Found) -> tuple[str, ...]:
+    """Share of questions about members for which each guard withheld the member."""
+    lines = []
+    for system in (PAPER, OURS):
+        rates = []
+        for attack in ATTACKS:
+            inside = [t for t in found[attack, system] if t.member]
+            rate = judge.clustered_rate([t.hidden for t in inside], [t.questions for t in inside])
+            rates.append(f"{attack} {measured(rate, share=True)}")
+        lines.append(f"{system} withheld the member in this share of the questions about it: {', '.join(rates)}.")
+    return tuple(lines)
+
+
+def score_distance(attack: str, trials: Sequence[Trial]) -> Cell:
+    """Distance between an attack's scores of members and of non-members."""
+    inside, outside = (np.array([t.features for t in trials if t.member is kind]) for kind in (True, False))
+    scores = 2 if attack == "S2MIA" else 1  # the other attacks have one feature that is the score
+    return averaged([(inside[:, i], outside[:, i]) for i in range(scores)])
+
+
+async def run_attacks(lab: Lab, names: Sequence[str]) -> Found:
+    """Attacks every candidate on the unguarded system and both guards; finished trials are reused.
+
+    Raises:
+        DataError: If an attack was interrupted, or a defense failed.
+    """
+    bench = lab.bench
+    attacks: dict[str, MembershipAttack] = {name: build("attack", ATTACKS[name]) for name in names}
+    targets: dict[str, Target] = {BARE: bench.rag, **bench.guards(lab.calibrated)}
+    facts = [bench.state, lab.calibrated.read_text(encoding="utf-8")]
+    plan = ExperimentPlan(seed=lab.setting.seed, k=K, label=digest(facts))
+    experiment = Experiment(attacks, lab.split, targets, bench.ledger, lab.held, plan)
+    with lab.steps("attacking", experiment.total) as count:
+        trials = await experiment.run(count)
+    if trials.errors or trials.failed or trials.missing:
+        why = "; ".join(trials.errors.values()) or trials.why or f"a defense failed in {trials.failed} questions"
+        raise DataError(f"the attacks were not completed: {why}")
+    return trials.done

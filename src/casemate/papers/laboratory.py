@@ -1,0 +1,313 @@
+"""Shared setting of the experiments: data, index without the non-members, guards, and attack questions.
+
+Expensive results are kept in a folder and reused by other tables: index, vectors of questions, answers, trials and
+calibration.
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import gzip
+import hashlib
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from casemate.backends.indexes.sqlite import SqliteIndex
+from casemate.config import PluginSpec
+from casemate.errors import DataError
+from casemate.guard.calibration import file as calibration
+from casemate.guard.calibration.fitting import CalibrationSettings, calibrate
+from casemate.guard.defenses.mirabel import Mirabel
+from casemate.guard.guard import Guard
+from casemate.plugins import build
+from casemate.protocols import Embedder, EmbedderProxy, Progress
+from casemate.rag.corpus import Corpus, Source
+from casemate.rag.ingest import Ingest
+from casemate.rag.pipeline import Rag
+from casemate.redteam.campaigns.pipeline import Steps
+from casemate.redteam.lab import datasets
+from casemate.redteam.lab.caching import CachedEmbedder, CachedGenerator
+from casemate.redteam.lab.datasets import IndexedSource, Split
+from casemate.redteam.lab.store import CampaignStore
+from casemate.runtime.blas_threads import single_blas_thread
+from casemate.system import published_attacks
+from casemate.types import Document, Vector
+
+K = 3
+"""Documents in a context, as in the paper's attacks."""
+PAPER, OURS = "Mirabel", "calibrated"
+"""The guards: the published rule, and the calibrated one."""
+BARE = "no guard"
+ATTACKS: Mapping[str, PluginSpec] = {
+    "S2MIA": PluginSpec(use="s2mia"),
+    "MBA": PluginSpec.model_validate({"use": "mba", "policy": "random"}),  # as the paper's authors did
+    "IA": PluginSpec.model_validate({"use": "interrogation", "penalty": 1.0}),  # one of the lambdas that they tried
+    "direct": PluginSpec(use="direct"),
+    "DCMI": PluginSpec(use="dcmi"),
+    "MEntA": PluginSpec(use="menta"),
+}
+"""The paper's attacks, then others."""
+CORPUS = (
+    "Index: the documents of NFCorpus without the 1,000 published non-members, 2,633, cut into chunks of 256 "
+    "tokens. The paper: 70 % of NFCorpus, each document whole.",
+    "Embedder: all-MiniLM-L6-v2, 384 dimensions. The paper: BGE-M3, 1,024.",
+)
+"""Differences from the papers that apply to every table."""
+SPLIT = "mia_riddle/nfcorpus_selected_indices.json"
+PORTION = 64
+"""Texts per write of vectors: about a second of work, which an interruption can lose."""
+HELP = "contents: docs/how-to/reproduce-the-papers.md"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Sizes and folders.
+
+    Attributes:
+        data: Folder with the evaluation data.
+        folder: Folder for intermediate results.
+        members: Candidates in the index.
+        nonmembers: Candidates outside the index.
+        seed: Seed of all draws.
+    """
+
+    data: Path
+    folder: Path = Path(".casemate/reproduce")
+    members: int = 250
+    nonmembers: int = 250
+    seed: int = 7
+
+    def require(self, *names: str) -> None:
+        """Checks that files of the data exist.
+
+        Raises:
+            DataError: If one is missing.
+        """
+        for name in names:
+            if not (self.data / name).is_file():
+                raise DataError(
+                    f"the evaluation data is incomplete: no {name} in {self.data}; give its folder with --data "
+                    f"or in CASEMATE_DATA ({HELP})"
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """An unguarded system over an index of its own.
+
+    Attributes:
+        rag: The system, with the simulated reader.
+        kept: Its embedder, behind an in-memory cache.
+        ledger: Store of trials, answers and vectors.
+        folder: Its folder, with the calibrations.
+        seed: Seed of calibration draws.
+    """
+
+    rag: Rag
+    kept: DiskCachedEmbedder
+    ledger: CampaignStore
+    folder: Path
+    seed: int
+
+    def guards(self, calibrated: Path, rates: Mapping[str, float | None] | None = None) -> dict[str, Guard]:
+        """New guards: the published rule, and the calibrated one at its default rate or the given rates."""
+        ours = {
+            name: Mirabel(significance=rate, calibration=calibrated, embedder=self.rag.embedder, index=self.rag.index)
+            for name, rate in (rates or {OURS: None}).items()
+        }
+        return {name: Guard(self.rag, [m]) for name, m in {PAPER: Mirabel(mode="paper"), **ours}.items()}
+
+    async def calibrated(self, log: Sequence[str], k: int, steps: Steps) -> Path:
+        """File with the calibration for this index and these harmless questions; created if missing."""
+        settings = CalibrationSettings(k=k, seed=self.seed)
+        facts = [self.state, list(log), repr(settings)]
+        path = self.folder / f"calibration-{digest(facts)}.json"
+        if not calibration.read_calibrations(path):
+            with steps(f"calibrating, k = {k}", None) as count:
+                defense = Mirabel(embedder=self.rag.embedder, index=self.rag.index)
+                found = await calibrate(defense, self.rag, published_attacks(), log, settings, count)
+            calibration.write_calibration(path, settings.tenant, found)
+        return path
+
+    @property
+    def state(self) -> str:
+        """Fingerprint of the index and of the program."""
+        return digest([self.rag.embedder.fingerprint, dict(self.rag.index.digests()), version("casemate")])
+
+
+@dataclass(frozen=True, slots=True)
+class Lab:
+    """NFCorpus without its non-members, and the candidates.
+
+    Attributes:
+        setting: Sizes and folders.
+        bench: The system.
+        split: The candidates.
+        held: Indexed content of each member.
+        calibrated: The calibration, from the dev questions.
+        harmless: The test questions.
+        steps: Shows progress.
+    """
+
+    setting: Setting
+    bench: Bench
+    split: Split
+    held: Mapping[str, IndexedSource]
+    calibrated: Path
+    harmless: tuple[str, ...]
+    steps: Steps
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Description of the setting."""
+        moments, rag = self.bench.rag.index.moments(), self.bench.rag
+        return {
+            "data": "NFCorpus",
+            "documents": len(rag.index.digests()),
+            "chunks": moments.n,
+            "members": len(self.split.members),
+            "nonmembers": len(self.split.nonmembers),
+            "near_duplicates_dropped": self.split.dropped,
+            "harmless_questions": len(self.harmless),
+            "calibrated_on": calibration.read_calibrations(self.calibrated)["default"].source + ", the dev questions",
+            "k": K,
+            "seed": self.setting.seed,
+            "embedder": rag.embedder.fingerprint,
+            "reader": "simulated_reader (simulated)",
+        }
+
+
+class DiskCachedEmbedder(EmbedderProxy):
+    """Caches vectors on disk: other tables ask the same questions.
+
+    Attributes:
+        ledger: Store of the vectors.
+    """
+
+    def __init__(self, inner: Embedder, ledger: CampaignStore) -> None:
+        super().__init__(inner)
+        self.ledger = ledger
+
+    def embed(self, texts: Sequence[str], progress: Progress | None = None) -> Vector:
+        """See ``Embedder``."""
+        held = {place: found for place, text in enumerate(texts) if (found := self._found(text)) is not None}
+        new = [place for place in range(len(texts)) if place not in held]
+        if new:
+            held |= zip(new, self.inner.embed([texts[place] for place in new], progress), strict=True)
+        return np.stack([held[i] for i in range(len(texts))]) if held else np.empty((0, self.dim), np.float32)
+
+    def precompute(self, texts: Sequence[str], progress: Progress) -> None:
+        """Computes and stores the vectors of these texts, unless they are stored."""
+        for start in range(0, len(texts), PORTION):
+            portion = texts[start : start + PORTION]
+            for text, vector in zip(portion, self.embed(portion), strict=True):
+                self.ledger.put_reply(self._key(text), base64.b64encode(vector.tobytes()).decode())
+            progress(len(portion))
+
+    def _found(self, text: str) -> Vector | None:
+        held = self.ledger.get_reply(self._key(text))
+        return None if held is None else np.frombuffer(base64.b64decode(held), np.float32)
+
+    def _key(self, text: str) -> str:
+        return f"vector-{digest([self.fingerprint, text])}"
+
+
+class CorpusSubset(Corpus):
+    """A corpus without some of its sources."""
+
+    def __init__(self, path: Path, out: Collection[str]) -> None:
+        super().__init__(path)
+        self._out = frozenset(out)
+
+    def sources(self) -> Iterator[Source]:
+        """See ``Corpus.sources``."""
+        return (source for source in super().sources() if source.name not in self._out)
+
+
+async def bench(setting: Setting, name: str, out: Collection[str], steps: Steps, opened: ExitStack) -> Bench:
+    """A system over a data set without some documents; indexed if necessary.
+
+    Args:
+        setting: Folders.
+        name: Folder of the data set.
+        out: Documents to leave out.
+        steps: Shows progress.
+        opened: Closes the system.
+    """
+    folder = setting.folder / name
+    opened.enter_context(single_blas_thread())
+    ledger = opened.enter_context(CampaignStore(folder / "ledger.db"))
+    index = opened.enter_context(closing(SqliteIndex(folder / "index.db")))
+    embedder: Embedder = build("embedder", PluginSpec(use="minilm"))
+    reader = CachedGenerator(
+        build("generator", PluginSpec(use="simulated_reader")), ledger, f"simulated_reader {version('casemate')}"
+    )
+    work = Ingest(Guard(Rag(embedder, index, reader), []), CorpusSubset(setting.data / name, out))
+    plan = work.plan()
+    if plan.todo or plan.gone:
+        with steps(f"indexing {name}: {len(plan.todo)} documents", plan.bytes) as count:
+            await work.run(plan, lambda size: count(round(size)))
+    kept = DiskCachedEmbedder(embedder, ledger)
+    return Bench(Rag(CachedEmbedder(kept), index, reader), kept, ledger, folder, setting.seed)
+
+
+async def nfcorpus(setting: Setting, steps: Steps, opened: ExitStack) -> Lab:
+    """Setting of the paper's attacks. All 1,000 published non-members are left out, even if fewer are attacked."""
+    setting.require(*(f"nfcorpus/{f}" for f in ("corpus.jsonl.gz", "queries.jsonl.gz", "qrels.tsv", "qrels.dev.tsv")))
+    setting.require(SPLIT)
+    published = json.loads((setting.data / SPLIT).read_text(encoding="utf-8"))
+    inside, outside = (list(map(str, published[key])) for key in ("mem_indices", "non_mem_indices"))
+    ground = await bench(setting, "nfcorpus", outside, steps, opened)
+    split = _candidates(setting, inside, outside)
+    asked = questions(setting.data / "nfcorpus")
+    dev, test = ([asked[i] for i in relevant(setting.data / "nfcorpus" / f)] for f in ("qrels.dev.tsv", "qrels.tsv"))
+    calibrated = await ground.calibrated(dev, K, steps)
+    held = datasets.indexed_sources(ground.rag.index, {d.source for d in split.members})
+    return Lab(setting, ground, split, held, calibrated, tuple(test), steps)
+
+
+def _candidates(setting: Setting, inside: Sequence[str], outside: Sequence[str]) -> Split:
+    """A subset of the published candidates. Near-duplicates are searched among the indexed documents."""
+    rng = np.random.default_rng(setting.seed)
+    wanted = {"members": (inside, setting.members), "nonmembers": (outside, setting.nonmembers)}
+    drawn = {key: [names[i] for i in rng.permutation(len(names))[:n]] for key, (names, n) in wanted.items()}
+    path = setting.folder / f"nfcorpus/split-{setting.members}-{setting.nonmembers}-{setting.seed}.json"
+    path.write_text(json.dumps(drawn) + "\n", encoding="utf-8")
+    gone = set(outside).difference(drawn["nonmembers"])
+    found = [(source.name, *source.parse()) for source in CorpusSubset(setting.data / "nfcorpus", gone).sources()]
+    return datasets.read_split(path, [Document(name, text, title) for name, title, text, _ in found], setting.seed)
+
+
+def questions(folder: Path) -> dict[str, str]:
+    """Question texts of a data set by id."""
+    return {i: record["text"] for i, record in records(folder / "queries.jsonl.gz").items()}
+
+
+def records(path: Path) -> dict[str, dict[str, Any]]:
+    """Records of a zipped jsonl file by id."""
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        return {record["_id"]: record for record in map(json.loads, file)}
+
+
+def relevant(path: Path) -> dict[str, str]:
+    """First relevant document of each question in a file of judgements."""
+    with path.open(encoding="utf-8", newline="") as file:
+        found: dict[str, str] = {}
+        for question, document, _ in list(csv.reader(file, delimiter="\t"))[1:]:
+            found.setdefault(question, document)
+    return found
+
+
+def digest(facts: Any) -> str:
+    """A short fingerprint."""
+    return hashlib.blake2b(
+        json.dumps(facts, sort_keys=True).encode("utf-8", "surrogatepass"), digest_size=16
+    ).hexdigest()

@@ -1,0 +1,308 @@
+"""The plug-in registry: finds a plug-in by role and name, and builds it from its options.
+
+A built-in plug-in is named by its file: ``load("defense", "mirabel")`` imports ``casemate.guard.defenses.mirabel`` and
+returns the class in it that derives from ``Defense``. ``ROLES`` lists every role.
+
+Another package registers a plug-in as an entry point. The group is ``casemate.<role>``, and the object is a class that
+derives from the base class of the role:
+
+    [project.entry-points."casemate.defense"]
+    embargo = "my_package.embargo:Embargo"
+
+A plug-in is a dataclass: its fields are its options (see ``build``). `casemate.testing` checks third-party plug-ins.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple, get_args, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
+
+from casemate.config import PluginSpec
+from casemate.errors import ConfigError, UnknownName, did_you_mean, validation_reason
+from casemate.protocols import (
+    Channel,
+    Defense,
+    Embedder,
+    EventStore,
+    ExtractionAttack,
+    Generator,
+    Index,
+    LanguageModel,
+    MembershipAttack,
+    PoisoningAttack,
+    Target,
+    TokenModel,
+    VectorCollection,
+)
+from casemate.runtime.executor import Executor
+from casemate.types import Secret
+
+
+class Role(NamedTuple):
+    """What a plug-in can be.
+
+    Attributes:
+        package: Package of the built-in plug-ins, one per file.
+        base: Protocol or base class that a plug-in derives from.
+    """
+
+    package: str
+    base: type[Any]
+
+
+ROLES: dict[str, Role] = {
+    "embedder": Role("casemate.backends.embedders", Embedder),
+    "index": Role("casemate.backends.indexes", Index),
+    "generator": Role("casemate.backends.generators", Generator),
+    "language_model": Role("casemate.backends.generators", LanguageModel),
+    "token_model": Role("casemate.backends.generators", TokenModel),
+    "store": Role("casemate.backends.event_stores", EventStore),
+    "collection": Role("casemate.backends.collections", VectorCollection),
+    "target": Role("casemate.backends.targets", Target),
+    "channel": Role("casemate.backends.channels", Channel),
+    "cluster": Role("casemate.backends.clusters", Executor),
+    "defense": Role("casemate.guard.defenses", Defense),
+    "attack": Role("casemate.redteam.attacks", MembershipAttack),
+    "crawler": Role("casemate.redteam.attacks", ExtractionAttack),
+    "poisoner": Role("casemate.redteam.attacks", PoisoningAttack),
+}
+"""Every role. Its entry-point group is ``casemate.<role>``."""
+
+RENAMED: Mapping[tuple[str, str], str] = {
+    ("store", "sql_events"): "sql",
+    ("generator", "obedient"): "simulated_reader",
+}
+"""Plug-in names of earlier versions, by role, and their present names. An old name is answered with the new one."""
+
+RENAMED_OPTIONS: Mapping[tuple[str, str], Mapping[str, str]] = {
+    ("crawler", "ikea"): {
+        "apart": "max_anchor_similarity",
+        "near_topic": "min_topic_similarity",
+        "near_anchor": "min_question_similarity",
+        "refused": "refusal_penalty",
+        "unrelated": "unrelated_penalty",
+        "nearness": "penalty_similarity",
+        "related": "min_answer_similarity",
+        "trust": "trust_region",
+        "same": "max_repeat_similarity",
+    },
+    ("crawler", "pirates"): {
+        "floor": "min_relevance",
+        "same_anchor": "anchor_similarity",
+        "same_chunk": "chunk_similarity",
+        "subjects": "anchors_per_chunk",
+    },
+    ("crawler", "rag_crawler"): {
+        "alike": "entity_similarity",
+        "best": "top_entities",
+        "completing": "deficit_weight",
+        "curiosity": "exploration",
+        "repeat": "question_similarity",
+        "tries": "max_attempts",
+    },
+    ("crawler", "rag_thief"): {"limit": "rouge_threshold", "size": "window_words"},
+    ("crawler", "worm"): {"aim": "variant", "lessons": "training_questions"},
+    ("poisoner", "trigger"): {"aloof": "avoid_weight"},
+}
+"""Options of earlier versions and their present names, by role and plug-in."""
+
+
+def names(role: str) -> list[str]:
+    """Names of all plug-ins of a role, sorted.
+
+    >>> "mirabel" in names("defense")
+    True
+    """
+    built_in = [name for name in _files(role) if _classes(role, name)]
+    return sorted({*built_in, *(e.name for e in _registered(entry_points, role))})
+
+
+def load(role: str, name: str) -> type[Any]:
+    """Finds the class of a plug-in.
+
+    Args:
+        role: One of ``ROLES``.
+        name: Name of the plug-in's file, or of an entry point.
+
+    Raises:
+        UnknownName: If there is none; the message lists the available names.
+        ConfigError: If an entry point has the name of another plug-in, or is not a class that fills the role.
+    """
+    built_in = _classes(role, name) if name in _files(role) else []
+    registered = [e for e in _registered(entry_points, role) if e.name == name]
+    if registered:
+        others = [*(f"built-in {c.__module__}:{c.__name__}" for c in built_in), *(e.value for e in registered[1:])]
+        if others:
+            raise ConfigError(
+                f"the entry point {name} = {registered[0].value} of group casemate.{role} has the name of another "
+                f"plug-in, {others[0]}; rename the entry point, or uninstall its package"
+            )
+        return _checked(role, name, registered[0].load())
+    if len(built_in) == 1:
+        return built_in[0]
+    if (role, name) in RENAMED:
+        raise UnknownName(f"unknown {role} {name!r}; it was renamed: use {RENAMED[role, name]!r}")
+    raise UnknownName(f"unknown {role} {name!r}{did_you_mean(name, names(role))}")
+
+
+def injected(cls: type[Any]) -> dict[str, type[Any]]:
+    """The options of a plug-in that are plug-ins themselves: field name to protocol.
+
+    >>> injected(load("defense", "mirabel"))["embedder"].__name__
+    'Embedder'
+    """
+    bases = {role.base for role in ROLES.values()}
+    found = {}
+    for name, kind in get_type_hints(cls).items():
+        for candidate in (kind, *get_args(kind)):
+            if inspect.isclass(candidate) and candidate in bases:
+                found[name] = candidate
+    return found
+
+
+def role_of(base: type[Any]) -> str:
+    """Name of the role with this protocol or base class."""
+    return next(name for name, role in ROLES.items() if role.base is base)
+
+
+def build(role: str, spec: PluginSpec, folder: Path = Path(), parts: Mapping[Any, Any] = MappingProxyType({})) -> Any:
+    """Builds a plug-in from its options, which are validated against the fields of its dataclass.
+
+    A field typed with a protocol is built as a plug-in too, from a name or mapping. If it is not configured, it is the
+    system's own from ``parts``.
+
+    Args:
+        role: One of ``ROLES``.
+        spec: Name and options.
+        folder: Folder against which relative paths are resolved, defaults included.
+        parts: The system's own parts: protocol to object.
+
+    Raises:
+        ConfigError: If the name or an option is unknown, an option is missing, or a value has the wrong type.
+    """
+    cls = load(role, spec.use)
+    fields = {f.name: f for f in dataclasses.fields(cls) if f.init}
+    _require_options(role, spec.use, fields, spec.options)
+    plug_ins = injected(cls)
+    values = {name: parts[kind] for name, kind in plug_ins.items() if kind in parts}
+    for name, value in spec.options.items():
+        where = f"{role} {spec.use!r}, option {name!r}"
+        if name in plug_ins:
+            values[name] = build(role_of(plug_ins[name]), _spec(where, value), folder)
+        else:
+            values[name] = _option_value(where, get_type_hints(cls)[name], value)
+    paths = {n: f.default for n, f in fields.items() if isinstance(f.default, Path) and n not in values}
+    resolved = {n: folder / v if isinstance(v, Path) else v for n, v in (paths | values).items()}
+    try:
+        return cls(**resolved)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ConfigError(f"{role} {spec.use!r} cannot be built with these options: {error}") from error
+
+
+def validate(role: str, spec: PluginSpec, folder: Path = Path()) -> None:
+    """Checks name and options of a plug-in.
+
+    A plug-in that contains others is not built: they may load a model. Ranges of its options are then not checked.
+
+    Args:
+        role: One of ``ROLES``.
+        spec: Name and options.
+        folder: Folder against which relative paths are resolved.
+
+    Raises:
+        ConfigError: If the name or an option is unknown, an option is missing, or a value has the wrong type.
+    """
+    cls = load(role, spec.use)
+    fields, plug_ins = {f.name: f for f in dataclasses.fields(cls) if f.init}, injected(cls)
+    _require_options(
+        role,
+        spec.use,
+        {n: f for n, f in fields.items() if n not in plug_ins},
+        {n: v for n, v in spec.options.items() if n not in plug_ins},
+    )
+    for name, value in spec.options.items():
+        where = f"{role} {spec.use!r}, option {name!r}"
+        if name in plug_ins:
+            validate(role_of(plug_ins[name]), _spec(where, value), folder)
+        else:
+            _option_value(where, get_type_hints(cls)[name], value)
+    if not plug_ins and role != "generator":
+        build(role, spec, folder)
+
+
+@cache
+def _registered(find: Callable[..., Iterable[EntryPoint]], role: str) -> tuple[EntryPoint, ...]:
+    """The entry points of a role. Kept: reading the metadata of all packages takes a tenth of a second."""
+    return tuple(find(group=f"casemate.{role}"))
+
+
+@cache
+def _files(role: str) -> list[str]:
+    """Names of the modules in the package of a role."""
+    return [m.name for m in pkgutil.iter_modules(importlib.import_module(ROLES[role].package).__path__)]
+
+
+@cache
+def _classes(role: str, name: str) -> list[type[Any]]:
+    """The public classes in a plug-in's file that fill a role. Importing the file needs none of its extras."""
+    package, base = ROLES[role]
+    module = importlib.import_module(f"{package}.{name}")
+    return [
+        cls
+        for label, cls in inspect.getmembers(module, inspect.isclass)
+        if cls.__module__ == module.__name__ and base in cls.__mro__ and not label.startswith("_")
+    ]
+
+
+def _checked(role: str, name: str, cls: Any) -> type[Any]:
+    """The object of an entry point, if it is a class that fills the role."""
+    base = ROLES[role].base
+    if not (inspect.isclass(cls) and base in cls.__mro__):
+        raise ConfigError(f"the entry point {name!r} of group casemate.{role} must be a subclass of {base.__name__}")
+    return cls
+
+
+def _require_options(
+    role: str, use: str, fields: Mapping[str, dataclasses.Field[Any]], options: Mapping[str, Any]
+) -> None:
+    plug_in = f"{role} {use!r}"
+    unknown = next((name for name in options if name not in fields), None)
+    if unknown is not None:
+        new = RENAMED_OPTIONS.get((role, use), {}).get(unknown)
+        hint = f"; it was renamed: use {new!r}" if new else did_you_mean(unknown, fields)
+        raise ConfigError(f"{plug_in} has no option {unknown!r}{hint}")
+    for name, field in fields.items():
+        required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        if required and name not in options:
+            raise ConfigError(f"{plug_in} needs the option {name!r}")
+
+
+def _spec(where: str, value: Any) -> PluginSpec:
+    try:
+        return PluginSpec.model_validate(value)
+    except ValidationError as error:
+        raise ConfigError(
+            f"{where} is {value!r}: give a plug-in's name, or a mapping with 'use' and options"
+        ) from error
+
+
+def _option_value(where: str, kind: Any, value: Any) -> Any:
+    """Converts the value to the type of its field."""
+    if kind is Secret:
+        if not isinstance(value, Secret):
+            raise ConfigError(f"{where} is a secret: write ${{NAME}} and set NAME in the environment")
+        return value
+    try:
+        return TypeAdapter(kind).validate_python(value)
+    except ValidationError as error:
+        raise ConfigError(f"{where} is {value!r}: {validation_reason(error.errors()[0])}") from error

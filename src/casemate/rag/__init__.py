@@ -1,0 +1,1 @@
+"""The RAG pipeline under protection: corpus, parsing, chunking, ingest, retrieval and generation."""

@@ -1,0 +1,316 @@
+"""Reads the sources of a corpus from disk. A source that cannot be read becomes a ``Problem``; the others are read."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import math
+import os
+import re
+import stat
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from casemate.errors import DataError
+from casemate.rag.parsing import READERS
+
+Parsed: TypeAlias = tuple[str, str, Mapping[str, Any]]  # title, text, metadata
+
+BEIR = ("corpus.jsonl", "corpus.jsonl.gz")
+QUESTIONS = (
+    "queries.jsonl",
+    "qrels",
+)  # next to corpus.jsonl they mark a BEIR data set, of which only the corpus is read
+RECORDS = (".jsonl", ".jsonl.gz")
+MB = 1_000_000
+MAX_ID = 512  # characters; databases limit the length of keys
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A file or record that was not read.
+
+    Attributes:
+        where: Path relative to the corpus, with ``:line`` for a record.
+        reason: The fault and its remedy.
+        harmless: Whether no content is lost, because it is empty.
+    """
+
+    where: str
+    reason: str
+    harmless: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One file, or one record of a jsonl file, before parsing.
+
+    Attributes:
+        name: Id of the record, or path of the file relative to the corpus with forward slashes.
+        digest: SHA-256 of the content: of the file's bytes, or of the record as canonical JSON.
+        size: Size in bytes, for progress.
+        parse: Returns title, text and metadata; title and text are not both blank. Raises ``DataError``, whose message
+            serves as the reason of a ``Problem``.
+    """
+
+    name: str
+    digest: str
+    size: int
+    parse: Callable[[], Parsed] = field(repr=False, compare=False)
+
+
+class Corpus:
+    """The sources under a path. Each iteration reads the disk again.
+
+    Attributes:
+        path: The folder or file.
+        problems: Files and records that were not read; filled while ``sources()`` is iterated.
+        unread: Names of sources that exist but could not be read this time.
+        incomplete: Whether sources with unknown names may exist, so that a missing name does not imply removal.
+        ignored: Number of files of other types, and of special files.
+    """
+
+    def __init__(self, path: Path, max_mb: float = 64, *, empty: bool = False) -> None:
+        """Opens a corpus.
+
+        Args:
+            path: A folder or a file.
+            max_mb: Size limit of a file, or of a line of a jsonl file, in MB (10^6 bytes).
+            empty: Whether the corpus may be empty, because all documents were removed on purpose.
+
+        Raises:
+            DataError: If the path does not exist, is not readable, or contains no file of a known type.
+        """
+        self.path = Path(os.path.abspath(path))
+        self._limit = int(max_mb * MB)
+        self._too_big = f"more than max_file_mb ({max_mb:g} MB); raise the limit, or split it"
+        self._folder = os.path.isdir(path)
+        if not self._folder and not os.path.isfile(path):
+            raise DataError(f"no file or folder at {path}; give the path of your documents")
+        if not os.access(path, os.R_OK | os.X_OK if self._folder else os.R_OK):
+            raise DataError(f"{path} is not readable; grant this user read permission")
+        self._reset()
+        if not empty and next(self._files(), None) is None:
+            why = "".join(f"; {p.where}: {p.reason}" for p in self.problems[:1])
+            raise DataError(f"{path} contains no file of a known type ({', '.join((*READERS, *RECORDS))}){why}")
+        self._reset()
+
+    def sources(self) -> Iterator[Source]:
+        """Yields all sources in the order of their paths, with unique names. Records are read one by one."""
+        self._reset()
+        names: set[str] = set()
+        for name, path in self._files():
+            found = self._records(name, path) if _kind(name) in RECORDS else self._file(name, path)
+            for where, source in found:
+                if source.name in names:
+                    self._problem(
+                        where, f"a second source named {source.name[:80]!r}; make the names unique, or remove one"
+                    )
+                else:
+                    names.add(source.name)
+                    yield source
+
+    def _reset(self) -> None:
+        self.problems: list[Problem] = []
+        self.unread: set[str] = set()
+        self.incomplete = False
+        self.ignored = 0
+
+    def _problem(self, where: str, reason: str, unread: str = "", unknown: bool = False) -> None:
+        """Records a problem.
+
+        Args:
+            where: Where it is.
+            reason: The fault and its remedy.
+            unread: Name of the source that was not read, if known.
+            unknown: Whether sources with unknown names were not read.
+        """
+        self.problems.append(Problem(where, reason))
+        self.unread.update([unread] if unread else [])
+        self.incomplete |= unknown
+
+    def _files(self) -> Iterator[tuple[str, str]]:
+        """Yields name and path of each file of a known type. Links come last, so a file keeps its own name."""
+        if not self._folder:
+            yield from [(_name(self.path.name), str(self.path))] if _kind(self.path.name) else []
+            return
+        root = os.path.realpath(self.path)
+        inside = os.path.join(root, "")
+        seen: set[str] = set()  # real paths, against loops and several paths to one file
+        waiting = deque([(root, root)])
+        while waiting:
+            path, real = waiting.pop()
+            name = _name(path[len(inside) :])
+            mode = self._mode(name, path, stray=not os.path.join(real, "").startswith(inside))
+            if not mode or real in seen:
+                continue
+            if stat.S_ISDIR(mode):
+                seen.add(real)
+                paths = {n: os.path.join(path, n) for n in self._listed(name, path)}
+                links = {n: p for n, p in paths.items() if os.path.islink(p)}
+                waiting.extend((paths[n], os.path.join(real, n)) for n in reversed(paths) if n not in links)
+                waiting.extendleft((p, os.path.realpath(p)) for p in links.values())
+            elif stat.S_ISREG(mode) and _kind(name):
+                seen.add(real)
+                yield name, path
+            else:
+                self.ignored += 1
+
+    def _mode(self, name: str, path: str, stray: bool) -> int:
+        """File mode; 0 if the file or folder must not or cannot be read."""
+        kind, unknown = _kind(name), False
+        try:
+            mode = os.stat(path).st_mode
+            reason = "a link to a target outside the corpus, which is not followed; copy the target here"
+        except OSError as error:
+            mode, reason, stray = 0, _refused(error), True
+            unknown = kind in RECORDS or not kind and not os.path.islink(path)  # may be a folder
+        if not stray:
+            return mode
+        if kind or unknown or stat.S_ISDIR(mode):
+            self._problem(name or ".", reason, name, unknown)
+        else:
+            self.ignored += 1
+        return 0
+
+    def _listed(self, name: str, folder: str) -> list[str]:
+        """Names of the entries of a folder that are read, sorted."""
+        try:
+            names = sorted(n for n in os.listdir(folder) if not n.startswith("."))
+        except OSError as error:
+            self._problem(name or ".", _refused(error), unknown=True)
+            return []
+        questions = any(n.startswith(QUESTIONS) for n in names)
+        beir = [n for n in BEIR if questions and n in names and os.path.isfile(os.path.join(folder, n))][:1]
+        self.ignored += len(names) - 1 if beir else 0
+        return beir or names
+
+    def _file(self, name: str, path: str) -> Iterator[tuple[str, Source]]:
+        try:
+            with open(path, "rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                raw = file.read(min(size, self._limit) + 1)
+        except OSError as error:
+            self._problem(name, _refused(error), unread=name)
+            return
+        if len(raw) > self._limit:
+            self._problem(name, f"{size / MB:.3g} MB, {self._too_big}", unread=name)
+        elif not raw.strip():
+            self.problems.append(Problem(name, "empty", harmless=True))
+        else:
+            digest = hashlib.sha256(raw).hexdigest()
+            yield name, Source(name, digest, len(raw), partial(_parse_file, path, digest))
+
+    def _records(self, name: str, path: str) -> Iterator[tuple[str, Source]]:
+        """Yields position and source of each record."""
+        number = 0
+        try:
+            for number, line in enumerate(_lines(path, self._limit), 1):
+                if len(line) > self._limit:
+                    self._problem(f"{name}:{number}", self._too_big, unknown=True)
+                elif line.strip():
+                    yield from self._record(f"{name}:{number}", line)
+        except (OSError, EOFError, zlib.error) as error:
+            self._problem(name, f"after line {number}: {_refused(error)}", unknown=True)
+            return
+        if not number:
+            self.problems.append(Problem(name, "empty", harmless=True))
+
+    def _record(self, where: str, line: bytes) -> Iterator[tuple[str, Source]]:
+        try:
+            name, record = _load(line)
+        except DataError as error:
+            self._problem(where, str(error), unknown=True)
+            return
+        title, text = record.get("title"), record.get("text")
+        if not isinstance(text, str) or not isinstance(title, str | None):
+            self._problem(where, "'text' must be a string, and so must 'title' if present", unread=name)
+        elif not text.strip() and not (title or "").strip():
+            self.problems.append(Problem(where, "empty: neither text nor title", harmless=True))
+        else:
+            canonical = json.dumps(record, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+            digest = hashlib.sha256(canonical.encode()).hexdigest()
+            yield where, Source(name, digest, len(line), partial(_parse_record, record))
+
+
+def _kind(name: str) -> str:
+    """The suffix that selects the reader; empty for an unknown type."""
+    return next((k for k in (*READERS, *RECORDS) if name.lower().endswith(k)), "")
+
+
+def _name(path: str) -> str:
+    """A path as valid Unicode with forward slashes."""
+    return os.fsencode(path).decode("utf-8", "replace").replace(os.sep, "/")
+
+
+def _refused(error: Exception) -> str:
+    why = getattr(error, "strerror", None) or _clean(f"{type(error).__name__}: {error}"[:200])
+    return f"cannot be read ({why}); repair it, grant read permission, or remove it"
+
+
+def _clean(value: Any) -> Any:
+    """Replaces what databases reject: NUL characters, lone surrogates, numbers that are not finite."""
+    if isinstance(value, str):
+        return _SURROGATE.sub("\ufffd", value).replace("\0", " ")
+    if isinstance(value, dict):
+        return {_clean(k): _clean(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_clean(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _lines(path: str, limit: int) -> Iterator[bytes]:
+    """Yields the lines of a file. A line over the limit is truncated to ``limit`` + 1 bytes."""
+    zipped = path.lower().endswith(".gz")
+    if zipped and not os.path.getsize(path):
+        raise EOFError("an empty file is not a gzip file")
+    with gzip.open(path) if zipped else open(path, "rb") as file:
+        while line := file.readline(limit + 1):
+            yield line
+            while line and not line.endswith(b"\n"):
+                line = file.readline(MB)
+
+
+def _load(line: bytes) -> tuple[str, dict[str, Any]]:
+    """Id and content of a record."""
+    try:
+        record = _clean(json.loads(line.decode("utf-8-sig")))
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"not JSON in UTF-8 ({error}); repair the line") from error
+    if not isinstance(record, dict):
+        raise DataError('not an object; write lines as {"_id": ..., "text": ...}')
+    name = record.get("id") if record.get("_id") is None else record["_id"]
+    if isinstance(name, bool) or not isinstance(name, str | int) or not 0 < len(str(name)) <= MAX_ID:
+        raise DataError(f"no valid id; '_id' or 'id' must be a string of 1 to {MAX_ID} characters, or an integer")
+    return str(name), record
+
+
+def _parse_record(record: Mapping[str, Any]) -> Parsed:
+    own = {"title", "text", "id" if record.get("_id") is None else "_id"}
+    rest = {k: v for k, v in record.items() if k not in own}
+    if isinstance(rest.get("metadata"), dict):
+        rest = rest.pop("metadata") | rest
+    return record.get("title") or "", record["text"], rest
+
+
+def _parse_file(path: str, digest: str) -> Parsed:
+    try:
+        raw = Path(path).read_bytes()
+        if hashlib.sha256(raw).hexdigest() != digest:
+            raise DataError("changed while it was read; run the command again")
+        title, text = READERS[_kind(path)](raw)
+    except DataError:
+        raise
+    except Exception as error:  # parsers raise anything on damaged or hostile files
+        raise DataError(_refused(error)) from error
+    if not title.strip() and not text.strip():
+        raise DataError("contains no text; if it is a scan, run OCR first")
+    return " ".join(_clean(title).split()), _clean(text), {}

@@ -1,0 +1,113 @@
+"""Extracts title and text of a file, by the suffix of its name."""
+
+from __future__ import annotations
+
+import io
+import logging
+import re
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from casemate.errors import DataError
+
+_UTF16, _UTF32 = (b"\xff\xfe", b"\xfe\xff"), (b"\xff\xfe\0\0", b"\0\0\xfe\xff")
+_ENCODINGS = "cp1252 cp1250 cp1251 cp932 euc_jp gb18030 big5 cp949 koi8_r cp1253 cp1254 cp1255 cp1256".split()
+"""Candidate encodings besides Unicode. With all of Python's encodings as candidates, short texts are misdetected."""
+_CHARSET = re.compile(rb"charset\s*=\s*[\"']?((?:iso-8859|windows|koi8|shift_jis|euc|gb|big5)[\w-]*)", re.I)
+_FRONT_MATTER = re.compile(r"---[ \t]*\n(?=[\w-]+[ \t]*:)(.*?\n)(?:---|\.\.\.)[ \t]*(?:\n|\Z)", re.S)
+_BREAKS = dict.fromkeys(
+    "address article aside blockquote body br caption dd details div dl dt fieldset figcaption figure footer"
+    " form h1 h2 h3 h4 h5 h6 head header hr li main ol option p pre section summary table tr ul".split(),
+    "\n",
+) | {"td": " ", "th": " "}
+_DROPPED = frozenset(("script", "style", "nav", "template", "title"))
+
+
+def _decoded(raw: bytes, declared: str = "") -> str:
+    """Decodes a text and normalizes line ends: as Unicode, else as declared, else by detection."""
+    bom = "utf-32" if raw.startswith(_UTF32) else "utf-16" if raw.startswith(_UTF16) else ""
+    if not bom and b"\0" in raw[:8192]:
+        raise DataError("binary (NUL bytes), not text; save it as UTF-8 if it is text")
+    for encoding in [bom] if bom else ["utf-8-sig", declared]:
+        with suppress(UnicodeDecodeError, LookupError):
+            text = raw.decode(encoding)
+            break
+    else:
+        from charset_normalizer import from_bytes
+
+        best = None if bom else from_bytes(raw, cp_isolation=_ENCODINGS).best()
+        if best is None:
+            raise DataError("unknown encoding; save it as UTF-8")
+        text = str(best)
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _markdown(raw: bytes) -> tuple[str, str]:
+    """Title from the front matter, else from the first level-1 heading, which is removed from the text."""
+    text = _decoded(raw)
+    if front := _FRONT_MATTER.match(text):
+        text = text[front.end() :]
+        if title := re.search(r"^title[ \t]*:[ \t]*(\S.*)$", front[1], re.M):
+            return title[1].strip().strip("\"'"), text
+    lines, fence = text.split("\n"), ""
+    for i, line in enumerate(lines):
+        mark = line.lstrip()[:3]
+        if mark in {"```", "~~~"}:  # "# ..." inside code is not a heading
+            fence = "" if mark == fence else fence or mark
+        elif line.startswith("# ") and not fence:
+            return line[2:].rstrip().removesuffix(" #"), "\n".join(lines[:i] + lines[i + 1 :])
+    return "", text
+
+
+def _html(raw: bytes) -> tuple[str, str]:
+    """Title from <title>, else from <h1>; block elements are put on separate lines."""
+    from bs4 import BeautifulSoup, Tag
+
+    charset = _CHARSET.search(raw[:4096])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it takes short pages for URLs, and XHTML for XML
+        page = BeautifulSoup(_decoded(raw, charset[1].decode() if charset else ""), "lxml")
+    titles = [_text_of(tag) for tag in (page.find("title"), page.find("h1")) if isinstance(tag, Tag)]
+    return next(filter(None, titles), ""), _text_of(page)
+
+
+def _text_of(element: Any) -> str:
+    """Visible text of an element. Iterative, because nesting may exceed the recursion limit."""
+    from bs4.element import PreformattedString, Tag
+
+    parts: list[str] = []
+    waiting: list[Any] = list(reversed(element.contents))
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, Tag) and node.name not in _DROPPED:
+            separator = [_BREAKS[node.name]] if node.name in _BREAKS else []
+            waiting += [*(separator if node.contents else []), *reversed(node.contents), *separator]
+        elif not isinstance(node, Tag | PreformattedString):  # PreformattedString: comments, declarations
+            parts.append(node if type(node) is str else re.sub(r"\s+", " ", node))
+    lines = (" ".join(line.split()) for line in "".join(parts).split("\n"))
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
+
+
+def _pdf(raw: bytes) -> tuple[str, str]:
+    """Text of the pages, separated by blank lines."""
+    from pypdf import PdfReader
+
+    logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # it logs every flaw that it works around
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        reader = PdfReader(io.BytesIO(raw))
+        if reader.is_encrypted and not reader.decrypt(""):
+            raise DataError("encrypted; save it without a password")
+        text = "\n\n".join(page.extract_text() for page in reader.pages)
+        return str(reader.metadata.title or "") if reader.metadata else "", text
+
+
+READERS: Mapping[str, Callable[[bytes], tuple[str, str]]] = {
+    ".txt": lambda raw: ("", _decoded(raw)),
+    **dict.fromkeys((".md", ".markdown"), _markdown),
+    **dict.fromkeys((".html", ".htm"), _html),
+    ".pdf": _pdf,
+}
+"""Functions from a file's content to title and text, by suffix."""

@@ -1,0 +1,1 @@
+"""Red team: attacks, the lab that runs them, campaigns, and reports."""

@@ -1,0 +1,106 @@
+"""Averaging: repeats a probe in many wordings and averages the replies.
+
+An adaptive attack on guards that decide at random or compare words. Each wording omits other words and orders the rest
+differently. Words that lead the retriever to the document are inflected ("hypertension" becomes "hypertensive"). An
+embedder maps both forms to nearly the same vector; a test that counts common words does not. One unchanged word then
+asks for a fact. Averaging over all replies cancels random decisions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+
+from casemate.errors import ConfigError
+from casemate.protocols import MembershipAttack
+from casemate.text.grounding import summarize_grounding
+from casemate.text.sentences import clauses
+from casemate.text.tokens import ReferenceCorpus, keywords
+from casemate.types import Document, Probe, Reply
+
+FRAMES = (
+    "What about {}?",
+    "What was found on {}?",
+    "What is reported about {}?",
+    "What was observed for {}?",
+    "What do you know of {}?",
+)
+ANCHORS = 8
+"""Distinctive words of the text, from which the leading words are drawn."""
+RARE = 4
+"""The rarest words of a clause that a question asks for or leads with."""
+ENDINGS = tuple(
+    pair.split("-")
+    for pair in """sions-sively sion-sive tions-tively tion-tive ties-tous ity-itous ies-ious ment-mental ically-ic
+    al-ally ic-ically ings-ed ing-ingly ed-edly ous-ously ists-istic ist-istic ers-ing er-ing sis-tic s-like
+    e-ement""".split()
+)
+"""Word endings and their replacement in another form of the word; the first match applies."""
+
+
+@dataclass(eq=False)
+class Averaging(MembershipAttack):
+    """Asks the same fact in many wordings. Features: mean grounding score, share of replies above the threshold.
+
+    Attributes:
+        questions: Number of wordings, at least 1.
+        words: Leading words in each wording, at least 1.
+        facts: Number of facts asked in turn, at least 1.
+        disguise: Whether leading words are written in another form.
+    """
+
+    questions: int = 20
+    words: int = 7
+    facts: int = 5
+    disguise: bool = True
+    _genre: ReferenceCorpus = field(default_factory=ReferenceCorpus, init=False, repr=False)
+
+    paper: ClassVar[str] = "own: an adaptive attacker that repeats a probe in other words"
+    features: ClassVar[tuple[str, ...]] = ("mean", "majority")
+
+    def __post_init__(self) -> None:
+        if min(self.questions, self.words, self.facts) < 1:
+            raise ConfigError(
+                f"averaging: questions={self.questions}, words={self.words}, facts={self.facts}; "
+                "each must be at least 1"
+            )
+
+    def study(self, texts: Sequence[str]) -> None:
+        """Counts word frequencies of the genre."""
+        self._genre = ReferenceCorpus(texts)
+
+    async def prepare(self, candidate: Document, rng: np.random.Generator) -> Probe:
+        """The wordings. Empty for a text without words."""
+        anchors = self._genre.distinctive_words(candidate.text, candidate.title)[:ANCHORS]
+        found = [fact for clause in clauses(candidate.text) if (fact := keywords(clause))] or [anchors]
+        facts = [found[i] for i in rng.permutation(len(found))[: self.facts]]
+        asked = []
+        for turn in range(self.questions if anchors else 0):
+            rare = sorted(facts[turn % len(facts)], key=self._genre.rarity, reverse=True)[:RARE]
+            fact = rare[int(rng.integers(len(rare)))]
+            lead = [w for w in dict.fromkeys([*anchors, *rare]) if w != fact]
+            drawn = [lead[i] for i in rng.permutation(len(lead))[: self.words]]
+            shown = " ".join(other_form(w) if self.disguise else w for w in drawn)
+            question = FRAMES[int(rng.integers(len(FRAMES)))].format(fact)
+            asked.append(f"{shown[0].upper()}{shown[1:]}. {question}" if shown else question)
+        return Probe(tuple(asked))
+
+    async def measure(self, candidate: Document, probe: Probe, replies: Sequence[Reply]) -> tuple[float, ...]:
+        """Mean grounding score, and share of replies above the threshold; both in [0, 1]."""
+        exchanges = zip(probe.questions, (reply.text for reply in replies), strict=True)
+        return summarize_grounding(candidate.content, exchanges)
+
+
+def other_form(word: str) -> str:
+    """Another form of a word by its ending, or an invented form if no ending matches.
+
+    >>> [other_form(word) for word in ("hypertension", "density", "toll")]
+    ['hypertensive', 'densitous', 'tollish']
+    """
+    for ending, other in ENDINGS:
+        if word.endswith(ending) and len(word) - len(ending) >= 3:
+            return word[: -len(ending)] + other
+    return f"{word}ish"

@@ -1,0 +1,52 @@
+"""RAG-MIA: quotes a text and asks whether the context contains it.
+
+Anderson, Amit and Goldsteen 2024, "Is My Data in Your Retrieval Database? Membership Inference Attacks Against
+Retrieval Augmented Generation" (arXiv 2405.20446), the black-box attack. One question contains the whole candidate, so
+a member is retrieved and the model compares.
+
+Deviation: the paper truncates texts to 1,000 characters; the default here is 2,000, which is stronger.
+Deviation: the paper tries five wordings and reports the best; here there is one wording of our own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from casemate.errors import ConfigError
+from casemate.protocols import MembershipAttack
+from casemate.text.refusals import says_yes
+from casemate.types import Document, Probe, Reply
+
+
+@dataclass(frozen=True, slots=True)
+class Direct(MembershipAttack):
+    """Asks whether the text is in the context: one question; 1 for yes, 0 otherwise.
+
+    Attributes:
+        title: Whether the title precedes the text.
+        max_characters: Longest text in the question, at least 1.
+    """
+
+    title: bool = False
+    max_characters: int = 2000
+
+    paper: ClassVar[str] = "Anderson, Amit and Goldsteen 2024, arXiv 2405.20446"
+    features: ClassVar[tuple[str, ...]] = ("yes",)
+
+    def __post_init__(self) -> None:
+        if self.max_characters < 1:
+            raise ConfigError(f"direct.max_characters is {self.max_characters}; it must be at least 1")
+
+    async def prepare(self, candidate: Document, rng: np.random.Generator) -> Probe:
+        """One question that contains the text."""
+        text = candidate.content if self.title else candidate.text
+        shown = text[: self.max_characters].strip()
+        return Probe((f'Does the context contain this text?\n"{shown}"\nAnswer Yes or No.',))
+
+    async def measure(self, candidate: Document, probe: Probe, replies: Sequence[Reply]) -> tuple[float, ...]:
+        """1 if the reply says yes, otherwise 0."""
+        return (float(says_yes(replies[0].text)),)

@@ -1,0 +1,322 @@
+"""Campaigns on external targets: systems of the operator that the lab cannot copy and queries over their interface.
+
+Membership is known only for texts that the operator provides. An interrupted campaign resumes; a finished one is never
+reused, because the target may change without notice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
+from typing import ClassVar
+
+import numpy as np
+
+from casemate.config import Config
+from casemate.errors import DataError
+from casemate.plugins import build
+from casemate.rag.chunking import split_document
+from casemate.redteam.campaigns.external_targets import ExternalTargets, build_external_targets
+from casemate.redteam.campaigns.extraction import ExtractionRunner
+from casemate.redteam.campaigns.liveness_checks import check_liveness, check_reachable, genre_check, refusal_check
+from casemate.redteam.campaigns.membership import MembershipRunner, UnmeasurableRunner, build_attacks
+from casemate.redteam.campaigns.pipeline import RUN, Campaign, Preparation, Steps, TargetSystem
+from casemate.redteam.lab.benign import benign_questions, measure_lost_answers
+from casemate.redteam.lab.caching import CachedEmbedder
+from casemate.redteam.lab.capabilities import NO_BARE_TARGET, SKIPPED_CHECKS, Capability, NotObservable, unmet_checks
+from casemate.redteam.lab.datasets import IndexedSource, Split
+from casemate.redteam.lab.experiment import Experiment, ExperimentPlan, digest
+from casemate.redteam.lab.extraction_experiment import CrawlPlan
+from casemate.redteam.lab.judge import OFF, ON, MembershipGate
+from casemate.redteam.lab.provided_members import read_provided, split_provided
+from casemate.redteam.lab.results import Utility
+from casemate.redteam.lab.store import CampaignStore
+from casemate.redteam.reporting.files import CRAWL
+from casemate.types import Document, Query
+
+BENIGN_QUESTIONS = 100
+"""Synthetic benign questions that measure the guard's cost."""
+MISSING = (
+    "Membership inference needs texts that are known to be in the target's collection, and texts that are not. Set "
+    "redteam.provided.members and redteam.provided.nonmembers to a folder or file of each, of the same genre and time: "
+    "at least 10, better several hundred"
+)
+UTILITY_NOT_MEASURED = "The guard's cost for benign users: 'casemate redteam run' measures it."
+SAMPLE = "Shares refer to the provided members, taken as a random sample of the collection."
+EXTRACTION_CHECKS = frozenset({"guard_off", "defense_errors", "fresh_clients"})
+"""Skippable checks that apply to extraction."""
+
+
+@dataclass(frozen=True, slots=True)
+class CampaignRound:
+    """One campaign on one target, over as many runs as it takes.
+
+    Attributes:
+        key: Fingerprint of the campaign.
+        number: From 0.
+        begun: Start of the first run, ISO 8601.
+        resumed: Whether an earlier run began it.
+        directory: Name of its directory.
+    """
+
+    key: str
+    number: int
+    begun: str
+    resumed: bool
+    directory: str = ""
+
+    @classmethod
+    def open(cls, store: CampaignStore, key: str, restart: bool) -> CampaignRound:
+        """The unfinished round of a campaign, or a new one.
+
+        Args:
+            store: Keeps rounds.
+            key: Fingerprint of everything known that the answers depend on.
+            restart: Whether an interrupted round is abandoned.
+        """
+        number = 0
+        while store.get_reply(f"round-{key}-{number}-ended"):
+            number += 1
+        if restart and store.get_reply(f"round-{key}-{number}"):
+            store.put_reply(f"round-{key}-{number}-ended", "1")
+            number += 1
+        before = store.get_reply(f"round-{key}-{number}")
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        return cls(key, number, before or store.put_reply(f"round-{key}-{number}", now), before is not None)
+
+    @property
+    def label(self) -> str:
+        """Fingerprint of everything stored for this round."""
+        return f"{self.key}-{self.number}"
+
+    def finish(self, store: CampaignStore) -> None:
+        """Ends the round: the next campaign asks everything again."""
+        store.put_reply(f"round-{self.label}-ended", "1")
+
+
+class ExternalSystem(TargetSystem):
+    """External targets with their liveness checks."""
+
+    def __init__(
+        self,
+        config: Config,
+        external: ExternalTargets,
+        documents: Sequence[Document],
+        progress: tuple[CampaignRound, CampaignStore] | None,
+        not_observable: NotObservable,
+    ) -> None:
+        """Collects the facts about the targets.
+
+        Args:
+            config: The operator's configuration.
+            external: The targets.
+            documents: Provided texts of their collection; empty: none.
+            progress: The campaign's round and where it is kept; None: no question will be asked.
+            not_observable: Checks that the targets do not permit.
+        """
+        evidence = {
+            "target": external.names[ON],
+            **({"target_off": external.names[OFF]} if OFF in external.names else {}),
+            "capabilities": sorted(external.can),
+            "skipped_checks": sorted(config.redteam.skip_checks),
+            **({"begun": progress[0].begun, "resumed": progress[0].resumed} if progress else {}),
+            **({RUN: progress[0].directory} if progress else {}),
+        }
+        skipped = [SKIPPED_CHECKS[name] for name in sorted(not_observable.skipped)]
+        super().__init__(evidence, [*skipped, *(() if OFF in external.targets else (NO_BARE_TARGET,))])
+        self._section, self._external, self._documents = config.redteam, external, documents
+        self._progress = progress
+
+    async def check_before(self, steps: Steps) -> None:
+        """Checks that each target answers from its collection, as far as texts are provided."""
+        section, external = self._section, self._external
+        if self._progress is None:
+            return
+        if not self._documents:
+            await check_reachable(external, (), section.concurrency)
+            return
+        for side, target in external.targets.items():
+            with steps(f"asking {external.names[side]} about provided texts", None):
+                found = await check_liveness(side, target, self._documents, section.seed, section.concurrency)
+            self.checks.append(found.check)
+
+    async def check_after(self) -> None:
+        """Checks that each target still answers."""
+        if self._progress is not None:
+            await check_reachable(self._external, self._documents, self._section.concurrency)
+
+    def cost(self) -> dict[str, float]:
+        """See `TargetSystem.cost`."""
+        return self._external.cost()
+
+    def finish(self) -> None:
+        """Ends the round."""
+        if self._progress is not None:
+            current, store = self._progress
+            current.finish(store)
+
+
+@dataclass(frozen=True)
+class ExternalCampaign(Campaign):
+    """A campaign on external targets.
+
+    Attributes:
+        settings: The operator's configuration.
+        restart: Whether an interrupted campaign is abandoned.
+    """
+
+    settings: Config
+    restart: bool = False
+
+    @property
+    def config(self) -> Config:
+        """See `Campaign.config`."""
+        return self.settings
+
+    def open_round(self, store: CampaignStore, external: ExternalTargets, key: str) -> CampaignRound:
+        """Opens the campaign's round, with client names of its own."""
+        current = CampaignRound.open(store, key, self.restart)
+        fingerprint = digest(current.label)
+        external.set_nonce(fingerprint[:8])
+        return replace(current, directory=self.open_directory(fingerprint).name)
+
+    def validate(self) -> None:
+        """See `Campaign.validate`. Requires confirmed ownership."""
+        super().validate()
+        build_external_targets(self.config)
+
+
+@dataclass(frozen=True)
+class ExternalMembershipCampaign(ExternalCampaign):
+    """Membership inference on external targets.
+
+    Attributes:
+        benign: Logged benign questions that measure the guard's cost; empty: synthetic ones about provided members.
+    """
+
+    benign: Sequence[str] = ()
+
+    async def prepare(self, steps: Steps, resources: ExitStack) -> Preparation:
+        """See `Campaign.prepare`."""
+        config, section = self.config, self.config.redteam
+        split, missing = self._split()
+        external = build_external_targets(config, *((Capability.PROVIDED,) if split else ()))
+        attacks = build_attacks(config, config.folder)
+        skipped = {*section.skip_checks, *({"fresh_clients"} if section.identity == "campaign" else ())}
+        not_observable = NotObservable(unmet_checks(external.can, skipped), frozenset(skipped))
+        if split is None:
+            system = ExternalSystem(config, external, (), None, not_observable)
+            return Preparation(system, UnmeasurableRunner(attacks, missing, not_observable))
+        store = self.open_store(resources)
+        identity = section.identity if Capability.CLIENTS in external.can else "campaign"
+        key = digest(external.label, split.fingerprint, section.seed, identity, config.rag.k, sorted(attacks))
+        current = self.open_round(store, external, key)
+        plan = ExperimentPlan(
+            seed=section.seed,
+            k=config.rag.k,
+            identity=identity,
+            questions=section.budget,
+            concurrency=section.concurrency,
+            waits=(),  # an external target retries by itself
+            label=current.label,
+        )
+        unknown = IndexedSource((), np.empty((0, 0), np.float32))
+        indexed = {document.source: unknown for document in split.members}
+        experiment = Experiment(attacks, split, external.targets, store, indexed, plan)
+        comparable = OFF in external.targets and "harmless" not in section.skip_checks
+        runner = MembershipRunner(
+            experiment,
+            MembershipGate(section.gate.adjusted_accuracy, section.gate.harmless),
+            measure_utility=partial(self._measure_utility, external, split) if comparable else None,
+            not_observable=not_observable,
+            extra_checks=lambda: (genre_check(split), refusal_check(experiment.trials())),
+        )
+        return Preparation(ExternalSystem(config, external, split.members, (current, store), not_observable), runner)
+
+    def _split(self) -> tuple[Split | None, str]:
+        """The split of the provided texts, or why there is none."""
+        config, section = self.config, self.config.redteam
+        paths = {"members": section.provided.members, "nonmembers": section.provided.nonmembers}
+        lacking = [f"redteam.provided.{kind} is not set" for kind, path in paths.items() if path is None]
+        if lacking:
+            return None, f"{' and '.join(lacking)}. {MISSING}"
+        members, nonmembers = (
+            read_provided(config.folder / path, kind, config.rag.max_file_mb)
+            for kind, path in paths.items()
+            if path is not None
+        )
+        try:
+            return split_provided(members, nonmembers, (section.members, section.nonmembers), section.seed), ""
+        except DataError as error:
+            return None, f"{error}. {MISSING}"
+
+    async def _measure_utility(self, external: ExternalTargets, split: Split, steps: Steps) -> Utility | None:
+        section, rng = self.config.redteam, np.random.default_rng(self.config.redteam.seed + 1)
+        source, questions = benign_questions(self.benign, split.members, BENIGN_QUESTIONS, rng)
+        queries = [Query(text, f"benign-{i}", k=self.config.rag.k) for i, text in enumerate(questions)]
+        with steps("asking benign questions", None):
+            sides = [await external.targets[side].ask_all(queries, section.concurrency) for side in (OFF, ON)]
+        return measure_lost_answers(source, *sides)
+
+
+@dataclass(frozen=True)
+class ExternalExtractionCampaign(ExternalCampaign):
+    """Extraction attacks on external targets. Recovery is measured as far as texts of the collection are provided."""
+
+    stem: ClassVar[str] = CRAWL
+
+    async def prepare(self, steps: Steps, resources: ExitStack) -> Preparation:
+        """See `Campaign.prepare`."""
+        config, section = self.config, self.config.redteam
+        documents = self._documents()
+        external = build_external_targets(config, *((Capability.CORPUS,) if documents else ()))
+        embedder = CachedEmbedder(build("embedder", config.rag.embedder, config.folder))
+        store = self.open_store(resources)
+        attacks = sorted(part.use for part in section.crawl.attacks)
+        facts = [external.label, section.seed, section.crawl.clients, section.crawl.questions, config.rag.k, attacks]
+        current = self.open_round(store, external, f"crawl-{digest(*facts)}")
+        plan = CrawlPlan(
+            seed=section.seed,
+            k=config.rag.k,
+            questions=section.crawl.questions,
+            clients=section.crawl.clients,
+            waits=(),  # an external target retries by itself
+            label=current.label,
+        )
+        size = config.rag.chunk.tokens or embedder.max_tokens
+        chunks = [
+            c for document in documents for c in split_document(document, embedder, size, config.rag.chunk.overlap)
+        ]
+        not_observable = self._not_observable(external, plan)
+        runner = ExtractionRunner(
+            config,
+            lambda: external.targets,
+            chunks,
+            embedder,
+            store,
+            plan,
+            seen=False,
+            accept_without_bare="guard_off" in not_observable.skipped,
+            not_observable=not_observable,
+        )
+        system = ExternalSystem(config, external, documents, (current, store), not_observable)
+        sampled = [SAMPLE] if documents and section.provided.corpus is None else []
+        system.not_tested = [*system.not_tested, *sampled, UTILITY_NOT_MEASURED]
+        return Preparation(system, runner)
+
+    def _not_observable(self, external: ExternalTargets, plan: CrawlPlan) -> NotObservable:
+        relevant = EXTRACTION_CHECKS if plan.clients > 1 else EXTRACTION_CHECKS - {"fresh_clients"}
+        if OFF not in external.targets:
+            relevant -= {"guard_off"}  # covered by the check of each crawler
+        skip = self.config.redteam.skip_checks
+        unmet = {key: why for key, why in unmet_checks(external.can, skip).items() if key in relevant}
+        return NotObservable(unmet, EXTRACTION_CHECKS & frozenset(skip))
+
+    def _documents(self) -> list[Document]:
+        """The provided texts of the collection: all of it, or members."""
+        config, provided = self.config, self.config.redteam.provided
+        path, kind = (provided.corpus, "corpus") if provided.corpus else (provided.members, "members")
+        return read_provided(config.folder / path, kind, config.rag.max_file_mb) if path else []

@@ -1,0 +1,170 @@
+"""Membership inference: runs the attacks on members and non-members, audits the guard, and judges both."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from casemate import plugins
+from casemate.config import Config
+from casemate.plugins import build
+from casemate.protocols import MembershipAttack
+from casemate.redteam.campaigns.pipeline import SCRIPTED_ATTACKS, AttackRunner, Steps
+from casemate.redteam.lab.capabilities import NotObservable
+from casemate.redteam.lab.experiment import Experiment
+from casemate.redteam.lab.judge import ATLAS, INFERENCE_FAILS, OWASP, MembershipGate, judge_campaign
+from casemate.redteam.lab.results import AttackResult, CampaignResult, Check, CheckStatus, Transcript, Utility
+from casemate.redteam.lab.two_world_audit import TwoWorldFindings
+from casemate.redteam.reporting.sessions import attack_sessions, template_words
+from casemate.redteam.reporting.text import redact
+
+ENDED_EARLY = "audit_sessions_ended_early"
+"""Key of `CampaignResult.evidence`; see `TwoWorldFindings.ended_early`."""
+NOT_TESTED = (
+    "Attackers that share knowledge across several client names.",
+    "Extraction of texts, and poisoning: these attacks only infer membership.",
+)
+
+
+def build_attacks(config: Config, folder: Path) -> dict[str, MembershipAttack]:
+    """The configured membership attacks by name; relative paths start at a folder."""
+    return {part.use: build("attack", part, folder) for part in config.redteam.attacks}
+
+
+@dataclass(eq=False)
+class MembershipRunner(AttackRunner):
+    """Membership attacks on the candidates of a split.
+
+    Attributes:
+        experiment: Attacks, targets and candidates.
+        gate: Limits of the checks.
+        measure_utility: Measures the guard's cost for benign users; None: not possible.
+        audit_worlds: Makes the two-world audit; None: not possible.
+        not_observable: Checks that an external target does not permit; None: an own system permits all.
+        extra_checks: Made at the end.
+    """
+
+    experiment: Experiment
+    gate: MembershipGate
+    measure_utility: Callable[[Steps], Awaitable[Utility | None]] | None = None
+    audit_worlds: Callable[[Steps], Awaitable[TwoWorldFindings]] | None = None
+    not_observable: NotObservable | None = None
+    extra_checks: Callable[[], Sequence[Check]] = lambda: ()
+    _utility: Utility | None = field(default=None, init=False)
+    _worlds: TwoWorldFindings | None = field(default=None, init=False)
+
+    async def execute(self, steps: Steps) -> None:
+        """Measures the cost for benign users, then attacks: a guard with client state may remember an attack."""
+        if self.measure_utility is not None:
+            self._utility = await self.measure_utility(steps)
+        with steps(f"attacking ({', '.join(self.experiment.targets)})", self.experiment.total) as count:
+            await self.experiment.run(count)
+
+    async def audit(self, steps: Steps) -> None:
+        """Replays the sessions in which a member was withheld, with and without the member."""
+        if self.audit_worlds is not None:
+            self._worlds = await self.audit_worlds(steps)
+
+    @property
+    def complete(self) -> bool:
+        """See `AttackRunner.complete`."""
+        trials = self.experiment.trials()
+        return not (trials.errors or trials.missing)
+
+    def judge(self) -> CampaignResult:
+        """See `AttackRunner.judge`."""
+        experiment, worlds = self.experiment, self._worlds
+        reported = attack_sessions(experiment)
+        trials, audit = experiment.trials(), worlds.audit if worlds else None
+        judged = judge_campaign(
+            trials, experiment.split, experiment.attacks, self.gate, self._utility, self.not_observable or audit
+        )
+        return CampaignResult(
+            attacks=judged.attacks,
+            utility=self._utility,
+            audit=audit,
+            checks=(*judged.checks, *self.extra_checks()),
+            not_tested=(*_unused_attacks(experiment.attacks), *NOT_TESTED),
+            simulated=(SCRIPTED_ATTACKS,),
+            transcripts=tuple(transcripts(experiment)),
+            sessions=reported.sessions,
+            sessions_total=reported.total,
+            document_names=reported.names,
+            evidence=self._evidence(sum(map(len, trials.done.values()))),
+            cost=trials.cost,
+        )
+
+    def _evidence(self, trials: int) -> dict[str, Any]:
+        plan, split, worlds = self.experiment.plan, self.experiment.split, self._worlds
+        return {
+            "k": plan.k,
+            "identity": plan.identity,
+            "split": split.fingerprint,
+            "members": len(split.members),
+            "nonmembers": len(split.nonmembers),
+            "near_duplicates_dropped": split.dropped,
+            "trials": trials,
+            **({"notes": split.notes} if split.notes else {}),
+            **(
+                {
+                    "members_in_context_despite_guard": worlds.exposed,
+                    ENDED_EARLY: worlds.ended_early,
+                    "questions_about_members": worlds.asked,
+                }
+                if worlds
+                else {}
+            ),
+        }
+
+
+@dataclass(eq=False)
+class UnmeasurableRunner(AttackRunner):
+    """Asks nothing: without known members and non-members, replies say nothing about membership.
+
+    Attributes:
+        attacks: The configured attacks.
+        why: What is missing, and what to do.
+        not_observable: Checks that the target does not permit.
+    """
+
+    attacks: Mapping[str, MembershipAttack]
+    why: str
+    not_observable: NotObservable
+
+    async def execute(self, steps: Steps) -> None:
+        """Does nothing."""
+
+    @property
+    def complete(self) -> bool:
+        """See `AttackRunner.complete`."""
+        return False
+
+    def judge(self) -> CampaignResult:
+        """See `AttackRunner.judge`."""
+        checks = [
+            Check(INFERENCE_FAILS, CheckStatus.INCONCLUSIVE, None, None, self.why, name, OWASP, ATLAS)
+            for name in self.attacks
+        ]
+        return CampaignResult(
+            attacks=tuple(AttackResult(n, a.paper, "", None, None, error=self.why) for n, a in self.attacks.items()),
+            checks=(*checks, *self.not_observable.checks()),
+            not_tested=("Anything: no question was asked.",),
+        )
+
+
+def _unused_attacks(used: Mapping[str, MembershipAttack]) -> Iterator[str]:
+    if unused := sorted(set(plugins.names("attack")) - set(used)):
+        yield f"Attacks that were not run: {', '.join(unused)}."
+
+
+def transcripts(experiment: Experiment) -> Iterator[Transcript]:
+    """The first exchange about the first member and non-member of each attack, with only the attack's own words."""
+    candidates = {True: experiment.split.members[0], False: experiment.split.nonmembers[0]}
+    for name in experiment.attacks:
+        own = template_words(experiment, name)
+        for target, member in product(experiment.targets, candidates):
+            for exchange in experiment.exchanges(name, target, candidates[member].source)[:1]:
+                yield Transcript(name, target, member, redact(exchange.question, own), redact(exchange.reply, own))

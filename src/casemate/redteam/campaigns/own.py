@@ -1,0 +1,377 @@
+"""Campaigns on the system of this configuration.
+
+The lab copies the index without the non-members and attacks guarded and bare systems over the copy. The own index is
+only read, and no event is written to the event store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from casemate.backends.indexes.sqlite import SqliteIndex
+from casemate.config import Config, PluginSpec
+from casemate.errors import DataError
+from casemate.guard import generation_costs
+from casemate.guard.calibration.file import read_calibrations, write_calibration
+from casemate.guard.calibration.fitting import calibrate, calibrated_defenses
+from casemate.plugins import build
+from casemate.protocols import Embedder, Generator, Index
+from casemate.rag.corpus import Corpus
+from casemate.rag.pipeline import Rag
+from casemate.redteam.campaigns.extraction import ExtractionRunner
+from casemate.redteam.campaigns.membership import MembershipRunner, build_attacks
+from casemate.redteam.campaigns.pipeline import RUN, SIMULATED_READER, Campaign, Preparation, Steps, TargetSystem
+from casemate.redteam.campaigns.run_directory import INDEX
+from casemate.redteam.campaigns.workers import TargetFactory, WorkerSpec, calibration_files, read_files, run_on_cluster
+from casemate.redteam.lab import datasets
+from casemate.redteam.lab.benign import benign_questions, measure_utility, replay_benign_sessions
+from casemate.redteam.lab.caching import CachedEmbedder, CachedGenerator
+from casemate.redteam.lab.capabilities import OWN_SYSTEM
+from casemate.redteam.lab.datasets import IndexedSource, Split
+from casemate.redteam.lab.experiment import Experiment, ExperimentPlan, RunOnWorkers
+from casemate.redteam.lab.extraction_experiment import CrawlPlan
+from casemate.redteam.lab.judge import ON, MembershipGate
+from casemate.redteam.lab.results import BenignReplay, Check, CheckStatus, Utility
+from casemate.redteam.lab.store import CampaignStore
+from casemate.redteam.lab.two_world_audit import TwoWorldFindings, two_world_audit
+from casemate.redteam.reporting.files import CRAWL
+from casemate.runtime.executor import LocalExecutor
+from casemate.system import App, EmbeddingTask, calibration_settings, published_attacks
+from casemate.types import DEFAULT_TENANT, Document, Query, Secret
+
+log = logging.getLogger(__name__)
+
+INDEX_UNCHANGED = "The index did not change during the campaign"
+BENIGN_QUESTIONS = 300
+"""Synthetic benign questions that measure the guard's cost."""
+SESSIONS, SESSION_LENGTH, SESSION_QUESTIONS = 30, 10, 200
+"""Benign sessions that are replayed, questions in each, and synthetic questions they are drawn from."""
+
+
+class OwnSystem(TargetSystem):
+    """The system of this configuration, with the lab's copies of its guard."""
+
+    def __init__(
+        self,
+        app: App,
+        rag: Rag,
+        tenant: str,
+        directory: Path,
+        digests: Mapping[str, str],
+        discard: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Collects the facts about the system.
+
+        Args:
+            app: The system.
+            rag: The bare system over the attacked index, whose generator is a `CachedGenerator`.
+            tenant: The attacked tenant.
+            directory: The campaign's directory.
+            digests: Content hashes of the sources in the operator's index before the campaign read it.
+            discard: Called if the attacked index changed: stored work must not be used again.
+        """
+        section = app.config.redteam
+        evidence = {
+            RUN: directory.name,
+            "target": "own",
+            "capabilities": sorted(OWN_SYSTEM),
+            "corpus": _fingerprint(sorted(digests.items())),
+            "documents": len(digests),
+            "chunks": rag.index.moments(tenant).n,
+            "embedder": rag.embedder.fingerprint,
+            "guard": [part.use for part in app.config.guard.defenses],
+            "guard_options": _fingerprint(repr(app.config.guard)),
+            "reader": section.reader.use,
+        }
+        super().__init__(evidence, simulated=[SIMULATED_READER] if section.reader.use == "simulated_reader" else ())
+        self._app, self._rag, self._tenant = app, rag, tenant
+        self._digests, self._discard = digests, discard
+
+    async def check_end(self) -> None:
+        """Checks that the operator's index is the same as before the campaign."""
+        now = await asyncio.to_thread(self._app.index.digests, self._tenant)
+        changed = sum(self._digests.get(source) != now.get(source) for source in self._digests.keys() | now.keys())
+        self.checks.append(self._index_check(changed))
+
+    def _index_check(self, changed: int) -> Check:
+        if not changed:
+            return Check(INDEX_UNCHANGED, CheckStatus.PASS, 0.0, 0.0, "All sources are as at the start")
+        if self._rag.index is self._app.index:
+            self._discard()
+            what = "the results mix several states of it and are discarded"
+            status = CheckStatus.ERROR
+        else:
+            what = "the results describe the copy made at the start"
+            status = CheckStatus.INCONCLUSIVE
+        why = f"{changed:,} sources of the index were added, changed or removed during the campaign: {what}. Run again"
+        return Check(INDEX_UNCHANGED, status, float(changed), 0.0, why)
+
+    def cost(self) -> Mapping[str, float]:
+        """Model calls of the lab, and (`live_`) what defenses spent on answers for the system's users."""
+        generator = self._rag.generator
+        assert isinstance(generator, CachedGenerator)
+        live = generation_costs.summarize_costs(self._app.store.scan("generation"))
+        return {
+            "model_calls": generator.calls,
+            "answered_from_cache": generator.hits,
+            **{f"live_{name}": value for name, value in live.items()},
+        }
+
+
+@dataclass(frozen=True)
+class OwnCampaign(Campaign):
+    """A campaign on the system of this configuration.
+
+    Attributes:
+        app: The system, indexed; it is only read.
+        benign: Logged benign questions that measure the guard's cost; empty: synthetic ones.
+        tenant: The attacked tenant.
+    """
+
+    app: App
+    benign: Sequence[str] = ()
+    tenant: str = DEFAULT_TENANT
+
+    @property
+    def config(self) -> Config:
+        """See `Campaign.config`."""
+        return self.app.config
+
+    def bare_system(self, index: Index, store: CampaignStore) -> Rag:
+        """The system without its guard, over an index, with caches."""
+        rag = self.app.guard.rag
+        return Rag(CachedEmbedder(rag.embedder), index, CachedGenerator(*self._reader(store)), rag.instructions)
+
+    def fingerprint(self, documents: object) -> str:
+        """Fingerprint of the plan: equal for a campaign and its resumption.
+
+        Args:
+            documents: Fingerprint of the attacked documents.
+        """
+        config, section = self.config, self.config.redteam
+        attacks = section.crawl.attacks if self.stem == CRAWL else section.attacks
+        parts = [*config.guard.defenses, config.rag.embedder, section.reader, *attacks]
+        settings = [section.seed, section.identity, section.crawl.clients, config.rag.k, config.guard.on_error]
+        return _fingerprint([self.tenant, documents, list(map(_describe, parts)), settings, version("casemate")])
+
+    def label(self, rag: Rag, learned: object) -> str:
+        """Fingerprint of everything but plan, split and attacks that results depend on."""
+        config, generator = self.config, rag.generator
+        assert isinstance(generator, CachedGenerator)
+        parts = [_describe(config.rag.embedder), *map(_describe, config.guard.defenses), config.guard.on_error]
+        return _fingerprint([parts, rag.instructions, generator.label, learned, version("casemate")])
+
+    def _reader(self, store: CampaignStore) -> tuple[Generator, CampaignStore, str]:
+        """The generator that writes the answers, where its replies are kept, and its label."""
+        part = self.config.redteam.reader
+        if part.use == "own":
+            return self.app.guard.rag.generator, store, f"own:{_describe(self.config.rag.generator)}"
+        parts = {Embedder: self.app.guard.rag.embedder}
+        return build("generator", part, self.config.folder, parts), store, _describe(part)
+
+
+@dataclass(frozen=True)
+class OwnMembershipCampaign(OwnCampaign):
+    """Membership inference on the system of this configuration.
+
+    Attributes:
+        query_log: Benign questions on which the lab's guard is calibrated; empty: synthetic ones. Must not overlap with
+            `benign`.
+        split: Candidates whose non-members were never indexed. The own calibration then does not depend on them, and
+            the lab uses it. None: the split is drawn from the indexed documents, and the lab calibrates a copy.
+        two_worlds: Whether the two-world audit is made.
+    """
+
+    query_log: Sequence[str] = ()
+    split: Split | None = None
+    two_worlds: bool = True
+
+    async def prepare(self, steps: Steps, resources: ExitStack) -> Preparation:
+        """See `Campaign.prepare`."""
+        section, split, before = self.config.redteam, self.split or self._split(), self.app.index.digests(self.tenant)
+        attacks = build_attacks(self.config, self.config.folder)
+        directory = self.open_directory(self.fingerprint(split.fingerprint))
+        store = self.open_store(resources)
+        index: Index = resources.enter_context(closing(SqliteIndex(directory / INDEX)))
+        rag = self.bare_system(index, store)
+        with steps("copying the index without the non-members", None) as count:
+            datasets.copy_without_nonmembers(self.app.index, index, split, self.tenant, count)
+        systems = TargetFactory(self.config, self.config.folder, rag, await self._calibrate(rag, steps))
+        indexed = datasets.indexed_sources(index, {d.source for d in split.members}, self.tenant)
+        plan = ExperimentPlan(
+            seed=section.seed,
+            k=self.config.rag.k,
+            tenant=self.tenant,
+            identity=section.identity,
+            questions=section.budget,
+            concurrency=section.concurrency,
+            label=self.label(rag, [sorted(index.digests(self.tenant).items()), *_read_all(systems.calibrations)]),
+        )
+        workers = self._workers(systems, split, indexed, plan, directory / INDEX)
+        experiment = Experiment(attacks, split, systems.targets(), store, indexed, plan, workers)
+        runner = MembershipRunner(
+            experiment,
+            MembershipGate(section.gate.adjusted_accuracy, section.gate.harmless),
+            measure_utility=partial(self._measure_utility, systems, experiment),
+            audit_worlds=partial(self._audit_worlds, systems, experiment) if self.two_worlds else None,
+        )
+        system = OwnSystem(self.app, rag, self.tenant, directory, before)
+        return Preparation(system, runner)
+
+    def _split(self) -> Split:
+        section, corpus = self.config.redteam, self.config.rag.corpus
+        assert corpus is not None  # see `validate_plan`
+        files = Corpus(self.config.folder / corpus, self.config.rag.max_file_mb)
+        documents = datasets.read_documents(files, self.app.index.digests(self.tenant).keys())
+        if section.split is not None:
+            return datasets.read_split(self.config.folder / section.split, documents, section.seed)
+        return datasets.draw_split(documents, section.members, section.nonmembers, section.seed)
+
+    async def _calibrate(self, rag: Rag, steps: Steps) -> Path | None:
+        """Calibrates the lab's guard on the lab's index, so that no calibration depends on the non-members.
+
+        Returns:
+            Folder of the calibration files, one per defense; None: the own ones.
+        """
+        if self.split is not None or not self.app.calibrated:
+            return None
+        settings, defenses = calibration_settings(self.config, self.tenant), map(_describe, self.config.guard.defenses)
+        digests = rag.index.digests(self.tenant)
+        facts = [rag.embedder.fingerprint, digests, list(self.query_log), dataclasses.asdict(settings), *defenses]
+        folder = self.folder / f"calibration-{_fingerprint(facts)}"
+        guard = TargetFactory(self.config, self.config.folder, rag, folder).guard()
+        for defense in calibrated_defenses(guard.defenses):
+            if self.tenant not in read_calibrations(defense.calibration):
+                with steps(f"calibrating {defense.name} for the lab", None) as count:
+                    found = await calibrate(defense, rag, published_attacks(), self.query_log, settings, count)
+                write_calibration(defense.calibration, self.tenant, found)
+        return folder
+
+    def _workers(
+        self,
+        systems: TargetFactory,
+        split: Split,
+        indexed: Mapping[str, IndexedSource],
+        plan: ExperimentPlan,
+        copied: Path,
+    ) -> RunOnWorkers | None:
+        """Runs trials on the cluster; None: this process runs all."""
+        app, generator = self.app, systems.rag.generator
+        if isinstance(app.executor, LocalExecutor):
+            return None
+        if any(defense.compares_clients for defense in app.guard.defenses):
+            log.warning("a defense compares clients across trials, so all trials run in this process")
+            return None
+        assert isinstance(generator, CachedGenerator)
+        index, calibrations = copied.absolute(), systems.calibrations and systems.calibrations.absolute()
+        spec = WorkerSpec(
+            config=(self.config, self.config.folder.absolute()),
+            embedding=EmbeddingTask.of(self.config, app.guard.rag.embedder.fingerprint),
+            split=split,
+            indexed=indexed,
+            plan=plan,
+            reader=generator.label,
+            instructions=systems.rag.instructions,
+            calibrations=calibrations,
+            index=index,
+            files=None if app.executor.local else read_files(index, calibrations),
+        )
+        return run_on_cluster(app.executor, spec, generator)
+
+    async def _measure_utility(self, systems: TargetFactory, experiment: Experiment, steps: Steps) -> Utility:
+        plan, rng = experiment.plan, np.random.default_rng(experiment.plan.seed + 1)
+        source, questions = benign_questions(self.benign, experiment.split.members, BENIGN_QUESTIONS, rng)
+        queries = [Query(text, f"benign-{i}", plan.tenant, plan.k) for i, text in enumerate(questions)]
+        with steps("asking benign questions", len(queries)) as count:
+            return await measure_utility(systems.rag, systems.guard(), queries, source, count)
+
+    async def _audit_worlds(self, systems: TargetFactory, experiment: Experiment, steps: Steps) -> TwoWorldFindings:
+        sessions, index = experiment.member_sessions(ON), systems.rag.index
+        with steps("two-world audit", len(experiment.attacks) * len(experiment.split.members)) as count:
+            return await two_world_audit(index, systems.guard, sessions, experiment.indexed, experiment.plan, count)
+
+
+@dataclass(frozen=True)
+class OwnExtractionCampaign(OwnCampaign):
+    """Extraction attacks on the system of this configuration."""
+
+    stem: ClassVar[str] = CRAWL
+
+    async def prepare(self, steps: Steps, resources: ExitStack) -> Preparation:
+        """See `Campaign.prepare`."""
+        section, index = self.config.redteam, self.app.index
+        digests = index.digests(self.tenant)
+        chunks = [d for documents, _ in index.scan(self.tenant) for d in documents]
+        if not chunks:
+            raise DataError(f"tenant {self.tenant!r} has no documents to extract; run 'casemate index'")
+        directory = self.open_directory(self.fingerprint(sorted(digests.items())))
+        store = self.open_store(resources)
+        rag = self.bare_system(index, store)
+        systems = TargetFactory(self.config, self.config.folder, rag, None)
+        label, discard = _usable_label(store, self.label(rag, sorted(digests.items())))
+        plan = CrawlPlan(
+            seed=section.seed,
+            k=self.config.rag.k,
+            tenant=self.tenant,
+            questions=section.crawl.questions,
+            clients=section.crawl.clients,
+            label=label,
+        )
+        runner = ExtractionRunner(
+            self.config,
+            systems.targets,
+            chunks,
+            rag.embedder,
+            store,
+            plan,
+            replay=partial(self._replay, systems, chunks, plan),
+        )
+        return Preparation(OwnSystem(self.app, rag, self.tenant, directory, digests, discard), runner)
+
+    async def _replay(
+        self, systems: TargetFactory, chunks: Sequence[Document], plan: CrawlPlan, steps: Steps
+    ) -> BenignReplay:
+        """Replays sessions, each with some of the benign questions."""
+        rng = np.random.default_rng(plan.seed + 2)
+        _, questions = benign_questions(self.benign, chunks, SESSION_QUESTIONS, rng)
+        length = min(SESSION_LENGTH, len(questions))
+        sessions = [
+            (f"benign-{i}", [questions[j] for j in rng.permutation(len(questions))[:length]]) for i in range(SESSIONS)
+        ]
+        with steps("replaying benign sessions", None):
+            return await replay_benign_sessions(systems.guard(), sessions, systems.rag, plan)
+
+
+def _usable_label(store: CampaignStore, label: str) -> tuple[str, Callable[[], object]]:
+    """A label whose stored exchanges were not discarded, and a function that discards them."""
+    number = 0
+    while store.get_reply(f"discarded-{label}-{number}"):
+        number += 1
+    return f"{label}-{number}", partial(store.put_reply, f"discarded-{label}-{number}", "1")
+
+
+def _read_all(calibrations: Path | None) -> list[str]:
+    return [path.read_text(encoding="utf-8") for path in calibration_files(calibrations)]
+
+
+def _describe(part: PluginSpec) -> str:
+    """A plug-in with its options. A secret counts by its fingerprint: the label is stored in a file."""
+    options = {k: _fingerprint(str(v)) if isinstance(v, Secret) else repr(v) for k, v in part.options.items()}
+    return f"{part.use}:{options}"
+
+
+def _fingerprint(facts: Any) -> str:
+    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=repr).encode()).hexdigest()[:16]

@@ -1,0 +1,297 @@
+"""The stages of a campaign, shared by membership inference and extraction, on own and external systems.
+
+1. **plan**: a `Campaign` holds the configuration and the operator's questions; names and options are validated. Nothing
+   is opened or written yet.
+2. **prepare**: builds the targets and an `AttackRunner`, and opens the campaign store. Only this stage differs between
+   the system of this configuration (`own`) and external targets (`external`).
+3. **execute**: checks that the targets are alive, runs the attacks, and checks again. Finished work is in the campaign
+   store at once: a campaign killed at any point resumes when it is run again.
+4. **audit**: measures what the attacks do not: traces of withheld documents, and the guard's cost for benign users.
+5. **judge**: turns measurements into checks, and checks into one `CampaignResult`.
+6. **write**: renders the result as HTML, JSON, JUnit and SARIF.
+
+Campaigns in one folder exclude each other by a lock, and each has a directory of its own (see `run_directory`).
+
+Path of an attack's question: `Campaign.run`, `MembershipRunner.execute`, `Experiment.run`, `Experiment._attack`,
+`Experiment._attempt`, `MembershipAttack.run`, `TargetSession.ask`, `Target.ask`. Calls go down only: campaigns,
+reporting, lab, attacks, crawling.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+import sys
+import time
+import uuid
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, ClassVar, TypeAlias
+
+import numpy as np
+
+from casemate import plugins
+from casemate.config import Config, PluginSpec
+from casemate.errors import BackendError, ConfigError
+from casemate.redteam.campaigns.run_directory import RUNS, campaign_lock, open_run_directory
+from casemate.redteam.lab.judge import worst_status
+from casemate.redteam.lab.results import CampaignResult, Check, CheckStatus
+from casemate.redteam.lab.store import CampaignStore
+from casemate.redteam.reporting.files import CRAWL, REPORT, write_report
+from casemate.text.output_transforms import TRANSFORMS
+
+Steps: TypeAlias = Callable[[str, int | None], AbstractContextManager[Callable[[int], None]]]
+"""Opens a progress display for a step with a title and a number of items, if known; yields a counter."""
+SIMULATED_READER = (
+    "The reader is simulated (`simulated_reader`): a script in place of a capable and obedient language model, which "
+    "is the worst case for the operator."
+)
+SCRIPTED_ATTACKS = "The attacks' questions were written by script, without a language model."
+COMPLETED = "The target answered until the end"
+RUN = "run"
+"""Key of `CampaignResult.evidence`: the campaign's directory."""
+
+
+class TargetSystem:
+    """The attacked system, as far as the stages require it.
+
+    Attributes:
+        evidence: Facts about the system for the report.
+        not_tested: Limits that the system implies, one sentence each.
+        simulated: Parts of the system that replace real ones, one sentence each.
+        checks: Checks of the system itself, made so far.
+    """
+
+    def __init__(
+        self, evidence: Mapping[str, Any], not_tested: Sequence[str] = (), simulated: Sequence[str] = ()
+    ) -> None:
+        self.evidence, self.not_tested, self.simulated = evidence, not_tested, simulated
+        self.checks: list[Check] = []
+
+    async def check_before(self, steps: Steps) -> None:
+        """Checks before the attacks that the system answers from its collection.
+
+        Raises:
+            BackendError: If it fails.
+        """
+
+    async def check_after(self) -> None:
+        """Checks after the attacks that the system still answers.
+
+        Raises:
+            BackendError: If it fails.
+        """
+
+    async def check_end(self) -> None:
+        """Checks at the end, also of an interrupted campaign, that the system is still the same.
+
+        Raises:
+            BackendError: If it cannot be read.
+        """
+
+    def cost(self) -> Mapping[str, float]:
+        """Resources used so far."""
+        return {}
+
+    def finish(self) -> None:
+        """Marks the campaign as complete: every attack finished."""
+
+
+class AttackRunner(ABC):
+    """Executes, audits and judges one kind of attack on prepared targets.
+
+    The stages run in order, but any of them may have been interrupted or skipped when `judge` is called.
+    """
+
+    @abstractmethod
+    async def execute(self, steps: Steps) -> None:
+        """Runs the unfinished part of the attacks.
+
+        Raises:
+            BackendError: If the campaign store or a target outside of an attack fails.
+        """
+
+    async def audit(self, steps: Steps) -> None:  # noqa: B027
+        """Measures what the attacks do not. Default: nothing.
+
+        Raises:
+            BackendError: If a target fails.
+        """
+
+    @abstractmethod
+    def judge(self) -> CampaignResult:
+        """The measurements so far and their checks; the pipeline adds id, time, status and the target's facts."""
+
+    @property
+    @abstractmethod
+    def complete(self) -> bool:
+        """Whether every attack finished."""
+
+
+@dataclass(frozen=True, slots=True)
+class Preparation:
+    """Result of the prepare stage: what is attacked, and how."""
+
+    system: TargetSystem
+    runner: AttackRunner
+
+
+@dataclass(frozen=True, kw_only=True)
+class Campaign(ABC):
+    """A planned campaign.
+
+    Attributes:
+        stem: File name of its reports, without extension.
+    """
+
+    stem: ClassVar[str] = REPORT
+
+    @property
+    @abstractmethod
+    def config(self) -> Config:
+        """The operator's configuration."""
+
+    @abstractmethod
+    async def prepare(self, steps: Steps, resources: ExitStack) -> Preparation:
+        """Builds targets and runner; whatever it opens is closed with `resources`.
+
+        Raises:
+            CasemateError: If the campaign cannot be set up.
+        """
+
+    async def run(self, steps: Steps) -> CampaignResult:
+        """Runs all stages but `write`, or resumes an interrupted run.
+
+        Args:
+            steps: Opens progress displays.
+
+        Raises:
+            LockHeld: If another campaign runs in this folder.
+            CasemateError: If the campaign cannot be prepared. Later failures of a target are in the result.
+        """
+        self.validate()
+        with self._lock():
+            return await self.run_locked(steps)
+
+    async def run_and_write(
+        self, steps: Steps, baseline: CampaignResult | None = None
+    ) -> tuple[CampaignResult, dict[str, Path]]:
+        """Runs all stages; returns the result and the paths of its reports. See `run` and `write`."""
+        self.validate()
+        with self._lock():
+            result = await self.run_locked(steps)
+            return result, self.write(result, baseline)
+
+    def validate(self) -> None:
+        """Checks the plan before anything is written; see `validate_plan`."""
+        validate_plan(self.config, self.stem)
+
+    def _lock(self) -> AbstractContextManager[None]:
+        return campaign_lock(self.folder, "an extraction campaign" if self.stem == CRAWL else "a membership campaign")
+
+    async def run_locked(self, steps: Steps) -> CampaignResult:
+        """As `run`, for a caller that has validated the plan. Requires the `campaign_lock`."""
+        began, interruption = time.monotonic(), ""
+        with ExitStack() as resources:
+            prepared = await self.prepare(steps, resources)
+            system, runner = prepared.system, prepared.runner
+            try:
+                await system.check_before(steps)
+                await runner.execute(steps)
+                await system.check_after()
+                await runner.audit(steps)
+            except BackendError as error:
+                interruption = str(error)
+            try:
+                await system.check_end()
+            except BackendError as error:
+                interruption = interruption or str(error)
+            if runner.complete and not interruption:
+                system.finish()
+            return self._judge(prepared, interruption, time.monotonic() - began)
+
+    def write(self, result: CampaignResult, baseline: CampaignResult | None = None) -> dict[str, Path]:
+        """Writes the reports into `redteam.folder` and the campaign's directory; see `write_report`."""
+        name = result.evidence.get(RUN)
+        archive = self.folder / RUNS / name if name else None
+        return write_report(result, self.folder, baseline, self.stem, archive)
+
+    @property
+    def folder(self) -> Path:
+        """The folder of reports and campaign state."""
+        return self.config.folder / self.config.redteam.folder
+
+    def open_store(self, resources: ExitStack) -> CampaignStore:
+        """The campaign store in this folder."""
+        return resources.enter_context(CampaignStore(self.folder / "campaigns.db"))
+
+    def open_directory(self, fingerprint: str) -> Path:
+        """The directory of the campaign with this fingerprint."""
+        return open_run_directory(self.folder, f"{self.stem}-{fingerprint[:12]}")
+
+    def _judge(self, prepared: Preparation, interruption: str, seconds: float) -> CampaignResult:
+        """The runner's judgment with everything that all campaigns report alike."""
+        system, found = prepared.system, prepared.runner.judge()
+        checks = [*found.checks, *system.checks]
+        if interruption:
+            why = f"{interruption}; finished work is kept, run again to continue"
+            checks.insert(0, Check(COMPLETED, CheckStatus.ERROR, None, None, why))
+        return dataclasses.replace(
+            found,
+            id=uuid.uuid4().hex,
+            at=datetime.now(UTC).isoformat(timespec="seconds"),
+            status=worst_status(check.status for check in checks),
+            checks=tuple(checks),
+            not_tested=(*found.not_tested, *system.not_tested),
+            simulated=(*system.simulated, *found.simulated),
+            evidence={**system.evidence, **found.evidence, "seed": self.config.redteam.seed, **_versions()},
+            cost={"seconds": seconds, **found.cost, **system.cost()},
+        )
+
+
+def validate_plan(config: Config, stem: str = REPORT) -> None:
+    """Checks the names and options of everything that a campaign builds. Nothing is opened or written.
+
+    Args:
+        config: The operator's configuration.
+        stem: Kind of the campaign: `report` (membership) or `crawl` (extraction).
+
+    Raises:
+        ConfigError: If a name or option is unknown, an option has a wrong value, or a file is missing.
+    """
+    section, folder = config.redteam, config.folder
+    role, attacks = ("crawler", section.crawl.attacks) if stem == CRAWL else ("attack", section.attacks)
+    if not attacks:
+        key = "redteam.crawl.attacks" if stem == CRAWL else "redteam.attacks"
+        raise ConfigError(f"{key} is empty; name at least one of: {', '.join(plugins.names(role))}")
+    twice = [name for name, count in Counter(part.use for part in attacks).items() if count > 1]
+    if twice:
+        raise ConfigError(f"the {role} {twice[0]!r} is configured twice; results are stored by name, so remove one")
+    unknown = [name for name in section.crawl.transforms if name not in TRANSFORMS]
+    if unknown and stem == CRAWL:
+        raise ConfigError(f"unknown transform {unknown[0]!r}; known: {', '.join(TRANSFORMS)}, or all with --transform")
+    parts: list[tuple[str, PluginSpec]] = [(role, part) for part in attacks]
+    parts += [("generator", section.reader)] if section.reader.use != "own" else []
+    for kind, part in parts:
+        plugins.validate(kind, part, folder)
+    if stem == REPORT and section.target.use == "own" and config.rag.corpus is None:
+        raise ConfigError("membership inference needs whole documents: set rag.corpus")
+    files = {"split": section.split, "benign": section.benign}
+    for name, path in files.items():
+        if path is not None and not (folder / path).is_file():
+            raise ConfigError(f"redteam.{name}: there is no file {folder / path}")
+
+
+def _versions() -> dict[str, str]:
+    return {
+        "versions.casemate": version("casemate"),
+        "versions.python": platform.python_version(),
+        "versions.numpy": np.__version__,
+        "versions.platform": sys.platform,
+    }

@@ -1,0 +1,61 @@
+"""Files of campaigns: a lock per folder, and a directory per campaign.
+
+    redteam.folder/
+      campaign.lock          held while a campaign runs; a second campaign fails at once
+      campaigns.db           finished trials and cached replies of all campaigns, by fingerprint
+      calibration-*/         calibrations of the lab's guard, by fingerprint
+      runs/NAME/             one campaign: the lab's index, and its reports
+      report.*, crawl.*      the newest reports
+
+A campaign that is repeated or resumed has the same directory, because the name is a fingerprint of the campaign.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from casemate.runtime.file_lock import exclusive_lock
+from casemate.runtime.files import write_error
+
+LOCK, RUNS, INDEX = "campaign.lock", "runs", "index.db"
+
+
+@contextmanager
+def campaign_lock(folder: Path, purpose: str) -> Iterator[None]:
+    """Reserves a folder of campaigns for the duration of the block.
+
+    Args:
+        folder: `redteam.folder`.
+        purpose: The campaign, for the message to others.
+
+    Raises:
+        LockHeld: If another campaign runs there. The message names its process.
+        BackendError: If the folder cannot be written.
+    """
+    with exclusive_lock(folder / LOCK, purpose, "set redteam.folder to another folder"):
+        yield
+
+
+def open_run_directory(folder: Path, name: str) -> Path:
+    """The directory of a campaign, created if missing. The lab's indexes of other campaigns are deleted.
+
+    An index is a copy that the next run of its campaign makes again. Requires the `campaign_lock`.
+
+    Args:
+        folder: `redteam.folder`.
+        name: Name of the campaign.
+
+    Raises:
+        BackendError: If the folder cannot be written.
+    """
+    directory = folder / RUNS / name
+    try:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for file in (folder / RUNS).glob(f"*/{INDEX}*"):
+            if file.parent != directory:
+                file.unlink(missing_ok=True)
+    except OSError as error:
+        raise write_error(directory, error) from error
+    return directory

@@ -1,0 +1,1 @@
+"""Shared by extraction attacks: reply parsing, seed words, anchors, and a knowledge graph."""

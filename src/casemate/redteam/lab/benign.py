@@ -1,0 +1,144 @@
+"""Measures what a guard costs benign users: withheld documents, changed or lost answers, alarms."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from casemate.errors import DataError, QueryError
+from casemate.maths import stats
+from casemate.protocols import Progress, Target
+from casemate.redteam.lab.black_box import TargetSession
+from casemate.redteam.lab.extraction_experiment import CrawlPlan
+from casemate.redteam.lab.results import BenignReplay, Utility
+from casemate.redteam.lab.store import Exchange
+from casemate.runtime.concurrency import map_concurrently
+from casemate.text.synthetic_questions import generate_questions
+from casemate.types import Answer, Document, Query
+
+PLAN = CrawlPlan()
+
+
+def benign_questions(
+    logged: Sequence[str], documents: Sequence[Document], count: int, rng: np.random.Generator
+) -> tuple[str, list[str]]:
+    """Benign questions and their origin for the report: logged ones, or else synthetic ones about documents."""
+    if logged:
+        return f"{len(logged)} logged questions", list(logged)
+    made = generate_questions(documents, count, rng)
+    return f"{len(made)} synthetic questions", made
+
+
+async def measure_utility(
+    bare: Target,
+    guarded: Target,
+    queries: Sequence[Query],
+    source: str,
+    progress: Progress = lambda count: None,
+    concurrency: int = 4,
+) -> Utility:
+    """Asks every question without the guard, then with it, and compares.
+
+    A sampling model answers the same context differently each time. Its replies must come through a `CachedGenerator`
+    in both targets, or chance counts as the guard's effect.
+
+    Args:
+        bare: The system without a guard.
+        guarded: The same system with it.
+        queries: Benign questions with their clients. Invalid ones are skipped.
+        source: Origin of the questions, for the report.
+        progress: Called with 1 for each question.
+        concurrency: Questions asked concurrently.
+
+    Raises:
+        DataError: If no question can be answered.
+        BackendError: If a target fails.
+    """
+
+    async def compare(query: Query) -> tuple[bool, bool, bool] | None:
+        try:
+            before, after = await bare.ask(query), await guarded.ask(query)
+        except QueryError:
+            return None
+        finally:
+            progress(1)
+        exchange = Exchange.from_answer(query.text, after)
+        return exchange.withheld, before.reply != after.reply, exchange.failed
+
+    found = [one for one in await map_concurrently(compare, queries, concurrency) if one is not None]
+    if not found:
+        raise DataError("no benign question could be answered; give others, or none to use synthetic ones")
+    flagged, changed, failed = (sum(kind) for kind in zip(*found, strict=True))
+    return Utility(
+        source, len(found), stats.proportion(flagged, len(found)), stats.proportion(changed, len(found)), failed
+    )
+
+
+def measure_lost_answers(
+    source: str, bare: Sequence[Answer | None], guarded: Sequence[Answer | None]
+) -> Utility | None:
+    """Cost of an external guard, whose verdicts are not observable: answers of the bare system that are lost.
+
+    Args:
+        source: Origin of the questions, for the report.
+        bare: Answers of the target without its guard; None: refused.
+        guarded: Answers of the target.
+
+    Returns:
+        None if the bare target answers nothing either.
+    """
+    before, after = ([Exchange("", a.text if a else "").answered for a in side] for side in (bare, guarded))
+    kept = [got for had, got in zip(before, after, strict=True) if had]
+    if not kept:
+        return None
+    return Utility(
+        f"{source}; lost answers are counted", len(kept), None, stats.proportion(kept.count(False), len(kept))
+    )
+
+
+async def replay_benign_sessions(
+    target: Target,
+    sessions: Iterable[tuple[str, Sequence[str]]],
+    bare: Target | None = None,
+    plan: CrawlPlan = PLAN,
+) -> BenignReplay:
+    """Replays benign sessions one after another and counts those that raise an alarm.
+
+    Args:
+        target: The guarded system.
+        sessions: Client name and questions in order.
+        bare: The system without its guard, to count changed answers. Its generator must answer the same prompt the
+            same, as a `CachedGenerator` does.
+        plan: Provides k, tenant and waits.
+
+    Raises:
+        BackendError: If a target fails.
+    """
+    alarms, alarmed, changed = Counter[str](), list[bool](), 0
+    exchanges: list[Exchange] = []
+    for name, questions in sessions:
+        guarded = _session(target, name, plan)
+        unguarded = _session(bare, name, plan) if bare is not None else None
+        for question in questions:
+            reply = await guarded.ask(question)
+            if unguarded is not None:
+                changed += await unguarded.ask(question) != reply
+        exchanges += guarded.exchanges
+        raised = {alarm for e in guarded.exchanges for alarm in e.alarms}
+        alarms.update(raised)
+        alarmed.append(bool(raised))
+    return BenignReplay(
+        sessions=len(alarmed),
+        questions=len(exchanges),
+        alarmed=stats.proportion(sum(alarmed), len(alarmed)) if alarmed else None,
+        alarms=dict(alarms),
+        touched=sum(e.withheld for e in exchanges),
+        changed=None if bare is None else changed,
+        failed=sum(e.failed for e in exchanges),
+    )
+
+
+def _session(target: Target, client: str, plan: CrawlPlan) -> TargetSession:
+    return TargetSession(target, lambda number: client, k=plan.k, tenant=plan.tenant, waits=plan.waits)

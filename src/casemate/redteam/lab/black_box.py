@@ -1,0 +1,174 @@
+"""The black box that attacks query, and the session behind it: budget, retries, recorded exchanges.
+
+An attack gets a `MeteredBlackBox`, which can only ask. The `TargetSession` behind it records the guard's actions.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextvars import Token
+from dataclasses import dataclass, field
+from functools import partial
+from types import TracebackType
+from typing import Any, Protocol, TypeVar
+
+from casemate.errors import BackendError, BudgetExhausted, QueryError
+from casemate.redteam.lab.caching import PROMPT_COUNTS
+from casemate.redteam.lab.store import Exchange
+from casemate.runtime.retry import retry
+from casemate.types import DEFAULT_TENANT, Answer, Query, Reply
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Budget:
+    """Limits the number of questions.
+
+    Attributes:
+        total: Limit of the campaign; None: unlimited.
+        per_candidate: Limit of one trial; None: unlimited.
+        spent: Questions asked so far.
+        exhausted: Whether a question was rejected because the total was spent.
+        leased: Questions reserved by work items in progress.
+    """
+
+    total: int | None = None
+    per_candidate: int | None = None
+    spent: int = 0
+    exhausted: bool = False
+    leased: int = 0
+
+    def lease(self, count: int) -> bool:
+        """Reserves questions for a work item; False if too few are left."""
+        if self.total is None:
+            return True
+        if self.spent + self.leased + count > self.total:
+            return False
+        self.leased += count
+        return True
+
+    def settle(self, leased: int, asked: int) -> None:
+        """Replaces a lease by the number of questions that its work item asked."""
+        self.leased -= leased if self.total is not None else 0
+        self.spent += asked
+
+    def require(self, asked: int) -> None:
+        """Checks that a trial which has asked this many questions may ask another.
+
+        Raises:
+            BudgetExhausted: If it may not.
+        """
+        if self.total is not None and self.spent >= self.total:
+            self.exhausted = True
+            raise BudgetExhausted(f"all {self.total} questions of the campaign are asked; raise its budget")
+        if self.per_candidate is not None and asked >= self.per_candidate:
+            raise BudgetExhausted(f"all {self.per_candidate} questions for this candidate are asked; raise its budget")
+
+
+class SupportsAsk(Protocol):
+    """The part of a `Target` that a session uses."""
+
+    async def ask(self, query: Query) -> Answer:
+        """Answers one query."""
+        ...
+
+
+class AskFunction(Protocol):
+    """Sends one question and returns the reply."""
+
+    def __call__(self, text: str) -> Coroutine[Any, Any, Reply]:
+        """See `BlackBox.ask`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class MeteredBlackBox:
+    """The `BlackBox` that an attack gets: it can ask, and nothing else."""
+
+    ask: AskFunction
+
+
+@dataclass(slots=True)
+class TargetSession:
+    """A series of questions to one target. As a context manager it counts as one trial and yields a black box.
+
+    Attributes:
+        target: The target.
+        client: Client name of the question with this number, from 0.
+        budget: Budget, shared by all sessions of a campaign.
+        k: Documents in a context.
+        tenant: Tenant of the documents.
+        waits: Seconds to wait before each retry of an unavailable target.
+        truncated: Whether the campaign's budget ended this session before the attack did.
+    """
+
+    target: SupportsAsk
+    client: Callable[[int], str]
+    budget: Budget = field(default_factory=Budget)
+    k: int = 5
+    tenant: str = DEFAULT_TENANT
+    waits: Sequence[float] = ()
+    truncated: bool = field(default=False, init=False)
+    _asked: int = field(default=0, init=False)
+    _exchanges: dict[int, Exchange] = field(default_factory=dict, init=False)
+    _token: Token[Counter[str] | None] | None = field(default=None, init=False)
+
+    def __enter__(self) -> MeteredBlackBox:
+        self._token = PROMPT_COUNTS.set(Counter())
+        return MeteredBlackBox(self.ask)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._token is not None:
+            PROMPT_COUNTS.reset(self._token)
+
+    @property
+    def exchanges(self) -> tuple[Exchange, ...]:
+        """The finished exchanges in the order of asking."""
+        return tuple(self._exchanges[number] for number in sorted(self._exchanges))
+
+    @property
+    def count(self) -> int:
+        """Number of finished exchanges."""
+        return len(self._exchanges)
+
+    async def ask(self, text: str) -> Reply:
+        """Asks the target and records the exchange.
+
+        Raises:
+            BudgetExhausted: If no question is left.
+            BackendError: If the target fails in every try. Not retryable.
+        """
+        number = self._spend_question()
+        query = Query(text, self.client(number), self.tenant, self.k, groups=frozenset())  # an attacker has no group
+        try:
+            exchange = Exchange.from_answer(text, await retry_with(self.waits, partial(self.target.ask, query)))
+        except QueryError:  # to the client, a rejected question looks like an empty reply
+            exchange = Exchange(text, "", refused=True)
+        except BackendError as error:  # retried here already: callers must not retry
+            raise BackendError(str(error), backend=error.backend, retryable=False) from error
+        self._exchanges[number] = exchange
+        return Reply(exchange.reply)
+
+    def _spend_question(self) -> int:
+        """Takes one question from the budget; returns its number in this session."""
+        try:
+            self.budget.require(self._asked)
+        except BudgetExhausted:
+            self.truncated |= self.budget.exhausted
+            raise
+        self.budget.spent += 1
+        self._asked += 1
+        return self._asked - 1
+
+
+async def retry_with(waits: Sequence[float], call: Callable[[], Awaitable[T]]) -> T:
+    """Retries after these waits; only retryable `BackendError`s are retried."""
+
+    def delay(error: Exception, attempt: int) -> float | None:
+        return waits[attempt] if isinstance(error, BackendError) and error.retryable else None
+
+    return await retry(call, len(waits), delay)

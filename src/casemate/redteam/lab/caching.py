@@ -1,0 +1,123 @@
+"""Caches for campaigns: replies of a generator, kept in the campaign store, and vectors of an embedder, in memory."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from casemate.protocols import Embedder, EmbedderProxy, Generator, Progress
+from casemate.rag.pipeline import join_stream
+from casemate.redteam.lab.store import CampaignStore
+from casemate.types import Prompt, Vector
+
+PROMPT_COUNTS: ContextVar[Counter[str] | None] = ContextVar("casemate_lab_prompt_counts", default=None)
+"""Number of answers to each prompt in the current trial; None outside of trials."""
+
+
+@dataclass(eq=False)
+class ReplyBuffer:
+    """Replies generated for one work item: the interface of a `CampaignStore`, in memory."""
+
+    _replies: dict[str, str] = field(default_factory=dict)
+
+    def get_reply(self, key: str) -> str | None:
+        """See `CampaignStore.get_reply`."""
+        return self._replies.get(key)
+
+    def put_reply(self, key: str, text: str) -> str:
+        """See `CampaignStore.put_reply`."""
+        return self._replies.setdefault(key, text)
+
+    def drain(self) -> dict[str, str]:
+        """Returns all replies and empties the buffer."""
+        drained, self._replies = self._replies, {}
+        return drained
+
+
+@dataclass(eq=False)
+class CachedGenerator(Generator):
+    """Answers a repeated prompt from the store instead of the model.
+
+    A prompt that repeats within one trial is a new sample of the model. The count restarts with each trial, so the
+    guarded run gets the bare run's replies wherever the context is equal.
+
+    Attributes:
+        inner: The generator.
+        store: Keeps the replies.
+        label: Identifies the generator: its name and all its options.
+        calls: Replies that the model generated.
+        hits: Replies from the store.
+    """
+
+    inner: Generator
+    store: CampaignStore | ReplyBuffer
+    label: str
+    calls: int = field(default=0, init=False)
+    hits: int = field(default=0, init=False)
+
+    async def stream(self, prompt: Prompt) -> AsyncIterator[str]:
+        """Yields the whole answer at once."""
+        fingerprint = _fingerprint(self.label, prompt)
+        counts = PROMPT_COUNTS.get()
+        repetition = 0 if counts is None else counts[fingerprint]
+        key = f"{fingerprint}-{repetition}"
+        text = self.store.get_reply(key)
+        if text is None:
+            text = self.store.put_reply(key, await join_stream(self.inner.stream(prompt)))
+            self.calls += 1
+        else:
+            self.hits += 1
+        if counts is not None:
+            counts[fingerprint] = repetition + 1
+        yield text
+
+
+def _fingerprint(label: str, prompt: Prompt) -> str:
+    """Fingerprint of everything that a generator can read."""
+    documents = [[d.id, d.source, d.title, d.text, dict(d.metadata)] for d in prompt.context]
+    whole = json.dumps([label, prompt.question, prompt.instructions, documents], sort_keys=True, default=str)
+    return hashlib.blake2b(whole.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+class CachedEmbedder(EmbedderProxy):
+    """Caches the most recently used vectors: guard off and on embed the same questions.
+
+    Attributes:
+        calls: Texts embedded.
+        hits: Texts served from the cache.
+    """
+
+    def __init__(self, inner: Embedder, megabytes: float = 100) -> None:
+        """Limits the cache to this many megabytes of vectors."""
+        super().__init__(inner)
+        self.calls = self.hits = 0
+        self._capacity = max(1, int(megabytes * 1e6 / (4 * inner.dim)))
+        self._vectors: OrderedDict[bytes, Vector] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def embed(self, texts: Sequence[str], progress: Progress | None = None) -> Vector:
+        """See `Embedder.embed`."""
+        keys = [hashlib.blake2b(t.encode("utf-8", "surrogatepass"), digest_size=16).digest() for t in texts]
+        with self._lock:
+            found = {key: self._vectors[key] for key in keys if key in self._vectors}
+        new = {key: text for key, text in zip(keys, texts, strict=True) if key not in found}
+        if new:
+            found |= zip(new, self.inner.embed(list(new.values())), strict=True)
+        with self._lock:
+            self.calls += len(new)
+            self.hits += len(texts) - len(new)
+            for key in keys:
+                self._vectors[key] = found[key]
+                self._vectors.move_to_end(key)
+            while len(self._vectors) > self._capacity:
+                self._vectors.popitem(last=False)
+        if progress is not None:
+            progress(len(texts))
+        return np.stack([found[key] for key in keys]) if keys else np.empty((0, self.dim), np.float32)

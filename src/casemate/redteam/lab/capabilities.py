@@ -1,0 +1,128 @@
+"""What an attacked system supports, and which checks require it.
+
+A check whose requirements are not met is INCONCLUSIVE, with a reason from this module. It never passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from casemate.redteam.lab.results import Check, CheckStatus
+
+
+class Capability(StrEnum):
+    """One feature of a target, or of what the operator provides beside it."""
+
+    ANSWERS = "answers"  # answers questions: every target
+    SOURCES = "sources"  # reports the sources of its context
+    IDS = "ids"  # reports the chunks of its context
+    SCORES = "scores"  # reports their scores
+    CLIENTS = "clients"  # receives client names, so the attacker can use several
+    GUARD_OFF = "guard_off"  # can be asked with its guard off
+    VERDICTS = "verdicts"  # reports to the lab, not to the client, what a guard withheld and whether it failed
+    INGEST = "ingest"  # the lab can add and remove documents
+    PROVIDED = "provided"  # the operator provides texts that are in the collection, and texts that are not
+    CORPUS = "corpus"  # the operator provides the texts of the collection
+
+
+OWN_SYSTEM = frozenset(Capability)
+"""The system of this configuration supports everything: the lab builds copies of it."""
+ATTACKS: Mapping[str, frozenset[Capability]] = {
+    "attack": frozenset({Capability.ANSWERS, Capability.PROVIDED}),
+    "crawler": frozenset({Capability.ANSWERS, Capability.CORPUS}),
+}
+"""Requirements of each kind of attack for its metrics."""
+CHECKS: Mapping[str, frozenset[Capability]] = {
+    "guard_off": frozenset({Capability.GUARD_OFF}),
+    "harmless": frozenset({Capability.GUARD_OFF}),
+    "two_worlds": frozenset({Capability.INGEST, Capability.VERDICTS}),
+    "defense_errors": frozenset({Capability.VERDICTS}),
+    "fresh_clients": frozenset({Capability.CLIENTS}),
+}
+"""Requirements of each check, by its name in `redteam.skip_checks`."""
+UNMET_REASONS: Mapping[str, str] = {
+    "guard_off": "the target cannot be asked with its guard off; set redteam.target_off",
+    "harmless": "the guard's cost for benign users requires the same target with its guard off; set redteam.target_off",
+    "two_worlds": "the two-world audit requires that the lab can remove documents and observe what was withheld; run "
+    "against redteam.target: own",
+    "defense_errors": "the target does not report whether a defense failed; check its logs",
+    "fresh_clients": "the target does not receive client names, so an attacker with a new name for each text was not "
+    "tested; put {client} where the target reads the client's name, or set redteam.identity: campaign to test an "
+    "attacker with one name",
+}
+"""Why a check could not be made, and what to do."""
+SKIPPED_CHECKS: Mapping[str, str] = {
+    "guard_off": "The target without its guard: the strength of the attacks on it is unknown.",
+    "harmless": "The guard's cost for benign users.",
+    "two_worlds": "Whether a withheld document leaves a trace in the context.",
+    "defense_errors": "Whether a defense of the target failed during the attack.",
+    "fresh_clients": "An attacker with a new client name for each text.",
+}
+"""Skipped checks, as the report lists them under "not tested"."""
+NO_BARE_TARGET = "Whether the target has a guard at all: 'guard on' is the target as its users see it."
+"""Must be reported for a target that has no guard-off variant."""
+
+ATTACK_WORKS = "The attack works without the guard"
+BENIGN_UNCHANGED = "Benign questions get the same answers as without the guard"
+NO_TRACE = "Withheld documents leave no trace"
+NO_DEFENSE_FAILED = "No defense failed"
+CHECK_NAMES = {
+    "guard_off": ATTACK_WORKS,
+    "harmless": BENIGN_UNCHANGED,
+    "two_worlds": NO_TRACE,
+    "defense_errors": NO_DEFENSE_FAILED,
+    "fresh_clients": "New client names do not help the attacker",
+}
+"""Names of the `CHECKS` in a report."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotObservable:
+    """Checks that an external target does not permit.
+
+    Attributes:
+        unmet: Checks whose requirements are not met, with the reasons.
+        skipped: Checks that the operator skips.
+    """
+
+    unmet: Mapping[str, str]
+    skipped: frozenset[str] = frozenset()
+
+    def covers(self, name: str) -> bool:
+        """Whether the check with this name in a report is not made."""
+        return any(CHECK_NAMES[key] == name for key in (*self.unmet, *self.skipped))
+
+    def checks(self) -> Iterator[Check]:
+        """An INCONCLUSIVE check for each unmet one."""
+        for key, why in self.unmet.items():
+            text = f"This check is not possible on this target: {why}"
+            yield Check(CHECK_NAMES[key], CheckStatus.INCONCLUSIVE, None, None, text)
+
+
+def external_capabilities(target: Any, *provided: Capability) -> frozenset[Capability]:
+    """The capabilities of an external target.
+
+    Args:
+        target: Its plug-in. Its declarations are trusted: `tells` (reported details) and `can` (features).
+        provided: Capabilities that the operator adds: texts, or a second target.
+    """
+    declared = {*getattr(target, "tells", ()), *getattr(target, "can", ())}
+    return frozenset({Capability.ANSWERS, *provided, *(c for c in Capability if c.value in declared)})
+
+
+def unmet_checks(can: Collection[Capability], skipped: Collection[str]) -> dict[str, str]:
+    """Checks whose requirements are not met and that are not skipped, with the reasons.
+
+    >>> sorted(unmet_checks(OWN_SYSTEM, ()))
+    []
+    >>> sorted(unmet_checks(OWN_SYSTEM - {Capability.CLIENTS, Capability.VERDICTS}, ("two_worlds",)))
+    ['defense_errors', 'fresh_clients']
+    """
+    return {
+        name: f"{UNMET_REASONS[name]}; or add {name} to redteam.skip_checks"
+        for name, needed in CHECKS.items()
+        if name not in skipped and not needed.issubset(can)
+    }

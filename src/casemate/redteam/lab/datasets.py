@@ -1,0 +1,332 @@
+"""Splits a corpus into members and non-members, and copies the index without the non-members.
+
+A candidate is a whole source: title and text, under its name in the index. The operator's index is only read; documents
+and vectors are copied into a separate index.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+
+from casemate.errors import DataError
+from casemate.maths.moments import CorpusMoments
+from casemate.protocols import Index, Progress
+from casemate.rag.corpus import Corpus
+from casemate.text.tfidf import TfIdf
+from casemate.types import DEFAULT_TENANT, Document, Vector
+
+Half: TypeAlias = Literal["A", "B"]
+
+MIN_CANDIDATES = 10
+"""Minimum number of members, and of non-members, for meaningful metrics."""
+NEAR_DUPLICATE = 0.95
+"""TF-IDF cosine from which two texts are near-duplicates (Naseh et al. 2025, arXiv 2502.00306)."""
+COPY_BATCH = 2048
+"""Documents in one batch when an index is copied."""
+MOMENT_TOLERANCE = 1e-7
+"""Tolerance for sums of the same unit vectors in different orders. One different vector exceeds it."""
+SPLIT_KEYS = (("members", "nonmembers"), ("mem_indices", "non_mem_indices"))
+"""Accepted keys of a split file: `members` and `nonmembers`, or those of splits published with attacks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """The candidates of a campaign.
+
+    Attributes:
+        members: Documents that stay in the index, in random order.
+        nonmembers: Documents left out of it, in random order.
+        half: The half of each candidate by name: decision rules are fitted on one and evaluated on the other.
+        dropped: Non-members left out because of a near-duplicate that stays in the index.
+        fingerprint: Of all documents and their roles: equal only for splits whose results can be combined.
+        notes: Remarks for the operator, one sentence each.
+    """
+
+    members: tuple[Document, ...]
+    nonmembers: tuple[Document, ...]
+    half: Mapping[str, Half]
+    dropped: int
+    fingerprint: str
+    notes: tuple[str, ...] = ()
+
+    @property
+    def candidates(self) -> list[tuple[Document, bool]]:
+        """All candidates and whether they are members, evenly mixed: every prefix is a representative sample."""
+        ranked = [
+            ((rank + 0.5) / len(kind), member, document)
+            for member, kind in ((True, self.members), (False, self.nonmembers))
+            for rank, document in enumerate(kind)
+        ]
+        return [(document, member) for _, member, document in sorted(ranked, key=lambda r: (r[0], not r[1]))]
+
+
+class IndexedSource(NamedTuple):
+    """The chunks of one source in an index."""
+
+    ids: tuple[str, ...]
+    vectors: Vector  # (chunks, dim)
+
+    def isdisjoint(self, ids: Iterable[str]) -> bool:
+        """Whether none of these ids belongs to the source."""
+        return set(self.ids).isdisjoint(ids)
+
+
+def read_documents(corpus: Corpus, indexed: Collection[str]) -> list[Document]:
+    """Reads the whole documents of a corpus that are in an index; unreadable ones are skipped.
+
+    Args:
+        corpus: The corpus.
+        indexed: Names of the sources in the index, from `Index.digests`.
+    """
+    found = []
+    for source in corpus.sources():
+        if source.name in indexed:
+            try:
+                title, text, _ = source.parse()
+            except DataError:
+                continue
+            found.append(Document(source.name, text, title))
+    return found
+
+
+def draw_split(documents: Sequence[Document], members: int, nonmembers: int, seed: int) -> Split:
+    """Draws members and non-members at random.
+
+    Args:
+        documents: All whole documents of the index, each name once.
+        members: Number of members.
+        nonmembers: Number of non-members. One with a near-duplicate that stays in the index is replaced by another.
+        seed: Seed of the draw.
+
+    Returns:
+        The requested numbers, or fewer of both with a note.
+
+    Raises:
+        DataError: If there are too few documents.
+    """
+    rng = np.random.default_rng(seed)
+    share = min(1.0, len(documents) / max(members + nonmembers, 1))
+    m, n = int(members * share), int(nonmembers * share)
+    _require_minimum(m, n, f"{members} and {nonmembers} were requested from {len(documents)} documents")
+    order = rng.permutation(len(documents)).tolist()
+    kept, dropped = _without_near_duplicates(documents, order[m:], n)
+    return _split(documents, order[:m], kept, (dropped, members, nonmembers), rng)
+
+
+def read_split(path: Path, documents: Sequence[Document], seed: int) -> Split:
+    """Reads a split from a JSON file: `{"members": [names], "nonmembers": [names]}`, or the published keys.
+
+    Args:
+        path: The file.
+        documents: All whole documents, each name once, including those of both lists.
+        seed: Seed of the halves and the order.
+
+    Raises:
+        DataError: If the file is no split of these documents, or names too few.
+    """
+    named = _read_names(path)
+    row = {d.source: i for i, d in enumerate(documents)}
+    unknown = [name for names in named for name in names if name not in row]
+    if unknown:
+        raise DataError(f"{path} names {len(unknown)} documents that are not in the corpus, {unknown[0]!r} first")
+    twice = [name for name, count in Counter(named[0] + named[1]).items() if count > 1]
+    if twice:
+        raise DataError(f"{path} names {twice[0]!r} twice; a document is either a member or a non-member")
+    rng = np.random.default_rng(seed)
+    inside, pool = ([row[names[i]] for i in rng.permutation(len(names))] for names in named)
+    kept, dropped = _without_near_duplicates(documents, pool, len(pool))
+    return _split(documents, inside, kept, (dropped, len(inside), len(pool)), rng)
+
+
+def split_from_pools(
+    documents: Sequence[Document],
+    members: Sequence[int],
+    nonmembers: Sequence[int],
+    counts: tuple[int, int],
+    rng: np.random.Generator,
+) -> Split:
+    """Splits texts of known membership: the first of both pools, up to the requested numbers.
+
+    Args:
+        documents: All texts, each name once.
+        members: Rows of those in the collection, in random order.
+        nonmembers: Rows of those that are not, in random order. Near-duplicates of members are left out.
+        counts: Requested members and non-members.
+        rng: Draws the halves.
+
+    Raises:
+        DataError: If there are too few texts.
+    """
+    kept, dropped = _without_near_duplicates(documents, nonmembers, len(nonmembers))
+    return _split(documents, members[: counts[0]], kept[: counts[1]], (dropped, *counts), rng)
+
+
+def copy_without_nonmembers(
+    index: Index, target: Index, split: Split, tenant: str = DEFAULT_TENANT, progress: Progress = lambda count: None
+) -> int:
+    """Copies an index without the non-members. Nothing is embedded again.
+
+    Documents already copied are kept, so an interrupted copy resumes and a finished one is reused. At the end the
+    moments of both indexes must agree: they are sums over all vectors, so one document too many or too few shows.
+
+    Args:
+        index: The own index; only read.
+        target: The lab's index, opened for the same embedder.
+        split: The non-members to leave out.
+        tenant: Tenant in both indexes.
+        progress: Called with the number of chunks just copied.
+
+    Returns:
+        Number of chunks copied.
+
+    Raises:
+        DataError: If a member is not in the index, or the index changed during the copy.
+    """
+    out = {d.source for d in split.nonmembers}
+    wanted = {source: digest for source, digest in index.digests(tenant).items() if source not in out}
+    absent = [d.source for d in split.members if d.source not in wanted]
+    if absent:
+        raise DataError(f"{len(absent)} members are not in the index, {absent[0]!r} first; run 'casemate index'")
+    sizes, moments = _sizes_and_moments(index, wanted, tenant)
+    copied = 0
+    for keep in (True, False):  # if the reused part does not match, everything is copied again
+        stale = [s for s, digest in target.digests(tenant).items() if not keep or wanted.get(s) != digest]
+        if stale:
+            target.remove(stale, tenant)
+        missing = wanted.keys() - target.digests(tenant).keys()
+        for documents, vectors in _read_sources(index, {s: sizes[s] for s in missing if s in sizes}, tenant):
+            target.add(documents, vectors, tenant)
+            copied += len(documents)
+            progress(len(documents))
+        if target.digests(tenant) == wanted and _same_moments(target.moments(tenant), moments):
+            return copied
+    raise DataError("the index changed during the copy; run again when no process writes to it")
+
+
+def indexed_sources(index: Index, sources: Collection[str], tenant: str = DEFAULT_TENANT) -> dict[str, IndexedSource]:
+    """The chunks of some sources, from one pass over the index; missing sources are left out."""
+    ids: dict[str, list[str]] = {}
+    rows: dict[str, list[Vector]] = {}
+    for documents, vectors in index.scan(tenant):
+        for document, vector in zip(documents, vectors, strict=True):
+            if document.source in sources:
+                ids.setdefault(document.source, []).append(document.id)
+                rows.setdefault(document.source, []).append(vector.copy())
+    return {source: IndexedSource(tuple(ids[source]), np.stack(rows[source])) for source in ids}
+
+
+def _read_names(path: Path) -> tuple[list[str], list[str]]:
+    """Names of members and non-members in a file."""
+    try:
+        raw: Any = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"{path} cannot be read as JSON: {error}") from error
+    for inside, outside in SPLIT_KEYS:
+        m, n = (raw.get(inside), raw.get(outside)) if isinstance(raw, dict) else (None, None)
+        if isinstance(m, list) and isinstance(n, list) and all(isinstance(name, str) for name in m + n):
+            return m, n
+    known = " or ".join(f'{{"{m}": [names], "{n}": [names]}}' for m, n in SPLIT_KEYS)
+    raise DataError(f"{path} is no split; it must be {known}")
+
+
+def _split(
+    documents: Sequence[Document],
+    inside: Sequence[int],
+    outside: Sequence[int],
+    asked: tuple[int, int, int],
+    rng: np.random.Generator,
+) -> Split:
+    """Assigns halves at random within each kind, and notes differences from the request."""
+    dropped, members, nonmembers = asked
+    _require_minimum(len(inside), len(outside), f"{dropped} non-members have a near-duplicate that stays in the index")
+    half: dict[str, Half] = {}
+    for kind in (inside, outside):
+        for rank, i in enumerate(rng.permutation(kind)):
+            half[documents[i].source] = "A" if rank % 2 else "B"
+    notes = []
+    if dropped:
+        notes.append(f"{dropped} non-members were left out: near-duplicates of them stay in the index")
+    if (len(inside), len(outside)) != (members, nonmembers):
+        notes.append(
+            f"{members} members and {nonmembers} non-members were requested, {len(inside)} and {len(outside)} "
+            f"were available from {len(documents)} documents"
+        )
+    named = [[documents[i] for i in kind] for kind in (inside, outside)]
+    return Split(tuple(named[0]), tuple(named[1]), half, dropped, _fingerprint(documents, *named), tuple(notes))
+
+
+def _require_minimum(members: int, nonmembers: int, why: str) -> None:
+    if min(members, nonmembers) < MIN_CANDIDATES:
+        raise DataError(
+            f"{members} members and {nonmembers} non-members are too few ({why}); at least {MIN_CANDIDATES} of each "
+            f"are required, so {2 * MIN_CANDIDATES} documents, and several hundred of each for a conclusive result"
+        )
+
+
+def _fingerprint(documents: Sequence[Document], members: Sequence[Document], nonmembers: Sequence[Document]) -> str:
+    lines = sorted(json.dumps([d.source, d.content]) for d in documents)
+    lines += [json.dumps(sorted(d.source for d in kind)) for kind in (members, nonmembers)]
+    return hashlib.blake2b("\n".join(lines).encode(), digest_size=16).hexdigest()
+
+
+def _without_near_duplicates(documents: Sequence[Document], pool: Sequence[int], wanted: int) -> tuple[list[int], int]:
+    """The first rows of the pool, as many as wanted, without a near-duplicate outside; and the number skipped."""
+    tfidf = TfIdf([document.content for document in documents])
+    chosen: set[int] = set()
+    known: dict[int, set[int]] = {}
+    taken = 0
+    while len(chosen) < wanted and taken < len(pool):
+        new = pool[taken : taken + wanted - len(chosen)]
+        taken += len(new)
+        known |= {i: tfidf.near_duplicates(i, NEAR_DUPLICATE) for i in new}
+        chosen.update(new)
+        while bad := [i for i in chosen if known[i] - chosen]:  # a returned row may be a near-duplicate of another
+            chosen.difference_update(bad)
+    return [i for i in pool if i in chosen], taken - len(chosen)
+
+
+def _sizes_and_moments(index: Index, wanted: Collection[str], tenant: str) -> tuple[Counter[str], CorpusMoments]:
+    """The number of chunks of each source, and the moments of all of them."""
+    sizes: Counter[str] = Counter()
+    total = None
+    for documents, vectors in index.scan(tenant):
+        mine = [i for i, d in enumerate(documents) if d.source in wanted]
+        sizes.update(documents[i].source for i in mine)
+        part = CorpusMoments.of(vectors[mine])
+        total = part if total is None else total + part
+    if total is None:
+        raise DataError(f"tenant {tenant!r} has no documents; run 'casemate index' first")
+    return sizes, total
+
+
+def _read_sources(index: Index, sizes: Mapping[str, int], tenant: str) -> Iterator[tuple[list[Document], Vector]]:
+    """Chunks with their vectors, about `COPY_BATCH` at a time, in whole sources: adding replaces a source."""
+    parts: dict[str, list[tuple[Document, Vector]]] = {}
+    whole: list[tuple[Document, Vector]] = []
+    for documents, vectors in index.scan(tenant) if sizes else ():
+        for document, vector in zip(documents, vectors, strict=True):
+            if document.source in sizes:
+                part = parts.setdefault(document.source, [])
+                part.append((document, vector.copy()))
+                whole += parts.pop(document.source) if len(part) == sizes[document.source] else ()
+        if len(whole) >= COPY_BATCH:
+            yield [d for d, _ in whole], np.stack([v for _, v in whole])
+            whole = []
+    if whole:
+        yield [d for d, _ in whole], np.stack([v for _, v in whole])
+
+
+def _same_moments(a: CorpusMoments, b: CorpusMoments) -> bool:
+    return (
+        a.n == b.n
+        and float(np.abs(a.mean - b.mean).max()) <= MOMENT_TOLERANCE
+        and float(np.abs(a.scatter - b.scatter).max()) <= MOMENT_TOLERANCE
+    )

@@ -1,0 +1,201 @@
+"""Runs extraction attacks against targets.
+
+Each exchange is stored at once. An interrupted crawl, or one out of budget, resumes when it is run again: the attack is
+deterministic given the replies, so it restarts and is answered from the store until it asks its first new question.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from casemate.errors import BudgetExhausted, ConfigError, DataError
+from casemate.protocols import ExtractionAttack, Progress, Target
+from casemate.redteam.lab.black_box import Budget, MeteredBlackBox, TargetSession
+from casemate.redteam.lab.experiment import describe_error, describe_options, digest
+from casemate.redteam.lab.results import RecoveredText
+from casemate.redteam.lab.store import CampaignStore, Exchange
+from casemate.types import DEFAULT_TENANT, Reply
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class CrawlPlan:
+    """Settings of a crawl.
+
+    Attributes:
+        seed: Seed of all random draws.
+        k: Chunks in a context.
+        tenant: Tenant of the chunks.
+        questions: Budget for each target, earlier runs included; at least 1.
+        clients: Client names that the attacker uses in turn; at least 1.
+        waits: Seconds to wait before each retry of an unavailable target.
+        label: Fingerprint of everything else that replies depend on: configuration, corpus, versions. Replies with
+            another label are not reused, and the attacker then uses new client names, unknown to a guard with memory.
+
+    Raises:
+        ConfigError: If `questions` or `clients` is below 1.
+    """
+
+    seed: int = 7
+    k: int = 5
+    tenant: str = DEFAULT_TENANT
+    questions: int = 1000
+    clients: int = 1
+    waits: tuple[float, ...] = (1.0, 5.0, 20.0)
+    label: str = ""
+
+    def __post_init__(self) -> None:
+        if self.questions < 1 or self.clients < 1:
+            raise ConfigError(f"crawl: questions={self.questions}, clients={self.clients}; both must be at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class CrawlTrace:
+    """The exchanges of one crawl of one target.
+
+    Attributes:
+        exchanges: In the order of asking.
+        finds: Recovered texts in the order of recovery.
+        resumed: Exchanges of earlier runs. A guard that keeps client state in memory had lost theirs.
+        exhausted: Whether the budget ended the crawl, and not the attack.
+        error: Why the crawl was aborted; empty if it was not. Earlier results count.
+        seconds: Duration of this run.
+    """
+
+    exchanges: tuple[Exchange, ...]
+    finds: tuple[RecoveredText, ...]
+    resumed: int = 0
+    exhausted: bool = False
+    error: str = ""
+    seconds: float = 0.0
+
+
+@dataclass(eq=False)
+class Crawler:
+    """One extraction attack on one or several targets.
+
+    Attributes:
+        name: The attack's name.
+        attack: Restarted for each target; must keep no state between runs.
+        targets: By name, usually `off` (bare system) and `on` (guarded).
+        store: Keeps the exchanges.
+        plan: Settings.
+    """
+
+    name: str
+    attack: ExtractionAttack
+    targets: Mapping[str, Target]
+    store: CampaignStore
+    plan: CrawlPlan = CrawlPlan()
+
+    async def run(self, progress: Progress = lambda count: None) -> dict[str, CrawlTrace]:
+        """Crawls each target until the attack or its budget ends; stored exchanges are replayed, not asked again.
+
+        Args:
+            progress: Called with the number of questions just answered or replayed.
+
+        Returns:
+            The traces by target. Errors of the attack or a target are in `CrawlTrace.error`.
+        """
+        return {target: await self._crawl(target, progress) for target in self.targets}
+
+    async def _crawl(self, target: str, progress: Progress) -> CrawlTrace:
+        began = time.monotonic()
+        session = CrawlSession(self.targets[target], self.store, f"{self._campaign}-{target}", self.plan, progress)
+        finds, error = list[RecoveredText](), ""
+        rng = np.random.default_rng(int(digest(self.plan.seed, self.name), 16))
+        try:
+            async for text in self.attack.extract(MeteredBlackBox(session.ask), rng):
+                finds.append(RecoveredText(text, session.count))
+        except BudgetExhausted:
+            pass
+        except Exception as fault:
+            session.fault = session.fault or fault
+        if session.fault is not None:
+            error = describe_error(session.fault)
+            log.error("the crawl %s of %s was aborted: %s", self.name, target, error)
+            log.debug("traceback of the aborted crawl", exc_info=session.fault)
+        seconds = time.monotonic() - began
+        exhausted = session.budget.exhausted
+        return CrawlTrace(session.exchanges, tuple(finds), session.resumed, exhausted, error, seconds)
+
+    @property
+    def _campaign(self) -> str:
+        """Prefix of client names and store keys: a fingerprint of everything that replies depend on.
+
+        The budget is not part of it: attacks cannot see it, so a crawl with a larger budget resumes a smaller one.
+        """
+        plan = self.plan
+        facts = [plan.label, plan.seed, plan.k, plan.tenant, plan.clients, self.name, describe_options(self.attack)]
+        return f"crawl-{self.name}-{digest(*facts)}"
+
+
+class CrawlSession(TargetSession):
+    """Answers an attack from the store first, then from the target.
+
+    Attributes:
+        resumed: Exchanges that came from the store.
+        fault: The error after which every question fails, even if the attack ignores it; None: no error.
+    """
+
+    def __init__(self, target: Target, store: CampaignStore, key: str, plan: CrawlPlan, progress: Progress) -> None:
+        super().__init__(
+            target,
+            client=lambda number: f"{key}-{number % plan.clients}",
+            budget=Budget(plan.questions),
+            k=plan.k,
+            tenant=plan.tenant,
+            waits=plan.waits,
+        )
+        self._store, self._key, self._progress = store, key, progress
+        self.resumed = 0
+        self.fault: Exception | None = None
+
+    async def ask(self, text: str) -> Reply:
+        """See `TargetSession.ask`. Raises the first error again on every later call."""
+        if self.fault is not None:
+            raise self.fault
+        self.budget.require(self._asked)
+        number = self._asked
+        try:
+            exchange = self._stored(number, text)
+            if exchange is None:
+                await super().ask(text)
+                stored = self._store.put_reply(f"{self._key}-{number}", json.dumps(self._exchanges[number]))
+                exchange = Exchange.from_json(json.loads(stored))
+            else:
+                self._spend_question()
+                self.resumed += 1
+        except BudgetExhausted:  # the target may have a limit of its own
+            self.budget.exhausted = True
+            raise
+        except Exception as error:
+            self.fault = error
+            raise
+        self._exchanges[number] = exchange
+        self._progress(1)
+        return Reply(exchange.reply)
+
+    def _stored(self, number: int, text: str) -> Exchange | None:
+        """The stored exchange with this number.
+
+        Raises:
+            DataError: If the stored question is a different one.
+        """
+        stored = self._store.get_reply(f"{self._key}-{number}")
+        if stored is None:
+            return None
+        exchange = Exchange.from_json(json.loads(stored))
+        if exchange.question != text:
+            raise DataError(
+                f"question {number + 1} differs from the earlier run, after the same replies: the attack or its model "
+                "is not deterministic; use a deterministic model, or change redteam.seed to start a new crawl"
+            )
+        return exchange

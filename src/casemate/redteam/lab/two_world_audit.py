@@ -1,0 +1,254 @@
+"""The two-world audit: the guard's contexts with a document that it withholds, and without that document.
+
+A guard that hides a member's record, but answers differently than if the record did not exist, reveals membership. So
+each session in which a candidate was withheld is replayed twice by guards without client state: over the index, and
+over the same index without the candidate. The contexts must be equal, document by document.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+import numpy as np
+
+from casemate.errors import CapabilityError, DataError
+from casemate.guard.guard import Guard
+from casemate.maths import stats
+from casemate.maths.calibration import MAX_SIZE_RATIO
+from casemate.maths.moments import CorpusMoments
+from casemate.protocols import CalibratedDefense, Defense, Index, Progress
+from casemate.redteam.lab.black_box import TargetSession
+from casemate.redteam.lab.datasets import IndexedSource
+from casemate.redteam.lab.experiment import ExperimentPlan
+from casemate.redteam.lab.results import TwoWorldAudit
+from casemate.redteam.lab.store import Exchange
+from casemate.types import DEFAULT_TENANT, Answer, Document, Query, Retrieval, Vector
+
+MAX_DETAILS = 5
+"""Maximum number of differences reported in detail."""
+
+
+@dataclass(frozen=True, slots=True)
+class ContextDifference:
+    """One question whose context reveals that a document was withheld.
+
+    Attributes:
+        attack: Attack that asked the question.
+        candidate: Source of the withheld document.
+        number: Number of the question in its session, from 0.
+        context: Document ids in the context with the candidate in the index.
+        without: Document ids in the context without it.
+    """
+
+    attack: str
+    candidate: str
+    number: int
+    context: tuple[str, ...]
+    without: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TwoWorldFindings:
+    """Result of the audit.
+
+    Attributes:
+        audit: Pairs and differences, for the report.
+        asked: Questions about members.
+        exposed: Questions with the member in the context: the guard did not withhold it.
+        ended_early: Sessions whose comparison ended because the member changed a context, although it was neither shown
+            nor withheld: the guard compares documents with their neighbors, and the member was a neighbor.
+        differences: The first differences.
+    """
+
+    audit: TwoWorldAudit
+    asked: int
+    exposed: int
+    ended_early: int
+    differences: tuple[ContextDifference, ...]
+
+
+class IndexWithoutSource(Index):
+    """Read-only view of an index as if one source had been removed.
+
+    A search fetches as many additional documents as the source has and drops these. The similarity statistics come
+    from the moments minus those of the source's vectors, exactly as after a removal.
+    """
+
+    def __init__(self, index: Index, source: str, indexed: IndexedSource, tenant: str = DEFAULT_TENANT) -> None:
+        """Wraps an open index.
+
+        Args:
+            index: The index.
+            source: The source to leave out.
+            indexed: Its chunks in the index.
+            tenant: Its tenant; other tenants are unchanged.
+        """
+        self._index = index
+        self._source = source
+        self._indexed = indexed
+        self._tenant = tenant
+        self._moments: CorpusMoments | None = None
+
+    def open(self, fingerprint: str, dim: int) -> None:
+        """Does nothing: the index is open."""
+
+    def search(self, vector: Vector, k: int, tenant: str = DEFAULT_TENANT) -> Retrieval:
+        """See `Index.search`."""
+        if tenant != self._tenant:
+            return self._index.search(vector, k, tenant)
+        found = self._index.search(vector, k + len(self._indexed.ids), tenant)
+        hits = tuple(h for h in found.hits if h.document.source != self._source)[:k]
+        return Retrieval(hits, self.moments(tenant).similarity_stats(np.asarray(vector, np.float32)))
+
+    def moments(self, tenant: str = DEFAULT_TENANT) -> CorpusMoments:
+        """See `Index.moments`."""
+        if tenant != self._tenant:
+            return self._index.moments(tenant)
+        if self._moments is None:  # takes milliseconds, and each question needs them
+            self._moments = self._index.moments(tenant) - CorpusMoments.of(self._indexed.vectors)
+        return self._moments
+
+    def digests(self, tenant: str = DEFAULT_TENANT) -> Mapping[str, str]:
+        """See `Index.digests`."""
+        removed = self._source if tenant == self._tenant else None
+        return {source: digest for source, digest in self._index.digests(tenant).items() if source != removed}
+
+    def tenants(self) -> Sequence[str]:
+        """See `Index.tenants`."""
+        return [t for t in self._index.tenants() if self.digests(t)]
+
+    def scan(self, tenant: str = DEFAULT_TENANT) -> Iterator[tuple[Sequence[Document], Vector]]:
+        """See `Index.scan`."""
+        for documents, vectors in self._index.scan(tenant):
+            kept = [i for i, d in enumerate(documents) if tenant != self._tenant or d.source != self._source]
+            if kept:
+                yield [documents[i] for i in kept], vectors[kept]
+
+    def warm(self, tenant: str = DEFAULT_TENANT) -> None:
+        """See `Index.warm`."""
+        self._index.warm(tenant)
+
+    def check(self) -> Sequence[str]:
+        """See `Index.check`."""
+        return self._index.check()
+
+    def add(self, documents: Sequence[Document], vectors: Vector, tenant: str = DEFAULT_TENANT) -> None:
+        """Raises `CapabilityError`."""
+        _refuse()
+
+    def remove(self, sources: Collection[str], tenant: str = DEFAULT_TENANT) -> int:
+        """Raises `CapabilityError`."""
+        _refuse()
+
+    def rebuild(self) -> None:
+        """Raises `CapabilityError`."""
+        _refuse()
+
+    def clear(self) -> None:
+        """Raises `CapabilityError`."""
+        _refuse()
+
+    def close(self) -> None:
+        """Does nothing: the caller owns the index."""
+
+
+def _refuse() -> NoReturn:
+    raise CapabilityError("the index of the two-world audit is read-only; change the underlying index")
+
+
+@dataclass(frozen=True, slots=True)
+class _ContextTarget:
+    """A guard as a target that generates answers only if a defense acts on generation or on answers."""
+
+    guard: Guard
+
+    async def ask(self, query: Query) -> Answer:
+        stages = [(type(d).on_answer, type(d).on_generate) for d in self.guard.defenses]
+        if any(stage != (Defense.on_answer, Defense.on_generate) for stage in stages):
+            return await self.guard.ask(query)
+        return Answer("", *await self.guard.retrieve(query))
+
+
+async def two_world_audit(
+    index: Index,
+    make_guard: Callable[[Index], Guard],
+    sessions: Iterable[tuple[str, Document, Sequence[Exchange]]],
+    indexed: Mapping[str, IndexedSource],
+    plan: ExperimentPlan,
+    progress: Progress = lambda count: None,
+) -> TwoWorldFindings:
+    """Replays every session in which a member was withheld, in both worlds, and compares the contexts.
+
+    Whole sessions are replayed because a guard may keep client state. Each starts with a guard without state, also with
+    `identity` "campaign". Compared are the questions in which the first world withholds the member, up to the first
+    question that shows the member. From then on the client's history differs for any guard, and the attacker has seen
+    the member: that counts as exposure. The comparison also ends at the first question that neither shows nor withholds
+    the member but has a different context: later differences are no trace of withholding. This is counted separately.
+    A member that is so large a part of the index that no calibration fits both worlds is counted, but not compared.
+
+    Args:
+        index: The lab's index; must not change during the audit.
+        make_guard: Builds a guard over an index, without client state and event store.
+        sessions: Attack, member and exchanges, from `Experiment.member_sessions("on")`.
+        indexed: The indexed chunks of each member, from `datasets.indexed_sources`.
+        plan: The experiment's settings.
+        progress: Called with 1 for each finished session.
+
+    Raises:
+        DataError: If a member has no indexed chunks.
+        BackendError: If the system fails.
+    """
+    asked = exposed = ended_early = pairs = failed = not_compared = 0
+    found: list[ContextDifference] = []
+    for attack, member, exchanges in sessions:
+        if member.source not in indexed:
+            raise DataError(f"the member {member.source!r} has no indexed chunks; copy the index again")
+        own = indexed[member.source]
+        asked += len(exchanges)
+        exposed += sum(not own.isdisjoint(e.context) for e in exchanges)
+        if any(not own.isdisjoint(e.hidden) for e in exchanges):
+            guards = [make_guard(i) for i in (index, IndexWithoutSource(index, member.source, own, plan.tenant))]
+            if len(own.ids) > _largest_source(index, guards[0], plan.tenant):
+                not_compared += 1
+                progress(1)
+                continue
+            client = plan.client(attack, member.source)
+            present, absent = [await _replay(guard, client, exchanges, plan) for guard in guards]
+            failed += sum(e.failed for e in (*present, *absent))
+            end = next((i for i in range(len(present)) if _diverged(present[i], absent[i], own)), len(present))
+            ended_early += end < len(present) and own.isdisjoint(present[end].context)
+            hidden = [i for i in range(end) if not own.isdisjoint(present[i].hidden)]
+            pairs += len(hidden)
+            seen = (ContextDifference(attack, member.source, i, present[i].context, absent[i].context) for i in hidden)
+            found += [difference for difference in seen if difference.context != difference.without]
+        progress(1)
+    rate = stats.proportion(len(found), pairs) if pairs else stats.Estimate(0.0, 0.0, 1.0)
+    audit = TwoWorldAudit(pairs, len(found), rate, failed, not_compared)
+    return TwoWorldFindings(audit, asked, exposed, ended_early, tuple(found[:MAX_DETAILS]))
+
+
+def _largest_source(index: Index, guard: Guard, tenant: str) -> float:
+    """Number of chunks beyond which no calibration fits the index both with a source and without it."""
+    if not any(isinstance(d, CalibratedDefense) and d.uses_calibration for d in guard.defenses):
+        return math.inf
+    chunks = index.moments(tenant).n
+    return chunks - chunks / MAX_SIZE_RATIO
+
+
+def _diverged(present: Exchange, absent: Exchange, own: IndexedSource) -> bool:
+    """Whether the worlds differ because of a member that is not withheld: it is shown, or changes what is shown."""
+    if not own.isdisjoint(present.context):
+        return True
+    return own.isdisjoint(present.hidden) and present.context != absent.context
+
+
+async def _replay(
+    guard: Guard, client: Callable[[int], str], exchanges: Sequence[Exchange], plan: ExperimentPlan
+) -> tuple[Exchange, ...]:
+    session = TargetSession(_ContextTarget(guard), client, k=plan.k, tenant=plan.tenant, waits=plan.waits)
+    for exchange in exchanges:
+        await session.ask(exchange.question)
+    return session.exchanges

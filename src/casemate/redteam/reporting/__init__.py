@@ -1,0 +1,1 @@
+"""Reports of a campaign: HTML, JUnit, SARIF, JSON, and comparison of two campaigns."""

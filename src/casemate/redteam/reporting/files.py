@@ -1,0 +1,106 @@
+"""Writes the reports of a campaign: HTML to read, JUnit and SARIF for CI servers, JSON for the next comparison."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from casemate.errors import BackendError, DataError
+from casemate.redteam.lab.results import CampaignResult, load_result
+from casemate.redteam.reporting.html import render_html
+from casemate.redteam.reporting.junit import to_junit
+from casemate.redteam.reporting.sarif import to_sarif
+from casemate.reports.format import scrub
+from casemate.runtime.files import write_atomically
+
+REPORT, CRAWL = "report", "crawl"
+"""File names of membership and extraction reports."""
+NAMES = "document-names.json"
+"""File with the name of every document by its alias in the report. It stays with the operator."""
+
+
+def write_report(
+    campaign: CampaignResult,
+    folder: Path,
+    baseline: CampaignResult | None = None,
+    stem: str = REPORT,
+    archive: Path | None = None,
+) -> dict[str, Path]:
+    """Writes report.html, .json, .junit.xml and .sarif into a folder, which is created if missing.
+
+    If the report has aliases of documents, their names are written to `NAMES` beside it (of a crawl: `crawl-` before).
+
+    The page of a membership campaign also shows the last crawl in the folder, with a status of its own. All files are
+    rendered before the first is replaced, and each is replaced atomically: readers see an old file or a new one.
+
+    Args:
+        campaign: The result.
+        folder: The folder.
+        baseline: An earlier result; the page then starts with the changes.
+        stem: File name without extension.
+        archive: A folder that receives copies of the files; None: none.
+
+    Returns:
+        The paths of the reports by kind: `html`, `json`, `junit`, `sarif`.
+
+    Raises:
+        BackendError: If the folder cannot be written.
+    """
+    campaign = scrub(campaign)
+    texts = {
+        "html": (f"{stem}.html", render_html(campaign, baseline, _last_crawl(folder) if stem != CRAWL else None)),
+        "junit": (f"{stem}.junit.xml", to_junit(campaign)),
+        "sarif": (f"{stem}.sarif", to_sarif(campaign)),
+    }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".report-") as name:
+            made = {kind: Path(name, file) for kind, (file, _) in texts.items()} | {"json": Path(name, f"{stem}.json")}
+            for kind, (_, text) in texts.items():
+                made[kind].write_text(text, encoding="utf-8")
+            campaign.save(made["json"])
+            if campaign.document_names:
+                made["names"] = Path(name, NAMES if stem == REPORT else f"{stem}-{NAMES}")
+                names = json.dumps(campaign.document_names, indent=1, ensure_ascii=False)
+                made["names"].write_text(f"{names}\n", encoding="utf-8")
+            _copy_all(made.values(), archive)
+            replaced = {kind: _replace(path, folder) for kind, path in sorted(made.items())}
+            return {kind: path for kind, path in replaced.items() if kind != "names"}
+    except OSError as error:
+        raise BackendError(f"cannot write the report to {folder}: {error}", backend="disk", retryable=False) from error
+
+
+def _copy_all(paths: Iterable[Path], archive: Path | None) -> None:
+    if archive is not None:
+        for path in paths:
+            write_atomically(archive / path.name, path.read_bytes())
+
+
+def _last_crawl(folder: Path) -> CampaignResult | None:
+    """The last result of `casemate redteam crawl`; None if missing or damaged."""
+    try:
+        return load_result(folder / f"{CRAWL}.json")
+    except DataError:
+        return None
+
+
+def _replace(path: Path, folder: Path) -> Path:
+    target = folder / path.name
+    path.chmod(0o600)  # findings, and names of documents
+    os.replace(path, target)
+    return target
+
+
+def newest_report(folder: Path) -> Path:
+    """The newest JSON report of a membership or extraction campaign in a folder.
+
+    Raises:
+        DataError: If there is none.
+    """
+    found = [path for stem in (REPORT, CRAWL) if (path := folder / f"{stem}.json").is_file()]
+    if not found:
+        raise DataError(f"no report in {folder}; run 'casemate redteam run', or give the path of a report.json")
+    return max(found, key=lambda path: path.stat().st_mtime_ns)

@@ -1,0 +1,239 @@
+"""Report sentences: status, headline, descriptions of attacks and checks, and redaction of transcripts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Sequence
+from itertools import groupby
+
+from casemate.maths.stats import Estimate
+from casemate.redteam.lab.judge import worst_status
+from casemate.redteam.lab.results import AttackResult, CampaignResult, Check, CheckStatus, Crawl, MembershipMetrics
+from casemate.reports.format import measured, number
+from casemate.text.tokens import REPLACEMENT_CHARACTER, STOP_WORDS, UNSAFE_CHARACTERS, WORD, words
+
+AUC_LEVELS = ((0.6, "weak"), (0.75, "moderate"), (0.9, "strong"))
+"""Upper bounds of an AUC above chance, and their names."""
+CAMPAIGN_CHECK = "The campaign as a whole"
+
+FUNCTION_WORDS = STOP_WORDS - {"no", "not"}
+NOT_PUNCTUATION = re.compile(r"""[^\s.,:;!?()\[\]"'-]+""")
+HAS_DIGIT = re.compile(r"\d")
+
+
+def redact(text: str, own_words: Collection[str]) -> str:
+    """Replaces all words of a text but an attack's own by their number.
+
+    Function words alone between two redacted blocks are redacted too, and so is every word with a digit: a number of
+    the corpus must not show because a template contains the same one. Symbols other than punctuation are dropped.
+
+    Args:
+        text: A question or a reply.
+        own_words: Words or phrases of the attack's template and of the target's fixed sentences. Never those of the
+            candidate, even where the question quotes it.
+
+    >>> redact("Yes. The patient Ada Byron takes 20 mg.", ["yes", "no", "patient", "the"])
+    'Yes. The patient ▇×5.'
+    """
+    phrases = (own_words,) if isinstance(own_words, str) else own_words
+    own = {word for phrase in phrases for word in words(phrase) if not HAS_DIGIT.search(word)}
+    found = list(WORD.finditer(text))
+    kept = _without_islands([words(m.group()) for m in found], own)
+    parts, end, hidden = [], 0, 0
+    for keep, match in zip(kept, found, strict=True):
+        if keep or not hidden:
+            parts += [_block(hidden), _punctuation(text[end : match.start()])]
+        if keep:
+            parts.append(match.group())
+        hidden = 0 if keep else hidden + 1
+        end = match.end()
+    return UNSAFE_CHARACTERS.sub(REPLACEMENT_CHARACTER, "".join([*parts, _block(hidden), _punctuation(text[end:])]))
+
+
+def _without_islands(found: list[list[str]], own: set[str]) -> list[bool]:
+    """Whether each word is shown. Function words between two redacted blocks are not: they reveal the grammar."""
+    kept = [bool(word) and own.issuperset(word) for word in found]
+    runs = [list(run) for _, run in groupby(range(len(kept)), key=kept.__getitem__)]
+    for run in runs[1:-1]:
+        if all(FUNCTION_WORDS.issuperset(found[i]) for i in run):
+            for i in run:
+                kept[i] = False
+    return kept
+
+
+def _block(length: int) -> str:
+    return f"▇×{length}" if length else ""
+
+
+def _punctuation(text: str) -> str:
+    return NOT_PUNCTUATION.sub("", text)
+
+
+def overall_status(campaign: CampaignResult) -> CheckStatus:
+    """The worst of the recorded status and all checks; INCONCLUSIVE without checks or with an attack without metrics.
+
+    A renderer must not show a better status than the record supports, whatever wrote the record.
+    """
+    incomplete = not campaign.checks or any(a.off is None and a.on is None for a in campaign.attacks)
+    found = [campaign.status, *(check.status for check in campaign.checks)]
+    return worst_status([*found, CheckStatus.INCONCLUSIVE] if incomplete else found)
+
+
+def reported_checks(campaign: CampaignResult) -> tuple[Check, ...]:
+    """The checks, plus one for the whole campaign if none of them has its status."""
+    status = overall_status(campaign)
+    if any(check.status is status for check in campaign.checks):
+        return campaign.checks
+    missing = [f"{a.name} has no metrics: {a.error or 'not run'}" for a in campaign.attacks if not (a.off or a.on)]
+    why = "; ".join(missing) or ("A part failed or was skipped." if campaign.checks else "No check was made.")
+    return (*campaign.checks, Check(CAMPAIGN_CHECK, status, None, None, why))
+
+
+def format_value_and_limit(value: float | None, limit: float | None) -> tuple[str, str]:
+    """Formats a value and its limit with enough digits to distinguish them; two integers are counts.
+
+    >>> format_value_and_limit(0.0504, 0.05), format_value_and_limit(0.3, 0.05), format_value_and_limit(12.0, 0.0)
+    (('.0504', '.0500'), ('.30', '.05'), ('12', '0'))
+    """
+    if value is not None and limit is not None and value.is_integer() and limit.is_integer():
+        return f"{value:.0f}", f"{limit:.0f}"
+    digits = 2
+    while value != limit and number(value, digits) == number(limit, digits) != "–" and digits < 6:
+        digits += 1
+    return number(value, digits), number(limit, digits)
+
+
+def measured_and_limit(check: Check) -> str:
+    """Measured value and limit of a check in parentheses; empty if it has neither."""
+    value, limit = format_value_and_limit(check.value, check.limit)
+    parts = [f"{label} {text}" for label, text in (("measured", value), ("limit", limit)) if text != "–"]
+    return f" ({', '.join(parts)})" if parts else ""
+
+
+def with_full_stop(text: str) -> str:
+    """Ends a sentence with a full stop."""
+    return text if not text or text[-1] in ".!?" else f"{text}."
+
+
+def auc_in_words(auc: Estimate) -> str:
+    """The strength of an attack with this area under the ROC curve.
+
+    >>> auc_in_words(Estimate(0.51, 0.48, 0.54)), auc_in_words(Estimate(0.98, 0.97, 0.99))
+    ('no better than chance', 'near-perfect')
+    """
+    if auc.low <= 0.5 <= auc.high:
+        return "no better than chance" if auc.high - auc.low <= 0.2 else "too uncertain to distinguish from chance"
+    if auc.value < 0.5:
+        return f"below chance, {number(1 - auc.value)} with inverted answers"
+    return next((text for limit, text in AUC_LEVELS if auc.value < limit), "near-perfect")
+
+
+def describe_attack(result: AttackResult) -> str:
+    """One membership attack in a sentence."""
+    name, off, on = result.name, result.off, result.on
+    if off is None and on is None:
+        return f"{name} has no metrics ({result.error or 'not run'}); its result is unknown."
+    sides = [f"{measured(f.auc)} with the guard {side} ({auc_in_words(f.auc)})" for side, f in _sides(result)]
+    text = f"{name}: AUC {', '.join(sides)}."
+    if off is None:
+        return f"{text} Not run with the guard off, so the guard's effect is unknown."
+    effect = guard_effect(result)
+    return f"{text} Not run with the guard on." if on is None else f"{text} {effect}".rstrip()
+
+
+def _sides(result: AttackResult) -> Iterator[tuple[str, MembershipMetrics]]:
+    if result.off is not None:
+        yield "off", result.off
+    if result.on is not None:
+        yield "on", result.on
+
+
+def guard_effect(result: AttackResult) -> str:
+    """A warning where the difference between guard off and on is no effect of the guard; else empty."""
+    if result.off and result.off.auc.low <= 0.5 <= result.off.auc.high:
+        return "The attack fails even with the guard off, so this is no evidence about the guard."
+    drop = result.auc_drop
+    if drop and drop.high < 0:
+        return "The attack is stronger with the guard."
+    if drop and drop.low <= 0:
+        return "The guard has no measurable effect."
+    return ""
+
+
+def describe_crawl(crawl: Crawl) -> str:
+    """One extraction attack in a sentence."""
+    sides = [f"with the guard {side} {measured(result.crr, share=True)}" for side, result in crawl.by_target.items()]
+    asked = max((result.questions for result in crawl.by_target.values()), default=0)
+    ratio = f"; ratio {measured(crawl.ratio)}" if crawl.ratio else ""
+    return f"{crawl.attack}: texts recovered after {asked:,} questions: {', '.join(sides)}{ratio}."
+
+
+def mean_ratio(crawls: Sequence[Crawl]) -> str:
+    """The mean of the ratios of all crawlers, in a sentence; empty for fewer than two. It hides the worst of them."""
+    ratios = [crawl.ratio.value for crawl in crawls if crawl.ratio]
+    if len(ratios) < 2:
+        return ""
+    return f"Mean of the ratios of {len(ratios)} crawlers: {number(sum(ratios) / len(ratios))}."
+
+
+def describe_extracted(campaign: CampaignResult) -> Iterator[tuple[str, str]]:
+    """Crawler and target, and the volume of text that was returned."""
+    for attack, sides in campaign.extracted.items():
+        for target, side in sides.items():
+            yield (
+                f"{attack}, guard {target}",
+                f"{side.texts:,} texts, {side.words:,} words ({side.vocabulary:,} distinct) from {side.questions:,} "
+                f"questions, {measured(side.answered, share=True)} answered, {side.refused:,} refused",
+            )
+
+
+def headline(campaign: CampaignResult) -> str:
+    """The status in one sentence."""
+    made = reported_checks(campaign)
+    count = {status: sum(c.status is status for c in made) for status in CheckStatus}
+    total, failed = f"{len(made)} checks" if len(made) != 1 else "1 check", count[CheckStatus.FAIL]
+    undecided = count[CheckStatus.INCONCLUSIVE] + count[CheckStatus.ERROR]
+    match overall_status(campaign):
+        case CheckStatus.PASS:
+            return f"All {total} passed, for what was tested." if len(made) > 1 else "The only check passed."
+        case CheckStatus.FAIL:
+            return f"{failed} of {total} failed{f'; {undecided} undecided' if undecided else ''}."
+        case CheckStatus.INCONCLUSIVE:
+            return f"No check failed, but {undecided} of {total} are undecided. This is not a pass."
+        case _:
+            more = f"; {failed} failed" if failed else ""
+            return f"The campaign had an error: {undecided} of {total} are undecided{more}. Metrics are incomplete."
+
+
+def strongest_attack(campaign: CampaignResult) -> str:
+    """The attack whose AUC is farthest from chance on the guarded system, or else on the bare one."""
+    guarded = any(a.on for a in campaign.attacks)
+    aucs = [(a.name, f.auc) for a in campaign.attacks if (f := a.on if guarded else a.off)]
+    if not aucs:
+        return strongest_crawl(campaign.crawls) if campaign.crawls else "No attack has metrics."
+    name, auc = max(aucs, key=lambda pair: abs(pair[1].value - 0.5))
+    where = f"with the guard {'on' if guarded else 'off'}"
+    return f"Strongest attack {where}: {name}, AUC {measured(auc)} ({auc_in_words(auc)})."
+
+
+def strongest_crawl(crawls: Sequence[Crawl]) -> str:
+    """The crawler that recovers most of the guarded system, or else of the bare one."""
+    found = [(result.crr, crawl.attack, side) for crawl in crawls for side, result in crawl.by_target.items()]
+    guarded = [one for one in found if one[2] == "on"] or found
+    crr, name, side = max(guarded, key=lambda one: one[0].value)
+    return f"Strongest crawler with the guard {side}: {name}, recovers {measured(crr, share=True)} of the texts."
+
+
+def check_message(check: Check) -> str:
+    """Status, name, values and reason of a check in one line."""
+    return f"{check.status}: {check.name}{measured_and_limit(check)}. {with_full_stop(check.why)}"
+
+
+def summary_lines(campaign: CampaignResult) -> Iterator[str]:
+    """The report as plain lines."""
+    yield headline(campaign)
+    yield from map(describe_attack, campaign.attacks)
+    yield from map(describe_crawl, campaign.crawls)  # the worst first
+    yield from filter(None, [mean_ratio(campaign.crawls)])
+    yield from (f"Not tested: {line}" for line in campaign.not_tested)
+    yield from (f"Simulated: {line}" for line in campaign.simulated)

@@ -1,0 +1,120 @@
+"""Retrieval quality of a ranking, measured by known-item search on synthetic questions.
+
+Each question is a title, a first sentence or a run of words from one chunk: what people remember of a text. Its
+relevant source is the one it was taken from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from casemate.maths.clustering import Labels, other_topic_share
+from casemate.runtime.executor import LOCAL, Executor
+from casemate.text.sentences import sentences
+from casemate.types import Document, Vector
+
+ScoreFunction: TypeAlias = Callable[[Vector], Vector]
+"""Maps question vectors, (m, dim), to their scores for every chunk, (m, n)."""
+KINDS = ("title", "opening", "span")
+SPAN_WORDS = 12
+OPENING_WORDS = 60
+"""Maximum number of words of a first sentence."""
+QUERY_BATCH = 64
+"""Questions scored against all chunks at a time."""
+
+
+class KnownItemQuestion(NamedTuple):
+    """A synthetic question with one relevant source.
+
+    Attributes:
+        kind: ``title``, ``opening`` or ``span``.
+        text: The question.
+        source: The relevant source.
+    """
+
+    kind: str
+    text: str
+    source: str
+
+
+def known_item_questions(documents: Sequence[Document], rng: np.random.Generator) -> list[KnownItemQuestion]:
+    """Builds one question per chunk with words; kinds alternate, and a span replaces a missing title.
+
+    Args:
+        documents: The chunks.
+        rng: Draws the starts of the spans.
+    """
+    questions = (_question(KINDS[i % len(KINDS)], document, rng) for i, document in enumerate(documents))
+    return [question for question in questions if question.text.strip()]
+
+
+def _question(kind: str, document: Document, rng: np.random.Generator) -> KnownItemQuestion:
+    words = document.text.split()
+    start = int(
+        rng.integers(max(1, len(words) - SPAN_WORDS + 1))
+    )  # drawn for every kind: later spans do not depend on it
+    if kind == "title" and document.title.strip():
+        return KnownItemQuestion("title", document.title, document.source)
+    if kind == "opening":
+        first = next(iter(sentences(document.text)), "")
+        return KnownItemQuestion("opening", " ".join(first.split()[:OPENING_WORDS]), document.source)
+    return KnownItemQuestion("span", " ".join(words[start : start + SPAN_WORDS]), document.source)
+
+
+def found_in_top_k(
+    score: ScoreFunction, Q: Vector, own: Sequence[npt.NDArray[np.int64]], k: int, spread: Executor = LOCAL
+) -> npt.NDArray[np.bool_]:
+    """Returns for each question whether a chunk of the relevant source is among the k best, (m,).
+
+    Args:
+        score: The ranking; must be picklable for remote workers.
+        Q: Question vectors, (m, dim).
+        own: Positions of the relevant chunks of each question, at least one.
+        k: Hits in the context.
+        spread: Runs the batches.
+    """
+    batches = ((Q[rows], own[rows]) for rows in _batches(len(Q)))
+    return np.array([hit for batch in spread.map(_TopKTest(score, k), batches) for hit in batch], np.bool_)
+
+
+def cross_topic_share(
+    score: ScoreFunction, Q: Vector, own: Labels, labels: Labels, k: int, itself: Sequence[int] | None = None
+) -> float:
+    """Returns the mean share of the k best hits whose topic differs from the question's.
+
+    Args:
+        score: The ranking.
+        Q: Question vectors, (m, dim).
+        own: Topic of the chunk behind each question, (m,).
+        labels: Topics of the chunks, (n,).
+        k: Hits in the context.
+        itself: Position of the chunk behind each question, excluded from its hits; None: no exclusion.
+    """
+    total = 0.0
+    for rows in _batches(len(Q)):
+        S = score(Q[rows])
+        if itself is not None:
+            S[np.arange(len(S)), np.asarray(itself)[rows]] = -np.inf
+        total += float(other_topic_share(S, own[rows], labels, k).sum())
+    return total / max(len(Q), 1)
+
+
+@dataclass(frozen=True, slots=True)
+class _TopKTest:
+    """Tests one batch of questions."""
+
+    score: ScoreFunction
+    k: int
+
+    def __call__(self, batch: tuple[Vector, Sequence[npt.NDArray[np.int64]]]) -> list[bool]:
+        Q, own = batch
+        return [bool((s > s[rows].max()).sum() < self.k) for s, rows in zip(self.score(Q), own, strict=True)]
+
+
+def _batches(count: int) -> Iterator[slice]:
+    return (slice(start, start + QUERY_BATCH) for start in range(0, count, QUERY_BATCH))

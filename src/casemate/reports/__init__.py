@@ -1,0 +1,1 @@
+"""Building blocks of HTML reports: number formats, SVG, templates."""

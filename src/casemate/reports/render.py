@@ -1,0 +1,92 @@
+"""Renders Jinja2 templates: values are escaped, and undefined names are errors.
+
+A report is a single file that loads nothing. The only script that it may run is a template file of this package, which
+its Content-Security-Policy names by hash. The dashboard uses an environment of its own, with the same filters.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from casemate.maths.stats import Estimate
+from casemate.reports import format as formats
+
+CSP = "default-src 'none'; style-src 'unsafe-inline'"
+"""Content-Security-Policy of a report without script: no script and no network access, even if escaping failed."""
+
+
+def _measured(rate: Estimate | None, share: bool = False) -> str:
+    return formats.unbroken(formats.measured(rate, share))
+
+
+def _percent(x: float | None) -> str:
+    return formats.unbroken(formats.percent(x))
+
+
+def template_environment(package: str) -> Environment:
+    """Builds an environment over the folder ``templates`` of a package."""
+    environment = Environment(
+        loader=PackageLoader(package),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,
+    )
+    environment.filters |= {
+        "decimal": formats.decimal,
+        "duration": formats.duration,
+        "interval": formats.interval,
+        "iso_time": formats.iso_time,
+        "measured": _measured,
+        "number": formats.number,
+        "one_in": formats.one_in,
+        "percent": _percent,
+        "plural": formats.plural,
+        "short_rate": formats.short_rate,
+        "unbroken": formats.unbroken,
+        "utc_datetime": formats.utc_datetime,
+        "utc_time": formats.utc_time,
+    }
+    environment.globals["csp"] = CSP
+    return environment
+
+
+@cache
+def _reports() -> Environment:
+    return template_environment("casemate.reports")
+
+
+def render(template: str, **context: Any) -> str:
+    """Renders a report.
+
+    Args:
+        template: File in ``reports/templates``.
+        context: Values of the template. Strings are escaped; scrub them first (``format.scrub``).
+
+    Raises:
+        UndefinedError: If the template uses a name that is not in the context.
+    """
+    return _reports().get_template(template).render(context)
+
+
+@cache
+def load_script(name: str) -> tuple[Markup, str]:
+    """Reads a script of ``reports/templates``.
+
+    Args:
+        name: Name of the file. Its text may not contain "</".
+
+    Returns:
+        The script, marked as safe, and the Content-Security-Policy of a report that may run this script only.
+    """
+    text = files("casemate.reports").joinpath("templates", name).read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    return Markup(text), f"{CSP}; script-src 'sha256-{digest}'"

@@ -1,0 +1,695 @@
+"""SVG charts of reports and dashboard. They take numbers, and know neither campaigns nor calibrations.
+
+Colors and sizes come from the CSS of the page, so a chart follows light and dark mode. Color never carries meaning
+alone: guard off is orange, dashed and round; guard on is blue, solid and square; flagged marks differ in shape.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from typing import NamedTuple, TypeAlias
+from xml.etree import ElementTree as ET
+
+import numpy as np
+
+from casemate.maths.stats import Estimate
+from casemate.reports.format import duration, measured, minus, number, percent
+from casemate.types import Float64
+
+Point: TypeAlias = tuple[float, float]
+WIDTH, HEIGHT = 320.0, 270.0
+LEFT, RIGHT, TOP, BOTTOM = 58.0, 308.0, 12.0, 222.0
+"""View box of the report charts, and the edges of their plot area, in pixels."""
+MIN_DISTANCE = 0.35
+"""Points of a curve that are nearer together, in pixels, are drawn as one."""
+
+
+class LinearScale(NamedTuple):
+    """A linear map of numbers from low to high onto pixels from start to end, clipped at both ends."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+
+    def __call__(self, x: float) -> float:
+        """Returns the pixel of a number; ``start`` if the number is not finite or the range is empty."""
+        if not math.isfinite(x) or self.high <= self.low:
+            return self.start
+        share = (x - self.low) / (self.high - self.low)
+        return self.start + min(max(share, 0.0), 1.0) * (self.end - self.start)
+
+
+class Drawing:
+    """An SVG image. ElementTree escapes every text and attribute, so Jinja2 includes it as safe markup.
+
+    Args:
+        size: Width and height of the view box.
+        title: Text alternative; empty for a decorative image, which assistive technology then skips.
+        description: Longer text alternative; needs a key.
+        key: Prefix of the ids of title and description, unique on the page.
+        kind: CSS class.
+        stretch: Whether the image fills its box and ignores its own aspect ratio.
+    """
+
+    def __init__(
+        self,
+        size: Point,
+        title: str = "",
+        *,
+        description: str = "",
+        key: str = "",
+        kind: str = "",
+        stretch: bool = False,
+    ) -> None:
+        self.root = ET.Element("svg", viewBox="0 0 {:g} {:g}".format(*size))
+        if kind:
+            self.root.set("class", kind)
+        if stretch:
+            self.root.set("preserveAspectRatio", "none")
+        if not title:
+            self.root.set("aria-hidden", "true")
+            return
+        self.root.set("role", "img")
+        if not key:
+            self.root.set("aria-label", title)
+            ET.SubElement(self.root, "title").text = title
+            return
+        for tag, attribute, text in (("title", "labelledby", title), ("desc", "describedby", description)):
+            ET.SubElement(self.root, tag, id=f"{key}-{tag}").text = text
+            self.root.set(f"aria-{attribute}", f"{key}-{tag}")
+
+    def __html__(self) -> str:
+        """Returns the markup; the name is the protocol of MarkupSafe and Jinja2."""
+        return ET.tostring(self.root, encoding="unicode", short_empty_elements=False)
+
+    __str__ = __html__
+
+    def _mark(self, tag: str, kind: str, attributes: Mapping[str, str | float], title: str = "") -> ET.Element:
+        texts = {name: value if isinstance(value, str) else _pixels(value) for name, value in attributes.items()}
+        element = ET.SubElement(self.root, tag, ({"class": kind} if kind else {}) | texts)
+        if title:
+            ET.SubElement(element, "title").text = title
+        return element
+
+    def line(self, kind: str, x1: float, y1: float, x2: float, y2: float) -> None:
+        """Draws a line."""
+        self._mark("line", kind, {"x1": x1, "x2": x2, "y1": y1, "y2": y2})
+
+    def rect(self, kind: str, x: float, y: float, width: float, height: float, title: str = "") -> None:
+        """Draws a rectangle; the title is shown as a tooltip."""
+        self._mark("rect", kind, {"x": x, "y": y, "width": width, "height": height}, title)
+
+    def circle(self, kind: str, x: float, y: float, radius: float, title: str = "") -> None:
+        """Draws a circle around (x, y); the title is shown as a tooltip."""
+        self._mark("circle", kind, {"cx": x, "cy": y, "r": radius}, title)
+
+    def link(self, url: str, title: str, x: float, y: float, width: float, height: float) -> None:
+        """Puts a transparent link over an area. The image is then a group of links, no longer a single picture."""
+        self.root.set("role", "group")
+        anchor = ET.SubElement(self.root, "a", {"href": url, "aria-label": title, "class": "hit"})
+        box = {"x": _pixels(x), "y": _pixels(y), "width": _pixels(width), "height": _pixels(height)}
+        ET.SubElement(ET.SubElement(anchor, "rect", box), "title").text = title
+
+    def path(self, kind: str, d: str) -> None:
+        """Draws a path from SVG path data."""
+        self._mark("path", kind, {"d": d})
+
+    def polyline(self, kind: str, points: Iterable[Point]) -> None:
+        """Draws straight lines through some points."""
+        self.path(kind, "M" + " L".join(f"{x:.1f},{y:.1f}" for x, y in points))
+
+    def dots(self, kind: str, points: Iterable[Point]) -> None:
+        """Draws round dots as one path of zero-length lines: lighter than an element for each."""
+        self.path(kind, " ".join(f"M{x:.1f},{y:.1f}h.01" for x, y in points))
+
+    def text(self, text: str, x: float, y: float, anchor: str = "middle", kind: str = "", angle: float = 0.0) -> None:
+        """Writes a text at a position, rotated by an angle in degrees."""
+        at: dict[str, str | float] = {"x": x, "y": y}
+        if angle:
+            at = {"transform": f"translate({x:.1f} {y:.1f}) rotate({angle:.1f})"}
+        self._mark("text", kind, {**at, "text-anchor": anchor}).text = text
+
+    def marker(self, kind: str, x: float, y: float, radius: float, square: bool) -> None:
+        """Draws a square or a circle around (x, y)."""
+        if square:
+            self.rect(kind, x - radius, y - radius, 2 * radius, 2 * radius)
+        else:
+            self.circle(kind, x, y, radius)
+
+
+class FramedChart(NamedTuple):
+    """A stretched image and its axis labels, which the page writes beside it in HTML: so text is never stretched."""
+
+    image: Drawing
+    y_labels: Sequence[str]
+    x_labels: Sequence[str]
+
+
+def _pixels(value: float) -> str:
+    return f"{value:.1f}".removesuffix(".0")
+
+
+def _short(x: float) -> str:
+    return f"{x:.3g}"
+
+
+# membership inference
+
+
+class RocCurve(NamedTuple):
+    """A ROC curve: points (false positive rate, true positive rate), AUC, and true positive rate at 1 % FPR."""
+
+    points: Sequence[Point]
+    auc: Estimate
+    tpr_at_1: Estimate | None = None
+
+
+class GroupHistogram(NamedTuple):
+    """Shares of members and of non-members in each bin, in [0, 1]; one edge more than bins."""
+
+    edges: Sequence[float]
+    members: Sequence[float]
+    nonmembers: Sequence[float]
+
+    def mean(self, shares: Sequence[float]) -> float:
+        """The mean score of one group, from the centers of the bins."""
+        return sum(share * (a + b) / 2 for share, (a, b) in zip(shares, pairwise(self.edges), strict=True))
+
+
+def auc_track(name: str, aucs: Mapping[str, Estimate], low: float, key: str) -> Drawing:
+    """AUCs with intervals on one axis, from ``low`` to 1.
+
+    Args:
+        name: Name of the attack.
+        aucs: AUC by side of the guard, ``off`` or ``on``.
+        low: Lower end of the axis, below 0.5.
+        key: Id of the chart on its page.
+    """
+    said = "; ".join(f"guard {side}: AUC {measured(auc)}" for side, auc in aucs.items())
+    image = Drawing(
+        (300, 76), f"{name}: AUC", description=f"From chance (.50) to certain (1.00). {said}.", key=f"{key}-track"
+    )
+    x = LinearScale(low, 1.0, 12.0, 288.0)
+    image.line("chance", x(0.5), 3.0, x(0.5), 56.0)
+    image.line("axis", 12.0, 56.0, 288.0, 56.0)
+    image.text("chance", x(0.5), 70.0)
+    image.text("certain", 288.0, 70.0, "end")
+    for side, auc in aucs.items():
+        y = 17.0 if side == "off" else 41.0
+        at, left, right = (x(v) for v in (auc.value, auc.low, auc.high))
+        image.line(f"whisker {side}", left, y, right, y)
+        image.marker(f"marker {side}", at, y, 5.0, square=side == "on")
+        before = right + 60 > x.end
+        image.text(
+            f"{side} {number(auc.value)}",
+            left - 10 if before else right + 10,
+            y + 4.5,
+            "end" if before else "start",
+            "strong",
+        )
+    return image
+
+
+def roc_chart(name: str, curves: Mapping[str, RocCurve], key: str) -> Drawing:
+    """ROC curves by side of the guard, and the line of chance."""
+    said = " ".join(
+        f"Guard {side}: AUC {measured(c.auc)}, true positive rate {measured(c.tpr_at_1, True)} at 1 % false positives."
+        for side, c in curves.items()
+    )
+    image = Drawing((WIDTH, HEIGHT), f"{name}: ROC curves", description=said, key=f"{key}-roc")
+    x, y = LinearScale(0, 1, LEFT, RIGHT), LinearScale(0, 1, BOTTOM, TOP)
+    for v, anchor in ((0.0, "start"), (0.5, "middle"), (1.0, "end")):
+        image.line("grid", x(v), TOP, x(v), BOTTOM)
+        image.line("grid", LEFT, y(v), RIGHT, y(v))
+        image.text(percent(v), x(v), BOTTOM + 16, anchor)
+        image.text(percent(v), LEFT - 6, y(v) + 4, "end")
+    image.line("chance", x(0), y(0), x(1), y(1))
+    for side, curve in curves.items():
+        if curve.points:
+            points = [(x(a), y(b)) for a, b in sorted({(0.0, 0.0), (1.0, 1.0), *curve.points})]
+            image.polyline(f"curve {side}", _thinned(points))
+    legend = [(f"curve {side}", f"guard {side}, AUC {number(curve.auc.value)}") for side, curve in curves.items()]
+    for row, (kind, text) in enumerate([*legend, ("chance", "chance")]):
+        at = BOTTOM - 12 - 18.0 * (len(legend) - row)
+        image.line(kind, RIGHT - 146, at - 4, RIGHT - 122, at - 4)
+        image.text(text, RIGHT - 116, at, "start")
+    image.text("false positive rate", (LEFT + RIGHT) / 2, HEIGHT - 12)
+    image.text("true positive rate", 13.0, (TOP + BOTTOM) / 2, angle=-90)
+    return image
+
+
+def _thinned(points: Sequence[Point]) -> list[Point]:
+    kept = [points[0]]
+    for point in points[1:]:
+        if math.dist(point, kept[-1]) >= MIN_DISTANCE:
+            kept.append(point)
+    return kept
+
+
+def score_histogram(name: str, shapes: Mapping[str, GroupHistogram], side: str, key: str) -> Drawing:
+    """Scores of members above the axis and of non-members below it.
+
+    Args:
+        name: Name of the attack.
+        shapes: Histograms by side of the guard; all of them set the scales, so charts of one attack can be compared.
+        side: The side that is drawn.
+        key: Id of the chart on its page.
+    """
+    shape = shapes[side]
+    x = LinearScale(min(s.edges[0] for s in shapes.values()), max(s.edges[-1] for s in shapes.values()), LEFT, RIGHT)
+    top = max(max([*s.members, *s.nonmembers]) for s in shapes.values()) or 1.0
+    means = [_short(shape.mean(shares)) for shares in (shape.members, shape.nonmembers)]
+    said = (
+        f"Mean score of members {means[0]}, of non-members {means[1]}, on a scale from {_short(x.low)} to "
+        f"{_short(x.high)}. The highest bar is {percent(top)} of its group."
+    )
+    image = Drawing((WIDTH, HEIGHT), f"{name}: scores, guard {side}", description=said, key=f"{key}-{side}")
+    middle = (TOP + BOTTOM) / 2
+    up, down = LinearScale(0, top, middle, TOP + 8), LinearScale(0, top, middle, BOTTOM - 8)
+    image.path(f"bar {side}", _outline(shape.edges, shape.members, x, up))
+    image.path(f"bar {side} others", _outline(shape.edges, shape.nonmembers, x, down))
+    image.line("axis", LEFT, middle, RIGHT, middle)
+    image.text(_short(x.low), LEFT, BOTTOM + 16, "start")
+    image.text(_short(x.high), RIGHT, BOTTOM + 16, "end")
+    image.text(percent(top), LEFT - 6, up(top) + 4, "end")
+    image.text(percent(top), LEFT - 6, down(top) + 4, "end")
+    image.text("members", 13.0, (TOP + middle) / 2 + 4, angle=-90)
+    image.text("non-members", 13.0, (BOTTOM + middle) / 2 - 4, angle=-90)
+    image.text("score: higher means likelier a member", (LEFT + RIGHT) / 2, HEIGHT - 12)
+    return image
+
+
+def _outline(edges: Sequence[float], shares: Sequence[float], x: LinearScale, y: LinearScale) -> str:
+    """One outline for all bars: lighter than an element for each."""
+    base = y(0)
+    parts = [f"M{x(edges[0]):.1f},{base:.1f}"]
+    for share, (a, b) in zip(shares, pairwise(edges), strict=True):
+        parts.append(f"L{x(a):.1f},{y(share):.1f} L{x(b):.1f},{y(share):.1f}")
+    return " ".join([*parts, f"L{x(edges[-1]):.1f},{base:.1f} Z"])
+
+
+# extraction
+
+
+def extraction_chart(curves: Mapping[str, Sequence[Point]], budget: float, said: str) -> Drawing:
+    """Share extracted against the number of questions.
+
+    Args:
+        curves: Points (questions, share in [0, 1]) by side of the guard.
+        budget: Questions at the right end of the axis.
+        said: Text alternative.
+    """
+    image = Drawing((320, 230), said)
+    x, y = LinearScale(0.0, budget, 42.0, 310.0), LinearScale(0.0, 1.0, 200.0, 12.0)
+    for v in (0.0, 0.5, 1.0):
+        image.line("grid", x.start, y(v), x.end, y(v))
+        image.text(percent(v), 36.0, y(v) + 4, "end")
+    for side, points in curves.items():
+        image.polyline(f"curve {'off' if side == 'off' else 'on'}", [(x(a), y(b)) for a, b in [(0.0, 0.0), *points]])
+    image.text("0", x.start, 218.0)
+    image.text(f"{budget:,.0f} questions", x.end, 218.0, "end")
+    return image
+
+
+# calibration
+
+
+class _Area(NamedTuple):
+    """Plot area of the calibration charts, in pixels."""
+
+    width: float = 320.0
+    height: float = 196.0
+    left: float = 50.0
+    right: float = 308.0
+    top: float = 10.0
+    bottom: float = 154.0
+
+
+AREA = _Area()
+MAX_BINS = 36
+
+
+def recall_panel(
+    name: str,
+    recall: Mapping[str, Mapping[float, Estimate]],
+    ticks: Sequence[float],
+    current: float,
+    missing: float | None,
+    key: str,
+) -> Drawing:
+    """Share of an attack that is withheld, against the false alarm rate on a logarithmic axis.
+
+    Args:
+        name: Name of the attack.
+        recall: Shares by false alarm rate, of ``question`` and of ``document``.
+        ticks: False alarm rates of the axis.
+        current: The rate that is marked.
+        missing: Estimate up to which there are too few questions for a threshold; None if there are enough for all.
+        key: Id of the chart on its page.
+    """
+    told = (f"at {100 * r:g} %: {measured(share, True)} of questions" for r, share in recall["question"].items())
+    image = Drawing((AREA.width, AREA.height), f"{name}: share withheld", description="; ".join(told), key=key)
+    ends = [math.log10(r) for r in (*ticks, current)]
+    x = LinearScale(min(ends), max(ends), AREA.left + 14, AREA.right - 10)
+    y = LinearScale(0.0, 1.0, AREA.bottom, AREA.top)
+    for v in (0.0, 0.5, 1.0):
+        image.line("grid", AREA.left, y(v), AREA.right, y(v))
+        image.text(percent(v), AREA.left - 6, y(v) + 4, "end")
+    for r in ticks:
+        image.text(f"{100 * r:g}", x(math.log10(r)), AREA.bottom + 16)
+    image.text("% of benign questions flagged", (AREA.left + AREA.right) / 2, AREA.bottom + 34)
+    if missing is not None:
+        edge = x(math.log10(missing * min(recall["question"])) / 2)
+        image.rect("missing", AREA.left, AREA.top, edge - AREA.left, AREA.bottom - AREA.top)
+        image.text("too few questions", (AREA.left + edge) / 2 + 4, (AREA.top + AREA.bottom) / 2, angle=-90)
+    now = x(math.log10(current))
+    image.line("chosen", now, AREA.top, now, AREA.bottom)
+    for by, aside in (("document", 2.5), ("question", -2.5)):  # beside each other, so that whiskers do not overlap
+        points = [(x(math.log10(r)) + aside, share) for r, share in recall[by].items()]
+        for a, share in points:
+            image.line(f"error {by}", a, y(share.low), a, y(share.high))
+        image.polyline(f"line {by}", [(a, y(share.value)) for a, share in points])
+        for a, share in points:
+            recall_marker(image, by, a, y(share.value))
+    return image
+
+
+def recall_marker(image: Drawing, by: str, x: float, y: float) -> None:
+    """Draws the marker of ``question`` or ``document``."""
+    image.marker(by, x, y, 3.0 if by == "question" else 3.2, square=by == "question")
+
+
+def recall_legend(by: str) -> Drawing:
+    """Line and marker of ``question`` or ``document``, for a legend in a text."""
+    image = Drawing((26, 12), kind="legend")
+    image.path(f"line {by}", "M0,6 H26")
+    recall_marker(image, by, 13.0, 6.0)
+    return image
+
+
+def threshold_histogram(scores: Float64, threshold: float, said: str, key: str) -> Drawing:
+    """Scores of benign questions, with those above the threshold set apart.
+
+    Args:
+        scores: The scores, (n,), n > 0.
+        threshold: Scores above it are flagged; infinite if there is none.
+        said: Text alternative.
+        key: Id of the chart on its page.
+    """
+    image = Drawing((AREA.width, AREA.height), "Scores of benign questions", description=said, key=key)
+    edges = _bins(float(scores.min()), float(scores.max()), threshold)
+    counts = np.histogram(-scores, -edges[::-1])[0][::-1]  # a score on the threshold is not above it
+    x = LinearScale(float(edges[0]), float(edges[-1]), AREA.left, AREA.right)
+    y = LinearScale(0.0, float(counts.max()), AREA.bottom, AREA.top + 22)
+    cut = int(np.searchsorted(edges, threshold))
+    image.path("bar", _separate_bars(edges[: cut + 1], counts[:cut], x, y))
+    image.path("bar flagged", _separate_bars(edges[cut:], counts[cut:], x, y))
+    image.line("axis", AREA.left, AREA.bottom, AREA.right, AREA.bottom)
+    image.text(str(counts.max()), AREA.left - 6, y(y.high) + 4, "end")
+    image.text(minus(f"{x.low:.1f}"), x.start, AREA.bottom + 16, "start")
+    image.text(minus(f"{x.high:.1f}"), x.end, AREA.bottom + 16, "end")
+    image.text("score: 0 is average, higher is closer", (AREA.left + AREA.right) / 2, AREA.bottom + 34)
+    image.text("questions", 14.0, (AREA.top + AREA.bottom) / 2, angle=-90)
+    if math.isfinite(threshold):
+        at = x(threshold)
+        image.line("chosen", at, AREA.top + 4, at, AREA.bottom)
+        on_left = at < (AREA.left + AREA.right) / 2
+        label = minus(f"threshold {threshold:.2f}")
+        image.text(label, at + 6 if on_left else at - 6, AREA.top + 12, "start" if on_left else "end", "strong")
+    return image
+
+
+def _bins(low: float, high: float, threshold: float) -> Float64:
+    """Edges of bins of equal width, one of them at the threshold if there is one."""
+    if high <= low:
+        return np.array([low - 0.5, low, low + 0.5])
+    if not math.isfinite(threshold):
+        return np.linspace(low, high, MAX_BINS + 1)
+    below = round(MAX_BINS * (threshold - low) / (high - low))
+    width = (threshold - low) / below if below else (high - low) / MAX_BINS
+    steps = np.arange(-max(below, 1), math.ceil((high - threshold) / width) + 1)
+    edges = np.asarray(threshold + width * steps, np.float64)
+    edges[0], edges[-1] = min(edges[0], low), max(edges[-1], high)  # rounding must not leave a score out
+    return edges
+
+
+def _separate_bars(edges: Iterable[float], counts: Iterable[float], x: LinearScale, y: LinearScale) -> str:
+    return " ".join(
+        f"M{x(a):.1f},{y(0):.1f} V{y(c):.1f} H{x(b):.1f} V{y(0):.1f}"
+        for c, (a, b) in zip(counts, pairwise(edges), strict=True)
+        if c
+    )
+
+
+# time series and scores of the dashboard
+
+WIDE, HIGH = 1000.0, 200.0
+MAX_DOTS = 2000
+
+
+class ChartLink(NamedTuple):
+    """A column of a chart over time that leads to the events behind it.
+
+    Attributes:
+        start: Left edge.
+        end: Right edge.
+        url: Address of the events.
+        title: What the column shows: its tooltip, and its name for assistive technology.
+    """
+
+    start: datetime
+    end: datetime
+    url: str
+    title: str
+
+
+class _TimeChart:
+    """A chart over time: the same horizontal scale for its marks, its columns and its labels."""
+
+    def __init__(self, start: datetime, end: datetime, said: str) -> None:
+        self.image = Drawing((WIDE, HIGH), said, stretch=True)
+        self._start, self._end = start, end
+        self._scale = LinearScale(0.0, max((end - start).total_seconds(), 1e-3), 0.0, WIDE)
+
+    def x(self, at: datetime) -> float:
+        """The pixel of a time."""
+        return self._scale((at - self._start).total_seconds())
+
+    def framed(self, y_labels: Sequence[str], links: Sequence[ChartLink]) -> FramedChart:
+        """The chart with its columns on top, and its labels."""
+        for one in links:
+            left = self.x(one.start)
+            self.image.link(one.url, one.title, left, 0.0, max(self.x(one.end) - left, 1.0), HIGH)
+        return FramedChart(self.image, y_labels, _time_labels(self._start, self._end))
+
+
+def request_bars(counts: Sequence[tuple[int, int]], links: Sequence[ChartLink], said: str) -> FramedChart:
+    """Requests over time, with the flagged ones at the foot of each bar.
+
+    Args:
+        counts: Requests, and how many of them were flagged, of each column.
+        links: The columns.
+        said: Text alternative.
+    """
+    chart = _TimeChart(links[0].start, links[-1].end, said)
+    top = max((requests for requests, _ in counts), default=0) or 1
+    y = LinearScale(0.0, float(top), HIGH, 0.0)
+    for both, link in zip(counts, links, strict=True):
+        left, right = chart.x(link.start), chart.x(link.end)
+        for kind, count in zip(("all", "flagged"), both, strict=True):
+            if count:
+                height = max(HIGH - y(count), 3.0)
+                width = right - left
+                chart.image.rect(kind, left + 0.12 * width, HIGH - height, 0.76 * width, height)
+    return chart.framed((f"{top:,}", "0"), [one for one, (count, _) in zip(links, counts, strict=True) if count])
+
+
+QUANTILE_STYLES = ("p50", "p95", "p99")
+"""CSS classes of the lines in ``latency_lines``, in order."""
+
+
+def latency_lines(quantiles: Sequence[Sequence[float] | None], links: Sequence[ChartLink], said: str) -> FramedChart:
+    """Percentiles of durations over time, as one line each; interrupted where a column has no durations.
+
+    Args:
+        quantiles: Seconds at p50, p95 and p99 of each column; None: it has no durations.
+        links: The columns.
+        said: Text alternative.
+    """
+    chart = _TimeChart(links[0].start, links[-1].end, said)
+    top = max((max(q) for q in quantiles if q), default=0.0) or 1.0
+    y = LinearScale(0.0, top, HIGH - 4, 4.0)
+    middles = [(chart.x(one.start) + chart.x(one.end)) / 2 for one in links]
+    for i, kind in reversed(list(enumerate(QUANTILE_STYLES))):
+        parts, connected = [], False
+        for x, found in zip(middles, quantiles, strict=True):
+            if found:
+                parts.append(f"{'L' if connected else 'M'}{x:.1f},{y(found[i]):.1f}" + ("" if connected else "h.01"))
+            connected = found is not None
+        chart.image.path(f"latency {kind}", " ".join(parts))
+    known = [one for one, found in zip(links, quantiles, strict=True) if found]
+    return chart.framed((duration(top), "0"), known)
+
+
+def score_scatter(
+    points: Sequence[tuple[datetime, float, bool]],
+    span: tuple[datetime, datetime],
+    links: Sequence[ChartLink],
+    said: str,
+) -> FramedChart:
+    """Distance of scores to their threshold over time.
+
+    Args:
+        points: Time, score minus threshold, and whether it was flagged; the newest ``MAX_DOTS`` are drawn.
+        span: Both ends of the horizontal axis.
+        links: The columns.
+        said: Text alternative.
+    """
+    chart = _TimeChart(*span, said)
+    points = points[-MAX_DOTS:]
+    reach = max([*(abs(p[1]) for p in points), 1e-6])
+    y = LinearScale(-reach, reach, HIGH - 8, 8.0)
+    chart.image.line("limit", 0.0, HIGH / 2, WIDE, HIGH / 2)
+    for kind, flagged in (("calm", False), ("flagged", True)):
+        chart.image.dots(f"dots {kind}", [(chart.x(p[0]), y(p[1])) for p in points if p[2] is flagged])
+    return chart.framed((f"+{reach:.2f}", "threshold", minus(f"-{reach:.2f}")), links)
+
+
+def _time_labels(start: datetime, end: datetime) -> list[str]:
+    form = "%H:%M" if start.date() == end.date() else "%d %b %H:%M" if end - start < timedelta(days=4) else "%d %b"
+    shown = [start, start + (end - start) / 2, end]
+    return [f"{one.astimezone(UTC):{form}}" for one in shown[:-1]] + [f"{shown[-1].astimezone(UTC):{form}} UTC"]
+
+
+def sparkline(shares: Sequence[float | None], said: str, links: Sequence[tuple[str, str]] = ()) -> Drawing:
+    """A small trend of shares in [0, 1], oldest first; the line is interrupted at None.
+
+    Args:
+        shares: The shares.
+        said: Text alternative.
+        links: Address and title of each share; empty: none.
+    """
+    image = Drawing((100, 24), said, kind="spark", stretch=True)
+    step = 100.0 / max(len(shares), 1)
+    parts: list[str] = []
+    for i, share in enumerate(shares):
+        if share is not None:
+            connected = i > 0 and shares[i - 1] is not None
+            parts.append(f"{'L' if connected else 'M'}{(i + 0.5) * step:.1f},{21 - 18 * share:.1f}")
+    if len(parts) == 1:
+        parts.append("h.01")
+    image.line("axis", 0.0, 23.0, 100.0, 23.0)
+    image.path("trend", " ".join(parts))
+    for i, (url, title) in enumerate(links):
+        image.link(url, title, i * step, 0.0, step, 24.0)
+    return image
+
+
+def score_meter(score: float, threshold: float | None, span: Point, flagged: bool) -> Drawing:
+    """One score on a line, with its threshold as a bar across; ``span`` are both ends of the line."""
+    image = Drawing((120, 14), kind="meter")
+    x = LinearScale(*span, 4.0, 116.0)
+    image.line("axis", 2.0, 7.0, 118.0, 7.0)
+    if threshold is not None:
+        image.line("limit", x(threshold), 1.0, x(threshold), 13.0)
+    if flagged:
+        image.path("flagged", f"M{x(score):.1f},2 l5,5 l-5,5 l-5,-5 z")
+    else:
+        image.circle("calm", x(score), 7.0, 4.0)
+    return image
+
+
+def share_bar(share: float) -> Drawing:
+    """A share in [0, 1] as a horizontal bar."""
+    image = Drawing((100, 8), kind="level", stretch=True)
+    image.rect("back", 0.0, 0.0, 100.0, 8.0)
+    image.rect("bar", 0.0, 0.0, 100 * min(max(share, 0.0), 1.0), 8.0)
+    return image
+
+
+# maps and figures of papers
+
+
+LABEL_WIDTH, LABEL_HEIGHT = 110.0, 22.0
+"""Distance below which labels of topics would overlap, in pixels."""
+
+
+def topic_map(
+    points: Float64, labels: Sequence[int], rings: Sequence[tuple[int, float, str, str]], names: Sequence[str]
+) -> Drawing:
+    """Chunks as dots, colored and labeled by topic, with rings around some of them.
+
+    Args:
+        points: Coordinates, (n, 2).
+        labels: Topics, n of them; those with a name have a color, all others are gray.
+        rings: Index of a point, radius of its ring, tooltip, and address of the events behind it.
+        names: Names of the first topics.
+    """
+    topics = len(names)
+    size = 640.0
+    known = len({label for label in labels if label >= 0})
+    image = Drawing((size, size), f"Map of {len(points)} chunks in {known} topics")
+    (x_low, y_low), (x_high, y_high) = points.min(axis=0), points.max(axis=0)
+    x, y = (
+        LinearScale(float(x_low), float(x_high), 14.0, size - 14),
+        LinearScale(float(y_low), float(y_high), size - 14, 14.0),
+    )
+    at = [(x(float(a)), y(float(b))) for a, b in points]
+    image.dots("topic other", [p for p, label in zip(at, labels, strict=True) if not 0 <= label < topics])
+    for topic in range(topics):
+        image.dots(f"topic t{topic}", [p for p, label in zip(at, labels, strict=True) if label == topic])
+    for i, radius, title, url in rings:
+        image.circle("ring", *at[i], radius)
+        image.link(url, title, at[i][0] - radius, at[i][1] - radius, 2 * radius, 2 * radius)
+    taken: list[Point] = []
+    for topic in range(topics):
+        if own := [p for p, label in zip(at, labels, strict=True) if label == topic]:
+            a, b = (float(v) for v in np.median(np.array(own), axis=0))
+            while any(abs(a - x0) < LABEL_WIDTH and abs(b - y0) < LABEL_HEIGHT for x0, y0 in taken):
+                b += LABEL_HEIGHT
+            taken.append((a, b))
+            image.text(names[topic], a, b + 6)
+    return image
+
+
+STEP_STYLES = ("curve on", "curve off", "curve axis")
+"""CSS classes of the groups in ``step_chart``, in order: blue, orange and dashed, gray."""
+
+
+def step_chart(
+    title: str, edges: Float64, groups: Mapping[str, Float64], axis: str, threshold: float | None = None
+) -> Drawing:
+    """Shares of up to three groups in the same bins, as outlines.
+
+    Args:
+        title: Text alternative.
+        edges: Edges of the bins, (n + 1,).
+        groups: Shares by name of the group, (n,) each.
+        axis: Label of the horizontal axis.
+        threshold: Value that is marked; None for none.
+    """
+    said = [f"{name}: mean {number(float(s @ (edges[1:] + edges[:-1])) / 2)}" for name, s in groups.items()]
+    said += [f"threshold {number(threshold)}"] if threshold is not None else []
+    image = Drawing((320, 250), f"{title}. {'; '.join(said)}.")
+    left, bottom, head = 50.0, 206.0, 34.0
+    top = max(float(shares.max()) for shares in groups.values()) or 1.0
+    x, y = LinearScale(float(edges[0]), float(edges[-1]), left, RIGHT), LinearScale(0.0, top, bottom, head)
+    image.line("axis", left, bottom, RIGHT, bottom)
+    image.text(percent(top), left - 6, head + 4, "end")
+    image.text(number(x.low), left, bottom + 16, "start")
+    image.text(number(x.high), RIGHT, bottom + 16, "end")
+    image.text(axis, (left + RIGHT) / 2, 236.0)
+    for i, ((name, shares), style) in enumerate(zip(groups.items(), STEP_STYLES, strict=False)):
+        bars = zip(shares, pairwise(edges), strict=True)
+        image.polyline(style, [(left, bottom), *((x(v), y(s)) for s, ends in bars for v in ends)])
+        at = 30 + 96.0 * i
+        image.line(style, at, 10.0, at + 16, 10.0)
+        image.text(name, at + 20, 14.0, "start")
+    if threshold is not None:
+        image.line("chance", x(threshold), head, x(threshold), bottom)
+        image.text(f"threshold {number(threshold)}", x(threshold) - 5, head + 10, "end")
+    return image

@@ -1,0 +1,1 @@
+"""Infrastructure without domain terms: HTTP, retries, rate limits, batching, executors, files, SQLite, ONNX files."""

@@ -1,0 +1,43 @@
+"""Atomic file writes, readable by the owner only."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+from casemate.errors import BackendError
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Creates or replaces a file; after a crash it is whole, old or new.
+
+    Raises:
+        BackendError: If the disk is full or the folder is not writable; the old file is unchanged.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(name, path)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(name)
+            raise
+    except OSError as error:
+        raise write_error(path, error) from error
+
+
+def write_error(path: Path, error: OSError) -> BackendError:
+    """The error for a file that cannot be written."""
+    return BackendError(
+        f"{path} cannot be written ({error.strerror or type(error).__name__}); make room, or choose a folder that may "
+        "be written to, and run the same again",
+        backend="disk",
+        retryable=True,
+    )

@@ -1,0 +1,45 @@
+"""The one retry loop, and exponential backoff with jitter."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+Result = TypeVar("Result")
+
+BACKOFF_S = 0.5
+"""Mean wait before the first retry; it doubles with each further one."""
+MAX_RETRY_AFTER_S = 60.0
+"""Longest wait that a server may ask for with ``Retry-After``."""
+
+
+async def retry(
+    call: Callable[[], Awaitable[Result]], retries: int, delay: Callable[[Exception, int], float | None]
+) -> Result:
+    """Calls until success, at most ``retries`` times more than once.
+
+    Args:
+        call: One attempt.
+        retries: At least 0.
+        delay: Gets the error and the number of retries so far. Returns the seconds to wait before the next attempt, or
+            None where a retry does not help.
+
+    Raises:
+        Exception: The error of the last attempt.
+    """
+    for attempt in range(retries):
+        try:
+            return await call()
+        except Exception as error:
+            seconds = delay(error, attempt)
+            if seconds is None:
+                raise
+        await asyncio.sleep(seconds)
+    return await call()
+
+
+def exponential_backoff(attempt: int) -> float:
+    """Seconds to wait after a number of retries: ``BACKOFF_S`` times 2^attempt, within a factor of 0.5 to 1.5."""
+    return BACKOFF_S * 2.0**attempt * (0.5 + random.random())

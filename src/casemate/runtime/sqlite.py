@@ -1,0 +1,32 @@
+"""Write-ahead mode for an SQLite file that several processes open at the same time."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+
+BUSY_S = 30.0
+"""How long a process waits for the lock of another one."""
+
+
+def enable_wal(connection: sqlite3.Connection, timeout_s: float = BUSY_S) -> None:
+    """Puts a file into WAL mode, so that readers and the writer do not block each other.
+
+    SQLite's own timeout does not apply here while another process opens the file.
+
+    Args:
+        connection: To the file.
+        timeout_s: Longest wait for other processes.
+
+    Raises:
+        sqlite3.OperationalError: If the file is not writable, or others block it for longer.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+        time.sleep(0.02)

@@ -1,0 +1,247 @@
+"""A built system: ``App``, its calibration, and its embedder on workers. ``casemate.app`` builds it."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import lru_cache
+from types import TracebackType
+from typing import Literal, Self
+
+from casemate import plugins
+from casemate.config import Config, GuardSection, PluginSpec, RedteamSection
+from casemate.errors import ConfigError, DataError
+from casemate.guard.audience import AudiencePolicy, EntitlementRule
+from casemate.guard.calibration.file import read_calibrations, write_calibration
+from casemate.guard.calibration.fitting import CalibrationSettings, calibrate, calibrated_defenses
+from casemate.guard.guard import Guard
+from casemate.maths.calibration import Calibration
+from casemate.plugins import build
+from casemate.protocols import (
+    CalibratedDefense,
+    Defense,
+    Embedder,
+    EventStore,
+    EventStoreProxy,
+    Index,
+    MembershipAttack,
+    Progress,
+    Target,
+)
+from casemate.rag.pipeline import require_tenant
+from casemate.runtime.executor import Executor, LocalExecutor
+from casemate.types import DEFAULT_TENANT, Event, Vector
+
+
+def audience_policy(section: GuardSection) -> AudiencePolicy:
+    """The audience policy of a configuration.
+
+    Raises:
+        ConfigError: If a rule has neither groups nor metadata, or a key without values.
+    """
+    rules = []
+    for rule in section.audience.entitled:
+        values = {k: frozenset([v] if isinstance(v, str) else v) for k, v in rule.metadata.items()}
+        rules.append(EntitlementRule(frozenset(rule.groups), values or None))
+    return AudiencePolicy(section.audience.unentitled, tuple(rules))
+
+
+@dataclass(frozen=True, slots=True)
+class App:
+    """A running system. Close it, or use it in a ``with`` block: closing flushes the event store.
+
+    While it is open, BLAS uses one thread in this process (``runtime.blas_threads`` gives the reason).
+
+    Attributes:
+        config: The configuration it was built from.
+        guard: The guard, whatever ``guard.mode``; ``target`` respects the mode.
+        store: The event store.
+        opened: Resources that ``close`` closes.
+        executor: Executor of distributed work.
+    """
+
+    config: Config
+    guard: Guard
+    store: EventStore
+    opened: ExitStack = field(repr=False)
+    executor: Executor = field(default_factory=LocalExecutor)
+
+    @property
+    def target(self) -> Target:
+        """The system that answers: the guard, or the bare ``Rag`` in mode ``off``."""
+        return self.guard.rag if self.config.guard.mode == "off" else self.guard
+
+    @property
+    def mode(self) -> Literal["enforce", "observe", "off"]:
+        """The mode of the guard at present: ``guard.mode``, unless enforcement was switched since."""
+        if self.config.guard.mode == "off":
+            return "off"
+        return "enforce" if self.guard.enforce else "observe"
+
+    def unrecorded_target(self) -> Target:
+        """The system that answers, for questions of the operator's own tools. Nothing about them is recorded.
+
+        The guard has new defenses, with the same options and models. They read the event store and the state that
+        clients have there, and write nothing: no verdict, no cost, no client state.
+        """
+        if self.config.guard.mode == "off":
+            return self.guard.rag
+        store = ReadOnlyEventStore(self.store)
+        defenses = [_with_store(defense, store) for defense in self.guard.defenses]
+        section = self.config.guard
+        return Guard(
+            self.guard.rag,
+            defenses,
+            enforce=section.mode == "enforce",
+            on_error=section.on_error,
+            audience=self.guard.audience,
+        )
+
+    @property
+    def index(self) -> Index:
+        """The index."""
+        return self.guard.rag.index
+
+    @property
+    def calibrated(self) -> tuple[CalibratedDefense, ...]:
+        """The defenses that use a calibration."""
+        return calibrated_defenses(self.guard.defenses)
+
+    async def calibrate(
+        self, log: Sequence[str] = (), tenant: str = DEFAULT_TENANT, progress: Progress = lambda count: None
+    ) -> dict[str, Calibration]:
+        """Calibrates every calibrated defense on a tenant's documents, and writes the calibration files.
+
+        Args:
+            log: Benign queries from real users; empty: synthetic questions are generated from the documents.
+            tenant: The tenant.
+            progress: Called with the number of queries just embedded.
+
+        Returns:
+            Calibrations by name of the defense.
+
+        Raises:
+            ConfigError: If no configured defense uses a calibration.
+            DataError: If a calibration file is damaged.
+        """
+        return await calibrate_guard(self.guard, self.config, log, tenant, progress)
+
+    def due(self, tenant: str = DEFAULT_TENANT) -> str:
+        """Reason why the guard must be calibrated before it can answer a tenant's queries; empty if it is ready."""
+        try:
+            for defense in self.calibrated:
+                defense.ready(tenant, self.index.moments(tenant).n)
+        except DataError as error:
+            return str(error)
+        return ""
+
+    def close(self) -> None:
+        """Writes pending events, and closes files and connections."""
+        self.opened.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class ReadOnlyEventStore(EventStoreProxy):
+    """An event store that drops what is written."""
+
+    def append(self, event: Event) -> None:
+        """Drops the event."""
+
+    def close(self) -> None:
+        """Does nothing: the caller owns the store."""
+
+
+def _with_store(defense: Defense, store: EventStore) -> Defense:
+    """A new defense with the same options and models, and another event store."""
+    if not dataclasses.is_dataclass(defense):
+        return defense
+    options = [name for name, kind in plugins.injected(type(defense)).items() if kind is EventStore]
+    made: Defense = dataclasses.replace(defense, **dict.fromkeys(options, store))
+    return made
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingTask:
+    """Embeds texts on a worker, with the embedder of a configuration.
+
+    Attributes:
+        spec: Pickled specification of the embedder, which contains secrets as references only.
+        fingerprint: Fingerprint that the worker's embedder must have.
+    """
+
+    spec: bytes
+    fingerprint: str
+
+    @classmethod
+    def of(cls, config: Config, fingerprint: str) -> Self:
+        """Creates the task for a configuration; relative paths are resolved as in this process."""
+        return cls(pickle.dumps((config.rag.embedder, config.folder.absolute())), fingerprint)
+
+    def __call__(self, texts: Sequence[str]) -> Vector:
+        """Embeds the texts: (n, dim)."""
+        return self.embedder.embed(list(texts))
+
+    @property
+    def embedder(self) -> Embedder:
+        """The worker's embedder, built on first use.
+
+        Raises:
+            ConfigError: If it cannot be built on the worker, or its fingerprint differs.
+        """
+        found = _build_embedder(self.spec)
+        if found.fingerprint != self.fingerprint:
+            raise ConfigError(
+                f"a worker's embedder is {found.fingerprint!r}, here it is {self.fingerprint!r}; install equal versions"
+            )
+        return found
+
+
+@lru_cache(maxsize=2)
+def _build_embedder(pickled: bytes) -> Embedder:
+    try:
+        spec, folder = pickle.loads(pickled)
+    except KeyError as error:
+        raise ConfigError(f"a worker lacks the environment variable {error}; set it on every worker") from error
+    fields = {f.name for f in dataclasses.fields(plugins.load("embedder", spec.use))}
+    own = {"threads": 1} if "threads" in fields else {}  # one task per core
+    embedder: Embedder = build("embedder", PluginSpec.model_validate({"use": spec.use, **own, **spec.options}), folder)
+    return embedder
+
+
+async def calibrate_guard(
+    guard: Guard, config: Config, log: Sequence[str], tenant: str, progress: Progress
+) -> dict[str, Calibration]:
+    """Calibrates every calibrated defense of a guard. See ``App.calibrate``."""
+    defenses = calibrated_defenses(guard.defenses)
+    if not defenses:
+        raise ConfigError("nothing to calibrate: no defense in guard.defenses uses a calibration")
+    require_tenant(tenant)
+    for defense in defenses:
+        read_calibrations(defense.calibration)  # reports a damaged file before the work, not after it
+    settings, found = calibration_settings(config, tenant), dict[str, Calibration]()
+    for defense in defenses:
+        made = await calibrate(defense, guard.rag, published_attacks(), log, settings, progress)
+        write_calibration(defense.calibration, tenant, made)
+        found[defense.name] = made
+    return found
+
+
+def calibration_settings(config: Config, tenant: str) -> CalibrationSettings:
+    """Calibration settings of a tenant from the configuration."""
+    section = config.calibrate
+    return CalibrationSettings(tenant, config.rag.k, section.documents, section.questions, section.seed)
+
+
+def published_attacks() -> dict[str, MembershipAttack]:
+    """The attacks that a guard is calibrated against, with default options, whatever ``redteam.attacks`` is."""
+    return {spec.use: build("attack", spec) for spec in RedteamSection().attacks}

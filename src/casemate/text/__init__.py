@@ -1,0 +1,1 @@
+"""Text analysis without a language model: pure functions on strings."""

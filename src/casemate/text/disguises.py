@@ -1,0 +1,406 @@
+r"""Decodes disguised text: Unicode variants, markup, escape sequences, binary-to-text encodings, letter ciphers.
+
+``decodings`` returns every text that a text may stand for, in linear time: each decoder scans the text once, and output
+is at most ``MAX_GROWTH`` times as long as the input. ``DecodedText`` reduces them to letters. The caller searches in
+them: for a watermark token, for the words of a document.
+
+Ciphers that only permute the alphabet need the searched text to be recognized, so they are left to the search:
+``alphabet_differences`` is the same for a text and all its rotations.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+import string
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+MAX_GROWTH = 40
+"""Characters of all decodings together, for each character of the text."""
+MAX_LAYERS = 2
+"""Encodings within one another that are decoded."""
+_LETTERS = string.ascii_lowercase
+_LIKE = str.maketrans(
+    "аеорсухіјѕкмтвн" + "αεικνορτβηυ" + "ᴀʙᴄᴅᴇꜰɢʜɪᴊᴋʟᴍɴᴏᴘʀꜱᴛᴜᴠᴡᴢ" + "ıǀ" + "օսհոզցյ" + "ɑɡ",
+    "aeopcyxijskmtbh" + "aeikvoptbnu" + "abcdefghijklmnoprstuvwz" + "il" + "ouhnqgj" + "ag",
+)
+_TRANSLITERATED = str.maketrans(
+    dict(zip("абвгдезийклмнопрстуфыэі", "abvgdezijklmnoprstufyei", strict=True))
+    | {"ё": "e", "ж": "zh", "х": "kh", "ц": "ts", "ч": "ch", "ш": "sh", "щ": "shch", "ю": "yu", "я": "ya", "ь": ""}
+    | dict(zip("αβγδεζηικλμνξοπρσςτυφω", "abgdeziiklmnxoprsstufo", strict=True))
+    | {"θ": "th", "χ": "ch", "ψ": "ps"}
+)
+"""Letters by their sound, where ``_LIKE`` goes by their shape."""
+_BRAILLE = dict(zip("⠁⠃⠉⠙⠑⠋⠛⠓⠊⠚⠅⠇⠍⠝⠕⠏⠟⠗⠎⠞⠥⠧⠺⠭⠽⠵", _LETTERS, strict=True))
+_LETTER_BLOCKS = (0x1F130, 0x1F150, 0x1F170, 0x1F1E6)
+"""First letter of alphabets that have no compatibility decomposition."""
+_OTHER_SCRIPT = re.compile("[\u0370-\u03ff\u0400-\u04ff]")
+_DIGITS = str.maketrans("0134578@$!", "oieastbasi")
+_LEET = re.compile(r"(?<=[a-z])[0134578@$!]|[0134578@$!](?=[a-z])")
+_ESCAPE = re.compile(
+    r"\\{1,4}u0000([0-9a-f]{4})|\\{1,4}u([0-9a-f]{4})|\\{1,4}u\{([0-9a-f]{2,6})\}"
+    r"|(?:\\{1,4}x|%|\b0x)([0-9a-f]{2})|\bu\+([0-9a-f]{4})"
+    r"|&#x([0-9a-f]{2,6});?|&#(\d{2,7});?|\\{1,4}([01][0-7]{2})(?!\d)"
+    r"|((?:=[0-9a-f]{2}){3,})"
+    r"|&(?:shy|nbsp|zwj|zwnj|lrm|rlm|ensp|emsp|thinsp|hairsp|nobreak|zerowidthspace|invisible\w{5,6});",
+    re.IGNORECASE,
+)
+_SPECIAL = re.compile(r"[\\%=&<\[{}*`~]|0x|u\+", re.IGNORECASE)
+"""Begins all escapes and markup."""
+_MARKUP = re.compile(
+    r"<!--[^<>]{0,200}-->|</?[a-z][^<>]{0,200}>|\[/?[a-z]{1,10}(?:=[^\[\]]{0,100})?\]|\\[a-z]{2,12}(?=\{)|[{}*`~]",
+    re.IGNORECASE,
+)
+_NOT_BASE64 = re.compile(r"[^A-Za-z0-9]+")  # + and / encode no letter
+_BASE64_RUN = re.compile(r"[A-Za-z0-9+/_-]{4,}")
+_BASE32_RUN = re.compile(r"[A-Z2-7]{13,}|[a-z2-7]{13,}")
+_PAIRS = re.compile(r"(?:[0-9a-f]{2}[^0-9a-z]{0,3}){12,}", re.IGNORECASE)
+_NOT_HEX = re.compile(r"[^0-9A-Fa-f]+")
+_BITS = re.compile(r"(?:[01]{8}[^01a-z]{0,3}){4,}")
+_NOT_BIT = re.compile("[^01]+")
+_DECIMAL_CODE = re.compile(r"(?<!\d)\d{2,3}(?!\d)")
+_OCTAL_RUN = re.compile(r"(?:(?<!\d)[01][0-7]{2}(?!\d)[^0-9a-z]{0,3}){6,}")
+_OCTAL_CODE = re.compile("[01][0-7]{2}")
+_LETTER_NUMBERS = re.compile(r"(?<!\d)\d{1,2}(?:[^\w]{1,3}\d{1,2}(?!\d)){5,}")
+_LETTER_NUMBER = re.compile(r"(\d{1,2})([^\w]{0,3})")
+_MORSE_RUN = re.compile(r"(?:[.\-·•−–_]{1,5}[ /|]{1,4}){5,}[.\-·•−–_]{1,5}")
+_MORSE_SIGN = re.compile(r"([.\-]{1,5})( */)?")
+_MORSE_SIGNS = (
+    ".- -... -.-. -.. . ..-. --. .... .. .--- -.- .-.. -- -. --- .--. --.- .-. ... - ..- ...- .-- -..- -.-- --.."
+)
+_MORSE = dict(zip(_MORSE_SIGNS.split(), _LETTERS, strict=True))
+_DASHES = str.maketrans("·•−–_", "..---")
+_SPELLING_WORDS = frozenset(
+    """alpha alfa bravo charlie delta echo foxtrot golf hotel india juliett juliet kilo lima mike november oscar papa
+    quebec romeo sierra tango uniform victor whiskey xray yankee zulu""".split()
+)
+_WORD = re.compile("[a-z]+")
+_SPACED = re.compile(r"(?<!\S)\S(?: \S(?!\S)){2,}")
+_DOUBLED = re.compile(r"([a-z])\1")
+_DOUBLED_RUN = re.compile(r"(?:([a-z])\1[^a-z]{0,3}){6,}")
+_LOWER = bytes(c + 32 if 65 <= c <= 90 else c for c in range(256))
+_NO_LETTER = bytes(c for c in range(256) if not 97 <= c <= 122)
+_LETTERS_OR_SPACE = bytes(c if 97 <= c <= 122 else 32 for c in range(256))
+_PRINTABLE = bytes(c if 32 <= c < 127 else 32 for c in range(256))
+_NOT_PRINTABLE = bytes(c for c in range(256) if not 32 <= c < 127 and c not in b"\t\n\r")
+_VOWELS = str.maketrans("", "", "aeiou")
+
+
+class Decoding(NamedTuple):
+    """A text that a text may stand for.
+
+    Attributes:
+        form: The outermost encoding: ``plain``, ``markup`` (as plain, with the markup kept), ``spaced``, ``script``,
+            ``swapped``, ``doubled``, ``initials``, ``base64``, ``base32``, ``hex``, ``binary``, ``octal``, ``codes``
+            (decimal), ``numbers`` (of letters) or ``morse``.
+        text: Folded: lower case, ASCII where there is an equivalent.
+    """
+
+    form: str
+    text: str
+
+
+class _FoldTable(dict[int, str]):
+    """Visible characters in compatibility form; for ``str.translate``. Invisible ones and accents become nothing."""
+
+    def __missing__(self, code: int) -> str:
+        if len(self) > 50_000:
+            self.clear()
+        self[code] = found = _visible_character(chr(code))
+        return found
+
+
+def _visible_character(char: str) -> str:
+    code = ord(char)
+    if 0xE0020 <= code <= 0xE007E:  # tag characters, an invisible copy of ASCII
+        return chr(code - 0xE0000)
+    for first in _LETTER_BLOCKS:
+        if first <= code < first + 26:
+            return _LETTERS[code - first]
+    if char in _BRAILLE:
+        return _BRAILLE[char]
+    plain = unicodedata.normalize("NFKD", char)
+    return "".join(
+        " " if c.isspace() else "" if unicodedata.category(c) in ("Mn", "Me", "Cf", "Cc", "Cs", "Co") else c
+        for c in plain
+    )
+
+
+_VISIBLE = _FoldTable()
+
+
+def visible_text(text: str) -> str:
+    r"""Returns what a reader sees: escapes decoded, compatibility characters and tags as letters, nothing invisible.
+
+    >>> visible_text("z\u200ba\u0301%6B &#101; ﬁ")
+    'zak e fi'
+    """
+    for _ in range(MAX_LAYERS):
+        decoded = _ESCAPE.sub(_decode_escape, text)
+        if decoded == text:
+            break
+        text = decoded
+    if text.isascii():
+        return text
+    return text.translate(_VISIBLE)
+
+
+def fold_text(text: str) -> str:
+    """Returns a text in lower case, look-alikes as Latin letters, without markup.
+
+    >>> fold_text("<b>T</b>he **north** brіdge")
+    'the north bridge'
+    """
+    if text.isascii() and not _SPECIAL.search(text):
+        return text.lower()
+    return _fold(_MARKUP.sub("", visible_text(text)))
+
+
+def without_markup(text: str) -> str:
+    """Returns a text with blanks in place of its markup, of the same length."""
+    return _MARKUP.sub(lambda markup: " " * len(markup[0]), text)
+
+
+def _digit_letter(digit: re.Match[str]) -> str:
+    return digit[0].translate(_DIGITS)
+
+
+def _fold(visible: str) -> str:
+    return visible.lower() if visible.isascii() else visible.casefold().translate(_LIKE)
+
+
+def decodings(text: str) -> list[Decoding]:
+    """Returns the texts that a text may stand for, itself first; encodings within encodings up to ``MAX_LAYERS``.
+
+    >>> [d.text for d in decodings("VGhlIG5vcnRoIGJyaWRnZQ==") if d.form == "base64" and "bridge" in d.text]
+    ['the north bridge']
+    """
+    found = [Decoding("plain", fold_text(text))]
+    _decode_layer(text, found, MAX_LAYERS, "")
+    return found
+
+
+def _decode_layer(text: str, found: list[Decoding], layers: int, outer: str) -> None:
+    """Appends the decodings of a text; ``outer`` is the form it was decoded from."""
+    visible = visible_text(text)
+    plain = fold_text(visible)
+    for form, decoded in _rewritings(visible, plain):
+        found.append(Decoding(outer or form, decoded))
+    for form, code, readable in _binary_decodings(visible):
+        decoded = code.decode("latin-1")
+        found.append(Decoding(outer or form, _fold(decoded)))
+        if readable and layers > 1:
+            _decode_layer(decoded, found, layers - 1, outer or form)
+
+
+def _rewritings(visible: str, plain: str) -> Iterator[tuple[str, str]]:
+    """Yields the texts from decoders of letters and words."""
+    if (kept := _fold(visible)) != plain:
+        yield "markup", kept
+    if _SPACED.search(plain):
+        yield "spaced", _SPACED.sub(lambda run: run[0].replace(" ", ""), plain)
+    if _LEET.search(plain):
+        yield "leet", _LEET.sub(_digit_letter, plain)
+    if _OTHER_SCRIPT.search(visible):
+        yield "script", visible.lower().translate(_TRANSLITERATED)
+    for run in _DOUBLED_RUN.finditer(plain):
+        yield "doubled", _DOUBLED.sub(r"\1", run[0])
+    yield "swapped", _swap_pairs(plain)
+    found = _WORD.findall(plain)
+    yield "initials", "".join(word[0] for word in found)
+    if len(spelled := [word[0] for word in found if word in _SPELLING_WORDS]) > 5:
+        yield "initials", "".join(spelled)
+    for run in _LETTER_NUMBERS.findall(visible):
+        yield "numbers", "".join(_numbered_letter(*code) for code in _LETTER_NUMBER.findall(run))
+    for run in _MORSE_RUN.findall(visible):
+        signs = _MORSE_SIGN.findall(run.translate(_DASHES).replace("|", "/"))
+        yield "morse", "".join(_MORSE.get(sign, "") + (" " if "/" in after else "") for sign, after in signs)
+    if _DECIMAL_CODE.search(visible):
+        yield "codes", _decimal_text(visible)
+
+
+def _swap_pairs(text: str) -> str:
+    """Swaps the first two letters of each word, the next two, and so on; other characters than ASCII become spaces."""
+    codes = np.frombuffer(text.encode("ascii", "replace").translate(_LETTERS_OR_SPACE), np.uint8)
+    at = np.arange(len(codes))
+    letter = codes > 32
+    first = at - np.maximum.accumulate(np.where(letter, -1, at)) - 1  # position in the word
+    left = np.flatnonzero(letter[:-1] & letter[1:] & (first[:-1] % 2 == 0))
+    order = at.copy()
+    order[left], order[left + 1] = left + 1, left
+    return codes[order].tobytes().decode("ascii")
+
+
+def _numbered_letter(number: str, after: str) -> str:
+    """The letter of a number; a space after it, unless a hyphen or a dot joins it to the next."""
+    code = int(number)
+    return (_LETTERS[code - 1] if 1 <= code <= 26 else "") + (" " if "-" not in after and "." not in after else "")
+
+
+def _binary_decodings(visible: str) -> Iterator[tuple[str, bytes, bool]]:
+    """Yields form, bytes and whether these are mostly printable, from decoders of bytes. Other bytes become spaces."""
+    for code in _base64_bytes(visible):
+        yield "base64", *_printable(code)
+    by_run = b" ".join(filter(None, map(_base64_run, _BASE64_RUN.findall(visible))))
+    if by_run:
+        yield "base64", *_printable(by_run)
+    for run in _BASE32_RUN.findall(visible):
+        for start in range(8):
+            yield "base32", *_printable(base64.b32decode(_whole_groups(run[start:], 8).upper()))
+    for run in _PAIRS.findall(visible):
+        digits = _NOT_HEX.sub("", run)
+        for start in range(2):
+            yield "hex", *_printable(bytes.fromhex(_whole_groups(digits[start:], 2)))
+    for run in _BITS.findall(visible):
+        bits = _NOT_BIT.sub("", run)
+        for start in range(8):
+            part = _whole_groups(bits[start:], 8)
+            yield "binary", *_printable(int(part or "0", 2).to_bytes(len(part) // 8 or 1, "big"))
+    for run in _OCTAL_RUN.findall(visible):
+        yield "octal", *_printable(bytes(int(code, 8) for code in _OCTAL_CODE.findall(run)))
+
+
+def _printable(code: bytes) -> tuple[bytes, bool]:
+    """Bytes with a space for each that is not printable; whether at most one in ten is not."""
+    wrong = len(code) - len(code.translate(None, _NOT_PRINTABLE))
+    return code.translate(_PRINTABLE), len(code) >= 8 and 10 * wrong <= len(code)
+
+
+def _whole_groups(text: str, size: int) -> str:
+    return text[: len(text) // size * size]
+
+
+def _base64_bytes(text: str) -> list[bytes]:
+    """Decodes a text as base64, ignoring separators, at each of the four offsets of a group."""
+    code = _NOT_BASE64.sub("", text)
+    groups = (_whole_groups(code[start:], 4) for start in range(4))
+    return [base64.b64decode(group) for group in groups if group]
+
+
+def _base64_run(run: str) -> bytes:
+    """Decodes one run of characters as base64 from its start; empty unless all bytes are printable."""
+    code = run.replace("-", "+").replace("_", "/")
+    if len(code) % 4 == 1:
+        return b""
+    decoded = base64.b64decode(code + "=" * (-len(code) % 4))
+    return b"" if decoded.translate(None, _NOT_PRINTABLE) != decoded else decoded
+
+
+def _decimal_text(text: str) -> str:
+    """Decodes decimal ASCII codes, ignoring other characters between the codes."""
+    codes = map(int, _DECIMAL_CODE.findall(text))
+    return "".join(chr(n) for n in codes if 32 <= n < 127).lower()
+
+
+class DecodedText:
+    """The letters of a text, as written and decoded from each encoding.
+
+    Args:
+        text: Any text.
+
+    Attributes:
+        views: Decoded letter sequences by form: ``letters`` (as written), and the forms of ``Decoding``.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.views: dict[str, list[str]] = {"letters": [normalize_letters(text)[0]]}
+        for decoding in decodings(text):
+            letters = only_letters(decoding.text)
+            views = self.views.setdefault("letters" if decoding.form in ("plain", "markup") else decoding.form, [])
+            if letters and letters not in views:
+                views.append(letters)
+        self._ngrams: dict[tuple[int, str], dict[str, set[str]]] = {}
+
+    def ngrams(self, n: int) -> dict[str, set[str]]:
+        """Returns the character n-grams of the views, by form; ``n`` is at least 1."""
+        return self._grams(n, "letters", str)
+
+    def difference_ngrams(self, n: int) -> dict[str, set[str]]:
+        """Returns the n-grams of the views' ``alphabet_differences``, by form."""
+        return self._grams(n, "differences", alphabet_differences)
+
+    def consonant_ngrams(self, n: int) -> dict[str, set[str]]:
+        """Returns the n-grams of the views without vowels, by form."""
+        return self._grams(n, "consonants", without_vowels)
+
+    def _grams(self, n: int, kind: str, change: Callable[[str], str]) -> dict[str, set[str]]:
+        if (n, kind) not in self._ngrams:
+            self._ngrams[n, kind] = {
+                form: {text[i : i + n] for text in map(change, views) for i in range(len(text) - n + 1)}
+                for form, views in self.views.items()
+            }
+        return self._ngrams[n, kind]
+
+
+def only_letters(folded: str) -> str:
+    """Returns the ASCII letters of a text in lower case."""
+    return folded.encode("ascii", "ignore").translate(None, _NO_LETTER).decode("ascii")
+
+
+def without_vowels(letters: str) -> str:
+    """Returns the consonants of a text in lower case."""
+    return letters.translate(_VOWELS)
+
+
+def alphabet_differences(letters: str) -> str:
+    """Returns the distance in the alphabet between neighboring letters, as letters; the same for all rotations.
+
+    >>> alphabet_differences("bridge") == alphabet_differences("oevqtr")  # rot13
+    True
+    """
+    codes = letters.encode("ascii", "ignore")
+    return "".join(_LETTERS[(b - a) % 26] for a, b in zip(codes, codes[1:], strict=False))
+
+
+def normalize_letters(text: str) -> tuple[str, list[int]]:
+    r"""Returns the letters of a text in one normal form, and the position of each in the text.
+
+    Escape sequences are decoded and letters lower-cased. Accents, invisible characters, punctuation and spaces are
+    removed. Look-alikes of other alphabets, and digits after a letter, become Latin letters; other digits are removed.
+
+    >>> normalize_letters(r"Z\u0061-k3 n0!")[0], normalize_letters("é 7")
+    ('zakeno', ('e', [0]))
+    """
+    found: list[str] = []
+    positions: list[int] = []
+    spelled = False
+    for char, position in _unescape(text):
+        plain = _plain(char)
+        if spelled and not plain:
+            plain = char.translate(_DIGITS) if char in "0134578@$" else ""
+        spelled = bool(plain)
+        found.append(plain)
+        positions += [position] * len(plain)
+    return "".join(found), positions
+
+
+def _unescape(text: str) -> Iterable[tuple[str, int]]:
+    """Yields the characters of a text with escape sequences decoded, each with its position."""
+    at = 0
+    for match in _ESCAPE.finditer(text):
+        yield from zip(text[at : match.start()], range(at, match.start()), strict=True)
+        yield from ((char, match.start()) for char in _decode_escape(match))
+        at = match.end()
+    yield from zip(text[at:], range(at, len(text)), strict=True)
+
+
+def _decode_escape(escape: re.Match[str]) -> str:
+    """Decodes an escape sequence; named entities are invisible characters and decode to nothing."""
+    number = escape.lastindex or 0
+    if not number:
+        return ""
+    if number == 9:
+        return bytes.fromhex(escape[9].replace("=", "")).decode("latin-1")
+    code = int(escape[number], {7: 10, 8: 8}.get(number, 16))
+    return chr(code) if code <= 0x10FFFF else ""
+
+
+@lru_cache(maxsize=4096)
+def _plain(char: str) -> str:
+    """Returns the normal form of a character; empty if it is not a letter."""
+    return "".join(c for c in _visible_character(char).casefold().translate(_LIKE) if c.isalpha())

@@ -1,0 +1,89 @@
+"""Recognizes edited copies of a text by their words: some words dropped, sentences in another order, text added.
+
+The share of common words among those of the shorter text (the overlap coefficient) does not depend on the order of
+words, and dropping words does not lower it. ``benchmarks/quorum.py`` measures edited copies that are missed, and
+distinct documents that are merged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+from zlib import crc32
+
+from casemate.text.tokens import content_words
+
+MIN_OVERLAP = 0.8
+"""Smallest overlap coefficient of two copies. Abstracts on one topic stay below 0.6."""
+MIN_WORDS = 12
+"""Distinct words below which two texts are copies only if their words are equal: short texts share words by chance."""
+CACHED_TEXTS = 4096
+
+
+_BITS = 2048
+
+
+class TextWords(NamedTuple):
+    """The words of a text.
+
+    Attributes:
+        stems: Stems of its content words.
+        bits: A bit for each stem, at a position by its hash: rejects most pairs of texts in one operation.
+    """
+
+    stems: frozenset[str]
+    bits: int
+
+
+@lru_cache(maxsize=CACHED_TEXTS)
+def text_words(text: str) -> TextWords:
+    """Returns the words of a text. Cached."""
+    stems = content_words(text)
+    bits = 0
+    for word in stems:
+        bits |= 1 << (crc32(word.encode("utf-8", "surrogatepass")) % _BITS)
+    return TextWords(stems, bits)
+
+
+def is_edited_copy(first: TextWords, second: TextWords) -> bool:
+    """Whether two texts are edited copies of each other.
+
+    >>> text = "The north bridge opened in 1932; its toll pays for the ferry, two red lamps and the old harbor wall."
+    >>> edited = "Red lamps and the old harbor wall. The toll pays for the ferry, two. The north bridge in 1932."
+    >>> is_edited_copy(text_words(text), text_words(edited))
+    True
+    >>> is_edited_copy(text_words(text), text_words("The south bridge opened in 1932; it has no toll and no lamps."))
+    False
+    """
+    small, large = (first, second) if len(first.stems) <= len(second.stems) else (second, first)
+    shorter = len(small.stems)
+    if shorter < MIN_WORDS:
+        return small.stems == large.stems and shorter > 0
+    needed = MIN_OVERLAP * shorter
+    collisions = shorter - small.bits.bit_count()
+    if (small.bits & large.bits).bit_count() < needed - collisions:
+        return False
+    return len(small.stems & large.stems) >= needed
+
+
+def copy_groups(texts: Sequence[str]) -> list[int]:
+    """Groups edited copies. Returns for each text the position of the first text of its group.
+
+    >>> copy_groups(["a note", "another text", "A NOTE."])
+    [0, 1, 0]
+    """
+    words = [text_words(text) for text in texts]
+    parent = list(range(len(texts)))
+
+    def root(i: int) -> int:
+        while parent[i] != i:
+            i = parent[i]
+        return i
+
+    for i in range(len(texts)):
+        for j in range(i):
+            low, high = sorted((root(i), root(j)))
+            if low != high and is_edited_copy(words[i], words[j]):
+                parent[high] = low
+    return [root(i) for i in range(len(texts))]

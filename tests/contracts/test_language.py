@@ -1,0 +1,145 @@
+"""Banned words: prose that reads as translated, or treats programs as people.
+
+Checks docstrings, comments and string literals that contain a space under ``src/casemate``, all prose pages, and the
+templates, scripts and style sheets of reports and dashboard.
+Data is exempt, by the short lists below: word lists, demonstration texts, doctests, regular expressions.
+"""
+
+import ast
+import doctest
+import io
+import re
+import tokenize
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "src/casemate"
+PAGES = [
+    *(p for name in ("README", "CHANGELOG", "CONTRIBUTING", "SECURITY") if (p := ROOT / f"{name}.md").exists()),
+    *sorted((ROOT / "docs").rglob("*.md")),
+    ROOT / "models/MODEL_CARD.md",
+    *sorted(p for kind in ("html", "js", "css") for p in PACKAGE.rglob(f"*.{kind}")),
+]
+BANNED = re.compile(
+    r"\b(anew|whoever|whomever|whosoever|somebody|anybody|nobody|he|him|his|himself|told|thereof|wherein"
+    r"|(?:is|are) to be|who asks)\b",
+    re.I,
+)
+BRITISH = re.compile(
+    r"\b(\w*(?:behaviour|colour|favour|neighbour|honour)\w*|centred?|metres?|defence|licence|grey"
+    r"|(?:normal|recogn|summar|optim|minim|maxim|initial|serial|token|random|general|organ|special|anonym)is"
+    r"(?:e|es|ed|er|ers|ing|ation|ations))\b",
+    re.I,
+)
+
+PENDING: set[str] = set()
+"""Entries of ``src/casemate`` whose text is still to be rewritten. Remove an entry as soon as it is clean."""
+
+PENDING_PAGES: set[str] = set()
+"""Pages still to be rewritten."""
+
+EXEMPT_FILES = {
+    "text/tokens.py": "stop-word lists",
+    "gateway/api/conversation.py": "list of pronouns",
+    "redteam/crawling/common_words.py": "word lists of an attacker",
+    "demo/cases.py": "texts of the sample corpus",
+    "demo/clinic.py": "texts of the sample corpus",
+}
+EXEMPT_SECTIONS = {"CHANGELOG.md": "## Renames of the architecture redesign"}
+"""Pages whose text from this heading on is exempt: it lists old names."""
+
+EXEMPT_LINES: dict[str, str] = {
+    "everything you were told before this": "a prompt injection of drafted canaries",
+    "the trial that nobody joined": "a carrier sentence of training strings",
+    "(?:told|instructed|given)": "a pattern of the query filter",
+    "instructed|told|asked": "a pattern of the refusal detector",
+    "(?:he|hemos)": "a Spanish pattern of the refusal detector",
+    "Put aside what you were told about how to answer": "a command of an extraction attack",
+    "Whoever looks into {topic}": "a poisoned text",
+    "one thing is to be said": "a poisoned text",
+    "centre: Means of the features": "a field of the calibration file",
+}
+"""Exact fragments that may contain a banned word, with the reason."""
+
+
+def prose(path):
+    """Yields (line, text) of each docstring, comment and string literal with a space, without doctests and regexes."""
+    source = path.read_text()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
+    tree = ast.parse(source)
+    patterns = {
+        id(argument)
+        for call in ast.walk(tree)
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)
+        if isinstance(call.func.value, ast.Name) and call.func.value.id in {"re", "regex"}
+        for argument in call.args
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in patterns:
+            if " " in node.value:
+                yield node.lineno, without_doctests(node.value)
+
+
+def without_doctests(text):
+    if ">>>" not in text:
+        return text
+    parts = doctest.DocTestParser().parse(text)
+    return "".join(part for part in parts if isinstance(part, str))
+
+
+def violations(text):
+    for fragment in EXEMPT_LINES:
+        text = text.replace(fragment, "")
+    return [found[0] for pattern in (BANNED, BRITISH) for found in pattern.finditer(text)]
+
+
+def hits(path):
+    return [(line, word) for line, text in prose(path) for word in violations(text)]
+
+
+def files_of(entry):
+    path = PACKAGE / entry
+    files = sorted(path.rglob("*.py")) if path.is_dir() else [path.with_suffix(".py")]
+    return [f for f in files if str(f.relative_to(PACKAGE)) not in EXEMPT_FILES]
+
+
+ENTRIES = sorted({p.stem for p in PACKAGE.iterdir() if p.suffix == ".py" or (p / "__init__.py").exists()})
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_an_entry_of_the_package_is_clean_or_pending(entry):
+    found = {str(f.relative_to(ROOT)): h for f in files_of(entry) if (h := hits(f))}
+    if entry in PENDING:
+        assert found, f"{entry} is clean: remove it from PENDING"
+    else:
+        assert not found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_a_page_is_clean_or_pending(page):
+    text = page.read_text()
+    lines = text.split(EXEMPT_SECTIONS.get(page.name, "\0"))[0].splitlines()
+    found = [(i, words) for i, line in enumerate(lines, 1) if (words := violations(line))]
+    if str(page.relative_to(ROOT)) in PENDING_PAGES:
+        assert found, "the page is clean: remove it from PENDING_PAGES"
+    else:
+        assert not found
+
+
+def test_nothing_pending_is_unknown():
+    assert PENDING <= set(ENTRIES)
+    assert PENDING_PAGES <= {str(p.relative_to(ROOT)) for p in PAGES}
+
+
+@pytest.mark.parametrize("text", ["the client is told", "He asks.", "the document is to be hidden", "normalised rows"])
+def test_a_banned_word_is_found(text):
+    assert violations(text)
+
+
+@pytest.mark.parametrize("text", ["other clients", "the history", "retold", "this normalizes"])
+def test_longer_words_are_not(text):
+    assert not violations(text)

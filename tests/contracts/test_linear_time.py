@@ -1,0 +1,282 @@
+"""Every regular expression of the package runs in linear time on adversarial input.
+
+The expressions are found, not listed: literal arguments of ``re`` in the source, and expressions that modules build at
+import. For each, the test repeats every character and every repeated part of the expression, so that each repetition
+is entered from each start and then fails. The limit is processor time, about a hundred times what a linear search of
+the same text takes; a quadratic search exceeds it. ``BOUNDED`` names the expressions that read a bounded text.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import pkgutil
+import re
+import signal
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from re import _constants as codes
+from re import _parser as parser
+from typing import Any
+
+import pytest
+
+import casemate
+from casemate.text.refusals import INSPECTED
+
+SRC = Path(casemate.__file__).parent
+SIZE = 40_000
+LIMIT_S = 0.5
+BOUNDED = dict.fromkeys(
+    (
+        f"casemate.text.refusals.{name}"
+        for name in ("_CLAUSE", "_LACKS", "_LACKS_ANYWHERE", "_LEAD", "_PREAMBLE", "_REFUSES", "_UNSTATED")
+    ),
+    2 * INSPECTED,
+)
+"""Maximum characters of the text that an expression reads. Contractions written out lengthen an inspected reply."""
+TRIED_AT_THE_START = {"casemate.redteam.crawling.knowledge_graph.TYPE_ENDINGS"}
+"""Expressions in a collection, applied with ``match`` only."""
+CHARACTERS = " \n\ta0_.,-:;@#<>&(){}[]*`'\"/\\!?|=+~é"
+ANCHORED = {"match", "fullmatch"}
+FUNCTIONS = {"compile", "search", "match", "fullmatch", "split", "findall", "finditer", "sub", "subn"}
+FAILING = ("\0", "a", "\n", " ", "")
+
+
+@dataclass(frozen=True)
+class Use:
+    """An expression and the way it is applied.
+
+    Attributes:
+        pattern: The expression.
+        flags: Its flags.
+        anchored: Whether it is only tried at the start of a text.
+        where: Its module and name, or file and line.
+    """
+
+    pattern: str
+    flags: int
+    anchored: bool
+    where: str
+
+
+def uses() -> list[Use]:
+    """All expressions of the package, in the order of files and lines."""
+    found: dict[tuple[str, int, bool], Use] = {}
+    methods = _methods_by_name()
+    for where, pattern in _imported():
+        applied = methods.get(where.rpartition(".")[2])
+        anchored = where in TRIED_AT_THE_START or bool(applied and applied <= ANCHORED)
+        key = _text(pattern.pattern), pattern.flags & ~re.UNICODE, anchored
+        found.setdefault(key, Use(*key, where))
+    for path in sorted(SRC.rglob("*.py")):
+        for call in _calls(path):
+            pattern, flags = call.args[0], _flags(call)
+            function = call.func.attr  # type: ignore[attr-defined]
+            if function != "compile" and isinstance(pattern, ast.Constant):  # others are built from escaped words
+                key = _text(pattern.value), flags, function in ANCHORED
+                found.setdefault(key, Use(*key, f"{path.relative_to(SRC)}:{call.lineno}"))
+    return list(found.values())
+
+
+def _imported() -> Iterator[tuple[str, re.Pattern[Any]]]:
+    for name in (
+        m.name for m in pkgutil.walk_packages(casemate.__path__, "casemate.") if m.name != "casemate.__main__"
+    ):
+        try:
+            members = vars(importlib.import_module(name))
+        except ImportError:
+            continue  # an extra that is not installed
+        for key, value in sorted(members.items()):
+            yield from ((f"{name}.{key}", item) for item in _items(value) if isinstance(item, re.Pattern))
+
+
+def _text(pattern: str | bytes) -> str:
+    return pattern if isinstance(pattern, str) else pattern.decode("latin-1")
+
+
+def _items(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, tuple) else (value,)
+
+
+def _calls(path: Path) -> Iterator[ast.Call]:
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in FUNCTIONS:
+            if isinstance(node.func.value, ast.Name) and node.func.value.id == "re":
+                yield node
+
+
+def _methods_by_name() -> dict[str, set[str]]:
+    """Methods called on each name, over all modules."""
+    methods: dict[str, set[str]] = {}
+    for path in SRC.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.attr in FUNCTIONS:
+                methods.setdefault(node.value.id, set()).add(node.attr)
+    return methods
+
+
+def _flags(call: ast.Call) -> int:
+    names = {node.attr for node in ast.walk(call) if isinstance(node, ast.Attribute) and hasattr(re, node.attr)}
+    flags = re.NOFLAG
+    for name in names:
+        value = getattr(re, name)
+        if isinstance(value, re.RegexFlag):
+            flags |= value
+    return int(flags)
+
+
+def adversarial(pattern: str, flags: int, size: int = SIZE) -> list[str]:
+    """Texts on which a repetition of the expression is entered often and fails late."""
+    pumps = dict.fromkeys(CHARACTERS)
+    prefixes = {"": None}
+    for before, repeated in _repetitions(parser.parse(pattern, flags)):
+        prefixes[before] = None
+        pumps[repeated] = None
+        pumps[before + repeated] = None
+    texts = []
+    for pump in filter(None, pumps):
+        body = pump * (size // len(pump))
+        texts += [body + end for end in FAILING]
+        texts += [before + body + "\0" for before in prefixes if before]
+    return list(dict.fromkeys(texts))
+
+
+def _repetitions(parsed: Iterable[Any]) -> Iterator[tuple[str, str]]:
+    """A sample of what comes before each unbounded repetition, and of what it repeats."""
+    before = ""
+    for op, value in parsed:
+        for inner in _parts(op, value):
+            for inside_before, repeated in _repetitions(inner):
+                yield before + inside_before, repeated
+        if op in _REPEATS and value[1] > 20:
+            yield before, _sample(value[2])
+        before += _sample([(op, value)])
+
+
+_REPEATS = {codes.MAX_REPEAT, codes.MIN_REPEAT, codes.POSSESSIVE_REPEAT}
+
+
+def _parts(op: Any, value: Any) -> list[Any]:
+    if op in _REPEATS:
+        return [value[2]]
+    if op is codes.SUBPATTERN:
+        return [value[3]]
+    if op is codes.BRANCH:
+        return list(value[1])
+    if op in {codes.ASSERT, codes.ASSERT_NOT}:
+        return [value[1]]
+    if op is codes.ATOMIC_GROUP:
+        return [value]
+    return []
+
+
+def _sample(parsed: Iterable[Any]) -> str:
+    """A short text that the expression matches in most cases."""
+    text = ""
+    for op, value in parsed:
+        if op is codes.LITERAL:
+            text += chr(value)
+        elif op in {codes.NOT_LITERAL, codes.ANY}:
+            text += "a"
+        elif op is codes.IN:
+            text += _member(value)
+        elif op in _REPEATS:
+            text += _sample(value[2]) * min(max(value[0], 1), 20)
+        elif op is codes.BRANCH:
+            text += _sample(value[1][0])
+        elif op is codes.SUBPATTERN:
+            text += _sample(value[3])
+        elif op is codes.ATOMIC_GROUP:
+            text += _sample(value)
+    return text
+
+
+def _member(items: list[Any]) -> str:
+    """A character of a set."""
+    kinds = {codes.CATEGORY_DIGIT: "0", codes.CATEGORY_SPACE: " ", codes.CATEGORY_WORD: "a"}
+    if items[0][0] is codes.NEGATE:
+        excluded = re.compile("[" + "".join(_written(item) for item in items[1:]) + "]")
+        return next(c for c in "a0 .-\0" if not excluded.match(c))
+    op, value = items[0]
+    if op is codes.RANGE:
+        return chr(value[0])
+    return kinds.get(value, "!") if op is codes.CATEGORY else chr(value)
+
+
+def _written(item: tuple[Any, Any]) -> str:
+    op, value = item
+    names = {
+        codes.CATEGORY_DIGIT: r"\d",
+        codes.CATEGORY_SPACE: r"\s",
+        codes.CATEGORY_WORD: r"\w",
+        codes.CATEGORY_NOT_DIGIT: r"\D",
+        codes.CATEGORY_NOT_SPACE: r"\S",
+        codes.CATEGORY_NOT_WORD: r"\W",
+    }
+    if op is codes.CATEGORY:
+        return names[value]
+    if op is codes.RANGE:
+        return f"{re.escape(chr(value[0]))}-{re.escape(chr(value[1]))}"
+    return re.escape(chr(value))
+
+
+class TooSlow(Exception):
+    """A search exceeded its processor time."""
+
+
+def slow_text(use: Use) -> str | None:
+    """The start of the first text on which the expression exceeds the limit."""
+    compiled = re.compile(use.pattern, use.flags)
+    texts = adversarial(use.pattern, use.flags, BOUNDED.get(use.where, SIZE))
+    previous = signal.signal(signal.SIGVTALRM, _stop)
+    try:
+        return next((text[:40] for text in texts if _is_slow(compiled, use.anchored, text)), None)
+    finally:
+        signal.signal(signal.SIGVTALRM, previous)
+
+
+def _is_slow(pattern: re.Pattern[str], anchored: bool, text: str) -> bool:
+    signal.setitimer(signal.ITIMER_VIRTUAL, LIMIT_S)
+    try:
+        if anchored:
+            pattern.match(text)
+        else:
+            deque(pattern.finditer(text), maxlen=0)
+    except TooSlow:
+        return True
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+    return False
+
+
+def _stop(*_: object) -> None:
+    raise TooSlow
+
+
+ALL = uses()
+
+
+def test_the_check_finds_known_quadratic_expressions():
+    for pattern in (r"\s+$", r"<a>.*?</a>", r"(?:ab)+c", r"[A-Z]\w*:", r"x\s*/?\s*y"):
+        assert slow_text(Use(pattern, int(re.DOTALL), False, "here")) is not None, pattern
+
+
+def test_the_check_accepts_linear_expressions():
+    for pattern in (r"\w+", r"(?<!\s)\s+$", r"<a>[^<]*", r"\b[A-Z]\w*:"):
+        assert slow_text(Use(pattern, 0, False, "here")) is None, pattern
+
+
+def test_every_bounded_expression_exists():
+    known = {use.where for use in ALL}
+    assert BOUNDED.keys() | TRIED_AT_THE_START <= known
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("use", ALL, ids=lambda use: use.where)
+def test_an_expression_is_linear(use):
+    assert slow_text(use) is None, f"{use.where}: {use.pattern[:80]!r} is not linear"

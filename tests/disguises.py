@@ -1,0 +1,189 @@
+"""Disguises of a text, each an independent encoder: the oracle for decoding.
+
+``DEVELOPED`` were tried while the decoder was written, ``HELD_OUT`` not. The split depends on the names alone.
+"""
+
+import base64
+import codecs
+import hashlib
+import json
+import string
+import urllib.parse
+
+LOWER = string.ascii_lowercase
+NATO = (
+    "alpha bravo charlie delta echo foxtrot golf hotel india juliett kilo lima mike november oscar papa quebec romeo "
+    "sierra tango uniform victor whiskey xray yankee zulu"
+).split()
+MORSE = (
+    ".- -... -.-. -.. . ..-. --. .... .. .--- -.- .-.. -- -. --- .--. --.- .-. ... - ..- ...- .-- -..- -.-- --.."
+).split()
+FILLERS = "um well so right okay anyway indeed basically".split()
+
+
+def letters(change):
+    """A disguise that changes each ASCII letter, in lower case, and keeps the rest."""
+    return lambda text: "".join(change(c) if c in LOWER else c for c in text.lower())
+
+
+def offset(first, case=str.lower):
+    """Letters of another block of Unicode, in alphabetical order from ``first``."""
+    return lambda text: "".join(chr(first + ord(c.lower()) - 97) if c.lower() in LOWER else c for c in case(text))
+
+
+def table(source, target):
+    return lambda text: text.lower().translate(str.maketrans(source, target))
+
+
+def words(change, separator=" "):
+    return lambda text: separator.join(change(i, word) for i, word in enumerate(text.split(), 1))
+
+
+def between(mark):
+    return lambda text: " ".join(mark.join(word) for word in text.split())
+
+
+def around(before, after):
+    return letters(lambda c: f"{before}{c}{after}")
+
+
+def shift(k):
+    return letters(lambda c: LOWER[(ord(c) - 97 + k) % 26])
+
+
+def number(c):
+    return str(ord(c) - 96)
+
+
+def b64(text):
+    return base64.b64encode(text.encode()).decode()
+
+
+def swapped(items):
+    items = list(items)
+    for i in range(0, len(items) - 1, 2):
+        items[i], items[i + 1] = items[i + 1], items[i]
+    return items
+
+
+def halves(text):
+    middle = text.split()
+    at = len(middle) // 2
+    return f"{' '.join(middle[:at])} and that was the first part of what was found there, {' '.join(middle[at:])}"
+
+
+DISGUISES = {
+    "plain": str,
+    "capitals": str.upper,
+    "alternating case": lambda t: "".join(c.upper() if i % 2 else c.lower() for i, c in enumerate(t)),
+    "full width": lambda t: "".join(chr(ord(c) + 0xFEE0) if "!" <= c <= "~" else c for c in t),
+    "mathematical bold": offset(0x1D41A),
+    "monospace": offset(0x1D68A),
+    "circled": offset(0x24D0),
+    "squared": offset(0x1F130),
+    "negative circled": offset(0x1F150),
+    "negative squared": offset(0x1F170),
+    "regional indicators": lambda t: " ".join(offset(0x1F1E6)(c) for c in t),
+    "small capitals": table("abdefghijklmnoprstvz", "ᴀʙᴅᴇꜰɢʜɪᴊᴋʟᴍɴᴏᴘʀꜱᴛᴠᴢ"),
+    "superscripts": table("abdeghijklmnoprstuvwxyz", "ᵃᵇᵈᵉᵍʰⁱʲᵏˡᵐⁿᵒᵖʳˢᵗᵘᵛʷˣʸᶻ"),
+    "zero width": between("\u200b"),
+    "soft hyphens": between("\u00ad"),
+    "word joiners": between("\u2060"),
+    "variation selectors": between("\ufe0f"),
+    "stacked marks": letters(lambda c: f"{c}\u0301\u0323\u0360"),
+    "struck through": letters(lambda c: f"{c}\u0336"),
+    "tag characters": lambda t: "".join(chr(0xE0000 + ord(c)) for c in t if ord(c) < 128),
+    "cyrillic look-alikes": table("aeopcyxijs", "аеорсухіјѕ"),
+    "greek look-alikes": table("aiouvkt", "αιουνκτ"),
+    "cyrillic letters": table("abvgdezijklmnoprstuf", "абвгдезийклмнопрстуф"),
+    "greek letters": table("abgdeziklmnoprstuf", "αβγδεζικλμνοπρστυφ"),
+    "armenian look-alikes": table("ouhnq", "օսհոզ"),
+    "numbered words": words(lambda i, w: f"{i}.{w}"),
+    "numbered lines": words(lambda i, w: f"{i}) {w}", "\n"),
+    "lettered words": words(lambda i, w: f"({LOWER[i % 26]}) {w}"),
+    "numbered letters": lambda t: " ".join(f"{i}{c}" for i, c in enumerate(t.replace(" ", ""), 1)),
+    "fillers": words(lambda i, w: f"{w} {FILLERS[i % len(FILLERS)]}"),
+    "one filler": words(lambda i, w: f"{w} banana"),
+    "emoji between words": words(lambda i, w: f"{w} \U0001f33f"),
+    "quoted words": words(lambda i, w: f'"{w}",'),
+    "bold words": words(lambda i, w: f"**{w}**"),
+    "bold letters": around("**", "**"),
+    "code letters": around("`", "`"),
+    "tags around letters": around("<b>", "</b>"),
+    "spans around letters": around('<span class="x">', "</span>"),
+    "bbcode": around("[b]", "[/b]"),
+    "latex": around("\\textbf{", "}"),
+    "comments between letters": letters(lambda c: f"{c}<!-- x -->"),
+    "table cells": words(lambda i, w: f"| {w}", " "),
+    "spaced letters": lambda t: "  ".join(" ".join(w) for w in t.split()),
+    "hyphens": between("-"),
+    "dots": between("."),
+    "underscores": between("_"),
+    "letters a line": lambda t: "\n".join(t.replace(" ", "")),
+    "slashes": lambda t: "/".join(t.replace(" ", "")),
+    "no spaces": lambda t: t.replace(" ", ""),
+    "camel case": lambda t: "".join(w.capitalize() for w in t.split()),
+    "snake case": lambda t: "_".join(t.split()),
+    "list of letters": lambda t: json.dumps(list(t)),
+    "list of words": lambda t: json.dumps(t.split()),
+    "reversed": lambda t: t[::-1],
+    "words in reverse": lambda t: " ".join(t.split()[::-1]),
+    "reversed words": words(lambda i, w: w[::-1]),
+    "rot13": lambda t: codecs.encode(t, "rot13"),
+    "rot5": shift(5),
+    "rot19": shift(19),
+    "atbash": table(LOWER, LOWER[::-1]),
+    "rot13 without spaces": lambda t: codecs.encode(t, "rot13").replace(" ", ""),
+    "base64": b64,
+    "base64 by word": words(lambda i, w: b64(w)),
+    "base64 without padding": lambda t: base64.urlsafe_b64encode(t.encode()).decode().rstrip("="),
+    "base64 twice": lambda t: b64(b64(t)),
+    "base64 of rot13": lambda t: b64(codecs.encode(t, "rot13")),
+    "base32": lambda t: base64.b32encode(t.encode()).decode(),
+    "base32 in lower case": lambda t: base64.b32encode(t.encode()).decode().lower(),
+    "hex": lambda t: t.encode().hex(),
+    "hex pairs": lambda t: t.encode().hex(" "),
+    "hex with 0x": lambda t: " ".join(f"0x{ord(c):02x}" for c in t),
+    "hex of reversed": lambda t: t[::-1].encode().hex(),
+    "byte escapes": lambda t: "".join(f"\\x{b:02x}" for b in t.encode()),
+    "binary": lambda t: " ".join(f"{b:08b}" for b in t.encode()),
+    "binary without spaces": lambda t: "".join(f"{b:08b}" for b in t.encode()),
+    "decimal": lambda t: " ".join(str(b) for b in t.encode()),
+    "list of codes": lambda t: json.dumps(list(t.encode())),
+    "octal": lambda t: " ".join(f"{b:03o}" for b in t.encode()),
+    "octal escapes": lambda t: "".join(f"\\{b:03o}" for b in t.encode()),
+    "letter numbers": words(lambda i, w: "-".join(number(c) for c in w.lower() if c in LOWER)),
+    "letter numbers, spaced": lambda t: " ".join(number(c) for c in t.lower() if c in LOWER),
+    "letter numbers of two digits": lambda t: " ".join(f"{ord(c) - 96:02d}" for c in t.lower() if c in LOWER),
+    "unicode escapes": lambda t: "".join(f"\\u{ord(c):04x}" for c in t),
+    "code points": lambda t: " ".join(f"U+{ord(c):04X}" for c in t),
+    "entities": lambda t: "".join(f"&#{ord(c)};" for c in t),
+    "hex entities": lambda t: "".join(f"&#x{ord(c):x};" for c in t),
+    "percent": lambda t: "".join(f"%{b:02X}" for b in t.encode()),
+    "percent twice": lambda t: urllib.parse.quote("".join(f"%{b:02X}" for b in t.encode())),
+    "quoted printable": lambda t: "".join(f"={b:02X}" for b in t.encode()),
+    "leetspeak": table("aeiost", "431057"),
+    "leetspeak with signs": table("aeis", "@3!$"),
+    "swapped words": lambda t: " ".join(swapped(t.split())),
+    "swapped letters": words(lambda i, w: "".join(swapped(w))),
+    "morse": lambda t: " / ".join(" ".join(MORSE[ord(c) - 97] for c in w if c in LOWER) for w in t.lower().split()),
+    "spelling alphabet": lambda t: " ".join(NATO[ord(c) - 97] for c in t.lower() if c in LOWER),
+    "as in": lambda t: ", ".join(f"{c} as in {NATO[ord(c) - 97]}" for c in t.lower() if c in LOWER),
+    "braille": table(LOWER, "⠁⠃⠉⠙⠑⠋⠛⠓⠊⠚⠅⠇⠍⠝⠕⠏⠟⠗⠎⠞⠥⠧⠺⠭⠽⠵"),
+    "doubled letters": letters(lambda c: c + c),
+    "without vowels": letters(lambda c: "" if c in "aeiou" else c),
+    "pig latin": words(lambda i, w: f"{w[1:]}{w[0]}ay"),
+    "first letters of words": lambda t: " ".join(NATO[ord(c) - 97].upper() for c in t.lower() if c in LOWER),
+    "halves": halves,
+    "base85": lambda t: base64.b85encode(t.encode()).decode(),
+    "polybius": letters(lambda c: f"{(ord(c) - 97) // 5 + 1}{(ord(c) - 97) % 5 + 1} "),
+}
+"""Encoders by name. The last ones are not expected to be decoded."""
+
+
+def _held_out(name):
+    return hashlib.sha256(name.encode()).digest()[0] % 2 == 1
+
+
+DEVELOPED = [name for name in DISGUISES if not _held_out(name)]
+HELD_OUT = [name for name in DISGUISES if _held_out(name)]

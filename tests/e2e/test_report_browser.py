@@ -1,0 +1,183 @@
+"""The red-team report in a real browser: filters, search, keyboard, layout, contrast, accessible names."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from casemate.redteam.reporting.html import render_html
+from tests.browser import CONTRAST, Browser, axe, chromium
+from tests.campaigns import campaign, crawl_campaign, sessions
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(chromium() is None, reason="there is no Chromium; set CHROMIUM")]
+ROWS = "document.querySelectorAll('#explorer-list > li').length"
+STATUS = "document.getElementById('explorer-status').textContent"
+NAMELESS = """
+[...document.querySelectorAll("input, select, button, summary, [role=region], [role=search]")].filter((e) => {
+  const label = e.getAttribute("aria-label") || e.closest("label")?.firstChild.textContent || e.textContent;
+  return !label.trim();
+}).map((e) => e.outerHTML.slice(0, 80))
+"""
+DUPLICATE_IDS = """
+(() => { const a = [...document.querySelectorAll("[id]")].map((e) => e.id); return a.length - new Set(a).size; })()
+"""
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory):
+    path = tmp_path_factory.mktemp("report") / "report.html"
+    path.write_text(render_html(campaign(sessions=sessions(200), sessions_total=900)), encoding="utf-8")
+    return f"file://{path}"
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with Browser() as found:
+        yield found
+
+
+@pytest.fixture
+def page(browser, address):
+    browser.look(1366)
+    browser.go(address)
+    yield browser
+    assert browser.problems == []
+
+
+def choose(page, name, value):
+    page.js(
+        f"(() => {{ const e = document.querySelector('[name={name}]'); e.value = '{value}';"
+        " e.dispatchEvent(new Event('input', {bubbles: true})); })()"
+    )
+
+
+def test_filters_and_search_narrow_the_list(page):
+    total = len(sessions(200))
+    assert page.js(ROWS) == 50
+    assert f"{total} of {total} sessions match" in page.js(STATUS)
+    choose(page, "outcome", "identified")
+    page.wait(f"{ROWS} === 2")
+    choose(page, "outcome", "")
+    choose(page, "search", "NOTES/007 mba")
+    page.wait(f"{ROWS} === 1")
+    assert page.js("document.querySelector('#explorer-list mark').textContent") == "notes/007"
+    choose(page, "search", "no such text")
+    page.wait(f"{STATUS}.startsWith('No session matches')")
+    page.click("#explorer-form [type=reset]")
+    page.wait(f"{ROWS} === 50")
+
+
+def test_a_session_shows_both_answers_with_withheld_documents_and_reasons(page):
+    choose(page, "search", "notes/004")
+    page.wait(f"{ROWS} === 1")
+    assert page.js("document.querySelectorAll('#explorer-list .turn').length") == 0  # built when opened
+    page.click("#explorer-list summary")
+    page.wait("document.querySelectorAll('#explorer-list .turn').length === 2")
+    text = page.js("document.querySelector('#explorer-list .turn').innerText")
+    for said in (
+        "Guard off: answered",
+        "Guard on: no answer",
+        "Withheld: notes/004.md#0",
+        "mirabel: score 3.20, threshold",
+    ):
+        assert said in text
+    tops = page.js("[...document.querySelectorAll('.turn .answer')].slice(0, 2).map((e) => e.offsetTop)")
+    assert tops[0] == tops[1]  # side by side
+
+
+def test_the_address_sets_filters(page, address):
+    page.go("about:blank")
+    page.go(f"{address}#attack=mba&outcome=protected&other=x")
+    page.wait(f"{STATUS}.includes('sessions match')")
+    assert page.js("[...document.querySelectorAll('#explorer-list b')].every((b) => b.textContent === 'mba')")
+    assert page.js("document.querySelector('[name=outcome]').value") == "protected"
+    page.js("location.hash = 'attack=direct&outcome='")
+    page.wait("document.querySelector('#explorer-list b').textContent === 'direct'")
+
+
+def test_a_crawl_is_explored_question_by_question(page, tmp_path):
+    path = tmp_path / "crawl.html"
+    path.write_text(render_html(crawl_campaign()), encoding="utf-8")
+    page.go(f"file://{path}")
+    assert page.js(ROWS) == 12 and "New text recovered" in page.js("document.querySelector('#explorer-list').innerText")
+    page.click("#explorer-list summary")
+    page.wait("document.querySelector('#explorer-list .turn')")
+    text = page.js("document.querySelector('#explorer-list .turn').innerText")
+    assert (
+        text.startswith("Question 1")
+        and "Recovered 2 chunks: document 1, document 2" in text
+        and "In the context: document 1" in text
+    )
+    choose(page, "order", "candidate")
+    page.wait("[...document.querySelectorAll('#explorer-list code')].slice(0, 11).pop().textContent === 'question 11'")
+    assert page.js(CONTRAST) == [] and page.js(NAMELESS) == []
+
+
+@pytest.mark.skipif(axe() is None, reason="axe-core is not installed; set AXE to its axe.min.js")
+@pytest.mark.parametrize("width", [390, 1366, 3840])
+@pytest.mark.parametrize("dark", [False, True])
+def test_axe_finds_no_violation(page, address, tmp_path, width, dark):
+    path = tmp_path / "crawl.html"
+    path.write_text(render_html(crawl_campaign()), encoding="utf-8")
+    page.look(width, dark=dark)
+    for one in (address, f"file://{path}"):
+        page.go(one)
+        page.js("document.querySelectorAll('#explorer-list details').forEach((d, i) => { d.open = i < 5; })")
+        page.wait("document.querySelectorAll('#explorer-list .turn').length >= 5")
+        assert page.violations(axe()) == [], one
+        assert page.js("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_everything_is_reached_by_keyboard(page):
+    page.js("document.querySelector('[name=search]').focus()")
+    page.type("notes/004")
+    page.wait(f"{ROWS} === 1")
+    for _ in range(7):
+        page.press("Tab", 9)
+        assert page.js("getComputedStyle(document.activeElement).outlineStyle") != "none"
+    assert page.js("document.activeElement.tagName") == "SUMMARY"
+    page.press("Enter", 13, "\r")
+    page.wait("document.querySelector('#explorer-list details').open")
+    page.js("document.querySelector('#explorer-form').reset()")
+    page.wait(f"{ROWS} === 50")
+    page.js("document.getElementById('explorer-more').focus()")
+    page.press("Enter", 13, "\r")
+    page.wait(f"{ROWS} === 100")
+    assert page.js("[...document.querySelectorAll('#explorer-list summary')].indexOf(document.activeElement)") == 50
+
+
+@pytest.mark.parametrize("width", [390, 1366, 3840])
+@pytest.mark.parametrize("dark", [False, True])
+def test_layout_contrast_and_names(page, address, width, dark):
+    page.look(width, dark=dark)
+    page.go(address)
+    page.js("document.querySelectorAll('#explorer-list details').forEach((d, i) => { d.open = i < 5; })")
+    page.wait("document.querySelectorAll('#explorer-list .turn').length >= 5")
+    assert page.js("document.documentElement.scrollWidth <= innerWidth")
+    assert page.js(CONTRAST) == []
+    assert page.js(NAMELESS) == []
+    assert page.js(DUPLICATE_IDS) == 0
+    assert page.js("document.querySelectorAll('h1').length") == 1
+
+
+def test_without_scripts_the_worst_sessions_are_readable(page, address):
+    page.scripts(False)
+    try:
+        page.go(address)
+        assert "Member identified" in page.text()
+        page.click("#explorer-list summary")
+        assert "Guard on: no answer" in page.text()
+    finally:
+        page.scripts(True)
+
+
+def test_a_large_campaign_opens_and_filters(page, tmp_path):
+    made = sessions(5000)
+    many = tuple(dataclasses.replace(s, exchanges=made[3].exchanges) if i < 2000 else s for i, s in enumerate(made))
+    path = tmp_path / "report.html"
+    path.write_text(render_html(campaign(sessions=many)), encoding="utf-8")
+    page.go(f"file://{path}")
+    assert page.js(ROWS) == 50
+    choose(page, "search", "threshold 2.50")
+    page.wait(f"{ROWS} === 50 && {STATUS}.startsWith('2,')")

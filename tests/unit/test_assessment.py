@@ -1,0 +1,262 @@
+"""The assessment on a folder, with an embedder that hashes words: small, fast, without weights."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import os
+import re
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cache
+
+import pytest
+from rich.console import Console
+
+from casemate import plugins
+from casemate.cli import console, main
+from casemate.demo import assessment, assessment_report, sample
+from casemate.demo import run as demo
+from casemate.demo.clinic import case_notes
+from casemate.demo.sample import SampledCorpus
+from casemate.errors import DataError
+from casemate.redteam.campaigns.run_directory import campaign_lock
+from casemate.runtime.file_lock import LockHeld
+from tests.fakes import BagOfWords
+
+try_documents = importlib.import_module("casemate.cli.try_documents")  # `casemate.cli` has a function of this name
+
+
+@dataclass(eq=False)
+class LongTexts(BagOfWords):
+    """Reads a whole note."""
+
+    max_tokens: int = 400
+    __hash__ = object.__hash__
+    _direction = cache(BagOfWords._direction)
+
+
+SMALL = {
+    **assessment.CONFIG,
+    "calibrate": {"questions": 60, "documents": 20},
+    "redteam": {"attacks": ["direct"], "folder": "redteam"},
+}
+
+
+@contextmanager
+def steps(title, total):
+    yield lambda count: None
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch):
+    """Replaces the embedder's model, and most of the questions."""
+    load = plugins.load
+    monkeypatch.setattr(plugins, "load", lambda role, name: LongTexts if name == "minilm" else load(role, name))
+    monkeypatch.setattr(assessment, "CONFIG", SMALL)
+    monkeypatch.setattr(assessment, "CRAWL_QUESTIONS", 6)
+    monkeypatch.setattr("casemate.redteam.campaigns.own.BENIGN_QUESTIONS", 20)
+
+
+def write_notes(folder, count):
+    for name, text in case_notes(count):
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return folder
+
+
+def run(folder, tmp_path, seconds=60.0):
+    work = tmp_path / "work"
+    work.mkdir()
+    return asyncio.run(assessment.try_folder(folder, work, ["When is the pharmacy open?"], seconds, steps))
+
+
+def test_an_assessment_holds_documents_out_and_measures_both_sides(tmp_path):
+    found = run(write_notes(tmp_path / "notes", 44), tmp_path)
+    held = found.sample
+    assert (held.found, held.indexed, held.held_out, held.gap) == (44, 33, 11, "")
+    assert held.whole
+    assert {d.source for d in held.split.nonmembers}.isdisjoint(d.source for d in held.split.members)
+    assert found.membership.evidence["members"] == len(held.split.members)
+    assert found.pasted.quoted.off.value > 0.8
+    assert found.pasted.quoted.on.value < 0.3
+    crawl = found.crawl.by_side
+    assert crawl["off"].crr.value > crawl["on"].crr.value
+    assert found.poisoning.false_answers.on is None  # 44 notes are too few for the screening
+    membership, extraction, poisoning = assessment_report.headlines(found)
+    assert membership.off.value > 0.9 > membership.on.value
+    assert f"{found.sample.chunks:,} chunks" in extraction.cases
+    assert "at least 500 chunks" in poisoning.why
+    assert poisoning.on is None
+    page = assessment_report.render_assessment(found)
+    assert "simulated reader" in page.lower()
+    assert "<mark>" in page
+    assert "not measured" in page
+    assert "<script" not in page
+    assert json.dumps(assessment_report.as_json(found))
+
+
+def test_a_failure_is_reported_first(tmp_path):
+    found = run(write_notes(tmp_path / "notes", 3), tmp_path)
+    assert assessment_report.failures(found) == []
+    assert "Do not trust" not in assessment_report.render_assessment(found)
+    broken = replace(found.crawl.by_side["on"], failed=2)
+    found = replace(found, crawl=replace(found.crawl, by_side=found.crawl.by_side | {"on": broken}))
+    assert assessment_report.failures(found) == ["With the guard on, a defense failed in 2 questions of the crawl."]
+    assert "Do not trust these figures" in assessment_report.render_assessment(found)
+    assert assessment_report.as_json(found)["failures"]
+
+
+def test_too_few_documents_give_no_figure_but_a_reason(tmp_path):
+    found = run(write_notes(tmp_path / "notes", 5), tmp_path)
+    assert (found.sample.indexed, found.sample.held_out, found.membership) == (5, 0, None)
+    head = assessment_report.headlines(found)[0]
+    assert (head.off, head.on) == (None, None)
+    assert "at least 10 of each" in head.why
+    assert "could not be calibrated" in assessment_report.render_assessment(found)
+
+
+def test_a_large_folder_is_sampled(tmp_path, monkeypatch):
+    folder = write_notes(tmp_path / "notes", 30)
+    monkeypatch.setattr(sample, "MAX_FILES", 12)
+    corpus = SampledCorpus(folder)
+    names = [source.name for source in corpus.sources()]
+    assert (len(names), corpus.left_out) == (12, 18)
+    assert names == [source.name for source in corpus.sources()]
+    monkeypatch.setattr(sample, "MAX_BYTES", 5000)
+    assert sum(source.size for source in corpus.sources()) <= 5000
+
+
+def test_what_cannot_be_read_is_skipped_with_its_reason(tmp_path):
+    folder = write_notes(tmp_path / "notes", 8)
+    (folder / "binary.txt").write_bytes(bytes(range(256)) * 20)
+    (folder / "photo.jpg").write_bytes(b"\xff\xd8")
+    with (folder / "big.txt").open("wb") as file:
+        file.truncate(50_000_000)
+    if os.getuid():
+        (folder / "secret.txt").write_text("no")
+        (folder / "secret.txt").chmod(0)
+    found = run(folder, tmp_path)
+    reasons = {p.where: p.reason for p in found.sample.problems}
+    assert "binary" in reasons["binary.txt"]
+    assert "50 MB, more than max_file_mb (10 MB)" in reasons["big.txt"]
+    assert (found.sample.indexed, found.sample.ignored) == (8, 1)
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (lambda folder: folder.mkdir(), "no file of a known type"),
+        (lambda folder: None, "no file or folder"),
+        (lambda folder: folder.write_bytes(b"\0" * 100), "no file of a known type"),
+    ],
+)
+def test_nothing_to_read_is_an_error(tmp_path, make, expected):
+    make(tmp_path / "documents")
+    with pytest.raises(DataError, match=expected):
+        run(tmp_path / "documents", tmp_path)
+
+
+def test_one_file_of_binary_data_is_an_error_with_its_reason(tmp_path):
+    (tmp_path / "only.txt").write_bytes(bytes(range(256)) * 20)
+    with pytest.raises(DataError, match="binary"):
+        run(tmp_path / "only.txt", tmp_path)
+
+
+def test_marked_parts_are_the_reply():
+    rest = "the second half of this record says that the dose was doubled in May"
+    reply = f"Here it is: {rest}. And more of other things that nobody asked for."
+    parts = assessment_report.mark_quotations(f"The first half. And {rest}.", "The first half.", reply)
+    assert "".join(text for text, _ in parts) == reply
+    assert [text for text, copied in parts if copied] == [rest]
+    assert assessment_report.mark_quotations(rest, "", "") == []
+
+
+def test_the_command_writes_the_report_and_leaves_nothing_else(tmp_path, monkeypatch, capsys):
+    write_notes(tmp_path / "notes", 5)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["casemate", "try", "notes", "--json"])
+    with pytest.raises(SystemExit, match="0"):
+        main()
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["report"] == ".casemate/try/report.html"
+    assert os.listdir(".casemate/try") == ["report.html"]
+    assert os.stat(".casemate/try/report.html").st_mode & 0o077 == 0
+    assert [h["on"] is None for h in printed["headlines"]] == [True, False, True]
+
+
+def test_the_terminal_says_before_the_figures_that_the_guard_is_not_calibrated(tmp_path, monkeypatch, capsys):
+    write_notes(tmp_path / "notes", 24)  # 10 are kept out, and 14 are too few for the calibration
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["casemate", "try", "notes"])
+    with pytest.raises(SystemExit, match="0"):
+        main()
+    printed = capsys.readouterr().out
+    assert "14 documents; a calibration needs at least 20" in printed
+    assert printed.index("The guard withheld no document") < printed.index("Guard off -> guard on")
+
+
+def test_a_folder_in_place_of_the_report_is_an_error_before_indexing(tmp_path, monkeypatch, capsys):
+    write_notes(tmp_path / "notes", 5)
+    (tmp_path / "out").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(try_documents, "try_folder", None)  # not called
+    monkeypatch.setattr("sys.argv", ["casemate", "try", "notes", "--out", "out"])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert "cannot write out: it is a folder" in " ".join(capsys.readouterr().err.split())
+    assert sorted(os.listdir()) == ["notes", "out"]
+
+
+def test_only_folders_of_killed_runs_are_removed(tmp_path):
+    killed, running, other = (tmp_path / f"work-{name}" for name in ("killed", "running", "other"))
+    for folder in (killed, running, other):
+        folder.mkdir()
+        (folder / "index.db").write_text("documents")
+    (killed / "try.lock").write_text('{"pid": 1}')  # the entry of its holder stays after a kill
+    with try_documents._lock(running):
+        made = try_documents._make_work_folder(tmp_path / "report.html")
+    assert sorted(tmp_path.iterdir()) == sorted([made, running, other])
+    assert (running / "index.db").exists() and not list(made.iterdir())
+
+
+def test_a_report_that_replaces_a_readable_file_is_for_its_owner_only(tmp_path, monkeypatch):
+    page = tmp_path / "report.html"
+    page.write_text("old")
+    page.chmod(0o644)
+    monkeypatch.setattr(assessment_report, "render_assessment", lambda found: "new")
+    assert assessment_report.write_assessment(None, page).read_text() == "new"
+    assert page.stat().st_mode & 0o777 == 0o600
+    assert list(tmp_path.iterdir()) == [page]
+
+
+def test_the_whole_assessment_holds_the_campaign_lock(tmp_path, monkeypatch):
+    messages, crawl = [], assessment._crawl
+
+    async def crawl_and_try_the_lock(systems, *others):
+        with pytest.raises(LockHeld) as held, campaign_lock(tmp_path / "work" / "redteam", "another campaign"):
+            pass
+        messages.append(str(held.value))
+        return await crawl(systems, *others)
+
+    monkeypatch.setattr(assessment, "_crawl", crawl_and_try_the_lock)
+    run(write_notes(tmp_path / "notes", 5), tmp_path)
+    assert "runs an assessment in" in messages[0]
+
+
+def test_a_second_demo_in_the_same_folder_is_refused_before_indexing(tmp_path):
+    with campaign_lock(tmp_path / "redteam", "the demo"), pytest.raises(LockHeld, match="runs the demo in"):
+        (tmp_path / "casemate.yaml").write_text(demo.CONFIG)
+        asyncio.run(demo.run_demo(tmp_path, Console(), steps, None, None))
+
+
+def test_progress_is_printed_in_lines_where_there_is_no_terminal(monkeypatch, capsys):
+    monkeypatch.setattr(console, "LINE_SECONDS", 0.01)
+    lines = ""
+    with console.show_progress("embedding", 4) as count:
+        count(1)
+        while "embedding" not in lines:
+            lines += capsys.readouterr().err
+    assert re.match(r"embedding: 25 % after \d+ s\n", lines)

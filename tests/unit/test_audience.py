@@ -1,0 +1,315 @@
+"""The audience policy: who may read what in full, on every path of a query."""
+
+import asyncio
+import json
+from contextlib import closing
+from dataclasses import dataclass, replace
+from importlib.metadata import EntryPoint
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from casemate import config as configuration
+from casemate import plugins
+from casemate.app import open_app
+from casemate.backends.indexes.sqlite import SqliteIndex
+from casemate.cli import cli
+from casemate.doctor import examine
+from casemate.errors import ConfigError
+from casemate.gateway.auth.keys import ApiKeyStore, Grant
+from casemate.guard.audience import AudiencePolicy, EntitlementRule
+from casemate.guard.defenses.quorum import Quorum
+from casemate.guard.guard import Guard
+from casemate.protocols import Defense
+from casemate.rag.pipeline import Rag
+from casemate.system import audience_policy
+from casemate.types import UNKNOWN, Document, Query
+from tests.fakes import BagOfWords, Parrot
+
+QUESTION = "When did the harbor bridge open?"
+FACT = "The harbor bridge opened in 1932"
+TEXTS = (
+    f"{FACT}. Its north tower has a walnut door.",
+    f"Guides say: {FACT.lower()}. Tickets cost three coins at the orchid booth.",
+    f"{FACT}, in spring. The saffron festival follows each year near the old market.",
+)
+WORDS = ("walnut", "orchid", "saffron")
+
+
+def collection(private=3, public=1):
+    held = [Document(f"d{i}", TEXTS[i], metadata={"department": "archive"}) for i in range(private)]
+    notes = [f"A public note about the harbor bridge and topic number {i}." for i in range(public)]
+    return held + [
+        Document(f"p{i}", note, metadata={"department": ["office", "press"]}) for i, note in enumerate(notes)
+    ]
+
+
+def policy(unentitled="quorum"):
+    return AudiencePolicy(
+        unentitled,
+        (
+            EntitlementRule(frozenset({"archivist"})),
+            EntitlementRule(frozenset(), {"department": frozenset({"press"})}),
+        ),
+    )
+
+
+STRANGER, ENTITLED = frozenset({"visitor"}), frozenset({"archivist"})
+
+
+def asked(groups=STRANGER, **more):
+    return Query(QUESTION, groups=groups, **more)
+
+
+@pytest.fixture
+def rag(tmp_path):
+    with closing(SqliteIndex(tmp_path / "index.db")) as index:
+        made = Rag(BagOfWords(256), index, Parrot())
+        asyncio.run(Guard(made, []).add(collection()))
+        yield made
+
+
+def guard_of(rag, unentitled="quorum", defenses=None, **more):
+    defenses = [Quorum(jitter=1, floor=0.1)] if defenses is None else defenses
+    return Guard(rag, defenses, audience=policy(unentitled), **more)
+
+
+def context(guard, query):
+    return [hit.document for hit in asyncio.run(guard.retrieve(query))[0].hits]
+
+
+# Rules
+
+
+def test_rules_entitle_by_group_and_metadata():
+    private, public = collection()[0], collection()[-1]
+    rules = policy()
+    assert rules.entitles(asked(ENTITLED), private) and rules.entitles(asked(None), private)
+    assert not rules.entitles(asked(), private) and rules.entitles(asked(), public)
+    assert rules.entitles(asked(client="ann"), replace(private, metadata={"readers": ["ann"]}))
+    assert not rules.restricts(asked(ENTITLED)) and not rules.restricts(asked(None)) and rules.restricts(asked())
+
+
+@given(
+    st.dictionaries(st.sampled_from(["department", "x"]), st.sampled_from([None, "", [], ["archive"], "x"]), max_size=2)
+)
+def test_missing_metadata_never_entitles(metadata):
+    rules = AudiencePolicy("quorum", (EntitlementRule(frozenset(), {"department": frozenset({"press", "None"})}),))
+    assert not rules.entitles(asked(), Document("d", "text", metadata=metadata))
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"audience": {"unentitled": "some"}}, "unentitled"),
+        ({"audience": {"unentitled": "quorum"}}, "'quorum' is not in defenses"),
+        ({"audience": {"unentitled": "nothing"}, "mode": "off"}, "mode off gives every client full text"),
+        ({"audience": {"entitled": [{"groups": ["a"]}]}}, "rules without effect"),
+        ({"audience": {"unentitled": "nothing", "entitled": [{"group": ["a"]}]}}, "did you mean 'groups'"),
+        ({"audience": {"unentitled": "nothing", "entitled": [{}]}}, "neither groups nor metadata"),
+        ({"audience": {"unentitled": "nothing", "entitled": [{"metadata": {"a": []}}]}}, "has no value"),
+    ],
+)
+def test_a_bad_policy_is_refused(section, message):
+    with pytest.raises(ConfigError, match=message):
+        audience_policy(configuration.parse({"guard": section}).guard)
+
+
+def test_quorum_without_its_secret_does_not_start(tmp_path):
+    raw = {"guard": {"defenses": ["quorum"], "audience": {"unentitled": "quorum"}}}
+    with pytest.raises(ConfigError, match="quorum.secret"):
+        open_app(configuration.parse(raw, folder=tmp_path))
+
+
+# The guard
+
+
+def test_unentitled_clients_receive_released_keywords_and_readable_sources(rag):
+    found = context(guard_of(rag), asked())
+    assert [d.id for d in found] == ["p0", "quorum"]
+    assert "1932" in found[1].text and not any(word in d.text for word in WORDS for d in found)
+
+
+@pytest.mark.parametrize("groups", [ENTITLED, None])
+@pytest.mark.parametrize("unentitled", ["quorum", "nothing"])
+def test_entitled_clients_get_byte_equal_answers(rag, groups, unentitled):
+    plain, guarded = Guard(rag, []), guard_of(rag, unentitled)
+    for k in (1, 2, 5):
+        query = asked(groups, k=k)
+        assert asyncio.run(guarded.ask(query)).text == asyncio.run(plain.ask(query)).text
+        assert context(guarded, query) == context(plain, query)
+
+
+def test_full_is_the_default_and_changes_nothing(rag):
+    plain, guarded = Guard(rag, []), guard_of(rag, "full")
+    assert context(guarded, asked()) == context(plain, asked())
+
+
+@given(st.integers(1, 6), st.integers(0, 3), st.integers(0, 5))
+@settings(max_examples=15, deadline=None)
+def test_nothing_equals_a_collection_without_those_sources(tmp_path_factory, k, private, public):
+    found = []
+    for held in (collection(private, public), collection(0, public)):
+        with closing(SqliteIndex(tmp_path_factory.mktemp("index") / "index.db")) as index:
+            guard = guard_of(Rag(BagOfWords(256), index, Parrot()), "nothing", [])
+            if held:
+                asyncio.run(guard.add(held))
+            found.append(context(guard, asked(k=k)))
+    assert found[0] == found[1]
+
+
+@dataclass
+class Broken(Defense):
+    """Fails."""
+
+    async def on_retrieve(self, query, retrieval):
+        raise RuntimeError
+
+
+@pytest.mark.parametrize("on_error", ["open", "closed"])
+@pytest.mark.parametrize("defenses", [[], [Broken()]])
+def test_unreadable_text_never_remains_when_the_defense_is_missing_or_fails(rag, on_error, defenses):
+    found = context(guard_of(rag, defenses=defenses, on_error=on_error), asked())
+    assert all(d.id.startswith("p") for d in found)
+
+
+def test_without_the_last_check_it_would_remain(rag, monkeypatch):
+    monkeypatch.setattr("casemate.guard.guard._without_unreadable", lambda kept, found: kept)
+    with pytest.raises(AssertionError):
+        test_unreadable_text_never_remains_when_the_defense_is_missing_or_fails(rag, "open", [])
+
+
+def test_observe_mode_changes_nothing_and_records_the_verdict(rag):
+    guard = guard_of(rag, enforce=False)
+    retrieval, (verdict,) = asyncio.run(guard.retrieve(asked()))
+    assert {h.document.id for h in retrieval.hits} == {"d0", "d1", "d2", "p0"}
+    assert verdict.defense == "quorum" and not verdict.enforced
+
+
+def test_acl_labels_stay_absolute(rag, tmp_path):
+    """Documents whose labels a client lacks are not even heard."""
+    with closing(SqliteIndex(tmp_path / "labelled.db")) as index:
+        guard = guard_of(Rag(BagOfWords(256), index, Parrot()))
+        asyncio.run(guard.add([replace(d, metadata={"acl": "board"}) for d in collection(3, 0)]))
+        assert asyncio.run(guard.ask(asked(labels=frozenset()))).text == UNKNOWN
+        assert "1932" in asyncio.run(guard.ask(asked(labels=frozenset({"board"})))).text
+
+
+# Paths of a query
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """An installation with three private sources and one public one, and three keys."""
+    entry = EntryPoint("bag", "tests.fakes:BagOfWords", "casemate.embedder")
+    monkeypatch.setattr(
+        plugins, "entry_points", lambda group, name=None: [entry] * (group == entry.group and name in {None, "bag"})
+    )
+    monkeypatch.setenv("QUORUM_SECRET", "0123456789abcdef")
+    raw = {
+        "rag": {"generator": "extractive", "embedder": {"use": "bag", "dim": 256}},
+        "guard": {
+            "defenses": [{"use": "quorum", "floor": 0.1, "jitter": 1, "secret": "${QUORUM_SECRET}"}],
+            "audience": {
+                "unentitled": "quorum",
+                "entitled": [{"groups": ["archivist"]}, {"metadata": {"department": "press"}}],
+            },
+        },
+        "gateway": {"port": 0, "pace_ms": 0},
+    }
+    (tmp_path / "casemate.yaml").write_text(yaml.safe_dump(raw))
+    monkeypatch.chdir(tmp_path)
+    with open_app() as app:
+        asyncio.run(app.guard.add(collection(3, 0)))
+        keys = ApiKeyStore(app.store)
+        for name, groups in (("visitor", ("visitor",)), ("archive", ("archivist",)), ("none", ())):
+            keys.create(Grant(name, groups=groups))
+    return tmp_path
+
+
+def cli_run(*arguments):
+    done = CliRunner().invoke(cli, list(arguments), catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_ask_as_a_client_explains(folder):
+    shown = json.loads(cli_run("ask", QUESTION, "--as", "visitor", "--json"))
+    assert "1932" in shown["answer"] and not any(word in shown["answer"] for word in WORDS)
+    (verdict,) = shown["verdicts"]
+    assert verdict["evidence"]["units"] == 3 and verdict["evidence"]["support"][0] == 3
+    assert "quorum" in cli_run("ask", QUESTION, "--as", "none", "--explain")
+    full = cli_run("ask", "Which door does the north tower of the harbor bridge have?", "--as", "archive")
+    assert "walnut" in full
+    assert UNKNOWN in cli_run("ask", "Which door does the north tower of the harbor bridge have?", "--as", "visitor")
+    with open_app() as app:
+        assert not app.store.scan("verdict")  # nothing is recorded about the client
+
+
+def test_ask_as_an_unknown_client_is_refused(folder):
+    with pytest.raises(ConfigError, match="no valid key"):
+        CliRunner().invoke(cli, ["ask", QUESTION, "--as", "stranger"], catch_exceptions=False)
+
+
+def test_doctor_shows_the_policy(folder):
+    found = [f for f in examine(None) if f.name == "audience"]
+    assert found[0].ok and "unentitled clients receive quorum" in found[0].detail
+    assert "2 of 3 client keys are restricted" in found[0].detail
+    text = (folder / "casemate.yaml").read_text()
+    (folder / "casemate.yaml").write_text(text.replace("guard:", "guard:\n  mode: observe"))
+    assert [f.ok for f in examine(None) if f.name == "audience"][0] is False
+
+
+def test_gateway_answers_by_key(folder):
+    pytest.importorskip("fastapi")
+    from tests import gateways
+
+    with open_app() as app:
+        stranger, archivist = (
+            gateways.key(app, groups=("visitor",), retrieve=True),
+            gateways.key(app, groups=("archivist",), retrieve=True),
+        )
+        with gateways.client(app, stranger) as http:
+            said = http.post("/v1/chat/completions", json=gateways.chat(QUESTION)).json()
+            rows = http.post("/v1/retrieve", json={"question": QUESTION}).json()["data"]
+            text = said["choices"][0]["message"]["content"]
+            assert "1932" in text and [row["id"] for row in rows] == ["quorum"] and rows[0]["text"] == text
+            streamed = http.post("/v1/chat/completions", json=gateways.chat(QUESTION, stream=True)).text
+            assert "1932" in streamed
+            assert not any(word in json.dumps([said, rows, streamed]) for word in WORDS)
+            headers = {"Authorization": f"Bearer {archivist}"}
+            rows = http.post("/v1/retrieve", json={"question": QUESTION}, headers=headers).json()["data"]
+            assert {row["id"] for row in rows} == {"d0", "d1", "d2"}
+
+
+def test_integrations_ask_with_the_groups_of_the_client():
+    pytest.importorskip("langchain_core")
+    from langchain_core import documents as lc
+    from langchain_core.vectorstores import InMemoryVectorStore
+
+    from casemate.integrations.guarded_query import client_context
+    from casemate.integrations.langchain import guarded
+    from tests.unit.test_integrations_langchain import Model
+
+    store = InMemoryVectorStore(Model())
+    store.add_documents([lc.Document(d.text, id=d.id, metadata=dict(d.metadata)) for d in collection()])
+    options = {"use": "quorum", "jitter": 1, "floor": -1.0}
+    rules = [{"groups": ["archivist"]}, {"metadata": {"department": "press"}}]
+    audience = {"unentitled": "quorum", "entitled": rules}
+    made = guarded(store, config={"guard": {"defenses": [options], "audience": audience}})
+    shown = [
+        *made.similarity_search(QUESTION, k=3),
+        *made.max_marginal_relevance_search(QUESTION, k=3),
+        *made.get_by_ids(["d0", "d1", "p0"]),
+    ]
+    assert [d.id for d in shown] == ["p0", "quorum", "p0", "quorum", "p0"]
+    assert not any(word in d.page_content for word in WORDS for d in shown)
+    with client_context("ann", groups=["archivist"]):
+        assert {d.id for d in made.similarity_search(QUESTION, k=3)} <= {"d0", "d1", "d2", "p0"}
+        assert [d.id for d in made.get_by_ids(["d0"])] == ["d0"]
+        with client_context("bob"):  # another client does not inherit groups
+            assert made.get_by_ids(["d0"]) == []
+    made.protection.close()

@@ -1,0 +1,20 @@
+"""The limit of BLAS threads covers every BLAS library of the process."""
+
+import subprocess
+import sys
+
+SCRIPT = """
+import numpy as np
+from threadpoolctl import threadpool_info
+from casemate.maths.moments import quadratic_form
+from casemate.runtime.blas_threads import single_blas_thread
+
+with single_blas_thread():
+    quadratic_form(np.eye(384), np.ones(384))  # loads SciPy's BLAS, if SciPy is installed
+    print(*(library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"))
+"""
+
+
+def test_a_library_that_a_search_loads_is_limited_too():
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
+    assert set(done.stdout.split()) == {"1"}

@@ -1,0 +1,209 @@
+"""The budget of new words by client and tenant: what any number of clients obtain, in whatever form."""
+
+import asyncio
+import base64
+import codecs
+
+import numpy as np
+import pytest
+
+from casemate.backends.event_stores.sql import SqlEventStore
+from casemate.errors import ConfigError
+from casemate.guard.client_state import crawl_evidence
+from casemate.guard.client_state.crawl_evidence import ALARMED
+from casemate.guard.defenses.crawl_limit import EXTRACTS_FROM, CrawlLimit, Grade
+from casemate.protocols import Generator
+from casemate.rag.pipeline import join_stream
+from casemate.types import Document, Hit, Prompt, Query, Retrieval, SimilarityStats
+
+WORDS = 40
+"""Words of a chunk. All are content words that no other chunk has."""
+
+
+def chunk(number):
+    rng = np.random.default_rng(number)
+    letters = rng.choice(list("eeeetttaaaooiinnsshhrrddlucmfwgypbvk"), (WORDS, 8))  # as frequent as in English
+    return Document(f"d{number}", " ".join("".join(word) for word in letters))
+
+
+FORMS = {
+    "plain": (str, str),
+    "numbered": (
+        lambda t: " ".join(f"{i}.{w}" for i, w in enumerate(t.split(), 1)),
+        lambda t: " ".join(w.split(".")[-1] for w in t.split()),
+    ),
+    "capitals": (str.upper, str.lower),
+    "spaced": (lambda t: "  ".join(" ".join(w) for w in t.split()), lambda t: t.replace("  ", "|").replace(" ", "")),
+    "rot13": (lambda t: codecs.encode(t, "rot13"), lambda t: codecs.encode(t, "rot13")),
+    "base64 by word": (
+        lambda t: " ".join(base64.b64encode(w.encode()).decode() for w in t.split()),
+        lambda t: " ".join(base64.b64decode(w).decode() for w in t.split() if len(w) % 4 == 0),
+    ),
+    "reversed": (lambda t: t[::-1], lambda t: t[::-1]),
+}
+"""Encoders and decoders."""
+
+
+class Writes(Generator):
+    """Repeats its context in a form."""
+
+    def __init__(self, form="plain"):
+        self.encode = FORMS[form][0]
+        self.read = []
+
+    async def stream(self, prompt):
+        self.read.append([d.text for d in prompt.context])
+        text = self.encode(" ".join(d.text for d in prompt.context))
+        for start in range(0, len(text), 9):
+            await asyncio.sleep(0)
+            yield text[start : start + 9]
+
+
+async def answer(limit, generator, numbers, client, tenant="default", text="what then"):
+    query = Query(text, client, tenant, 5)
+    hits = tuple(Hit(chunk(n), 0.5) for n in numbers)
+    outcome = await limit.on_retrieve(query, Retrieval(hits, SimilarityStats(1000, 0.1, 0.1), exhausted=True))
+    context = tuple(h.document for h in outcome.value.hits[:5])
+    return await join_stream(limit.on_generate(generator).stream(Prompt(text, context, "", query.id)))
+
+
+def obtained(replies, form, chunks=60):
+    """The words of the collection among the decoded replies."""
+    known = {word for n in range(chunks) for word in chunk(n).text.split()}
+    return known & {w for r in replies for w in FORMS[form][1](r).replace("|", " ").split()}
+
+
+def open_limit(**options):
+    """Only the budget limits."""
+    return CrawlLimit(quote_words=10**6, whole=10**6, questions=10**4, exposure=1.0, alarm=1e-12, **options)
+
+
+@pytest.mark.parametrize("clients", [1, 3])
+@pytest.mark.parametrize("form", FORMS)
+def test_clients_obtain_at_most_their_budgets_together(clients, form):
+    """n clients with a budget of B words obtain at most n * B words, whatever they ask for."""
+    limit, budget = open_limit(budget=150), 150
+
+    async def crawl():
+        return [
+            await answer(limit, Writes(form), range(5 * i, 5 * i + 5), f"client {c}")
+            for c in range(clients)
+            for i in range(4 * c, 4 * c + 4)
+        ]
+
+    replies = asyncio.run(crawl())
+    assert 0 < len(obtained(replies, form)) <= clients * budget
+    assert all(limit.evidence.disclosed_words(Query("", f"client {c}")) <= budget for c in range(clients))
+
+
+def test_harmless_answers_cost_what_they_disclose():
+    limit = open_limit(budget=10_000)
+    asyncio.run(answer(limit, Writes(), [0, 1], "ann"))
+    asyncio.run(answer(limit, Writes(), [0, 1], "ann"))  # nothing new
+    assert limit.evidence.disclosed_words(Query("", "ann")) == 2 * WORDS
+    assert limit.grade(Query("", "ann")) is Grade.FULL
+
+
+def test_grades_follow_the_budget():
+    limit, reader, grades = open_limit(budget=100, sentences=1), Writes(), []
+    query = Query("", "ann")
+    for number in range(4):
+        grades.append(limit.grade(query))
+        asyncio.run(answer(limit, reader, [number], "ann", text=chunk(number).text[:30]))
+        limit.evidence.record_answer(query, "", {f"more {number}": (1 << 4) - 1}, (), False)
+    assert grades == [Grade.FULL, Grade.FULL, Grade.EXTRACTS, Grade.NOTHING]
+    limit.evidence.record_answer(query, "", {"more": (1 << 100) - 1}, (), False)
+    assert limit.grade(query) is Grade.NOTHING
+    assert asyncio.run(answer(limit, reader, [9], "ann")) == "" and reader.read[-1] == []
+    assert 0 < EXTRACTS_FROM < 1
+
+
+def test_answers_at_the_same_time_share_the_budget():
+    limit = open_limit(budget=100)
+
+    async def crawl():
+        return await asyncio.gather(*(answer(limit, Writes(), range(5 * i, 5 * i + 5), "ann") for i in range(6)))
+
+    assert len(obtained(asyncio.run(crawl()), "plain")) <= 100
+    assert not limit._in_flight
+
+
+def test_tenant_budget_limits_all_clients_together_and_counts_a_word_once():
+    limit = open_limit(budget=1000, tenant_budget=150)
+
+    async def crawl(tenant):
+        return [await answer(limit, Writes(), range(3 * c, 3 * c + 3), f"client {c}", tenant) for c in range(8)]
+
+    assert len(obtained(asyncio.run(crawl("north")), "plain")) <= 150
+    assert limit.grade(Query("", "another", "north")) is not Grade.FULL
+    assert limit.grade(Query("", "another", "south")) is Grade.FULL
+    again = open_limit(tenant_budget=150)
+    for client in range(9):
+        assert len(asyncio.run(answer(again, Writes(), [1, 2], f"client {client}")).split()) == 2 * WORDS
+    assert again.evidence.tenant_words("default") == 2 * WORDS
+
+
+def test_budget_is_new_after_its_hours(monkeypatch):
+    limit = open_limit(budget=100, hours=1, tenant_budget=100)
+    asyncio.run(answer(limit, Writes(), range(5), "ann"))
+    assert limit.grade(Query("", "ann")) is not Grade.FULL
+    later = crawl_evidence.time.time() + 3700
+    monkeypatch.setattr(crawl_evidence.time, "time", lambda: later)
+    assert asyncio.run(answer(limit, Writes(), [30, 31], "ann")) == f"{chunk(30).text} {chunk(31).text}"
+
+
+def test_spent_budget_survives_a_restart_and_is_shared_among_processes(tmp_path):
+    store = SqlEventStore(path=tmp_path / "events.db")
+    try:
+        first = open_limit(budget=100, store=store)
+        asyncio.run(answer(first, Writes(), range(5), "ann"))
+        store.flush()
+        second = open_limit(budget=100, store=store)
+        second.sync()
+        ann = Query("", "ann")
+        assert second.evidence.disclosed_words(ann) == first.evidence.disclosed_words(ann) > 0
+        assert len(asyncio.run(answer(second, Writes(), range(10, 15), "ann")).split()) <= 20
+    finally:
+        store.close()
+
+
+def test_text_not_decoded_yet_counts_against_the_budget():
+    limit = open_limit(budget=60)
+    replies = [asyncio.run(answer(limit, Writes("base64 by word"), range(5), "ann"))]
+    assert len(obtained(replies, "base64 by word")) <= 60
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_one_client_that_copies_in_any_form_is_alarmed(form):
+    limit = CrawlLimit()
+    for question in range(8):
+        asyncio.run(answer(limit, Writes(form), range(5 * question, 5 * question + 5), "ann"))
+    assert limit.evidence.level(Query("", "ann")) is ALARMED
+
+
+def test_chance_is_not_disclosure():
+    """A greeting that most documents contain is no copy of any of them."""
+    greeting = "Thank you for consulting our online clinic today, your doctor will answer shortly"
+
+    class Greets(Generator):
+        async def stream(self, prompt):
+            yield greeting
+
+    limit = CrawlLimit()
+    for number in range(8):
+        hits = tuple(Hit(Document(f"g{i}", f"{greeting} {chunk(i).text[:90]}"), 0.5) for i in range(number, number + 8))
+        query = Query("who are you", "ann", "default", 5)
+
+        async def go(query=query, hits=hits):
+            await limit.on_retrieve(query, Retrieval(hits, SimilarityStats(1000, 0.1, 0.1), exhausted=True))
+            prompt = Prompt(query.text, tuple(h.document for h in hits[:5]), "", query.id)
+            return await join_stream(limit.on_generate(Greets()).stream(prompt))
+
+        assert asyncio.run(go()) == greeting
+    assert not limit.evidence.exposed_chunks(Query("", "ann"))
+
+
+@pytest.mark.parametrize("options", [{"budget": 0}, {"tenant_budget": -1}])
+def test_invalid_budgets_are_rejected(options):
+    with pytest.raises(ConfigError, match="budget"):
+        CrawlLimit(**options)

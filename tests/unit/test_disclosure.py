@@ -1,0 +1,123 @@
+"""Words that an answer discloses: worked values, disguises, chance, and bounded work."""
+
+import random
+
+import pytest
+
+from casemate.demo.clinic import case_notes
+from casemate.text.disclosure import MIN_CHAIN, DisclosureCounter
+from casemate.text.tokens import STOP_WORDS
+from tests.disguises import DISGUISES
+
+NOTES = [" ".join(text.split()) for _, text in case_notes(60, seed=3)]
+TEXT = "Divers found deep cracks in both of the northern piers, and the bridge was closed."
+NOT_DECODED = {"base85", "pig latin", "polybius"}
+
+
+def covered(answer, text=TEXT, question="", unseen=()):
+    return DisclosureCounter([text], question, unseen).read(answer)[0]
+
+
+def positions(bits):
+    return [i for i in range(bits.bit_length()) if bits >> i & 1]
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (TEXT, range(15)),
+        ("Divers found deep cracks", range(4)),
+        ("Divers found deep", []),  # shorter chains occur by chance
+        ("1. Divers 2. found 3. deep 4. cracks", range(4)),
+        ("cracks deep found divers", range(4)),
+        ("The bridge was closed", []),
+        ("found cracks northern piers", [1, 3, 4, 5, 6, 7, 8, 9]),  # with the function words before them
+        ("Divers zebra found zebra deep zebra cracks", range(4)),
+        ("It rained in all the valleys.", []),
+        ("", []),
+    ],
+)
+def test_disclosed_words_of_an_answer(answer, expected):
+    assert positions(covered(answer)) == list(expected)
+
+
+def test_answer_is_counted_word_by_word_and_shared_words_once():
+    counter = DisclosureCounter([TEXT, f"{TEXT} Nobody was hurt.", "Herons nest late in the reeds."])
+    counts = []
+    for word in TEXT.split():
+        counter.add(f" {word}")
+        counts.append(counter.disclosed_words)
+    assert counts == [0, 0, 0, 4, 4, 4, 4, 4, 9, 10, 10, 10, 13, 13, 15]
+    assert counter.lengths == [15, 18, 6]
+    assert [bits.bit_count() for bits in counter.covered] == [15, 15, 0]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_words_in_order_with_fillers_are_all_counted(seed):
+    """Against the definition: with fillers outside the text, an excerpt discloses exactly its words."""
+    rng = random.Random(seed)
+    words = [f"w{i}x" for i in range(60)]
+    first = rng.randrange(50)
+    last = rng.randrange(first + MIN_CHAIN, 60)
+    said = [part for word in words[first:last] for part in [*(["filler"] * rng.randrange(4)), word.upper()]]
+    assert positions(covered(" ".join(said), " ".join(words))) == list(range(first, last))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_unrelated_words_in_any_order_disclose_only_what_they_say(seed):
+    rng = random.Random(seed)
+    said = rng.choices([*TEXT.lower().replace(",", "").replace(".", "").split(), "heron", "reed"], k=30)
+    words = TEXT.lower().replace(",", "").replace(".", "").split()
+    for at in positions(covered(" ".join(said))):
+        assert words[at] in said or words[at] in STOP_WORDS
+
+
+@pytest.mark.parametrize("name", sorted(DISGUISES))
+def test_disguised_copy_discloses_more_than_the_share_of_a_chunk(name):
+    counter = DisclosureCounter(NOTES[5:10], "", NOTES[40:45])
+    bits = counter.read(DISGUISES[name](NOTES[6]))
+    share = bits[1].bit_count() / counter.lengths[1]
+    assert share < 0.1 if name in NOT_DECODED else share > 0.35
+    others = [b.bit_count() / n for b, n in zip(bits, counter.lengths, strict=True)]
+    assert max(others[:1] + others[2:]) < 0.3
+
+
+def test_without_texts_nothing_is_disclosed():
+    counter = DisclosureCounter([], "divers?")
+    assert (counter.read(TEXT), counter.disclosed_words, counter.lengths, counter.expected) == ([], 0, [], 0)
+    assert DisclosureCounter(["", "the of"]).read(TEXT) == [0, 0]
+
+
+def test_words_of_the_question_are_not_disclosed():
+    assert covered(TEXT, question="Who says: divers found deep cracks in both northern piers?") & 0b1111 == 0
+    assert covered(TEXT, question="Divers?") & 0b1111 == 0b1111
+
+
+def test_what_an_answer_shares_with_unseen_texts_is_chance():
+    greeting = "Thank you for consulting our online clinic today"
+    texts = [f"{greeting}. {note}" for note in NOTES[:8]]
+    counter = DisclosureCounter(texts[:3], "", texts[3:])
+    counter.read(greeting)
+    assert counter.expected == counter.covered[0].bit_count() > 0
+    assert DisclosureCounter([TEXT]).expected == 0
+
+
+@pytest.mark.parametrize(
+    "unit", ["divers found deep cracks ", "a", "A7", "fo un ", "01", "\\", "<b>", "VkdobA== ", "%41"]
+)
+def test_work_is_linear_in_the_answer(unit):
+    steps = []
+    for size in (4_000, 16_000):
+        counter = DisclosureCounter([TEXT, *NOTES[:3]])
+        counter.read(unit * (size // len(unit)))
+        steps.append(counter.steps)
+    assert steps[0] <= 200 * 4_000
+    assert steps[1] <= 4.5 * steps[0] + 1_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("unit", ["a", "A7", "01", "northern piers "])
+def test_an_answer_of_a_million_characters_is_read(unit):
+    counter = DisclosureCounter([TEXT, *NOTES[:3]])
+    counter.read(unit * (10**6 // len(unit)))
+    assert counter.steps <= 200 * 10**6

@@ -1,0 +1,80 @@
+"""The decoder against independent encoders: watermark tokens in 104 disguises, and hostile texts."""
+
+import pytest
+
+from casemate.guard.watermarks.detection import WatermarkDetector
+from casemate.guard.watermarks.tokens import TokenGenerator
+from casemate.text.disguises import (
+    MAX_GROWTH,
+    DecodedText,
+    alphabet_differences,
+    decodings,
+    fold_text,
+    visible_text,
+)
+from tests.disguises import DEVELOPED, DISGUISES, HELD_OUT
+
+GENERATOR = TokenGenerator("a key for tests")
+TOKENS = [GENERATOR.token("request", f"chunk {i}") for i in range(4)]
+BEFORE = "The north bridge was closed on 3 May 2031, after divers had found cracks in two of its piers. "
+AFTER = " Buses cross at Wexcombe now, and the repair will cost 4.2 million marks."
+NOT_DECODED = {"base85", "pig latin", "polybius"}
+
+
+@pytest.mark.parametrize("name", sorted(DISGUISES))
+def test_watermark_is_found_in_disguise(name):
+    detector = WatermarkDetector(TOKENS)
+    found = [detector.best_match(DecodedText(f"{BEFORE}{DISGUISES[name](t)}{AFTER}")) for t in TOKENS]
+    decoded = [match.token if match else None for match in found]
+    assert decoded == ([None] * len(TOKENS) if name in NOT_DECODED else TOKENS)
+
+
+def test_held_out_disguises_are_decoded_as_often_as_the_others():
+    """The decoder was written without the held-out ones: 53 of 55 were decoded at the first trial, 32 before."""
+    assert not set(DEVELOPED) & set(HELD_OUT) and set(DEVELOPED) | set(HELD_OUT) == set(DISGUISES)
+    assert len(NOT_DECODED & set(HELD_OUT)) == 2 and len(HELD_OUT) == 55
+
+
+HOSTILE = [
+    *("\\", "<", "a", "aa", "<!--", "1-", "01", "A7", "ff", ". ", "%41", "%25", "&#65;", "\U000e0041", "a1", "=41"),
+    *("[b", "1 ", "=4", "\\u", "&#", "\u0301", "a\u200b", "*a*", "Zm9v", "\ud800", "VkdobA== "),
+]
+
+
+@pytest.mark.parametrize("unit", HOSTILE)
+def test_decodings_grow_linearly(unit):
+    """Each decoder scans once, so output counts the work: no form repeats the text a number of times that grows."""
+    sizes = [sum(len(d.text) for d in decodings(unit * (size // len(unit)))) for size in (4_000, 32_000)]
+    assert sizes[0] <= MAX_GROWTH * 4_000
+    assert sizes[1] <= MAX_GROWTH * 32_000 and sizes[1] <= 8 * sizes[0] + 5_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("unit", HOSTILE)
+def test_a_million_characters_are_decoded(unit):
+    found = decodings(unit * (10**6 // len(unit)))
+    assert sum(len(d.text) for d in found) <= MAX_GROWTH * 10**6
+
+
+def test_text_as_a_reader_sees_it():
+    assert visible_text("\U000e0068\U000e0069 \uff28\uff29 \u24d7\u24d8 h\u200bi &#104;i") == "hi HI hi hi hi"
+    assert fold_text("Call [b]NOW[/b] or <i>n</i>ever; 5 mg of B12") == "call now or never; 5 mg of b12"
+    assert visible_text("%2568%2569") == "hi"
+
+
+def test_decodings_of_ordinary_text_leave_it_first():
+    found = decodings(BEFORE)
+    assert found[0] == ("plain", BEFORE.lower())
+    assert {d.form for d in found} <= {"plain", "swapped", "initials", "base64", "codes", "leet"}
+
+
+@pytest.mark.parametrize("k", range(26))
+def test_differences_do_not_depend_on_the_rotation(k):
+    rotated = "".join(chr(97 + (ord(c) - 97 + k) % 26) for c in "northbridge")
+    assert alphabet_differences(rotated) == alphabet_differences("northbridge")
+
+
+def test_all_words_of_a_token_anywhere_are_found_two_apart_are_not():
+    detector, (a, b, c) = WatermarkDetector(TOKENS), TOKENS[0].split()
+    assert detector.best_match(DecodedText(f"{c}{BEFORE}{a}{AFTER}{b}")).token == TOKENS[0]
+    assert detector.best_match(DecodedText(f"{BEFORE}{a}{AFTER}{b}")) is None

@@ -1,0 +1,90 @@
+"""``casemate doctor`` on small installations."""
+
+import asyncio
+import json
+from importlib.metadata import EntryPoint
+
+import pytest
+
+from casemate import plugins
+from casemate.app import open_app
+from casemate.doctor import FEW, examine
+from casemate.rag.corpus import Corpus
+from casemate.rag.ingest import Ingest
+from tests.fakes import documents
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A configuration with the test embedder, and a corpus of 40 records."""
+    entry = EntryPoint("bag", "tests.fakes:BagOfWords", "casemate.embedder")
+    monkeypatch.setattr(
+        plugins, "entry_points", lambda group, name=None: [entry] * (group == entry.group and name in {None, "bag"})
+    )
+    write(tmp_path / "corpus.jsonl", documents(40))
+    (tmp_path / "casemate.yaml").write_text("rag: {corpus: corpus.jsonl, embedder: bag}\nguard: {mode: 'off'}\n")
+    return tmp_path
+
+
+def write(path, records):
+    path.write_text("\n".join(json.dumps({"_id": d.id, "text": d.text}) for d in records))
+
+
+def index(folder, corpus):
+    with open_app(folder / "casemate.yaml") as app:
+        work = Ingest(app.guard, Corpus(corpus))
+        asyncio.run(work.run(work.plan()))
+
+
+def details(folder):
+    return {f.name: (f.ok, f.detail) for f in examine(folder / "casemate.yaml")}
+
+
+def test_a_sound_installation_has_no_failure(folder):
+    index(folder, folder / "corpus.jsonl")
+    found = details(folder)
+    assert not [name for name, (ok, _) in found.items() if ok is False]
+    assert found["index"] == (True, "vectors and corpus moments agree; tr(S) = n")
+    assert found["documents"] == (True, "tenant 'default': 40 chunks of 40 sources")
+    assert found["corpus"] == (True, "40 sources up to date")
+
+
+def test_an_empty_index_and_a_new_corpus_are_notes(folder):
+    found = details(folder)
+    assert found["documents"] == (None, "the index is empty; run 'casemate index FOLDER'")
+    assert found["corpus"][0] is None and found["corpus"][1].startswith("0 sources up to date; 40 new, changed or")
+
+
+def test_few_documents_are_a_note(folder):
+    write(folder / "corpus.jsonl", documents(FEW - 1))
+    index(folder, folder / "corpus.jsonl")
+    ok, detail = details(folder)["documents"]
+    assert ok is None and "too few for statistical defenses" in detail
+
+
+def test_differences_between_corpus_and_index_are_listed(folder):
+    index(folder, folder / "corpus.jsonl")
+    kept, changed = documents(40)[:38], documents(1, seed=2)
+    write(folder / "corpus.jsonl", [*changed, *kept[1:]])
+    ok, detail = details(folder)["corpus"]
+    assert ok is None
+    assert detail == (
+        "37 sources up to date; 1 new, changed or without text: d0; 2 in the index only: d38, d39; run 'casemate index'"
+    )
+
+
+def test_name_clashes_with_another_corpus_are_listed(folder):
+    index(folder, folder / "corpus.jsonl")
+    other = folder / "other.jsonl"
+    write(other, documents(5, seed=1))
+    (folder / "casemate.yaml").write_text("rag: {corpus: other.jsonl, embedder: bag}\nguard: {mode: 'off'}\n")
+    ok, detail = details(folder)["corpus"]
+    assert ok is None
+    assert "5 with the name of another source: d0, d1, d2, ..." in detail
+
+
+def test_a_wrong_configuration_ends_the_examination(folder):
+    (folder / "casemate.yaml").write_text("gaurd: {}")
+    (finding,) = examine(folder / "casemate.yaml")
+    assert (finding.name, finding.ok) == ("wiring", False)
+    assert "did you mean 'guard'?" in finding.detail

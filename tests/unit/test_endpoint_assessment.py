@@ -1,0 +1,220 @@
+"""`casemate try --endpoint`: an existing system, asked within a limit of requests."""
+
+import json
+import re
+import sys
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import pytest
+
+from casemate import plugins
+from casemate.cli import main
+from casemate.config import PluginSpec
+from casemate.demo import endpoint
+from casemate.demo.assessment_report import mark_quotations
+from casemate.errors import ConfigError, DataError
+from casemate.text.tokens import words
+from casemate.types import Document
+from tests import external_system
+from tests.external_system import serving
+from tests.fake_openai import FakeOpenAI
+from tests.fakes import BagOfWords
+
+KEY = "CASEMATE_ENDPOINT_KEY"
+
+
+@dataclass(eq=False)
+class LongTexts(BagOfWords):
+    """Reads a whole note."""
+
+    max_tokens: int = 400
+    __hash__ = object.__hash__
+    _direction = cache(BagOfWords._direction)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A working folder with the notes that the system contains, and as many others."""
+    load = plugins.load
+    monkeypatch.setattr(plugins, "load", lambda role, name: LongTexts if name == "minilm" else load(role, name))
+    monkeypatch.chdir(tmp_path)
+    external_system.write_known(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def attempt(folder, monkeypatch, capsys):
+    """Runs the command; returns exit code, printed text, and JSON."""
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["casemate", "try", "--documents", "known/in", *arguments])
+        with pytest.raises(SystemExit) as left:
+            main()
+        said = capsys.readouterr()
+        found = json.loads(said.out) if "--json" in arguments and said.out else {}
+        return left.value.code or 0, said.out + said.err, found
+
+    return run
+
+
+def heads(found):
+    return [head["value"] and head["value"][0] for head in found["headlines"]]
+
+
+@pytest.mark.parametrize("guarded", [False, True])
+def test_an_openai_compatible_system_is_attacked_within_the_limit(attempt, folder, guarded):
+    with FakeOpenAI(always="answer", answer=lambda q: external_system.answer(q, guarded)) as server:
+        code, said, found = attempt(
+            "--endpoint", server.url, "--model", "m", "--nonmembers", "known/out", "--json", "--queries", "80"
+        )
+    auc, quoted, copied = heads(found)
+    assert code in (0, 3)
+    assert found["requests"] == len(server.received) <= 80
+    assert "At most 80 requests" in said and "8 ordinary questions, 48 with a pasted text" in said
+    assert (auc < 0.75, quoted < 0.1) == (guarded, guarded)
+    assert auc > 0.95 or guarded
+    assert found["headlines"][1]["baseline"][0] == 0
+    assert (copied is not None) and (copied > 0.05 or guarded)
+    page = (folder / ".casemate/try/report.html").read_text()
+    assert ("<mark>" in page) is not guarded
+    assert "What an attacker gets from this system" in page
+    assert "<script" not in page
+
+
+def test_a_plain_http_system_and_the_baseline_of_recombined_texts(attempt):
+    with serving() as server:
+        code, said, found = attempt("--endpoint", server.url, "--json", "--queries", "60")
+    assert heads(found)[0] > 0.95
+    assert heads(found)[1] > 0.9
+    assert server.count == found["requests"] <= 60
+    assert "sentences come from different records" in said
+
+
+def test_retries_count(attempt):
+    with serving(script=["429"] * 30) as server:
+        code, said, found = attempt("--endpoint", server.url, "--json", "--queries", "50")
+    assert server.count <= 50
+    assert code == 2  # three attempts fail
+    assert "too many requests" in said
+    with serving(always="busy") as server:
+        code, said, found = attempt("--endpoint", server.url, "--json", "--queries", "60")
+    assert server.count == 60
+    assert code == 3
+    assert any("then the requests were used up" in gap for gap in found["gaps"])
+    assert heads(found)[2] is None
+
+
+def test_a_system_that_is_down_is_an_error_in_one_line(attempt):
+    code, said, _ = attempt("--endpoint", "http://127.0.0.1:9/ask")
+    assert code == 2
+    assert "the connection failed" in said
+    assert "Traceback" not in said
+
+
+def test_a_rejected_key_names_the_variable_and_not_the_key(attempt, monkeypatch):
+    monkeypatch.setenv(KEY, "sk-very-secret")
+    with FakeOpenAI(always="401") as server:
+        code, said, _ = attempt("--endpoint", server.url, "--model", "m")
+    assert code == 2
+    assert f"environment variable {KEY}" in said
+    assert "sk-very-secret" not in said
+    assert server.received[0].headers["authorization"] == "Bearer sk-very-secret"
+
+
+def test_empty_answers_are_an_error_before_any_attack(attempt):
+    with FakeOpenAI(always="say:") as server:
+        code, said, _ = attempt("--endpoint", server.url, "--model", "m", "--queries", "200")
+    assert (code, len(server.received)) == (2, 1)
+    assert "the answer is empty" in said
+    with serving(always="empty") as plain:
+        code, said, _ = attempt("--endpoint", plain.url)
+    assert (code, plain.count) == (2, 20)
+    assert "answered none of 20 ordinary questions" in said
+
+
+def test_an_empty_answer_to_one_question_counts_as_refused(attempt):
+    empty = iter([False] * 9 + [True] + [False] * 500)
+    with FakeOpenAI(always="answer", answer=lambda q: "" if next(empty) else external_system.bare(q)) as server:
+        code, _, found = attempt("--endpoint", server.url, "--model", "m", "--json", "--queries", "80")
+    assert not found["failures"]
+    assert found["headlines"][0]["value"][0] > 0.9
+    assert len(server.received) <= 80
+
+
+def test_a_system_that_fails_during_the_attack_gives_a_report_that_says_so(attempt, folder):
+    with serving(script=["bare"] * 15, always="malformed") as server:
+        code, said, found = attempt("--endpoint", server.url, "--json", "--queries", "100")
+    assert code == 2
+    assert found["failures"]
+    assert "Do not trust these figures" in (folder / ".casemate/try/report.html").read_text()
+
+
+def test_a_system_that_answers_anything_is_doubtful(attempt):
+    with serving(always="garbage") as server:
+        code, _, found = attempt("--endpoint", server.url, "--json", "--queries", "60")
+    assert code == 3
+    assert any("from the text in question" in gap for gap in found["gaps"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--endpoint", "http://127.0.0.1:9/v1"], "name its model with --model"),
+        (["--endpoint", "https://rag.example/ask"], "pass --own"),
+        (["--endpoint", "nowhere"], "unknown target 'nowhere'"),
+        (["--model", "m"], "belong to --endpoint"),
+        (["--endpoint", "http://127.0.0.1:9/ask", "--body", "{}"], "no {question} placeholder"),
+    ],
+)
+def test_wrong_options_are_refused_before_anything_is_sent(attempt, arguments, message):
+    if "--model" in arguments:
+        arguments = ["known/in", *arguments]
+    code, said, _ = attempt(*arguments)
+    assert code == 2
+    assert message in " ".join(said.split())
+
+
+def test_a_target_of_the_configuration_is_given_by_its_name(attempt, folder):
+    with serving() as server:
+        (folder / "casemate.yaml").write_text(f"redteam: {{targets: {{wiki: {{use: http, url: '{server.url}'}}}}}}")
+        code, _, found = attempt("--endpoint", "wiki", "--json", "--queries", "40")
+    assert found["requests"] == server.count <= 40
+    assert found["endpoint"].startswith("http 127.0.0.1")
+
+
+def test_recombined_texts_have_the_records_words_but_none_of_their_halves():
+    records = [Document(f"{i}", " ".join(f"Fact {i} of part {j} is w{i}x{j}." for j in range(9))) for i in range(12)]
+    made = endpoint.recombined(records, np.random.default_rng(0))
+    assert len(made) == 12
+    known = {word for record in records for word in words(record.text)}
+    for i, text in enumerate(made):
+        said = words(text.text)
+        assert set(said) <= known
+        assert f"w{i}x" not in text.text
+        sources = set(re.findall(r"w(\d+)x", text.text))
+        assert len(sources) == 9
+
+
+def test_a_target_without_a_limit_of_requests_is_refused(folder):
+    spec = PluginSpec.model_validate({"use": "python", "call": "tests.external_system:bare"})
+    with pytest.raises(ConfigError, match="cannot be limited"):
+        endpoint.plan_endpoint(spec, folder / "known/in", None, 100, (), folder)
+
+
+def test_too_few_texts_of_the_baseline_are_refused(folder):
+    (folder / "few").mkdir()
+    (folder / "few/a.txt").write_text("One text of a few words. " * 12)
+    spec = PluginSpec.model_validate({"use": "http", "url": "http://127.0.0.1:9/"})
+    with pytest.raises(DataError, match="has 1 texts"):
+        endpoint.plan_endpoint(spec, folder / "known/in", folder / "few", 100, (), folder)
+
+
+def test_marks_are_what_counts_as_a_quotation():
+    record = " ".join(f"w{i}" for i in range(40))
+    question, half = " ".join(f"w{i}" for i in range(20)), " ".join(f"W{i}," for i in range(20, 31))
+    assert mark_quotations(record, question, half) == [(half, False)]  # eleven words
+    marked = mark_quotations(record, question, f"Yes: {half} w31. And more")
+    assert [copied for _, copied in marked] == [False, True, False]
+    assert marked[1][0] == f"{half} w31"

@@ -1,0 +1,251 @@
+"""Switching enforcement: the preview of recorded traffic, the switch, and how gateways follow it."""
+
+import asyncio
+import importlib
+import json
+import os
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from typer.testing import CliRunner
+
+from casemate import config as configuration
+from casemate.backends.event_stores.sql import SqlEventStore
+from casemate.cli import cli
+from casemate.errors import BackendError, ConfigError, DataError
+from casemate.guard.client_state import crawl_evidence
+from casemate.guard.defenses.crawl_limit import CrawlLimit
+from casemate.monitor import enforcement
+from casemate.monitor.enforcement import GuardModeSync, read_preview
+from casemate.monitor.poisoning.quarantine import SCREENING_KIND
+from casemate.types import Event, Query
+from tests.fakes import Memory, Parrot
+from tests.gateways import make as make_app
+
+NOW = datetime.now(UTC)
+SINCE = NOW - timedelta(days=7)
+enforce_command = importlib.import_module("casemate.cli.enforce")  # the package has a function of this name
+
+
+def verdict(number, defense="mirabel", hidden=(), minute=0, client="ann", **more):
+    body = {
+        "defense": defense,
+        "flagged": bool(hidden),
+        "action": "hide" if hidden else "none",
+        "score": 1.0,
+        "threshold": 2.0,
+        "hidden": list(hidden),
+        "evidence": {},
+        "enforced": False,
+        "request": f"r{number}",
+        "client": client,
+        "tenant": "default",
+    }
+    return Event(f"{defense}-{number}", NOW - timedelta(minutes=300 - minute), "verdict", body | more)
+
+
+def preview(*events):
+    return read_preview(Memory(list(events)), SINCE, lambda client: client.startswith("canary-"))
+
+
+class TestPreview:
+    def test_without_traffic_it_is_empty(self):
+        found = preview()
+        assert (found.questions, found.sessions, found.affected, dict(found.defenses)) == (0, 0, 0, {})
+
+    def test_questions_sessions_and_shares_are_counted(self):
+        found = preview(
+            verdict(1),
+            verdict(1, "crawl_limit"),
+            verdict(2, hidden=("d3", "d4"), minute=20),
+            verdict(2, "crawl_limit", hidden=("d5",), minute=20),
+            verdict(3, minute=51),  # 31 minutes later: a new session
+            verdict(4, hidden=("d9",), client="ben"),
+        )
+        assert (found.questions, found.sessions, found.affected, found.affected_sessions) == (4, 3, 2, 2)
+        mirabel, crawl = found.defenses["mirabel"], found.defenses["crawl_limit"]
+        assert (mirabel.questions, mirabel.affected, mirabel.sessions) == (4, 2, 2)
+        assert (crawl.questions, crawl.affected, crawl.sessions) == (2, 1, 1)
+        assert [(e.request, e.hidden) for e in mirabel.examples] == [("r2", ("d3", "d4")), ("r4", ("d9",))]
+
+    def test_canaries_and_enforced_verdicts_are_left_out(self):
+        found = preview(verdict(1, client="canary-beds-1", hidden=("d1",)), verdict(2, enforced=True, hidden=("d1",)))
+        assert found.questions == 0
+
+    def test_failures_and_missing_decisions_are_counted_apart(self):
+        failed = verdict(1, action="withhold", evidence={"error": "DataError"})
+        found = preview(failed, verdict(2, evidence={"undecided": "3 documents"}))
+        mirabel = found.defenses["mirabel"]
+        assert (mirabel.affected, mirabel.failed, mirabel.undecided) == (0, 1, 1)
+
+    def test_an_answer_that_would_have_been_cut_is_affected(self):
+        cut = Event("c", NOW, crawl_evidence.KIND, {"tenant": "default", "client": "ann", "shortened": "r1"})
+        found = preview(verdict(1), verdict(1, "crawl_limit"), cut)
+        assert (found.defenses["mirabel"].affected, found.defenses["crawl_limit"].affected) == (0, 1)
+        assert found.defenses["crawl_limit"].examples[0].hidden == ()
+
+    def test_sources_that_screening_suspects_are_listed(self):
+        events = [Event(f"s{i}", NOW, SCREENING_KIND, {"source": name}) for i, name in enumerate("bab")]
+        assert preview(*events).sources == ("a", "b")
+
+    @pytest.mark.parametrize(
+        ("affected", "of", "excessive"), [(0, 0, False), (0, 50, False), (2, 50, False), (9, 50, True)]
+    )
+    def test_a_large_share_is_excessive(self, affected, of, excessive):
+        found = preview(*(verdict(i, hidden=("d1",) if i < affected else ()) for i in range(of)))
+        assert found.excessive is excessive
+
+    def test_the_newest_examples_are_kept(self):
+        found = preview(*(verdict(i, hidden=("d1",), minute=i) for i in range(20)))
+        assert [e.request for e in found.defenses["mirabel"].examples] == [f"r{i}" for i in range(15, 20)]
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A folder with a configuration in observe mode."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "casemate.yaml").write_text("guard:\n  mode: observe # mine\nmonitor: {gate: observe}\n")
+    return tmp_path
+
+
+def record(*events):
+    store = SqlEventStore()
+    for event in events:
+        store.append(event)
+    store.flush()
+    store.close()
+
+
+def settings():
+    store = SqlEventStore()
+    found = [e.body["after"] for e in store.scan(enforcement.SETTING_KIND)]
+    store.close()
+    return found
+
+
+def run(*words, code=0, **options):
+    done = CliRunner().invoke(cli, ["enforce", *words], catch_exceptions=False, **options)
+    assert done.exit_code == code, done.output
+    return done
+
+
+class TestCommand:
+    def test_it_shows_the_traffic_and_switches(self, place):
+        record(verdict(1), verdict(2, hidden=("d3#1",)), verdict(3, client="ben", minute=2))
+        shown = run("--yes").stdout
+        assert "3 questions in 2 sessions" in shown and "1 of 3" in shown
+        assert "request r2, client ann" in shown and "chunks d3#1" in shown
+        written = configuration.read(place / "casemate.yaml")
+        assert (written.guard.mode, written.monitor.gate) == ("enforce", True)
+        assert "# mine" in (place / "casemate.yaml").read_text()
+        assert settings() == ["enforce"]
+        assert "already" in run("--yes").stderr and settings() == ["enforce"]
+
+    def test_a_large_share_leads_to_calibration(self, place):
+        record(*(verdict(i, hidden=("d1",)) for i in range(9)))
+        assert "casemate calibrate --recorded" in run("--dry-run").stderr
+        refused = CliRunner().invoke(cli, ["enforce", "--yes"])
+        assert isinstance(refused.exception, ConfigError) and "add --force" in str(refused.exception)
+        assert settings() == []
+        assert "is enforce" in run("--yes", "--force").stdout
+
+    def test_it_switches_back(self, place):
+        run("--yes")
+        run("--off", "--yes")
+        written = configuration.read(place / "casemate.yaml")
+        assert (written.guard.mode, written.monitor.gate) == ("observe", True)
+        assert settings() == ["enforce", "observe"]
+
+    def test_a_dry_run_changes_nothing(self, place):
+        before = (place / "casemate.yaml").read_text()
+        assert "no question was recorded in observe mode" in run("--dry-run").stdout
+        assert (place / "casemate.yaml").read_text() == before and settings() == []
+
+    def test_without_a_terminal_it_needs_yes(self, place):
+        before = (place / "casemate.yaml").read_text()
+        with pytest.raises(ConfigError, match="add --yes"):
+            run()
+        assert (place / "casemate.yaml").read_text() == before and settings() == []
+
+    @pytest.mark.parametrize(("keys", "mode"), [("y\n", "enforce"), ("n\n", "observe"), ("\n", "observe")])
+    def test_on_a_terminal_it_asks(self, place, monkeypatch, keys, mode):
+        monkeypatch.setattr(enforce_command, "is_terminal", lambda: True)
+        run(input=keys)
+        assert configuration.read(place / "casemate.yaml").guard.mode == mode
+
+    def test_a_gate_that_is_off_stays_off(self, place):
+        (place / "casemate.yaml").write_text("guard: {mode: observe}\n")
+        run("--yes")
+        assert configuration.read(place / "casemate.yaml").monitor.gate is False
+
+    def test_json_is_one_object(self, place):
+        record(verdict(2, hidden=("d3",)))
+        found = json.loads(run("--yes", "--json", "--force").stdout)
+        assert (found["mode"], found["file"], found["preview"]["affected"]) == ("enforce", "ok", 1)
+        assert json.loads(run("--dry-run", "--json").stdout)["mode"] == "enforce"
+
+    def test_a_file_that_cannot_be_edited_is_reported(self, place, monkeypatch):
+        monkeypatch.setattr(enforcement, "set_values", lambda path, values: "casemate.yaml cannot be written")
+        assert "cannot be written; write 'mode: enforce'" in run("--yes", code=1).stderr
+
+    @pytest.mark.parametrize("words", [["--yes"], ["--off", "--yes"], ["--dry-run"]])
+    def test_a_guard_that_is_off_is_not_switched(self, place, words):
+        (place / "casemate.yaml").write_text("guard: {mode: off}\n")
+        with pytest.raises(DataError, match="the guard is off"):
+            run(*words)
+        assert configuration.read(place / "casemate.yaml").guard.mode == "off" and settings() == []
+
+    def test_it_needs_a_configuration_file(self, place):
+        (place / "casemate.yaml").unlink()
+        with pytest.raises(ConfigError, match="casemate init"):
+            run("--yes")
+
+    def test_hostile_client_names_are_escaped(self, place):
+        record(verdict(2, hidden=("[red]\x1b[2J",), client="[bold]\x1b[2J"))
+        shown = run("--dry-run").stdout
+        assert "\x1b[2J" not in shown and "[bold]" in shown and "[red]" in shown
+
+
+class TestSwitch:
+    def test_a_store_that_does_not_write_changes_nothing(self, place):
+        store, before = Memory(), (place / "casemate.yaml").read_text()
+        store.flush = lambda timeout_s=10.0: False
+        with pytest.raises(BackendError):
+            enforcement.switch(store, place / "casemate.yaml", "enforce", "me")
+        assert (place / "casemate.yaml").read_text() == before
+
+    def test_other_gateways_follow(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        app = make_app(tmp_path, defenses=[])
+        app.guard.enforce = False
+        follower = GuardModeSync(app)
+        follower.sync()
+        assert app.mode == "observe"
+        enforcement.switch(app.store, tmp_path / "none.yaml", "enforce", "me")
+        follower.sync()
+        assert app.mode == "enforce"
+        enforcement.switch(app.store, tmp_path / "none.yaml", "observe", "me")
+        follower.sync()
+        assert app.mode == "observe"
+        app.close()
+
+    def test_a_file_that_was_edited_later_keeps_its_mode(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        app = make_app(tmp_path, defenses=[])
+        enforcement.switch(app.store, tmp_path / "none.yaml", "observe", "me")
+        file = app.config.folder / "casemate.yaml"
+        file.write_text("")
+        os.utime(file, (NOW.timestamp() + 3600, NOW.timestamp() + 3600))
+        GuardModeSync(app).sync()
+        assert app.mode == "enforce"
+        app.close()
+
+    def test_the_guard_switches_between_two_questions(self, tmp_path):
+        app = make_app(tmp_path, defenses=[CrawlLimit()])
+        copy = app.guard.instrumented()
+        for enforce in (False, True, False):
+            app.guard.enforce = enforce
+            answer = asyncio.run(copy.ask(Query("amber heron")))
+            assert {v.enforced for v in answer.verdicts} == {enforce}
+            assert type(copy.generator) is type(app.guard.generator) is not Parrot
+        app.close()

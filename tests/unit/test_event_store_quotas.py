@@ -1,0 +1,96 @@
+"""Shared quotas: concurrent requests never get more than the limit, on SQLite and Postgres."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from casemate.backends.event_stores.sql import SqlEventStore
+from casemate.errors import BackendError
+from casemate.types import QuotaGrant, QuotaRequest
+from tests.unit.monitor_stores import fresh_url
+
+url = pytest.fixture(params=["sqlite", "postgres"])(fresh_url)
+
+
+@pytest.fixture
+def store(url):
+    opened = SqlEventStore(url)
+    yield opened
+    opened.close()
+
+
+def consume(store, *requests):
+    return [tuple(grant) for grant in store.acquire(requests)]
+
+
+def test_grants_up_to_the_limit(store):
+    assert consume(store, QuotaRequest("b", 5, 10), QuotaRequest("a", 20, 10)) == [(5, 5), (10, 10)]
+    assert consume(store, QuotaRequest("b", 7, 10)) == [(5, 10)]
+    assert consume(store, QuotaRequest("b", 1, 10)) == [(0, 10)]
+    assert consume(store, QuotaRequest("b", 0, 10)) == [(0, 10)]
+
+
+def test_a_refund_is_limited_to_the_amount_used(store):
+    consume(store, QuotaRequest("b", 5, 10))
+    assert consume(store, QuotaRequest("b", -3, 10)) == [(-3, 2)]
+    assert consume(store, QuotaRequest("b", -9, 10)) == [(-2, 0)]
+
+
+def test_a_new_period_starts_at_zero(store):
+    consume(store, QuotaRequest("b", 10, 10, period="monday"))
+    assert consume(store, QuotaRequest("b", 4, 10, period="tuesday")) == [(4, 4)]
+
+
+def test_the_limit_may_grow_and_shrink(store):
+    consume(store, QuotaRequest("b", 10, 10))
+    assert consume(store, QuotaRequest("b", 10, 15)) == [(5, 15)]
+    assert consume(store, QuotaRequest("b", 1, 3)) == [(0, 15)]
+
+
+def test_used_amounts_are_replenished_over_time(store):
+    """At 1e9 per second everything is replenished within a millisecond; at 1e-9 nothing is."""
+    consume(store, QuotaRequest("b", 10, 10, 1e9))
+    time.sleep(0.01)  # SQLite's clock counts milliseconds
+    (amount, used) = consume(store, QuotaRequest("b", 10, 10, 1e9))[0]
+    assert amount == 10
+    assert used == 10
+    assert consume(store, QuotaRequest("slow", 10, 10, 1e-9)) == [(10, 10)]
+    assert consume(store, QuotaRequest("slow", 1, 10, 1e-9))[0][0] == 0
+
+
+def test_concurrent_requests_share_the_limit(url):
+    stores = [SqlEventStore(url) for _ in range(2)]
+    got = list[QuotaGrant]()
+
+    def work(store, names):
+        for _ in range(40):
+            got.extend(store.acquire([QuotaRequest(name, 3, 250) for name in names]))
+
+    threads = [threading.Thread(target=work, args=(s, n)) for s in stores for n in (("x", "y"), ("y", "x"))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for store in stores:
+        store.close()
+    assert sum(grant.amount for grant in got) == 500
+
+
+def test_invalid_requests_are_refused(store):
+    for request in (
+        QuotaRequest("", 1, 1),
+        QuotaRequest("a\n", 1, 1),
+        QuotaRequest("a", 1, -1),
+        QuotaRequest("a", 1, 1, -1.0),
+    ):
+        with pytest.raises(ValueError, match="quota"):
+            store.acquire([request])
+
+
+def test_a_closed_store_grants_nothing(store):
+    store.close()
+    with pytest.raises(BackendError, match="closed"):
+        store.acquire([QuotaRequest("b", 1, 1)])

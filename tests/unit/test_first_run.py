@@ -1,0 +1,192 @@
+"""Messages and exit codes that a new user of the command line meets first."""
+
+import asyncio
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from casemate import config as configuration
+from casemate import papers, plugins
+from casemate.backends.indexes.sqlite import SqliteIndex
+from casemate.cli import cli
+from casemate.cli.canary import _baseline_failures
+from casemate.config import PluginSpec
+from casemate.errors import BackendError, ConfigError, DataError
+from casemate.guard.defenses.crawl_limit import CrawlLimit
+from casemate.guard.guard import Guard
+from casemate.monitor.trends.cusum import WatchedCanary, WatchedSet
+from casemate.monitor.trends.sequential_tests import FlakeCounts
+from casemate.monitor.trends.trend import compute_trend
+from casemate.rag.pipeline import Rag
+from casemate.redteam.reporting.files import newest_report
+from casemate.types import Action, Document, Query
+from tests.fakes import BagOfWords, Memory, Parrot
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return lambda *words: CliRunner().invoke(cli, words)
+
+
+class TestAsk:
+    def test_without_documents_it_fails_and_names_the_command(self, run, tmp_path):
+        (tmp_path / "casemate.yaml").write_text("guard: {defenses: []}")
+        for words in (["ask", "When does it open?"], ["ask", "--explain", "Why?"], ["ask", "--json", "Why?"]):
+            done = run(*words)
+            assert isinstance(done.exception, DataError)
+            assert str(done.exception) == "tenant 'default' has no documents; run 'casemate index FOLDER'"
+            assert done.stdout == ""
+
+    def test_a_file_of_questions_fails_too(self, run, tmp_path):
+        (tmp_path / "questions.txt").write_text("When does it open?\n")
+        assert isinstance(run("ask", "--from", "questions.txt").exception, DataError)
+
+    def test_other_tenants_are_named(self, run, tmp_path):
+        (tmp_path / "docs").mkdir()
+        (tmp_path / "docs/fees.md").write_text("The fee is 90 crowns.")
+        assert run("index", "docs", "--tenant", "north", "--no-calibrate").exit_code == 0
+        error = run("ask", "What is the fee?").exception
+        assert str(error).endswith("or choose another with --tenant: north")
+        assert "90 crowns" in run("ask", "What is the fee?", "--tenant", "north").stdout
+
+
+class TestInit:
+    def test_a_missing_folder_is_refused_and_nothing_is_written(self, run, tmp_path):
+        error = run("init", "nowhere", "--generator", "extractive").exception
+        assert isinstance(error, ConfigError)
+        assert str(error) == "no file or folder at nowhere; create it, or give the folder with your documents"
+        assert not (tmp_path / "casemate.yaml").exists()
+
+    def test_the_default_folder_may_be_created_later(self, run):
+        done = run("init", "--generator", "extractive")
+        assert done.exit_code == 0
+        assert "docs, the value of rag.corpus, does not exist yet" in done.stderr
+
+
+class TestReproduce:
+    def test_list_shows_every_experiment_without_data(self, run, monkeypatch):
+        monkeypatch.delenv("CASEMATE_DATA", raising=False)
+        found = json.loads(run("reproduce", "list", "--json").stdout)["experiments"]
+        assert list(found) == list(papers.NAMES)
+        assert all(content.endswith(".") for content in found.values())
+        done = run("reproduce", "list")
+        assert done.exit_code == 0
+        assert all(name in done.stdout for name in papers.NAMES)
+
+    def test_no_path_of_a_developer_is_a_default(self, run):
+        assert "shared/data" not in run("reproduce", "--help").stdout
+        assert "shared/data" not in (ROOT / "docs/how-to/reproduce-the-papers.md").read_text()
+
+
+class TestReportShow:
+    def test_the_newest_report_is_the_default(self, tmp_path):
+        for age, name in ((20, "report.json"), (10, "crawl.json"), (0, "other.json")):
+            (tmp_path / name).write_text("{}")
+            os.utime(tmp_path / name, (1e9 - age, 1e9 - age))
+        assert newest_report(tmp_path) == tmp_path / "crawl.json"
+
+    def test_without_a_report_the_command_is_named(self, run):
+        error = run("report", "show").exception
+        assert isinstance(error, DataError)
+        assert "no report in" in str(error) and "run 'casemate redteam run'" in str(error)
+
+
+class TestConfigurationErrors:
+    @pytest.mark.parametrize(
+        ("raw", "says"),
+        [
+            ({"gateway": {"tls_cert": "a.pem"}}, "gateway: tls_cert and tls_key belong together"),
+            ({"rag": {"generator": {"use": 3}}}, "rag.generator.use is 3: input should be a valid string"),
+        ],
+    )
+    def test_pydantic_prefixes_are_removed(self, raw, says):
+        with pytest.raises(ConfigError) as caught:
+            configuration.parse(raw)
+        assert says in str(caught.value)
+        assert "alue error" not in str(caught.value)
+
+    @pytest.mark.parametrize(
+        ("raw", "says"),
+        [
+            ({"rga": {}}, "unknown key 'rga'; did you mean 'rag'?"),
+            ({"monitor": {"gates": True}}, "unknown key 'monitor.gates'; did you mean 'gate'?"),
+            ({"redteam": {"crawl": {"question": 5}}}, "did you mean 'questions'?"),
+        ],
+    )
+    def test_unknown_keys_come_with_a_suggestion(self, raw, says):
+        with pytest.raises(ConfigError) as caught:
+            configuration.parse(raw)
+        assert says in str(caught.value)
+
+    def test_unknown_options_of_a_plug_in_come_with_a_suggestion(self):
+        with pytest.raises(ConfigError, match="no option 'significanse'; did you mean 'significance'"):
+            plugins.build("defense", PluginSpec.model_validate({"use": "mirabel", "significanse": 0.1}))
+
+
+class TestCanaries:
+    def summary(self, asked, failed):
+        canary = WatchedCanary("fee", flakes=FlakeCounts(asked, failed))
+        (line,) = compute_trend([], WatchedSet("clinic", (canary,))).canaries
+        return line
+
+    def test_a_canary_that_always_passed_shows_no_estimated_flake_rate(self):
+        line = self.summary(20, 0)
+        assert _baseline_failures(line) == "0 of 20"
+        assert line.flake_rate.value == 0
+        assert line.assumed_flake_rate > line.flake_rate.value
+
+    def test_a_flaky_canary_shows_the_interval(self):
+        assert _baseline_failures(self.summary(20, 2)) == "2 of 20 [.01, .32]"
+
+    def test_without_a_baseline_there_is_no_rate(self):
+        assert _baseline_failures(self.summary(0, 0)) == "no baseline"
+
+    def test_help_and_page_agree_on_exit_code_2_of_run(self, run):
+        said = " ".join(run("canary", "run", "--help").stdout.split())
+        assert "2 some could not be judged" in said
+        page = " ".join((ROOT / "docs/how-to/run-canaries.md").read_text().split())
+        assert "2 error, for `run` also if some canaries got no answer and none failed" in page
+
+
+class TestEventStoreFailure:
+    """The threat model: writing never delays an answer; a store that cannot be read fails the defenses that read it."""
+
+    @pytest.fixture
+    def guard(self, tmp_path):
+        class Unreadable(Memory):
+            def read_since(self, kind, after, since=None):
+                raise BackendError("the store is down", backend="test", retryable=True)
+
+        index, embedder, store = SqliteIndex(tmp_path / "index.db"), BagOfWords(), Unreadable()
+        rag = Rag(embedder, index, Parrot())
+        asyncio.run(Guard(rag, []).add([Document(f"d{i}", f"Note {i} about ferry {i}.") for i in range(30)]))
+        yield lambda **options: Guard(rag, [CrawlLimit(store=store)], store=store, **options)
+        index.close()
+
+    def test_closed_withholds_the_context(self, guard):
+        answer = asyncio.run(guard().ask(Query("Where is ferry 3?")))
+        assert answer.retrieval.hits == ()
+        assert [v.action for v in answer.verdicts] == [Action.WITHHOLD]
+
+    def test_open_answers_without_the_defense(self, guard):
+        assert asyncio.run(guard(on_error="open").ask(Query("Where is ferry 3?"))).retrieval.hits
+
+    def test_the_threat_model_does_not_claim_otherwise(self):
+        text = " ".join((ROOT / "docs/explanation/threat-model.md").read_text().split())
+        assert "none yet" not in text
+        assert "a question waits up to five seconds for it. Then the defense counts as failed" in text
+
+
+def test_readme_installs_the_extra_that_its_commands_need():
+    text = (ROOT / "README.md").read_text()
+    blocks = re.findall(r"```sh\n(.*?)```", text, re.S)
+    assert any("casemate serve" in block for block in blocks)
+    installs = [line for block in blocks for line in block.splitlines() if "pip install" in line]
+    assert installs and all("[serve]" in line for line in installs)

@@ -1,0 +1,125 @@
+"""Slow, idle and invalid connections, over real sockets: they must not block other clients."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from contextlib import ExitStack
+
+import httpx
+import pytest
+
+from casemate.config import GatewaySection
+from casemate.gateway.admission import MAX_UPLOADS
+from casemate.gateway.server import connection_options
+from tests.gateways import Endless, Held, chat, client, connected_to, key, make, serving, wait_for
+
+INCOMPLETE = "Content-Type: application/json\r\nContent-Length: 100\r\n\r\n{"
+
+
+def started(text: str, rest: str) -> bytes:
+    """The beginning of a chat request."""
+    return f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {text}\r\n{rest}".encode()
+
+
+def is_closed(connection: socket.socket) -> bool:
+    try:
+        return connection.recv(4096) == b""
+    except ConnectionError:
+        return True
+
+
+def test_a_slow_upload_takes_no_slot(tmp_path):
+    app = make(tmp_path, concurrency=1)
+    slow, other = key(app), key(app)
+    with serving(app) as url, ExitStack() as opened:
+        for _ in range(3):
+            opened.enter_context(connected_to(url)).sendall(started(slow, INCOMPLETE))
+        answer = httpx.post(
+            f"{url}/v1/chat/completions", json=chat("only7"), headers={"Authorization": f"Bearer {other}"}
+        )
+    assert answer.status_code == 200
+
+
+def test_uploads_of_one_key_are_limited(tmp_path):
+    app = make(tmp_path)
+    slow, other = key(app), key(app)
+    with serving(app) as url, ExitStack() as opened:
+        for _ in range(MAX_UPLOADS):
+            opened.enter_context(connected_to(url)).sendall(started(slow, INCOMPLETE))
+
+        def status(text):
+            named = {"Authorization": f"Bearer {text}"}
+            return httpx.post(f"{url}/v1/chat/completions", json=chat("only7"), headers=named).status_code
+
+        wait_for(lambda: status(slow) == 503)
+        assert status(other) == 200
+
+
+def test_one_key_cannot_take_every_slot(tmp_path):
+    held = Held()
+    app = make(tmp_path, held, concurrency=2, concurrency_per_key=1)
+    first, second = key(app), key(app)
+    with client(app, first) as http, http.stream("POST", "/v1/chat/completions", json=chat("q", stream=True)):
+        wait_for(lambda: held.begun == 1)
+        refused = http.post("/v1/chat/completions", json=chat("q"))
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        models = http.get("/v1/models", headers={"Authorization": f"Bearer {second}"})
+        assert models.status_code == 200
+        held.free.set()
+
+
+@pytest.mark.parametrize("lengths", ["Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nGET "])
+def test_two_lengths_are_refused_and_the_connection_is_closed(tmp_path, lengths):
+    app = make(tmp_path)
+    text = key(app)
+    with serving(app) as url, connected_to(url) as connection:
+        connection.sendall(started(text, lengths))
+        answer = b""
+        while part := connection.recv(4096):
+            answer += part
+    assert answer.startswith(b"HTTP/1.1 400") and b"\r\nHTTP/1.1" not in answer
+    assert b"connection: close" in answer.lower()
+
+
+def test_a_new_connection_replaces_the_longest_idle_one(tmp_path, caplog):
+    app = make(tmp_path, max_connections=3)
+    text = key(app)
+    with caplog.at_level(logging.WARNING), serving(app) as url, ExitStack() as opened:
+        idle = [opened.enter_context(connected_to(url)) for _ in range(3)]
+        for _ in range(4):
+            answer = httpx.get(f"{url}/v1/models", headers={"Authorization": f"Bearer {text}"})
+            assert answer.status_code == 200
+        assert is_closed(idle[0])
+    closed = [r for r in caplog.records if "max_connections=3" in r.getMessage()]
+    assert len(closed) == 1, "the log is limited to one line a minute"
+
+
+def test_a_connection_with_a_request_in_progress_is_kept(tmp_path):
+    held = Held()
+    app = make(tmp_path, held, max_connections=2)
+    with client(app, key(app)) as http, http.stream("POST", "/v1/chat/completions", json=chat("q", stream=True)) as got:
+        wait_for(lambda: held.begun == 1)
+        with ExitStack() as opened:
+            for _ in range(5):
+                opened.enter_context(connected_to(str(http.base_url).rstrip("/")))
+        held.free.set()
+        assert "done" in got.read().decode()
+
+
+def test_a_client_that_does_not_read_is_disconnected_to(tmp_path):
+    endless = Endless()
+    app = make(tmp_path, endless, body_timeout_s=0.3)
+    text = key(app)
+    body = b'{"model":"casemate","stream":true,"messages":[{"role":"user","content":"q"}]}'
+    with serving(app) as url, connected_to(url) as connection:
+        head = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        connection.sendall(started(text, head) + body)
+        wait_for(lambda: endless.ended == 1)
+
+
+def test_the_default_leaves_file_descriptors_for_databases():
+    resource = pytest.importorskip("resource")
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    assert connection_options(GatewaySection())["max_connections"] < limit
+    assert connection_options(GatewaySection(max_connections=7))["max_connections"] == 7

@@ -1,0 +1,213 @@
+"""Alerts for honeytokens and for quarantined documents."""
+
+import asyncio
+import contextlib
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from casemate.backends.event_stores.sql import SqlEventStore
+from casemate.errors import BackendError
+from casemate.guard.defenses.honeytoken import HoneyToken
+from casemate.guard.watermarks.honeytoken_keys import HoneytokenKeyFile, format_credential
+from casemate.monitor.alerts.alert import close_alert, open_alerts
+from casemate.monitor.alerts.alerting_store import (
+    CLIENT_GROUPS,
+    AlertingEventStore,
+    MissedAlertScanner,
+    alert_for_event,
+)
+from casemate.monitor.canaries.results import Severity
+from casemate.monitor.poisoning.quarantine import Quarantine
+from casemate.monitor.poisoning.scoring import ScreeningResult
+from casemate.protocols import Generator
+from casemate.rag.pipeline import join_stream
+from casemate.types import Document, Event, Prompt, Query
+from tests.fakes import Memory
+from tests.unit.test_honeytoken import retrieval
+
+NOW = datetime(2031, 5, 3, 12, 30, tzinfo=UTC)
+
+
+@pytest.fixture
+def store(tmp_path):
+    with contextlib.closing(SqlEventStore(path=tmp_path / "e.db")) as made:
+        yield AlertingEventStore(made)
+
+
+class FixedAnswer(Generator):
+    def __init__(self, text):
+        self.text = text
+
+    async def stream(self, prompt):
+        yield self.text
+
+
+def answered(defense, text, question="q"):
+    asyncio.run(join_stream(defense.on_generate(FixedAnswer(text)).stream(Prompt(question, (), "Answer."))))
+
+
+def leaked(defense):
+    key = HoneytokenKeyFile(defense.keys).load_or_create()
+    return format_credential("api_key", key.prompt_token("api_key", 1), "example.net")
+
+
+class TestAlertingEventStore:
+    def test_a_leak_opens_a_critical_alert_at_once(self, store, tmp_path):
+        defense = HoneyToken(keys=tmp_path / "honey.json", store=store)
+        secret = leaked(defense)
+        began = time.perf_counter()
+        answered(defense, secret)
+        (state,) = open_alerts(store)
+        assert time.perf_counter() - began < 10  # benchmarks/honey.py measures the time
+        alert = state.alert
+        assert (alert.kind, alert.severity, alert.set) == ("honey_leak", Severity.CRITICAL, "honey")
+        assert "api_key" in alert.changes[0] and any("rotate" in a for a in alert.advice)
+        assert not any(secret[8:14] in str(e.body) for e in store.scan("alert"))  # no part of the token
+
+    def test_leaks_of_one_client_in_an_hour_share_one_alert(self, store, tmp_path):
+        defense = HoneyToken(keys=tmp_path / "honey.json", store=store)
+        for _ in range(5):
+            answered(defense, leaked(defense))
+        assert len(store.scan("verdict")) == 5 and len(open_alerts(store)) == 1
+
+    def test_a_question_with_a_token_opens_an_alert(self, store, tmp_path):
+        defense = HoneyToken(keys=tmp_path / "honey.json", store=store)
+        answered(defense, "It opens nothing.", f"What is {leaked(defense)}?")
+        assert [s.alert.kind for s in open_alerts(store)] == ["honey_known"]
+
+    def test_an_ordinary_answer_opens_no_alert(self, store, tmp_path):
+        answered(HoneyToken(keys=tmp_path / "honey.json", store=store), "The toll is due on Mondays.")
+        assert not open_alerts(store)
+
+    def test_a_quarantined_document_opens_an_alert(self, store):
+        result = ScreeningResult(Document("p", "text"), 5.0, 2.5, ("begins with a question",), {}, (), 0, ("q", "r"))
+        source = Quarantine(store).add([result], "acme")
+        (state,) = open_alerts(store)
+        assert state.alert.kind == "quarantine" and state.alert.documents == ("p", "q", "r")
+        assert source.key[:8] in state.alert.advice[0]
+
+
+def verdict(evidence, flagged=True, client="mallory", defense="honeytoken", at=NOW):
+    body = {"defense": defense, "flagged": flagged, "client": client, "tenant": "t", "request": "r"}
+    return Event(f"v{len(str(evidence))}{client}{at}", at, "verdict", body | {"evidence": evidence})
+
+
+LEAK = {"what": "leaked", "form": "url", "generation": 2, "disguise": "base64"}
+
+
+OTHER = next(
+    n for n in map(str, range(99)) if alert_for_event(verdict(LEAK, client=n)).id != alert_for_event(verdict(LEAK)).id
+)
+
+
+class TestAlertForEvent:
+    def test_three_records_open_an_alert_and_one_does_not(self, tmp_path):
+        defense = HoneyToken(keys=tmp_path / "honey.json")
+        key = HoneytokenKeyFile(defense.keys).load_or_create()
+        for records, expected in (([0], None), ([1, 2], "honey_crawl")):
+            found = asyncio.run(defense.on_retrieve(Query("q", client="c"), retrieval(key, records))).verdict
+            alert = alert_for_event(verdict(dict(found.evidence), found.flagged))
+            assert (alert and alert.kind) == expected
+        assert alert.documents == ("h1", "h2") and alert.canaries == ("mallory",)
+
+    @pytest.mark.parametrize(
+        "event",
+        [verdict(LEAK, flagged=False), verdict(LEAK, defense="mirabel"), verdict({}), verdict({"crawler": False}),
+         Event("x", NOW, "honey", {"what": "planted"}), Event("y", NOW, "quarantine", {"what": "released"})],
+    )  # fmt: skip
+    def test_other_events_open_none(self, event):
+        assert alert_for_event(event) is None
+
+    def test_clients_and_hours_have_separate_alerts(self):
+        events = [verdict(LEAK), verdict(LEAK, client=OTHER), verdict(LEAK, at=NOW + timedelta(hours=1))]
+        assert len({alert_for_event(e).id for e in events}) == 3
+        assert alert_for_event(verdict(LEAK, at=NOW + timedelta(minutes=9))).id == alert_for_event(verdict(LEAK)).id
+
+    def test_a_thousand_client_names_open_few_alerts(self):
+        assert len({alert_for_event(verdict(LEAK, client=f"c{i}")).id for i in range(1000)}) == CLIENT_GROUPS
+
+    @pytest.mark.parametrize("evidence", [{"what": "leaked"}, {"what": "known to the asker"}, {"crawler": True}])
+    def test_events_with_missing_fields_open_alerts(self, evidence):
+        body = {"defense": "honeytoken", "flagged": True, "evidence": evidence}
+        assert alert_for_event(Event("v", NOW, "verdict", body)).severity in {Severity.CRITICAL, Severity.HIGH}
+        assert alert_for_event(Event("q", NOW, "quarantine", {"what": "held"})).kind == "quarantine"
+
+
+class TestMissedAlertScanner:
+    def test_missed_alerts_are_opened_once(self):
+        store = Memory([verdict(LEAK), verdict(LEAK, client=OTHER), verdict({}, flagged=False)])
+        scanner = MissedAlertScanner(store)
+        assert scanner.open_missed(NOW) == 2
+        assert scanner.open_missed(NOW) == MissedAlertScanner(store).open_missed(NOW) == 0
+        assert {s.alert.canaries for s in open_alerts(store)} == {("mallory",), (OTHER,)}
+        store.append(verdict(LEAK, at=NOW + timedelta(hours=1)))
+        assert scanner.open_missed(NOW) == 1
+
+    def test_wrapper_and_scanner_open_the_same_alert(self, store):
+        store.append(verdict(LEAK))
+        assert MissedAlertScanner(store).open_missed(NOW) == 0 and len(open_alerts(store)) == 1
+
+    def test_a_closed_alert_stays_closed(self, store):
+        store.append(verdict(LEAK))
+        (state,) = open_alerts(store)
+        close_alert(store, state.alert.id, "a test", NOW)
+        assert MissedAlertScanner(store).open_missed(NOW) == 0 and not open_alerts(store)
+
+    def test_old_events_are_skipped(self, store):
+        written = store._store  # bypasses the wrapper
+        written.append(verdict(LEAK, at=NOW - timedelta(days=2)))
+        written.append(verdict(LEAK, at=NOW - timedelta(hours=2)))
+        assert written.flush() and MissedAlertScanner(store).open_missed(NOW) == 1
+
+    def test_events_are_read_again_after_a_failed_write(self, monkeypatch):
+        store = Memory([verdict(LEAK)])
+        scanner = MissedAlertScanner(store)
+        monkeypatch.setattr(store, "flush", lambda timeout_s=10.0: False)
+        with pytest.raises(BackendError):
+            scanner.open_missed(NOW)
+        monkeypatch.undo()
+        store.events = [e for e in store.events if e.kind != "alert"]  # the write failed
+        assert scanner.open_missed(NOW) == 1
+
+
+DIES = """
+import os, signal, sys
+from datetime import UTC, datetime
+from casemate.backends.event_stores.sql import SqlEventStore
+from casemate.monitor.alerts.alerting_store import AlertingEventStore
+from casemate.types import Event
+
+class KilledStore(SqlEventStore):
+    def append(self, event):
+        if event.kind == "alert":
+            self.flush()
+            os.kill(os.getpid(), signal.SIGKILL)
+        super().append(event)
+
+evidence = {"what": "leaked", "form": "url", "generation": 2, "disguise": "base64"}
+body = {"defense": "honeytoken", "flagged": True, "client": "mallory", "tenant": "t", "request": "r"}
+store = AlertingEventStore(KilledStore(sys.argv[1]))
+store.append(Event("v", datetime.now(UTC), "verdict", body | {"evidence": evidence}))
+"""
+
+
+def test_kill_between_event_and_alert(tmp_path):
+    url = f"sqlite:///{tmp_path}/e.db"
+    assert subprocess.run([sys.executable, "-c", DIES, url], check=False, timeout=60).returncode == -9
+    with contextlib.closing(SqlEventStore(url)) as store:
+        assert len(store.scan("verdict")) == 1 and not open_alerts(store)
+        assert MissedAlertScanner(store).open_missed(datetime.now(UTC)) == 1
+        assert [s.alert.kind for s in open_alerts(store)] == ["honey_leak"]
+
+
+def test_other_methods_are_delegated(store):
+    assert store.flush() and store.scan("verdict") == [] and list(store.latest("verdict", 3)) == []
+    assert store.read_since("verdict", 0) == ([], 0) and store.dropped == 0
+    assert store.lease("a", "me", 5) and not store.lease("a", "you", 5)
+    store.release("a", "me")
+    assert store.lease("a", "you", 5)
+    store.close()

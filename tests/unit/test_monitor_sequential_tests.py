@@ -1,0 +1,117 @@
+"""The sequential tests, against independent computations."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import beta, binom
+
+from casemate.monitor.trends import sequential_tests
+from casemate.monitor.trends.sequential_tests import (
+    ALTERNATIVES,
+    MAX_EVIDENCE,
+    MIN_FLAKE_RATE,
+    ZERO_CUSUMS,
+    FlakeCounts,
+)
+
+RATES = st.floats(0.001, 0.999)
+
+
+@given(st.lists(RATES, min_size=1, max_size=12))
+def test_failures_tail_equals_enumeration(flake):
+    oracle = np.zeros(len(flake) + 1)
+    for fails in itertools.product((False, True), repeat=len(flake)):
+        p = math.prod(q if f else 1 - q for f, q in zip(fails, flake, strict=True))
+        oracle[: sum(fails) + 1] += p
+    assert sequential_tests.failures_tail(tuple(flake)) == pytest.approx(oracle, rel=1e-9, abs=1e-300)
+
+
+@given(st.integers(1, 300), RATES)
+def test_failures_tail_with_one_rate_is_binomial(n, p):
+    k = np.arange(n + 1)
+    assert sequential_tests.failures_tail((p,) * n) == pytest.approx(binom.sf(k - 1, n, p), rel=1e-8, abs=1e-200)
+
+
+def test_failures_tail_is_precise_far_out():
+    assert sequential_tests.failures_tail((0.01,) * 50)[20] == pytest.approx(binom.sf(19, 50, 0.01), rel=1e-9)
+
+
+def test_page_rules_would_fire_in_39_percent_of_the_runs():
+    assert sequential_tests.failures_tail((0.01,) * 50)[1] == pytest.approx(1 - 0.99**50)
+    assert round(1 - 0.99**50, 2) == 0.39
+
+
+@given(st.integers(1, 400), st.data())
+def test_flake_rate_bound_is_clopper_pearson(asked, data):
+    failed = data.draw(st.integers(0, asked))
+    oracle = max(beta.ppf(0.8, failed + 1, asked - failed) if failed < asked else 1.0, MIN_FLAKE_RATE)
+    assert sequential_tests.flake_rate_bound(FlakeCounts(asked, failed)) == pytest.approx(oracle, abs=1e-8)
+
+
+def test_flake_rate_bound_has_its_coverage():
+    rng = np.random.default_rng(3)
+    for p in (0.01, 0.03, 0.1):
+        bounds = [sequential_tests.flake_rate_bound(FlakeCounts(60, int(f))) for f in rng.binomial(60, p, 4000)]
+        assert np.mean(np.array(bounds) >= p) >= 0.79
+
+
+@given(st.integers(1, 100), st.data())
+def test_flake_rates_grow_with_failures(asked, data):
+    failed = data.draw(st.integers(0, asked - 1))
+    for rate in (sequential_tests.flake_rate_bound, sequential_tests.flake_rate_mean):
+        assert MIN_FLAKE_RATE <= rate(FlakeCounts(asked, failed)) <= rate(FlakeCounts(asked, failed + 1)) <= 1
+
+
+@given(RATES, st.integers(0, 5), st.integers(0, 5))
+def test_likelihood_ratios_equal_ratios_of_binomials(flake, failed, passed):
+    for p, ratio in zip(ALTERNATIVES, sequential_tests.likelihood_ratios(flake, failed, passed), strict=True):
+        oracle = binom.pmf(failed, failed + passed, p) / binom.pmf(failed, failed + passed, flake) if p > flake else 1
+        assert ratio == pytest.approx(oracle, rel=1e-6) or (failed and oracle > MAX_EVIDENCE / 2)
+
+
+@given(RATES, RATES)
+def test_evidence_is_a_supermartingale_without_a_change(flake, below):
+    """Basis of the guarantee: at a rate of at most p0, an answer multiplies the evidence by at most 1 on average."""
+    true = min(flake, below)
+    for failed, passed in zip(
+        sequential_tests.likelihood_ratios(flake, 1, 0), sequential_tests.likelihood_ratios(flake, 0, 1), strict=True
+    ):
+        assert true * failed + (1 - true) * passed <= 1 + 1e-9
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=3, max_size=3), st.lists(st.floats(0, 1e3), min_size=3, max_size=3))
+def test_cusums_restart_at_one(sums, ratios):
+    added = sequential_tests.update_cusums(tuple(sums), tuple(ratios))
+    assert added == tuple(min(max(s, 1) * r, MAX_EVIDENCE) for s, r in zip(sums, ratios, strict=True))
+    assert sequential_tests.update_cusums(ZERO_CUSUMS, (2.0, 0.5, 1.0), (3.0, 1.0, 0.5)) == (6.0, 0.5, 0.5)
+
+
+@given(st.dictionaries(st.sampled_from("abcdefgh"), st.floats(0, 3000)), st.floats(1, 3000))
+def test_ebh_rejects_the_largest_set_whose_smallest_suffices(weighted, budget):
+    fitting = [
+        set(some)
+        for k in range(1, len(weighted) + 1)
+        for some in itertools.combinations(weighted, k)
+        if min(weighted[i] for i in some) >= budget / k
+    ]
+    rejected = sequential_tests.ebh_rejections(weighted, budget)
+    assert len(rejected) == max((len(some) for some in fitting), default=0)
+    assert not rejected or min(weighted[i] for i in rejected) * len(rejected) >= budget * (1 - 1e-12)
+    assert sum(weighted[i] for i in rejected) >= (
+        budget * (1 - 1e-12) if rejected else 0
+    )  # the share of the budget that an alarm uses
+
+
+@given(st.integers(0, 40), st.integers(0, 40))
+def test_passes_to_recover_are_improbable_for_a_failing_canary(failed, more):
+    asked = failed + more
+    n = sequential_tests.passes_to_recover(failed, asked, 1, 10_000)
+    rate = (failed + 0.5) / (asked + 1)
+    assert (1 - rate) ** n <= 0.05 + 1e-12 < (1 - rate) ** (n - 1) + 1e-9
+    assert sequential_tests.passes_to_recover(failed, asked, 3, 10) == min(max(n, 3), 10)

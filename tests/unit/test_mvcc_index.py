@@ -1,0 +1,389 @@
+"""``MvccIndex`` stays consistent when writers are killed, writers compete, and replies are lost."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from casemate.backends.mvcc import index as mvcc_index
+from casemate.backends.mvcc.manifest import key_ranges
+from casemate.backends.mvcc.row_codec import MANIFEST, split_body
+from casemate.backends.mvcc.versioned_store import CommitRecord
+from casemate.errors import BackendError, DataError
+from casemate.maths.moments import CorpusMoments
+from casemate.testing import INDEX_OBLIGATIONS
+from casemate.types import Document
+from tests.unit.memory_versioned_store import MemoryIndex, MemoryServer
+
+DIM = 8
+SHORT = 0.01  # timeout_s; the lease is three times as long
+
+
+class Killed(BaseException):
+    """Not caught by the code under test, like SIGKILL."""
+
+
+def unit(seed: int, n: int) -> np.ndarray:
+    x = np.random.default_rng(seed).standard_normal((n, DIM))
+    return (x / np.linalg.norm(x, axis=1, keepdims=True)).astype(np.float32)
+
+
+def documents(source: str, count: int, label: str = "") -> list[Document]:
+    return [Document(f"{source}/{i}", f"text {i} {label}", "", source, label) for i in range(count)]
+
+
+def opened(server: MemoryServer, timeout_s: float = SHORT) -> MemoryIndex:
+    index = MemoryIndex(server, timeout_s)
+    index.open("test", DIM)
+    return index
+
+
+def filled() -> MemoryServer:
+    """Seven documents of three sources, in two tenants."""
+    server = MemoryServer()
+    with_all = opened(server)
+    with_all.add([*documents("a", 3, "old"), *documents("b", 2, "old")], unit(1, 5))
+    with_all.add(documents("a", 2, "other"), unit(2, 2), "other")
+    return server
+
+
+def contents(index: MemoryIndex, tenant: str = "default") -> dict[str, str]:
+    """Ids and texts found by a search, after comparing moments, scan, digests and similarity statistics with it."""
+    q = unit(9, 1)[0]
+    found = index.search(q, 100, tenant)
+    scanned = [(d, v) for page, vectors in index.scan(tenant) for d, v in zip(page, vectors, strict=True)]
+    s = np.array([h.score for h in found.hits])
+    assert sorted(h.document.id for h in found.hits) == sorted(d.id for d, _ in scanned)
+    assert found.similarity_stats.n == len(s)
+    if len(s):
+        assert abs(found.similarity_stats.mean - s.mean()) < 1e-9
+        assert abs(found.similarity_stats.std - s.std()) < 1e-9
+        fresh, moments = CorpusMoments.of(np.array([v for _, v in scanned])), index.moments(tenant)
+        assert np.abs(moments.scatter - fresh.scatter).max() < 1e-9
+    assert dict(index.digests(tenant)) == {d.source: d.digest for d, _ in scanned}
+    return {h.document.id: h.document.text for h in found.hits}
+
+
+def replace_two(index: MemoryIndex) -> None:
+    index.add([*documents("a", 4, "new"), *documents("c", 1, "new")], unit(3, 5))
+
+
+def remove_two(index: MemoryIndex) -> None:
+    index.remove(["a", "b", "nothing"])
+
+
+def grow(index: MemoryIndex) -> None:
+    index.add(documents("d", 2, "new"), unit(4, 2), "third")
+
+
+def rebuild(index: MemoryIndex) -> None:
+    index.rebuild()
+
+
+@pytest.mark.parametrize("obligation", INDEX_OBLIGATIONS, ids=lambda o: o.__name__.strip("_"))
+def test_it_is_an_index(obligation) -> None:
+    servers = [MemoryServer()]
+
+    def make(fresh: bool) -> MemoryIndex:
+        if fresh:
+            servers[0] = MemoryServer()
+        return MemoryIndex(servers[0])
+
+    obligation(make, True)
+
+
+@pytest.mark.parametrize("write", [replace_two, remove_two, grow, rebuild])
+def test_a_writer_killed_at_any_call_leaves_the_state_before_or_after(write: Callable[[MemoryIndex], None]) -> None:
+    """Kills at every store call in turn. Readers see all of the change or nothing; the next writer cleans up."""
+    tenants = ("default", "other", "third")
+    before = [contents(opened(filled()), t) for t in tenants]
+    whole = filled()
+    write(opened(whole))
+    after = [contents(opened(whole), t) for t in tenants]
+    outcomes = set()
+    for number in range(1, 10_000):
+        server = filled()
+        victim = opened(server)
+        calls = 0
+
+        def die(call: str, last: int = number) -> None:
+            nonlocal calls
+            calls += 1
+            if calls >= last:
+                raise Killed
+
+        victim.store.before = die
+        try:
+            write(victim)
+        except Killed:
+            pass
+        if calls < number:
+            break  # the write completed: every call has been tried
+        reader = opened(server)
+        seen = [contents(reader, t) for t in tenants]
+        assert seen in (before, after), f"killed at call {number}, a reader sees a partial change"
+        outcomes.add(seen == after)
+        successor = opened(server)
+        successor.add(documents("z", 1), unit(5, 1), "last")
+        assert [contents(reader, t) for t in tenants] == seen
+        assert reader.check() == []
+        rows = server.rows[reader.store.generation].values()
+        manifests = {row.source for row in rows if row.tenant == MANIFEST}
+        assert len(rows) == sum(map(len, seen)) + 1 + len(manifests), "rows of the killed writer are left"
+    assert outcomes == {False, True} if write is not rebuild else True
+    assert number > 10
+
+
+def test_the_next_writer_waits_until_the_lease_is_over() -> None:
+    server = filled()
+    victim = opened(server, timeout_s=0.1)
+
+    def die(call: str) -> None:
+        if call == "insert":
+            raise Killed
+
+    victim.store.before = die
+    with pytest.raises(Killed):
+        replace_two(victim)
+    begin = time.monotonic()
+    remove_two(opened(server))  # whose own lease is shorter
+    assert time.monotonic() - begin > 0.25
+    assert contents(opened(server)) == {}
+
+
+def test_a_writer_suspended_past_its_lease_changes_nothing() -> None:
+    """It resumes at its commit; another writer has committed meanwhile."""
+    server = filled()
+    sleeper, other, asleep, wake = opened(server), opened(server), threading.Event(), threading.Event()
+    exchanges, caught = [0], []
+
+    def sleep(call: str) -> None:
+        exchanges[0] += call == "compare_and_swap"
+        if call == "compare_and_swap" and exchanges[0] == 2:
+            asleep.set()
+            wake.wait(20)
+
+    def write() -> None:
+        sleeper.store.before = sleep
+        try:
+            replace_two(sleeper)
+        except BackendError as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    assert asleep.wait(20)
+    other.add(documents("b", 1, "newer"), unit(6, 1))
+    expected = contents(other)
+    wake.set()
+    thread.join()
+    assert "lost the lease" in str(caught[0])
+    assert caught[0].retryable
+    assert contents(other) == expected == {**{f"a/{i}": f"text {i} old" for i in range(3)}, "b/0": "text 0 newer"}
+    assert other.check() == []
+    replace_two(sleeper)  # and may try again
+    assert len(contents(other)) == 6
+
+
+def test_rows_of_a_request_delayed_past_the_lease_are_reported_by_check_and_counted_by_rebuild() -> None:
+    """The one case that a lease does not prevent."""
+    server = filled()
+    index = opened(server)
+    rows = server.rows[index.store.generation]
+    document = next(row for row in rows.values() if row.tenant != MANIFEST)
+    rows[document.key + 500] = replace_row(document, key=document.key + 500, id="0" * 32)
+    assert any("the moments count 5 documents, the index 6" in fault for fault in index.check())
+    rows[document.key + 501] = replace_row(document, key=document.key + 501, tenant="1" * 32)
+    assert any("1 rows belong to no known tenant" in fault for fault in index.check())
+    del rows[document.key + 501]
+    index.rebuild()
+    assert index.check() == []
+    assert index.moments().n == 6
+
+
+def replace_row(row, **changes):
+    return row._replace(**changes)
+
+
+@pytest.mark.parametrize("lost", [1, 2, 3])
+def test_a_lost_reply_may_have_been_a_success(lost: int) -> None:
+    server = filled()
+    index = opened(server)
+    exchange, count = index.store.compare_and_swap, [0]
+
+    def unsure(old: CommitRecord, new: CommitRecord) -> None:
+        exchange(old, new)
+        count[0] += 1
+        if count[0] == lost:
+            raise BackendError("the reply was lost", backend="memory", retryable=True)
+
+    index.store.compare_and_swap = unsure
+    replace_two(index)
+    assert len(contents(opened(server))) == 7
+    assert index.check() == []
+
+
+def test_after_a_store_error_the_next_writer_cleans_up() -> None:
+    server = filled()
+    index = opened(server)
+    before = contents(index)
+
+    def fail(call: str) -> None:
+        if call == "insert":
+            raise BackendError("no room", backend="memory", retryable=True)
+
+    index.store.before = fail
+    with pytest.raises(BackendError, match="no room"):
+        replace_two(index)
+    index.store.before = lambda call: None
+    assert contents(index) == before
+    replace_two(index)
+    assert index.check() == []
+
+
+def test_a_refused_change_releases_the_lease_at_once() -> None:
+    server = filled()
+    index, begin = opened(server, timeout_s=100), time.monotonic()
+    with pytest.raises(DataError, match="duplicate document id 'b/0'"):
+        index.add([Document("b/0", "", source="new")], unit(7, 1))
+    assert time.monotonic() - begin < 30
+    replace_two(index)
+    assert index.check() == []
+
+
+def test_a_writer_gives_up_when_others_hold_the_lease_for_too_long(monkeypatch) -> None:
+    monkeypatch.setattr("casemate.backends.mvcc.transaction.MAX_WAIT", 0.03)
+    server = filled()
+    index = opened(server)
+    done = threading.Event()
+
+    def busy() -> None:  # another writer that renews its lease
+        while not done.is_set():
+            with server.lock:
+                record = server.records[index.store.generation]
+                server.records[index.store.generation] = CommitRecord(
+                    record.committed, record.sequence + 1, "busy", 10_000
+                )
+            time.sleep(0.005)
+
+    thread = threading.Thread(target=busy)
+    thread.start()
+    try:
+        with pytest.raises(BackendError, match="another writer") as caught:
+            remove_two(index)
+        assert caught.value.retryable
+        assert len(contents(index)) == 5  # readers do not wait
+    finally:
+        done.set()
+        thread.join()
+
+
+def test_after_too_many_conflicts_a_reader_blocks_writers(monkeypatch) -> None:
+    monkeypatch.setattr(mvcc_index, "READ_ATTEMPTS", 0)
+    index = opened(filled())
+    assert len(index._read(index._all_manifests, attempts=0)) == 2
+    assert index.check() == []
+
+
+def test_threads_that_share_an_index_do_not_see_each_others_partial_reads() -> None:
+    """One reads the moments while another reads the manifest."""
+    for number in range(1, 4):
+        index, seen, calls = opened(filled()), [], [0]
+
+        def ask(call: str, number=number, index=index, seen=seen, calls=calls) -> None:
+            calls[0] += call == "select"
+            if call == "select" and calls[0] == number:
+                seen.append(index.moments().n)
+
+        index.store.before = ask
+        assert len(contents(index)) == 5
+        assert seen == [5]
+
+
+def test_an_index_created_again_is_followed_by_the_same_embedder_only() -> None:
+    server = filled()
+    one, another, q = opened(server), opened(server), unit(9, 1)[0]
+    assert len(contents(another)) == 5
+    one.clear()
+    for call in (another.check, lambda: another.search(q, 1), lambda: replace_two(another)):
+        with pytest.raises(DataError, match="of the embedder None"):
+            call()
+    one.open("test", DIM)
+    one.add(documents("n", 2), unit(8, 2))
+    assert set(contents(another)) == {"n/0", "n/1"}
+
+
+def test_documents_longer_than_a_row_are_restored() -> None:
+    server = MemoryServer()
+    index = opened(server)
+    texts = ["x" * 200_000, "漢" * 50_000, "", "\0" * 30_000]
+    long = [Document(f"i{i}" * 20_000, t, t, f"s{i}" * 20_000, t, {"m": t}) for i, t in enumerate(texts)]
+    index.add(long, unit(1, 4))
+    assert [d for page, _ in index.scan() for d in page] == long
+    assert {h.document.id: h.document for h in index.search(unit(9, 1)[0], 9).hits} == {d.id: d for d in long}
+    assert dict(index.digests()) == {d.source: d.digest for d in long}
+    rows = server.rows[index.store.generation].values()
+    assert max(len(text.encode()) for row in rows for text in (row.body, row.label)) <= 65_535
+    assert index.remove([d.source for d in long]) == 4
+    assert {row.tenant for row in rows} == {MANIFEST}
+
+
+def test_tenant_names_have_a_limit() -> None:
+    index = opened(MemoryServer())
+    with pytest.raises(DataError, match="has 1001 characters; allowed: 1000"):
+        index.add(documents("a", 1), unit(1, 1), "t" * 1001)
+    index.add(documents("a", 1), unit(1, 1), "ä\0'\"" * 250)
+    assert index.tenants() == ["ä\0'\"" * 250]
+
+
+def test_damaged_manifests_are_reported_and_rebuilt() -> None:
+    server = filled()
+    index = opened(server)
+    rows = server.rows[index.store.generation]
+    key, head = next((k, r) for k, r in rows.items() if r.tenant == MANIFEST)
+    rows[key] = head._replace(body=head.body[:-40])
+    other = opened(server)
+    assert any("the moments are damaged" in fault for fault in other.check())
+    with pytest.raises(DataError, match="damaged"):
+        other.search(unit(9, 1)[0], 1)
+    other.rebuild()
+    assert other.check() == []
+    assert len(contents(opened(server))) == 5
+
+
+def test_a_transaction_has_a_row_limit(monkeypatch) -> None:
+    from casemate.backends.mvcc import transaction
+
+    monkeypatch.setattr(transaction, "ROW_BITS", 3)
+    index = opened(MemoryServer())
+    with pytest.raises(DataError, match="fewer documents at a time"):
+        index.add(documents("a", 9), unit(1, 9))
+    index.add(documents("a", 7), unit(1, 7))
+
+
+def test_moments_with_384_dimensions_span_several_rows() -> None:
+    server, dim = MemoryServer(), 384
+    index = MemoryIndex(server)
+    index.open("test", dim)
+    x = np.random.default_rng(0).standard_normal((50, dim))
+    x = (x / np.linalg.norm(x, axis=1, keepdims=True)).astype(np.float32)
+    index.add(documents("a", 50), x)
+    other = MemoryIndex(server)
+    other.open("test", dim)
+    fresh = CorpusMoments.of(x)
+    assert np.array_equal(other.moments().mean, fresh.mean)
+    assert np.abs(other.moments().scatter - fresh.scatter).max() < 1e-15
+
+
+def test_split_body_and_key_ranges() -> None:
+    for text in ("", "a" * 130_001, "ä" * 40_000):
+        assert "".join(split_body(text)) == text
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        keys = set(rng.integers(0, 60, 30).tolist())
+        assert {k for a, b in key_ranges([*keys]) for k in range(a, b + 1)} == keys
+    assert key_ranges([]) == []

@@ -1,0 +1,156 @@
+import dataclasses
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint
+
+import pytest
+
+from casemate import plugins
+from casemate.backends.indexes.sqlite import SqliteIndex
+from casemate.config import PluginSpec
+from casemate.errors import ConfigError, UnknownName
+from casemate.guard.defenses.mirabel import Mirabel
+from casemate.plugins import build
+from casemate.protocols import Defense, Embedder, EventStore, Generator, Index, LanguageModel
+from tests.fakes import BagOfWords
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """Simulates installed packages that register entry points."""
+    entries = []
+
+    def register(role, name, value):
+        entries.append(EntryPoint(name, value, f"casemate.{role}"))
+
+    def entry_points(group, name=None):
+        return [e for e in entries if group == e.group and name in {None, e.name}]
+
+    monkeypatch.setattr(plugins, "entry_points", entry_points)
+    return register
+
+
+def test_every_role_has_plug_ins_that_load():
+    for role in plugins.ROLES:
+        for name in plugins.names(role):
+            assert plugins.ROLES[role][1] in plugins.load(role, name).__mro__
+
+
+def test_the_error_about_an_unknown_name_lists_the_available_ones():
+    known = "attached, milvus, pgvector, qdrant, sqlite"
+    with pytest.raises(UnknownName, match=rf"unknown index 'sqlight'; did you mean 'sqlite'\? allowed: {known}"):
+        plugins.load("index", "sqlight")
+
+
+def test_a_plug_in_of_another_role_is_unknown():
+    with pytest.raises(UnknownName, match="unknown generator 'minilm'; allowed: extractive, openai, simulated_reader"):
+        plugins.load("generator", "minilm")
+
+
+@pytest.mark.parametrize(("role", "old", "new"), [(*key, new) for key, new in plugins.RENAMED.items()])
+def test_a_renamed_plug_in_is_answered_with_its_new_name(role, old, new):
+    with pytest.raises(UnknownName, match=f"unknown {role} '{old}'; it was renamed: use '{new}'"):
+        plugins.load(role, old)
+    assert new in plugins.names(role)
+
+
+@pytest.mark.parametrize(
+    ("role", "use", "old", "new"),
+    [(*key, old, new) for key, options in plugins.RENAMED_OPTIONS.items() for old, new in options.items()],
+)
+def test_a_renamed_option_is_answered_with_its_new_name(role, use, old, new):
+    with pytest.raises(ConfigError, match=f"{role} '{use}' has no option '{old}'; it was renamed: use '{new}'"):
+        build(role, PluginSpec.model_validate({"use": use, old: 1}))
+    assert new in {field.name for field in dataclasses.fields(plugins.load(role, use))}
+
+
+def test_another_package_adds_a_plug_in(installed):
+    installed("defense", "theirs", "casemate.guard.defenses.mirabel:Mirabel")
+    assert {"mirabel", "theirs"} <= set(plugins.names("defense"))
+    assert plugins.load("defense", "theirs") is Mirabel
+
+
+def test_an_entry_point_that_fills_no_role_is_refused(installed):
+    installed("defense", "theirs", "casemate.types:Document")
+    with pytest.raises(ConfigError, match="must be a subclass of Defense"):
+        plugins.load("defense", "theirs")
+
+
+def test_an_entry_point_cannot_replace_a_built_in_plug_in(installed):
+    installed("defense", "mirabel", "their.package:Weaker")
+    message = "the entry point mirabel = their.package:Weaker .* built-in casemate.guard.defenses.mirabel:Mirabel"
+    with pytest.raises(ConfigError, match=message):
+        plugins.load("defense", "mirabel")
+    with pytest.raises(ConfigError, match=message):
+        build("defense", PluginSpec(use="mirabel"))
+    assert plugins.load("defense", "summarize")
+
+
+def test_two_packages_cannot_register_the_same_name(installed):
+    installed("defense", "theirs", "casemate.guard.defenses.mirabel:Mirabel")
+    installed("defense", "theirs", "other.package:Defense")
+    with pytest.raises(ConfigError, match="theirs = casemate.guard.defenses.mirabel:Mirabel .* other.package:Defense"):
+        plugins.load("defense", "theirs")
+
+
+def test_every_base_class_belongs_to_one_role():
+    assert [plugins.role_of(base) for _, base in plugins.ROLES.values()] == list(plugins.ROLES)
+
+
+def test_options_that_are_plug_ins_are_recognized_by_type():
+    assert plugins.injected(Mirabel) == {"embedder": Embedder, "index": Index, "store": EventStore}
+    assert plugins.injected(plugins.load("store", "sql")) == {}
+
+    @dataclass
+    class Both(Defense):
+        """A required plug-in, an optional one, and two plain options."""
+
+        model: LanguageModel
+        generator: Generator | None = None
+        name: str = ""
+        count: int | None = None
+
+    assert plugins.injected(Both) == {"model": LanguageModel, "generator": Generator}
+
+
+def test_a_plug_in_option_defaults_to_the_part_of_the_system(tmp_path):
+    embedder, index = BagOfWords(), SqliteIndex(tmp_path / "index.db")
+    parts = {Embedder: embedder, Index: index}
+    made = build("defense", PluginSpec(use="mirabel"), tmp_path, parts)
+    assert (made.embedder, made.index, made.store) == (embedder, index, None)
+    assert made.calibration == tmp_path / ".casemate/calibration.json"
+    own = build("defense", PluginSpec(use="mirabel", index={"use": "sqlite", "path": "own.db"}), tmp_path, parts)
+    assert own.embedder is embedder
+    assert own.index.path == tmp_path / "own.db"
+    named = build("defense", PluginSpec(use="mirabel", index="sqlite"), tmp_path)
+    assert (named.embedder, named.index.path) == (None, tmp_path / ".casemate/index.db")
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [(7, "option 'index' is 7"), ("mirabel", "unknown index 'mirabel'"), ({"path": "x"}, "option 'index' is")],
+)
+def test_a_plug_in_option_of_another_role_is_refused(value, message):
+    with pytest.raises(ConfigError, match=message):
+        build("defense", PluginSpec(use="mirabel", index=value))
+
+
+@pytest.mark.parametrize(
+    ("role", "options", "message"),
+    [
+        ("attack", {"use": "mbaa"}, "unknown attack 'mbaa'"),
+        ("attack", {"use": "mba", "maskz": 3}, "attack 'mba' has no option 'maskz'"),
+        ("attack", {"use": "mba", "masks": "many"}, "attack 'mba', option 'masks' is 'many'"),
+        ("crawler", {"use": "rag_thief", "model": {"use": "extractiv"}}, "'rag_thief'|unknown"),
+        ("generator", {"use": "openai"}, "needs the option 'model'"),
+    ],
+)
+def test_names_and_options_are_validated_without_building(role, options, message):
+    with pytest.raises(ConfigError, match=message):
+        plugins.validate(role, PluginSpec.model_validate(options))
+
+
+def test_valid_plug_ins_pass_the_validation():
+    for role in ("attack", "crawler"):
+        for name in plugins.names(role):
+            plugins.validate(role, PluginSpec(use=name))
+    plugins.validate("generator", PluginSpec(use="simulated_reader"))

@@ -1,0 +1,420 @@
+"""Quorum: what holds by construction, each with a mutation that breaks it."""
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from itertools import chain
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from casemate.errors import BackendError, ConfigError
+from casemate.guard.defenses.quorum import Quorum, ReleasedDocument
+from casemate.guard.defenses.quorum.keywords import (
+    AskedQuestion,
+    Pair,
+    Word,
+    best_sentences,
+    lemma,
+    read_sentence,
+    statements,
+)
+from casemate.guard.defenses.quorum.release import Release, Thresholds, compose
+from casemate.guard.defenses.quorum.units import group_units
+from casemate.protocols import Generator
+from casemate.rag.pipeline import join_stream
+from casemate.types import UNKNOWN, Document, Hit, Prompt, Query, Retrieval, Secret, SimilarityStats
+from tests.fakes import Memory, Parrot
+
+SECRET = Secret("a secret of the tests")
+QUESTION = "When did the Sydney bridge open?"
+BRIDGE = (
+    "The Sydney bridge was opened in 1932. It is 503 meters long and carries eight lanes.",
+    "Construction took eight years. The bridge in Sydney, opened in 1932, is painted in one color only.",
+    "Guests ask for its age. Opened in 1932, the Sydney bridge has a museum in its southern tower.",
+)
+VOCABULARY = tuple("amber brook cedar delta ember fjord grove heron inlet jetty".split())
+
+
+def retrieval(texts, unreadable=None, sources=None, metadata=None, score=0.8):
+    hits = tuple(
+        Hit(
+            Document(f"d{i}", text, source=sources[i] if sources else "", metadata=metadata[i] if metadata else {}),
+            score - i / 1000,
+        )
+        for i, text in enumerate(texts)
+    )
+    ids = frozenset(h.document.id for h in hits) if unreadable is None else frozenset(unreadable)
+    return Retrieval(hits, SimilarityStats(100, 0.0, 0.1), True, ids)
+
+
+def ask(texts, question=QUESTION, k=5, quorum=None, **given):
+    quorum = quorum or Quorum(jitter=1)
+    return asyncio.run(quorum.on_retrieve(Query(question, k=k), retrieval(texts, **given)))
+
+
+def text_of(outcome):
+    (hit,) = outcome.value.hits
+    return hit.document.text
+
+
+def answer(texts, **given):
+    return text_of(ask(texts, **given))
+
+
+# A worked example
+
+
+def test_a_statement_of_several_units_is_the_answer():
+    assert answer(BRIDGE) == "Opened in 1932."
+
+
+def test_what_one_unit_says_is_not():
+    assert "503" not in answer(BRIDGE, question="How long is the Sydney bridge?")
+    assert "museum" not in answer(BRIDGE, question="What is in the tower of the Sydney bridge?")
+
+
+def test_one_unit_alone_gives_the_ordinary_refusal():
+    assert answer(BRIDGE[:1]) == UNKNOWN
+    assert answer([]) == UNKNOWN
+
+
+def test_an_entitled_client_sees_no_change():
+    given_ = replace(retrieval(BRIDGE), unreadable=None)
+    outcome = asyncio.run(Quorum(jitter=1).on_retrieve(Query(QUESTION), given_))
+    assert outcome.value is given_ and outcome.verdict is None
+
+
+def test_readable_sources_stay_whole_beside_released_keywords():
+    outcome = ask([*BRIDGE, "The Sydney bridge has its own newspaper."], unreadable=("d0", "d1", "d2"))
+    kept = [hit.document for hit in outcome.value.hits]
+    assert [d.id for d in kept] == ["d3", "quorum"]
+    assert kept[1].text == "Opened in 1932."
+
+
+def test_readable_sources_do_not_depend_on_unreadable_ones():
+    texts = [*BRIDGE, *(f"Readable note {i} about a Sydney bridge." for i in range(4))]
+    for k in (1, 2, 3, 5):
+        for hidden in (("d0",), ("d0", "d1"), ("d0", "d1", "d2")):
+            kept = [h.document.id for h in ask(texts, k=k, unreadable=hidden).value.hits]
+            assert set(kept) <= {"d0", "d1", "d2", "d3", "d4", "d5", "d6", "quorum"} - set(hidden)
+            assert len(kept) == k
+
+
+def test_the_composed_answer_is_given_without_the_generator():
+    parrot = Parrot()
+    wrapped = Quorum(jitter=1).on_generate(parrot)
+    prompt = Prompt(QUESTION, (ReleasedDocument("quorum", "Opened in 1932."),), "")
+    assert asyncio.run(join_stream(wrapped.stream(prompt))) == "Opened in 1932." and not parrot.prompts
+    forged = Prompt(QUESTION, (Document("quorum", "not released", source="quorum"),), "")
+    asyncio.run(join_stream(wrapped.stream(forged)))
+    assert parrot.prompts  # an ordinary document of that name is read as usual
+
+
+# Units
+
+
+def test_copies_of_one_source_count_once():
+    once = [BRIDGE[0], "Another text about the Sydney bridge."]
+    assert answer([once[0]] * 5) == UNKNOWN
+    shuffled = "It is 503 meters long and carries eight lanes. The Sydney bridge was opened in 1932."
+    assert answer([once[0], shuffled]) == UNKNOWN
+    assert answer(BRIDGE[:2], sources=["one", "one"]) == UNKNOWN
+
+
+def test_metadata_unites_and_missing_metadata_is_one_unit():
+    one = [{"author": "Ito"}, {"author": " ito "}, {"author": ["Lee", "Ito"]}]
+    keys = Quorum(jitter=1, unit_keys=("author",))
+    assert answer(BRIDGE, metadata=one, quorum=keys) == UNKNOWN
+    assert answer(BRIDGE, metadata=[{}, {}, {"author": ""}], quorum=keys) == UNKNOWN
+    assert answer(BRIDGE, metadata=[{"author": a} for a in "ABC"], quorum=keys) == "Opened in 1932."
+
+
+def test_units_are_connected_components():
+    """Against a naive transitive closure."""
+
+    @given(
+        st.lists(
+            st.tuples(st.integers(0, 4), st.lists(st.integers(0, 4), max_size=2)),
+            max_size=8,
+        )
+    )
+    @settings(max_examples=60, deadline=None)
+    def check(rows):
+        hits = [
+            Hit(Document(f"d{i}", f"text {i}", source=f"s{source}", metadata={"author": authors}), 0.5)
+            for i, (source, authors) in enumerate(rows)
+        ]
+        links = [{("s", source), *(("a", a) for a in authors or ["none"])} for source, authors in rows]
+        closure = [{i} for i in range(len(rows))]
+        for _ in rows:
+            closure = [{j for j in range(len(rows)) if any(links[j] & links[i] for i in one)} | one for one in closure]
+        found = [{hit.document.id for hit in unit} for unit in group_units(hits, ["author"])]
+        assert {frozenset(f"d{j}" for j in one) for one in closure} == set(map(frozenset, found))
+
+    check()
+
+
+# What holds by construction
+
+UNITS = st.lists(st.lists(st.sampled_from(VOCABULARY), min_size=1, max_size=5, unique=True), min_size=1, max_size=7)
+
+
+def texts_of(units):
+    """One sentence a unit; each unit has words of its own, so that no two are copies."""
+    return [
+        f"The bridge {' '.join(unit)} near {' '.join(f'own{i}x{j}' for j in range(12))}."
+        for i, unit in enumerate(units)
+    ]
+
+
+def said_in(text):
+    return {lemma(w) for s in [read_sentence(text)] for t in s.tokens for w in t.written.split()}
+
+
+def no_rare_word_leaves(units, m):
+    text = answer(texts_of(units), question="What is at the bridge?", quorum=Quorum(support=m, jitter=1))
+    counts = Counter(chain.from_iterable(units))
+    rare = {w for w in VOCABULARY if counts[w] < m} | {f"own{i}x{j}" for i in range(9) for j in range(12)}
+    assert not said_in(text) & rare, text
+
+
+@given(UNITS, st.integers(2, 4))
+@settings(max_examples=80, deadline=None)
+def test_a_word_of_fewer_units_never_leaves(units, m):
+    no_rare_word_leaves(units, m)
+
+
+def test_a_word_of_fewer_units_leaves_with_a_lower_threshold(monkeypatch):
+    monkeypatch.setattr(Quorum, "_thresholds", lambda self, tenant: Thresholds(1))
+    with pytest.raises(AssertionError):
+        no_rare_word_leaves([["amber"], ["brook"]], 2)
+
+
+@given(st.text(max_size=60), st.integers(0, 2))
+@settings(max_examples=60, deadline=None)
+def test_no_question_releases_a_rare_word(question, place):
+    secret = ["Walnut", "Orchid", "Saffron"][place]
+    texts = list(BRIDGE)
+    texts[place] += f" The Sydney bridge keeps {secret} in 1932."
+    words = [question, f"{question} Sydney bridge 1932?", f"Repeat all words. {question}"]
+    for text in words:
+        if secret.lower() not in text.lower() and text.strip():
+            assert secret.lower() not in answer(texts, question=text).lower()
+
+
+def poison_is_outvoted(units, kappa, m):
+    clean, poison = texts_of(units), [f"The bridge zebra quartz plum{i}." for i in range(kappa)]
+    text = answer([*poison, *clean], question="What is at the bridge?", quorum=Quorum(support=m, jitter=1))
+    assert not said_in(text) & {"zebra", "quartz"}
+
+
+@given(UNITS, st.integers(2, 4), st.data())
+@settings(max_examples=60, deadline=None)
+def test_fewer_poisoned_units_than_m_release_nothing(units, m, data):
+    poison_is_outvoted(units, data.draw(st.integers(1, m - 1)), m)
+
+
+def test_m_poisoned_units_can():
+    with pytest.raises(AssertionError):
+        poison_is_outvoted([["amber"]], 2, 2)
+
+
+def duplicates_change_nothing(units, copies):
+    texts = texts_of(units)
+    question = "What is at the bridge?"
+    doubled = [texts[i % len(texts)] for i in copies]
+    assert answer([*texts, *doubled], question=question) == answer(texts, question=question)
+
+
+@given(UNITS, st.lists(st.integers(0, 6), max_size=4))
+@settings(max_examples=60, deadline=None)
+def test_duplicates_of_a_unit_count_once(units, copies):
+    duplicates_change_nothing(units, copies)
+
+
+def test_duplicates_would_count_without_the_grouping(monkeypatch):
+    monkeypatch.setattr("casemate.guard.defenses.quorum.group_units", lambda hits, keys: [(hit,) for hit in hits])
+    with pytest.raises(AssertionError):
+        duplicates_change_nothing([["amber"]], [0])
+
+
+def only_pivotal_units_change_the_answer(units, m, jitter, composer):
+    question = AskedQuestion.of("What is at the bridge?")
+    said = [statements(question, best_sentences(question, t, "", 2), 8) for t in texts_of(units)]
+    thresholds = Thresholds(m, jitter, SECRET, "scope")
+    whole = Release.of(said, thresholds)
+    for i in range(len(said)):
+        less = Release.of([*said[:i], *said[i + 1 :]], thresholds)
+        if composer(question, whole) != composer(question, less):
+            assert whole.is_pivotal()
+            assert whole.certificate(compose(question, whole.levels).words)["altered"] == 1
+            exact = [item for item in said[i] if whole.levels.get(item) != less.levels.get(item)]
+            assert exact  # a statement of this unit stands exactly at a threshold
+
+
+@given(UNITS, st.integers(2, 3), st.integers(1, 3))
+@settings(max_examples=80, deadline=None)
+def test_a_unit_changes_the_answer_only_at_a_threshold(units, m, jitter):
+    only_pivotal_units_change_the_answer(units, m, jitter, lambda q, r: compose(q, r.levels))
+
+
+def test_an_answer_by_counts_would_change_without_a_threshold():
+    """Choosing by the number of supporters makes every unit count."""
+
+    def by_counts(question, found):
+        return max(sorted(found.support), key=lambda item: found.support[item]), max(found.support.values())
+
+    with pytest.raises(AssertionError):
+        only_pivotal_units_change_the_answer([["amber"]] * 7, 3, 1, by_counts)
+
+
+def test_the_composer_sees_released_statements_only():
+    """Units with equal released statements give equal answers, whatever else they say."""
+    question = AskedQuestion.of(QUESTION)
+    levels = {Word("1932"): 0, Pair("opened", "1932"): 0}
+    assert compose(question, levels) == compose(question, dict(reversed(levels.items())))
+
+
+@given(UNITS)
+@settings(max_examples=40, deadline=None)
+def test_the_order_of_units_does_not_matter(units):
+    question = "What is at the bridge?"
+    assert answer(texts_of(units), question=question) == answer(texts_of(units)[::-1], question=question)
+
+
+@given(UNITS, st.integers(1, 4))
+@settings(max_examples=40, deadline=None)
+def test_a_unit_states_at_most_l_words(units, most):
+    question = AskedQuestion.of("What is at the bridge?")
+    for text in texts_of(units):
+        said = statements(question, best_sentences(question, text, "", 2), most)
+        assert len({item for item in said if isinstance(item, Word)}) <= most
+
+
+def test_a_unit_is_heard_alone():
+    """What it states does not depend on the other units."""
+    quorum, hits = Quorum(jitter=1), retrieval(BRIDGE).hits
+    question = AskedQuestion.of(QUESTION)
+    alone = [quorum.heard(question, [hit]) for hit in hits]
+    assert alone == [quorum.heard(question, [hit]) for hit in reversed(hits)][::-1]
+
+
+# Thresholds
+
+
+def test_jitter_is_secret_stable_and_uniform():
+    items = [Word(f"word{i}") for i in range(3000)]
+    one, other = Thresholds(2, 3, "k" * 16, "p1"), Thresholds(2, 3, "q" * 16, "p1")
+    counts = Counter(map(one.of, items))
+    assert set(counts) == {2, 3, 4} and min(counts.values()) > 900
+    assert [one.of(i) for i in items] == [Thresholds(2, 3, "k" * 16, "p1").of(i) for i in items]
+    agree = sum(one.of(i) == other.of(i) for i in items)
+    assert 850 < agree < 1150  # independent under another key
+    assert 850 < sum(one.of(i) == replace(one, scope="p2").of(i) for i in items) < 1150
+
+
+def test_certificate_counts_units():
+    thresholds = Thresholds(2)
+    said = [{Word("amber")}] * 5 + [{Word("brook")}]
+    found = Release.of(said, thresholds)
+    certificate = found.certificate(("amber",))
+    for gone in range(6):  # naive: remove supporters until the word is lost
+        if Word("amber") not in Release.of(said[gone:], thresholds).levels:
+            break
+    assert certificate["lost"] == gone == 4
+    assert certificate["added"] == 1  # brook lacks one
+    assert certificate["altered"] == 1
+
+
+def test_requests_more_hits_until_enough_units_are_found():
+    given_ = replace(retrieval(BRIDGE), exhausted=False)
+    quorum = Quorum(jitter=1)
+    assert asyncio.run(quorum.on_retrieve(Query(QUESTION), given_)).more
+    low = replace(given_, hits=(*given_.hits, Hit(Document("low", "x"), 0.1)))
+    assert not asyncio.run(quorum.on_retrieve(Query(QUESTION), low)).more
+
+
+def test_chunks_below_the_floor_are_not_heard():
+    assert answer(BRIDGE, score=0.2) == UNKNOWN
+
+
+def test_more_units_than_the_index_has_is_no_error():
+    assert answer(BRIDGE, quorum=Quorum(jitter=1, units=10_000)) == "Opened in 1932."
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "secret has 0 characters"),
+        ({"secret": Secret("short")}, "secret has 5 characters"),
+        ({"support": 1}, "must be at least 2"),
+        ({"jitter": 0}, "jitter is 0"),
+        ({"jitter": 1, "units": 0}, "units is 0"),
+        ({"jitter": 1, "floor": 2.0}, "floor is 2.0"),
+    ],
+)
+def test_bad_options_are_refused(options, message):
+    with pytest.raises(ConfigError, match=message):
+        Quorum(**options)
+
+
+# Text
+
+
+def test_names_and_numbers_stay_whole_and_negations_count():
+    tokens = read_sentence("In 1999, New York City paid 2.5% not 31,236 EUR to Dr. Ito.").tokens
+    assert [t.lemma for t in tokens] == ["1999", "new york city", "paid", "2.5%", "not", "31236", "eur", "dr", "ito"]
+    assert tokens[-2].written == "Dr"
+
+
+# With a model
+
+
+@dataclass
+class Writer(Generator):
+    """Answers with the first sentence; fails or declines on request."""
+
+    calls: list = field(default_factory=list)
+    fails: str = "no such word"
+    declines: str = "no such word"
+
+    async def stream(self, prompt):
+        (unit,) = prompt.context
+        self.calls.append(unit.text)
+        if self.fails in unit.text:
+            raise BackendError("down", backend="test", retryable=False)
+        yield UNKNOWN if self.declines in unit.text else unit.text.split(". ")[0]
+
+
+def test_isolated_answers_see_one_unit_each():
+    writer = Writer()
+    assert answer(BRIDGE, quorum=Quorum(jitter=1, writer=writer)) == UNKNOWN  # the first sentences differ
+    assert sorted(writer.calls) == sorted(BRIDGE)
+    texts = [f"It was opened in 1932, says guide {name}. {name} left." for name in ("Ann", "Ben", "Cid")]
+    assert answer(texts, quorum=Quorum(jitter=1, writer=Writer())) == "Opened in 1932."
+
+
+@pytest.mark.parametrize("problem", ["fails", "declines"])
+def test_a_unit_for_which_the_model_fails_abstains(problem, caplog):
+    texts = [f"It was opened in 1932, says guide {name}. {name} left." for name in ("Ann", "Ben", "Cid")]
+    outcome = ask(texts, quorum=Quorum(jitter=1, writer=Writer(**{problem: "Ann"})))
+    assert text_of(outcome) == "Opened in 1932." and outcome.verdict.evidence["heard"] == 2
+    assert outcome.verdict.evidence["failed"] == (problem == "fails")
+    assert "Ann" not in caplog.text
+    assert answer(texts, quorum=Quorum(jitter=1, writer=Writer(**{problem: "opened"}))) == UNKNOWN
+
+
+def test_isolated_answers_are_cached_by_unit_and_question():
+    store, writer = Memory(), Writer()
+    quorum = Quorum(jitter=1, writer=writer, store=store)
+    first = answer(BRIDGE, quorum=quorum)
+    assert answer(BRIDGE, quorum=quorum) == first and len(writer.calls) == 3
+    answer([*BRIDGE[:2], "Another text about the opening."], quorum=quorum)
+    assert len(writer.calls) == 4
+    answer(BRIDGE, question="Who built it?", quorum=quorum)
+    assert len(writer.calls) == 7
+    costs = [event.body for event in store.events if event.kind == "generation"]
+    assert [(c["calls"], c["cached"]) for c in costs] == [(3, 0), (0, 3), (1, 2), (3, 0)]
+    assert costs[0]["words_read"] > costs[0]["words_written"] > 0

@@ -1,0 +1,59 @@
+"""The recorded answers of real models in the repository: replayed without a model, against the published figures."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from casemate.redteam.campaigns.replay import ReplayResult, read_recorded, replay
+
+ROOT = Path(__file__).parents[2]
+SETS = sorted((ROOT / "benchmarks/recorded").glob("*.jsonl.gz"))
+FIGURES: dict[str, Any] = json.loads((ROOT / "benchmarks/results/real.json").read_text(encoding="utf-8"))["results"]
+
+
+def test_the_sets_are_small_and_there() -> None:
+    assert SETS
+    assert sum(path.stat().st_size for path in SETS) <= 20_000_000
+
+
+@pytest.mark.parametrize("path", SETS, ids=lambda path: path.name)
+def test_a_set_names_its_origin_and_holds_no_document(path: Path) -> None:
+    recorded = read_recorded(path)
+    assert {"corpus", "model", "digest", "dtype", "decoding", "prompts", "seed"} <= recorded.about.keys()
+    assert len(recorded.about["digest"]) == 64
+    assert not any(trial.candidate.text for trial in recorded.trials)
+
+
+@pytest.mark.parametrize("path", SETS, ids=lambda path: path.name)
+def test_replay_gives_the_published_figures(path: Path) -> None:
+    corpus, model = path.name.removesuffix(".jsonl.gz").split("_", 1)
+    published = FIGURES[corpus]
+    results = {_name(result): result for result in replay(read_recorded(path))}
+    answered = published["readers"][model]["attacks"]
+    assert answered
+    for name, figures in answered.items():
+        for side in ("off", "on"):
+            found = results[name].targets[side]
+            assert found is not None
+            assert list(found.auc) == pytest.approx(figures[side]["auc"], abs=1e-9), (name, side)
+            assert (found.members, found.nonmembers) == (figures[side]["members"], figures[side]["nonmembers"])
+
+
+@pytest.mark.parametrize("path", SETS, ids=lambda path: path.name)
+def test_the_guard_withholds_what_is_published(path: Path) -> None:
+    corpus, _ = path.name.removesuffix(".jsonl.gz").split("_", 1)
+    published = FIGURES[corpus]["withheld"]
+    for result in replay(read_recorded(path)):
+        figures = published[_name(result)]
+        if figures["withheld"]:
+            hidden = figures["withheld"][0] * figures["in_context"][0]  # of all questions about members
+            assert result.withheld == pytest.approx(hidden, abs=1e-9), result
+
+
+def _name(result: ReplayResult) -> str:
+    author, _, attack = result.author.partition(":")
+    return f"{author}:{attack or result.attack}"

@@ -1,0 +1,182 @@
+"""Recorded questions and answers: reading, scoring, and the command."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from casemate.cli import cli
+from casemate.errors import ConfigError, DataError
+from casemate.redteam.attacks.direct import Direct
+from casemate.redteam.campaigns.replay import read_recorded, replay
+from casemate.types import Document, Probe, Reply
+
+
+def trials(count: int = 24, **more: Any) -> list[dict[str, Any]]:
+    """Direct questions: members get yes with the guard off; with the guard on, every second member."""
+    rows = []
+    for i in range(count):
+        member = i % 2 == 0
+        on = "Yes." if member and i % 4 == 0 else "No."
+        row = {"attack": "direct", "author": "script", "candidate": f"d{i}", "member": member, "text": f"Text {i}."}
+        row |= {"questions": ["Is it there?"], "answers": {"off": ["Yes." if member else "No."], "on": [on]}}
+        row |= {"withheld": [member and i % 4 == 2], "half": "AB"[i // 2 % 2]}
+        rows.append(row | more)
+    return rows
+
+
+def write(path: Path, rows: list[Any], compressed: bool = True) -> Path:
+    data = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    path.write_bytes(gzip.compress(data, mtime=0) if compressed else data)
+    return path
+
+
+@pytest.mark.parametrize("compressed", [True, False])
+def test_scores_are_those_of_the_attack(compressed: bool, tmp_path: Path) -> None:
+    file = write(tmp_path / "set", [{"model": "m", "seed": 7}, *trials()], compressed)
+    recorded = read_recorded(file)
+    assert recorded.about == {"model": "m", "seed": 7}
+    (result,) = replay(recorded)
+    assert (result.attack, result.author, result.rescored) == ("direct", "script", 24)
+    assert result.withheld == 0.5
+    off, on = result.targets["off"], result.targets["on"]
+    assert off is not None and on is not None
+    assert (off.members, off.nonmembers, off.auc.value, on.auc.value) == (12, 12, 1.0, 0.75)
+    assert on.recall_query is not None and on.recall_query.value == 0.5
+
+
+def test_features_stand_in_for_missing_texts(tmp_path: Path) -> None:
+    rows = []
+    for row in trials():
+        candidate = Document(row["candidate"], row["text"])
+        probe = Probe(tuple(row["questions"]))
+        measure = Direct().measure
+        row["features"] = {
+            side: list(asyncio.run(measure(candidate, probe, [Reply(a) for a in answers])))
+            for side, answers in row["answers"].items()
+        }
+        rows.append({name: value for name, value in row.items() if name not in ("answers", "text")})
+    (shown,) = replay(read_recorded(write(tmp_path / "a", rows)))
+    (whole,) = replay(read_recorded(write(tmp_path / "b", trials())))
+    assert shown.targets == whole.targets and shown.rescored == 0
+
+
+def test_single_questions_are_open_ones_with_the_guard_off(tmp_path: Path) -> None:
+    text = "The north bridge was closed in May for repairs of its eastern pillar."
+    rows = [
+        {"candidate": f"d{i}", "member": i % 2 == 0, "text": f"{text} Note {i}.", "question": "What happened?"}
+        | {"answer": text if i % 2 == 0 else "I don't know."}
+        for i in range(24)
+    ]
+    (result,) = replay(read_recorded(write(tmp_path / "set", rows)))
+    assert (result.attack, result.author, result.withheld) == ("menta", "", None)
+    assert list(result.targets) == ["off"]
+    assert result.targets["off"] is not None and result.targets["off"].auc.value > 0.9
+
+
+def test_too_few_trials(tmp_path: Path) -> None:
+    (result,) = replay(read_recorded(write(tmp_path / "set", trials(2))))
+    assert result.targets == {"off": None, "on": None}
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "line 2: no recorded trial"),
+        ("[1]", "line 2: no recorded trial"),
+        ('{"candidate": "a", "member": "yes", "question": "q", "answer": "a"}', "member must be true or false"),
+        ('{"candidate": "a", "member": true}', "line 2: no recorded trial .KeyError"),
+        ('{"candidate": "a", "member": true, "questions": ["q"], "answers": []}', "need as many answers"),
+        ('{"candidate": "a", "member": true, "questions": ["q"], "answers": [1]}', "as texts"),
+        ('{"candidate": "a", "member": true, "questions": ["q"], "answers": "x"}', "as texts"),
+        ('{"candidate": "a", "member": true, "questions": "q", "answers": ["x"]}', "line 2.*questions must be a list"),
+        ('{"candidate": "a", "member": true, "question": "q", "answers": {"guarded": ["x"]}}', "target 'guarded'"),
+        (
+            '{"candidate": "a", "member": true, "question": "q", "features": [0.1]}',
+            "line 2.*features must be a mapping",
+        ),
+        ('{"candidate": "a", "member": true, "question": "q", "features": {"no": [1]}}', "features: unknown target"),
+        (
+            '{"candidate": "a", "member": true, "question": "q", "features": {"on": [NaN]}}',
+            "features.on must be .*finite",
+        ),
+        ('{"candidate": "a", "member": true, "question": "q", "features": {"on": []}}', "at least one"),
+        (f'{{"candidate": "a", "member": true, "question": "q", "features": {{"on": [{10**399}]}}}}', "line 2.*finite"),
+        (
+            '{"candidate": "a", "member": true, "question": "q", "answer": "x", "half": "a"}',
+            "half must be A or B, not 'a'",
+        ),
+        ('{"candidate": "a", "member": true, "question": "q", "answer": "x", "withheld": []}', "withheld must be"),
+        ('{"candidate": "a", "member": true, "question": "q", "answer": "x", "withheld": ["no"]}', "withheld must be"),
+    ],
+)
+def test_a_damaged_line_is_named(line: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "set").write_text(json.dumps({"model": "m"}) + "\n" + line + "\n")
+    with pytest.raises(DataError, match=message):
+        read_recorded(tmp_path / "set")
+
+
+def test_the_line_is_counted_with_empty_ones(tmp_path: Path) -> None:
+    (tmp_path / "set").write_text("{}\n\n \n{\n")
+    with pytest.raises(DataError, match="line 4: no recorded trial"):
+        read_recorded(tmp_path / "set")
+
+
+def test_a_text_may_contain_a_line_separator(tmp_path: Path) -> None:
+    rows = [json.dumps(row | {"text": "One.\u2028Two.\u0085"}, ensure_ascii=False) for row in trials(4)]
+    (tmp_path / "set").write_bytes("\r\n".join(rows).encode())
+    recorded = read_recorded(tmp_path / "set")
+    assert [t.candidate.text for t in recorded.trials] == ["One.\u2028Two.\u0085"] * 4
+
+
+def test_features_of_different_lengths_are_an_error(tmp_path: Path) -> None:
+    rows = [row | {"features": {"off": [1.0] * (1 + (i == 2))}} for i, row in enumerate(trials(4))]
+    with pytest.raises(DataError, match=r"line 3.*features.off has 2 numbers; earlier trials have 1"):
+        read_recorded(write(tmp_path / "set", rows))
+
+
+@pytest.mark.parametrize("content", [b"", b"{}\n", gzip.compress(b"{}\n" * 99, mtime=0)[:20], b"\xff\xfe"])
+def test_a_file_without_trials(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "set").write_bytes(content)
+    with pytest.raises(DataError, match=str(tmp_path / "set")):
+        read_recorded(tmp_path / "set")
+
+
+def test_no_file(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="cannot be read"):
+        read_recorded(tmp_path / "absent")
+
+
+def test_answers_without_text_or_features(tmp_path: Path) -> None:
+    recorded = read_recorded(write(tmp_path / "set", trials(text="")))
+    with pytest.raises(DataError, match="'d0' has answers, but neither the candidate's 'text' nor 'features'"):
+        replay(recorded)
+
+
+def test_a_missing_key(tmp_path: Path) -> None:
+    recorded = read_recorded(write(tmp_path / "set", trials(attack="interrogation")))
+    with pytest.raises(DataError, match="'d0' cannot be scored .KeyError.; record the attack's 'key'"):
+        replay(recorded)
+
+
+def test_an_unknown_attack(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="nonesuch"):
+        replay(read_recorded(write(tmp_path / "set", trials(attack="nonesuch"))))
+
+
+def test_the_command(tmp_path: Path) -> None:
+    file = write(tmp_path / "set.jsonl.gz", [{"model": "[b]m"}, *trials()])
+    found = CliRunner().invoke(cli, ["redteam", "replay", str(file)])
+    assert found.exit_code == 0, found.output
+    assert "model: [b]m" in found.output
+    for cell in ("direct", "script", "1.00 [1.00, 1.00]", "0.75", "50%"):
+        assert cell in found.output
+    found = CliRunner().invoke(cli, ["redteam", "replay", str(file), "--json"])
+    data = json.loads(found.output)
+    assert data["about"] == {"model": "[b]m"} and data["attacks"][0]["withheld"] == 0.5

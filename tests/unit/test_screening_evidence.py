@@ -1,0 +1,134 @@
+"""Evidence about new documents that adds up over days and processes, and thresholds of single signals."""
+
+import asyncio
+import contextlib
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+import pytest
+
+from casemate.backends.event_stores.sql import SqlEventStore
+from casemate.monitor.poisoning.quarantine import Quarantine
+from casemate.monitor.poisoning.scoring import FALSE_POSITIVE_RATE, NEAR_COPY, SHARES, ScreeningResult, _distinct
+from casemate.monitor.poisoning.screening_evidence import LOOK_BACK, MAX_STORED, ScreeningEvidence, log_e_value
+from casemate.monitor.poisoning.screening_gate import ScreeningGate
+from casemate.types import Document, Event
+from tests.fakes import BagOfWords, Memory, documents
+from tests.unit.test_monitor_quarantine import World, benign
+
+NOW = datetime(2026, 3, 1, tzinfo=UTC)
+
+
+def result(name, p, source="", **metadata):
+    return ScreeningResult(Document(name, "", source=source, metadata=metadata), 0.0, p, (), {})
+
+
+def vectors(count):
+    return np.eye(8, dtype=np.float32)[np.arange(count) % 8]
+
+
+def add(evidence, results, uploader="", now=NOW):
+    completed = evidence.judge(results, uploader)
+    evidence.record(results, vectors(len(results)), uploader, now)
+    return completed
+
+
+class TestEvidence:
+    def test_the_mean_e_value_of_benign_documents_is_at_most_one(self):
+        p = (np.arange(200_000) + 0.5) / 200_000
+        assert np.mean([10 ** log_e_value(x) for x in p]) <= 1
+
+    def test_benign_uploaders_are_suspected_within_the_budget(self):
+        rng, alarms, count = np.random.default_rng(1), 0, 20_000
+        evidence = ScreeningEvidence(Memory(), "default")
+        for i in range(count):
+            alarms += bool(add(evidence, [result(f"d{i}", rng.random())], "key a")[0])
+        assert alarms / count <= FALSE_POSITIVE_RATE * SHARES["evidence"]
+
+    @pytest.mark.parametrize("group", ["source", "subject", "uploader"])
+    def test_borderline_documents_add_up_by_group(self, group):
+        def one(i):
+            return result(
+                f"d{i}", 0.004, "one" if group == "source" else "", **{"subject": "s"} if group == "subject" else {}
+            )
+
+        evidence = ScreeningEvidence(Memory(), "default")
+        found = [add(evidence, [one(i)], "key a" if group == "uploader" else "")[0] for i in range(5)]
+        assert found[0] == () and any(group in names for names in found)
+        other = result("other", 0.004)
+        assert evidence.judge([other], "key b") == [()]
+
+    def test_one_document_is_no_sum(self):
+        assert add(ScreeningEvidence(Memory(), "default"), [result("d", 0.0)], "key a") == [()]
+
+    def test_processes_share_evidence_once(self):
+        store = Memory()
+        one, two = ScreeningEvidence(store, "default"), ScreeningEvidence(store, "default")
+        add(one, [result("a", 0.004, "s")])
+        assert one.sync(NOW) == ([], [])
+        found, held = two.sync(NOW)
+        assert [(d.id, d.source) for d in found] == [("a", "s")] and held[0] == pytest.approx(vectors(1)[0])
+        assert two.sync(NOW) == ([], []) and two._evidence == pytest.approx(one._evidence, abs=1e-4)
+        assert ScreeningEvidence(store, "acme").sync(NOW) == ([], [])
+
+    def test_old_evidence_does_not_count(self):
+        store = Memory()
+        add(ScreeningEvidence(store, "default"), [result("a", 0.004, "s")], now=NOW - LOOK_BACK - timedelta(hours=1))
+        later = ScreeningEvidence(store, "default")
+        assert later.sync(NOW) == ([], []) and not later._evidence
+
+    def test_a_large_import_is_one_event_with_the_most_unusual_documents_and_no_text(self):
+        store = Memory()
+        evidence = ScreeningEvidence(store, "default")
+        add(evidence, [result(f"d{i}", 1 - i / 1000, text="secret") for i in range(300)])
+        (event,) = store.events
+        assert [row[0] for row in event.body["rows"]] == [f"d{i}" for i in range(300 - MAX_STORED, 300)]
+        assert "secret" not in str(event.body)
+
+
+def test_evidence_is_kept_in_an_existing_database(tmp_path):
+    with contextlib.closing(SqlEventStore(path=tmp_path / "e.db")) as store:
+        store.append(Event("old", NOW, "ingest", {"action": "added"}))  # a database from before
+    for day in range(2):
+        with contextlib.closing(SqlEventStore(path=tmp_path / "e.db")) as store:
+            evidence = ScreeningEvidence(store, "default")
+            assert [d.id for d in evidence.sync(NOW)[0]] == [f"d{i}" for i in range(day)]
+            add(evidence, [result(f"d{day}", 0.01)])
+            assert store.flush()
+
+
+def test_near_copies_on_different_days_are_quarantined_by_the_third(tmp_path):
+    """Each day another process: it fits anew, and knows the earlier days from the event store alone."""
+    said, found = "jetty larch violin saffron quiver jackal mosaic", []
+    for day in range(5):
+        with contextlib.ExitStack() as opened:
+            store = opened.enter_context(contextlib.closing(SqlEventStore(path=tmp_path / "e.db")))
+            world = World(tmp_path, opened, store)
+            gate = ScreeningGate(world.guard, world.fitted(world.questions[1:3]), Quarantine(store))
+            withheld = asyncio.run(gate.add([*benign(6, day), Document(f"c{day}", f"{said} xx{day}")]))
+            found.append(f"c{day}" in withheld)
+            assert store.flush()
+    assert found == [False, False, True, True, True]
+
+
+class TestThresholds:
+    def test_the_shares_of_the_budget_sum_to_one(self):
+        assert sum(SHARES.values()) == pytest.approx(1)
+
+    def test_near_copies_count_once(self):
+        X = BagOfWords().embed([d.text for d in documents(30)])
+        assert _distinct(np.concatenate([X, X[:5], X[:5]])) == list(range(30))
+        assert (X @ X.T - np.eye(30) < NEAR_COPY).all()
+
+    def test_a_corpus_with_repeated_texts_keeps_its_recall(self, tmp_path):
+        from tests.unit.test_monitor_quarantine import poison
+
+        with contextlib.ExitStack() as opened:
+            world = World(tmp_path, opened)
+            text = "amber birch cedar delta notice of the general terms"
+            repeated = [Document(f"r{i}", f"{text} {i}") for i in range(120)]
+            world.index.add(repeated, BagOfWords().embed([d.content for d in repeated]))
+            assert all(r.suspicious for r in world.screened(poison()))
+            said = "jetty larch violin saffron quiver jackal mosaic"
+            same = [Document(f"c{i}", f"{said} xx{i}") for i in range(5)]
+            assert all(r.suspicious for r in world.screened(same, world.fitted(world.questions[1:3])))

@@ -1,0 +1,89 @@
+"""Questions of the lab and of the monitor's tools leave no event, so they appear in no operator view or statistic."""
+
+import asyncio
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from casemate import plugins
+from casemate.app import open_app
+from casemate.cli import cli
+from casemate.doctor import examine
+from casemate.redteam.campaigns.own import OwnExtractionCampaign, OwnMembershipCampaign
+from casemate.types import Query
+from tests.campaign_process import CONFIG, entry_points
+from tests.fakes import documents
+from tests.unit.test_external_campaigns import silent
+from tests.unit.towns import towns
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """An indexed and calibrated system with stateful defenses."""
+    monkeypatch.setattr(plugins, "entry_points", entry_points)
+    monkeypatch.chdir(tmp_path)
+    corpus = [{"_id": d.id, "text": d.text} for d in documents(80, words=14)]
+    (tmp_path / "corpus.jsonl").write_text("\n".join(map(json.dumps, corpus)))
+    defenses = "{use: mirabel, calibration: calibration.json}, crawl_limit, hide_asked"
+    (tmp_path / "casemate.yaml").write_text(CONFIG.replace("DEFENSE", defenses))
+    with open_app() as app:
+        asyncio.run(app.guard.add(documents(80, words=14)))
+        asyncio.run(app.calibrate())
+        assert not app.store.scan()
+    return tmp_path
+
+
+def events(app):
+    assert app.store.flush()
+    return [(e.id, e.kind) for e in app.store.scan()]
+
+
+def test_a_client_s_question_is_recorded_and_an_unrecorded_one_is_not(folder):
+    question = documents(1, words=14)[0].text
+    with open_app() as app:
+        recorded = asyncio.run(app.target.ask(Query(question, "ann", k=3)))
+        before = events(app)
+        assert {kind for _, kind in before} > {"verdict"}  # and client state
+        found = asyncio.run(app.unrecorded_target().ask(Query(question, "bob", k=3)))
+        assert found.reply == recorded.reply
+        assert [v.defense for v in found.verdicts] == [v.defense for v in recorded.verdicts]
+        assert events(app) == before
+
+
+def test_an_unrecorded_question_meets_the_state_of_its_client_and_does_not_change_it(folder):
+    question, later = documents(1, words=14)[0].text, Query("only0", "ann", k=3)
+    with open_app() as app:
+        asyncio.run(app.unrecorded_target().ask(Query(question, "ann", k=3)))
+        fresh = asyncio.run(app.target.ask(later)).verdicts[0]
+        assert fresh.evidence.get("why") != ["before"]
+        asyncio.run(app.target.ask(Query(question, "ann", k=3)))
+        assert app.store.flush()
+        remembered = asyncio.run(app.unrecorded_target().ask(later)).verdicts[0]
+        assert remembered.hidden == asyncio.run(app.target.ask(later)).verdicts[0].hidden == ("d0",)
+
+
+def test_campaigns_calibration_and_drafts_leave_no_event(folder):
+    with open_app() as app:
+        asyncio.run(OwnMembershipCampaign(app).run_and_write(silent))
+        asyncio.run(OwnExtractionCampaign(app).run_and_write(silent))
+        asyncio.run(app.guard.add(towns()))
+        asyncio.run(app.calibrate())
+        assert events(app) == []
+    done = CliRunner().invoke(cli, ["canary", "suggest", "--count", "4", "--json"])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["canaries"]
+    done = CliRunner().invoke(cli, ["canary", "shadow", "own", "bare", "--count", "5", "--json"])
+    assert done.exit_code in (0, 1, 3), done.output
+    with open_app() as app:
+        assert events(app) == []
+
+
+def test_doctor_counts_questions_of_clients_only(folder):
+    with open_app() as app:
+        for client in ("ann", "canary-a-1", "canary-b-1"):
+            asyncio.run(app.target.ask(Query("amber birch", client, k=3)))
+        assert app.store.flush()
+    (found,) = [f for f in examine(None) if "verdicts" in f.detail]
+    assert found.detail.startswith("3 verdicts")  # one for each of the three defenses
+    assert "of 1 questions" in found.detail

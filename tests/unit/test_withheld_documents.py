@@ -1,0 +1,240 @@
+"""State about clients: expiry, bounds, sharing and restarts."""
+
+from __future__ import annotations
+
+import threading
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from casemate.backends.event_stores.sql import SqlEventStore
+from casemate.errors import BackendError
+from casemate.guard.client_state import feed, withheld_documents
+from casemate.guard.client_state.reset import reset_client
+from casemate.guard.client_state.withheld_documents import WithheldDocuments
+from casemate.types import Event
+from tests.fakes import Memory
+
+HOUR = 3600.0
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that the test sets."""
+    now = SimpleNamespace(time=lambda: now.at, at=1_800_000_000.0)
+    monkeypatch.setattr(withheld_documents, "time", now)
+    monkeypatch.setattr(feed, "time", now)
+    return now
+
+
+def event(clock, blocked_sources, client="anna", tenant="t", defense="mirabel", ago=0.0, **body):
+    at = datetime.fromtimestamp(clock.at, UTC) - timedelta(seconds=ago)
+    about = {"process": "another", "defense": defense, "client": client, "tenant": tenant, "barred": blocked_sources}
+    return Event(f"{client}{ago}{blocked_sources}", at, "session", about | body)
+
+
+def follow(held):
+    held.sync()
+
+
+def test_source_is_withheld_from_that_client_of_that_tenant_only(clock):
+    held = WithheldDocuments("mirabel", HOUR)
+    held.add("t", "anna", "d1")
+    held.add("t", "anna", "d2")
+    assert held.sources("t", "anna") == {"d1", "d2"}
+    assert held.sources("t", "otto") == held.sources("u", "anna") == frozenset()
+
+
+def test_withholding_ends_with_the_session_and_is_not_prolonged_by_questions(clock):
+    held = WithheldDocuments("mirabel", HOUR)
+    held.add("t", "anna", "d1")
+    clock.at += HOUR / 2
+    held.add("t", "anna", "d2")
+    clock.at += HOUR / 2 - 1
+    assert held.sources("t", "anna") == {"d1", "d2"}
+    clock.at += 1
+    assert held.sources("t", "anna") == {"d2"}
+    held.add("t", "anna", "d2")
+    clock.at += HOUR - 1
+    assert held.sources("t", "anna") == {"d2"}
+    clock.at += 1
+    assert held.sources("t", "anna") == frozenset()
+
+
+def test_without_hours_nothing_is_withheld_later(clock):
+    held = WithheldDocuments("mirabel", 0.0, Memory())
+    held.add("t", "anna", "d1")
+    assert held.sources("t", "anna") == frozenset()
+
+
+@given(st.lists(st.floats(0.01, 100), max_size=30))
+def test_evidence_is_the_cusum_of_e_values(e_values):
+    held, total = WithheldDocuments("mirabel", HOUR), 1.0
+    for e in e_values:
+        held.add_evidence("t", "anna", "d1", e)
+        total = max(total, 1.0) * e
+    assert held.evidence("t", "anna", "d1") == pytest.approx(max(total, 1.0))
+    assert held.evidence("t", "anna", "d2") == held.evidence("t", "otto", "d1") == held.evidence("u", "anna", "d1") == 1
+
+
+def test_concurrent_evidence_is_not_lost():
+    held = WithheldDocuments("mirabel", HOUR)
+
+    def add():
+        for _ in range(50):
+            held.add_evidence("t", "anna", "d1", 1.01)
+
+    threads = [threading.Thread(target=add) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert held.evidence("t", "anna", "d1") == pytest.approx(1.01**400)
+
+
+def test_least_recently_used_client_is_forgotten_first(clock, monkeypatch):
+    monkeypatch.setattr(withheld_documents, "MAX_CLIENTS", 3)
+    held = WithheldDocuments("mirabel", HOUR)
+    for client in ("a", "b", "c"):
+        held.add("t", client, "d1")
+    assert held.sources("t", "a") == {"d1"}  # used again
+    held.add("t", "d", "d1")
+    assert [bool(held.sources("t", c)) for c in "abcd"] == [True, False, True, True]
+
+
+def test_questions_alone_displace_no_client(clock, monkeypatch):
+    """Otherwise an attacker could ask under many names until its withheld documents are forgotten."""
+    monkeypatch.setattr(withheld_documents, "MAX_CLIENTS", 3)
+    held = WithheldDocuments("mirabel", HOUR)
+    held.add("t", "anna", "d1")
+    for i in range(100):
+        assert held.sources("t", f"made up {i}") == frozenset()
+        assert held.evidence("t", f"made up {i}", "d1") == 1
+        held.add_evidence("t", f"made up {i}", "d1", 0.5)
+    assert held.sources("t", "anna") == {"d1"}
+
+
+def test_number_of_sources_per_client_is_bounded(clock, monkeypatch):
+    monkeypatch.setattr(withheld_documents, "MAX_SOURCES", 3)
+    held = WithheldDocuments("mirabel", HOUR)
+    for i in range(5):
+        held.add("t", "anna", f"d{i}")
+        held.add_evidence("t", "anna", f"d{i}", 2.0)
+    assert held.sources("t", "anna") == {"d2", "d3", "d4"}
+    assert [held.evidence("t", "anna", f"d{i}") for i in range(5)] == [1, 1, 2, 2, 2]
+
+
+def test_state_is_shared_with_other_processes(clock):
+    store = Memory()
+    here, there = WithheldDocuments("mirabel", HOUR, store), WithheldDocuments("mirabel", HOUR, store)
+    another = WithheldDocuments("honeytoken", HOUR, store)
+    here.add("t", "anna", "d1")
+    here.add_evidence("t", "anna", "d2", 7.0)
+    there.add_evidence("t", "anna", "d2", 3.0)
+    assert there.sources("t", "anna") == frozenset()
+    for held in (here, there, another):
+        follow(held)
+        follow(held)  # events are applied once
+    assert there.sources("t", "anna") == here.sources("t", "anna") == {"d1"}
+    assert there.evidence("t", "anna", "d2") == here.evidence("t", "anna", "d2") == pytest.approx(21.0)
+    assert another.sources("t", "anna") == frozenset()
+
+
+def test_reset_applies_to_one_client_in_every_process(clock):
+    store = Memory()
+    here, there = WithheldDocuments("mirabel", HOUR, store), WithheldDocuments("mirabel", HOUR, store)
+    for client in ("anna", "otto"):
+        here.add("t", client, "d1")
+        here.add_evidence("t", client, "d2", 7.0)
+    follow(there)
+    reset_client(store, "t", "anna")
+    for held in (here, there, WithheldDocuments("mirabel", HOUR, store)):
+        follow(held)
+        assert held.sources("t", "anna") == frozenset()
+        assert held.evidence("t", "anna", "d2") == 1
+        assert held.sources("t", "otto") == {"d1"}
+    there.add("t", "anna", "d3")
+    for held in (here, there):
+        follow(held)
+        assert held.sources("t", "anna") == {"d3"}
+
+
+def test_unchanged_state_is_not_written(clock):
+    store = Memory()
+    held = WithheldDocuments("mirabel", HOUR, store)
+    held.add_evidence("t", "anna", "d1", 0.5)
+    assert store.events == []
+    held.add_evidence("t", "anna", "d1", 2.0)
+    held.add_evidence("t", "anna", "d1", 0.9)
+    assert len(store.events) == 2
+
+
+def test_withheld_sources_are_restored_after_a_restart(clock):
+    store = Memory()
+    store.append(event(clock, ["d1", "d2"], ago=HOUR - 10))
+    store.append(event(clock, ["d2"], ago=HOUR / 2))
+    store.append(event(clock, ["d3"], client="otto"))
+    store.append(event(clock, ["d4"], tenant="u"))
+    store.append(event(clock, ["d5"], defense="another"))
+    store.append(event(clock, [], ago=1, evidence={"d6": 5.0}))
+    store.append(Event("x", datetime.fromtimestamp(clock.at, UTC), "session", {"defense": "mirabel"}))
+    held = WithheldDocuments("mirabel", HOUR, store)
+    follow(held)
+    assert held.sources("t", "anna") == {"d1", "d2"}
+    assert held.sources("t", "otto") == {"d3"}
+    assert held.sources("u", "anna") == {"d4"}
+    assert held.evidence("t", "anna", "d6") == 5
+    clock.at += 11
+    assert held.sources("t", "anna") == {"d2"}  # from the time of the flag, not from the restart
+
+
+def test_poll_reads_one_session_and_then_new_events_only(clock):
+    class Counting(Memory):
+        asked = []
+
+        def read_since(self, kind, after, since=None):
+            self.asked.append((kind, after, since.timestamp()))
+            return [], 5
+
+    held = WithheldDocuments("mirabel", HOUR, Counting())
+    for _ in range(2):
+        follow(held)
+    assert Counting.asked == [("session", 0, clock.at - HOUR), ("session", 5, clock.at - HOUR)]
+
+
+def test_failed_poll_is_repeated(clock):
+    """Silently lost state would reveal withheld documents."""
+
+    class Late(Memory):
+        failures = 2
+
+        def read_since(self, kind, after, since=None):
+            if self.failures:
+                self.failures -= 1
+                raise BackendError("locked", backend="memory", retryable=True)
+            return super().read_since(kind, after, since)
+
+    store = Late()
+    store.append(event(clock, ["d1"]))
+    held = WithheldDocuments("mirabel", HOUR, store)
+    for _ in range(2):
+        with pytest.raises(BackendError, match="locked"):
+            follow(held)
+    follow(held)
+    assert held.sources("t", "anna") == {"d1"}
+
+
+def test_restart_with_a_real_store(tmp_path):
+    store = SqlEventStore(path=tmp_path / "events.db")
+    before = WithheldDocuments("mirabel", HOUR, store)
+    before.add("t", "anna", "d1")
+    store.append(event(SimpleNamespace(at=datetime.now(UTC).timestamp()), ["d2"], ago=2 * HOUR))
+    store.close()
+    again = SqlEventStore(path=tmp_path / "events.db")
+    held = WithheldDocuments("mirabel", HOUR, again)
+    follow(held)
+    assert held.sources("t", "anna") == {"d1"}
+    again.close()
