@@ -24,7 +24,7 @@ PROBE = "Where is the key of the east gate kept?"
 
 
 class FrameworkCollection(VectorCollection):
-    """A framework's store as a collection. Subclasses implement ``rows``, ``find``, ``count`` and ``search_store``.
+    """A framework's store as a collection. Subclasses implement ``rows``, ``stored``, ``count``, ``search_store``.
 
     Attributes:
         name: Name in messages.
@@ -78,6 +78,14 @@ class FrameworkCollection(VectorCollection):
             raise DataError(f"{self.name}: document {lacking[0]!r} has no stored vector, so the guard cannot judge it")
         hits = [Hit(document_of(r), known[r.id] if r.cosine is None else r.cosine) for r in rows]
         return sorted(hits, key=lambda hit: -hit.score)
+
+    def find(self, ids: Sequence[str]) -> CollectionPage:
+        """See ``VectorCollection.find``. Stores read an empty list as all rows, or refuse it, so none gets one."""
+        return self.page(list(self.stored(ids)) if ids else ())
+
+    @abstractmethod
+    def stored(self, ids: Sequence[str]) -> Iterable[tuple[FrameworkDocument, Any]]:
+        """The rows with these ids, at least one, with their vectors. Missing rows are omitted."""
 
     @abstractmethod
     def rows(self) -> Iterable[tuple[FrameworkDocument, Sequence[float]]]:

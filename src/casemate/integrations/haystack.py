@@ -17,7 +17,6 @@ from casemate.errors import ConfigError, needs
 from casemate.integrations.adapters import FrameworkCollection, FrameworkEmbedder
 from casemate.integrations.guarded_query import FrameworkDocument, GuardedQuery, client_identity
 from casemate.integrations.protection import Protection, ProtectionReport
-from casemate.protocols import CollectionPage
 
 with needs("casemate[haystack]"):
     from haystack import Document, component, default_from_dict, default_to_dict
@@ -48,10 +47,10 @@ class HaystackCollection(FrameworkCollection):
         """See ``FrameworkCollection.rows``."""
         yield from self._held(self.retriever.document_store.filter_documents())
 
-    def find(self, ids: Sequence[str]) -> CollectionPage:
-        """See ``VectorCollection.find``."""
+    def stored(self, ids: Sequence[str]) -> Iterator[tuple[FrameworkDocument, Sequence[float]]]:
+        """See ``FrameworkCollection.stored``."""
         wanted = {"field": "id", "operator": "in", "value": list(ids)}
-        return self.page(list(self._held(self.retriever.document_store.filter_documents(wanted))))
+        return self._held(self.retriever.document_store.filter_documents(wanted))
 
     def search_store(self, vector: Any, k: int, options: dict[str, Any]) -> Sequence[FrameworkDocument]:
         """See ``FrameworkCollection.look``."""

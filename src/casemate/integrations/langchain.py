@@ -135,14 +135,13 @@ class GuardedVectorStore(VectorStore):
         """Adds documents to the store and to the guard. Returns the ids of those that are not in quarantine."""
         ids = _ids(documents, kwargs)
         named = [document.model_copy(update={"id": name}) for document, name in zip(documents, ids, strict=True)]
-        collection = self.protection.store
-        assert isinstance(collection, LangChainCollection)
+        collection = self._collection_of()
         if withheld := self.protection.screen([collection.row(document) for document in named]):
             documents = [d for d, name in zip(documents, ids, strict=True) if name not in withheld]
             ids = [name for name in ids if name not in withheld]
         if not documents:
             return []
-        with self.protection.writing(ids):
+        with self.protection.writing(None if collection.replaces() else ids):
             added = self.unguarded.add_documents(documents, **{**kwargs, "ids": ids})
         if added != ids:  # the store assigns ids itself
             self.sync()
@@ -227,12 +226,18 @@ class GuardedVectorStore(VectorStore):
         return [*(to_langchain(stored[i]) for i in order), *composed]
 
     def _by_ids(self, documents: list[Document], identity: ClientIdentity, withheld: Collection[str]) -> list[Document]:
-        readable = self.protection.readable(identity, [(str(d.id), d.metadata) for d in documents])
-        documents = [d for d in documents if str(d.id) in readable]
-        if not withheld:
-            return documents
-        sources = self.protection.sources(str(d.id) for d in documents)
-        return [d for d in documents if d.id in sources and sources[d.id] not in withheld]
+        named = [(str(self._collection_of().id_of(d)), d) for d in documents]
+        readable = self.protection.readable(identity, [(name, d.metadata) for name, d in named])
+        named = [(name, d) for name, d in named if name in readable]
+        if withheld:
+            sources = self.protection.sources(name for name, _ in named)
+            named = [(name, d) for name, d in named if name in sources and sources[name] not in withheld]
+        return [d for _, d in named]
+
+    def _collection_of(self) -> LangChainCollection:
+        collection = self.protection.store
+        assert isinstance(collection, LangChainCollection)
+        return collection
 
 
 class GuardedVectorStoreRetriever(VectorStoreRetriever):
@@ -291,18 +296,23 @@ class JudgedRetriever(BaseRetriever):
     ) -> list[Document]:
         found = self.retriever.invoke(query, {"callbacks": []}, **kwargs)
         asked = self._asked(query, self.store._embedded(query), found)
-        return _kept(found, self.store.protection.retrieve(asked)) if asked else []
+        return _kept(asked.given or (), self.store.protection.retrieve(asked)) if asked else []
 
     async def _aget_relevant_documents(
         self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, **kwargs: Any
     ) -> list[Document]:
         found = await self.retriever.ainvoke(query, {"callbacks": []}, **kwargs)
         asked = self._asked(query, await self.store._aembedded(query), found)
-        return _kept(found, await self.store.protection.aretrieve(asked)) if asked else []
+        return _kept(asked.given or (), await self.store.protection.aretrieve(asked)) if asked else []
 
     def _asked(self, query: str, vector: list[float], found: Sequence[Document]) -> GuardedQuery | None:
+        named = self.store._collection_of().id_of
         given = self.store.protection.given(
-            FrameworkDocument(str(d.id), d.page_content, d.metadata, native=d) for d in found
+            FrameworkDocument(named(d) or "", d.page_content, d.metadata, native=d) for d in found
+        )
+        given = tuple(
+            row if named(row.native) else row._replace(native=row.native.model_copy(update={"id": row.id}))
+            for row in given
         )
         return GuardedQuery(query, vector, len(given), _identity({}), given=given) if given else None
 
@@ -324,8 +334,8 @@ def guarded(
     ``casemate.integrations``.
 
     Args:
-        inner: A vector store or a retriever. A retriever without a vector store needs ``store=``, a guarded store
-            with its documents.
+        inner: A vector store or a retriever. A retriever without a vector store, or on one that cannot be guarded,
+            needs ``store=``, a guarded store with its documents.
         **options: ``config``: a ``casemate.yaml``, or the same as a mapping; default: ``mirabel`` with default
             options. ``path``: folder for the guard's state; default: in memory. ``fit``: see ``Protection``.
             ``source``: metadata key that names the record of a document, or a function of the metadata; default:
@@ -341,7 +351,7 @@ def guarded(
         return inner
     if isinstance(inner, VectorStore):
         return GuardedVectorStore(inner, _protection(inner, **options))
-    if isinstance(inner, VectorStoreRetriever):
+    if isinstance(inner, VectorStoreRetriever) and "store" not in options:
         fields = {name: getattr(inner, name) for name in ("search_type", "search_kwargs", "tags", "metadata")}
         return GuardedVectorStoreRetriever(vectorstore=guarded(inner.vectorstore, **options), **fields)
     held = options.pop("store", None)
@@ -411,8 +421,8 @@ def _ids(documents: Sequence[Document], kwargs: Mapping[str, Any]) -> list[str]:
     return [name or str(uuid.uuid4()) for name in own]
 
 
-def _kept(found: Sequence[Document], rows: Sequence[FrameworkDocument]) -> list[Document]:
+def _kept(given: Sequence[FrameworkDocument], rows: Sequence[FrameworkDocument]) -> list[Document]:
     """The allowed documents in the other retriever's order, then those that replace withheld ones."""
     left = {row.id: row for row in rows}
-    kept = [to_langchain(left.pop(d.id)) for d in found if d.id in left]
+    kept = [to_langchain(left.pop(row.id)) for row in given if row.id in left]
     return kept + [to_langchain(row) for row in left.values()]

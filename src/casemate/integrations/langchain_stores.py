@@ -6,15 +6,16 @@ attributes, not by their class, so no vendor package is imported here.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from casemate.backends.collections.qdrant_collection import point_id
 from casemate.errors import CapabilityError, ConfigError, needs
-from casemate.integrations.adapters import FrameworkCollection, FrameworkEmbedder
+from casemate.integrations.adapters import FrameworkCollection, FrameworkEmbedder, stack_vectors, unit_vector
 from casemate.integrations.guarded_query import FrameworkDocument
+from casemate.maths.vectors import cosines
 from casemate.protocols import CollectionPage
 from casemate.types import Vector
 
@@ -46,10 +47,19 @@ class LangChainCollection(FrameworkCollection):
 
     def row(self, document: Document, score: float | None = None, cosine: float | None = None) -> FrameworkDocument:
         """Converts a retrieved document."""
-        if document.id is None:
+        name = self.id_of(document)
+        if name is None:
             raise CapabilityError(f"{self.name} returns documents without ids; only those with ids can be guarded")
         metadata, text = document.metadata, document.page_content
-        return FrameworkDocument(document.id, text, metadata, self._record(metadata), document, score, cosine)
+        return FrameworkDocument(name, text, metadata, self._record(metadata), document, score, cosine)
+
+    def id_of(self, document: Document) -> str | None:
+        """Id of a retrieved document; None: it has none."""
+        return document.id
+
+    def replaces(self) -> bool:
+        """Whether adding documents deletes those that the store holds."""
+        return False
 
     def _record(self, metadata: Mapping[str, Any]) -> str:
         """Record of a document. Loaders of tables and JSON name the row beside the file."""
@@ -66,10 +76,6 @@ class LangChainCollection(FrameworkCollection):
             if hasattr(self.store, name):
                 return [self.row(d, float(s)) for d, s in getattr(self.store, name)(vector, k=k, **options)]
         return [self.row(d) for d in self.store.similarity_search_by_vector(vector, k=k, **options)]
-
-    @abstractmethod
-    def find(self, ids: Sequence[str]) -> CollectionPage:
-        """See ``VectorCollection.find``."""
 
 
 class InMemory(LangChainCollection):
@@ -91,10 +97,10 @@ class InMemory(LangChainCollection):
         found = self.store.similarity_search_with_score_by_vector(vector, k=k, **options)
         return [self.row(d, s, s) for d, s in found]
 
-    def find(self, ids: Sequence[str]) -> CollectionPage:
-        """See ``VectorCollection.find``."""
+    def stored(self, ids: Sequence[str]) -> Iterator[tuple[FrameworkDocument, Sequence[float]]]:
+        """See ``FrameworkCollection.stored``."""
         held = (self.store.store.get(name) for name in ids)
-        return self.page([self._held(one) for one in held if one is not None])
+        return (self._held(one) for one in held if one is not None)
 
     def _held(self, held: Mapping[str, Any]) -> tuple[FrameworkDocument, Sequence[float]]:
         document = Document(id=held["id"], page_content=held["text"], metadata=held["metadata"])
@@ -124,10 +130,10 @@ class Faiss(LangChainCollection):
         found = self.store.similarity_search_with_score_by_vector(vector, k=k, **options)
         return [self.row(d, float(s)) for d, s in found]
 
-    def find(self, ids: Sequence[str]) -> CollectionPage:
-        """See ``VectorCollection.find``."""
+    def stored(self, ids: Sequence[str]) -> Iterator[tuple[FrameworkDocument, Sequence[float]]]:
+        """See ``FrameworkCollection.stored``."""
         places = self._where()
-        return self.page([self._held(name, places[name]) for name in ids if name in places])
+        return (self._held(name, places[name]) for name in ids if name in places)
 
     def cosines(self, ids: Sequence[str], vector: Vector) -> dict[str, float]:
         """See ``FrameworkCollection.cosines``. On the path of every question, so it reads no documents."""
@@ -171,9 +177,9 @@ class Chroma(LangChainCollection):
             yield from page
             start += len(page)
 
-    def find(self, ids: Sequence[str]) -> CollectionPage:
-        """See ``VectorCollection.find``."""
-        return self.page(list(self._page(ids=list(ids))))
+    def stored(self, ids: Sequence[str]) -> Iterator[tuple[FrameworkDocument, Sequence[float]]]:
+        """See ``FrameworkCollection.stored``."""
+        return self._page(ids=list(ids))
 
     def _page(self, **which: Any) -> Iterator[tuple[FrameworkDocument, Sequence[float]]]:
         got = self.store.get(include=["documents", "metadatas", "embeddings"], **which)
@@ -181,6 +187,101 @@ class Chroma(LangChainCollection):
             got["ids"], got["documents"], got["metadatas"], got["embeddings"], strict=True
         ):
             yield self.row(Document(id=name, page_content=text or "", metadata=metadata or {})), vector
+
+
+class Qdrant(LangChainCollection):
+    """Qdrant, on a server or in local mode: points with a payload. Documents have their id in the metadata."""
+
+    store: Any
+
+    def __init__(self, store: VectorStore, dim: int, source: Source) -> None:
+        super().__init__(store, dim, source)
+        mode = getattr(self.store.retrieval_mode, "value", self.store.retrieval_mode)
+        if mode != "dense":
+            raise ConfigError(
+                f"a {self.name} with retrieval_mode {mode!r} does not search by dense vectors alone: guard a store "
+                "with retrieval_mode 'dense' on the same collection, and judge the results of this one by "
+                "guarded(store.as_retriever(), store=guarded_dense_store)"
+            )
+
+    def id_of(self, document: Document) -> str | None:
+        """See ``LangChainCollection.id_of``."""
+        found = document.id or document.metadata.get("_id")
+        return None if found is None else str(found)
+
+    def count(self) -> int:
+        """See ``VectorCollection.count``."""
+        return int(self.store.client.count(self.store.collection_name, exact=True).count)
+
+    def rows(self) -> Iterator[tuple[FrameworkDocument, Sequence[float]]]:
+        """See ``FrameworkCollection.rows``."""
+        offset = None
+        while True:
+            points, offset = self.store.client.scroll(
+                self.store.collection_name, limit=PAGE, offset=offset, with_payload=True, with_vectors=True
+            )
+            yield from map(self._held, points)
+            if offset is None:
+                return
+
+    def stored(self, ids: Sequence[str]) -> Iterator[tuple[FrameworkDocument, Sequence[float]]]:
+        """See ``FrameworkCollection.stored``. Qdrant's ids are numbers or UUIDs; no other row can exist."""
+        wanted = [p for p in map(point_id, ids) if p is not None]
+        points = self.store.client.retrieve(self.store.collection_name, wanted, with_payload=True, with_vectors=True)
+        return map(self._held, points if wanted else ())
+
+    def _held(self, point: Any) -> tuple[FrameworkDocument, Sequence[float]]:
+        payload, vector = point.payload or {}, point.vector
+        document = Document(
+            page_content=payload.get(self.store.content_payload_key) or "",
+            metadata={**(payload.get(self.store.metadata_payload_key) or {}), "_id": point.id},
+        )
+        return self.row(document), vector[self.store.vector_name] if isinstance(vector, Mapping) else vector
+
+
+class LanceDB(LangChainCollection):
+    """LanceDB: a table with the columns id, text, vector and metadata. Search results lack ids, so rows are read."""
+
+    store: Any
+
+    def count(self) -> int:
+        """See ``VectorCollection.count``."""
+        table = self.store.get_table()
+        return 0 if table is None else int(table.count_rows())
+
+    def replaces(self) -> bool:
+        """See ``LangChainCollection.replaces``. It is the default of LangChain's LanceDB."""
+        return bool(self.store.mode == "overwrite")
+
+    def rows(self) -> Iterator[tuple[FrameworkDocument, Sequence[float]]]:
+        """See ``FrameworkCollection.rows``."""
+        table = self.store.get_table()
+        for batch in table.to_arrow().to_batches(PAGE) if table is not None else ():
+            yield from map(self._held, batch.to_pylist())
+
+    def stored(self, ids: Sequence[str]) -> Iterator[tuple[FrameworkDocument, Sequence[float]]]:
+        """See ``FrameworkCollection.stored``."""
+        table = self.store.get_table()
+        if table is None:
+            return iter(())
+        listed = ", ".join("'" + name.replace("'", "''") + "'" for name in ids)
+        found = table.search().where(f"{self.store._id_key} IN ({listed})").limit(len(ids)).to_list()
+        return map(self._held, found)
+
+    def search_store(self, vector: Any, k: int, options: dict[str, Any]) -> Sequence[FrameworkDocument]:
+        """See ``FrameworkCollection.search_store``."""
+        if self.store.get_table() is None:
+            return []
+        found = self.store._query(vector, k, **options).to_pylist()
+        held = [self._held(row) for row in found]
+        exact = cosines(stack_vectors([v for _, v in held], self.dim), unit_vector(vector)).tolist() if held else ()
+        scores = [row.get("_distance", row.get("_relevance_score")) for row in found]
+        return [row._replace(score=s, cosine=c) for (row, _), s, c in zip(held, scores, exact, strict=True)]
+
+    def _held(self, row: Mapping[str, Any]) -> tuple[FrameworkDocument, Sequence[float]]:
+        name, text = row[self.store._id_key], row[self.store._text_key]
+        document = Document(id=name, page_content=text or "", metadata=row.get("metadata") or {})
+        return self.row(document), row[self.store._vector_key]
 
 
 class CustomStore(LangChainCollection):
@@ -223,10 +324,10 @@ class CustomStore(LangChainCollection):
         found = super().search_store(vector, k, options)
         return [row._replace(cosine=None if row.score is None else self._cosine(row.score)) for row in found]
 
-    def find(self, ids: Sequence[str]) -> CollectionPage:
-        """See ``VectorCollection.find``."""
+    def stored(self, ids: Sequence[str]) -> Iterable[tuple[FrameworkDocument, Vector]]:
+        """See ``FrameworkCollection.stored``."""
         found = [self.row(document) for document in self.store.get_by_ids(list(ids))]
-        return self.page(list(zip(found, self._embedder.documents([row.text for row in found]), strict=True)))
+        return zip(found, self._embedder.documents([row.text for row in found]), strict=True)
 
 
 def collection_of(
@@ -248,6 +349,10 @@ def collection_of(
             return Faiss(store, embedder.dim, source)
         if hasattr(store, "_collection") and hasattr(store, "get"):
             return Chroma(store, embedder.dim, source)
+        if hasattr(store, "retrieval_mode") and hasattr(store, "content_payload_key"):
+            return Qdrant(store, embedder.dim, source)
+        if hasattr(store, "get_table") and hasattr(store, "_vector_key"):
+            return LanceDB(store, embedder.dim, source)
     if cosine is None:
         raise ConfigError(
             f"a {type(store).__name__} has no known way to read vectors, so results cannot be judged: give "

@@ -21,7 +21,6 @@ from casemate.integrations.guarded_query import (
     client_identity,
 )
 from casemate.integrations.protection import Protection, ProtectionReport
-from casemate.protocols import CollectionPage
 
 with needs("casemate[llamaindex]"):
     from llama_index.core.base.base_retriever import BaseRetriever
@@ -67,13 +66,12 @@ class LlamaIndexCollection(FrameworkCollection):
             return
         yield from self._got(None)
 
-    def find(self, ids: Sequence[str]) -> CollectionPage:
-        """See ``VectorCollection.find``."""
+    def stored(self, ids: Sequence[str]) -> Iterator[tuple[FrameworkDocument, Sequence[float]]]:
+        """See ``FrameworkCollection.stored``."""
         held = self._dictionary
         if held is None:
-            return self.page(list(self._got(list(ids))))
-        there = [name for name in ids if name in held]
-        return self.page([(_row(self.index.docstore.get_node(name)), held[name]) for name in there])
+            return self._got(list(ids))
+        return ((_row(self.index.docstore.get_node(name)), held[name]) for name in ids if name in held)
 
     def search_store(self, vector: Any, k: int, options: dict[str, Any]) -> Sequence[FrameworkDocument]:
         """See ``FrameworkCollection.look``. Bypasses the retriever's callbacks: a trace would reveal withheld nodes."""

@@ -25,6 +25,7 @@ from casemate.integrations.adapters import FrameworkCollection, FrameworkEmbedde
 from casemate.integrations.attachment import FrameworkIndex
 from casemate.integrations.event_loop import EventLoopPool
 from casemate.integrations.guarded_query import CURRENT_QUERY, ClientIdentity, FrameworkDocument, GuardedQuery
+from casemate.integrations.text_lookup import TextLookup
 from casemate.monitor.alerts.alerting_store import AlertingEventStore
 from casemate.monitor.poisoning.quarantine import Quarantine
 from casemate.monitor.service import open_tenant_screening
@@ -86,7 +87,7 @@ class Protection:
         path: Path | str | None = None,
         fit: bool | Sequence[str] = True,
     ) -> None:
-        self.store, self.embedder = store, embedder
+        self.store, self.embedder, self.texts = store, embedder, TextLookup(store)
         self.config = _read(config)
         with ExitStack() as opened:
             held = path if path is not None else opened.enter_context(tempfile.TemporaryDirectory(prefix="casemate-"))
@@ -190,6 +191,7 @@ class Protection:
 
     def sync(self) -> None:
         """Reads the store again, after it was changed elsewhere. With ``monitor.gate``, new documents are screened."""
+        self.texts.clear()
         self.index.attach(restart=True, screen=self.screening.screen_rows if self.screening else None)
 
     @property
@@ -289,12 +291,20 @@ class Protection:
         return {d.id: d.source for d in self.index.named(page.documents)}
 
     def given(self, rows: Iterable[FrameworkDocument]) -> tuple[FrameworkDocument, ...]:
-        """Another retriever's documents that are in the store, in their order; the others are dropped."""
-        wanted = {row.id: row for row in rows}
-        there = {d.id for d in self.store.find(list(wanted)).documents} - self.index.withheld()
-        if len(there) < len(wanted):
-            log.warning("%s: %d documents are not in it, and were dropped", self.store.name, len(wanted) - len(there))
-        return tuple(row for row in wanted.values() if row.id in there)
+        """Another retriever's documents that are in the store, in their order; the others are dropped.
+
+        A document with no id, or with another id, is the one of the store that has the same text.
+        """
+        rows = list(rows)
+        there = {d.id for d in self.store.find([row.id for row in rows if row.id]).documents}
+        unknown = [row for row in rows if row.id not in there]
+        same_text = {row.text: row for row in self.texts.identify(unknown)} if unknown else {}
+        known = [row if row.id in there else same_text.get(row.text) for row in rows]
+        withheld = self.index.withheld()
+        kept = {row.id: row for row in known if row is not None and row.id not in withheld}
+        if dropped := sum(row is None or row.id in withheld for row in known):
+            log.warning("%s: %d documents are not in it, and were dropped", self.store.name, dropped)
+        return tuple(kept.values())
 
     @contextmanager
     def writing(self, ids: Sequence[str] | None) -> Iterator[None]:
@@ -309,6 +319,7 @@ class Protection:
         else:
             with self.index.changing(ids):
                 yield
+            self.texts.update(ids)
         if why := self.due:
             log.warning("%s: no document is returned until calibrate() is called: %s", self.store.name, why)
 

@@ -118,7 +118,7 @@ class QdrantCollection(VectorCollection):
         """See ``VectorCollection.scan``. In order of the point ids."""
         if after == END:
             return
-        offset: Any = _point_id(after) if after else None
+        offset: Any = point_id(after) if after else None
         while True:
             with self._open_client() as client:
                 points, offset = client.scroll(
@@ -144,7 +144,7 @@ class QdrantCollection(VectorCollection):
 
     def find(self, ids: Sequence[str]) -> CollectionPage:
         """See ``VectorCollection.find``."""
-        wanted = [p for p in map(_point_id, ids) if p is not None]
+        wanted = [p for p in map(point_id, ids) if p is not None]
         with self._open_client() as client:
             points = client.retrieve(self.collection, wanted, with_payload=True, with_vectors=self._vectors())
         mine = [p for p in points if all((p.payload or {}).get(k) == v for k, v in self.only.items())]
@@ -155,13 +155,13 @@ class QdrantCollection(VectorCollection):
         from qdrant_client import models
 
         self._require_writable()
-        if odd := [d.id for d in documents if _point_id(d.id) is None]:
+        if odd := [d.id for d in documents if point_id(d.id) is None]:
             raise DataError(f"{self.name} needs numbers or UUIDs as ids; got {quote_ids(odd)}")
         if not documents:
             return
         points = [
             models.PointStruct(
-                id=_point_id(d.id),  # type: ignore[arg-type]
+                id=point_id(d.id),  # type: ignore[arg-type]
                 vector={self.vector: v.tolist()} if self.vector else v.tolist(),
                 payload=self._payload(d),
             )
@@ -173,7 +173,7 @@ class QdrantCollection(VectorCollection):
     def remove(self, ids: Sequence[str]) -> None:
         """See ``VectorCollection.remove``."""
         self._require_writable()
-        wanted: Any = [p for p in map(_point_id, ids) if p is not None]
+        wanted: Any = [p for p in map(point_id, ids) if p is not None]
         if wanted:
             with self._open_client() as client:
                 client.delete(self.collection, wanted, wait=True)
@@ -242,7 +242,7 @@ class QdrantCollection(VectorCollection):
             yield self._client
 
 
-def _point_id(identity: str) -> int | str | None:
+def point_id(identity: str) -> int | str | None:
     """The point id: a number or a UUID. None: the text is neither."""
     if identity.isascii() and identity.isdigit() and str(int(identity)) == identity:
         return int(identity)
