@@ -445,8 +445,47 @@ def test_so_much_written_behind_its_back_that_nothing_is_let_through_until_it_is
 
 
 def test_growth_that_needs_a_new_fit_is_told_and_the_fit_mends_it(caplog):
-    store = guarded(filled(), config=config())
+    store = guarded(filled(), config=config(), fit=False)
+    store.calibrate()
     store.add_documents([Document(f"fresh{i} amber delta grove", id=f"n{i}") for i in range(60)])
+    assert "until calibrate() is called" in caplog.text
+    assert store.similarity_search(HARMLESS) == []
+    store.calibrate()
+    assert len(store.similarity_search(HARMLESS)) == 4
+    store.protection.close()
+
+
+def test_an_empty_store_is_calibrated_when_it_has_documents_and_a_question_comes(caplog):
+    store = guarded(Store(Model()), config=config())
+    assert "0 documents are too few to judge" in caplog.text
+    assert "too few" in store.protection_report.acts_not["calibration"]
+    assert store.similarity_search(HARMLESS) == []
+    half = filled().store.values()
+    texts = [Document(h["text"], id=h["id"], metadata=h["metadata"]) for h in half]
+    store.add_documents(texts[:100])
+    assert "before the next question" in caplog.text
+    assert "no calibration" in store.protection_report.acts_not["calibration"]
+    assert len(store.similarity_search(HARMLESS, k=3)) == 3
+    assert "calibration" not in store.protection_report.acts_not
+    assert sum(f"d{i}" in ids(store.similarity_search(text_of(f"d{i}"), k=3)) for i in range(20)) <= 2
+    store.add_documents(texts[100:])  # half as many again
+    assert len(store.similarity_search(HARMLESS, k=3)) == 3
+    assert "d120" not in ids(store.similarity_search(text_of("d120"), k=3))
+    store.protection.close()
+
+
+async def test_an_empty_store_answers_asynchronous_questions_at_once(caplog):
+    store = guarded(Store(Model()), config=config())
+    store.add_texts([d.text for d in corpus()])
+    found = await asyncio.gather(*(store.asimilarity_search(HARMLESS, k=3) for _ in range(4)))
+    assert [len(f) for f in found] == [3] * 4
+    assert caplog.text.count("no document is returned") == 1
+    store.protection.close()
+
+
+def test_an_empty_store_whose_calibration_is_left_to_the_application_returns_nothing_and_says_so(caplog):
+    store = guarded(Store(Model()), config=config(), fit=False)
+    store.add_texts([d.text for d in corpus()])
     assert "until calibrate() is called" in caplog.text
     assert store.similarity_search(HARMLESS) == []
     store.calibrate()

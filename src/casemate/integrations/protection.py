@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import logging
 import tempfile
+import threading
 import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -71,8 +72,9 @@ class Protection:
         config: A ``casemate.yaml``, the same as a mapping, or None for the defaults. Of it ``guard``, ``calibrate``,
             ``store``, ``privacy`` and ``monitor.gate`` apply; retrieval and generation are the framework's.
         path: Folder for corpus moments, calibration and verdicts. None: they are kept in memory.
-        fit: True calibrates now if the guard is not calibrated, on synthetic questions. A list of real harmless
-            questions calibrates on these. False leaves it to ``calibrate``.
+        fit: True calibrates on synthetic questions whenever the guard has no calibration that fits the store: now,
+            or, if the store is still too small or grows, before the next question. A list of real harmless questions
+            calibrates on these. False leaves it to ``calibrate``; until then no document is returned.
 
     Raises:
         ConfigError: If the configuration is wrong, or the store cannot be enumerated.
@@ -106,12 +108,14 @@ class Protection:
             self.loops = EventLoopPool()
             opened.callback(self.loops.close)
             self.close = weakref.finalize(self, opened.pop_all().close)
-        self.protection_report = self._protection_report()
+        self._questions: Sequence[str] | None = None if fit is False else () if fit is True else fit
+        self._acts, self._acts_not = self._scope()
+        self._fitting, self._unfit = threading.Lock(), False
         log.info("%s: %s", store.name, self.protection_report)
         if path is None:
             log.info("%s: calibration and client state are kept in memory only; set path to keep them", store.name)
-        if fit is not False and self.due:
-            self.calibrate(() if fit is True else fit)
+        self._check()
+        self._fit()
 
     def _events(self, opened: ExitStack, kept: bool) -> EventStore | None:
         """The event store: as configured, else beside the moments if these are kept."""
@@ -149,7 +153,14 @@ class Protection:
             audience=audience_policy(section),
         )
 
-    def _protection_report(self) -> ProtectionReport:
+    @property
+    def protection_report(self) -> ProtectionReport:
+        """What is protected here now, and what is not."""
+        state = {"calibration": self._state} if self._state else {}
+        return ProtectionReport(self._acts, {**self._acts_not, **state}, self.config.guard.mode)
+
+    def _scope(self) -> tuple[tuple[str, ...], dict[str, str]]:
+        """The defenses that act on retrieved documents, and what is not protected whatever the store holds."""
         acts, acts_not = [], dict(LIMITS)
         for defense, part in zip(self.guard.defenses, self.config.guard.defenses, strict=False):
             kind = type(defense)
@@ -162,14 +173,41 @@ class Protection:
             ]
             if elsewhere:
                 acts_not[part.use] = f"its part on the {' and the '.join(elsewhere)} is not available here"
-        return ProtectionReport(tuple(acts), acts_not, self.config.guard.mode)
+        return tuple(acts), acts_not
+
+    @property
+    def _state(self) -> str:
+        """Why the guard returns or withholds nothing at present; empty if it judges."""
+        if why := self.due:
+            then = "before the next question" if self._questions is not None else "until calibrate() is called"
+            return f"no document is returned {then}: {why}"
+        few = [d for d in calibrated_defenses(self.guard.defenses) if d.ready(DEFAULT_TENANT, self._count) is None]
+        return f"{self._count} documents are too few to judge, so nothing is withheld yet" if few else ""
+
+    @property
+    def _count(self) -> int:
+        return self.index.moments().n
+
+    def _check(self) -> None:
+        """Warns if the guard cannot judge; notes that a calibration is due."""
+        self._unfit = bool(self.due)
+        if why := self._state:
+            log.warning("%s: %s", self.store.name, why)
+
+    def _fit(self) -> None:
+        """Calibrates if it is due, unless that is left to ``calibrate``. Concurrent questions wait for it."""
+        if self._unfit and self._questions is not None:
+            with self._fitting:
+                if self.due:
+                    self.calibrate(self._questions)
+                self._unfit = False
 
     @property
     def due(self) -> str:
         """Why the guard needs a calibration before it allows documents; empty if it does not."""
         try:
             for defense in calibrated_defenses(self.guard.defenses):
-                defense.ready(DEFAULT_TENANT, self.index.moments().n)
+                defense.ready(DEFAULT_TENANT, self._count)
         except DataError as error:
             return str(error)
         return ""
@@ -181,6 +219,8 @@ class Protection:
             questions: Real harmless questions.
             progress: Called with the number of questions just embedded.
         """
+        if questions and self._questions is not None:
+            self._questions = questions
         began = time.monotonic()
         log.info("%s: calibrating on harmless questions", self.store.name)
         found = self.loops.run(lambda: calibrate_guard(self.guard, self.config, questions, DEFAULT_TENANT, progress))
@@ -193,6 +233,7 @@ class Protection:
         """Reads the store again, after it was changed elsewhere. With ``monitor.gate``, new documents are screened."""
         self.texts.clear()
         self.index.attach(restart=True, screen=self.screening.screen_rows if self.screening else None)
+        self._check()
 
     @property
     def quarantine(self) -> Quarantine | None:
@@ -213,11 +254,14 @@ class Protection:
 
     def retrieve(self, asked: GuardedQuery) -> list[FrameworkDocument]:
         """Retrieves the documents that the guard allows, best first."""
+        self._fit()
         return self.loops.run(lambda: self._retrieved(asked))
 
     async def aretrieve(self, asked: GuardedQuery) -> list[FrameworkDocument]:
         """``retrieve`` for asynchronous callers: the search runs in a worker thread."""
         asked.inline = False
+        if self._unfit:
+            await asyncio.to_thread(self._fit)
         return await self._retrieved(asked)
 
     async def _retrieved(self, asked: GuardedQuery) -> list[FrameworkDocument]:
@@ -320,8 +364,7 @@ class Protection:
             with self.index.changing(ids):
                 yield
             self.texts.update(ids)
-        if why := self.due:
-            log.warning("%s: no document is returned until calibrate() is called: %s", self.store.name, why)
+            self._check()
 
 
 class _Rag(Rag):
