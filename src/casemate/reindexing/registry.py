@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
 import shutil
 import zipfile
 import zlib
@@ -35,7 +34,8 @@ from casemate.reindexing.space import (
     adapter_digest,
     chunk_key,
 )
-from casemate.runtime.files import write_atomically, write_error
+from casemate.runtime.file_lock import lock_file
+from casemate.runtime.files import write_atomically
 from casemate.types import Vector
 
 FORMAT = 1
@@ -153,22 +153,12 @@ class ReindexRegistry:
     @contextmanager
     def _lock(self, name: str, wait: bool = True) -> Iterator[None]:
         """Locks a file among processes. The operating system releases the lock when the process ends."""
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            handle = os.open(self.folder / f".{name}", os.O_RDWR | os.O_CREAT, 0o600)
-        except OSError as error:
-            raise write_error(self.folder, error) from error
-        try:
-            import fcntl
-
-            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        with lock_file(self.folder / f".{name}", wait=wait) as handle:
+            if handle is None:
+                raise DataError(
+                    f"another process is re-indexing tenant {self.tenant!r} in {self.folder}; wait for it or end it"
+                )
             yield
-        except BlockingIOError as error:
-            raise DataError(
-                f"another process is re-indexing tenant {self.tenant!r} in {self.folder}; wait for it or end it"
-            ) from error
-        finally:
-            os.close(handle)
 
     def rollback(self, version: int | None = None) -> Reindexing:
         """Activates an earlier version.

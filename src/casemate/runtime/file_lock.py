@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -17,7 +16,8 @@ from casemate.runtime.files import write_error
 LOCKED_BYTE = 1 << 30
 """Windows locks bytes, which other processes then cannot read. This one is far beyond the content."""
 READ_TRIES, READ_PAUSE_S = 20, 0.05
-"""How often the holder is read, and the pause between: it writes its entry just after it acquires the lock."""
+"""How often the holder is read, and the pause between: it writes its entry just after it acquires the lock. Windows
+tries a lock at the same pace."""
 
 
 class LockHeld(BackendError):
@@ -43,14 +43,9 @@ def exclusive_lock(path: Path, purpose: str, advice: str) -> Iterator[None]:
         LockHeld: If the lock is held. The message names the process.
         BackendError: If the file cannot be created or locked.
     """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        handle = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
-    except OSError as error:
-        raise write_error(path, error) from error
-    try:
-        if not _acquire(handle, path):
-            raise LockHeld(f"{_describe_holder(handle, path)}; wait until it ends, stop it, or {advice}")
+    with lock_file(path, wait=False) as handle:
+        if handle is None:
+            raise LockHeld(f"{_describe_holder(path)}; wait until it ends, stop it, or {advice}")
         holder = {"pid": os.getpid(), "purpose": purpose, "since": datetime.now(UTC).isoformat(timespec="seconds")}
         _rewrite(handle, json.dumps(holder).encode())
         try:
@@ -58,6 +53,26 @@ def exclusive_lock(path: Path, purpose: str, advice: str) -> Iterator[None]:
         finally:
             with suppress(OSError):
                 _rewrite(handle, b"")
+
+
+@contextmanager
+def lock_file(path: Path, *, wait: bool) -> Iterator[int | None]:
+    """Holds a lock among processes for the duration of the block; yields the file's handle.
+
+    Args:
+        path: The lock file. It is created if missing, and never deleted.
+        wait: Whether to wait for the holder. If not, and the lock is held, the block gets None.
+
+    Raises:
+        BackendError: If the file cannot be created or locked.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        handle = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
+    except OSError as error:
+        raise write_error(path, error) from error
+    try:
+        yield handle if _acquire(handle, path, wait) else None
     finally:
         os.close(handle)  # releases the lock
 
@@ -68,36 +83,41 @@ def _rewrite(handle: int, content: bytes) -> None:
     os.write(handle, content)
 
 
-def _describe_holder(handle: int, path: Path) -> str:
+def _describe_holder(path: Path) -> str:
     """The process that holds the lock, and what it does."""
     for _ in range(READ_TRIES):
-        os.lseek(handle, 0, os.SEEK_SET)
-        with suppress(ValueError, KeyError, TypeError):
-            holder = json.loads(os.read(handle, 4096))
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            holder = json.loads(path.read_bytes())
             return f"process {holder['pid']} runs {holder['purpose']} in {path.parent} since {holder['since']}"
         time.sleep(READ_PAUSE_S)
     return f"another process holds {path}"
 
 
-if sys.platform == "win32":
+try:
+    import fcntl
+except ImportError:  # Windows
     import msvcrt
 
-    def _acquire(handle: int, path: Path) -> bool:
-        """Locks the file if no other handle has; False if one has."""
+    def _acquire(handle: int, path: Path, wait: bool) -> bool:
+        """Locks the file if no other handle has; False if one has. Windows cannot wait, so it is asked repeatedly."""
+        while not (locked := _try_lock(handle)) and wait:
+            time.sleep(READ_PAUSE_S)
+        return locked
+
+    def _try_lock(handle: int) -> bool:
         os.lseek(handle, LOCKED_BYTE, os.SEEK_SET)
         try:
-            msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
+            msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
         except OSError:
             return False
         return True
 
 else:
-    import fcntl
 
-    def _acquire(handle: int, path: Path) -> bool:
+    def _acquire(handle: int, path: Path, wait: bool) -> bool:
         """Locks the file if no other handle has; False if one has."""
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
             return False
         except OSError as error:

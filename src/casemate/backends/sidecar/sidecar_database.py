@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from casemate.errors import BackendError, DataError
+from casemate.runtime.file_lock import lock_file
 from casemate.runtime.sqlite import BUSY_S, enable_wal
 
 APPLICATION_ID = 0x43534D41  # "CSMA" in the file's header
@@ -191,10 +192,7 @@ class SqliteSidecarDatabase:
             if self._memory:
                 yield
                 return
-            import fcntl
-
-            with open(f"{self._path}-writer", "a", opener=_open_private) as file:
-                fcntl.flock(file, fcntl.LOCK_EX)
+            with lock_file(Path(f"{self._path}-writer"), wait=True):
                 yield
 
     def close(self) -> None:
@@ -217,10 +215,6 @@ class SqliteSidecarDatabase:
         except OSError as error:
             what = f"cannot open {self.name}: {error.strerror or error}"
             raise BackendError(what, backend="attached", retryable=False) from error
-
-
-def _open_private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 def _verify(tables: SidecarTables, name: str) -> None:
