@@ -15,10 +15,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, BinaryIO, TypeAlias, cast
 
 from casemate.errors import DataError
-from casemate.rag.parsing import READERS
+from casemate.rag.parsing import PLAIN_TEXT, READERS, reason_of
+from casemate.rag.parsing_process import PARSER
 
 Parsed: TypeAlias = tuple[str, str, Mapping[str, Any]]  # title, text, metadata
 
@@ -29,6 +30,8 @@ QUESTIONS = (
 )  # next to corpus.jsonl they mark a BEIR data set, of which only the corpus is read
 RECORDS = (".jsonl", ".jsonl.gz")
 MB = 1_000_000
+MAX_BLANK_LINES = 100_000
+MAX_EXPANSION = 200  # times the size of a compressed file; text compresses 3 to 20 times
 MAX_ID = 512  # characters; databases limit the length of keys
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -171,7 +174,7 @@ class Corpus:
             mode = os.stat(path).st_mode
             reason = "a link to a target outside the corpus, which is not followed; copy the target here"
         except OSError as error:
-            mode, reason, stray = 0, _refused(error), True
+            mode, reason, stray = 0, reason_of(error), True
             unknown = kind in RECORDS or not kind and not os.path.islink(path)  # may be a folder
         if not stray:
             return mode
@@ -186,7 +189,7 @@ class Corpus:
         try:
             names = sorted(n for n in os.listdir(folder) if not n.startswith("."))
         except OSError as error:
-            self._problem(name or ".", _refused(error), unknown=True)
+            self._problem(name or ".", reason_of(error), unknown=True)
             return []
         questions = any(n.startswith(QUESTIONS) for n in names)
         beir = [n for n in BEIR if questions and n in names and os.path.isfile(os.path.join(folder, n))][:1]
@@ -199,7 +202,7 @@ class Corpus:
                 size = os.fstat(file.fileno()).st_size
                 raw = file.read(min(size, self._limit) + 1)
         except OSError as error:
-            self._problem(name, _refused(error), unread=name)
+            self._problem(name, reason_of(error), unread=name)
             return
         if len(raw) > self._limit:
             self._problem(name, f"{size / MB:.3g} MB, {self._too_big}", unread=name)
@@ -219,7 +222,7 @@ class Corpus:
                 elif line.strip():
                     yield from self._record(f"{name}:{number}", line)
         except (OSError, EOFError, zlib.error) as error:
-            self._problem(name, f"after line {number}: {_refused(error)}", unknown=True)
+            self._problem(name, f"after line {number}: {reason_of(error)}", unknown=True)
             return
         if not number:
             self.problems.append(Problem(name, "empty", harmless=True))
@@ -251,11 +254,6 @@ def _name(path: str) -> str:
     return os.fsencode(path).decode("utf-8", "replace").replace(os.sep, "/")
 
 
-def _refused(error: Exception) -> str:
-    why = getattr(error, "strerror", None) or _clean(f"{type(error).__name__}: {error}"[:200])
-    return f"cannot be read ({why}); repair it, grant read permission, or remove it"
-
-
 def _clean(value: Any) -> Any:
     """Replaces what databases reject: NUL characters, lone surrogates, numbers that are not finite."""
     if isinstance(value, str):
@@ -272,11 +270,36 @@ def _lines(path: str, limit: int) -> Iterator[bytes]:
     zipped = path.lower().endswith(".gz")
     if zipped and not os.path.getsize(path):
         raise EOFError("an empty file is not a gzip file")
-    with gzip.open(path) if zipped else open(path, "rb") as file:
+    most = MB * 64 + MAX_EXPANSION * os.path.getsize(path)
+    size = blank = 0
+    opened = gzip.open(path) if zipped else open(path, "rb")
+    with cast(BinaryIO, opened) as file:
         while line := file.readline(limit + 1):
             yield line
-            while line and not line.endswith(b"\n"):
-                line = file.readline(MB)
+            blank = 0 if line.strip() else blank + 1
+            if blank > MAX_BLANK_LINES:
+                raise EOFError(f"more than {MAX_BLANK_LINES:,} blank lines in a row")
+            size += len(line) if line.endswith(b"\n") else _rest_of_line(file, most)
+            if size > most:
+                raise EOFError(f"expands to more than {MAX_EXPANSION} times its size")
+
+
+def _rest_of_line(file: BinaryIO, most: int) -> int:
+    """Skips the rest of a line; returns its length, or a little more than `most`."""
+    size = 0
+    while size <= most and (part := file.readline(MB)):
+        size += len(part)
+        if part.endswith(b"\n"):
+            break
+    return size
+
+
+def _is_utf8(raw: bytes) -> bool:
+    try:
+        raw.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _load(line: bytes) -> tuple[str, dict[str, Any]]:
@@ -306,11 +329,10 @@ def _parse_file(path: str, digest: str) -> Parsed:
         raw = Path(path).read_bytes()
         if hashlib.sha256(raw).hexdigest() != digest:
             raise DataError("changed while it was read; run the command again")
-        title, text = READERS[_kind(path)](raw)
-    except DataError:
-        raise
-    except Exception as error:  # parsers raise anything on damaged or hostile files
-        raise DataError(_refused(error)) from error
+    except OSError as error:
+        raise DataError(reason_of(error)) from error
+    kind = _kind(path)
+    title, text = READERS[kind](raw) if kind in PLAIN_TEXT and _is_utf8(raw) else PARSER.parse(kind, raw)
     if not title.strip() and not text.strip():
         raise DataError("contains no text; if it is a scan, run OCR first")
     return " ".join(_clean(title).split()), _clean(text), {}

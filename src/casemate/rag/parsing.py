@@ -104,6 +104,13 @@ def _pdf(raw: bytes) -> tuple[str, str]:
         return str(reader.metadata.title or "") if reader.metadata else "", text
 
 
+def reason_of(error: Exception) -> str:
+    """Why a file cannot be read, with the remedy."""
+    why = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"[:200]
+    why = why.encode(errors="replace").decode().replace("\0", " ")
+    return f"cannot be read ({why}); repair it, grant read permission, or remove it"
+
+
 READERS: Mapping[str, Callable[[bytes], tuple[str, str]]] = {
     ".txt": lambda raw: ("", _decoded(raw)),
     **dict.fromkeys((".md", ".markdown"), _markdown),
@@ -111,3 +118,5 @@ READERS: Mapping[str, Callable[[bytes], tuple[str, str]]] = {
     ".pdf": _pdf,
 }
 """Functions from a file's content to title and text, by suffix."""
+PLAIN_TEXT = frozenset((".txt", ".md", ".markdown"))
+"""Suffixes whose readers are safe on any UTF-8: they take linear time and no parser."""
