@@ -75,6 +75,29 @@ def test_answer_ends_at_the_quote_limit():
     assert text == " ".join(chunk(0).text.split()[:25])
 
 
+def long_documents(words, seed=0):
+    """Five documents without common words."""
+    rng = np.random.default_rng(seed)
+    return [Document(f"long{seed}-{n}", " ".join(f"w{i}" for i in rng.integers(0, 10**6, words))) for n in range(5)]
+
+
+def test_long_answer_from_long_documents_is_no_evidence():
+    limit = CrawlLimit()
+    for number in range(4):
+        documents = long_documents(400, seed=number)
+        text = " ".join(" ".join(d.text.split()[:200]) for d in documents[:2])
+        assert answer_from(limit, documents, text, question=f"what of {number}") == text
+    assert level(limit) is CLEAR
+
+
+def test_half_of_the_context_is_the_limit_of_an_answer_from_long_documents():
+    documents = long_documents(400)
+    text = " ".join(d.text for d in documents[:3])
+    limit = CrawlLimit()
+    assert len(answer_from(limit, documents, text).split()) == 1000
+    assert level(limit) is SUSPECTED
+
+
 def test_text_without_quotations_is_unchanged():
     assert ask(CrawlLimit(quote_words=1), range(5), dump=False)[1] == "nothing of the kind"
 
@@ -294,7 +317,7 @@ def test_interrupted_answer_is_recorded_too():
     assert limit.evidence.disclosed(query, "d0") > 0
 
 
-@pytest.mark.parametrize("wrong", [{"questions": 0}, {"exposure": 0}, {"alarm": 1}, {"hours": 0}, {"quote_words": 0}])
+@pytest.mark.parametrize("wrong", [{"questions": 0}, {"exposure": 0}, {"alarm": 1}, {"hours": 0}, {"quote_words": -1}])
 def test_invalid_options_are_refused(wrong):
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         CrawlLimit(**wrong)

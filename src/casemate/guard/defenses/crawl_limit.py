@@ -45,6 +45,9 @@ from casemate.types import Action, Document, Hit, Outcome, Prompt, Query, Retrie
 log = logging.getLogger(__name__)
 MAX_PENDING = 10_000
 """Requests between retrieval and generation; the oldest are dropped."""
+QUOTE_WORDS, QUOTE_SHARE = 300, 0.5
+"""Default of ``quote_words``: the share of the words of the context, and at least so many words. Ordinary answers from
+long documents disclose more than 300 words, but less than half of what was read for them."""
 EXTRACTS_FROM = 0.8
 """Share of the budget from which a client is answered from extracts."""
 MAX_UNSEEN, MIN_UNSEEN, MAX_RECENT, MAX_TENANTS = 5, 3, 16, 1000
@@ -77,7 +80,8 @@ class CrawlLimit(Defense):
         budget: Words of chunks that may be newly disclosed to a client in ``hours``, at least 1. From
             ``EXTRACTS_FROM`` of it on, answers are from extracts, and beyond it from no documents.
         tenant_budget: The same for all clients of a tenant together; 0: no limit.
-        quote_words: Words of its context that one answer may disclose; set it above the length of a chunk.
+        quote_words: Words of its context that one answer may disclose, above the length of a chunk; 0: half of its
+            words, but at least 300.
         short_quote_words: The same for suspected clients.
         whole: Chunks of which one answer may disclose more than the share ``exposure``; 0: three, but always fewer than
             the context has, if that is more than one.
@@ -98,7 +102,7 @@ class CrawlLimit(Defense):
     questions: int = 50
     budget: int = 5000
     tenant_budget: int = 0
-    quote_words: int = 300
+    quote_words: int = 0
     short_quote_words: int = 60
     whole: int = 0
     exposure: float = 0.3
@@ -118,7 +122,7 @@ class CrawlLimit(Defense):
             ("questions", 1),
             ("budget", 1),
             ("tenant_budget", 0),
-            ("quote_words", 1),
+            ("quote_words", 0),
             ("short_quote_words", 1),
             ("whole", 0),
             ("sentences", 0),
@@ -378,6 +382,7 @@ class _DisclosureMeter:
         self.exposed_before = evidence.exposed_chunks(query) if self.clear else frozenset[str]()
         self.chunks_left = max(0, limit.questions - len(self.exposed_before)) if self.clear else 0
         self.most = limit.whole or max(1, min(3, query.k - 1))
+        self.most_words = limit.quote_words or max(QUOTE_WORDS, QUOTE_SHARE * sum(self.counter.lengths))
         self.held, self.sent, self.cut, self.reserved = "", list[str](), False, 0
         self._checked: tuple[list[int], int] = [], -1
 
@@ -426,7 +431,7 @@ class _DisclosureMeter:
         new = [bits & ~before for bits, before in zip(covered, self.before, strict=True)]
         words = min(self.counter.disclosed_words, sum(bits.bit_count() for bits in new))
         exposed = self._exposed(new)
-        self.limit_reached = words > self.limit.quote_words or len(exposed) > self.most
+        self.limit_reached = words > self.most_words or len(exposed) > self.most
         self.cut |= (
             self.limit_reached
             or sum(i not in self.exposed_before for i in exposed) > self.chunks_left
