@@ -168,6 +168,7 @@ class Writer:
 
     def __init__(self):
         self.kept, self.unsure, self.numbers = {f"d{i}" for i in range(40)}, set(), itertools.count()
+        self.added = 0
 
     def work(self, http):
         number = next(self.numbers)
@@ -175,6 +176,7 @@ class Writer:
         self.unsure.add(name)
         added = http.post("/v1/documents", json={"documents": [{"source": name, "text": f"only{number} x"}]})
         assert added.status_code == 200
+        self.added += 1
         self.kept.add(name)
         self.unsure.discard(name)
         if number % 2 and old in self.kept:  # an unacknowledged addition is not in `kept`, and stays uncertain
@@ -213,7 +215,7 @@ def test_a_kill_loses_no_acknowledged_event_and_no_hidden_document_is_sent(tmp_p
     """The process is killed twice while documents change, questions are asked and clients disconnect."""
     writer, asker, other, revoked = Writer(), Asker(), Asker(), []
     keys = [new_key(tmp_path, "admin"), new_key(tmp_path), new_key(tmp_path)]
-    for _ in range(2):
+    for life in (1, 2):
         with process(tmp_path) as (running, url):
             pairs = zip((writer, asker, other), keys, strict=True)
             threads = [threading.Thread(target=until_killed, args=(who, url, text)) for who, text in pairs]
@@ -222,7 +224,9 @@ def test_a_kill_loses_no_acknowledged_event_and_no_hidden_document_is_sent(tmp_p
             revoked.append(new_key(tmp_path).split("_")[1])
             with closing(SqlEventStore(path=tmp_path / "events.db")) as store:
                 ApiKeyStore(store).revoke(revoked[-1])
-            time.sleep(2)
+            end = time.monotonic() + 60
+            while (writer.added < 12 * life or len(asker.answers) < 4 * life) and time.monotonic() < end:
+                time.sleep(0.01)
             running.send_signal(signal.SIGKILL)
             for thread in threads:
                 thread.join(30)
@@ -232,13 +236,13 @@ def test_a_kill_loses_no_acknowledged_event_and_no_hidden_document_is_sent(tmp_p
         held = set(index.digests())
         assert not index.check()
     assert writer.kept - writer.unsure <= held <= writer.kept | writer.unsure
-    assert len(writer.kept) > 45
+    assert writer.added >= 24
     with closing(SqlEventStore(path=tmp_path / "events.db")) as store:
         found = ApiKeyStore(store)
         found.sync()
         assert {k.id for k in found.all() if k.revoked} == set(revoked)
-        assert len(store.scan("verdict")) > 10
-    assert len(asker.answers) > 5
+        assert len(store.scan("verdict")) >= len(asker.answers) + len(other.answers)
+    assert len(asker.answers) >= 8
     assert not [a for a in asker.answers + other.answers if "d3" in a]
 
 
