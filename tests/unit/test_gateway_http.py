@@ -410,6 +410,20 @@ def test_no_answer_is_sent_before_its_verdict_is_written(tmp_path, path, body, m
         wait_for(lambda: len(app_verdicts(tmp_path)) == 2)
 
 
+def test_no_answer_is_sent_while_the_event_store_is_renamed(tmp_path, monkeypatch):
+    app = make(tmp_path)
+    monkeypatch.setattr(state, "WRITE_TIMEOUT_S", 0.1)
+    events, elsewhere = tmp_path / "events.db", tmp_path / "events.old"
+    with client(app, key(app)) as http:
+        assert http.post("/v1/chat/completions", json=chat("only7")).status_code == 200
+        events.rename(elsewhere)
+        answer = http.post("/v1/chat/completions", json=chat("only7"))
+        assert answer.status_code == 503
+        assert "d7" not in answer.text
+        elsewhere.rename(events)
+        assert http.post("/v1/chat/completions", json=chat("only7")).status_code == 200
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_internal_error_gives_500_and_its_message_is_neither_sent_nor_logged(tmp_path, stream, caplog):
     app = make(tmp_path, Down(RuntimeError("secret text of a document")))

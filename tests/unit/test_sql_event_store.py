@@ -399,3 +399,24 @@ def test_without_psycopg_the_error_has_the_install_command(monkeypatch):
     monkeypatch.setitem(sys.modules, "psycopg", None)
     with pytest.raises(MissingExtra, match=r"pip install 'casemate\[postgres\]'"):
         SqlEventStore("postgresql://me:s3cret@host/db")
+
+
+def test_a_renamed_or_deleted_file_fails_reads_and_keeps_events_until_it_is_back(make, path, caplog):
+    """Connections that are open still work on the renamed file, where nobody would look for the events."""
+    store = make()
+    store.append(event(1))
+    assert ids(store) == ["1"]
+    path.rename(path.with_suffix(".old"))
+    for use in (store.scan, lambda: store.lease("a", "b", 60)):
+        with pytest.raises(
+            BackendError, match=r"events\.db was renamed, deleted or replaced while it was open; put it"
+        ):
+            use()
+    store.append(event(2))
+    assert not store.flush(0.05)
+    path.write_bytes(path.with_suffix(".old").read_bytes())  # a copy is another file
+    assert not store.flush(0.05)
+    path.with_suffix(".old").replace(path)
+    assert store.flush(30)
+    assert ids(store) == ["1", "2"]
+    assert "was renamed" in caplog.text

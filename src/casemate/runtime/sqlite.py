@@ -1,9 +1,10 @@
-"""Write-ahead mode for an SQLite file that several processes open at the same time."""
+"""SQLite files that several processes open at the same time: write-ahead mode, and files that were replaced."""
 
 from __future__ import annotations
 
 import sqlite3
 import time
+from pathlib import Path
 
 BUSY_S = 30.0
 """How long a process waits for the lock of another one."""
@@ -30,3 +31,12 @@ def enable_wal(connection: sqlite3.Connection, timeout_s: float = BUSY_S) -> Non
             if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
                 raise
         time.sleep(0.02)
+
+
+def file_identity(path: Path) -> tuple[int, int] | None:
+    """Device and inode of a file; None if there is none. A process that has opened it does not see a replacement."""
+    try:
+        found = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return found.st_dev, found.st_ino

@@ -29,7 +29,7 @@ from casemate.errors import BackendError, DataError, needs
 from casemate.maths.moments import CorpusMoments
 from casemate.maths.nearest import BLOCK, HNSW, ApproximateSearch, ExactSearch, Keys, checksum
 from casemate.protocols import Index
-from casemate.runtime.sqlite import BUSY_S, enable_wal
+from casemate.runtime.sqlite import BUSY_S, enable_wal, file_identity
 from casemate.types import DEFAULT_TENANT, Document, Hit, Retrieval, Vector
 
 APPROXIMATE_ABOVE = 1_000_000
@@ -89,7 +89,7 @@ class SqliteIndex(Index):
         self._lock = threading.RLock()
         self._caches: dict[str, _TenantCache] = {}
         self._db: sqlite3.Connection | None = None
-        self._file, self._fingerprint, self._dim = _identity(self.path), "", 0
+        self._file, self._fingerprint, self._dim = file_identity(self.path), "", 0
 
     def open(self, fingerprint: str, dim: int) -> None:
         """See ``Index.open``."""
@@ -206,7 +206,7 @@ class SqliteIndex(Index):
     def _connect(self) -> None:
         if self._db is None:
             self._db = _connect(self.path)
-            self._file = _identity(self.path)
+            self._file = file_identity(self.path)
 
     def _require_same_embedder(self, db: sqlite3.Connection) -> None:
         """Reads the file each time, because another process may have rebuilt it."""
@@ -220,7 +220,7 @@ class SqliteIndex(Index):
         with self._lock, _translate_errors(self.path):
             if self._db is None:
                 raise BackendError(f"the index {self.path} is not open", backend="sqlite", retryable=False)
-            if self._file != _identity(self.path):
+            if self._file != file_identity(self.path):
                 problem = f"the index {self.path} was deleted or replaced while it was open; restart this process"
                 raise BackendError(problem, backend="sqlite", retryable=False)
             self._db.execute("BEGIN IMMEDIATE" if write else "BEGIN")
@@ -325,11 +325,6 @@ class SqliteIndex(Index):
         )
         while rows := cursor.fetchmany(BLOCK // 16):
             yield np.array([key for key, _ in rows], np.int64), _matrix([blob for _, blob in rows], self._dim)
-
-
-def _identity(path: Path) -> tuple[int, int] | None:
-    """Device and inode of the file."""
-    return (path.stat().st_dev, path.stat().st_ino) if path.exists() else None
 
 
 def _connect(path: Path) -> sqlite3.Connection:

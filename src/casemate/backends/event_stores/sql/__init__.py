@@ -32,6 +32,7 @@ from casemate.backends.event_stores.sql.database import (
     first_line,
     lock_event_order,
     parse_url,
+    refuse_replaced_file,
     sqlite_url,
 )
 from casemate.backends.event_stores.sql.event_rows import EventRow, decode_events, encode_event, events_table, utc
@@ -393,6 +394,8 @@ class SqlEventStore(EventStore):
                 create_file(Path(address.database))
             engine = create_lazy_engine(address)
             migrations.upgrade(engine)
+            if address.database and address.drivername == "sqlite":
+                refuse_replaced_file(engine, Path(address.database))
         except (OSError, sqlite3.Error, SQLAlchemyError, CommandError) as error:
             if engine:
                 engine.dispose()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from casemate.errors import BackendError, ConfigError, needs
-from casemate.runtime.sqlite import enable_wal
+from casemate.runtime.sqlite import enable_wal, file_identity
 
 if TYPE_CHECKING:
     from sqlalchemy import URL, Connection, Engine
@@ -74,6 +74,27 @@ def create_lazy_engine(url: URL) -> Engine:
         # In WAL mode, NORMAL would lose the last commits in a power failure.
         event.listen(engine, "connect", lambda connection, _: connection.execute("PRAGMA synchronous=FULL").close())
     return engine
+
+
+def refuse_replaced_file(engine: Engine, path: Path) -> None:
+    """Lets every later transaction fail while the SQLite file is not at its path. Its connections would still work.
+
+    Raises, in a transaction:
+        BackendError: If the file was renamed, deleted or replaced.
+    """
+    from sqlalchemy import event
+
+    path = Path(os.path.abspath(path))
+    opened = file_identity(path)
+
+    @event.listens_for(engine, "begin")
+    def require_same_file(_: Connection) -> None:
+        if file_identity(path) != opened:
+            raise backend_error(
+                f"the event store {path} was renamed, deleted or replaced while it was open",
+                "put it back, or restart this process",
+                True,
+            )
 
 
 def lock_event_order(connection: Connection) -> None:
