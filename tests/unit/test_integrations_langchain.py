@@ -479,7 +479,7 @@ async def test_an_empty_store_answers_asynchronous_questions_at_once(caplog):
     store.add_texts([d.text for d in corpus()])
     found = await asyncio.gather(*(store.asimilarity_search(HARMLESS, k=3) for _ in range(4)))
     assert [len(f) for f in found] == [3] * 4
-    assert caplog.text.count("no document is returned") == 1
+    assert caplog.text.count("no document is returned before the next question") == 1
     store.protection.close()
 
 
@@ -525,6 +525,11 @@ def test_a_process_that_died_while_writing_is_noticed(tmp_path, wrap):
     first.protection.close()
     again = wrap(inner, path=tmp_path)
     assert same(again.protection.index.moments(), moments_of(again))
+
+
+def test_wiring_that_calibrates_warns_of_nothing(caplog):
+    guarded(filled(), config=config()).protection.close()
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 def test_from_texts_makes_a_guarded_store_in_memory():

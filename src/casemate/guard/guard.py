@@ -20,6 +20,7 @@ from typing import Literal, TypeAlias
 
 from casemate.errors import CasemateError, ConfigError
 from casemate.guard.audience import AudiencePolicy
+from casemate.guard.turn import current_turn
 from casemate.guard.verdict_log import append
 from casemate.protocols import Defense, Embedder, EventStore, Generator, Index, Progress, Withheld
 from casemate.rag.pipeline import GROWTH, Rag, closing_stream, join_stream, require_tenant
@@ -170,22 +171,54 @@ class Guard:
     async def retrieve(self, query: Query) -> tuple[Retrieval, tuple[Verdict, ...]]:
         """Returns the context, at most k hits, and the verdicts about the query.
 
-        Fetches more hits until no defense requests further ones.
+        Fetches more hits until no defense requests further ones. Within a ``turn``, the user's question is judged
+        first, and what is withheld for one query of the turn is withheld for all.
         """
+        await self.judge_turn(query)
+        found = await self._retrieve(query)
+        if (current := current_turn()) is not None and query.text == current.question:
+            current.mark_judged(self.index, query.tenant, query.client)
+        return found
+
+    async def judge_turn(self, query: Query) -> None:
+        """Judges the user's question of the current turn, if there is one and it was not judged on this index yet.
+
+        Args:
+            query: A query of the turn; the question is judged for the same client and number of documents.
+        """
+        current = current_turn()
+        if current is None or query.text == current.question:
+            return
+        if not current.is_judged(self.index, query.tenant, query.client):
+            _, verdicts = await self._retrieve(replace(query, text=current.question, id=current.id))
+            if self.enforce and any(v.action is Action.WITHHOLD for v in verdicts):
+                current.refused = True
+            current.mark_judged(self.index, query.tenant, query.client)
+
+    async def _retrieve(self, query: Query) -> tuple[Retrieval, tuple[Verdict, ...]]:
         failed: dict[str, Exception] = {}
         with self._timed("embed"):
             vector = await self.rag.encode(query, lambda: self._sync(failed))
         wanted = query.k + self._lookahead + 2 * self._max_hidden
+        current = current_turn() if self.enforce else None
         while True:
             with self._timed("search"):
                 found = await self._search(query, vector, wanted)
             defended = await self._defend_retrieval(query, found, failed)
             if defended is not None:
                 break
-            wanted = 2 * len(found.hits)
+            wanted = 2 * max(wanted, len(found.hits))
         kept, verdicts = defended
         context = _without_unreadable(kept, found) if self.enforce else found
-        return replace(context, hits=context.hits[: query.k]), tuple(self._log(query, v) for v in verdicts)
+        context = replace(context, hits=context.hits[: query.k])
+        if current is not None:
+            hidden = {identity for v in verdicts for identity in v.hidden}
+            current.withhold((h.document for h in found.hits if h.document.id in hidden), self.index, query.tenant)
+            context = (
+                replace(context, hits=()) if current.refused else current.visible(context, self.index, query.tenant)
+            )
+            current.show(context.hits, self.index, query.tenant)
+        return context, tuple(self._log(query, v) for v in verdicts)
 
     async def _search(self, query: Query, vector: Vector, wanted: int) -> Retrieval:
         """Fetches at least so many hits, and enough that k remain whichever sources the defenses hide.
@@ -196,18 +229,22 @@ class Guard:
         restricted = self.audience.restricts(query)
         excluded = restricted and self.enforce and self.audience.unentitled == "nothing"
         entitles = partial(self.audience.entitles, query) if restricted else None
+        current = current_turn() if self.enforce else None
         while True:
             if excluded:
                 found = await self.rag.find(query, vector, wanted, entitles)
             else:
                 found = await self.rag.find(query, vector, wanted)
+            exhausted = len(found.hits) < wanted
+            if current is not None:
+                found = current.visible(found, self.index, query.tenant)
             if entitles is not None:
                 unreadable = frozenset(h.document.id for h in found.hits if not entitles(h.document))
                 found = replace(found, unreadable=unreadable)
             sizes = Counter(h.document.source for h in found.hits if h.document.source not in blocked)
             left = sizes.total() - sum(size for _, size in sizes.most_common(self._max_hidden))
-            if left >= query.k + self._lookahead or len(found.hits) < wanted:
-                return replace(found, exhausted=len(found.hits) < wanted)
+            if left >= query.k + self._lookahead or exhausted:
+                return replace(found, exhausted=exhausted)
             wanted *= GROWTH
 
     async def _defend_retrieval(

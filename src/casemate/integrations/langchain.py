@@ -11,12 +11,14 @@ The result is a ``VectorStore`` (or a retriever), so chains, agents, tracing and
 from __future__ import annotations
 
 import asyncio
+import logging
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Self, overload
 
 from casemate.errors import ConfigError, needs
+from casemate.guard.turn import SourceKey, Turn, collect, turn
 from casemate.integrations.adapters import FrameworkEmbedder
 from casemate.integrations.guarded_query import (
     ClientIdentity,
@@ -25,6 +27,7 @@ from casemate.integrations.guarded_query import (
     client_context,
     client_identity,
 )
+from casemate.integrations.langchain_legs import Guarded, has_legs, rebuilt, unguarded_legs
 from casemate.integrations.langchain_stores import (
     LangChainCollection,
     Source,
@@ -45,11 +48,14 @@ with needs("casemate[langchain]"):
     from langchain_core.vectorstores import InMemoryVectorStore, VectorStore, VectorStoreRetriever
     from langchain_core.vectorstores.utils import maximal_marginal_relevance
 
+log = logging.getLogger("casemate.integrations")
+COMPOSE = ("base_compressor", "docstore")
+"""Attributes of retrievers that return texts composed of documents: compressors, and those that return parents."""
 K = 4
 """LangChain's default number of documents."""
 
 
-class GuardedVectorStore(VectorStore):
+class GuardedVectorStore(Guarded, VectorStore):
     """A vector store that returns the documents that its guard allows. Created by ``guarded``.
 
     Every search also accepts ``casemate_client=`` and ``casemate_tenant=``. Without them the client
@@ -240,7 +246,7 @@ class GuardedVectorStore(VectorStore):
         return collection
 
 
-class GuardedVectorStoreRetriever(VectorStoreRetriever):
+class GuardedVectorStoreRetriever(Guarded, VectorStoreRetriever):
     """A retriever on a guarded store: all search types; the client comes from the run's config.
 
     Attributes:
@@ -268,18 +274,14 @@ class GuardedVectorStoreRetriever(VectorStoreRetriever):
             return await super().ainvoke(input, config, **kwargs)
 
 
-class JudgedRetriever(BaseRetriever):
-    """Judges the results of another retriever before returning them. Created by ``guarded``.
-
-    The inner run is not traced: a trace or an event stream would reveal withheld documents.
+class _GuardedRetriever(Guarded, BaseRetriever):
+    """A retriever around another, whose run is not traced: a trace or an event stream would reveal withheld documents.
 
     Attributes:
         retriever: The wrapped retriever.
-        store: The guarded store with the retriever's documents. Documents that are not in it are dropped.
     """
 
     retriever: BaseRetriever
-    store: GuardedVectorStore
 
     def invoke(self, input: str, config: RunnableConfig | None = None, **kwargs: Any) -> list[Document]:
         """Retrieves documents for the client that the run's config names."""
@@ -290,6 +292,16 @@ class JudgedRetriever(BaseRetriever):
         """Asynchronous version of ``invoke``."""
         with _asking(config):
             return await super().ainvoke(input, config, **kwargs)
+
+
+class JudgedRetriever(_GuardedRetriever):
+    """Judges the results of another retriever before returning them. Created by ``guarded``.
+
+    Attributes:
+        store: The guarded store with the retriever's documents. Documents that are not in it are dropped.
+    """
+
+    store: GuardedVectorStore
 
     def _get_relevant_documents(
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun, **kwargs: Any
@@ -317,6 +329,36 @@ class JudgedRetriever(BaseRetriever):
         return GuardedQuery(query, vector, len(given), _identity({}), given=given) if given else None
 
 
+class GuardedFusion(_GuardedRetriever):
+    """A retriever that combines guarded ones, as one turn: no query brings back what another one withholds.
+
+    Created by ``guarded``. Documents that no guarded leg returned are dropped.
+    """
+
+    def _get_relevant_documents(
+        self, query: str, *, run_manager: CallbackManagerForRetrieverRun, **kwargs: Any
+    ) -> list[Document]:
+        with turn(query) as current, collect() as sources:
+            found = self.retriever.invoke(query, {"callbacks": []}, **kwargs)
+            return self._allowed(current, found, sources)
+
+    async def _aget_relevant_documents(
+        self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, **kwargs: Any
+    ) -> list[Document]:
+        with turn(query) as current, collect() as sources:
+            found = await self.retriever.ainvoke(query, {"callbacks": []}, **kwargs)
+            return self._allowed(current, found, sources)
+
+    def _allowed(self, current: Turn, found: list[Document], sources: set[SourceKey]) -> list[Document]:
+        composes = any(hasattr(self.retriever, name) for name in COMPOSE)
+        kept = current.allowed(found, lambda d: (d.id, d.page_content), sources if composes else None)
+        if len(kept) < len(found):
+            log.info(
+                "%s: %d of %d documents left out", type(self.retriever).__name__, len(found) - len(kept), len(found)
+            )
+        return kept
+
+
 @overload
 def guarded(inner: VectorStore, /, **options: Any) -> GuardedVectorStore: ...
 @overload
@@ -335,7 +377,8 @@ def guarded(
 
     Args:
         inner: A vector store or a retriever. A retriever without a vector store, or on one that cannot be guarded,
-            needs ``store=``, a guarded store with its documents.
+            needs ``store=``, a guarded store with its documents. A retriever that combines others (an ensemble, a
+            query rewriter, a compressor) is copied with guarded legs; ``store=`` guards those that are not yet.
         **options: ``config``: a ``casemate.yaml``, or the same as a mapping; default: ``mirabel`` with default
             options. ``path``: folder for the guard's state; default: in memory. ``fit``: see ``Protection``.
             ``source``: metadata key that names the record of a document, or a function of the metadata; default:
@@ -343,17 +386,19 @@ def guarded(
             (``langchain_stores.CustomStore``).
 
     Raises:
-        ConfigError: If the configuration is wrong, or the arguments do not suffice to judge results.
+        ConfigError: If the configuration is wrong, or the arguments do not suffice to judge results; the message names
+            each leg that nothing judges.
     """
-    if isinstance(inner, GuardedVectorStore | GuardedVectorStoreRetriever | JudgedRetriever):
+    if isinstance(inner, GuardedVectorStore | GuardedVectorStoreRetriever | JudgedRetriever | GuardedFusion):
         if options:
             raise ConfigError(f"the store is already guarded; remove {', '.join(options)}")
         return inner
     if isinstance(inner, VectorStore):
         return GuardedVectorStore(inner, _protection(inner, **options))
     if isinstance(inner, VectorStoreRetriever) and "store" not in options:
-        fields = {name: getattr(inner, name) for name in ("search_type", "search_kwargs", "tags", "metadata")}
-        return GuardedVectorStoreRetriever(vectorstore=guarded(inner.vectorstore, **options), **fields)
+        return _on(guarded(inner.vectorstore, **options), inner)
+    if has_legs(inner):
+        return _fused(inner, **options)
     held = options.pop("store", None)
     if not isinstance(held, GuardedVectorStore) or options:
         raise ConfigError(
@@ -361,6 +406,33 @@ def guarded(
             "with its documents, and no other option"
         )
     return JudgedRetriever(retriever=inner, store=held)
+
+
+def _fused(inner: BaseRetriever, store: GuardedVectorStore | None = None) -> BaseRetriever:
+    """A retriever that combines others, with every leg guarded."""
+
+    def leaf(leg: VectorStore | BaseRetriever) -> VectorStore | BaseRetriever:
+        if store is None:
+            return leg
+        if isinstance(leg, VectorStore):
+            return store if leg is store.unguarded else leg
+        if isinstance(leg, VectorStoreRetriever) and leg.vectorstore is store.unguarded:
+            return _on(store, leg)
+        return JudgedRetriever(retriever=leg, store=store)
+
+    made: BaseRetriever = rebuilt(inner, leaf, lambda part: GuardedFusion(retriever=part))
+    if legs := unguarded_legs(made.retriever if isinstance(made, GuardedFusion) else made):
+        raise ConfigError(
+            f"nothing judges the results of {', '.join(legs)}: guard each with guarded(), or give store=, the guarded "
+            "vector store with its documents"
+        )
+    return made
+
+
+def _on(store: GuardedVectorStore, retriever: VectorStoreRetriever) -> GuardedVectorStoreRetriever:
+    """A retriever on a guarded store with the options of another one."""
+    fields = {name: getattr(retriever, name) for name in ("search_type", "search_kwargs", "tags", "metadata")}
+    return GuardedVectorStoreRetriever(vectorstore=store, **fields)
 
 
 def _protection(

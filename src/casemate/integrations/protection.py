@@ -110,12 +110,12 @@ class Protection:
             self.close = weakref.finalize(self, opened.pop_all().close)
         self._questions: Sequence[str] | None = None if fit is False else () if fit is True else fit
         self._acts, self._acts_not = self._scope()
-        self._fitting, self._unfit = threading.Lock(), False
+        self._fitting, self._unfit = threading.Lock(), bool(self.due)
         log.info("%s: %s", store.name, self.protection_report)
         if path is None:
             log.info("%s: calibration and client state are kept in memory only; set path to keep them", store.name)
-        self._check()
         self._fit()
+        self._check()
 
     def _events(self, opened: ExitStack, kept: bool) -> EventStore | None:
         """The event store: as configured, else beside the moments if these are kept."""
@@ -265,8 +265,9 @@ class Protection:
         return await self._retrieved(asked)
 
     async def _retrieved(self, asked: GuardedQuery) -> list[FrameworkDocument]:
-        asked.vector = unit_vector(asked.native)
         query = Query(asked.text, asked.identity.name, k=asked.k, groups=frozenset(asked.identity.groups))
+        await self.guard.judge_turn(query)  # outside of the framework's search, which is for this question only
+        asked.vector = unit_vector(asked.native)
         if asked.given is not None:
             return await self._judged(asked, query, asked.given)
         gone = set[str]() if asked.whole is None else await self._withheld_unfiltered(asked, query, asked.whole)

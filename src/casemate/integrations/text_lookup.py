@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from collections.abc import Sequence
 
+from casemate.guard.turn import text_digest
 from casemate.integrations.adapters import FrameworkCollection
 from casemate.integrations.guarded_query import FrameworkDocument
 
@@ -52,8 +52,3 @@ class TextLookup:
         if any(texts.get(name) != row.text for name, row in found):
             return None
         return [row._replace(id=name) for name, row in found]
-
-
-def text_digest(text: str) -> bytes:
-    """Digest of a document's text: equal for equal texts."""
-    return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).digest()

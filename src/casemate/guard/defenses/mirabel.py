@@ -30,6 +30,7 @@ from casemate.errors import ConfigError, DataError
 from casemate.guard.calibration.closeness import LOOKAHEAD, FeatureExtractor, Features, unique_sources
 from casemate.guard.calibration.file import CalibrationFile
 from casemate.guard.client_state.withheld_documents import SeenRequests, WithheldDocuments
+from casemate.guard.turn import current_turn
 from casemate.maths import moments, stats
 from casemate.maths.calibration import Calibration
 from casemate.protocols import CalibratedDefense, Defense, Embedder, EventStore, Index
@@ -349,7 +350,9 @@ class _Decision:
         Evidence is about the first source of the context, usually the subject of a session. A source that the client
         may read gathers none.
         """
-        new = self.mirabel.seen_requests.is_first(self.query.id) and self._is_new_question()
+        current = current_turn()
+        request = self.query.id if current is None else current.id  # a turn is one question of the client
+        new = self.mirabel.seen_requests.is_first(request) and self._is_new_question()
         for source in set(unique_sources(context[:1])) - self._readable(context[:1]) if new else ():
             self.mirabel.withheld.add_evidence(*self.client, source, self._e_value(scores[source]))
         flagged = [s for s in unique_sources(self.found.hits) if s in reasons]

@@ -1,0 +1,157 @@
+"""The turn: a user's question, with every query that a rewriter, a hybrid search or an agent asks to answer it.
+
+A rewritten question may retrieve a document that the guard withholds for the question itself, and one search of a
+hybrid retrieval may return what another withholds. So within a ``turn`` every guard judges the user's question first,
+and a document that is withheld for one query stays withheld for all others, in every index. Documents are recognized
+by source within an index, and by text across indexes.
+
+    with turn("Who is the patient of room 4?") as current:
+        found = [document for query in rewritten for document in store.similarity_search(query)]
+        documents = current.allowed(found, lambda document: (document.id, document.page_content))
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from casemate.maths.moments import without_documents
+from casemate.types import Document, Hit, Retrieval, T
+
+SourceKey: TypeAlias = tuple[int, str, str]
+"""Index, tenant and source of a document."""
+
+
+@dataclass(eq=False)
+class Turn:
+    """What the guards of one turn have shown and withheld. Created by ``turn``; safe for threads.
+
+    Attributes:
+        question: The user's question.
+        id: Id of the request that judges it.
+        refused: Whether a guard withheld the whole context of the question. Every query then has an empty one.
+    """
+
+    question: str
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    refused: bool = False
+    _judged: dict[tuple[int, str, str], object] = field(default_factory=dict)
+    _withheld: set[SourceKey] = field(default_factory=set)
+    _texts: set[bytes] = field(default_factory=set)
+    _shown: dict[bytes | str, set[SourceKey]] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def is_judged(self, index: object, tenant: str, client: str) -> bool:
+        """Whether the user's question was judged on this index."""
+        return (id(index), tenant, client) in self._judged
+
+    def mark_judged(self, index: object, tenant: str, client: str) -> None:
+        """Records that the user's question was judged on this index."""
+        with self._lock:
+            self._judged[id(index), tenant, client] = index  # kept, so that no other object gets its id
+
+    def visible(self, retrieval: Retrieval, index: object, tenant: str) -> Retrieval:
+        """The retrieval as if the documents that are withheld for this turn were not in the index."""
+        with self._lock:
+            if not self._withheld:
+                return retrieval
+            return without_documents(retrieval, lambda document: self._withholds(index, tenant, document))
+
+    def withhold(self, documents: Iterable[Document], index: object, tenant: str) -> None:
+        """Withholds documents, and all of their sources, for the rest of the turn."""
+        with self._lock:
+            for document in documents:
+                self._withheld.add((id(index), tenant, document.source))
+                self._texts.add(text_digest(document.text))
+
+    def show(self, hits: Iterable[Hit], index: object, tenant: str) -> None:
+        """Records the documents that a guard lets through."""
+        for hit in hits:
+            document = hit.document
+            self._record(document.id, document.text, {(id(index), tenant, document.source)})
+
+    def allowed(
+        self, items: Iterable[T], name: Callable[[T], tuple[str | None, str]], sources: set[SourceKey] | None = None
+    ) -> list[T]:
+        """The items that a guard let through and that no query of the turn withheld, in their order.
+
+        Args:
+            items: Documents of a framework, after all queries.
+            name: Returns an item's id, if it has one, and its text.
+            sources: Of items that are composed of documents, such as summaries: the sources that ``collect`` found.
+                Such an item is allowed if none of them is withheld. None: an item that no guard let through is dropped.
+        """
+        kept = []
+        for item in items:
+            identity, text = name(item)
+            with self._lock:
+                known = self._shown.get(text_digest(text)) or self._shown.get(identity or "") or sources
+                gone = not known or not known.isdisjoint(self._withheld) or text_digest(text) in self._texts
+            if not gone and not self.refused:
+                assert known is not None
+                self._record(identity, text, known)
+                kept.append(item)
+        return kept
+
+    def _record(self, identity: str | None, text: str, keys: set[SourceKey]) -> None:
+        with self._lock:
+            for name in (text_digest(text), identity):
+                if name:
+                    self._shown.setdefault(name, set()).update(keys)
+            for collected in _COLLECTED.get():
+                collected.update(keys)
+
+    def _withholds(self, index: object, tenant: str, document: Document) -> bool:
+        return (id(index), tenant, document.source) in self._withheld or text_digest(document.text) in self._texts
+
+
+_TURN: ContextVar[Turn | None] = ContextVar("casemate_turn", default=None)
+_COLLECTED: ContextVar[tuple[set[SourceKey], ...]] = ContextVar("casemate_turn_collected", default=())
+
+
+@contextmanager
+def turn(question: str) -> Iterator[Turn]:
+    """Makes all retrievals inside the block one turn. Within another turn, the block belongs to that one.
+
+    The turn follows the context: into tasks and into threads that copy it (``asyncio.to_thread``, the executors of
+    LangChain, LlamaIndex and Haystack).
+
+    Args:
+        question: The user's question, as the user wrote it.
+    """
+    around = _TURN.get()
+    if around is not None:
+        yield around
+        return
+    token = _TURN.set(found := Turn(question))
+    try:
+        yield found
+    finally:
+        _TURN.reset(token)
+
+
+def current_turn() -> Turn | None:
+    """The turn of the enclosing block; None outside of one."""
+    return _TURN.get()
+
+
+@contextmanager
+def collect() -> Iterator[set[SourceKey]]:
+    """Collects the sources of all documents that guards let through inside the block."""
+    found: set[SourceKey] = set()
+    token = _COLLECTED.set((*_COLLECTED.get(), found))
+    try:
+        yield found
+    finally:
+        _COLLECTED.reset(token)
+
+
+def text_digest(text: str) -> bytes:
+    """Digest of a document's text: equal for equal texts."""
+    return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).digest()

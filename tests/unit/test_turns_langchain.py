@@ -1,0 +1,263 @@
+"""The turn in LangChain: rewritten queries, hybrid retrieval, compressors, chains and tools."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+pytest.importorskip("langchain_core")
+
+from langchain_core.documents import Document
+from langchain_core.retrievers import BaseRetriever
+from langchain_core.runnables import RunnableLambda, RunnablePassthrough
+from langchain_core.tools.retriever import create_retriever_tool
+
+from casemate.errors import ConfigError
+from casemate.guard.turn import turn
+from casemate.integrations.langchain import GuardedFusion, guarded, unguarded_legs
+from tests.unit.test_integrations_langchain import HARMLESS, ByWord, Listener, Model, filled, ids, text_of
+from tests.wrapped import config, mirabel
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+RECORDS = 60
+
+
+@pytest.fixture(scope="module")
+def calibration(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("fit")
+    guarded(filled(), config=config(), path=folder).protection.close()
+    return str(folder / "calibration.json")
+
+
+@pytest.fixture
+def store(calibration):
+    """A guarded store that remembers nothing about its clients, so that only the turn connects queries."""
+    defenses = [mirabel(calibration=calibration, session_hours=0)]
+    made = guarded(filled(), config=config(defenses=defenses), fit=False)
+    yield made
+    made.protection.close()
+
+
+def rewritten(question):
+    """Three queries about a part of the question each, as a model writes them."""
+    words = question.split()
+    third = -(-len(words) // 3)
+    return [" ".join(words[i : i + third]) for i in range(0, len(words), third)]
+
+
+class Rewriter(BaseRetriever):
+    """A query rewriter without a model: the union of the results."""
+
+    retriever: BaseRetriever
+
+    def _get_relevant_documents(self, query, *, run_manager):
+        return list({d.id: d for q in rewritten(query) for d in self.retriever.invoke(q)}.values())
+
+
+class Ensemble(BaseRetriever):
+    retrievers: list[BaseRetriever]
+
+    def _get_relevant_documents(self, query, *, run_manager):
+        return list({d.id: d for r in self.retrievers for d in r.invoke(query)}.values())
+
+
+class Parents(BaseRetriever):
+    """Returns the record of each passage, from a store of its own."""
+
+    retriever: BaseRetriever
+    docstore: dict[str, str]
+
+    def _get_relevant_documents(self, query, *, run_manager):
+        return [Document(f"the record of {d.id}", metadata={"of": d.id}) for d in self.retriever.invoke(query)]
+
+
+class Leaky(Rewriter):
+    """Adds a document that comes from nowhere."""
+
+    def _get_relevant_documents(self, query, *, run_manager):
+        return [Document("from elsewhere"), *self.retriever.invoke(query)]
+
+
+def multi_query(retriever):
+    module = pytest.importorskip("langchain_classic.retrievers", reason="langchain-classic is not installed")
+    return module.MultiQueryRetriever(
+        retriever=retriever, llm_chain=RunnableLambda(lambda given: rewritten(given["question"]))
+    )
+
+
+def leaks(retriever):
+    questions = {f"d{i}": text_of(f"d{i}") for i in range(RECORDS)}
+    return {name for name, question in questions.items() if name in ids(retriever.invoke(question))}
+
+
+@pytest.mark.parametrize("rewriter", [lambda leg: Rewriter(retriever=leg), multi_query], ids=["own", "MultiQuery"])
+def test_rewritten_queries_leak_at_most_what_the_question_itself_does(store, rewriter):
+    leg = store.as_retriever(search_kwargs={"k": 3})
+    direct, before = leaks(leg), leaks(rewriter(leg))
+    assert len(before) > len(direct)
+    assert leaks(guarded(rewriter(leg))) <= direct
+
+
+async def test_rewritten_queries_asynchronously(store):
+    leg = store.as_retriever(search_kwargs={"k": 3})
+    retriever, names = guarded(Rewriter(retriever=leg)), [f"d{i}" for i in range(20)]
+    found = await asyncio.gather(*(retriever.ainvoke(text_of(name)) for name in names))
+    assert {name for name, documents in zip(names, found, strict=True) if name in ids(documents)} <= leaks(leg)
+
+
+def test_benign_questions_get_what_the_rewriter_found_before(store):
+    bare = filled().as_retriever(search_kwargs={"k": 3})
+    found = guarded(Rewriter(retriever=store.as_retriever(search_kwargs={"k": 3}))).invoke(HARMLESS)
+    assert found == Rewriter(retriever=bare).invoke(HARMLESS)
+
+
+def test_a_document_withheld_for_a_later_query_is_not_returned_for_an_earlier_one(store):
+    class Later(Rewriter):
+        def _get_relevant_documents(self, query, *, run_manager):
+            return [*self.retriever.invoke("only4 amber"), *self.retriever.invoke(text_of("d4"))]
+
+    leg = store.as_retriever(search_kwargs={"k": 3})
+    assert "d4" in ids(Later(retriever=leg).invoke(HARMLESS))
+    assert "d4" not in ids(guarded(Later(retriever=leg)).invoke(HARMLESS))
+
+
+def test_a_hybrid_search_with_an_unguarded_leg_is_refused_by_its_name(store):
+    hybrid = Ensemble(retrievers=[store.as_retriever(), ByWord()])
+    assert "d4" in ids(hybrid.invoke(text_of("d4")))
+    assert unguarded_legs(hybrid) == ["Ensemble.retrievers[1]: ByWord"]
+    with pytest.raises(ConfigError, match=r"Ensemble.retrievers\[1\]: ByWord"):
+        guarded(hybrid)
+
+
+def test_a_hybrid_search_is_guarded_in_every_leg_by_the_store(store):
+    bare = Ensemble(retrievers=[store.unguarded.as_retriever(), ByWord()])
+    hybrid = guarded(bare, store=store)
+    assert isinstance(hybrid, GuardedFusion)
+    assert unguarded_legs(hybrid) == []
+    assert unguarded_legs(bare) == ["Ensemble.retrievers[0]: VectorStoreRetriever", "Ensemble.retrievers[1]: ByWord"]
+    assert "d4" in ids(bare.invoke(text_of("d4")))
+    assert "d4" not in ids(hybrid.invoke(text_of("d4")))
+    assert set(ids(hybrid.invoke(HARMLESS))) == set(ids(bare.invoke(HARMLESS))) - {"web"}
+
+
+def test_langchains_own_ensemble_with_bm25(store):
+    module = pytest.importorskip("langchain_classic.retrievers", reason="langchain-classic is not installed")
+    pytest.importorskip("rank_bm25", reason="rank-bm25 is not installed")
+    community = pytest.importorskip("langchain_community.retrievers", reason="langchain-community is not installed")
+    words = community.BM25Retriever.from_texts([h["text"] for h in store.unguarded.store.values()], k=3)
+    hybrid = module.EnsembleRetriever(retrievers=[store.as_retriever(), words])
+    assert text_of("d4") in [d.page_content for d in hybrid.invoke(text_of("d4"))]
+    assert unguarded_legs(hybrid) == ["EnsembleRetriever.retrievers[1]: BM25Retriever"]
+    found = guarded(hybrid, store=store)
+    assert text_of("d4") not in [d.page_content for d in found.invoke(text_of("d4"))]
+    assert len(found.invoke(HARMLESS)) >= 4
+
+
+def test_a_compressor_of_rewritten_queries(store):
+    module = pytest.importorskip("langchain_classic.retrievers", reason="langchain-classic is not installed")
+    from langchain_core.documents import BaseDocumentCompressor
+
+    class FirstWords(BaseDocumentCompressor):
+        def compress_documents(self, documents, query, callbacks=None):
+            return [Document(" ".join(d.page_content.split()[:5]), metadata=d.metadata) for d in documents]
+
+    leg = store.as_retriever(search_kwargs={"k": 3})
+    bare = module.ContextualCompressionRetriever(base_compressor=FirstWords(), base_retriever=Rewriter(retriever=leg))
+    assert unguarded_legs(bare) == []
+    assert any("only4" in d.page_content for d in bare.invoke(text_of("d4")))
+    found = guarded(bare).invoke(text_of("d4"))
+    assert found
+    assert not any("only4" in d.page_content for d in found)
+
+
+def test_parents_of_withheld_passages_are_withheld(store):
+    leg = store.as_retriever(search_kwargs={"k": 3})
+    bare = Rewriter(retriever=Parents(retriever=leg, docstore={}))
+    assert any(d.metadata["of"] == "d4" for d in Parents(retriever=leg, docstore={}).invoke("only4 amber"))
+    found = guarded(bare).invoke(text_of("d4"))
+    assert not any(d.metadata["of"] == "d4" for d in found)
+    assert guarded(Parents(retriever=leg, docstore={})).invoke(HARMLESS)
+
+
+def test_what_no_guarded_leg_returned_is_dropped(store):
+    found = guarded(Leaky(retriever=store.as_retriever())).invoke(HARMLESS)
+    assert len(found) == 4
+    assert "from elsewhere" not in [d.page_content for d in found]
+
+
+def test_a_history_aware_chain_and_a_tool_are_guarded_within_a_turn(store):
+    retriever = store.as_retriever(search_kwargs={"k": 3})
+    question = text_of("d4")
+    weaker = "only4 amber"
+    chain = RunnablePassthrough() | RunnableLambda(lambda _: weaker) | retriever
+    tool = create_retriever_tool(retriever, "search", "Searches.")
+    assert "d4" in ids(chain.invoke(question))
+    assert "only4" in tool.invoke({"query": weaker})
+    with turn(question):
+        assert "d4" not in ids(chain.invoke(question))
+        assert "only4" not in tool.invoke({"query": weaker})
+        assert "d4" not in ids(store.similarity_search(weaker, k=3))
+        assert "d4" not in ids(store.similarity_search_by_vector(Model().embed_query(weaker), k=3))
+        assert len(store.similarity_search(weaker, k=3)) == 3
+
+
+async def test_a_turn_reaches_tasks_and_threads(store):
+    with turn(text_of("d4")):
+        found = await asyncio.gather(
+            store.asimilarity_search("only4 amber", k=3),
+            asyncio.to_thread(store.similarity_search, "only4 amber", k=3),
+        )
+    assert all("d4" not in ids(f) for f in found)
+    assert "d4" in ids(store.similarity_search("only4 amber", k=3))
+
+
+def test_the_same_text_in_another_store_is_withheld_in_the_turn(store, calibration):
+    defenses = [mirabel(calibration=calibration, session_hours=0)]
+    other = guarded(filled(), config=config(defenses=defenses), fit=False)
+    with turn(HARMLESS):
+        store.similarity_search(text_of("d4"), k=3)
+        assert "d4" not in ids(other.similarity_search("only4 amber", k=3))
+    other.protection.close()
+
+
+def test_a_turn_is_one_question_for_the_evidence_about_a_client(calibration):
+    words = text_of("d4").split()[:7]
+    near = [" ".join([*words[i:], *words[:i]]) for i in range(4)]
+    evidence = []
+    for queries in (near[:1], near):
+        made = guarded(filled(), config=config(defenses=[mirabel(calibration=calibration)]), fit=False)
+        with turn(near[0]):
+            assert all("d4" in ids(made.similarity_search(query, k=3)) for query in queries)
+        withheld = made.protection.guard.defenses[0].withheld
+        evidence.append(withheld.evidence("default", "anonymous", "d4"))
+        made.protection.close()
+    assert evidence[0] == evidence[1] > 1
+
+
+def test_observe_mode_changes_nothing_in_a_turn(calibration):
+    defenses = [mirabel(calibration=calibration, session_hours=0)]
+    observed = guarded(filled(), config=config(defenses=defenses, mode="observe"), fit=False)
+    with turn(text_of("d4")):
+        assert "d4" in ids(observed.similarity_search("only4 amber", k=3))
+    observed.protection.close()
+
+
+def test_legs_of_chains_and_tools_are_found(store):
+    bare = filled()
+    chain = RunnablePassthrough() | {"context": bare.as_retriever(), "question": RunnablePassthrough()}
+    assert [line.rsplit(": ")[-1] for line in unguarded_legs(chain)] == ["VectorStoreRetriever"]
+    assert unguarded_legs(RunnableLambda(lambda question: bare.similarity_search(question, k=2))) == [
+        "RunnableLambda.func.bare: Store"
+    ]
+    tool = create_retriever_tool(bare.as_retriever(), "search", "Searches.")
+    assert unguarded_legs(tool) == ["StructuredTool.func.retriever: VectorStoreRetriever"]
+    assert unguarded_legs([create_retriever_tool(store.as_retriever(), "search", "Searches.")]) == []
+
+
+def test_a_fusion_is_not_traced(store):
+    listener = Listener()
+    retriever = guarded(Rewriter(retriever=store.as_retriever(search_kwargs={"k": 3})))
+    retriever.invoke(text_of("d4"), {"callbacks": [listener]})
+    assert listener.told
+    assert "id='d4'" not in repr(listener.told)
