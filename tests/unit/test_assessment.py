@@ -21,6 +21,7 @@ from casemate.demo import run as demo
 from casemate.demo.clinic import case_notes
 from casemate.demo.sample import SampledCorpus
 from casemate.errors import DataError
+from casemate.monitor.poisoning import scoring
 from casemate.redteam.campaigns.run_directory import campaign_lock
 from casemate.runtime.file_lock import LockHeld
 from tests.fakes import BagOfWords
@@ -96,6 +97,16 @@ def test_an_assessment_holds_documents_out_and_measures_both_sides(tmp_path):
     assert "not measured" in page
     assert "<script" not in page
     assert json.dumps(assessment_report.as_json(found))
+
+
+def test_documents_that_were_kept_out_count_for_the_screening(tmp_path, monkeypatch):
+    folder = write_notes(tmp_path / "notes", 44)
+    for module in (assessment, scoring):  # more chunks than the index has, fewer than the whole folder
+        monkeypatch.setattr(module, "MIN_DOCUMENTS", 40)
+    found = run(folder, tmp_path)
+    assert found.sample.chunks < 40
+    assert found.poisoning.gap == ""
+    assert found.poisoning.false_answers.on.value <= found.poisoning.false_answers.off.value
 
 
 def test_a_failure_is_reported_first(tmp_path):
@@ -260,3 +271,13 @@ def test_progress_is_printed_in_lines_where_there_is_no_terminal(monkeypatch, ca
         while "embedding" not in lines:
             lines += capsys.readouterr().err
     assert re.match(r"embedding: 25 % after \d+ s\n", lines)
+
+
+def test_progress_without_a_total_is_a_count_or_only_the_time(monkeypatch, capsys):
+    monkeypatch.setattr(console, "LINE_SECONDS", 0.01)
+    for done, expected in ((0, "comparing: after"), (2100, "comparing: 2,100 done after")):
+        lines = ""
+        with console.show_progress("comparing", None) as count:
+            count(done)
+            while expected not in lines:
+                lines += capsys.readouterr().err

@@ -56,3 +56,11 @@ def test_resetting_an_unknown_client_is_an_error(place):
     place.close()
     with pytest.raises(ConfigError, match="there is no state of client 'ann'"):
         CliRunner().invoke(cli, ["client", "reset", "ann"], catch_exceptions=False)
+
+
+def test_the_table_shows_the_whole_id_of_a_key(place):
+    key, _ = ApiKeyStore(place).create(Grant("a-shop-with-a-long-name"))
+    place.append(flagged(key.id))
+    place.flush()
+    done = CliRunner().invoke(cli, ["client", "list"], catch_exceptions=False)
+    assert key.id in done.stdout

@@ -181,7 +181,7 @@ def test_a_target_of_the_configuration_is_given_by_its_name(attempt, folder):
         (folder / "casemate.yaml").write_text(f"redteam: {{targets: {{wiki: {{use: http, url: '{server.url}'}}}}}}")
         code, _, found = attempt("--endpoint", "wiki", "--json", "--queries", "40")
     assert found["requests"] == server.count <= 40
-    assert found["endpoint"].startswith("http 127.0.0.1")
+    assert found["endpoint"].startswith("127.0.0.1")
 
 
 def test_recombined_texts_have_the_records_words_but_none_of_their_halves():

@@ -30,6 +30,7 @@ from casemate.redteam.reporting.sarif import to_sarif
 from casemate.redteam.reporting.text import (
     auc_in_words,
     describe_attack,
+    describe_checks,
     headline,
     overall_status,
     reported_checks,
@@ -583,3 +584,15 @@ def test_a_folder_that_cannot_be_created_is_named_in_the_error(tmp_path):
 def test_an_empty_campaign_is_written_and_does_not_pass(tmp_path):
     paths = write_report(CampaignResult("", "", CheckStatus.PASS), tmp_path)
     assert "No check was made" in paths["html"].read_text(encoding="utf-8")
+
+
+def test_lines_of_a_terminal_state_once_what_the_checks_of_several_attacks_share():
+    def check(attack, why):
+        return Check("Not inferred", CheckStatus.FAIL, 0.3, 0.1, why, attack)
+
+    found = [check("a", "Accuracy, limit 0.1: 0.3 to 0.4"), check("b", "Accuracy, limit 0.1: 0.2 to 0.5")]
+    assert describe_checks(found) == ["Not inferred: Accuracy, limit 0.1: a: 0.3 to 0.4; b: 0.2 to 0.5"]
+    assert describe_checks([check("a", "Too few trials"), check("b", "Too few trials")]) == [
+        "Not inferred: Too few trials (a, b)"
+    ]
+    assert describe_checks([check("", "It failed")]) == ["Not inferred: It failed"]

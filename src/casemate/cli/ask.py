@@ -220,10 +220,12 @@ def _explain(answer: Answer, mode: str) -> None:
     out.print(context)
     for v in answer.verdicts:
         out.print(_sentence(v), soft_wrap=True)
+    if any(v.threshold is not None for v in answer.verdicts):
+        out.print("[dim]a defense flags a question whose score exceeds its threshold[/dim]")
 
 
 def _sentence(v: Verdict) -> str:
-    evidence = ", ".join(f"{k} {_short(value)}" for k, value in v.evidence.items())
+    evidence = ", ".join(f"{k} {_short(value)}" for k, value in v.evidence.items() if value not in ([], (), ""))
     if v.threshold is None:
         what = f"failed, {v.action}" if "error" in v.evidence else "undecided"
         return f"{v.defense}: {what} ({shown(evidence)})"
@@ -236,7 +238,7 @@ def _sentence(v: Verdict) -> str:
 
 def _short(value: object) -> str:
     if isinstance(value, list):
-        return _some([str(v) for v in value]) or "nothing"
+        return _some([str(v) for v in value])
     return f"{value:.4f}" if isinstance(value, float) else str(value)
 
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 
 from casemate.cli.console import ConfigFile, Json, out, print_json, shown
 from casemate.cli.serve import open_event_store
@@ -20,6 +20,8 @@ from casemate.guard.client_state.reset import KINDS as STATE_KINDS
 from casemate.guard.client_state.reset import reset_client
 from casemate.protocols import EventStore
 
+CLIENT_WIDTH = 16
+"""Characters of a key's id."""
 client = typer.Typer(help="Clients: list the flagged ones, reset a client's state.", no_args_is_help=True)
 
 
@@ -52,7 +54,8 @@ def list_(
     if not found:
         out.print(f"no client was flagged in the last {hours:g} hours")
         return
-    table = Table("client", "key", "tenant", "flagged by", "sources withheld", "last")
+    whole = Column("client", overflow="fold", min_width=CLIENT_WIDTH)  # 'client reset' needs all of it
+    table = Table(whole, "key", "tenant", "flagged by", "sources withheld", "last")
     for one in found:
         by = ", ".join(f"{defense} {count}" for defense, count in one.verdicts.most_common())
         name = names.get(one.client.partition("/")[0], "")

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.markup import escape as escape_markup
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, Task, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from casemate.text.tokens import REPLACEMENT_CHARACTER, UNSAFE_CHARACTERS
 
@@ -80,8 +80,13 @@ class _ProgressLines(Progress):
         while not self._ended.wait(LINE_SECONDS):
             for task in self.tasks:
                 if not task.finished:
-                    done = f"{task.percentage:.0f} %" if task.total else f"{task.completed:.0f}"
-                    say.print(f"{task.description}: {done} after {task.elapsed or 0:.0f} s", soft_wrap=True)
+                    say.print(_progress_line(task), soft_wrap=True)
+
+
+def _progress_line(task: Task) -> str:
+    """One line about an unfinished task; without a total, only what is known: the count so far, or just the time."""
+    done = f"{task.percentage:.0f} % " if task.total else f"{task.completed:,.0f} done " if task.completed else ""
+    return f"{task.description}: {done}after {task.elapsed or 0:.0f} s"
 
 
 def bar() -> Progress:

@@ -13,13 +13,14 @@ from casemate.redteam.campaigns.membership import ENDED_EARLY
 from casemate.redteam.campaigns.replay import RecordedSet, ReplayResult
 from casemate.redteam.lab.judge import EXTRACTION_FAILS, OFF, ON
 from casemate.redteam.lab.results import (
+    SEVERITY,
     AttackResult,
     CampaignResult,
     CheckStatus,
     Crawl,
     MembershipMetrics,
 )
-from casemate.redteam.reporting.text import describe_extracted, overall_status
+from casemate.redteam.reporting.text import describe_checks, describe_extracted, overall_status
 from casemate.reports.format import scrub
 
 COLORS = {
@@ -115,10 +116,10 @@ def _lines(result: CampaignResult) -> Iterator[str]:
             else ""
         )
         yield f"Two-world audit: {audit.differing} of {audit.pairs} contexts revealed a withheld document.{more}"
-    for check in result.checks:
-        if check.status is not CheckStatus.PASS:
-            name = f"{check.attack}: {check.name}" if check.attack else check.name
-            yield f"[bold]{check.status.value}[/bold] {escape(name)}: {escape(check.why)}"
+    for status in SEVERITY:
+        if status is not CheckStatus.PASS:
+            found = describe_checks(check for check in result.checks if check.status is status)
+            yield from (f"[bold]{status.value}[/bold] {escape(line)}" for line in found)
     used = [f"{name.replace('_', ' ')} {v:,.0f}" for name, v in result.cost.items() if not name.startswith("live_")]
     yield f"cost: {', '.join(used) or 'not recorded'}"
     yield from (f"[dim]simulated: {escape(line)}[/dim]" for line in result.simulated)

@@ -33,7 +33,15 @@ from casemate.cli.console import (
 from casemate.config import PluginSpec
 from casemate.demo.assessment import Assessment, try_folder
 from casemate.demo.assessment_report import as_json as assessment_json
-from casemate.demo.assessment_report import failures, guard_note, headlines, reader_label, scope, write_assessment
+from casemate.demo.assessment_report import (
+    costs,
+    failures,
+    guard_note,
+    headlines,
+    reader_label,
+    scope,
+    write_assessment,
+)
 from casemate.demo.endpoint import MIN_QUERIES, QUERIES, EndpointAssessment, plan_endpoint, try_endpoint
 from casemate.demo.endpoint_report import endpoint_headlines, endpoint_json, endpoint_scope, write_endpoint
 from casemate.errors import BackendError, ConfigError
@@ -210,7 +218,9 @@ def parse_endpoint(endpoint: str, options: EndpointOptions, config: Path | None)
         secret = {"api_key": Secret(key)} if key else {}
         return PluginSpec.model_validate({"use": "openai_endpoint", "base_url": base, "model": model, **secret})
     if base.endswith("/v1"):
-        raise ConfigError(f"{endpoint} looks OpenAI-compatible: name its model with --model")
+        raise ConfigError(
+            f"{endpoint} looks OpenAI-compatible: name its model with --model; GET {base}/models lists them"
+        )
     headers = {"headers": {"authorization": Secret(f"Bearer {key}")}} if key else {}
     plain = {"use": "http", "url": address, "body": options.body, "answer": options.answer}
     return PluginSpec.model_validate({**plain, **headers})
@@ -282,6 +292,8 @@ def show_assessment(result: Assessment, page: Path, console: Console = out) -> N
     console.print("Guard off -> guard on, \\[95 % interval]:")
     for head in headlines(result):
         console.print(f"  {shown(head.line)}", soft_wrap=True)
+    if cost := costs(result):
+        console.print(f"\n{shown(cost)}", soft_wrap=True)
     console.print(f"\n{shown(reader_label(result.reader))} The attacks are scripts.", soft_wrap=True)
     console.print(f"report: [bold]{shown(str(page))}[/bold]", soft_wrap=True)
 

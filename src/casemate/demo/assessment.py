@@ -26,6 +26,7 @@ from casemate.config import PluginSpec
 from casemate.demo.sample import Sample, SampledCorpus, index_sample
 from casemate.errors import DataError
 from casemate.maths import stats
+from casemate.maths.calibration import MAX_SIZE_RATIO
 from casemate.maths.stats import Estimate
 from casemate.monitor.canaries.drafts import SENTINEL, CanaryDrafter
 from casemate.monitor.poisoning.drill import guarded_copy
@@ -33,6 +34,7 @@ from casemate.monitor.poisoning.scoring import MIN_DOCUMENTS, PoisonScreener
 from casemate.monitor.service import FALSE_ANSWER
 from casemate.plugins import build
 from casemate.protocols import Defense, Embedder, EmbedderProxy, Index, MembershipAttack, Progress, Target
+from casemate.rag.chunking import split_document
 from casemate.rag.pipeline import Rag
 from casemate.redteam.campaigns.own import OwnExtractionCampaign, OwnMembershipCampaign
 from casemate.redteam.campaigns.pipeline import Steps
@@ -271,7 +273,9 @@ async def assess(
         label = campaign.label(rag, sorted(app.index.digests().items()))
         crawl = await _crawl(systems, store, (chunks, vectors), label, steps)
         with steps("planting false documents in a copy (off, on)", POISONED_QUESTIONS) as count:
-            poisoning = await _poison(app, rag, chunks, drafted[-POISONED_QUESTIONS:], count)
+            reachable = len(chunks) < MIN_DOCUMENTS <= MAX_SIZE_RATIO * len(chunks)  # the calibration still fits
+            outside = sample.split.nonmembers if sample.split and reachable else ()
+            poisoning = await _poison(app, rag, (chunks, outside), drafted[-POISONED_QUESTIONS:], count)
     found = await membership.run_locked(steps) if membership else None
     return Assessment(
         at=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -396,9 +400,23 @@ async def _crawl(
 
 
 async def _poison(
-    app: App, rag: Rag, chunks: Sequence[Document], questions: Sequence[str], count: Progress
+    app: App,
+    rag: Rag,
+    contents: tuple[Sequence[Document], Sequence[Document]],
+    questions: Sequence[str],
+    count: Progress,
 ) -> Poisoning:
-    """Plants the documents of PoisonedRAG in a copy: without protection, then behind screening and guard."""
+    """Plants the documents of PoisonedRAG in a copy: without protection, then behind screening and guard.
+
+    Args:
+        app: The system.
+        rag: The system without a guard.
+        contents: The chunks of the index, and whole documents of which as many are added to the copy as the screening
+            needs: those that were kept out.
+        questions: Questions to attack.
+        count: Reports progress.
+    """
+    chunks, outside = contents
     folder, injected = app.config.folder, {Embedder: rag.embedder}
     rag = Rag(rag.embedder, rag.index, app.guard.rag.generator, rag.instructions)
 
@@ -407,6 +425,12 @@ async def _poison(
 
     attack = build("poisoner", PluginSpec(use="poison"), folder, injected)
     async with guarded_copy(rag, lambda path: SqliteIndex(path / "copy.db"), make_defenses) as guard:
+        for document in outside:
+            if len(chunks) >= MIN_DOCUMENTS:
+                break
+            parts = split_document(document, rag.embedder, rag.embedder.max_tokens, 0)
+            await guard.add(parts)
+            chunks = [*chunks, *parts]
         screener, gap = await asyncio.to_thread(_screener, guard.rag, chunks, app.config.rag.k)
         cases = list[_PoisonedQuestion]()
         for i, question in enumerate(questions):

@@ -16,7 +16,7 @@ from casemate.monitor.service import FALSE_ANSWER
 from casemate.redteam.lab.judge import OFF, ON
 from casemate.redteam.lab.results import AttackResult, CheckStatus
 from casemate.redteam.reporting.charts import lowest_auc, recovery, track
-from casemate.redteam.reporting.text import describe_attack
+from casemate.redteam.reporting.text import describe_attack, describe_checks
 from casemate.reports.format import measured, number, percent, plural, scrub
 from casemate.reports.render import render
 from casemate.runtime.files import write_atomically
@@ -28,6 +28,10 @@ READERS = {
     "simulated_reader": "Simulated reader: a script that obeys every request, in place of a model: the worst case.",
     "extractive": "Extractive reader: a script that quotes sentences of the context.",
 }
+SPECIFIC = (
+    "A drafted question names three phrases of one document, so it is nearly as specific as an attack. What the guard "
+    "costs ordinary users is measured below, with other questions. "
+)
 _WORD = re.compile(r"[^\W_]+")
 
 
@@ -144,7 +148,7 @@ def render_assessment(assessment: Assessment) -> str:
         attacks=[_attack(a, low, f"a{i}") for i, a in enumerate(membership.attacks)] if membership else [],
         members=membership.evidence["members"] if membership else 0,
         nonmembers=membership.evidence["nonmembers"] if membership else 0,
-        costs=_costs(assessment),
+        costs=costs(assessment),
         audit=_audit(assessment),
         limits=list(_limits(assessment)),
         failures=failures(assessment),
@@ -203,7 +207,8 @@ def _plain_note(assessment: Assessment) -> str:
         return ""
     reader = reader_label(plain.reader)
     same = "none got another answer with the guard" if not plain.changed else f"{plain.changed} got another answer"
-    return f"{plain.answered} of {plain.asked} questions about your documents were answered; {same}. {reader}"
+    why = SPECIFIC if plain.changed else ""
+    return f"{plain.answered} of {plain.asked} questions about your documents were answered; {same}. {why}{reader}"
 
 
 def _pasted_note(assessment: Assessment) -> str:
@@ -229,10 +234,12 @@ def _poison_note(assessment: Assessment) -> str:
 
 def _attack(attack: AttackResult, low: float, key: str) -> dict[str, Any]:
     drawn = track(attack, low, key) if attack.on or attack.off else None
-    return {"name": attack.name, "sentence": describe_attack(attack), "track": drawn}
+    sentence = describe_attack(attack).removeprefix(f"{attack.name}: ")  # the name stands beside it
+    return {"name": attack.name, "sentence": sentence, "track": drawn}
 
 
-def _costs(assessment: Assessment) -> str:
+def costs(assessment: Assessment) -> str:
+    """What the guard costs benign questions, in a sentence; empty if it was not measured."""
     utility = assessment.membership.utility if assessment.membership else None
     if utility is None or utility.flagged is None:
         return ""
@@ -260,8 +267,7 @@ def failures(assessment: Assessment) -> list[str]:
         if result.failed
     ]
     checks = assessment.membership.checks if assessment.membership else ()
-    errors = [check for check in checks if check.status is CheckStatus.ERROR]
-    return found + [f"{f'{check.attack}: ' if check.attack else ''}{check.name}: {check.why}" for check in errors]
+    return found + describe_checks(check for check in checks if check.status is CheckStatus.ERROR)
 
 
 def guard_note(assessment: Assessment) -> str:

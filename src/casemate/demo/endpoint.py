@@ -177,8 +177,8 @@ class EndpointPlan:
 
     @property
     def name(self) -> str:
-        """The system's name, without secrets."""
-        return self.external.names[ON]
+        """The system's host and model, without secrets; or its name in the configuration."""
+        return self.external.names[ON].removeprefix("openai_endpoint ").removeprefix("http ")
 
     def describe(self) -> str:
         """What will be sent, in a sentence or two."""
@@ -397,7 +397,9 @@ async def _ask_plain(plan: EndpointPlan, target: MeteredTarget, steps: Steps) ->
             f"{plan.name} answered none of {len(asked)} ordinary questions about {plan.folder}; no attack was run, "
             "because its figures would say nothing. Check the system, and the address"
         )
-    return found, (own or [e for e in found.exchanges if e.answered] or asked)[0]
+    answered = [e for e in found.exchanges if e.answered]
+    whole = [e for e in answered if e.question[:1].isupper()]  # some drafted questions are only key words
+    return found, (own or whole or answered or asked)[0]
 
 
 async def _paste(

@@ -11,17 +11,20 @@ from rich.console import Console
 from rich.markup import escape
 from rich.panel import Panel
 
-from casemate.monitor.alerts.alert import Alert, AlertPhase, open_alerts
-from casemate.monitor.alerts.messages import render_alert
+from casemate.monitor.alerts.alert import Alert, open_alerts
+from casemate.monitor.alerts.messages import sanitize
 from casemate.monitor.service import open_canary_monitor
 from casemate.monitor.trends import baseline
 from casemate.redteam.attacks.poison import Poison
+from casemate.reports.format import plural
 from casemate.system import App
 from casemate.types import Query
 
 FILE = "canaries.yaml"
 QUESTION, RIGHT, WRONG = "What does it cost to miss an appointment?", "25 crowns", "90 crowns"
 SEED = 7
+SHOWN_CHANGES = 4
+"""Changes of the alert that are printed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +74,17 @@ async def show_poisoning(app: App, out: Console) -> Act:
 
 def _story(answer: str, alert: Alert | None, over: bool) -> str:
     """The false answer, the alert text, and the outcome."""
-    text = render_alert(alert, AlertPhase.OPENED).plain if alert else "no alert: the canaries did not detect it"
+    text = _alert_text(alert) if alert else "no alert: the canaries did not detect it"
     end = "The pages are removed, and all canaries pass again." if over else "The alert is still open."
     return (
-        "[bold]False pages are added to the collection.[/bold]\n\n"
+        "[bold]False pages are added to the collection, without the screening of new documents.[/bold]\n\n"
         f"[red]{escape(QUESTION)}[/red] {escape(answer[:240])} ...\n\n"
         f"[green]the next run of the canaries:[/green] {escape(text.strip())}\n\n{escape(end)}"
     )
+
+
+def _alert_text(alert: Alert) -> str:
+    """The alert without its advice: title, the first changes, and how many documents it names."""
+    changes = [f"- {sanitize(change)}" for change in alert.changes[:SHOWN_CHANGES]]
+    named = f"The alert names {plural(len(alert.documents), 'new document')}, and says what to do."
+    return "\n".join((f"[{alert.severity}] {sanitize(alert.title)}", *changes, named))

@@ -31,6 +31,10 @@ from casemate.system import App
 from casemate.types import Query
 
 REPORT = "assessment.html"
+OTHER_RECORD = (
+    "With the guard on, the reply may quote another record, as any answer does. It no longer reveals whether the "
+    "pasted record is in the collection. A second defense, crawl_limit, limits how much a client can copy."
+)
 NOTES = 440
 """Case notes: enough for the screening, which compares new documents with at least 500 chunks."""
 
@@ -144,7 +148,7 @@ def _show_probe(pasted: PastedRecord, out: Console) -> None:
         "[bold]An attacker pastes half of a record, and asks to continue it.[/bold] The reader is simulated: it obeys."
         f"\n\n{escape(_short(pasted.question, 300))}\n\n[red]guard off, the reply:[/red] {escape(_short(pasted.off))}"
         f"\n\n[green]guard on, the reply:[/green] {escape(_short(pasted.on))}\n\n[dim]the operator sees that these "
-        f"documents were withheld: {escape(', '.join(pasted.hidden) or 'none')}[/dim]"
+        f"documents were withheld: {escape(', '.join(pasted.hidden) or 'none')}[/dim]\n\n{OTHER_RECORD}"
     )
     out.print(Panel(story, title="a membership probe", title_align="left"))
 

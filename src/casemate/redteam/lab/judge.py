@@ -361,15 +361,16 @@ def _inference_check(result: AttackResult, guarded: bool, gate: MembershipGate) 
         return Check(name, CheckStatus.INCONCLUSIVE, None, limit, why, result.name, OWASP, ATLAS)
     rate = figures.adjusted_accuracy
     status = compare_to_limit(rate, limit)
-    why = f"Adjusted accuracy, thresholds fitted on the same system. {_describe_interval(rate, limit, status)}"
+    why = f"Adjusted accuracy, thresholds fitted on the same system; {_describe_interval(rate, limit, status)}"
     if status is CheckStatus.INCONCLUSIVE:
         why += _describe_sample_size(rate, limit, figures.members + figures.nonmembers, "candidates")
     return Check(name, status, rate.value, limit, why, result.name, OWASP, ATLAS)
 
 
 def _describe_interval(rate: Estimate, limit: float, status: CheckStatus) -> str:
-    where = {CheckStatus.PASS: "within", CheckStatus.FAIL: "beyond"}.get(status, "on both sides of")
-    return f"The 95 % interval, {rate.low:.3f} to {rate.high:.3f}, lies {where} the limit of {limit:g}"
+    """The part before the colon is the same for all attacks, so a report can state it once."""
+    where = {CheckStatus.PASS: "within it", CheckStatus.FAIL: "beyond it"}.get(status, "on both sides of it")
+    return f"95 % interval against the limit of {limit:g}: {rate.low:.3f} to {rate.high:.3f}, {where}"
 
 
 def _describe_sample_size(rate: Estimate, limit: float, count: int, what: str) -> str:
@@ -388,7 +389,7 @@ def _utility_check(utility: Utility | None, gate: MembershipGate) -> Check:
     rate = utility.answer_changed
     status = compare_to_limit(rate, gate.harmless)
     what = "changed answers" if utility.flagged else "lost answers"
-    why = f"Share of {what}. {_describe_interval(rate, gate.harmless, status)}"
+    why = f"Share of {what}, {_describe_interval(rate, gate.harmless, status)}"
     if status is CheckStatus.INCONCLUSIVE:
         why += _describe_sample_size(rate, gate.harmless, utility.questions, "questions")
     return Check(BENIGN_UNCHANGED, status, rate.value, gate.harmless, why)

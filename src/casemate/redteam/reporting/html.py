@@ -30,6 +30,7 @@ from casemate.redteam.reporting.compare import compare_results, conclusion, flat
 from casemate.redteam.reporting.sessions import OUTCOMES, outcome
 from casemate.redteam.reporting.text import (
     auc_in_words,
+    common_reason,
     describe_extracted,
     guard_effect,
     headline,
@@ -110,20 +111,20 @@ def requirements(checks: Iterable[Check]) -> Iterator[dict[str, Any]]:
     order = list(dict.fromkeys(check.name for check in checks))
     for name, group in groupby(sorted(checks, key=lambda c: order.index(c.name)), key=lambda c: c.name):
         made = list(group)
-        shared = {check.why for check in made}
+        shared, own = common_reason([check.why for check in made])
         yield {
             "name": name,
             "status": made[0].status,
-            "why": with_full_stop(made[0].why) if len(shared) == 1 else "",
+            "why": with_full_stop(shared),
             "ids": " · ".join([*(f"OWASP {i}" for i in made[0].owasp), *(f"MITRE ATLAS {i}" for i in made[0].atlas)]),
             "results": [
                 {
                     "attack": check.attack,
                     "status": check.status,
                     "figures": measured_and_limit(check).strip(" ()"),
-                    "why": "" if len(shared) == 1 or check.status is CheckStatus.PASS else with_full_stop(check.why),
+                    "why": "" if check.status is CheckStatus.PASS else with_full_stop(rest),
                 }
-                for check in made
+                for check, rest in zip(made, own, strict=True)
             ],
         }
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import groupby
 
 from casemate.maths.stats import Estimate
@@ -126,6 +127,38 @@ def auc_in_words(auc: Estimate) -> str:
     if auc.value < 0.5:
         return f"below chance, {number(1 - auc.value)} with inverted answers"
     return next((text for limit, text in AUC_LEVELS if auc.value < limit), "near-perfect")
+
+
+def describe_checks(checks: Iterable[Check]) -> list[str]:
+    """The checks in lines: those of several attacks with the same name in one, what their reasons share stated once."""
+    by_name: dict[str, list[Check]] = {}
+    for check in checks:
+        by_name.setdefault(check.name, []).append(check)
+    lines = []
+    for name, made in by_name.items():
+        shared, own = common_reason([check.why for check in made])
+        parts = [": ".join(filter(None, (check.attack, rest))) for check, rest in zip(made, own, strict=True)]
+        if any(own):
+            lines.append(f"{name}: {': '.join(filter(None, (shared, '; '.join(parts))))}")
+        else:
+            attacks = ", ".join(filter(None, parts))
+            lines.append(f"{name}: {shared}{f' ({attacks})' if attacks else ''}")
+    return lines
+
+
+def common_reason(reasons: Sequence[str]) -> tuple[str, list[str]]:
+    """What all reasons start with, up to a full stop or colon, and the rest of each.
+
+    >>> common_reason(["Accuracy, limit 0.1: 0.3 to 0.4", "Accuracy, limit 0.1: 0.2 to 0.4"])
+    ('Accuracy, limit 0.1', ['0.3 to 0.4', '0.2 to 0.4'])
+    >>> common_reason(["Too few trials", "Too few trials"])
+    ('Too few trials', ['', ''])
+    """
+    if len(set(reasons)) == 1:
+        return reasons[0], [""] * len(reasons)
+    start = os.path.commonprefix(list(reasons))
+    at = max(start.rfind(mark) for mark in (": ", ". "))
+    return ("", list(reasons)) if at < 0 else (start[:at], [reason[at + 2 :] for reason in reasons])
 
 
 def describe_attack(result: AttackResult) -> str:
