@@ -914,6 +914,29 @@ class TestExploring:
             visitor.post("/alerts/close")
             assert "No alert was selected." in visitor.get("/alerts").text
 
+    def test_the_alerts_about_selected_canaries_are_acknowledged_and_closed_at_once(self, tmp_path):
+        events = [
+            alert("a"),
+            alert("b", canaries=("fees", "beds")),
+            alert("c", canaries=("fees",)),
+            alert("d", set="x"),
+        ]
+        events += [alert("whole", canaries=()), result_to_event(result()), result_to_event(result("fees"))]
+        with visiting(make(tmp_path), *events) as visitor:
+            page = visitor.get("/canaries").text
+            assert 'value="clinic/beds"' in page and "Acknowledge their alerts" in page
+            visitor.post("/canaries/acknowledge", selected=["clinic/beds"])
+            assert "Acknowledged 3 alerts." in visitor.get("/canaries").text
+            assert visitor.get("/alerts").text.count("acknowledged by operator") == 3
+            visitor.post("/canaries/close", selected=["clinic/beds", "clinic/fees"], reason="a new brochure")
+            assert "Closed 4 alerts." in visitor.get("/canaries").text
+            assert visitor.get("/alerts").text.count("a new brochure") == 4  # the one of the set x is open
+            assert "Acknowledge their alerts" not in visitor.get("/canaries").text
+            visitor.post("/canaries/close", selected=["clinic/beds"])
+            assert "No open alert is about the selected canaries." in visitor.get("/canaries").text
+            visitor.post("/canaries/close")
+            assert "No canary was selected." in visitor.get("/canaries").text
+
     def test_several_sources_are_released_and_removed_at_once(self, tmp_path):
         app = make(tmp_path)
         held = [

@@ -39,9 +39,9 @@ RENAMED_OPTIONS = {"--anew": "--restart", "--on": "--cluster", "--gone": "--miss
 cli = typer.Typer(
     help=HELP, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
 )
-for command in (init, index, attach, calibrate, reindex, ask, doctor, demo, serve, enforce, reproduce):
-    cli.command()(command)
 cli.command("try")(try_documents)
+for command in (demo, init, index, ask, calibrate, serve, enforce, doctor, attach, reindex, reproduce):
+    cli.command()(command)
 cli.add_typer(key, name="key")
 cli.add_typer(client, name="client")
 cli.add_typer(canary, name="canary")

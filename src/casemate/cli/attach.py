@@ -46,7 +46,9 @@ def attach(
     on: On = None,
     as_json: Json = False,
 ) -> None:
-    """Read the collection of rag.index. Run again after others changed it. Can be interrupted and resumed.
+    """Guard an existing vector store: reads the collection of rag.index.
+
+    Run it again after others changed the collection. It can be interrupted and resumed.
 
     Nothing is written into the collection. The results of the last complete run stay in use until a run completes.
     """

@@ -42,6 +42,9 @@ from casemate.rag.question_file import questions_in
 from casemate.system import App
 from casemate.types import DEFAULT_TENANT
 
+SHOWN_REASONS = 3
+"""Reasons for dropped drafts that are shown."""
+
 
 @canary.command("suggest")
 def suggest_command(
@@ -178,8 +181,10 @@ def _show_suggestion(found: CanarySuggestion, file: Path, wanted: int) -> None:
         out.print(f"covered: {coverage.traffic.value:.0%} of the given questions")
     for region in coverage.uncovered:
         out.print(shown(f"not covered: {region.name} ({region.chunks} chunks)"), soft_wrap=True)
-    for (kind, reason), count in Counter((d.kind, d.reason) for d in found.dropped).most_common():
-        out.print(shown(f"dropped: {count} {kind}, {reason}"), soft_wrap=True)
+    if found.dropped:
+        reasons = Counter(d.reason.removeprefix("not filled: ") for d in found.dropped).most_common(SHOWN_REASONS)
+        listed = "; ".join(f"{reason} ({count})" for reason, count in reasons)
+        out.print(shown(f"other drafts were dropped, {len(found.dropped)} in all, mostly: {listed}"), soft_wrap=True)
 
 
 def _show_drill(found: Sequence[DrillResult]) -> None:

@@ -111,7 +111,7 @@ def _lines(result: CampaignResult) -> Iterator[str]:
     if audit := result.audit:
         ended_early = result.evidence.get(ENDED_EARLY)
         more = (
-            f" Sessions in which a member changed a context without being withheld: {ended_early}."
+            f" Sessions compared in part, as a document changed the context without being withheld: {ended_early}."
             if ended_early
             else ""
         )

@@ -25,6 +25,7 @@ from casemate.backends.indexes.sqlite import SqliteIndex
 from casemate.config import PluginSpec
 from casemate.demo.sample import Sample, SampledCorpus, index_sample
 from casemate.errors import DataError
+from casemate.guard.guard import Guard
 from casemate.maths import stats
 from casemate.maths.calibration import MAX_SIZE_RATIO
 from casemate.maths.stats import Estimate
@@ -40,6 +41,8 @@ from casemate.redteam.campaigns.own import OwnExtractionCampaign, OwnMembershipC
 from casemate.redteam.campaigns.pipeline import Steps
 from casemate.redteam.campaigns.run_directory import campaign_lock
 from casemate.redteam.campaigns.workers import TargetFactory
+from casemate.redteam.lab.caching import ReportingEmbedder
+from casemate.redteam.lab.datasets import Split
 from casemate.redteam.lab.extraction_experiment import Crawler, CrawlPlan
 from casemate.redteam.lab.extraction_metrics import measure_crawl
 from casemate.redteam.lab.judge import OFF, ON
@@ -273,9 +276,7 @@ async def assess(
         label = campaign.label(rag, sorted(app.index.digests().items()))
         crawl = await _crawl(systems, store, (chunks, vectors), label, steps)
         with steps("planting false documents in a copy (off, on)", POISONED_QUESTIONS) as count:
-            reachable = len(chunks) < MIN_DOCUMENTS <= MAX_SIZE_RATIO * len(chunks)  # the calibration still fits
-            outside = sample.split.nonmembers if sample.split and reachable else ()
-            poisoning = await _poison(app, rag, (chunks, outside), drafted[-POISONED_QUESTIONS:], count)
+            poisoning = await _poison(app, rag, (chunks, sample.split), drafted[-POISONED_QUESTIONS:], count)
     found = await membership.run_locked(steps) if membership else None
     return Assessment(
         at=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -389,8 +390,9 @@ async def _crawl(
     by_side, median = {}, max(1, int(np.median([len(d.text.split()) for d in whole])))
     for side, trace in traces.items():
         windows = True if side == ON else [median]
-        with steps(f"comparing the replies with {len(whole)} chunks, guard {side}", None):
-            made = await asyncio.to_thread(measure_crawl, crawler, {side: trace}, whole, embedder, windows)
+        with steps(f"comparing the replies with {len(whole)} chunks, guard {side}", None) as count:
+            reporting = ReportingEmbedder(embedder, count)
+            made = await asyncio.to_thread(measure_crawl, crawler, {side: trace}, whole, reporting, windows)
         by_side[side] = made.by_target[side]
         if trace.error:
             raise DataError(f"the crawl with the guard {side} failed: {trace.error}")
@@ -402,7 +404,7 @@ async def _crawl(
 async def _poison(
     app: App,
     rag: Rag,
-    contents: tuple[Sequence[Document], Sequence[Document]],
+    contents: tuple[Sequence[Document], Split | None],
     questions: Sequence[str],
     count: Progress,
 ) -> Poisoning:
@@ -411,12 +413,11 @@ async def _poison(
     Args:
         app: The system.
         rag: The system without a guard.
-        contents: The chunks of the index, and whole documents of which as many are added to the copy as the screening
-            needs: those that were kept out.
+        contents: The chunks of the index, and the split: as many of its non-members are added to the copy as the
+            screening needs.
         questions: Questions to attack.
         count: Reports progress.
     """
-    chunks, outside = contents
     folder, injected = app.config.folder, {Embedder: rag.embedder}
     rag = Rag(rag.embedder, rag.index, app.guard.rag.generator, rag.instructions)
 
@@ -425,12 +426,7 @@ async def _poison(
 
     attack = build("poisoner", PluginSpec(use="poison"), folder, injected)
     async with guarded_copy(rag, lambda path: SqliteIndex(path / "copy.db"), make_defenses) as guard:
-        for document in outside:
-            if len(chunks) >= MIN_DOCUMENTS:
-                break
-            parts = split_document(document, rag.embedder, rag.embedder.max_tokens, 0)
-            await guard.add(parts)
-            chunks = [*chunks, *parts]
+        chunks = await _extended(guard, *contents)
         screener, gap = await asyncio.to_thread(_screener, guard.rag, chunks, app.config.rag.k)
         cases = list[_PoisonedQuestion]()
         for i, question in enumerate(questions):
@@ -441,6 +437,10 @@ async def _poison(
             on = await _answer_with(guard, guard, [d for d in planted if d.id not in held], query)
             cases.append(_PoisonedQuestion(question, planted, off, on, held))
             count(1)
+    return _summarize_poisoning(cases, app.config.rag.generator.use, gap)
+
+
+def _summarize_poisoning(cases: Sequence[_PoisonedQuestion], reader: str, gap: str) -> Poisoning:
     off_rate, on_rate = (
         stats.proportion(sum(says_false(getattr(case, side)) for case in cases), len(cases)) for side in (OFF, ON)
     )
@@ -456,9 +456,21 @@ async def _poison(
         off=shown.off,
         on="" if gap else shown.on,
         reasons=shown.held.get(first.id, ()),
-        reader=app.config.rag.generator.use,
+        reader=reader,
         gap=gap,
     )
+
+
+async def _extended(guard: Guard, chunks: Sequence[Document], split: Split | None) -> Sequence[Document]:
+    """Adds as many non-members to a copy as the screening needs, if the calibration still fits; returns all chunks."""
+    embedder, reachable = guard.rag.embedder, MIN_DOCUMENTS <= MAX_SIZE_RATIO * len(chunks)
+    for document in split.nonmembers if split and reachable else ():
+        if len(chunks) >= MIN_DOCUMENTS:
+            break
+        parts = split_document(document, embedder, embedder.max_tokens, 0)
+        await guard.add(parts)
+        chunks = [*chunks, *parts]
+    return chunks
 
 
 class _PoisonedQuestion(NamedTuple):

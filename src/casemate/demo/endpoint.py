@@ -30,7 +30,7 @@ from casemate.rag.corpus import Problem
 from casemate.redteam.campaigns.external_targets import ExternalTargets, MeteredTarget, build_external_targets
 from casemate.redteam.campaigns.liveness_checks import LivenessResult, check_liveness, genre_check, refusal_check
 from casemate.redteam.campaigns.pipeline import Steps
-from casemate.redteam.lab.caching import CachedEmbedder
+from casemate.redteam.lab.caching import CachedEmbedder, ReportingEmbedder
 from casemate.redteam.lab.datasets import MIN_CANDIDATES, IndexedSource, Split, split_from_pools
 from casemate.redteam.lab.experiment import Experiment, ExperimentPlan
 from casemate.redteam.lab.extraction_experiment import Crawler, CrawlPlan
@@ -470,8 +470,9 @@ async def _crawl(
         traces = await crawler.run(count)
     whole = [replace(d, text=d.content, title="") for d in plan.chunks]
     median = max(1, int(np.median([len(d.text.split()) for d in whole])))
-    with steps(f"comparing the replies with {len(whole)} chunks", None):
-        made = await asyncio.to_thread(measure_crawl, crawler, traces, whole, plan.embedder, [median], False)
+    with steps(f"comparing the replies with {len(whole)} chunks", None) as count:
+        embedder = ReportingEmbedder(plan.embedder, count)
+        made = await asyncio.to_thread(measure_crawl, crawler, traces, whole, embedder, [median], False)
     result, exchanges = made.by_target[ON], traces[ON].exchanges
     if result.error:
         findings.failures.append(f"{CRAWLER}: {result.error}.")

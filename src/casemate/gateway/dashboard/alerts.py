@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeAlias
 
 from casemate.errors import DataError
 from casemate.gateway.dashboard.page import Page, PageRequest
@@ -68,43 +68,96 @@ def _card(request: PageRequest, s: AlertState) -> dict[str, Any]:
     }
 
 
+ACKNOWLEDGED = "Acknowledged {}. The next notification comes only if the severity rises or the alert ends."
+CLOSED = "Closed {}."
+
+
 async def acknowledge(request: PageRequest) -> str:
     """Acknowledges one alert, or all selected ones; returns the address to go to."""
-
-    def work(store: EventStore, name: str) -> None:
-        alert.acknowledge_alert(store, name, request.session.name, datetime.now(UTC))
-
-    return await _apply(
-        request, work, "Acknowledged {}. The next notification comes only if the severity rises or the alert ends."
-    )
+    return await _apply(request, _acknowledgment(request), ACKNOWLEDGED)
 
 
 async def close(request: PageRequest) -> str:
     """Closes one alert by hand, or all selected ones; returns the address to go to."""
+    return await _apply(request, _closing(request), CLOSED)
+
+
+async def acknowledge_canaries(request: PageRequest) -> str:
+    """Acknowledges the open alerts about the selected canaries; returns the address to go to."""
+    return await _apply_to_canaries(request, _acknowledgment(request), ACKNOWLEDGED)
+
+
+async def close_canaries(request: PageRequest) -> str:
+    """Closes the open alerts about the selected canaries; returns the address to go to."""
+    return await _apply_to_canaries(request, _closing(request), CLOSED)
+
+
+def canary_key(set_: str, canary: str) -> str:
+    """Value of the box that selects a canary."""
+    return f"{set_}/{canary}"
+
+
+def about_canaries(states: Iterable[AlertState], keys: Collection[str]) -> list[AlertState]:
+    """The open alerts about some canaries, given by `canary_key`. One without canaries is about the whole set."""
+    return [
+        s
+        for s in states
+        if s.open
+        and s.alert.set != SECURITY_SUBJECT
+        and (
+            any(canary_key(s.alert.set, canary) in keys for canary in s.alert.canaries)
+            or (not s.alert.canaries and any(key.startswith(canary_key(s.alert.set, "")) for key in keys))
+        )
+    ]
+
+
+_Work: TypeAlias = Callable[[EventStore, str], object]
+
+
+def _acknowledgment(request: PageRequest) -> _Work:
+    return lambda store, name: alert.acknowledge_alert(store, name, request.session.name, datetime.now(UTC))
+
+
+def _closing(request: PageRequest) -> _Work:
     reason = request.form.get("reason", "").strip()[:300] or "no reason given"
     text = f"closed by hand by {request.session.name}: {reason}"
-    return await _apply(
-        request, lambda store, name: alert.close_alert(store, name, text, datetime.now(UTC)), "Closed {}."
+    return lambda store, name: alert.close_alert(store, name, text, datetime.now(UTC))
+
+
+async def _apply_to_canaries(request: PageRequest, work: _Work, done: str) -> str:
+    names = [s.alert.id for s in about_canaries(request.records.alert_states, request.selected)]
+    missed = "No open alert is about the selected canaries." if request.selected else "No canary was selected."
+    note = (
+        ("good", done.format(plural(await _apply_each(request, work, names), "alert"))) if names else ("medium", missed)
     )
+    request.session.notes.append(note)
+    return request.url("canaries")
 
 
-async def _apply(request: PageRequest, work: Callable[[EventStore, str], object], done: str) -> str:
+async def _apply(request: PageRequest, work: _Work, done: str) -> str:
     """Applies an action to the alert of a form, or to the selected ones of which some may have ended meanwhile.
 
     Raises:
         DataError: If the alert of the form is not open.
     """
-    own, count = request.form.get("id", ""), 0
+    own = request.form.get("id", "")
     names = (own,) if own else request.selected
+    count = await _apply_each(request, work, names, must=bool(own))
+    missed = "No selected alert is open." if names else "No alert was selected."
+    note = ("good", done.format(plural(count, "alert"))) if count else ("medium", missed)
+    request.session.notes.append(note)
+    return request.url("alerts")
+
+
+async def _apply_each(request: PageRequest, work: _Work, names: Sequence[str], must: bool = False) -> int:
+    """Applies an action to each alert that is open; returns their number. With `must`, one that is not is an error."""
+    count = 0
     for name in names:
         try:
             await request.in_thread(work, request.app.store, name)
             count += 1
         except DataError:
-            if own:
+            if must:
                 raise
     await request.in_thread(request.records.sync, True)
-    missed = "No selected alert is open." if names else "No alert was selected."
-    note = ("good", done.format(plural(count, "alert"))) if count else ("medium", missed)
-    request.session.notes.append(note)
-    return request.url("alerts")
+    return count

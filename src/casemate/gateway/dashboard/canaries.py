@@ -8,6 +8,7 @@ from typing import Any
 
 from starlette.exceptions import HTTPException
 
+from casemate.gateway.dashboard.alerts import canary_key
 from casemate.gateway.dashboard.page import Page, PageRequest
 from casemate.gateway.dashboard.table import Column
 from casemate.gateway.dashboard.time_range import TimeBin
@@ -49,6 +50,7 @@ def matrix(request: PageRequest) -> Page:
         "marks": MARKS.values(),
         "path": path,
         "missing": not (request.app.config.folder / path).exists(),
+        "alerts": any(s.open and s.alert.set in sets for s in request.records.alert_states),
     }
     return Page("canaries.html", context)
 
@@ -70,7 +72,7 @@ def _set(
         judged = [r for c in canaries if (r := first.get((c, run))) and r.status is not CanaryStatus.ERROR]
         shares.append(sum(r.status is CanaryStatus.FAIL for r in judged) / len(judged) if judged else None)
     said = "Share of canaries that failed, run by run: " + ", ".join("–" if s is None else f"{s:.0%}" for s in shares)
-    rows = [_row(request, canary, [first.get((canary, run)) for run in runs]) for canary in canaries]
+    rows = [_row(request, name, canary, [first.get((canary, run)) for run in runs]) for canary in canaries]
     rows = [
         r for r in rows if wanted["canary"].lower() in r["canary"].lower() and (not wanted["failed"] or r["failed"])
     ]
@@ -92,7 +94,7 @@ def _set(
         "runs": [min(times[run]) for run in runs],
         "trend": sparkline(shares, said, links),
         "gaps": [_gap(gap) for gap in gaps if gap.last >= min(times[runs[0]])],
-        "listing": request.table(f"Canaries of {name} by run", columns, rows, order="canary", name=name, size=200),
+        "listing": request.table(f"Canaries of {name} by run", columns, rows, order="canary", name=name, size=100),
     }
 
 
@@ -102,11 +104,11 @@ def _gap(gap: ScheduleGap) -> str:
     return f"Missed {plural(gap.slots, 'run')} {when}: no process was watching."
 
 
-def _row(request: PageRequest, canary: str, results: Sequence[CanaryResult | None]) -> dict[str, Any]:
+def _row(request: PageRequest, name: str, canary: str, results: Sequence[CanaryResult | None]) -> dict[str, Any]:
     judged = [r for r in results if r and r.status is not CanaryStatus.ERROR]
     failed = sum(r.status is CanaryStatus.FAIL for r in judged)
     marks = [_mark(request, r) if r else None for r in results]
-    return {"canary": canary, "marks": marks, "failed": failed, "judged": len(judged)}
+    return {"canary": canary, "key": canary_key(name, canary), "marks": marks, "failed": failed, "judged": len(judged)}
 
 
 def _mark(request: PageRequest, result: CanaryResult) -> dict[str, Any]:

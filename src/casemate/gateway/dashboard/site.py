@@ -59,7 +59,7 @@ RENDER_S = 10.0
 """A live page is rendered at least this often: durations and time spans change without events."""
 MAX_FORM = 20_000
 """Bytes of a form."""
-MAX_FIELDS = 200
+MAX_FIELDS = 400
 """Fields of a form; a page of a table has fewer boxes."""
 Fields: TypeAlias = list[tuple[str, str]]
 View: TypeAlias = Callable[[PageRequest], Page | Response]
@@ -90,6 +90,8 @@ ACTIONS: dict[str, Action] = {
     "/clients/reset": clients.reset,
     "/alerts/acknowledge": alerts.acknowledge,
     "/alerts/close": alerts.close,
+    "/canaries/acknowledge": alerts.acknowledge_canaries,
+    "/canaries/close": alerts.close_canaries,
     "/calibration/apply": calibration.apply,
     "/enforcement/switch": enforcement.switch,
     "/documents/remove": documents.remove,

@@ -14,6 +14,7 @@ from casemate.plugins import build
 from casemate.protocols import Embedder, ExtractionAttack, Target
 from casemate.redteam.campaigns.pipeline import SCRIPTED_ATTACKS, AttackRunner, Steps
 from casemate.redteam.crawling.transformed import TransformedCrawler
+from casemate.redteam.lab.caching import ReportingEmbedder
 from casemate.redteam.lab.capabilities import NotObservable
 from casemate.redteam.lab.extraction_experiment import Crawler, CrawlPlan, CrawlTrace
 from casemate.redteam.lab.extraction_metrics import measure_crawl, summarize_trace
@@ -73,8 +74,9 @@ class ExtractionRunner(AttackRunner):
                 traces = self._traces[name] = await crawler.run(count)
             self._sides[name] = {target: summarize_trace(trace) for target, trace in traces.items()}
             if self.chunks:
-                with steps(f"comparing the replies to {name} with {len(self.chunks)} chunks", None):
-                    self._crawls[name] = measure_crawl(crawler, traces, self.chunks, self.embedder, seen=self.seen)
+                with steps(f"comparing the replies to {name} with {len(self.chunks)} chunks", None) as count:
+                    embedder = ReportingEmbedder(self.embedder, count)
+                    self._crawls[name] = measure_crawl(crawler, traces, self.chunks, embedder, seen=self.seen)
 
     @property
     def _attackers(self) -> list[tuple[str, PluginSpec, str]]:

@@ -86,6 +86,19 @@ def _fingerprint(label: str, prompt: Prompt) -> str:
     return hashlib.blake2b(whole.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
+class ReportingEmbedder(EmbedderProxy):
+    """Reports how many texts it has embedded, for callees that take an embedder and no progress."""
+
+    def __init__(self, inner: Embedder, progress: Progress) -> None:
+        """Calls `progress` with the number of texts just embedded."""
+        super().__init__(inner)
+        self._progress = progress
+
+    def embed(self, texts: Sequence[str], progress: Progress | None = None) -> Vector:
+        """See `Embedder.embed`."""
+        return self.inner.embed(texts, progress or self._progress)
+
+
 class CachedEmbedder(EmbedderProxy):
     """Caches the most recently used vectors: guard off and on embed the same questions.
 
@@ -109,7 +122,7 @@ class CachedEmbedder(EmbedderProxy):
             found = {key: self._vectors[key] for key in keys if key in self._vectors}
         new = {key: text for key, text in zip(keys, texts, strict=True) if key not in found}
         if new:
-            found |= zip(new, self.inner.embed(list(new.values())), strict=True)
+            found |= zip(new, self.inner.embed(list(new.values()), progress), strict=True)
         with self._lock:
             self.calls += len(new)
             self.hits += len(texts) - len(new)
@@ -118,6 +131,6 @@ class CachedEmbedder(EmbedderProxy):
                 self._vectors.move_to_end(key)
             while len(self._vectors) > self._capacity:
                 self._vectors.popitem(last=False)
-        if progress is not None:
-            progress(len(texts))
+        if progress is not None and (cached := len(texts) - len(new)) >= bool(new):
+            progress(cached)
         return np.stack([found[key] for key in keys]) if keys else np.empty((0, self.dim), np.float32)
