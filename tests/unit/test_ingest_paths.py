@@ -15,6 +15,7 @@ from casemate.backends.indexes.sqlite import SqliteIndex
 from casemate.cli import cli
 from casemate.errors import BackendError
 from casemate.gateway.state import Gateway
+from casemate.guard import verdict_log
 from casemate.guard.guard import Guard
 from casemate.monitor import service
 from casemate.monitor.poisoning.quarantine import Quarantine
@@ -24,7 +25,7 @@ from casemate.rag.corpus import Corpus
 from casemate.rag.ingest import Ingest
 from casemate.rag.pipeline import Rag
 from casemate.system import App
-from casemate.types import Document, Hit, Query
+from casemate.types import Action, Document, Hit, Query, Verdict
 from tests.fakes import BagOfWords, Memory, Parrot, documents
 from tests.gateways import chat, client, key
 
@@ -71,6 +72,21 @@ def test_uploads_are_screened_and_never_quoted(tmp_path):
         metrics = http.get("/metrics").text
         assert 'casemate_documents_total{outcome="quarantined"} 5.0' in metrics
         assert posted(http, POISON).json()["quarantined"] == 5  # they stay out
+
+
+def test_recent_questions_of_the_tenant_are_watched_if_the_log_has_their_text(tmp_path):
+    app = opened(tmp_path)
+    verdict = Verdict("mirabel", False, Action.NONE, 0.1, 0.5)
+    for text, tenant, logged in ((QUESTION, "default", True), ("elsewhere", "b", True), ("hidden", "default", False)):
+        verdict_log.append(app.store, Query(text, "c", tenant), verdict, log_text=logged)
+    app.store.flush()
+    gate = service.open_screening_gate(app)
+    assert gate is not None
+    watched = gate.screener.question_scores
+    assert QUESTION in watched.questions and not {"elsewhere", "hidden"} & set(watched.questions)
+    assert watched.origins is not None
+    by_question = dict(zip(watched.questions, watched.origins, strict=True))
+    assert by_question[QUESTION] == "" and sum(source != "" for source in watched.origins) > 40
 
 
 def test_an_upload_s_response_gives_no_reason(tmp_path):

@@ -104,6 +104,24 @@ class TestPoisonScreener:
         assert world.questions[best.question] == QUESTION and best.rank == 1 and best.lift > 0
         assert found.entries >= 1
 
+    def test_an_unsupported_new_answer_is_a_reason_and_a_supported_one_is_not(self, world):
+        new = [Document("p", "The amber ferry was made by zz0 Quellbach.")]
+        questions = ["who built the amber ferry", *world.questions[1:]]
+        answer = REASONS["answer"]
+        (found,) = world.screened(new, world.fitted(questions))
+        assert answer in found.reasons
+        support = [Document("s", f"A chronicle of {CORPUS[0].text} says that zz0 Quellbach built the amber ferry.")]
+        world.index.add(support, BagOfWords().embed([support[0].content]))
+        (found,) = world.screened(new, world.fitted(questions))
+        assert answer not in found.reasons
+
+    def test_a_question_generated_from_a_source_says_nothing_about_it(self, world):
+        new = poison(1)
+        origins = {question: "p0" if question == QUESTION else "" for question in world.questions}
+        fitted = PoisonScreener.fit(world.index, origins, BagOfWords().embed(world.questions))
+        (found,) = world.screened(new, fitted)
+        assert world.questions.index(QUESTION) not in {entry.question for entry in found.entered}
+
     def test_a_fresh_copy_screens_as_right_after_fitting(self, world):
         fitted, new = world.fitted(), [*benign(20), *poison()]
         expected = [j.score for j in world.screened(new)]

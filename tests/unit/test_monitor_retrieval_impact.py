@@ -89,9 +89,21 @@ class TestQuestionScores:
         rng = np.random.default_rng(4)
         E, Q, X = unit(rng, 30), unit(rng, 9), unit(rng, 5)
         scores_ = QuestionScores(("",) * 9, Q, -np.sort(-(Q @ E.T), axis=1)[:, :3])
-        lifts, entries = scores_.lifts(X)
-        assert entries.tolist() == [len(scores_.entries(x)) for x in X] == (scores_.margins(X) >= 0).sum(1).tolist()
+        lifts, entered = scores_.impact(X)
+        assert [[e[:2] for e in found] for found in entered] == [[e[:2] for e in scores_.entries(x)] for x in X]
+        assert [len(e) for e in entered] == (scores_.margins(X) >= 0).sum(1).tolist()
         np.testing.assert_allclose(lifts, [(Q @ x - scores_.best[:, 0]).max() for x in X], atol=1e-6)
+
+    def test_a_source_does_not_enter_the_contexts_of_its_own_questions(self):
+        Q = np.eye(DIM, dtype=np.float32)[:3]
+        scores_ = QuestionScores(("",) * 3, Q, np.full((3, 2), 0.1, np.float32), np.array(["a", "b", ""], object))
+        x = np.full(DIM, DIM**-0.5, np.float32)
+        lifts, entered = scores_.impact(np.stack([x, x, x]), ["a", "c", ""])
+        assert [sorted(e.question for e in found) for found in entered] == [[1, 2], [0, 1, 2], [0, 1, 2]]
+        own, _ = QuestionScores(("",), Q[:1], np.zeros((1, 1), np.float32), np.array(["a"], object)).impact(
+            x[None], ["a"]
+        )
+        assert (lifts > 0).all() and own[0] < 0
 
     def test_admit_updates_the_scores(self):
         rng = np.random.default_rng(5)

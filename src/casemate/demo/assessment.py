@@ -50,7 +50,7 @@ from casemate.redteam.lab.results import CampaignResult, ExtractionResult
 from casemate.redteam.lab.store import CampaignStore, Exchange
 from casemate.system import App
 from casemate.text.refusals import is_refusal
-from casemate.text.synthetic_questions import generate_questions
+from casemate.text.synthetic_questions import generate_questions, generate_with_documents
 from casemate.text.tokens import ReferenceCorpus, ngrams, words
 from casemate.types import Document, Query, Vector
 
@@ -487,8 +487,9 @@ def _screener(rag: Rag, chunks: Sequence[Document], k: int) -> tuple[PoisonScree
     """The screening fitted to an index, or why there is none. It does not watch the attacked questions."""
     if len(chunks) < MIN_DOCUMENTS:
         return None, f"the screening compares with at least {MIN_DOCUMENTS} chunks, and here are {len(chunks)}"
-    watched = generate_questions(chunks, WATCHED_QUESTIONS, np.random.default_rng(SEED + 1))
-    return PoisonScreener.fit(rag.index, watched, rag.embedder.embed(watched), k=k), ""
+    made = generate_with_documents(chunks, WATCHED_QUESTIONS, np.random.default_rng(SEED + 1))
+    watched = {question: document.source for question, document in made}
+    return PoisonScreener.fit(rag.index, watched, rag.embedder.embed(list(watched)), k=k), ""
 
 
 def _screen(

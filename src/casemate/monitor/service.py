@@ -39,12 +39,14 @@ from casemate.plugins import build
 from casemate.protocols import Channel, Defense, DocumentSink, Embedder, EventStore, Index, Progress, Target
 from casemate.rag.question_file import questions_in
 from casemate.system import App
-from casemate.text.synthetic_questions import generate_questions
+from casemate.text.synthetic_questions import generate_with_documents
 from casemate.types import DEFAULT_TENANT, Document
 
 OWN = PluginSpec(use="own")
 WATCHED_QUESTIONS = 2000
 """Default number of watched questions."""
+RECENT_VERDICTS, RECENT_QUESTIONS = 5000, 1000
+"""Latest verdicts among which questions of clients are searched, and the largest number of these that are watched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,8 +284,9 @@ def _open_gate(
     index = guard.rag.index
     if not config.monitor.gate or index.moments(tenant).n < MIN_DOCUMENTS:
         return None
-    questions = _watched(config, index, tenant, query_log, WATCHED_QUESTIONS)
-    screener = _fit_screener(guard.rag.embedder, config.rag.k, index, questions, tenant)
+    known = [*query_log, *_recent_questions(store, tenant)]
+    watched = _watched(config, index, tenant, known, WATCHED_QUESTIONS)
+    screener = _fit_screener(guard.rag.embedder, config.rag.k, index, watched, tenant)
     return ScreeningGate(guard, screener, Quarantine(store), enforce=_screening_enforced(guard, config))
 
 
@@ -297,20 +300,31 @@ def watched_questions(
     app: App, tenant: str = DEFAULT_TENANT, query_log: Sequence[str] = (), count: int = WATCHED_QUESTIONS
 ) -> list[str]:
     """Questions of the canaries and of a query log, filled up with synthetic ones."""
-    return _watched(app.config, app.index, tenant, query_log, count)
+    return list(_watched(app.config, app.index, tenant, query_log, count))
 
 
-def _watched(config: Config, index: Index, tenant: str, query_log: Sequence[str], count: int) -> list[str]:
+def _watched(config: Config, index: Index, tenant: str, query_log: Sequence[str], count: int) -> dict[str, str]:
+    """Watched questions; for each the source that it was generated from, or ""."""
     file = config.folder / config.monitor.canaries
     found = [c.query for c in read_canaries(file, judge=True).canaries] if file.exists() else []
     found += query_log
+    watched = dict.fromkeys(found[:count], "")
     documents = [d for page, _ in index.scan(tenant) for d in page]
     rng = np.random.default_rng(config.calibrate.seed)
-    return [*found[:count], *generate_questions(documents, max(0, count - len(found)), rng)]
+    for question, document in generate_with_documents(documents, max(0, count - len(found)), rng):
+        watched.setdefault(question, document.source)
+    return watched
 
 
-def _fit_screener(embedder: Embedder, k: int, index: Index, questions: Sequence[str], tenant: str) -> PoisonScreener:
-    return PoisonScreener.fit(index, questions, embedder.embed(questions), k=k, tenant=tenant)
+def _recent_questions(store: EventStore, tenant: str) -> list[str]:
+    """Questions that clients asked lately, newest first, where ``privacy.log_text`` records them."""
+    bodies = [event.body for event in store.latest("verdict", RECENT_VERDICTS)]
+    texts = [body["text"] for body in reversed(bodies) if body.get("text") and body["tenant"] == tenant]
+    return list(dict.fromkeys(texts))[:RECENT_QUESTIONS]
+
+
+def _fit_screener(embedder: Embedder, k: int, index: Index, watched: Mapping[str, str], tenant: str) -> PoisonScreener:
+    return PoisonScreener.fit(index, watched, embedder.embed(list(watched)), k=k, tenant=tenant)
 
 
 DRILL_ATTACKS: Mapping[str, PluginSpec] = {
@@ -346,9 +360,9 @@ async def run_drill(
 
     canaries = monitor.set.canaries
     watched = [c.query for c in canaries if c.expected_answer or c.expected_answer_contains][:count]
-    questions = watched_questions(app, tenant)
+    questions = _watched(app.config, app.index, tenant, (), WATCHED_QUESTIONS)
     attacked = [
-        DrillQuestion(question, FALSE_ANSWER, question in watched) for question in (*watched, *questions[-count:])
+        DrillQuestion(question, FALSE_ANSWER, question in watched) for question in (*watched, *list(questions)[-count:])
     ]
     attacks = {name: build("poisoner", spec, folder, parts) for name, spec in DRILL_ATTACKS.items()}
     async with guarded_copy(rag, lambda path: SqliteIndex(path / "copy.db"), make_defenses, tenant) as guard:

@@ -46,12 +46,21 @@ def generate_questions(
     Returns:
         The questions. Each contains a word.
     """
-    found: list[str] = []
+    return [question for question, _ in generate_with_documents(documents, count, rng, kinds)]
+
+
+def generate_with_documents(
+    documents: Sequence[Document], count: int, rng: np.random.Generator, kinds: Sequence[str] = KINDS
+) -> list[tuple[str, Document]]:
+    """The questions of ``generate_questions``, each with the document that it is about."""
+    found: list[tuple[str, Document]] = []
     while len(found) < count:
         document = documents[int(rng.integers(len(documents)))]
         generator = _QuestionGenerator(document, rng)
         question = generator.generate(kinds[len(found) % len(kinds)])
-        found.append(question if words(question) else generator.generate("open"))  # the document has no words
+        if not words(question):
+            question = generator.generate("open")  # the document has no words
+        found.append((question, document))
     return found
 
 

@@ -46,11 +46,14 @@ class QuestionScores:
         questions: The questions.
         vectors: Their embeddings, (m, dim).
         best: Scores of their k best documents, best first, (m, k); ``NO_SCORE`` where there are fewer.
+        origins: For each question the source that it was generated from, or "". A source does not enter the contexts
+            of its own questions: that it answers them says nothing about it.
     """
 
     questions: tuple[str, ...]
     vectors: Vector
     best: Vector
+    origins: npt.NDArray[np.object_] | None = None
 
     @classmethod
     def of(
@@ -74,13 +77,30 @@ class QuestionScores:
         """
         return cls(tuple(questions), vectors, best_scores(index, vectors, k, tenant, without))
 
-    def entries(self, vector: Vector) -> list[ContextEntry]:
+    def entries(self, vector: Vector, source: str = "") -> list[ContextEntry]:
         """Questions whose context a document would enter, highest lift first. A tie enters.
 
         Args:
             vector: Embedding of the document, (dim,).
+            source: Its source.
         """
-        scores = self.vectors @ vector  # (m,)
+        return self.impact(vector[None], [source])[1][0]
+
+    def impact(self, vectors: Vector, sources: Sequence[str] = ()) -> tuple[Vector, list[list[ContextEntry]]]:
+        """For each document, its highest lift over all questions, (n,), and the contexts that it enters.
+
+        Args:
+            vectors: Embeddings of the documents, (n, dim).
+            sources: Their sources, n; none: unknown.
+
+        Returns:
+            The lifts; and for each document the entries, highest lift first. A tie enters.
+        """
+        scores = self._scores(vectors, sources)  # (n, m)
+        lifts: Vector = (scores - self.best[:, 0]).max(axis=1)
+        return lifts, [self._entries(row) for row in scores]
+
+    def _entries(self, scores: Vector) -> list[ContextEntry]:
         found = [
             ContextEntry(
                 i, 1 + int((self.best[i] > scores[i]).sum()), float(scores[i]), float(scores[i] - self.best[i, 0])
@@ -88,16 +108,6 @@ class QuestionScores:
             for i in np.flatnonzero(scores >= self.best[:, -1]).tolist()
         ]
         return sorted(found, key=lambda e: -e.lift)
-
-    def lifts(self, vectors: Vector) -> tuple[Vector, npt.NDArray[np.int64]]:
-        """For each document, its highest lift over all questions and the number of contexts it enters: (n,), (n,).
-
-        Args:
-            vectors: Embeddings of the documents, (n, dim).
-        """
-        scores = vectors @ self.vectors.T  # (n, m)
-        lifts: Vector = (scores - self.best[:, 0]).max(axis=1)
-        return lifts, (scores >= self.best[:, -1]).sum(axis=1)
 
     def margins(self, vectors: Vector) -> Vector:
         """Score of each document minus that of the last one in each context, (n, m); 0 or more enters.
@@ -107,6 +117,14 @@ class QuestionScores:
         """
         above: Vector = vectors @ self.vectors.T - self.best[:, -1]
         return above
+
+    def _scores(self, vectors: Vector, sources: Sequence[str]) -> Vector:
+        """Cosines of documents and questions, (n, m); below any other for a document's own questions."""
+        scores: Vector = vectors @ self.vectors.T
+        if self.origins is not None and len(sources):
+            own = (self.origins == np.array(sources, object)[:, None]) & (self.origins != "")
+            scores = np.where(own, np.float32(2 * NO_SCORE), scores)
+        return scores
 
     def admit(self, vectors: Vector) -> None:
         """Updates the scores after documents were indexed.

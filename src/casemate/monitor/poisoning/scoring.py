@@ -3,6 +3,7 @@
 Each signal measures one aspect of a document:
 
 - by how much it beats all others for a watched question, and how many contexts it enters;
+- whether it changes the answer to a watched question, and no other document states the new one (``answer_change``);
 - whether near copies come with it;
 - whether it begins with a question and answers it;
 - whether it addresses the model, or contains hidden characters;
@@ -33,6 +34,7 @@ import numpy.typing as npt
 
 from casemate.errors import DataError
 from casemate.maths.stats import conformal_threshold
+from casemate.monitor.poisoning.answer_change import AnswerCheck, answer_pulls
 from casemate.monitor.poisoning.retrieval_impact import NO_SCORE, ContextEntry, QuestionScores, best_scores
 from casemate.monitor.poisoning.text_signals import hidden_characters, model_instructions, question_echo, title_echo
 from casemate.protocols import Index
@@ -41,15 +43,16 @@ from casemate.types import DEFAULT_TENANT, Document, Float64, Vector
 FALSE_POSITIVE_RATE = 0.01
 """Share of benign documents that may be quarantined."""
 SHARES: Mapping[str, float] = {
-    "lift": 0.22,
-    "entries": 0.18,
-    "block": 0.2,
-    "echo": 0.1,
-    "title": 0.05,
-    "orders": 0.07,
-    "hidden": 0.04,
-    "mismatch": 0.04,
-    "evidence": 0.1,
+    "answer": 0.6,
+    "lift": 0.06,
+    "entries": 0.06,
+    "block": 0.1,
+    "echo": 0.05,
+    "title": 0.02,
+    "orders": 0.03,
+    "hidden": 0.02,
+    "mismatch": 0.02,
+    "evidence": 0.04,
 }
 """Share of the false-alarm budget of each signal; ``evidence`` is that of ``screening_evidence``. They sum to 1."""
 NEAR_COPY = 0.95
@@ -73,6 +76,7 @@ ROUNDING = 1e-4
 """Allowed deviation from 1 of the cosine of a given vector and that of its text."""
 
 REASONS: Mapping[str, str] = {
+    "answer": "changes the answer to a watched question, and no other document states the new answer",
     "lift": "ranks before all indexed documents for a watched question, by a cosine of {0:.2f}",
     "entries": "enters the contexts of {0:.0f} watched questions",
     "block": "has near copies among the new documents, closer by a cosine of {0:.2f} than any indexed one",
@@ -192,11 +196,21 @@ def _nearest_others(
 
 
 class _Signals(NamedTuple):
-    """Values of all signals of a document, its nearest recent documents, and with how many it was compared."""
+    """Signals of a document.
+
+    Attributes:
+        values: Value of each signal.
+        companions: Ids of its nearest recent documents.
+        compared: Number of documents that it was compared with.
+        entered: Contexts that it enters, highest lift first.
+        pulls: ``answer_pulls`` of the first ``MAX_SHOWN`` of them in which it ranks first.
+    """
 
     values: dict[str, float]
     companions: tuple[str, ...]
     compared: int
+    entered: Sequence[ContextEntry] = ()
+    pulls: Sequence[float] = ()
 
 
 class PoisonScreener:
@@ -206,13 +220,14 @@ class PoisonScreener:
         tenant: The tenant.
         question_scores: The watched questions.
         thresholds: Surprise above which each signal makes a document suspicious.
+        answers: Leave-one-out check of documents above the threshold of ``answer``. Replace it for another reader.
         calibration_size: Number of distinct benign documents that the thresholds were estimated from.
     """
 
-    def __init__(self, index: Index, question_scores: QuestionScores, tenant: str) -> None:
-        self.question_scores, self.calibration_size = question_scores, 0
+    def __init__(self, index: Index, question_scores: QuestionScores, answers: AnswerCheck) -> None:
+        self.question_scores, self.answers, self.calibration_size = question_scores, answers, 0
         self.thresholds: dict[str, float] = dict.fromkeys(REASONS, math.inf)
-        self._index, self.tenant = index, tenant
+        self._index, self.tenant = index, answers.tenant
         self._distributions: dict[str, SignalDistribution] = {}
         self._scores = SignalDistribution([0.0])
         self._recent = _RecentDocuments(MAX_SAMPLE)
@@ -221,7 +236,7 @@ class PoisonScreener:
     def fit(
         cls,
         index: Index,
-        questions: Sequence[str],
+        questions: Sequence[str] | Mapping[str, str],
         vectors: Vector,
         *,
         k: int = 5,
@@ -232,7 +247,8 @@ class PoisonScreener:
 
         Args:
             index: The index.
-            questions: Watched questions: logged, of canaries, or synthetic; some thousands, at least one.
+            questions: Watched questions: logged, of canaries, or synthetic; some thousands, at least one. A mapping
+                has the source that each was generated from, or "".
             vectors: Their embeddings, (m, dim).
             k: Documents in a context.
             tenant: The tenant.
@@ -253,7 +269,9 @@ class PoisonScreener:
         distinct = _distinct(held)
         documents, held = [documents[i] for i in distinct], held[distinct]
         best = best_scores(index, np.concatenate([vectors, held]), max(k, 2), tenant, sources)
-        made = cls(index, QuestionScores(tuple(questions), vectors, best[: len(vectors), :k]), tenant)
+        made_from = np.array(list(questions.values()), object) if isinstance(questions, Mapping) else None
+        scores = QuestionScores(tuple(questions), vectors, best[: len(vectors), :k], made_from)
+        made = cls(index, scores, AnswerCheck(index, tenant, k))
         second, cut = best[len(vectors) :, 1].astype(np.float64), int(DISTRIBUTION_SHARE * len(documents))
         made._recent = _RecentDocuments(cut)
         first = made._signals(documents[:cut], held[:cut], second[:cut], _RecentDocuments(cut))
@@ -319,13 +337,18 @@ class PoisonScreener:
             off: 1 minus the cosine of each vector and the one it came with, (n,).
         """
         companions = recent.add(documents, vectors)
-        lifts, entries = self.question_scores.lifts(vectors) if documents else (np.empty(0), np.empty(0))
+        sources = [d.source for d in documents]
+        lifts, contexts = self.question_scores.impact(vectors, sources)
         found = []
-        for i, document in enumerate(documents):
+        for i, (document, entered) in enumerate(zip(documents, contexts, strict=True)):
             near = companions[i]
+            first = [e for e in entered[:MAX_SHOWN] if e.lift > 0]
+            questions = [self.question_scores.questions[e.question] for e in first]
+            pulls = answer_pulls(questions, document.content, [e.lift for e in first])
             values = {
+                "answer": max(pulls, default=0.0),
                 "lift": float(lifts[i]),
-                "entries": math.log1p(entries[i]),  # a few benign documents enter very many
+                "entries": math.log1p(len(entered)),  # a few benign documents enter very many
                 "block": near[1][0] - float(second[i]) if len(near) > 1 else -1.0,  # one copy may be another version
                 "echo": question_echo(document),
                 "title": title_echo(document),
@@ -333,7 +356,8 @@ class PoisonScreener:
                 "hidden": float(hidden_characters(document)),
                 "mismatch": float(off[i]) if off is not None and off[i] > ROUNDING else 0.0,
             }
-            found.append(_Signals(values, tuple(name for _, name in near), min(len(recent.ids), recent.size)))
+            size = min(len(recent.ids), recent.size)
+            found.append(_Signals(values, tuple(name for _, name in near), size, entered, pulls))
         return found
 
     def _surprises(self, signals: _Signals) -> dict[str, float]:
@@ -346,7 +370,9 @@ class PoisonScreener:
     def _result(self, document: Document, vector: Vector, signals: _Signals) -> ScreeningResult:
         surprises = self._surprises(signals)
         above = sorted((n for n in surprises if surprises[n] > self.thresholds[n]), key=lambda n: -surprises[n])
-        entered = self.question_scores.entries(vector)
+        if "answer" in above and not self._changes_an_answer(document, vector, signals):
+            above.remove("answer")
+        entered = signals.entered
         return ScreeningResult(
             document,
             (score := max(surprises.values())),
@@ -357,6 +383,17 @@ class PoisonScreener:
             len(entered),
             signals.companions if "block" in above else (),
         )
+
+    def _changes_an_answer(self, document: Document, vector: Vector, signals: _Signals) -> bool:
+        """Whether a document gives an answer above the threshold that no other one supports."""
+        scores, surprise = self.question_scores, self._distributions["answer"].surprise
+        for entry, pull in zip(signals.entered, signals.pulls, strict=False):
+            if surprise(pull) > self.thresholds["answer"]:
+                i = entry.question
+                found = self.answers.check(scores.questions[i], scores.vectors[i], document, vector)
+                if found.changed and not found.supporters:
+                    return True
+        return False
 
 
 def _reason(name: str, value: float, document: Document) -> str:
