@@ -2,14 +2,23 @@
 
 import asyncio
 import contextlib
+import math
 from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import pytest
 
 from casemate.backends.event_stores.sql import SqlEventStore
+from casemate.monitor.poisoning import scoring
 from casemate.monitor.poisoning.quarantine import Quarantine
-from casemate.monitor.poisoning.scoring import FALSE_POSITIVE_RATE, NEAR_COPY, SHARES, ScreeningResult, _distinct
+from casemate.monitor.poisoning.scoring import (
+    FALSE_POSITIVE_RATE,
+    NEAR_COPY,
+    REASONS,
+    SHARES,
+    ScreeningResult,
+    _distinct,
+)
 from casemate.monitor.poisoning.screening_evidence import LOOK_BACK, MAX_STORED, ScreeningEvidence, log_e_value
 from casemate.monitor.poisoning.screening_gate import ScreeningGate
 from casemate.types import Document, Event
@@ -114,6 +123,22 @@ def test_near_copies_on_different_days_are_quarantined_by_the_third(tmp_path):
 class TestThresholds:
     def test_the_shares_of_the_budget_sum_to_one(self):
         assert sum(SHARES.values()) == pytest.approx(1)
+
+    def test_shares_that_no_signal_uses_go_to_the_others_within_the_budget(self):
+        rng = np.random.default_rng(4)
+        silent = dict.fromkeys(REASONS, 0.0)
+        benign = [silent | {"answer": -math.log10(u)} for u in rng.random(600)]
+        alone, joint = (f(benign, 500, 0.01) for f in (scoring._signal_thresholds, scoring._joint_thresholds))
+        assert joint["answer"] < alone["answer"]
+        flagged = [sum(any(s[n] > t[n] for n in t) for s in benign) for t in (alone, joint)]
+        assert flagged[0] < flagged[1] and flagged[1] + 1 <= 0.01 * 601
+
+    def test_shares_do_not_grow_if_the_budget_is_used(self):
+        rng = np.random.default_rng(5)
+        benign = [{name: -math.log10(u) for name in REASONS for u in [rng.random()]} for _ in range(600)]
+        alone, joint = (f(benign, 500, 0.01) for f in (scoring._signal_thresholds, scoring._joint_thresholds))
+        flagged = sum(any(s[n] > joint[n] for n in joint) for s in benign)
+        assert joint == alone or flagged + 1 <= 0.01 * 601
 
     def test_near_copies_count_once(self):
         X = BagOfWords().embed([d.text for d in documents(30)])

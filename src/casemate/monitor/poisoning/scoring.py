@@ -15,7 +15,9 @@ benign documents with the signals of poison. The surprise of a value is -log10 o
 least this value. The score is the largest surprise.
 
 Each signal has a threshold of its own and a share of the false-alarm budget, one in a hundred benign documents
-(METHODS D4.1, D6). So a signal that is common in a corpus raises its own threshold and no other.
+(METHODS D4.1, D6). So a signal that is common in a corpus raises its own threshold and no other. Some signals are rare
+in most corpora and do not use their shares. So all shares grow by one factor, as far as the benign documents that no
+distribution was estimated from allow.
 
 Rejected alternatives: the sum of the surprises (lower recall for questions that are not watched), and the plain cosine
 with the nearest question (adds nothing to the lift).
@@ -70,6 +72,8 @@ MAX_COMPANIONS = 30
 """Recent documents that may be nearer to a document than any other, and are skipped."""
 MAX_SHOWN = 5
 """Questions and near copies reported per document."""
+GROWTH = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
+"""Factors by which all shares may grow together."""
 BODY_QUANTILE, MAX_SURPRISE = 0.9, 12.0
 """Quantile beyond which a tail is modeled as exponential; largest surprise."""
 ROUNDING = 1e-4
@@ -280,7 +284,7 @@ class PoisonScreener:
         made.calibration_size = len(rest)
         surprises = [made._surprises(s) for s in rest]
         made._scores = SignalDistribution([max(s.values()) for s in surprises])
-        made.thresholds = _signal_thresholds(surprises, len(first), rate)
+        made.thresholds = _joint_thresholds(surprises, len(first), rate)
         made.question_scores.admit(held_out)
         return made
 
@@ -399,6 +403,26 @@ class PoisonScreener:
 def _reason(name: str, value: float, document: Document) -> str:
     sentence = REASONS[name].format(math.expm1(value) if name == "entries" else value)
     return f"{sentence}: {', '.join(model_instructions(document))}" if name == "orders" else sentence
+
+
+def _joint_thresholds(surprises: Sequence[Mapping[str, float]], modeled: int, rate: float) -> dict[str, float]:
+    """Thresholds of all signals that together flag at most this share of benign documents, by a conformal count.
+
+    The shares grow while the count allows it; without growth each signal keeps to its own share.
+
+    Args:
+        surprises: Of benign documents that the model was not fitted to.
+        modeled: Number of documents that it was fitted to.
+        rate: Allowed share of false alarms of all signals together.
+    """
+    found = _signal_thresholds(surprises, modeled, rate)
+    for factor in GROWTH[1:]:
+        wider = _signal_thresholds(surprises, modeled, rate * factor)
+        flagged = sum(any(s[name] > threshold for name, threshold in wider.items()) for s in surprises)
+        if flagged + 1 > rate * (len(surprises) + 1):
+            break
+        found = wider
+    return found
 
 
 def _signal_thresholds(surprises: Sequence[Mapping[str, float]], modeled: int, rate: float) -> dict[str, float]:
