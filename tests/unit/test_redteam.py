@@ -10,7 +10,7 @@ from rich.console import Console
 
 from casemate import config as configuration
 from casemate.app import open_app
-from casemate.cli.redteam import _exit_code, _override_attacks
+from casemate.cli.redteam import _exit_code, _override_attacks, _print
 from casemate.cli.redteam_output import print_result
 from casemate.errors import ConfigError, DataError
 from casemate.rag.question_file import questions_in
@@ -100,3 +100,9 @@ def test_a_damaged_calibration_is_reported_before_anything_is_embedded(tmp_path)
         app.guard.rag.embedder = None  # must not be used
         with pytest.raises(DataError, match="damaged or not a calibration"):
             asyncio.run(app.calibrate())
+
+
+def test_a_verdict_that_is_not_pass_names_the_next_step(capsys):
+    for status in CheckStatus:
+        _print(replace(campaign(), status=status), "report.html")
+        assert ("next: " in capsys.readouterr().out) == (status is not CheckStatus.PASS)

@@ -197,6 +197,14 @@ def replay(
         print_replay(recorded, results, out)
 
 
+ADVICE = {
+    CheckStatus.FAIL: "docs/how-to/read-a-report.md says what to do about a check that failed",
+    CheckStatus.INCONCLUSIVE: "more candidates or questions may decide; see docs/how-to/read-a-report.md",
+    CheckStatus.ERROR: "run 'casemate doctor', correct what failed, and run this again",
+}
+"""What to do after a verdict that is not PASS."""
+
+
 def _run(campaign: Campaign, baseline: CampaignResult | None = None) -> tuple[CampaignResult, dict[str, str]]:
     """Runs a campaign and writes its reports; their paths by kind."""
     result, files = asyncio.run(campaign.run_and_write(show_progress, baseline))
@@ -205,6 +213,8 @@ def _run(campaign: Campaign, baseline: CampaignResult | None = None) -> tuple[Ca
 
 def _print(result: CampaignResult, page: str) -> None:
     print_result(result, out)
+    if advice := ADVICE.get(result.status):
+        out.print(f"next: {advice}", soft_wrap=True)
     out.print(f"report: {shown(page)}", soft_wrap=True)
 
 
