@@ -19,6 +19,10 @@ from casemate.plugins import build
 from casemate.protocols import EventStore
 from casemate.types import DEFAULT_TENANT
 
+EMPTY = (
+    "[yellow]note:[/yellow] the index is empty, so every answer will be \"I don't know\"; run 'casemate index', or add "
+    "documents with POST /v1/documents"
+)
 key = typer.Typer(help="API keys of the gateway: create, list, revoke.", no_args_is_help=True)
 
 
@@ -34,6 +38,8 @@ def serve(
     given = {name: value for name, value in (("host", host), ("port", port)) if value is not None}
     settings = configuration.with_overrides(settings, gateway=given) if given else settings
     with open_app(settings) as app:
+        if not app.index.tenants():
+            say.print(EMPTY, soft_wrap=True)
         server.serve(app, _print_address)
     say.print("stopped; all events are written")
 

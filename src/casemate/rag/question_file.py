@@ -53,7 +53,8 @@ def _open_text(path: Path) -> Iterator[Any]:
         with opened as file:
             yield file
     except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
-        raise ConfigError(f"cannot read the questions in {path}: {error}") from error
+        why = (isinstance(error, OSError) and error.strerror) or error
+        raise ConfigError(f"cannot read the questions in {path}: {why}") from error
 
 
 def _from_record(line: str, number: str) -> tuple[str, str | None]:

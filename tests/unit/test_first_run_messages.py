@@ -1,0 +1,44 @@
+"""Messages that a new user meets first."""
+
+import importlib
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from casemate.cli import cli
+from casemate.cli.ask import _sentence
+from casemate.errors import ConfigError
+from casemate.rag.question_file import questions_in
+from casemate.types import Action, Document, Verdict
+from tests.fakes import BagOfWords
+
+
+@pytest.mark.parametrize("documents", [(), (Document("a", "a text"),)])
+def test_serve_says_that_the_index_is_empty(documents, tmp_path, monkeypatch):
+    pytest.importorskip("fastapi", reason="needs casemate[serve]")
+    from casemate import plugins
+    from casemate.app import open_app
+
+    load = plugins.load
+    monkeypatch.setattr(plugins, "load", lambda role, name: BagOfWords if name == "minilm" else load(role, name))
+    monkeypatch.chdir(tmp_path)
+    if documents:
+        with open_app() as app:
+            app.index.add(documents, app.guard.rag.embedder.embed([d.content for d in documents]))
+    monkeypatch.setattr(importlib.import_module("casemate.gateway.server"), "serve", lambda app, show: show("http://x"))
+    done = CliRunner().invoke(cli, ["serve"], catch_exceptions=False)
+    assert "serving at http://x/v1" in done.stderr
+    assert ("the index is empty" in done.stderr) == (not documents)
+
+
+def test_a_missing_question_file_is_named_once():
+    with pytest.raises(ConfigError) as error:
+        questions_in(Path("absent.txt"))
+    assert str(error.value) == "cannot read the questions in absent.txt: No such file or directory"
+
+
+def test_a_verdict_shows_no_empty_evidence():
+    evidence = {"target": "notes/1.md", "flagged": [], "withheld": [], "why": [], "p": 0.25}
+    text = _sentence(Verdict("mirabel", False, Action.NONE, 1.0, 2.0, (), evidence))
+    assert text == "mirabel: not flagged: score 1.0000, threshold 2.0000 (target notes/1.md, p 0.2500)"
