@@ -420,3 +420,10 @@ def test_a_renamed_or_deleted_file_fails_reads_and_keeps_events_until_it_is_back
     assert store.flush(30)
     assert ids(store) == ["1", "2"]
     assert "was renamed" in caplog.text
+
+
+def test_a_database_of_the_newest_schema_is_opened_without_alembic(make, path):
+    make().close()
+    code = f"import sys; from {LOGGER} import SqlEventStore; SqlEventStore('sqlite:///{path}').close()"
+    code += "; sys.exit('alembic' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

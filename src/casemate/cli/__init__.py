@@ -9,21 +9,8 @@ from typing import Annotated
 
 import typer
 
-from casemate.cli import canary_drift, canary_set, honeytokens  # noqa: F401  each adds commands to `canary`
-from casemate.cli.ask import ask
-from casemate.cli.attach import attach
-from casemate.cli.canary import canary
-from casemate.cli.client import client
 from casemate.cli.console import ERROR, out, say, shown
-from casemate.cli.enforce import enforce
-from casemate.cli.init import init
-from casemate.cli.quarantine import quarantine
-from casemate.cli.redteam import redteam, report
-from casemate.cli.reindex import reindex
-from casemate.cli.reproduce import reproduce
-from casemate.cli.serve import key, serve
-from casemate.cli.setup import calibrate, demo, doctor, index
-from casemate.cli.try_documents import try_documents
+from casemate.cli.lazy_group import LazyGroup
 from casemate.errors import CasemateError, ConfigError
 
 HELP = """\
@@ -37,17 +24,13 @@ Exit codes: 0 success; 1 a check failed; 2 error; 3 success, but part of the inp
 RENAMED_OPTIONS = {"--anew": "--restart", "--on": "--cluster", "--gone": "--missing"}
 """Options of earlier versions. They are refused with the present name."""
 cli = typer.Typer(
-    help=HELP, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
+    cls=LazyGroup,
+    help=HELP,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
 )
-cli.command("try")(try_documents)
-for command in (demo, init, index, ask, calibrate, serve, enforce, doctor, attach, reindex, reproduce):
-    cli.command()(command)
-cli.add_typer(key, name="key")
-cli.add_typer(client, name="client")
-cli.add_typer(canary, name="canary")
-cli.add_typer(quarantine, name="quarantine")
-cli.add_typer(redteam, name="redteam")
-cli.add_typer(report, name="report")
 
 
 def main() -> None:

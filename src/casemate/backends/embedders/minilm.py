@@ -54,7 +54,11 @@ class MiniLM(Embedder):
 
     def __post_init__(self) -> None:
         folder = self.weights or _installed_weights()
-        safetensors = _require_published(folder / "model.safetensors")
+        safetensors = folder / "model.safetensors"
+        if not safetensors.is_file():
+            raise DataError(
+                f"no weights at {safetensors}; {INSTALL}, or set weights to a folder with model.safetensors"
+            )
         try:
             self._tokenizer = WordPiece.load(folder / "tokenizer.json")
             self._first, self._last = (self._tokenizer.vocabulary[name] for name in ("[CLS]", "[SEP]"))
@@ -63,6 +67,7 @@ class MiniLM(Embedder):
         graph = (self.cache or _cache_folder()) / GRAPH
         checksum = graph.with_suffix(".sha256")
         if not (graph.exists() and checksum.exists() and checksum.read_text() == _sha256(graph)):
+            _require_published(safetensors)
             _write_atomically(graph, lambda temporary: _build_graph(safetensors, temporary))
             _write_atomically(checksum, lambda temporary: temporary.write_text(_sha256(graph)))
         self._session = _open_session(graph, self.threads)
@@ -123,18 +128,15 @@ def _installed_weights() -> Path:
     return Path(spec.origin).parent / "model"
 
 
-def _require_published(path: Path) -> Path:
-    """The weights file.
+def _require_published(path: Path) -> None:
+    """Verifies the weights. Only a graph that was built from them is used.
 
     Raises:
-        DataError: If it is missing or not the published one.
+        DataError: If they are not the published ones.
     """
-    if not path.is_file():
-        raise DataError(f"no weights at {path}; {INSTALL}, or set weights to a folder with model.safetensors")
     actual = _sha256(path)
     if actual != SHA256:
         raise DataError(f"{path} is not all-MiniLM-L6-v2: sha256 {actual}, expected {SHA256}; install it again")
-    return path
 
 
 def _sha256(path: Path) -> str:

@@ -385,7 +385,6 @@ class SqlEventStore(EventStore):
 
     def _open(self, address: URL) -> Engine:
         """Connects to the database and migrates its schema."""
-        from alembic.util import CommandError
         from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
         engine = None
@@ -396,7 +395,7 @@ class SqlEventStore(EventStore):
             migrations.upgrade(engine)
             if address.database and address.drivername == "sqlite":
                 refuse_replaced_file(engine, Path(address.database))
-        except (OSError, sqlite3.Error, SQLAlchemyError, CommandError) as error:
+        except (OSError, sqlite3.Error, SQLAlchemyError, migrations.MigrationError) as error:
             if engine:
                 engine.dispose()
             what = f"cannot open the event store {self._where}: {first_line(error)}"

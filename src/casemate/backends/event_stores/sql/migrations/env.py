@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from alembic import context
 
+from casemate.backends.event_stores.sql.migrations import VERSION_TABLE
+
 if not __name__.startswith("casemate."):
-    # Not alembic's default version table: other programs that use alembic may share the database.
-    context.configure(connection=context.config.attributes["connection"], version_table="casemate_schema")
+    context.configure(connection=context.config.attributes["connection"], version_table=VERSION_TABLE)
     with context.begin_transaction():
         context.run_migrations()
