@@ -188,5 +188,7 @@ def test_readme_installs_the_extra_that_its_commands_need():
     text = (ROOT / "README.md").read_text()
     blocks = re.findall(r"```sh\n(.*?)```", text, re.S)
     assert any("casemate serve" in block for block in blocks)
-    installs = [line for block in blocks for line in block.splitlines() if "pip install" in line]
-    assert installs and all("[serve]" in line for line in installs)
+    assert any("casemate try --endpoint" in block for block in blocks)
+    assert any("make install" in block for block in blocks)
+    installed = re.search(r"--editable '\.\[(.*?)\]'", (ROOT / "Makefile").read_text())
+    assert installed and set(installed[1].split(",")) >= {"serve", "http"}
