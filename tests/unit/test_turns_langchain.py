@@ -261,3 +261,8 @@ def test_a_fusion_is_not_traced(store):
     retriever.invoke(text_of("d4"), {"callbacks": [listener]})
     assert listener.told
     assert "id='d4'" not in repr(listener.told)
+
+
+def test_the_store_itself_is_not_protected(store):
+    assert "d4" in ids(store.unguarded.similarity_search(text_of("d4")))
+    assert "other paths" in store.protection_report.acts_not

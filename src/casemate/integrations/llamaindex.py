@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, overload
 
 from casemate.errors import CapabilityError, ConfigError, needs
 from casemate.integrations.adapters import FrameworkCollection, FrameworkEmbedder
@@ -19,6 +19,14 @@ from casemate.integrations.guarded_query import (
     FrameworkDocument,
     GuardedQuery,
     client_identity,
+)
+from casemate.integrations.llamaindex_fusion import (
+    Guarded,
+    GuardedFusionRetriever,
+    JudgedNodesRetriever,
+    combines,
+    unguarded_legs,
+    with_guarded_legs,
 )
 from casemate.integrations.protection import Protection, ProtectionReport
 
@@ -91,7 +99,7 @@ class LlamaIndexCollection(FrameworkCollection):
             yield _row(node), node.get_embedding()
 
 
-class GuardedLlamaIndexRetriever(BaseRetriever):
+class GuardedLlamaIndexRetriever(Guarded, BaseRetriever):
     """A retriever that returns the nodes that its guard allows. Created by ``guarded``.
 
     The client is that of ``client_context``, or of the attributes ``casemate_client`` and ``casemate_tenant`` of the
@@ -168,7 +176,7 @@ class GuardedLlamaIndexRetriever(BaseRetriever):
         return GuardedQuery(text, bundle.embedding, self.similarity_top_k, _identity(bundle), options, whole)
 
 
-class GuardedPostprocessor(BaseNodePostprocessor):
+class GuardedPostprocessor(Guarded, BaseNodePostprocessor):
     """Judges nodes from any retriever of a guarded index and replaces withheld ones.
 
     Nodes that are not in the index are dropped. Without a question it raises ``ConfigError``.
@@ -218,26 +226,38 @@ class GuardedPostprocessor(BaseNodePostprocessor):
         )
 
 
-def guarded(source: VectorStoreIndex | VectorIndexRetriever, **options: Any) -> GuardedLlamaIndexRetriever:
-    """Wraps a vector index or its retriever with a guard.
+@overload
+def guarded(source: VectorStoreIndex | VectorIndexRetriever, **options: Any) -> GuardedLlamaIndexRetriever: ...
+@overload
+def guarded(source: BaseRetriever, *, judge: GuardedLlamaIndexRetriever | None = None) -> BaseRetriever: ...
+
+
+def guarded(
+    source: VectorStoreIndex | BaseRetriever, *, judge: GuardedLlamaIndexRetriever | None = None, **options: Any
+) -> BaseRetriever:
+    """Wraps a vector index, its retriever, or a retriever that combines others, with a guard.
 
     ``protection_report`` states what is protected and what is not; it is logged at INFO under
     ``casemate.integrations``.
 
     Args:
-        source: A vector index, or a retriever on one.
+        source: A vector index, or a retriever on one. A retriever that combines others is copied with guarded legs.
+        judge: Judges the results of other retrievers: a guarded retriever of the index with the same nodes.
         **options: ``config``, ``path`` and ``fit``: see ``Protection``. All others go to the retriever, such as
             ``similarity_top_k`` and ``filters``.
 
     Raises:
-        ConfigError: If the retriever does not search by similarity alone, or the configuration is wrong.
+        ConfigError: If the retriever does not search by similarity alone, or the configuration is wrong. For a
+            retriever that combines others, the message names each leg that nothing judges.
     """
+    if isinstance(source, BaseRetriever) and (judge is not None or combines(source)):
+        return _judged(source, judge)
     ours = {name: options.pop(name) for name in ("config", "path", "fit") if name in options}
     retriever = VectorIndexRetriever(source, **options) if isinstance(source, VectorStoreIndex) else source
     if not isinstance(retriever, VectorIndexRetriever):
         raise ConfigError(
             f"the results of a {type(retriever).__name__} cannot be judged alone: guard the vector index with the same "
-            "nodes, and pass guarded(index).as_postprocessor() to the engine"
+            "nodes, and give judge=guarded(index), or pass guarded(index).as_postprocessor() to the engine"
         )
     if retriever._vector_store_query_mode != VectorStoreQueryMode.DEFAULT:
         raise ConfigError(
@@ -250,6 +270,21 @@ def guarded(source: VectorStoreIndex | VectorIndexRetriever, **options: Any) -> 
     return GuardedLlamaIndexRetriever(
         retriever, Protection(LlamaIndexCollection(retriever._index, embedder.dim), embedder, **ours)
     )
+
+
+def _judged(source: BaseRetriever, judge: GuardedLlamaIndexRetriever | None) -> BaseRetriever:
+    """A retriever of any kind with every leg guarded."""
+
+    def leaf(leg: BaseRetriever) -> BaseRetriever:
+        return leg if judge is None else JudgedNodesRetriever(leg, judge.as_postprocessor())
+
+    made: BaseRetriever = with_guarded_legs(source, leaf)
+    if legs := unguarded_legs(made.unguarded if isinstance(made, GuardedFusionRetriever) else made):
+        raise ConfigError(
+            f"nothing judges the results of {', '.join(legs)}: guard each with guarded(), or give judge=, a guarded "
+            "retriever of the index with the same nodes"
+        )
+    return made
 
 
 def _row(node: BaseNode, score: float | None = None) -> FrameworkDocument:

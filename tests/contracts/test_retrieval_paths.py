@@ -1,0 +1,68 @@
+"""Each cell of the table of retrieval paths is what a test shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+PAGE = Path("docs/how-to/use-with-your-framework.md")
+LANGCHAIN, LLAMAINDEX = "test_integrations_langchain", "test_integrations_llamaindex"
+HAYSTACK = "test_integrations_haystack"
+JUDGED = "it_is_a_retriever_and_gives_as_many_as_before_without_what_a_question_carries"
+STORES, LC, LI, HS = "test_real_stores", "test_turns_langchain", "test_turns_llamaindex", "test_turns_haystack"
+TESTS = {
+    ("vector search", "LangChain"): (LANGCHAIN, "a_question_that_carries_a_document_does_not_get_it_and_gets_as_many"),
+    ("vector search", "LlamaIndex"): (LLAMAINDEX, JUDGED),
+    ("vector search", "Haystack"): (HAYSTACK, "it_gives_as_many_as_before_without_what_a_question_carries"),
+    ("with a filter", "LangChain"): (LANGCHAIN, "filters_reach_the_store_and_open_no_way_round"),
+    ("with a filter", "LlamaIndex"): (LLAMAINDEX, "filters_are_kept"),
+    ("with a filter", "Haystack"): (HAYSTACK, "filters_numbers_and_vectors_are_kept"),
+    ("keywords (BM25)", "LangChain"): (STORES, "keyword_documents_without_the_stores_ids_are_judged_by_their_text"),
+    ("keywords (BM25)", "LlamaIndex"): (LI, "keyword_retrievers_are_judged"),
+    ("keywords (BM25)", "Haystack"): (HS, "the_guarded_joiner_judges_every_leg"),
+    ("keywords alone, unguarded", "LangChain"): (LANGCHAIN, "a_retriever_alone_cannot_be_guarded"),
+    ("keywords alone, unguarded", "LlamaIndex"): (LI, "keyword_retrievers_are_judged"),
+    ("keywords alone, unguarded", "Haystack"): (HS, "a_retriever_without_embeddings_is_refused"),
+    ("hybrid, every leg guarded", "LangChain"): (LC, "a_hybrid_search_is_guarded_in_every_leg_by_the_store"),
+    ("hybrid, every leg guarded", "LlamaIndex"): (LI, "a_hybrid_fusion_with_an_unguarded_leg_is_refused_by_its_name"),
+    ("hybrid, every leg guarded", "Haystack"): (HS, "the_guarded_joiner_judges_every_leg"),
+    ("hybrid, one leg unguarded", "LangChain"): (LC, "a_hybrid_search_with_an_unguarded_leg_is_refused_by_its_name"),
+    ("hybrid, one leg unguarded", "LlamaIndex"): (LI, "a_hybrid_fusion_with_an_unguarded_leg_is_refused_by_its_name"),
+    ("hybrid, one leg unguarded", "Haystack"): (HS, "a_hybrid_pipeline_with_an_unguarded_leg_is_named"),
+    ("hybrid mode of one store", "LangChain"): (STORES, "qdrant_in_hybrid_mode_is_refused_with_the_way_out"),
+    ("hybrid mode of one store", "LlamaIndex"): (LI, "a_hybrid_query_mode_is_refused"),
+    ("hybrid mode of one store", "Haystack"): (HS, "a_retriever_without_embeddings_is_refused"),
+    ("rewritten queries", "LangChain"): (LC, "rewritten_queries_leak_at_most_what_the_question_itself_does"),
+    ("rewritten queries", "LlamaIndex"): (LI, "query_fusion_leaks_at_most_what_the_question_itself_does"),
+    ("rewritten queries", "Haystack"): (HS, "rewritten_queries_of_a_pipeline_are_one_turn"),
+    ("compressors, rerankers", "LangChain"): (LC, "a_compressor_of_rewritten_queries"),
+    ("compressors, rerankers", "LlamaIndex"): (LLAMAINDEX, "the_postprocessor_judges_what_others_found_and_fills_up"),
+    ("compressors, rerankers", "Haystack"): (HS, "a_component_behind_a_guarded_retriever_gets_allowed_documents_only"),
+    ("agents, chat with history", "LangChain"): (LC, "a_history_aware_chain_and_a_tool_are_guarded_within_a_turn"),
+    ("agents, chat with history", "LlamaIndex"): (LI, "other_engines_are_guarded_within_a_turn"),
+    ("agents, chat with history", "Haystack"): (HS, "an_asynchronous_pipeline_belongs_to_the_turn"),
+    ("the store itself", "LangChain"): (LC, "the_store_itself_is_not_protected"),
+    ("the store itself", "LlamaIndex"): (LI, "the_index_itself_is_not_protected"),
+    ("the store itself", "Haystack"): (HS, "the_document_store_itself_is_not_protected"),
+}  # fmt: skip
+STATES = ("guarded", "refused", "unprotected")
+
+
+def cells():
+    table = PAGE.read_text().split("## Retrieval paths")[1].split("\n## ")[0]
+    rows = [line.strip("|").split("|") for line in table.splitlines() if line.startswith("|")]
+    names = [name.strip() for name in rows[0][1:]]
+    return {(row[0].strip(), n): cell.strip() for row in rows[2:] for n, cell in zip(names, row[1:], strict=True)}
+
+
+def test_every_cell_has_a_state_and_a_test():
+    assert cells().keys() == TESTS.keys()
+    assert all(cell.startswith(STATES) for cell in cells().values())
+
+
+@pytest.mark.parametrize("file", sorted({file for file, _ in TESTS.values()}))
+def test_the_tests_exist(file):
+    text = Path(f"tests/unit/{file}.py").read_text()
+    missing = {name for other, name in TESTS.values() if other == file and f"def test_{name}(" not in text}
+    assert not missing

@@ -1,0 +1,119 @@
+"""The turn in Haystack: hybrid pipelines, joiners and agents' pipelines."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("haystack")
+
+from haystack import Pipeline
+from haystack.components.joiners import DocumentJoiner
+from haystack.components.rankers import LostInTheMiddleRanker
+from haystack.components.retrievers.in_memory import InMemoryBM25Retriever, InMemoryEmbeddingRetriever
+
+from casemate.errors import ConfigError
+from casemate.guard.turn import turn
+from casemate.integrations.haystack import GuardedHaystackRetriever
+from casemate.integrations.haystack_fusion import GuardedDocumentJoiner, unguarded_legs
+from tests.unit.test_integrations_haystack import HARMLESS, Embedder, filled, ids, text_of
+from tests.wrapped import config, mirabel
+
+
+@pytest.fixture(scope="module")
+def calibration(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("fit")
+    made = GuardedHaystackRetriever(InMemoryEmbeddingRetriever(filled()), Embedder(), config=config(), path=str(folder))
+    made.warm_up()
+    made.protection.close()
+    return str(folder / "calibration.json")
+
+
+@pytest.fixture
+def leg(calibration):
+    """A guarded retriever that remembers nothing about its clients, so that only the turn connects queries."""
+    settings = config(defenses=[mirabel(calibration=calibration, session_hours=0)])
+    inner = InMemoryEmbeddingRetriever(filled(), top_k=3)
+    made = GuardedHaystackRetriever(inner, Embedder(), config=settings, fit=False)
+    yield made
+    made.protection.close()
+
+
+def hybrid(leg, joiner):
+    pipeline = Pipeline()
+    pipeline.add_component("dense", leg)
+    pipeline.add_component("words", InMemoryBM25Retriever(leg.retriever.document_store, top_k=3))
+    pipeline.add_component("joiner", joiner)
+    pipeline.connect("dense.documents", "joiner.documents")
+    pipeline.connect("words.documents", "joiner.documents")
+    return pipeline
+
+
+def asked(pipeline, question, query=None):
+    given = {"dense": {"query": query or question}, "words": {"query": query or question}}
+    if isinstance(pipeline.get_component("joiner"), GuardedDocumentJoiner):
+        given["joiner"] = {"query": question}
+    return ids(pipeline.run(given)["joiner"])
+
+
+def test_a_hybrid_pipeline_with_an_unguarded_leg_is_named(leg):
+    pipeline = hybrid(leg, DocumentJoiner())
+    assert "d4" in asked(pipeline, text_of("d4"))
+    assert unguarded_legs(pipeline) == ["words: InMemoryBM25Retriever"]
+
+
+def test_the_guarded_joiner_judges_every_leg(leg):
+    pipeline = hybrid(leg, GuardedDocumentJoiner(leg))
+    assert unguarded_legs(pipeline) == []
+    for i in (4, 7, 9):
+        assert f"d{i}" not in asked(pipeline, text_of(f"d{i}"))
+    dense = leg.retriever.run(query_embedding=Embedder().run(HARMLESS)["embedding"])
+    words = pipeline.get_component("words").run(query=HARMLESS)
+    assert set(asked(pipeline, HARMLESS)) == {*ids(dense), *ids(words)}
+
+
+def test_rewritten_queries_of_a_pipeline_are_one_turn(leg):
+    pipeline = hybrid(leg, GuardedDocumentJoiner(leg))
+    assert "d4" in asked(pipeline, "only4 amber")
+    with turn(text_of("d4")):
+        assert "d4" not in asked(pipeline, "only4 amber")
+
+
+async def test_an_asynchronous_pipeline_belongs_to_the_turn(leg):
+    pipeline = Pipeline()
+    pipeline.add_component("dense", leg)
+    with turn(text_of("d4")):
+        found = await pipeline.run_async({"dense": {"query": "only4 amber"}})
+    assert "d4" not in ids(found["dense"])
+
+
+def test_the_joiner_is_written_to_yaml_and_read_again(leg):
+    pipeline = hybrid(leg, GuardedDocumentJoiner(leg))
+    ours = [
+        "casemate.integrations.haystack",
+        "casemate.integrations.haystack_fusion",
+        "tests.unit.test_integrations_haystack",
+    ]
+    again = Pipeline.loads(pipeline.dumps(), allowed_modules=ours).get_component("joiner")
+    assert again.to_dict() == pipeline.get_component("joiner").to_dict()
+
+
+def test_a_retriever_without_embeddings_is_refused(leg):
+    with pytest.raises(ConfigError, match="give an embedding retriever"):
+        GuardedHaystackRetriever(InMemoryBM25Retriever(leg.retriever.document_store), Embedder())
+
+
+def test_a_component_behind_a_guarded_retriever_gets_allowed_documents_only(leg):
+    pipeline = Pipeline()
+    pipeline.add_component("dense", leg)
+    pipeline.add_component("ranker", LostInTheMiddleRanker())
+    pipeline.connect("dense.documents", "ranker.documents")
+    assert unguarded_legs(pipeline) == []
+    found = ids(pipeline.run({"dense": {"query": text_of("d4")}})["ranker"])
+    assert len(found) == 3
+    assert "d4" not in found
+
+
+def test_the_document_store_itself_is_not_protected(leg):
+    found = leg.retriever.run(query_embedding=Embedder().run(text_of("d4"))["embedding"])
+    assert "d4" in ids(found)
+    assert "other paths" in leg.protection_report.acts_not

@@ -1,0 +1,125 @@
+"""The turn in LlamaIndex: query fusion, hybrid retrieval and query engines."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("llama_index.core")
+
+from llama_index.core.base.base_retriever import BaseRetriever
+from llama_index.core.llms import MockLLM
+from llama_index.core.query_engine import RetrieverQueryEngine
+from llama_index.core.retrievers import QueryFusionRetriever
+from llama_index.core.schema import NodeWithScore, QueryBundle
+from llama_index.core.tools import QueryEngineTool
+
+from casemate.errors import ConfigError
+from casemate.guard.turn import turn
+from casemate.integrations.llamaindex import guarded, unguarded_legs
+from tests.unit.test_integrations_llamaindex import HARMLESS, filled, ids, node, text_of
+from tests.wrapped import config, corpus, mirabel
+
+
+@pytest.fixture(scope="module")
+def calibration(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("fit")
+    guarded(filled(), config=config(), path=folder).protection.close()
+    return str(folder / "calibration.json")
+
+
+@pytest.fixture
+def leg(calibration):
+    """A guarded retriever that remembers nothing about its clients, so that only the turn connects queries."""
+    defenses = [mirabel(calibration=calibration, session_hours=0)]
+    made = guarded(filled(), config=config(defenses=defenses), fit=False, similarity_top_k=3)
+    yield made
+    made.protection.close()
+
+
+class ByWord(BaseRetriever):
+    def _retrieve(self, query_bundle):
+        words = set(query_bundle.query_str.split())
+        found = sorted(corpus(), key=lambda d: -len(words.intersection(d.text.split())))
+        return [NodeWithScore(node=node(d), score=1.0) for d in found[:4]]
+
+
+class Fusion(QueryFusionRetriever):
+    """LlamaIndex's own fusion, with queries of parts of the question instead of a model's."""
+
+    def _get_queries(self, original_query):
+        words = original_query.split()
+        third = -(-len(words) // 3)
+        return [QueryBundle(" ".join(words[i : i + third])) for i in range(0, len(words), third)]
+
+    async def _aget_queries(self, original_query):
+        return self._get_queries(original_query)
+
+
+def fusion(*legs, use_async=True):
+    return Fusion(list(legs), llm=MockLLM(), num_queries=4, use_async=use_async, similarity_top_k=9)
+
+
+def leaks(retriever):
+    return {f"d{i}" for i in range(30) if f"d{i}" in ids(retriever.retrieve(text_of(f"d{i}")))}
+
+
+@pytest.mark.parametrize("use_async", [False, True])
+def test_query_fusion_leaks_at_most_what_the_question_itself_does(leg, use_async):
+    direct, before = leaks(leg), leaks(fusion(leg, use_async=use_async))
+    assert len(before) > len(direct)
+    assert leaks(guarded(fusion(leg, use_async=use_async))) <= direct
+
+
+async def test_query_fusion_asynchronously(leg):
+    found = await guarded(fusion(leg)).aretrieve(text_of("d4"))
+    assert found
+    assert "d4" not in ids(found)
+
+
+def test_benign_questions_get_the_nodes_of_the_unguarded_fusion(leg):
+    bare = filled().as_retriever(similarity_top_k=3)
+    assert ids(guarded(fusion(leg)).retrieve(HARMLESS)) == ids(fusion(bare).retrieve(HARMLESS))
+
+
+def test_a_hybrid_fusion_with_an_unguarded_leg_is_refused_by_its_name(leg):
+    hybrid = fusion(leg, ByWord())
+    assert "d4" in ids(hybrid.retrieve(text_of("d4")))
+    assert unguarded_legs(hybrid) == ["Fusion._retrievers[1]: ByWord"]
+    with pytest.raises(ConfigError, match=r"Fusion._retrievers\[1\]: ByWord"):
+        guarded(hybrid)
+    whole = guarded(hybrid, judge=leg)
+    assert "d4" not in ids(whole.retrieve(text_of("d4")))
+    assert len(whole.retrieve(HARMLESS)) >= 3
+
+
+def test_keyword_retrievers_are_judged(leg):
+    with pytest.raises(ConfigError, match="judge=guarded"):
+        guarded(ByWord())
+    found = guarded(ByWord(), judge=leg)
+    assert "d4" in ids(ByWord().retrieve(text_of("d4")))
+    assert "d4" not in ids(found.retrieve(text_of("d4")))
+
+
+def test_legs_of_engines_and_tools_are_found(leg):
+    bare = RetrieverQueryEngine.from_args(ByWord(), llm=MockLLM())
+    assert unguarded_legs(bare) == ["RetrieverQueryEngine._retriever: ByWord"]
+    assert [line.rsplit(": ")[-1] for line in unguarded_legs([QueryEngineTool.from_defaults(bare)])] == ["ByWord"]
+    judged = RetrieverQueryEngine.from_args(ByWord(), llm=MockLLM(), node_postprocessors=[leg.as_postprocessor()])
+    assert unguarded_legs(judged) == []
+    assert unguarded_legs(RetrieverQueryEngine.from_args(leg, llm=MockLLM())) == []
+
+
+def test_other_engines_are_guarded_within_a_turn(leg):
+    assert "d4" in ids(leg.retrieve("only4 amber"))
+    with turn(text_of("d4")):
+        assert "d4" not in ids(leg.retrieve("only4 amber"))
+
+
+def test_a_hybrid_query_mode_is_refused():
+    with pytest.raises(ConfigError, match="query mode 'hybrid'"):
+        guarded(filled().as_retriever(vector_store_query_mode="hybrid"))
+
+
+def test_the_index_itself_is_not_protected(leg):
+    assert "d4" in ids(leg.unguarded.retrieve(text_of("d4")))
+    assert "other paths" in leg.protection_report.acts_not
