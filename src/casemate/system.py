@@ -118,7 +118,7 @@ class App:
         Args:
             log: Benign queries from real users; empty: synthetic questions are generated from the documents.
             tenant: The tenant.
-            progress: Called with the number of queries just embedded.
+            progress: Called with the number of queries just embedded or scored.
 
         Returns:
             Calibrations by name of the defense.

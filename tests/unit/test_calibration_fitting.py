@@ -358,7 +358,8 @@ def test_questions_per_attack_and_document_are_limited(system, monkeypatch):
     assert len({text for kind, _, text in looked if kind == "talkative"}) == len(
         by_document
     )  # drawn without replacement
-    assert sum(counts) == len(looked)
+    assert sum(count for count in counts if count > 1) == len(looked)  # embedded
+    assert counts.count(1) == 2 * 120 + 120  # scored: benign questions twice, probes of the other half once
 
 
 def test_sources_with_many_chunks_are_scored(system):

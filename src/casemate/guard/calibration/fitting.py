@@ -122,7 +122,7 @@ async def calibrate(
         attacks: By name; they write probes without asking questions.
         log: Harmless questions from a query log; empty: questions are generated from the corpus.
         settings: Settings.
-        progress: Called with the number of questions just embedded.
+        progress: Called with the number of questions just embedded or scored.
     """
     fitter = _Fitter(defense, rag, settings, progress)
     documents = await asyncio.to_thread(whole_documents, rag.index, settings.tenant, settings.documents, settings.seed)
@@ -310,7 +310,9 @@ class _Fitter:
 
     async def _scores(self, calibration: Calibration, question: _RetrievedQuestion) -> Mapping[str, float]:
         query = Query(question.text, tenant=self.settings.tenant, k=self.settings.k)
-        return await self.defense.score(query, question.retrieval, calibration)
+        found = await self.defense.score(query, question.retrieval, calibration)
+        self.progress(1)
+        return found
 
     def why_not_fitted(self, harmless: Sequence[_RetrievedQuestion]) -> str:
         """Returns the reason why ``fit_weights`` found no weights."""
