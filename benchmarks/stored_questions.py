@@ -1,8 +1,9 @@
-"""Membership inference on documents that contain users' questions, guard off against guard on, calibrated by default.
+"""Membership inference, guard off against guard on, calibrated by default without a log.
 
-``python -m benchmarks.stored_questions [documents each side] [corpus ...]``: short forum posts, and problems of MathQA;
-600 documents of each. The guard is calibrated without a log. The reader is the **simulation**. The benign questions are
-those that the documents contain. A corpus that is in the results already is not measured again.
+``python -m benchmarks.stored_questions [documents each side] [corpus ...] [significance=RATE]``: by default short forum
+posts and problems of MathQA, whose documents contain users' questions; 600 documents of each. With ``significance``,
+the results have it in their name. The guard is calibrated without a log. The reader is the **simulation**. The benign
+questions are those of the corpus. A corpus that is in the results already is not measured again.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import asyncio
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -31,17 +32,19 @@ DOCUMENTS, QUESTIONS = 600, 60
 
 def main() -> None:
     """Measures the corpora that are missing."""
-    numbers, names = [a for a in sys.argv[1:] if a.isdigit()], [a for a in sys.argv[1:] if not a.isdigit()]
+    numbers, names = [a for a in sys.argv[1:] if a.isdigit()], [a for a in sys.argv[1:] if a.isalpha() or "_" in a]
+    rates = [a.partition("=")[2] for a in sys.argv[1:] if "=" in a]
     each = int(numbers[0]) if numbers else 40
     results = before("stored_questions", {"documents": DOCUMENTS, "questions": QUESTIONS, "each": each})
     for name in names or CORPORA:
-        if name not in results["corpora"]:
+        key = ", significance ".join([name, *rates])
+        if key not in results["corpora"]:
             with tempfile.TemporaryDirectory() as folder:
-                results["corpora"][name] = _measured(name, each, Path(folder))
+                results["corpora"][key] = _measured(name, each, Path(folder), [float(rate) for rate in rates])
             save("stored_questions", results)
 
 
-def _measured(name: str, each: int, folder: Path) -> dict[str, Any]:
+def _measured(name: str, each: int, folder: Path, rates: Sequence[float]) -> dict[str, Any]:
     defaults.SIZES.update(documents=DOCUMENTS, questions=QUESTIONS, log=0)
     corpus = defaults.load(name)
     rows = ({"_id": d.id, "title": d.title, "text": d.text} for d in corpus.documents)
@@ -56,6 +59,8 @@ def _measured(name: str, each: int, folder: Path) -> dict[str, Any]:
         "guard": {"defenses": [{"use": "mirabel", "calibration": f"{folder}/calibration.json"}]},
         "store": {"use": "sql", "path": f"{folder}/events.db"},
     }
+    for rate in rates:
+        raw["guard"]["defenses"][0]["significance"] = rate
     with open_app(raw) as app:
         work = Ingest(app.guard, Corpus(folder / "posts"))
         asyncio.run(work.run(work.plan()))
