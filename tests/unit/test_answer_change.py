@@ -1,5 +1,6 @@
 """The answer-level check of new documents, against answers written down here."""
 
+import asyncio
 import contextlib
 
 import numpy as np
@@ -115,3 +116,12 @@ class TestAnswerPulls:
 
     def test_without_words_there_is_no_pull(self):
         assert answer_pulls(["?", QUESTION], "", [0.5, 0.5]) == [0.0, 0.0]
+
+
+def test_the_check_works_inside_an_event_loop(index):
+    add(index, TRUE)
+
+    async def inside():
+        return check(index, "The north bridge was built by Caspar Holm in 1931.")
+
+    assert asyncio.run(inside()) == check(index, "The north bridge was built by Caspar Holm in 1931.")

@@ -433,7 +433,7 @@ async def _poison(
             planted = await attack.craft(question, FALSE_ANSWER, np.random.default_rng([SEED, i]))
             query = Query(question, f"try-poison-{i}", k=app.config.rag.k)
             off = await _answer_with(guard.rag, guard, planted, query)
-            held = _screen(screener, rag.embedder, planted)
+            held = await asyncio.to_thread(_screen, screener, rag.embedder, planted)  # it may ask the generator
             on = await _answer_with(guard, guard, [d for d in planted if d.id not in held], query)
             cases.append(_PoisonedQuestion(question, planted, off, on, held))
             count(1)

@@ -19,6 +19,7 @@ import asyncio
 import math
 import re
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
@@ -95,9 +96,11 @@ class AnswerCheck:
         score = float(np.dot(question_vector, vector))
         rank = sum(hit.score > score for hit in others)
         context = [hit.document for hit in others]
-        before, after = asyncio.run(
-            self._read(question, context[: self.k], [*context[:rank], document, *context[rank:]][: self.k])
-        )
+        extended = [*context[:rank], document, *context[rank:]]
+        with ThreadPoolExecutor(1) as thread:  # the caller's thread may already run an event loop
+            before, after = thread.submit(
+                lambda: asyncio.run(self._read(question, context[: self.k], extended[: self.k]))
+            ).result()
         return self._compared(AskedQuestion.of(question), before, after, others)
 
     async def _read(self, question: str, *contexts: Sequence[Document]) -> list[str]:
