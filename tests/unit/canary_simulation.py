@@ -60,44 +60,63 @@ def tail_of(flake):
     return distribution[::-1].cumsum()[::-1]
 
 
-def simulate(draws, truth, asked, failed, *, budget=1000.0, confirm=5, weights=None, keep=False, echo=None, held=0.1):
+def simulate(
+    draws,
+    truth,
+    asked,
+    failed,
+    *,
+    budget=1000.0,
+    confirm=5,
+    weights=None,
+    keep=False,
+    echo=None,
+    held=0.1,
+    lasts=0.0,
+    sticky=None,
+):
     """Runs the tests.
 
     Args:
         draws: Function (runs so far) -> uniform numbers of one run, (confirm + 1, sets, canaries).
         truth: Function (runs so far) -> failure rates, broadcast to (sets, canaries); None ends the simulation.
-        asked: Runs of the baseline.
-        failed: Failures in it, (sets, canaries).
+        asked: Runs of the baseline that did not follow a failure, a number or (sets, canaries).
+        failed: Failures in these, (sets, canaries).
         budget: Runs for one false alarm.
         confirm: Repetitions.
         weights: (canaries,).
         keep: Whether to keep who alarmed.
         echo: Rate at which repetitions fail, where it is not that of the first question.
-        held: Rate at which the tests hold that they may fail though all is well.
+        held: Rate at which the tests hold that repetitions may fail though all is well, or (sets,).
+        lasts: The same of the run after a failed one.
+        sticky: Rate at which the run after a failed one fails; None: as any other.
     """
     sets, n = failed.shape
     p0 = upper_end(failed, asked)[..., None]
-    (up, down), (up2, down2) = _ratios(p0), _ratios(np.maximum(p0, held))
+    (up, down), (up2, down2), (up3, down3) = [
+        _ratios(np.maximum(p0, np.reshape(rate, (-1, 1, 1)))) for rate in (0.0, held, lasts)
+    ]
     mean = np.maximum((failed + 0.5) / (asked + 1), 0.005)
     share = np.full(n, 1 / n) if weights is None else weights / weights.sum()
     sums = np.zeros((sets, n, 3))
-    bad = np.zeros((sets, n), bool)
+    bad, lasting = np.zeros((sets, n), bool), np.zeros((sets, n), bool)
     streak, fails, since = (np.zeros((sets, n), int) for _ in range(3))
     tails = np.array([tail_of(m) for m in mean])
     runs = alerts = repeats = 0
     first, kept = np.zeros(sets, int), []
     while (rate := truth(runs)) is not None:
         u = draws(runs)
-        failing = u[0] < rate
+        failing = u[0] < (rate if sticky is None else np.where(lasting, sticky, rate))
         fresh = failing & ~bad
-        ratio = np.where(failing[..., None], up, down)
+        after = lasting[..., None]
+        ratio = np.where(failing[..., None], np.where(after, up3, up), np.where(after, down3, down))
         again, refailed = np.zeros((sets, n), int), np.zeros((sets, n), int)
         live, alarm = fresh, np.zeros((sets, n), bool)
         for number in range(confirm + 1):
             now = np.maximum(sums, 1) * ratio
             stakes = np.where(fresh, now.mean(-1) * share, 0)
-            counted = fresh & (2 * refailed >= again)
-            many = _many(counted, bad, mean, tails) <= 1 / (2 * budget)
+            counted = fresh & ~lasting & (2 * refailed >= again)
+            many = _many(counted, bad | lasting, mean, tails) <= 1 / (2 * budget)
             alarm = pick(stakes, 2 * budget) | (counted & many[:, None])
             live = fresh & (~alarm | (many[:, None] & (number == 0)))
             if number == confirm or not live.any():
@@ -108,7 +127,7 @@ def simulate(draws, truth, asked, failed, *, budget=1000.0, confirm=5, weights=N
             repeats += live.sum()
             ratio = np.where(live[..., None], ratio * np.where(refail[..., None], up2, down2), ratio)
         sums = np.where((bad | alarm)[..., None], 0, np.maximum(sums, 1) * ratio)
-        bad, streak, fails, since = _after(bad, alarm, failing, sums, (streak, fails, since))
+        lasting, (bad, streak, fails, since) = failing, _after(bad, alarm, failing, sums, (streak, fails, since))
         runs += 1
         alerts += int(alarm.any(-1).sum())
         first = np.where((first == 0) & alarm.any(-1), runs, first)
@@ -159,6 +178,25 @@ def quiet(runs, rate):
 def baseline(seed, sets, n, asked, rate):
     """Failures in a baseline of ``asked`` runs."""
     return np.random.default_rng(seed).binomial(asked, np.broadcast_to(rate, (sets, n)))
+
+
+def sticky_baseline(seed, sets, n, asked, rate, sticky, echo):
+    """A baseline in which failures last.
+
+    Returns:
+        Runs that did not follow a failure and failures in them, each (sets, canaries); and the bound on the rate at
+        which an answer fails after a failed one, (sets,).
+    """
+    u = np.random.default_rng(seed).random((2, asked, sets, n))
+    fails, lasting = np.zeros((asked, sets, n), bool), np.zeros((sets, n), bool)
+    for run in range(asked):
+        fails[run] = lasting = u[0, run] < np.where(lasting, sticky, rate)
+    flaky = 2 * fails.sum(0) < asked
+    after = np.concatenate([np.zeros((1, sets, n), bool), fails[:-1]])
+    again = (after & flaky).sum((0, 2)) + (fails & flaky).sum((0, 2))
+    refailed = (fails & after & flaky).sum((0, 2)) + (fails & flaky & (u[1] < echo)).sum((0, 2))
+    bound = betaincinv(refailed + 1, np.maximum(again - refailed, 1e-9), 0.8)
+    return (~after).sum(0), (fails & ~after).sum(0), np.where(refailed > 0, bound, 0.0)
 
 
 def interval(events, runs):

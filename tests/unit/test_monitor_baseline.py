@@ -85,10 +85,16 @@ class TestRecord:
 
         measured = recorded(fee=shaky).canaries["fee"]
         assert (measured.asked, measured.failed, measured.errors) == (18, 3, 2)
-        assert measured.flakes == FlakeCounts(18, 3)
+        assert measured.flakes == FlakeCounts(18, 3, 3, 2)
         assert measured.flake_rate.value == 3 / 18
         assert measured.flake_rate.low == pytest.approx(beta.ppf(0.025, 3, 16))
         assert measured.flake_rate.high == pytest.approx(beta.ppf(0.975, 4, 15))
+
+    def test_repetitions_measure_the_echo_and_nothing_else(self):
+        again = [result("fee", 0, CanaryStatus.FAIL), result("fee", 1), result("fee", 2, CanaryStatus.ERROR)]
+        failing = runs(fee=lambda n: result("fee", n, CanaryStatus.FAIL if n < 3 else CanaryStatus.PASS))
+        measured = record_baseline(failing, SET, at=AT, repeats=again).canaries["fee"]
+        assert measured.flakes == FlakeCounts(20, 3, 3, 2, 2, 1)
 
     def test_contexts_and_answers_are_those_of_passed_runs(self):
         def sometimes(n):
@@ -131,7 +137,7 @@ class TestRecord:
             fee=lambda n: result("fee", n, CanaryStatus.FAIL),
             hours=lambda n: result("hours", n, CanaryStatus.ERROR),
         )
-        assert found.canaries["fee"].flakes == FlakeCounts(20, 20)
+        assert found.canaries["fee"].flakes == FlakeCounts(20, 20, 19, 19)
         assert found.canaries["fee"].documents == ()
         assert [c.id for c in SET.canaries if found.of(c) is None] == ["hours"]
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import beta
 
 from casemate.errors import ConfigError, DataError
 from casemate.monitor.canaries.results import CanaryResult, CanaryStatus, Severity
@@ -79,8 +80,8 @@ def by_production(draws, truth, clean, limits, severities):
     return np.array(alarmed), repeats
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_monitor_and_simulation_alarm_in_the_same_runs(seed):
+@pytest.mark.parametrize(("seed", "echo"), [(0, 0), (1, 0), (2, 0), (3, 0), (0, 7)])
+def test_monitor_and_simulation_alarm_in_the_same_runs(seed, echo):
     rng = np.random.default_rng(seed)
     n, runs, asked = 12, 400, 40
     base = rng.choice([0.0, 0.01, 0.05, 0.3], n)
@@ -93,12 +94,34 @@ def test_monitor_and_simulation_alarm_in_the_same_runs(seed):
         return periods[run // 20] if run < runs else None
 
     weights = np.array([WEIGHTS[s] for s in severities])
-    oracle = simulation.simulate(lambda run: table[run], truth, asked, failed, weights=weights, keep=True)
-    clean = [FlakeCounts(asked, int(f)) for f in failed[0]]
+    clean = [FlakeCounts(asked, int(f), repeats=10, repeats_failed=echo) for f in failed[0]]
+    flaky = int((2 * failed < asked).sum())
+    bound = beta.ppf(0.8, echo * flaky + 1, (10 - echo) * flaky) if echo else 0.0
+    measured = {"held": max(0.1, bound), "lasts": bound}
+    oracle = simulation.simulate(lambda run: table[run], truth, asked, failed, weights=weights, keep=True, **measured)
     alarmed, repeats = by_production(lambda run: table[run], truth, clean, AlarmLimits(), severities)
-    assert oracle.alerts > 20
+    assert oracle.alerts > 10
     assert np.array_equal(alarmed, oracle.alarmed[:, 0])
     assert repeats == oracle.repeats
+
+
+def test_an_echo_in_the_baseline_slows_alarms_down():
+    """Runs until a canary that always fails alarms, without repetitions: (echo seen, none seen)."""
+
+    def first(flakes):
+        steps = fold(watched(5, flakes), ["FPPPP"] * 60)
+        return next((i for i, s in enumerate(steps, 1) if s.alarmed), 61)
+
+    assert first(FlakeCounts(100, 2, 2, 0, 2, 0)) < first(FlakeCounts(100, 2, 2, 1, 2, 1)) < 61
+    assert first(FlakeCounts(100, 2, 2, 2, 2, 2)) == 61  # such failures were seen while nothing was wrong
+
+
+def test_a_failure_that_lasts_counts_once_for_the_whole_set():
+    lasting = fold(watched(50), ["P" * 50, *["FFF" + "P" * 47] * 3])
+    fresh = fold(watched(50), ["P" * 50, *("P" * i + "FFF" + "P" * (47 - i) for i in (0, 3, 6))])
+    assert [c.failed for c in lasting[-1].state.pooled] == [0, 3, 0, 0]
+    assert [c.failed for c in fresh[-1].state.pooled] == [0, 3, 3, 3]
+    assert lasting[-1].p_value == 1.0 > fresh[-1].p_value
 
 
 def test_isolated_failures_do_not_alarm():

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.unit.canary_simulation import baseline, delays, interval, quiet, simulate, uniform
+from tests.unit.canary_simulation import baseline, delays, interval, quiet, simulate, sticky_baseline, uniform
 
 ONE_PERCENT = np.full(50, 0.01)
 
@@ -28,6 +28,20 @@ def test_canaries_with_higher_flake_rates_keep_the_budget():
     rate = np.concatenate([np.full(40, 0.002), np.full(8, 0.05), np.full(2, 0.1)])
     found = simulate(uniform(4, 100, 50), quiet(300, rate), 20, baseline(3, 100, 50, 20, rate))
     assert interval(found.alerts, found.runs)[2] <= 1.0
+
+
+@pytest.mark.parametrize(
+    ("sticky", "echo"), [(0.01, 1.0), (0.5, 0.5), (0.9, 0.9)], ids=["cache", "half last", "most last"]
+)
+def test_failures_that_last_keep_the_budget(sticky, echo):
+    """A failure fails again within its run, in the next run, or both."""
+    asked, failed, bound = sticky_baseline(8, 100, 50, 20, 0.01, sticky, echo)
+    options, measured = {"echo": echo, "sticky": sticky}, {"held": np.maximum(bound, 0.1), "lasts": bound}
+    found = simulate(uniform(9, 100, 50), quiet(100, ONE_PERCENT), asked, failed, **measured, **options)
+    assert found.runs == 10_000
+    assert interval(found.alerts, found.runs)[0] <= 1.0
+    unaware = simulate(uniform(9, 100, 50), quiet(100, ONE_PERCENT), asked, failed, **options)
+    assert interval(unaware.alerts, unaware.runs)[1] > 1.0  # without the measured echo the budget is exceeded
 
 
 def test_the_budget_is_kept_at_the_bound_of_the_flake_rate():

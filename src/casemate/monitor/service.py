@@ -106,29 +106,40 @@ class CanaryMonitor:
         )
 
     async def measure_baseline(
-        self, runs: int = BASELINE_RUNS, force: bool = False, progress: Progress = lambda count: None
+        self,
+        runs: int = BASELINE_RUNS,
+        force: bool = False,
+        progress: Progress = lambda count: None,
+        pause_s: float = 2.0,
     ) -> Baseline:
-        """Asks all canaries repeatedly and stores the recorded baseline as a candidate.
+        """Asks all canaries repeatedly and stores the recorded baseline as a candidate. Failures are repeated once.
 
         Args:
             runs: Number of runs.
             force: Whether to accept canaries that never pass.
             progress: Called with 1 for each run.
+            pause_s: Pause before failures are repeated, in seconds.
 
         Raises:
             DataError: If canaries never pass, or the target answers none in a run.
             BackendError: If the event store fails.
         """
-        recorded = []
+        recorded, repeats = [], list[CanaryResult]()
         for number in range(runs):
             run = await self.runner.run(f"{self.set.name}-baseline-{number}")
             if all(result.status is CanaryStatus.ERROR for result in run.results):
                 raise DataError(f"the target answered none of {len(run.results)} canaries: {run.results[0].error}")
             recorded.append(run)
+            failed = {r.canary: () for r in run.results if r.status is CanaryStatus.FAIL}
+            if failed:
+                await asyncio.sleep(pause_s)
+                repeats += (await self.runner.ask(f"{run.id}~1", failed, lambda result: None)).results
             progress(1)
         is_own = self.runner.target is self.app.target
         digests = self.app.index.digests(self.runner.tenant) if is_own else None
-        found = baseline.record_baseline(recorded, self.set, at=datetime.now(UTC), digests=digests, force=force)
+        found = baseline.record_baseline(
+            recorded, self.set, at=datetime.now(UTC), digests=digests, force=force, repeats=repeats
+        )
         baseline.propose_baseline(self.app.store, found)
         return found
 

@@ -63,6 +63,7 @@ class CanaryBaseline:
         cosine: Lowest cosine of the best expected document, or of the best retrieved one if none is expected; None if
             the target does not report scores.
         sources: Its expected sources, with the hashes of their content.
+        lasting: Runs that followed a failed one, and failures among them; repeated failures, and failed repetitions.
     """
 
     fingerprint: str
@@ -75,11 +76,12 @@ class CanaryBaseline:
     words: tuple[int, int] = (0, 0)
     cosine: float | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
+    lasting: tuple[int, int, int, int] = (0, 0, 0, 0)
 
     @property
     def flakes(self) -> FlakeCounts:
         """Counts for the sequential tests."""
-        return FlakeCounts(self.asked, self.failed)
+        return FlakeCounts(self.asked, self.failed, *self.lasting)
 
     @property
     def flake_rate(self) -> Estimate:
@@ -125,6 +127,7 @@ def record_baseline(
     at: datetime,
     digests: Mapping[str, str] | None = None,
     force: bool = False,
+    repeats: Sequence[CanaryResult] = (),
 ) -> Baseline:
     """Computes a baseline from runs.
 
@@ -134,6 +137,7 @@ def record_baseline(
         at: Time of the runs.
         digests: Content hash of each indexed source, from ``Index.digests``; None: not recorded.
         force: Whether to accept canaries that never pass.
+        repeats: Results of failed canaries that were asked once more within their run.
 
     Raises:
         DataError: If there are no runs, or canaries never passed; the message lists them.
@@ -147,8 +151,12 @@ def record_baseline(
             f"{len(never)} of {len(canaries.canaries)} canaries never passed in {len(runs)} runs: "
             f"{', '.join(never)}; correct or remove them, or record them with --force"
         )
+    repeated = group_by_canary(r for r in repeats if r.status is not CanaryStatus.ERROR)
     measured = {
-        canary.id: _measure(canary, judged, digests or {}, len(history[canary.id]) - len(judged))
+        canary.id: replace(
+            _measure(canary, judged, digests or {}, len(history[canary.id]) - len(judged)),
+            lasting=(*_after_failures(judged), *_counts(repeated.get(canary.id, ()))),
+        )
         for canary in canaries.canaries
         if (judged := [r for r in history.get(canary.id, ()) if r.status is not CanaryStatus.ERROR])
     }
@@ -329,6 +337,16 @@ def _measure(canary: Canary, judged: Sequence[CanaryResult], digests: Mapping[st
     )
 
 
+def _counts(results: Sequence[CanaryResult]) -> tuple[int, int]:
+    return len(results), sum(r.status is CanaryStatus.FAIL for r in results)
+
+
+def _after_failures(judged: Sequence[CanaryResult]) -> tuple[int, int]:
+    """Results that follow a failed one, and failures among them."""
+    pairs = zip(judged, judged[1:], strict=False)
+    return _counts([now for before, now in pairs if before.status is CanaryStatus.FAIL])
+
+
 def _best_cosine(canary: Canary, result: CanaryResult) -> float | None:
     """Cosine of the best expected document, or of the best retrieved one if none is expected."""
     if canary.expected_documents or canary.expected_sources:
@@ -376,7 +394,9 @@ def _to_body(baseline: Baseline) -> dict[str, Any]:
 
 def _from_body(body: Mapping[str, Any]) -> Baseline:
     canaries = {
-        name: CanaryBaseline(**fields | {"documents": tuple(fields["documents"]), "words": tuple(fields["words"])})
+        name: CanaryBaseline(
+            **fields | {name: tuple(fields[name]) for name in ("documents", "words", "lasting") if name in fields}
+        )
         for name, fields in body["canaries"].items()
     }
     at = datetime.fromisoformat(body["at"])

@@ -91,7 +91,8 @@ class WatchedSet:
                     f"the canary set {self.name!r} has an interval of {seconds} s; use whole seconds, at least 1"
                 )
         for canary in self.canaries:
-            if not 0 <= canary.flakes.failed <= canary.flakes.asked:
+            asked, failed = canary.flakes.fresh
+            if not (0 <= canary.flakes.failed <= canary.flakes.asked and 0 <= failed <= asked):
                 raise DataError(
                     f"the baseline of {canary.id!r} has {canary.flakes.failed} failures in {canary.flakes.asked} runs"
                 )
@@ -111,7 +112,8 @@ class AlarmLimits:
             canaries, half to that of many failures in one run.
         max_repeats: How often a failed canary is asked again within the run, 0 to 9.
         repeat_failure_rate: Failure rate of immediate repetitions after a chance failure, at least 0 and below 1; used
-            where it exceeds the flake rate. The cause of a chance failure may last some seconds.
+            where it exceeds the flake rate and the measured ``echo_rate_bound``. The cause of a chance failure may last
+            some seconds.
         errors_in_a_row: Consecutive runs without an answer after which the target is unreachable, or a canary blind;
             at least 1.
         min_passes: Minimum number of consecutive passes, 1 to 10, after which an alarmed canary is recovered.
@@ -286,16 +288,19 @@ def analyze_run(
     canaries = {i: _with_baseline(state.canaries.get(i), by_id[i].flakes) for i in by_id}
     before = {i: c.alarmed for i, c in canaries.items()}
     unanswered = _unanswered_runs(state, verdicts, len(by_id), limits)
+    lasting = {i for i, c in canaries.items() if c.recent.endswith("F")}
+    echo = sequential_tests.echo_rate_bound(tuple(c.flakes for c in watched.canaries))
     for canary, (at, passed) in verdicts.items():
         if passed or not unanswered:  # an unreachable target is no error of the canary
-            canaries[canary] = _update_canary(canaries[canary], at, passed, limits)
+            canaries[canary] = _update_canary(canaries[canary], at, passed, echo, limits)
     judged = {i: passed for i, (_, passed) in verdicts.items() if passed}
-    p_value, together = _test_failure_count(judged, before, by_id, limits)
+    p_value, together = _test_failure_count(judged, {i for i in by_id if before[i]} | lasting, by_id, limits)
     evidence = _test_single_canaries(judged, canaries, by_id, limits)
     alarmed = evidence.keys() | together
     canaries |= {i: replace(canaries[i], alarmed=True, cusums=ZERO_CUSUMS) for i in alarmed}
     at = max(r.at for r in results)
-    pooled, decayed = _test_pooled(state, judged, {i for i in by_id if before[i] or i in alarmed}, by_id, limits)
+    uncounted = {i for i in by_id if before[i] or i in alarmed} | lasting
+    pooled, decayed = _test_pooled(state, judged, uncounted, by_id, limits)
     return RunAnalysis(
         base_run_id(results[0].run),
         at,
@@ -354,14 +359,16 @@ def _with_baseline(cusum: CanaryCusum | None, flakes: FlakeCounts) -> CanaryCusu
     return cusum if cusum and cusum.flakes == flakes else CanaryCusum(flakes)
 
 
-def _update_canary(cusum: CanaryCusum, at: datetime, passed: Sequence[bool], limits: AlarmLimits) -> CanaryCusum:
+def _update_canary(
+    cusum: CanaryCusum, at: datetime, passed: Sequence[bool], echo: float, limits: AlarmLimits
+) -> CanaryCusum:
     """State of a canary after one more run; the answers after the first are repetitions."""
     if not passed:
         return replace(cusum, errors=cusum.errors + 1)
     if cusum.settled and len(passed) == 1 and passed[0]:
         return cusum  # the usual case: keeps long histories fast
     failed = not passed[0]
-    cusums = ZERO_CUSUMS if cusum.alarmed else _updated_cusums(cusum, passed, limits)
+    cusums = ZERO_CUSUMS if cusum.alarmed else _updated_cusums(cusum, passed, echo, limits)
     since, asked, count = cusum.since, cusum.asked + 1, cusum.failed + failed
     if not cusum.alarmed and sequential_tests.evidence(cusums) <= 1:
         since, asked, count = None, 0, 0
@@ -372,14 +379,16 @@ def _update_canary(cusum: CanaryCusum, at: datetime, passed: Sequence[bool], lim
     return CanaryCusum(cusum.flakes, recent=recent) if after.alarmed and _has_recovered(after, limits) else after
 
 
-def _updated_cusums(cusum: CanaryCusum, passed: Sequence[bool], limits: AlarmLimits) -> Cusums:
+def _updated_cusums(cusum: CanaryCusum, passed: Sequence[bool], echo: float, limits: AlarmLimits) -> Cusums:
+    """CUSUMs after one more run. An answer after a failed one may fail by the echo of that failure."""
     flake_rate = sequential_tests.flake_rate_bound(cusum.flakes)
-    first = sequential_tests.likelihood_ratios(flake_rate, int(not passed[0]), int(passed[0]))
+    rate = max(flake_rate, echo) if cusum.recent.endswith("F") else flake_rate
+    first = sequential_tests.likelihood_ratios(rate, int(not passed[0]), int(passed[0]))
     if len(passed) == 1:
         return sequential_tests.update_cusums(cusum.cusums, first)
     failed = list(passed[1:]).count(False)
     repeats = sequential_tests.likelihood_ratios(
-        max(flake_rate, limits.repeat_failure_rate), failed, len(passed) - 1 - failed
+        max(flake_rate, echo, limits.repeat_failure_rate), failed, len(passed) - 1 - failed
     )
     return sequential_tests.update_cusums(cusum.cusums, first, repeats)
 
@@ -394,15 +403,16 @@ def _has_recovered(cusum: CanaryCusum, limits: AlarmLimits) -> bool:
 
 def _test_failure_count(
     judged: Mapping[str, Sequence[bool]],
-    before: Mapping[str, bool],
+    uncounted: Collection[str],
     by_id: Mapping[str, WatchedCanary],
     limits: AlarmLimits,
 ) -> tuple[float, frozenset[str]]:
     """P-value of the number of failures in this run; and the failed canaries if chance is rejected.
 
-    A failure counts if at least half of its repetitions failed too. Canaries that are already alarmed are left out.
+    A failure counts if at least half of its repetitions failed too. Canaries that are already alarmed, or that failed
+    in their last run, are left out: the same failure may last.
     """
-    counted = [i for i in judged if by_id[i].alerts and not before[i]]
+    counted = [i for i in judged if by_id[i].alerts and i not in uncounted]
     failed = [i for i in counted if not judged[i][0] and 2 * list(judged[i][1:]).count(False) >= len(judged[i]) - 1]
     if not failed:
         return 1.0, frozenset()
@@ -414,24 +424,24 @@ def _test_failure_count(
 def _test_pooled(
     state: CusumState,
     judged: Mapping[str, Sequence[bool]],
-    alarmed: Collection[str],
+    uncounted: Collection[str],
     by_id: Mapping[str, WatchedCanary],
     limits: AlarmLimits,
 ) -> tuple[tuple[PooledCounts, ...], bool]:
     """Counts of the last runs, and whether the pooled test is alarmed. A canary counts once, by its first answer.
 
-    Canaries that alarmed by themselves are left out, so that one cause has one alarm. The alarm ends when the evidence
-    is below 1.
+    Canaries that alarmed by themselves are left out, so that one cause has one alarm. So are canaries that failed in
+    their last run: a failure that lasts counts once. The alarm ends when the evidence is below 1.
     """
-    counted = [i for i in judged if by_id[i].alerts and by_id[i].flakes.asked and i not in alarmed]
+    counted = [i for i in judged if by_id[i].alerts and by_id[i].flakes.fresh[0] and i not in uncounted]
     if len(counted) < MIN_POOLED:
         return state.pooled, state.decayed
     failed = sum(not judged[i][0] for i in counted)
     runs = (*state.pooled, PooledCounts(len(counted), failed))[-WINDOWS[-1] :]
     if not failed and not state.decayed:
         return runs, False  # a run without failures never raises the evidence
-    flakes = [by_id[i].flakes for i in counted]
-    found = pooled_evidence(runs, PooledCounts(sum(f.asked for f in flakes), sum(f.failed for f in flakes)))
+    flakes = [by_id[i].flakes.fresh for i in counted]
+    found = pooled_evidence(runs, PooledCounts(sum(asked for asked, _ in flakes), sum(failed for _, failed in flakes)))
     return runs, found >= (1 if state.decayed else evidence_threshold(2 * limits.runs_per_false_alert))
 
 

@@ -43,10 +43,28 @@ MAX_EVIDENCE = 1e12
 
 
 class FlakeCounts(NamedTuple):
-    """Baseline counts of one canary: how often it was asked, and how often it failed although nothing was wrong."""
+    """Baseline counts of one canary: how often it failed although nothing was wrong.
+
+    Attributes:
+        asked: Runs with a verdict.
+        failed: Failed runs.
+        next_asked: Runs that followed a failed one.
+        next_failed: Failed runs among these.
+        repeats: Failures that were repeated within their run.
+        repeats_failed: Failed repetitions.
+    """
 
     asked: int = 0
     failed: int = 0
+    next_asked: int = 0
+    next_failed: int = 0
+    repeats: int = 0
+    repeats_failed: int = 0
+
+    @property
+    def fresh(self) -> tuple[int, int]:
+        """Runs that did not follow a failed one, and failures among them: where a failure begins."""
+        return self.asked - self.next_asked, self.failed - self.next_failed
 
 
 @lru_cache(maxsize=4096)
@@ -65,10 +83,36 @@ def flake_rate_bound(flakes: FlakeCounts) -> float:
     >>> [round(flake_rate_bound(FlakeCounts(n, 0)), 3) for n in (20, 50, 200, 1000)]
     [0.077, 0.032, 0.008, 0.005]
     """
-    if not flakes.asked:
+    asked, failed = flakes.fresh
+    if not asked:
         return UNMEASURED_FLAKE_RATE
-    _, high = clopper_pearson(flakes.failed, flakes.asked, 2 * CONFIDENCE - 1)
+    _, high = clopper_pearson(failed, asked, 2 * CONFIDENCE - 1)
     return max(high, MIN_FLAKE_RATE)
+
+
+@lru_cache(maxsize=256)
+def echo_rate_bound(flakes: tuple[FlakeCounts, ...]) -> float:
+    """Bound on the rate at which an answer fails after a failed one although nothing is wrong: the echo.
+
+    A chance failure may last: its cause is cached, or a model server restarts. The baselines of all canaries together
+    measure it, by repetitions within a run and by consecutive runs. Canaries that fail in half of their runs are left
+    out: they are broken.
+
+    Args:
+        flakes: Baseline counts of all canaries of the set.
+
+    Returns:
+        Upper end of a one-sided Clopper-Pearson interval; 0 if no failure was seen to last.
+
+    >>> echo_rate_bound((FlakeCounts(20, 1, 1, 0, 1, 0),))
+    0.0
+    >>> round(echo_rate_bound((FlakeCounts(20, 2, 1, 0, 2, 2),) * 4), 2)
+    0.81
+    """
+    flaky = [f for f in flakes if 2 * f.failed < f.asked]
+    asked = sum(f.next_asked + f.repeats for f in flaky)
+    failed = sum(f.next_failed + f.repeats_failed for f in flaky)
+    return clopper_pearson(failed, asked, 2 * CONFIDENCE - 1)[1] if failed else 0.0
 
 
 def flake_rate_mean(flakes: FlakeCounts) -> float:
@@ -80,7 +124,8 @@ def flake_rate_mean(flakes: FlakeCounts) -> float:
     >>> [round(flake_rate_mean(FlakeCounts(n, 0)), 3) for n in (20, 50, 200)]
     [0.024, 0.01, 0.005]
     """
-    return max((flakes.failed + 0.5) / (flakes.asked + 1), MIN_FLAKE_RATE) if flakes.asked else UNMEASURED_FLAKE_RATE
+    asked, failed = flakes.fresh
+    return max((failed + 0.5) / (asked + 1), MIN_FLAKE_RATE) if asked else UNMEASURED_FLAKE_RATE
 
 
 @lru_cache(maxsize=4096)
