@@ -195,7 +195,7 @@ def sticky_baseline(seed, sets, n, asked, rate, sticky, echo):
     after = np.concatenate([np.zeros((1, sets, n), bool), fails[:-1]])
     again = (after & flaky).sum((0, 2)) + (fails & flaky).sum((0, 2))
     refailed = (fails & after & flaky).sum((0, 2)) + (fails & flaky & (u[1] < echo)).sum((0, 2))
-    bound = betaincinv(refailed + 1, np.maximum(again - refailed, 1e-9), 0.8)
+    bound = betaincinv(refailed + 1, np.maximum(again - refailed, 1e-9), 0.95)
     return (~after).sum(0), (fails & ~after).sum(0), np.where(refailed > 0, bound, 0.0)
 
 

@@ -96,7 +96,7 @@ def test_monitor_and_simulation_alarm_in_the_same_runs(seed, echo):
     weights = np.array([WEIGHTS[s] for s in severities])
     clean = [FlakeCounts(asked, int(f), repeats=10, repeats_failed=echo) for f in failed[0]]
     flaky = int((2 * failed < asked).sum())
-    bound = beta.ppf(0.8, echo * flaky + 1, (10 - echo) * flaky) if echo else 0.0
+    bound = beta.ppf(0.95, echo * flaky + 1, (10 - echo) * flaky) if echo else 0.0
     measured = {"held": max(0.1, bound), "lasts": bound}
     oracle = simulation.simulate(lambda run: table[run], truth, asked, failed, weights=weights, keep=True, **measured)
     alarmed, repeats = by_production(lambda run: table[run], truth, clean, AlarmLimits(), severities)

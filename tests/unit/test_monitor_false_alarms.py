@@ -30,6 +30,7 @@ def test_canaries_with_higher_flake_rates_keep_the_budget():
     assert interval(found.alerts, found.runs)[2] <= 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sticky", "echo"), [(0.01, 1.0), (0.5, 0.5), (0.9, 0.9)], ids=["cache", "half last", "most last"]
 )

@@ -72,7 +72,7 @@ def test_failures_that_last_count_once_in_the_flake_rate():
 def test_echo_rate_bound_is_clopper_pearson_over_the_set(canaries):
     flakes = tuple(FlakeCounts(20, 8, a, min(a, b), b, min(a, b)) for a, b in canaries)
     asked, failed = sum(a + b for a, b in canaries), sum(2 * min(a, b) for a, b in canaries)
-    bound = 1.0 if failed == asked else beta.ppf(0.8, failed + 1, asked - failed)
+    bound = 1.0 if failed == asked else beta.ppf(0.95, failed + 1, asked - failed)
     broken = FlakeCounts(20, 20, 19, 19, 20, 20)
     assert sequential_tests.echo_rate_bound((*flakes, broken)) == pytest.approx(bound if failed else 0)
 
