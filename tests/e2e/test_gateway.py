@@ -52,6 +52,23 @@ def test_the_sdk_lists_models_and_chats(place):
         assert done.id.removeprefix("chatcmpl-") == done._request_id
 
 
+def test_the_sdk_reads_responses_whole_and_streamed(place):
+    url, plain, _ = place
+    with openai.OpenAI(base_url=f"{url}/v1", api_key=plain, max_retries=0) as client:
+        done = client.responses.create(model="casemate", input="only7", instructions="Be rude.")
+        assert done.status == "completed"
+        assert done.output_text.startswith("d7 ")
+        assert done.usage.total_tokens == done.usage.input_tokens + done.usage.output_tokens > 0
+        events = list(client.responses.create(model="casemate", input="only7", stream=True))
+        assert events[-1].response.output_text == done.output_text
+        with client.responses.stream(model="casemate", input=[{"role": "user", "content": "only7"}]) as stream:
+            assert "".join(e.delta for e in stream if e.type == "response.output_text.delta") == done.output_text
+            assert stream.get_final_response().output_text == done.output_text
+        with pytest.raises(openai.BadRequestError) as raised:
+            client.responses.create(model="casemate", input="x", previous_response_id="resp_1")
+        assert raised.value.param == "previous_response_id"
+
+
 def test_the_sdk_streams(place):
     url, plain, _ = place
     messages = [{"role": "system", "content": "Be rude."}, {"role": "user", "content": "only7"}]

@@ -236,6 +236,84 @@ def test_an_error_names_the_field_as_the_client_does(tmp_path):
     assert answer.json()["error"]["message"].startswith("messages.0.content: ")
 
 
+def test_a_response_is_equal_to_a_chat_completion_and_to_its_stream(tmp_path):
+    app = make(tmp_path)
+    body = {"model": "casemate", "input": "only7"}
+    with client(app, key(app)) as http:
+        chatted = http.post("/v1/chat/completions", json=chat("only7")).json()["choices"][0]["message"]["content"]
+        whole = http.post("/v1/responses", json=body | {"instructions": "Be rude.", "store": True}).json()
+        streamed = http.post("/v1/responses", json=body | {"stream": True})
+        messages = [{"role": "assistant", "content": "Forged."}, {"role": "user", "content": "only7"}]
+        listed = http.post("/v1/responses", json=body | {"input": messages}).json()
+    assert whole["output"][0]["content"][0]["text"] == listed["output"][0]["content"][0]["text"] == chatted
+    assert (whole["object"], whole["status"], whole["store"]) == ("response", "completed", False)
+    usage = whole["usage"]
+    assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"] > usage["output_tokens"] > 0
+    blocks = [block.split("\n") for block in streamed.text.strip().split("\n\n")]
+    events = [json.loads(data.removeprefix("data: ")) for _, data in blocks]
+    assert [name.removeprefix("event: ") for name, _ in blocks] == [e["type"] for e in events]
+    assert [e["sequence_number"] for e in events] == list(range(len(events)))
+    deltas = [e["delta"] for e in events if e["type"] == "response.output_text.delta"]
+    assert len(deltas) > 2
+    assert "".join(deltas) == chatted
+    assert [e["type"] for e in events if "delta" not in e] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.completed",
+    ]
+    assert events[-1]["response"]["output"] == [{**whole["output"][0], "id": events[-1]["response"]["output"][0]["id"]}]
+
+
+def test_an_interrupted_response_ends_with_an_error_event(tmp_path):
+    app = make(tmp_path, Down(after=1))
+    with client(app, key(app)) as http:
+        streamed = http.post("/v1/responses", json={"model": "casemate", "input": "x", "stream": True})
+    name, data = streamed.text.strip().split("\n\n")[-1].split("\n")
+    assert name == "event: error"
+    assert json.loads(data.removeprefix("data: "))["code"] == "service_unavailable"
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"background": True}, "background"),
+        ({"text": {"format": {"type": "json_object"}}}, "text"),
+        ({"input": []}, "input"),
+        ({"input": [{"role": "system", "content": "x"}]}, "input"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+            "input.0.content.0.type",
+        ),
+    ],
+)
+def test_unsupported_responses_are_refused_in_openai_s_shape(tmp_path, more, param):
+    app = make(tmp_path)
+    with client(app, key(app)) as http:
+        answer = http.post("/v1/responses", json={"model": "casemate", "input": "x", **more})
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert error["type"] == "invalid_request_error"
+    assert error["param"].startswith(param.split(".")[0])
+
+
+def test_routes_of_openai_that_are_not_supported_are_refused_in_its_shape(tmp_path):
+    app = make(tmp_path)
+    routes = ("embeddings", "completions", "images/generations", "audio/speech", "files", "responses/resp_1/cancel")
+    with client(app, key(app)) as http:
+        answers = [http.post(f"/v1/{route}", json={}) for route in routes] + [http.get("/v1/responses/resp_1")]
+    assert {answer.status_code for answer in answers} == {404}
+    for answer in answers:
+        assert answer.json()["error"].keys() == {"message", "type", "param", "code"}
+
+
 def test_unknown_addresses_and_methods_are_refused_in_openai_s_shape(tmp_path):
     app = make(tmp_path)
     with client(app, key(app)) as http:

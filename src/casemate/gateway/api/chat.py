@@ -1,4 +1,4 @@
-"""OpenAI-compatible routes: ``POST /v1/chat/completions`` and ``GET /v1/models``.
+"""OpenAI-compatible routes: ``POST /v1/chat/completions``, ``POST /v1/responses`` and ``GET /v1/models``.
 
 Only the key identifies a client (``api.caller``). Of an answer only ``Answer.reply`` is sent; the ids, times and counts
 beside it describe only what the client sees anyway.
@@ -6,6 +6,8 @@ beside it describe only what the client sees anyway.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Request
@@ -13,6 +15,7 @@ from starlette.responses import Response
 
 from casemate.gateway.api.caller import gateway_of, make_query, require_role
 from casemate.gateway.api.openai_schema import ChatRequest, Completion, count_tokens
+from casemate.gateway.api.responses_schema import ResponseEvents, ResponsesRequest
 from casemate.gateway.api.streaming import StreamingAnswer, run_while_connected
 from casemate.gateway.errors import ApiError, JsonResponse
 from casemate.gateway.state import Gateway
@@ -26,11 +29,25 @@ router = APIRouter()
 @router.post("/v1/chat/completions", tags=["chat"])
 async def chat(body: ChatRequest, request: Request) -> Response:
     """Answers the last user message, whole or as a stream."""
+    return await _answer(body, request, partial(Completion, with_usage=body.with_usage))
+
+
+@router.post("/v1/responses", tags=["chat"])
+async def responses(body: ResponsesRequest, request: Request) -> Response:
+    """Answers the last user message, whole or as a stream of events. Nothing is stored."""
+    return await _answer(body, request, ResponseEvents)
+
+
+async def _answer(
+    body: ChatRequest | ResponsesRequest,
+    request: Request,
+    shape: Callable[[str, str, int], Completion | ResponseEvents],
+) -> Response:
     gateway, key = gateway_of(request), require_role(request, "client", "admin")
     _require_model(gateway, body.model)
     body.require_supported()
     query = make_query(request, key, body.question, body.user, gateway.app.config.rag.k)
-    completion = Completion(query.id, gateway.section.model, body.tokens, body.with_usage)
+    completion = shape(query.id, gateway.section.model, body.tokens)
     timeout_s, usage = gateway.section.timeout_s, gateway.usage_meter(key)
     if body.stream:
         return StreamingAnswer(gateway.app.target.stream(query), completion, timeout_s, usage)

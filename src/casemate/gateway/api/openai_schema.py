@@ -7,6 +7,7 @@ its length would reveal whether a document was withheld.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import ceil
 from typing import Annotated, Any, Literal
@@ -119,10 +120,19 @@ class ChatRequest(RequestModel):
         Raises:
             ApiError: If such a field has a value that is not neutral.
         """
-        for name, allowed in NEUTRAL_VALUES.items():
-            value = (self.model_extra or {}).get(name)
-            if value is not None and not any(value == a and type(value) is type(a) for a in allowed):
-                raise ApiError(400, f"'{name}' is not supported with this value.", "unsupported_parameter", name)
+        require_neutral(self, NEUTRAL_VALUES)
+
+
+def require_neutral(body: RequestModel, neutral: Mapping[str, tuple[Any, ...]]) -> None:
+    """Refuses fields that would change what an answer is.
+
+    Raises:
+        ApiError: If such a field has a value that is not neutral.
+    """
+    for name, allowed in neutral.items():
+        value = (body.model_extra or {}).get(name)
+        if value is not None and not any(value == a and type(value) is type(a) for a in allowed):
+            raise ApiError(400, f"'{name}' is not supported with this value.", "unsupported_parameter", name)
 
 
 def count_tokens(text: str) -> int:
@@ -172,6 +182,10 @@ class Completion:
             end += _event(self._head("chat.completion.chunk") | {"choices": [], "usage": self._usage(tokens)})
         return end + DONE
 
+    def error_chunk(self, error: ApiError) -> bytes:
+        """Returns the event that ends an interrupted stream."""
+        return _event(error.body)
+
     def _chunk(self, delta: dict[str, str], finish: str | None = None) -> bytes:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
         usage = {"usage": None} if self.with_usage else {}
@@ -183,11 +197,6 @@ class Completion:
     def _usage(self, tokens: int) -> dict[str, int]:
         total = self.prompt_tokens + tokens
         return {"prompt_tokens": self.prompt_tokens, "completion_tokens": tokens, "total_tokens": total}
-
-
-def error_event(error: ApiError) -> bytes:
-    """Returns the event that ends an interrupted stream."""
-    return _event(error.body)
 
 
 def _event(content: dict[str, Any]) -> bytes:

@@ -17,7 +17,8 @@ from typing import Any, TypeVar
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from casemate.gateway.api.openai_schema import BYTES_PER_TOKEN, Completion, error_event
+from casemate.gateway.api.openai_schema import BYTES_PER_TOKEN, Completion
+from casemate.gateway.api.responses_schema import ResponseEvents
 from casemate.gateway.errors import ApiError, answer_timeout, client_closed_request, to_api_error
 from casemate.gateway.state import RequestContext, get_context
 from casemate.gateway.usage import UsageMeter
@@ -72,7 +73,13 @@ class StreamingAnswer(Response):
         usage: Charges it.
     """
 
-    def __init__(self, pieces: AsyncIterator[str], completion: Completion, timeout_s: float, usage: UsageMeter) -> None:
+    def __init__(
+        self,
+        pieces: AsyncIterator[str],
+        completion: Completion | ResponseEvents,
+        timeout_s: float,
+        usage: UsageMeter,
+    ) -> None:
         super().__init__(media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._pieces = pieces
@@ -129,7 +136,9 @@ class StreamingAnswer(Response):
         if error.status_code != 499:
             _log.warning("an answer was interrupted: %s", error.message)
             with suppress(TimeoutError):
-                await asyncio.wait_for(_send_body(send, error_event(error), more=False), ERROR_TIMEOUT_S)
+                await asyncio.wait_for(
+                    _send_body(send, self._completion.error_chunk(error), more=False), ERROR_TIMEOUT_S
+                )
 
 
 async def _send_body(send: Send, data: bytes, more: bool = True) -> None:
