@@ -1,12 +1,14 @@
 import asyncio
 import gzip
 import json
+import threading
 
 import pytest
 
 from casemate.backends.indexes.sqlite import SqliteIndex
 from casemate.errors import ConfigError, DataError
 from casemate.guard.guard import Guard
+from casemate.rag import corpus
 from casemate.rag.corpus import Corpus
 from casemate.rag.ingest import Ingest
 from casemate.rag.pipeline import Rag
@@ -247,26 +249,50 @@ def test_progress_adds_up_to_the_plan(guard, folder):
 
 
 def test_cancelling_stops_the_embedding_thread(guard, folder, monkeypatch):
-    ticks = []
+    cancelled, embedded = threading.Event(), []
 
     def slow(texts, progress=None):
-        for _ in range(10_000):
-            ticks.append(1)
-            progress(0)
-        raise AssertionError("was not stopped")
+        progress(0)
+        assert cancelled.wait(60)
+        progress(0)
+        embedded.append(texts)
 
-    async def cancelled():
+    async def cancel():
         work = Ingest(guard, Corpus(folder))
         task = asyncio.create_task(
             work.run(work.plan(), lambda size: task.get_loop().call_soon_threadsafe(task.cancel))
         )
         with pytest.raises(asyncio.CancelledError):
             await task
+        cancelled.set()
 
     monkeypatch.setattr(guard.rag.embedder, "embed", slow)
-    asyncio.run(cancelled())
-    assert len(ticks) < 10_000
+    asyncio.run(cancel())  # waits for the thread
+    assert embedded == []
     assert sources(guard) == set()
+
+
+def test_cancelling_stops_the_parsing_thread_after_its_current_file(guard, folder, monkeypatch):
+    parsing, cancelled, parsed = threading.Event(), threading.Event(), []
+
+    def damaged(path, digest):
+        parsed.append(path)
+        parsing.set()
+        assert cancelled.wait(60)
+        raise DataError("damaged")
+
+    async def cancel():
+        work = Ingest(guard, Corpus(folder))
+        task = asyncio.create_task(work.run(work.plan()))
+        await asyncio.to_thread(parsing.wait)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        cancelled.set()
+
+    monkeypatch.setattr(corpus, "_parse_file", damaged)
+    asyncio.run(cancel())  # waits for the thread
+    assert len(parsed) == 1
 
 
 def test_hits_name_their_source(guard, folder):

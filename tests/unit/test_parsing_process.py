@@ -72,6 +72,14 @@ def test_a_file_over_its_time_ends_the_process_and_the_next_is_parsed(parser, mo
     assert parser.parse(".html", page("after")) == ("after", "after")
 
 
+def test_a_process_that_ended_between_two_files_is_not_the_fault_of_the_next(parser):
+    parser.parse(".html", page("before"))
+    ended = parser._process
+    ended.kill()
+    os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)  # it has ended; its exit code is still to be read
+    assert parser.parse(".html", page("after")) == ("after", "after")
+
+
 def test_a_process_that_waits_is_killed(parser, monkeypatch):
     parser.parse(".html", page("before"))
     started = parser._process

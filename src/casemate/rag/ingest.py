@@ -21,6 +21,7 @@ from casemate.rag.chunking import split_document
 from casemate.rag.corpus import Corpus, Problem, Source
 from casemate.rag.distributed_embedder import DistributedEmbedder
 from casemate.rag.pipeline import require_tenant
+from casemate.runtime.executor import Stopped
 from casemate.types import DEFAULT_TENANT, Document
 
 BATCH_CHUNKS = 256
@@ -164,7 +165,7 @@ class Ingest:
         """
         began = time.monotonic()
         report = IngestReport(unchanged=plan.unchanged)
-        async for sources, documents in self._embedded(self._batches(plan, report)):
+        async for sources, documents in self._embedded(plan, report):
             share = sum(s.size for s in sources) / len(documents)
             withheld = await self._add(documents, lambda n, share=share: progress(n * share))  # type: ignore[misc]
             report.indexed += len(sources) - len(withheld)
@@ -182,9 +183,13 @@ class Ingest:
         report.seconds = time.monotonic() - began
         return report
 
-    async def _embedded(self, batches: Iterator[Batch]) -> AsyncIterator[Batch]:
-        """Yields the batches in order. With a distributed embedder, workers embed the following ones meanwhile."""
+    async def _embedded(self, plan: IngestPlan, report: IngestReport) -> AsyncIterator[Batch]:
+        """Yields the batches in order. With a distributed embedder, workers embed the following ones meanwhile.
+
+        The thread that parses stops after its current file when this task is cancelled.
+        """
         stopped, embedder = threading.Event(), self.sink.embedder
+        batches = self._batches(plan, report, stopped.is_set)
         if isinstance(embedder, DistributedEmbedder):
             batches = embedder.prefetch(batches, lambda batch: [d.content for d in batch[1]], stopped.is_set)
         try:
@@ -210,11 +215,13 @@ class Ingest:
         finally:
             stopped.set()
 
-    def _batches(self, plan: IngestPlan, report: IngestReport) -> Iterator[Batch]:
+    def _batches(self, plan: IngestPlan, report: IngestReport, stopped: Stopped) -> Iterator[Batch]:
         """Yields whole sources, about ``BATCH_CHUNKS`` chunks at a time."""
         sources: list[Source] = []
         documents: list[Document] = []
         for source in self.corpus.sources():
+            if stopped():
+                return
             if source.name not in plan.todo:
                 continue
             try:

@@ -92,6 +92,8 @@ class ParsingProcess:
             self._stop()
 
     def _started(self) -> subprocess.Popen[bytes]:
+        if self._process and self._process.poll() is not None:  # ended between two files: not the fault of this one
+            self._stop()
         if self._process is None or self._owner != os.getpid():  # a forked child must not share its parent's pipes
             path = os.pathsep.join(filter(None, sys.path))  # without the current folder: it may contain the documents
             self._process = subprocess.Popen(
