@@ -7,10 +7,10 @@ its length would reveal whether a document was withheld.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import ceil
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -34,8 +34,7 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "prediction": (),
     "web_search_options": (),
 }
-"""Fields that would change what an answer is, with the values that do not. Other fields that ``ChatRequest`` does not
-name control how a model writes, which is the operator's decision: they are ignored."""
+"""See ``RequestBody.neutral``."""
 
 
 def _encodable(text: str) -> str:
@@ -54,6 +53,28 @@ class RequestModel(BaseModel):
     """Part of a request body. Unknown fields are allowed."""
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+
+
+class RequestBody(RequestModel):
+    """Body of a request for an answer.
+
+    Attributes:
+        neutral: Fields that would change what an answer is, with the values that do not. Other fields that a subclass
+            does not name control how a model writes, which is the operator's decision: they are ignored.
+    """
+
+    neutral: ClassVar[Mapping[str, tuple[Any, ...]]]
+
+    def require_supported(self) -> None:
+        """Refuses fields that would change what an answer is.
+
+        Raises:
+            ApiError: If such a field has a value that is not neutral.
+        """
+        for name, allowed in self.neutral.items():
+            value = (self.model_extra or {}).get(name)
+            if value is not None and not any(value == a and type(value) is type(a) for a in allowed):
+                raise ApiError(400, f"'{name}' is not supported with this value.", "unsupported_parameter", name)
 
 
 class TextPart(RequestModel):
@@ -83,9 +104,10 @@ class StreamOptions(RequestModel):
     include_usage: bool | None = None
 
 
-class ChatRequest(RequestModel):
+class ChatRequest(RequestBody):
     """Body of ``POST /v1/chat/completions``."""
 
+    neutral = NEUTRAL_VALUES
     model: Text
     messages: list[Message] = Field(min_length=1, max_length=2000)
     stream: bool | None = None
@@ -99,10 +121,7 @@ class ChatRequest(RequestModel):
         Raises:
             ApiError: If there is no user message.
         """
-        messages = [m.text for m in self.messages if m.role == "user"]
-        if not messages:
-            raise ApiError(400, "messages: no message is of role 'user'", "invalid_value", "messages")
-        return to_query(messages)
+        return question_of(((m.role, m.text) for m in self.messages), "messages")
 
     @property
     def tokens(self) -> int:
@@ -114,25 +133,21 @@ class ChatRequest(RequestModel):
         """Whether the last chunk of a stream must contain the usage."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
-    def require_supported(self) -> None:
-        """Refuses fields that would change what an answer is.
 
-        Raises:
-            ApiError: If such a field has a value that is not neutral.
-        """
-        require_neutral(self, NEUTRAL_VALUES)
+def question_of(messages: Iterable[tuple[str, str]], field: str) -> str:
+    """Returns the query of a conversation.
 
-
-def require_neutral(body: RequestModel, neutral: Mapping[str, tuple[Any, ...]]) -> None:
-    """Refuses fields that would change what an answer is.
+    Args:
+        messages: Role and text of each message.
+        field: Field of the request that contains them.
 
     Raises:
-        ApiError: If such a field has a value that is not neutral.
+        ApiError: If there is no user message.
     """
-    for name, allowed in neutral.items():
-        value = (body.model_extra or {}).get(name)
-        if value is not None and not any(value == a and type(value) is type(a) for a in allowed):
-            raise ApiError(400, f"'{name}' is not supported with this value.", "unsupported_parameter", name)
+    texts = [text for role, text in messages if role == "user"]
+    if not texts:
+        raise ApiError(400, f"{field}: no message is of role 'user'", "invalid_value", field)
+    return to_query(texts)
 
 
 def count_tokens(text: str) -> int:

@@ -11,8 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from casemate.gateway.api.conversation import to_query
-from casemate.gateway.api.openai_schema import RequestModel, Text, count_tokens, require_neutral
+from casemate.gateway.api.openai_schema import RequestBody, RequestModel, Text, count_tokens, question_of
 from casemate.gateway.errors import ApiError, to_json
 
 NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
@@ -26,7 +25,7 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "tools": ([],),
     "top_logprobs": (0,),
 }
-"""See ``openai_schema.NEUTRAL_VALUES``."""
+"""See ``RequestBody.neutral``."""
 
 
 class InputText(RequestModel):
@@ -49,9 +48,10 @@ class InputMessage(RequestModel):
         return self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content)
 
 
-class ResponsesRequest(RequestModel):
+class ResponsesRequest(RequestBody):
     """Body of ``POST /v1/responses``. ``instructions`` are ignored, as system messages are."""
 
+    neutral = NEUTRAL_VALUES
     model: Text
     input: Text | Annotated[list[InputMessage], Field(min_length=1, max_length=2000)]
     stream: bool | None = None
@@ -65,24 +65,13 @@ class ResponsesRequest(RequestModel):
             ApiError: If there is no user message.
         """
         if isinstance(self.input, str):
-            return to_query([self.input])
-        messages = [m.text for m in self.input if m.role == "user"]
-        if not messages:
-            raise ApiError(400, "input: no message is of role 'user'", "invalid_value", "input")
-        return to_query(messages)
+            return self.input
+        return question_of(((m.role, m.text) for m in self.input), "input")
 
     @property
     def tokens(self) -> int:
         """Tokens of all messages."""
         return count_tokens(self.input if isinstance(self.input, str) else "".join(m.text for m in self.input))
-
-    def require_supported(self) -> None:
-        """Refuses fields that would change what an answer is.
-
-        Raises:
-            ApiError: If such a field has a value that is not neutral.
-        """
-        require_neutral(self, NEUTRAL_VALUES)
 
 
 @dataclass(slots=True)
@@ -121,14 +110,14 @@ class ResponseEvents:
                 self._event("response.created", started),
                 self._event("response.in_progress", started),
                 self._event("response.output_item.added", {"output_index": 0, "item": self._item("in_progress", [])}),
-                self._event("response.content_part.added", self._place() | {"part": _part("")}),
+                self._event("response.content_part.added", self._position() | {"part": _part("")}),
             )
         )
 
     def text_chunk(self, text: str) -> bytes:
         """Returns the event of a piece of text."""
         self._pieces.append(text)
-        return self._event("response.output_text.delta", self._place() | {"delta": text, "logprobs": []})
+        return self._event("response.output_text.delta", self._position() | {"delta": text, "logprobs": []})
 
     def last_chunks(self, tokens: int) -> bytes:
         """Returns the events after the last text.
@@ -140,8 +129,8 @@ class ResponseEvents:
         whole = self.whole(text)
         return b"".join(
             (
-                self._event("response.output_text.done", self._place() | {"text": text, "logprobs": []}),
-                self._event("response.content_part.done", self._place() | {"part": _part(text)}),
+                self._event("response.output_text.done", self._position() | {"text": text, "logprobs": []}),
+                self._event("response.content_part.done", self._position() | {"part": _part(text)}),
                 self._event("response.output_item.done", {"output_index": 0, "item": whole["output"][0]}),
                 self._event("response.completed", {"response": whole}),
             )
@@ -149,8 +138,8 @@ class ResponseEvents:
 
     def error_chunk(self, error: ApiError) -> bytes:
         """Returns the event that ends an interrupted stream."""
-        told = error.body["error"]
-        return self._event("error", {name: told[name] for name in ("code", "message", "param")})
+        body = error.body["error"]
+        return self._event("error", {name: body[name] for name in ("code", "message", "param")})
 
     def _response(self, status: str, output: list[dict[str, Any]], usage: dict[str, Any] | None) -> dict[str, Any]:
         return {
@@ -179,14 +168,14 @@ class ResponseEvents:
         }
 
     def _item(self, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
-        return {"id": self._name, "type": "message", "status": status, "role": "assistant", "content": content}
+        return {"id": self._item_id, "type": "message", "status": status, "role": "assistant", "content": content}
 
     @property
-    def _name(self) -> str:
+    def _item_id(self) -> str:
         return f"msg_{self.request}"
 
-    def _place(self) -> dict[str, Any]:
-        return {"item_id": self._name, "output_index": 0, "content_index": 0}
+    def _position(self) -> dict[str, Any]:
+        return {"item_id": self._item_id, "output_index": 0, "content_index": 0}
 
     def _event(self, kind: str, content: dict[str, Any]) -> bytes:
         body = {"type": kind, "sequence_number": self._number, **content}

@@ -142,22 +142,26 @@ async def _apply(request: PageRequest, work: _Work, done: str) -> str:
     """
     own = request.form.get("id", "")
     names = (own,) if own else request.selected
-    count = await _apply_each(request, work, names, must=bool(own))
+    count = await _apply_each(request, work, names, required=bool(own))
     missed = "No selected alert is open." if names else "No alert was selected."
     note = ("good", done.format(plural(count, "alert"))) if count else ("medium", missed)
     request.session.notes.append(note)
     return request.url("alerts")
 
 
-async def _apply_each(request: PageRequest, work: _Work, names: Sequence[str], must: bool = False) -> int:
-    """Applies an action to each alert that is open; returns their number. With `must`, one that is not is an error."""
+async def _apply_each(request: PageRequest, work: _Work, names: Sequence[str], required: bool = False) -> int:
+    """Applies an action to each alert that is open; returns their number.
+
+    Raises:
+        DataError: If all are `required`, and one is not open.
+    """
     count = 0
     for name in names:
         try:
             await request.in_thread(work, request.app.store, name)
             count += 1
         except DataError:
-            if must:
+            if required:
                 raise
     await request.in_thread(request.records.sync, True)
     return count
