@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from casemate.backends.indexes.sqlite import SqliteIndex
-from casemate.monitor.poisoning.answer_change import AnswerCheck, answer_pulls
+from casemate.monitor.poisoning.answer_change import AnswerCheck, specific_lifts
 from casemate.protocols import Generator
 from casemate.types import UNKNOWN, Document
 
@@ -102,20 +102,20 @@ def test_a_document_that_makes_the_reader_decline_is_a_change_without_support(in
 
 class TestAnswerPulls:
     def test_grows_with_the_lift(self):
-        small, large = (answer_pulls([QUESTION], TRUE, [lift])[0] for lift in (0.2, 0.4))
+        small, large = (specific_lifts([QUESTION], TRUE, [lift])[0] for lift in (0.2, 0.4))
         assert large == pytest.approx(2 * small)
 
     def test_is_larger_for_a_text_about_this_question_alone(self):
         longer = f"{TRUE} Its arches are of granite, and herons nest below them from March until the harvest begins."
-        assert answer_pulls([QUESTION], TRUE, [0.2]) > answer_pulls([QUESTION], longer, [0.2]) > [0.0]
+        assert specific_lifts([QUESTION], TRUE, [0.2]) > specific_lifts([QUESTION], longer, [0.2]) > [0.0]
 
     def test_equals_the_root_of_the_f1_of_content_words(self):
         # question: built, north, bridge; text: those and ottilie, brandt
         text = "The north bridge was built by Ottilie Brandt."
-        assert answer_pulls([QUESTION], text, [1.0]) == [pytest.approx((2 * 3 / (3 + 5)) ** 0.5)]
+        assert specific_lifts([QUESTION], text, [1.0]) == [pytest.approx((2 * 3 / (3 + 5)) ** 0.5)]
 
     def test_without_words_there_is_no_pull(self):
-        assert answer_pulls(["?", QUESTION], "", [0.5, 0.5]) == [0.0, 0.0]
+        assert specific_lifts(["?", QUESTION], "", [0.5, 0.5]) == [0.0, 0.0]
 
 
 def test_the_check_works_inside_an_event_loop(index):

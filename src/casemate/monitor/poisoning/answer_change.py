@@ -2,8 +2,8 @@
 
 A poisoned text must do more than enter a context: it must change the answer. Two steps, the cheap one first.
 
-1. ``answer_pulls`` measures how much a document that ranks first for a question is about this question alone. It needs
-   no reader, so its threshold is learnt from the corpus like that of every other signal.
+1. ``specific_lifts`` measures how much a document that ranks first for a question is about this question alone. It
+   needs no reader, so its threshold is estimated from the corpus like that of every other signal.
 2. Leave one out: a reader answers the question with and without the document. The document stays suspicious if the
    answer changes, and no other unit states the new one. That is a quorum of m = 2 (``guard.defenses.quorum``).
 
@@ -30,9 +30,8 @@ from casemate.backends.generators.extractive import ExtractiveGenerator
 from casemate.guard.defenses.quorum.keywords import (
     AskedQuestion,
     Word,
-    best_sentences,
     read_text,
-    statements,
+    unit_statements,
 )
 from casemate.guard.defenses.quorum.units import group_units, whole
 from casemate.protocols import Generator, Index
@@ -41,10 +40,10 @@ from casemate.text.refusals import is_refusal
 from casemate.text.tokens import content_words
 from casemate.types import DEFAULT_TENANT, Document, Hit, Prompt, Vector
 
-HEARD = 24
+SUPPORT_DOCUMENTS = 24
 """Documents nearest to the question among which support is searched."""
 SENTENCES, KEYWORDS = 2, 8
-"""Sentences that speak for a unit, and keywords of one unit, as in ``Quorum``."""
+"""Sentences and keywords of one unit, as in ``Quorum``."""
 SUPPORTED_SHARE = 0.5
 """Share of the new answer's keywords that one other unit must state to support it."""
 _CITATIONS = re.compile(r"\s*\[\d+\]|\nSources: .*", re.DOTALL)
@@ -91,7 +90,7 @@ class AnswerCheck:
             document: The document; an indexed version of its source is left out.
             vector: Its embedding, (dim,).
         """
-        hits = self.index.search(question_vector, HEARD, self.tenant).hits
+        hits = self.index.search(question_vector, SUPPORT_DOCUMENTS, self.tenant).hits
         others = [hit for hit in hits if hit.document.source != document.source]
         score = float(np.dot(question_vector, vector))
         rank = sum(hit.score > score for hit in others)
@@ -101,7 +100,7 @@ class AnswerCheck:
             before, after = thread.submit(
                 lambda: asyncio.run(self._read(question, context[: self.k], extended[: self.k]))
             ).result()
-        return self._compared(AskedQuestion.of(question), before, after, others)
+        return self._compare(AskedQuestion.of(question), before, after, others)
 
     async def _read(self, question: str, *contexts: Sequence[Document]) -> list[str]:
         return list(await asyncio.gather(*(self._answer(question, context) for context in contexts)))
@@ -111,18 +110,19 @@ class AnswerCheck:
         return _CITATIONS.sub("", "".join([piece async for piece in self.reader.stream(prompt)]))
 
     @staticmethod
-    def _compared(question: AskedQuestion, before: str, after: str, others: Sequence[Hit]) -> AnswerChange:
+    def _compare(question: AskedQuestion, before: str, after: str, others: Sequence[Hit]) -> AnswerChange:
         if is_refusal(after):
             return AnswerChange(before, after, not is_refusal(before), 0)
         stated = answer_keywords(question, after)
         new = stated - (frozenset() if is_refusal(before) else answer_keywords(question, before))
         supporters = sum(
-            len(new & _heard(question, whole(unit))) >= SUPPORTED_SHARE * len(new) for unit in group_units(others)
+            len(new & _stated_keywords(question, whole(unit))) >= SUPPORTED_SHARE * len(new)
+            for unit in group_units(others)
         )
         return AnswerChange(before, after, bool(new), supporters if new else 0)
 
 
-def answer_pulls(questions: Sequence[str], text: str, lifts: Sequence[float]) -> list[float]:
+def specific_lifts(questions: Sequence[str], text: str, lifts: Sequence[float]) -> list[float]:
     """How strongly a document that ranks first for some questions is about each of them alone.
 
     The lift times the root of the F1 of the content words that question and text share. A text of one question shares
@@ -138,15 +138,15 @@ def answer_pulls(questions: Sequence[str], text: str, lifts: Sequence[float]) ->
 
     >>> text = "The north bridge was built by Ottilie Brandt."
     >>> asked = ["Who built the north bridge?", "When is the fair?"]
-    >>> [round(pull, 3) for pull in answer_pulls(asked, text, [0.2, 0.2])]
+    >>> [round(lift, 3) for lift in specific_lifts(asked, text, [0.2, 0.2])]
     [0.173, 0.0]
     """
-    said = content_words(text) if questions else frozenset()
-    pulls = []
+    stated = content_words(text) if questions else frozenset()
+    found = []
     for question, lift in zip(questions, lifts, strict=True):
         asked = _asked_words(question)
-        pulls.append(lift * math.sqrt(2 * len(asked & said) / ((len(asked) + len(said)) or 1)))
-    return pulls
+        found.append(lift * math.sqrt(2 * len(asked & stated) / ((len(asked) + len(stated)) or 1)))
+    return found
 
 
 def answer_keywords(question: AskedQuestion, answer: str) -> frozenset[str]:
@@ -168,7 +168,7 @@ def _asked_words(question: str) -> frozenset[str]:
     return content_words(question)
 
 
-def _heard(question: AskedQuestion, unit: Document) -> frozenset[str]:
+def _stated_keywords(question: AskedQuestion, unit: Document) -> frozenset[str]:
     """The keywords that a unit states about a question; none if it abstains."""
-    chosen = best_sentences(question, unit.text, unit.title, SENTENCES)
-    return frozenset(item.lemma for item in statements(question, chosen, KEYWORDS) if isinstance(item, Word))
+    stated = unit_statements(question, unit, SENTENCES, KEYWORDS)
+    return frozenset(item.lemma for item in stated if isinstance(item, Word))

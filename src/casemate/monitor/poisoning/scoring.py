@@ -36,7 +36,7 @@ import numpy.typing as npt
 
 from casemate.errors import DataError
 from casemate.maths.stats import conformal_threshold
-from casemate.monitor.poisoning.answer_change import AnswerCheck, answer_pulls
+from casemate.monitor.poisoning.answer_change import AnswerCheck, specific_lifts
 from casemate.monitor.poisoning.retrieval_impact import NO_SCORE, ContextEntry, QuestionScores, best_scores
 from casemate.monitor.poisoning.text_signals import hidden_characters, model_instructions, question_echo, title_echo
 from casemate.protocols import Index
@@ -207,14 +207,14 @@ class _Signals(NamedTuple):
         companions: Ids of its nearest recent documents.
         compared: Number of documents that it was compared with.
         entered: Contexts that it enters, highest lift first.
-        pulls: ``answer_pulls`` of the first ``MAX_SHOWN`` of them in which it ranks first.
+        specific: ``specific_lifts`` of the first ``MAX_SHOWN`` of them in which it ranks first.
     """
 
     values: dict[str, float]
     companions: tuple[str, ...]
     compared: int
     entered: Sequence[ContextEntry] = ()
-    pulls: Sequence[float] = ()
+    specific: Sequence[float] = ()
 
 
 class PoisonScreener:
@@ -348,9 +348,9 @@ class PoisonScreener:
             near = companions[i]
             first = [e for e in entered[:MAX_SHOWN] if e.lift > 0]
             questions = [self.question_scores.questions[e.question] for e in first]
-            pulls = answer_pulls(questions, document.content, [e.lift for e in first])
+            specific = specific_lifts(questions, document.content, [e.lift for e in first])
             values = {
-                "answer": max(pulls, default=0.0),
+                "answer": max(specific, default=0.0),
                 "lift": float(lifts[i]),
                 "entries": math.log1p(len(entered)),  # a few benign documents enter very many
                 "block": near[1][0] - float(second[i]) if len(near) > 1 else -1.0,  # one copy may be another version
@@ -361,7 +361,7 @@ class PoisonScreener:
                 "mismatch": float(off[i]) if off is not None and off[i] > ROUNDING else 0.0,
             }
             size = min(len(recent.ids), recent.size)
-            found.append(_Signals(values, tuple(name for _, name in near), size, entered, pulls))
+            found.append(_Signals(values, tuple(name for _, name in near), size, entered, specific))
         return found
 
     def _surprises(self, signals: _Signals) -> dict[str, float]:
@@ -391,8 +391,8 @@ class PoisonScreener:
     def _changes_an_answer(self, document: Document, vector: Vector, signals: _Signals) -> bool:
         """Whether a document gives an answer above the threshold that no other one supports."""
         scores, surprise = self.question_scores, self._distributions["answer"].surprise
-        for entry, pull in zip(signals.entered, signals.pulls, strict=False):
-            if surprise(pull) > self.thresholds["answer"]:
+        for entry, lift in zip(signals.entered, signals.specific, strict=False):
+            if surprise(lift) > self.thresholds["answer"]:
                 i = entry.question
                 found = self.answers.check(scores.questions[i], scores.vectors[i], document, vector)
                 if found.changed and not found.supporters:

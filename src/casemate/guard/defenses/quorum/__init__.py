@@ -29,9 +29,9 @@ from casemate.guard.defenses.quorum.keywords import (
     AskedQuestion,
     Item,
     Word,
-    best_sentences,
     read_text,
     statements,
+    unit_statements,
 )
 from casemate.guard.defenses.quorum.release import Release, Thresholds, compose
 from casemate.guard.defenses.quorum.units import group_units, whole
@@ -162,9 +162,7 @@ class Quorum(Defense):
 
     def heard(self, question: AskedQuestion, unit: Sequence[Hit]) -> Collection[Item]:
         """Returns what a unit states about a question; nothing if it abstains. Depends on this unit alone."""
-        document = whole(unit)
-        chosen = best_sentences(question, document.text, document.title, self.sentences)
-        return statements(question, chosen, self.words)
+        return unit_statements(question, whole(unit), self.sentences, self.words)
 
     def _thresholds(self, tenant: str) -> Thresholds:
         period = int(time.time() // (DAY_S * self.period_days))

@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from casemate.text.answering import TYPES, Question
 from casemate.text.sentences import sentences
 from casemate.text.tokens import STOP_WORDS, stem
+from casemate.types import Document
 
 NEGATIONS = frozenset("no not never none neither nor without cannot".split())
 FUNCTION_WORDS = STOP_WORDS - NEGATIONS
@@ -216,6 +217,11 @@ def best_sentences(question: AskedQuestion, text: str, title: str, most: int) ->
         scores.append((-score if new else 1.0, i))
     chosen = sorted(i for score, i in sorted(scores)[:most] if score < 0)
     return tuple(found[i] for i in chosen)
+
+
+def unit_statements(question: AskedQuestion, unit: Document, most_sentences: int, most: int) -> frozenset[Item]:
+    """Returns the ``statements`` of a unit's best sentences; none if it abstains. Depends on this unit alone."""
+    return statements(question, best_sentences(question, unit.text, unit.title, most_sentences), most)
 
 
 def statements(question: AskedQuestion, chosen: Sequence[Sentence], most: int) -> frozenset[Item]:
