@@ -1,4 +1,4 @@
-"""A baseline, its echo and one run, end to end: the monitor of a system asks a target whose failures may last."""
+"""A baseline, its repeat-failure rate and one run, end to end, with a target whose failures may last."""
 
 import asyncio
 import contextlib

@@ -42,7 +42,7 @@ def test_failures_that_last_keep_the_budget(sticky, echo):
     assert found.runs == 10_000
     assert interval(found.alerts, found.runs)[0] <= 1.0
     unaware = simulate(uniform(9, 100, 50), quiet(100, ONE_PERCENT), asked, failed, **options)
-    assert interval(unaware.alerts, unaware.runs)[1] > 1.0  # without the measured echo the budget is exceeded
+    assert interval(unaware.alerts, unaware.runs)[1] > 1.0  # without the measured rate the budget is exceeded
 
 
 def test_the_budget_is_kept_at_the_bound_of_the_flake_rate():

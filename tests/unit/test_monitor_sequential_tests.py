@@ -69,12 +69,12 @@ def test_failures_that_last_count_once_in_the_flake_rate():
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=6))
-def test_echo_rate_bound_is_clopper_pearson_over_the_set(canaries):
+def test_repeat_failure_bound_is_clopper_pearson_over_the_set(canaries):
     flakes = tuple(FlakeCounts(20, 8, a, min(a, b), b, min(a, b)) for a, b in canaries)
     asked, failed = sum(a + b for a, b in canaries), sum(2 * min(a, b) for a, b in canaries)
     bound = 1.0 if failed == asked else beta.ppf(0.95, failed + 1, asked - failed)
     broken = FlakeCounts(20, 20, 19, 19, 20, 20)
-    assert sequential_tests.echo_rate_bound((*flakes, broken)) == pytest.approx(bound if failed else 0)
+    assert sequential_tests.repeat_failure_bound((*flakes, broken)) == pytest.approx(bound if failed else 0)
 
 
 @given(st.integers(1, 100), st.data())

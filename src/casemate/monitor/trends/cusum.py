@@ -112,8 +112,8 @@ class AlarmLimits:
             canaries, half to that of many failures in one run.
         max_repeats: How often a failed canary is asked again within the run, 0 to 9.
         repeat_failure_rate: Failure rate of immediate repetitions after a chance failure, at least 0 and below 1; used
-            where it exceeds the flake rate and the measured ``echo_rate_bound``. The cause of a chance failure may last
-            some seconds.
+            where it exceeds the flake rate and the measured ``repeat_failure_bound``. The cause of a chance failure
+            may last some seconds.
         errors_in_a_row: Consecutive runs without an answer after which the target is unreachable, or a canary blind;
             at least 1.
         min_passes: Minimum number of consecutive passes, 1 to 10, after which an alarmed canary is recovered.
@@ -289,10 +289,10 @@ def analyze_run(
     before = {i: c.alarmed for i, c in canaries.items()}
     unanswered = _unanswered_runs(state, verdicts, len(by_id), limits)
     lasting = {i for i, c in canaries.items() if c.recent.endswith("F")}
-    echo = sequential_tests.echo_rate_bound(tuple(c.flakes for c in watched.canaries))
+    repeat_rate = sequential_tests.repeat_failure_bound(tuple(c.flakes for c in watched.canaries))
     for canary, (at, passed) in verdicts.items():
         if passed or not unanswered:  # an unreachable target is no error of the canary
-            canaries[canary] = _update_canary(canaries[canary], at, passed, echo, limits)
+            canaries[canary] = _update_canary(canaries[canary], at, passed, repeat_rate, limits)
     judged = {i: passed for i, (_, passed) in verdicts.items() if passed}
     p_value, together = _test_failure_count(judged, {i for i in by_id if before[i]} | lasting, by_id, limits)
     evidence = _test_single_canaries(judged, canaries, by_id, limits)
@@ -360,7 +360,7 @@ def _with_baseline(cusum: CanaryCusum | None, flakes: FlakeCounts) -> CanaryCusu
 
 
 def _update_canary(
-    cusum: CanaryCusum, at: datetime, passed: Sequence[bool], echo: float, limits: AlarmLimits
+    cusum: CanaryCusum, at: datetime, passed: Sequence[bool], repeat_rate: float, limits: AlarmLimits
 ) -> CanaryCusum:
     """State of a canary after one more run; the answers after the first are repetitions."""
     if not passed:
@@ -368,7 +368,7 @@ def _update_canary(
     if cusum.settled and len(passed) == 1 and passed[0]:
         return cusum  # the usual case: keeps long histories fast
     failed = not passed[0]
-    cusums = ZERO_CUSUMS if cusum.alarmed else _updated_cusums(cusum, passed, echo, limits)
+    cusums = ZERO_CUSUMS if cusum.alarmed else _updated_cusums(cusum, passed, repeat_rate, limits)
     since, asked, count = cusum.since, cusum.asked + 1, cusum.failed + failed
     if not cusum.alarmed and sequential_tests.evidence(cusums) <= 1:
         since, asked, count = None, 0, 0
@@ -379,16 +379,16 @@ def _update_canary(
     return CanaryCusum(cusum.flakes, recent=recent) if after.alarmed and _has_recovered(after, limits) else after
 
 
-def _updated_cusums(cusum: CanaryCusum, passed: Sequence[bool], echo: float, limits: AlarmLimits) -> Cusums:
-    """CUSUMs after one more run. An answer after a failed one may fail by the echo of that failure."""
+def _updated_cusums(cusum: CanaryCusum, passed: Sequence[bool], repeat_rate: float, limits: AlarmLimits) -> Cusums:
+    """CUSUMs after one more run. After a failed answer the repeat-failure rate applies."""
     flake_rate = sequential_tests.flake_rate_bound(cusum.flakes)
-    rate = max(flake_rate, echo) if cusum.recent.endswith("F") else flake_rate
+    rate = max(flake_rate, repeat_rate) if cusum.recent.endswith("F") else flake_rate
     first = sequential_tests.likelihood_ratios(rate, int(not passed[0]), int(passed[0]))
     if len(passed) == 1:
         return sequential_tests.update_cusums(cusum.cusums, first)
     failed = list(passed[1:]).count(False)
     repeats = sequential_tests.likelihood_ratios(
-        max(flake_rate, echo, limits.repeat_failure_rate), failed, len(passed) - 1 - failed
+        max(flake_rate, repeat_rate, limits.repeat_failure_rate), failed, len(passed) - 1 - failed
     )
     return sequential_tests.update_cusums(cusum.cusums, first, repeats)
 

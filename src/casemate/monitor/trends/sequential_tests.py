@@ -34,8 +34,8 @@ ALTERNATIVES = (0.3, 0.6, 0.95)
 ZERO_CUSUMS: Cusums = (0.0,) * len(ALTERNATIVES)
 MIN_FLAKE_RATE = 0.005
 """Lower limit of p0: a usual baseline cannot distinguish one failure in 200 from none."""
-ECHO_CONFIDENCE = 0.95
-"""Confidence of the bound on the echo, which is more than one factor of the evidence."""
+REPEAT_CONFIDENCE = 0.95
+"""Confidence of the bound on the repeat-failure rate, which is more than one factor of the evidence."""
 UNMEASURED_FLAKE_RATE = 0.2
 """p0 of a canary without a baseline."""
 CONFIDENCE = 0.8
@@ -93,8 +93,8 @@ def flake_rate_bound(flakes: FlakeCounts) -> float:
 
 
 @lru_cache(maxsize=256)
-def echo_rate_bound(flakes: tuple[FlakeCounts, ...]) -> float:
-    """Bound on the rate at which an answer fails after a failed one although nothing is wrong: the echo.
+def repeat_failure_bound(flakes: tuple[FlakeCounts, ...]) -> float:
+    """Bound on the repeat-failure rate: how often an answer fails after a failed one although nothing is wrong.
 
     A chance failure may last: its cause is cached, or a model server restarts. The baselines of all canaries together
     measure it, by repetitions within a run and by consecutive runs. Canaries that fail in half of their runs are left
@@ -106,15 +106,15 @@ def echo_rate_bound(flakes: tuple[FlakeCounts, ...]) -> float:
     Returns:
         Upper end of a one-sided Clopper-Pearson interval; 0 if no failure was seen to last.
 
-    >>> echo_rate_bound((FlakeCounts(20, 1, 1, 0, 1, 0),))
+    >>> repeat_failure_bound((FlakeCounts(20, 1, 1, 0, 1, 0),))
     0.0
-    >>> round(echo_rate_bound((FlakeCounts(20, 2, 1, 0, 2, 2),) * 4), 2)
+    >>> round(repeat_failure_bound((FlakeCounts(20, 2, 1, 0, 2, 2),) * 4), 2)
     0.88
     """
     flaky = [f for f in flakes if 2 * f.failed < f.asked]
     asked = sum(f.next_asked + f.repeats for f in flaky)
     failed = sum(f.next_failed + f.repeats_failed for f in flaky)
-    return clopper_pearson(failed, asked, 2 * ECHO_CONFIDENCE - 1)[1] if failed else 0.0
+    return clopper_pearson(failed, asked, 2 * REPEAT_CONFIDENCE - 1)[1] if failed else 0.0
 
 
 def flake_rate_mean(flakes: FlakeCounts) -> float:
