@@ -21,7 +21,7 @@ from casemate.guard.calibration.fitting import (
     QUESTIONS_PER_ATTACK,
     RATES,
     REWORDED,
-    SYNTHETIC_RATE,
+    SYNTHETIC_RATE_FACTOR,
     CalibrationSettings,
     calibrate,
     reworded,
@@ -241,7 +241,7 @@ def test_questions_in_documents_are_taken_as_harmless(system, spied):
 
 
 def test_rates_are_a_quarter_on_generated_questions_only(system):
-    assert fit(system(corpus(60))).rate_factor == SYNTHETIC_RATE == 0.25
+    assert fit(system(corpus(60))).rate_factor == SYNTHETIC_RATE_FACTOR == 0.25
     assert fit(system(corpus(60)), log=asked(40)).rate_factor == 1
     assert fit(system(posts(60))).rate_factor == 1
 

@@ -84,16 +84,16 @@ class Turn:
         Args:
             items: Documents of a framework, after all queries.
             name: Returns an item's id, if it has one, and its text.
-            sources: Of items that are composed of documents, such as summaries: the sources that ``collect`` found.
-                Such an item is allowed if none of them is withheld. None: an item that no guard let through is dropped.
+            sources: Of items that are composed of documents, such as summaries: what ``collect_sources`` found. Such an
+                item is allowed if none of them is withheld. None: an item that no guard let through is dropped.
         """
         kept = []
         for item in items:
             identity, text = name(item)
             with self._lock:
                 known = self._shown.get(text_digest(text)) or self._shown.get(identity or "") or sources
-                gone = not known or not known.isdisjoint(self._withheld) or text_digest(text) in self._texts
-            if not gone and not self.refused:
+                withheld = not known or not known.isdisjoint(self._withheld) or text_digest(text) in self._texts
+            if not withheld and not self.refused:
                 assert known is not None
                 self._record(identity, text, known)
                 kept.append(item)
@@ -125,9 +125,9 @@ def turn(question: str) -> Iterator[Turn]:
     Args:
         question: The user's question, as the user wrote it.
     """
-    around = _TURN.get()
-    if around is not None:
-        yield around
+    outer = _TURN.get()
+    if outer is not None:
+        yield outer
         return
     token = _TURN.set(found := Turn(question))
     try:
@@ -142,7 +142,7 @@ def current_turn() -> Turn | None:
 
 
 @contextmanager
-def collect() -> Iterator[set[SourceKey]]:
+def collect_sources() -> Iterator[set[SourceKey]]:
     """Collects the sources of all documents that guards let through inside the block."""
     found: set[SourceKey] = set()
     token = _COLLECTED.set((*_COLLECTED.get(), found))

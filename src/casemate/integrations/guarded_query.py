@@ -80,6 +80,10 @@ def client_identity(client: Any = "", tenant: Any = "") -> ClientIdentity:
     return replace(found, groups=around.groups) if found.name == around.name else found
 
 
+class Guarded:
+    """Base of the framework classes whose results are guarded."""
+
+
 class FrameworkDocument(NamedTuple):
     """A document of the framework, as retrieved.
 

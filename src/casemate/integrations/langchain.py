@@ -18,16 +18,17 @@ from contextlib import AbstractContextManager
 from typing import Any, Self, overload
 
 from casemate.errors import ConfigError, needs
-from casemate.guard.turn import SourceKey, Turn, collect, turn
+from casemate.guard.turn import SourceKey, Turn, collect_sources, turn
 from casemate.integrations.adapters import FrameworkEmbedder
 from casemate.integrations.guarded_query import (
     ClientIdentity,
     FrameworkDocument,
+    Guarded,
     GuardedQuery,
     client_context,
     client_identity,
 )
-from casemate.integrations.langchain_legs import Guarded, has_legs, rebuilt, unguarded_legs
+from casemate.integrations.langchain_legs import has_legs, unguarded_legs, with_guarded_legs
 from casemate.integrations.langchain_stores import (
     LangChainCollection,
     Source,
@@ -338,14 +339,14 @@ class GuardedFusion(_GuardedRetriever):
     def _get_relevant_documents(
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun, **kwargs: Any
     ) -> list[Document]:
-        with turn(query) as current, collect() as sources:
+        with turn(query) as current, collect_sources() as sources:
             found = self.retriever.invoke(query, {"callbacks": []}, **kwargs)
             return self._allowed(current, found, sources)
 
     async def _aget_relevant_documents(
         self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, **kwargs: Any
     ) -> list[Document]:
-        with turn(query) as current, collect() as sources:
+        with turn(query) as current, collect_sources() as sources:
             found = await self.retriever.ainvoke(query, {"callbacks": []}, **kwargs)
             return self._allowed(current, found, sources)
 
@@ -420,7 +421,7 @@ def _fused(inner: BaseRetriever, store: GuardedVectorStore | None = None) -> Bas
             return _on(store, leg)
         return JudgedRetriever(retriever=leg, store=store)
 
-    made: BaseRetriever = rebuilt(inner, leaf, lambda part: GuardedFusion(retriever=part))
+    made: BaseRetriever = with_guarded_legs(inner, leaf, lambda part: GuardedFusion(retriever=part))
     if legs := unguarded_legs(made.retriever if isinstance(made, GuardedFusion) else made):
         raise ConfigError(
             f"nothing judges the results of {', '.join(legs)}: guard each with guarded(), or give store=, the guarded "

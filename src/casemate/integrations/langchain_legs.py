@@ -9,6 +9,7 @@ from types import FunctionType
 from typing import Any, TypeAlias
 
 from casemate.errors import needs
+from casemate.integrations.guarded_query import Guarded
 
 with needs("casemate[langchain]"):
     from langchain_core.retrievers import BaseRetriever
@@ -17,10 +18,6 @@ with needs("casemate[langchain]"):
     from pydantic import BaseModel
 
 Replace: TypeAlias = Callable[[Any], Any]
-
-
-class Guarded:
-    """Base of the classes whose results are guarded."""
 
 
 def unguarded_legs(part: Any) -> list[str]:
@@ -40,7 +37,7 @@ def has_legs(retriever: BaseRetriever) -> bool:
     return any(leg is not retriever for _, leg in _legs(retriever, "", set()))
 
 
-def rebuilt(part: Any, leaf: Replace, fusion: Replace) -> Any:
+def with_guarded_legs(part: Any, leaf: Replace, fusion: Replace) -> Any:
     """A copy with other legs. Objects without an unguarded leg are kept as they are.
 
     Args:
@@ -51,14 +48,14 @@ def rebuilt(part: Any, leaf: Replace, fusion: Replace) -> Any:
     if _is_guarded(part):
         return part
     if isinstance(part, list | tuple):
-        return type(part)(rebuilt(one, leaf, fusion) for one in part)
+        return type(part)(with_guarded_legs(one, leaf, fusion) for one in part)
     if isinstance(part, dict):
-        return {name: rebuilt(one, leaf, fusion) for name, one in part.items()}
+        return {name: with_guarded_legs(one, leaf, fusion) for name, one in part.items()}
     if isinstance(part, VectorStore) or (isinstance(part, BaseRetriever) and not has_legs(part)):
         return leaf(part)
     if isinstance(part, BaseModel) and isinstance(part, Runnable):
         held = {name: getattr(part, name) for name in type(part).model_fields}
-        made = {name: rebuilt(one, leaf, fusion) for name, one in held.items() if _followed(one)}
+        made = {name: with_guarded_legs(one, leaf, fusion) for name, one in held.items() if _followed(one)}
         copied = part.model_copy(update={name: one for name, one in made.items() if one is not held[name]})
         return fusion(copied) if isinstance(part, BaseRetriever) else copied
     return part

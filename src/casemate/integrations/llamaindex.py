@@ -17,14 +17,14 @@ from casemate.integrations.guarded_query import (
     NO_METADATA,
     ClientIdentity,
     FrameworkDocument,
+    Guarded,
     GuardedQuery,
     client_identity,
 )
 from casemate.integrations.llamaindex_fusion import (
-    Guarded,
     GuardedFusionRetriever,
     JudgedNodesRetriever,
-    combines,
+    has_legs,
     unguarded_legs,
     with_guarded_legs,
 )
@@ -250,7 +250,7 @@ def guarded(
         ConfigError: If the retriever does not search by similarity alone, or the configuration is wrong. For a
             retriever that combines others, the message names each leg that nothing judges.
     """
-    if isinstance(source, BaseRetriever) and (judge is not None or combines(source)):
+    if isinstance(source, BaseRetriever) and (judge is not None or has_legs(source)):
         return _judged(source, judge)
     ours = {name: options.pop(name) for name in ("config", "path", "fit") if name in options}
     retriever = VectorIndexRetriever(source, **options) if isinstance(source, VectorStoreIndex) else source

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from casemate.errors import needs
 from casemate.guard.turn import Turn, turn
-from casemate.integrations.guarded_query import client_context, client_identity
+from casemate.integrations.guarded_query import Guarded, client_context, client_identity
 
 with needs("casemate[llamaindex]"):
     from llama_index.core.base.base_query_engine import BaseQueryEngine
@@ -19,10 +19,6 @@ with needs("casemate[llamaindex]"):
 
 Leaf: TypeAlias = Callable[[BaseRetriever], BaseRetriever]
 FOLLOWED = (BaseRetriever, BaseQueryEngine, RetrieverTool, QueryEngineTool, list, tuple, dict)
-
-
-class Guarded:
-    """Base of the retrievers and postprocessors whose results are guarded."""
 
 
 class GuardedFusionRetriever(Guarded, BaseRetriever):
@@ -85,7 +81,7 @@ def with_guarded_legs(part: Any, leaf: Leaf) -> Any:
         return {name: with_guarded_legs(one, leaf) for name, one in part.items()}
     if not isinstance(part, BaseRetriever):
         return part
-    if not combines(part):
+    if not has_legs(part):
         return leaf(part)
     made = copy.copy(part)
     for name, one in vars(part).items():
@@ -94,7 +90,7 @@ def with_guarded_legs(part: Any, leaf: Leaf) -> Any:
     return GuardedFusionRetriever(made)
 
 
-def combines(retriever: BaseRetriever) -> bool:
+def has_legs(retriever: BaseRetriever) -> bool:
     """Whether a retriever asks other ones."""
     return any(_retrieves(one) for one in vars(retriever).values())
 
@@ -108,7 +104,7 @@ def _retrieves(part: Any) -> bool:
 def _legs(part: Any, path: str) -> Iterator[tuple[str, BaseRetriever]]:
     if isinstance(part, Guarded):
         return
-    if isinstance(part, BaseRetriever) and not combines(part):
+    if isinstance(part, BaseRetriever) and not has_legs(part):
         yield path, part
         return
     if any(isinstance(one, Guarded) for one in getattr(part, "_node_postprocessors", None) or ()):

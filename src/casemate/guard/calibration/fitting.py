@@ -44,7 +44,7 @@ SYNTHETIC_QUESTIONS = 800
 STORED_SHARE = 0.75
 """Share of the synthetic questions that are taken from documents, where these contain users' questions. The rate of
 false alarms among users who ask such questions alone is then at most 1 / ``STORED_SHARE`` of the significance."""
-SYNTHETIC_RATE = 0.25
+SYNTHETIC_RATE_FACTOR = 0.25
 """Factor of false-alarm rates on generated questions. Real ones that were written with a document in view share more
 phrases with it (``benchmarks/defaults.py``). With a log, recorded scores or questions of the documents it is 1."""
 QUESTIONS_PER_ATTACK = 4
@@ -147,7 +147,7 @@ async def calibrate(
     judged = await fitter.retrieve([("", "", text) for text in to_judge])
     if weighted is None or not judged:
         return fitter.empty(fitter.why_not_fitted(fitting if judged else ()))
-    calibration = await fitter.add_distribution(weighted, judged, 1.0 if log or stored else SYNTHETIC_RATE)
+    calibration = await fitter.add_distribution(weighted, judged, 1.0 if log or stored else SYNTHETIC_RATE_FACTOR)
     of_them = f", {len(stored)} of them from the documents" if stored else ""
     source = f"{len(logged)} questions of a query log" if log else f"{len(synthetic)} synthetic questions{of_them}"
     scores = await fitter.probe_scores(calibration, [p for p in probes if p.source not in fitted_on])
