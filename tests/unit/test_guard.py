@@ -13,6 +13,7 @@ from casemate.backends.indexes.sqlite import SqliteIndex
 from casemate.errors import BackendError, DataError, QueryError
 from casemate.guard.defenses.mirabel import Mirabel
 from casemate.guard.guard import Guard
+from casemate.guard.turn import turn
 from casemate.protocols import Defense
 from casemate.rag.pipeline import Rag, join_stream
 from casemate.types import UNKNOWN, Action, Document, Outcome, Query, Verdict
@@ -159,6 +160,26 @@ def test_failing_defense_withholds_the_context_by_default(make, stage, caplog):
     assert answer.text == {"sync": "", "on_retrieve": "", "on_answer": UNKNOWN}[stage]
     assert [(v.action, v.evidence) for v in answer.verdicts] == [(Action.WITHHOLD, {"error": "RuntimeError"})]
     assert "secret text" not in caplog.text + json.dumps([e.body for e in store.events])
+
+
+@pytest.mark.parametrize("first", ["amber", "heron"])
+def test_a_withheld_question_refuses_the_turn_whichever_query_is_first(make, first):
+    class FailsOnce(Defense):
+        """Fails when it judges for the first time."""
+
+        failed = False
+
+        async def on_retrieve(self, query, retrieval):
+            if not self.failed:
+                self.failed = True
+                raise RuntimeError
+            return Outcome(retrieval)
+
+    guard = make([FailsOnce()], documents(40))
+    with turn("amber"):
+        shown = [asyncio.run(guard.retrieve(Query(text)))[0].hits for text in (first, "birch")]
+    assert shown == [(), ()]
+    assert asyncio.run(guard.retrieve(Query("birch")))[0].hits
 
 
 @pytest.mark.parametrize("stage", ["sync", "on_retrieve", "on_answer"])

@@ -20,7 +20,7 @@ from typing import Literal, TypeAlias
 
 from casemate.errors import CasemateError, ConfigError
 from casemate.guard.audience import AudiencePolicy
-from casemate.guard.turn import current_turn
+from casemate.guard.turn import Turn, current_turn
 from casemate.guard.verdict_log import append
 from casemate.protocols import Defense, Embedder, EventStore, Generator, Index, Progress, Withheld
 from casemate.rag.pipeline import GROWTH, Rag, closing_stream, join_stream, require_tenant
@@ -177,7 +177,7 @@ class Guard:
         await self.judge_turn(query)
         found = await self._retrieve(query)
         if (current := current_turn()) is not None and query.text == current.question:
-            current.mark_judged(self.index, query.tenant, query.client)
+            self._mark_judged(current, query, found[1])
         return found
 
     async def judge_turn(self, query: Query) -> None:
@@ -191,9 +191,12 @@ class Guard:
             return
         if not current.is_judged(self.index, query.tenant, query.client):
             _, verdicts = await self._retrieve(replace(query, text=current.question, id=current.id))
-            if self.enforce and any(v.action is Action.WITHHOLD for v in verdicts):
-                current.refused = True
-            current.mark_judged(self.index, query.tenant, query.client)
+            self._mark_judged(current, query, verdicts)
+
+    def _mark_judged(self, current: Turn, query: Query, verdicts: Sequence[Verdict]) -> None:
+        if self.enforce and any(v.action is Action.WITHHOLD for v in verdicts):
+            current.refused = True
+        current.mark_judged(self.index, query.tenant, query.client)
 
     async def _retrieve(self, query: Query) -> tuple[Retrieval, tuple[Verdict, ...]]:
         failed: dict[str, Exception] = {}
