@@ -1,9 +1,9 @@
 """The turn: a user's question, with every query that a rewriter, a hybrid search or an agent asks to answer it.
 
-A rewritten question may retrieve a document that the guard withholds for the question itself, and one search of a
-hybrid retrieval may return what another withholds. So within a ``turn`` every guard judges the user's question first,
-and a document that is withheld for one query stays withheld for all others, in every index. Documents are recognized
-by source within an index, and by text across indexes.
+A rewritten question may retrieve a document that the guard withholds for the question itself. One leg of a hybrid
+search may return what another withholds. So within a ``turn`` every guard judges the user's question first. A document
+that is withheld for one query stays withheld for all others, in every index. Documents are recognized by source within
+an index, and by text across indexes.
 
     with turn("Who is the patient of room 4?") as current:
         found = [document for query in rewritten for document in store.similarity_search(query)]

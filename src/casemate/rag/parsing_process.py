@@ -81,7 +81,7 @@ class ParsingProcess:
             finally:
                 watch.cancel()
             if reply is None:
-                raise DataError(self._death(seconds))
+                raise DataError(self._exit_reason(seconds))
         if "problem" in reply:
             raise DataError(reply["problem"])
         return reply["title"], reply["text"]
@@ -119,7 +119,7 @@ class ParsingProcess:
         process.kill()
         return process.wait()
 
-    def _death(self, seconds: float) -> str:
+    def _exit_reason(self, seconds: float) -> str:
         code = self._stop()
         if code in {-getattr(signal, name, 0) for name in ("SIGPROF", "SIGKILL")}:
             return f"not parsed within {seconds:g} seconds; {_REMEDY}"
@@ -162,7 +162,7 @@ def _answer(kind: str, raw: bytes) -> dict[str, Any]:
 
 
 def serve(source: BinaryIO, sink: BinaryIO) -> None:
-    """Answers files until the source ends."""
+    """Parses files until the source ends."""
     while (header := _receive(source)) is not None and (raw := _receive(source)) is not None:
         asked = json.loads(header)
         if hasattr(signal, "setitimer"):  # its signal ends the process
