@@ -74,13 +74,6 @@ def test_attainable_rate_has_a_finite_threshold(benign, rate):
         assert made.attainable_rate(rate) == rate
 
 
-@given(st.lists(scores, min_size=1, max_size=150), st.floats(0.001, 0.999))
-def test_a_rate_factor_loses_no_attainable_rate(benign, rate):
-    made = replace(MADE, benign=tuple(benign), rate_factor=0.25)
-    whole, quarter = (stats.conformal_threshold(benign, r) for r in (rate, rate / 4))
-    assert made.threshold(rate) == (quarter if math.isfinite(quarter) or math.isinf(whole) else max(benign))
-
-
 @pytest.mark.parametrize("rate", [0.002, 0.01, 0.3])
 def test_no_rate_is_attainable_without_benign_scores(rate):
     none = replace(MADE, benign=())

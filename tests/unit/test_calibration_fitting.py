@@ -21,7 +21,6 @@ from casemate.guard.calibration.fitting import (
     QUESTIONS_PER_ATTACK,
     RATES,
     REWORDED,
-    SYNTHETIC_RATE_FACTOR,
     CalibrationSettings,
     calibrate,
     reworded,
@@ -100,9 +99,9 @@ def spied(monkeypatch):
         seen["weights"], seen["fitted"] = [q.text for q in harmless], {p.source for p in probes}
         return real_fit(work, harmless, probes)
 
-    def law(work, blank, judged, rate_factor):
+    def law(work, blank, judged):
         seen["law"] = [q.text for q in judged]
-        return real_law(work, blank, judged, rate_factor)
+        return real_law(work, blank, judged)
 
     def probe_scores(work, ready, probes):
         seen["recall"] = {p.source for p in probes}
@@ -238,12 +237,6 @@ def test_questions_in_documents_are_taken_as_harmless(system, spied):
     assert sum(flagged(question) for question, _ in parts) <= 3
     assert sum(flagged(answer) for _, answer in parts) >= 48
     assert sum(flagged(f"{question} {answer}") for question, answer in parts) >= 48
-
-
-def test_rates_are_a_quarter_on_generated_questions_only(system):
-    assert fit(system(corpus(60))).rate_factor == SYNTHETIC_RATE_FACTOR == 0.25
-    assert fit(system(corpus(60)), log=asked(40)).rate_factor == 1
-    assert fit(system(posts(60))).rate_factor == 1
 
 
 def test_a_log_replaces_the_questions_in_documents(system):

@@ -217,8 +217,7 @@ def test_a_framework_integration_calibrates_and_enforces_it():
     from casemate.integrations.langchain import guarded
     from tests.unit.test_integrations_langchain import filled, ids, text_of
 
-    defense = {"use": "top_similarity", "significance": 0.4}  # .1 among generated questions
-    settings = {"guard": {"defenses": [defense]}, "calibrate": {"questions": 60, "documents": 24}}
+    settings = {"guard": {"defenses": ["top_similarity"]}, "calibrate": {"questions": 60, "documents": 24}}
     store = guarded(filled(), config=settings, fit=False)
     try:
         assert store.similarity_search(text_of("d4"), k=3) == []  # fails closed until it is calibrated

@@ -40,8 +40,6 @@ class Calibration:
         salt: Key of the jitter. As secret as the index.
         at: Time of calibration, ISO 8601.
         labels: Labels of the questions that the documents contain; see ``text.stored_questions``.
-        rate_factor: Factor of false-alarm rates, in (0, 1]. Below 1 if the benign queries were generated: users ask
-            closer to single documents than these.
         notes: Further figures for reports: seed, counts, recall of each attack.
     """
 
@@ -59,7 +57,6 @@ class Calibration:
     salt: str = field(default="", repr=False)
     at: str = ""
     labels: tuple[str, ...] = ()
-    rate_factor: float = 1.0
     notes: Mapping[str, Any] = field(default_factory=dict)
 
     # Computed some ten times per request: for so few numbers, lists take a twentieth of numpy's time.
@@ -79,19 +76,12 @@ class Calibration:
     def threshold(self, rate: float) -> float:
         """Threshold that at most a share ``rate`` of benign queries exceeds (``stats.conformal_threshold``)."""
         if rate not in self._thresholds:
-            self._thresholds[rate] = stats.conformal_threshold(self._sorted, self.rate_among_benign(rate))
+            self._thresholds[rate] = stats.conformal_threshold(self._sorted, rate)
         return self._thresholds[rate]
 
     @cached_property
     def _thresholds(self) -> dict[float, float]:
         return {}
-
-    def rate_among_benign(self, rate: float) -> float:
-        """The rate among queries like ``benign`` that stands for ``rate`` among users.
-
-        It is ``rate`` times ``rate_factor``, but at least 1 / (N + 1) if ``rate`` is: no attainable rate is lost.
-        """
-        return max(rate * self.rate_factor, min(rate, 1 / (len(self.benign) + 1)))
 
     def attainable_rate(self, rate: float) -> float:
         """The false-alarm rate that applies: ``rate``, but at least 1 / (N + 1), which N benign queries can guarantee.

@@ -82,7 +82,6 @@ def recalibrated(calibration: Calibration, scores: Sequence[float], significance
         calibration,
         benign=tuple(sorted(scores)),
         source=f"{len(scores)} questions recorded in observe mode",
-        rate_factor=1.0,
     )
     notes = {name: value for name, value in calibration.notes.items() if name not in ("log", "recall")}
     notes |= {"judged": len(scores), "recorded_at": datetime.now(UTC).isoformat(timespec="seconds")}

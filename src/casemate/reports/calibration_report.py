@@ -182,7 +182,7 @@ def _choice(view: CalibrationView, rate: float) -> dict[str, Any]:
         "rate": rate,
         "needed": None if available else min_questions(rate),
         "stopped": [view.weakest(rate, by) for by in ("question", "document")],
-        "likely": _likely(view.calibration.rate_among_benign(rate), view.n) if available else None,
+        "likely": _likely(rate, view.n) if available else None,
         "threshold": threshold,
     }
 

@@ -98,7 +98,6 @@ def _require_valid(path: Path, tenant: str, c: Calibration) -> None:
         and 0 <= c.documents < 1 << 60
         and c.k > 0
         and c.jitter >= 0
-        and 0 < c.rate_factor <= 1
         and not math.isnan(c.doubt)
         and bool(c.benign) == any(c.weights)
         and (not c.jitter or (bool(c.salt) and c.salt.isascii()))

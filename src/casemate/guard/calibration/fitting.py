@@ -44,9 +44,6 @@ SYNTHETIC_QUESTIONS = 800
 STORED_SHARE = 0.75
 """Share of the synthetic questions that are taken from documents, where these contain users' questions. The rate of
 false alarms among users who ask such questions alone is then at most 1 / ``STORED_SHARE`` of the significance."""
-SYNTHETIC_RATE_FACTOR = 0.25
-"""Factor of false-alarm rates on generated questions. Real ones that were written with a document in view share more
-phrases with it (``benchmarks/defaults.py``). With a log, recorded scores or questions of the documents it is 1."""
 QUESTIONS_PER_ATTACK = 4
 """Maximum number of questions of one attack about one document."""
 REWORDED = "reworded"
@@ -147,7 +144,7 @@ async def calibrate(
     judged = await fitter.retrieve([("", "", text) for text in to_judge])
     if weighted is None or not judged:
         return fitter.empty(fitter.why_not_fitted(fitting if judged else ()))
-    calibration = await fitter.add_distribution(weighted, judged, 1.0 if log or stored else SYNTHETIC_RATE_FACTOR)
+    calibration = await fitter.add_distribution(weighted, judged)
     of_them = f", {len(stored)} of them from the documents" if stored else ""
     source = f"{len(logged)} questions of a query log" if log else f"{len(synthetic)} synthetic questions{of_them}"
     scores = await fitter.probe_scores(calibration, [p for p in probes if p.source not in fitted_on])
@@ -303,15 +300,13 @@ class _Fitter:
         features = {s: extractor.extract(s, found, order[:i]) for i, s in enumerate(order)}
         return {s: f for s, f in features.items() if f is not None}
 
-    async def add_distribution(
-        self, weighted: Calibration, judged: Sequence[_RetrievedQuestion], rate_factor: float
-    ) -> Calibration:
+    async def add_distribution(self, weighted: Calibration, judged: Sequence[_RetrievedQuestion]) -> Calibration:
         """Adds the scores of harmless questions, with jitter per document as the guard draws it."""
         plain = [max((await self._scores(weighted, q)).values()) for q in judged]
         doubting = replace(weighted, doubt=float(np.quantile(plain, DOUBT)), jitter=JITTER * float(np.std(plain)))
         full = [list((await self._scores(doubting, q)).values()) for q in judged]
         benign = [float(np.max(scores + doubting.jitter * self.rng.random(len(scores)))) for scores in full]
-        return replace(doubting, benign=tuple(sorted(benign)), rate_factor=rate_factor)
+        return replace(doubting, benign=tuple(sorted(benign)))
 
     async def _scores(self, calibration: Calibration, question: _RetrievedQuestion) -> Mapping[str, float]:
         query = Query(question.text, tenant=self.settings.tenant, k=self.settings.k)
