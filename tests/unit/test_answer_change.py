@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from casemate.backends.indexes.sqlite import SqliteIndex
-from casemate.monitor.poisoning.answer_change import AnswerCheck, specific_lifts
+from casemate.guard.defenses.quorum.keywords import AskedQuestion
+from casemate.monitor.poisoning.answer_change import AnswerCheck, answer_keywords, specific_lifts
 from casemate.protocols import Generator
 from casemate.types import UNKNOWN, Document
 
@@ -125,3 +126,12 @@ def test_the_check_works_inside_an_event_loop(index):
         return check(index, "The north bridge was built by Caspar Holm in 1931.")
 
     assert asyncio.run(inside()) == check(index, "The north bridge was built by Caspar Holm in 1931.")
+
+
+def test_a_long_sentence_is_searched_once_for_the_expected_type(monkeypatch):
+    searched = []
+    expects = AskedQuestion.expects
+    monkeypatch.setattr(AskedQuestion, "expects", lambda self, text: searched.append(text) or expects(self, text))
+    asked = AskedQuestion.of("Who built the amber ferry?")
+    assert "zed quellbach" in answer_keywords(asked, "the amber ferry was built by Zed Quellbach and " * 50)
+    assert len(searched) == 1

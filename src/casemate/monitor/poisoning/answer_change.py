@@ -156,9 +156,9 @@ def answer_keywords(question: AskedQuestion, answer: str) -> frozenset[str]:
     >>> sorted(answer_keywords(asked, "The north bridge was built by Ottilie Brandt in 1931."))
     ['ottilie brandt']
     """
-    found = read_text(answer)
-    new = [(t, s) for s in found for t in s.tokens if not question.repeats(t) and not question.contains(t.lemma)]
-    typed = {t.lemma for t, s in new if not question.expects(s.text).isdisjoint(w.lower() for w in t.written.split())}
+    read = [(question.expects(s.text), s) for s in read_text(answer)]  # once per sentence: one may be a whole document
+    new = [(t, e) for e, s in read for t in s.tokens if not question.repeats(t) and not question.contains(t.lemma)]
+    typed = {t.lemma for t, expected in new if not expected.isdisjoint(w.lower() for w in t.written.split())}
     named = {t.lemma for t, _ in new if t.named}
     return frozenset(typed or named or {t.lemma for t, _ in new})
 
