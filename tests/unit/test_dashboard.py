@@ -852,6 +852,15 @@ class TestExploring:
             assert re.findall(r'id="v-verdict-(\d)"', visitor.get("/verdicts?document=D3").text) == ["3"]
             assert re.findall(r'id="v-verdict-(\d)"', visitor.get("/verdicts?search=closeness").text) == ["3"]
 
+    def test_answers_of_the_responses_api_are_in_the_chart_of_durations(self, tmp_path):
+        app = make(tmp_path)
+        headers = {"Authorization": f"Bearer {key(app)}"}
+        with visiting(app) as visitor:
+            body = {"model": "casemate", "input": "apple river stone"}
+            assert visitor.http.post("/v1/responses", json=body, headers=headers).status_code == 200
+            _until(lambda: "1 request" in visitor.get("/requests").text)
+            assert 'class="key p50"' in visitor.get("/").text
+
     def test_requests_are_recorded_with_durations_and_listed_slowest_first(self, tmp_path):
         app = make(tmp_path, defenses=[HideNamed()])
         asking = key(app, name="front desk", trust_user=True)

@@ -19,7 +19,8 @@ from casemate.reports.format import duration, plural, utc_time
 from casemate.reports.svg import ChartLink, FramedChart, latency_lines
 
 QUANTILES = (0.5, 0.95, 0.99)
-CHAT = "/v1/chat/completions"
+ANSWERS = ("/v1/chat/completions", "/v1/responses")
+"""Routes that answer questions."""
 STAGE_ORDER = {"embed": 0, "search": 1, "generate": 3}
 """Stages in order of execution; the defenses run as number 2."""
 STATUSES = (("", "all"), ("ok", "answered"), ("failed", "failed"))
@@ -79,10 +80,12 @@ def _latencies(request: PageRequest, finished: Sequence[RequestRecord]) -> Itera
 
 
 def latency_chart(request: PageRequest, finished: Sequence[RequestRecord]) -> FramedChart | None:
-    """Percentiles of answered chat requests over time; None if there are none."""
-    answered = [r for r in finished if r.route == CHAT and r.status < 400]
+    """Percentiles of answered questions over time; None if there are none."""
+    answered = [r for r in finished if r.route in ANSWERS and r.status < 400]
     if not answered:
         return None
+    routes = {r.route for r in answered}
+    route = routes.pop() if len(routes) == 1 else ""
     bins = request.time.bins
     found = by_bin(bins, [r.at for r in answered])
     quantiles = [percentiles([answered[i].seconds for i in own]) if own else None for own in found]
@@ -90,13 +93,13 @@ def latency_chart(request: PageRequest, finished: Sequence[RequestRecord]) -> Fr
         ChartLink(
             b.start,
             b.end,
-            request.url("requests", route=CHAT, sort="-seconds", **b.parameters),
+            request.url("requests", route=route, sort="-seconds", **b.parameters),
             f"{utc_time(b.start, seconds=False)}: " + _said(q, len(own)),
         )
         for b, q, own in zip(bins, quantiles, found, strict=True)
     ]
     whole = percentiles([r.seconds for r in answered])
-    return latency_lines(quantiles, links, f"Durations of chat requests over time. In the range: {_said(whole)}")
+    return latency_lines(quantiles, links, f"Durations of answered questions over time. In the range: {_said(whole)}")
 
 
 def _said(quantiles: tuple[float, float, float] | None, count: int = 0) -> str:
