@@ -330,7 +330,8 @@ def test_the_commands_serve_and_key_work(tmp_path):
     serve = command("serve", "--port", "0")
     with subprocess.Popen(serve, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=environment) as running:
         try:
-            url = re.search(r"serving at (\S+)/v1", running.stderr.readline())[1]
+            told = itertools.takewhile(bool, iter(running.stderr.readline, None))  # first that the index is empty
+            url = next(found[1] for line in told if (found := re.search(r"serving at (\S+)/v1", line)))
             headers = {"Authorization": f"Bearer {made['secret']}"}
             text = "The lighthouse keeper is called Mira. She lights the lamp at dusk."
             sent = {"documents": [{"source": "light.md", "text": text}]}

@@ -46,7 +46,7 @@ SENTENCES, KEYWORDS = 2, 8
 """Sentences and keywords of one unit, as in ``Quorum``."""
 SUPPORTED_SHARE = 0.5
 """Share of the new answer's keywords that one other unit must state to support it."""
-_CITATIONS = re.compile(r"\s*\[\d+\]|\nSources: .*", re.DOTALL)
+_CITATIONS = re.compile(r"(?<!\s)\s*\[\d+\]|\nSources: .*", re.DOTALL)
 
 
 class AnswerChange(NamedTuple):
