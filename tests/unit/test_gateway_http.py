@@ -317,10 +317,41 @@ def test_routes_of_openai_that_are_not_supported_are_refused_in_its_shape(tmp_pa
 def test_unknown_addresses_and_methods_are_refused_in_openai_s_shape(tmp_path):
     app = make(tmp_path)
     with client(app, key(app)) as http:
-        for method, path, status in (("GET", "/v1/nothing", 404), ("PUT", "/v1/models", 405), ("GET", "/", 404)):
+        for method, path, status in (("GET", "/v1/nothing", 404), ("PUT", "/v1/models", 405), ("POST", "/", 405)):
             answer = http.request(method, path)
             assert answer.status_code == status
             assert answer.json()["error"]["message"]
+
+
+def test_the_root_names_addresses_that_answer_and_nothing_of_the_gateway(tmp_path):
+    app = make(tmp_path)
+    with client(app, "") as http:
+        answer = http.get("/")
+        assert (answer.status_code, http.head("/").status_code, http.head("/").content) == (200, 200, b"")
+        assert answer.json() == {
+            "api": "/v1",
+            "schema": "/openapi.json",
+            "dashboard": "/dashboard/",
+            "health": "/healthz",
+        }
+        for name, path in answer.json().items():
+            found = http.get(f"{path}/models" if name == "api" else path, follow_redirects=True)
+            assert found.status_code == (401 if name == "api" else 200), name
+
+
+@pytest.mark.parametrize("text", [" ", "a\0b", "x" * 1_000_000])
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_invalid_question_names_the_field_of_its_route(tmp_path, text, stream):
+    app = make(tmp_path)
+    bodies = {
+        "chat/completions": ("messages", {**chat(text), "stream": stream}),
+        "responses": ("input", {"model": "casemate", "input": text, "stream": stream}),
+        "retrieve": ("question", {"question": text}),
+    }
+    with client(app, key(app, retrieve=True)) as http:
+        for route, (field, body) in bodies.items():
+            answer = http.post(f"/v1/{route}", json=body)
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
 
 
 def test_a_body_that_is_too_large_is_not_read(tmp_path):

@@ -16,12 +16,14 @@ from casemate.gateway.admission import AdmissionMiddleware
 from casemate.gateway.api import chat, documents, operation, retrieve
 from casemate.gateway.dashboard.page import ROOT
 from casemate.gateway.dashboard.site import make_dashboard
-from casemate.gateway.errors import to_api_error
+from casemate.gateway.errors import JsonResponse, to_api_error
 from casemate.gateway.state import Gateway
 from casemate.system import App
 
 BEARER = Depends(HTTPBearer(auto_error=False, description="An API key from `casemate key create`."))
 """Documents the authentication in the OpenAPI schema; ``AdmissionMiddleware`` enforces it."""
+ADDRESSES = {"api": "/v1", "schema": "/openapi.json", "dashboard": f"{ROOT}/", "health": "/healthz"}
+"""Answer to ``GET /``, which needs no key: it tells nothing about this gateway."""
 
 
 def make_app(app: App) -> FastAPI:
@@ -41,6 +43,7 @@ def make_app(app: App) -> FastAPI:
         api.add_exception_handler(kind, _error_response)
     for routes in (chat, retrieve, documents, operation):
         api.include_router(routes.router)
+    api.add_route("/", lambda _: JsonResponse(ADDRESSES), include_in_schema=False)
     api.add_route(ROOT, lambda _: RedirectResponse(f"{ROOT}/"), include_in_schema=False)
     api.mount(ROOT, make_dashboard(gateway))
     api.add_middleware(AdmissionMiddleware, gateway=gateway)

@@ -136,7 +136,7 @@ def to_api_error(error: Exception) -> ApiError:
     if isinstance(error, HTTPException):
         return ApiError(error.status_code, _phrase(error.status_code), headers=error.headers)
     if isinstance(error, QueryError):
-        return ApiError(400, str(error), "invalid_value", "messages")
+        return ApiError(400, str(error), "invalid_value")
     if isinstance(error, CasemateError):
         headers = {"Retry-After": str(RETRY_S)}
         return ApiError(503, "The service is temporarily unavailable.", "service_unavailable", headers=headers)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from fastapi import Request
 
+from casemate.errors import QueryError
 from casemate.gateway.auth.keys import ApiKey, query_of
 from casemate.gateway.errors import ApiError, forbidden, invalid_key
 from casemate.gateway.state import Gateway, get_context
+from casemate.rag.pipeline import require_answerable
 from casemate.types import Query
 
 MAX_USER = 100
@@ -35,11 +37,28 @@ def require_role(request: Request, *roles: str) -> ApiKey:
     return key
 
 
-def make_query(request: Request, key: ApiKey, question: str, user: str | None, k: int) -> Query:
-    """Builds the query of a request."""
+def make_query(request: Request, key: ApiKey, question: str, field: str, user: str | None, k: int) -> Query:
+    """Builds the query of a request.
+
+    Args:
+        request: The request.
+        key: Its key.
+        question: The question.
+        field: The field of the body that contains it.
+        user: The field ``user``.
+        k: Number of documents.
+
+    Raises:
+        ApiError: If the question or the user is invalid.
+    """
     context = get_context(request.scope)
     context.client = _client(key, user)
-    return query_of(key, question, context.client, k, context.id)
+    query = query_of(key, question, context.client, k, context.id)
+    try:
+        require_answerable(query)
+    except QueryError as error:
+        raise ApiError(400, str(error), "invalid_value", field) from None
+    return query
 
 
 def _client(key: ApiKey, user: str | None) -> str:

@@ -46,7 +46,7 @@ async def _answer(
     gateway, key = gateway_of(request), require_role(request, "client", "admin")
     _require_model(gateway, body.model)
     body.require_supported()
-    query = make_query(request, key, body.question, body.user, gateway.app.config.rag.k)
+    query = make_query(request, key, body.question, body.question_field, body.user, gateway.app.config.rag.k)
     completion = shape(query.id, gateway.section.model, body.tokens)
     timeout_s, usage = gateway.section.timeout_s, gateway.usage_meter(key)
     if body.stream:

@@ -61,9 +61,11 @@ class RequestBody(RequestModel):
     Attributes:
         neutral: Fields that would change what an answer is, with the values that do not. Other fields that a subclass
             does not name control how a model writes, which is the operator's decision: they are ignored.
+        question_field: The field that contains the question.
     """
 
     neutral: ClassVar[Mapping[str, tuple[Any, ...]]]
+    question_field: ClassVar[str]
 
     def require_supported(self) -> None:
         """Refuses fields that would change what an answer is.
@@ -108,6 +110,7 @@ class ChatRequest(RequestBody):
     """Body of ``POST /v1/chat/completions``."""
 
     neutral = NEUTRAL_VALUES
+    question_field = "messages"
     model: Text
     messages: list[Message] = Field(min_length=1, max_length=2000)
     stream: bool | None = None
@@ -121,7 +124,7 @@ class ChatRequest(RequestBody):
         Raises:
             ApiError: If there is no user message.
         """
-        return question_of(((m.role, m.text) for m in self.messages), "messages")
+        return question_of(((m.role, m.text) for m in self.messages), self.question_field)
 
     @property
     def tokens(self) -> int:

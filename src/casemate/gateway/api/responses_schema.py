@@ -52,6 +52,7 @@ class ResponsesRequest(RequestBody):
     """Body of ``POST /v1/responses``. ``instructions`` are ignored, as system messages are."""
 
     neutral = NEUTRAL_VALUES
+    question_field = "input"
     model: Text
     input: Text | Annotated[list[InputMessage], Field(min_length=1, max_length=2000)]
     stream: bool | None = None
@@ -66,7 +67,7 @@ class ResponsesRequest(RequestBody):
         """
         if isinstance(self.input, str):
             return self.input
-        return question_of(((m.role, m.text) for m in self.input), "input")
+        return question_of(((m.role, m.text) for m in self.input), self.question_field)
 
     @property
     def tokens(self) -> int:

@@ -40,7 +40,7 @@ async def retrieve(body: RetrieveRequest, request: Request) -> Response:
     limit = gateway.app.config.rag.k
     if body.k is not None and body.k > limit and not admin:
         raise ApiError(400, f"k: at most {limit} documents are read for an answer", "invalid_value", "k")
-    query = make_query(request, key, body.question, body.user, body.k or limit)
+    query = make_query(request, key, body.question, "question", body.user, body.k or limit)
     found = await run_while_connected(request.receive, _retrieve(gateway, query), gateway.section.timeout_s)
     tokens = count_tokens(body.question) + sum(count_tokens(hit.document.content) for hit in found.hits)
     await gateway.usage_meter(key).charge_and_write(tokens, last=True)
