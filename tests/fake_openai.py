@@ -43,6 +43,8 @@ class Received:
 class FakeOpenAI:
     """The server. ``script`` has one behavior per request; the default is "ok".
 
+    ``GET /v1/models`` lists `models`.
+
     The behavior "say:" with a text answers with that text, and "answer" with that of `answer` to the question.
     """
 
@@ -50,6 +52,7 @@ class FakeOpenAI:
     always: str = "ok"
     answer: Callable[[str], str] = str
     retry_after: str = "0.01"
+    models: Sequence[str] = ()
     received: list[Received] = field(default_factory=list)
     disconnected: threading.Event = field(default_factory=threading.Event)
     closing: threading.Event = field(default_factory=threading.Event)
@@ -96,6 +99,15 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_: Any) -> None:
         """Logs nothing."""
+
+    def do_GET(self) -> None:
+        fake = self.server.fake
+        fake.received.append(Received(self.path, {k.lower(): v for k, v in self.headers.items()}, {}))
+        if fake.always in FAULTS:
+            self._fault(fake.always, {})
+        else:
+            listed = {"object": "list", "data": [{"id": name, "object": "model"} for name in fake.models]}
+            self._send(200, json.dumps(listed).encode(), "application/json")
 
     def do_POST(self) -> None:
         fake = self.server.fake

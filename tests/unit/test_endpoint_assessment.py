@@ -83,6 +83,28 @@ def test_an_openai_compatible_system_is_attacked_within_the_limit(attempt, folde
     assert "<script" not in page
 
 
+def test_the_only_model_that_a_system_lists_is_taken(attempt, monkeypatch):
+    monkeypatch.setenv(KEY, "sk-1")
+    models = ["text-embedding-3", "wiki-rag"]
+    with FakeOpenAI(always="answer", answer=external_system.bare, models=models) as server:
+        code, said, found = attempt("--endpoint", server.url, "--json", "--queries", "40")
+    assert code in (0, 3) and "model: wiki-rag, the only one that 127.0.0.1" in said
+    listed, *asked = server.received
+    assert (listed.path, listed.headers["authorization"]) == ("/v1/models", "Bearer sk-1")
+    assert {request.body["model"] for request in asked} == {"wiki-rag"}
+    assert found["requests"] == len(asked) <= 40
+
+
+@pytest.mark.parametrize(
+    ("models", "message"), [(["a", "b"], "lists several models: a, b"), ([], "lists no model that writes answers")]
+)
+def test_no_model_or_several_are_an_error_with_the_choices(attempt, models, message):
+    with FakeOpenAI(models=models) as server:
+        code, said, _ = attempt("--endpoint", server.url)
+    assert code == 2 and len(server.received) == 1
+    assert message in said and "name the model with --model" in " ".join(said.split())
+
+
 def test_a_plain_http_system_and_the_baseline_of_recombined_texts(attempt):
     with serving() as server:
         code, said, found = attempt("--endpoint", server.url, "--json", "--queries", "60")
@@ -113,10 +135,11 @@ def test_a_system_that_is_down_is_an_error_in_one_line(attempt):
     assert "Traceback" not in said
 
 
-def test_a_rejected_key_names_the_variable_and_not_the_key(attempt, monkeypatch):
+@pytest.mark.parametrize("model", [("--model", "m"), ()])
+def test_a_rejected_key_names_the_variable_and_not_the_key(attempt, monkeypatch, model):
     monkeypatch.setenv(KEY, "sk-very-secret")
     with FakeOpenAI(always="401") as server:
-        code, said, _ = attempt("--endpoint", server.url, "--model", "m")
+        code, said, _ = attempt("--endpoint", server.url, *model)
     assert code == 2
     assert f"environment variable {KEY}" in said
     assert "sk-very-secret" not in said
@@ -161,7 +184,7 @@ def test_a_system_that_answers_anything_is_doubtful(attempt):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--endpoint", "http://127.0.0.1:9/v1"], "name its model with --model"),
+        (["--endpoint", "http://127.0.0.1:9/v1"], "name the model with --model"),
         (["--endpoint", "https://rag.example/ask"], "pass --own"),
         (["--endpoint", "nowhere"], "unknown target 'nowhere'"),
         (["--model", "m"], "belong to --endpoint"),

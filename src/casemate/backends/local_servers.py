@@ -72,14 +72,15 @@ def _models(port: int, timeout_s: float) -> tuple[str, ...]:
         connection.request("GET", "/v1/models", headers={"Accept": "application/json"})
         response = connection.getresponse()
         body = response.read(MAX_BYTES) if response.status == http.HTTPStatus.OK else b""
-        return _names(json.loads(body))
+        return chat_models(json.loads(body))
     except (OSError, http.client.HTTPException, ValueError, RecursionError):
         return ()
     finally:
         connection.close()
 
 
-def _names(answer: Any) -> tuple[str, ...]:
+def chat_models(answer: Any) -> tuple[str, ...]:
+    """The names in the answer to ``GET /v1/models`` of models that may write answers."""
     rows = answer.get("data") if isinstance(answer, dict) else None
     names = [row.get("id") for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
     return tuple(n for n in names if isinstance(n, str) and _MODEL.fullmatch(n) and not _NO_CHAT.search(n))

@@ -16,6 +16,7 @@ import typer
 from rich.console import Console
 
 from casemate import config as configuration
+from casemate.backends.targets.openai_endpoint import only_model
 from casemate.cli.console import (
     ERROR,
     INCOMPLETE,
@@ -44,7 +45,7 @@ from casemate.demo.assessment_report import (
 )
 from casemate.demo.endpoint import MIN_QUERIES, QUERIES, EndpointAssessment, plan_endpoint, try_endpoint
 from casemate.demo.endpoint_report import endpoint_headlines, endpoint_json, endpoint_scope, write_endpoint
-from casemate.errors import BackendError, ConfigError
+from casemate.errors import BackendError, CasemateError, ConfigError
 from casemate.redteam.campaigns.external_targets import override_targets
 from casemate.runtime.file_lock import exclusive_lock
 from casemate.runtime.http_client import host_of
@@ -70,7 +71,8 @@ Queries = Annotated[
     int, typer.Option(min=MIN_QUERIES, help="With --endpoint: largest number of requests, retries included.")
 ]
 Model = Annotated[
-    str, typer.Option(help="With --endpoint: model of an OpenAI-compatible address; without it: plain HTTP.")
+    str,
+    typer.Option(help="With --endpoint: model of an OpenAI-compatible address; default: the only one that it lists."),
 ]
 Body = Annotated[str, typer.Option(help="With plain HTTP: request as JSON, with {question} in it.")]
 AnswerPath = Annotated[str, typer.Option("--answer", help="With plain HTTP: JSONPath of the answer's text.")]
@@ -118,6 +120,7 @@ def try_documents(
         raise ConfigError("give the documents that the system contains: --documents FOLDER")
     target = parse_endpoint(endpoint, EndpointOptions(model, body, answer, key_env), config)
     _confirm(target, own)
+    target = _with_model(target, key_env)
     _try_endpoint(target, at, nonmembers, queries, question or (), output, key_env, as_json)
 
 
@@ -148,13 +151,8 @@ def _try_endpoint(
         with show_progress("reading the documents", None):
             plan = plan_endpoint(target, documents, nonmembers, queries, questions, work)
         say.print(shown(plan.describe()), soft_wrap=True)
-        try:
+        with _key_explained(key_env):
             result = asyncio.run(try_endpoint(plan, show_progress))
-        except BackendError as error:
-            if "HTTP 401" not in str(error) and "HTTP 403" not in str(error):
-                raise
-            why = f"{error}. The key is read from the environment variable {key_env}"
-            raise BackendError(why, backend=error.backend, retryable=False) from error
     page = write_endpoint(result, output)
     if as_json:
         print_json({**endpoint_json(result), "report": str(page)})
@@ -184,7 +182,7 @@ class EndpointOptions(NamedTuple):
     """Options of an endpoint that is given by its address.
 
     Attributes:
-        model: Model of an OpenAI-compatible server; empty: plain HTTP.
+        model: Model of an OpenAI-compatible server; empty: the only one that it lists, if the address ends in /v1.
         body: Request as JSON, with `{question}` in it.
         answer: JSONPath of the answer's text.
         key_env: Name of the environment variable with the API key.
@@ -205,7 +203,7 @@ def parse_endpoint(endpoint: str, options: EndpointOptions, config: Path | None)
         config: The configuration file; None: casemate.yaml here, if any.
 
     Raises:
-        ConfigError: If the name is unknown, or the model of an OpenAI-compatible address is missing.
+        ConfigError: If the name is unknown.
     """
     if not endpoint.startswith(("http://", "https://")):
         settings = configuration.read(config)
@@ -214,16 +212,43 @@ def parse_endpoint(endpoint: str, options: EndpointOptions, config: Path | None)
     address, _, named = endpoint.partition("#")
     key, model = os.environ.get(options.key_env, ""), options.model or named
     base = address.rstrip("/").removesuffix("/chat/completions")
-    if model:
+    if model or base.endswith("/v1"):
         secret = {"api_key": Secret(key)} if key else {}
         return PluginSpec.model_validate({"use": "openai_endpoint", "base_url": base, "model": model, **secret})
-    if base.endswith("/v1"):
-        raise ConfigError(
-            f"{endpoint} looks OpenAI-compatible: name its model with --model; GET {base}/models lists them"
-        )
     headers = {"headers": {"authorization": Secret(f"Bearer {key}")}} if key else {}
     plain = {"use": "http", "url": address, "body": options.body, "answer": options.answer}
     return PluginSpec.model_validate({**plain, **headers})
+
+
+def _with_model(target: PluginSpec, key_env: str) -> PluginSpec:
+    """The target with the model that its server lists, if none is given.
+
+    Raises:
+        BackendError: If the server does not list its models.
+        ConfigError: If it lists none or several.
+    """
+    options = target.options
+    if target.use != "openai_endpoint" or options.get("model", "") != "":
+        return target
+    try:
+        with _key_explained(key_env):
+            name = asyncio.run(only_model(options["base_url"], options.get("api_key", "")))
+    except CasemateError as error:
+        raise ConfigError(f"{error}; name the model with --model, or a plain HTTP address with its path") from error
+    say.print(f"model: {shown(name)}, the only one that {shown(host_of(options['base_url']))} lists", soft_wrap=True)
+    return PluginSpec.model_validate({"use": target.use, **options, "model": name})
+
+
+@contextmanager
+def _key_explained(key_env: str) -> Iterator[None]:
+    """Adds to an error about the key where it is read from."""
+    try:
+        yield
+    except BackendError as error:
+        if "HTTP 401" not in str(error) and "HTTP 403" not in str(error):
+            raise
+        why = f"{error}. The key is read from the environment variable {key_env}"
+        raise BackendError(why, backend=error.backend, retryable=False) from error
 
 
 def _confirm(target: PluginSpec, own: bool) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from casemate.backends.clients.openai import server_address
+from casemate.backends.local_servers import chat_models
 from casemate.backends.target_answers import partial_answer
 from casemate.errors import BackendError, ConfigError
 from casemate.protocols import Target
@@ -132,6 +133,27 @@ class OpenAIEndpoint(Target):
 
     def _error(self, problem: str, retryable: bool = False, kind: type[BackendError] = BackendError) -> BackendError:
         return self._http.error(self._url, f"model {self.model!r}: {problem}", retryable, kind)
+
+
+async def only_model(base_url: str, api_key: str) -> str:
+    """Returns the name of a server's model, if it lists a single one.
+
+    Args:
+        base_url: Address including /v1.
+        api_key: Empty: none.
+
+    Raises:
+        BackendError: If the server cannot be reached.
+        ConfigError: If it lists none or several.
+    """
+    base, key = server_address(base_url, api_key)
+    url, http = f"{base}/models", HttpClient(NAME, retries=1)
+    response = await http.send("GET", url, {"authorization": Secret(f"Bearer {key}")} if key else {}, None)
+    names = chat_models(http.json(url, response))
+    if len(names) != 1:
+        listed = f"several models: {', '.join(names[:20])}" if names else "no model that writes answers"
+        raise ConfigError(f"{host_of(url)} lists {listed}")
+    return names[0]
 
 
 def _events(data: bytes) -> Iterator[dict[str, Any]]:
