@@ -149,8 +149,17 @@ class TestCommand:
         assert settings() == []
         assert "is enforce" in run("--yes", "--force").stdout
 
+    def test_without_recorded_traffic_yes_alone_is_refused(self, place):
+        record(verdict(1, client="canary-beds-1"))
+        before = (place / "casemate.yaml").read_text()
+        refused = CliRunner().invoke(cli, ["enforce", "--yes"])
+        assert isinstance(refused.exception, ConfigError)
+        assert "no question was recorded" in str(refused.exception) and "add --force" in str(refused.exception)
+        assert (place / "casemate.yaml").read_text() == before and settings() == []
+        assert "is enforce" in run("--yes", "--force").stdout
+
     def test_it_switches_back(self, place):
-        run("--yes")
+        run("--yes", "--force")
         run("--off", "--yes")
         written = configuration.read(place / "casemate.yaml")
         assert (written.guard.mode, written.monitor.gate) == ("observe", True)
@@ -175,7 +184,7 @@ class TestCommand:
 
     def test_a_gate_that_is_off_stays_off(self, place):
         (place / "casemate.yaml").write_text("guard: {mode: observe}\n")
-        run("--yes")
+        run("--yes", "--force")
         assert configuration.read(place / "casemate.yaml").monitor.gate is False
 
     def test_json_is_one_object(self, place):
@@ -186,6 +195,7 @@ class TestCommand:
 
     def test_a_file_that_cannot_be_edited_is_reported(self, place, monkeypatch):
         monkeypatch.setattr(enforcement, "set_values", lambda path, values: "casemate.yaml cannot be written")
+        record(verdict(1))
         assert "cannot be written; write 'mode: enforce'" in run("--yes", code=1).stderr
 
     @pytest.mark.parametrize("words", [["--yes"], ["--off", "--yes"], ["--dry-run"]])

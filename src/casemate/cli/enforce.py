@@ -29,6 +29,10 @@ from casemate.protocols import EventStore
 from casemate.reports.format import percent, plural, sample_rate, utc_time
 
 AUTHOR = "casemate enforce"
+UNSEEN = (
+    "no question was recorded in observe mode in this period, so it is unknown what would be withheld. Serve your "
+    "users in observe mode first, or choose a longer period with --days"
+)
 EXCESSIVE = (
     f"certainly more than {TOLERABLE:.0%} of the questions would be affected (the 95 % interval lies above it): an "
     "attack, or questions unlike those of the calibration. Look at the clients; if they are harmless, run 'casemate "
@@ -42,7 +46,8 @@ def enforce(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the traffic and change nothing.")] = False,
     off: Annotated[bool, typer.Option("--off", help="Switch back to observe mode.")] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="With --yes: switch although many questions are affected.")
+        bool,
+        typer.Option("--force", help="With --yes: switch although many questions are affected, or none is recorded."),
     ] = False,
     config: ConfigFile = None,
     as_json: Json = False,
@@ -61,8 +66,8 @@ def enforce(
         if preview and not as_json:
             _show(preview)
         needed = _needed(settings, path, mode) and not dry_run
-        if needed and yes and preview and preview.excessive and not force:
-            raise ConfigError(f"nothing was changed: {EXCESSIVE}; or add --force")
+        if needed and yes and preview and not force and (why := _objection(preview)):
+            raise ConfigError(f"nothing was changed: {why}; or add --force")
         done = needed and _confirmed(mode, yes, as_json)
         problem = switch(store, path, mode, AUTHOR) if done else ""
     if as_json:
@@ -76,6 +81,11 @@ def enforce(
 
 def _mode(off: bool) -> GuardMode:
     return "observe" if off else "enforce"
+
+
+def _objection(preview: EnforcementPreview) -> str:
+    """Why the recorded traffic does not support the switch; empty if it does."""
+    return EXCESSIVE if preview.excessive else "" if preview.questions else UNSEEN
 
 
 def _preview(store: EventStore, settings: Config, days: float) -> EnforcementPreview:
