@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from casemate.errors import CapabilityError, ConfigError, DataError, QueryError
 from casemate.guard.calibration.closeness import FEATURES
 from casemate.guard.calibration.file import read_calibrations, write_calibration
 from casemate.guard.defenses.mirabel import Mirabel
+from casemate.integrations import protection
 from casemate.integrations.guarded_query import client_context
 from casemate.integrations.langchain import GuardedVectorStore, GuardedVectorStoreRetriever, guarded
 from casemate.maths.moments import CorpusMoments
@@ -530,6 +532,19 @@ def test_a_process_that_died_while_writing_is_noticed(tmp_path, wrap):
 def test_wiring_that_calibrates_warns_of_nothing(caplog):
     guarded(filled(), config=config()).protection.close()
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_a_calibration_tells_its_progress_in_the_log_or_on_stderr(caplog, capsys, monkeypatch):
+    monkeypatch.setattr(protection, "PROGRESS_S", 0.0)
+    with caplog.at_level(logging.INFO, "casemate.integrations"):
+        guarded(filled(), config=config()).protection.close()
+    begun = next(i for i, r in enumerate(caplog.messages) if "calibrating the guard on generated questions" in r)
+    assert re.search(r"calibrating, [\d,]+ questions after \d+ s", "\n".join(caplog.messages[begun:]))
+    assert any("calibrated mirabel on" in r for r in caplog.messages[begun:])
+    assert "calibrating" not in capsys.readouterr().err
+    monkeypatch.setattr(protection.log, "hasHandlers", lambda: False)
+    guarded(filled(), config=config(), path=None).protection.close()
+    assert "calibrating the guard on generated questions" in capsys.readouterr().err
 
 
 def test_from_texts_makes_a_guarded_store_in_memory():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import sys
 import tempfile
 import threading
 import time
@@ -36,6 +37,8 @@ from casemate.system import audience_policy, calibrate_guard
 from casemate.types import DEFAULT_TENANT, Document, Hit, Outcome, Prompt, Query, Retrieval, Vector
 
 log = logging.getLogger("casemate.integrations")
+PROGRESS_S = 10.0
+"""Seconds between two lines of progress."""
 LIMITS = {
     "the answer": "the framework owns the model: Casemate does not see the answer",
     "other paths": "access to the store without this wrapper is not guarded; call sync() after changes elsewhere",
@@ -221,13 +224,22 @@ class Protection:
         """
         if questions and self._questions is not None:
             self._questions = questions
-        began = time.monotonic()
-        log.info("%s: calibrating on harmless questions", self.store.name)
-        found = self.loops.run(lambda: calibrate_guard(self.guard, self.config, questions, DEFAULT_TENANT, progress))
-        for name, calibration in found.items():
-            log.info(
-                "%s: calibrated %s on %s in %.0f s", self.store.name, name, calibration.source, time.monotonic() - began
-            )
+        began = told = time.monotonic()
+        count, name = 0, self.store.name
+
+        def advance(number: int) -> None:
+            nonlocal count, told
+            progress(number)
+            count += number
+            if (now := time.monotonic()) - told >= PROGRESS_S:
+                told = now
+                _tell(f"{name}: calibrating, {count:,} questions after {now - began:.0f} s")
+
+        kind = "your" if questions else "generated"
+        _tell(f"{name}: calibrating the guard on {kind} questions and scripted attacks, often about a minute")
+        found = self.loops.run(lambda: calibrate_guard(self.guard, self.config, questions, DEFAULT_TENANT, advance))
+        for defense, calibration in found.items():
+            _tell(f"{name}: calibrated {defense} on {calibration.source} in {time.monotonic() - began:.0f} s")
 
     def sync(self) -> None:
         """Reads the store again, after it was changed elsewhere. With ``monitor.gate``, new documents are screened."""
@@ -443,6 +455,14 @@ class _BlockedSources(Defense):
         return Outcome(
             replace(retrieval, hits=tuple(h for h in retrieval.hits if h.document.source not in blocked_sources))
         )
+
+
+def _tell(text: str) -> None:
+    """Logs what takes long, at level INFO; prints it to stderr if the application has not configured logging."""
+    if log.hasHandlers():
+        log.info(text)
+    else:
+        print(text, file=sys.stderr, flush=True)
 
 
 def _row_of(row: FrameworkDocument | None, hit: Hit) -> FrameworkDocument:
