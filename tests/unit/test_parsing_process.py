@@ -2,6 +2,7 @@
 
 import gzip
 import os
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -88,6 +89,17 @@ def test_a_process_that_waits_is_killed(parser, monkeypatch):
     with pytest.raises(DataError, match="not parsed within"):
         parser.parse(".html", page("never"))
     monkeypatch.undo()
+    assert parser.parse(".html", page("after")) == ("after", "after")
+
+
+def test_a_process_that_the_system_kills_is_not_called_slow(parser):
+    parser.parse(".html", page("before"))
+    started = parser._process
+    os.kill(started.pid, 19)  # SIGSTOP: it is still waiting when it is killed, as by a kernel that lacks memory
+    killer = threading.Timer(0.3, started.kill)
+    killer.start()
+    with pytest.raises(DataError, match="the system killed the parser, as it does when memory is short"):
+        parser.parse(".html", page("never"))
     assert parser.parse(".html", page("after")) == ("after", "after")
 
 

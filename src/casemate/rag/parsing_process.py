@@ -69,7 +69,8 @@ class ParsingProcess:
         seconds = seconds_for(kind, len(raw))
         with self._lock:
             process = self._started()
-            watch = threading.Timer(WAITING_FACTOR * seconds, process.kill)
+            stopped = threading.Event()
+            watch = threading.Timer(WAITING_FACTOR * seconds, _kill, (process, stopped))
             watch.start()
             try:
                 reply = _exchange(process, {"kind": kind, "seconds": seconds}, raw)
@@ -81,7 +82,7 @@ class ParsingProcess:
             finally:
                 watch.cancel()
             if reply is None:
-                raise DataError(self._exit_reason(seconds))
+                raise DataError(self._exit_reason(seconds, stopped.is_set()))
         if "problem" in reply:
             raise DataError(reply["problem"])
         return reply["title"], reply["text"]
@@ -119,11 +120,24 @@ class ParsingProcess:
         process.kill()
         return process.wait()
 
-    def _exit_reason(self, seconds: float) -> str:
+    def _exit_reason(self, seconds: float, stopped: bool) -> str:
+        """Why the process ended before its answer.
+
+        Args:
+            seconds: Processor time of the file.
+            stopped: Whether it was killed here, because it took ``WAITING_FACTOR`` times as long.
+        """
         code = self._stop()
-        if code in {-getattr(signal, name, 0) for name in ("SIGPROF", "SIGKILL")}:
+        if stopped or code == -getattr(signal, "SIGPROF", 0):
             return f"not parsed within {seconds:g} seconds; {_REMEDY}"
+        if code == -getattr(signal, "SIGKILL", 0):
+            return f"the system killed the parser, as it does when memory is short; free memory, {_REMEDY}"
         return f"the parser ended with exit code {code}; {_REMEDY}"
+
+
+def _kill(process: subprocess.Popen[bytes], stopped: threading.Event) -> None:
+    stopped.set()
+    process.kill()
 
 
 def _exchange(process: subprocess.Popen[bytes], header: dict[str, Any], raw: bytes) -> dict[str, Any] | None:
