@@ -466,9 +466,9 @@ class Target(Protocol):
         """Answers a query."""
         ...
 
-    def stream(self, query: Query) -> AsyncIterator[str]:
-        """Streams the answer to a query."""
-        ...
+    async def stream(self, query: Query) -> AsyncIterator[str]:
+        """Streams the answer to a query. By default, the whole answer is one chunk."""
+        yield (await self.ask(query)).text
 
 
 class Channel(Protocol):

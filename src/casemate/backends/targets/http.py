@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -102,10 +102,6 @@ class HttpTarget(Target):
             return self._answer(reply)
         except ValueError as error:
             raise self._http.error(self.url, str(error)) from None
-
-    async def stream(self, query: Query) -> AsyncIterator[str]:
-        """The answer as one chunk: this target does not stream."""
-        yield (await self.ask(query)).text
 
     def _answer(self, reply: Any) -> Answer:
         """Extracts the answer by the configured paths.

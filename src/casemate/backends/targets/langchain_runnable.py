@@ -5,7 +5,7 @@ Nothing of LangChain is imported: any object with this interface works.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,10 +94,6 @@ class LangChainRunnable(Target):
             return self._answer(value)
         except (ValueError, TypeError) as error:
             raise self._calls.error(str(error)) from None
-
-    async def stream(self, query: Query) -> AsyncIterator[str]:
-        """The answer as one chunk."""
-        yield (await self.ask(query)).text
 
     def _input(self, question: str) -> Any:
         if self.input == "messages":

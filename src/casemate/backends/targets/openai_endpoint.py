@@ -6,7 +6,7 @@ It receives the question only and returns the answer only; retrieval is its own.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -99,10 +99,6 @@ class OpenAIEndpoint(Target):
             problem = "the answer is empty; check that base_url and model name a chat model"
             raise self._error(problem, kind=RequestRefused)
         return partial_answer(text)
-
-    async def stream(self, query: Query) -> AsyncIterator[str]:
-        """The answer as one chunk."""
-        yield (await self.ask(query)).text
 
     def _body(self, query: Query) -> dict[str, Any]:
         """The request body. OpenAI's newer models accept only the new name of the limit, other servers the old one."""

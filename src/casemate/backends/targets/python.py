@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -76,10 +76,6 @@ class PythonTarget(Target):
             return self._answer(value)
         except (ValueError, TypeError) as error:
             raise self._calls.error(str(error)) from None
-
-    async def stream(self, query: Query) -> AsyncIterator[str]:
-        """The answer as one chunk."""
-        yield (await self.ask(query)).text
 
     def _answer(self, value: Any) -> Answer:
         """Converts the returned value to an answer.

@@ -18,7 +18,27 @@ REFIT_SHARE = 0.2
 """Change of the number of documents, as a share of it, after which a long-running process calibrates again."""
 
 
-class ScreeningGate(DocumentSink):
+class _SinkBeforeGuard(DocumentSink):
+    """A document sink that passes accepted documents to a guard, and removals as they are."""
+
+    guard: Guard
+
+    @property
+    def embedder(self) -> Embedder:
+        """Embeds the documents."""
+        return self.guard.embedder
+
+    @property
+    def index(self) -> Index:
+        """Contains the documents that passed."""
+        return self.guard.index
+
+    async def remove(self, sources: Sequence[str], tenant: str = DEFAULT_TENANT) -> int:
+        """Removes sources from the index. See ``DocumentSink.remove``."""
+        return await self.guard.remove(sources, tenant)
+
+
+class ScreeningGate(_SinkBeforeGuard):
     """A document sink in front of the guard: quarantines suspicious sources and passes on the others.
 
     Thread-safe.
@@ -41,16 +61,6 @@ class ScreeningGate(DocumentSink):
         self.skipped: list[str] = []
         self.evidence = ScreeningEvidence(quarantine.store, screener.tenant)
         self._lock = threading.Lock()
-
-    @property
-    def embedder(self) -> Embedder:
-        """Embeds the documents."""
-        return self.guard.embedder
-
-    @property
-    def index(self) -> Index:
-        """Contains the documents that passed."""
-        return self.guard.index
 
     async def add(
         self,
@@ -140,10 +150,6 @@ class ScreeningGate(DocumentSink):
         self._admit(vectors[[i for i, d in enumerate(documents) if d.source not in found]])
         return {d.id for d in documents if d.source in found}
 
-    async def remove(self, sources: Sequence[str], tenant: str = DEFAULT_TENANT) -> int:
-        """Removes sources from the index. See ``DocumentSink.remove``."""
-        return await self.guard.remove(sources, tenant)
-
     def _admit(self, vectors: Vector) -> None:
         with self._lock:
             self.screener.admit(vectors)
@@ -153,7 +159,7 @@ class ScreeningGate(DocumentSink):
         return {key: source.state for key, source in self.quarantine.all().items()}
 
 
-class TenantScreening(DocumentSink):
+class TenantScreening(_SinkBeforeGuard):
     """A document sink for all tenants of a long-running process: a screening gate for each.
 
     A tenant's gate opens with its first documents, and again when the corpus has changed by ``REFIT_SHARE``.
@@ -171,16 +177,6 @@ class TenantScreening(DocumentSink):
         self._gates: dict[str, tuple[int, ScreeningGate]] = {}
         self._locks: dict[str, threading.Lock] = {}
 
-    @property
-    def embedder(self) -> Embedder:
-        """Embeds the documents."""
-        return self.guard.embedder
-
-    @property
-    def index(self) -> Index:
-        """Contains the documents that passed."""
-        return self.guard.index
-
     async def add(
         self,
         documents: Sequence[Document],
@@ -192,10 +188,6 @@ class TenantScreening(DocumentSink):
         gate = await asyncio.to_thread(self.gate, tenant)
         sink = self.guard if gate is None else gate
         return await sink.add(documents, tenant, progress, uploader)
-
-    async def remove(self, sources: Sequence[str], tenant: str = DEFAULT_TENANT) -> int:
-        """Removes sources from the index. See ``DocumentSink.remove``."""
-        return await self.guard.remove(sources, tenant)
 
     def screen_rows(self, tenant: str, documents: Sequence[Document], vectors: Vector) -> set[str]:
         """Screens rows of a collection of another program. See ``ScreeningGate.screen_rows``."""
