@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: install demo test test-all test-slow test-failed lint docs bench bench-campaigns lock clean
+.PHONY: install demo test test-all test-slow test-failed lint docs release bench bench-campaigns lock clean
 
 install: $(VENV)/.base  ## installs into .venv what the README uses
 	@echo "installed; next: . $(BIN)/activate && casemate try path/to/documents"
@@ -36,6 +36,9 @@ lint: $(VENV)/.dev
 
 docs: $(VENV)/.docs  ## the documentation site, in build/site; links are checked
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+release: $(VENV)/.dev  ## source archive, wheel, SBOM and digests of the last commit, in dist/
+	PYTHON=$(abspath $(BIN)/python) deploy/release.sh
 
 bench: $(VENV)/.dev  ## results go to benchmarks/results
 	$(BIN)/python -m benchmarks.detection

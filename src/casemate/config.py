@@ -420,11 +420,12 @@ class StrictLoader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
 
-def read(path: Path | None = None) -> Config:
+def read(path: Path | None = None, variables_needed: bool = True) -> Config:
     """Reads a configuration file.
 
     Args:
         path: The file; None: ``casemate.yaml`` in the working directory, or the defaults if there is none.
+        variables_needed: Whether an environment variable that is not set is an error. Else its name stays in the value.
 
     Raises:
         ConfigError: If the file is missing or not YAML, or a key is unknown or a value out of range.
@@ -439,16 +440,19 @@ def read(path: Path | None = None) -> Config:
         raise ConfigError(f"cannot read the configuration {file}: {why}; run 'casemate init' to create one") from error
     except (yaml.YAMLError, ValueError, OverflowError, RecursionError, LookupError) as error:
         raise ConfigError(f"{file} is not valid YAML: {error}") from error
-    return parse(raw or {}, name=str(file), folder=file.parent)
+    return parse(raw or {}, str(file), file.parent, variables_needed)
 
 
-def parse(raw: Any, name: str = "configuration", folder: Path = Path()) -> Config:
+def parse(
+    raw: Any, name: str = "configuration", folder: Path = Path(), variables_needed: bool = True
+) -> Config:
     """Validates a configuration that is given as a mapping.
 
     Args:
         raw: The mapping, as YAML yields it.
         name: Prefix of error messages.
         folder: Folder against which relative paths are resolved.
+        variables_needed: See ``read``.
 
     Raises:
         ConfigError: If a key is unknown, a value is out of range, or an environment variable is not set.
@@ -461,7 +465,7 @@ def parse(raw: Any, name: str = "configuration", folder: Path = Path()) -> Confi
     if not isinstance(raw, Mapping):
         raise ConfigError(f"{name}: the top level must be a mapping of keys to values, not {type(raw).__name__}")
     try:
-        config = Config.model_validate(_expand_variables(raw, name))
+        config = Config.model_validate(_expand_variables(raw, name, variables_needed))
     except ValidationError as error:
         raise ConfigError(f"{name}: {_describe(error)}") from error
     config._folder = folder
@@ -487,18 +491,18 @@ def with_overrides(config: Config, **sections: Mapping[str, Any]) -> Config:
     return found
 
 
-def _expand_variables(value: Any, name: str) -> Any:
+def _expand_variables(value: Any, name: str, needed: bool) -> Any:
     """Replaces ``${NAME}`` by the environment's value. The resulting string is a ``Secret``."""
     if isinstance(value, Mapping):
-        return {k: _expand_variables(v, name) for k, v in value.items()}
+        return {k: _expand_variables(v, name, needed) for k, v in value.items()}
     if isinstance(value, list):
-        return [_expand_variables(v, name) for v in value]
+        return [_expand_variables(v, name, needed) for v in value]
     if not isinstance(value, str) or not VARIABLE.search(value):
         return value
     missing = [v for v in VARIABLE.findall(value) if v not in os.environ]
-    if missing:
+    if missing and needed:
         raise ConfigError(f"{name}: the environment variable {missing[0]} is not set, and the configuration needs it")
-    return Secret.read(value)
+    return Secret(value, value) if missing else Secret.read(value)
 
 
 def _describe(invalid: ValidationError) -> str:

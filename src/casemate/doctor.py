@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
+from casemate import plugins
 from casemate.app import open_app
 from casemate.backends.indexes.attached import AttachedIndex
-from casemate.config import FILE, Config, read
+from casemate.config import FILE, Config, PluginSpec, read
 from casemate.errors import CasemateError
 from casemate.guard import generation_costs
 from casemate.guard.defenses.reindex import Reindex
@@ -33,6 +34,32 @@ class Finding:
     name: str
     ok: bool | None
     detail: str
+
+
+def examine_configuration(path: Path | None) -> Finding:
+    """Checks keys and values of the configuration file and the options of its plug-ins; opens nothing.
+
+    Args:
+        path: The configuration file; None as for ``config.read``, but without a file the check fails.
+    """
+    try:
+        config = read(path or Path(FILE), variables_needed=False)
+        for role, spec in _plug_ins(config):
+            plugins.validate(role, spec, config.folder)
+    except CasemateError as error:
+        return Finding("configuration", False, str(error))
+    return Finding("configuration", True, str(path or FILE))
+
+
+def _plug_ins(config: Config) -> Iterator[tuple[str, PluginSpec]]:
+    """The configured plug-ins with their roles."""
+    rag, redteam, monitor = config.rag, config.redteam, config.monitor
+    yield from (("embedder", rag.embedder), ("index", rag.index), ("generator", rag.generator))
+    yield from (("defense", spec) for spec in config.guard.defenses)
+    yield from (("attack", spec) for spec in redteam.attacks)
+    yield from (("crawler", spec) for spec in redteam.crawl.attacks)
+    yield from (("channel", spec) for spec in monitor.channels)
+    yield "store", config.store
 
 
 def examine(path: Path | None, fix: bool = False) -> Iterator[Finding]:

@@ -78,6 +78,9 @@ ROLES: dict[str, Role] = {
 }
 """Every role. Its entry-point group is ``casemate.<role>``."""
 
+_OPENED = frozenset({"embedder", "index", "generator", "language_model", "token_model", "store", "collection", "cluster"})
+"""Roles whose plug-ins open a file, a connection or a model when they are built."""
+
 RENAMED: Mapping[tuple[str, str], str] = {
     ("store", "sql_events"): "sql",
     ("generator", "obedient"): "simulated_reader",
@@ -212,7 +215,7 @@ def build(role: str, spec: PluginSpec, folder: Path = Path(), parts: Mapping[Any
 def validate(role: str, spec: PluginSpec, folder: Path = Path()) -> None:
     """Checks name and options of a plug-in.
 
-    A plug-in that contains others is not built: they may load a model. Ranges of its options are then not checked.
+    A plug-in that contains others, or opens a file or model, is not built. Ranges of its options are then not checked.
 
     Args:
         role: One of ``ROLES``.
@@ -236,7 +239,7 @@ def validate(role: str, spec: PluginSpec, folder: Path = Path()) -> None:
             validate(role_of(plug_ins[name]), _spec(where, value), folder)
         else:
             _option_value(where, get_type_hints(cls)[name], value)
-    if not plug_ins and role != "generator":
+    if not plug_ins and role not in _OPENED:
         build(role, spec, folder)
 
 

@@ -36,7 +36,7 @@ from casemate.cli.console import (
 from casemate.cli.redteam_output import print_result
 from casemate.cli.try_documents import show_assessment
 from casemate.demo.run import run_demo
-from casemate.doctor import examine
+from casemate.doctor import examine, examine_configuration
 from casemate.errors import ConfigError, DataError
 from casemate.guard.calibration.file import read_calibrations, write_calibration
 from casemate.guard.calibration.fitting import RATES
@@ -304,10 +304,13 @@ def _share(figure: Estimate) -> str:
 def doctor(
     config: ConfigFile = None,
     fix: Annotated[bool, typer.Option("--fix", help="Rebuild corpus moments that are wrong.")] = False,
+    config_only: Annotated[
+        bool, typer.Option("--config-only", help="Check the configuration file only; secrets need not be set.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Check every part of the installation and report faults."""
-    findings = list(examine(config, fix))
+    findings = [examine_configuration(config)] if config_only else list(examine(config, fix))
     failed = any(f.ok is False for f in findings)
     if as_json:
         print_json({"ok": not failed, "findings": [asdict(f) for f in findings]})

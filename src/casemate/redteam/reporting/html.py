@@ -28,6 +28,7 @@ from casemate.redteam.lab.results import (
 from casemate.redteam.reporting.charts import histogram, lowest_auc, recovery, roc, track
 from casemate.redteam.reporting.compare import compare_results, conclusion, flatten
 from casemate.redteam.reporting.sessions import OUTCOMES, outcome
+from casemate.redteam.reporting.standards import DISCLAIMER, related_requirements
 from casemate.redteam.reporting.text import (
     auc_in_words,
     common_reason,
@@ -93,6 +94,8 @@ def render_html(
         evidence=[(name.replace("_", " "), value) for name, value in flatten(campaign.evidence)],
         cost=[(name.replace("_", " "), _amount(value)) for name, value in campaign.cost.items()],
         cost_note=format_live_costs(campaign.cost),
+        standards=related_requirements(campaign.checks),
+        disclaimer=DISCLAIMER,
     )
 
 
