@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds the release into a folder: source archive, wheel, SBOM (CycloneDX), digests. Two builds must be equal.
-# usage: deploy/release.sh [folder]      PYTHON: an interpreter with the dependency group "release"
+# usage: deploy/release.sh [folder [--build-only]]      PYTHON: an interpreter with the dependency group "release"
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 python=${PYTHON:-$root/.venv/bin/python}
@@ -23,13 +23,14 @@ echo "two builds of the wheel are equal"
 
 mkdir -p "$out"
 cp "$work"/first.dist/* "$out"
+[ "${2:-}" != --build-only ] || exit 0
 wheel=$(echo "$out"/casemate-*.whl)
 python3 -m venv "$work/environment"
 "$work/environment/bin/python" -m pip install --quiet "$wheel[serve,http,openai]"
 "$python" -m cyclonedx_py environment "$work/environment" --output-reproducible --pyproject "$root/pyproject.toml" \
   --output-file "$out/casemate.cdx.json"
 "$work/environment/bin/python" -m pip freeze --all | grep -v '^casemate' > "$work/installed.txt"
-if "$python" -m pip_audit --requirement "$work/installed.txt" --no-deps --disable-pip > "$work/audit.txt" 2>&1; then
+if "$python" -m pip_audit --requirement "$work/installed.txt" --no-deps --disable-pip --strict > "$work/audit.txt" 2>&1; then
   cat "$work/audit.txt"
 elif grep -q 'Found .* vulnerabilit' "$work/audit.txt"; then
   cat "$work/audit.txt" >&2

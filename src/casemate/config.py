@@ -443,9 +443,7 @@ def read(path: Path | None = None, variables_needed: bool = True) -> Config:
     return parse(raw or {}, str(file), file.parent, variables_needed)
 
 
-def parse(
-    raw: Any, name: str = "configuration", folder: Path = Path(), variables_needed: bool = True
-) -> Config:
+def parse(raw: Any, name: str = "configuration", folder: Path = Path(), variables_needed: bool = True) -> Config:
     """Validates a configuration that is given as a mapping.
 
     Args:

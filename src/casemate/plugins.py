@@ -78,7 +78,9 @@ ROLES: dict[str, Role] = {
 }
 """Every role. Its entry-point group is ``casemate.<role>``."""
 
-_OPENED = frozenset({"embedder", "index", "generator", "language_model", "token_model", "store", "collection", "cluster"})
+_OPENED = frozenset(
+    {"embedder", "index", "generator", "language_model", "token_model", "store", "collection", "cluster"}
+)
 """Roles whose plug-ins open a file, a connection or a model when they are built."""
 
 RENAMED: Mapping[tuple[str, str], str] = {
