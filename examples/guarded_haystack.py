@@ -16,37 +16,24 @@ MODEL = MiniLM()
 
 
 @component
-class LocalEmbedder:
-    """Casemate's embedder as a Haystack component. Replace it with yours."""
-
+class LocalEmbedder:  # Casemate's embedder as one of Haystack; replace it with yours
     @component.output_types(embedding=list[float])
     def run(self, text: str) -> dict[str, list[float]]:
-        """See Haystack's text embedders."""
         return {"embedding": MODEL.embed([text])[0].tolist()}
 
 
-def main() -> None:
-    """Queries with the text of a note."""
-    notes = case_notes(40)
-    store = InMemoryDocumentStore(embedding_similarity_function="cosine")
-    vectors = MODEL.embed([text for _, text in notes]).tolist()
-    store.write_documents(
-        [Document(id=name, content=text, embedding=v) for (name, text), v in zip(notes, vectors, strict=True)]
-    )
-    published = {
-        "guard": {"defenses": [{"use": "mirabel", "mode": "paper"}]}
-    }  # the default mode needs a calibration and is more accurate
-    pipeline = Pipeline()
-    bare = InMemoryEmbeddingRetriever(store, top_k=3)
-    pipeline.add_component("retriever", GuardedHaystackRetriever(bare, LocalEmbedder(), config=published))
-    name, text = notes[7]
-    result = pipeline.run({"retriever": {"query": f"Is this in your files? {text}", "client": "alice"}})
-    found = [d.id for d in result["retriever"]["documents"]]
-    print(pipeline.get_component("retriever").protection_report)
-    print("retrieved:", found)
-    assert name not in found
-    assert len(found) == 3
+notes = case_notes(40)
+vectors = MODEL.embed([text for _, text in notes]).tolist()
+store = InMemoryDocumentStore(embedding_similarity_function="cosine")
+store.write_documents([Document(id=n, content=t, embedding=v) for (n, t), v in zip(notes, vectors, strict=True)])
+published = {"guard": {"defenses": [{"use": "mirabel", "mode": "paper"}]}}  # the default calibrates, more accurately
+bare = InMemoryEmbeddingRetriever(store, top_k=3)
+pipeline = Pipeline()
+pipeline.add_component("retriever", GuardedHaystackRetriever(bare, LocalEmbedder(), config=published))
 
-
-if __name__ == "__main__":
-    main()
+name, text = notes[7]
+result = pipeline.run({"retriever": {"query": f"Is this in your files? {text}", "client": "alice"}})
+found = [d.id for d in result["retriever"]["documents"]]
+print(pipeline.get_component("retriever").protection_report)
+print("retrieved:", found)
+assert name not in found

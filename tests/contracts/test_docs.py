@@ -68,7 +68,19 @@ def test_the_configuration_reference_is_that_of_the_code():
     assert generate.FILE.read_text() == generate.page(), "run: python docs/generate.py"
 
 
-@pytest.mark.parametrize("script", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.name)
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+QUICK = ("guarded_haystack.py", "own_defense.py")
+
+
+def test_five_examples_have_fewer_than_40_lines():
+    assert sum(len(script.read_text().splitlines()) < 40 for script in EXAMPLES) >= 5
+
+
+@pytest.mark.parametrize(
+    "script",
+    [pytest.param(p, marks=() if p.name in QUICK else pytest.mark.slow) for p in EXAMPLES],
+    ids=lambda p: p.name,
+)
 def test_example_scripts_run(script, tmp_path):
     done = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
