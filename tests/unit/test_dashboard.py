@@ -997,5 +997,6 @@ class TestCharts:
         lines = svg.latency_lines([(1.0, 2.0, 4.0), None, *[(1.0, 1.0, 1.0)] * (n - 2)], links, "said")
         assert lines.y_labels[0] == "4.0\u00a0s" and str(lines.image).count("M") == 3 * 2
         assert str(lines.image).count("<a ") == n - 1
+        assert len(re.findall(r'd="M[\d.]+,[\d.]+h[1-9]', str(lines.image))) == 3  # a lone column is visible
         assert str(svg.sparkline([None, None], "said")).count("M") == 0
         assert str(svg.sparkline([0.5, 1.0], "said", [("/a", "x"), ("/b", "y")])).count("<a ") == 2

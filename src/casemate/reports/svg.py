@@ -515,6 +515,8 @@ QUANTILE_STYLES = ("p50", "p95", "p99")
 def latency_lines(quantiles: Sequence[Sequence[float] | None], links: Sequence[ChartLink], said: str) -> FramedChart:
     """Percentiles of durations over time, as one line each; interrupted where a column has no durations.
 
+    A column between two without durations gets a line of half its width.
+
     Args:
         quantiles: Seconds at p50, p95 and p99 of each column; None: it has no durations.
         links: The columns.
@@ -523,13 +525,17 @@ def latency_lines(quantiles: Sequence[Sequence[float] | None], links: Sequence[C
     chart = _TimeChart(links[0].start, links[-1].end, said)
     top = max((max(q) for q in quantiles if q), default=0.0) or 1.0
     y = LinearScale(0.0, top, HIGH - 4, 4.0)
-    middles = [(chart.x(one.start) + chart.x(one.end)) / 2 for one in links]
+    gaps = [True, *(found is None for found in quantiles), True]
     for i, kind in reversed(list(enumerate(QUANTILE_STYLES))):
-        parts, connected = [], False
-        for x, found in zip(middles, quantiles, strict=True):
+        parts = []
+        for one, found, (before, _, after) in zip(
+            links, quantiles, zip(gaps, gaps[1:], gaps[2:], strict=False), strict=True
+        ):
+            left, right = chart.x(one.start), chart.x(one.end)
+            width = (right - left) / 2 if before and after else 0.0
             if found:
-                parts.append(f"{'L' if connected else 'M'}{x:.1f},{y(found[i]):.1f}" + ("" if connected else "h.01"))
-            connected = found is not None
+                x = (left + right - width) / 2
+                parts.append(f"{'M' if before else 'L'}{x:.1f},{y(found[i]):.1f}" + (f"h{width:.1f}" if width else ""))
         chart.image.path(f"latency {kind}", " ".join(parts))
     known = [one for one, found in zip(links, quantiles, strict=True) if found]
     return chart.framed((duration(top), "0"), known)

@@ -297,7 +297,7 @@ def _describe_counts(canaries: Sequence[str], analysis: RunAnalysis) -> tuple[st
         c, evidence = analysis.state.canaries[i], analysis.evidence.get(i)
         since = f" since {c.since:%Y-%m-%d %H:%M} UTC" if c.since else ""
         baseline = f"baseline {c.flakes.failed} of {c.flakes.asked}" if c.flakes.asked else "no baseline"
-        measured = f"; evidence {evidence.value:.3g} (alarm at {evidence.threshold:.3g})" if evidence else ""
+        measured = f"; evidence {evidence.value:,.0f} (alarm at {evidence.threshold:,.0f})" if evidence else ""
         found.append(f"{i} failed in {c.failed} of {c.asked} runs{since}; {baseline}{measured}")
     return tuple(found)
 
@@ -307,7 +307,9 @@ def _describe_deviations(canaries: Sequence[str], run: RunContext) -> tuple[str,
     failed = [r for r in run.results if r.canary in canaries and r.status is CanaryStatus.FAIL]
     last = {r.canary: r for r in failed}  # its last repetition represents a canary
     kinds = Counter(kind for r in last.values() for kind in sorted({d.kind for d in r.deviations}))
-    unmet = [f"{kind}: {count} canar{'y' if count == 1 else 'ies'}" for kind, count in kinds.most_common()]
+    unmet = [
+        f"{kind.replace('_', ' ')}: {count} canar{'y' if count == 1 else 'ies'}" for kind, count in kinds.most_common()
+    ]
     deviations = [f"{r.canary}: {d.message}" for r in last.values() for d in r.deviations]
     return (*(["; ".join(unmet)] if unmet else []), *deviations[:MAX_ITEMS])
 

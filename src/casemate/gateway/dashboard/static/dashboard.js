@@ -92,8 +92,17 @@ function addSelectAll() {
   all.addEventListener("change", () => { for (const box of boxes()) box.checked = all.checked; });
 }
 
+// Scrolls a matrix to its newest columns, so that its fixed first column covers no part of another one.
+function showNewest(grid) {
+  const box = grid.parentElement, fixed = grid.querySelector("tbody th")?.offsetWidth || 0, end = box.scrollWidth - box.clientWidth;
+  const starts = [...grid.querySelectorAll("tbody tr:first-child td")].map((e) => e.offsetLeft - fixed);
+  const start = starts.find((x) => x >= end) ?? end;
+  if (end > 0) box.style.paddingRight = `${start - end}px`;
+  box.scrollLeft = start;
+}
+
 for (const part of document.querySelectorAll("[data-live][id]")) part.dataset.was = part.outerHTML;
 addSelectAll();
 document.querySelector("nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
-document.querySelectorAll(".matrix").forEach((grid) => { grid.parentElement.scrollLeft = grid.scrollWidth; });
+document.querySelectorAll(".matrix").forEach(showNewest);
 if (version) setTimeout(loop, INTERVAL_MS);
