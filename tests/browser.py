@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import tempfile
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
@@ -52,8 +53,10 @@ AXE_RULES = ("wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-pract
 
 
 def axe() -> str | None:
-    """Returns the script of axe-core: the file that the variable AXE names, such as axe.min.js of its npm package."""
-    path = os.environ.get("AXE")
+    """Returns the script of axe-core: the file that the variable AXE names, or that of the development environment."""
+    package = find_spec("axe_playwright_python")
+    places = package.submodule_search_locations if package else None
+    path = os.environ.get("AXE") or (places and f"{places[0]}/axe.min.js")
     return Path(path).read_text(encoding="utf-8") if path else None
 
 

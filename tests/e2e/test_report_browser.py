@@ -1,14 +1,23 @@
-"""The red-team report in a real browser: filters, search, keyboard, layout, contrast, accessible names."""
+"""The reports in a real browser: filters, search, keyboard, layout, contrast, accessible names."""
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 
 import pytest
 
+from casemate.config import PluginSpec
+from casemate.demo.assessment_report import render_assessment
+from casemate.demo.endpoint import plan_endpoint, try_endpoint
+from casemate.demo.endpoint_report import render_endpoint
 from casemate.redteam.reporting.html import render_html
+from casemate.reports import calibration_report
+from tests import external_system
 from tests.browser import CONTRAST, Browser, axe, chromium
 from tests.campaigns import campaign, crawl_campaign, sessions
+from tests.unit import test_assessment as assessments
+from tests.unit.test_calibration_report import calibration
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(chromium() is None, reason="there is no Chromium; set CHROMIUM")]
 ROWS = "document.querySelectorAll('#explorer-list > li').length"
@@ -29,6 +38,29 @@ def address(tmp_path_factory):
     path = tmp_path_factory.mktemp("report") / "report.html"
     path.write_text(render_html(campaign(sessions=sessions(200), sessions_total=900)), encoding="utf-8")
     return f"file://{path}"
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory):
+    """Addresses of the other reports: crawl, calibration, ``casemate try`` on a folder and on an endpoint."""
+    folder = tmp_path_factory.mktemp("pages")
+    external_system.write_known(folder)
+    work = folder / "endpoint"
+    work.mkdir()
+    with pytest.MonkeyPatch.context() as patch, external_system.serving() as server:
+        assessments.shrink(patch)
+        tried = assessments.run(assessments.write_notes(folder / "notes", 44), folder)
+        target = PluginSpec.model_validate({"use": "http", "url": server.url, "answer": "$.answer"})
+        plan = plan_endpoint(target, folder / "known/in", folder / "known/out", 60, (), work)
+        texts = {
+            "crawl": render_html(crawl_campaign()),
+            "calibration": calibration_report.render_html(calibration(), 0.01),
+            "try": render_assessment(tried),
+            "endpoint": render_endpoint(asyncio.run(try_endpoint(plan, assessments.steps))),
+        }
+    for name, text in texts.items():
+        (folder / f"{name}.html").write_text(text, encoding="utf-8")
+    return {name: f"file://{folder / name}.html" for name in texts}
 
 
 @pytest.fixture(scope="module")
@@ -114,19 +146,29 @@ def test_a_crawl_is_explored_question_by_question(page, tmp_path):
     assert page.js(CONTRAST) == [] and page.js(NAMELESS) == []
 
 
-@pytest.mark.skipif(axe() is None, reason="axe-core is not installed; set AXE to its axe.min.js")
+@pytest.mark.skipif(axe() is None, reason="there is no axe-core; run make test, or set AXE")
 @pytest.mark.parametrize("width", [390, 1366, 3840])
 @pytest.mark.parametrize("dark", [False, True])
-def test_axe_finds_no_violation(page, address, tmp_path, width, dark):
-    path = tmp_path / "crawl.html"
-    path.write_text(render_html(crawl_campaign()), encoding="utf-8")
+def test_axe_finds_no_violation(page, address, pages, width, dark):
     page.look(width, dark=dark)
-    for one in (address, f"file://{path}"):
+    for name, one in {"report": address, **pages}.items():
         page.go(one)
-        page.js("document.querySelectorAll('#explorer-list details').forEach((d, i) => { d.open = i < 5; })")
-        page.wait("document.querySelectorAll('#explorer-list .turn').length >= 5")
-        assert page.violations(axe()) == [], one
-        assert page.js("document.documentElement.scrollWidth <= innerWidth")
+        page.js("document.querySelectorAll('details').forEach((d, i) => { d.open = i < 5; })")
+        if name in {"report", "crawl"}:
+            page.wait("document.querySelectorAll('#explorer-list .turn').length >= 5")
+        assert page.violations(axe()) == [], name
+        assert page.js("document.documentElement.scrollWidth <= innerWidth"), name
+
+
+@pytest.mark.parametrize("width", [390, 1366, 3840])
+@pytest.mark.parametrize("dark", [False, True])
+def test_layout_and_contrast_of_the_other_reports(page, pages, width, dark):
+    page.look(width, dark=dark)
+    for name, one in pages.items():
+        page.go(one)
+        assert page.js("document.documentElement.scrollWidth <= innerWidth"), name
+        assert page.js(CONTRAST) == [] and page.js(NAMELESS) == [] and page.js(DUPLICATE_IDS) == 0, name
+        assert page.js("document.querySelectorAll('h1').length") == 1, name
 
 
 def test_everything_is_reached_by_keyboard(page):

@@ -50,14 +50,18 @@ def steps(title, total):
     yield lambda count: None
 
 
-@pytest.fixture(autouse=True)
-def _small(monkeypatch):
+def shrink(monkeypatch):
     """Replaces the embedder's model, and most of the questions."""
     load = plugins.load
     monkeypatch.setattr(plugins, "load", lambda role, name: LongTexts if name == "minilm" else load(role, name))
     monkeypatch.setattr(assessment, "CONFIG", SMALL)
     monkeypatch.setattr(assessment, "CRAWL_QUESTIONS", 6)
     monkeypatch.setattr("casemate.redteam.campaigns.own.BENIGN_QUESTIONS", 20)
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch):
+    shrink(monkeypatch)
 
 
 def write_notes(folder, count):
@@ -154,6 +158,7 @@ def test_what_cannot_be_read_is_skipped_with_its_reason(tmp_path):
     assert "binary" in reasons["binary.txt"]
     assert "50 MB, more than max_file_mb (10 MB)" in reasons["big.txt"]
     assert (found.sample.indexed, found.sample.ignored) == (8, 1)
+    assert "ignored, because they are not text, markdown, html, pdf or jsonl: 1 file" in assessment_report.scope(found)
 
 
 @pytest.mark.parametrize(

@@ -190,6 +190,10 @@ def as_json(assessment: Assessment) -> dict[str, Any]:
     }
 
 
+TYPES = "text, markdown, html, pdf or jsonl"
+"""Files that are read."""
+
+
 def scope(assessment: Assessment) -> str:
     """What was indexed, in a sentence."""
     sample = assessment.sample
@@ -198,6 +202,8 @@ def scope(assessment: Assessment) -> str:
     said += held if sample.held_out else ""
     rest = sample.found - sample.indexed - sample.held_out
     said += f"; {rest:,} did not fit into the time" if rest > 0 else ""
+    if sample.ignored:
+        said += f"; ignored, because they are not {TYPES}: {plural(sample.ignored, 'file')}"
     return f"{said}. Then the same attacks ran twice, in {assessment.seconds:.0f} seconds."
 
 
@@ -286,8 +292,6 @@ def _limits(assessment: Assessment) -> Iterator[str]:
     sample = assessment.sample
     if not sample.whole:
         yield "Only a part of the folder was indexed. In a larger collection each document is harder to find."
-    if sample.ignored:
-        yield f"{plural(sample.ignored, 'file')} of other types were ignored."
     yield f"Files over {MAX_FILE_MB:g} MB are skipped in an assessment."
     yield "The guard was calibrated on synthetic questions about these documents. Real questions calibrate it better."
 
