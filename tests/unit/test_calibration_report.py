@@ -4,6 +4,7 @@ import math
 import re
 from dataclasses import asdict, replace
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from casemate.maths.stats import Estimate, proportion
 from casemate.rag.pipeline import Rag
 from casemate.reports.calibration_report import (
     FEATURES_EXPLAINED,
+    WRITTEN,
     CalibrationView,
     _likely,
     merged,
@@ -346,6 +348,16 @@ def test_the_report_is_self_contained_and_well_formed(held):
     ids = page.values("id")
     assert len(ids) == len(set(ids))
     assert set(page.values("aria-labelledby") + page.values("aria-describedby")) == set(ids)
+
+
+def test_questions_that_a_model_wrote_stand_beside_scripted_ones_as_measured():
+    path = Path(__file__).parents[2] / "benchmarks/results/real.json"
+    measured = json.loads(path.read_text())["results"]["nfcorpus"]["withheld"]
+    for name, shares in WRITTEN.items():
+        for by, share in zip(("script", "model"), shares, strict=True):
+            found = measured.get(f"{by}:{name}")
+            assert (share and tuple(share)) == (found and tuple(round(x, 2) for x in found["withheld"])), name
+    assert ["menta", "100 % [99, 100]", "83 % [79, 86]"] in Page(render_html(calibration(), 0.01)).rows
 
 
 @pytest.mark.parametrize("held", [calibration(), calibration(40), NOTHING])
