@@ -6,6 +6,7 @@ import signal
 
 import pytest
 
+from casemate.backends.event_stores.sql import SqlEventStore
 from tests.campaign_process import CONFIG, casemate, start, wait_for
 from tests.fakes import documents
 
@@ -162,6 +163,27 @@ def test_a_defense_that_fails_on_benign_questions_only_is_an_error_with_the_coun
     assert casemate(tmp_path, "redteam", "crawl")[0] == 2
     found = check(tmp_path, "No defense failed", "crawl")
     assert found["status"] == "error" and "benign sessions: " in found["why"]
+
+
+@pytest.mark.slow
+def test_what_casemate_itself_asks_is_in_no_view_of_the_operator(tmp_path):
+    write(tmp_path, defense="mirabel")
+    commands = [("index",), ("calibrate",), ("canary", "suggest"), ("redteam", "run"), ("redteam", "crawl")]
+    for words in commands:
+        code, _, err = casemate(tmp_path, *words)
+        assert code in (0, 1, 3), (words, err)
+    assert recorded(tmp_path) == (0, 0)
+    assert casemate(tmp_path, "ask", "Where is only7?")[0] == 0
+    assert recorded(tmp_path)[0] == 1
+
+
+def recorded(folder):
+    """Verdicts and requests in the event store: what dashboard, statistics and the preview of enforcement read."""
+    store = SqlEventStore(path=folder / ".casemate/events.db")
+    try:
+        return len(list(store.scan("verdict"))), len(list(store.scan("request")))
+    finally:
+        store.close()
 
 
 @pytest.mark.parametrize(
