@@ -91,8 +91,8 @@ def test_a_failing_canary_has_one_alert_until_it_recovers():
     assert (opened.kind, opened.canaries, opened.severity) == ("changed", ("c0",), Severity.MEDIUM)
     assert opened.since == NOON + timedelta(hours=3)
     evidence = "c0 failed in 3 of 3 runs since 2026-03-01 15:00 UTC; baseline 0 of 100; evidence "
-    assert opened.changes[0].startswith(evidence) and opened.changes[0].endswith(" (alarm at 1.2e+04)")
-    assert "answer_mismatch: 1 canary" in opened.changes
+    assert opened.changes[0].startswith(evidence) and opened.changes[0].endswith(" (alarm at 12,000)")
+    assert "answer mismatch: 1 canary" in opened.changes
     assert "c0: c0 says something else" in opened.changes
 
 
@@ -104,7 +104,7 @@ def test_the_severity_of_a_persistent_failure_rises_once():
     assert updates[0].changes == (
         "severity raised from medium to high: c0 failed in 8 of its last 10 runs",
         "c0 failed in 8 of 8 runs since 2026-03-01 15:00 UTC; baseline 0 of 100",
-        "answer_mismatch: 1 canary",
+        "answer mismatch: 1 canary",
         "c0: c0 says something else",
     )
 
@@ -283,7 +283,7 @@ def test_the_text_states_change_start_evidence_documents_and_advice():
         "Since 2026-03-01 15:00:00 UTC",
         "What changed",
         "c0 failed in 3 of 3 runs since 2026-03-01 15:00 UTC; baseline 0 of 100; evidence",
-        "answer_mismatch: 1 canary",
+        "answer mismatch: 1 canary",
         "New documents in the answers",
         "- evil.md#1",
         "What to do",
