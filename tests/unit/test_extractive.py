@@ -51,6 +51,15 @@ def test_the_number_of_sentences_is_limited():
     assert answer("heron lives", Document("a", text), sentences=2).count("Heron") == 2
 
 
+def test_no_sentence_is_added_to_a_long_one():
+    """A text without full stops is one sentence: three of them would be the whole context."""
+    filler = " and the tide went on" * 20
+    long = [Document(f"{i}.md", f"The ferry to island {i} sails at noon{filler}") for i in range(3)]
+    assert answer("When does the ferry sail to the island?", *long).count("The ferry") == 1
+    short = [Document(d.id, d.text[:38] + ".") for d in long]
+    assert answer("When does the ferry sail to the island?", *short).count("The ferry") == 3
+
+
 def test_titles_and_abbreviations_do_not_end_sentences():
     assert "Dr. Okwu parks free." in answer("Who parks free?", PARKING)
 

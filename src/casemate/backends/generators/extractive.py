@@ -43,6 +43,8 @@ CACHED_SENTENCES = 8192
 """Sentences whose vectors are kept: about 1.5 KB each."""
 MARGIN = 4.0
 """Largest distance in score of a further sentence from the best one."""
+MAX_WORDS = 100
+"""Words of an answer beyond which no further sentence is added: a text without full stops is one long sentence."""
 
 
 class _Sentence(NamedTuple):
@@ -114,7 +116,8 @@ class ExtractiveGenerator(Generator):
         order = [ranked[0], *(n for n in explained if n in allowed), *near]
         chosen: dict[str, _Sentence] = {}
         for n in order:
-            if len(chosen) < self.sentences:
+            words = sum(len(text.split()) for text in {*chosen, places[n].text})
+            if not chosen or (len(chosen) < self.sentences and words <= MAX_WORDS):
                 chosen.setdefault(places[n].text, places[n])
         return sorted(chosen.values())
 
