@@ -129,6 +129,13 @@ def test_client_with_only_verbatim_answers_is_alarmed_and_shown_nothing_new():
     assert len(text.split()) < 40
 
 
+def test_the_same_question_again_is_one_piece_of_evidence():
+    limit = CrawlLimit(quote_words=50)
+    for _ in range(8):
+        ask(limit, range(5))
+    assert level(limit) is SUSPECTED
+
+
 def test_suspected_client_is_quoted_a_share_of_a_chunk_in_total():
     limit = CrawlLimit(quote_words=10, short_quote_words=40, exposure=0.3, alarm=1e-9)
     quoted = {word for _ in range(4) for word in ask(limit, [0], k=1)[1].split()}
@@ -365,9 +372,9 @@ def test_harmless_tenants_are_seldom_suspected():
     rng, suspected = np.random.default_rng(3), 0
     for tenant in range(40):
         limit = CrawlLimit(alarm=1e-3)
-        for _ in range(100):
+        for number in range(100):
             query = Query("q", f"c{rng.integers(20)}", f"t{tenant}")
-            limit.evidence.record_answer(query, "", {}, (), bool(rng.random() < 0.01))
+            limit.evidence.record_answer(query, "", {f"d{number}": 1}, (), bool(rng.random() < 0.01))
         suspected += limit.evidence.is_colluding(f"t{tenant}")
     assert suspected <= 4  # 4,000 questions, one in a thousand
 

@@ -47,8 +47,8 @@ class Dump(Generator):
 def held(limit, level, client="ann", chunks=("d0",), tenant="default"):
     """Sets the level of a client that was shown some chunks."""
     query = Query("", client, tenant)
-    for _ in range({CLEAR: 0, SUSPECTED: 1, ALARMED: 3}[level]):
-        limit.evidence.record_answer(query, "", {}, (), True)
+    for number in range({CLEAR: 0, SUSPECTED: 1, ALARMED: 3}[level]):
+        limit.evidence.record_answer(query, "", {f"other{number}": 1}, (), True)
     limit.evidence.record_shown(query, chunks)
     assert limit.evidence.level(query) is level
     return limit

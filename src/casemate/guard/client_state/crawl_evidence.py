@@ -182,6 +182,9 @@ class CrawlEvidence:
     ) -> None:
         """Records an answer.
 
+        An answer that reaches the limit is evidence only if the client learned something from it: the same question,
+        asked again, is cut at the same word.
+
         Args:
             query: The question.
             text: The text that was sent.
@@ -194,7 +197,8 @@ class CrawlEvidence:
             client = self._client(query)
             said = set(_phrase_hashes(text, query.client)).difference(_phrase_hashes(query.text, query.client))
             new = {chunk: f"{bits:x}" for chunk, bits in disclosed.items() if bits & ~client.disclosed.get(chunk, 0)}
-            body = {"told": _pack(said), "covered": new, "whole": list(exposed), "cut": limit_reached}
+            body: dict[str, Any] = {"told": _pack(said), "covered": new, "whole": list(exposed)}
+            body |= {"cut": limit_reached} if new or not limit_reached else {}
             body |= {SHORTENED: query.id} if shortened else {}
             self._record(query, body, idle=not (said or new or shortened))
 
