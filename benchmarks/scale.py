@@ -14,6 +14,7 @@ anew by name: ``python -m benchmarks.scale units plan``.
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 import math
 import os
@@ -434,4 +435,4 @@ def _ray_cpu() -> float:
 
 
 if __name__ == "__main__":
-    main()
+    importlib.import_module("benchmarks.scale").main()  # a worker cannot import tasks of __main__

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import pickle
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import lru_cache
+from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
@@ -175,17 +175,19 @@ class EmbeddingTask:
     """Embeds texts on a worker, with the embedder of a configuration.
 
     Attributes:
-        spec: Pickled specification of the embedder, which contains secrets as references only.
+        spec: The embedder. Its secrets are pickled as references only.
+        folder: Base of relative paths in its options.
         fingerprint: Fingerprint that the worker's embedder must have.
     """
 
-    spec: bytes
+    spec: PluginSpec
+    folder: Path
     fingerprint: str
 
     @classmethod
     def of(cls, config: Config, fingerprint: str) -> Self:
         """Creates the task for a configuration; relative paths are resolved as in this process."""
-        return cls(pickle.dumps((config.rag.embedder, config.folder.absolute())), fingerprint)
+        return cls(config.rag.embedder, config.folder.absolute(), fingerprint)
 
     def __call__(self, texts: Sequence[str]) -> Vector:
         """Embeds the texts: (n, dim)."""
@@ -198,7 +200,7 @@ class EmbeddingTask:
         Raises:
             ConfigError: If it cannot be built on the worker, or its fingerprint differs.
         """
-        found = _build_embedder(self.spec)
+        found = _build_embedder(self)
         if found.fingerprint != self.fingerprint:
             raise ConfigError(
                 f"a worker's embedder is {found.fingerprint!r}, here it is {self.fingerprint!r}; install equal versions"
@@ -207,14 +209,12 @@ class EmbeddingTask:
 
 
 @lru_cache(maxsize=2)
-def _build_embedder(pickled: bytes) -> Embedder:
-    try:
-        spec, folder = pickle.loads(pickled)
-    except KeyError as error:
-        raise ConfigError(f"a worker lacks the environment variable {error}; set it on every worker") from error
+def _build_embedder(task: EmbeddingTask) -> Embedder:
+    spec = task.spec
     fields = {f.name for f in dataclasses.fields(plugins.load("embedder", spec.use))}
     own = {"threads": 1} if "threads" in fields else {}  # one task per core
-    embedder: Embedder = build("embedder", PluginSpec.model_validate({"use": spec.use, **own, **spec.options}), folder)
+    spec = PluginSpec.model_validate({"use": spec.use, **own, **spec.options})
+    embedder: Embedder = build("embedder", spec, task.folder)
     return embedder
 
 

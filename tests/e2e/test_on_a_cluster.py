@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pickle
 import sqlite3
 import sys
 import time
@@ -20,7 +21,7 @@ if sys.platform != "linux":
 
 from casemate.app import open_app
 from casemate.backends.clusters import ray as module
-from casemate.backends.clusters.ray import RayCluster
+from casemate.backends.clusters.ray import SECRET_VARIABLE, RayCluster
 from casemate.backends.indexes.attached import AttachedIndex
 from casemate.backends.sidecar.attach_scan import map_in_thread
 from casemate.config import parse
@@ -71,7 +72,12 @@ class Several:
 @pytest.fixture(scope="module")
 def several():
     """Three nodes. Requires that no process of theirs is left afterwards."""
-    own = {MARK: uuid.uuid4().hex, "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
+    own = {
+        SECRET_VARIABLE: uuid.uuid4().hex,
+        MARK: uuid.uuid4().hex,
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_AUTH_MODE": "disabled",
+    }
     before = {name: os.environ.get(name) for name in own}
     os.environ |= own
     try:
@@ -186,11 +192,17 @@ class TestErrors:
         with pytest.raises(ConfigError, match=r"has casemate .* this machine casemate 9\.9\.9 \(code abc\)"):
             RayCluster(several.cluster.address)
 
+    @pytest.mark.parametrize(("secret", "said"), [("x" * 32, "node .* has another"), ("short", "set")])
+    def test_nodes_with_another_secret_are_refused(self, several, monkeypatch, secret, said):
+        monkeypatch.setenv(SECRET_VARIABLE, secret)
+        with pytest.raises(ConfigError, match=f"{said} CASEMATE_CLUSTER_SECRET"):
+            RayCluster(several.cluster.address)
+
     def test_secrets_are_not_sent_and_a_missing_one_is_reported(self, cluster, monkeypatch):
         monkeypatch.setenv("ONLY_HERE", "s3cret")
         config = {"rag": {"embedder": {"use": "minilm", "weights": "${ONLY_HERE}"}}}
         task = EmbeddingTask.of(parse(config), "any")
-        assert b"s3cret" not in task.spec
+        assert b"s3cret" not in pickle.dumps(task)
         with pytest.raises(ConfigError, match="a worker lacks the environment variable 'ONLY_HERE'"):
             list(cluster.map(task, [["a text"]]))
 

@@ -8,6 +8,9 @@ import sys
 import threading
 import time
 from contextlib import closing
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -16,10 +19,12 @@ from typer.testing import CliRunner
 from casemate.backends.clusters import ray as module
 from casemate.backends.clusters.ray import RayCluster
 from casemate.cli import cli
-from casemate.errors import BackendError, ConfigError, MissingExtra
+from casemate.errors import BackendError, ConfigError, DataError, MissingExtra
 from casemate.rag.distributed_embedder import DistributedEmbedder
 from casemate.runtime.executor import EMBEDDING_BATCH, LocalExecutor, prefetch
+from casemate.runtime.sealed_messages import MessageSeal
 from casemate.types import Secret
+from tests.cluster_tasks import refuse
 from tests.fakes import BagOfWords
 
 
@@ -144,8 +149,119 @@ class TestNoCluster:
 
     def test_a_worker_without_casemate_is_reported(self, monkeypatch):
         monkeypatch.setitem(sys.modules, "casemate.backends.clusters.ray", None)
-        found = module._probe()()
+        *found, proof = module._probe()("any")
         assert module.describe_build(found).startswith("no casemate (Python 3.")
+        assert not proof
+
+
+class Forgery:
+    """Runs code when it is unpickled."""
+
+    ran: ClassVar[list[str]] = []
+
+    def __init__(self, where):
+        self.where = where
+
+    def __reduce__(self):
+        return Forgery.ran.append, (self.where,)
+
+
+class RayError(Exception):
+    pass
+
+
+class RayTaskError(RayError):
+    cause = None
+
+
+class ToyRay:
+    """Runs a task at once, after an attacker has changed the messages."""
+
+    exceptions = SimpleNamespace(RayError=RayError, RayTaskError=RayTaskError)
+
+    def __init__(self, change=lambda kind, message: message):
+        self.change, self.done = change, {}
+
+    def put(self, message):
+        return self.change("function", message)
+
+    def remote(self, function, item, number):
+        done = self.change("result", module._run_task(function, self.change("item", item), number))
+        self.done[number] = done
+        return number
+
+    def wait(self, refs, timeout):
+        return refs, []
+
+    def get(self, ref):
+        return self.done[ref]
+
+
+class TestSealedTasks:
+    @pytest.fixture(autouse=True)
+    def _secret(self, monkeypatch):
+        monkeypatch.setenv(module.SECRET_VARIABLE, "s" * 32)
+        Forgery.ran.clear()
+
+    @staticmethod
+    def run(change=lambda kind, message: message, function=abs, items=(-3,)):
+        ray = ToyRay(change)
+        queue = module._TaskQueue(ray, ray, MessageSeal(b"s" * 32), function)
+        for number, item in enumerate(items):
+            queue.start(module._Task(number, item))
+        while queue.wait():
+            yield from queue.results()
+            if not queue.size:
+                return
+
+    def test_a_task_returns_its_result(self):
+        assert list(self.run(items=[-3, 4])) == [3, 4]
+
+    @pytest.mark.parametrize("kind", ["function", "item", "result"])
+    def test_a_forged_message_is_rejected_and_not_unpickled(self, kind):
+        forged = MessageSeal(b"another secret of 32 characters.").seal(Forgery(kind), kind)
+
+        def change(what, message):
+            return replace(message, body=forged.body) if what == kind else message
+
+        with pytest.raises(DataError, match="not from this campaign, so it was rejected"):
+            list(self.run(change))
+        assert not Forgery.ran
+
+    def test_the_result_of_another_task_is_rejected(self):
+        kept = []
+
+        def change(what, message):
+            if what == "result":
+                kept.append(message)
+                return kept[0]
+            return message
+
+        with pytest.raises(DataError, match=r"result 1\) is not from this campaign"):
+            list(self.run(change, items=[-3, 4]))
+
+    def test_an_exception_of_a_task_is_raised_here_with_its_place(self):
+        with pytest.raises(BackendError, match="no 3 here") as caught:
+            list(self.run(function=refuse, items=[3]))
+        assert "in refuse" in str(caught.value.__cause__)
+
+    def test_an_exception_that_cannot_be_unpickled_is_described(self):
+        with pytest.raises(RuntimeError, match="Odd: one and two"):
+            list(self.run(function=odd))
+
+    def test_a_worker_without_the_secret_says_so(self, monkeypatch):
+        monkeypatch.delenv(module.SECRET_VARIABLE)
+        with pytest.raises(ConfigError, match="set CASEMATE_CLUSTER_SECRET to the same random text of 32"):
+            list(self.run())
+
+
+class Odd(Exception):
+    def __init__(self, one, two):
+        super().__init__(f"{one} and {two}")
+
+
+def odd(item):
+    raise Odd("one", "two")
 
 
 def test_without_ray_the_error_names_the_extra(monkeypatch):

@@ -5,6 +5,10 @@ Results are returned in order and are not stored in the cluster.
 
 Secrets: a task carries the names of environment variables, not their values (``types.Secret``). So a worker needs these
 variables in its own environment.
+
+Functions, items, shared values and results are authenticated with a secret of the campaign, which Ray does not carry: a
+cluster of this process inherits it, and the nodes of another cluster have it in their environment. Ray itself sees
+bytes only. Ray's own messages are not covered: they are protected by its token.
 """
 
 from __future__ import annotations
@@ -13,11 +17,14 @@ import hashlib
 import importlib
 import os
 import platform
+import secrets
 import socket
 import sys
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from importlib.metadata import version
@@ -26,6 +33,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from casemate.errors import BackendError, ConfigError, needs
 from casemate.runtime.executor import Executor, Shared, Stopped
+from casemate.runtime.sealed_messages import SECRET_LENGTH, MessageSeal, Reference, SealedMessage
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -38,6 +46,10 @@ MAX_DEATHS = 5
 POLL_S, WORKER_COUNT_S = 0.2, 2.0
 CONNECT_S = 10.0
 """Timeout of the first connection."""
+SECRET_VARIABLE = "CASEMATE_CLUSTER_SECRET"
+"""Environment variable with the secret of the campaign, equal on all nodes of a cluster."""
+FUNCTION, ITEM, RESULT, SHARED = "function", "item {}", "result {}", "shared value {}"
+"""Purposes of messages."""
 FORMS = "'local', 'auto', 'host:port' or 'ray://host:port'"
 
 
@@ -52,8 +64,9 @@ class _Task(NamedTuple):
 class _TaskQueue:
     """Running tasks, and results that wait for earlier ones."""
 
-    def __init__(self, ray: Any, run: Any, function: Callable[[Any], Any]) -> None:
-        self._ray, self._run, self._function = ray, run, ray.put(function)
+    def __init__(self, ray: Any, run: Any, seal: MessageSeal, function: Callable[[Any], Any]) -> None:
+        self._ray, self._run, self._seal = ray, run, seal
+        self._function = ray.put(seal.seal(function, FUNCTION))
         self._waiting: dict[Any, _Task] = {}
         self._done: dict[int, Any] = {}
         self._next = 0
@@ -65,7 +78,8 @@ class _TaskQueue:
 
     def start(self, task: _Task) -> None:
         """Submits a task to the cluster."""
-        self._waiting[self._run.remote(self._function, task.item)] = task
+        item = self._seal.seal(task.item, ITEM.format(task.number))
+        self._waiting[self._run.remote(self._function, item, task.number)] = task
 
     def wait(self) -> bool:
         """Waits up to ``POLL_S`` for a task to end. Returns whether one did. Resubmits tasks whose worker died."""
@@ -73,11 +87,15 @@ class _TaskQueue:
         for ref in ready:
             task = self._waiting.pop(ref)
             try:
-                self._done[task.number] = self._ray.get(ref)
+                done: _Done = self._seal.open(self._ray.get(ref), RESULT.format(task.number))
             except self._ray.exceptions.RayTaskError as error:
                 raise (error.cause if isinstance(error.cause, Exception) else error) from error
             except self._ray.exceptions.RayError as error:  # the worker or node died, or the result was lost with it
                 self.start(_retried(task, error))
+                continue
+            if done.error is not None:
+                raise done.error from WorkerTraceback(done.traceback)
+            self._done[task.number] = done.result
         return bool(ready)
 
     def results(self) -> Iterator[Any]:
@@ -110,14 +128,25 @@ def _retried(task: _Task, error: Exception) -> _Task:
 
 
 @dataclass(frozen=True, slots=True)
-class _SharedValue:
+class _SharedValue(Reference):
     """A value in the cluster's object store."""
-
-    ref: Any
 
     def get(self) -> Any:
         """See ``Shared``. Each worker process fetches it once."""
-        return _fetch(self.ref)
+        return _fetch(self)
+
+
+class WorkerTraceback(Exception):
+    """Where a task failed on its worker: the cause of the exception that is raised here."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """Result of a task, or its exception and where that was raised."""
+
+    result: Any = None
+    error: Exception | None = None
+    traceback: str = ""
 
 
 @dataclass(eq=False)
@@ -136,6 +165,7 @@ class RayCluster(Executor):
     cores: int = 0
     patience_s: float = 300.0
     _ray: Any = field(default=None, init=False, repr=False)
+    _seal: MessageSeal = field(init=False, repr=False)
     _counted: tuple[float, int] = field(default=(0.0, 0), init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -143,8 +173,11 @@ class RayCluster(Executor):
             self._ray = importlib.import_module("ray")
         if self._ray.is_initialized():
             raise ConfigError("this process is connected to a Ray cluster already; disconnect first: ray.shutdown()")
-        self._connect()
+        own = _new_seal() if self.local else None
+        with _environment(own.secret.decode()) if own else nullcontext():  # its processes inherit it
+            self._connect()
         try:
+            self._seal = own or _seal_from_environment()
             self._require_same_build()
         except BaseException:
             self.close()
@@ -169,7 +202,7 @@ class RayCluster(Executor):
         self, function: Callable[[Item], Result], items: Iterable[Item], stopped: Stopped = lambda: False
     ) -> Iterator[Result]:
         """See ``Executor.map``."""
-        queue = _TaskQueue(self._ray, self._run, function)
+        queue = _TaskQueue(self._ray, self._run, self._seal, function)
         numbered, alive = enumerate(items), time.monotonic()
         try:
             while not stopped():
@@ -185,7 +218,8 @@ class RayCluster(Executor):
 
     def share(self, value: Value) -> Shared[Value]:
         """See ``Executor.share``. The value stays in the cluster until all references are gone."""
-        return _SharedValue(self._ray.put(value))
+        name = secrets.token_hex(16)
+        return _SharedValue(name, self._ray.put(self._seal.seal(value, SHARED.format(name))))
 
     def close(self) -> None:
         """See ``Executor.close``. Stops a cluster that this process started."""
@@ -243,31 +277,82 @@ class RayCluster(Executor):
         strategy = importlib.import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
         probe = self._ray.remote(num_cpus=0, max_retries=2)(_probe())
         nodes = [n for n in self._ray.nodes() if n["Alive"] and n["Resources"].get("CPU")]
-        probes = [probe.options(scheduling_strategy=strategy(n["NodeID"], soft=False)).remote() for n in nodes]
+        challenge = secrets.token_hex(16)
+        probes = [probe.options(scheduling_strategy=strategy(n["NodeID"], soft=False)).remote(challenge) for n in nodes]
         for node, ref in zip(nodes, probes, strict=True):
             try:
-                node_build = self._ray.get(ref, timeout=60)
+                *node_build, proof = self._ray.get(ref, timeout=60)
             except self._ray.exceptions.RayError as error:
                 if isinstance(error, self._ray.exceptions.RayTaskError):
                     raise ConfigError(f"the Ray node {node['NodeManagerAddress']} cannot run tasks: {error}") from error
                 continue  # it died or is slow: its tasks are run elsewhere
-            if node_build != build():
+            if tuple(node_build) != build():
                 raise ConfigError(
                     f"the Ray node {node['NodeManagerAddress']} has {describe_build(node_build)}, "
                     f"this machine {describe_build(build())}; "
                     "install the same on all nodes (pip install 'casemate[ray]'), with the extras in use"
                 )
+            if not secrets.compare_digest(proof, self._seal.proof(challenge)):
+                raise ConfigError(
+                    f"the Ray node {node['NodeManagerAddress']} has another {SECRET_VARIABLE}, or none; "
+                    "set the same one before 'ray start' on every node, and here"
+                )
 
 
-def _run_task(function: Callable[[Item], Result], item: Item) -> Result:
+def _run_task(function: SealedMessage, item: SealedMessage, number: int) -> SealedMessage:
     """Runs one task on a worker."""
-    return function(item)
+    seal = _seal_from_environment()
+    purpose = RESULT.format(number)
+    try:
+        run, value = seal.open(function, FUNCTION), seal.open(item, ITEM.format(number))
+        return seal.seal(_Done(run(value)), purpose)
+    except Exception as error:
+        text = traceback.format_exc()
+        try:
+            message = seal.seal(_Done(error=error, traceback=text), purpose)
+            seal.open(message, purpose)  # some exceptions can be pickled, but not unpickled
+        except Exception:
+            message = seal.seal(_Done(error=RuntimeError(f"{type(error).__name__}: {error}"), traceback=text), purpose)
+        return message
 
 
 @lru_cache(maxsize=2)
-def _fetch(ref: Any) -> Any:
+def _fetch(shared: _SharedValue) -> Any:
     """A shared value, cached in the worker process."""
-    return importlib.import_module("ray").get(ref)
+    message = importlib.import_module("ray").get(shared.handle)
+    return _seal_from_environment().open(message, SHARED.format(shared.name))
+
+
+def _new_seal() -> MessageSeal:
+    """A seal with a random secret."""
+    return MessageSeal(secrets.token_hex(SECRET_LENGTH).encode())
+
+
+def _seal_from_environment() -> MessageSeal:
+    """The seal with the secret of the environment.
+
+    Raises:
+        ConfigError: If there is none, or it is too short.
+    """
+    secret = os.environ.get(SECRET_VARIABLE, "")
+    if len(secret) < SECRET_LENGTH:
+        raise ConfigError(
+            f"set {SECRET_VARIABLE} to the same random text of {SECRET_LENGTH} or more characters here and, before "
+            "'ray start', on every node; it authenticates what they exchange"
+        )
+    return MessageSeal(secret.encode())
+
+
+@contextmanager
+def _environment(secret: str) -> Iterator[None]:
+    """Sets the secret of the environment, for the processes that are started meanwhile."""
+    before = os.environ.get(SECRET_VARIABLE)
+    os.environ[SECRET_VARIABLE] = secret
+    try:
+        yield
+    finally:
+        del os.environ[SECRET_VARIABLE]
+        os.environ |= {SECRET_VARIABLE: before} if before is not None else {}
 
 
 @cache
@@ -286,17 +371,28 @@ def describe_build(node_build: Sequence[str]) -> str:
     return f"casemate {casemate} (code {code}) on Python {python}" if casemate else f"no casemate (Python {python})"
 
 
-def _probe() -> Callable[[], tuple[str, str, str]]:
-    """A function that returns a worker's build. Pickled by value, so a worker without Casemate can run it."""
+def _probe() -> Callable[[str], tuple[str, str, str, str]]:
+    """A function that returns a worker's build, and its proof of the secret.
 
-    def probe() -> tuple[str, str, str]:
+    Pickled by value, so a worker without Casemate can run it.
+    """
+
+    def probe(challenge: str) -> tuple[str, str, str, str]:
         try:
-            node_build: tuple[str, str, str] = importlib.import_module("casemate.backends.clusters.ray").build()
+            module = importlib.import_module("casemate.backends.clusters.ray")
         except ImportError:
-            return ".".join(platform.python_version_tuple()[:2]), "", ""
-        return node_build
+            return ".".join(platform.python_version_tuple()[:2]), "", "", ""
+        return (*module.build(), module.prove(challenge))
 
     return probe
+
+
+def prove(challenge: str) -> str:
+    """The proof of this process that it has the secret; empty without one."""
+    try:
+        return _seal_from_environment().proof(challenge)
+    except ConfigError:
+        return ""
 
 
 def _require_listening(address: str) -> None:

@@ -8,7 +8,6 @@ others it receives them, and keeps copies in a temporary folder for its lifetime
 from __future__ import annotations
 
 import asyncio
-import pickle
 import sqlite3
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,7 +20,6 @@ from typing import Any
 from casemate import plugins
 from casemate.backends.indexes.sqlite import SqliteIndex
 from casemate.config import Config, PluginSpec
-from casemate.errors import ConfigError
 from casemate.guard.guard import Guard
 from casemate.plugins import build
 from casemate.protocols import CalibratedDefense, Embedder, Index, Target
@@ -109,10 +107,10 @@ class WorkerTask:
     """Runs a work item on a worker.
 
     Attributes:
-        spec: Pickled here, not by the cluster, so that the error names a worker's missing environment variable.
+        spec: What every worker receives.
     """
 
-    spec: Shared[bytes]
+    spec: Shared[WorkerSpec]
 
     def __call__(self, item: WorkItem) -> WorkResult:
         """See `Experiment.run_item`."""
@@ -121,7 +119,7 @@ class WorkerTask:
 
 def run_on_cluster(executor: Executor, spec: WorkerSpec, generator: CachedGenerator) -> RunOnWorkers:
     """Runs work items on workers; their model calls are added to those of `generator`."""
-    shared = executor.share(pickle.dumps(spec))
+    shared = executor.share(spec)
 
     def run(items: Iterable[WorkItem], stopped: Stopped) -> Iterator[WorkResult]:
         for result in executor.map(WorkerTask(shared), items, stopped):
@@ -184,10 +182,6 @@ class _Worker:
 
 
 @lru_cache(maxsize=1)
-def _worker(spec: Shared[bytes]) -> _Worker:
+def _worker(spec: Shared[WorkerSpec]) -> _Worker:
     """The worker of this process, built for its first item."""
-    try:
-        unpickled: WorkerSpec = pickle.loads(spec.get())
-    except KeyError as error:
-        raise ConfigError(f"a worker lacks the environment variable {error}; set it on every worker") from error
-    return _Worker(unpickled)
+    return _Worker(spec.get())
