@@ -426,6 +426,20 @@ def test_changed_vectors_are_reported(index, vector_url, schema) -> None:
     assert [("do not fit" in sentence) for sentence in index.check()] == [True]
 
 
+def test_a_changed_text_is_found_and_not_served(index, vector_url, schema) -> None:
+    sql(vector_url, f"UPDATE {schema}.document SET text = text || ' ' WHERE key = 7")
+    assert [("do not fit their checksum" in sentence) for sentence in index.check()] == [True]
+    with pytest.raises(DataError, match="is damaged in the index"):
+        index.search(unit(np.random.default_rng(6), 1)[0], 100)
+
+
+def test_an_index_of_a_version_without_checksums_is_read_and_reported(index, vector_url, schema) -> None:
+    sql(vector_url, f"ALTER TABLE {schema}.document DROP COLUMN checksum")
+    index.open("test", DIM)
+    assert len(index.search(unit(np.random.default_rng(6), 1)[0], 100).hits) == 60
+    assert [sentence.partition(",")[0] for sentence in index.check()] == ["60 documents have no checksum"]
+
+
 def test_check_and_rebuild_stream(index, monkeypatch) -> None:
     monkeypatch.setattr(pgvector, "FETCH_ROWS", 7)
     assert index.check() == []

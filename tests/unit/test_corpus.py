@@ -199,6 +199,39 @@ def test_links(tmp_path):
     assert corpus.ignored == 3  # plain, out.png, nowhere
 
 
+def test_hard_links_to_files_outside_are_not_read(tmp_path):
+    put(tmp_path, {"outside/secret.txt": "s", "outside/r.jsonl": '{"_id": "r", "text": "r"}', "root/b.txt": "b"})
+    root = tmp_path / "root"
+    for name in ("secret.txt", "r.jsonl"):
+        os.link(tmp_path / "outside" / name, root / name)
+    os.link(tmp_path / "outside/secret.txt", root / "picture.png")
+    corpus, sources = read(root)
+    assert names(sources) == ["b.txt"]
+    assert {p.where for p in corpus.problems} == {"secret.txt", "r.jsonl"}
+    assert all(
+        "of its hard links are hidden or outside" in p.reason and "copy the file here" in p.reason
+        for p in corpus.problems
+    )
+    assert "secret.txt" in corpus.unread
+    assert corpus.incomplete  # the records of r.jsonl are not known
+    assert corpus.ignored == 1
+
+
+def test_hard_links_within_the_corpus_are_read(tmp_path):
+    put(tmp_path, {"a.txt": "a", "b/c.txt": "c", "z.txt": "z"})
+    os.link(tmp_path / "a.txt", tmp_path / "b" / "same.txt")
+    os.link(tmp_path / "z.txt", tmp_path / "plain")
+    corpus, sources = read(tmp_path)
+    assert sorted(names(sources)) == ["a.txt", "b/c.txt", "b/same.txt", "z.txt"]
+    assert corpus.problems == []
+
+
+def test_a_single_file_may_have_hard_links(tmp_path):
+    put(tmp_path, {"a.txt": "a"})
+    os.link(tmp_path / "a.txt", tmp_path / "b.txt")
+    assert names(read(tmp_path / "a.txt")[1]) == ["a.txt"]
+
+
 def test_a_link_to_a_sibling_with_the_root_as_prefix_is_outside(tmp_path):
     put(tmp_path, {"root/a.txt": "a", "root2/b.txt": "b"})
     (tmp_path / "root" / "b.txt").symlink_to(tmp_path / "root2" / "b.txt")

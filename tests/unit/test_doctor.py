@@ -83,6 +83,17 @@ def test_name_clashes_with_another_corpus_are_listed(folder):
     assert "5 with the name of another source: d0, d1, d2, ..." in detail
 
 
+def test_a_flipped_bit_in_a_stored_text_is_found(folder):
+    index(folder, folder / "corpus.jsonl")
+    file = folder / ".casemate/index.db"
+    raw = bytearray(file.read_bytes())
+    text = documents(40)[3].text.encode()
+    raw[raw.index(text) + 2] ^= 1
+    file.write_bytes(raw)
+    ((ok, detail),) = [(f.ok, f.detail) for f in examine(folder / "casemate.yaml") if "checksum" in f.detail]
+    assert ok is False and "text or metadata of document" in detail
+
+
 def test_a_wrong_configuration_ends_the_examination(folder):
     (folder / "casemate.yaml").write_text("gaurd: {}")
     (finding,) = examine(folder / "casemate.yaml")

@@ -6,8 +6,10 @@ import json
 import logging
 import re
 import socket
+import sqlite3
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 
 import httpx
@@ -531,6 +533,37 @@ def test_no_answer_is_sent_while_the_event_store_is_renamed(tmp_path, monkeypatc
         assert "d7" not in answer.text
         elsewhere.rename(events)
         assert http.post("/v1/chat/completions", json=chat("only7")).status_code == 200
+
+
+@pytest.mark.parametrize("change", ["renamed", "deleted", "replaced"])
+def test_no_answer_is_sent_while_the_index_is_renamed_deleted_or_replaced(tmp_path, change):
+    app = make(tmp_path)
+    path, elsewhere = tmp_path / "index.db", tmp_path / "index.old"
+    with client(app, key(app)) as http:
+        assert http.post("/v1/chat/completions", json=chat("only7")).status_code == 200
+        assert http.get("/readyz").status_code == 200
+        elsewhere.write_bytes(path.read_bytes())
+        path.unlink() if change == "deleted" else elsewhere.rename(path) if change == "replaced" else path.rename(
+            elsewhere
+        )
+        answer = http.post("/v1/chat/completions", json=chat("only7"))
+        assert answer.status_code == 503
+        assert "d7" not in answer.text
+        wait_for(lambda: http.get("/readyz").status_code == 503)
+        if change == "renamed":
+            elsewhere.rename(path)
+            assert http.post("/v1/chat/completions", json=chat("only7")).status_code == 200
+
+
+def test_a_damaged_text_is_in_no_answer(tmp_path):
+    app = make(tmp_path)
+    with client(app, key(app)) as http:
+        assert http.post("/v1/chat/completions", json=chat("only7")).status_code == 200
+        with closing(sqlite3.connect(tmp_path / "index.db")) as db, db:
+            db.execute("UPDATE document SET text = replace(text, 'only7', 'only8')")
+        answer = http.post("/v1/chat/completions", json=chat("only7"))
+        assert answer.status_code == 503
+        assert "only" not in answer.text
 
 
 @pytest.mark.parametrize("stream", [False, True])

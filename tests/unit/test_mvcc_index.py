@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable
@@ -66,6 +67,28 @@ def contents(index: MemoryIndex, tenant: str = "default") -> dict[str, str]:
         assert np.abs(moments.scatter - fresh.scatter).max() < 1e-9
     assert dict(index.digests(tenant)) == {d.source: d.digest for d, _ in scanned}
     return {h.document.id: h.document.text for h in found.hits}
+
+
+def test_a_changed_text_is_found_and_not_served() -> None:
+    server = filled()
+    rows = next(iter(server.rows.values()))
+    key = next(k for k, row in rows.items() if '"text 1 old"' in row.body)
+    rows[key] = rows[key]._replace(body=rows[key].body.replace("text 1", "text 9"))
+    index = opened(server)
+    assert [("do not fit their checksum" in fault) for fault in index.check()] == [True]
+    with pytest.raises(DataError, match="is damaged in the index"):
+        index.search(unit(9, 1)[0], 100)
+
+
+def test_rows_of_a_version_without_checksums_are_read_and_reported() -> None:
+    server = filled()
+    rows = next(iter(server.rows.values()))
+    for key, row in rows.items():
+        if row.tenant != MANIFEST:
+            rows[key] = row._replace(body=json.dumps(json.loads(row.body)[:6]))
+    index = opened(server)
+    assert len(contents(index)) == 5
+    assert [fault.partition(",")[0] for fault in index.check()] == ["7 documents have no checksum"]
 
 
 def replace_two(index: MemoryIndex) -> None:

@@ -663,6 +663,41 @@ def test_every_failure_is_a_casemate_error(path) -> None:
     index.close()
 
 
+@pytest.mark.parametrize("column", ["id", "source", "digest", "title", "text", "metadata", "checksum"])
+def test_a_changed_bit_of_a_document_is_found_and_not_served(filled, column) -> None:
+    bit = "UPDATE document SET {0} = {1} WHERE key = 7"
+    change = "'[' || substr({0}, 2)" if column == "metadata" else "coalesce(nullif({0}, ''), 'x') || 'x'"
+    tamper(filled, bit.format(column, change.format(column)))
+    index = opened(filled)
+    faults = index.check()
+    assert [("do not fit their checksum" in fault) for fault in faults] == [True]
+    with pytest.raises(DataError, match="is damaged in the index: run 'casemate index --rebuild'"):
+        index.search(unit(np.random.default_rng(0), 1)[0], 500)
+    with pytest.raises(DataError, match="is damaged"):
+        list(index.scan())
+    index.close()
+
+
+def test_many_damaged_documents_are_counted(filled) -> None:
+    tamper(filled, "UPDATE document SET text = 'other' WHERE key <= 30")
+    index = opened(filled)
+    assert index.check()[-1].startswith("25 more documents do not fit their checksums")
+    assert len(index.check()) == 6
+    index.close()
+
+
+def test_an_index_of_a_version_without_checksums_is_read_and_reported(filled) -> None:
+    db = sqlite3.connect(filled)
+    db.execute("ALTER TABLE document DROP COLUMN checksum")
+    db.close()
+    index = opened(filled)
+    assert len(index.search(unit(np.random.default_rng(0), 1)[0], 500).hits) == 500
+    index.add(documents("s0", 25), unit(np.random.default_rng(6), 25))
+    faults = index.check()
+    assert [fault.partition(",")[0] for fault in faults] == ["475 documents have no checksum"]
+    index.close()
+
+
 def test_an_index_deleted_while_open_is_not_served_from_memory(tmp_path: Path) -> None:
     index = SqliteIndex(tmp_path / "index.db")
     index.open("test", DIM)

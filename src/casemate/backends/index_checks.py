@@ -1,7 +1,8 @@
-"""What all indexes share: input validation, document columns, moment checks and paged scans."""
+"""What all indexes share: input validation, document columns, checks of moments and texts, and paged scans."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -25,9 +26,12 @@ PROBES = 8
 """Random directions along which moments are compared with vectors: an error is orthogonal to one with probability 0."""
 SCAN_PAGE = 1024
 """Documents per page of a scan."""
-COLUMNS = "id, source, digest, title, text, metadata"
+COLUMNS = "id, source, digest, title, text, metadata, checksum"
 """The columns of ``document_columns``, for SQL."""
+NAMED_FAULTS = 5
+"""Damaged documents that a check names; it counts the others."""
 FIX = "run 'casemate doctor --fix'"
+REBUILD = "run 'casemate index --rebuild'"
 
 
 def require_valid(documents: Sequence[Document], vectors: Vector, dim: int) -> Vector:
@@ -78,30 +82,74 @@ def require_query(vector: Vector, dim: int) -> Vector:
     return np.ascontiguousarray(vector, np.float32)
 
 
-def document_columns(document: Document) -> tuple[str, str, str, str, str, str]:
-    """Id, source, digest, title, text, and the metadata as JSON in ASCII, which any database accepts.
+def document_columns(document: Document) -> tuple[str, ...]:
+    """Id, source, digest, title, text, the metadata as JSON in ASCII, which any database accepts, and the checksum.
 
     Raises:
         DataError: If the metadata cannot be written as JSON.
     """
     d = document
     try:
-        return d.id, d.source, d.digest, d.title, d.text, json.dumps(dict(d.metadata))
+        columns = d.id, d.source, d.digest, d.title, d.text, json.dumps(dict(d.metadata))
     except (TypeError, ValueError, RecursionError) as error:
         raise DataError(f"the metadata of document {d.id!r} cannot be written as JSON: {error}") from error
+    return *columns, checksum(columns)
+
+
+def checksum(columns: Sequence[str]) -> str:
+    """SHA-256 of the columns of a document, in hexadecimal digits: against damage, not against a forger.
+
+    >>> checksum(("a", "", "", "", "text", "{}"))[:8]
+    '22ab475d'
+    """
+    return hashlib.sha256(json.dumps(columns).encode()).hexdigest()
+
+
+def is_damaged(row: Sequence[str]) -> bool:
+    """Whether the columns of a document do not fit their checksum. Documents of earlier versions have none."""
+    stored = _stored_checksum(row)
+    return bool(stored) and checksum(row[:-1]) != stored
+
+
+def _stored_checksum(row: Sequence[str]) -> str:
+    """The checksum of a row; empty if an earlier version wrote it."""
+    return row[-1] if len(row) == len(COLUMNS.split(", ")) else ""
 
 
 def decode_document(row: Sequence[str]) -> Document:
     """The inverse of ``document_columns``.
 
     Raises:
-        DataError: If the metadata is damaged.
+        DataError: If the document does not fit its checksum: a damaged text is never part of an answer.
     """
-    identity, source, digest, title, text, metadata = row
+    identity, source, digest, title, text, metadata, *_ = row
     try:
+        if is_damaged(row):
+            raise ValueError("checksum")
         return Document(identity, text, title, source, digest, dict(json.loads(metadata)))
     except (TypeError, ValueError) as error:
-        raise DataError(f"document {identity!r} is damaged in the index: run 'casemate index --rebuild'") from error
+        raise DataError(f"document {identity!r} is damaged in the index: {REBUILD}") from error
+
+
+def check_documents(rows: Iterable[Sequence[str]]) -> list[str]:
+    """Compares all documents with their checksums, in constant memory. One sentence per fault.
+
+    Args:
+        rows: The columns of every document.
+    """
+    damaged = without = 0
+    faults = list[str]()
+    for row in rows:
+        without += not _stored_checksum(row)
+        if is_damaged(row):
+            damaged += 1
+            if damaged <= NAMED_FAULTS:
+                faults.append(f"text or metadata of document {row[0]!r} do not fit their checksum: {REBUILD}")
+    if damaged > NAMED_FAULTS:
+        faults.append(f"{damaged - NAMED_FAULTS} more documents do not fit their checksums: {REBUILD}")
+    if without:
+        faults.append(f"{without} documents have no checksum, because an earlier version wrote them: {REBUILD}")
+    return faults
 
 
 def duplicate_id(identity: str) -> DataError:

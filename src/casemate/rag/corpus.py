@@ -11,7 +11,7 @@ import re
 import stat
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -141,48 +141,73 @@ class Corpus:
         self.incomplete |= unknown
 
     def _files(self) -> Iterator[tuple[str, str]]:
-        """Yields name and path of each file of a known type. Links come last, so a file keeps its own name."""
+        """Yields name and path of each file of a known type. Links come last, so a file keeps its own name.
+
+        A file with several hard links is read if all of them are in the corpus. Else it may be a file that a user
+        without the right to read it has linked.
+        """
         if not self._folder:
             yield from [(_name(self.path.name), str(self.path))] if _kind(self.path.name) else []
             return
         root = os.path.realpath(self.path)
         inside = os.path.join(root, "")
         seen: set[str] = set()  # real paths, against loops and several paths to one file
+        linked: dict[tuple[int, int], list[tuple[str, str, int]]] = {}  # by device and inode
         waiting = deque([(root, root)])
         while waiting:
             path, real = waiting.pop()
             name = _name(path[len(inside) :])
-            mode = self._mode(name, path, stray=not os.path.join(real, "").startswith(inside))
-            if not mode or real in seen:
+            found = self._status(name, path, stray=not os.path.join(real, "").startswith(inside))
+            if not found or real in seen:
                 continue
-            if stat.S_ISDIR(mode):
+            if stat.S_ISDIR(found.st_mode):
                 seen.add(real)
                 paths = {n: os.path.join(path, n) for n in self._listed(name, path)}
                 links = {n: p for n, p in paths.items() if os.path.islink(p)}
                 waiting.extend((paths[n], os.path.join(real, n)) for n in reversed(paths) if n not in links)
                 waiting.extendleft((p, os.path.realpath(p)) for p in links.values())
-            elif stat.S_ISREG(mode) and _kind(name):
+            elif stat.S_ISREG(found.st_mode) and found.st_nlink > 1:
+                seen.add(real)
+                linked.setdefault((found.st_dev, found.st_ino), []).append((name, path, found.st_nlink))
+            elif stat.S_ISREG(found.st_mode) and _kind(name):
                 seen.add(real)
                 yield name, path
             else:
                 self.ignored += 1
+        for names in linked.values():
+            yield from self._hard_links(names)
 
-    def _mode(self, name: str, path: str, stray: bool) -> int:
-        """File mode; 0 if the file or folder must not or cannot be read."""
-        kind, unknown = _kind(name), False
+    def _hard_links(self, names: Sequence[tuple[str, str, int]]) -> Iterator[tuple[str, str]]:
+        """Yields name and path of each hard link of one file, unless the corpus has only some of its links.
+
+        Args:
+            names: Name, path and number of links of the file, for each link in the corpus.
+        """
+        for name, path, count in names:
+            if not _kind(name):
+                self.ignored += 1
+            elif count > len(names):
+                reason = f"{count - len(names)} of its hard links are hidden or outside the corpus; copy the file here"
+                self._problem(name, reason, name, _kind(name) in RECORDS)
+            else:
+                yield name, path
+
+    def _status(self, name: str, path: str, stray: bool) -> os.stat_result | None:
+        """Status of a file or folder; nothing if it must not or cannot be read."""
+        kind, unknown, found = _kind(name), False, None
         try:
-            mode = os.stat(path).st_mode
+            found = os.stat(path)
             reason = "a link to a target outside the corpus, which is not followed; copy the target here"
         except OSError as error:
-            mode, reason, stray = 0, reason_of(error), True
+            reason, stray = reason_of(error), True
             unknown = kind in RECORDS or not kind and not os.path.islink(path)  # may be a folder
         if not stray:
-            return mode
-        if kind or unknown or stat.S_ISDIR(mode):
+            return found
+        if kind or unknown or found and stat.S_ISDIR(found.st_mode):
             self._problem(name or ".", reason, name, unknown)
         else:
             self.ignored += 1
-        return 0
+        return None
 
     def _listed(self, name: str, folder: str) -> list[str]:
         """Names of the entries of a folder that are read, sorted."""

@@ -43,11 +43,13 @@ DOCUMENTS = """
 CREATE TABLE {s}.document (
     key bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, tenant text NOT NULL, id text NOT NULL, source text NOT NULL,
     digest text NOT NULL, title text NOT NULL, text text NOT NULL, metadata text NOT NULL,
-    embedding vector({dim}) NOT NULL, UNIQUE (tenant, id)
+    checksum text NOT NULL DEFAULT '', embedding vector({dim}) NOT NULL, UNIQUE (tenant, id)
 );
 ALTER TABLE {s}.document ALTER embedding SET STORAGE MAIN;
 CREATE INDEX ON {s}.document (tenant, source, digest);
 """
+CHECKSUMS = """SELECT 1 FROM information_schema.columns
+WHERE table_schema = %s AND table_name = 'document' AND column_name = 'checksum'"""
 GRAPH = "CREATE INDEX ON {s}.document USING hnsw (embedding vector_ip_ops) WITH (m = {m}, ef_construction = {ef})"
 MAX_KEY_BYTES = 2600  # limit of a B-tree entry
 FETCH_ROWS = 4096  # rows per fetch of a server-side cursor
@@ -113,6 +115,8 @@ class PgvectorIndex(Index):
                     db.execute(GRAPH.format(s=self._s, m=int(self.m), ef=int(self.ef_construct)))
                 insert = f"INSERT INTO {self._s}.meta VALUES ('fingerprint', %s), ('dim', %s)"
                 db.execute(insert, (fingerprint, str(dim)))
+            elif not db.execute(CHECKSUMS, (self.schema,)).fetchone():  # of an earlier version
+                db.execute(f"ALTER TABLE {self._s}.document ADD COLUMN checksum text NOT NULL DEFAULT ''")
             self._fingerprint, self._dim = fingerprint, dim
             self._require_same_embedder(self._meta(db))
 
@@ -120,7 +124,7 @@ class PgvectorIndex(Index):
         """See ``Index.add``."""
         vectors = index_checks.require_valid(documents, vectors, self._dim)
         rows = [(*_row(d, tenant), vector) for d, vector in zip(documents, vectors, strict=True)]
-        insert = f"INSERT INTO {self._s}.document (tenant, {COLUMNS}, embedding) VALUES (" + "%s, " * 7 + "%b)"
+        insert = f"INSERT INTO {self._s}.document (tenant, {COLUMNS}, embedding) VALUES (" + "%s, " * 8 + "%b)"
         with self._transaction(write=True) as db:
             db.execute(f"INSERT INTO {self._s}.tenant VALUES (%s, 0, 0, '', '') ON CONFLICT DO NOTHING", (tenant,))
             moments = self._load(db, tenant, "FOR UPDATE")  # excludes other writers of the tenant
@@ -184,7 +188,11 @@ class PgvectorIndex(Index):
     def check(self) -> list[str]:
         """See ``Index.check``."""
         with self._transaction() as db:
-            return index_checks.check_tenants(self._tenants(db), partial(self._load, db), partial(self._vectors, db))
+            faults = index_checks.check_tenants(self._tenants(db), partial(self._load, db), partial(self._vectors, db))
+            with db.cursor(name="documents") as cursor:
+                cursor.itersize = FETCH_ROWS
+                cursor.execute(f"SELECT {COLUMNS} FROM {self._s}.document ORDER BY key")
+                return faults + index_checks.check_documents(cursor)
 
     def rebuild(self) -> None:
         """See ``Index.rebuild``. Other writers wait."""

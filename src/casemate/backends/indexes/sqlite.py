@@ -42,7 +42,8 @@ CREATE TABLE tenant (
 );
 CREATE TABLE document (
     key INTEGER PRIMARY KEY AUTOINCREMENT, tenant TEXT NOT NULL, id TEXT NOT NULL, source TEXT NOT NULL,
-    digest TEXT NOT NULL, title TEXT NOT NULL, text TEXT NOT NULL, metadata TEXT NOT NULL, UNIQUE (tenant, id)
+    digest TEXT NOT NULL, title TEXT NOT NULL, text TEXT NOT NULL, metadata TEXT NOT NULL,
+    checksum TEXT NOT NULL DEFAULT '', UNIQUE (tenant, id)
 );
 CREATE INDEX document_source ON document (tenant, source, digest);
 CREATE INDEX document_tenant ON document (tenant);
@@ -170,9 +171,10 @@ class SqliteIndex(Index):
             ]
             orphans = "SELECT count(*) FROM document LEFT JOIN vector USING (key) WHERE length(value) IS NOT ?"
             if count := db.execute(orphans, (4 * self._dim,)).fetchone()[0]:
-                faults.append(f"{count} documents have no vector or an incomplete one: run 'casemate index --rebuild'")
+                faults.append(f"{count} documents have no vector or an incomplete one: {index_checks.REBUILD}")
             load, vectors = partial(_load, db, dim=self._dim), partial(self._vectors, db)
             faults += index_checks.check_tenants(_tenants(db), load, vectors)
+            faults += index_checks.check_documents(db.execute(f"SELECT {COLUMNS} FROM document ORDER BY key"))
         return faults
 
     def rebuild(self) -> None:
@@ -363,6 +365,8 @@ def _create_or_verify(db: sqlite3.Connection, path: Path) -> None:
         raise DataError(
             f"{path} has index format {version}; this version reads {FORMAT}: run 'casemate index --rebuild'"
         )
+    elif "checksum" not in {row[1] for row in db.execute("PRAGMA table_info(document)")}:  # of an earlier version
+        db.execute("ALTER TABLE document ADD COLUMN checksum TEXT NOT NULL DEFAULT ''")
 
 
 @contextmanager
@@ -384,7 +388,7 @@ def _translate_errors(path: Path) -> Iterator[None]:
 
 
 def _insert(db: sqlite3.Connection, d: Document, tenant: str) -> int:
-    insert = f"INSERT INTO document (tenant, {COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)"
+    insert = f"INSERT INTO document (tenant, {COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
     try:
         return db.execute(insert, (tenant, *index_checks.document_columns(d))).lastrowid or 0
     except sqlite3.IntegrityError as error:

@@ -192,6 +192,7 @@ class MvccIndex(Index):
             faults = index_checks.check_tenants(
                 sorted(manifests), lambda t: manifests[t].moments(dim), lambda t: self._vectors(snapshot, t)
             )
+            faults += index_checks.check_documents(c for t in sorted(manifests) for c in self._documents(snapshot, t))
             if not snapshot.record.holder and (orphans := self._count_orphans(snapshot, manifests)):
                 faults.append(f"{orphans} rows belong to no known tenant: run 'casemate index --rebuild'")
             return faults
@@ -308,6 +309,10 @@ class MvccIndex(Index):
     def _vectors(self, snapshot: _Snapshot, tenant: str) -> Iterator[tuple[Keys, Vector]]:
         for rows in self._pages(snapshot, self._visible(snapshot, tenant), ("vector",)):
             yield np.array([row.key for row in rows], np.int64), np.stack([row.vector for row in rows])
+
+    def _documents(self, snapshot: _Snapshot, tenant: str) -> Iterator[Sequence[str]]:
+        for rows in self._pages(snapshot, self._visible(snapshot, tenant), ("label", "body")):
+            yield from self._columns(snapshot, rows)
 
     def _count_orphans(self, snapshot: _Snapshot, tenants: Collection[str]) -> int:
         """Number of visible rows that belong to none of the tenants."""
