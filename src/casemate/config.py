@@ -367,6 +367,9 @@ class GatewaySection(Section):
     trusted_proxies: tuple[str, ...] = Field(
         default=(), description="Addresses of proxies whose X-Forwarded-For and -Proto headers are trusted."
     )
+    mcp: bool = Field(
+        default=False, description="Whether `/v1/mcp` offers tools to agents (Model Context Protocol, extra `mcp`)."
+    )
     metrics: Literal["key", "open"] = Field(
         default="key", description="Access to `/metrics`: `key` requires role metrics or admin; `open` needs no key."
     )

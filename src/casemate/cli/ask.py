@@ -102,7 +102,7 @@ class _Asker:
 
     @classmethod
     def of(cls, app: App, key: str, client: str, tenant: str, k: int) -> _Asker:
-        found = _find_key(app, key) if key else None
+        found = ApiKeyStore(app.store).named(key) if key else None
         return cls(app, found, client, found.grant.tenant if found else tenant, k)
 
     @property
@@ -125,23 +125,6 @@ class _Asker:
         recorded = replace(self.app, guard=self.app.guard.instrumented(store=recorder))
         asyncio.run(_print_stream(recorded.target.stream(self.query(question))))
         _report_withheld(recorder.events)
-
-
-def _find_key(app: App, name: str) -> ApiKey:
-    """The valid API key with this id or name.
-
-    Raises:
-        ConfigError: If there is none, or several have the name.
-    """
-    keys = ApiKeyStore(app.store)
-    keys.sync()
-    found = [one for one in keys.all() if one.revoked is None and name in (one.id, one.grant.name)]
-    if len(found) != 1:
-        what = f"{len(found)} valid keys have" if found else "no valid key has"
-        raise ConfigError(f"{what} the id or name {name[:40]!r}; 'casemate key list' shows the ids")
-    if found[0].grant.role == "metrics":
-        raise ConfigError(f"the key {found[0].id} may only read metrics; choose a key that may ask")
-    return found[0]
 
 
 def _require_documents(app: App, tenant: str) -> None:

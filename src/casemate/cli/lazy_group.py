@@ -25,6 +25,7 @@ COMMANDS: Mapping[str, str] = {
     "attach": "attach:attach",
     "reindex": "reindex:reindex",
     "reproduce": "reproduce:reproduce",
+    "mcp": "mcp:mcp",
     "key": "serve:key",
     "client": "client:client",
     "canary": "canary:canary",

@@ -79,7 +79,7 @@ class AdmissionMiddleware:
             try:
                 await self._admit(scope, receive, send, context)
             except Exception as error:
-                _log_failure(error, context)
+                log_failure(error, context)
                 if not context.status:
                     await _error_response(error, Headers(scope=scope))(scope, receive, send)
             finally:
@@ -212,7 +212,7 @@ def _has_long_body(headers: Headers) -> bool:
     return "transfer-encoding" in headers or not length.isdecimal() or int(length[:20]) > MAX_DRAIN
 
 
-def _log_failure(error: Exception, context: RequestContext) -> None:
+def log_failure(error: Exception, context: RequestContext) -> None:
     """Logs a failure without its message, which may contain a client's text. An ``ApiError`` is not logged."""
     if isinstance(error, ApiError):
         return

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from importlib.metadata import version
 
 from fastapi import Depends, FastAPI, Request
@@ -10,6 +12,7 @@ from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
 
 from casemate.errors import CasemateError
 from casemate.gateway.admission import AdmissionMiddleware
@@ -17,6 +20,8 @@ from casemate.gateway.api import chat, documents, operation, retrieve
 from casemate.gateway.dashboard.page import ROOT
 from casemate.gateway.dashboard.site import make_dashboard
 from casemate.gateway.errors import JsonResponse, to_api_error
+from casemate.gateway.mcp.server import PATH, HttpEndpoint
+from casemate.gateway.mcp.tools import GuardedTools, ToolSet
 from casemate.gateway.state import Gateway
 from casemate.system import App
 
@@ -26,15 +31,24 @@ ADDRESSES = {"api": "/v1", "schema": "/openapi.json", "dashboard": f"{ROOT}/", "
 """Answer to ``GET /``, which needs no key: it tells nothing about this gateway."""
 
 
-def make_app(app: App) -> FastAPI:
-    """Builds the ASGI application of a wired system, which it closes at shutdown."""
+def make_app(app: App, make_tools: Callable[[Gateway], ToolSet] = GuardedTools) -> FastAPI:
+    """Builds the ASGI application of a wired system, which it closes at shutdown.
+
+    Args:
+        app: The system.
+        make_tools: Makes the tools for agents, if ``gateway.mcp`` is on.
+
+    Raises:
+        MissingExtra: If ``gateway.mcp`` is on, and the SDK is not installed.
+    """
     gateway = Gateway(app)
+    agents = HttpEndpoint(make_tools(gateway)) if gateway.section.mcp else None
     api = FastAPI(
         title="Casemate",
         version=version("casemate"),
         docs_url=None,  # these pages load scripts from other hosts
         redoc_url=None,
-        lifespan=gateway.lifespan,
+        lifespan=_lifespan(gateway, agents),
         dependencies=[BEARER],
         redirect_slashes=False,  # a redirect would go to the host and scheme that the request names, with its key
     )
@@ -43,6 +57,8 @@ def make_app(app: App) -> FastAPI:
         api.add_exception_handler(kind, _error_response)
     for routes in (chat, retrieve, documents, operation):
         api.include_router(routes.router)
+    if agents:
+        api.router.routes.append(Route(PATH, agents, methods=["POST"]))
     api.add_route("/", lambda _: JsonResponse(ADDRESSES), include_in_schema=False)
     api.add_route(ROOT, lambda _: RedirectResponse(f"{ROOT}/"), include_in_schema=False)
     api.mount(ROOT, make_dashboard(gateway))
@@ -60,3 +76,14 @@ def make_app(app: App) -> FastAPI:
 
 async def _error_response(_: Request, error: Exception) -> Response:
     return to_api_error(error).response()
+
+
+def _lifespan(gateway: Gateway, agents: HttpEndpoint | None) -> Callable[[object], AbstractAsyncContextManager[None]]:
+    """The gateway's background work, and that of the endpoint for agents."""
+
+    @asynccontextmanager
+    async def lifespan(_: object) -> AsyncIterator[None]:
+        async with gateway.lifespan(), agents.running() if agents else nullcontext():
+            yield
+
+    return lifespan

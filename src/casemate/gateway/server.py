@@ -23,6 +23,8 @@ from casemate.errors import BackendError
 from casemate.gateway.admission import HEADERS
 from casemate.gateway.app import make_app
 from casemate.gateway.errors import invalid_http
+from casemate.gateway.mcp.tools import GuardedTools, ToolSet
+from casemate.gateway.state import Gateway
 from casemate.system import App
 
 BACKLOG = 2048
@@ -191,11 +193,11 @@ class GatewayServer(uvicorn.Server):
             self._on_started(f"{'https' if self.config.is_ssl else 'http'}://{name}:{port}")
 
 
-def uvicorn_config(app: App) -> uvicorn.Config:
-    """Builds the configuration of uvicorn."""
+def uvicorn_config(app: App, make_tools: Callable[[Gateway], ToolSet] = GuardedTools) -> uvicorn.Config:
+    """Builds the configuration of uvicorn. See ``make_app``."""
     section, folder = app.config.gateway, app.config.folder
     return uvicorn.Config(
-        make_app(app),
+        make_app(app, make_tools),
         host=section.host,
         port=section.port,
         http=type("HttpConnection", (HttpConnection,), connection_options(section)),
@@ -214,17 +216,22 @@ def uvicorn_config(app: App) -> uvicorn.Config:
     )
 
 
-def serve(app: App, on_started: Callable[[str], None] = lambda address: None) -> None:
+def serve(
+    app: App,
+    on_started: Callable[[str], None] = lambda address: None,
+    make_tools: Callable[[Gateway], ToolSet] = GuardedTools,
+) -> None:
     """Serves until a signal stops the server, and closes the system.
 
     Args:
         app: The system.
         on_started: Called with the address once requests are accepted.
+        make_tools: See ``make_app``.
 
     Raises:
         BackendError: If the server cannot start; the log has the reason.
     """
-    server = GatewayServer(uvicorn_config(app), on_started)
+    server = GatewayServer(uvicorn_config(app, make_tools), on_started)
     before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         server.run()  # uvicorn raises the signal again at its end, when it must have no effect

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -24,6 +25,8 @@ from typing import TypeAlias
 from casemate.maths.moments import without_documents
 from casemate.types import Document, Hit, Retrieval, T
 
+MAX_OPEN_TURNS, OPEN_TURN_S = 4096, 600.0
+"""Turns that a server keeps for later calls, and the seconds after the last one."""
 SourceKey: TypeAlias = tuple[int, str, str]
 """Index, tenant and source of a document."""
 
@@ -129,11 +132,41 @@ def turn(question: str) -> Iterator[Turn]:
     if outer is not None:
         yield outer
         return
-    token = _TURN.set(found := Turn(question))
-    try:
+    with continued(Turn(question)) as found:
         yield found
+
+
+@contextmanager
+def continued(current: Turn) -> Iterator[Turn]:
+    """Makes all retrievals inside the block part of a turn that began elsewhere, such as in an earlier request."""
+    token = _TURN.set(current)
+    try:
+        yield current
     finally:
         _TURN.reset(token)
+
+
+class OpenTurns:
+    """The turns of clients that ask the queries of one question in separate requests, such as an agent's tool calls.
+
+    Safe for threads. A turn ends ``OPEN_TURN_S`` after its last call, or when ``MAX_OPEN_TURNS`` newer ones exist.
+    """
+
+    def __init__(self) -> None:
+        self._turns: dict[tuple[str, str, str], tuple[Turn, float]] = {}
+        self._lock = threading.Lock()
+
+    def of(self, tenant: str, client: str, question: str) -> Turn:
+        """The turn of this question of a client: the open one, or a new one."""
+        now, name = time.monotonic(), (tenant, client, question)
+        with self._lock:
+            found, last = self._turns.pop(name, (None, now))
+            if found is None or now - last > OPEN_TURN_S:
+                found = Turn(question)
+            self._turns[name] = found, now
+            while len(self._turns) > MAX_OPEN_TURNS or next(iter(self._turns.values()))[1] < now - OPEN_TURN_S:
+                del self._turns[next(iter(self._turns))]
+            return found
 
 
 def current_turn() -> Turn | None:

@@ -182,6 +182,21 @@ class ApiKeyStore:
         same = hmac.compare_digest(_digest(id_, secret), key.digest)
         return key if same and id_ not in self._revoked and key is not _UNKNOWN else None
 
+    def named(self, name: str) -> ApiKey:
+        """Returns the valid key with this id or name, for the operator, who needs no secret. Reads new events first.
+
+        Raises:
+            ConfigError: If there is none, if several have the name, or if it may not ask.
+        """
+        self.sync()
+        found = [one for one in self.all() if one.revoked is None and name in (one.id, one.grant.name)]
+        if len(found) != 1:
+            what = f"{len(found)} valid keys have" if found else "no valid key has"
+            raise ConfigError(f"{what} the id or name {name[:40]!r}; 'casemate key list' shows the ids")
+        if found[0].grant.role == "metrics":
+            raise ConfigError(f"the key {found[0].id} may only read metrics; choose a key that may ask")
+        return found[0]
+
     def is_revoked(self, id_: str) -> bool:
         """Whether a key is revoked, as of the last ``sync``."""
         return id_ in self._revoked

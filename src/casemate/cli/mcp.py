@@ -1,0 +1,101 @@
+"""``mcp``: guarded tools for agents, by the Model Context Protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import typer
+
+from casemate import config as configuration
+from casemate.app import open_app
+from casemate.cli.console import ConfigFile, Tenant, say, shown
+from casemate.errors import ConfigError, needs
+from casemate.gateway.auth.keys import ApiKey, ApiKeyStore, Grant
+from casemate.system import App
+from casemate.types import DEFAULT_TENANT, Secret
+
+LOCAL_CLIENT = "mcp-stdio"
+"""Client name of the process that starts the server, if no key is given."""
+
+
+Tool = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME[=ARGUMENT]",
+        help="Tool of that server, and its argument with the query. Repeatable. Default: all that are known.",
+    ),
+]
+TokenVariable = Annotated[
+    str, typer.Option(metavar="VARIABLE", help="Environment variable with the bearer token for that URL.")
+]
+
+
+def mcp(
+    config: ConfigFile = None,
+    http: Annotated[bool, typer.Option("--http", help="Serve at /v1/mcp, for API keys. Default: stdio.")] = False,
+    host: Annotated[str | None, typer.Option(help="With --http: overrides gateway.host.")] = None,
+    port: Annotated[int | None, typer.Option(help="With --http: overrides gateway.port; 0: a free port.")] = None,
+    as_client: Annotated[
+        str,
+        typer.Option("--as", help="With stdio: the client's API key, by id or name. Default: no labels, no groups."),
+    ] = "",
+    tenant: Tenant = DEFAULT_TENANT,
+    upstream: Annotated[
+        str, typer.Option(help="Guard the retrieval tools of another MCP server: its URL, or the command to start it.")
+    ] = "",
+    tool: Tool = None,
+    token_env: TokenVariable = "",
+) -> None:
+    """Serve guarded retrieval and answers to agents (Model Context Protocol)."""
+    if http and (as_client or tenant != DEFAULT_TENANT):
+        raise ConfigError("--as and --tenant are for stdio; over HTTP each client sends its own API key")
+    given: dict[str, Any] = {name: value for name, value in (("host", host), ("port", port)) if value is not None}
+    if given and not http:
+        raise ConfigError("--host and --port need --http")
+    make_tools = _tools(upstream, tool or (), token_env)
+    settings = configuration.with_overrides(configuration.read(config), gateway={"mcp": http, **given})
+    with open_app(settings) as app:
+        if http:
+            importlib.import_module("casemate.gateway.server").serve(app, _print_address, make_tools)
+        else:
+            _serve_stdio(app, make_tools, as_client, tenant)
+
+
+def _tools(upstream: str, tools: Any, token_env: str) -> Callable[[Any], Any]:
+    """The constructor of the tools to serve."""
+    if (tools or token_env) and not upstream:
+        raise ConfigError("--tool and --token-env need --upstream")
+    with needs("casemate[mcp]"):
+        importlib.import_module("casemate.gateway.server")
+        importlib.import_module("mcp")
+    if not upstream:
+        found: Callable[[Any], Any] = importlib.import_module("casemate.gateway.mcp.tools").GuardedTools
+        return found
+    module = importlib.import_module("casemate.gateway.mcp.upstream")
+    if token_env and token_env not in os.environ:
+        raise ConfigError(f"--token-env: the environment variable {token_env} is not set")
+    named = {name: argument for name, _, argument in (text.partition("=") for text in tools)}
+    server = module.Upstream(upstream, named, Secret(os.environ[token_env]) if token_env else None)
+    return lambda gateway: module.UpstreamTools(gateway, server)
+
+
+def _serve_stdio(app: App, make_tools: Callable[[Any], Any], name: str, tenant: str) -> None:
+    state = importlib.import_module("casemate.gateway.state")
+    server = importlib.import_module("casemate.gateway.mcp.server")
+    if name:
+        key = ApiKeyStore(app.store).named(name)
+    else:  # the process that starts the server may read its files, but its model's questions come from elsewhere
+        grant = Grant(LOCAL_CLIENT, tenant=tenant, retrieve=True)
+        key = ApiKey(LOCAL_CLIENT, grant, "", datetime.now(UTC))
+    asyncio.run(server.serve_stdio(make_tools(state.Gateway(app)), key))
+
+
+def _print_address(address: str) -> None:
+    say.print(
+        f"serving tools at {shown(address)}/v1/mcp; create a key: casemate key create NAME --retrieve", soft_wrap=True
+    )

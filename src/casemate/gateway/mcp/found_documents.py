@@ -1,0 +1,124 @@
+"""Judges what another retriever found: its results select documents of the index, and the guard decides about these.
+
+Only the index has the similarity statistics by which a defense decides, and only its documents have sources and labels.
+So a result is replaced by the documents of the index that have its text. What the index does not hold is dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from casemate.guard.guard import Guard
+from casemate.rag.pipeline import Rag
+from casemate.types import Document, Hit, Query, Retrieval, Vector
+
+DEPTH = 1000
+"""Nearest documents to a query among which a result is looked for."""
+MIN_PART = 30
+"""Characters that a part of a document must have to stand for it."""
+_log = logging.getLogger(__name__)
+
+
+async def judge_found(guard: Guard, query: Query, texts: Sequence[str], *, off: bool = False) -> list[Document] | None:
+    """Returns the documents that the guard allows, of those that another retriever found for a query.
+
+    Withheld ones are replaced by documents that the guard's own retrieval allows, so their number tells nothing.
+
+    Args:
+        guard: The guard.
+        query: The query; its ``k`` is the largest number of documents.
+        texts: The texts that were found, best first.
+        off: Whether the guard is off: then only the access labels decide.
+
+    Returns:
+        At most k documents of the index; None if it holds none of the texts.
+    """
+    rag = guard.rag
+    if not off:
+        await guard.judge_turn(query)
+    vector = await rag.encode(query)
+    nearest = await rag.search(vector, DEPTH, query.tenant)
+    found = await asyncio.to_thread(find_documents, texts, [hit.document for hit in nearest.hits])
+    if not found:
+        return None if texts else []
+    named = {d.id: d for d in found[: query.k]}
+    if off:
+        return [d for d in named.values() if query.may_read(d)]
+    given = tuple(hit for hit in nearest.hits if hit.document.id in named)
+    judged, _ = await _with_rag(guard, _FoundRag(rag, vector, given)).retrieve(query)
+    others, _ = await _with_rag(guard, _FoundRag(rag, vector)).retrieve(query)  # always: else the duration would tell
+    allowed = {hit.document.id: hit.document for hit in judged.hits}
+    gone = {d.source for d in named.values() if d.id not in allowed}
+    kept = [allowed[name] for name in named if name in allowed]
+    fill = [h.document for h in others.hits if h.document.id not in named and h.document.source not in gone]
+    return [*kept, *fill][: len(named)]
+
+
+def find_documents(texts: Sequence[str], documents: Sequence[Document]) -> list[Document]:
+    """The documents that have these texts, contain them, or are contained in them; in the order of the texts.
+
+    Differences in white space do not count. A text without such a document is dropped, with a line in the log.
+    """
+    known = [(_plain(d.text), d) for d in documents]
+    equal = {form: d for d in reversed(documents) for form in (_plain(d.text), _plain(d.content))}
+    found: dict[str, Document] = {}
+    dropped = 0
+    for text in map(_plain, texts):
+        if text in equal:
+            same = [equal[text]]
+        else:
+            same = [d for part, d in known if len(part) >= MIN_PART and part in text]
+            same = same or [d for whole, d in known if len(text) >= MIN_PART and text in whole][:1]
+        dropped += not same
+        found.update((d.id, d) for d in same)
+    if dropped:
+        _log.warning(
+            "%d of %d results of the upstream server are not in the index; they are dropped", dropped, len(texts)
+        )
+    return list(found.values())
+
+
+class _FoundRag(Rag):
+    """A ``Rag`` for one query whose vector is known, over the documents that were found for it.
+
+    Documents of the index follow the found ones, with lower scores than all of them. Those in between are left out,
+    which can only make a document look closer.
+
+    Args:
+        rag: The system.
+        vector: The query's vector, (dim,).
+        given: The documents that were found, by decreasing score; empty: the whole index.
+    """
+
+    def __init__(self, rag: Rag, vector: Vector, given: tuple[Hit, ...] = ()) -> None:
+        vars(self).update(vars(rag))  # the index is open
+        self._vector, self._given = vector, given
+
+    async def encode(self, query: Query, then: Callable[[], None] = lambda: None) -> Vector:
+        """See ``Rag``. Returns the known vector."""
+        await asyncio.to_thread(then)
+        return self._vector
+
+    async def search(self, vector: Vector, k: int, tenant: str) -> Retrieval:
+        """See ``Rag``."""
+        if not self._given:
+            return await super().search(vector, k, tenant)
+        found = await super().search(vector, k + len(self._given), tenant)
+        ids, lowest = {hit.document.id for hit in self._given}, self._given[-1].score
+        below = [h for h in found.hits if h.document.id not in ids and h.score < lowest]
+        return replace(found, hits=(*self._given, *below)[:k])
+
+
+def _with_rag(guard: Guard, rag: Rag) -> Guard:
+    """A copy of the guard that retrieves from another system."""
+    guard = copy.copy(guard)
+    guard.rag = rag
+    return guard
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.split())

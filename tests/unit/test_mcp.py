@@ -1,0 +1,339 @@
+"""The tools for agents, with the official SDK's client: over HTTP, over stdio, and in front of another server."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
+
+import httpx
+import pytest
+
+pytest.importorskip("mcp", reason="the extra casemate[mcp] is not installed")
+import httpx2
+from mcp import Client, StdioServerParameters
+from mcp.client.streamable_http import streamable_http_client
+from typer.testing import CliRunner
+
+from casemate.cli import cli
+from casemate.errors import BackendError, ConfigError
+from casemate.gateway.auth.keys import ApiKeyStore
+from casemate.gateway.mcp.tools import GuardedTools
+from casemate.gateway.mcp.upstream import Upstream, UpstreamTools
+from casemate.gateway.server import uvicorn_config
+from casemate.gateway.state import Gateway
+from casemate.types import Outcome, Secret
+from tests import gateways
+from tests.fakes import documents
+from tests.gateways import SECRET_WORDS, HideNamed, key, make
+
+DOCUMENTS = {d.id: d for d in documents(40)}
+SECRET = DOCUMENTS["d3"].text
+HIDDEN = "only3"
+
+
+def program(kind, folder):
+    """Another process that serves on stdio."""
+    environment = {"PYTHONPATH": os.pathsep.join(sys.path)}
+    return StdioServerParameters(
+        command=sys.executable, args=["-m", "tests.mcp_process", kind, str(folder)], env=environment
+    )
+
+
+LIBRARY = f"{sys.executable} -m tests.mcp_process library -"
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+
+
+class HideFor(HideNamed):
+    """Hides d3 if the query contains a word."""
+
+    async def on_retrieve(self, query, retrieval):
+        return await super().on_retrieve(query, retrieval) if "attack" in query.text else Outcome(retrieval)
+
+
+@contextmanager
+def serving(app, make_tools=GuardedTools):
+    """Serves in a thread; yields the address."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gateways, "uvicorn_config", lambda app: uvicorn_config(app, make_tools))
+        with gateways.serving(app) as url:
+            yield url
+
+
+@asynccontextmanager
+async def connected(url, text, mode="auto"):
+    """An SDK client with an API key."""
+    headers = {"Authorization": f"Bearer {text}"}
+    async with httpx2.AsyncClient(headers=headers, timeout=20) as http:
+        async with Client(streamable_http_client(f"{url}/v1/mcp", http_client=http), mode=mode) as client:
+            yield client
+
+
+def found(result):
+    """Ids of the documents in a result, which says nothing else."""
+    assert not result.is_error, result.content
+    assert json.loads(result.content[0].text) == result.structured_content
+    for one in result.structured_content["documents"]:
+        assert one.keys() == {"id", "source", "title", "text"}
+    assert not any(word in result.model_dump_json() for word in SECRET_WORDS)
+    return [one["id"] for one in result.structured_content["documents"]]
+
+
+def refused(result):
+    """The message of a refused call."""
+    assert result.is_error
+    assert result.structured_content is None
+    return result.content[0].text
+
+
+def build(*given, **named):
+    """A system, wired outside of the running event loop."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(make, *given, **named).result()
+
+
+@pytest.fixture
+def app(tmp_path):
+    return build(tmp_path, defenses=(HideNamed("d3"),), mcp=True)
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+async def test_over_http_answers_and_documents_pass_the_guard(app, mode):
+    text = key(app, retrieve=True)
+    with serving(app) as url:
+        async with connected(url, text, mode) as client:
+            assert {tool.name for tool in (await client.list_tools()).tools} == {"ask", "search"}
+            ids = found(await client.call_tool("search", {"query": f"{HIDDEN} {SECRET}"}))
+            answer = await client.call_tool("ask", {"question": f"{HIDDEN} {SECRET}"})
+    assert len(ids) == 5 and "d3" not in ids
+    assert answer.content[0].text.split() == ids  # the parrot names its context
+    assert answer.structured_content is None
+
+
+async def test_over_stdio_answers_and_documents_pass_the_guard(tmp_path):
+    async with Client(program("guarded", tmp_path)) as client:
+        assert {tool.name for tool in (await client.list_tools()).tools} == {"ask", "search"}
+        ids = found(await client.call_tool("search", {"query": SECRET}))
+        answer = await client.call_tool("ask", {"question": SECRET})
+        assert "text is required" in refused(await client.call_tool("search", {"query": 3}))
+        assert "question is empty" in refused(await client.call_tool("ask", {"question": " "}))
+    assert len(ids) == 5 and "d3" not in ids
+    assert answer.content[0].text.split() == ids
+
+
+@pytest.mark.parametrize("header", [None, "Bearer cmk_0000000000000000_" + "x" * 43, "Basic x"])
+def test_over_http_nothing_is_answered_without_a_valid_key(app, header):
+    headers = {"Authorization": header} if header else {}
+    body = {
+        "jsonrpc": "2.0",
+        "id": 1,
+        "method": "tools/call",
+        "params": {"name": "ask", "arguments": {"question": "x"}},
+    }
+    with serving(app) as url:
+        for method in ("POST", "GET", "DELETE"):
+            answer = httpx.request(method, f"{url}/v1/mcp", json=body, headers=headers)
+            assert answer.status_code == 401
+            assert answer.json()["error"]["code"] == "invalid_api_key"
+
+
+def test_a_key_that_only_reads_metrics_and_a_revoked_key_are_refused(app):
+    revoked = key(app, name="gone")
+    store = ApiKeyStore(app.store)
+    store.sync()
+    store.revoke(store.named("gone").id)
+    metrics = key(app, "metrics")
+    with serving(app) as url:
+        for text, status in ((metrics, 403), (revoked, 401)):
+            headers = {"Authorization": f"Bearer {text}"}
+            assert httpx.post(f"{url}/v1/mcp", json={}, headers=headers).status_code == status
+
+
+def test_without_the_setting_there_is_no_such_route(tmp_path):
+    app = build(tmp_path)
+    headers = {"Authorization": f"Bearer {key(app)}"}
+    with gateways.serving(app) as url:
+        assert httpx.post(f"{url}/v1/mcp", json={}, headers=headers).status_code == 404
+
+
+async def test_a_key_without_the_permission_to_retrieve_may_only_ask(app):
+    text = key(app)
+    with serving(app) as url:
+        async with connected(url, text) as client:
+            assert [tool.name for tool in (await client.list_tools()).tools] == ["ask"]
+            same = refused(await client.call_tool("search", {"query": "only5"}))
+            assert same == refused(await client.call_tool("no such tool", {}))
+
+
+async def test_labels_and_rate_limits_of_the_key_apply(tmp_path):
+    app = build(tmp_path, count=0, mcp=True)
+    secret = documents(1, metadata={"acl": ["board"]})
+    open_ = documents(5, seed=1)[1:]
+    await app.guard.add([*secret, *open_])
+    keys = {"board": key(app, retrieve=True, labels=("board",)), "other": key(app, retrieve=True)}
+    limited = key(app, retrieve=True, requests_per_minute=3)
+    with serving(app) as url:
+        for name, text in keys.items():
+            async with connected(url, text) as client:
+                ids = found(await client.call_tool("search", {"query": secret[0].text}))
+                assert ("d0" in ids) == (name == "board")
+        headers = {"Authorization": f"Bearer {limited}"}
+        statuses = [httpx.post(f"{url}/v1/mcp", json={}, headers=headers).status_code for _ in range(5)]
+    assert statuses[3:] == [429, 429]
+
+
+async def test_a_document_withheld_for_the_users_question_stays_withheld_for_all_its_queries(tmp_path):
+    """The defense hides d3 only if the user's question is asked; the rewritten query alone would retrieve it."""
+    app = build(tmp_path, defenses=(HideFor(),), mcp=True)
+    text = key(app, retrieve=True)
+    with serving(app) as url:
+        async with connected(url, text) as client:
+            assert "d3" in found(await client.call_tool("search", {"query": HIDDEN}))
+            question = f"attack {SECRET}"
+            asked = {"query": HIDDEN, "question": question}
+            assert "d3" not in found(await client.call_tool("search", asked))
+            assert "d3" not in found(await client.call_tool("search", {**asked, "query": f"{HIDDEN} again"}))
+            assert "d3" in found(await client.call_tool("search", {"query": HIDDEN}))  # another turn
+
+
+async def test_calls_are_recorded_with_their_client(app):
+    text = key(app, retrieve=True)
+    with serving(app) as url:
+        async with connected(url, text) as client:
+            await client.call_tool("search", {"query": SECRET})
+        app.store.flush()
+        (verdict,), requests = app.store.scan("verdict"), app.store.scan("request")
+        (id_,) = [one.id for one in _keys(app)]
+    assert verdict.body["client"] == id_
+    assert {e.body["route"] for e in requests} == {"/v1/mcp"}
+    assert verdict.body["request"] in {e.body["request"] for e in requests}
+
+
+async def test_a_failure_tells_the_client_nothing_about_its_cause(tmp_path):
+    app = build(tmp_path, generator=gateways.Down(), mcp=True)
+    text = key(app)
+    with serving(app) as url:
+        async with connected(url, text) as client:
+            message = refused(await client.call_tool("ask", {"question": "only5"}))
+    assert message == "The service is temporarily unavailable."
+
+
+@asynccontextmanager
+async def guarded_library(app, tools=(), address=LIBRARY, token=None):
+    """An SDK client of a server that guards the library."""
+    text = key(app, retrieve=True)
+    upstream = Upstream(address, dict(tools), token)
+    with serving(app, lambda gateway: UpstreamTools(gateway, upstream)) as url:
+        async with connected(url, text) as client:
+            yield client
+
+
+async def test_another_servers_results_pass_the_guard(app):
+    async with guarded_library(app) as client:
+        offered = {tool.name: tool for tool in (await client.list_tools()).tools}
+        assert "read_document" not in offered  # it has no query
+        assert "documents" in offered["search"].output_schema["properties"]
+        ids = found(await client.call_tool("search", {"query": SECRET, "limit": 4}))
+        text = found(await client.call_tool("search_text", {"query": SECRET}))
+        free = found(await client.call_tool("search", {"query": DOCUMENTS["d7"].text, "limit": 3}))
+    assert len(ids) == 4 and "d3" not in ids  # filled up: the number tells nothing
+    assert len(text) == 3 and "d3" not in text
+    assert free[0] == "d7" and len(free) == 3
+
+
+async def test_without_a_guard_another_servers_results_include_the_document(tmp_path):
+    app = build(tmp_path, mcp=True)
+    async with guarded_library(app) as client:
+        assert found(await client.call_tool("search", {"query": SECRET, "limit": 4}))[0] == "d3"
+        assert "d3" in found(await client.call_tool("search_text", {"query": SECRET}))
+
+
+async def test_results_of_another_form_are_refused(app):
+    async with guarded_library(app) as client:
+        for name in ("search_pictures", "search_numbers", "search_broken", "search_elsewhere"):
+            message = refused(await client.call_tool(name, {"query": "secretword"}))
+            assert message == "The search failed. Try another query."
+
+
+async def test_nothing_else_of_the_other_server_is_offered(app):
+    async with guarded_library(app, {"search": ""}) as client:
+        assert [tool.name for tool in (await client.list_tools()).tools] == ["search"]
+        for name in ("search_text", "read_document"):
+            refused(await client.call_tool(name, {"query": "x", "number": 3}))
+        with pytest.raises(Exception, match="(?i)not found|not supported"):
+            await client.read_resource("library://documents")
+
+
+async def test_a_tool_that_cannot_be_guarded_is_refused_at_the_start(app):
+    gateway = Gateway(app)
+    for tools, why in (({"read_document": ""}, "read_document"), ({"no_such": "query"}, "no_such")):
+        with pytest.raises(ConfigError, match=why):
+            async with UpstreamTools(gateway, Upstream(LIBRARY, tools)).opened():
+                pass
+    with pytest.raises(BackendError):
+        async with UpstreamTools(gateway, Upstream("no-such-program", {})).opened():
+            pass
+    app.close()
+
+
+async def test_a_server_over_http_is_guarded_with_its_own_token(tmp_path):
+    (tmp_path / "far").mkdir()
+    (tmp_path / "near").mkdir()
+    far, near = build(tmp_path / "far", mcp=True), build(tmp_path / "near", defenses=(HideNamed("d3"),), mcp=True)
+    token = Secret(key(far, retrieve=True))
+    with serving(far) as url:
+        async with guarded_library(near, {"search": ""}, f"{url}/v1/mcp", token) as client:
+            assert [tool.name for tool in (await client.list_tools()).tools] == ["search"]
+            ids = found(await client.call_tool("search", {"query": SECRET}))
+    assert len(ids) == 5 and "d3" not in ids
+
+
+def _keys(app):
+    store = ApiKeyStore(app.store)
+    store.sync()
+    return store.all()
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (["--http", "--as", "x"], "each client sends its own API key"),
+        (["--port", "0"], "need --http"),
+        (["--tool", "a=b"], "need --upstream"),
+        (["--upstream", "x", "--token-env", "NO_SUCH_VARIABLE"], "NO_SUCH_VARIABLE is not set"),
+        (["--as", "nobody"], "no valid key has the id or name 'nobody'"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(tmp_path, monkeypatch, options, why):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=why):
+        CliRunner().invoke(cli, ["mcp", *options], catch_exceptions=False)
+
+
+@pytest.mark.slow
+async def test_the_command_serves_an_index_on_stdio_with_the_permissions_of_a_key(tmp_path):
+    (tmp_path / "notes").mkdir()
+    for name, acl in (("pharmacy", None), ("vault", ["board"])):
+        line = {"id": name, "text": f"The {name} opens at nine.", "metadata": {"acl": acl} if acl else {}}
+        (tmp_path / "notes" / f"{name}.jsonl").write_text(json.dumps(line) + "\n")
+    for command in (["index", "notes", "--no-calibrate"], ["key", "create", "board", "--retrieve", "--label", "board"]):
+        subprocess.run([sys.executable, "-m", "casemate", *command], cwd=tmp_path, check=True, capture_output=True)
+    seen = {}
+    for options in ([], ["--as", "board"]):
+        process = StdioServerParameters(
+            command=sys.executable,
+            args=["-m", "casemate", "mcp", *options],
+            env={"PYTHONPATH": os.environ["PYTHONPATH"]},
+            cwd=tmp_path,
+        )
+        async with Client(process) as client:
+            result = await client.call_tool("search", {"query": "When does the vault open?"})
+            seen[len(options)] = {one["source"] for one in result.structured_content["documents"]}
+    assert len(seen[0]) == 1 and len(seen[2]) == 2

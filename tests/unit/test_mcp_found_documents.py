@@ -1,0 +1,166 @@
+"""Results of another retriever: what is recognized in them, and what the guard leaves of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from casemate.gateway.mcp.found_documents import find_documents, judge_found
+from casemate.gateway.mcp.upstream import LISTS, TEXTS, recognize
+from casemate.guard import turn as turns
+from casemate.guard.audience import AudiencePolicy
+from casemate.guard.turn import OpenTurns, continued
+from casemate.types import Document, Query
+from tests.fakes import documents
+from tests.gateways import HideNamed, make
+
+DOCUMENTS = documents(40)
+TEXT = {d.id: d.text for d in DOCUMENTS}
+
+
+@dataclass
+class Block:
+    text: str = ""
+    type: str = "text"
+
+
+def blocks(*values):
+    return [Block(v if isinstance(v, str) else json.dumps(v)) for v in values]
+
+
+@given(st.lists(st.text(st.characters(codec="utf-8"))), st.sampled_from(LISTS), st.sampled_from(TEXTS))
+def test_texts_are_recognized_in_every_documented_form(texts, several, one):
+    as_objects = [{one: text, "score": 0.5, "metadata": {"page": 3}} for text in texts]
+    for form in (texts, as_objects, {several: texts}, {several: as_objects, "total": 9}):
+        assert recognize([], form) == texts
+        assert recognize(blocks(form)) == texts
+    assert recognize(blocks(*as_objects)) == texts
+
+
+@pytest.mark.parametrize(
+    "content",
+    [[Block(type="image")], [Block("a"), Block(type="resource_link")], blocks({"a": 1}), blocks([1]), blocks([None])],
+)
+def test_other_forms_are_not_recognized(content):
+    assert recognize(content) is None
+
+
+@pytest.mark.parametrize("structured", [1, True, {}, {"x": "y"}, {"result": 3}, {"hits": [], "results": []}])
+def test_other_structured_contents_are_not_recognized_even_with_a_text_beside(structured):
+    assert recognize(blocks("a text"), structured) is None
+
+
+def test_numbers_and_words_in_blocks_are_texts():
+    assert recognize(blocks("12", "null", "plain")) == ["12", "null", "plain"]
+
+
+def test_a_text_stands_for_the_documents_it_equals_contains_or_is_part_of():
+    whole = Document("w", "The pharmacy on level two opens at eight and closes at noon.", "Pharmacy")
+    other = Document("o", "Visitors park behind the chapel, and pay at the gate in coins.")
+    both = [whole, other]
+    for text, expected in {
+        whole.text: [whole],
+        whole.content.replace(" ", "\n "): [whole],
+        f"1. {other.text}\n2. {whole.text}": [whole, other],
+        "opens at eight and closes at noon.": [whole],
+        "opens at eight": [],
+        "": [],
+    }.items():
+        assert find_documents([text], both) == expected
+    assert find_documents([other.text, "unknown", whole.text, other.text], both) == [other, whole]
+
+
+async def judged(guard, text, found, k=5, **query):
+    kept = await judge_found(guard, Query(text, k=k, **query), [TEXT[name] for name in found])
+    return None if kept is None else [d.id for d in kept]
+
+
+@pytest.fixture
+def guard(tmp_path):
+    with make(tmp_path, defenses=(HideNamed("d3"),)) as app:
+        yield app.guard
+
+
+async def test_allowed_documents_keep_their_order_and_withheld_ones_are_replaced(guard):
+    assert await judged(guard, TEXT["d7"], ["d9", "d7", "d20"]) == ["d9", "d7", "d20"]
+    kept = await judged(guard, TEXT["d3"], ["d9", "d3", "d20"])
+    assert kept[:2] == ["d9", "d20"] and len(kept) == 3 and "d3" not in kept
+
+
+async def test_a_document_that_no_dense_search_would_find_is_judged(guard):
+    """The other retriever finds d3 for a query that has nothing in common with it."""
+    kept = await judged(guard, TEXT["d30"], ["d3"])
+    assert len(kept) == 1 and kept != ["d3"]
+
+
+async def test_at_most_k_documents_are_returned_and_unknown_ones_are_not(guard):
+    assert await judged(guard, "amber", ["d1", "d2", "d4", "d5"], k=2) == ["d1", "d2"]
+    assert await judge_found(guard, Query("amber"), ["of no document in the index, whatever it is"]) is None
+    assert await judge_found(guard, Query("amber"), []) == []
+
+
+async def test_observe_mode_withholds_nothing(guard):
+    guard.enforce = False
+    assert await judged(guard, TEXT["d3"], ["d9", "d3"]) == ["d9", "d3"]
+
+
+async def test_what_is_withheld_for_the_question_is_withheld_for_its_queries(guard):
+    open_turns = OpenTurns()
+    with continued(open_turns.of("default", "c", TEXT["d3"])):
+        assert "d3" not in await judged(guard, "amber", ["d3", "d8"], client="c")
+
+
+def test_a_turn_goes_on_for_the_same_client_and_question_only(monkeypatch):
+    now = 0.0
+    monkeypatch.setattr(turns.time, "monotonic", lambda: now)
+    opened = OpenTurns()
+    first = opened.of("t", "c", "q")
+    assert opened.of("t", "c", "q") is first
+    assert all(opened.of(*other) is not first for other in (("t", "d", "q"), ("u", "c", "q"), ("t", "c", "p")))
+    now = turns.OPEN_TURN_S
+    assert opened.of("t", "c", "q") is first
+    now += turns.OPEN_TURN_S + 1
+    assert opened.of("t", "c", "q") is not first
+    monkeypatch.setattr(turns, "MAX_OPEN_TURNS", 3)
+    kept = opened.of("t", "c", "q")
+    for number in range(2):
+        opened.of("t", "c", str(number))
+    assert opened.of("t", "c", "q") is kept
+    for number in range(3):
+        opened.of("t", "c", str(number))
+    assert opened.of("t", "c", "q") is not kept
+
+
+async def test_documents_without_a_label_of_the_client_are_dropped_with_the_guard_on_and_off(labelled):
+    texts = [d.text for d in labelled.documents]
+    for off in (False, True):
+        kept = await judge_found(labelled.guard, Query(texts[0], labels=frozenset()), texts, off=off)
+        assert "d0" not in [d.id for d in kept]
+        kept = await judge_found(labelled.guard, Query(texts[0], labels=frozenset({"board"})), texts, off=off)
+        assert kept[0].id == "d0"
+
+
+@dataclass
+class Labelled:
+    guard: object
+    documents: list
+
+
+@pytest.fixture
+def labelled(tmp_path):
+    app = make(tmp_path, count=0)
+    held = [*documents(1, metadata={"acl": ["board"]}), *documents(4, seed=1)[1:]]
+    asyncio.run(app.guard.add(held))
+    with app:
+        yield Labelled(app.guard, held)
+
+
+async def test_a_client_that_may_not_read_a_source_in_full_does_not_get_it(guard):
+    guard.audience = AudiencePolicy("nothing")
+    assert await judged(guard, TEXT["d7"], ["d7", "d8"], groups=frozenset()) == []
+    assert await judged(guard, TEXT["d7"], ["d7", "d8"]) == ["d7", "d8"]
