@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import random
 import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,14 @@ gguf = pytest.importorskip("gguf", reason=REASON)
 
 from casemate.backends.generators.transformers import CausalLM  # noqa: E402
 from casemate.backends.generators.transformers.gguf import converted  # noqa: E402
+from casemate.backends.indexes.sqlite import SqliteIndex  # noqa: E402
 from casemate.errors import BackendError, ConfigError, DataError  # noqa: E402
-from casemate.types import Document, Prompt  # noqa: E402
+from casemate.guard.defenses.cascade import Cascade  # noqa: E402
+from casemate.guard.guard import Guard  # noqa: E402
+from casemate.protocols import Defense  # noqa: E402
+from casemate.rag.pipeline import Rag  # noqa: E402
+from casemate.types import Action, Answer, Document, Outcome, Prompt, Query, Verdict  # noqa: E402
+from tests.fakes import BagOfWords  # noqa: E402
 from tests.unit.tiny_gguf import CHAT, LENGTH, write_gguf  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -119,6 +126,19 @@ def test_a_template_that_accepts_no_chat(tmp_path: Path) -> None:
         answer(model)
 
 
+@pytest.mark.parametrize("fault", ["{{ 1/0 }}", "{{ messages + 1 }}", "{% if %}", "{{ messages[9].content }}"])
+def test_a_template_that_fails(fault: str, tmp_path: Path) -> None:
+    model = CausalLM(str(write_gguf(tmp_path / "m.gguf", fault)), device="cpu", cache=tmp_path / "cache")
+    with pytest.raises(BackendError, match="the chat template of .* refuses the prompt; use another model"):
+        answer(model)
+
+
+def test_a_template_that_drops_the_question(tmp_path: Path) -> None:
+    model = CausalLM(str(write_gguf(tmp_path / "m.gguf", "Hello.")), device="cpu", cache=tmp_path / "cache")
+    with pytest.raises(BackendError, match="the chat template of .* drops the question or the documents"):
+        answer(model, "Where?", NOTE)
+
+
 class TestDigest:
     def test_expected(self, file: Path, cache: Path) -> None:
         digest = hashlib.sha256(file.read_bytes()).hexdigest()
@@ -195,6 +215,15 @@ class TestUnusableFiles:
             converted(file, cache=tmp_path / "occupied" / "models")
 
 
+@pytest.mark.parametrize("part", ["model.safetensors", "config.json", "tokenizer.json"])
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
+def test_a_damaged_conversion(part: str, share: float, file: Path, tmp_path: Path) -> None:
+    damaged = converted(file, cache=tmp_path) / part
+    damaged.write_bytes(damaged.read_bytes()[: int(share * damaged.stat().st_size)])
+    with pytest.raises(DataError, match=r"m.* cannot be loaded .* delete the folder, and the file is converted again"):
+        CausalLM(str(file), device="cpu", cache=tmp_path)
+
+
 class TestAnswers:
     def test_never_stops(self, tiny: CausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
         letter = tiny._tokenizer.token_to_id("h")
@@ -210,6 +239,84 @@ class TestAnswers:
     def test_too_long_a_context(self, tiny: CausalLM) -> None:
         with pytest.raises(BackendError, match=f"the model .* reads {LENGTH}; use fewer"):
             answer(tiny, "Where?", Document("a", "word " * LENGTH))
+
+
+class Sealed(Defense):
+    """Replaces every answer: what a client receives otherwise was not guarded."""
+
+    paper = "none: for these tests"
+
+    async def on_answer(self, query: Query, answer: Answer) -> Outcome[Answer]:
+        verdict = Verdict("sealed", True, Action.NONE, 1.0, 0.5)
+        return Outcome(replace(answer, text="sealed"), verdict)
+
+
+class TestBehindAGuard:
+    """Whatever the model does, a client receives a guarded answer or an error, in bounded time."""
+
+    def guard(self, model: CausalLM, tmp_path: Path, *defenses: Defense) -> Guard:
+        index = SqliteIndex(tmp_path / "index.db")
+        embedder = BagOfWords()
+        index.open(embedder.fingerprint, embedder.dim)
+        index.add([NOTE], embedder.embed([NOTE.content]))
+        return Guard(Rag(embedder, index, model), list(defenses))
+
+    def received(self, guard: Guard, streamed: bool) -> str:
+        async def whole() -> str:
+            if streamed:
+                return "".join([piece async for piece in guard.stream(Query("Where?", "ann"))])
+            return (await guard.ask(Query("Where?", "ann"))).text
+
+        return asyncio.run(whole())
+
+    @pytest.mark.parametrize("streamed", [False, True])
+    def test_never_stops(self, streamed: bool, tiny: CausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        calls: list[int] = []
+        letter = tiny._tokenizer.token_to_id("h")
+        monkeypatch.setattr(tiny, "_next", lambda *_: calls.append(1) or (letter, None))
+        assert self.received(self.guard(tiny, tmp_path, Sealed()), streamed) == "sealed"
+        assert len(calls) == tiny.max_tokens
+
+    @pytest.mark.parametrize("streamed", [False, True])
+    @pytest.mark.parametrize("failure", ["silence", "too long", "NaN in the middle"])
+    def test_fails(
+        self, failure: str, streamed: bool, tiny: CausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        made: list[int] = []
+        (end,) = tiny.ends
+
+        def following(*_: object) -> tuple[int, None]:
+            made.append(1)
+            if failure == "silence":
+                return end, None
+            if len(made) == 3:
+                raise BackendError("NaN", backend="transformers", retryable=False)
+            return tiny._tokenizer.token_to_id("h"), None
+
+        monkeypatch.setattr(tiny, "_next", following)
+        if failure == "too long":
+            monkeypatch.setattr(tiny, "_limit", 20)
+        guard, pieces = self.guard(tiny, tmp_path, Sealed()), []
+
+        async def whole() -> None:
+            stream = guard.stream(Query("Where?", "ann"))
+            pieces.extend([piece async for piece in stream]) if streamed else await guard.ask(Query("Where?", "ann"))
+
+        with pytest.raises(BackendError):
+            asyncio.run(whole())
+        assert not pieces
+
+    @pytest.mark.parametrize("failure", ["silence", "too long"])
+    def test_the_cascade_fails(
+        self, failure: str, tiny: CausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        if failure == "silence":
+            monkeypatch.setattr(tiny, "_ends", frozenset(range(len(tiny.vocabulary))))
+        else:
+            monkeypatch.setattr(tiny, "_limit", 20)
+        guard = self.guard(tiny, tmp_path, Cascade(draft=tiny, max_tokens=8))
+        with pytest.raises(BackendError, match="wrote nothing" if failure == "silence" else "reads at most 20"):
+            self.received(guard, streamed=False)
 
 
 @pytest.mark.slow

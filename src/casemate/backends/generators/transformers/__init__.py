@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jinja2 import TemplateError
+
 from casemate.backends.chat_prompt import NOTHING_FOUND, user_message
 from casemate.backends.generators.transformers import gguf
 from casemate.backends.generators.transformers.batch import BatchDecoder, Job, NaNError
@@ -30,6 +32,8 @@ DATA_NOTE = (
 )
 NOT_A_NUMBER = "the model {model!r} returned NaN; use dtype float32 or bfloat16"
 
+TEMPLATE_ERRORS = (TemplateError, ArithmeticError, TypeError, ValueError, LookupError, AttributeError, RecursionError)
+"""What the program in a chat template may raise: it comes with the model."""
 _INCOMPLETE = "\ufffd"  # decodes a character whose last tokens are missing
 _POSITIONS = 256  # positions per float32 conversion of logits
 
@@ -82,7 +86,8 @@ class CausalLM(Generator, LanguageModel, TokenModel):
             importlib.import_module("torch")
             importlib.import_module("transformers")
         self._device = _device(self.device)
-        self._model, self._chat = _load(self._folder(), self.dtype, self._device)
+        folder = self._folder()
+        self._model, self._chat = _load(folder, self.dtype, self._device, folder != self.model)
         self._tokenizer = _fast_tokenizer(self._chat, self.model)
         self._start = [] if self._chat.bos_token_id is None else [int(self._chat.bos_token_id)]
         self._ends = _ends(self._model.generation_config.eos_token_id, self._chat.eos_token_id)
@@ -248,23 +253,25 @@ class CausalLM(Generator, LanguageModel, TokenModel):
 
     def _templated(self, prompt: Prompt) -> str:
         """The chat by the model's template. Falls back to one message if that refuses or drops a system message."""
-        from jinja2 import TemplateError
-
         user = user_message(prompt, self._escape)
         system = "\n\n".join(part for part in (prompt.instructions, DATA_NOTE) if part)
         chats = (
             [{"role": "system", "content": system}, {"role": "user", "content": user}],
             [{"role": "user", "content": f"{system}\n\n{user}"}],
         )
-        with suppress(TemplateError):
+        with suppress(*TEMPLATE_ERRORS):
             text = str(self._chat.apply_chat_template(chats[0], tokenize=False, add_generation_prompt=True))
-            if system.strip() in text:
+            if system.strip() in text and user.strip() in text:
                 return text
+        problem = f"the chat template of {self.model!r} refuses the prompt"
         try:
-            return str(self._chat.apply_chat_template(chats[1], tokenize=False, add_generation_prompt=True))
-        except TemplateError as error:
-            problem = f"the chat template of {self.model!r} refuses the prompt"
+            text = str(self._chat.apply_chat_template(chats[1], tokenize=False, add_generation_prompt=True))
+        except TEMPLATE_ERRORS as error:
             raise BackendError(f"{problem}; use another model", backend=NAME, retryable=False) from error
+        if user.strip() not in text:
+            problem = f"the chat template of {self.model!r} drops the question or the documents"
+            raise BackendError(f"{problem}; use another model", backend=NAME, retryable=False)
+        return text
 
     def _escape(self, text: str) -> str:
         """Escapes the model's special tokens, so text can neither end nor begin a turn."""
@@ -365,9 +372,10 @@ def _device(name: str) -> str:
     return name
 
 
-def _load(name: str, dtype: str, device: str) -> tuple[Any, Any]:
-    """Model and tokenizer."""
+def _load(name: str, dtype: str, device: str, converted: bool) -> tuple[Any, Any]:
+    """Model and tokenizer; `converted`: the folder was made from a GGUF file."""
     import torch
+    from safetensors import SafetensorError
 
     transformers: Any = importlib.import_module("transformers")
     local = bool(name) and Path(name).expanduser().is_dir()
@@ -379,12 +387,14 @@ def _load(name: str, dtype: str, device: str) -> tuple[Any, Any]:
         try:
             tokenizer = transformers.AutoTokenizer.from_pretrained(place, local_files_only=local)
             model = transformers.AutoModelForCausalLM.from_pretrained(place, dtype=kind, local_files_only=local)
-        except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
+        except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
             remedy = (
                 "set a folder written by save_pretrained, of a model that generates text"
                 if local
                 else "correct the name or path; without network, set a local folder"
             )
+            if converted:
+                remedy = "the conversion of a GGUF file is damaged: delete the folder, and the file is converted again"
             raise DataError(f"the model {name!r} cannot be loaded ({type(error).__name__}); {remedy}") from error
     try:
         return model.to(device).eval(), tokenizer

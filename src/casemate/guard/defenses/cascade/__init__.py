@@ -23,7 +23,7 @@ from typing import Any, ClassVar, cast
 
 import numpy as np
 
-from casemate.errors import CapabilityError, ConfigError
+from casemate.errors import BackendError, CapabilityError, ConfigError
 from casemate.guard import generation_costs
 from casemate.guard.defenses.cascade.decoding import Bonus, CascadeDecoding, DecodingSettings, View
 from casemate.guard.defenses.cascade.rewriting import RewritingGenerator, quotation_stats
@@ -154,7 +154,7 @@ class _CascadeGenerator(Generator):
         """Streams the answer block by block; stops the models when the reader stops.
 
         Raises:
-            BackendError: If the prompt is too long for one of the models, or a model fails.
+            BackendError: If the prompt is too long for one of the models, a model fails, or they write nothing.
         """
         decoding = await asyncio.to_thread(self.decoding, prompt)
         sent = 0
@@ -167,6 +167,12 @@ class _CascadeGenerator(Generator):
                     sent = len(text)
             if rest := self._text(decoding)[sent:]:
                 yield rest
+            elif not sent:
+                raise BackendError(
+                    "the models of the cascade wrote nothing; use models trained to answer",
+                    backend="cascade",
+                    retryable=False,
+                )
         finally:
             chunks = range(len(prompt.context))
             figures = quotation_stats(decoding.copying, decoding.state, chunks) | asdict(decoding.stats)
