@@ -1,9 +1,11 @@
 """Evaluation with real language models, in steps that can run on different machines.
 
     python -m benchmarks.real plan       # questions; prompts for the writer, as far as they have no answer yet
+    python -m benchmarks.real written    # instead: written questions of the recorded set about the first candidates
     python -m benchmarks.real retrieve   # contexts with the guard off and on; prompts for the reader
     python benchmarks/real/answer.py PROMPTS ANSWERS --model FILE
     python -m benchmarks.real judge      # each attack's own scores of the recorded answers
+    python -m benchmarks.real forms      # which output transforms a reader follows: prompts, and shares of the answers
     python -m benchmarks.real table      # the tables of the documentation
 
 Each step keeps what is there. The folder (`--work`) holds `prompts_writer.jsonl.gz`, `prompts_reader.jsonl.gz`, and the
@@ -16,21 +18,24 @@ import argparse
 from pathlib import Path
 
 from benchmarks import ROOT, save
-from benchmarks.real import files, judging, planning, table
+from benchmarks.real import files, judging, output_forms, planning, table, written
 from benchmarks.real.sample import CORPORA, EACH
 
 
 def main() -> None:
     """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("step", choices=("plan", "retrieve", "judge", "table"))
+    parser.add_argument("step", choices=("plan", "written", "retrieve", "judge", "forms", "table"))
     parser.add_argument("--corpus", nargs="*", choices=CORPORA, default=["nfcorpus"])
     parser.add_argument("--work", type=Path, default=ROOT / "build/real")
     parser.add_argument("--each", type=int, default=EACH, help="members and non-members")
     parser.add_argument("--reader", nargs="*", default=["qwen1.5b"], help="judge: names of the readers' answer files")
+    parser.add_argument("--first", type=int, default=40, help="written: members and non-members asked about")
+    parser.add_argument("--attacks", nargs="*", choices=written.KEYLESS, default=["natural", "menta"])
     given = parser.parse_args()
     given.work.mkdir(parents=True, exist_ok=True)
-    {"plan": _plan, "retrieve": _retrieve, "judge": _judge, "table": _table}[given.step](given)
+    steps = {"plan": _plan, "written": _written, "retrieve": _retrieve, "judge": _judge, "forms": _forms}
+    (steps | {"table": _table})[given.step](given)
 
 
 def _plan(given: argparse.Namespace) -> None:
@@ -38,6 +43,11 @@ def _plan(given: argparse.Namespace) -> None:
     for corpus in given.corpus:
         missing |= planning.plan(corpus, given.work, given.each).missing
     _write(given.work / "prompts_writer.jsonl.gz", missing)
+
+
+def _written(given: argparse.Namespace) -> None:
+    for corpus in given.corpus:
+        written.plan(corpus, given.work, given.each, given.first, given.attacks)
 
 
 def _retrieve(given: argparse.Namespace) -> None:
@@ -61,6 +71,12 @@ def _write(path: Path, prompts: dict) -> None:
 def _judge(given: argparse.Namespace) -> None:
     found = {corpus: judging.judge(corpus, given.work, given.reader) for corpus in given.corpus}
     save("real", found)
+
+
+def _forms(given: argparse.Namespace) -> None:
+    _write(given.work / "prompts_forms.jsonl.gz", {row["id"]: row for _, _, row in output_forms.trials()})
+    if models := [m for m in given.reader if (given.work / f"answers_forms_{m}.jsonl.gz").exists()]:
+        save("real_output_forms", output_forms.judge(given.work, models))
 
 
 def _table(given: argparse.Namespace) -> None:

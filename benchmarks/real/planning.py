@@ -58,13 +58,14 @@ def plan(corpus: str, work: Path, each: int) -> RecordedWriter:
     with open_sample(corpus, each) as sample:
         rows = asyncio.run(_questions(sample, writer))
         members = {d.source for d in sample.split.members}
-        files.write(work / f"sample_{corpus}.jsonl.gz", _sample_rows(sample, members))
+        files.write(work / f"sample_{corpus}.jsonl.gz", sample_rows(sample, members))
     files.write(work / f"questions_{corpus}.jsonl.gz", rows)
     print(f"{corpus}: {sum(len(row['questions']) for row in rows)} questions in {len(rows)} trials", file=sys.stderr)
     return writer
 
 
-def _sample_rows(sample: Sample, members: set[str]) -> list[dict[str, Any]]:
+def sample_rows(sample: Sample, members: set[str]) -> list[dict[str, Any]]:
+    """The candidates, members and non-members evenly mixed."""
     return [
         {
             "id": d.source,
@@ -199,7 +200,9 @@ def length(attack: str) -> int:
 
 
 def prompts_file(corpus: str, work: Path) -> dict[str, dict[str, Any]]:
-    """Rows of the reader's prompts file, by id."""
+    """Rows of the reader's prompts file by id, of the trials that are selected now."""
     inputs, trials = reader_prompts(corpus, work)
+    wanted = {trial_key(row): place for place, row in enumerate(selected(corpus, work))}
+    trials = sorted((t for t in trials if trial_key(t) in wanted), key=lambda t: wanted[trial_key(t)])
     limits = {i: length(trial["attack"]) for trial in trials for side in ("off", "on") for i in trial[side]}
-    return {i: prompt_row(prompt, limits[i]) for i, prompt in inputs.items()}
+    return {i: prompt_row(inputs[i], limits[i]) for i in limits}
