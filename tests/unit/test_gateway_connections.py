@@ -10,7 +10,8 @@ import httpx
 import pytest
 
 from casemate.config import GatewaySection
-from casemate.gateway.admission import MAX_UPLOADS
+from casemate.gateway import body_reader
+from casemate.gateway.body_reader import MAX_UPLOADS
 from casemate.gateway.server import connection_options
 from tests.gateways import Endless, Held, chat, client, connected_to, key, make, serving, wait_for
 
@@ -54,6 +55,38 @@ def test_uploads_of_one_key_are_limited(tmp_path):
 
         wait_for(lambda: status(slow) == 503)
         assert status(other) == 200
+
+
+def test_bytes_of_one_key_are_limited(tmp_path, monkeypatch):
+    monkeypatch.setattr(body_reader, "BODIES_PER_OWNER", 2)
+    app = make(tmp_path, max_body_mb=0.1)
+    greedy, other = key(app), key(app)
+    long = "Content-Type: application/json\r\nContent-Length: 90000\r\n\r\n" + "x" * 80_000
+    with serving(app) as url, ExitStack() as opened:
+        for _ in range(2):
+            opened.enter_context(connected_to(url)).sendall(started(greedy, long))
+
+        def answer(text):
+            named, body = {"Authorization": f"Bearer {text}"}, chat("only7 " + "x" * 50_000)
+            return httpx.post(f"{url}/v1/chat/completions", json=body, headers=named)
+
+        wait_for(lambda: answer(greedy).status_code == 503)
+        assert answer(greedy).headers["connection"] == "close"
+        assert answer(other).status_code < 500
+
+
+def test_uploads_without_a_key_never_block_a_login(tmp_path):
+    app = make(tmp_path)
+    with serving(app) as url, ExitStack() as opened:
+        slow = [opened.enter_context(connected_to(url)) for _ in range(MAX_UPLOADS + 20)]
+        for connection in slow:
+            connection.sendall(f"POST /dashboard/login HTTP/1.1\r\nHost: x\r\n{INCOMPLETE}".encode())
+        given_up = [connection for connection in slow[:20] if connection.recv(4096).startswith(b"HTTP/1.1 408")]
+        assert len(given_up) == 20, "those that have waited longest"
+        assert httpx.post(f"{url}/dashboard/login", data={"key": "wrong"}).status_code == 403
+        slow[-1].setblocking(False)
+        with pytest.raises(BlockingIOError):
+            slow[-1].recv(1)
 
 
 def test_one_key_cannot_take_every_slot(tmp_path):

@@ -158,6 +158,25 @@ def test_slots_are_acquired_and_released():
     assert limits.acquire_slot(first) is None
 
 
+@pytest.mark.parametrize("greedy", [1, 2, 5, 10])
+def test_greedy_keys_leave_slots_for_others(greedy):
+    limits = RateLimits(Memory(), 60, 100, 1200)
+    for _ in range(1300):
+        for number in range(greedy):
+            limits.acquire_slot(a_key(str(number)))
+    free = 1200 - limits.in_progress
+    assert free == pytest.approx(1200 / (5 * greedy + 1), abs=greedy)
+    assert limits.acquire_slot(a_key("another")) is None
+
+
+def test_keys_one_after_the_other_leave_slots_for_the_next():
+    limits = RateLimits(Memory(), 60, 100, 1200)
+    for number in range(3):
+        while limits.acquire_slot(a_key(str(number))) is None:
+            pass
+        assert limits.acquire_slot(a_key("another")) is None
+
+
 @pytest.mark.parametrize(("concurrency", "per_key", "granted"), [(12, None, 10), (1, None, 1), (12, 3, 3), (2, 9, 2)])
 def test_one_key_gets_a_share_of_the_slots(concurrency, per_key, granted):
     limits, key = RateLimits(Memory(), 60, 100, concurrency, concurrency_per_key=per_key), a_key()

@@ -6,15 +6,11 @@ a slot once its body is complete, so slow uploads do not block other clients.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import traceback
 import uuid
-from collections import Counter, deque
-from collections.abc import Mapping, MutableMapping
 from contextlib import nullcontext
 from time import monotonic
-from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
@@ -22,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from casemate.gateway import errors
 from casemate.gateway.auth.keys import ApiKey
+from casemate.gateway.body_reader import ANONYMOUS, BodyReader
 from casemate.gateway.errors import CLOSE, ApiError, to_api_error
 from casemate.gateway.response_timing import REQUEST_START
 from casemate.gateway.state import Gateway, RequestContext, set_context
@@ -39,8 +36,6 @@ HEADERS = {
 HSTS = "max-age=31536000"
 MAX_DRAIN = 65_536
 """Bytes of the body of a refused request that are read to keep the connection open."""
-MAX_UPLOADS = 100
-"""Bodies of one key that are read at once; each may occupy ``max_body_mb`` of memory."""
 API = "/v1/"
 METRICS = "/metrics"
 _log = logging.getLogger(__name__)
@@ -57,8 +52,7 @@ class AdmissionMiddleware:
     def __init__(self, app: ASGIApp, gateway: Gateway) -> None:
         self._app = app
         self._gateway = gateway
-        self._max_body = int(gateway.section.max_body_mb * 1e6)
-        self._uploads = Counter[str]()
+        self._bodies = BodyReader(int(gateway.section.max_body_mb * 1e6), gateway.section.body_timeout_s)
         self._headers = dict(HEADERS)
         if gateway.section.cors_origins:
             del self._headers["Cross-Origin-Resource-Policy"]
@@ -93,28 +87,40 @@ class AdmissionMiddleware:
         Raises:
             ApiError: If it is refused.
         """
-        path, limits, headers = scope["path"], self._gateway.limits, Headers(scope=scope)
+        path, headers = scope["path"], Headers(scope=scope)
         if "transfer-encoding" in headers and "content-length" in headers:
             raise errors.invalid_http()  # proxies and servers disagree on which of the two ends the body
         if not path.startswith(API):
             if path == METRICS and self._gateway.section.metrics == "key":
                 context.key = self._authenticate(headers)
-            await self._app(scope, self._limit_body(receive, headers), send)
+            async with self._bodies.read(receive, headers, ANONYMOUS) as body:
+                await self._app(scope, body, send)
             return
-        context.key = self._authenticate(headers)
-        receive = await self._read_body(receive, headers, context.key)
-        if rejection := limits.acquire_slot(context.key):
+        context.key = key = self._authenticate(headers)
+        async with self._bodies.read(receive, headers, key.id) as body:
+            await self._admit_key(scope, body, send, context, key)
+
+    async def _admit_key(
+        self, scope: Scope, receive: Receive, send: Send, context: RequestContext, key: ApiKey
+    ) -> None:
+        """Passes a request with a key and a complete body on.
+
+        Raises:
+            ApiError: If the key is over a limit.
+        """
+        limits = self._gateway.limits
+        if rejection := limits.acquire_slot(key):
             raise errors.overloaded(rejection.retry_after_s)
         try:
-            if rejection := await limits.admit(context.key):
+            if rejection := await limits.admit(key):
                 refuse = errors.budget_exhausted if rejection.reason == "budget" else errors.rate_limited
                 raise refuse(rejection.retry_after_s)
-            if self._gateway.keys.is_revoked(context.key.id):  # admission has read the newest key events
+            if self._gateway.keys.is_revoked(key.id):  # admission has read the newest key events
                 raise errors.invalid_key()
             context.admitted = True
             await self._app(scope, receive, send)
         finally:
-            limits.release_slot(context.key)
+            limits.release_slot(key)
 
     def _authenticate(self, headers: Headers) -> ApiKey:
         """Returns the key of a request.
@@ -127,57 +133,6 @@ class AdmissionMiddleware:
         if key is None or scheme.lower() != "bearer":
             raise errors.invalid_key()
         return key
-
-    async def _read_body(self, receive: Receive, headers: Mapping[str, str], key: ApiKey) -> Receive:
-        """Reads a body; returns a ``receive`` that repeats it.
-
-        Raises:
-            ApiError: If it is too large or too slow, or the key has too many uploads in progress.
-        """
-        limited = self._limit_body(receive, headers)
-        if self._uploads[key.id] >= MAX_UPLOADS:
-            raise errors.overloaded(1)
-        self._uploads[key.id] += 1
-        try:
-            body, message = bytearray(), await limited()
-            while message["type"] == "http.request" and message.get("more_body", False):
-                body += message.get("body", b"")
-                message = await limited()
-        finally:
-            self._uploads[key.id] -= 1
-            if not self._uploads[key.id]:
-                del self._uploads[key.id]
-        read = deque([message if message["type"] != "http.request" else _whole(body, message)])
-
-        async def repeated() -> Message:
-            return read.popleft() if read else await receive()
-
-        return repeated
-
-    def _limit_body(self, receive: Receive, headers: Mapping[str, str]) -> Receive:
-        """Returns ``receive``, limited to ``max_body_mb`` and ``body_timeout_s``."""
-        length = headers.get("content-length", "0")
-        if length.isdecimal() and int(length[:20]) > self._max_body:
-            raise errors.body_too_large()
-        deadline = asyncio.get_running_loop().time() + self._gateway.section.body_timeout_s
-        size, complete = 0, False
-
-        async def limited() -> Message:
-            nonlocal size, complete
-            if complete:
-                return await receive()
-            try:
-                async with asyncio.timeout_at(deadline):
-                    message: MutableMapping[str, Any] = await receive()
-            except TimeoutError:
-                raise errors.body_timeout() from None
-            size += len(message.get("body", b""))
-            if size > self._max_body:
-                raise errors.body_too_large()
-            complete = not message.get("more_body", False)
-            return message
-
-        return limited
 
     def _with_headers(self, send: Send, context: RequestContext) -> Send:
         """Returns ``send``, which also records the status and sets the headers of every response."""
@@ -192,11 +147,6 @@ class AdmissionMiddleware:
             await send(message)
 
         return wrapped
-
-
-def _whole(body: bytearray, last: Message) -> Message:
-    """One message with the whole body."""
-    return {"type": "http.request", "body": bytes(body) + last.get("body", b""), "more_body": False}
 
 
 def _error_response(error: Exception, headers: Headers) -> Response:

@@ -104,6 +104,11 @@ def overloaded(seconds: int) -> ApiError:
     return ApiError(503, "The service is busy. Try again shortly.", "overloaded", headers=headers)
 
 
+def too_many_uploads() -> ApiError:
+    """The bodies that a key sends at once are too many or too large together."""
+    return ApiError(503, "The service is busy. Try again shortly.", "overloaded", headers={"Retry-After": "1", **CLOSE})
+
+
 def rate_limited(seconds: int) -> ApiError:
     """The API key exceeds its rate limit."""
     headers = {"Retry-After": str(seconds)}

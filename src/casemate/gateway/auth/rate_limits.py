@@ -30,6 +30,8 @@ from casemate.types import Event, QuotaRequest
 KIND = "usage"
 FIRST_BLOCK, LARGEST_BLOCK = 64, 1024
 """Tokens that are reserved at once for a stream: each block is twice as large as the one before."""
+FREE_SLOTS = 5
+"""Slots of one key for each free slot: alone it gets five sixths, and n keys leave 1 / (5 n + 1) free."""
 _log = logging.getLogger(__name__)
 
 
@@ -50,7 +52,9 @@ class RateLimits:
         requests_per_minute: Rate limit of a key without its own.
         tokens_per_day: Budget of a key without its own.
         concurrency: Requests in progress at once.
-        concurrency_per_key: The same for one key; None: five sixths of it, so one key cannot take every slot.
+        concurrency_per_key: The same for one key; None: five sixths of it, so one key cannot take every slot. A key has
+            at most ``FREE_SLOTS`` times as many slots as are free, so two or three keys cannot take them all either
+            (dynamic thresholds: Choudhury and Hahne 1998).
         before_admission: Called in a thread before each batch of requests is counted.
         today: Returns the day of the budgets.
     """
@@ -76,7 +80,8 @@ class RateLimits:
     def acquire_slot(self, key: ApiKey) -> Rejection | None:
         """Reserves a slot for a request of a key; if it succeeds, call ``release_slot`` later."""
         with self._lock:
-            if self.in_progress >= self.concurrency or self._slots[key.id] >= self._limit_per_key:
+            own, free = self._slots[key.id], self.concurrency - self.in_progress
+            if own >= min(self._limit_per_key, FREE_SLOTS * free):
                 return Rejection("busy", 1)
             self.in_progress += 1
             self._slots[key.id] += 1

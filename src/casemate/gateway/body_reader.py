@@ -1,0 +1,121 @@
+"""Reads request bodies before anything else happens: within a size, a time, and a memory for each API key."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+
+from starlette.types import Message, Receive
+
+from casemate.gateway import errors
+
+ANONYMOUS = ""
+"""Owner of the bodies of requests without an API key."""
+MAX_UPLOADS = 100
+"""Bodies of one owner that are read at once."""
+BODIES_PER_OWNER, BODIES_AT_ONCE = 16, 64
+"""Memory for the bodies of one owner and of all, in bodies of the largest size."""
+
+
+class BodyReader:
+    """Reads bodies, and counts them by owner until their requests have ended.
+
+    A key that has too many uploads in progress is refused. Requests without a key have one owner together, so there the
+    upload that has waited longest is given up: a form that arrives at once always passes.
+
+    Args:
+        max_bytes: Largest body.
+        timeout_s: Time to receive one.
+    """
+
+    def __init__(self, max_bytes: int, timeout_s: float) -> None:
+        self._max_bytes, self._timeout_s = max_bytes, timeout_s
+        self._uploads: dict[str, dict[asyncio.Timeout, None]] = {}
+        self._held = Counter[str]()
+        self._all_held = 0
+
+    @asynccontextmanager
+    async def read(self, receive: Receive, headers: Mapping[str, str], owner: str) -> AsyncIterator[Receive]:
+        """Reads a body; yields a ``receive`` that repeats it.
+
+        Args:
+            receive: The request.
+            headers: Its headers.
+            owner: Id of its API key, or ``ANONYMOUS``.
+
+        Raises:
+            ApiError: If the body is too large or too slow, or its owner has too many uploads or bytes in progress.
+        """
+        length = headers.get("content-length", "0")
+        if length.isdecimal() and int(length[:20]) > self._max_bytes:
+            raise errors.body_too_large()
+        body = bytearray()
+        try:
+            last = await self._receive_whole(receive, body, owner)
+            read = deque([last if last["type"] != "http.request" else _whole(body)])
+
+            async def repeated() -> Message:
+                return read.popleft() if read else await receive()
+
+            yield repeated
+        finally:
+            self._hold(owner, -len(body))
+
+    async def _receive_whole(self, receive: Receive, body: bytearray, owner: str) -> Message:
+        """Receives messages until the last one, and appends their contents to ``body``."""
+        timeout = asyncio.timeout(self._timeout_s)
+        try:
+            async with timeout:
+                self._begin(timeout, owner)
+                message: Message = {"type": "http.request", "more_body": True}
+                while message["type"] == "http.request" and message.get("more_body", False):
+                    message = await receive()
+                    self._append(body, message.get("body", b""), owner)
+                return message
+        except TimeoutError:
+            raise errors.body_timeout() from None
+        finally:
+            self._end(timeout, owner)
+
+    def _append(self, body: bytearray, part: bytes, owner: str) -> None:
+        if len(body) + len(part) > self._max_bytes:
+            raise errors.body_too_large()
+        held, most = self._held[owner] + len(part), BODIES_PER_OWNER * self._max_bytes
+        if part and (held > most or self._all_held + len(part) > BODIES_AT_ONCE * self._max_bytes):
+            raise errors.too_many_uploads()
+        body += part
+        self._hold(owner, len(part))
+
+    def _begin(self, timeout: asyncio.Timeout, owner: str) -> None:
+        uploads = self._uploads.setdefault(owner, {})
+        if len(uploads) >= MAX_UPLOADS:
+            if owner != ANONYMOUS:
+                raise errors.too_many_uploads()
+            self._give_up_oldest()
+        uploads[timeout] = None
+
+    def _end(self, timeout: asyncio.Timeout, owner: str) -> None:
+        uploads = self._uploads.get(owner, {})
+        uploads.pop(timeout, None)
+        if not uploads:
+            self._uploads.pop(owner, None)
+
+    def _give_up_oldest(self) -> None:
+        """Ends the upload without a key that has waited longest, as if its time was over."""
+        uploads = self._uploads[ANONYMOUS]
+        oldest = next(iter(uploads))
+        del uploads[oldest]
+        oldest.reschedule(asyncio.get_running_loop().time())
+
+    def _hold(self, owner: str, size: int) -> None:
+        self._held[owner] += size
+        self._all_held += size
+        if not self._held[owner]:
+            del self._held[owner]
+
+
+def _whole(body: bytearray) -> Message:
+    """One message with the whole body."""
+    return {"type": "http.request", "body": bytes(body), "more_body": False}
