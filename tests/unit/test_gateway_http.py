@@ -13,6 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass
 
 import httpx
+import openai
 import pytest
 
 from casemate.backends.event_stores.sql import SqlEventStore
@@ -1009,3 +1010,37 @@ def test_a_generator_outside_the_gateway_is_not_paced():
         return time.monotonic() - began
 
     assert asyncio.run(taken()) < 1
+
+
+UNSUPPORTED = {
+    "embeddings": lambda client: client.embeddings.create(model="casemate", input="x"),
+    "completions": lambda client: client.completions.create(model="casemate", prompt="x"),
+    "files": lambda client: client.files.list(),
+    "upload": lambda client: client.files.create(file=b"x", purpose="assistants"),
+    "images": lambda client: client.images.generate(prompt="x"),
+    "speech": lambda client: client.audio.speech.create(model="casemate", voice="alloy", input="x"),
+    "moderations": lambda client: client.moderations.create(input="x"),
+    "stored response": lambda client: client.responses.retrieve("resp_1"),
+    "vector stores": lambda client: client.vector_stores.list(),
+    "fine tuning": lambda client: client.fine_tuning.jobs.list(),
+    "batches": lambda client: client.batches.list(),
+    "threads": lambda client: client.beta.threads.create(),
+    "delete a model": lambda client: client.models.delete("casemate"),
+    "stored chats": lambda client: client.chat.completions.list(),
+}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_openais_own_sdk_reads_the_refusal_of_each_unsupported_route(tmp_path):
+    app = make(tmp_path)
+    text = key(app)
+    with serving(app) as url, openai.OpenAI(base_url=f"{url}/v1", api_key=text, max_retries=0) as sdk:
+        for name, call in UNSUPPORTED.items():
+            with pytest.raises(openai.APIStatusError) as refused:
+                call(sdk)
+            error = refused.value
+            expected = {404: "unknown_url", 405: "method_not_allowed"}
+            assert error.code == expected[error.status_code], name
+            assert (error.type, error.param) == ("invalid_request_error", None)
+            assert error.body["message"].endswith("/openapi.json lists what is supported.")
+            assert not any(word in json.dumps(error.body) for word in SECRET_WORDS)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+import importlib
+import pkgutil
 import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -10,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 pytest.importorskip("opentelemetry.sdk", reason="the extra casemate[otel] is not installed")
+from opentelemetry import semconv
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
@@ -17,11 +20,14 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.semconv._incubating.attributes import gen_ai_attributes as gen_ai
+from opentelemetry.trace import SpanKind
 
 from casemate.backends.generators.openai import OpenAIGenerator
 from casemate.errors import ConfigError
 from casemate.gateway import state
 from casemate.gateway.tracing import RequestTracer, open_tracer
+from tests import gateways
 from tests.fake_openai import FakeOpenAI
 from tests.gateways import HideNamed, chat, client, key, make
 
@@ -50,7 +56,7 @@ def test_a_request_has_a_span_and_each_stage_a_child_span(tmp_path, exported, st
         assert answer.status_code == 200
     spans = finished(exported)
     request = spans.pop("POST /v1/chat/completions")
-    assert spans.keys() == {"embed", "search", "gateways", "generate"}
+    assert spans.keys() == {"embeddings minilm", "retrieval", "gateways", "chat extractive"}
     assert f"{request.context.trace_id:032x}" == TRACE
     assert f"{request.parent.span_id:016x}" == PARENT
     assert {span.parent.span_id for span in spans.values()} == {request.context.span_id}
@@ -64,6 +70,53 @@ def test_a_request_has_a_span_and_each_stage_a_child_span(tmp_path, exported, st
         True,
         1,
     )
+
+
+PUBLISHED = {
+    value
+    for package in (semconv.attributes, semconv._incubating.attributes)
+    for module in pkgutil.iter_modules(package.__path__)
+    for name, value in vars(importlib.import_module(f"{package.__name__}.{module.name}")).items()
+    if name.isupper() and isinstance(value, str)
+}
+"""All attribute names of OpenTelemetry's published conventions."""
+
+
+def attribute_names(spans):
+    """Names of the attributes of spans and events, all of them published or our own."""
+    names = {name for span in spans for group in (span, *span.events) for name in group.attributes}
+    assert {name for name in names if name not in PUBLISHED and not name.startswith("casemate.")} == set()
+    return names
+
+
+def test_attributes_and_operations_are_those_of_the_published_conventions(tmp_path, exported):
+    with FakeOpenAI() as fake:
+        app = make(tmp_path, OpenAIGenerator("m", fake.url, "k"), (HideNamed("d3"),))
+        with client(app, key(app)) as http:
+            assert http.post("/v1/chat/completions", json=chat("only3")).status_code == 200
+    assert len(PUBLISHED) > 500
+    spans = exported.get_finished_spans()
+    expected = {"gen_ai.operation.name", "gen_ai.request.model", "gen_ai.provider.name", "gen_ai.output.type"}
+    assert expected <= attribute_names(spans)
+    done = {name: span for span in spans if (name := span.attributes.get("gen_ai.operation.name"))}
+    assert done.keys() == {"embeddings", "retrieval", "chat"}
+    assert done.keys() <= {value.value for value in gen_ai.GenAiOperationNameValues}
+    assert done["chat"].attributes["gen_ai.output.type"] in {value.value for value in gen_ai.GenAiOutputTypeValues}
+    for operation, span in done.items():  # the convention for names of spans
+        assert span.name == f"{operation} {span.attributes.get('gen_ai.request.model', '')}".strip()
+    assert done["embeddings"].attributes["gen_ai.embeddings.dimension.count"] == 256
+    assert done["chat"].kind is SpanKind.CLIENT
+
+
+def test_a_failure_of_the_generator_has_its_type_and_not_its_message(tmp_path, exported):
+    app = make(tmp_path, gateways.Down())
+    with client(app, key(app)) as http:
+        assert http.post("/v1/chat/completions", json=chat("only3")).status_code == 503
+    spans = exported.get_finished_spans()
+    assert "error.type" in attribute_names(spans)
+    failed = {span.name: span.attributes["error.type"] for span in spans if "error.type" in span.attributes}
+    assert failed == {"chat extractive": "BackendError", "POST /v1/chat/completions": "503"}
+    assert not any("secret" in span.to_json() for span in spans)
 
 
 def test_spans_contain_no_text_and_answers_no_span(tmp_path, exported):
@@ -101,7 +154,7 @@ def test_the_trace_continues_at_a_remote_model(tmp_path, exported):
         with client(app, key(app)) as http:
             assert http.post("/v1/chat/completions", json=chat("only1"), headers=BEGUN).status_code == 200
         (received,) = fake.received
-    generate = finished(exported)["generate"]
+    generate = finished(exported)["chat m"]
     assert received.headers["traceparent"] == f"00-{TRACE}-{generate.context.span_id:016x}-01"
 
 
@@ -167,7 +220,7 @@ def test_a_collector_receives_spans_over_http(tmp_path, monkeypatch, how):
     assert {path for path, _ in got} == {"/v1/traces"}
     resources = [r for _, request in got for r in request.resource_spans]
     names = {span.name for r in resources for scope in r.scope_spans for span in scope.spans}
-    assert names == {"POST /v1/chat/completions", "embed", "search", "generate"}
+    assert names == {"POST /v1/chat/completions", "embeddings minilm", "retrieval", "chat extractive"}
     service = {a.value.string_value for r in resources for a in r.resource.attributes if a.key == "service.name"}
     assert service == {"library" if how == "environment" else "casemate"}
     assert {s.trace_id.hex() for r in resources for scope in r.scope_spans for s in scope.spans} == {TRACE}

@@ -16,15 +16,20 @@ pytest.importorskip("mcp", reason="the extra casemate[mcp] is not installed")
 import httpx2
 from mcp import Client, StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from typer.testing import CliRunner
 
 from casemate.cli import cli
 from casemate.errors import BackendError, ConfigError
+from casemate.gateway import state
 from casemate.gateway.auth.keys import ApiKeyStore
 from casemate.gateway.mcp.tools import GuardedTools
 from casemate.gateway.mcp.upstream import Upstream, UpstreamTools
 from casemate.gateway.server import uvicorn_config
 from casemate.gateway.state import Gateway
+from casemate.gateway.tracing import RequestTracer
 from casemate.types import Outcome, Secret
 from tests import gateways
 from tests.fakes import documents
@@ -214,6 +219,28 @@ async def test_calls_are_recorded_with_their_client(app):
     assert verdict.body["client"] == id_
     assert {e.body["route"] for e in requests} == {"/v1/mcp"}
     assert verdict.body["request"] in {e.body["request"] for e in requests}
+
+
+async def test_a_call_has_a_span_within_its_request_and_an_unknown_tool_has_none(app, monkeypatch):
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(state, "open_tracer", lambda address: RequestTracer(provider))
+    text = key(app, retrieve=True)
+    with serving(app) as url:
+        async with connected(url, text) as client:
+            await client.call_tool("search", {"query": SECRET})
+            await client.call_tool("secretword", {})
+    spans = exporter.get_finished_spans()
+    (call,) = [span for span in spans if span.name.startswith("execute_tool")]
+    (request,) = [span for span in spans if span.context.span_id == call.parent.span_id]
+    assert request.name == "POST /v1/mcp"
+    assert dict(call.attributes) == {
+        "gen_ai.operation.name": "execute_tool",
+        "gen_ai.tool.name": "search",
+        "mcp.method.name": "tools/call",
+    }
+    assert {span.name for span in spans if span.parent and span.parent.span_id == call.context.span_id} >= {"retrieval"}
+    assert not any("secretword" in span.to_json() or HIDDEN in span.to_json() for span in spans)
 
 
 async def test_a_failure_tells_the_client_nothing_about_its_cause(tmp_path):

@@ -139,7 +139,7 @@ def to_api_error(error: Exception) -> ApiError:
     if isinstance(error, RequestValidationError):
         return _invalid(error.errors())
     if isinstance(error, HTTPException):
-        return ApiError(error.status_code, _phrase(error.status_code), headers=error.headers)
+        return _http_error(error)
     if isinstance(error, QueryError):
         return ApiError(400, str(error), "invalid_value")
     if isinstance(error, CasemateError):
@@ -160,6 +160,12 @@ def _invalid(errors: Sequence[Any]) -> ApiError:
     return ApiError(400, f"{where}: {validation_reason(first)}", "invalid_value", where)
 
 
-def _phrase(status: int) -> str:
-    phrases = {400: "The body cannot be read.", 404: "There is nothing at this address."}
-    return phrases.get(status) or f"{HTTPStatus(status).phrase}."
+def _http_error(error: HTTPException) -> ApiError:
+    """An error of the framework. OpenAI has the code ``unknown_url`` for a route that does not exist."""
+    known = {
+        400: ("The body cannot be read.", None),
+        404: ("There is nothing at this address; /openapi.json lists what is supported.", "unknown_url"),
+        405: ("This address does not support the method; /openapi.json lists what is supported.", "method_not_allowed"),
+    }
+    message, code = known.get(error.status_code, (f"{HTTPStatus(error.status_code).phrase}.", None))
+    return ApiError(error.status_code, message, code, headers=error.headers)

@@ -21,7 +21,7 @@ from casemate.gateway.auth.rate_limits import RateLimits, TokenBudget
 from casemate.gateway.metrics import Metrics
 from casemate.gateway.operating_point import OperatingPointSync
 from casemate.gateway.response_timing import PacedGenerator, pace
-from casemate.gateway.tracing import open_tracer
+from casemate.gateway.tracing import model_attributes, open_tracer
 from casemate.gateway.usage import UsageMeter
 from casemate.guard.guard import Guard
 from casemate.monitor.enforcement import GuardModeSync
@@ -112,6 +112,9 @@ class Gateway:
             lambda: self.limits.in_progress, self.app.store, lambda: time.monotonic() - self._synced_at
         )
         self.tracer = open_tracer(section.otlp_endpoint)
+        if self.tracer:
+            rag = self.app.guard.rag
+            self.tracer.stages = model_attributes(self.app.config.rag, rag.embedder, rag.generator)
         self.app = replace(self.app, guard=self._instrument(self.app.guard))
         self.documents = open_document_sink(self.app)
         self._flushes: Coalescer[None, bool] = Coalescer(

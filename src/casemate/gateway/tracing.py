@@ -3,6 +3,11 @@
 Traces go to the operator's collector. No span contains text of questions, answers or documents, nor ids of documents.
 Verdicts are events of the request's span; clients do not see them. A client's W3C ``traceparent`` is continued here,
 and forwarded to a remote generator.
+
+Names of spans and attributes are those of OpenTelemetry's semantic conventions for HTTP and generative AI
+(``gen_ai.*``), https://github.com/open-telemetry/semantic-conventions-genai. Further ones begin with ``casemate.``.
+
+Deviation: no ``gen_ai.usage.*``, because the gateway does not know a model's count of tokens, and nothing with text.
 """
 
 from __future__ import annotations
@@ -11,12 +16,15 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
+from casemate.config import RagSection
 from casemate.errors import needs
+from casemate.protocols import Embedder, Generator
 from casemate.runtime.trace_context import forward_headers
 from casemate.types import Event
 
@@ -26,6 +34,8 @@ if TYPE_CHECKING:
 ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 FLUSH_MS = 3000
 """Time for the last spans to be exported at shutdown."""
+OPERATIONS = {"embed": "embeddings", "search": "retrieval", "generate": "chat"}
+"""Operations of the conventions, by stage. Spans of other stages, which are defenses, have the stage's name."""
 VERDICT_ATTRIBUTES = ("defense", "flagged", "enforced", "action", "score", "threshold")
 
 
@@ -34,7 +44,12 @@ class RequestTracer:
 
     Args:
         provider: Provider of the SDK, which this object owns.
+
+    Attributes:
+        stages: Attributes of the spans of embedder and generator, by stage: see ``model_attributes``.
     """
+
+    stages: Mapping[str, Mapping[str, str | int]] = MappingProxyType({})
 
     def __init__(self, provider: TracerProvider) -> None:
         from opentelemetry import trace
@@ -72,23 +87,57 @@ class RequestTracer:
                     }
                 )
                 if status >= 500:
+                    span.set_attribute("error.type", str(status))
                     span.set_status(self._trace.StatusCode.ERROR)
 
     def record_stage(self, stage: str, seconds: float) -> None:
         """Creates the span of a stage that has just ended."""
         now = time.time_ns()
-        self._tracer.start_span(stage, start_time=now - int(seconds * 1e9)).end(now)
+        self._stage_span(stage, start_time=now - int(seconds * 1e9)).end(now)
 
     @contextmanager
     def generation(self) -> Iterator[None]:
         """Wraps the generator in a span; its requests to other services continue that span."""
-        before, span = self._trace.get_current_span(), self._tracer.start_span("generate")
+        before, span = self._trace.get_current_span(), self._stage_span("generate", kind=self._trace.SpanKind.CLIENT)
         self._forward(span)
         try:
             yield
+        except Exception as error:
+            span.set_attribute("error.type", type(error).__name__)
+            span.set_status(self._trace.StatusCode.ERROR)
+            raise
         finally:
             self._forward(before)
             span.end()
+
+    @contextmanager
+    def tool(self, name: str) -> Iterator[None]:
+        """Wraps the call of a tool in a span.
+
+        Args:
+            name: Name of a tool that exists; another name is text of the client.
+        """
+        attributes = {
+            "gen_ai.operation.name": "execute_tool",
+            "gen_ai.tool.name": name,
+            "mcp.method.name": "tools/call",
+        }
+        span = self._tracer.start_span(f"execute_tool {name}", attributes=attributes)
+        with self._trace.use_span(span, end_on_exit=True, record_exception=False, set_status_on_exception=False):
+            try:
+                yield
+            except Exception as error:
+                span.set_attribute("error.type", type(error).__name__)
+                span.set_status(self._trace.StatusCode.ERROR)
+                raise
+
+    def _stage_span(self, stage: str, **options: Any) -> Any:
+        attributes: dict[str, str | int] = dict(self.stages.get(stage, {}))
+        operation = OPERATIONS.get(stage)
+        if operation:
+            attributes["gen_ai.operation.name"] = operation
+        model = attributes.get("gen_ai.request.model", "")
+        return self._tracer.start_span(f"{operation or stage} {model}".strip(), attributes=attributes, **options)
 
     def record_verdict(self, event: Event) -> None:
         """Adds a verdict to the span of its request."""
@@ -107,6 +156,29 @@ class RequestTracer:
         headers: dict[str, str] = {}
         self._propagator.inject(headers, self._trace.set_span_in_context(span))
         forward_headers(headers)
+
+
+def model_attributes(config: RagSection, embedder: Embedder, generator: Generator) -> dict[str, dict[str, str | int]]:
+    """Attributes of the spans of embedder and generator, by stage.
+
+    Provider and model are the plug-in's name and its option ``model``; without that option, both are its name.
+
+    Args:
+        config: Names the plug-ins.
+        embedder: The embedder.
+        generator: The generator.
+    """
+    found: dict[str, dict[str, str | int]] = {}
+    parts = {"embed": (config.embedder.use, embedder), "generate": (config.generator.use, generator)}
+    for stage, (plug_in, part) in parts.items():
+        model = getattr(part, "model", None)
+        found[stage] = {
+            "gen_ai.provider.name": plug_in,
+            "gen_ai.request.model": model if isinstance(model, str) and model else plug_in,
+        }
+    found["embed"]["gen_ai.embeddings.dimension.count"] = embedder.dim
+    found["generate"]["gen_ai.output.type"] = "text"
+    return found
 
 
 def open_tracer(endpoint: str, environment: Mapping[str, str] | None = None) -> RequestTracer | None:

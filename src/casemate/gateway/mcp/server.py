@@ -13,7 +13,7 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
@@ -25,7 +25,7 @@ from casemate.gateway import errors
 from casemate.gateway.admission import log_failure
 from casemate.gateway.auth.keys import ApiKey
 from casemate.gateway.errors import to_api_error
-from casemate.gateway.mcp.tools import ToolDescription, ToolResult, ToolSet
+from casemate.gateway.mcp.tools import ToolDescription, ToolResult, ToolSet, find_tool
 from casemate.gateway.response_timing import REQUEST_START
 from casemate.gateway.state import Gateway, RequestContext, get_context, set_context
 
@@ -157,12 +157,17 @@ class Call:
 
     async def run(self, tools: ToolSet, name: str, arguments: Mapping[str, Any]) -> ToolResult:
         """Calls a tool within ``gateway.timeout_s``."""
-        work = tools.call(self.context, self.key, name, arguments)
-        task = asyncio.create_task(work, context=self.task)
+        task = asyncio.create_task(self._traced(tools, name, arguments), context=self.task)
         try:
             return await asyncio.wait_for(task, tools.gateway.section.timeout_s)
         except TimeoutError:
             raise errors.answer_timeout() from None
+
+    async def _traced(self, tools: ToolSet, name: str, arguments: Mapping[str, Any]) -> ToolResult:
+        find_tool(await tools.descriptions(self.key), name)
+        tracer = tools.gateway.tracer
+        with tracer.tool(name) if tracer else nullcontext():
+            return await tools.call(self.context, self.key, name, arguments)
 
 
 class Admission(ABC):

@@ -81,10 +81,10 @@ class ToolSet(ABC):
 
     @abstractmethod
     async def call(self, context: RequestContext, key: ApiKey, name: str, arguments: Mapping[str, Any]) -> ToolResult:
-        """Calls a tool.
+        """Calls a tool of ``descriptions``.
 
         Raises:
-            ApiError: If the key may not call it, or an argument is invalid.
+            ApiError: If an argument is invalid.
             CasemateError: If the system fails.
         """
 

@@ -27,7 +27,6 @@ from casemate.gateway.mcp.tools import (
     ToolDescription,
     ToolResult,
     ToolSet,
-    find_tool,
     may_search,
     text_argument,
 )
@@ -147,7 +146,6 @@ class UpstreamTools(ToolSet):
 
     async def call(self, context: RequestContext, key: ApiKey, name: str, arguments: Mapping[str, Any]) -> ToolResult:
         """See ``ToolSet``."""
-        find_tool(await self.descriptions(key), name)
         tool, app = self._tools[name], self.gateway.app
         query = self.query(context, key, text_argument(arguments, tool.query))
         question = text_argument(arguments, tool.question, required=False)
