@@ -1,4 +1,4 @@
-"""The limit of BLAS threads covers every BLAS library of the process."""
+"""The limit of BLAS threads covers every BLAS library that a search loads."""
 
 import subprocess
 import sys
@@ -10,7 +10,7 @@ from casemate.maths.moments import quadratic_form
 from casemate.runtime.blas_threads import single_blas_thread
 
 with single_blas_thread():
-    quadratic_form(np.eye(384), np.ones(384))  # loads SciPy's BLAS, if SciPy is installed
+    quadratic_form(np.eye(384), np.ones(384))
     print(*(library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"))
 """
 

@@ -40,3 +40,31 @@ def test_the_names_of_the_package_are_imported_on_first_use():
         casemate.Nothing  # noqa: B018
     for name in dir(casemate):
         getattr(casemate, name)
+
+
+UNNEEDED = {"scipy", "torch", "fastapi", "openai", "httpx", "numpy.f2py", "sqlalchemy.dialects.postgresql"}
+"""Installed in development, and slow to import."""
+
+
+def test_a_question_loads_no_package_that_it_does_not_need(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code = (
+        "sys.argv = ['casemate', 'ask', 'x']\ntry:\n import casemate.cli\n casemate.cli.main()\nexcept SystemExit: pass"
+    )
+    modules_after(code)  # creates the event store, which needs more
+    loaded = modules_after(code)
+    assert "casemate.backends.embedders.minilm" in loaded
+    assert not loaded & UNNEEDED
+
+
+def test_an_event_store_in_a_file_loads_no_other_dialect(tmp_path):
+    code = (
+        "from datetime import UTC, datetime\n"
+        "from casemate.backends.event_stores.sql import SqlEventStore\n"
+        "from casemate.types import Event\n"
+        f"store = SqlEventStore(path={str(tmp_path / 'events.db')!r})\n"
+        "store.append(Event('a', datetime.now(UTC), 'k', {}))\n"
+        "assert store.flush()"
+    )
+    modules_after(code)
+    assert not modules_after(code) & UNNEEDED

@@ -340,11 +340,8 @@ def test_e_value_arguments_out_of_range_are_refused(p, kappa):
 
 
 @pytest.mark.parametrize("dim", [3, 384, 1500])
-def test_quadratic_form_is_the_same_with_and_without_scipy(dim, monkeypatch):
+def test_quadratic_form_equals_the_products(dim):
     rng = np.random.default_rng(dim)
     A, x = rng.standard_normal((dim, dim)), rng.standard_normal(dim)
     S = A @ A.T
-    fast = moments.quadratic_form(S, x)
-    monkeypatch.setattr(moments, "_dsymv", lambda: None)
-    assert moments.quadratic_form(S, x) == pytest.approx(fast, rel=1e-12)
-    assert fast == pytest.approx(float(x @ S @ x), rel=1e-12)
+    assert moments.quadratic_form(S, x) == pytest.approx(float(x @ S @ x), rel=1e-12)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import os
 import sys
 from importlib.metadata import version
 from typing import Annotated
@@ -35,6 +37,9 @@ cli = typer.Typer(
 
 def main() -> None:
     """Entry point. An error becomes one line and an exit code, never a traceback."""
+    # Plug-ins of pydantic only observe. Looking for them reads the metadata of all installed packages.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    gc.set_threshold(50_000)  # a start creates many objects that stay
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     try:
         for word in sys.argv[1:]:

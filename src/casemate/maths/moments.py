@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import Self
 
 import numpy as np
@@ -128,9 +127,8 @@ class CorpusMoments:
 def quadratic_form(S: Float64, x: Float64) -> float:
     """Quadratic form x' S x of a symmetric matrix.
 
-    SciPy's symmetric product reads half of the matrix. It is used if SciPy is installed (extra ``speed``; dim 384: 11
-    instead of 15 us). Without it, above the cache size, blocks of rows are read from the diagonal on, a little more
-    than half of the matrix (dim 3,072: 1.6 ms instead of 5.0).
+    Above the cache size, blocks of rows are read from the diagonal on, a little more than half of the matrix
+    (dim 3,072: 1.6 ms instead of 5.0).
 
     Args:
         S: (dim, dim), symmetric.
@@ -139,8 +137,6 @@ def quadratic_form(S: Float64, x: Float64) -> float:
     >>> quadratic_form(np.array([[2.0, 1.0], [1.0, 3.0]]), np.array([1.0, 2.0]))
     18.0
     """
-    if (dsymv := _dsymv()) is not None:
-        return float(x @ dsymv(1.0, S.T, x))
     if len(x) <= CACHED_DIM:
         return float(x @ (S @ x))
     total = 0.0
@@ -148,14 +144,3 @@ def quadratic_form(S: Float64, x: Float64) -> float:
         rows = slice(start, start + ROW_BLOCK)
         total += float(x[rows] @ (2 * (S[rows, start:] @ x[start:]) - S[rows, rows] @ x[rows]))
     return total
-
-
-@cache
-def _dsymv() -> Callable[..., Float64] | None:
-    """SciPy's symmetric matrix-vector product; None without SciPy. Imported late: the import takes 0.2 CPU-s."""
-    try:
-        from scipy.linalg.blas import dsymv
-    except ImportError:
-        return None
-    product: Callable[..., Float64] = dsymv
-    return product

@@ -1,10 +1,8 @@
-"""Limits BLAS to one thread while the process answers queries."""
+"""Limits BLAS, the one of NumPy, to one thread while the process answers queries."""
 
 from __future__ import annotations
 
-import importlib
 import threading
-from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -15,8 +13,6 @@ class _BlasLimit:
     """Reentrant limit: one thread while any context is open, the original number after the last one closes."""
 
     def __init__(self) -> None:
-        with suppress(ImportError):  # SciPy brings a BLAS of its own, and only loaded libraries are limited
-            importlib.import_module("scipy.linalg.blas")
         self._controller = ThreadpoolController().select(user_api="blas")
         self._lock = threading.Lock()
         self._users = 0

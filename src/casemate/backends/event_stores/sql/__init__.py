@@ -349,9 +349,10 @@ class SqlEventStore(EventStore):
     @cached_property
     def _inserting(self) -> Insert:
         """The insert statement, which skips stored ids."""
-        from sqlalchemy.dialects import postgresql, sqlite
-
-        insert = sqlite.insert if self._engine.dialect.name == "sqlite" else postgresql.insert
+        if self._engine.dialect.name == "sqlite":
+            from sqlalchemy.dialects.sqlite import insert
+        else:
+            from sqlalchemy.dialects.postgresql import insert  # type: ignore[assignment]
         return insert(self._table).on_conflict_do_nothing(index_elements=["id"])
 
     def _finish(self, rows: int) -> None:
