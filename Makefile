@@ -86,9 +86,10 @@ $(VENV)/.docs: $(VENV)/.base
 	$(PIP) --group docs
 	touch $@
 
-lock: $(VENV)/.dev  ## writes the constraints anew from what is installed
+lock: $(VENV)/.dev  ## writes the constraints from what is installed, and the digests of what the image installs
 	$(BIN)/python -m pip freeze --all --exclude-editable --exclude setuptools \
 	  | sed 's/^\(torch==.*+cpu\)$$/\1 ; sys_platform == "linux"/' > constraints.txt
+	$(BIN)/python deploy/lock.py
 
 clean:
 	rm -rf $(VENV) casemate-demo

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Builds the release into a folder: source archive, wheel, SBOM (CycloneDX), digests. Two builds must be equal.
+# Builds the release into a folder: source archive, wheel, SBOM (CycloneDX), digests. Two builds must be equal, and the
+# licenses of all packages allowed.
 # usage: deploy/release.sh [folder [--build-only]]      PYTHON: an interpreter with the dependency group "release"
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -27,6 +28,7 @@ cp "$work"/first.dist/* "$out"
 wheel=$(echo "$out"/casemate-*.whl)
 python3 -m venv "$work/environment"
 "$work/environment/bin/python" -m pip install --quiet "$wheel[serve,http,openai]"
+"$work/environment/bin/python" "$root/deploy/licenses.py"
 "$python" -m cyclonedx_py environment "$work/environment" --output-reproducible --pyproject "$root/pyproject.toml" \
   --output-file "$out/casemate.cdx.json"
 "$work/environment/bin/python" -m pip freeze --all | grep -v '^casemate' > "$work/installed.txt"
