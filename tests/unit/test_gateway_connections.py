@@ -128,6 +128,20 @@ def test_a_new_connection_replaces_the_longest_idle_one(tmp_path, caplog):
     assert len(closed) == 1, "the log is limited to one line a minute"
 
 
+def test_a_new_connection_replaces_a_slow_upload(tmp_path):
+    app = make(tmp_path, max_connections=3)
+    slow, other = key(app), key(app)
+    with serving(app) as url, ExitStack() as opened:
+        uploads = [opened.enter_context(connected_to(url)) for _ in range(3)]
+        for connection in uploads:
+            connection.sendall(started(slow, INCOMPLETE))
+        for connection in uploads[:2]:
+            answer = httpx.get(f"{url}/v1/models", headers={"Authorization": f"Bearer {other}"})
+            assert answer.status_code == 200
+            connection.sendall(b"{")  # a byte now and then does not make it younger
+        assert is_closed(uploads[0])
+
+
 def test_a_connection_with_a_request_in_progress_is_kept(tmp_path):
     held = Held()
     app = make(tmp_path, held, max_connections=2)

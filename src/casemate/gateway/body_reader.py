@@ -46,15 +46,16 @@ class BodyReader:
             owner: Id of its API key, or ``ANONYMOUS``.
 
         Raises:
-            ApiError: If the body is too large or too slow, or its owner has too many uploads or bytes in progress.
+            ApiError: If the body is too large, too slow or cut off, or its owner has too many uploads or bytes in
+                progress.
         """
         length = headers.get("content-length", "0")
         if length.isdecimal() and int(length[:20]) > self._max_bytes:
             raise errors.body_too_large()
         body = bytearray()
         try:
-            last = await self._receive_whole(receive, body, owner)
-            read = deque([last if last["type"] != "http.request" else _whole(body)])
+            await self._receive_whole(receive, body, owner)
+            read = deque([{"type": "http.request", "body": bytes(body), "more_body": False}])
 
             async def repeated() -> Message:
                 return read.popleft() if read else await receive()
@@ -63,23 +64,24 @@ class BodyReader:
         finally:
             self._hold(owner, -len(body))
 
-    async def _receive_whole(self, receive: Receive, body: bytearray, owner: str) -> Message:
+    async def _receive_whole(self, receive: Receive, body: bytearray, owner: str) -> None:
         """Receives messages until the last one, and appends their contents to ``body``."""
         timeout = asyncio.timeout(self._timeout_s)
         try:
             async with timeout:
                 self._begin(timeout, owner)
-                message: Message = {"type": "http.request", "more_body": True}
-                while message["type"] == "http.request" and message.get("more_body", False):
-                    message = await receive()
-                    self._append(body, message.get("body", b""), owner)
-                return message
+                while self._append(body, await receive(), owner):
+                    pass
         except TimeoutError:
             raise errors.body_timeout() from None
         finally:
             self._end(timeout, owner)
 
-    def _append(self, body: bytearray, part: bytes, owner: str) -> None:
+    def _append(self, body: bytearray, message: Message, owner: str) -> bool:
+        """Appends the content of a message. Returns whether more messages follow."""
+        if message["type"] != "http.request":
+            raise errors.client_closed_request()
+        part = message.get("body", b"")
         if len(body) + len(part) > self._max_bytes:
             raise errors.body_too_large()
         held, most = self._held[owner] + len(part), BODIES_PER_OWNER * self._max_bytes
@@ -87,6 +89,7 @@ class BodyReader:
             raise errors.too_many_uploads()
         body += part
         self._hold(owner, len(part))
+        return bool(message.get("more_body", False))
 
     def _begin(self, timeout: asyncio.Timeout, owner: str) -> None:
         uploads = self._uploads.setdefault(owner, {})
@@ -114,8 +117,3 @@ class BodyReader:
         self._all_held += size
         if not self._held[owner]:
             del self._held[owner]
-
-
-def _whole(body: bytearray) -> Message:
-    """One message with the whole body."""
-    return {"type": "http.request", "body": bytes(body), "more_body": False}

@@ -37,20 +37,20 @@ _log = logging.getLogger(__name__)
 
 
 class OpenConnections:
-    """The idle connections of a server, and the log of those that were closed for lack of room.
+    """The connections of a server that wait for their client, and the log of those that were closed for lack of room.
 
     Attributes:
-        idle: Connections without a request in progress, longest idle first.
+        waiting: Connections without a complete request, longest first. While a body arrives, its connection waits, too.
     """
 
     def __init__(self) -> None:
-        self.idle: dict[HttpConnection, None] = {}
+        self.waiting: dict[HttpConnection, None] = {}
         self._closed, self._logged = 0, -math.inf
 
     def make_room(self, new: HttpConnection) -> None:
-        """Closes the connection that has been idle longest, or the new one; logs at most once a minute."""
-        closed = next(iter(self.idle), new)
-        self.idle.pop(closed, None)
+        """Closes the connection that has waited longest, or the new one; logs at most once a minute."""
+        closed = next(iter(self.waiting), new)
+        self.waiting.pop(closed, None)
         closed.transport.abort()
         self._closed += 1
         if time.monotonic() - self._logged > LOG_INTERVAL_S:
@@ -66,12 +66,13 @@ class HttpConnection(H11Protocol):
     """An HTTP/1.1 connection with time limits and JSON errors for invalid HTTP.
 
     Without the limits, a client that sends its headers byte by byte, or does not read its answer, would keep a
-    connection forever. If there are too many connections, a new one replaces the one that has been idle longest.
+    connection forever. If there are too many connections, a new one replaces the one that has waited longest for its
+    client.
 
     Attributes:
         timeout_s: Time for request line and headers, and for reading a full output buffer.
         max_connections: Open connections.
-        open_connections: Connections of this server: idle ones in the order in which they became idle.
+        open_connections: Connections of this server that wait for their client, longest first.
     """
 
     timeout_s: float = 30.0
@@ -84,7 +85,7 @@ class HttpConnection(H11Protocol):
         self._write_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Starts the timer; at the limit, closes the connection that has been idle longest, or this one."""
+        """Starts the timer; at the limit, closes the connection that has waited longest, or this one."""
         super().connection_made(transport)
         if len(self.connections) > self.max_connections:
             self.open_connections.make_room(self)
@@ -94,6 +95,7 @@ class HttpConnection(H11Protocol):
         """Stops the timers."""
         super().connection_lost(exc)
         self._stop_timer()
+        self.open_connections.waiting.pop(self, None)
         self.resume_writing()
 
     def pause_writing(self) -> None:
@@ -110,18 +112,19 @@ class HttpConnection(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Feeds the parser; stops the timer once a request starts."""
-        before = self.cycle
         super().data_received(data)
-        if self.cycle is not before or self.transport.is_closing():
+        if self.transport.is_closing() or not self._idle:
             self._stop_timer()
-        elif self._idle and self._timer is None:
+        elif self._timer is None:
             self._restart_timer()
+        if self.transport.is_closing() or not (self._idle or self.cycle.more_body):
+            self.open_connections.waiting.pop(self, None)
 
     def on_response_complete(self) -> None:
         """The connection is idle until the next request."""
         super().on_response_complete()
         if self._idle and not self.transport.is_closing():
-            self.open_connections.idle[self] = None
+            self.open_connections.waiting[self] = None
 
     def send_400_response(self, msg: str) -> None:
         """Reports invalid HTTP, unless a response has started."""
@@ -145,14 +148,13 @@ class HttpConnection(H11Protocol):
 
     def _restart_timer(self) -> None:
         self._stop_timer()
-        self.open_connections.idle[self] = None
+        self.open_connections.waiting[self] = None
         self._timer = self.loop.call_later(self.timeout_s, self._close_if_idle)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
         self._timer = None
-        self.open_connections.idle.pop(self, None)
 
     def _close_if_idle(self) -> None:
         if self._idle:
