@@ -125,8 +125,9 @@ def server(folder: Path, **how: Any) -> Iterator[tuple[str, int]]:
 def run_server(folder: Path, how: dict[str, Any]) -> None:
     """What such a process does."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192), hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, how.get("files", 8192)), hard))
     section = {"port": 0, "requests_per_minute": 10**7, "tokens_per_day": 10**12, "pace_ms": how.get("pace_ms", 0)}
+    section |= {"max_connections": how.get("max_connections")}
     config = raw(folder, gateway=section)
     config["guard"]["mode"] = how.get("mode", "enforce")
     app = open_app(config)
