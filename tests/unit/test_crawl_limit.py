@@ -360,6 +360,13 @@ def test_colluders_are_detected_and_share_one_record_of_quotations():
     assert len(new.split()) <= 0.3 * 60
 
 
+def test_a_popular_question_with_a_long_answer_is_no_collusion():
+    limit = CrawlLimit(quote_words=50)
+    for client in range(60):
+        ask(limit, range(5), client=f"c{client}")
+    assert not limit.evidence.is_colluding("default")
+
+
 def test_single_crawler_does_not_incriminate_other_clients():
     limit = CrawlLimit(quote_words=50)
     for question in range(30):

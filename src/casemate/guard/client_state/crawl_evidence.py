@@ -230,14 +230,15 @@ class CrawlEvidence:
             _put(state.shown, str(chunk), max(at, state.shown.get(str(chunk), 0.0)), MAX_CHUNKS)
         for topic in body.get("topics", ()):
             state.topics[int(topic)] = max(at, state.topics.get(int(topic), 0.0))
-        for chunk, bits in body.get("covered", {}).items():
-            _tell(state, together, str(chunk), int(bits, 16), at)
+        disclosed = body.get("covered", {}).items()
+        new_to_tenant = sum(_tell(state, together, str(chunk), int(bits, 16), at) for chunk, bits in disclosed)
         state.exposed.update(map(str, body.get("whole", ())))
         if "echo" in body:
             self._test(state, "echoes", bool(body["echo"]))
         if "cut" in body:
             self._test(state, "quotes", bool(body["cut"]))
-            self._test_tenant(state, together, bool(body["cut"]), at)
+            if new_to_tenant or not body["cut"]:  # a popular question: colluders learn nothing from its answer again
+                self._test_tenant(state, together, bool(body["cut"]), at)
         if max(state.evidence.values()) >= len(TESTS) / self._alarm:
             state.alarmed_until = max(state.alarmed_until, at + self._seconds)
             together.alarms[client] = state.alarmed_until
@@ -290,15 +291,17 @@ class CrawlEvidence:
             return state
 
 
-def _tell(client: _ClientEvidence, tenant: _TenantEvidence, chunk: str, bits: int, at: float) -> None:
-    """Adds disclosed words of a chunk."""
+def _tell(client: _ClientEvidence, tenant: _TenantEvidence, chunk: str, bits: int, at: float) -> int:
+    """Adds disclosed words of a chunk; returns the number of words new to the tenant."""
     client.disclosed_words += (bits & ~client.disclosed.get(chunk, 0)).bit_count()
     client.disclosed[chunk] = client.disclosed.get(chunk, 0) | bits
     before = tenant.disclosed.get(chunk, 0)
-    if new := (bits & ~before).bit_count():
+    new = (bits & ~before).bit_count()
+    if new:
         tenant.disclosed_at.append((at, new))
         tenant.disclosed_words += new
     _put(tenant.disclosed, chunk, before | bits, MAX_QUOTED)
+    return new
 
 
 def _phrase_hashes(text: str, client: str) -> list[int]:
