@@ -6,6 +6,7 @@
     python benchmarks/real/answer.py PROMPTS ANSWERS --model FILE
     python -m benchmarks.real judge      # each attack's own scores of the recorded answers
     python -m benchmarks.real forms      # which output transforms a reader follows: prompts, and shares of the answers
+    python -m benchmarks.real quality    # judges of answers: prompts of the reader, of the judge, and their agreement
     python -m benchmarks.real table      # the tables of the documentation
 
 Each step keeps what is there. The folder (`--work`) holds `prompts_writer.jsonl.gz`, `prompts_reader.jsonl.gz`, and the
@@ -18,24 +19,25 @@ import argparse
 from pathlib import Path
 
 from benchmarks import ROOT, save
-from benchmarks.real import files, judging, output_forms, planning, table, written
+from benchmarks.real import files, judging, output_forms, planning, quality, table, written
 from benchmarks.real.sample import CORPORA, EACH
 
 
 def main() -> None:
     """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("step", choices=("plan", "written", "retrieve", "judge", "forms", "table"))
+    parser.add_argument("step", choices=("plan", "written", "retrieve", "judge", "forms", "quality", "table"))
     parser.add_argument("--corpus", nargs="*", choices=CORPORA, default=["nfcorpus"])
     parser.add_argument("--work", type=Path, default=ROOT / "build/real")
     parser.add_argument("--each", type=int, default=EACH, help="members and non-members")
     parser.add_argument("--reader", nargs="*", default=["qwen1.5b"], help="judge: names of the readers' answer files")
     parser.add_argument("--first", type=int, default=40, help="written: members and non-members asked about")
     parser.add_argument("--attacks", nargs="*", choices=written.KEYLESS, default=["natural", "menta"])
+    parser.add_argument("--subsample", nargs=1, default=[], help="judge: name of the results; complete trials only")
     given = parser.parse_args()
     given.work.mkdir(parents=True, exist_ok=True)
     steps = {"plan": _plan, "written": _written, "retrieve": _retrieve, "judge": _judge, "forms": _forms}
-    (steps | {"table": _table})[given.step](given)
+    (steps | {"quality": _quality, "table": _table})[given.step](given)
 
 
 def _plan(given: argparse.Namespace) -> None:
@@ -69,8 +71,8 @@ def _write(path: Path, prompts: dict) -> None:
 
 
 def _judge(given: argparse.Namespace) -> None:
-    found = {corpus: judging.judge(corpus, given.work, given.reader) for corpus in given.corpus}
-    save("real", found)
+    found = {c: judging.judge(c, given.work, given.reader, complete=bool(given.subsample)) for c in given.corpus}
+    save("_".join(["real", *given.subsample]), found)
 
 
 def _forms(given: argparse.Namespace) -> None:
@@ -79,9 +81,21 @@ def _forms(given: argparse.Namespace) -> None:
         save("real_output_forms", output_forms.judge(given.work, models))
 
 
+def _quality(given: argparse.Namespace) -> None:
+    """The first reader answers, the last one judges."""
+    first, last = given.reader[0], given.reader[-1]
+    _write(given.work / "prompts_quality.jsonl.gz", {case.row["id"]: case.row for case in quality.cases()})
+    if (answered := given.work / f"answers_quality_{first}.jsonl.gz").exists():
+        rows = quality.judge_rows(files.read_answers(answered)[0])
+        _write(given.work / "prompts_quality_judge.jsonl.gz", {row["id"]: row for row in rows})
+    if (given.work / f"answers_quality_judge_{last}.jsonl.gz").exists():
+        save("real_quality", quality.judge(given.work, first, last))
+
+
 def _table(given: argparse.Namespace) -> None:
     for corpus in given.corpus:
-        print("\n".join(table.tables(corpus, given.reader[0])))
+        print("\n".join([*table.tables(corpus, given.reader[0]), "", *table.subsample(corpus)]))
+    print("\n".join(["", *table.forms()]))
 
 
 if __name__ == "__main__":

@@ -31,24 +31,25 @@ SCORED_BY = {"natural": "menta", "natural_title": "menta"}
 """The attack that scores questions which no attack writes itself."""
 
 
-def judge(corpus: str, work: Path, models: Sequence[str]) -> dict[str, Any]:
+def judge(corpus: str, work: Path, models: Sequence[str], complete: bool = False) -> dict[str, Any]:
     """Figures by reader, author and attack; writes one recorded set for each model.
 
     Args:
         corpus: Name of the corpus.
         work: Folder of prompts and answers.
         models: Names of the readers: `answers_reader_NAME.jsonl.gz` holds the answers of each.
+        complete: Leave out the trials that a reader has not answered with the contexts of both sides.
     """
     sample = {row["id"]: row for row in files.read(work / f"sample_{corpus}.jsonl.gz")}
+    given = {model: files.read_answers(work / f"answers_reader_{model}.jsonl.gz") for model in models}
     trials = _trials(corpus, work, sample)
+    if complete:
+        there = set.intersection(*(set(answers) for answers, _ in given.values()))
+        trials = [t for t in trials if all(i in there for side in SIDES for i in t[side])]
     found: dict[str, Any] = {"withheld": _withheld(trials), "benign": _benign(corpus, work), "readers": {}}
     simulated = _simulate(corpus, work, trials)
     for model in (*models, SIMULATED):
-        answers, about = (
-            (simulated, {"model": "simulated_reader"})
-            if model == SIMULATED
-            else files.read_answers(work / f"answers_reader_{model}.jsonl.gz")
-        )
+        answers, about = given.get(model, (simulated, {"model": "simulated_reader"}))
         others = {} if model == SIMULATED else _answered(work)
         scored = _scored(trials, sample, answers, others)
         found["readers"][model] = {"about": about, "answers": len(answers), "attacks": _figures(scored, sample)}

@@ -12,7 +12,6 @@ from casemate.redteam.campaigns.replay import ReplayResult, read_recorded, repla
 
 ROOT = Path(__file__).parents[2]
 SETS = sorted((ROOT / "benchmarks/recorded").glob("*.jsonl.gz"))
-FIGURES: dict[str, Any] = json.loads((ROOT / "benchmarks/results/real.json").read_text(encoding="utf-8"))["results"]
 
 
 def test_the_sets_are_small_and_there() -> None:
@@ -30,8 +29,7 @@ def test_a_set_names_its_origin_and_holds_no_document(path: Path) -> None:
 
 @pytest.mark.parametrize("path", SETS, ids=lambda path: path.name)
 def test_replay_gives_the_published_figures(path: Path) -> None:
-    corpus, model = path.name.removesuffix(".jsonl.gz").split("_", 1)
-    published = FIGURES[corpus]
+    published, model = _published(path)
     results = {_name(result): result for result in replay(read_recorded(path))}
     answered = published["readers"][model]["attacks"]
     assert answered
@@ -45,13 +43,19 @@ def test_replay_gives_the_published_figures(path: Path) -> None:
 
 @pytest.mark.parametrize("path", SETS, ids=lambda path: path.name)
 def test_the_guard_withholds_what_is_published(path: Path) -> None:
-    corpus, _ = path.name.removesuffix(".jsonl.gz").split("_", 1)
-    published = FIGURES[corpus]["withheld"]
+    published = _published(path)[0]["withheld"]
     for result in replay(read_recorded(path)):
         figures = published[_name(result)]
         if figures["withheld"]:
             hidden = figures["withheld"][0] * figures["in_context"][0]  # of all questions about members
             assert result.withheld == pytest.approx(hidden, abs=1e-9), result
+
+
+def _published(path: Path) -> tuple[dict[str, Any], str]:
+    """Figures of the corpus, and the name of the reader: `CORPUS_READER`, or `CORPUS_READER_SUBSAMPLE`."""
+    corpus, model = path.name.removesuffix(".jsonl.gz").split("_", 1)
+    results = ROOT / "benchmarks/results" / f"{'_'.join(['real', *model.split('_')[1:]])}.json"
+    return json.loads(results.read_text(encoding="utf-8"))["results"][corpus], model
 
 
 def _name(result: ReplayResult) -> str:
