@@ -85,7 +85,7 @@ RULES: Mapping[str, tuple[str, ...]] = {
         rf"\b{_STORE}.{{0,30}}\b(?:contain|include|hold|have|match)\b.{{0,20}}{_THIS} {_TEXT}",
         rf"\b(?:appears?|occurs?|stands?|found|stored|contained) (?:\w+ )?in\b.{{0,20}}{_STORE}",
     ),
-    "mask": (r"[\[<({] ?(?:mask|blank|redacted|missing)[ _-]*\d* ?[\])}>]|\bMASK_\d|█{2,}|_{3,}[^_]+_{3,}",),
+    "mask": (r"[\[<({] ?(?:mask|blank|redacted|missing)[ _-]*\d* ?[\])}>]|\bMASK_\d|█{2,}|(?<!_)_{3,}[^_]+_{3,}",),
     "continue": (
         r"\b(?:continue|complete|finish|restore|reconstruct|go on with|fill in)\b.{0,30}"
         rf"\b(?:this|the|following|above)(?: \w+)? (?:{_TEXT}|blanks?\b|gaps?\b)",
