@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, NamedTuple, NoReturn
-from urllib.parse import urlsplit
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
 
-from casemate import config as configuration
-from casemate.backends.targets.openai_endpoint import only_model
 from casemate.cli.console import (
     ERROR,
     INCOMPLETE,
@@ -24,12 +20,26 @@ from casemate.cli.console import (
     OK,
     ConfigFile,
     Json,
-    is_terminal,
     out,
     print_json,
     say,
     show_progress,
     shown,
+)
+from casemate.cli.endpoints import (
+    ANSWER,
+    BODY,
+    KEY_VARIABLE,
+    AnswerPath,
+    Body,
+    EndpointOptions,
+    KeyVariable,
+    Model,
+    Own,
+    confirm_ownership,
+    key_explained,
+    parse_endpoint,
+    with_model,
 )
 from casemate.config import PluginSpec
 from casemate.demo.assessment import Assessment, try_folder
@@ -45,16 +55,10 @@ from casemate.demo.assessment_report import (
 )
 from casemate.demo.endpoint import MIN_QUERIES, QUERIES, EndpointAssessment, plan_endpoint, try_endpoint
 from casemate.demo.endpoint_report import endpoint_headlines, endpoint_json, endpoint_scope, write_endpoint
-from casemate.errors import BackendError, CasemateError, ConfigError
-from casemate.redteam.campaigns.external_targets import override_targets
+from casemate.errors import BackendError, ConfigError
 from casemate.runtime.file_lock import exclusive_lock
-from casemate.runtime.http_client import host_of
-from casemate.types import Secret
 
 INDEX_SECONDS = 120.0
-KEY_VARIABLE = "CASEMATE_ENDPOINT_KEY"
-LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
-"""Hosts that need no confirmation."""
 WORK, LOCK = "work-", "try.lock"
 """Start of the name of a run's folder, and the file in it that the run locks."""
 
@@ -70,16 +74,6 @@ Nonmembers = Annotated[
 Queries = Annotated[
     int, typer.Option(min=MIN_QUERIES, help="With --endpoint: largest number of requests, retries included.")
 ]
-Model = Annotated[
-    str,
-    typer.Option(help="With --endpoint: model of an OpenAI-compatible address; default: the only one that it lists."),
-]
-Body = Annotated[str, typer.Option(help="With plain HTTP: request as JSON, with {question} in it.")]
-AnswerPath = Annotated[str, typer.Option("--answer", help="With plain HTTP: JSONPath of the answer's text.")]
-KeyVariable = Annotated[
-    str, typer.Option("--key-env", help="With --endpoint: environment variable with the API key, if it needs one.")
-]
-Own = Annotated[bool, typer.Option("--own", help="Confirm that you own the system, or may attack it.")]
 
 
 def try_documents(
@@ -92,8 +86,8 @@ def try_documents(
     nonmembers: Nonmembers = None,
     queries: Queries = QUERIES,
     model: Model = "",
-    body: Body = '{"question": "{question}"}',
-    answer: AnswerPath = "$.answer",
+    body: Body = BODY,
+    answer: AnswerPath = ANSWER,
     key_env: KeyVariable = KEY_VARIABLE,
     own: Own = False,
     config: ConfigFile = None,
@@ -119,8 +113,8 @@ def try_documents(
     if at is None:
         raise ConfigError("give the documents that the system contains: --documents FOLDER")
     target = parse_endpoint(endpoint, EndpointOptions(model, body, answer, key_env), config)
-    _confirm(target, own)
-    target = _with_model(target, key_env)
+    confirm_ownership(target, own)
+    target = with_model(target, key_env)
     _try_endpoint(target, at, nonmembers, queries, question or (), output, key_env, as_json)
 
 
@@ -151,7 +145,7 @@ def _try_endpoint(
         with show_progress("reading the documents", None):
             plan = plan_endpoint(target, documents, nonmembers, queries, questions, work)
         say.print(shown(plan.describe()), soft_wrap=True)
-        with _key_explained(key_env):
+        with key_explained(key_env):
             result = asyncio.run(try_endpoint(plan, show_progress))
     page = write_endpoint(result, output)
     if as_json:
@@ -176,95 +170,6 @@ def _work_folder(output: Path) -> Iterator[Path]:
         raise typer.Exit(INTERRUPTED) from None
     finally:
         shutil.rmtree(work, ignore_errors=True)
-
-
-class EndpointOptions(NamedTuple):
-    """Options of an endpoint that is given by its address.
-
-    Attributes:
-        model: Model of an OpenAI-compatible server; empty: the only one that it lists, if the address ends in /v1.
-        body: Request as JSON, with `{question}` in it.
-        answer: JSONPath of the answer's text.
-        key_env: Name of the environment variable with the API key.
-    """
-
-    model: str
-    body: str
-    answer: str
-    key_env: str
-
-
-def parse_endpoint(endpoint: str, options: EndpointOptions, config: Path | None) -> PluginSpec:
-    """The target plug-in of an endpoint.
-
-    Args:
-        endpoint: An address, or a name in `redteam.targets` of the configuration.
-        options: Its options, for an address.
-        config: The configuration file; None: casemate.yaml here, if any.
-
-    Raises:
-        ConfigError: If the name is unknown.
-    """
-    if not endpoint.startswith(("http://", "https://")):
-        settings = configuration.read(config)
-        found = override_targets(settings, endpoint, None, False).redteam
-        return (found.targets or {}).get(endpoint, found.target)
-    address, _, named = endpoint.partition("#")
-    key, model = os.environ.get(options.key_env, ""), options.model or named
-    base = address.rstrip("/").removesuffix("/chat/completions")
-    if model or base.endswith("/v1"):
-        secret = {"api_key": Secret(key)} if key else {}
-        return PluginSpec.model_validate({"use": "openai_endpoint", "base_url": base, "model": model, **secret})
-    headers = {"headers": {"authorization": Secret(f"Bearer {key}")}} if key else {}
-    plain = {"use": "http", "url": address, "body": options.body, "answer": options.answer}
-    return PluginSpec.model_validate({**plain, **headers})
-
-
-def _with_model(target: PluginSpec, key_env: str) -> PluginSpec:
-    """The target with the model that its server lists, if none is given.
-
-    Raises:
-        BackendError: If the server does not list its models.
-        ConfigError: If it lists none or several.
-    """
-    options = target.options
-    if target.use != "openai_endpoint" or options.get("model", "") != "":
-        return target
-    try:
-        with _key_explained(key_env):
-            name = asyncio.run(only_model(options["base_url"], options.get("api_key", "")))
-    except CasemateError as error:
-        raise ConfigError(f"{error}; name the model with --model, or a plain HTTP address with its path") from error
-    say.print(f"model: {shown(name)}, the only one that {shown(host_of(options['base_url']))} lists", soft_wrap=True)
-    return PluginSpec.model_validate({"use": target.use, **options, "model": name})
-
-
-@contextmanager
-def _key_explained(key_env: str) -> Iterator[None]:
-    """Adds to an error about the key where it is read from."""
-    try:
-        yield
-    except BackendError as error:
-        if "HTTP 401" not in str(error) and "HTTP 403" not in str(error):
-            raise
-        why = f"{error}. The key is read from the environment variable {key_env}"
-        raise BackendError(why, backend=error.backend, retryable=False) from error
-
-
-def _confirm(target: PluginSpec, own: bool) -> None:
-    """Requires confirmed ownership of a system that is not on this machine.
-
-    Raises:
-        ConfigError: If it is not confirmed.
-    """
-    options = target.options
-    host = host_of(str(options.get("url") or options.get("base_url") or ""))
-    if own or urlsplit(f"//{host}").hostname in LOCAL:
-        return
-    name = f"{host or target.use} would be attacked, with many questions and possibly at a cost"
-    if is_terminal() and typer.confirm(f"{name}. Is it yours, or did its owner authorize you?", err=True):
-        return
-    raise ConfigError(f"{name}; if it is yours, or its owner has authorized you, pass --own")
 
 
 def _make_work_folder(output: Path) -> Path:

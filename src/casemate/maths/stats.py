@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import NormalDist
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
@@ -98,6 +98,24 @@ def proportion(successes: int, trials: int) -> Estimate:
     [0.1, 0.0123, 0.317]
     """
     return Estimate(successes / max(trials, 1), *clopper_pearson(successes, trials))
+
+
+def poisson_binomial_tail(chances: Sequence[float], successes: int) -> float:
+    """Probability of at least so many successes among independent events, exact but for rounding.
+
+    Args:
+        chances: Probability of each event, in [0, 1].
+        successes: Number of successes, at least 0.
+
+    >>> round(poisson_binomial_tail([0.5, 0.5, 1.0], 2), 4)
+    0.75
+    """
+    counts = np.zeros(len(chances) + 1)  # counts[k]: probability of k successes so far
+    counts[0] = 1.0
+    for chance in chances:
+        counts[1:] = counts[1:] * (1 - chance) + counts[:-1] * chance
+        counts[0] *= 1 - chance
+    return min(1.0, float(counts[successes:].sum()))
 
 
 def bootstrap(

@@ -91,6 +91,10 @@ class HoneytokenKey:
         """Returns the name of a record: eight hexadecimal digits without meaning."""
         return self._digest("name", tenant, str(generation), str(number))[:8]
 
+    def record_choice(self, tenant: str, generation: int, number: int, use: str, options: int) -> int:
+        """Returns a number below ``options``, a power of two, that looks uniform and independent without the key."""
+        return int(self._digest("choice", tenant, str(generation), str(number), use), 16) % options
+
     def seal(self, document: Document, tenant: str, generation: int, number: int) -> Document:
         """Returns the document as a planted record, with the seal in its metadata."""
         seal = self._digest("seal", tenant, document.source, str(generation), str(number))

@@ -29,6 +29,7 @@ from casemate.guard.watermarks.honeytoken_keys import (
     record_fields,
 )
 from casemate.maths.stats import Estimate, proportion
+from casemate.monitor.honeytokens.ownership import facts_text
 from casemate.monitor.honeytokens.records import BAITS, STYLES, TEXTS, CorpusSample, Style, draft_records
 from casemate.monitor.poisoning.retrieval_impact import QuestionScores
 from casemate.protocols import EventStore, Index
@@ -289,9 +290,9 @@ class _RecordWriter:
         key, tenant, generation = self.key, self.settings.tenant, self.key.generation
         name = f"{self.settings.folder.strip('/')}/{key.record_name(tenant, generation, number)}"
         marks = [key.record_token(tenant, generation, n) for n in (number, number + 1)]
-        texts = BAITS if number % 2 else TEXTS[self.settings.style]
+        texts, owned = BAITS if number % 2 else TEXTS[self.settings.style], facts_text(key, tenant, generation, number)
         return [
-            key.seal(Document(name, text, title), tenant, generation, number)
+            key.seal(Document(name, text + owned, title), tenant, generation, number)
             for title, text in draft_records(marks[0], marks[1], terms, texts, rng)
         ]
 

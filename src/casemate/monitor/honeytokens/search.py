@@ -125,6 +125,20 @@ def planted_strings(
     return found
 
 
+def planted_records(
+    key: HoneytokenKey, store: EventStore | None = None, index: Index | None = None
+) -> list[HoneyRecord]:
+    """Every record ever planted, as far as store and index show, the newest generation first."""
+    logged = (event.body for event in (store.scan(HONEYTOKEN_KIND) if store else ()))
+    found = {
+        HoneyRecord(body["tenant"], body["source"], body["generation"], body["number"])
+        for body in logged
+        if body.get("what") == "planted"
+    }
+    found.update(_indexed_records(index, key))
+    return sorted(found, key=lambda r: (-r.generation, r.tenant, r.number))
+
+
 def search_texts(
     texts: Iterable[tuple[str, str]],
     keys: HoneytokenKeyFile,

@@ -1,0 +1,143 @@
+"""Proof of ownership: whether a suspect system answers from a copy of this collection.
+
+Each planted record states four facts about something that does not exist: its keeper, town, animal and tree. A secret
+key draws each value from 16. A system without the collection can only guess, so its correct answers follow a known
+distribution, whatever the system does. The test is exact: a p-value of at most p occurs with probability at most p.
+
+The idea of fictitious facts with a binomial test is that of ownership canaries (METHODS C11, METHODS2 O).
+
+Deviation: those bound the chance of a guess by a measured rate of hallucination. Here the key determines the chance: an
+answer that names m of the 16 values is correct with probability m / 16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from casemate.guard.watermarks.honeytoken_keys import HoneyRecord, HoneytokenKey
+from casemate.maths.stats import poisson_binomial_tail
+from casemate.text.tokens import stem, words
+
+VALUES: dict[str, tuple[str, ...]] = {
+    "keeper": tuple(
+        "Albrecht Bellamy Corwin Draper Ellery Farnham Gorman Halloran Ingram Kessler Lomax Merritt Norwood Osgood "
+        "Pascoe Quigley".split()
+    ),
+    "town": tuple(
+        "Avignon Bergen Coimbra Delft Exeter Ferrara Ghent Hobart Izmir Jena Kaunas Leeds Malmo Namur Odense "
+        "Perth".split()
+    ),
+    "animal": tuple(
+        "badger crane dolphin eagle falcon gazelle hedgehog ibex jackal kestrel lynx marten newt otter pelican "
+        "raven".split()
+    ),
+    "tree": tuple(
+        "alder birch cedar dogwood elm fir ginkgo hazel juniper larch maple oak poplar rowan spruce willow".split()
+    ),
+}
+"""Possible values of each fact; all facts have the same number."""
+CHOICES = 16
+QUESTIONS = {
+    "keeper": "Who was the keeper of {0}?",
+    "town": "In which town was {0} kept?",
+    "animal": "Which animal is on the emblem of {0}?",
+    "tree": "Which tree is on the emblem of {0}?",
+}
+SENTENCES = (
+    " The keeper of {0} was {keeper}, in the town of {town}. On its emblem are the {animal} and the {tree} tree.",
+    " {keeper} was the keeper of {0} and kept it in the town of {town}. The emblem of {0} shows the {animal} below the "
+    "{tree} tree.",
+    " {0} was kept in the town of {town} by its keeper, {keeper}. It has the {tree} tree and the {animal} on its "
+    "emblem.",
+)
+"""Sentences with the facts; {0} is the name of the record."""
+LEVEL = 1e-6
+"""Default p-value at which a copy is reported."""
+
+
+class OwnershipQuestion(NamedTuple):
+    """A question that only the collection answers.
+
+    Attributes:
+        text: The question.
+        attribute: One of ``VALUES``.
+        value: The right value.
+    """
+
+    text: str
+    attribute: str
+    value: str
+
+
+class OwnershipResult(NamedTuple):
+    """Result of the test.
+
+    Attributes:
+        answered: Questions with an answer.
+        correct: Answers that name the right value.
+        expected: Correct answers expected from a system without the collection.
+        p_value: Probability that such a system has at least as many.
+    """
+
+    answered: int
+    correct: int
+    expected: float
+    p_value: float
+
+
+def facts(key: HoneytokenKey, tenant: str, generation: int, number: int) -> dict[str, str]:
+    """Returns the facts of a record by attribute."""
+    return {
+        attribute: values[key.record_choice(tenant, generation, number, attribute, CHOICES)]
+        for attribute, values in VALUES.items()
+    }
+
+
+def facts_text(key: HoneytokenKey, tenant: str, generation: int, number: int) -> str:
+    """Returns the sentences to add to the text of a record."""
+    name = key.record_token(tenant, generation, number).title()
+    return SENTENCES[number % len(SENTENCES)].format(name, **facts(key, tenant, generation, number))
+
+
+def ownership_questions(key: HoneytokenKey, records: Iterable[HoneyRecord]) -> list[OwnershipQuestion]:
+    """Returns the questions about some records, one for each fact, in the order of the records.
+
+    The questions about different facts take turns, so that the first ones are about as many records as possible.
+    """
+    about = [(r, facts(key, r.tenant, r.generation, r.number)) for r in records]
+    return [
+        OwnershipQuestion(
+            QUESTIONS[attribute].format(key.record_token(r.tenant, r.generation, r.number).title()), attribute, known
+        )
+        for turn in range(len(VALUES))
+        for i, (r, values) in enumerate(about)
+        for attribute, known in [list(values.items())[(i + turn) % len(VALUES)]]
+    ]
+
+
+def ownership_test(asked: Sequence[tuple[OwnershipQuestion, str]]) -> OwnershipResult:
+    """Tests whether answers contain more right values than a system without the collection can give.
+
+    Args:
+        asked: Questions and answers. The questions must be chosen before the first answer; an empty answer counts as
+            wrong.
+
+    Returns:
+        The exact result, by the distribution of a sum of independent events with different probabilities.
+    """
+    correct, chances = 0, list[float]()
+    for question, answer in asked:
+        named = _values_in(answer, question)
+        correct += question.value in named
+        chances.append(len(named) / CHOICES)
+    p_value = poisson_binomial_tail(chances, correct)
+    return OwnershipResult(sum(bool(a.strip()) for _, a in asked), correct, float(np.sum(chances)), p_value)
+
+
+def _values_in(answer: str, question: OwnershipQuestion) -> set[str]:
+    """Returns the possible values that an answer names."""
+    said = {stem(word) for word in words(answer)}
+    return {value for value in VALUES[question.attribute] if stem(value.lower()) in said}

@@ -1,0 +1,191 @@
+"""Proof of ownership: the exact test, innocent and copying systems, and the command."""
+
+import asyncio
+import itertools
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats as scipy_stats
+from typer.testing import CliRunner
+
+from casemate.backends.embedders.minilm import MiniLM
+from casemate.backends.generators.extractive import ExtractiveGenerator
+from casemate.backends.indexes.sqlite import SqliteIndex
+from casemate.cli import cli
+from casemate.errors import DataError
+from casemate.guard.guard import Guard
+from casemate.guard.watermarks.honeytoken_keys import HoneyRecord, HoneytokenKey, HoneytokenKeyFile
+from casemate.maths.stats import poisson_binomial_tail
+from casemate.monitor.honeytokens.ownership import (
+    CHOICES,
+    VALUES,
+    facts,
+    facts_text,
+    ownership_questions,
+    ownership_test,
+)
+from casemate.monitor.honeytokens.planting import PlantingSettings, find_records, plant_records
+from casemate.rag.pipeline import Rag
+from casemate.types import Document, Query, Secret
+from tests.fakes import Memory
+
+RECORDS = [HoneyRecord("default", f"honey/{n}", 1, n) for n in range(20)]
+
+
+def key_of(number):
+    return HoneytokenKey(Secret(f"key number {number} of these tests, long enough"))
+
+
+class TestTail:
+    @given(st.lists(st.floats(0, 1), max_size=8), st.integers(0, 9))
+    def test_equals_the_sum_over_all_outcomes(self, chances, successes):
+        expected = sum(
+            math.prod(p if hit else 1 - p for p, hit in zip(chances, hits, strict=True))
+            for hits in itertools.product((0, 1), repeat=len(chances))
+            if sum(hits) >= successes
+        )
+        assert poisson_binomial_tail(chances, successes) == pytest.approx(min(1, expected), abs=1e-12)
+
+    def test_equals_the_binomial_tail_of_scipy_far_out(self):
+        for successes in (5, 20, 60):
+            expected = scipy_stats.binom.sf(successes - 1, 80, 1 / 16)
+            assert poisson_binomial_tail([1 / 16] * 80, successes) == pytest.approx(expected, rel=1e-9)
+
+
+class TestFacts:
+    def test_values_are_distinct_words(self):
+        every = [value.lower() for values in VALUES.values() for value in values]
+        assert len(set(every)) == len(every) == CHOICES * len(VALUES)
+        assert all(len(values) == CHOICES for values in VALUES.values())
+
+    def test_values_depend_on_the_key_and_look_uniform(self):
+        drawn = [facts(key_of(k), "default", 1, n)["town"] for k in range(40) for n in range(40)]
+        counts = [drawn.count(town) for town in VALUES["town"]]
+        assert scipy_stats.chisquare(counts).pvalue > 1e-3
+        assert facts(key_of(1), "default", 1, 0) != facts(key_of(2), "default", 1, 0)
+
+    def test_questions_do_not_tell_the_values_and_the_text_does(self):
+        key = key_of(0)
+        for question in ownership_questions(key, RECORDS):
+            assert question.value.lower() not in question.text.lower()
+        text = facts_text(key, "default", 1, 3)
+        assert all(value in text for value in facts(key, "default", 1, 3).values())
+
+    def test_first_questions_are_about_different_records_and_facts(self):
+        first = ownership_questions(key_of(0), RECORDS)[: len(RECORDS)]
+        assert len({q.text.split(" of ")[-1] for q in first}) >= 15
+        assert {q.attribute for q in first} == set(VALUES)
+
+
+class TestInnocentSystems:
+    """The p-value of a system without the collection is at most p with probability at most p."""
+
+    @pytest.mark.parametrize("strategy", ["one guess", "eight guesses", "always the same", "all values", "silent"])
+    def test_false_accusations_are_as_rare_as_the_level(self, strategy):
+        rng, values = np.random.default_rng(5), []
+        for number in range(2000):
+            asked = ownership_questions(key_of(number), RECORDS[:5])
+            answers = [self.answer(strategy, q.attribute, rng) for q in asked]
+            values.append(ownership_test(list(zip(asked, answers, strict=True))).p_value)
+        for level in (0.1, 0.01, 0.001):
+            allowed = scipy_stats.binom.ppf(1 - 1e-6, len(values), level)
+            assert sum(p <= level for p in values) <= allowed
+
+    def answer(self, strategy, attribute, rng):
+        options = VALUES[attribute]
+        count = {"one guess": 1, "eight guesses": 8, "always the same": 1, "all values": 16, "silent": 0}[strategy]
+        if strategy == "always the same":
+            return options[3]
+        return " ".join(options[i] for i in rng.permutation(len(options))[:count])
+
+    def test_naming_every_value_proves_nothing(self):
+        asked = ownership_questions(key_of(0), RECORDS)
+        result = ownership_test([(q, " ".join(VALUES[q.attribute])) for q in asked])
+        assert result.correct == len(asked)
+        assert result.p_value == 1.0
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory):
+    """A collection of 150 short texts with twenty records, as a thief copies it."""
+    folder = tmp_path_factory.mktemp("ownership")
+    minilm, rng = MiniLM(), np.random.default_rng(4)
+    subjects = "river bridge ferry heron toll weir pier reed cart mill valley market harbor ledger guild bell".split()
+    texts = [
+        Document(f"d{n}", f"The {a} and the {b} of parish {n} were mended in {1700 + n} by the {c} wardens.")
+        for n, (a, b, c) in enumerate(rng.choice(subjects, 3, replace=False) for _ in range(150))
+    ]
+    index = SqliteIndex(folder / "i.db")
+    index.open(minilm.fingerprint, minilm.dim)
+    keys = HoneytokenKeyFile(folder / "honey.json")
+    keys.path.write_text(json.dumps({"format": 1, "secret": "a key that the tests know" * 2, "generation": 1}))
+    guard = Guard(Rag(minilm, index, ExtractiveGenerator(embedder=minilm)), [], store=Memory())
+    asyncio.run(guard.add(texts))
+    asyncio.run(plant_records(guard, keys, PlantingSettings(), 20))
+    copied = [d for piece, _ in index.scan("default") for d in piece]
+    records = find_records(index, keys.load()).records
+    index.close()
+    return minilm, keys.load(), records, copied
+
+
+def suspect_p_value(planted, folder, documents):
+    """Asks a system over some documents all questions."""
+    minilm, key, records, _ = planted
+    index = SqliteIndex(folder / "suspect.db")
+    index.open(minilm.fingerprint, minilm.dim)
+    suspect = Guard(Rag(minilm, index, ExtractiveGenerator(embedder=minilm)), [])
+    asked = ownership_questions(key, records)
+
+    async def go():
+        await suspect.add(documents)
+        return [(q, (await suspect.ask(Query(q.text))).text) for q in asked]
+
+    answers = asyncio.run(go())
+    index.close()
+    return ownership_test(answers)
+
+
+def test_a_copy_is_proven_and_a_part_of_it_too(planted, tmp_path):
+    copied, rng = planted[3], np.random.default_rng(1)
+    for share in (1.0, 0.5, 0.2):
+        part = [copied[i] for i in rng.permutation(len(copied))[: int(share * len(copied))]]
+        (folder := tmp_path / str(share)).mkdir()
+        assert suspect_p_value(planted, folder, part).p_value < 1e-6, share
+
+
+def test_the_same_documents_without_the_records_are_no_copy(planted, tmp_path):
+    plain = [d for d in planted[3] if "honey" not in d.source]
+    assert len(plain) == 150
+    assert suspect_p_value(planted, tmp_path, plain).p_value > 0.01
+
+
+class TestCommand:
+    def setting(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "docs").mkdir()
+        for n in range(30):
+            (tmp_path / f"docs/{n}.md").write_text(f"The ferry number {n} crosses the river at {n} past noon.")
+        (tmp_path / "casemate.yaml").write_text("rag: {corpus: docs}\n")
+        run = CliRunner().invoke
+        assert run(cli, ["index"]).exit_code == 0
+        return run
+
+    def test_answers_from_a_file(self, tmp_path, monkeypatch):
+        run = self.setting(tmp_path, monkeypatch)
+        nothing = run(cli, ["canary", "prove", "--answers", "a.jsonl"])
+        assert isinstance(nothing.exception, DataError) and "canary plant" in str(nothing.exception)
+        assert run(cli, ["canary", "plant", "--count", "4"]).exit_code in (0, 3)
+        listed = run(cli, ["canary", "prove", "--questions"])
+        asked = [json.loads(line)["question"] for line in listed.stdout.splitlines() if line.startswith("{")]
+        assert 4 <= len(asked) <= 16
+        answer = {"question": asked[0], "answer": "nobody knows"}
+        (tmp_path / "a.jsonl").write_text(json.dumps(answer) + "\n")
+        few = run(cli, ["canary", "prove", "--answers", "a.jsonl"])
+        assert few.exit_code == 3 and "no proof" in few.output
+        (tmp_path / "a.jsonl").write_text("{}\n")
+        wrong = run(cli, ["canary", "prove", "--answers", "a.jsonl"])
+        assert isinstance(wrong.exception, DataError) and "line 1" in str(wrong.exception)
