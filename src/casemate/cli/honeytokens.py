@@ -1,10 +1,8 @@
-"""``canary plant|rotate|clean|scan|strings|prove``: planted records and strings, and the search for copies of them."""
+"""``canary plant|rotate|clean|scan|strings``: honeytoken records, unique strings, and the search for both."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -14,32 +12,9 @@ import typer
 from casemate import config as configuration
 from casemate.app import open_app
 from casemate.cli.canary import canary
-from casemate.cli.console import FAILED, INCOMPLETE, OK, ConfigFile, Json, Tenant, bar, out, print_json, say, shown
-from casemate.cli.endpoints import (
-    ANSWER,
-    BODY,
-    KEY_VARIABLE,
-    AnswerPath,
-    Body,
-    EndpointOptions,
-    KeyVariable,
-    Model,
-    Own,
-    confirm_ownership,
-    key_explained,
-    parse_endpoint,
-    with_model,
-)
+from casemate.cli.console import FAILED, INCOMPLETE, OK, ConfigFile, Json, Tenant, out, print_json, say, shown
 from casemate.config import PluginSpec
-from casemate.errors import ConfigError, DataError, QueryError
 from casemate.guard.watermarks.honeytoken_keys import HoneytokenKeyFile
-from casemate.monitor.honeytokens.ownership import (
-    LEVEL,
-    OwnershipQuestion,
-    OwnershipResult,
-    ownership_questions,
-    ownership_test,
-)
 from casemate.monitor.honeytokens.planting import (
     PlantingResult,
     PlantingSettings,
@@ -49,13 +24,11 @@ from casemate.monitor.honeytokens.planting import (
     rotate_records,
 )
 from casemate.monitor.honeytokens.records import Style
-from casemate.monitor.honeytokens.search import planted_records, search_files, training_strings
+from casemate.monitor.honeytokens.search import search_files, training_strings
 from casemate.monitor.service import watched_questions
 from casemate.plugins import build
-from casemate.redteam.campaigns.external_targets import MeteredTarget
-from casemate.runtime.concurrency import map_concurrently
 from casemate.system import App
-from casemate.types import DEFAULT_TENANT, Query
+from casemate.types import DEFAULT_TENANT
 
 CONCURRENCY = 4
 """Questions to a suspect at the same time."""
@@ -75,7 +48,7 @@ def plant_command(
     """Plant made-up records that crawlers retrieve and ordinary questions rarely do. Exit code 3 if none fits."""
     with open_app(configuration.read(config)) as app:
         with say.status("choosing locations"):
-            result = asyncio.run(plant_records(app.guard, _keys(app), _settings(app, tenant, style, folder), count))
+            result = asyncio.run(plant_records(app.guard, key_file(app), _settings(app, tenant, style, folder), count))
         _warn_without_defense(app)
     print_json(asdict(result)) if as_json else _show_planted(result)
     raise typer.Exit(OK if result.held else INCOMPLETE)
@@ -91,7 +64,7 @@ def rotate_command(
 ) -> None:
     """Replace tokens and records by a new generation. Old ones are still recognized."""
     with open_app(configuration.read(config)) as app, say.status("rotating"):
-        planted, removed = asyncio.run(rotate_records(app.guard, _keys(app), _settings(app, tenant, style, folder)))
+        planted, removed = asyncio.run(rotate_records(app.guard, key_file(app), _settings(app, tenant, style, folder)))
     if as_json:
         print_json({"planted": asdict(planted), "removed": asdict(removed)})
     else:
@@ -111,7 +84,7 @@ def clean_command(
     """Remove all records. Exit code 1 if some were left."""
     with open_app(configuration.read(config)) as app:
         which = None if everywhere else tenant
-        result = asyncio.run(remove_records(app.guard, _keys(app), tenant=which, force=force))
+        result = asyncio.run(remove_records(app.guard, key_file(app), tenant=which, force=force))
     print_json(asdict(result)) if as_json else _show_removed(result)
     raise typer.Exit(FAILED if result.left else OK)
 
@@ -124,7 +97,7 @@ def scan_command(
 ) -> None:
     """Search files for planted strings, also disguised ones, and show their origin. Exit code 1 if one is found."""
     with open_app(configuration.read(config)) as app, say.status("searching"):
-        found = search_files(paths, _keys(app), app.store, app.index)
+        found = search_files(paths, key_file(app), app.store, app.index)
     if as_json:
         print_json([asdict(sighting) for sighting in found])
     elif not found:
@@ -146,7 +119,7 @@ def strings_command(
 ) -> None:
     """Print unique sentences for a data set: a model that outputs one was trained on it (see 'canary scan')."""
     with open_app(configuration.read(config)) as app:
-        strings = training_strings(_keys(app), app.store, count, purpose=purpose, who=who)
+        strings = training_strings(key_file(app), app.store, count, purpose=purpose, who=who)
     if as_json:
         print_json(strings)
     else:
@@ -154,118 +127,7 @@ def strings_command(
             out.print(shown(text), soft_wrap=True)
 
 
-@canary.command("prove")
-def prove_command(
-    target: Annotated[
-        str | None, typer.Option("--target", help="The suspect: an address, or a name in redteam.targets.")
-    ] = None,
-    answers: Annotated[
-        Path | None, typer.Option(help="Instead: answers that you collected, JSON lines with question and answer.")
-    ] = None,
-    questions: Annotated[bool, typer.Option("--questions", help="Only print the questions, as JSON lines.")] = False,
-    most: Annotated[int, typer.Option("--most", min=1, help="Largest number of questions.")] = 80,
-    level: Annotated[float, typer.Option(min=0.0, max=1.0, help="Largest p-value that counts as proof.")] = LEVEL,
-    model: Model = "",
-    body: Body = BODY,
-    answer: AnswerPath = ANSWER,
-    key_env: KeyVariable = KEY_VARIABLE,
-    own: Own = False,
-    config: ConfigFile = None,
-    as_json: Json = False,
-) -> None:
-    """Test whether a system answers from a copy of the collection, by the facts in planted records.
-
-    Prints the probability that a system without the collection gives as many correct answers.
-
-    Exit codes: 1 a copy, 0 no proof of a copy, 2 error, 3 fewer than half of the questions were answered.
-    """
-    with open_app(configuration.read(config)) as app:
-        asked = _ownership_questions(app)[:most]
-    if questions:
-        for question in asked:
-            print(json.dumps({"question": question.text}, ensure_ascii=False))
-        return
-    if (target is None) == (answers is None):
-        raise ConfigError("give the suspect with --target, or collected answers with --answers")
-    if answers is not None:
-        replies = _collected_answers(answers, asked)
-    else:
-        spec = parse_endpoint(target or "", EndpointOptions(model, body, answer, key_env), config)
-        confirm_ownership(spec, own)
-        with key_explained(key_env):
-            replies = asyncio.run(_ask_suspect(with_model(spec, key_env), asked))
-    result = ownership_test(list(zip(asked, replies, strict=True)))
-    if as_json:
-        print_json(result._asdict())
-    else:
-        _show_ownership(result, len(asked), level)
-    if result.p_value <= level:
-        raise typer.Exit(FAILED)
-    raise typer.Exit(OK if 2 * result.answered >= len(asked) else INCOMPLETE)
-
-
-def _ownership_questions(app: App) -> list[OwnershipQuestion]:
-    """The questions about all records that were ever planted.
-
-    Raises:
-        DataError: If none was planted.
-    """
-    keys = _keys(app)
-    key = keys.load()
-    records = planted_records(key, app.store, app.index) if key is not None else []
-    if key is None or not records:
-        raise DataError(f"no planted records ({keys.path}); plant some first with 'casemate canary plant'")
-    return ownership_questions(key, records)
-
-
-async def _ask_suspect(spec: PluginSpec, asked: Sequence[OwnershipQuestion]) -> list[str]:
-    """The answers of the suspect; empty for a refused question."""
-    target = MeteredTarget(build("target", spec))
-    with bar() as progress:
-        task = progress.add_task("asking", total=len(asked))
-
-        async def ask(question: OwnershipQuestion) -> str:
-            try:
-                return (await target.ask(Query(question.text, "ownership"))).text
-            except QueryError:
-                return ""
-            finally:
-                progress.advance(task)
-
-        return await map_concurrently(ask, asked, CONCURRENCY)
-
-
-def _collected_answers(file: Path, asked: Sequence[OwnershipQuestion]) -> list[str]:
-    """Answers from a file, in the order of the questions; empty where there is none.
-
-    Raises:
-        DataError: If the file cannot be read.
-    """
-    try:
-        lines = file.read_text("utf-8").splitlines()
-    except (OSError, UnicodeError) as error:
-        raise DataError(f"cannot read {file}: {getattr(error, 'strerror', None) or error}") from error
-    found = dict[str, str]()
-    for number, line in enumerate(lines, 1):
-        try:
-            row = json.loads(line) if line.strip() else {"question": "", "answer": ""}
-            found.setdefault(str(row["question"]).strip(), str(row["answer"]))
-        except (ValueError, KeyError, TypeError) as error:
-            why = 'each line must be JSON such as {"question": "...", "answer": "..."}'
-            raise DataError(f"{file}, line {number}: {why}") from error
-    if not any(q.text in found for q in asked):
-        raise DataError(f"{file} answers none of the questions; print them with 'casemate canary prove --questions'")
-    return [found.get(q.text, "") for q in asked]
-
-
-def _show_ownership(result: OwnershipResult, asked: int, level: float) -> None:
-    out.print(f"{result.answered} of {asked} questions answered; {result.correct} answers name the planted value")
-    out.print(f"a system without the collection would name {result.expected:.1f} by chance")
-    verdict = "[red]a copy of the collection[/red]" if result.p_value <= level else "no proof of a copy"
-    out.print(f"p = {result.p_value:.2g}: {verdict} (level {level:g})")
-
-
-def _keys(app: App) -> HoneytokenKeyFile:
+def key_file(app: App) -> HoneytokenKeyFile:
     """Key file of the configured honeytoken defense, or of its defaults."""
     configured = (spec for spec in app.config.guard.defenses if spec.use == "honeytoken")
     spec = next(configured, PluginSpec(use="honeytoken"))

@@ -34,7 +34,7 @@ COMMANDS: Mapping[str, str] = {
     "report": "redteam:report",
 }
 """Module of this package, and the function or ``typer.Typer`` in it, by command."""
-EXTENDED_BY = {"canary": ("canary_drift", "canary_set", "honeytokens")}
+EXTENDED_BY = {"canary": ("canary_drift", "canary_set", "honeytokens", "ownership")}
 """Modules that add subcommands to a command."""
 
 
