@@ -78,7 +78,7 @@ $(VENV)/.base: pyproject.toml constraints.txt
 # The constraints name the CPU build of torch, so a CUDA build is never taken; where there is no CPU build, the tests
 # that need torch are skipped, visibly.
 $(VENV)/.dev: $(VENV)/.base
-	$(PIP) --editable '.[hnsw,openai,postgres,http,notify,serve,dp,milvus,qdrant,ray,langchain,llamaindex,haystack,mcp,otel]' --group dev
+	$(PIP) --editable '.[hnsw,openai,postgres,http,notify,serve,dp,milvus,qdrant,ray,langchain,llamaindex,haystack,mcp,otel,presidio]' --group dev
 	$(PIP) --no-deps axe-playwright-python  # only for its file axe.min.js: the browser is driven without playwright
 	$(PIP) --editable '.[sentence-transformers,transformers,lora]' || echo 'no CPU build of torch at hand: its tests will be skipped'
 	touch $@

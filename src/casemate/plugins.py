@@ -40,6 +40,7 @@ from casemate.protocols import (
     Index,
     LanguageModel,
     MembershipAttack,
+    PersonalDataFinder,
     PoisoningAttack,
     Target,
     TokenModel,
@@ -72,6 +73,7 @@ ROLES: dict[str, Role] = {
     "target": Role("casemate.backends.targets", Target),
     "channel": Role("casemate.backends.channels", Channel),
     "cluster": Role("casemate.backends.clusters", Executor),
+    "personal_data_finder": Role("casemate.backends.personal_data_finders", PersonalDataFinder),
     "defense": Role("casemate.guard.defenses", Defense),
     "attack": Role("casemate.redteam.attacks", MembershipAttack),
     "crawler": Role("casemate.redteam.attacks", ExtractionAttack),
@@ -80,7 +82,17 @@ ROLES: dict[str, Role] = {
 """Every role. Its entry-point group is ``casemate.<role>``."""
 
 _OPENED = frozenset(
-    {"embedder", "index", "generator", "language_model", "token_model", "store", "collection", "cluster"}
+    {
+        "embedder",
+        "index",
+        "generator",
+        "language_model",
+        "token_model",
+        "store",
+        "collection",
+        "cluster",
+        "personal_data_finder",
+    }
 )
 """Roles whose plug-ins open a file, a connection or a model when they are built."""
 

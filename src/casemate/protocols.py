@@ -51,6 +51,7 @@ from casemate.types import (
     Hit,
     Notification,
     Outcome,
+    PersonalData,
     Probe,
     Prompt,
     Query,
@@ -482,6 +483,14 @@ class Channel(Protocol):
         Raises:
             BackendError: If delivery failed, or its outcome is unknown.
         """
+        ...
+
+
+class PersonalDataFinder(Protocol):
+    """Recognizes personal data in texts. Called from several threads."""
+
+    def find(self, text: str) -> Sequence[PersonalData]:
+        """The values in a text, in order of their positions; they may overlap."""
         ...
 
 

@@ -273,6 +273,20 @@ class Probe:
     key: Mapping[str, Any] = field(default_factory=dict)
 
 
+class PersonalData(NamedTuple):
+    """A value in a text that concerns a person, such as a telephone number.
+
+    Attributes:
+        kind: What it is, in the words of the finder.
+        start: Position of its first character.
+        end: Position behind its last character.
+    """
+
+    kind: str
+    start: int
+    end: int
+
+
 class TokenScore(NamedTuple):
     """Likelihood of one token of a text under a language model.
 

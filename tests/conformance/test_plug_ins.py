@@ -173,6 +173,11 @@ def ray(role, name, request):
     return (executor,), {}
 
 
+def presidio(role, name, request):
+    pytest.importorskip("presidio_analyzer", reason="needs casemate[presidio]")
+    return default(role, name, request)
+
+
 DIM, ROWS = 8, 60
 
 
@@ -240,6 +245,7 @@ MAKERS: dict[tuple[str, str], Callable[..., tuple[tuple[Any, ...], dict[str, Any
     ("channel", "webhook"): webhook,
     ("channel", "apprise"): apprise,
     ("cluster", "ray"): ray,
+    ("personal_data_finder", "presidio"): presidio,
     ("collection", "pgvector_table"): pgvector_table,
     ("collection", "qdrant_collection"): qdrant_collection,
     ("collection", "milvus_collection"): milvus_collection,

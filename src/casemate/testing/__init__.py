@@ -35,6 +35,7 @@ from casemate.testing.generators import check_token_model as check_token_model
 from casemate.testing.indexes import INDEX_OBLIGATIONS as INDEX_OBLIGATIONS
 from casemate.testing.indexes import MakeIndex as MakeIndex
 from casemate.testing.indexes import check_index as check_index
+from casemate.testing.personal_data_finders import check_personal_data_finder as check_personal_data_finder
 from casemate.testing.targets import check_target as check_target
 
 CHECKS = {
@@ -48,6 +49,7 @@ CHECKS = {
     "collection": check_collection,
     "channel": check_channel,
     "cluster": check_executor,
+    "personal_data_finder": check_personal_data_finder,
     "defense": check_defense,
     "attack": check_membership_attack,
     "crawler": check_extraction_attack,

@@ -1,0 +1,1 @@
+"""Finders of personal data in texts, one file per product."""
