@@ -280,6 +280,7 @@ def fuzz(operation, mode, headers, end):
         answer = case.call(headers=headers)
         seen.add((operation.label, answer.status_code))
         assert answer.status_code < 500, answer.text
+        assert str(answer.status_code) in operation.definition.raw["responses"], answer.status_code
         if answer.status_code >= 400:
             assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
 

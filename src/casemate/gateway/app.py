@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from importlib.metadata import version
+from typing import Any
 
 from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -19,7 +20,7 @@ from casemate.gateway.admission import AdmissionMiddleware
 from casemate.gateway.api import chat, documents, operation, retrieve
 from casemate.gateway.dashboard.page import ROOT
 from casemate.gateway.dashboard.site import make_dashboard
-from casemate.gateway.errors import JsonResponse, to_api_error
+from casemate.gateway.errors import ANY_REQUEST, WITH_KEY, JsonResponse, documented, to_api_error
 from casemate.gateway.mcp.server import PATH, HttpEndpoint
 from casemate.gateway.mcp.tools import GuardedTools, ToolSet
 from casemate.gateway.state import Gateway
@@ -29,6 +30,20 @@ BEARER = Depends(HTTPBearer(auto_error=False, description="An API key from `case
 """Documents the authentication in the OpenAPI schema; ``AdmissionMiddleware`` enforces it."""
 ADDRESSES = {"api": "/v1", "schema": "/openapi.json", "dashboard": f"{ROOT}/", "health": "/healthz"}
 """Answer to ``GET /``, which needs no key: it tells nothing about this gateway."""
+
+
+class _Api(FastAPI):
+    """Documents the errors that are sent: an invalid request has status 400, not 422 as by default."""
+
+    def openapi(self) -> dict[str, Any]:
+        """See ``FastAPI``."""
+        schema = super().openapi()
+        for operations in schema["paths"].values():
+            for described in operations.values():
+                described["responses"].pop("422", None)
+        for name in ("HTTPValidationError", "ValidationError"):
+            schema["components"]["schemas"].pop(name, None)
+        return schema
 
 
 def make_app(app: App, make_tools: Callable[[Gateway], ToolSet] = GuardedTools) -> FastAPI:
@@ -43,7 +58,7 @@ def make_app(app: App, make_tools: Callable[[Gateway], ToolSet] = GuardedTools) 
     """
     gateway = Gateway(app)
     agents = HttpEndpoint(make_tools(gateway)) if gateway.section.mcp else None
-    api = FastAPI(
+    api = _Api(
         title="Casemate",
         version=version("casemate"),
         docs_url=None,  # these pages load scripts from other hosts
@@ -55,8 +70,9 @@ def make_app(app: App, make_tools: Callable[[Gateway], ToolSet] = GuardedTools) 
     api.state.gateway = gateway
     for kind in (RequestValidationError, HTTPException, CasemateError, Exception):
         api.add_exception_handler(kind, _error_response)
-    for routes in (chat, retrieve, documents, operation):
-        api.include_router(routes.router)
+    for routes in (chat, retrieve, documents):
+        api.include_router(routes.router, responses=documented(*WITH_KEY))
+    api.include_router(operation.router, responses=documented(*ANY_REQUEST))
     if agents:
         api.router.routes.append(Route(PATH, agents, methods=["POST"]))
     api.add_route("/", lambda _: JsonResponse(ADDRESSES), include_in_schema=False)

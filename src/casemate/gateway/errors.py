@@ -10,6 +10,7 @@ from http import HTTPStatus
 from typing import Any
 
 from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -21,6 +22,32 @@ CLOSE = {"Connection": "close"}
 """Closes the connection, so that the rest of an unwanted body is not read."""
 MAX_MESSAGE = 300
 """Characters of a message."""
+
+
+class ErrorDetail(BaseModel):
+    """What was refused or failed."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(BaseModel):
+    """Body of every error response."""
+
+    error: ErrorDetail
+
+
+ANY_REQUEST = (400, 408, 413, 500, 503)
+"""Statuses of errors of every route."""
+WITH_KEY = (*ANY_REQUEST, 401, 403, 429)
+"""Statuses of errors of every route that needs an API key."""
+
+
+def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Error responses of a route, for the OpenAPI schema."""
+    return {status: {"model": ErrorBody, "description": HTTPStatus(status).phrase} for status in sorted(statuses)}
 
 
 class JsonResponse(Response):

@@ -17,7 +17,7 @@ from casemate.gateway.api.caller import gateway_of, make_query, require_role
 from casemate.gateway.api.openai_schema import ChatRequest, Completion, count_tokens
 from casemate.gateway.api.responses_schema import ResponseEvents, ResponsesRequest
 from casemate.gateway.api.streaming import StreamingAnswer, run_while_connected
-from casemate.gateway.errors import ApiError, JsonResponse
+from casemate.gateway.errors import ApiError, JsonResponse, documented
 from casemate.gateway.state import Gateway
 
 MODEL_CREATED = 1767225600
@@ -26,13 +26,13 @@ MODEL_CREATED = 1767225600
 router = APIRouter()
 
 
-@router.post("/v1/chat/completions", tags=["chat"])
+@router.post("/v1/chat/completions", tags=["chat"], responses=documented(404, 504))
 async def chat(body: ChatRequest, request: Request) -> Response:
     """Answers the last user message, whole or as a stream."""
     return await _answer(body, request, partial(Completion, with_usage=body.with_usage))
 
 
-@router.post("/v1/responses", tags=["chat"])
+@router.post("/v1/responses", tags=["chat"], responses=documented(404, 504))
 async def responses(body: ResponsesRequest, request: Request) -> Response:
     """Answers the last user message, whole or as a stream of events. Nothing is stored."""
     return await _answer(body, request, ResponseEvents)
@@ -67,7 +67,7 @@ async def models(request: Request) -> Response:
     return JsonResponse({"object": "list", "data": [_model(gateway_of(request))]})
 
 
-@router.get("/v1/models/{model:path}", tags=["chat"])
+@router.get("/v1/models/{model:path}", tags=["chat"], responses=documented(404))
 async def model(request: Request, model: Annotated[str, Path(min_length=1)]) -> Response:
     """Describes the one model."""
     _require_model(gateway_of(request), model)

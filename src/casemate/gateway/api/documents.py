@@ -20,7 +20,7 @@ from casemate.gateway.api.caller import gateway_of, require_role
 from casemate.gateway.api.openai_schema import RequestModel, Text
 from casemate.gateway.api.streaming import run_while_connected
 from casemate.gateway.auth.keys import ApiKey
-from casemate.gateway.errors import ApiError, JsonResponse
+from casemate.gateway.errors import ApiError, JsonResponse, documented
 from casemate.gateway.state import Gateway
 from casemate.rag.chunking import split_document
 from casemate.types import Document, Event
@@ -50,7 +50,7 @@ class UploadRequest(RequestModel):
     documents: list[SourceUpload] = Field(min_length=1, max_length=MAX_SOURCES)
 
 
-@router.post("")
+@router.post("", responses=documented(504))
 async def add(body: UploadRequest, request: Request) -> Response:
     """Adds sources; each replaces the source of the same name. The response is sent once they are on disk."""
     gateway, key = gateway_of(request), require_role(request, "admin")
@@ -69,7 +69,7 @@ async def add(body: UploadRequest, request: Request) -> Response:
     return JsonResponse(found)
 
 
-@router.delete("")
+@router.delete("", responses=documented(404, 504))
 async def remove(
     request: Request, source: Annotated[list[Name], Parameter(min_length=1, max_length=MAX_SOURCES)]
 ) -> Response:

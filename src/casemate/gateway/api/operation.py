@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from casemate.gateway.api.caller import gateway_of
-from casemate.gateway.errors import JsonResponse, forbidden
+from casemate.gateway.errors import JsonResponse, documented, forbidden
 from casemate.gateway.metrics import CONTENT_TYPE
 from casemate.gateway.state import get_context
 
@@ -26,7 +26,7 @@ async def readyz(request: Request) -> Response:
     return JsonResponse({"ok": ready}, 200 if ready else 503)
 
 
-@router.get("/metrics", tags=["operation"])
+@router.get("/metrics", tags=["operation"], responses=documented(401, 403))
 async def metrics(request: Request) -> Response:
     """Returns metrics for Prometheus."""
     gateway, key = gateway_of(request), get_context(request.scope).key

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from casemate.gateway.api.caller import gateway_of, make_query, require_role
 from casemate.gateway.api.openai_schema import RequestModel, Text, count_tokens
 from casemate.gateway.api.streaming import run_while_connected
-from casemate.gateway.errors import ApiError, JsonResponse, forbidden
+from casemate.gateway.errors import ApiError, JsonResponse, documented, forbidden
 from casemate.gateway.state import Gateway
 from casemate.types import MAX_K, Query, Retrieval
 
@@ -26,7 +26,7 @@ class RetrieveRequest(RequestModel):
     user: Text | None = None
 
 
-@router.post("/v1/retrieve", tags=["retrieve"])
+@router.post("/v1/retrieve", tags=["retrieve"], responses=documented(504))
 async def retrieve(body: RetrieveRequest, request: Request) -> Response:
     """Returns the documents of an answer's context, for clients with their own language model.
 
