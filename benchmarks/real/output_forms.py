@@ -55,11 +55,17 @@ def judge(work: Path, models: list[str]) -> dict[str, Any]:
 
 
 def _shares(answers: Mapping[str, str]) -> dict[str, Any]:
+    """Shares of the texts about which all requests are answered."""
     replies: dict[str, list[tuple[bool, bool]]] = {}
-    for name, text, row in trials():
+    asked = list(trials())
+    open_texts = {text for _, text, row in asked if row["id"] not in answers}
+    for name, text, row in asked:
+        if text in open_texts:
+            continue
         replies.setdefault(name, []).append(judged(name, text, answers[row["id"]]))
     return {
         name: {
+            "texts": len(pairs),
             "followed": stats.proportion(sum(done and formed for done, formed in pairs), len(pairs)),
             "recovered": stats.proportion(sum(done for done, _ in pairs), len(pairs)),
         }
