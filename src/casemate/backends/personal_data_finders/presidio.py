@@ -72,7 +72,7 @@ class Presidio(PersonalDataFinder):
         import spacy
         from presidio_analyzer.nlp_engine import SpacyNlpEngine
 
-        engine = SpacyNlpEngine(models=[{"lang_code": self.language, "model_name": self.model or "blank"}])
+        engine: Any = SpacyNlpEngine(models=[{"lang_code": self.language, "model_name": self.model or "blank"}])
         try:  # not engine.load(), which downloads a model that is not installed
             engine.nlp = {self.language: spacy.load(self.model) if self.model else spacy.blank(self.language)}
         except (OSError, ImportError) as error:
