@@ -292,7 +292,8 @@ class MonitorSection(Section):
         "`openai_endpoint`.",
     )
     judge: PluginSpec | None = Field(
-        default=None, description="A generator that judges expected behaviors without a built-in check."
+        default=None,
+        description="A generator that judges expected refusals, and expected behaviors without a built-in check.",
     )
     interval: str = Field(
         default="1h", pattern=r"^[1-9]\d{0,5}[smhd]$", description="Time between two runs, such as 15m, 1h or 1d."

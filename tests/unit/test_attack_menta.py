@@ -173,15 +173,20 @@ def test_rules_replace_a_writer_without_questions():
 
 
 def test_the_judge_decides_about_informative_claims_only():
-    judge = Script(["No.", "**Yes**, it does."])
+    judge = Script(["No.", "**Yes**, it does.", "No."])
     reply = "The repair is known. A pot of gold lies under pier seven. Ravens guard the golden weathervane. It is."
     assert measured(reply, judge=judge)[1] == 1
-    assert [re.search('"(.*)"', p.question)[1] for p in judge.prompts] == [
+    assert [re.search('"(.*)"', p.question)[1] for p in judge.prompts[:-1]] == [
         "A pot of gold lies under pier seven",
         "Ravens guard the golden weathervane",
     ]
     assert judge.prompts[0].context[0].text == TEXT
-    assert measured(reply, judge=Script(["No.", "I don't know."]))[1] == 0
+    assert measured(reply, judge=Script(["No.", "I don't know.", "No."]))[1] == 0
+
+
+def test_the_judge_decides_whether_a_reply_declines():
+    assert measured("It is.", judge=Script(["Yes."]))[2] == 0
+    assert measured("It is.", judge=Script(["No."]))[2] == 1
 
 
 def test_separates_members_from_nonmembers_with_the_simulated_reader():

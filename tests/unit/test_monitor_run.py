@@ -193,6 +193,14 @@ class TestErrors:
             (found,) = done(sentence, Scripted(), judge=Judge(reply)).results
             assert found.status is status
 
+    @pytest.mark.parametrize(("verdict", "status"), [("Yes", CanaryStatus.PASS), ("No", CanaryStatus.FAIL)])
+    def test_the_judge_decides_about_an_expected_refusal(self, verdict, status):
+        evasive = Scripted(lambda q: "Some things are better left alone.")
+        (found,) = done(canaries(1, expected_answer=None, expected_refusal=True), evasive, judge=Judge(verdict)).results
+        assert found.status is status
+        (found,) = done(canaries(1, expected_answer=None, expected_refusal=True), evasive).results
+        assert found.status is CanaryStatus.FAIL
+
     def test_a_failing_embedder_is_an_error(self):
         class Broken(BagOfWords):
             def embed(self, texts, progress=None):

@@ -48,17 +48,19 @@ class ObservedAnswer:
         documents: Ids of the documents in the context, best first; empty if the target does not report them.
         sources: Their sources, in the same order; empty if the target does not report them.
         scores: Their cosine similarities, in the same order; empty if the target does not report them.
+        judged_refusal: Whether a judge model takes the answer for a refusal; None: it was not asked.
     """
 
     text: str
     documents: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()
     scores: tuple[float, ...] = ()
+    judged_refusal: bool | None = None
 
     @property
     def refused(self) -> bool:
-        """Whether the answer is a refusal."""
-        return is_refusal(self.text)
+        """Whether the answer is a refusal: by the judge model if it was asked, else by ``is_refusal``."""
+        return is_refusal(self.text) if self.judged_refusal is None else self.judged_refusal
 
     @property
     def length(self) -> int:

@@ -26,6 +26,7 @@ from casemate.monitor.canaries.canary import Canary, unsupported_expectations
 from casemate.monitor.canaries.check import ObservedAnswer, check_answer, observe_answer
 from casemate.monitor.canaries.results import CanaryResult, CanaryRun, CanaryStatus, Deviation
 from casemate.protocols import Embedder, Generator, Target
+from casemate.text.refusals import judge_refusal
 from casemate.types import DEFAULT_TENANT, MAX_K, Answer, Query, T
 
 DEFAULT_CLIENT = "canary-{canary}-{run}"
@@ -48,7 +49,7 @@ class CanaryRunner:
         timeout_s: Timeout of one question, and of one reply of the judge, in seconds.
         tenant: Tenant whose documents are queried.
         client: Client name of the queries; ``{canary}`` and ``{run}`` are replaced by the ids.
-        judge: Model that judges expected behaviors without a named check.
+        judge: Model that judges expected behaviors without a named check, and expected refusals.
 
     Raises:
         ConfigError: If a number is out of range.
@@ -164,6 +165,10 @@ class CanaryRunner:
         if canary.needs_judge and judge is not None and behaves is not None:
             case = BehaviorCase(canary.query, answer.text)
             judge_passed = await self._in_time("verdict", lambda: behavior.judge_behavior(behaves, case, judge))
+        if canary.expected_refusal is not None and judge is not None:
+            text = answer.text
+            refused = await self._in_time("verdict", lambda: judge_refusal(judge, canary.query, text))
+            answer = replace(answer, judged_refusal=refused)
         try:
             return await asyncio.to_thread(
                 check_answer, canary, answer, other, self.embedder, judge_passed, known or None

@@ -23,7 +23,7 @@ import numpy as np
 
 from casemate.errors import ConfigError
 from casemate.protocols import Generator, MembershipAttack
-from casemate.text.refusals import is_refusal
+from casemate.text.refusals import is_refusal, judge_refusal
 from casemate.text.sentences import clauses, describe_topic, proper_nouns, terms
 from casemate.text.tokens import WORD, content_words, numbers
 from casemate.types import Document, Probe, Prompt, Reply
@@ -65,7 +65,7 @@ class MEntA(MembershipAttack):
         novelty: Weight, at least 0, that an entailed claim must add to the question. The rarest word of the genre
             weighs 1, a word of every text 0.
         writer: Generator of summary and questions. None: rules.
-        judge: Generator that decides whether the text entails a claim. None: by words.
+        judge: Generator that decides whether the text entails a claim and whether a reply declines. None: by words.
     """
 
     questions: int = 5
@@ -104,9 +104,15 @@ class MEntA(MembershipAttack):
             return (-1.0, 0.0, 0.0)
         pairs = list(zip(probe.questions, replies, strict=True))
         entailed = sum([await self._has_entailed_claim(candidate, question, reply.text) for question, reply in pairs])
-        refusals = sum(is_refusal(reply.text) or not reply.text.strip() for reply in replies)
+        refusals = sum(
+            [not reply.text.strip() or await self._refuses(question, reply.text) for question, reply in pairs]
+        )
         n = len(pairs)
         return ((entailed - refusals) / n, entailed / n, 1 - refusals / n)
+
+    async def _refuses(self, question: str, reply: str) -> bool:
+        """Whether a reply declines: by the judge, if there is one."""
+        return await judge_refusal(self.judge, question, reply) if self.judge else is_refusal(reply)
 
     async def _summary(self, candidate: Document) -> str:
         """The summary, ending with a full stop."""
