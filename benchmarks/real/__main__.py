@@ -10,7 +10,7 @@
     python -m benchmarks.real table      # the tables of the documentation
 
 Each step keeps what is there. The folder (`--work`) holds `prompts_writer.jsonl.gz`, `prompts_reader.jsonl.gz`, and the
-answers: `answers_writer*.jsonl.gz` and `answers_reader_MODEL.jsonl.gz`.
+answers: `answers_writer*.jsonl.gz` and `answers_reader_MODEL.jsonl.gz`. For crawls: ``benchmarks.real.extraction``.
 """
 
 from __future__ import annotations
