@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -229,3 +230,62 @@ def test_rules_are_about_figures_that_there_are(figures):
             assert name.removesuffix("_bucket") in told, name
         assert rule["labels"]["severity"] in {"warning", "critical"}
         assert rule["annotations"].keys() == {"summary", "action"}
+
+
+# Grafana
+
+GRAFANA = json.loads((DEPLOY / "grafana.json").read_text("utf-8"))
+EXPRESSIONS = [target["expr"] for panel in GRAFANA["panels"] for target in panel["targets"]]
+
+
+def grafana_expression(expression):
+    """The expression after Grafana replaced its variables."""
+    return expression.replace("$instance", ".*")
+
+
+def test_the_grafana_dashboard_can_be_imported():
+    """The fields that Grafana's importer and a panel need."""
+    assert GRAFANA["uid"] and GRAFANA["title"] and GRAFANA["schemaVersion"] >= 36
+    assert "id" not in GRAFANA, "an id belongs to one installation"
+    variables = {v["name"] for v in GRAFANA["templating"]["list"]}
+    assert set(re.findall(r"\$\{?(\w+)", json.dumps(GRAFANA))) - {"__all"} == variables
+    ids = [panel["id"] for panel in GRAFANA["panels"]]
+    assert len(set(ids)) == len(ids)
+    for panel in GRAFANA["panels"]:
+        assert panel["type"] in {"stat", "timeseries"} and panel["title"] and panel["description"]
+        assert {t["datasource"]["uid"] for t in [panel, *panel["targets"]]} == {"${datasource}"}
+        assert len({t["refId"] for t in panel["targets"]}) == len(panel["targets"])
+
+
+def test_no_panel_of_the_grafana_dashboard_covers_another():
+    taken = set()
+    for panel in GRAFANA["panels"]:
+        at = panel["gridPos"]
+        cells = {(at["x"] + i, at["y"] + j) for i in range(at["w"]) for j in range(at["h"])}
+        assert not cells & taken and at["x"] + at["w"] <= 24
+        taken |= cells
+
+
+def test_the_grafana_dashboard_is_about_figures_and_labels_that_there_are(figures):
+    told = set(re.findall(r"^# TYPE (\S+)", figures, re.M))
+    declared = (ROOT / "src/casemate/gateway/metrics.py").read_text("utf-8")
+    for expression in EXPRESSIONS:
+        for name in re.findall(r"casemate_\w+", expression):
+            assert name.removesuffix("_bucket") in told, name
+        for label in re.findall(r"(\w+)(?:=|!=)~?\"", expression):
+            assert label in {"job", "instance"} or f'"{label}"' in declared, label
+        for labels in re.findall(r"by \(([\w, ]+)\)", expression):
+            assert all(label in {"le", "instance"} or f'"{label}"' in declared for label in labels.split(", "))
+
+
+def test_the_grafana_dashboard_shows_every_metric(figures):
+    told = {name for name in re.findall(r"^# TYPE (\S+)", figures, re.M) if name.startswith("casemate_")}
+    shown = {name.removesuffix("_bucket") for e in EXPRESSIONS for name in re.findall(r"casemate_\w+", e)}
+    assert {name for name in told if not name.endswith("_created")} == shown
+
+
+def test_promtool_parses_the_expressions_of_the_grafana_dashboard(tmp_path):
+    rules = [{"record": f"panel:{i}", "expr": grafana_expression(e)} for i, e in enumerate(EXPRESSIONS)]
+    (tmp_path / "rules.yml").write_text(yaml.safe_dump({"groups": [{"name": "grafana", "rules": rules}]}))
+    done = promtool("check", "rules", "rules.yml", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
