@@ -345,6 +345,18 @@ def test_new_sources_are_named_for_targets_without_document_ids():
     assert "Check the new documents first" in text and "New documents in the answers" not in text
 
 
+def test_advice_fits_the_target():
+    """Only the own system has an index to correct, and answers 'casemate ask'."""
+    page = "https://example.org/evil"
+    for external in (False, True):
+        story = Story(replace(watched(), external=external))
+        changes = [story.run("P" * 6, sources={9: ()}) for _ in range(3)]
+        changes += [story.run("FPPPPP", sources={0: (page,)}) for _ in range(6)]
+        advice = " ".join(line for found in changes for _, alert in found for line in alert.advice)
+        assert ("casemate ask" in advice) is not external
+        assert ("from the target" in advice) is external
+
+
 def test_quarantined_documents_are_not_described_as_new_in_the_answers():
     body = {"what": "held", "key": "k" * 32, "tenant": "default", "source": "s", "documents": [{"id": "p0"}]}
     event = Event("q", NOON, "quarantine", body | {"reasons": ["addresses the model"]})

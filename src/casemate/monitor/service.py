@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -151,7 +151,8 @@ class CanaryMonitor:
         """
         found = baseline.load_baseline(self.app.store, self.set)
         interval_s = parse_interval(self.app.config.monitor.interval).total_seconds()
-        return baseline.watched_set(self.set, found, interval_s, self._outdated(found))
+        watched = baseline.watched_set(self.set, found, interval_s, self._outdated(found))
+        return replace(watched, external=self.runner.target is not self.app.target)
 
     def outdated(self) -> tuple[str, ...]:
         """Canaries that do not alert because the operator replaced the documents they depend on.

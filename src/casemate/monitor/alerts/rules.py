@@ -81,6 +81,21 @@ NEW_DOCUMENTS = (
     "Check the new documents first: who added them, when, and whether their content is genuine.",
     "Remove documents of unknown origin from the index, then run the canaries again: 'casemate canary run'.",
 )
+EXTERNAL_ADVICE = {
+    CHANGED: (
+        "Ask the target the question again, and compare answer and sources with the baseline.",
+        "If an intended change of corpus or model explains it, record a new baseline: 'casemate canary baseline'.",
+    ),
+    MANY: (
+        "Look for one common cause first: a new index, embedder, model, prompt or bulk import of the target.",
+        "If there is none, ask the target's operator to restore the corpus of the last run without failures.",
+    ),
+}
+"""For a target of which only the answers are known; the other kinds as in ``ADVICE``."""
+NEW_SOURCES = (
+    "Check the new sources first: who added them to the target, when, and whether their content is genuine.",
+    "Have sources of unknown origin removed from the target, then run the canaries again: 'casemate canary run'.",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,9 +282,15 @@ def _merge(alert: Alert | None, finding: TrendFinding, run: RunContext, watched:
         alert_title(finding.kind, watched.name, len(canaries)),
         changes,
         tuple(dict.fromkeys(documents)),
-        (*(NEW_DOCUMENTS if documents or sources else ()), *ADVICE.get(finding.kind, ADVICE[CHANGED]), SHOW_HISTORY),
+        (*_advice(finding.kind, bool(documents or sources), watched.external), SHOW_HISTORY),
         tuple(dict.fromkeys(sources)),
     )
+
+
+def _advice(kind: str, new: bool, external: bool) -> tuple[str, ...]:
+    """What to do about an alert of a kind, and about new documents or sources in the answers."""
+    advice = ADVICE | EXTERNAL_ADVICE if external else ADVICE
+    return (*((NEW_SOURCES if external else NEW_DOCUMENTS) if new else ()), *advice.get(kind, advice[CHANGED]))
 
 
 def alert_title(kind: str, about: str, count: int) -> str:

@@ -58,6 +58,7 @@ class WatchedSet:
         name: Name of the set; part of each run id and alert.
         canaries: At least one; ids are unique.
         interval_s: Seconds between two runs, at least 1.
+        external: Whether the target is another system, of which only the answers are known.
 
     Raises:
         DataError: If the set is empty, an id occurs twice or is too long for an event id, a baseline is inconsistent,
@@ -67,6 +68,7 @@ class WatchedSet:
     name: str
     canaries: tuple[WatchedCanary, ...]
     interval_s: float = 3600.0
+    external: bool = False
 
     def __post_init__(self) -> None:
         ids = [canary.id for canary in self.canaries]
