@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import re
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -16,14 +17,15 @@ from casemate.guard.calibration import file as calibration
 from casemate.guard.calibration.closeness import FEATURES
 from casemate.guard.defenses.honeytoken import HoneyToken
 from casemate.guard.defenses.mirabel import Mirabel
+from casemate.guard.defenses.personal_data import MaskPersonalData
 from casemate.guard.defenses.quorum import Quorum
 from casemate.guard.defenses.reindex import Reindex
 from casemate.maths.calibration import Calibration
-from casemate.protocols import Defense, Generator
+from casemate.protocols import Defense, Generator, PersonalDataFinder
 from casemate.reindexing.registry import ReindexRegistry
 from casemate.testing import DEFENSE_OBLIGATIONS, check_defense
 from casemate.testing.defenses import _cases
-from casemate.types import Action, Document, Outcome, Query, Secret, SimilarityStats, Verdict
+from casemate.types import Action, Document, Outcome, PersonalData, Query, Secret, SimilarityStats, Verdict
 from tests.topical import drawn, indexed, topical
 
 LEARNT = Calibration(
@@ -65,6 +67,19 @@ def honeytoken(tmp_path):
 def quorum():
     """With a key for its jitter."""
     return Quorum(secret=Secret("a secret of the tests"))
+
+
+class Numbers(PersonalDataFinder):
+    """Takes every number for personal data."""
+
+    def find(self, text):
+        return [PersonalData("NUMBER", found.start(), found.end()) for found in re.finditer(r"\d+", text)]
+
+
+@pytest.fixture
+def personal_data():
+    """With a finder that needs no package."""
+    return MaskPersonalData(Numbers())
 
 
 @pytest.mark.parametrize("name", plugins.names("defense"))

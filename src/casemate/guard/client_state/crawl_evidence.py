@@ -182,8 +182,8 @@ class CrawlEvidence:
     ) -> None:
         """Records an answer.
 
-        An answer that reaches the limit is evidence only if the client learned something from it: the same question,
-        asked again, is cut at the same word.
+        An answer that reaches the limit is evidence, unless it only repeats what the client learned before: the same
+        question, asked again, is cut at the same word.
 
         Args:
             query: The question.
@@ -198,7 +198,7 @@ class CrawlEvidence:
             said = set(_phrase_hashes(text, query.client)).difference(_phrase_hashes(query.text, query.client))
             new = {chunk: f"{bits:x}" for chunk, bits in disclosed.items() if bits & ~client.disclosed.get(chunk, 0)}
             body: dict[str, Any] = {"told": _pack(said), "covered": new, "whole": list(exposed)}
-            body |= {"cut": limit_reached} if new or not limit_reached else {}
+            body |= {"cut": limit_reached} if new or not text.strip() or not limit_reached else {}
             body |= {SHORTENED: query.id} if shortened else {}
             self._record(query, body, idle=not (said or new or shortened))
 
@@ -230,14 +230,14 @@ class CrawlEvidence:
             _put(state.shown, str(chunk), max(at, state.shown.get(str(chunk), 0.0)), MAX_CHUNKS)
         for topic in body.get("topics", ()):
             state.topics[int(topic)] = max(at, state.topics.get(int(topic), 0.0))
-        disclosed = body.get("covered", {}).items()
-        new_to_tenant = sum(_tell(state, together, str(chunk), int(bits, 16), at) for chunk, bits in disclosed)
+        new = body.get("covered", {}).items()
+        new_to_tenant = sum(_tell(state, together, str(chunk), int(bits, 16), at) for chunk, bits in new)
         state.exposed.update(map(str, body.get("whole", ())))
         if "echo" in body:
             self._test(state, "echoes", bool(body["echo"]))
         if "cut" in body:
             self._test(state, "quotes", bool(body["cut"]))
-            if new_to_tenant or not body["cut"]:  # a popular question: colluders learn nothing from its answer again
+            if new_to_tenant or not (new and body["cut"]):  # colluders learn nothing from a popular answer again
                 self._test_tenant(state, together, bool(body["cut"]), at)
         if max(state.evidence.values()) >= len(TESTS) / self._alarm:
             state.alarmed_until = max(state.alarmed_until, at + self._seconds)
