@@ -367,6 +367,16 @@ def test_a_popular_question_with_a_long_answer_is_no_collusion():
     assert not limit.evidence.is_colluding("default")
 
 
+def test_what_honest_clients_were_told_does_not_hide_colluders():
+    limit = CrawlLimit(quote_words=50)
+    for number in range(30):  # short answers about the chunks that are crawled afterwards
+        chunks = [chunk(n) for n in range(5 * number, 5 * number + 5)]
+        answer_from(limit, chunks, " ".join(chunks[0].text.split()[:12]), f"what of {number}", client=f"h{number}")
+    for name in range(6):
+        ask(limit, range(5 * name, 5 * name + 5), client=f"c{name}")
+    assert limit.evidence.is_colluding("default")
+
+
 def test_single_crawler_does_not_incriminate_other_clients():
     limit = CrawlLimit(quote_words=50)
     for question in range(30):

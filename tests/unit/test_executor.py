@@ -185,8 +185,8 @@ class ToyRay:
     def put(self, message):
         return self.change("function", message)
 
-    def remote(self, function, item, number):
-        done = self.change("result", module._run_task(function, self.change("item", item), number))
+    def remote(self, function, item, number, call):
+        done = self.change("result", module._run_task(function, self.change("item", item), number, call))
         self.done[number] = done
         return number
 
@@ -237,8 +237,21 @@ class TestSealedTasks:
                 return kept[0]
             return message
 
-        with pytest.raises(DataError, match=r"result 1\) is not from this campaign"):
+        with pytest.raises(DataError, match=r"result 1 of call \w+\) is not from this campaign"):
             list(self.run(change, items=[-3, 4]))
+
+    def test_the_result_of_the_same_task_in_an_earlier_call_is_rejected(self):
+        kept = []
+
+        def change(what, message):
+            if what == "result":
+                kept.append(message)
+                return kept[0]
+            return message
+
+        assert list(self.run(change)) == [3]
+        with pytest.raises(DataError, match="not from this campaign"):
+            list(self.run(change))
 
     def test_an_exception_of_a_task_is_raised_here_with_its_place(self):
         with pytest.raises(BackendError, match="no 3 here") as caught:

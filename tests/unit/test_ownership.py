@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import json
 import math
+from datetime import UTC, datetime
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from casemate.backends.embedders.minilm import MiniLM
 from casemate.backends.generators.extractive import ExtractiveGenerator
 from casemate.backends.indexes.sqlite import SqliteIndex
 from casemate.cli import cli
-from casemate.errors import DataError
+from casemate.errors import ConfigError, DataError
 from casemate.guard.guard import Guard
 from casemate.guard.watermarks.honeytoken_keys import HoneyRecord, HoneytokenKey, HoneytokenKeyFile
 from casemate.maths.stats import poisson_binomial_tail
@@ -29,8 +30,9 @@ from casemate.monitor.honeytokens.ownership import (
     ownership_test,
 )
 from casemate.monitor.honeytokens.planting import PlantingSettings, find_records, plant_records
+from casemate.monitor.honeytokens.search import planted_records
 from casemate.rag.pipeline import Rag
-from casemate.types import Document, Query, Secret
+from casemate.types import Document, Event, Query, Secret
 from tests.fakes import Memory
 
 RECORDS = [HoneyRecord("default", f"honey/{n}", 1, n) for n in range(20)]
@@ -79,6 +81,17 @@ class TestFacts:
         first = ownership_questions(key_of(0), RECORDS)[: len(RECORDS)]
         assert len({q.text.split(" of ")[-1] for q in first}) >= 15
         assert {q.attribute for q in first} == set(VALUES)
+
+
+def test_a_record_that_was_planted_under_two_names_is_asked_about_once():
+    store = Memory()
+    for source in ("honey/a", "other/a"):
+        body = {"what": "planted", "tenant": "default", "source": source, "generation": 1, "number": 0}
+        store.append(Event(source, datetime.now(UTC), "honey", body))
+    asked = ownership_questions(key_of(0), planted_records(key_of(0), store))
+    assert len({q.text for q in asked}) == len(asked) == 4
+    with pytest.raises(ConfigError, match="twice"):
+        ownership_test([(q, "") for q in [*asked, asked[0]]])
 
 
 class TestInnocentSystems:

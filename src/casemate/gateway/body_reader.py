@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 from starlette.types import Message, Receive
 
@@ -22,8 +22,8 @@ BODIES_PER_OWNER, BODIES_AT_ONCE = 16, 64
 class BodyReader:
     """Reads bodies, and counts them by owner until their requests have ended.
 
-    A key that has too many uploads in progress is refused. Requests without a key have one owner together, so there the
-    upload that has waited longest is given up: a form that arrives at once always passes.
+    A key that has too many uploads or bytes in progress is refused. Requests without a key have one owner together, so
+    there the upload that has waited longest is given up: a form that arrives at once passes.
 
     Args:
         max_bytes: Largest body.
@@ -84,9 +84,12 @@ class BodyReader:
         part = message.get("body", b"")
         if len(body) + len(part) > self._max_bytes:
             raise errors.body_too_large()
-        held, most = self._held[owner] + len(part), BODIES_PER_OWNER * self._max_bytes
-        if part and (held > most or self._all_held + len(part) > BODIES_AT_ONCE * self._max_bytes):
+        if part and self._all_held + len(part) > BODIES_AT_ONCE * self._max_bytes:
             raise errors.too_many_uploads()
+        if part and self._held[owner] + len(part) > BODIES_PER_OWNER * self._max_bytes:
+            if owner != ANONYMOUS:
+                raise errors.too_many_uploads()
+            self._give_up_oldest()
         body += part
         self._hold(owner, len(part))
         return bool(message.get("more_body", False))
@@ -107,10 +110,12 @@ class BodyReader:
 
     def _give_up_oldest(self) -> None:
         """Ends the upload without a key that has waited longest, as if its time was over."""
-        uploads = self._uploads[ANONYMOUS]
-        oldest = next(iter(uploads))
-        del uploads[oldest]
-        oldest.reschedule(asyncio.get_running_loop().time())
+        uploads = self._uploads.get(ANONYMOUS, {})
+        oldest = next(iter(uploads), None)
+        if oldest is not None:
+            del uploads[oldest]
+            with suppress(RuntimeError):  # its time is over already
+                oldest.reschedule(asyncio.get_running_loop().time())
 
     def _hold(self, owner: str, size: int) -> None:
         self._held[owner] += size

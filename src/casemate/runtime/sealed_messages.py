@@ -74,7 +74,7 @@ class MessageSeal:
 
         Args:
             value: The value, whose classes the receiver can import.
-            purpose: What it is for; ``open`` needs the same. So a message cannot be used in place of another one.
+            purpose: What it is for; ``open`` needs the same. So a message cannot be used for another purpose.
         """
         body, buffers = io.BytesIO(), list[pickle.PickleBuffer]()
         pickler = _Pickler(body, protocol=5, buffer_callback=buffers.append)

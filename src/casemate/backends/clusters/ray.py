@@ -48,8 +48,8 @@ CONNECT_S = 10.0
 """Timeout of the first connection."""
 SECRET_VARIABLE = "CASEMATE_CLUSTER_SECRET"
 """Environment variable with the secret of the campaign, equal on all nodes of a cluster."""
-FUNCTION, ITEM, RESULT, SHARED = "function", "item {}", "result {}", "shared value {}"
-"""Purposes of messages."""
+FUNCTION, ITEM, RESULT, SHARED = "function of call {}", "item {} of call {}", "result {} of call {}", "shared value {}"
+"""Purposes of messages. A call of ``map`` has a random id, so no message can be used in another one."""
 FORMS = "'local', 'auto', 'host:port' or 'ray://host:port'"
 
 
@@ -65,8 +65,8 @@ class _TaskQueue:
     """Running tasks, and results that wait for earlier ones."""
 
     def __init__(self, ray: Any, run: Any, seal: MessageSeal, function: Callable[[Any], Any]) -> None:
-        self._ray, self._run, self._seal = ray, run, seal
-        self._function = ray.put(seal.seal(function, FUNCTION))
+        self._ray, self._run, self._seal, self._call = ray, run, seal, secrets.token_hex(8)
+        self._function = ray.put(seal.seal(function, FUNCTION.format(self._call)))
         self._waiting: dict[Any, _Task] = {}
         self._done: dict[int, Any] = {}
         self._next = 0
@@ -78,8 +78,8 @@ class _TaskQueue:
 
     def start(self, task: _Task) -> None:
         """Submits a task to the cluster."""
-        item = self._seal.seal(task.item, ITEM.format(task.number))
-        self._waiting[self._run.remote(self._function, item, task.number)] = task
+        item = self._seal.seal(task.item, ITEM.format(task.number, self._call))
+        self._waiting[self._run.remote(self._function, item, task.number, self._call)] = task
 
     def wait(self) -> bool:
         """Waits up to ``POLL_S`` for a task to end. Returns whether one did. Resubmits tasks whose worker died."""
@@ -87,7 +87,7 @@ class _TaskQueue:
         for ref in ready:
             task = self._waiting.pop(ref)
             try:
-                done: _Done = self._seal.open(self._ray.get(ref), RESULT.format(task.number))
+                done: _Done = self._seal.open(self._ray.get(ref), RESULT.format(task.number, self._call))
             except self._ray.exceptions.RayTaskError as error:
                 raise (error.cause if isinstance(error.cause, Exception) else error) from error
             except self._ray.exceptions.RayError as error:  # the worker or node died, or the result was lost with it
@@ -299,12 +299,12 @@ class RayCluster(Executor):
                 )
 
 
-def _run_task(function: SealedMessage, item: SealedMessage, number: int) -> SealedMessage:
+def _run_task(function: SealedMessage, item: SealedMessage, number: int, call: str) -> SealedMessage:
     """Runs one task on a worker."""
     seal = _seal_from_environment()
-    purpose = RESULT.format(number)
+    purpose = RESULT.format(number, call)
     try:
-        run, value = seal.open(function, FUNCTION), seal.open(item, ITEM.format(number))
+        run, value = seal.open(function, FUNCTION.format(call)), seal.open(item, ITEM.format(number, call))
         return seal.seal(_Done(run(value)), purpose)
     except Exception as error:
         text = traceback.format_exc()

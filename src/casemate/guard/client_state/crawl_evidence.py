@@ -7,6 +7,7 @@ computes the same sums in its order of arrival, its own events at once.
 from __future__ import annotations
 
 import base64
+import math
 import threading
 import time
 import zlib
@@ -71,6 +72,7 @@ class _TenantEvidence:
     evidence: list[float] = field(default_factory=lambda: [1.0] * len(COLLUDING_RATES))
     suspected_until: float = 0.0
     disclosed: OrderedDict[str, int] = field(default_factory=OrderedDict)  # chunk id -> words disclosed to any client
+    limit_at: OrderedDict[str, float] = field(default_factory=OrderedDict)  # chunk id -> time of a counted limit event
     disclosed_at: deque[tuple[float, int]] = field(default_factory=deque)  # time, number of words new to the tenant
     disclosed_words: int = 0  # their sum
 
@@ -230,15 +232,14 @@ class CrawlEvidence:
             _put(state.shown, str(chunk), max(at, state.shown.get(str(chunk), 0.0)), MAX_CHUNKS)
         for topic in body.get("topics", ()):
             state.topics[int(topic)] = max(at, state.topics.get(int(topic), 0.0))
-        new = body.get("covered", {}).items()
-        new_to_tenant = sum(_tell(state, together, str(chunk), int(bits, 16), at) for chunk, bits in new)
+        for chunk, bits in body.get("covered", {}).items():
+            _tell(state, together, str(chunk), int(bits, 16), at)
         state.exposed.update(map(str, body.get("whole", ())))
         if "echo" in body:
             self._test(state, "echoes", bool(body["echo"]))
         if "cut" in body:
             self._test(state, "quotes", bool(body["cut"]))
-            if new_to_tenant or not (new and body["cut"]):  # colluders learn nothing from a popular answer again
-                self._test_tenant(state, together, bool(body["cut"]), at)
+            self._test_tenant(state, together, bool(body["cut"]), [*map(str, body.get("covered", {}))], at)
         if max(state.evidence.values()) >= len(TESTS) / self._alarm:
             state.alarmed_until = max(state.alarmed_until, at + self._seconds)
             together.alarms[client] = state.alarmed_until
@@ -249,14 +250,22 @@ class CrawlEvidence:
         factor = crawler / harmless if happened else (1 - crawler) / (1 - harmless)
         client.evidence[test] = max(1.0, client.evidence[test] * factor)
 
-    def _test_tenant(self, client: _ClientEvidence, tenant: _TenantEvidence, limit_reached: bool, at: float) -> None:
+    def _test_tenant(
+        self, client: _ClientEvidence, tenant: _TenantEvidence, limit_reached: bool, chunks: Sequence[str], at: float
+    ) -> None:
         """One step of the tenant's test: the mean of CUSUMs, with the false-alarm rate of one.
 
-        Only the first limit event of each client counts, so that a single client cannot incriminate others.
+        Only the first limit event of each client counts, so that a single client cannot incriminate others. An event
+        about chunks that all were in counted events before does not count: many clients ask the same question.
         """
         if client.limit_reached:
             return
         client.limit_reached, harmless = limit_reached, TESTS["quotes"][0]
+        if limit_reached:
+            if chunks and all(at - tenant.limit_at.get(chunk, -math.inf) <= self._seconds for chunk in chunks):
+                return
+            for chunk in chunks:
+                _put(tenant.limit_at, chunk, at, MAX_QUOTED)
         factors = [p / harmless if limit_reached else (1 - p) / (1 - harmless) for p in COLLUDING_RATES]
         most = len(COLLUDING_RATES) / self._alarm  # capped at the alarm level, so that it can fall again
         tenant.evidence = [min(max(1.0, e * f), most) for e, f in zip(tenant.evidence, factors, strict=True)]
@@ -291,17 +300,15 @@ class CrawlEvidence:
             return state
 
 
-def _tell(client: _ClientEvidence, tenant: _TenantEvidence, chunk: str, bits: int, at: float) -> int:
-    """Adds disclosed words of a chunk; returns the number of words new to the tenant."""
+def _tell(client: _ClientEvidence, tenant: _TenantEvidence, chunk: str, bits: int, at: float) -> None:
+    """Adds disclosed words of a chunk."""
     client.disclosed_words += (bits & ~client.disclosed.get(chunk, 0)).bit_count()
     client.disclosed[chunk] = client.disclosed.get(chunk, 0) | bits
     before = tenant.disclosed.get(chunk, 0)
-    new = (bits & ~before).bit_count()
-    if new:
+    if new := (bits & ~before).bit_count():
         tenant.disclosed_at.append((at, new))
         tenant.disclosed_words += new
     _put(tenant.disclosed, chunk, before | bits, MAX_QUOTED)
-    return new
 
 
 def _phrase_hashes(text: str, client: str) -> list[int]:

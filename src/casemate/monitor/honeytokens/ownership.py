@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from casemate.errors import ConfigError
 from casemate.guard.watermarks.honeytoken_keys import HoneyRecord, HoneytokenKey
 from casemate.maths.stats import poisson_binomial_tail
 from casemate.text.tokens import stem, words
@@ -122,12 +123,17 @@ def ownership_test(asked: Sequence[tuple[OwnershipQuestion, str]]) -> OwnershipR
     """Tests whether answers contain more right values than a system without the collection can give.
 
     Args:
-        asked: Questions and answers. The questions must be chosen before the first answer; an empty answer counts as
-            wrong.
+        asked: Different questions, and their answers. The questions must be chosen before the first answer; an empty
+            answer counts as wrong.
+
+    Raises:
+        ConfigError: If a question occurs twice: the same guess would count as two.
 
     Returns:
         The exact result, by the distribution of a sum of independent events with different probabilities.
     """
+    if len({question.text for question, _ in asked}) < len(asked):
+        raise ConfigError("the same question was asked twice; ask each question about ownership once")
     correct, chances = 0, list[float]()
     for question, answer in asked:
         named = _values_in(answer, question)

@@ -128,15 +128,18 @@ def planted_strings(
 def planted_records(
     key: HoneytokenKey, store: EventStore | None = None, index: Index | None = None
 ) -> list[HoneyRecord]:
-    """Every record ever planted, as far as store and index show, the newest generation first."""
+    """Every record ever planted, as far as store and index show, the newest generation first.
+
+    A record that was planted under several names counts once: its token and its facts do not depend on the name.
+    """
     logged = (event.body for event in (store.scan(HONEYTOKEN_KIND) if store else ()))
-    found = {
+    found = [
         HoneyRecord(body["tenant"], body["source"], body["generation"], body["number"])
         for body in logged
         if body.get("what") == "planted"
-    }
-    found.update(_indexed_records(index, key))
-    return sorted(found, key=lambda r: (-r.generation, r.tenant, r.number))
+    ]
+    records = {(-r.generation, r.tenant, r.number): r for r in (*found, *_indexed_records(index, key))}
+    return [records[place] for place in sorted(records)]
 
 
 def search_texts(
