@@ -30,6 +30,7 @@ from casemate.gateway.mcp.upstream import Upstream, UpstreamTools
 from casemate.gateway.server import uvicorn_config
 from casemate.gateway.state import Gateway
 from casemate.gateway.tracing import RequestTracer
+from casemate.guard.turn import OpenTurns
 from casemate.types import Outcome, Secret
 from tests import gateways
 from tests.fakes import documents
@@ -49,11 +50,6 @@ def program(kind, folder):
 
 
 LIBRARY = f"{sys.executable} -m tests.mcp_process library -"
-
-
-@pytest.fixture(autouse=True)
-def importable(monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
 
 
 class HideFor(HideNamed):
@@ -252,11 +248,18 @@ async def test_a_failure_tells_the_client_nothing_about_its_cause(tmp_path):
     assert message == "The service is temporarily unavailable."
 
 
+def library_variables():
+    return {"PYTHONPATH": os.pathsep.join(sys.path)}
+
+
+LIMITED = {"search": ("query", "limit")}
+
+
 @asynccontextmanager
-async def guarded_library(app, tools=(), address=LIBRARY, token=None):
+async def guarded_library(app, tools=(), address=LIBRARY, token=None, **variables):
     """An SDK client of a server that guards the library."""
     text = key(app, retrieve=True)
-    upstream = Upstream(address, dict(tools), token)
+    upstream = Upstream(address, dict(tools), token, {**library_variables(), **variables})
     with serving(app, lambda gateway: UpstreamTools(gateway, upstream)) as url:
         async with connected(url, text) as client:
             yield client
@@ -267,30 +270,93 @@ async def test_another_servers_results_pass_the_guard(app):
         offered = {tool.name: tool for tool in (await client.list_tools()).tools}
         assert "read_document" not in offered  # it has no query
         assert "documents" in offered["search"].output_schema["properties"]
-        ids = found(await client.call_tool("search", {"query": SECRET, "limit": 4}))
+        ids = found(await client.call_tool("search", {"query": SECRET}))
         text = found(await client.call_tool("search_text", {"query": SECRET}))
-        free = found(await client.call_tool("search", {"query": DOCUMENTS["d7"].text, "limit": 3}))
-    assert len(ids) == 4 and "d3" not in ids  # filled up: the number tells nothing
-    assert len(text) == 3 and "d3" not in text
-    assert free[0] == "d7" and len(free) == 3
+        free = found(await client.call_tool("search", {"query": DOCUMENTS["d7"].text}))
+    assert len(ids) == 5 and "d3" not in ids
+    assert len(text) == 5 and "d3" not in text
+    assert free[0] == "d7" and len(free) == 5
+
+
+async def test_the_number_of_documents_does_not_depend_on_what_the_other_server_found(app):
+    """The other server returns the document only if it has it; without it, nothing or an echo of the query."""
+    async with guarded_library(app) as client:
+        for query in (SECRET, DOCUMENTS["d7"].text, "a text that is in no document"):
+            for name in ("search_member", "search_echo"):
+                ids = found(await client.call_tool(name, {"query": query}))
+                assert len(ids) == 5 and "d3" not in ids
+
+
+async def test_only_arguments_that_the_operator_names_reach_the_other_server(app, tmp_path):
+    async with guarded_library(app) as client:
+        (search,) = [tool for tool in (await client.list_tools()).tools if tool.name == "search"]
+        assert set(search.input_schema["properties"]) == {"query", "question"}
+        assert search.input_schema["additionalProperties"] is False
+        for name in ("where", "limit", "secretword"):
+            message = refused(await client.call_tool("search", {"query": "only5", name: "x"}))
+            assert "secretword" not in message
+    (tmp_path / "other").mkdir()
+    async with guarded_library(build(tmp_path / "other", mcp=True), LIMITED) as client:
+        (search,) = (await client.list_tools()).tools
+        assert set(search.input_schema["properties"]) == {"query", "limit", "question"}
+        assert found(await client.call_tool("search", {"query": DOCUMENTS["d7"].text, "limit": 3}))[0] == "d7"
+        refused(await client.call_tool("search", {"query": "only5", "where": "x"}))
+
+
+async def test_only_tools_that_are_marked_as_read_only_are_offered_unless_they_are_named(app, tmp_path):
+    async with guarded_library(app) as client:
+        offered = {tool.name: tool for tool in (await client.list_tools()).tools}
+    assert offered["search"].annotations.read_only_hint is True
+    assert offered.keys().isdisjoint({"execute", "search_unmarked", "environment"})
+    assert "summarize" not in offered  # its argument is a text, not a query
+    assert "search_shelf" not in offered  # it cannot be called with a query alone
+    named = {"execute": (), "search_unmarked": (), "search_shelf": ("query", "shelf"), "search": ()}
+    (tmp_path / "other").mkdir()
+    async with guarded_library(build(tmp_path / "other", mcp=True), named) as client:
+        hints = {tool.name: tool.annotations.read_only_hint for tool in (await client.list_tools()).tools}
+    assert hints == {"execute": False, "search_unmarked": None, "search_shelf": True, "search": True}
+
+
+async def test_the_question_has_the_limits_of_a_query(app, tmp_path, monkeypatch):
+    text, kept = key(app, retrieve=True), []
+    monkeypatch.setattr(OpenTurns, "of", lambda *given: kept.append(given))
+    with serving(app) as url:
+        async with connected(url, text) as client:
+            for question in ("x" * 20_001, "\0", " "):
+                refused(await client.call_tool("search", {"query": "only5", "question": question}))
+    asked = []
+    (tmp_path / "other").mkdir()
+    async with guarded_library(build(tmp_path / "other", mcp=True)) as client:
+        monkeypatch.setattr(UpstreamTools, "_found", lambda *given: asked.append(given))
+        message = refused(await client.call_tool("search", {"query": "only5", "question": "x" * 20_001}))
+    assert "at most 20000 are allowed" in message
+    assert not kept and not asked
+
+
+async def test_the_command_gets_only_the_variables_that_are_named(app, monkeypatch):
+    monkeypatch.setenv("CASEMATE_TEST_A", "7")  # of this process, not named
+    query = {"query": DOCUMENTS["d20"].text}
+    async with guarded_library(app, {"environment": ()}, CASEMATE_TEST_B="9") as client:
+        ids = found(await client.call_tool("environment", query))
+    assert ids[0] == "d9" and ids[1] != "d7"
 
 
 async def test_without_a_guard_another_servers_results_include_the_document(tmp_path):
     app = build(tmp_path, mcp=True)
     async with guarded_library(app) as client:
-        assert found(await client.call_tool("search", {"query": SECRET, "limit": 4}))[0] == "d3"
+        assert found(await client.call_tool("search", {"query": SECRET}))[0] == "d3"
         assert "d3" in found(await client.call_tool("search_text", {"query": SECRET}))
 
 
-async def test_results_of_another_form_are_refused(app):
+async def test_results_of_another_form_and_errors_count_as_nothing_found(app):
     async with guarded_library(app) as client:
         for name in ("search_pictures", "search_numbers", "search_broken", "search_elsewhere"):
-            message = refused(await client.call_tool(name, {"query": "secretword"}))
-            assert message == "The search failed. Try another query."
+            ids = found(await client.call_tool(name, {"query": "secretword"}))
+            assert len(ids) == 5 and "d3" not in ids
 
 
 async def test_nothing_else_of_the_other_server_is_offered(app):
-    async with guarded_library(app, {"search": ""}) as client:
+    async with guarded_library(app, {"search": ()}) as client:
         assert [tool.name for tool in (await client.list_tools()).tools] == ["search"]
         for name in ("search_text", "read_document"):
             refused(await client.call_tool(name, {"query": "x", "number": 3}))
@@ -300,9 +366,14 @@ async def test_nothing_else_of_the_other_server_is_offered(app):
 
 async def test_a_tool_that_cannot_be_guarded_is_refused_at_the_start(app):
     gateway = Gateway(app)
-    for tools, why in (({"read_document": ""}, "read_document"), ({"no_such": "query"}, "no_such")):
-        with pytest.raises(ConfigError, match=why):
-            async with UpstreamTools(gateway, Upstream(LIBRARY, tools)).opened():
+    for tools in (
+        {"read_document": ()},
+        {"no_such": ("query",)},
+        {"search_shelf": ()},
+        {"search": ("query", "no_such")},
+    ):
+        with pytest.raises(ConfigError, match=next(iter(tools))):
+            async with UpstreamTools(gateway, Upstream(LIBRARY, tools, None, library_variables())).opened():
                 pass
     with pytest.raises(BackendError):
         async with UpstreamTools(gateway, Upstream("no-such-program", {})).opened():
@@ -316,7 +387,7 @@ async def test_a_server_over_http_is_guarded_with_its_own_token(tmp_path):
     far, near = build(tmp_path / "far", mcp=True), build(tmp_path / "near", defenses=(HideNamed("d3"),), mcp=True)
     token = Secret(key(far, retrieve=True))
     with serving(far) as url:
-        async with guarded_library(near, {"search": ""}, f"{url}/v1/mcp", token) as client:
+        async with guarded_library(near, {"search": ()}, f"{url}/v1/mcp", token) as client:
             assert [tool.name for tool in (await client.list_tools()).tools] == ["search"]
             ids = found(await client.call_tool("search", {"query": SECRET}))
     assert len(ids) == 5 and "d3" not in ids
@@ -334,7 +405,10 @@ def _keys(app):
         (["--http", "--as", "x"], "each client sends its own API key"),
         (["--port", "0"], "need --http"),
         (["--tool", "a=b"], "need --upstream"),
+        (["--env", "PATH"], "need --upstream"),
         (["--upstream", "x", "--token-env", "NO_SUCH_VARIABLE"], "NO_SUCH_VARIABLE is not set"),
+        (["--upstream", "x", "--env", "NO_SUCH_VARIABLE"], "NO_SUCH_VARIABLE is not set"),
+        (["--upstream", "https://x.example", "--env", "PATH"], "--env is for a command"),
         (["--as", "nobody"], "no valid key has the id or name 'nobody'"),
     ],
 )
@@ -351,13 +425,19 @@ async def test_the_command_serves_an_index_on_stdio_with_the_permissions_of_a_ke
         line = {"id": name, "text": f"The {name} opens at nine.", "metadata": {"acl": acl} if acl else {}}
         (tmp_path / "notes" / f"{name}.jsonl").write_text(json.dumps(line) + "\n")
     for command in (["index", "notes", "--no-calibrate"], ["key", "create", "board", "--retrieve", "--label", "board"]):
-        subprocess.run([sys.executable, "-m", "casemate", *command], cwd=tmp_path, check=True, capture_output=True)
+        subprocess.run(
+            [sys.executable, "-m", "casemate", *command],
+            cwd=tmp_path,
+            check=True,
+            capture_output=True,
+            env={**os.environ, **library_variables()},
+        )
     seen = {}
     for options in ([], ["--as", "board"]):
         process = StdioServerParameters(
             command=sys.executable,
             args=["-m", "casemate", "mcp", *options],
-            env={"PYTHONPATH": os.environ["PYTHONPATH"]},
+            env=library_variables(),
             cwd=tmp_path,
         )
         async with Client(process) as client:

@@ -15,7 +15,7 @@ from casemate.gateway.mcp.upstream import LISTS, TEXTS, recognize
 from casemate.guard import turn as turns
 from casemate.guard.audience import AudiencePolicy
 from casemate.guard.turn import OpenTurns, continued
-from casemate.types import Document, Query
+from casemate.types import Document, Outcome, Query
 from tests.fakes import documents
 from tests.gateways import HideNamed, make
 
@@ -75,9 +75,19 @@ def test_a_text_stands_for_the_documents_it_equals_contains_or_is_part_of():
     assert find_documents([other.text, "unknown", whole.text, other.text], both) == [other, whole]
 
 
+class HideIfFirst(HideNamed):
+    """Hides d3 if it is the best hit."""
+
+    async def on_retrieve(self, query, retrieval):
+        if retrieval.hits and retrieval.hits[0].document.source == self.source:
+            return await super().on_retrieve(query, retrieval)
+        return Outcome(retrieval)
+
+
 async def judged(guard, text, found, k=5, **query):
     kept = await judge_found(guard, Query(text, k=k, **query), [TEXT[name] for name in found])
-    return None if kept is None else [d.id for d in kept]
+    assert len({d.id for d in kept}) == len(kept)
+    return [d.id for d in kept]
 
 
 @pytest.fixture
@@ -87,26 +97,45 @@ def guard(tmp_path):
 
 
 async def test_allowed_documents_keep_their_order_and_withheld_ones_are_replaced(guard):
-    assert await judged(guard, TEXT["d7"], ["d9", "d7", "d20"]) == ["d9", "d7", "d20"]
+    kept = await judged(guard, TEXT["d7"], ["d9", "d7", "d20"])
+    assert kept[:3] == ["d9", "d7", "d20"] and len(kept) == 5
     kept = await judged(guard, TEXT["d3"], ["d9", "d3", "d20"])
-    assert kept[:2] == ["d9", "d20"] and len(kept) == 3 and "d3" not in kept
+    assert kept[:2] == ["d9", "d20"] and len(kept) == 5 and "d3" not in kept
 
 
 async def test_a_document_that_no_dense_search_would_find_is_judged(guard):
     """The other retriever finds d3 for a query that has nothing in common with it."""
     kept = await judged(guard, TEXT["d30"], ["d3"])
-    assert len(kept) == 1 and kept != ["d3"]
+    assert len(kept) == 5 and "d3" not in kept
 
 
 async def test_at_most_k_documents_are_returned_and_unknown_ones_are_not(guard):
     assert await judged(guard, "amber", ["d1", "d2", "d4", "d5"], k=2) == ["d1", "d2"]
-    assert await judge_found(guard, Query("amber"), ["of no document in the index, whatever it is"]) is None
-    assert await judge_found(guard, Query("amber"), []) == []
+    kept = await judge_found(guard, Query("amber"), ["of no document in the index, whatever it is"])
+    assert len(kept) == 5
+
+
+@pytest.mark.parametrize("off", [False, True])
+@pytest.mark.parametrize("k", [1, 5, 100])
+async def test_the_number_of_documents_does_not_depend_on_what_was_found(guard, k, off):
+    """All of the index but the hidden document, at most k; also if the other retriever finds it, or nothing."""
+    for text in (TEXT["d3"], TEXT["d7"], "amber"):
+        for texts in ([], ["nothing found"], [TEXT["d3"]], [TEXT["d7"]], list(TEXT.values())):
+            kept = await judge_found(guard, Query(text, k=k), texts, off=off)
+            assert len(kept) == min(k, 40 if off else 39)
+            assert off or "d3" not in [d.id for d in kept]
+
+
+async def test_a_document_that_is_withheld_only_because_it_was_found_is_replaced(guard):
+    """The defense hides d3 only where it is the best hit; the guard's own retrieval would return it further down."""
+    guard.defenses = (HideIfFirst("d3"),)
+    kept = await judged(guard, TEXT["d8"], ["d3"], k=30)
+    assert len(kept) == 30 and "d3" not in kept
 
 
 async def test_observe_mode_withholds_nothing(guard):
     guard.enforce = False
-    assert await judged(guard, TEXT["d3"], ["d9", "d3"]) == ["d9", "d3"]
+    assert (await judged(guard, TEXT["d3"], ["d9", "d3"]))[:2] == ["d9", "d3"]
 
 
 async def test_what_is_withheld_for_the_question_is_withheld_for_its_queries(guard):
@@ -136,6 +165,12 @@ def test_a_turn_goes_on_for_the_same_client_and_question_only(monkeypatch):
     assert opened.of("t", "c", "q") is not kept
 
 
+def test_open_turns_are_kept_by_a_digest_of_the_question():
+    opened = OpenTurns()
+    opened.of("t", "c", "secretword")
+    assert "secretword" not in repr(list(opened._turns))
+
+
 async def test_documents_without_a_label_of_the_client_are_dropped_with_the_guard_on_and_off(labelled):
     texts = [d.text for d in labelled.documents]
     for off in (False, True):
@@ -163,4 +198,4 @@ def labelled(tmp_path):
 async def test_a_client_that_may_not_read_a_source_in_full_does_not_get_it(guard):
     guard.audience = AudiencePolicy("nothing")
     assert await judged(guard, TEXT["d7"], ["d7", "d8"], groups=frozenset()) == []
-    assert await judged(guard, TEXT["d7"], ["d7", "d8"]) == ["d7", "d8"]
+    assert (await judged(guard, TEXT["d7"], ["d7", "d8"]))[:2] == ["d7", "d8"]

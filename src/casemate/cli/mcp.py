@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -26,12 +26,20 @@ LOCAL_CLIENT = "mcp-stdio"
 Tool = Annotated[
     list[str] | None,
     typer.Option(
-        metavar="NAME[=ARGUMENT]",
-        help="Tool of that server, and its argument with the query. Repeatable. Default: all that are known.",
+        metavar="NAME[=ARGUMENT[,ARGUMENT...]]",
+        help="Tool of that server, its argument with the query, and others that are passed on without being judged. "
+        "Repeatable. Default: all read-only tools whose query is known.",
     ),
 ]
 TokenVariable = Annotated[
     str, typer.Option(metavar="VARIABLE", help="Environment variable with the bearer token for that URL.")
+]
+Variable = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="VARIABLE",
+        help="Environment variable that the command gets besides PATH, HOME and the like. Repeatable.",
+    ),
 ]
 
 
@@ -50,6 +58,7 @@ def mcp(
     ] = "",
     tool: Tool = None,
     token_env: TokenVariable = "",
+    env: Variable = None,
 ) -> None:
     """Serve guarded retrieval and answers to agents (Model Context Protocol)."""
     if http and (as_client or tenant != DEFAULT_TENANT):
@@ -57,7 +66,7 @@ def mcp(
     given: dict[str, Any] = {name: value for name, value in (("host", host), ("port", port)) if value is not None}
     if given and not http:
         raise ConfigError("--host and --port need --http")
-    make_tools = _tools(upstream, tool or (), token_env)
+    make_tools = _tools(upstream, tool or (), token_env, env or ())
     settings = configuration.with_overrides(configuration.read(config), gateway={"mcp": http, **given})
     with open_app(settings) as app:
         if http:
@@ -66,10 +75,12 @@ def mcp(
             _serve_stdio(app, make_tools, as_client, tenant)
 
 
-def _tools(upstream: str, tools: Any, token_env: str) -> Callable[[Any], Any]:
+def _tools(upstream: str, tools: Sequence[str], token_env: str, env: Sequence[str]) -> Callable[[Any], Any]:
     """The constructor of the tools to serve."""
-    if (tools or token_env) and not upstream:
-        raise ConfigError("--tool and --token-env need --upstream")
+    if (tools or token_env or env) and not upstream:
+        raise ConfigError("--tool, --token-env and --env need --upstream")
+    if env and upstream.startswith(("http://", "https://")):
+        raise ConfigError("--env is for a command; the upstream server is a URL")
     with needs("casemate[mcp]"):
         importlib.import_module("casemate.gateway.server")
         importlib.import_module("mcp")
@@ -77,10 +88,12 @@ def _tools(upstream: str, tools: Any, token_env: str) -> Callable[[Any], Any]:
         found: Callable[[Any], Any] = importlib.import_module("casemate.gateway.mcp.tools").GuardedTools
         return found
     module = importlib.import_module("casemate.gateway.mcp.upstream")
-    if token_env and token_env not in os.environ:
-        raise ConfigError(f"--token-env: the environment variable {token_env} is not set")
-    named = {name: argument for name, _, argument in (text.partition("=") for text in tools)}
-    server = module.Upstream(upstream, named, Secret(os.environ[token_env]) if token_env else None)
+    for option, name in (("--token-env", token_env), *(("--env", name) for name in env)):
+        if name and name not in os.environ:
+            raise ConfigError(f"{option}: the environment variable {name} is not set")
+    named = {name: tuple(arguments.split(",")) for name, _, arguments in (text.partition("=") for text in tools)}
+    token = Secret(os.environ[token_env]) if token_env else None
+    server = module.Upstream(upstream, named, token, {name: os.environ[name] for name in env})
     return lambda gateway: module.UpstreamTools(gateway, server)
 
 

@@ -41,7 +41,7 @@ class Turn:
         refused: Whether a guard withheld the whole context of the question. Every query then has an empty one.
     """
 
-    question: str
+    question: str = field(repr=False)
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     refused: bool = False
     _judged: dict[tuple[int, str, str], object] = field(default_factory=dict)
@@ -153,12 +153,13 @@ class OpenTurns:
     """
 
     def __init__(self) -> None:
-        self._turns: dict[tuple[str, str, str], tuple[Turn, float]] = {}
+        self._turns: dict[tuple[str, str, bytes], tuple[Turn, float]] = {}
         self._lock = threading.Lock()
 
     def of(self, tenant: str, client: str, question: str) -> Turn:
         """The turn of this question of a client: the open one, or a new one."""
-        now, name = time.monotonic(), (tenant, client, question)
+        digest = hashlib.sha256(question.encode(errors="surrogatepass")).digest()
+        now, name = time.monotonic(), (tenant, client, digest)
         with self._lock:
             found, last = self._turns.pop(name, (None, now))
             if found is None or now - last > OPEN_TURN_S:

@@ -1,7 +1,8 @@
 """Judges what another retriever found: its results select documents of the index, and the guard decides about these.
 
 Only the index has the similarity statistics by which a defense decides, and only its documents have sources and labels.
-So a result is replaced by the documents of the index that have its text. What the index does not hold is dropped.
+So a result is replaced by the documents of the index that have its text. What the index does not hold is dropped. The
+number of documents does not depend on what was found: it would tell whether the other retriever has a text.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from casemate.guard.guard import Guard
+from casemate.maths.moments import without_documents
 from casemate.rag.pipeline import Rag
 from casemate.types import Document, Hit, Query, Retrieval, Vector
 
@@ -23,19 +25,19 @@ MIN_PART = 30
 _log = logging.getLogger(__name__)
 
 
-async def judge_found(guard: Guard, query: Query, texts: Sequence[str], *, off: bool = False) -> list[Document] | None:
-    """Returns the documents that the guard allows, of those that another retriever found for a query.
+async def judge_found(guard: Guard, query: Query, texts: Sequence[str], *, off: bool = False) -> list[Document]:
+    """Returns the documents that the guard allows: those that another retriever found, then those of its own retrieval.
 
-    Withheld ones are replaced by documents that the guard's own retrieval allows, so their number tells nothing.
+    The number of documents is that of the guard's own retrieval, whatever was found and withheld.
 
     Args:
         guard: The guard.
-        query: The query; its ``k`` is the largest number of documents.
+        query: The query; its ``k`` is the number of documents.
         texts: The texts that were found, best first.
         off: Whether the guard is off: then only the access labels decide.
 
     Returns:
-        At most k documents of the index; None if it holds none of the texts.
+        The k documents; fewer only if the client may not have more of the index.
     """
     rag = guard.rag
     if not off:
@@ -43,19 +45,20 @@ async def judge_found(guard: Guard, query: Query, texts: Sequence[str], *, off: 
     vector = await rag.encode(query)
     nearest = await rag.search(vector, DEPTH, query.tenant)
     found = await asyncio.to_thread(find_documents, texts, [hit.document for hit in nearest.hits])
-    if not found:
-        return None if texts else []
     named = {d.id: d for d in found[: query.k]}
     if off:
-        return [d for d in named.values() if query.may_read(d)]
-    given = tuple(hit for hit in nearest.hits if hit.document.id in named)
-    judged, _ = await _with_rag(guard, _FoundRag(rag, vector, given)).retrieve(query)
-    others, _ = await _with_rag(guard, _FoundRag(rag, vector)).retrieve(query)  # always: else the duration would tell
-    allowed = {hit.document.id: hit.document for hit in judged.hits}
-    gone = {d.source for d in named.values() if d.id not in allowed}
-    kept = [allowed[name] for name in named if name in allowed]
-    fill = [h.document for h in others.hits if h.document.id not in named and h.document.source not in gone]
-    return [*kept, *fill][: len(named)]
+        kept = [d for d in named.values() if query.may_read(d)]
+        others = await rag.find(query, vector, query.k)
+    else:
+        given = tuple(hit for hit in nearest.hits if hit.document.id in named)
+        judged, _ = await _with_rag(guard, _FoundRag(rag, vector, given)).retrieve(query)
+        allowed = {hit.document.id: hit.document for hit in judged.hits}
+        kept = [allowed[name] for name in named if name in allowed]
+        gone = frozenset(d.source for d in named.values() if d.id not in allowed)
+        others, _ = await _with_rag(guard, _FoundRag(rag, vector, gone=gone)).retrieve(query)
+    ids = {d.id for d in kept}
+    fill = [hit.document for hit in others.hits if hit.document.id not in ids]
+    return [*kept, *fill][: query.k]
 
 
 def find_documents(texts: Sequence[str], documents: Sequence[Document]) -> list[Document]:
@@ -77,7 +80,9 @@ def find_documents(texts: Sequence[str], documents: Sequence[Document]) -> list[
         found.update((d.id, d) for d in same)
     if dropped:
         _log.warning(
-            "%d of %d results of the upstream server are not in the index; they are dropped", dropped, len(texts)
+            "%d of %d results of the upstream server are not in the index; index or attach the same collection",
+            dropped,
+            len(texts),
         )
     return list(found.values())
 
@@ -92,11 +97,14 @@ class _FoundRag(Rag):
         rag: The system.
         vector: The query's vector, (dim,).
         given: The documents that were found, by decreasing score; empty: the whole index.
+        gone: Sources that are left out, as if they were not in the index.
     """
 
-    def __init__(self, rag: Rag, vector: Vector, given: tuple[Hit, ...] = ()) -> None:
+    def __init__(
+        self, rag: Rag, vector: Vector, given: tuple[Hit, ...] = (), gone: frozenset[str] = frozenset()
+    ) -> None:
         vars(self).update(vars(rag))  # the index is open
-        self._vector, self._given = vector, given
+        self._vector, self._given, self._gone = vector, given, gone
 
     async def encode(self, query: Query, then: Callable[[], None] = lambda: None) -> Vector:
         """See ``Rag``. Returns the known vector."""
@@ -106,7 +114,9 @@ class _FoundRag(Rag):
     async def search(self, vector: Vector, k: int, tenant: str) -> Retrieval:
         """See ``Rag``."""
         if not self._given:
-            return await super().search(vector, k, tenant)
+            found = await super().search(vector, k + DEPTH, tenant)  # always as many: else the duration would tell
+            left = without_documents(found, lambda document: document.source in self._gone)
+            return replace(left, hits=left.hits[:k])
         found = await super().search(vector, k + len(self._given), tenant)
         ids, lowest = {hit.document.id for hit in self._given}, self._given[-1].score
         below = [h for h in found.hits if h.document.id not in ids and h.score < lowest]

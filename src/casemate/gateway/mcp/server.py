@@ -248,7 +248,7 @@ def _tool(description: ToolDescription) -> Any:
         description=description.description,
         input_schema=dict(description.arguments),
         output_schema=OUTPUT_SCHEMA if description.finds else None,
-        annotations=ToolAnnotations(read_only_hint=True),
+        annotations=ToolAnnotations(read_only_hint=description.read_only),
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from casemate.errors import QueryError
@@ -38,12 +38,14 @@ class ToolDescription:
         description: What it does, for the model.
         arguments: JSON schema of its arguments.
         finds: Whether it returns documents; else a text.
+        read_only: Whether it changes nothing; None: not known.
     """
 
     name: str
     description: str
     arguments: Mapping[str, Any]
     finds: bool
+    read_only: bool | None = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,16 +90,23 @@ class ToolSet(ABC):
             CasemateError: If the system fails.
         """
 
-    def query(self, context: RequestContext, key: ApiKey, text: str) -> Query:
+    def query(self, context: RequestContext, key: ApiKey, text: str, question: str = "") -> Query:
         """Builds the query of a call.
 
+        Args:
+            context: The request.
+            key: Its key.
+            text: The text of the query.
+            question: The question of the agent's user; it has the limits of a query. Empty: there is none.
+
         Raises:
-            ApiError: If the text is not a valid question.
+            ApiError: If the text or the question is not a valid question.
         """
         context.client = key.id
         query = query_of(key, text, key.id, self.gateway.app.config.rag.k, context.id)
         try:
             require_answerable(query)
+            require_answerable(replace(query, text=question or text))
         except QueryError as error:
             raise ApiError(400, str(error), "invalid_value") from None
         return query
@@ -139,7 +148,7 @@ class GuardedTools(ToolSet):
         """See ``ToolSet``."""
         tool = find_tool(await self.descriptions(key), name)
         question = text_argument(arguments, QUESTION, required=not tool.finds)
-        query = self.query(context, key, text_argument(arguments, "query") if tool.finds else question)
+        query = self.query(context, key, text_argument(arguments, "query") if tool.finds else question, question)
         with self.turn(query, question):
             if not tool.finds:
                 result = ToolResult((await self.gateway.app.target.ask(query)).reply.text)

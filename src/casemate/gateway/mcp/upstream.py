@@ -1,8 +1,10 @@
 """Guards the retrieval tools of another MCP server.
 
-Nothing of the other server reaches a client unguarded. Only tools with a known argument for the query are offered.
-Their results are replaced by the documents of the index that they name (``found_documents``), after the guard. A result
-of another form is refused. Resources, prompts and further tools of the other server are not offered.
+Nothing of the other server reaches a client unguarded. Only tools with a known argument for the query are offered:
+those that the operator names, or else those that the other server marks as read-only. A client may send the query, the
+user's question and the arguments that the operator names. Results are replaced by the documents of the index that they
+name (``found_documents``), after the guard. A failure, or a result of another form, counts as nothing found:
+a refusal would tell what the other server holds. Its resources, prompts and further tools are not offered.
 """
 
 from __future__ import annotations
@@ -10,11 +12,10 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
 import shlex
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from casemate.errors import BackendError, ConfigError, needs
@@ -33,7 +34,7 @@ from casemate.gateway.mcp.tools import (
 from casemate.gateway.state import Gateway, RequestContext
 from casemate.types import Secret
 
-QUERY_ARGUMENTS = ("query", "question", "q", "search", "search_query", "text", "input", "prompt")
+QUERY_ARGUMENTS = ("query", "question", "q", "search", "search_query")
 """Names by which the argument with the query is recognized, the likeliest first."""
 LISTS = ("result", "results", "documents", "hits", "matches", "data", "items", "chunks", "passages", "nodes")
 TEXTS = ("result", "text", "content", "page_content", "document", "passage", "chunk", "snippet", "body")
@@ -49,14 +50,17 @@ class Upstream:
 
     Attributes:
         address: Its URL (streamable HTTP), or the command that starts it (stdio).
-        tools: Argument with the query by tool to be guarded; empty text: recognized by its name. Without tools, all
-            whose argument is recognized are guarded.
+        tools: Arguments by tool to be guarded: the first has the query, and is recognized by its name if it is missing
+            or empty. The others are passed on; the guard does not judge them. Without tools, all are guarded that are
+            marked as read-only and whose argument is recognized.
         token: Bearer token for its URL.
+        variables: Environment variables for the command, besides the SDK's default ones such as PATH and HOME.
     """
 
     address: str
-    tools: Mapping[str, str]
+    tools: Mapping[str, Sequence[str]]
     token: Secret | None = None
+    variables: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,25 +121,39 @@ class UpstreamTools(ToolSet):
                 return tools
 
     def _guarded(self, tool: Any) -> _Guarded | None:
-        """The tool as it is offered here; None if it is not to be guarded or its query is not known."""
+        """The tool as it is offered here; None if it is not to be guarded or needs further arguments."""
         chosen = self._upstream.tools
         properties = dict(tool.input_schema.get("properties", {}))
         texts = [name for name, schema in properties.items() if _is_text(schema)]
-        known = [name for name in QUERY_ARGUMENTS if name in texts]
-        query = chosen.get(tool.name) or next(iter(known), "")
-        if (chosen and tool.name not in chosen) or query not in texts:
+        first, *others = chosen.get(tool.name) or ("",)
+        query = first or next((name for name in QUERY_ARGUMENTS if name in texts), "")
+        passed, required = {query, *others}, set(tool.input_schema.get("required", ()))
+        read_only = tool.annotations.read_only_hint if tool.annotations else None
+        if not (tool.name in chosen if chosen else read_only is True):
             return None
-        question = TURN_QUESTION if QUESTION in properties else QUESTION
-        arguments = {**tool.input_schema, "properties": {**properties, question: QUESTION_SCHEMA}}
-        return _Guarded(ToolDescription(tool.name, tool.description or "", arguments, True), query, question)
+        if query not in texts or not required <= passed <= properties.keys():
+            return None
+        question = TURN_QUESTION if QUESTION in passed else QUESTION
+        arguments = {
+            **tool.input_schema,
+            "properties": {**{name: properties[name] for name in (query, *others)}, question: QUESTION_SCHEMA},
+            "required": sorted({query, *required}),
+            "additionalProperties": False,
+        }
+        description = ToolDescription(tool.name, tool.description or "", arguments, True, read_only)
+        return _Guarded(description, query, question)
 
     def _require_tools(self, offered: Sequence[str]) -> None:
         lacking = [name for name in self._upstream.tools if name not in self._tools]
         if lacking or not self._tools:
-            what = f"cannot be guarded: {', '.join(lacking)}" if lacking else "none can be guarded"
+            what = (
+                f"cannot be guarded: {', '.join(lacking)}"
+                if lacking
+                else "none is known to be read-only and to take a query"
+            )
             raise ConfigError(
-                f"of the upstream server's tools, {what}; name them and the argument with the query: "
-                f"--tool NAME=ARGUMENT (its tools: {', '.join(offered) or 'none'})"
+                f"of the upstream server's tools, {what}; name them, the query's argument, and others to pass on: "
+                f"--tool NAME=ARGUMENT[,ARGUMENT...] (its tools: {', '.join(offered) or 'none'})"
             )
         rest = [name for name in offered if name not in self._tools]
         _log.warning("guarded: %s; not offered: %s", ", ".join(self._tools), ", ".join(rest) or "none")
@@ -147,35 +165,29 @@ class UpstreamTools(ToolSet):
     async def call(self, context: RequestContext, key: ApiKey, name: str, arguments: Mapping[str, Any]) -> ToolResult:
         """See ``ToolSet``."""
         tool, app = self._tools[name], self.gateway.app
-        query = self.query(context, key, text_argument(arguments, tool.query))
+        if not arguments.keys() <= tool.description.arguments["properties"].keys():
+            raise ApiError(400, "an argument is not one of the tool's", "invalid_value")
         question = text_argument(arguments, tool.question, required=False)
+        query = self.query(context, key, text_argument(arguments, tool.query), question)
         passed = {argument: value for argument, value in arguments.items() if argument != tool.question}
         texts = await self._found(name, passed)
         with self.turn(query, question):
             documents = await judge_found(app.guard, query, texts, off=app.config.guard.mode == "off")
-        if documents is None:
-            _log.error("tool %s: no result is in the index; index or attach the same collection", name)
-            raise _refused()
         await self.gateway.pace()
         return await self.charge(key, query.text, ToolResult(documents=documents))
 
     async def _found(self, name: str, arguments: Mapping[str, Any]) -> list[str]:
-        """The texts that the other server finds.
-
-        Raises:
-            ApiError: If it fails, or the result has no known form.
-        """
+        """The texts that the other server finds; none if it fails, or the result has no known form."""
         try:
             async with asyncio.timeout(self.gateway.section.timeout_s):
                 result = await self._client.call_tool(name, dict(arguments))
         except Exception as error:
             _log.error("tool %s of the upstream server failed: %s", name, type(error).__name__)
-            raise _refused() from None
+            return []
         texts = None if result.is_error else recognize(result.content, result.structured_content)
         if texts is None:
-            _log.error("tool %s: the result is an error or has no known form; it is refused", name)
-            raise _refused()
-        return texts
+            _log.error("tool %s: the result is an error or has no known form; it is dropped", name)
+        return texts or []
 
 
 def recognize(content: Sequence[Any], structured: Any = None) -> list[str] | None:
@@ -237,12 +249,8 @@ async def _transport(upstream: Upstream, opened: AsyncExitStack) -> Any:
         http = await opened.enter_async_context(httpx2.AsyncClient(headers=headers, timeout=60))
         return streamable_http_client(upstream.address, http_client=http)
     command, *arguments = shlex.split(upstream.address)
-    return StdioServerParameters(command=command, args=arguments, env=dict(os.environ))
+    return StdioServerParameters(command=command, args=arguments, env=dict(upstream.variables))
 
 
 def _is_text(schema: Any) -> bool:
     return isinstance(schema, Mapping) and schema.get("type") == "string"
-
-
-def _refused() -> ApiError:
-    return ApiError(502, "The search failed. Try another query.", "search_failed")
