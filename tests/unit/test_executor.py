@@ -197,6 +197,19 @@ class ToyRay:
         return self.done[ref]
 
 
+def first_result_again():
+    """An attacker who replaces every result by the first one."""
+    kept = []
+
+    def change(what, message):
+        if what == "result":
+            kept.append(message)
+            return kept[0]
+        return message
+
+    return change
+
+
 class TestSealedTasks:
     @pytest.fixture(autouse=True)
     def _secret(self, monkeypatch):
@@ -229,26 +242,11 @@ class TestSealedTasks:
         assert not Forgery.ran
 
     def test_the_result_of_another_task_is_rejected(self):
-        kept = []
-
-        def change(what, message):
-            if what == "result":
-                kept.append(message)
-                return kept[0]
-            return message
-
         with pytest.raises(DataError, match=r"result 1 of call \w+\) is not from this campaign"):
-            list(self.run(change, items=[-3, 4]))
+            list(self.run(first_result_again(), items=[-3, 4]))
 
     def test_the_result_of_the_same_task_in_an_earlier_call_is_rejected(self):
-        kept = []
-
-        def change(what, message):
-            if what == "result":
-                kept.append(message)
-                return kept[0]
-            return message
-
+        change = first_result_again()
         assert list(self.run(change)) == [3]
         with pytest.raises(DataError, match="not from this campaign"):
             list(self.run(change))

@@ -55,13 +55,25 @@ class EndpointOptions(NamedTuple):
     key_env: str
 
 
-def parse_endpoint(endpoint: str, options: EndpointOptions, config: Path | None) -> PluginSpec:
-    """The target plug-in of an endpoint.
+def endpoint_target(endpoint: str, options: EndpointOptions, config: Path | None, own: bool) -> PluginSpec:
+    """The target plug-in of a system that the caller owns, or may attack.
 
     Args:
         endpoint: An address, or a name in `redteam.targets` of the configuration.
         options: Its options, for an address.
         config: The configuration file; None: casemate.yaml here, if any.
+        own: Whether ownership was confirmed.
+
+    Raises:
+        ConfigError: If the name or the model is unknown, or ownership is not confirmed.
+    """
+    target = _parse(endpoint, options, config)
+    _confirm_ownership(target, own)
+    return _with_model(target, options.key_env)
+
+
+def _parse(endpoint: str, options: EndpointOptions, config: Path | None) -> PluginSpec:
+    """The target plug-in of an endpoint; see ``endpoint_target``.
 
     Raises:
         ConfigError: If the name is unknown.
@@ -81,7 +93,7 @@ def parse_endpoint(endpoint: str, options: EndpointOptions, config: Path | None)
     return PluginSpec.model_validate({**plain, **headers})
 
 
-def with_model(target: PluginSpec, key_env: str) -> PluginSpec:
+def _with_model(target: PluginSpec, key_env: str) -> PluginSpec:
     """The target with the model that its server lists, if none is given.
 
     Raises:
@@ -112,7 +124,7 @@ def key_explained(key_env: str) -> Iterator[None]:
         raise BackendError(why, backend=error.backend, retryable=False) from error
 
 
-def confirm_ownership(target: PluginSpec, own: bool) -> None:
+def _confirm_ownership(target: PluginSpec, own: bool) -> None:
     """Requires confirmed ownership of a system that is not on this machine.
 
     Raises:

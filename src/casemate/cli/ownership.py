@@ -24,14 +24,12 @@ from casemate.cli.endpoints import (
     KeyVariable,
     Model,
     Own,
-    confirm_ownership,
+    endpoint_target,
     key_explained,
-    parse_endpoint,
-    with_model,
 )
 from casemate.cli.honeytokens import key_file
 from casemate.config import PluginSpec
-from casemate.errors import ConfigError, DataError, QueryError
+from casemate.errors import ConfigError, DataError
 from casemate.monitor.honeytokens.ownership import (
     LEVEL,
     OwnershipQuestion,
@@ -42,7 +40,6 @@ from casemate.monitor.honeytokens.ownership import (
 from casemate.monitor.honeytokens.search import planted_records
 from casemate.plugins import build
 from casemate.redteam.campaigns.external_targets import MeteredTarget
-from casemate.runtime.concurrency import map_concurrently
 from casemate.system import App
 from casemate.types import Query
 
@@ -86,10 +83,9 @@ def prove_command(
     if answers is not None:
         replies = _collected_answers(answers, asked)
     else:
-        spec = parse_endpoint(target or "", EndpointOptions(model, body, answer, key_env), config)
-        confirm_ownership(spec, own)
+        spec = endpoint_target(target or "", EndpointOptions(model, body, answer, key_env), config, own)
         with key_explained(key_env):
-            replies = asyncio.run(_ask_suspect(with_model(spec, key_env), asked))
+            replies = asyncio.run(_ask_suspect(spec, asked))
     _conclude(ownership_test(list(zip(asked, replies, strict=True))), len(asked), level, as_json)
 
 
@@ -123,16 +119,9 @@ async def _ask_suspect(spec: PluginSpec, asked: Sequence[OwnershipQuestion]) -> 
     target = MeteredTarget(build("target", spec))
     with bar() as progress:
         task = progress.add_task("asking", total=len(asked))
-
-        async def ask(question: OwnershipQuestion) -> str:
-            try:
-                return (await target.ask(Query(question.text, "ownership"))).text
-            except QueryError:
-                return ""
-            finally:
-                progress.advance(task)
-
-        return await map_concurrently(ask, asked, CONCURRENCY)
+        queries = [Query(question.text, "ownership") for question in asked]
+        replies = await target.ask_all(queries, CONCURRENCY, lambda count: progress.advance(task, count))
+    return [reply.text if reply is not None else "" for reply in replies]
 
 
 def _collected_answers(file: Path, asked: Sequence[OwnershipQuestion]) -> list[str]:

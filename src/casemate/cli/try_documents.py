@@ -36,10 +36,8 @@ from casemate.cli.endpoints import (
     KeyVariable,
     Model,
     Own,
-    confirm_ownership,
+    endpoint_target,
     key_explained,
-    parse_endpoint,
-    with_model,
 )
 from casemate.config import PluginSpec
 from casemate.demo.assessment import Assessment, try_folder
@@ -112,9 +110,7 @@ def try_documents(
     at = documents or folder
     if at is None:
         raise ConfigError("give the documents that the system contains: --documents FOLDER")
-    target = parse_endpoint(endpoint, EndpointOptions(model, body, answer, key_env), config)
-    confirm_ownership(target, own)
-    target = with_model(target, key_env)
+    target = endpoint_target(endpoint, EndpointOptions(model, body, answer, key_env), config, own)
     _try_endpoint(target, at, nonmembers, queries, question or (), output, key_env, as_json)
 
 

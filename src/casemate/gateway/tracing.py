@@ -87,8 +87,7 @@ class RequestTracer:
                     }
                 )
                 if status >= 500:
-                    span.set_attribute("error.type", str(status))
-                    span.set_status(self._trace.StatusCode.ERROR)
+                    self._mark_failed(span, str(status))
 
     def record_stage(self, stage: str, seconds: float) -> None:
         """Creates the span of a stage that has just ended."""
@@ -103,8 +102,7 @@ class RequestTracer:
         try:
             yield
         except Exception as error:
-            span.set_attribute("error.type", type(error).__name__)
-            span.set_status(self._trace.StatusCode.ERROR)
+            self._mark_failed(span, type(error).__name__)
             raise
         finally:
             self._forward(before)
@@ -127,9 +125,12 @@ class RequestTracer:
             try:
                 yield
             except Exception as error:
-                span.set_attribute("error.type", type(error).__name__)
-                span.set_status(self._trace.StatusCode.ERROR)
+                self._mark_failed(span, type(error).__name__)
                 raise
+
+    def _mark_failed(self, span: Any, error_type: str) -> None:
+        span.set_attribute("error.type", error_type)
+        span.set_status(self._trace.StatusCode.ERROR)
 
     def _stage_span(self, stage: str, **options: Any) -> Any:
         attributes: dict[str, str | int] = dict(self.stages.get(stage, {}))

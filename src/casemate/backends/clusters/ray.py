@@ -7,8 +7,8 @@ Secrets: a task carries the names of environment variables, not their values (``
 variables in its own environment.
 
 Functions, items, shared values and results are authenticated with a secret of the campaign, which Ray does not carry: a
-cluster of this process inherits it, and the nodes of another cluster have it in their environment. Ray itself sees
-bytes only. Ray's own messages are not covered: they are protected by its token.
+cluster of this process inherits it, and the nodes of another cluster have it in their environment. Ray itself
+unpickles only the ``SealedMessage`` around them. Ray's own messages are not covered: they are protected by its token.
 """
 
 from __future__ import annotations

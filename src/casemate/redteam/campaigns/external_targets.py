@@ -13,7 +13,7 @@ from casemate import plugins
 from casemate.config import Config, PluginSpec, RedteamSection
 from casemate.errors import ConfigError, QueryError
 from casemate.plugins import build
-from casemate.protocols import Target
+from casemate.protocols import Progress, Target
 from casemate.redteam.lab.capabilities import Capability, external_capabilities
 from casemate.redteam.lab.experiment import digest
 from casemate.redteam.lab.judge import OFF, ON
@@ -76,7 +76,9 @@ class MeteredTarget(Target):
         """Yields the whole answer at once."""
         yield (await self.ask(query)).text
 
-    async def ask_all(self, queries: Sequence[Query], concurrency: int) -> list[Answer | None]:
+    async def ask_all(
+        self, queries: Sequence[Query], concurrency: int, progress: Progress = lambda count: None
+    ) -> list[Answer | None]:
         """The answers to several queries; None for a refused one.
 
         Raises:
@@ -88,6 +90,8 @@ class MeteredTarget(Target):
                 return await self.ask(query)
             except QueryError:
                 return None
+            finally:
+                progress(1)
 
         return await map_concurrently(ask, queries, concurrency)
 
