@@ -38,7 +38,7 @@ class BodyReader:
 
     @asynccontextmanager
     async def read(self, receive: Receive, headers: Mapping[str, str], owner: str) -> AsyncIterator[Receive]:
-        """Reads a body; yields a ``receive`` that repeats it.
+        """Reads a body; yields a ``receive`` that repeats it. A request without a body is no upload.
 
         Args:
             receive: The request.
@@ -52,6 +52,9 @@ class BodyReader:
         length = headers.get("content-length", "0")
         if length.isdecimal() and int(length[:20]) > self._max_bytes:
             raise errors.body_too_large()
+        if not length.strip("0") and "transfer-encoding" not in headers:
+            yield _without_body(receive)
+            return
         body = bytearray()
         try:
             await self._receive_whole(receive, body, owner)
@@ -122,3 +125,15 @@ class BodyReader:
         self._all_held += size
         if not self._held[owner]:
             del self._held[owner]
+
+
+def _without_body(receive: Receive) -> Receive:
+    """Returns ``receive`` for a request that announces no body; refuses one that has one all the same."""
+
+    async def checked() -> Message:
+        message = await receive()
+        if message.get("body") or message.get("more_body"):
+            raise errors.body_too_large()
+        return message
+
+    return checked
