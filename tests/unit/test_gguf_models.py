@@ -5,19 +5,24 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import random
+import re
 import struct
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 REASON = "needs casemate[transformers]"
 torch = pytest.importorskip("torch", reason=REASON)
 pytest.importorskip("transformers", reason=REASON)
 gguf = pytest.importorskip("gguf", reason=REASON)
 
-from casemate.backends.generators.transformers import CausalLM  # noqa: E402
+from casemate.backends.chat_prompt import user_message  # noqa: E402
+from casemate.backends.generators.transformers import DATA_NOTE, CausalLM, chat_template  # noqa: E402
+from casemate.backends.generators.transformers.chat_template import ChatTemplate  # noqa: E402
 from casemate.backends.generators.transformers.gguf import converted  # noqa: E402
 from casemate.backends.indexes.sqlite import SqliteIndex  # noqa: E402
 from casemate.errors import BackendError, ConfigError, DataError  # noqa: E402
@@ -119,24 +124,45 @@ def test_a_template_without_system_messages(refusal: str, tmp_path: Path) -> Non
     assert shown.startswith("<|im_start|>user\nBe brief.")
 
 
-def test_a_template_that_accepts_no_chat(tmp_path: Path) -> None:
-    file = write_gguf(tmp_path / "m.gguf", "{{ raise_exception('never') }}")
-    model = CausalLM(str(file), device="cpu", cache=tmp_path / "cache")
-    with pytest.raises(BackendError, match="the chat template of .* refuses the prompt"):
-        answer(model)
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{{ raise_exception('never') }}", "refuses the prompt (TemplateError)"),
+        ("{{ 1/0 }}", "refuses the prompt (ZeroDivisionError)"),
+        ("{{ messages + 1 }}", "refuses the prompt (TypeError)"),
+        ("{% if %}", "refuses the prompt (TemplateSyntaxError)"),
+        ("{{ messages[9].content }}", "refuses the prompt (UndefinedError)"),
+        ("{{ 'x' * 200000 }}", "refuses the prompt (it adds more than 100,000 characters)"),
+        ("{% set x = 'x' * 10 ** 10 %}" + CHAT, "refuses the prompt (MemoryError)"),
+        ("Hello.", "drops the question or the documents"),
+    ],
+)
+def test_a_template_that_fails_is_refused_when_the_model_is_loaded(template: str, message: str) -> None:
+    with pytest.raises(DataError, match=f"the chat template of 'm' {re.escape(message)}; use another model"):
+        ChatTemplate.load(template, {}, "m")
 
 
-@pytest.mark.parametrize("fault", ["{{ 1/0 }}", "{{ messages + 1 }}", "{% if %}", "{{ messages[9].content }}"])
-def test_a_template_that_fails(fault: str, tmp_path: Path) -> None:
-    model = CausalLM(str(write_gguf(tmp_path / "m.gguf", fault)), device="cpu", cache=tmp_path / "cache")
-    with pytest.raises(BackendError, match="the chat template of .* refuses the prompt; use another model"):
-        answer(model)
+def test_a_template_that_does_not_end_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_template, "SECONDS", 2)  # of the caller: it kills the process after three times this
+    loop = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    with pytest.raises(DataError, match=r"refuses the prompt \(it did not end within 6 seconds\)"):
+        ChatTemplate.load(loop, {}, "m")
 
 
-def test_a_template_that_drops_the_question(tmp_path: Path) -> None:
-    model = CausalLM(str(write_gguf(tmp_path / "m.gguf", "Hello.")), device="cpu", cache=tmp_path / "cache")
-    with pytest.raises(BackendError, match="the chat template of .* drops the question or the documents"):
-        answer(model, "Where?", NOTE)
+@given(system=st.text(), user=st.text())
+def test_messages_replace_the_marks(system: str, user: str) -> None:
+    template = ChatTemplate(("<", chat_template.SYSTEM, "|", chat_template.USER, ">"))
+    assert template.text(system, user) == f"<{system.strip()}|{user.strip()}>"
+
+
+def test_the_chat_is_that_of_transformers(tiny: CausalLM) -> None:
+    prompt = Prompt("Where? {{ messages }}", (NOTE,), "Be brief.")
+    chat = [
+        {"role": "system", "content": f"Be brief.\n\n{DATA_NOTE}"},
+        {"role": "user", "content": user_message(prompt)},
+    ]
+    expected = tiny._chat.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+    assert tiny._tokenizer.decode(tiny.encode(prompt), skip_special_tokens=False) == expected
 
 
 class TestDigest:

@@ -10,16 +10,15 @@ import importlib
 import inspect
 import re
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError
-
 from casemate.backends.chat_prompt import NOTHING_FOUND, user_message
 from casemate.backends.generators.transformers import gguf
 from casemate.backends.generators.transformers.batch import BatchDecoder, Job, NaNError
+from casemate.backends.generators.transformers.chat_template import ChatTemplate
 from casemate.backends.generators.transformers.decoding import NAME, CachedDecodingSession, DecodingModel
 from casemate.errors import BackendError, ConfigError, DataError, needs
 from casemate.protocols import Generator, LanguageModel, TokenModel
@@ -32,8 +31,6 @@ DATA_NOTE = (
 )
 NOT_A_NUMBER = "the model {model!r} returned NaN; use dtype float32 or bfloat16"
 
-TEMPLATE_ERRORS = (TemplateError, ArithmeticError, TypeError, ValueError, LookupError, AttributeError, RecursionError)
-"""What the program in a chat template may raise: it comes with the model."""
 _INCOMPLETE = "\ufffd"  # decodes a character whose last tokens are missing
 _POSITIONS = 256  # positions per float32 conversion of logits
 
@@ -89,6 +86,8 @@ class CausalLM(Generator, LanguageModel, TokenModel):
         folder = self._folder()
         self._model, self._chat = _load(folder, self.dtype, self._device, folder != self.model)
         self._tokenizer = _fast_tokenizer(self._chat, self.model)
+        source = self._chat.get_chat_template() if self._chat.chat_template else ""
+        self._template = ChatTemplate.load(source, self._chat.special_tokens_map, self.model) if source else None
         self._start = [] if self._chat.bos_token_id is None else [int(self._chat.bos_token_id)]
         self._ends = _ends(self._model.generation_config.eos_token_id, self._chat.eos_token_id)
         config = self._model.config.get_text_config()
@@ -116,7 +115,7 @@ class CausalLM(Generator, LanguageModel, TokenModel):
                 raise answer
             yield answer
             return
-        prompt_ids = self._prompt_ids(prompt)
+        prompt_ids = await asyncio.to_thread(self._prompt_ids, prompt)
         random = self._random_source()
         cache: Any = None
         generated: list[int] = []
@@ -243,35 +242,15 @@ class CausalLM(Generator, LanguageModel, TokenModel):
         return self.model
 
     def _prompt_ids(self, prompt: Prompt) -> list[int]:
-        if self._chat.chat_template:
-            return list(self._tokenizer.encode(self._templated(prompt), add_special_tokens=False).ids)
+        if self._template:
+            system = "\n\n".join(part for part in (prompt.instructions, DATA_NOTE) if part)
+            chat = self._template.text(system, user_message(prompt, self._escape))
+            return list(self._tokenizer.encode(chat, add_special_tokens=False).ids)
         lines = [f"[{n}] {' '.join(self._escape(d.content).split())}" for n, d in enumerate(prompt.context, 1)]
         context = "\n".join(["Context:", *(lines or [NOTHING_FOUND])])
         text = f"{context}\nQuestion: {self._escape(prompt.question)}\nAnswer:"
         text = f"{prompt.instructions}\n\n{text}" if prompt.instructions else text
         return self._start + list(self._tokenizer.encode(text, add_special_tokens=False).ids)
-
-    def _templated(self, prompt: Prompt) -> str:
-        """The chat by the model's template. Falls back to one message if that refuses or drops a system message."""
-        user = user_message(prompt, self._escape)
-        system = "\n\n".join(part for part in (prompt.instructions, DATA_NOTE) if part)
-        chats = (
-            [{"role": "system", "content": system}, {"role": "user", "content": user}],
-            [{"role": "user", "content": f"{system}\n\n{user}"}],
-        )
-        with suppress(*TEMPLATE_ERRORS):
-            text = str(self._chat.apply_chat_template(chats[0], tokenize=False, add_generation_prompt=True))
-            if system.strip() in text and user.strip() in text:
-                return text
-        problem = f"the chat template of {self.model!r} refuses the prompt"
-        try:
-            text = str(self._chat.apply_chat_template(chats[1], tokenize=False, add_generation_prompt=True))
-        except TEMPLATE_ERRORS as error:
-            raise BackendError(f"{problem}; use another model", backend=NAME, retryable=False) from error
-        if user.strip() not in text:
-            problem = f"the chat template of {self.model!r} drops the question or the documents"
-            raise BackendError(f"{problem}; use another model", backend=NAME, retryable=False)
-        return text
 
     def _escape(self, text: str) -> str:
         """Escapes the model's special tokens, so text can neither end nor begin a turn."""
