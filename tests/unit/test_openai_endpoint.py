@@ -7,6 +7,7 @@ import pytest
 
 pytest.importorskip("httpx", reason="needs casemate[http]")
 
+from casemate.backends.targets import openai_endpoint
 from casemate.backends.targets.openai_endpoint import OpenAIEndpoint
 from casemate.config import PluginSpec
 from casemate.errors import BackendError, ConfigError
@@ -63,6 +64,48 @@ def test_instructions_come_first_and_a_negative_temperature_is_not_sent(server):
     body = server.received[0].body
     assert body["messages"][0] == {"role": "system", "content": "Be brief."}
     assert "temperature" not in body
+
+
+def test_turns_send_what_the_same_client_asked_before(server):
+    target = endpoint(server, turns=2, instructions="Be brief.")
+
+    async def session():
+        for question in ("a", "b", "c", "d"):
+            await target.ask(Query(question, "one"))
+        await target.ask(Query("e", "two"))
+
+    asyncio.run(session())
+    said = [[(m["role"], m["content"]) for m in request.body["messages"]] for request in server.received]
+    system, answer = ("system", "Be brief."), ("assistant", "".join(ANSWER))
+    assert said[0] == [system, ("user", "a")]
+    assert said[3] == [system, ("user", "b"), answer, ("user", "c"), answer, ("user", "d")]
+    assert said[4] == [system, ("user", "e")]
+
+
+def test_a_failed_question_is_no_turn(server):
+    target = endpoint(server, turns=5)
+    server.script = ["500", "ok"]
+    with pytest.raises(BackendError):
+        ask(target, "a")
+    ask(target, "b")
+    assert len(server.received[-1].body["messages"]) == 1
+
+
+def test_kept_conversations_are_bounded(server, monkeypatch):
+    monkeypatch.setattr(openai_endpoint, "CONVERSATIONS", 2)
+    target = endpoint(server, turns=1)
+
+    async def sessions():
+        for client in ("one", "two", "three", "one"):
+            await target.ask(Query("a", client))
+
+    asyncio.run(sessions())
+    assert [len(request.body["messages"]) for request in server.received] == [1, 1, 1, 1]
+
+
+def test_turns_must_not_be_negative(server):
+    with pytest.raises(ConfigError, match=r"openai_endpoint\.turns is -1; it must be at least 0"):
+        endpoint(server, turns=-1)
 
 
 def test_a_server_without_key_gets_none(server):

@@ -1,11 +1,12 @@
 """An OpenAI-compatible chat endpoint as a target: a RAG service behind that API, or a bare model.
 
-It receives the question only and returns the answer only; retrieval is its own.
+It receives the question, and earlier turns if configured, and returns the answer only; retrieval is its own.
 """
 
 from __future__ import annotations
 
 import json
+from collections import OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -19,6 +20,8 @@ from casemate.runtime.http_client import HttpClient, HttpResponse, RequestRefuse
 from casemate.types import Answer, Query, Secret
 
 NAME = "openai_endpoint"
+CONVERSATIONS = 10_000
+"""Clients whose turns are kept; the one that asked least recently is dropped."""
 
 
 @dataclass(eq=False)
@@ -34,6 +37,8 @@ class OpenAIEndpoint(Target):
         max_tokens: Largest length of the answer, in tokens.
         user: Sent as ``user``, by which some servers distinguish clients. ``{client}`` is replaced by the client id.
             Empty: not sent.
+        turns: Earlier questions and answers of the same client that are sent with a question, as chat applications do:
+            an attack of several questions is one conversation. 0: each question alone.
         timeout_s: Limit of one attempt, until the last byte.
         retries: Further attempts when the server is busy (429), fails (5xx) or cannot be reached. Honors
             ``Retry-After``.
@@ -49,6 +54,7 @@ class OpenAIEndpoint(Target):
     temperature: float = 0.0
     max_tokens: int = 512
     user: str = ""
+    turns: int = 0
     timeout_s: float = 30.0
     retries: int = 2
     requests_per_s: float = 0.0
@@ -64,11 +70,14 @@ class OpenAIEndpoint(Target):
             raise ConfigError(
                 f"need a model and max_tokens > 0, got model={self.model!r}, max_tokens={self.max_tokens}"
             )
+        if self.turns < 0:
+            raise ConfigError(f"{NAME}.turns is {self.turns}; it must be at least 0")
         self.api_key = Secret(key)
         self._url = f"{base}/chat/completions"
         self._http = HttpClient(
             NAME, self.timeout_s, self.retries, self.requests_per_s, self.max_bytes, self.max_requests
         )
+        self._clients: OrderedDict[str, deque[tuple[str, str]]] = OrderedDict()
         self.can: frozenset[str] = frozenset({"clients"} if "{client}" in self.user else ())
 
     @property
@@ -83,10 +92,25 @@ class OpenAIEndpoint(Target):
             RequestRefused: If the answer has no text.
             BackendError: If the endpoint cannot be reached, or interrupts the answer.
         """
+        turns = self._turns(query.client)
+        text = await self._send(query, tuple(turns))
+        turns.append((query.text, text))
+        return partial_answer(text)
+
+    def _turns(self, client: str) -> deque[tuple[str, str]]:
+        """The last turns of a client, oldest first."""
+        found = self._clients.pop(client, deque[tuple[str, str]](maxlen=self.turns))
+        self._clients[client] = found
+        if len(self._clients) > CONVERSATIONS:
+            self._clients.popitem(last=False)
+        return found
+
+    async def _send(self, query: Query, turns: tuple[tuple[str, str], ...]) -> str:
+        """Text of the answer."""
         headers = {"content-type": "application/json"}
         if self.api_key:
             headers["authorization"] = Secret(f"Bearer {str(self.api_key)}")
-        response = await self._http.send("POST", self._url, headers, json.dumps(self._body(query)).encode())
+        response = await self._http.send("POST", self._url, headers, json.dumps(self._body(query, turns)).encode())
         try:
             text, complete = self._read(response)
         except (LookupError, TypeError, AttributeError, ValueError) as error:
@@ -98,15 +122,18 @@ class OpenAIEndpoint(Target):
         if not text:
             problem = "the answer is empty; check that base_url and model name a chat model"
             raise self._error(problem, kind=RequestRefused)
-        return partial_answer(text)
+        return text
 
-    def _body(self, query: Query) -> dict[str, Any]:
+    def _body(self, query: Query, turns: tuple[tuple[str, str], ...]) -> dict[str, Any]:
         """The request body. OpenAI's newer models accept only the new name of the limit, other servers the old one."""
-        system = [{"role": "system", "content": self.instructions}] if self.instructions else []
+        messages = [("system", self.instructions)] if self.instructions else []
+        for question, answer in turns:
+            messages += [("user", question), ("assistant", answer)]
+        messages.append(("user", query.text))
         limit = "max_completion_tokens" if host_of(self._url).endswith("openai.com") else "max_tokens"
         body: dict[str, Any] = {
             "model": self.model,
-            "messages": [*system, {"role": "user", "content": query.text}],
+            "messages": [{"role": role, "content": text} for role, text in messages],
             "stream": True,
             limit: self.max_tokens,
         }
