@@ -371,6 +371,11 @@ class GatewaySection(Section):
     mcp: bool = Field(
         default=False, description="Whether `/v1/mcp` offers tools to agents (Model Context Protocol, extra `mcp`)."
     )
+    agent_memory: bool = Field(
+        default=False,
+        description="Whether these tools include `remember` and `forget`: entries that only their client may read in "
+        "full. Needs `guard.audience.unentitled`: `nothing` or `quorum`.",
+    )
     metrics: Literal["key", "open"] = Field(
         default="key", description="Access to `/metrics`: `key` requires role metrics or admin; `open` needs no key."
     )

@@ -15,7 +15,7 @@ COLLECTIONS = {
 }
 
 
-@pytest.mark.parametrize("name", ["composite", "rag_thief", "worm", "pirates", "ikea", "rag_crawler"])
+@pytest.mark.parametrize("name", ["composite", "rag_thief", "worm", "pirates", "ikea", "rag_crawler", "mextra"])
 @pytest.mark.parametrize("documents", COLLECTIONS.values(), ids=COLLECTIONS)
 def test_a_small_collection_is_recovered_and_nothing_else(name, documents):
     system = System(documents, budget=12)

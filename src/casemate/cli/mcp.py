@@ -53,6 +53,9 @@ def mcp(
         typer.Option("--as", help="With stdio: the client's API key, by id or name. Default: no labels, no groups."),
     ] = "",
     tenant: Tenant = DEFAULT_TENANT,
+    memory: Annotated[
+        bool, typer.Option("--memory", help="Also serve `remember` and `forget`: entries that only their client reads.")
+    ] = False,
     upstream: Annotated[
         str, typer.Option(help="Guard the retrieval tools of another MCP server: its URL, or the command to start it.")
     ] = "",
@@ -66,6 +69,10 @@ def mcp(
     given: dict[str, Any] = {name: value for name, value in (("host", host), ("port", port)) if value is not None}
     if given and not http:
         raise ConfigError("--host and --port need --http")
+    if memory and upstream:
+        raise ConfigError("--memory stores entries in your own index; it cannot be combined with --upstream")
+    if memory:
+        given["agent_memory"] = True
     make_tools = _tools(upstream, tool or (), token_env, env or ())
     settings = configuration.with_overrides(configuration.read(config), gateway={"mcp": http, **given})
     with open_app(settings) as app:
@@ -85,7 +92,7 @@ def _tools(upstream: str, tools: Sequence[str], token_env: str, env: Sequence[st
         importlib.import_module("casemate.gateway.server")
         importlib.import_module("mcp")
     if not upstream:
-        found: Callable[[Any], Any] = importlib.import_module("casemate.gateway.mcp.tools").GuardedTools
+        found: Callable[[Any], Any] = importlib.import_module("casemate.gateway.mcp.memory").own_tools
         return found
     module = importlib.import_module("casemate.gateway.mcp.upstream")
     for option, name in (("--token-env", token_env), *(("--env", name) for name in env)):

@@ -21,8 +21,9 @@ from casemate.gateway.api import chat, documents, operation, retrieve
 from casemate.gateway.dashboard.page import ROOT
 from casemate.gateway.dashboard.site import make_dashboard
 from casemate.gateway.errors import ANY_REQUEST, WITH_KEY, JsonResponse, documented, to_api_error
+from casemate.gateway.mcp.memory import own_tools
 from casemate.gateway.mcp.server import PATH, HttpEndpoint
-from casemate.gateway.mcp.tools import GuardedTools, ToolSet
+from casemate.gateway.mcp.tools import ToolSet
 from casemate.gateway.state import Gateway
 from casemate.system import App
 
@@ -46,7 +47,7 @@ class _Api(FastAPI):
         return schema
 
 
-def make_app(app: App, make_tools: Callable[[Gateway], ToolSet] = GuardedTools) -> FastAPI:
+def make_app(app: App, make_tools: Callable[[Gateway], ToolSet] = own_tools) -> FastAPI:
     """Builds the ASGI application of a wired system, which it closes at shutdown.
 
     Args:

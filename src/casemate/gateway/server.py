@@ -23,7 +23,8 @@ from casemate.errors import BackendError
 from casemate.gateway.admission import HEADERS
 from casemate.gateway.app import make_app
 from casemate.gateway.errors import invalid_http
-from casemate.gateway.mcp.tools import GuardedTools, ToolSet
+from casemate.gateway.mcp.memory import own_tools
+from casemate.gateway.mcp.tools import ToolSet
 from casemate.gateway.state import Gateway
 from casemate.system import App
 
@@ -195,7 +196,7 @@ class GatewayServer(uvicorn.Server):
             self._on_started(f"{'https' if self.config.is_ssl else 'http'}://{name}:{port}")
 
 
-def uvicorn_config(app: App, make_tools: Callable[[Gateway], ToolSet] = GuardedTools) -> uvicorn.Config:
+def uvicorn_config(app: App, make_tools: Callable[[Gateway], ToolSet] = own_tools) -> uvicorn.Config:
     """Builds the configuration of uvicorn. See ``make_app``."""
     section, folder = app.config.gateway, app.config.folder
     return uvicorn.Config(
@@ -221,7 +222,7 @@ def uvicorn_config(app: App, make_tools: Callable[[Gateway], ToolSet] = GuardedT
 def serve(
     app: App,
     on_started: Callable[[str], None] = lambda address: None,
-    make_tools: Callable[[Gateway], ToolSet] = GuardedTools,
+    make_tools: Callable[[Gateway], ToolSet] = own_tools,
 ) -> None:
     """Serves until a signal stops the server, and closes the system.
 

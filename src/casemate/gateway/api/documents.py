@@ -60,7 +60,7 @@ async def add(body: UploadRequest, request: Request) -> Response:
     work = _add(gateway, body.documents, key)
     chunks, withheld = await run_while_connected(request.receive, work, gateway.section.timeout_s)
     gateway.metrics.count_documents(len(counts) - len(withheld), len(withheld))
-    _record(gateway, key, "added", len(counts) - len(withheld), chunks, len(withheld))
+    record_ingest(gateway, key, "added", len(counts) - len(withheld), chunks, len(withheld))
     # the same status for every withheld source, without a reason: it would teach the writer of poison
     status = {True: "quarantined", False: "indexed"}
     data = [{"object": "document", "id": name, "status": status[name in withheld]} for name in counts]
@@ -79,7 +79,7 @@ async def remove(
     removed = await run_while_connected(request.receive, work, gateway.section.timeout_s)
     if not removed:
         raise ApiError(404, "No document has this source.", "not_found", "source")
-    _record(gateway, key, "removed", len(set(source)), removed)
+    record_ingest(gateway, key, "removed", len(set(source)), removed)
     due = gateway.app.due(key.grant.tenant)
     return JsonResponse({"object": "list", "deleted": True, "chunks": removed, "due": due})
 
@@ -128,7 +128,7 @@ def _split(gateway: Gateway, uploads: Sequence[SourceUpload], stopped: threading
     return documents
 
 
-def _record(gateway: Gateway, key: ApiKey, action: str, sources: int, chunks: int, quarantined: int = 0) -> None:
+def record_ingest(gateway: Gateway, key: ApiKey, action: str, sources: int, chunks: int, quarantined: int = 0) -> None:
     """Records who changed how much; not which sources, whose names may be confidential."""
     body: dict[str, Any] = {
         "action": action,

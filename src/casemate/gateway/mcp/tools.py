@@ -132,14 +132,14 @@ class GuardedTools(ToolSet):
         ask = ToolDescription(
             "ask",
             "Answers a question from the document collection.",
-            _arguments({QUESTION: QUESTION_SCHEMA}, QUESTION),
+            described_arguments({QUESTION: QUESTION_SCHEMA}, QUESTION),
             finds=False,
         )
         query = {"type": "string", "description": "What to search for."}
         search = ToolDescription(
             "search",
             "Finds the documents of the collection that best match a query.",
-            _arguments({"query": query, QUESTION: QUESTION_SCHEMA}, "query"),
+            described_arguments({"query": query, QUESTION: QUESTION_SCHEMA}, "query"),
             finds=True,
         )
         return (ask, search) if may_search(key) else (ask,)
@@ -188,8 +188,9 @@ def text_argument(arguments: Mapping[str, Any], name: str, *, required: bool = T
     return value
 
 
-def _arguments(properties: Mapping[str, Any], required: str) -> Mapping[str, Any]:
-    return {"type": "object", "properties": properties, "required": [required], "additionalProperties": False}
+def described_arguments(properties: Mapping[str, Any], *required: str) -> Mapping[str, Any]:
+    """JSON schema of a tool's arguments; others than these are refused by clients that check it."""
+    return {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
 
 
 def may_search(key: ApiKey) -> bool:

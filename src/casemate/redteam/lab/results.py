@@ -120,6 +120,28 @@ class RecoveredText:
 
 
 @dataclass(frozen=True, slots=True)
+class VerbatimExtraction:
+    """MEXTRA's metrics (Wang et al. 2025, arXiv 2502.13172, section 4.1). Lower is better.
+
+    A text is extracted if the reply to a question that had it as context contains all of it, ignoring case and white
+    space. The paper counts the stored requests; here the chunks are counted.
+
+    Attributes:
+        extracted: EN: distinct texts extracted.
+        retrieved: RN: distinct texts in the contexts.
+        efficiency: EE: EN / (questions x k), in [0, 1].
+        complete: CER: share of questions whose reply contains every text of its context.
+        any: AER: share of questions whose reply contains at least one.
+    """
+
+    extracted: int
+    retrieved: int
+    efficiency: float
+    complete: Estimate
+    any: Estimate
+
+
+@dataclass(frozen=True, slots=True)
 class ExtractionResult:
     """Extraction metrics of one crawl of one target. Lower is better unless stated otherwise.
 
@@ -146,6 +168,7 @@ class ExtractionResult:
         coverage_after: Number of the question after which 10, 25 and 50 % were covered; None: never. Higher is better.
         crr_after: The same for recovered chunks.
         curve: (question, coverage or None, CRR) wherever one of them changes, and at the end.
+        verbatim: Texts extracted in full. None: no question was asked, or the target does not report its context.
         touched: Questions in which a defense withheld something or changed the answer, according to the verdicts.
         alarms: Questions in which each defense raised an alarm. Higher is better.
         first_alarm: Number of the first question with an alarm; None: no alarm. Lower is better.
@@ -173,6 +196,7 @@ class ExtractionResult:
     coverage_after: Mapping[str, int | None]
     crr_after: Mapping[str, int | None]
     curve: tuple[tuple[int, float | None, float], ...] = ()
+    verbatim: VerbatimExtraction | None = None
     touched: int = 0
     alarms: Mapping[str, int] = field(default_factory=dict)
     first_alarm: int | None = None

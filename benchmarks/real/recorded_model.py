@@ -1,0 +1,53 @@
+"""A real language model whose answers are kept in a file."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from benchmarks.real import answer, files
+from benchmarks.real.sample import digest
+from casemate.backends.generators.transformers import CausalLM
+from casemate.protocols import Generator
+from casemate.types import Prompt
+
+BATCH = 16
+
+
+@dataclass(eq=False)
+class RecordedModel(Generator):
+    """A model whose answers are kept in a file. A prompt that is there is not generated again.
+
+    Attributes:
+        model: GGUF file.
+        file: File of the answers.
+        tokens: Largest length of an answer.
+    """
+
+    model: Path
+    file: Path
+    tokens: int
+    _answers: dict[str, str] = field(default_factory=dict)
+    _loaded: CausalLM | None = None
+
+    def __post_init__(self) -> None:
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        if self.file.exists():
+            self._answers = files.read_answers(self.file)[0]
+        else:
+            about = {"model": self.model.name, "digest": answer.digest(self.model), "dtype": "bfloat16"}
+            answer.write_lines(self.file, [about | {"decoding": "greedy", "max_tokens": self.tokens}])
+
+    async def stream(self, prompt: Prompt) -> AsyncIterator[str]:
+        """The whole answer."""
+        key = digest(prompt.question, [asdict(d) for d in prompt.context], prompt.instructions)
+        if key not in self._answers:
+            if self._loaded is None:
+                self._loaded = CausalLM(
+                    str(self.model), device="cpu", dtype="bfloat16", max_tokens=self.tokens, batch=BATCH
+                )
+            text = "".join([piece async for piece in self._loaded.stream(prompt)])
+            self._answers[key] = text
+            answer.write_lines(self.file, [{"id": key, "answer": text}])
+        yield self._answers[key]

@@ -1,0 +1,118 @@
+"""Agent memory: each client adds entries to the collection and deletes its own; other clients receive none in full.
+
+An entry is a document whose metadata names the client as ``subject`` and as its only reader. So the audience policy
+(``guard.audience``) decides what another client receives of it: a quorum answer, or nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from casemate.errors import ConfigError
+from casemate.gateway.api.documents import record_ingest
+from casemate.gateway.auth.keys import ApiKey
+from casemate.gateway.errors import ApiError
+from casemate.gateway.mcp.tools import (
+    GuardedTools,
+    ToolDescription,
+    ToolResult,
+    described_arguments,
+    find_tool,
+    text_argument,
+)
+from casemate.gateway.state import Gateway, RequestContext
+from casemate.guard.audience import READERS
+from casemate.rag.chunking import split_document
+from casemate.types import Document
+
+REMEMBER, FORGET = "remember", "forget"
+SUBJECT = "subject"
+MOST_CHARACTERS = 20_000
+"""Length of an entry."""
+
+
+class MemoryTools(GuardedTools):
+    """The tools of the gateway's own system, with ``remember`` and ``forget``.
+
+    Raises:
+        ConfigError: If the guard does not withhold entries from other clients.
+    """
+
+    def __init__(self, gateway: Gateway) -> None:
+        super().__init__(gateway)
+        guard = gateway.app.guard
+        if guard.audience.unentitled == "full" or not guard.enforce:
+            raise ConfigError(
+                "agent memory: every client could read the entries of all others; set guard.mode: enforce, and "
+                "guard.audience.unentitled: nothing or quorum"
+            )
+
+    async def descriptions(self, key: ApiKey) -> Sequence[ToolDescription]:
+        """See ``ToolSet``."""
+        text = {"type": "string", "description": "What to remember, as a text that is clear on its own."}
+        return (
+            *await super().descriptions(key),
+            ToolDescription(
+                REMEMBER,
+                "Stores a text in this client's memory, where its questions and searches find it.",
+                described_arguments({"text": text}, "text"),
+                finds=False,
+                read_only=False,
+            ),
+            ToolDescription(
+                FORGET,
+                "Deletes everything that this client has stored with `remember`.",
+                described_arguments({}),
+                finds=False,
+                read_only=False,
+            ),
+        )
+
+    async def call(self, context: RequestContext, key: ApiKey, name: str, arguments: Mapping[str, Any]) -> ToolResult:
+        """See ``ToolSet``."""
+        if name not in (REMEMBER, FORGET):
+            return await super().call(context, key, name, arguments)
+        find_tool(await self.descriptions(key), name)
+        context.client = key.id
+        if name == REMEMBER:
+            text = text_argument(arguments, "text")
+            result = ToolResult(await self._remember(key, text))
+            return await self.charge(key, text, result)
+        return await self.charge(key, "", ToolResult(await self._forget(key)))
+
+    async def _remember(self, key: ApiKey, text: str) -> str:
+        """Stores an entry. The reply does not tell whether the screening withheld it."""
+        if not text.strip() or len(text) > MOST_CHARACTERS or "\x00" in text:
+            raise ApiError(
+                400, f"text: 1 to {MOST_CHARACTERS:,} characters are required, without NUL", "invalid_value", "text"
+            )
+        rag = self.gateway.app.guard.rag
+        recipe = self.gateway.app.config.rag.chunk
+        entry = Document(_prefix(key) + uuid.uuid4().hex, text, metadata={SUBJECT: key.id, READERS: [key.id]})
+        tokens = recipe.tokens or rag.embedder.max_tokens
+        chunks = await asyncio.to_thread(split_document, entry, rag.embedder, tokens, recipe.overlap)
+        withheld = await self.gateway.documents.add(chunks, key.grant.tenant, uploader=f"key {key.id}")
+        record_ingest(self.gateway, key, "added", int(not withheld), 0 if withheld else len(chunks), len(withheld))
+        return "Stored."
+
+    async def _forget(self, key: ApiKey) -> str:
+        """Deletes the client's entries; those in quarantine stay there for the reviewer."""
+        tenant = key.grant.tenant
+        held = await asyncio.to_thread(self.gateway.app.index.digests, tenant)
+        sources = [source for source in held if source.startswith(_prefix(key))]
+        removed = await self.gateway.documents.remove(sources, tenant) if sources else 0
+        record_ingest(self.gateway, key, "removed", len(sources), removed)
+        return f"Deleted {len(sources)} entries."
+
+
+def _prefix(key: ApiKey) -> str:
+    """Beginning of the source names of a client's entries."""
+    return f"memory/{key.id}/"
+
+
+def own_tools(gateway: Gateway) -> GuardedTools:
+    """The tools of the gateway's own system: with memory if ``gateway.agent_memory`` is on."""
+    return MemoryTools(gateway) if gateway.section.agent_memory else GuardedTools(gateway)

@@ -1,0 +1,98 @@
+"""Agent memory over MCP: entries that only their client receives, with the official SDK's client."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("mcp", reason="the extra casemate[mcp] is not installed")
+
+from casemate.errors import ConfigError
+from casemate.gateway.mcp.memory import MOST_CHARACTERS, MemoryTools, own_tools
+from casemate.gateway.state import Gateway
+from casemate.guard.audience import AudiencePolicy
+from casemate.guard.guard import Guard
+from tests.gateways import key, make
+from tests.unit.test_mcp import connected, serving
+
+NOTE = "word11 word12 word13 word14 my passport number is 4471"
+
+
+def system(folder, unentitled="nothing", mode="enforce", **given):
+    """A gateway whose clients may read their own entries only."""
+
+    def wire():
+        app = make(folder, count=0, mode=mode, mcp=True, agent_memory=True, **given)
+        old, policy = app.guard, AudiencePolicy(unentitled)
+        guard = Guard(old.rag, old.defenses, enforce=old.enforce, store=app.store, audience=policy)
+        return replace(app, guard=guard)
+
+    with ThreadPoolExecutor(1) as pool:  # outside of the running event loop
+        return pool.submit(wire).result()
+
+
+async def search(client, text):
+    result = await client.call_tool("search", {"query": text})
+    assert not result.is_error, result.content
+    assert json.loads(result.content[0].text) == result.structured_content
+    return [one["text"] for one in result.structured_content["documents"]]
+
+
+async def test_only_the_client_that_stored_an_entry_receives_it(tmp_path):
+    app = system(tmp_path)
+    ann, bob = (key(app, name=name, retrieve=True) for name in ("ann", "bob"))
+    with serving(app, own_tools) as url:
+        async with connected(url, ann) as client:
+            assert {tool.name for tool in (await client.list_tools()).tools} == {"ask", "search", "remember", "forget"}
+            stored = await client.call_tool("remember", {"text": NOTE})
+            assert stored.content[0].text == "Stored."
+            assert await search(client, NOTE) == [NOTE]
+            answer = (await client.call_tool("ask", {"question": NOTE})).content[0].text
+            assert answer.startswith("memory/")  # the parrot names its context
+        async with connected(url, bob) as client:
+            assert await search(client, NOTE) == []
+            assert "memory/" not in (await client.call_tool("ask", {"question": NOTE})).content[0].text
+            assert (await client.call_tool("forget", {})).content[0].text == "Deleted 0 entries."
+        async with connected(url, ann) as client:
+            assert await search(client, NOTE) == [NOTE]
+            assert (await client.call_tool("forget", {})).content[0].text == "Deleted 1 entries."
+            assert await search(client, NOTE) == []
+
+
+async def test_an_entry_names_its_subject_and_the_event_does_not_contain_it(tmp_path):
+    app = system(tmp_path)
+    text = key(app, name="ann", retrieve=True)
+    with serving(app, own_tools) as url:
+        async with connected(url, text) as client:
+            await client.call_tool("remember", {"text": NOTE})
+        events = list(app.store.scan(kind="ingest"))
+        (source,) = app.index.digests("default")
+    owner = source.split("/")[1]
+    assert source.startswith("memory/") and len(owner) == 16
+    assert [event.body["action"] for event in events] == ["added"]
+    assert "4471" not in json.dumps([event.body for event in events])
+
+
+@pytest.mark.parametrize("text", ["", " \n", "a\x00b", "x" * (MOST_CHARACTERS + 1), 7])
+async def test_an_invalid_entry_is_refused(tmp_path, text):
+    app = system(tmp_path)
+    someone = key(app)
+    with serving(app, own_tools) as url:
+        async with connected(url, someone) as client:
+            result = await client.call_tool("remember", {"text": text})
+    assert result.is_error and result.content[0].text.startswith("text: ")
+
+
+@pytest.mark.parametrize(("unentitled", "mode"), [("full", "enforce"), ("nothing", "observe")])
+def test_memory_that_every_client_could_read_is_refused(tmp_path, unentitled, mode):
+    app = system(tmp_path, unentitled, mode)
+    with pytest.raises(ConfigError, match=r"agent memory: every client could read .* set guard\.mode: enforce"):
+        own_tools(Gateway(app))
+
+
+def test_memory_is_off_by_default(tmp_path):
+    app = make(tmp_path, count=0, mcp=True)
+    assert not isinstance(own_tools(Gateway(app)), MemoryTools)
