@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from casemate.cli import cli
-from casemate.errors import ConfigError, DataError
+from casemate.errors import BackendError, ConfigError, DataError
 
 PAGES = {
     "billing": "An appointment that is missed costs 25 crowns. Bills are due within 30 days of the fifth of the month.",
@@ -91,6 +91,25 @@ def test_a_poisoned_page_alerts_and_its_removal_recovers(place):
     for _ in range(3):
         assert run("canary", "run")[0] == 0
     assert run("canary", "alerts", "--json") == (0, [])
+
+
+def test_the_trend_is_plotted_with_the_change_and_the_alarm(place):
+    assert run("canary", "baseline", "--yes", "--json")[1]["accepted"]
+    for _ in range(3):
+        assert run("canary", "run")[0] == 0
+    (place / "docs" / "billing.md").write_text("Bills are sent on the fifth of each month.")
+    assert run("index")[0] == 0
+    assert run("canary", "run")[0] == 1
+    code, trend = run("canary", "trend", "--html", "plots/trend.html", "--json")
+    assert code == 1
+    assert [(a["canary"], a["began"], a["alarmed"], a["recovered"]) for a in trend["alarms"]] == [("fee", 3, 3, None)]
+    page = (place / "plots" / "trend.html").read_text()
+    assert "1 of 2 canaries alarmed." in page
+    assert "alarm in the same run" in page
+    assert "Failed in 0 of 4 runs." in page  # beds, as a strip
+    assert "crowns" not in page  # no text of answers or questions
+    with pytest.raises(BackendError, match="cannot be written"):
+        run("canary", "trend", "--html", "casemate.yaml/trend.html")
 
 
 def test_a_baseline_takes_effect_when_accepted(place):

@@ -38,7 +38,9 @@ from casemate.monitor.scheduler.schedule import ScheduleGap
 from casemate.monitor.service import CanaryMonitor, open_canary_monitor
 from casemate.monitor.trends.cusum import RunAnalysis
 from casemate.monitor.trends.trend import CanarySummary, Trend
+from casemate.monitor.trends.trend_page import draw_trend, render_trend
 from casemate.reports.format import number
+from casemate.runtime.files import write_atomically
 from casemate.system import App
 from casemate.types import DEFAULT_TENANT
 
@@ -106,15 +108,23 @@ def trend_command(
     config: ConfigFile = None,
     tenant: Tenant = DEFAULT_TENANT,
     since: Annotated[str, typer.Option(help="How far back, such as 12h or 30d.")] = "30d",
+    html: Annotated[
+        Path | None, typer.Option(help="Write plots to this file: one page without script that loads nothing.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Show the history of each canary. Exit code 1 if one is alarmed, or if the target is unreachable."""
-    start = datetime.now(UTC) - parse_span(since)
+    now = datetime.now(UTC)
+    start = now - parse_span(since)
     with opened_monitor(config, tenant) as monitor:
-        trend, gaps = monitor.trend(start), monitor.gaps(start)
+        source, gaps = monitor.trend_source(start), monitor.gaps(start)
+    trend = source.trend
+    if html:
+        write_atomically(html, render_trend(draw_trend(source), now).encode("utf-8"))
+        say.print(f"plots: {shown(str(html))}", soft_wrap=True)
     if as_json:
         print_json({"runs": [asdict(r) for r in trend.runs], "canaries": [asdict(c) for c in trend.canaries],
-                    "findings": [asdict(f) for f in trend.findings],
+                    "findings": [asdict(f) for f in trend.findings], "alarms": [asdict(a) for a in trend.alarms],
                     "gaps": [gap._asdict() for gap in gaps]})  # fmt: skip
     else:
         _show_trend(trend)

@@ -100,6 +100,41 @@ def proportion(successes: int, trials: int) -> Estimate:
     return Estimate(successes / max(trials, 1), *clopper_pearson(successes, trials))
 
 
+def predicted_share(successes: int, trials: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Prediction interval of the share of successes in n further trials, given earlier ones (beta-binomial).
+
+    The rate has the Jeffreys posterior Beta(s + 1/2, t - s + 1/2) and is integrated out, so the interval contains both
+    the uncertainty of the rate and the chance of the further trials.
+
+    Args:
+        successes: Earlier successes, 0 to trials.
+        trials: Earlier trials, at least 0.
+        n: Further trials, at least 1.
+        confidence: Least probability of the interval, in (0, 1).
+
+    Returns:
+        Lower and upper limit, multiples of 1 / n.
+
+    Raises:
+        ValueError: If an argument is out of range.
+
+    >>> predicted_share(0, 20, 10), predicted_share(10, 1000, 500)
+    ((0.0, 0.2), (0.002, 0.024))
+    """
+    if not (0 <= successes <= trials and n >= 1 and 0 < confidence < 1):
+        raise ValueError(f"need 0 <= successes <= trials, n > 0, got {successes} of {trials}, n={n}")
+    a, b = successes + 0.5, trials - successes + 0.5
+    logs = [
+        math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1) + math.lgamma(a + k) + math.lgamma(b + n - k)
+        for k in range(n + 1)
+    ]
+    weights = np.exp(np.array(logs) - max(logs))
+    below = np.cumsum(weights / weights.sum())
+    alpha = (1 - confidence) / 2
+    low, high = (int(np.searchsorted(below, p)) for p in (alpha, 1 - alpha))
+    return low / n, min(high, n) / n
+
+
 def poisson_binomial_tail(chances: Sequence[float], successes: int) -> float:
     """Probability of at least so many successes among independent events, exact but for rounding.
 

@@ -35,6 +35,7 @@ from casemate.monitor.trends import baseline
 from casemate.monitor.trends.baseline import BASELINE_RUNS, Baseline
 from casemate.monitor.trends.cusum import AlarmLimits, RunAnalysis, WatchedSet
 from casemate.monitor.trends.trend import Trend, compute_trend, read_results
+from casemate.monitor.trends.trend_page import TrendSource
 from casemate.plugins import build
 from casemate.protocols import Channel, Defense, DocumentSink, Embedder, EventStore, Index, Progress, Target
 from casemate.rag.question_file import questions_in
@@ -175,7 +176,22 @@ class CanaryMonitor:
         Raises:
             BackendError: If the event store cannot be read.
         """
-        return compute_trend(read_results(self.app.store, self.set.name, since), self.watched_set(), self.limits)
+        return self.trend_source(since).trend
+
+    def trend_source(self, since: datetime | None = None) -> TrendSource:
+        """History of the set with all that its plots need.
+
+        Raises:
+            BackendError: If the event store cannot be read.
+        """
+        history, watched = read_results(self.app.store, self.set.name, since), self.watched_set()
+        return TrendSource(
+            compute_trend(history, watched, self.limits),
+            history,
+            watched,
+            {canary.id: canary for canary in self.set.canaries},
+            baseline.load_baseline(self.app.store, self.set),
+        )
 
     def gaps(self, since: datetime | None = None) -> list[ScheduleGap]:
         """Missed runs, oldest first; the last gap may continue.

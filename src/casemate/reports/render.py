@@ -12,7 +12,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from casemate.maths.stats import Estimate
@@ -31,9 +31,9 @@ def _percent(x: float | None) -> str:
 
 
 def template_environment(package: str) -> Environment:
-    """Builds an environment over the folder ``templates`` of a package."""
+    """Builds an environment over the folder ``templates`` of a package, and behind it that of the reports."""
     environment = Environment(
-        loader=PackageLoader(package),
+        loader=ChoiceLoader([PackageLoader(package), PackageLoader("casemate.reports")]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

@@ -571,6 +571,217 @@ def _time_labels(start: datetime, end: datetime) -> list[str]:
     return [f"{one.astimezone(UTC):{form}}" for one in shown[:-1]] + [f"{shown[-1].astimezone(UTC):{form}} UTC"]
 
 
+class RunPanel(NamedTuple):
+    """A line over runs, with the band in which it is expected.
+
+    Attributes:
+        name: What the line shows.
+        values: One value per run; None: the run has none.
+        band: Lower and upper end of the band; None: there is none.
+        span: Both ends of the vertical axis.
+        labels: Their labels.
+        bars: One share per run, drawn as bars behind the line; empty: none.
+    """
+
+    name: str
+    values: Sequence[float | None]
+    band: Point | None
+    span: Point
+    labels: tuple[str, str]
+    bars: Sequence[float | None] = ()
+
+
+class RunAlarm(NamedTuple):
+    """An alarm in a chart over runs; runs are counted from 0.
+
+    Attributes:
+        alarmed: The run that alarmed.
+        change: Estimated first run after the change, and both ends of its interval; None: not marked.
+        recovered: The run that ended the alarm; None: it lasts.
+    """
+
+    alarmed: int
+    change: tuple[int, int, int] | None = None
+    recovered: int | None = None
+
+
+class RunChart(NamedTuple):
+    """A chart over runs.
+
+    Attributes:
+        title: Text alternative.
+        description: Longer text alternative, with the figures.
+        times: Label of the first and of the last run.
+        marks: A letter per run: ``P`` passed, ``F`` failed, ``E`` no answer, a space: not asked. Empty: no marks.
+        panels: Lines, from top to bottom.
+        alarms: Alarms, oldest first.
+        links: Address and title of each run; empty: none.
+        width: Width of the view box.
+        height: Height of each panel.
+    """
+
+    title: str
+    description: str
+    times: tuple[str, str]
+    marks: str
+    panels: Sequence[RunPanel]
+    alarms: Sequence[RunAlarm] = ()
+    links: Sequence[tuple[str, str]] = ()
+    width: float = 340.0
+    height: float = 72.0
+
+
+MARK_ROWS = {"F": 5.0, "E": 12.0, "P": 19.0}
+"""Vertical position of the marks: results differ in place and form, not only in color."""
+MARK_CLASSES = {"F": "failed", "E": "unanswered", "P": "passed"}
+
+
+def run_chart(chart: RunChart, key: str) -> Drawing:
+    """Draws lines over runs, each result as a mark, and alarms with the estimated run of the change.
+
+    Args:
+        chart: What to draw.
+        key: Id of the chart on its page.
+    """
+    runs = max(len(chart.marks), *(len(p.values) for p in chart.panels), 1)
+    head = 28.0 if chart.alarms else 4.0
+    tops = [head + 14 + i * (chart.height + 22) + (22 if i and chart.marks else 0) for i in range(len(chart.panels))]
+    bottom = tops[-1] + chart.height + (24 if chart.marks and len(tops) == 1 else 2)
+    image = Drawing((chart.width, bottom + 16), chart.title, description=chart.description, key=key, kind="runs")
+    x = LinearScale(-0.5, runs - 0.5, 46.0, chart.width - 8)
+    for panel, top in zip(chart.panels, tops, strict=True):
+        _run_panel(image, panel, x, top, top + chart.height)
+    if chart.marks:
+        _run_marks(image, chart.marks, x, tops[0] + chart.height + 3)
+    for alarm in chart.alarms:
+        _run_alarm(image, alarm, x, head, bottom)
+    if chart.alarms:
+        _alarm_labels(image, chart.alarms[-1], x)
+    for time, at, anchor in zip(chart.times, (x.start, x.end), ("start", "end"), strict=True):
+        if time:
+            image.text(time, at, bottom + 12, anchor)
+    for i, (url, title) in enumerate(chart.links):
+        image.link(url, title, x(i - 0.5), head, max(x(i + 0.5) - x(i - 0.5), 1.0), bottom - head)
+    return image
+
+
+def _run_panel(image: Drawing, panel: RunPanel, x: LinearScale, top: float, bottom: float) -> None:
+    y = LinearScale(*panel.span, bottom, top)
+    if panel.band:
+        low, high = (y(end) for end in panel.band)
+        image.rect("band", x.start, high, x.end - x.start, max(low - high, 1.0), f"{panel.name}: expected range")
+        image.line("edge", x.start, high, x.end, high)
+    image.line("axis", x.start, bottom, x.end, bottom)
+    image.line("grid", x.start, top, x.end, top)
+    image.text(panel.labels[0], x.start - 5, bottom + 3, "end")
+    image.text(panel.labels[1], x.start - 5, top + 8, "end")
+    image.text(panel.name, x.start, top - 4, "start", "strong small")
+    half = 0.36
+    bars = [(i, v) for i, v in enumerate(panel.bars) if v]
+    image.path(
+        "column", " ".join(f"M{x(i - half):.1f},{bottom:g}V{y(v):.1f}H{x(i + half):.1f}V{bottom:g}" for i, v in bars)
+    )
+    image.path("line", _interrupted([(x(i), None if v is None else y(v)) for i, v in enumerate(panel.values)]))
+
+
+def _interrupted(points: Sequence[tuple[float, float | None]]) -> str:
+    """Path data of a line that is interrupted where there is no value."""
+    parts, connected = [], False
+    for x, y in points:
+        if y is not None:
+            parts.append(f"{'L' if connected else 'M'}{x:.1f},{y:.1f}" + ("" if connected else "h.01"))
+        connected = y is not None
+    return " ".join(parts)
+
+
+def _run_marks(image: Drawing, marks: str, x: LinearScale, top: float) -> None:
+    """Each result at the place of its run: a cross, a ring or a dot, each kind in a row of its own."""
+    for letter, row in MARK_ROWS.items():
+        at = [x(i) for i, mark in enumerate(marks) if mark == letter]
+        y = top + row
+        if letter == "P":
+            image.dots(MARK_CLASSES[letter], [(a, y) for a in at])
+        elif letter == "F":
+            image.path(MARK_CLASSES[letter], " ".join(f"M{a - 3:.1f},{y - 3:.1f}l6,6m0,-6l-6,6" for a in at))
+        else:
+            image.path(
+                MARK_CLASSES[letter],
+                " ".join(f"M{a - 2.5:.1f},{y:.1f}a2.5,2.5 0 1 0 5,0a2.5,2.5 0 1 0 -5,0" for a in at),
+            )
+
+
+def _run_alarm(image: Drawing, alarm: RunAlarm, x: LinearScale, top: float, bottom: float) -> None:
+    at = x(alarm.alarmed)
+    image.line("alarm", at, top - 3, at, bottom)
+    image.path("flag", f"M{at - 4.5:.1f},{top - 10:.1f}h9l-4.5,8z")
+    if alarm.recovered is not None:
+        image.line("recovered", x(alarm.recovered), top, x(alarm.recovered), bottom)
+    if alarm.change:
+        first, low, high = (x(run) for run in alarm.change)
+        image.line("change", first, top - 3, first, bottom)
+        image.line("doubt", low, top - 2, max(high, low + 1), top - 2)
+
+
+def _alarm_labels(image: Drawing, alarm: RunAlarm, x: LinearScale) -> None:
+    """Names the lines of an alarm, away from each other and within the chart."""
+    at = x(alarm.alarmed)
+    right = at < x.end - 44
+    image.text(
+        "alarm", at + 7 if right else at - 7, 22.0 if right else 11.0, "start" if right else "end", "strong small"
+    )
+    if alarm.change:
+        first = x(alarm.change[0])
+        left = first > x.start + 50
+        image.text("change", first - 5 if left else first + 5, 11.0, "end" if left else "start", "strong small")
+
+
+RUN_LEGEND = {
+    "line": "failures of the last 10 runs",
+    "band": "expected from the baseline",
+    "passed": "passed",
+    "failed": "failed",
+    "unanswered": "no answer",
+    "change": "estimated change, with its interval",
+    "alarm": "alarm",
+    "recovered": "recovery",
+}
+"""Meaning of each kind of mark in ``run_chart``."""
+
+
+def run_legend(kind: str) -> Drawing:
+    """A mark of ``run_chart``, for a legend in a text."""
+    image = Drawing((26, 14), kind="runs legend")
+    middle = LinearScale(0.0, 1.0, 13.0, 14.0)
+    if kind == "line":
+        image.path("line", "M1,10 L9,6 L16,8 L25,3")
+    elif kind == "band":
+        image.rect("band", 1.0, 3.0, 24.0, 10.0)
+        image.line("edge", 1.0, 3.0, 25.0, 3.0)
+    elif kind in MARK_CLASSES.values():
+        letter = next(one for one, name in MARK_CLASSES.items() if name == kind)
+        _run_marks(image, letter, middle, 7.0 - MARK_ROWS[letter])
+    elif kind == "change":
+        image.line("change", 13.0, 1.0, 13.0, 14.0)
+        image.line("doubt", 5.0, 2.0, 21.0, 2.0)
+    elif kind == "alarm":
+        _run_alarm(image, RunAlarm(0), middle, 10.0, 14.0)
+    else:
+        image.line("recovered", 13.0, 0.0, 13.0, 14.0)
+    return image
+
+
+def run_strip(marks: str, said: str) -> Drawing:
+    """Results of a canary as a strip of marks, without axes.
+
+    Args:
+        marks: A letter per run, as in ``RunChart``.
+        said: Text alternative.
+    """
+    image = Drawing((240, 24), said, kind="runs strip")
+    _run_marks(image, marks, LinearScale(-0.5, max(len(marks), 1) - 0.5, 2.0, 238.0), 0.0)
+    return image
+
+
 def sparkline(shares: Sequence[float | None], said: str, links: Sequence[tuple[str, str]] = ()) -> Drawing:
     """A small trend of shares in [0, 1], oldest first; the line is interrupted at None.
 

@@ -64,6 +64,7 @@ class CanaryBaseline:
             the target does not report scores.
         sources: Its expected sources, with the hashes of their content.
         lasting: Runs that followed a failed one, and failures among them; repeated failures, and failed repetitions.
+        highest_cosine: Highest cosine of the same document; None also in baselines of earlier versions.
     """
 
     fingerprint: str
@@ -77,6 +78,7 @@ class CanaryBaseline:
     cosine: float | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
     lasting: tuple[int, int, int, int] = (0, 0, 0, 0)
+    highest_cosine: float | None = None
 
     @property
     def flakes(self) -> FlakeCounts:
@@ -320,7 +322,7 @@ def _measure(canary: Canary, judged: Sequence[CanaryResult], digests: Mapping[st
     passed = [r for r in judged if r.status is CanaryStatus.PASS]
     answers = Counter(_digest(r.text) for r in passed if r.text)
     lengths = [r.words for r in passed]
-    cosines = [c for r in passed if (c := _best_cosine(canary, r)) is not None]
+    cosines = [c for r in passed if (c := best_cosine(canary, r)) is not None]
     source_of = {name: source for r in passed for name, source in zip(r.documents, r.sources, strict=False)}
     expected = {*canary.expected_sources, *(source_of[i] for i in canary.expected_documents if i in source_of)}
     return CanaryBaseline(
@@ -334,6 +336,7 @@ def _measure(canary: Canary, judged: Sequence[CanaryResult], digests: Mapping[st
         (min(lengths, default=0), max(lengths, default=0)),
         min(cosines, default=None),
         {source: digests[source] for source in sorted(expected) if source in digests},
+        highest_cosine=max(cosines, default=None),
     )
 
 
@@ -347,8 +350,8 @@ def _after_failures(judged: Sequence[CanaryResult]) -> tuple[int, int]:
     return _counts([now for before, now in pairs if before.status is CanaryStatus.FAIL])
 
 
-def _best_cosine(canary: Canary, result: CanaryResult) -> float | None:
-    """Cosine of the best expected document, or of the best retrieved one if none is expected."""
+def best_cosine(canary: Canary, result: CanaryResult) -> float | None:
+    """Cosine of the best expected document, or of the best retrieved one if none is expected; None: not reported."""
     if canary.expected_documents or canary.expected_sources:
         names, expected = (
             (result.documents, canary.expected_documents)

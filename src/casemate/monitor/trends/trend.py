@@ -14,7 +14,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from casemate.maths.stats import Estimate, proportion
@@ -28,6 +28,7 @@ from casemate.monitor.canaries.results import (
     result_from_event,
 )
 from casemate.monitor.trends import sequential_tests
+from casemate.monitor.trends.change_point import estimate_change
 from casemate.monitor.trends.cusum import (
     RECENT,
     AlarmLimits,
@@ -38,6 +39,7 @@ from casemate.monitor.trends.cusum import (
     WatchedSet,
     analyze_run,
 )
+from casemate.monitor.trends.pooled_evidence import PooledCounts
 from casemate.monitor.trends.sequential_tests import FlakeCounts
 from casemate.protocols import EventStore
 
@@ -45,6 +47,8 @@ MAX_FAILURE_SHARE = 0.10
 """Page rule: share of failures in a run above which it alerts."""
 SUDDEN, PERSISTENT, FAILURES = "sudden_failure", "persistent_failure", "failure_rate"
 CHANGED, MANY, UNREACHABLE, BLIND, DECAY = "changed", "many_at_once", "unreachable", "blind", "decay"
+WHOLE_SET = ""
+"""Stands for all canaries together, where otherwise one is named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +122,27 @@ class CanarySummary:
 
 
 @dataclass(frozen=True, slots=True)
+class AlarmEpisode:
+    """An alarm of the sequential tests, from the estimated change to the recovery. Runs are positions in the trend.
+
+    Attributes:
+        canary: The alarmed canary; empty: the pooled test over the whole set.
+        began: First run after the change, by ``estimate_change``.
+        earliest: Lower end of its 90 % credible interval.
+        latest: Upper end of that interval.
+        alarmed: The run that alarmed.
+        recovered: The run that ended the alarm; None: it has not ended.
+    """
+
+    canary: str
+    began: int
+    earliest: int
+    latest: int
+    alarmed: int
+    recovered: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Trend:
     """History of a set.
 
@@ -126,12 +151,14 @@ class Trend:
         canaries: One summary per canary, in the order of the set.
         findings: Findings in the order of the runs; persistent failures last.
         state: State after the last run.
+        alarms: Alarms in the order in which they began to count.
     """
 
     runs: tuple[RunSummary, ...]
     canaries: tuple[CanarySummary, ...]
     findings: tuple[TrendFinding, ...]
     state: CusumState
+    alarms: tuple[AlarmEpisode, ...] = ()
 
 
 def read_results(store: EventStore, name: str, since: datetime | None = None) -> list[CanaryResult]:
@@ -185,7 +212,8 @@ def compute_trend(
     if analyses:
         findings += persistent_failures(analyses[-1], watched, limits)
     runs = tuple(RunSummary(a.run, a.at, a.judged, len(a.failed), a.errors, a.p_value) for a in analyses)
-    return Trend(runs, _summaries(history, watched, state), tuple(findings), state)
+    alarms = _alarm_episodes(analyses, history, watched, start or CusumState())
+    return Trend(runs, _summaries(history, watched, state), tuple(findings), state, alarms)
 
 
 def run_findings(
@@ -324,6 +352,54 @@ def _group_by_run(history: Iterable[CanaryResult]) -> list[list[CanaryResult]]:
     for result in history:
         found.setdefault(base_run_id(result.run), []).append(result)
     return list(found.values())
+
+
+def _alarm_episodes(
+    analyses: Sequence[RunAnalysis], history: Iterable[CanaryResult], watched: WatchedSet, start: CusumState
+) -> tuple[AlarmEpisode, ...]:
+    """Each alarm with its change and its end. Runs before the end of an earlier alarm do not count for the change."""
+    counts = _counts_by_run(analyses, history, start)
+    baselines = {c.id: PooledCounts(*c.flakes.fresh) for c in watched.canaries}
+    alerting = [baselines[c.id] for c in watched.canaries if c.alerts]
+    baselines[WHOLE_SET] = PooledCounts(sum(b.asked for b in alerting), sum(b.failed for b in alerting))
+    found: dict[tuple[str, int], AlarmEpisode] = {}
+    current: dict[str, tuple[str, int]] = {}
+    first: dict[str, int] = {}
+    decayed = start.decayed
+    for run, analysis in enumerate(analyses):
+        for canary in (*analysis.alarmed, *((WHOLE_SET,) if analysis.decayed else ())):
+            since = first.get(canary, 0)
+            positions = [at for at in counts[canary] if since <= at <= run]
+            change = estimate_change([counts[canary][at] for at in positions], baselines[canary])
+            began, earliest, latest = (positions[i] for i in change)
+            current[canary] = (canary, run)
+            found[canary, run] = AlarmEpisode(canary, began, earliest, latest, run)
+        ended = decayed and not analysis.state.decayed
+        for canary in (*analysis.recovered, *((WHOLE_SET,) if ended else ())):
+            first[canary] = run + 1
+            if alarm := current.pop(canary, None):
+                found[alarm] = replace(found[alarm], recovered=run)
+        decayed = analysis.state.decayed
+    return tuple(found.values())
+
+
+def _counts_by_run(
+    analyses: Sequence[RunAnalysis], history: Iterable[CanaryResult], start: CusumState
+) -> dict[str, dict[int, PooledCounts]]:
+    """Counts by canary and run: of each canary with its repetitions, of the set those of the pooled test."""
+    position = {analysis.run: i for i, analysis in enumerate(analyses)}
+    found: dict[str, dict[int, PooledCounts]] = {WHOLE_SET: {}}
+    for result in history:
+        if result.status is not CanaryStatus.ERROR:
+            of_canary, run = found.setdefault(result.canary, {}), position[base_run_id(result.run)]
+            asked, failed = of_canary.get(run, (0, 0))
+            of_canary[run] = PooledCounts(asked + 1, failed + (result.status is CanaryStatus.FAIL))
+    before = start.pooled
+    for i, analysis in enumerate(analyses):
+        if analysis.state.pooled is not before:  # the run counted for the pooled test
+            found[WHOLE_SET][i] = analysis.state.pooled[-1]
+        before = analysis.state.pooled
+    return found
 
 
 def _summaries(history: Sequence[CanaryResult], watched: WatchedSet, state: CusumState) -> tuple[CanarySummary, ...]:
