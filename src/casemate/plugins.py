@@ -38,6 +38,7 @@ from casemate.protocols import (
     ExtractionAttack,
     Generator,
     Index,
+    InjectionAttack,
     LanguageModel,
     MembershipAttack,
     PersonalDataFinder,
@@ -78,6 +79,7 @@ ROLES: dict[str, Role] = {
     "attack": Role("casemate.redteam.attacks", MembershipAttack),
     "crawler": Role("casemate.redteam.attacks", ExtractionAttack),
     "poisoner": Role("casemate.redteam.attacks", PoisoningAttack),
+    "injector": Role("casemate.redteam.attacks", InjectionAttack),
 }
 """Every role. Its entry-point group is ``casemate.<role>``."""
 

@@ -49,6 +49,7 @@ from casemate.types import (
     Document,
     Event,
     Hit,
+    Injection,
     Notification,
     Outcome,
     PersonalData,
@@ -673,6 +674,32 @@ class PoisoningAttack:
 
     async def craft(self, question: str, desired: str, rng: np.random.Generator) -> Sequence[Document]:
         """Writes documents so that the answer to a question is, or contains, the desired text."""
+        raise NotImplementedError
+
+
+class InjectionAttack:
+    """Hides instructions to the language model in documents. The same generator state gives the same documents.
+
+    Attributes:
+        paper: Source of the method.
+        variants: Names of the effects that its instructions ask for.
+    """
+
+    paper: ClassVar[str] = ""
+    variants: tuple[str, ...] = ()
+
+    def craft(self, variant: str, question: str, rng: np.random.Generator) -> Injection:
+        """Writes a document that is retrieved for a question and contains an instruction."""
+        raise NotImplementedError
+
+    def succeeded(self, injection: Injection, reply: str, instructions: str) -> bool:
+        """Whether a reply shows the effect. A quotation of the instruction is no effect.
+
+        Args:
+            injection: Result of `craft`.
+            reply: The reply to the question.
+            instructions: System prompt of the attacked system, for an effect that discloses it.
+        """
         raise NotImplementedError
 
 

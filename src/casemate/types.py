@@ -273,6 +273,23 @@ class Probe:
     key: Mapping[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Injection:
+    """An instruction to the language model, hidden in a document.
+
+    Attributes:
+        variant: The effect that it asks for.
+        instruction: The instruction. Given by the user, it shows whether the model follows it at all.
+        document: A document that contains it.
+        key: What the attack needs to recognize the effect. JSON-serializable.
+    """
+
+    variant: str
+    instruction: str
+    document: Document
+    key: str = ""
+
+
 class PersonalData(NamedTuple):
     """A value in a text that concerns a person, such as a telephone number.
 

@@ -116,6 +116,7 @@ OPTION_PAGES = [
         "attack": "attacks",
         "crawler": "attacks",
         "poisoner": "attacks",
+        "injector": "attacks",
     }.items()
     for path in sorted((ROOT / "docs" / folder).glob("*.md"))
     if path.stem in plugins.names(role)

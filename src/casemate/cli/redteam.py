@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -34,17 +35,19 @@ from casemate.cli.console import (
 from casemate.cli.redteam_output import print_replay, print_result
 from casemate.config import Config, PluginSpec
 from casemate.errors import ConfigError
+from casemate.monitor.service import fit_screen
 from casemate.rag.question_file import questions_in
 from casemate.redteam.campaigns.external import ExternalExtractionCampaign, ExternalMembershipCampaign
 from casemate.redteam.campaigns.external_targets import is_external, override_targets
 from casemate.redteam.campaigns.own import OwnExtractionCampaign, OwnMembershipCampaign
 from casemate.redteam.campaigns.pipeline import Campaign, validate_plan
+from casemate.redteam.campaigns.probe import OwnProbeCampaign
 from casemate.redteam.campaigns.replay import read_recorded
 from casemate.redteam.campaigns.replay import replay as replay_recorded
 from casemate.redteam.lab.capabilities import ATTACKS, CHECKS, UNMET_REASONS
 from casemate.redteam.lab.results import CampaignResult, CheckStatus, load_result
 from casemate.redteam.reporting.compare import ReportDiff, compare_results, conclusion, render_diff_text
-from casemate.redteam.reporting.files import CRAWL, newest_report
+from casemate.redteam.reporting.files import CRAWL, PROBE, newest_report
 from casemate.text.output_transforms import TRANSFORMS
 from casemate.types import DEFAULT_TENANT
 
@@ -57,6 +60,8 @@ TargetName = Annotated[
 TargetOff = Annotated[str | None, typer.Option("--target-off", help="The same external target with its guard off.")]
 Own = Annotated[bool, typer.Option("--own", help="Confirm that you own the target, or may attack it.")]
 Restart = Annotated[bool, typer.Option("--restart", help="Abandon an interrupted campaign on an external target.")]
+COMMANDS = {"attack": "run", "crawler": "crawl", "injector": "probe"}
+"""Subcommand that runs the attacks of a role."""
 EXIT_CODES = {
     CheckStatus.PASS: OK,
     CheckStatus.FAIL: FAILED,
@@ -68,7 +73,7 @@ EXIT_CODES = {
 @redteam.command("list")
 def list_attacks(as_json: Json = False) -> None:
     """List the attacks, their requirements, and the checks that need more of a target than answers."""
-    found = {(role, name): plugins.load(role, name) for role in ("attack", "crawler") for name in plugins.names(role)}
+    found = {(role, name): plugins.load(role, name) for role in COMMANDS for name in plugins.names(role)}
     if as_json:
         attacks = {name: {"from": cls.paper, "needs": sorted(ATTACKS[role])} for (role, name), cls in found.items()}
         print_json({"attacks": attacks, "checks": {name: sorted(needed) for name, needed in CHECKS.items()}})
@@ -76,8 +81,7 @@ def list_attacks(as_json: Json = False) -> None:
     table = Table("attack", "command", "needs", "paper", "description")
     for (role, name), cls in found.items():
         lines = (cls.__doc__ or "").strip().splitlines()
-        command = "run" if role == "attack" else "crawl"
-        table.add_row(name, command, ", ".join(sorted(ATTACKS[role])), cls.paper, lines[0] if lines else "")
+        table.add_row(name, COMMANDS[role], ", ".join(sorted(ATTACKS[role])), cls.paper, lines[0] if lines else "")
     out.print(table)
     checks = Table("check", "needs", "result without", title="Checks", title_justify="left")
     for name, needed in CHECKS.items():
@@ -170,6 +174,38 @@ def crawl(
         else:
             with open_app(settings) as app:
                 result, files = _run(OwnExtractionCampaign(app, benign, tenant))
+    if as_json:
+        print_json(result.summary())
+    else:
+        _print(result, files["html"])
+    raise typer.Exit(EXIT_CODES[result.status])
+
+
+@redteam.command()
+def probe(
+    config: ConfigFile = None,
+    attack: Annotated[list[str] | None, typer.Option(help="Attacks to run. Default: redteam.probe.attacks.")] = None,
+    questions: Annotated[int | None, typer.Option(help="Ordinary questions for each injected instruction.")] = None,
+    tenant: Tenant = DEFAULT_TENANT,
+    as_json: Json = False,
+) -> None:
+    """Hide instructions in documents of a copy of the index, and count the answers that follow them.
+
+    The questions are ordinary ones. An interrupted run resumes when repeated. The simulated reader follows no
+    instruction in documents: set redteam.reader to the model in use.
+
+    Exit codes: 0 PASS, 1 FAIL, 3 INCONCLUSIVE, 2 ERROR.
+    """
+    settings = configuration.read(config)
+    given = {"attacks": _select(settings.redteam.probe.attacks, attack), "questions": questions}
+    section = dict(settings.redteam.probe) | {k: v for k, v in given.items() if v is not None}
+    settings = configuration.with_overrides(settings, redteam={"probe": section})
+    if is_external(settings):
+        raise ConfigError("redteam probe adds documents to a copy of the index; set redteam.target: own")
+    benign = questions_in(settings.folder / settings.redteam.benign) if settings.redteam.benign else []
+    validate_plan(settings, PROBE)
+    with interruptible(), open_app(settings) as app:
+        result, files = _run(OwnProbeCampaign(app, benign, tenant, partial(fit_screen, app, tenant)))
     if as_json:
         print_json(result.summary())
     else:

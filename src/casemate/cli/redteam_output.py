@@ -21,7 +21,7 @@ from casemate.redteam.lab.results import (
     MembershipMetrics,
 )
 from casemate.redteam.reporting.text import describe_checks, describe_extracted, overall_status
-from casemate.reports.format import scrub
+from casemate.reports.format import measured, scrub
 
 COLORS = {
     CheckStatus.PASS: "green",
@@ -69,7 +69,11 @@ def _target(result: CampaignResult) -> str:
 
 def _tables(result: CampaignResult) -> Iterator[Table]:
     crawlers = [check for check in result.checks if check.name == EXTRACTION_FAILS]
-    if result.attacks or not crawlers:
+    if result.probes:
+        rows = [(escape(p.name), *map(_share, (p.off, p.on, p.control, p.quarantined))) for p in result.probes]
+        headings = ("instruction", "off", "on", "control", "suspicious")
+        yield _table("Instructions in documents, share followed [95 %]; lower is better", headings, rows)
+    elif result.attacks or not crawlers:
         attacks = [(escape(a.name), *(("error", "", "") if a.error else _attack_cells(a))) for a in result.attacks]
         columns = ("attack", "guard off", "guard on", "withheld")
         yield _table("Membership inference: AUC [95 %]; 0.5 is chance", columns, attacks)
@@ -137,6 +141,10 @@ def _cost_of_the_guard(result: CampaignResult) -> Iterator[str]:
             f"Benign sessions: alarms in {replay.sessions} sessions: {escape(alarms)}; {replay.changed} of "
             f"{replay.questions} answers changed."
         )
+
+
+def _share(rate: Estimate | None) -> str:
+    return escape(measured(rate, share=True)) if rate else "not measured"
 
 
 def _rate(rate: Estimate | None) -> str:

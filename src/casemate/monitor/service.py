@@ -23,7 +23,7 @@ from casemate.monitor.canaries.canary import CanarySet, parse_interval
 from casemate.monitor.canaries.canary_file import read_canaries
 from casemate.monitor.canaries.results import CanaryResult, CanaryStatus
 from casemate.monitor.canaries.run import CanaryRunner
-from casemate.monitor.poisoning.drill import DrillQuestion, DrillResult, PoisoningDrill, guarded_copy
+from casemate.monitor.poisoning.drill import DrillQuestion, DrillResult, PoisoningDrill, Screen, guarded_copy
 from casemate.monitor.poisoning.quarantine import Quarantine
 from casemate.monitor.poisoning.scoring import MIN_DOCUMENTS, PoisonScreener
 from casemate.monitor.poisoning.screening_gate import ScreeningGate, TenantScreening
@@ -366,6 +366,24 @@ FALSE_ANSWER = "Quellbach ninety"
 """An answer that no model gives by itself."""
 
 
+def fit_screen(app: App, tenant: str, index: Index) -> Screen | None:
+    """Fits the screening of new documents to a copy of a tenant's index; None if it is too small. Blocks."""
+    return _fit_screen(app, index, _watched(app.config, app.index, tenant, (), WATCHED_QUESTIONS), tenant)
+
+
+def _fit_screen(app: App, index: Index, watched: Mapping[str, str], tenant: str) -> Screen | None:
+    if index.moments(tenant).n < MIN_DOCUMENTS:
+        return None
+    embedder = app.guard.rag.embedder
+    screener = _fit_screener(embedder, app.config.rag.k, index, watched, tenant)
+
+    def screen(documents: Sequence[Document]) -> int:
+        vectors = embedder.embed([d.content for d in documents])
+        return sum(r.suspicious for r in screener.fresh_copy().screen(documents, vectors))
+
+    return screen
+
+
 async def run_drill(
     monitor: CanaryMonitor, count: int = 3, progress: Progress = lambda count: None
 ) -> list[DrillResult]:
@@ -394,14 +412,7 @@ async def run_drill(
     ]
     attacks = {name: build("poisoner", spec, folder, parts) for name, spec in DRILL_ATTACKS.items()}
     async with guarded_copy(rag, lambda path: SqliteIndex(path / "copy.db"), make_defenses, tenant) as guard:
-        index, screen = guard.rag.index, None
-        if index.moments(tenant).n >= MIN_DOCUMENTS:
-            screener = await asyncio.to_thread(_fit_screener, rag.embedder, app.config.rag.k, index, questions, tenant)
-
-            def screen(documents: Sequence[Document]) -> int:
-                vectors = rag.embedder.embed([d.content for d in documents])
-                return sum(r.suspicious for r in screener.fresh_copy().screen(documents, vectors))
-
+        screen = await asyncio.to_thread(_fit_screen, app, guard.rag.index, questions, tenant)
         drill = PoisoningDrill(guard, monitor.runner, screen, app.config.redteam.seed)
         return await drill.run(attacks, attacked, progress)
 

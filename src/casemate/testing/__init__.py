@@ -20,6 +20,7 @@ The page ``docs/reference/extension-points.md`` shows every role with its signat
 """
 
 from casemate.testing.attacks import check_extraction_attack as check_extraction_attack
+from casemate.testing.attacks import check_injection_attack as check_injection_attack
 from casemate.testing.attacks import check_membership_attack as check_membership_attack
 from casemate.testing.attacks import check_poisoning_attack as check_poisoning_attack
 from casemate.testing.channels import check_channel as check_channel
@@ -54,5 +55,6 @@ CHECKS = {
     "attack": check_membership_attack,
     "crawler": check_extraction_attack,
     "poisoner": check_poisoning_attack,
+    "injector": check_injection_attack,
 }
 """The suite of each plug-in role (``casemate.plugins.ROLES``)."""

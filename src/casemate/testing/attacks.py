@@ -1,4 +1,4 @@
-"""Conformance suites for membership, extraction and poisoning attacks."""
+"""Conformance suites for membership, extraction, poisoning and injection attacks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from casemate.errors import BudgetExhausted
-from casemate.protocols import BlackBox, ExtractionAttack, MembershipAttack, PoisoningAttack
+from casemate.protocols import BlackBox, ExtractionAttack, InjectionAttack, MembershipAttack, PoisoningAttack
 from casemate.types import UNKNOWN, Document, Reply
 
 CANDIDATE = Document(
@@ -20,6 +20,7 @@ CANDIDATE = Document(
     "weaver returned to work in March.",
     "Wrist pain of a weaver",
 )
+SYSTEM_PROMPT = "Answer from the documents given, in the language of the question, and name the page that you used."
 GENRE = (
     "The patient, a 31-year-old baker from Delft, reported a cough at night. Doctor Piet Hals prescribed a spray.",
     "A 67-year-old gardener came with knee pain. The knee was punctured, and 40 ml of clear fluid were removed.",
@@ -110,6 +111,26 @@ def check_poisoning_attack(attack: PoisoningAttack) -> None:
     assert crafted[0], "an attack must craft at least one document"
     assert all(d.text.strip() for d in crafted[0]), "a poisoned document must have text"
     assert len({d.id for d in crafted[0]}) == len(crafted[0]), "poisoned documents need distinct ids"
+
+
+def check_injection_attack(attack: InjectionAttack) -> None:
+    """Runs every check for an injection attack.
+
+    Raises:
+        AssertionError: If a check fails; the message names the requirement.
+    """
+    _require_description(attack, attack.paper)
+    assert attack.variants and len(set(attack.variants)) == len(attack.variants), "variants need distinct names"
+    for variant in attack.variants:
+        made, again = (
+            attack.craft(variant, "When does the pharmacy open?", np.random.default_rng(7)) for _ in range(2)
+        )
+        assert made == again, "the same seed must give the same document"
+        assert made.variant == variant, "an injection must name its variant"
+        assert made.instruction.strip(), "an injection must have an instruction"
+        assert made.instruction in made.document.text, "the document must contain the instruction"
+        for reply in ("", "The pharmacy opens at noon.", made.document.text):
+            assert not attack.succeeded(made, reply, SYSTEM_PROMPT), "an answer or a quotation is not the effect"
 
 
 def _require_description(attack: object, paper: str) -> None:

@@ -55,7 +55,7 @@ def redteam(request: PageRequest) -> Page:
     found = _read(folder)
     kept = [(f.path.name, f.campaign) for f in found if f.campaign and _ended_before(f.campaign, request.time)]
     kept.sort(key=lambda pair: pair[1].at, reverse=True)
-    membership = [(name, campaign) for name, campaign in kept if not is_crawl(campaign)]
+    membership = [(name, campaign) for name, campaign in kept if not is_crawl(campaign) and not campaign.probes]
     extracted = [(name, campaign) for name, campaign in kept if is_crawl(campaign)]
     newest = membership[0] if membership else None
     shown = [at for _, one in (membership[:1] + extracted[:1]) if (at := _time(one))]

@@ -33,7 +33,15 @@ from casemate.rag.corpus import Corpus
 from casemate.rag.pipeline import Rag
 from casemate.redteam.campaigns.extraction import ExtractionRunner
 from casemate.redteam.campaigns.membership import MembershipRunner, build_attacks
-from casemate.redteam.campaigns.pipeline import RUN, SIMULATED_READER, Campaign, Preparation, Steps, TargetSystem
+from casemate.redteam.campaigns.pipeline import (
+    RUN,
+    SIMULATED_READER,
+    Campaign,
+    Preparation,
+    Steps,
+    TargetSystem,
+    configured_attacks,
+)
 from casemate.redteam.campaigns.run_directory import INDEX
 from casemate.redteam.campaigns.workers import TargetFactory, WorkerSpec, calibration_files, read_files, run_on_cluster
 from casemate.redteam.lab import datasets
@@ -162,7 +170,7 @@ class OwnCampaign(Campaign):
             documents: Fingerprint of the attacked documents.
         """
         config, section = self.config, self.config.redteam
-        attacks = section.crawl.attacks if self.stem == CRAWL else section.attacks
+        attacks = configured_attacks(config, self.stem)
         parts = [*config.guard.defenses, config.rag.embedder, section.reader, *attacks]
         settings = [section.seed, section.identity, section.crawl.clients, config.rag.k, config.guard.on_error]
         return _fingerprint([self.tenant, documents, list(map(_describe, parts)), settings, version("casemate")])

@@ -1,4 +1,4 @@
-"""The stages of a campaign, shared by membership inference and extraction, on own and external systems.
+"""The stages of a campaign, shared by all kinds of attacks, on own and external systems.
 
 1. **plan**: a `Campaign` holds the configuration and the operator's questions; names and options are validated. Nothing
    is opened or written yet.
@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -43,7 +43,7 @@ from casemate.redteam.campaigns.run_directory import RUNS, campaign_lock, open_r
 from casemate.redteam.lab.judge import worst_status
 from casemate.redteam.lab.results import CampaignResult, Check, CheckStatus
 from casemate.redteam.lab.store import CampaignStore
-from casemate.redteam.reporting.files import CRAWL, REPORT, write_report
+from casemate.redteam.reporting.files import CRAWL, PROBE, REPORT, write_report
 from casemate.text.output_transforms import TRANSFORMS
 
 Steps: TypeAlias = Callable[[str, int | None], AbstractContextManager[Callable[[int], None]]]
@@ -56,6 +56,28 @@ SCRIPTED_ATTACKS = "The attacks' questions were written by script, without a lan
 COMPLETED = "The target answered until the end"
 RUN = "run"
 """Key of `CampaignResult.evidence`: the campaign's directory."""
+
+
+class CampaignKind(NamedTuple):
+    """What distinguishes the campaigns: what each is called, the role of its attacks, and their configuration key."""
+
+    purpose: str
+    role: str
+    key: str
+
+
+KINDS: Mapping[str, CampaignKind] = {
+    REPORT: CampaignKind("a membership campaign", "attack", "redteam.attacks"),
+    CRAWL: CampaignKind("an extraction campaign", "crawler", "redteam.crawl.attacks"),
+    PROBE: CampaignKind("an injection campaign", "injector", "redteam.probe.attacks"),
+}
+"""The kinds of campaigns, by the file name of their reports."""
+
+
+def configured_attacks(config: Config, stem: str) -> tuple[PluginSpec, ...]:
+    """The configured attacks of a kind of campaign."""
+    section = config.redteam
+    return {REPORT: section.attacks, CRAWL: section.crawl.attacks, PROBE: section.probe.attacks}[stem]
 
 
 class TargetSystem:
@@ -193,7 +215,7 @@ class Campaign(ABC):
         validate_plan(self.config, self.stem)
 
     def _lock(self) -> AbstractContextManager[None]:
-        return campaign_lock(self.folder, "an extraction campaign" if self.stem == CRAWL else "a membership campaign")
+        return campaign_lock(self.folder, KINDS[self.stem].purpose)
 
     async def run_locked(self, steps: Steps) -> CampaignResult:
         """As `run`, for a caller that has validated the plan. Requires the `campaign_lock`."""
@@ -260,15 +282,14 @@ def validate_plan(config: Config, stem: str = REPORT) -> None:
 
     Args:
         config: The operator's configuration.
-        stem: Kind of the campaign: `report` (membership) or `crawl` (extraction).
+        stem: Kind of the campaign, of `KINDS`.
 
     Raises:
         ConfigError: If a name or option is unknown, an option has a wrong value, or a file is missing.
     """
     section, folder = config.redteam, config.folder
-    role, attacks = ("crawler", section.crawl.attacks) if stem == CRAWL else ("attack", section.attacks)
+    (_, role, key), attacks = KINDS[stem], configured_attacks(config, stem)
     if not attacks:
-        key = "redteam.crawl.attacks" if stem == CRAWL else "redteam.attacks"
         raise ConfigError(f"{key} is empty; name at least one of: {', '.join(plugins.names(role))}")
     twice = [name for name, count in Counter(part.use for part in attacks).items() if count > 1]
     if twice:

@@ -33,6 +33,7 @@ OWN_SYSTEM = frozenset(Capability)
 ATTACKS: Mapping[str, frozenset[Capability]] = {
     "attack": frozenset({Capability.ANSWERS, Capability.PROVIDED}),
     "crawler": frozenset({Capability.ANSWERS, Capability.CORPUS}),
+    "injector": frozenset({Capability.ANSWERS, Capability.IDS, Capability.INGEST}),
 }
 """Requirements of each kind of attack for its metrics."""
 CHECKS: Mapping[str, frozenset[Capability]] = {

@@ -461,6 +461,44 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
+class ProbeResult:
+    """One effect of one injection attack, by ordinary questions. Shares with 95 % intervals; None: not measured.
+
+    Questions whose answer shows the effect without any injected document are excluded from all other shares.
+
+    Attributes:
+        attack: The attack's name.
+        variant: The effect that the instruction asks for.
+        paper: Source of the attack.
+        questions: Questions that the other shares are based on.
+        baseline: Share of all questions whose answer shows the effect without an injected document.
+        control: Share of questions in which the reader follows the same instruction, given by the user.
+        retrieved: Share of questions with the injected document in the context, guard off.
+        off: Share of questions in which the instruction is followed, guard off. Lower is better.
+        on: The same with the guard on.
+        quarantined: Share of injected documents that the screening of new documents finds suspicious.
+        failed: Questions in which a defense failed.
+    """
+
+    attack: str
+    variant: str
+    paper: str
+    questions: int
+    baseline: Estimate | None = None
+    control: Estimate | None = None
+    retrieved: Estimate | None = None
+    off: Estimate | None = None
+    on: Estimate | None = None
+    quarantined: Estimate | None = None
+    failed: int = 0
+
+    @property
+    def name(self) -> str:
+        """Attack and effect."""
+        return f"{self.attack}: {self.variant}"
+
+
+@dataclass(frozen=True, slots=True)
 class CampaignResult:
     """Everything a report is rendered from.
 
@@ -480,6 +518,7 @@ class CampaignResult:
         crawls: Results of extraction attacks, without the recovered texts.
         extracted: Volume of text returned, by extraction attack and target.
         benign_sessions: Effect of the guard on benign sessions; None: not replayed.
+        probes: Results of injection attacks, one per effect.
         sessions: Membership attacks candidate by candidate, or crawls question by question; the worst first.
         sessions_total: Number of these, with those left out of `sessions`.
         document_names: Source by alias, as sessions use it. Neither in the record nor in a report, because a name may
@@ -501,6 +540,7 @@ class CampaignResult:
     crawls: tuple[Crawl, ...] = ()
     extracted: Mapping[str, Mapping[str, ExtractionSide]] = field(default_factory=dict)
     benign_sessions: BenignReplay | None = None
+    probes: tuple[ProbeResult, ...] = ()
     sessions: tuple[AttackSession, ...] = ()
     sessions_total: int = 0
     document_names: Mapping[str, str] = field(default_factory=dict)
@@ -528,7 +568,9 @@ def load_result(path: Path) -> CampaignResult:
             raise DataError(f"{path} has report format {raw.get('format')!r}; this version reads {FORMAT}")
         result = TypeAdapter(CampaignResult).validate_python(raw)
     except (OSError, ValueError, AttributeError, OverflowError, RecursionError) as error:
-        raise DataError(f"{path} is no report of 'casemate redteam run' or 'crawl': {_describe(error)}") from error
+        raise DataError(
+            f"{path} is no report of 'casemate redteam run', 'crawl' or 'probe': {_describe(error)}"
+        ) from error
     invalid = [rate for rate in _rates(result) if not rate.low <= rate.high or not all(map(math.isfinite, rate))]
     if invalid:
         raise DataError(f"{path} holds an invalid rate: {tuple(invalid[0])}")

@@ -211,6 +211,9 @@ def _directed_rates(campaign: CampaignResult) -> dict[tuple[str, str], _Directed
         for name, rate, bad, share in rates:
             if rate is not None:
                 found[f"{attack.name}, guard {guard}", name] = _DirectedRate(rate, bad, share)
+    for probe in campaign.probes:
+        if probe.on:
+            found[f"{probe.name}, guard on", "followed"] = _DirectedRate(probe.on, "high", True)
     if campaign.utility:
         if campaign.utility.flagged:
             found["benign questions", "documents withheld"] = _DirectedRate(campaign.utility.flagged, "high", True)

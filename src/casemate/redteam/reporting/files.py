@@ -16,8 +16,8 @@ from casemate.redteam.reporting.sarif import to_sarif
 from casemate.reports.format import scrub
 from casemate.runtime.files import write_atomically
 
-REPORT, CRAWL = "report", "crawl"
-"""File names of membership and extraction reports."""
+REPORT, CRAWL, PROBE = "report", "crawl", "probe"
+"""File names of membership, extraction and injection reports."""
 NAMES = "document-names.json"
 """File with the name of every document by its alias in the report. It stays with the operator."""
 
@@ -51,7 +51,7 @@ def write_report(
     """
     campaign = scrub(campaign)
     texts = {
-        "html": (f"{stem}.html", render_html(campaign, baseline, _last_crawl(folder) if stem != CRAWL else None)),
+        "html": (f"{stem}.html", render_html(campaign, baseline, _last_crawl(folder) if stem == REPORT else None)),
         "junit": (f"{stem}.junit.xml", to_junit(campaign)),
         "sarif": (f"{stem}.sarif", to_sarif(campaign)),
     }
@@ -95,12 +95,12 @@ def _replace(path: Path, folder: Path) -> Path:
 
 
 def newest_report(folder: Path) -> Path:
-    """The newest JSON report of a membership or extraction campaign in a folder.
+    """The newest JSON report of a campaign in a folder.
 
     Raises:
         DataError: If there is none.
     """
-    found = [path for stem in (REPORT, CRAWL) if (path := folder / f"{stem}.json").is_file()]
+    found = [path for stem in (REPORT, CRAWL, PROBE) if (path := folder / f"{stem}.json").is_file()]
     if not found:
         raise DataError(f"no report in {folder}; run 'casemate redteam run', or give the path of a report.json")
     return max(found, key=lambda path: path.stat().st_mtime_ns)

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 from casemate.redteam.lab.results import Check, CheckStatus
 
-INFERENCE, LEAKAGE = "AML.T0024.000", "AML.T0057"
-"""MITRE ATLAS: infer training data membership; LLM data leakage."""
+INFERENCE, LEAKAGE, INJECTION = "AML.T0024.000", "AML.T0057", "AML.T0051.001"
+"""MITRE ATLAS: infer training data membership; LLM data leakage; indirect LLM prompt injection."""
 _BOTH = frozenset({INFERENCE, LEAKAGE})
+_ALL = frozenset({*_BOTH, INJECTION})
 DISCLAIMER = (
     "The checks are evidence for an assessment of these requirements. They do not show conformity with any of them, "
     "and they cover the tested attacks only."
@@ -65,6 +66,13 @@ _GDPR = Standard("GDPR", "Regulation (EU) 2016/679", "https://eur-lex.europa.eu/
 REQUIREMENTS = (
     Requirement(
         _OWASP,
+        "LLM01:2025",
+        "Prompt Injection",
+        "Measures how often instructions in retrieved documents are followed, guard off and on.",
+        frozenset({INJECTION}),
+    ),
+    Requirement(
+        _OWASP,
         "LLM02:2025",
         "Sensitive Information Disclosure",
         "Measures how much answers disclose about single documents, and how many texts they return.",
@@ -92,6 +100,13 @@ REQUIREMENTS = (
         frozenset({LEAKAGE}),
     ),
     Requirement(
+        _ATLAS,
+        INJECTION,
+        "LLM Prompt Injection: Indirect",
+        "Plants instructions in documents of a copy of the collection, and reports the share that is followed.",
+        frozenset({INJECTION}),
+    ),
+    Requirement(
         _NIST,
         "MS-2.10-001",
         "Red-teaming for data extraction and membership inference",
@@ -103,14 +118,14 @@ REQUIREMENTS = (
         "MS-2.7-007",
         "Red-teaming of resilience against attacks",
         "Reports the success of published attacks against the deployed configuration.",
-        _BOTH,
+        _ALL,
     ),
     Requirement(
         _AI_ACT,
         "Article 9",
         "Risk management system",
         "Contributes test results with limits that were set before the test (Article 9(8)).",
-        _BOTH,
+        _ALL,
     ),
     Requirement(
         _AI_ACT,
@@ -124,7 +139,7 @@ REQUIREMENTS = (
         "Article 15",
         "Accuracy, robustness and cybersecurity",
         "Tests attacks on confidentiality (Article 15(5)), and states the cost of the guard to benign questions.",
-        _BOTH,
+        _ALL,
     ),
     Requirement(
         _GDPR,

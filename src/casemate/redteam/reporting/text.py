@@ -9,8 +9,16 @@ from itertools import groupby
 
 from casemate.maths.stats import Estimate
 from casemate.redteam.lab.judge import worst_status
-from casemate.redteam.lab.results import AttackResult, CampaignResult, Check, CheckStatus, Crawl, MembershipMetrics
-from casemate.reports.format import measured, number
+from casemate.redteam.lab.results import (
+    AttackResult,
+    CampaignResult,
+    Check,
+    CheckStatus,
+    Crawl,
+    MembershipMetrics,
+    ProbeResult,
+)
+from casemate.reports.format import measured, number, plural
 from casemate.text.tokens import REPLACEMENT_CHARACTER, STOP_WORDS, UNSAFE_CHARACTERS, WORD, words
 
 AUC_LEVELS = ((0.6, "weak"), (0.75, "moderate"), (0.9, "strong"))
@@ -201,6 +209,17 @@ def describe_crawl(crawl: Crawl) -> str:
     return f"{crawl.attack}: texts recovered after {asked:,} questions: {', '.join(sides)}{ratio}."
 
 
+def describe_probe(result: ProbeResult) -> str:
+    """One effect of an injection attack in a sentence."""
+    sides = [
+        f"with the guard {side} {measured(share, share=True)}"
+        for side, share in (("off", result.off), ("on", result.on))
+        if share is not None
+    ]
+    shares = ", ".join(sides) or "unknown"
+    return f"{result.name}: instruction followed in {plural(result.questions, 'question')}: {shares}."
+
+
 def mean_ratio(crawls: Sequence[Crawl]) -> str:
     """The mean of the ratios of all crawlers, in a sentence; empty for fewer than two. It hides the worst of them."""
     ratios = [crawl.ratio.value for crawl in crawls if crawl.ratio]
@@ -243,6 +262,8 @@ def strongest_attack(campaign: CampaignResult) -> str:
     guarded = any(a.on for a in campaign.attacks)
     aucs = [(a.name, f.auc) for a in campaign.attacks if (f := a.on if guarded else a.off)]
     if not aucs:
+        if campaign.probes:
+            return strongest_probe(campaign.probes)
         return strongest_crawl(campaign.crawls) if campaign.crawls else "No attack has metrics."
     name, auc = max(aucs, key=lambda pair: abs(pair[1].value - 0.5))
     where = f"with the guard {'on' if guarded else 'off'}"
@@ -257,6 +278,15 @@ def strongest_crawl(crawls: Sequence[Crawl]) -> str:
     return f"Strongest crawler with the guard {side}: {name}, recovers {measured(crr, share=True)} of the texts."
 
 
+def strongest_probe(probes: Sequence[ProbeResult]) -> str:
+    """The injected instruction that is followed most with the guard on."""
+    found = [(probe.on, probe.name) for probe in probes if probe.on]
+    if not found:
+        return "No question with an injected document was answered."
+    share, name = max(found, key=lambda one: one[0].value)
+    return f"Strongest injection with the guard on: {name}, followed in {measured(share, share=True)} of the questions."
+
+
 def check_message(check: Check) -> str:
     """Status, name, values and reason of a check in one line."""
     return f"{check.status}: {check.name}{measured_and_limit(check)}. {with_full_stop(check.why)}"
@@ -267,6 +297,7 @@ def summary_lines(campaign: CampaignResult) -> Iterator[str]:
     yield headline(campaign)
     yield from map(describe_attack, campaign.attacks)
     yield from map(describe_crawl, campaign.crawls)  # the worst first
+    yield from map(describe_probe, campaign.probes)
     yield from filter(None, [mean_ratio(campaign.crawls)])
     yield from (f"Not tested: {line}" for line in campaign.not_tested)
     yield from (f"Simulated: {line}" for line in campaign.simulated)
