@@ -42,12 +42,14 @@ from casemate.redteam.campaigns.external_targets import is_external, override_ta
 from casemate.redteam.campaigns.own import OwnExtractionCampaign, OwnMembershipCampaign
 from casemate.redteam.campaigns.pipeline import Campaign, validate_plan
 from casemate.redteam.campaigns.probe import OwnProbeCampaign
+from casemate.redteam.campaigns.promptfoo import NO_MODEL, PromptfooExport, judge_results
 from casemate.redteam.campaigns.replay import read_recorded
 from casemate.redteam.campaigns.replay import replay as replay_recorded
+from casemate.redteam.campaigns.run_directory import campaign_lock
 from casemate.redteam.lab.capabilities import ATTACKS, CHECKS, UNMET_REASONS
 from casemate.redteam.lab.results import CampaignResult, CheckStatus, load_result
 from casemate.redteam.reporting.compare import ReportDiff, compare_results, conclusion, render_diff_text
-from casemate.redteam.reporting.files import CRAWL, PROBE, newest_report
+from casemate.redteam.reporting.files import CRAWL, PROBE, newest_report, write_report
 from casemate.text.output_transforms import TRANSFORMS
 from casemate.types import DEFAULT_TENANT
 
@@ -186,6 +188,11 @@ def probe(
     config: ConfigFile = None,
     attack: Annotated[list[str] | None, typer.Option(help="Attacks to run. Default: redteam.probe.attacks.")] = None,
     questions: Annotated[int | None, typer.Option(help="Ordinary questions for each injected instruction.")] = None,
+    export: Annotated[Path | None, typer.Option(help="Write a promptfoo configuration instead; ask nothing.")] = None,
+    provider: Annotated[str, typer.Option(help="With --export: the model that promptfoo asks.")] = NO_MODEL,
+    results: Annotated[
+        Path | None, typer.Option("--import", help="Judge promptfoo's results.json of an exported configuration.")
+    ] = None,
     tenant: Tenant = DEFAULT_TENANT,
     as_json: Json = False,
 ) -> None:
@@ -194,18 +201,31 @@ def probe(
     The questions are ordinary ones. An interrupted run resumes when repeated. The simulated reader follows no
     instruction in documents: set redteam.reader to the model in use.
 
+    --export and --import test a model with promptfoo instead: it gets one document with each question.
+
     Exit codes: 0 PASS, 1 FAIL, 3 INCONCLUSIVE, 2 ERROR.
     """
     settings = configuration.read(config)
     given = {"attacks": _select(settings.redteam.probe.attacks, attack), "questions": questions}
     section = dict(settings.redteam.probe) | {k: v for k, v in given.items() if v is not None}
     settings = configuration.with_overrides(settings, redteam={"probe": section})
-    if is_external(settings):
+    if export and results:
+        raise ConfigError("--export and --import exclude each other; export, run promptfoo, then import")
+    if is_external(settings) and not results:
         raise ConfigError("redteam probe adds documents to a copy of the index; set redteam.target: own")
     benign = questions_in(settings.folder / settings.redteam.benign) if settings.redteam.benign else []
     validate_plan(settings, PROBE)
-    with interruptible(), open_app(settings) as app:
-        result, files = _run(OwnProbeCampaign(app, benign, tenant, partial(fit_screen, app, tenant)))
+    if results:
+        result, files = _import_results(settings, results)
+    else:
+        with interruptible(), open_app(settings) as app:
+            campaign = OwnProbeCampaign(app, benign, tenant, partial(fit_screen, app, tenant))
+            if export:
+                parts = campaign.attacks(), campaign.questions()[1], app.guard.rag.instructions
+                count = PromptfooExport(*parts, settings.redteam.seed).write(export, provider)
+                say.print(f"{count:,} tests in {shown(str(export))}; next: promptfoo eval --output results.json")
+                return
+            result, files = _run(campaign)
     if as_json:
         print_json(result.summary())
     else:
@@ -231,6 +251,14 @@ def replay(
         print_json({"about": dict(recorded.about), "attacks": [asdict(result) for result in results]})
     else:
         print_replay(recorded, results, out)
+
+
+def _import_results(settings: Config, file: Path) -> tuple[CampaignResult, dict[str, str]]:
+    """Judges promptfoo's results and writes the reports; their paths by kind."""
+    result, folder = judge_results(file, settings.redteam.probe.max_followed), settings.folder / settings.redteam.folder
+    with campaign_lock(folder, "an import of results"):
+        files = write_report(result, folder, stem=PROBE)
+    return result, {kind: str(path) for kind, path in files.items()}
 
 
 ADVICE = {

@@ -178,11 +178,7 @@ class OwnProbeCampaign(OwnCampaign):
     async def prepare(self, steps: Steps, resources: ExitStack) -> Preparation:
         """See `Campaign.prepare`."""
         section, before = self.config.redteam, self.app.index.digests(self.tenant)
-        chunks = [d for documents, _ in self.app.index.scan(self.tenant) for d in documents]
-        if not chunks:
-            raise DataError(f"tenant {self.tenant!r} has no documents; run 'casemate index'")
-        rng = np.random.default_rng(section.seed)
-        source, questions = benign_questions(self.benign, chunks, section.probe.questions, rng)
+        source, questions = self.questions()
         directory = self.open_directory(self.fingerprint([sorted(before.items()), section.probe.questions]))
         store = self.open_store(resources)
         index: Index = resources.enter_context(closing(SqliteIndex(directory / INDEX)))
@@ -192,9 +188,9 @@ class OwnProbeCampaign(OwnCampaign):
         screen = await asyncio.to_thread(self.fit_screen, index)
         runner = ProbeRunner(
             self.config,
-            {part.use: build("injector", part, self.config.folder) for part in section.probe.attacks},
+            self.attacks(),
             TargetFactory(self.config, self.config.folder, rag, None).guard(),
-            questions[: section.probe.questions],
+            questions,
             self.tenant,
             screen,
             self.config.monitor.gate is True,
@@ -203,3 +199,21 @@ class OwnProbeCampaign(OwnCampaign):
         system.evidence = {**system.evidence, "questions from": source}
         system.simulated = [SIMULATED] if system.simulated else []
         return Preparation(system, runner)
+
+    def attacks(self) -> dict[str, InjectionAttack]:
+        """The configured attacks by name."""
+        return {part.use: build("injector", part, self.config.folder) for part in self.config.redteam.probe.attacks}
+
+    def questions(self) -> tuple[str, list[str]]:
+        """The ordinary questions, and where they come from.
+
+        Raises:
+            DataError: If there are no documents.
+        """
+        section = self.config.redteam
+        chunks = [d for documents, _ in self.app.index.scan(self.tenant) for d in documents]
+        if not chunks:
+            raise DataError(f"tenant {self.tenant!r} has no documents; run 'casemate index'")
+        rng = np.random.default_rng(section.seed)
+        source, questions = benign_questions(self.benign, chunks, section.probe.questions, rng)
+        return source, questions[: section.probe.questions]
