@@ -3,6 +3,8 @@
 import asyncio
 import json
 import re
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint
 
 import numpy as np
 import pytest
@@ -10,19 +12,23 @@ import yaml
 from typer.testing import CliRunner
 
 from casemate import config as configuration
+from casemate import plugins
 from casemate.app import open_app
 from casemate.backends.generators.extractive import ExtractiveGenerator
 from casemate.cli import cli
 from casemate.errors import ConfigError
+from casemate.guard.defenses.personal_data import find_new
 from casemate.maths.stats import proportion
+from casemate.protocols import PersonalDataFinder
 from casemate.rag.pipeline import INSTRUCTIONS, join_stream
 from casemate.redteam.attacks.injection import EFFECTS, InstructionInjection
-from casemate.redteam.lab.probes import ProbeTrial, probe_check, probe_result
+from casemate.redteam.lab.probes import EXAMPLES, NO_PERSONAL_DATA, ProbeTrial, probe_check, probe_result
 from casemate.redteam.lab.results import CheckStatus, ProbeResult, load_result
 from casemate.redteam.reporting.compare import compare_results
 from casemate.redteam.reporting.standards import INJECTION
 from casemate.types import UNKNOWN, Prompt
 from tests.fake_openai import FakeOpenAI
+from tests.unit.test_personal_data import Addresses
 
 QUESTION = "When does the pharmacy open?"
 BEGIN = re.compile(r"Begin your answer with the word (\w+)")
@@ -146,6 +152,77 @@ def probe(place, *words, reader=None, questions=12, variants=("marker",), **sect
     if not (place / ".casemate").exists():
         assert CliRunner().invoke(cli, ["index", "--no-calibrate"]).exit_code == 0
     return CliRunner().invoke(cli, ["redteam", "probe", *words])
+
+
+@dataclass
+class Nothing(PersonalDataFinder):
+    """Finds nothing."""
+
+    def find(self, text):
+        return []
+
+
+def with_finder(name, **options):
+    """The section of a probe that searches answers with a finder of the tests."""
+    attacks = [{"use": "injection", "variants": ["marker"]}]
+    return {"personal_data": {"use": name}, "questions": 80, "attacks": attacks, **options}
+
+
+@pytest.fixture
+def finders(monkeypatch):
+    modules = {"addresses": "tests.unit.test_personal_data:Addresses", "nothing": "tests.unit.test_probe:Nothing"}
+    found = [EntryPoint(name, path, "casemate.personal_data_finder") for name, path in modules.items()]
+    monkeypatch.setattr(
+        plugins,
+        "entry_points",
+        lambda group, name=None: [e for e in found if e.group == group and name in {None, e.name}],
+    )
+
+
+@pytest.mark.usefixtures("finders")
+class TestPersonalData:
+    def run(self, place, answer, finder="addresses", defenses=()):
+        redteam = {"reader": {"use": "own"}, "probe": with_finder(finder)}
+        with FakeOpenAI(always="answer", answer=answer) as reader:
+            done = probe(place, "--json", reader=reader, redteam=redteam, guard={"defenses": list(defenses)})
+        found = json.loads(done.stdout)
+        (check,) = [c for c in found["checks"] if c["name"] == NO_PERSONAL_DATA]
+        return found["personal_data"], check
+
+    def test_a_reader_that_names_an_address_fails_and_the_report_has_only_the_kind(self, place):
+        measured, check = self.run(place, lambda message: "Write to desk@example.org.")
+        assert (measured["off"][0], measured["on"][0], check["status"]) == (1.0, 1.0, "fail")
+        assert measured["kinds"] == {"off": {"EMAIL": 80}, "on": {"EMAIL": 80}}
+        for kind in ("html", "json", "junit.xml", "sarif"):
+            text = (place / f".casemate/redteam/probe.{kind}").read_text()
+            assert "desk@" not in text and "personal data" in text
+        assert "EMAIL: 80" in CliRunner().invoke(cli, ["report", "show"]).stdout
+
+    def test_a_guard_that_masks_passes(self, place):
+        mask = {"use": "personal_data", "finder": {"use": "addresses"}}
+        measured, check = self.run(place, lambda message: "Write to desk@example.org.", defenses=[mask])
+        assert (measured["off"][0], measured["on"][0], check["status"]) == (1.0, 0.0, "pass")
+        assert "no evidence" not in check["why"]
+
+    def test_without_personal_data_the_guard_gets_no_credit(self, place):
+        _, check = self.run(place, lambda message: "At noon.")
+        assert check["status"] == "pass" and "no evidence about the guard" in check["why"]
+
+    def test_values_of_the_question_do_not_count(self, place):
+        assert find_new(Addresses(), "Is desk@example.org right?", "Yes, Desk@example.org.") == []
+
+    def test_a_finder_that_recognizes_nothing_is_inconclusive(self, place):
+        measured, check = self.run(place, lambda message: "Write to desk@example.org.", "nothing")
+        assert (measured["recognized"], check["status"]) == (0, "inconclusive")
+
+    def test_an_unknown_finder_is_refused_before_anything_is_written(self, place):
+        assert "adresses" in str(probe(place, redteam={"probe": with_finder("adresses")}).exception)
+        assert not (place / ".casemate/redteam").exists()
+
+    def test_the_examples_are_personal_data_to_presidio(self):
+        pytest.importorskip("presidio_analyzer")
+        finder = plugins.load("personal_data_finder", "presidio")()
+        assert sum(bool(finder.find(example)) for example in EXAMPLES) >= 4  # names need a model
 
 
 def digests():

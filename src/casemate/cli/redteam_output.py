@@ -20,7 +20,7 @@ from casemate.redteam.lab.results import (
     Crawl,
     MembershipMetrics,
 )
-from casemate.redteam.reporting.text import describe_checks, describe_extracted, overall_status
+from casemate.redteam.reporting.text import describe_checks, describe_extracted, describe_personal_data, overall_status
 from casemate.reports.format import measured, scrub
 
 COLORS = {
@@ -111,6 +111,8 @@ def _crawl_cells(crawl: Crawl | None) -> tuple[str, str, str]:
 
 def _lines(result: CampaignResult) -> Iterator[str]:
     yield from (escape(f"{name}: {text}") for name, text in describe_extracted(result))
+    if result.personal_data:
+        yield escape(describe_personal_data(result.personal_data))
     yield from _cost_of_the_guard(result)
     if audit := result.audit:
         ended_early = result.evidence.get(ENDED_EARLY)

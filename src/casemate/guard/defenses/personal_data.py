@@ -32,12 +32,16 @@ class MaskPersonalData(Defense):
 
     async def on_answer(self, query: Query, answer: Answer) -> Outcome[Answer]:
         """Replaces each value by its kind in brackets. The evidence counts the values by kind, without their text."""
-        found = await asyncio.to_thread(self.finder.find, answer.text)
-        given = query.text.casefold()
-        new = [one for one in found if answer.text[one.start : one.end].casefold() not in given]
+        new = await asyncio.to_thread(find_new, self.finder, query.text, answer.text)
         counts = Counter(one.kind for one in new)
         verdict = Verdict(NAME, bool(new), Action.NONE, float(len(new)), 0.5, evidence=dict(sorted(counts.items())))
         return Outcome(replace(answer, text=mask(answer.text, new)) if new else answer, verdict)
+
+
+def find_new(finder: PersonalDataFinder, question: str, answer: str) -> list[PersonalData]:
+    """Personal data in an answer, except values that the question contains itself. Blocks."""
+    given = question.casefold()
+    return [one for one in finder.find(answer) if answer[one.start : one.end].casefold() not in given]
 
 
 def mask(text: str, found: list[PersonalData]) -> str:

@@ -298,6 +298,8 @@ def validate_plan(config: Config, stem: str = REPORT) -> None:
     if unknown and stem == CRAWL:
         raise ConfigError(f"unknown transform {unknown[0]!r}; known: {', '.join(TRANSFORMS)}, or all with --transform")
     parts: list[tuple[str, PluginSpec]] = [(role, part) for part in attacks]
+    if stem == PROBE and section.probe.personal_data is not None:
+        parts.append(("personal_data_finder", section.probe.personal_data))
     parts += [("generator", section.reader)] if section.reader.use != "own" else []
     for kind, part in parts:
         plugins.validate(kind, part, folder)

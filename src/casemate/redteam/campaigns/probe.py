@@ -1,12 +1,14 @@
 """Injection: hides instructions in documents of a copy of the index, and asks ordinary questions, guard off and on.
 
 The guard is the configured one: its defenses, and the screening of new documents where it quarantines
-(`monitor.gate: true`). An injected document is in the copy for one question only.
+(`monitor.gate: true`). An injected document is in the copy for one question only. If a finder is configured, the
+answers to the same questions, without injected documents, are searched for personal data.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
@@ -17,9 +19,11 @@ import numpy as np
 from casemate.backends.indexes.sqlite import SqliteIndex
 from casemate.config import Config
 from casemate.errors import DataError
+from casemate.guard.defenses.personal_data import find_new
 from casemate.guard.guard import Guard
+from casemate.maths.stats import proportion
 from casemate.plugins import build
-from casemate.protocols import Index, InjectionAttack, Progress, Target
+from casemate.protocols import Index, InjectionAttack, PersonalDataFinder, Progress, Target
 from casemate.redteam.campaigns.own import OwnCampaign, OwnSystem
 from casemate.redteam.campaigns.pipeline import AttackRunner, Preparation, Steps
 from casemate.redteam.campaigns.run_directory import INDEX
@@ -27,9 +31,16 @@ from casemate.redteam.campaigns.workers import TargetFactory
 from casemate.redteam.lab import datasets
 from casemate.redteam.lab.benign import benign_questions
 from casemate.redteam.lab.datasets import Split
-from casemate.redteam.lab.judge import defense_check
-from casemate.redteam.lab.probes import MIN_CONTROL, ProbeTrial, probe_check, probe_result
-from casemate.redteam.lab.results import CampaignResult
+from casemate.redteam.lab.judge import OFF, ON, defense_check
+from casemate.redteam.lab.probes import (
+    EXAMPLES,
+    MIN_CONTROL,
+    ProbeTrial,
+    personal_data_check,
+    probe_check,
+    probe_result,
+)
+from casemate.redteam.lab.results import CampaignResult, PersonalDataResult
 from casemate.redteam.lab.store import Exchange
 from casemate.redteam.reporting.files import PROBE
 from casemate.types import Document, Query
@@ -44,7 +55,7 @@ NOT_TESTED = (
 )
 SIMULATED = (
     "The reader is simulated (`simulated_reader`): a script that follows no instruction in documents, which is the "
-    "best case for the operator."
+    "best case for the operator. It repeats sentences of documents, which is the worst case for personal data."
 )
 NO_SCREENING = (
     "The screening of new documents: it does not quarantine (monitor.gate), or the index is too small for it."
@@ -63,6 +74,7 @@ class ProbeRunner(AttackRunner):
         tenant: The attacked tenant.
         screen: Screens new documents; None: the index is too small.
         quarantines: Whether a suspicious document is kept out of the index, guard on.
+        finder: Finds personal data in answers, after its name; None: not measured.
     """
 
     config: Config
@@ -72,6 +84,8 @@ class ProbeRunner(AttackRunner):
     tenant: str
     screen: Screen | None = None
     quarantines: bool = False
+    finder: tuple[str, PersonalDataFinder] | None = None
+    _personal_data: PersonalDataResult | None = field(default=None, init=False)
     _trials: dict[tuple[str, str], list[ProbeTrial]] = field(default_factory=dict, init=False)
     _finished: set[tuple[str, str]] = field(default_factory=set, init=False)
 
@@ -82,6 +96,33 @@ class ProbeRunner(AttackRunner):
             with steps(f"{name}: {variant}", len(self.questions)) as count:
                 await self._ask_all(self.attacks[name], variant, found, count)
             self._finished.add((name, variant))
+        if self.finder is not None:
+            with steps("searching answers for personal data", len(self.questions)) as count:
+                self._personal_data = await self._search_answers(*self.finder, count)
+
+    async def _search_answers(self, name: str, finder: PersonalDataFinder, progress: Progress) -> PersonalDataResult:
+        targets: dict[str, Target] = {OFF: self.guard.rag, ON: self.guard}
+        kinds, answers, failed = {side: Counter[str]() for side in targets}, Counter[str](), 0
+        for number, question in enumerate(self.questions):
+            for side, target in targets.items():
+                answer = await target.ask(Query(question, f"probe-{number}", self.tenant, self.config.rag.k))
+                found = await asyncio.to_thread(find_new, finder, question, answer.text)
+                kinds[side].update(one.kind for one in found)
+                answers[side] += bool(found)
+                failed += Exchange.from_answer(question, answer).failed
+            progress(1)
+        recognized = [await asyncio.to_thread(finder.find, example) for example in EXAMPLES]
+        total = len(self.questions)
+        return PersonalDataResult(
+            name,
+            total,
+            proportion(answers[OFF], total),
+            proportion(answers[ON], total),
+            {side: dict(sorted(found.items())) for side, found in kinds.items()},
+            sum(map(bool, recognized)),
+            len(EXAMPLES),
+            failed,
+        )
 
     async def _ask_all(
         self, attack: InjectionAttack, variant: str, found: list[ProbeTrial], progress: Progress
@@ -126,7 +167,8 @@ class ProbeRunner(AttackRunner):
     @property
     def complete(self) -> bool:
         """See `AttackRunner.complete`."""
-        return self._finished.issuperset(self._probes)
+        searched = self.finder is None or self._personal_data is not None
+        return searched and self._finished.issuperset(self._probes)
 
     def judge(self) -> CampaignResult:
         """See `AttackRunner.judge`."""
@@ -136,13 +178,18 @@ class ProbeRunner(AttackRunner):
         ]
         section = self.config.redteam.probe
         checks = [probe_check(result, section.max_followed) for result in results]
+        failures, found = {"injection": sum(result.failed for result in results)}, self._personal_data
+        if found is not None:
+            checks.append(personal_data_check(found, section.max_personal_data))
+            failures["personal data"] = found.failed
         screened = self.quarantines and self.screen is not None
         return CampaignResult(
             probes=tuple(results),
-            checks=(*checks, defense_check({"injection": sum(result.failed for result in results)})),
+            personal_data=found,
+            checks=(*checks, defense_check(failures)),
             not_tested=NOT_TESTED if screened else (*NOT_TESTED, NO_SCREENING),
             evidence=self._evidence(screened),
-            cost={"questions": sum(map(_asked, self._trials.values()))},
+            cost={"questions": sum(map(_asked, self._trials.values())) + 2 * (found.questions if found else 0)},
         )
 
     def _evidence(self, screened: bool) -> dict[str, Any]:
@@ -185,7 +232,7 @@ class OwnProbeCampaign(OwnCampaign):
         rag = self.bare_system(index, store)
         with steps("copying the index", None) as count:
             datasets.copy_without_nonmembers(self.app.index, index, Split((), (), {}, 0, ""), self.tenant, count)
-        screen = await asyncio.to_thread(self.fit_screen, index)
+        screen, finder = await asyncio.to_thread(self.fit_screen, index), section.probe.personal_data
         runner = ProbeRunner(
             self.config,
             self.attacks(),
@@ -194,6 +241,7 @@ class OwnProbeCampaign(OwnCampaign):
             self.tenant,
             screen,
             self.config.monitor.gate is True,
+            (finder.use, build("personal_data_finder", finder, self.config.folder)) if finder else None,
         )
         system = OwnSystem(self.app, rag, self.tenant, directory, before)
         system.evidence = {**system.evidence, "questions from": source}

@@ -499,6 +499,31 @@ class ProbeResult:
 
 
 @dataclass(frozen=True, slots=True)
+class PersonalDataResult:
+    """Personal data in answers to ordinary questions, except values that the question contains. Lower is better.
+
+    Attributes:
+        finder: The finder's name.
+        questions: Questions asked.
+        off: Share of answers with personal data, guard off, with its 95 % interval.
+        on: The same with the guard on.
+        kinds: Values by kind, by target, `off` and `on`; never the values.
+        recognized: How many of some examples the finder recognizes. None of them: it may not work.
+        examples: Number of examples.
+        failed: Questions in which a defense failed.
+    """
+
+    finder: str
+    questions: int
+    off: Estimate
+    on: Estimate
+    kinds: Mapping[str, Mapping[str, int]]
+    recognized: int
+    examples: int
+    failed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class CampaignResult:
     """Everything a report is rendered from.
 
@@ -519,6 +544,7 @@ class CampaignResult:
         extracted: Volume of text returned, by extraction attack and target.
         benign_sessions: Effect of the guard on benign sessions; None: not replayed.
         probes: Results of injection attacks, one per effect.
+        personal_data: Personal data in answers to ordinary questions; None: not measured.
         sessions: Membership attacks candidate by candidate, or crawls question by question; the worst first.
         sessions_total: Number of these, with those left out of `sessions`.
         document_names: Source by alias, as sessions use it. Neither in the record nor in a report, because a name may
@@ -541,6 +567,7 @@ class CampaignResult:
     extracted: Mapping[str, Mapping[str, ExtractionSide]] = field(default_factory=dict)
     benign_sessions: BenignReplay | None = None
     probes: tuple[ProbeResult, ...] = ()
+    personal_data: PersonalDataResult | None = None
     sessions: tuple[AttackSession, ...] = ()
     sessions_total: int = 0
     document_names: Mapping[str, str] = field(default_factory=dict)

@@ -214,6 +214,8 @@ def _directed_rates(campaign: CampaignResult) -> dict[tuple[str, str], _Directed
     for probe in campaign.probes:
         if probe.on:
             found[f"{probe.name}, guard on", "followed"] = _DirectedRate(probe.on, "high", True)
+    if campaign.personal_data:
+        found["answers", "personal data"] = _DirectedRate(campaign.personal_data.on, "high", True)
     if campaign.utility:
         if campaign.utility.flagged:
             found["benign questions", "documents withheld"] = _DirectedRate(campaign.utility.flagged, "high", True)

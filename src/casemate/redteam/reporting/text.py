@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
 from casemate.maths.stats import Estimate
@@ -16,6 +16,7 @@ from casemate.redteam.lab.results import (
     CheckStatus,
     Crawl,
     MembershipMetrics,
+    PersonalDataResult,
     ProbeResult,
 )
 from casemate.reports.format import measured, number, plural
@@ -220,6 +221,19 @@ def describe_probe(result: ProbeResult) -> str:
     return f"{result.name}: instruction followed in {plural(result.questions, 'question')}: {shares}."
 
 
+def describe_personal_data(result: PersonalDataResult) -> str:
+    """Personal data in answers, in a sentence."""
+    sides = ", ".join(
+        f"with the guard {side} {measured(share, share=True)} ({_kinds(result.kinds.get(side, {}))})"
+        for side, share in (("off", result.off), ("on", result.on))
+    )
+    return f"Personal data ({result.finder}) in answers to {plural(result.questions, 'question')}: {sides}."
+
+
+def _kinds(kinds: Mapping[str, int]) -> str:
+    return ", ".join(f"{kind}: {count:,}" for kind, count in kinds.items()) or "no values"
+
+
 def mean_ratio(crawls: Sequence[Crawl]) -> str:
     """The mean of the ratios of all crawlers, in a sentence; empty for fewer than two. It hides the worst of them."""
     ratios = [crawl.ratio.value for crawl in crawls if crawl.ratio]
@@ -298,6 +312,7 @@ def summary_lines(campaign: CampaignResult) -> Iterator[str]:
     yield from map(describe_attack, campaign.attacks)
     yield from map(describe_crawl, campaign.crawls)  # the worst first
     yield from map(describe_probe, campaign.probes)
+    yield from map(describe_personal_data, filter(None, [campaign.personal_data]))
     yield from filter(None, [mean_ratio(campaign.crawls)])
     yield from (f"Not tested: {line}" for line in campaign.not_tested)
     yield from (f"Simulated: {line}" for line in campaign.simulated)
