@@ -71,6 +71,9 @@ class Memory(EventStore):
     def acquire(self, wanted):
         return [self._given(w, *self.tallies.get(w.name, (0.0, w.period, 0.0))) for w in wanted]
 
+    def quota_usage(self, prefix):
+        return {name: used for name, (used, _, _) in self.tallies.items() if name.startswith(prefix)}
+
     def _given(self, w, used, period, at):
         now = self.clock()
         used = max(0.0, used - (now - at) * w.per_s) if period == w.period else 0.0

@@ -321,6 +321,14 @@ class EventStore(Protocol):
         """
         ...
 
+    def quota_usage(self, prefix: str) -> Mapping[str, float]:
+        """Units in use, as last recorded, of each quota whose name begins with a prefix. Writes nothing.
+
+        Raises:
+            BackendError: If the store cannot be read.
+        """
+        ...
+
     def lease(self, name: str, holder: str, seconds: float) -> bool:
         """Acquires or renews a lease; True if this holder alone has it, by the store's clock.
 
@@ -839,6 +847,10 @@ class EventStoreProxy(EventStore):
     def acquire(self, requests: Sequence[QuotaRequest]) -> Sequence[QuotaGrant]:
         """See ``EventStore``."""
         return self._store.acquire(requests)
+
+    def quota_usage(self, prefix: str) -> Mapping[str, float]:
+        """See ``EventStore``."""
+        return self._store.quota_usage(prefix)
 
     def lease(self, name: str, holder: str, seconds: float) -> bool:
         """See ``EventStore``."""

@@ -33,7 +33,7 @@ from casemate.protocols import (
 )
 from casemate.rag.pipeline import require_tenant
 from casemate.runtime.executor import Executor, LocalExecutor
-from casemate.types import DEFAULT_TENANT, Event, Vector
+from casemate.types import DEFAULT_TENANT, Event, QuotaGrant, QuotaRequest, Vector
 
 
 def audience_policy(section: GuardSection) -> AudiencePolicy:
@@ -156,6 +156,11 @@ class ReadOnlyEventStore(EventStoreProxy):
 
     def append(self, event: Event) -> None:
         """Drops the event."""
+
+    def acquire(self, requests: Sequence[QuotaRequest]) -> Sequence[QuotaGrant]:
+        """Returns what each request would be granted by the recorded usage, and consumes nothing."""
+        used = [self._store.quota_usage(r.name).get(r.name, 0.0) for r in requests]
+        return [QuotaGrant(min(r.amount, max(0, int(r.most - u))), u) for r, u in zip(requests, used, strict=True)]
 
     def close(self) -> None:
         """Does nothing: the caller owns the store."""

@@ -115,6 +115,10 @@ def _quotas_are_not_exceeded(make: MakeEventStore) -> None:
         assert store.acquire([QuotaRequest("tokens", 5, 100, period="next")])[0].used == 5, "a new period starts at 0"
         both = store.acquire([QuotaRequest("a", 1, 5), QuotaRequest("b", 1, 0)])
         assert [grant.amount for grant in both] == [1, 0], "quotas of one call are independent"
+        store.acquire([QuotaRequest("part one", 2, 5), QuotaRequest("part%two", 3, 5)])
+        held = store.quota_usage("part")
+        assert dict(held) == {"part one": 2, "part%two": 3}, f"quota_usage() returned {held}"
+        assert not store.quota_usage("part_"), "a prefix has no wildcards"
 
 
 def _handles_share_one_store(make: MakeEventStore) -> None:

@@ -41,7 +41,7 @@ from casemate.protocols import EventStore
 from casemate.types import Event, QuotaGrant, QuotaRequest, Secret
 
 if TYPE_CHECKING:
-    from sqlalchemy import URL, Connection, Engine, Insert, Select
+    from sqlalchemy import URL, Connection, Engine, Insert, Select, TextClause
 
 BATCH = 500
 """Rows per transaction."""
@@ -185,7 +185,7 @@ class SqlEventStore(EventStore):
             )
         return self._rows(query)
 
-    def _rows(self, query: Select[Any], values: Mapping[str, Any] | None = None) -> Sequence[Any]:
+    def _rows(self, query: Select[Any] | TextClause, values: Mapping[str, Any] | None = None) -> Sequence[Any]:
         from sqlalchemy.exc import SQLAlchemyError
 
         self._refuse_if_closed()
@@ -245,6 +245,16 @@ class SqlEventStore(EventStore):
             grants = quotas.consume(connection, wanted)
             self._add(connection, batch)
             return grants
+
+    def quota_usage(self, prefix: str) -> Mapping[str, float]:
+        """Units in use of each quota whose name begins with a prefix. See ``EventStore.quota_usage``.
+
+        Raises:
+            BackendError: If the store is closed or cannot be read.
+        """
+        from sqlalchemy import text
+
+        return {str(name): float(used) for name, used in self._rows(text(quotas.USAGE), {"prefix": prefix})}
 
     @contextmanager
     def _batch_in_flight(self, wait: bool = False) -> Iterator[list[EventRow]]:

@@ -31,6 +31,7 @@ ON CONFLICT (name) DO UPDATE SET
 period = excluded.period, used = {used} + {granted}, granted = {granted}, at = {max}(t.at, excluded.at)
 RETURNING granted, used
 """
+USAGE = "SELECT name, used FROM casemate_quotas WHERE substr(name, 1, length(:prefix)) = :prefix"
 
 
 def require_valid(request: QuotaRequest) -> None:
