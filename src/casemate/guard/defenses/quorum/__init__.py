@@ -12,11 +12,12 @@ Deviation: units are sources with copies and common authors, not passages. Robus
 Deviation: the threshold is a number of units with a secret jitter, not a share of the answers. It does not depend on
 how many units abstain.
 Deviation: the answer is composed by rules. RobustRAG's model writes it from the keywords, and may add to them.
-Deviation: no noise. The guarantee is a count, not differential privacy.
+Deviation: noise and budgets only with the option ``epsilon`` (``privacy``). Otherwise the guarantee is a count.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass, field, replace
@@ -33,14 +34,16 @@ from casemate.guard.defenses.quorum.keywords import (
     statements,
     unit_statements,
 )
-from casemate.guard.defenses.quorum.release import Release, Thresholds, compose
-from casemate.guard.defenses.quorum.units import group_units, whole
+from casemate.guard.defenses.quorum.ledger import DAY_S, Ledger
+from casemate.guard.defenses.quorum.privacy import PrivateHistogram
+from casemate.guard.defenses.quorum.private_answers import PrivateAnswers
+from casemate.guard.defenses.quorum.release import Composition, Release, Thresholds, compose
+from casemate.guard.defenses.quorum.units import group_units, unit_names, whole
 from casemate.protocols import Defense, EventStore, Generator
 from casemate.types import Action, Document, Hit, Outcome, Prompt, Query, Retrieval, Secret, Verdict
 
 NAME = "quorum"
 SECRET_CHARACTERS = 16
-DAY_S = 86_400
 CHUNKS_PER_UNIT = 4
 """Chunks that are grouped, for each unit that may be heard: bounds the time if one source has many chunks."""
 
@@ -69,7 +72,14 @@ class Quorum(Defense):
         unit_keys: Metadata keys that unite sources to one unit, such as ``author``. All sources without a value are
             one unit.
         writer: A generator that answers the question from each unit alone, all at once; none: its best sentences.
-        store: The system's; receives the costs of isolated answers.
+        epsilon: Budget of differential privacy of a unit in one period, over all clients, above 0; none: no noise. Then
+            ``support``, ``jitter``, ``secret`` and ``units`` have no effect: all units above the floor are heard, and
+            noise decides. Needs ``casemate[dp]``.
+        delta: Probability that the bound of ``epsilon`` fails, in (0, 1).
+        answers: T: number of answers with ``words`` keywords each that a unit's budget covers, at least 1. The noise
+            grows with its square root.
+        break_glass: B: number of answers that one unit may give alone in one period, over all clients; 0: none.
+        store: The system's; receives the costs of isolated answers, and holds the budgets.
     """
 
     support: int = 2
@@ -82,6 +92,10 @@ class Quorum(Defense):
     floor: float = 0.3
     unit_keys: tuple[str, ...] = ()
     writer: Generator | None = field(default=None, repr=False)
+    epsilon: float | None = None
+    delta: float = 1e-5
+    answers: int = 1
+    break_glass: int = 0
     store: EventStore | None = field(default=None, repr=False)
 
     paper: ClassVar[str] = "RobustRAG, arXiv 2405.15556, and DPVoteRAG, arXiv 2412.04697, combined"
@@ -91,18 +105,39 @@ class Quorum(Defense):
     def __post_init__(self) -> None:
         if self.support < 2:
             raise ConfigError(f"{NAME}.support is {self.support}; it must be at least 2: one unit is no quorum")
-        for name in ("jitter", "period_days", "units", "words", "sentences"):
+        for name in ("jitter", "period_days", "units", "words", "sentences", "answers"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{NAME}.{name} is {getattr(self, name)}; it must be at least 1")
+        if self.break_glass < 0:
+            raise ConfigError(f"{NAME}.break_glass is {self.break_glass}; it must be at least 0")
         if not -1 <= self.floor <= 1:
             raise ConfigError(f"{NAME}.floor is {self.floor}; it must be a cosine, from -1 to 1")
         self.secret = Secret(self.secret)
-        if self.jitter > 1 and len(self.secret) < SECRET_CHARACTERS:
+        self.private = None if self.epsilon is None else self._private_answers(self.epsilon)
+        if self.private is None and self.jitter > 1 and len(self.secret) < SECRET_CHARACTERS:
             raise ConfigError(
                 f"{NAME}.secret has {len(self.secret)} characters; it must have at least {SECRET_CHARACTERS}. Set it "
                 "to ${NAME} with a random value in the environment, equal on all gateways, or set jitter: 1"
             )
         self._isolated = None if self.writer is None else IsolatedAnswers(self.writer)
+
+    @property
+    def single_unit_answers(self) -> Ledger:
+        """The ledger of answers that one unit gave alone."""
+        return Ledger(self.store, "break-glass", self.break_glass, self.period_days)
+
+    def _private_answers(self, epsilon: float) -> PrivateAnswers:
+        if not 0 < epsilon < math.inf or not 0 < self.delta < 1:
+            raise ConfigError(
+                f"{NAME}: epsilon={epsilon}, delta={self.delta}; need epsilon above 0 and finite, delta in (0, 1)"
+            )
+        if self.break_glass:
+            raise ConfigError(
+                f"{NAME}: epsilon={epsilon}, break_glass={self.break_glass}; an answer of one unit has no noise; set "
+                "one of them only"
+            )
+        histogram = PrivateHistogram.of(epsilon, self.delta, self.words, self.answers)
+        return PrivateAnswers(histogram, Ledger(self.store, "dp", histogram.most, self.period_days))
 
     async def on_retrieve(self, query: Query, retrieval: Retrieval) -> Outcome[Retrieval]:
         """Replaces unreadable hits by one document with the released keywords; it comes last.
@@ -114,11 +149,16 @@ class Quorum(Defense):
             return Outcome(retrieval)
         near = [hit for hit in retrieval.hits if hit.score >= self.floor]
         readable = [hit for hit in near if hit.document.id not in retrieval.unreadable]
+        speaking = [hit for hit in near if hit.document.id in retrieval.unreadable]
+        complete = retrieval.exhausted or len(near) < len(retrieval.hits)
+        if self.private is not None:  # no unit may push another one out
+            if not complete:
+                return Outcome(retrieval, more=True)
+            return await self._released(query, retrieval, readable, group_units(speaking, self.unit_keys))
         most = CHUNKS_PER_UNIT * self.units
-        speaking = [hit for hit in near if hit.document.id in retrieval.unreadable][:most]
-        units = group_units(speaking, self.unit_keys)
-        enough = len(readable) >= query.k and (len(units) >= self.units or len(speaking) == most)
-        if not (enough or retrieval.exhausted or len(near) < len(retrieval.hits)):
+        units = group_units(speaking[:most], self.unit_keys)
+        enough = len(readable) >= query.k and (len(units) >= self.units or len(speaking) >= most)
+        if not (enough or complete):
             return Outcome(retrieval, more=True)
         return await self._released(query, retrieval, readable, units[: self.units])
 
@@ -129,25 +169,61 @@ class Quorum(Defense):
     async def _released(
         self, query: Query, retrieval: Retrieval, readable: Sequence[Hit], units: Sequence[Sequence[Hit]]
     ) -> Outcome[Retrieval]:
-        question = AskedQuestion.of(query.text)
-        said, costs = await self._heard(query, question, units)
-        release = Release.of(said, self._thresholds(query.tenant))
-        answer = compose(question, release.levels)
+        answer, figures = await (self._counted(query, units) if self.private is None else self._noisy(query, units))
         released = Hit(ReleasedDocument(NAME, answer.text), self.floor)
         kept = [*readable[: query.k - 1], released] if answer.words and query.k > 1 else list(readable[: query.k])
         assert retrieval.unreadable is not None
         hidden = tuple(h.document.id for h in retrieval.hits if h.document.id in retrieval.unreadable)
         evidence = {
             "units": len(units),
-            "heard": sum(map(bool, said)),
             "readable": len(kept) - (released in kept),
             "words": len(answer.words),
-            "support": [release.support[Word(word)] for word in answer.words],
-            **release.certificate(answer.words),
-            **costs,
+            **figures,
         }
         verdict = Verdict(NAME, False, Action.HIDE if hidden else Action.NONE, 0.0, 0.0, hidden, evidence)
         return Outcome(replace(retrieval, hits=tuple(kept or [released])), verdict)
+
+    async def _counted(self, query: Query, units: Sequence[Sequence[Hit]]) -> tuple[Composition, dict[str, Any]]:
+        """Answers from what enough units state; with the certificate."""
+        question = AskedQuestion.of(query.text)
+        said, costs = await self._heard(query, question, units)
+        release = Release.of(said, self._thresholds(query.tenant))
+        answer = compose(question, release.levels)
+        opened: dict[str, Any] = {}
+        if self.break_glass and not answer.words:
+            answer, opened = await self._single_unit_answer(query, question, units, said)
+        figures = {
+            "heard": sum(map(bool, said)),
+            "support": [release.support[Word(word)] for word in answer.words],
+            **release.certificate(answer.words),
+        }
+        return answer, figures | opened | costs
+
+    async def _single_unit_answer(
+        self, query: Query, question: AskedQuestion, units: Sequence[Sequence[Hit]], said: Sequence[Collection[Item]]
+    ) -> tuple[Composition, dict[str, Any]]:
+        """Answers from the most similar unit that states something, if it has a single-unit answer left.
+
+        A unit without one is not replaced by the next: that would open a second unit for one question.
+        """
+        refused = compose(question, {})
+        for unit, items in zip(units, said, strict=True):
+            answer = compose(question, Release.of([items], Thresholds(1)).levels)
+            if answer.words:
+                names = unit_names(unit, self.unit_keys)
+                granted = (await self.single_unit_answers.spend(query.tenant, [(names, 1)])) == [1]
+                sources = sorted({hit.document.source for hit in unit})
+                return answer if granted else refused, {"break_glass": {"sources": sources, "granted": granted}}
+        return refused, {}
+
+    async def _noisy(self, query: Query, units: Sequence[Sequence[Hit]]) -> tuple[Composition, dict[str, Any]]:
+        """Answers with differential privacy; from the cache, if the question was answered before."""
+        assert self.private is not None
+        if (repeated := self.private.cached(query)) is not None:
+            return repeated, {"repeated": True, **self.private.noise()}
+        said, costs = await self._heard(query, AskedQuestion.of(query.text), units)
+        answer, figures = await self.private.ask(query, said, [unit_names(unit, self.unit_keys) for unit in units])
+        return answer, figures | costs
 
     async def _heard(
         self, query: Query, question: AskedQuestion, units: Sequence[Sequence[Hit]]

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
+from typing import TypeAlias
 
 from casemate.text.edited_copies import copy_groups
 from casemate.types import Document, Hit
 
+UnitName: TypeAlias = tuple[str, Hashable]
+"""``source`` and its name, or a metadata key and a value."""
 MISSING = ("missing",)
 """Key of the documents without the metadata that the units need: together they are one unit."""
 
@@ -47,7 +50,17 @@ def whole(unit: Sequence[Hit]) -> Document:
     return Document("unit", text, ordered[0].document.title)
 
 
-def _names(document: Document, keys: Sequence[str]) -> Iterator[Hashable]:
+def unit_names(unit: Sequence[Hit], keys: Sequence[str] = ()) -> frozenset[UnitName]:
+    """Names of a unit that are the same for every question: its sources, and its values of metadata keys.
+
+    Args:
+        unit: Its hits.
+        keys: Metadata keys, as for ``group_units``.
+    """
+    return frozenset(name for hit in unit for name in _names(hit.document, keys))
+
+
+def _names(document: Document, keys: Sequence[str]) -> Iterator[UnitName]:
     yield "source", document.source
     for key in keys:
         value = document.metadata.get(key)

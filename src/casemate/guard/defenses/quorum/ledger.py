@@ -1,0 +1,87 @@
+"""The budgets of units: counted over all clients and processes, in the event store (ADR 0015)."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from casemate.errors import ConfigError
+from casemate.guard.defenses.quorum.units import UnitName
+from casemate.protocols import EventStore
+from casemate.types import QuotaRequest
+
+DAY_S = 86_400
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """One budget for each name of a unit and each period.
+
+    A unit has several names: its sources, and its values of metadata keys. It is charged under all of them, so the
+    budget of a metadata value covers every source that has the value.
+
+    Attributes:
+        store: The event store. Its quota transaction commits before ``spend`` returns.
+        purpose: What is counted: keywords with noise, or single-unit answers.
+        most: Budget of a name in one period.
+        period_days: Length of a period, by the clock of this process. The budget belongs to the period's name, so two
+            processes with different clocks never reset each other's.
+    """
+
+    store: EventStore | None
+    purpose: Literal["dp", "break-glass"]
+    most: int
+    period_days: int
+
+    def period(self) -> str:
+        """Name of the present period."""
+        return f"{self.period_days}d{int(time.time() // (DAY_S * self.period_days))}"
+
+    async def spend(self, tenant: str, wanted: Sequence[tuple[Collection[UnitName], int]]) -> list[int]:
+        """Charges units in one transaction. Returns only after the charge is on disk.
+
+        Args:
+            tenant: The tenant.
+            wanted: Names of each unit, and the amount to charge. No two units share a name.
+
+        Returns:
+            The amount that each unit was granted: the least among its names. What the others were charged beyond it is
+            lost, and so is everything if the process ends before the answer leaves. The budget is never exceeded.
+
+        Raises:
+            ConfigError: If there is no event store.
+            BackendError: If the event store fails. The amounts may have been charged.
+        """
+        if self.store is None:
+            raise ConfigError(
+                "quorum has no event store, so it cannot count the budgets of units; build it by open_app(), or pass "
+                "store"
+            )
+        requests = [
+            QuotaRequest(self._entry(tenant, name), amount, self.most) for names, amount in wanted for name in names
+        ]
+        grants = iter(await asyncio.to_thread(self.store.acquire, requests) if requests else ())
+        return [min(next(grants).amount for _ in names) for names, _ in wanted]
+
+    def spent(self) -> list[int]:
+        """Amounts charged in the present period, one for each source that was charged, of all tenants.
+
+        Raises:
+            BackendError: If the event store cannot be read.
+        """
+        if self.store is None:
+            return []
+        return [int(used) for used in self.store.quota_usage(f"{self._prefix()} source ").values()]
+
+    def _prefix(self) -> str:
+        return f"quorum {self.purpose} {self.period()}"
+
+    def _entry(self, tenant: str, name: UnitName) -> str:
+        """Name of the quota. A digest stands for the unit: names of sources may be long or identify a person."""
+        text = repr((tenant, name)).encode("utf-8", "surrogatepass")
+        kind = "source" if name[0] == "source" else "key"
+        return f"{self._prefix()} {kind} {hashlib.blake2b(text, digest_size=16).hexdigest()}"
