@@ -13,6 +13,7 @@ from casemate.backends.indexes.attached import AttachedIndex
 from casemate.config import FILE, Config, PluginSpec, read
 from casemate.errors import CasemateError
 from casemate.guard import generation_costs
+from casemate.guard.defenses.quorum.bounds import describe_bounds
 from casemate.guard.defenses.reindex import Reindex
 from casemate.maths.stats import clopper_pearson
 from casemate.rag.corpus import Corpus
@@ -81,6 +82,7 @@ def examine(path: Path | None, fix: bool = False) -> Iterator[Finding]:
         yield from _index(app, fix)
         yield from _guard(app)
         yield from _audience(app)
+        yield from _budgets(app)
         yield from _reindexed(app)
         yield _try("event store", lambda: _events(app))
         yield Finding("generator", None, f"{config.rag.generator.use}: not checked; try 'casemate ask'")
@@ -163,6 +165,16 @@ def _audience(app: App) -> Iterator[Finding]:
                 yield Finding("audience", None if lacking else True, f"{detail}; no rule with it covers them")
     except CasemateError as error:
         yield Finding("audience", False, str(error))
+
+
+def _budgets(app: App) -> Iterator[Finding]:
+    """Describes what the budgets of units allow, and what is spent of them. Break-glass is a note: it weakens."""
+    try:
+        sources = sum(len(app.index.digests(tenant)) for tenant in app.index.tenants())
+        for line in describe_bounds(app.guard.defenses, sources):
+            yield Finding("budgets", None if line.startswith("break-glass") else True, line)
+    except CasemateError as error:
+        yield Finding("budgets", False, str(error))
 
 
 def _reindexed(app: App) -> Iterator[Finding]:

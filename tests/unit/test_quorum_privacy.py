@@ -1,6 +1,7 @@
 """Differential privacy of quorum answers: noise, accounting, budgets, and an attack that tries to refute the bound."""
 
 import asyncio
+import json
 import math
 import os
 import random
@@ -10,17 +11,22 @@ import time
 import traceback
 from contextlib import closing
 from dataclasses import replace
+from importlib.metadata import EntryPoint
 from statistics import NormalDist
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from casemate import plugins
+from casemate.app import open_app
 from casemate.backends.event_stores.sql import SqlEventStore
 from casemate.backends.indexes.sqlite import SqliteIndex
+from casemate.doctor import examine
 from casemate.errors import BackendError, CasemateError, ConfigError
 from casemate.guard.audience import AudiencePolicy
 from casemate.guard.defenses.quorum import Quorum
+from casemate.guard.defenses.quorum.bounds import break_glass_advantage
 from casemate.guard.defenses.quorum.keywords import Word
 from casemate.guard.defenses.quorum.ledger import Ledger
 from casemate.guard.defenses.quorum.privacy import PrivateHistogram
@@ -28,6 +34,8 @@ from casemate.guard.defenses.quorum.private_answers import PrivateAnswers
 from casemate.guard.guard import Guard
 from casemate.maths.stats import clopper_pearson
 from casemate.rag.pipeline import Rag
+from casemate.redteam.campaigns.own import OwnSystem
+from casemate.redteam.lab.caching import CachedGenerator
 from casemate.system import ReadOnlyEventStore
 from casemate.types import UNKNOWN, Document, Hit, Query, QuotaGrant, Retrieval, SimilarityStats
 from tests.fakes import BagOfWords, Memory, Parrot
@@ -348,6 +356,44 @@ def test_a_unit_without_single_unit_answers_is_not_replaced_by_the_next():
 def test_without_its_ledger_no_unit_answers_alone(store):
     with pytest.raises(CasemateError):
         ask(glass(store), hits(1))
+
+
+def test_doctor_and_campaigns_report_what_the_budgets_allow(tmp_path, monkeypatch):
+    entry = EntryPoint("bag", "tests.fakes:BagOfWords", "casemate.embedder")
+    monkeypatch.setattr(plugins, "entry_points", lambda group, name=None: [entry] * (group == entry.group))
+    monkeypatch.chdir(tmp_path)
+    for options, detail in (
+        ({"break_glass": 3}, "1 of 4 sources have given one: the attacker's advantage (true minus false positives) is"),
+        ({"epsilon": 8.0, "words": 5}, "1 of 4 sources have spent some of their 5 keywords, 1 all"),
+    ):
+        raw = {
+            "rag": {"generator": "extractive", "embedder": "bag", "index": {"use": "sqlite", "path": "index.db"}},
+            "guard": {"defenses": [{"use": "quorum", "floor": 0.3, "jitter": 1, **options}]},
+        }
+        raw["guard"]["audience"] = {"unentitled": "quorum"}
+        (tmp_path / "casemate.yaml").write_text(json.dumps(raw))
+        other = [Document(f"o{i}", f"minutes of meeting {i}") for i in range(3)]
+        with open_app() as app:
+            asyncio.run(app.guard.add([hits(1)[0].document, *other]))
+            asyncio.run(app.guard.ask(Query(QUESTION, groups=STRANGER)))
+            facts = OwnSystem(
+                app, Rag(BagOfWords(), app.index, CachedGenerator(Parrot(), None, "")), "default", tmp_path, {}
+            )
+        (found,) = [f for f in examine(None) if f.name == "budgets"]
+        assert detail in found.detail
+        assert found.ok is (None if "break_glass" in options else True)
+        assert any("answers to unentitled clients" in line for line in facts.not_tested)
+
+
+def test_the_advantage_of_break_glass_is_the_share_that_was_opened():
+    """Against a simulated attacker who calls opened units members and draws lots for the rest."""
+    rng = random.Random(1)
+    opened = set(range(30))
+    hits_ = sum(rng.randrange(100) in opened or rng.random() < 0.5 for _ in range(20_000)) / 20_000
+    assert hits_ - 0.5 <= break_glass_advantage(30, 100) + 0.01
+    certain = sum(rng.randrange(100) in opened for _ in range(20_000)) / 20_000  # never guesses: no false positive
+    assert certain == pytest.approx(break_glass_advantage(30, 100), abs=0.02)
+    assert break_glass_advantage(3, 0) == 1.0 and break_glass_advantage(0, 0) == 0.0
 
 
 # An attack on the bound

@@ -27,6 +27,7 @@ from casemate.errors import DataError
 from casemate.guard import generation_costs
 from casemate.guard.calibration.file import read_calibrations, write_calibration
 from casemate.guard.calibration.fitting import calibrate, calibrated_defenses
+from casemate.guard.defenses.quorum.bounds import describe_bounds
 from casemate.plugins import build
 from casemate.protocols import Embedder, Generator, Index
 from casemate.rag.corpus import Corpus
@@ -104,7 +105,12 @@ class OwnSystem(TargetSystem):
             "guard_options": _fingerprint(repr(app.config.guard)),
             "reader": section.reader.use,
         }
-        super().__init__(evidence, simulated=[SIMULATED_READER] if section.reader.use == "simulated_reader" else ())
+        bounds = [
+            f"answers to unentitled clients: {line}" for line in describe_bounds(app.guard.defenses, len(digests))
+        ]
+        super().__init__(
+            evidence, bounds, simulated=[SIMULATED_READER] if section.reader.use == "simulated_reader" else ()
+        )
         self._app, self._rag, self._tenant = app, rag, tenant
         self._digests, self._discard = digests, discard
 

@@ -32,7 +32,7 @@ class PrivateAnswers:
     """
 
     def __init__(self, histogram: PrivateHistogram, ledger: Ledger) -> None:
-        self.histogram, self._ledger = histogram, ledger
+        self.histogram, self.ledger = histogram, ledger
         self._cache: OrderedDict[bytes, Composition] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -61,7 +61,7 @@ class PrivateAnswers:
         most = self.histogram.words
         keywords = [sorted(item.lemma for item in unit if isinstance(item, Word))[:most] for unit in said]
         stating = [i for i, words in enumerate(keywords) if words]
-        granted = await self._ledger.spend(query.tenant, [(names[i], len(keywords[i])) for i in stating])
+        granted = await self.ledger.spend(query.tenant, [(names[i], len(keywords[i])) for i in stating])
         heard = [keywords[i][:amount] for i, amount in zip(stating, granted, strict=True)]
         levels = {Word(word): level for word, level in self.histogram.release(heard).items()}
         answer = compose(AskedQuestion.of(query.text), levels)
@@ -80,5 +80,5 @@ class PrivateAnswers:
     def _key(self, query: Query) -> bytes:
         question = " ".join(query.text.split()).casefold()
         client = [sorted(names) if names is not None else None for names in (query.labels, query.groups)]
-        text = repr((self._ledger.period(), query.tenant, client, question))
+        text = repr((self.ledger.period(), query.tenant, client, question))
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
