@@ -19,6 +19,19 @@ from tests.fakes import documents
 from tests.gateways import HideNamed, make
 
 
+def _add_failing_tools(server, read_only):
+    @server.tool(annotations=read_only)
+    def search_broken(query: str) -> str:
+        """Fail with a message that has text of a document."""
+        raise ValueError(documents(40)[3].text)
+
+    @server.tool(annotations=read_only)
+    async def search_slow(query: str) -> str:
+        """Answer later than any client waits."""
+        await asyncio.sleep(600)
+        return query
+
+
 def library():
     """A server of another vendor: finds all documents that have a word of the query, with their scores."""
     server = MCPServer("library")
@@ -87,11 +100,6 @@ def library():
         return {"secretword": {"deep": [1, 2]}}
 
     @server.tool(annotations=read_only)
-    def search_broken(query: str) -> str:
-        """Fail with a message that has text of a document."""
-        raise ValueError(documents(40)[3].text)
-
-    @server.tool(annotations=read_only)
     def search_elsewhere(query: str) -> list[str]:
         """Find what is in no index."""
         return ["a text that the index does not hold, about a secretword"]
@@ -106,6 +114,7 @@ def library():
         """Return all documents."""
         return "\n".join(d.text for d in documents(40))
 
+    _add_failing_tools(server, read_only)
     return server
 
 

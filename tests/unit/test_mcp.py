@@ -25,6 +25,7 @@ from casemate.cli import cli
 from casemate.errors import BackendError, ConfigError
 from casemate.gateway import state
 from casemate.gateway.auth.keys import ApiKeyStore
+from casemate.gateway.mcp import upstream
 from casemate.gateway.mcp.tools import GuardedTools
 from casemate.gateway.mcp.upstream import Upstream, UpstreamTools
 from casemate.gateway.server import uvicorn_config
@@ -259,8 +260,8 @@ LIMITED = {"search": ("query", "limit")}
 async def guarded_library(app, tools=(), address=LIBRARY, token=None, **variables):
     """An SDK client of a server that guards the library."""
     text = key(app, retrieve=True)
-    upstream = Upstream(address, dict(tools), token, {**library_variables(), **variables})
-    with serving(app, lambda gateway: UpstreamTools(gateway, upstream)) as url:
+    other = Upstream(address, dict(tools), token, {**library_variables(), **variables})
+    with serving(app, lambda gateway: UpstreamTools(gateway, other)) as url:
         async with connected(url, text) as client:
             yield client
 
@@ -353,6 +354,37 @@ async def test_results_of_another_form_and_errors_count_as_nothing_found(app):
         for name in ("search_pictures", "search_numbers", "search_broken", "search_elsewhere"):
             ids = found(await client.call_tool(name, {"query": "secretword"}))
             assert len(ids) == 5 and "d3" not in ids
+
+
+async def test_a_client_does_not_see_that_the_other_server_is_too_slow(app, monkeypatch):
+    assert upstream.SEARCH_SHARE <= 0.5  # the rest is for the guard
+    monkeypatch.setattr(upstream, "SEARCH_SHARE", 0.005)  # .6 of 120 seconds
+    async with guarded_library(app) as client:
+        ids = found(await client.call_tool("search_slow", {"query": SECRET}))
+    assert len(ids) == 5 and "d3" not in ids
+
+
+async def test_a_call_of_another_servers_tool_has_one_verdict_of_each_defense(app):
+    async with guarded_library(app) as client:
+        await client.call_tool("search", {"query": SECRET})
+        app.store.flush()
+        (verdict,) = app.store.scan("verdict")
+    assert verdict.body["flagged"] and verdict.body["hidden"] == ["d3"]
+
+
+def test_an_upstream_server_that_cannot_start_is_one_line_and_an_exit_code(tmp_path):
+    for options in ([], ["--http", "--port", "0"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "casemate", "mcp", "--upstream", "no-such-program", *options],
+            cwd=tmp_path,
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == 2
+        assert "Traceback" not in done.stderr
+        assert "error: the upstream MCP server cannot be used" in done.stderr
 
 
 async def test_nothing_else_of_the_other_server_is_offered(app):

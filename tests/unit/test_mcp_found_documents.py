@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from casemate.gateway.mcp.found_documents import find_documents, judge_found
+from casemate.gateway.mcp.found_documents import find_documents, judge_found, merge_verdicts
 from casemate.gateway.mcp.upstream import LISTS, TEXTS, recognize
 from casemate.guard import turn as turns
 from casemate.guard.audience import AudiencePolicy
 from casemate.guard.turn import OpenTurns, continued
-from casemate.types import Document, Outcome, Query
+from casemate.types import Action, Document, Outcome, Query, Verdict
 from tests.fakes import documents
 from tests.gateways import HideNamed, make
 
@@ -131,6 +131,24 @@ async def test_a_document_that_is_withheld_only_because_it_was_found_is_replaced
     guard.defenses = (HideIfFirst("d3"),)
     kept = await judged(guard, TEXT["d8"], ["d3"], k=30)
     assert len(kept) == 30 and "d3" not in kept
+
+
+def test_verdicts_of_two_retrievals_become_the_most_severe_one_with_all_hidden_documents():
+    calm, flagged = Verdict("m", False, Action.NONE, 3.0, 2.5), Verdict("m", True, Action.HIDE, 2.9, 2.5, ("a",))
+    other = Verdict("m", True, Action.HIDE, 2.6, 2.5, ("b", "a"))
+    failed, limit = Verdict("m", False, Action.WITHHOLD, 0.0, None), Verdict("crawl_limit", False, Action.NONE, 0.1, 1)
+    assert merge_verdicts([calm, limit, flagged, other]) == [replace(flagged, hidden=("a", "b")), limit]
+    assert merge_verdicts([flagged, failed]) == [replace(failed, hidden=("a",))]
+    assert merge_verdicts([]) == []
+
+
+@pytest.mark.parametrize("found", [[], ["d3"], ["d7"]])
+def test_the_log_has_one_verdict_whatever_was_found(tmp_path, found):
+    with make(tmp_path, defenses=(HideNamed("d3"),)) as app:
+        asyncio.run(judged(app.guard, TEXT["d3"], found))
+        app.store.flush()
+        (verdict,) = app.store.scan("verdict")
+    assert verdict.body["hidden"] == ["d3"] and verdict.body["enforced"]
 
 
 async def test_observe_mode_withholds_nothing(guard):

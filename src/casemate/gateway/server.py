@@ -19,7 +19,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from casemate.config import GatewaySection
-from casemate.errors import BackendError
+from casemate.errors import BackendError, CasemateError
 from casemate.gateway.admission import HEADERS
 from casemate.gateway.app import make_app
 from casemate.gateway.errors import invalid_http
@@ -219,6 +219,29 @@ def uvicorn_config(app: App, make_tools: Callable[[Gateway], ToolSet] = own_tool
     )
 
 
+def _without_traceback(app: Any, report: Callable[[CasemateError], None]) -> Any:
+    """The ASGI application, whose start reports its own errors instead of sending a traceback to the log."""
+
+    async def wrapped(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "lifespan":
+            await app(scope, receive, send)
+            return
+
+        async def send_plainly(message: Any) -> None:
+            await send({**message, "message": ""} if message["type"] == "lifespan.startup.failed" else message)
+
+        try:
+            await app(scope, receive, send_plainly)
+        except CasemateError as error:
+            report(error)
+            raise
+        except Exception:
+            _log.exception("the gateway's background work failed")
+            raise
+
+    return wrapped
+
+
 def serve(
     app: App,
     on_started: Callable[[str], None] = lambda address: None,
@@ -232,14 +255,22 @@ def serve(
         make_tools: See ``make_app``.
 
     Raises:
+        CasemateError: If the background work cannot start, such as the connection to an upstream MCP server.
         BackendError: If the server cannot start; the log has the reason.
     """
-    server = GatewayServer(uvicorn_config(app, make_tools), on_started)
+    failures: list[CasemateError] = []
+    config = uvicorn_config(app, make_tools)
+    config.app = _without_traceback(config.app, failures.append)
+    server = GatewayServer(config, on_started)
     before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         server.run()  # uvicorn raises the signal again at its end, when it must have no effect
+    except SystemExit:  # of uvicorn, if the start fails: reported below
+        pass
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+    if failures:
+        raise failures[0]
     if not server.started:
         raise BackendError("the gateway cannot start; see the log", backend="gateway", retryable=True)

@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from casemate.guard.guard import Guard
+from casemate.guard.verdict_log import append
 from casemate.maths.moments import without_documents
 from casemate.rag.pipeline import Rag
-from casemate.types import Document, Hit, Query, Retrieval, Vector
+from casemate.types import Action, Document, Hit, Query, Retrieval, Vector, Verdict
 
 DEPTH = 1000
 """Nearest documents to a query among which a result is looked for."""
@@ -28,7 +29,8 @@ _log = logging.getLogger(__name__)
 async def judge_found(guard: Guard, query: Query, texts: Sequence[str], *, off: bool = False) -> list[Document]:
     """Returns the documents that the guard allows: those that another retriever found, then those of its own retrieval.
 
-    The number of documents is that of the guard's own retrieval, whatever was found and withheld.
+    The number of documents is that of the guard's own retrieval, whatever was found and withheld. Both retrievals are
+    judged; the log gets one verdict of each defense (``merge_verdicts``).
 
     Args:
         guard: The guard.
@@ -51,11 +53,18 @@ async def judge_found(guard: Guard, query: Query, texts: Sequence[str], *, off: 
         others = await rag.find(query, vector, query.k)
     else:
         given = tuple(hit for hit in nearest.hits if hit.document.id in named)
-        judged, _ = await _with_rag(guard, _FoundRag(rag, vector, given)).retrieve(query)
-        allowed = {hit.document.id: hit.document for hit in judged.hits}
-        kept = [allowed[name] for name in named if name in allowed]
-        gone = frozenset(d.source for d in named.values() if d.id not in allowed)
-        others, _ = await _with_rag(guard, _FoundRag(rag, vector, gone=gone)).retrieve(query)
+        verdicts: list[Verdict] = []
+        try:
+            judged, first = await _unlogged(guard, _FoundRag(rag, vector, given)).retrieve(query)
+            verdicts += first
+            allowed = {hit.document.id: hit.document for hit in judged.hits}
+            kept = [allowed[name] for name in named if name in allowed]
+            gone = frozenset(d.source for d in named.values() if d.id not in allowed)
+            others, second = await _unlogged(guard, _FoundRag(rag, vector, gone=gone)).retrieve(query)
+            verdicts += second
+        finally:
+            for verdict in merge_verdicts(verdicts):
+                append(guard.store, query, verdict, guard.log_text)
     ids = {d.id for d in kept}
     fill = [hit.document for hit in others.hits if hit.document.id not in ids]
     return [*kept, *fill][: query.k]
@@ -123,10 +132,27 @@ class _FoundRag(Rag):
         return replace(found, hits=(*self._given, *below)[:k])
 
 
-def _with_rag(guard: Guard, rag: Rag) -> Guard:
-    """A copy of the guard that retrieves from another system."""
+def merge_verdicts(verdicts: Iterable[Verdict]) -> list[Verdict]:
+    """One verdict of each defense about a query that was judged several times.
+
+    It is the most severe one (a failure, then flagged, then the highest score), with the hidden documents of all.
+    """
+    by_defense: dict[str, list[Verdict]] = {}
+    for verdict in verdicts:
+        by_defense.setdefault(verdict.defense, []).append(verdict)
+    return [
+        replace(
+            max(several, key=lambda v: (v.action is Action.WITHHOLD, v.flagged, v.score)),
+            hidden=tuple(dict.fromkeys(name for v in several for name in v.hidden)),
+        )
+        for several in by_defense.values()
+    ]
+
+
+def _unlogged(guard: Guard, rag: Rag) -> Guard:
+    """A copy of the guard that retrieves from another system, and does not log its verdicts."""
     guard = copy.copy(guard)
-    guard.rag = rag
+    guard.rag, guard.store = rag, None
     return guard
 
 

@@ -39,6 +39,9 @@ QUERY_ARGUMENTS = ("query", "question", "q", "search", "search_query")
 LISTS = ("result", "results", "documents", "hits", "matches", "data", "items", "chunks", "passages", "nodes")
 TEXTS = ("result", "text", "content", "page_content", "document", "passage", "chunk", "snippet", "body")
 """Fields in which results have their documents, and documents their text."""
+SEARCH_SHARE = 0.5
+"""Share of ``gateway.timeout_s`` that the other server has: the rest is for the guard, so that the client never sees
+whether the other server was too slow."""
 TURN_QUESTION = "user_question"
 """Argument with the user's question, where the tool has an argument of that name itself."""
 _log = logging.getLogger(__name__)
@@ -179,7 +182,7 @@ class UpstreamTools(ToolSet):
     async def _found(self, name: str, arguments: Mapping[str, Any]) -> list[str]:
         """The texts that the other server finds; none if it fails, or the result has no known form."""
         try:
-            async with asyncio.timeout(self.gateway.section.timeout_s):
+            async with asyncio.timeout(SEARCH_SHARE * self.gateway.section.timeout_s):
                 result = await self._client.call_tool(name, dict(arguments))
         except Exception as error:
             _log.error("tool %s of the upstream server failed: %s", name, type(error).__name__)
