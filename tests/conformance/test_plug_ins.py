@@ -31,6 +31,8 @@ ROOT = Path(__file__).parents[2]
 APART = {"index", "defense"}
 """Roles whose built-in plug-ins are checked in test_indexes.py and test_defenses.py."""
 HEAVY = {
+    ("collection", "chroma_collection"),
+    ("collection", "lancedb_table"),
     ("collection", "milvus_collection"),
     ("cluster", "ray"),
     ("crawler", "worm"),
@@ -229,6 +231,38 @@ def milvus_collection(role, name, request):
     return (MilvusCollection(Secret(url), collection, **given), held, X), {}
 
 
+def local_collection(role, name, request):
+    """A collection in a folder, of a vendor's own package."""
+    from tests.conformance import test_local_collections as local
+
+    fill, make = {
+        "chroma_collection": (local.make_chroma, local.chroma),
+        "lancedb_table": (local.make_lancedb, local.lancedb),
+        "faiss_folder": (local.make_faiss, local.faiss_saved),
+    }[name]
+    folder = request.getfixturevalue("tmp_path") / "store"
+    fill(folder)
+    held = [Document(row, f"text {i}") for i, row in enumerate(local.names())]
+    return (make(folder), held, local.vectors(), "no such id"), {}
+
+
+def remote_collection(role, name, request):
+    """A collection on a simulated server."""
+    from tests import store_servers
+    from tests.conformance import test_remote_collections as remote
+
+    kind = {
+        "elasticsearch_index": store_servers.Elasticsearch,
+        "weaviate_collection": store_servers.Weaviate,
+        "pinecone_index": store_servers.Pinecone,
+    }[name]
+    server = store_servers.serving(kind(remote.held(kind)))
+    url = server.__enter__()
+    request.addfinalizer(lambda: server.__exit__(None, None, None))
+    held = [Document(row, f"text {i}") for i, row in enumerate(remote.names(kind))]
+    return (remote.collection(kind, url), held, remote.vectors(), str(uuid.UUID(int=7))), {}
+
+
 MAKERS: dict[tuple[str, str], Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]] = {
     ("crawler", "worm"): worm,
     ("embedder", "openai"): openai,
@@ -249,4 +283,9 @@ MAKERS: dict[tuple[str, str], Callable[..., tuple[tuple[Any, ...], dict[str, Any
     ("collection", "pgvector_table"): pgvector_table,
     ("collection", "qdrant_collection"): qdrant_collection,
     ("collection", "milvus_collection"): milvus_collection,
+    **{("collection", name): local_collection for name in ("chroma_collection", "faiss_folder", "lancedb_table")},
+    **{
+        ("collection", name): remote_collection
+        for name in ("elasticsearch_index", "pinecone_index", "weaviate_collection")
+    },
 }

@@ -117,13 +117,3 @@ class QdrantServer:
     def _redact(self, message: str) -> str:
         """In one line of at most 300 characters, without the API key."""
         return " ".join(message.replace(self.api_key or "\0", "***").split())[:300]
-
-
-def without_credentials(url: str) -> str:
-    """Removes user and password from a URL.
-
-    >>> without_credentials("http://user:secret@host:6333")
-    'http://host:6333'
-    """
-    scheme, slashes, rest = url.partition("//")
-    return scheme + slashes + rest.rpartition("@")[2] if slashes else url

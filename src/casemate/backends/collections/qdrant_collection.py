@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from casemate.backends.clients.qdrant import QdrantServer, without_credentials
+from casemate.backends.clients.qdrant import QdrantServer
+from casemate.backends.clients.rest import without_credentials
 from casemate.backends.sidecar.row_inventory import quote_ids
 from casemate.errors import CapabilityError, ConfigError, DataError, needs
 from casemate.maths.vectors import cosines

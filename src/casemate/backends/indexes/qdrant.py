@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from casemate.backends.clients.qdrant import QdrantServer, without_credentials
+from casemate.backends.clients.qdrant import QdrantServer
+from casemate.backends.clients.rest import without_credentials
 from casemate.backends.mvcc.index import MvccIndex
 from casemate.backends.mvcc.versioned_store import KEY_LIMIT, CommitRecord, IndexDescriptor, RowFilter, StoredRow
 from casemate.errors import ConfigError, DataError, needs

@@ -1,0 +1,165 @@
+"""Base of collections whose store returns rows as mappings: pages, exact scores and errors, once for all stores.
+
+A subclass is one store. It implements five calls: connect, count, scan, search and find.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from casemate.backends.sidecar.row_inventory import quote_ids
+from casemate.errors import CapabilityError, DataError
+from casemate.maths.vectors import cosines
+from casemate.protocols import CollectionPage, VectorCollection
+from casemate.types import Document, Hit, Vector
+
+SCAN_PAGE = 1000
+"""Rows per page of a scan."""
+SPARE = 16
+"""Rows to fetch above k, for scoring in float64 and for rows without text."""
+
+
+class StoredRow(NamedTuple):
+    """A row as its store returns it.
+
+    Attributes:
+        id: Its id.
+        vector: Its vector; None: it has none.
+        fields: Everything else, by name. Values may be mappings.
+    """
+
+    id: str
+    vector: Any
+    fields: Mapping[str, Any]
+
+
+class RowCollection(VectorCollection):
+    """Rows of one store, read-only: other programs write them.
+
+    Attributes:
+        name: Name in messages; contains no password.
+        text: Field of the text. ``a.b`` is the field ``b`` in the mapping ``a``.
+        source: Field with the name of the row's source document. Empty: none.
+        title: Field of the title. Empty: none.
+        own_fields: Fields that are no metadata, such as the vector's.
+    """
+
+    name: str = ""
+    text: str
+    source: str
+    title: str
+    own_fields: frozenset[str] = frozenset()
+    _dim = 0
+
+    @abstractmethod
+    def connect(self) -> int:
+        """Connects, sets ``by_cosine``, and returns the length of a vector; 0: the first row decides."""
+
+    @abstractmethod
+    def pages(self, after: str) -> Iterator[tuple[Sequence[StoredRow], str]]:
+        """Pages of rows with the cursor behind each, in a stable order, starting behind a cursor if one is given."""
+
+    @abstractmethod
+    def nearest(self, vector: Vector, k: int) -> Iterable[StoredRow]:
+        """The k nearest rows, as the store ranks them."""
+
+    @abstractmethod
+    def stored(self, ids: Sequence[str]) -> Iterable[StoredRow]:
+        """The rows with these ids (at least one) that exist."""
+
+    def errors(self) -> AbstractContextManager[Any]:
+        """Translates errors of the store's client inside the block."""
+        return nullcontext()
+
+    def open(self) -> int:
+        """See ``VectorCollection.open``. Closes connections if it fails."""
+        try:
+            with self.errors():
+                self._dim = self.connect() or self._first_length()
+            if not self._dim:
+                raise DataError(f"{self.name} has no row with a vector; fill it first")
+        except BaseException:
+            self.close()
+            raise
+        return self._dim
+
+    def _first_length(self) -> int:
+        rows = (row for page, _ in self.pages("") for row in page)
+        return next((len(row.vector) for row in rows if row.vector is not None), 0)
+
+    def scan(self, after: str = "") -> Iterator[CollectionPage]:
+        """See ``VectorCollection.scan``."""
+        pages = self.pages(after)
+        while True:
+            with self.errors():
+                found = next(pages, None)
+            if found is None:
+                return
+            yield self._page(*found)
+
+    def search(self, vector: Vector, k: int) -> Sequence[Hit]:
+        """See ``VectorCollection.search``."""
+        with self.errors():
+            page = self._page(list(self.nearest(vector, k + SPARE)), "")
+        s = cosines(page.vectors, vector)
+        return [Hit(page.documents[i], float(s[i])) for i in np.argsort(-s, kind="stable")[:k].tolist()]
+
+    def find(self, ids: Sequence[str]) -> CollectionPage:
+        """See ``VectorCollection.find``."""
+        rows: list[StoredRow] = []
+        for start in range(0, len(ids), SCAN_PAGE):
+            with self.errors():
+                rows += self.stored(ids[start : start + SCAN_PAGE])
+        return self._page(rows, "")
+
+    def add(self, documents: Sequence[Document], vectors: Vector) -> None:
+        """See ``VectorCollection.add``. Refused."""
+        raise self._read_only()
+
+    def remove(self, ids: Sequence[str]) -> None:
+        """See ``VectorCollection.remove``. Refused."""
+        raise self._read_only()
+
+    def close(self) -> None:
+        """See ``VectorCollection.close``."""
+
+    def _read_only(self) -> CapabilityError:
+        return CapabilityError(
+            f"{self.name} is read-only here; add and remove rows with the program that owns it, then run "
+            "'casemate attach'"
+        )
+
+    def _page(self, rows: Sequence[StoredRow], after: str) -> CollectionPage:
+        """A page without the rows that lack text or vector."""
+        texts = [field_of(row.fields, self.text) for row in rows]
+        whole = [row for row, text in zip(rows, texts, strict=True) if text is not None and row.vector is not None]
+        if other := [row.id for row in whole if len(row.vector) != self._dim]:
+            raise DataError(f"{self.name}: the vectors of {quote_ids(other)} do not have {self._dim} dimensions")
+        textless = sum(text is None for text in texts)
+        vectors = np.array([row.vector for row in whole], np.float32).reshape(-1, self._dim)
+        documents = [self._document(row) for row in whole]
+        return CollectionPage(documents, vectors, after, (), textless, len(rows) - len(whole) - textless)
+
+    def _document(self, row: StoredRow) -> Document:
+        own = {self.text, self.source, self.title, *self.own_fields}
+        metadata = {name: value for name, value in row.fields.items() if name not in own}
+        text, title, source = (str(field_of(row.fields, name) or "") for name in (self.text, self.title, self.source))
+        return Document(row.id, text, title, source, "", metadata)
+
+
+def field_of(fields: Mapping[str, Any], name: str) -> Any:
+    """The value of a field; None if it is missing or has no name.
+
+    >>> field_of({"metadata": {"source": "a.pdf"}, "x.y": 3}, "metadata.source"), field_of({"x.y": 3}, "x.y")
+    ('a.pdf', 3)
+    """
+    if name in fields:
+        return fields[name]
+    first, dot, rest = name.partition(".")
+    inner = fields.get(first) if dot else None
+    return field_of(inner, rest) if isinstance(inner, Mapping) else None

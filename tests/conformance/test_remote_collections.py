@@ -1,0 +1,225 @@
+"""Attached indexes of Elasticsearch, OpenSearch, Weaviate and Pinecone, on simulated servers."""
+
+from __future__ import annotations
+
+import json
+import uuid
+
+import numpy as np
+import pytest
+
+from casemate.backends.collections import elasticsearch_index
+from casemate.backends.collections.elasticsearch_index import ElasticsearchIndex
+from casemate.backends.collections.pinecone_index import PineconeIndex
+from casemate.backends.collections.weaviate_collection import WeaviateCollection
+from casemate.backends.indexes.attached import AttachedIndex
+from casemate.backends.sidecar.row_collection import SPARE
+from casemate.errors import BackendError, ConfigError, DataError
+from casemate.testing import check_collection
+from casemate.types import Document, Secret
+from tests import record_store_requests as record
+from tests.store_servers import KEY, Elasticsearch, OpenSearch, Pinecone, RecentElasticsearch, Weaviate, serving
+
+DIM, N = 8, 250
+
+
+def vectors(n=N):
+    return np.random.default_rng(1).standard_normal((n, DIM)).astype(np.float32)
+
+
+def names(kind, n=N):
+    if kind is Weaviate:
+        return [str(uuid.uuid5(uuid.NAMESPACE_DNS, str(i))) for i in range(n)]
+    return [f"a/{i:04}#" for i in range(n)]
+
+
+def fields(i, kind):
+    if kind in (Weaviate, Pinecone):
+        return {"text": f"text {i}", "doc": f"d{i // 3}"}
+    return {"text": f"text {i}", "even": i % 2 == 0, "metadata": {"doc": f"d{i // 3}", "page": i}}
+
+
+def held(kind, n=N):
+    return [(name, x, fields(i, kind)) for i, (name, x) in enumerate(zip(names(kind, n), vectors(n), strict=True))]
+
+
+def collection(kind, url, **options):
+    if kind is Weaviate:
+        return WeaviateCollection(Secret(url), "Docs", **{"source": "doc", **options})
+    if kind is Pinecone:
+        return PineconeIndex(Secret(url), Secret(KEY), **{"source": "doc", **options})
+    return ElasticsearchIndex(Secret(url), "docs", **{"source": "metadata.doc", **options})
+
+
+KINDS = [Elasticsearch, RecentElasticsearch, OpenSearch, Weaviate, Pinecone]
+
+
+@pytest.fixture(params=KINDS, ids=lambda kind: kind.__name__)
+def kind(request):
+    return request.param
+
+
+@pytest.fixture
+def small_pages(monkeypatch):
+    monkeypatch.setattr(elasticsearch_index, "SCAN_PAGE", 40)
+
+
+def test_a_collection_passes_the_conformance_suite(kind, small_pages):
+    rows = held(kind)
+    with serving(store := kind(rows)) as url:
+        check_collection(
+            collection(kind, url), [Document(name, f"text {i}") for i, (name, _, _) in enumerate(rows)], vectors(),
+            absent=str(uuid.UUID(int=7)),
+        )  # fmt: skip
+    assert not store.snapshots, "a snapshot that is not closed occupies the server"
+
+
+def test_rows_are_attached_with_their_sources_and_moments(kind, tmp_path, small_pages):
+    rows, X = held(kind), vectors()
+    rows[1] = (rows[1][0], rows[1][1], {name: value for name, value in rows[1][2].items() if name != "text"})
+    if kind is not Pinecone:  # its records always have values
+        rows[2] = (rows[2][0], None, rows[2][2])
+    with serving(kind(rows)) as url:
+        index = AttachedIndex(collection(kind, url), tmp_path / "attached.db")
+        index.open("test", DIM)
+        summary = index.attach()
+        lost = [i for i, row in enumerate(rows) if row[1] is None or "text" not in row[2]]
+        assert (summary.rows, summary.textless, summary.vectorless) == (N - len(lost), 1, len(lost) - 1)
+        assert not any("unit length" in problem for problem in index.check())
+        q = (X[5] / np.linalg.norm(X[5])).astype(np.float32)
+        found = index.search(q, 3)
+        U = X.astype(np.float64) / np.linalg.norm(X.astype(np.float64), axis=1, keepdims=True)
+        expected = np.delete(U, lost, axis=0) @ q
+        assert found.similarity_stats.mean == pytest.approx(float(expected.mean()), abs=1e-6)
+        assert found.similarity_stats.std == pytest.approx(float(expected.std()), abs=1e-6)
+        best = [i for i in np.argsort(-(U @ q)).tolist() if i not in lost][:3]
+        assert [h.document.id for h in found.hits] == [rows[i][0] for i in best]
+        document = found.hits[0].document
+        assert (document.text, document.source) == ("text 5", "d1")
+        assert not {"text", "vector", "doc", "values"} & document.metadata.keys()
+        index.close()
+
+
+def test_the_key_is_sent_and_a_refusal_does_not_quote_it(kind):
+    options = {} if kind is Pinecone else {"api_key": Secret(KEY)}
+    with serving(kind(held(kind), KEY)) as url:
+        opened = collection(kind, url, **options)
+        assert opened.open() == DIM
+        opened.close()
+    with serving(kind(held(kind), "another key")) as url:
+        refused = collection(kind, url, **options)
+        with pytest.raises(BackendError, match="the server refuses the key") as caught:
+            refused.open()
+        assert KEY not in str(caught.value)
+        refused.close()
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "why"),
+    [
+        ((404, {"message": "no"}), DataError, "check both|use the index's host"),
+        ((500, {"message": f"broken {KEY}"}), BackendError, "status 500: .*broken"),
+        ((400, {"message": "bad"}), DataError, "rejected the request"),
+        ((429, {}), BackendError, "too many requests"),
+        ((302, {}), BackendError, "status 302"),
+        ((200, b"<html>"), BackendError, "is not JSON"),
+    ],
+)
+def test_failures_of_the_server_are_errors_that_say_what_to_do(kind, answer, error, why):
+    options = {} if kind is Pinecone else {"api_key": Secret(KEY)}
+    with serving(store := kind(held(kind, 3))) as url:
+        opened = collection(kind, url, **options)
+        opened.open()
+        store.fail = answer
+        with pytest.raises(error, match=why) as caught:
+            opened.search(vectors(1)[0], 2)
+        assert KEY not in str(caught.value)
+        opened.close()
+    with pytest.raises(BackendError, match="not open"):
+        opened.search(vectors(1)[0], 2)
+
+
+def test_an_unreachable_server_is_named_without_its_password(kind):
+    dead = collection(kind, "http://127.0.0.1:9")
+    with pytest.raises(BackendError, match="cannot be reached"):
+        dead.open()
+    dead.close()
+    with pytest.raises(BackendError, match="must begin with http"):
+        collection(kind, "file:///etc").open()
+    if kind is not Pinecone:
+        assert "word" not in collection(kind, "http://user:word@127.0.0.1:9").name
+
+
+@pytest.mark.parametrize("kind", [Elasticsearch, OpenSearch])
+def test_only_rows_with_given_values_are_attached(kind):
+    with serving(kind(held(kind))) as url:
+        even = collection(kind, url, only={"even": True})
+        even.open()
+        assert even.count() == N // 2 == sum(len(page.documents) for page in even.scan())
+        assert {int(hit.document.id[2:6]) % 2 for hit in even.search(vectors()[5], 20)} == {0}
+        assert [d.id for d in even.find([names(kind)[0], names(kind)[1]]).documents] == [names(kind)[0]]
+        even.close()
+
+
+@pytest.mark.parametrize("kind", [Elasticsearch, OpenSearch])
+def test_a_scan_reads_one_state_and_resumes_behind_rows_of_equal_numbers(kind, small_pages):
+    with serving(store := kind(held(kind))) as url:
+        opened = collection(kind, url)
+        opened.open()
+        pages = opened.scan()
+        first = next(pages)
+        store.rows = store.rows[:100]  # another program removes rows while the scan goes on
+        seen = [d.id for page in [first, *pages] for d in page.documents]
+        assert seen == names(kind), "the snapshot still has them, each once"
+        store.rows = held(kind)
+        again = [d.id for page in opened.scan(first.after) for d in page.documents]
+        assert [d.id for d in first.documents] + again == names(kind)
+        opened.close()
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda: ElasticsearchIndex(Secret("http://x"), "docs-*"), "without wildcards"),
+        (lambda: ElasticsearchIndex(Secret("http://x"), "../docs"), "without wildcards"),
+        (lambda: ElasticsearchIndex(Secret("http://x"), "docs", text=""), "must not be empty"),
+        (lambda: WeaviateCollection(Secret("http://x"), "Docs) { x }"), "letters, digits and _"),
+        (lambda: WeaviateCollection(Secret("http://x"), "Docs", vector="a b"), "letters, digits and _"),
+        (lambda: PineconeIndex(Secret("http://x"), Secret("")), "must not be empty"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(make, why):
+    with pytest.raises(ConfigError, match=why):
+        make()
+
+
+def test_a_field_that_is_no_vector_is_refused_with_the_fields_there_are():
+    with serving(Elasticsearch(held(Elasticsearch, 3))) as url:
+        with pytest.raises(DataError, match="'text' is no vector field; the fields are metadata, text, vector"):
+            collection(Elasticsearch, url, vector="text").open()
+    with serving(Weaviate(held(Weaviate, 3))) as url:
+        with pytest.raises(DataError, match="has no property 'body'; it has text, doc"):
+            collection(Weaviate, url, text="body").open()
+        with pytest.raises(DataError, match="has no vector 'v'"):
+            collection(Weaviate, url, vector="v").open()
+
+
+def test_requests_are_those_of_the_vendors_own_clients():
+    """Recorded by ``tests.record_store_requests``: paths, parameters and bodies, for the same calls."""
+    recorded = json.loads(record.FILE.read_text())
+    assert recorded.keys() == record.PRODUCTS.keys()
+    for name, (_, kind, _) in record.PRODUCTS.items():
+        with serving(store := kind(record.rows())) as url:
+            opened = collection(kind, url)
+            opened.open()
+            opened.count()
+            pages = list(opened.scan())
+            assert sum(len(page.documents) for page in pages) == record.N
+            opened.search(np.array(record.VECTOR, np.float32), record.K - SPARE)
+            opened.find(record.IDS)
+            opened.close()
+        sent = json.loads(json.dumps(store.requests))
+        theirs = [request for request in recorded[name]["requests"] if request[1] != "/v1/meta"]
+        assert [request for request in theirs if request not in sent] == [], name
+        if kind is not Weaviate:  # its client searches and lists by another protocol
+            assert [request for request in sent if request not in theirs] == [], name
