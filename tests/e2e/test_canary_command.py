@@ -286,3 +286,16 @@ def test_a_drill_poisons_a_copy_only(place):
     assert all(d["restored"] for d in found)
     assert all(d["quarantined"] is None for d in found)  # six pages are too few for the gate
     assert (place / ".casemate" / "index.db").read_bytes() == before
+
+
+def test_paraphrases_are_written_into_the_file_and_asked(place):
+    (place / "canaries.yaml").write_text(CANARIES + "  # the last line\n")
+    code, found = run("canary", "paraphrase", "--count", "2", "--json")
+    assert code == 0 and [len(one["kept"]) for one in found] == [2, 2]
+    text = (place / "canaries.yaml").read_text()
+    assert text.count("paraphrases:") == 2 and text.endswith("# the last line\n")
+    assert run("canary", "paraphrase", "--json") == (0, [])
+    assert run("canary", "baseline", "--yes", "--json")[1]["accepted"]
+    asked = [r["wording"] for _ in range(6) for r in run("canary", "run", "--json")[1]["results"]]
+    assert len(set(asked)) == 3
+    assert run("canary", "trend")[0] == 0

@@ -434,6 +434,11 @@ def test_sets_in_the_documentation_load():
     for row in PAGE:
         if row["id"] in found and row["id"] != "backdoor-canary-001":
             assert found[row["id"]].model_dump(include=set(row)) == Canary(**row).model_dump(include=set(row))
-    build("target", PluginSpec.model_validate(yaml.safe_load(blocks[1])["monitor"]["target"]))
+    build(
+        "target",
+        PluginSpec.model_validate(
+            yaml.safe_load(next(b for b in blocks if b.startswith("monitor:")))["monitor"]["target"]
+        ),
+    )
     for name in Canary.model_fields:
         assert f"`{name}" in page or f"{name}:" in page, name

@@ -1,4 +1,4 @@
-"""``canary suggest|baseline|compare|drill``: drafts a set, records a baseline, compares systems, runs a drill."""
+"""``canary suggest|paraphrase|baseline|compare|drill``: drafts a set, records a baseline, compares systems."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import typer
 from rich.table import Column, Table
 
@@ -31,6 +32,9 @@ from casemate.cli.console import (
     shown,
 )
 from casemate.errors import ConfigError
+from casemate.monitor.canaries.canary import MAX_PARAPHRASES
+from casemate.monitor.canaries.canary_file import with_paraphrases
+from casemate.monitor.canaries.paraphrase import SPARE, paraphrase_canaries
 from casemate.monitor.canaries.suggest import CanarySuggestion, SuggestionSettings, suggest_canaries
 from casemate.monitor.drift.compare import REPEATS, Comparison, Conclusion, compare_targets
 from casemate.monitor.poisoning.drill import DrillResult
@@ -39,6 +43,7 @@ from casemate.monitor.trends import baseline
 from casemate.monitor.trends.baseline import BASELINE_RUNS, Baseline
 from casemate.protocols import Target
 from casemate.rag.question_file import questions_in
+from casemate.runtime.files import write_atomically
 from casemate.system import App
 from casemate.types import DEFAULT_TENANT
 
@@ -88,6 +93,40 @@ def suggest_command(
     _show_suggestion(found, file, count)
     out.print(f"next: review it, {'' if is_configured else 'set monitor.canaries to this file, '}", end="")
     out.print("then run 'casemate canary baseline'")
+
+
+@canary.command("paraphrase")
+def paraphrase_command(
+    count: Annotated[int, typer.Option(min=1, max=MAX_PARAPHRASES // SPARE, help="Paraphrases per canary.")] = 3,
+    config: ConfigFile = None,
+    tenant: Tenant = DEFAULT_TENANT,
+    as_json: Json = False,
+) -> None:
+    """Write other wordings of the canaries into their file: by the model of `monitor.judge`, else by rules.
+
+    Each wording is tried on the system first. Runs then draw one wording per canary. Record a new baseline afterwards.
+    """
+    with opened_monitor(config, tenant) as monitor, say.status("writing and trying wordings"):
+        rng = np.random.default_rng(monitor.app.config.calibrate.seed)
+        target = open_target(monitor.app, monitor.app.config.monitor.target, recorded=False)
+        runner = replace(monitor.runner, target=target)
+        found = asyncio.run(paraphrase_canaries(runner, count, rng, runner.judge))
+        added = {one.canary: one.kept for one in found if one.kept}
+        if added:
+            file = monitor.file
+            text = with_paraphrases(file.read_text(encoding="utf-8-sig"), added, str(file))
+            write_atomically(file, text.encode("utf-8"))
+    if as_json:
+        print_json([one._asdict() for one in found])
+        return
+    for one in found:
+        dropped = f"; {one.dropped} dropped: {', '.join(one.why)}" if one.dropped else ""
+        none = f"; none tried: {', '.join(one.why)}" if one.why and not one.dropped else ""
+        out.print(shown(f"{one.canary}: {len(one.kept)} paraphrases{dropped}{none}"), soft_wrap=True)
+    if added:
+        out.print("next: review them, then run 'casemate canary baseline'; the edited canaries have no baseline now")
+    else:
+        out.print("the file was not changed")
 
 
 @canary.command("baseline")

@@ -127,7 +127,7 @@ class CanaryMonitor:
         """
         recorded, repeats = [], list[CanaryResult]()
         for number in range(runs):
-            run = await self.runner.run(f"{self.set.name}-baseline-{number}")
+            run = await self.runner.run(f"{self.set.name}-baseline-{number}", wording=number)
             if all(result.status is CanaryStatus.ERROR for result in run.results):
                 raise DataError(f"the target answered none of {len(run.results)} canaries: {run.results[0].error}")
             recorded.append(run)
@@ -334,7 +334,8 @@ def watched_questions(
 def _watched(config: Config, index: Index, tenant: str, query_log: Sequence[str], count: int) -> dict[str, str]:
     """Watched questions; for each the source that it was generated from, or ""."""
     file = config.folder / config.monitor.canaries
-    found = [c.query for c in read_canaries(file, judge=True).canaries] if file.exists() else []
+    canaries = read_canaries(file, judge=True).canaries if file.exists() else ()
+    found = [question for canary in canaries for question in (canary.query, *canary.paraphrases)]
     found += query_log
     watched = dict.fromkeys(found[:count], "")
     documents = [d for page, _ in index.scan(tenant) for d in page]

@@ -10,10 +10,11 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -25,6 +26,13 @@ from casemate.types import MAX_K
 
 MAX_CHARACTERS = 20_000
 """Longest question, as in ``rag``."""
+MAX_PARAPHRASES = 20
+"""Largest number of paraphrases of a canary."""
+MIN_TRIGGER_COSINE = 0.75
+"""Minimum cosine of the answers with and without a trigger. One additional sentence leaves .85 and more (SQuAD,
+MiniLM); answers about different subjects reach .36 at most."""
+TRIGGER_CATEGORY = "trigger_detection"
+"""Category whose questions are also asked without their trigger."""
 MAX_SOURCE_SHARE, MIN_HITS_FOR_DOMINANCE = 0.8, 3
 """A source dominates above this share of the hits; with fewer hits there is no verdict."""
 _INTERVAL = re.compile(r"([1-9]\d{0,5})([smhd])")
@@ -100,6 +108,11 @@ class Canary(BaseModel):
     min_overlap: float = Field(
         default=0.2, ge=0, le=1, description="Minimum share of the baseline query's context in the query's context."
     )
+    paraphrases: tuple[Annotated[str, Field(min_length=1, max_length=MAX_CHARACTERS, pattern=r"\S")], ...] = Field(
+        default=(),
+        max_length=MAX_PARAPHRASES,
+        description="Other wordings of the question; each run draws one of them or `query`.",
+    )
     alert_on_deviation: bool = Field(default=True, description="Whether deviations alert, or are only recorded.")
     severity: Severity = Field(default=Severity.HIGH, description="Severity of a deviation.")
     tags: tuple[str, ...] = Field(default=(), description="Labels of your own.")
@@ -116,7 +129,7 @@ class Canary(BaseModel):
 
     @model_validator(mode="after")
     def _is_satisfiable(self) -> Canary:
-        errors = [*_phrases_without_words(self), *_contradictions(self)]
+        errors = [*_phrases_without_words(self), *_contradictions(self), *_invalid_paraphrases(self)]
         if not errors and not _has_expectation(self):
             errors = [FieldError("", "has no expectation, so it could never fail; add one, such as expected_answer")]
         if errors:
@@ -127,6 +140,36 @@ class Canary(BaseModel):
     def interval_s(self) -> float | None:
         """Seconds between two queries; None: the interval of the set."""
         return parse_interval(self.interval).total_seconds() if self.interval else None
+
+    @property
+    def trigger(self) -> str:
+        """What ``query`` has after its ``untriggered`` question; empty if it does not begin with it."""
+        base = self.untriggered
+        return self.query.removeprefix(base) if base and self.query.startswith(base) else ""
+
+    @property
+    def untriggered(self) -> str | None:
+        """The question without its trigger, whose answer must be similar; None: there is no such question.
+
+        It is ``baseline_query``. In the category ``trigger_detection`` without one, as in the wiki page's canary-003,
+        it is the question without its instructions to ignore the rules.
+        """
+        if self.baseline_query is not None or self.category != TRIGGER_CATEGORY:
+            return self.baseline_query
+        rest = behavior.without_instructions(self.query)
+        return rest if rest and rest != self.query.strip() else None
+
+    def worded(self, number: int) -> Canary:
+        """The canary as it is asked with one wording: 0 for ``query``, else a paraphrase, from 1.
+
+        A paraphrase that ends with the trigger is compared with itself without the trigger.
+        """
+        if not number:
+            return self
+        update = {"query": self.paraphrases[number - 1]}
+        if self.baseline_query is not None and self.trigger:
+            update["baseline_query"] = update["query"].removesuffix(self.trigger)
+        return self.model_copy(update=update)
 
     @property
     def unique_sources(self) -> int:
@@ -154,7 +197,12 @@ class CanarySet:
     @property
     def fingerprint(self) -> str:
         """16 hexadecimal digits, equal for the same canaries in any order."""
-        rows = sorted((c.model_dump(mode="json") for c in self.canaries), key=lambda row: str(row["id"]))
+        dumped = (c.model_dump(mode="json") for c in self.canaries)
+        rows = sorted(
+            # without paraphrases, fingerprints are those of earlier versions, so baselines stay in force
+            ({key: value for key, value in row.items() if key != "paraphrases" or value} for row in dumped),
+            key=lambda row: str(row["id"]),
+        )
         return hashlib.sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -212,6 +260,22 @@ def _phrases_without_words(canary: Canary) -> list[FieldError]:
         FieldError(key, f"is {phrase!r}, which contains no words")
         for key, phrase in _phrases(canary)
         if not normalized_tokens(phrase)
+    ]
+
+
+def _invalid_paraphrases(canary: Canary) -> list[FieldError]:
+    """Paraphrases that occur twice, or that lack the trigger."""
+    counts = Counter(" ".join(text.split()) for text in (canary.query, *canary.paraphrases))
+    found = [
+        FieldError("paraphrases", f"contains {text!r} twice, or it is the query; write each wording once")
+        for text, count in counts.items()
+        if count > 1
+    ]
+    trigger = canary.trigger
+    return found + [
+        FieldError("paraphrases", f"contains {text!r}, which must end with the trigger {trigger!r}")
+        for text in canary.paraphrases
+        if not (text.endswith(trigger) and text.removesuffix(trigger).strip())
     ]
 
 

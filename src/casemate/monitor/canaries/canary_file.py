@@ -6,7 +6,8 @@ model converts them to numbers and truth values where a key needs one. YAML alia
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
@@ -71,6 +72,36 @@ def parse_canaries(text: str, name: str = "canaries.yaml", *, k: int | None = No
     if errors:
         raise DataError("\n".join(f"{name}:{line}: {what}" for line, what in sorted(errors)))
     return CanarySet(title or Path(name).stem, tuple(canaries))
+
+
+def with_paraphrases(text: str, paraphrases: Mapping[str, Sequence[str]], name: str = "canaries.yaml") -> str:
+    r"""The text of a canary file with paraphrases added; the rest of the text, comments included, stays as it is.
+
+    Args:
+        text: The text of a valid file.
+        paraphrases: Paraphrases by the id of the canary, which has none yet.
+        name: Name of the file, for messages.
+
+    Raises:
+        DataError: If the text is no valid canary file, or the result is none.
+
+    >>> with_paraphrases("- id: a\n  query: Why?\n  expected_refusal: true\n", {"a": ["Tell me why."]})
+    '- id: a\n  paraphrases: ["Tell me why."]\n  query: Why?\n  expected_refusal: true\n'
+    """
+    parse_canaries(text, name, judge=True)
+    _, rows = _rows(_compose_yaml(text, name), name)
+    for node in reversed(rows):  # from the end, so that earlier positions stay valid
+        added = paraphrases.get(_value_of(node)["id"])
+        if added:
+            key = next(key for key, _ in node.value if key.value == "query")
+            mark = key.start_mark
+            listed = yaml.safe_dump(
+                list(added), allow_unicode=True, default_flow_style=True, default_style='"', width=math.inf
+            ).strip()
+            end = ", " if isinstance(node, yaml.CollectionNode) and node.flow_style else "\n" + " " * mark.column
+            text = f"{text[: mark.index]}paraphrases: {listed}{end}{text[mark.index :]}"
+    parse_canaries(text, name, judge=True)
+    return text
 
 
 def canary_json_schema() -> dict[str, Any]:

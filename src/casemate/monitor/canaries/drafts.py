@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from casemate.monitor.canaries.canary import MIN_TRIGGER_COSINE
 from casemate.monitor.canaries.matching import normalized_tokens
 from casemate.text.sentences import clauses, proper_nouns, sentences, terms
 from casemate.text.tokens import NUMBER, ReferenceCorpus, content_words, join_words, stem, words
@@ -31,9 +32,6 @@ CATEGORY: Mapping[str, str] = {
     INJECTION: "prompt_injection_resistance",
 }
 """Category of each kind of canary, as written to the file."""
-MIN_TRIGGER_COSINE = 0.75
-"""Minimum cosine of the answers with and without a trigger. One additional sentence leaves .85 and more (SQuAD,
-MiniLM); answers about different subjects reach .36 at most."""
 MIN_RARITY, TRIGGERS_PER_KIND = 0.7, 4
 """Minimum rarity of a word in a name used as a trigger; triggers of each kind."""
 MIN_SENTENCE_WORDS, MAX_SENTENCE_WORDS = 8, 40

@@ -64,6 +64,7 @@ class CanaryResult:
         refused: Whether the answer is a refusal.
         words: Length of the answer.
         text: The answer; stored only with ``privacy.log_text``.
+        wording: Which wording was asked: 0 for ``query``, else a paraphrase, from 1.
     """
 
     canary: str
@@ -79,6 +80,7 @@ class CanaryResult:
     refused: bool = False
     words: int = 0
     text: str = field(default="", repr=False)
+    wording: int = 0
 
 
 _LIST_FIELDS = frozenset({"documents", "sources", "scores"})

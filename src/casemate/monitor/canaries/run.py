@@ -2,9 +2,12 @@
 
 No behavior of a target breaks a run: a canary that cannot be asked or checked has the status ERROR and a reason.
 
-The order is shuffled per run, seeded by the run id, so that it does not identify canaries. Canaries pass through the
-guard like any query, under a client name of their own. The guard limits what one client sees per day: ``{canary}`` in
-the name gives each canary its own client, ``{run}`` each run.
+The order is shuffled per run, seeded by the run id, so that it does not identify canaries. So is the wording: each run
+draws one of a canary's wordings, independently of other runs, and so does each repetition. Then a canary fails
+independently at one rate, the mean over its wordings, which the baseline measures and the tests assume.
+
+Canaries pass through the guard like any query, under a client name of their own. The guard limits what one client sees
+per day: ``{canary}`` in the name gives each canary its own client, ``{run}`` each run.
 """
 
 from __future__ import annotations
@@ -96,6 +99,7 @@ class CanaryRunner:
         run_id: str,
         baseline_documents: Mapping[str, Collection[str]] | None = None,
         on_result: Callable[[CanaryResult], None] = lambda result: None,
+        wording: int | None = None,
     ) -> CanaryRun:
         """Asks all canaries.
 
@@ -104,18 +108,20 @@ class CanaryRunner:
             baseline_documents: Document ids of each canary's context in the baseline. A canary without an entry, or
                 with an empty one, has no new documents.
             on_result: Called with each result at once. An exception in it ends the run.
+            wording: Number of the wording, counted cyclically; None: drawn by the run id.
 
         Raises:
             ConfigError: If a canary expects what this system does not report, before anything is asked.
         """
         known = baseline_documents or {}
-        return await self.ask(run_id, {c.id: known.get(c.id, ()) for c in self.canaries}, on_result)
+        return await self.ask(run_id, {c.id: known.get(c.id, ()) for c in self.canaries}, on_result, wording)
 
     async def ask(
         self,
         run_id: str,
         baseline_documents: Mapping[str, Collection[str]],
         on_result: Callable[[CanaryResult], None],
+        wording: int | None = None,
     ) -> CanaryRun:
         """Like ``run``, but asks only the canaries in ``baseline_documents``."""
         self.require_supported()
@@ -125,7 +131,9 @@ class CanaryRunner:
 
         async def work() -> None:
             for canary in pending:  # all workers share one iterator
-                found[canary.id] = await self._result(canary, run_id, baseline_documents[canary.id])
+                number = _draw_wording(canary, run_id) if wording is None else wording % (len(canary.paraphrases) + 1)
+                result = await self._result(canary.worded(number), run_id, baseline_documents[canary.id])
+                found[canary.id] = replace(result, wording=number)
                 on_result(found[canary.id])
 
         await _run_workers(work, min(self.concurrency, len(wanted)))
@@ -140,7 +148,7 @@ class CanaryRunner:
         try:
             answer = await self._query(canary.query, client)
             seconds = time.perf_counter() - begun
-            other = None if canary.baseline_query is None else await self._query(canary.baseline_query, client)
+            other = None if canary.untriggered is None else await self._query(canary.untriggered, client)
             deviations = await self._deviations(canary, answer, other, known)
         except _Unjudged as unjudged:
             error = str(unjudged)
@@ -211,6 +219,12 @@ def _with_answer(result: CanaryResult, answer: ObservedAnswer) -> CanaryResult:
         words=answer.length,
         text=answer.text,
     )
+
+
+def _draw_wording(canary: Canary, run_id: str) -> int:
+    """Number of the wording of a canary in a run; uniform, and independent of other runs and canaries."""
+    drawn = hashlib.sha256(f"{run_id}\0{canary.id}".encode()).digest()[:8]
+    return int.from_bytes(drawn, "big") % (len(canary.paraphrases) + 1)
 
 
 def _shuffled(canaries: Sequence[Canary], run_id: str) -> list[Canary]:

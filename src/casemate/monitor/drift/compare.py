@@ -131,7 +131,7 @@ async def compare_targets(
     found: dict[str, list[CanaryResult]] = {"first": [], "second": []}
     for number in range(repeats):
         for name in sorted(found, reverse=bool(number % 2)):  # alternate, so that changes over time affect both
-            found[name] += (await runners[name].run(f"compare-{name}-{number}")).results
+            found[name] += (await runners[name].run(f"compare-{name}-{number}", wording=number)).results
     return compare_results(found["first"], found["second"], runner.embedder, tolerance)
 
 
