@@ -7,14 +7,16 @@ of ``BLOCK`` kills. A forked process works and tells each step before it begins 
 SIGKILL after a random time. Then another process opens the same files. ``during``: kills while a step was in progress.
 
 ``change``: add, replace and remove sources of the SQLite index. ``index``: ingest of a folder whose files change.
-``attach``: changes of an attached collection. ``events``: the event store, to which gateway and watch write.
-``campaign``: trials of a campaign.
+``attach``: changes of an attached collection. ``events``: the event store alone. ``campaign``: trials of a campaign.
+``watch``: canary runs, while the clock of each process jumps by up to three slots, forwards or backwards. ``gateway``:
+a running server, whose clients change documents, ask, and revoke keys; no answer may name the withheld document.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import random
 import signal
@@ -24,20 +26,29 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
+import httpx
 import numpy as np
 
 from benchmarks import ROOT, SEED, save
 from casemate.backends.event_stores.sql import SqlEventStore
 from casemate.backends.indexes.attached import AttachedIndex
 from casemate.backends.indexes.sqlite import SqliteIndex
+from casemate.gateway.auth.keys import ApiKeyStore, Grant
 from casemate.guard.guard import Guard
 from casemate.maths.stats import clopper_pearson
+from casemate.monitor.alerts.alert import ALERT_KIND
+from casemate.monitor.canaries.results import CanaryResult, CanaryStatus, base_run_id
+from casemate.monitor.scheduler.schedule import RUN_KIND, SLOT_KIND
+from casemate.monitor.scheduler.watch import WatchSettings, watch
+from casemate.monitor.trends.cusum import AlarmLimits, WatchedCanary, WatchedSet
+from casemate.monitor.trends.sequential_tests import FlakeCounts
+from casemate.protocols import Defense, EventStore
 from casemate.rag import ingest
 from casemate.rag.corpus import Corpus
 from casemate.rag.ingest import Ingest
@@ -45,7 +56,8 @@ from casemate.rag.pipeline import Rag
 from casemate.redteam.lab.results import Trial
 from casemate.redteam.lab.store import CampaignStore
 from casemate.types import Document, Event, Vector
-from tests.fakes import BagOfWords, Parrot
+from tests.fakes import BagOfWords, Parrot, documents
+from tests.gateways import HideNamed, chat, make, serving
 from tests.unit.folder_collection import FolderCollection
 
 KILLS, BLOCK, DIM, SOURCES = 1000, 25, 16, 12
@@ -167,11 +179,13 @@ class Change(Operation):
 
     name = "change"
 
+    embedder: ClassVar[tuple[str, int]] = ("crashes", DIM)
+
     @contextmanager
     def index(self) -> Iterator[SqliteIndex | AttachedIndex]:
         """The index, open."""
         with closing(SqliteIndex(self.folder / "index.db")) as index:
-            index.open("crashes", DIM)
+            index.open(*self.embedder)
             yield index
 
     def work(self, tell: Tell) -> None:
@@ -313,6 +327,133 @@ class Campaign(Operation):
             return differences(versions(told), dict.fromkeys(store.trials("c", "off"), "1"))
 
 
+class Watch(Operation):
+    """Canary runs by a clock that is 100 times too fast, and that jumps once in each process."""
+
+    name = "watch"
+    seconds = 1.0
+    interval, canaries = 10, tuple(f"c{i}" for i in range(4))
+
+    def __init__(self, folder: Path, rng: random.Random) -> None:
+        super().__init__(folder, rng)
+        self.began = time.time()
+
+    def work(self, tell: Tell) -> None:
+        """Watches for a second and a half."""
+        rng = random.Random(f"{self.version} {self.rng.random()}")
+        jump_at, jump = time.time() + rng.uniform(0, 1), rng.uniform(-3, 3) * self.interval
+
+        def clock() -> float:
+            now = time.time()
+            return self.began + 100 * (now - self.began) + jump * (now > jump_at)
+
+        async def ask(run: str, asked: Any, on_result: Callable[[CanaryResult], None]) -> None:
+            tell(f"begin {base_run_id(run)} 1")
+            for canary in asked:
+                await asyncio.sleep(0.005)
+                status = CanaryStatus.FAIL if canary == "c0" else CanaryStatus.PASS
+                on_result(CanaryResult(canary, run, datetime.fromtimestamp(clock(), UTC), status))
+
+        canaries = tuple(WatchedCanary(name, flakes=FlakeCounts(50, 0)) for name in self.canaries)
+        settings = WatchSettings(
+            AlarmLimits(max_repeats=1),
+            lease_s=0.2,
+            pause_s=0,
+            clock=clock,
+            sleep=lambda seconds: asyncio.sleep(seconds / 100),
+        )
+        watched = WatchedSet("crashes", canaries, self.interval)
+        with closing(SqlEventStore(path=self.folder / "events.db")) as store, suppress(TimeoutError):
+            watching = watch(watched, ask, store, settings=settings, on_run=lambda a: tell(f"done {a.run} 1"))
+            asyncio.run(asyncio.wait_for(watching, 1.5))
+
+    def verify(self, told: Told) -> list[str]:
+        """Acknowledged runs are there, with each canary once; every slot has a run or is recorded as missed."""
+        with closing(SqlEventStore(path=self.folder / "events.db")) as store:
+            runs, slots = store.scan(RUN_KIND), store.scan(SLOT_KIND)
+            results = Counter((str(e.body["run"]), str(e.body["canary"])) for e in store.scan("canary"))
+            opened = [e for e in store.scan(ALERT_KIND) if e.body["phase"] == "opened"]
+        finished = {str(event.body["run"]): "1" for event in runs}
+        faults = differences(versions(told), finished)
+        faults += [f"{run} has {canary} {count} times" for (run, canary), count in results.items() if count > 1]
+        faults += [f"{run} lacks {canary}" for run in finished for canary in self.canaries if not results[run, canary]]
+        covered = Counter[int]()
+        for body in (event.body for event in slots):
+            first, last = (body["slot"],) * 2 if body["state"] == "begun" else (body["first"], body["last"])
+            covered.update(range(int(first), int(last) + 1, self.interval))
+        every = range(min(covered, default=0), max(covered, default=0), self.interval)
+        faults += [f"slot {slot} is accounted for {covered[slot]} times" for slot in every if covered[slot] != 1]
+        return faults + [f"{len(opened)} alerts were opened for one lasting failure"] * (len(opened) > 1)
+
+
+class Served(Change):
+    """A running gateway. Its clients change documents, ask, and revoke keys; no answer may name a withheld document."""
+
+    name = "gateway"
+    seconds = 1.5
+    embedder = (BagOfWords.fingerprint, 256)
+    defenses: ClassVar[tuple[Defense, ...]] = (HideNamed("d3"),)
+
+    def before(self) -> None:
+        """Prepares documents and keys for the first process."""
+        super().before()
+        if self.version == 1:
+            with make(self.folder, count=SOURCES) as app:
+                keys = ApiKeyStore(app.store)
+                self.keys = [str(keys.create(Grant(role, role, trust_user=True))[1]) for role in ("admin", "client")]
+
+    def work(self, tell: Tell) -> None:
+        """Serves, and is its own client."""
+        logging.disable()
+        rng = random.Random(f"{self.version} {self.rng.random()}")
+        app = make(self.folder, defenses=self.defenses, requests_per_minute=10**6, tokens_per_day=10**9)
+        with serving(app) as url, httpx.Client(base_url=url) as http:
+            for number in range(12):
+                what, version = f"s{rng.randrange(SOURCES)}", f"{self.version}.{number}"
+                self._change(http, what, version if rng.random() < 0.75 else "0", tell)
+                self._ask(http, f"answer.{version}", tell)
+                self._revoke(app.store, version, tell)
+
+    def _change(self, http: httpx.Client, what: str, version: str, tell: Tell) -> None:
+        tell(f"begin {what} {version}")
+        headers = {"Authorization": f"Bearer {self.keys[0]}"}
+        if version == "0":
+            answer = http.delete("/v1/documents", params={"source": what}, headers=headers)
+        else:
+            sent = {"documents": [{"source": what, "text": f"{version} " * 100}]}
+            answer = http.post("/v1/documents", json=sent, headers=headers)
+        tell(f"done {what} {version}" if answer.status_code in {200, 404} else f"done failed-{answer.status_code} 1")
+
+    def _ask(self, http: httpx.Client, what: str, tell: Tell) -> None:
+        tell(f"begin {what} 1")
+        headers = {"Authorization": f"Bearer {self.keys[1]}"}
+        answer = http.post("/v1/chat/completions", json=chat("only3", user=what), headers=headers)
+        tell(f"done {what} 1" if answer.status_code == 200 else f"done failed-{answer.status_code} 1")
+        if "d3" in answer.json()["choices"][0]["message"]["content"].split():
+            tell("done unguarded-answer 1")
+
+    def _revoke(self, store: EventStore, version: str, tell: Tell) -> None:
+        keys = ApiKeyStore(store)
+        key = keys.create(Grant(f"key.{version}"))[0]
+        tell(f"begin key.{version} revoked")
+        keys.revoke(key.id)
+        tell(f"done key.{version} revoked")
+
+    def verify(self, told: Told) -> list[str]:
+        """Compares documents, verdicts and keys with what was acknowledged."""
+        with closing(SqlEventStore(path=self.folder / "events.db")) as store:
+            asked = {str(e.body["client"]).partition("/")[2]: "1" for e in store.scan("verdict")}
+            keys = ApiKeyStore(store)
+            keys.sync()
+            revoked = {k.grant.name: "revoked" for k in keys.all() if k.revoked}
+        kinds = ("s", "answer.", "key.")
+        by_kind = {k: [line for line in told if line.split()[1].startswith(k)] for k in kinds}
+        rest = [line for line in told if not line.split()[1].startswith(kinds)]
+        faults = [*differences(versions(by_kind["answer."]), asked), *differences(versions(by_kind["key."]), revoked)]
+        kept = [f"done {d.source} {d.text.split()[0]}" for d in documents(SOURCES)]
+        return [*super().verify([*kept, *by_kind["s"]]), *faults, *rest]
+
+
 def unit(rng: random.Random, count: int) -> Vector:
     """Random vectors of unit length."""
     E = np.random.default_rng(rng.randrange(2**32)).standard_normal((count, DIM))
@@ -320,7 +461,7 @@ def unit(rng: random.Random, count: int) -> Vector:
     return vectors
 
 
-OPERATIONS: tuple[type[Operation], ...] = (Change, Index, Attach, Events, Campaign)
+OPERATIONS: tuple[type[Operation], ...] = (Change, Index, Attach, Events, Campaign, Watch, Served)
 
 if __name__ == "__main__":
     main()

@@ -11,7 +11,7 @@ if sys.platform != "linux":
     pytest.skip("forks processes", allow_module_level=True)
 
 from benchmarks import crashes
-from benchmarks.crashes import OPERATIONS, Campaign, Operation, differences, versions
+from benchmarks.crashes import OPERATIONS, Campaign, Operation, Served, Watch, differences, versions
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # the child only works and is killed
 
@@ -50,6 +50,32 @@ def test_a_store_that_acknowledges_too_early_is_found(tmp_path, monkeypatch):
     pytest.fail("300 kills found no trial that was acknowledged and lost")
 
 
-@pytest.mark.parametrize("kind", OPERATIONS, ids=lambda kind: kind.name)
+class EarlyWatch(Watch):
+    """Acknowledges a run when its first canary is asked."""
+
+    def work(self, tell):
+        super().work(lambda line: tell(line.replace("begin", "done")))
+
+
+class Unguarded(Served):
+    """Serves without the defense that withholds a document."""
+
+    defenses = ()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [EarlyWatch, Unguarded])
+def test_a_process_that_breaks_its_promise_is_found(kind, tmp_path, monkeypatch):
+    for attempt in range(20):
+        (folder := tmp_path / str(attempt)).mkdir()
+        if kill(kind, folder, monkeypatch, 5)["faults"]:
+            return
+    pytest.fail("100 kills found no broken promise")
+
+
+SLOW = {Served: [pytest.mark.slow]}
+
+
+@pytest.mark.parametrize("kind", [pytest.param(k, marks=SLOW.get(k, ()), id=k.name) for k in OPERATIONS])
 def test_a_few_kills_lose_nothing(kind, tmp_path, monkeypatch):
     assert kill(kind, tmp_path, monkeypatch, 5)["faults"] == []
