@@ -374,7 +374,7 @@ class GatewaySection(Section):
         ge=0,
         le=10_000,
         description="Rounds time-to-first-token up to a multiple of this, so latency does not reveal the guard's "
-        "decision; 0: no rounding.",
+        "decision. The interval is longer for a key whose questions take longer. 0: no rounding.",
     )
     shutdown_grace_s: float = Field(default=30, gt=0, description="Time for running answers to finish at shutdown.")
     concurrency: int = Field(

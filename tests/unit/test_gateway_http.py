@@ -1,7 +1,6 @@
 """The HTTP API over real connections, on a small system."""
 
 import asyncio
-import functools
 import json
 import logging
 import re
@@ -21,7 +20,7 @@ from casemate.backends.generators.openai import OpenAIGenerator
 from casemate.gateway import state
 from casemate.gateway.auth.keys import ApiKeyStore
 from casemate.gateway.errors import to_api_error
-from casemate.gateway.response_timing import PacedGenerator, pace
+from casemate.gateway.response_timing import PacedGenerator, ResponsePacer
 from casemate.protocols import Defense
 from casemate.types import UNKNOWN, Document, Outcome, Prompt
 from tests.fake_openai import FakeOpenAI
@@ -1005,7 +1004,10 @@ def test_time_to_first_token_is_a_multiple_of_the_pace(tmp_path, path):
 def test_a_generator_outside_the_gateway_is_not_paced():
     async def taken():
         began = time.monotonic()
-        paced, prompt = PacedGenerator(Parrot(), functools.partial(pace, 5.0)), Prompt("x", (Document("d", "t"),), "")
+        paced, prompt = (
+            PacedGenerator(Parrot(), lambda: ResponsePacer(5.0).wait("a key")),
+            Prompt("x", (Document("d", "t"),), ""),
+        )
         assert [piece async for piece in paced.stream(prompt)] == ["d "]
         return time.monotonic() - began
 

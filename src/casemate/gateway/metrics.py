@@ -25,9 +25,16 @@ class Metrics:
         in_progress: Returns the number of requests in progress.
         store: The event store.
         age: Returns the seconds since the event store was last read.
+        interval: Returns the longest response interval of any key, in seconds.
     """
 
-    def __init__(self, in_progress: Callable[[], int], store: EventStore, age: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        in_progress: Callable[[], int],
+        store: EventStore,
+        age: Callable[[], float],
+        interval: Callable[[], float],
+    ) -> None:
         r = self.registry = CollectorRegistry()
         ProcessCollector(registry=r)
         self._requests = Counter("casemate_requests", "Requests.", ["route", "method", "status"], registry=r)
@@ -52,6 +59,8 @@ class Metrics:
         dropped.set_function(lambda: float(store.dropped))
         read = Gauge("casemate_store_age_seconds", "Time since the event store was last read.", registry=r)
         read.set_function(age)
+        paced = Gauge("casemate_response_interval_seconds", "Longest response interval of any key.", registry=r)
+        paced.set_function(interval)
         self._lock = threading.Lock()
         self._routes: dict[str, dict[str, Any]] = {}
         self._durations: dict[str, dict[str, float]] = {}

@@ -1,11 +1,14 @@
-"""Rounds time-to-first-token up to a multiple of ``pace_ms``, so latency does not reveal the guard's decision.
+"""Rounds time-to-first-token up to a multiple of an interval, so latency does not reveal the guard's decision.
 
 A defense may spend more time on some questions: on the sentences of a suspicious one, or on a long list of hits when a
-document is withheld. So the generator starts at the next multiple of ``pace_ms`` after the request arrived. Everything
+document is withheld. So the generator starts at the next multiple of the interval after the request arrived. Everything
 later depends on context and answer, which are those of a corpus without the withheld documents.
 
-Remaining leak: search and guard may take about as long as a multiple, and then fall on either side of it. With a
-``pace_ms`` longer than nearly all of them, nothing remains.
+The interval is ``pace_ms``, or longer where search and guard take longer: above the p99.9 of what they took for the
+last 1,000 to 2,000 requests of the same key. Otherwise some questions would fall on one side of a multiple and some on
+the other, for example while a client loads the gateway. The interval is one of few values, one slow request alone does
+not change it, and it falls only after 1,000 requests or an hour. It follows the requests of its own key only. So it
+tells a client nothing about others, and about a document only what thousands of its own requests would.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
@@ -22,21 +26,84 @@ from casemate.protocols import Generator
 from casemate.rag.pipeline import closing_stream
 from casemate.types import Prompt
 
+BLOCK, BLOCK_S = 1000, 3600.0
+"""Requests and seconds after which a block of measured work ends."""
+HEADROOM, STEP = 1.25, 1.5
+"""The interval is at least this multiple of the measured work, and a power of ``STEP`` times ``pace_ms``."""
+LONGEST_S = 10.0
+"""Longest interval."""
+MAX_OWNERS = 10_000
+"""Keys whose work is remembered; the least recently used is forgotten first."""
 REQUEST_START: ContextVar[float] = ContextVar("casemate-request-start")
 """Arrival of the current request, by the monotonic clock; not set outside the gateway."""
 
 
-async def pace(pace_s: float) -> None:
-    """Waits until the time since the request's arrival is a multiple of ``pace_s``."""
-    start = REQUEST_START.get(None)
-    if start is not None and pace_s > 0:
-        spent = time.monotonic() - start
-        await asyncio.sleep(math.ceil(spent / pace_s) * pace_s - spent)
+class ResponseInterval:
+    """The interval for the requests of one key, derived from the time that search and guard take for them.
+
+    Args:
+        shortest_s: The interval while they take less.
+        clock: Monotonic clock, in seconds.
+    """
+
+    def __init__(self, shortest_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._shortest_s, self._clock = shortest_s, clock
+        self._slowest = self._before = (0.0, 0.0)  # two of the current block, and of the one before, descending
+        self._count, self._began = 0, clock()
+
+    def observe(self, work_s: float) -> None:
+        """Counts the work of one more request, in seconds."""
+        if self._count >= BLOCK or self._clock() - self._began > BLOCK_S:
+            self._before, self._slowest = self._slowest, (0.0, 0.0)
+            self._count, self._began = 0, self._clock()
+        self._count += 1
+        first, second = self._slowest
+        self._slowest = max(first, work_s), max(second, min(first, work_s))
+
+    @property
+    def seconds(self) -> float:
+        """The interval now. Of 1,000 to 2,000 requests, the second slowest is their p99.9, or above it."""
+        needed = HEADROOM * sorted((*self._slowest, *self._before))[-2]
+        steps = math.ceil(math.log(max(needed / self._shortest_s, 1.0), STEP))
+        return max(self._shortest_s, min(self._shortest_s * STEP**steps, LONGEST_S))
+
+
+class ResponsePacer:
+    """Lets each request wait for a multiple of the interval of its key.
+
+    Args:
+        shortest_s: Shortest interval, in seconds; 0: requests do not wait.
+    """
+
+    def __init__(self, shortest_s: float) -> None:
+        self._shortest_s = shortest_s
+        self._intervals: OrderedDict[str, ResponseInterval] = OrderedDict()
+
+    async def wait(self, owner: str) -> None:
+        """Waits until the time since the request's arrival is a multiple of the interval.
+
+        Args:
+            owner: Id of the request's key.
+        """
+        start = REQUEST_START.get(None)
+        if start is None or not self._shortest_s:
+            return
+        interval = self._intervals.setdefault(owner, ResponseInterval(self._shortest_s))
+        self._intervals.move_to_end(owner)
+        if len(self._intervals) > MAX_OWNERS:
+            self._intervals.popitem(last=False)
+        work_s = time.monotonic() - start
+        interval.observe(work_s)
+        await asyncio.sleep(math.ceil(work_s / interval.seconds) * interval.seconds - work_s)
+
+    def longest_s(self) -> float:
+        """The longest interval of any key now."""
+        return max((interval.seconds for interval in list(self._intervals.values())), default=self._shortest_s)
 
 
 @dataclass(eq=False)
 class PacedGenerator(Generator):
-    """A generator that starts at a multiple of ``pace_ms``.
+    """A generator that starts at a multiple of the response interval.
 
     Attributes:
         generator: The generator.

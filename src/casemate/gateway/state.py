@@ -20,7 +20,7 @@ from casemate.gateway.auth.keys import ApiKey, ApiKeyStore
 from casemate.gateway.auth.rate_limits import RateLimits, TokenBudget
 from casemate.gateway.metrics import Metrics
 from casemate.gateway.operating_point import OperatingPointSync
-from casemate.gateway.response_timing import PacedGenerator, pace
+from casemate.gateway.response_timing import PacedGenerator, ResponsePacer
 from casemate.gateway.tracing import model_attributes, open_tracer
 from casemate.gateway.usage import UsageMeter
 from casemate.guard.guard import Guard
@@ -108,8 +108,12 @@ class Gateway:
             self.keys.sync,
             concurrency_per_key=section.concurrency_per_key,
         )
+        self._pacer = ResponsePacer(section.pace_ms / 1000)
         self.metrics = Metrics(
-            lambda: self.limits.in_progress, self.app.store, lambda: time.monotonic() - self._synced_at
+            lambda: self.limits.in_progress,
+            self.app.store,
+            lambda: time.monotonic() - self._synced_at,
+            self._pacer.longest_s,
         )
         self.tracer = open_tracer(section.otlp_endpoint)
         if self.tracer:
@@ -182,10 +186,11 @@ class Gateway:
             _log.error("request %s was not recorded: %s", context.id, type(error).__name__)
 
     async def pace(self) -> None:
-        """Waits for the next multiple of ``pace_ms``; meanwhile events are written, which takes longer for more."""
+        """Waits for a multiple of the response interval; meanwhile events are written, which takes longer for more."""
         if self.section.pace_ms:
             self.app.store.flush(0)  # starts writing, and returns at once
-            await pace(self.section.pace_ms / 1000)
+            context = _CURRENT.get()
+            await self._pacer.wait(context.key.id if context and context.key else "")
 
     async def wait_written(self, receipt: Callable[[], bool]) -> None:
         """Waits until events are written: then a kill does not lose them, and other gateways read them.

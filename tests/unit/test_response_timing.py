@@ -1,0 +1,133 @@
+"""The response interval: above nearly all measured work, one of few values, and the same for every document."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from casemate.gateway import response_timing
+from casemate.gateway.response_timing import BLOCK, BLOCK_S, LONGEST_S, REQUEST_START, STEP, ResponseInterval
+from casemate.protocols import Defense
+from casemate.types import Outcome
+from tests.gateways import chat, client, key, make
+
+
+class Clock:
+    """A clock that tests move."""
+
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def after(works, clock=None, shortest_s=0.1):
+    interval = ResponseInterval(shortest_s, clock or Clock())
+    for work in works:
+        interval.observe(work)
+    return interval.seconds
+
+
+works = st.tuples(st.integers(0, 2**32 - 1), st.floats(0.001, 1), st.floats(0, 2)).map(
+    lambda drawn: drawn[1] * np.random.default_rng(drawn[0]).lognormal(0, drawn[2], 2300)
+)
+
+
+@given(works)
+def test_it_is_never_below_the_p999_of_the_last_thousand_requests(works):
+    """The p99.9 is numpy's, over the current block and the one before."""
+    interval = ResponseInterval(0.1, Clock())
+    for number, work in enumerate(works):
+        interval.observe(work)
+        if number >= BLOCK and number % 20 == 0:
+            last = works[number - number % BLOCK - BLOCK : number + 1]
+            assert interval.seconds >= min(np.quantile(last, 0.999, method="inverted_cdf"), LONGEST_S)
+
+
+def test_one_slow_request_in_each_of_two_blocks_counts():
+    assert after([0.5, *[0.01] * (BLOCK - 1), 0.4]) >= 0.4
+
+
+def test_it_is_the_shortest_one_while_requests_are_fast():
+    assert after(np.linspace(0.001, 0.079, 3000)) == 0.1
+
+
+@pytest.mark.parametrize("slow", [0.2, 3.0, 1e6])
+def test_one_slow_request_alone_changes_nothing_and_a_second_one_does(slow):
+    assert after([0.01, slow, 0.01]) == 0.1
+    assert after([0.01, slow, 0.01, slow]) > 0.1
+
+
+def test_it_is_one_of_few_values_up_to_the_longest():
+    found = {after([work, work]) for work in np.linspace(0.001, 100, 5000)}
+    allowed = {0.1 * STEP**n for n in range(12)} | {LONGEST_S}
+    assert all(min(abs(value - a) for a in allowed) < 1e-9 for value in found)
+    assert max(found) == LONGEST_S
+    assert after([1.0, 1.0], shortest_s=20.0) == 20.0  # a configured one may be longer
+
+
+def test_it_falls_after_a_block_of_fast_requests_and_not_before():
+    slow, fast = [0.5, 0.5], [0.01]
+    assert after(slow + fast * (2 * BLOCK - 2)) > 0.5
+    assert after(slow + fast * (2 * BLOCK - 1)) == 0.1
+
+
+def test_it_falls_with_time_for_a_key_with_few_requests():
+    clock = Clock()
+    interval = ResponseInterval(0.1, clock)
+    for work in (0.5, 0.5, 0.01):
+        interval.observe(work)
+    for _ in range(2):
+        assert interval.seconds > 0.5
+        clock.now += BLOCK_S + 1
+        interval.observe(0.01)
+    assert interval.seconds == 0.1
+
+
+def test_the_requests_of_a_key_do_not_change_the_interval_of_another(monkeypatch):
+    pacer = response_timing.ResponsePacer(0.01)
+
+    async def request(owner, work_s):
+        REQUEST_START.set(time.monotonic() - work_s)
+        began = time.monotonic()
+        await pacer.wait(owner)
+        return time.monotonic() - began + work_s
+
+    async def story():
+        for _ in range(2):
+            await request("slow", 0.06)
+        return await request("slow", 0.001), await request("other", 0.001)
+
+    slow, other = asyncio.run(story())
+    assert slow >= 0.075
+    assert pacer.longest_s() > 0.07
+    assert pacer._intervals["other"].seconds == 0.01
+    assert other >= 0.01
+    monkeypatch.setattr(response_timing, "MAX_OWNERS", 2)
+    asyncio.run(request("third", 0.001))
+    assert list(pacer._intervals) == ["other", "third"]
+
+
+def test_fast_and_slow_questions_of_a_key_are_answered_at_the_same_multiple(tmp_path):
+    """Questions that take 1 or 70 ms to judge, with a shortest interval of 40 ms: all after the same 90 ms or more."""
+
+    @dataclass
+    class Thoughtful(Defense):
+        async def on_retrieve(self, query, retrieval):
+            await asyncio.sleep(float(query.text) / 1000)
+            return Outcome(retrieval)
+
+    app = make(tmp_path, defenses=(Thoughtful(),), pace_ms=40)
+    with client(app, key(app)) as http:
+        for _ in range(2):
+            http.post("/v1/chat/completions", json=chat("70"))
+        for judged in ("1", "70", "1"):
+            began = time.monotonic()
+            assert http.post("/v1/chat/completions", json=chat(judged)).status_code == 200
+            assert time.monotonic() - began >= 0.09
