@@ -264,14 +264,44 @@ def test_false_alarm_rate_of_harmless_clients_is_bounded():
     """Sessions of 50 questions, with each event at the highest assumed rate."""
     rng = np.random.default_rng(0)
     alarms = 0
-    for _ in range(4000):
-        for harmless, crawler in crawl_evidence.TESTS.values():
-            evidence, top = 1.0, 0.0
-            for happened in rng.random(50) < harmless:
-                evidence = max(1.0, evidence * (crawler / harmless if happened else (1 - crawler) / (1 - harmless)))
-                top = max(top, evidence)
+    for _ in range(2000):
+        for test in crawl_evidence.TESTS.values():
+            cusums, top = test.start(), 0.0
+            for happened in rng.random(50) < test.harmless:
+                cusums = test.step(cusums, happened)
+                top = max(top, test.evidence(cusums))
             alarms += top >= len(crawl_evidence.TESTS) / CrawlLimit().alarm
-    assert alarms <= 4
+    assert alarms <= 2
+
+
+def test_evidence_is_an_e_value_and_the_mean_of_one_cusum_for_each_rate():
+    """Against the definition: a CUSUM is the largest likelihood ratio of the last observations, at least 1."""
+    rng = np.random.default_rng(1)
+    for test in (*crawl_evidence.TESTS.values(), crawl_evidence.COLLUSION):
+        assert sum(test.crawlers.values()) == pytest.approx(1)
+        for rate in test.crawlers:  # expectation 1 for harmless clients
+            p = test.harmless
+            assert p * rate / p + (1 - p) * (1 - rate) / (1 - p) == pytest.approx(1)
+        events, cusums = rng.random(30) < 0.15, test.start()
+        for happened in events:
+            cusums = test.step(cusums, bool(happened))
+        expected = 0.0
+        for rate, weight in test.crawlers.items():
+            ratios = np.where(events, rate / test.harmless, (1 - rate) / (1 - test.harmless))
+            expected += weight * max(1.0, *np.cumprod(ratios[::-1]))
+        assert test.evidence(cusums) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("between", [2, 5, 10])
+def test_harmless_questions_between_copied_answers_do_not_dilute_the_evidence(between):
+    limit = CrawlLimit(quote_words=50, questions=1000, budget=10**6)
+    for number in range(14):
+        ask(limit, range(5 * number, 5 * number + 5))
+        for _ in range(between):
+            ask(limit, range(5 * number, 5 * number + 5), dump=False)
+        if level(limit) is ALARMED:
+            break
+    assert level(limit) is ALARMED
 
 
 def test_evidence_survives_a_restart_and_is_shared_among_processes(store):
@@ -292,7 +322,7 @@ def test_repeated_decision_on_a_request_counts_once():
     query = Query(" ".join(text.split()[-20:]), "ann", k=1)
     for _ in range(5):
         asyncio.run(limit.on_retrieve(query, found([1])))
-    assert limit.evidence.summary(query)["echoes"] == 25
+    assert limit.evidence.summary(query)["echoes"] == pytest.approx(0.2 * 5 + 0.3 * 12.5 + 0.5 * 25)
 
 
 def test_evidence_expires(monkeypatch):

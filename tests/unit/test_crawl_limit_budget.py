@@ -11,9 +11,17 @@ from casemate.backends.event_stores.sql import SqlEventStore
 from casemate.errors import ConfigError
 from casemate.guard.client_state import crawl_evidence
 from casemate.guard.client_state.crawl_evidence import ALARMED
-from casemate.guard.defenses.crawl_limit import EXTRACTS_FROM, CrawlLimit, Grade
+from casemate.guard.defenses.crawl_limit import (
+    EXTRACTS_FROM,
+    MAX_WORD,
+    UNDECODED_LETTERS,
+    CrawlLimit,
+    Grade,
+    _DisclosureMeter,
+)
 from casemate.protocols import Generator
 from casemate.rag.pipeline import join_stream
+from casemate.text.disclosure import MAX_BLOCK, MIN_CHAIN
 from casemate.types import Document, Hit, Prompt, Query, Retrieval, SimilarityStats
 
 WORDS = 40
@@ -94,6 +102,28 @@ def test_clients_obtain_at_most_their_budgets_together(clients, form):
     replies = asyncio.run(crawl())
     assert 0 < len(obtained(replies, form)) <= clients * budget
     assert all(limit.evidence.disclosed_words(Query("", f"client {c}")) <= budget for c in range(clients))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_text_in_another_form_is_decoded_before_it_is_sent(form):
+    """One answer discloses at most the quote limit, whatever its form: no block of encoded text slips through."""
+    limit = CrawlLimit(quote_words=30, whole=10**6, exposure=1.0, questions=10**4, budget=10**6)
+    reply = asyncio.run(answer(limit, Writes(form), range(5), "ann"))
+    assert len(obtained([reply], form)) <= 30 + UNDECODED_LETTERS // 8 + MIN_CHAIN
+
+
+@pytest.mark.parametrize("unit", ["x", "QUJD", "a \u200b"])
+def test_a_hostile_answer_is_measured_in_linear_time_and_bounded_memory(unit):
+    """Without white space, too, text is read in words of bounded length."""
+    meter = _DisclosureMeter(CrawlLimit(), Query("q", "ann"), [chunk(0), chunk(1)], ())
+    sent = waiting = 0
+    for _ in range(20_000 // len(unit)):
+        sent += len(meter.feed(unit))
+        waiting = max(waiting, len(meter.incomplete) + sum(map(len, meter.waiting)))
+    sent += len(meter.finish())
+    assert sent == 20_000 // len(unit) * len(unit)
+    assert waiting <= 2 * MAX_WORD + MAX_BLOCK
+    assert meter.counter.steps <= 200 * 20_000
 
 
 def test_harmless_answers_cost_what_they_disclose():

@@ -33,11 +33,45 @@ MAX_CLIENTS, MAX_CHUNKS, MAX_PHRASES, MAX_QUOTED = 10_000, 5_000, 4_000, 1_000_0
 """Clients; chunks and answer phrases per client; disclosed chunks per tenant. The oldest are forgotten first."""
 ECHO_WORDS = 6
 """Length of a phrase by which a question repeats an earlier answer."""
-TESTS = {"quotes": (0.01, 0.6), "echoes": (0.02, 0.5)}
-"""For each test, the highest rate of its event among harmless clients and the lowest among crawlers."""
-COLLUDING_RATES = (0.05, 0.2, 0.6)
-"""Alternatives for a tenant with colluders: the rate at which an answer is the first of some client to reach the quote
-limit. The harmless rate is that of the test ``quotes``. Several rates, because colluders hide among other clients."""
+
+
+@dataclass(frozen=True, slots=True)
+class SequentialTest:
+    """CUSUMs of e-values for an event, one for each rate that crawlers may have; the evidence is their weighted mean.
+
+    The mean has the false-alarm rate of one CUSUM. Several rates, because crawlers ask harmless questions between the
+    others, and colluders hide among other clients.
+
+    Attributes:
+        harmless: The highest rate of the event among harmless clients.
+        crawlers: For each rate among crawlers, its weight. The weights sum to 1.
+    """
+
+    harmless: float
+    crawlers: Mapping[float, float]
+
+    def start(self) -> list[float]:
+        """Returns the CUSUMs before the first observation."""
+        return [1.0] * len(self.crawlers)
+
+    def step(self, cusums: Sequence[float], happened: bool, most: float = math.inf) -> list[float]:
+        """Returns the CUSUMs after one more observation, each at most ``most``."""
+        p = self.harmless
+        factors = [rate / p if happened else (1 - rate) / (1 - p) for rate in self.crawlers]
+        return [min(max(1.0, c * factor), most) for c, factor in zip(cusums, factors, strict=True)]
+
+    def evidence(self, cusums: Sequence[float]) -> float:
+        """Returns the weighted mean of the CUSUMs."""
+        return sum(weight * c for weight, c in zip(self.crawlers.values(), cusums, strict=True))
+
+
+TESTS = {
+    "quotes": SequentialTest(0.01, {0.05: 0.2, 0.2: 0.3, 0.6: 0.5}),
+    "echoes": SequentialTest(0.02, {0.1: 0.2, 0.25: 0.3, 0.5: 0.5}),
+}
+"""The tests on each client."""
+COLLUSION = SequentialTest(0.01, {0.05: 1 / 3, 0.2: 1 / 3, 0.6: 1 / 3})
+"""The test on a tenant: an answer is the first of some client to reach the quote limit."""
 SUSPICION = 10.0
 """Evidence above which a client is suspected: one event that harmless clients seldom cause."""
 
@@ -61,15 +95,25 @@ class _ClientEvidence:
     exposed: set[str] = field(default_factory=set)  # ids of chunks disclosed above the allowed share
     topics: dict[int, float] = field(default_factory=dict)  # topic -> time a chunk of it was last shown
     phrases: OrderedDict[int, None] = field(default_factory=OrderedDict)  # hashed phrases of answers
-    evidence: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TESTS, 1.0))
+    cusums: dict[str, list[float]] = field(default_factory=lambda: {name: test.start() for name, test in TESTS.items()})
     alarmed_until: float = 0.0
     limit_reached: bool = False  # an earlier answer reached the quote limit
+    limit_chunks: set[str] = field(default_factory=set)  # ids of the chunks of these answers
+
+    def evidence(self) -> dict[str, float]:
+        """Returns the evidence of each test."""
+        return {name: test.evidence(self.cusums[name]) for name, test in TESTS.items()}
+
+    @property
+    def strongest(self) -> float:
+        """The evidence of the strongest test."""
+        return max(self.evidence().values())
 
 
 @dataclass(slots=True)
 class _TenantEvidence:
     alarms: dict[str, float] = field(default_factory=dict)  # client -> end of its alarm
-    evidence: list[float] = field(default_factory=lambda: [1.0] * len(COLLUDING_RATES))
+    cusums: list[float] = field(default_factory=COLLUSION.start)
     suspected_until: float = 0.0
     disclosed: OrderedDict[str, int] = field(default_factory=OrderedDict)  # chunk id -> words disclosed to any client
     limit_at: OrderedDict[str, float] = field(default_factory=OrderedDict)  # chunk id -> time of a counted limit event
@@ -112,7 +156,7 @@ class CrawlEvidence:
             client, now = self._client(query), time.time()
             if client.alarmed_until > now:
                 return ALARMED
-            suspected = self.is_colluding(query.tenant) or max(client.evidence.values()) > SUSPICION
+            suspected = self.is_colluding(query.tenant) or client.strongest > SUSPICION
             return SUSPECTED if suspected else CLEAR
 
     def is_colluding(self, tenant: str) -> bool:
@@ -124,12 +168,12 @@ class CrawlEvidence:
 
     def score(self, query: Query) -> float:
         """Returns the strongest evidence, on the scale of 1 / alarm."""
-        return max(self._client(query).evidence.values()) / len(TESTS)
+        return self._client(query).strongest / len(TESTS)
 
     def summary(self, query: Query) -> dict[str, float]:
         """Returns the evidence of each test, and the number of distinct chunks shown, for a verdict."""
         client = self._client(query)
-        return {**client.evidence, "chunks": len(client.shown)}
+        return {**client.evidence(), "chunks": len(client.shown)}
 
     def was_shown(self, query: Query, chunk: str) -> bool:
         """Whether a chunk was shown to the client before."""
@@ -184,13 +228,13 @@ class CrawlEvidence:
     ) -> None:
         """Records an answer.
 
-        An answer that reaches the limit is evidence, unless it only repeats what the client learned before: the same
-        question, asked again, is cut at the same word.
+        An answer that reaches the limit is evidence, unless it is from chunks of such answers and tells nothing new:
+        the same question, asked again, is cut at the same word.
 
         Args:
             query: The question.
             text: The text that was sent.
-            disclosed: Disclosed words of each chunk, one bit each.
+            disclosed: Disclosed words of each chunk of the context, one bit each.
             exposed: Chunks disclosed above the allowed share.
             limit_reached: Whether the answer reached the limit.
             shortened: Whether the answer was cut; in observe mode, whether it would have been.
@@ -200,16 +244,19 @@ class CrawlEvidence:
             said = set(_phrase_hashes(text, query.client)).difference(_phrase_hashes(query.text, query.client))
             new = {chunk: f"{bits:x}" for chunk, bits in disclosed.items() if bits & ~client.disclosed.get(chunk, 0)}
             body: dict[str, Any] = {"told": _pack(said), "covered": new, "whole": list(exposed)}
-            body |= {"cut": limit_reached} if new or not text.strip() or not limit_reached else {}
+            if not limit_reached:
+                body["cut"] = False
+            elif new or not client.limit_chunks.issuperset(disclosed):
+                body |= {"cut": True, "limit": list(disclosed)}
             body |= {SHORTENED: query.id} if shortened else {}
             self._record(query, body, idle=not (said or new or shortened))
 
     def _record(self, query: Query, body: Mapping[str, Any], *, idle: bool) -> None:
         """Applies an event of this process, and publishes it unless it changes nothing. Requires the lock."""
         client, tenant = self._client(query), self._tenant(query.tenant)
-        before = dict(client.evidence), client.alarmed_until, list(tenant.evidence)
+        before = dict(client.cusums), client.alarmed_until, tenant.cusums
         self._update(query.tenant, query.client, body, time.time())
-        changed = before != (client.evidence, client.alarmed_until, tenant.evidence)
+        changed = before != (client.cusums, client.alarmed_until, tenant.cusums)
         if changed or not idle:
             self._feed.publish(query.tenant, query.client, body)
 
@@ -235,41 +282,35 @@ class CrawlEvidence:
         for chunk, bits in body.get("covered", {}).items():
             _tell(state, together, str(chunk), int(bits, 16), at)
         state.exposed.update(map(str, body.get("whole", ())))
+        state.limit_chunks.update(map(str, body.get("limit", ())))
         if "echo" in body:
-            self._test(state, "echoes", bool(body["echo"]))
+            state.cusums["echoes"] = TESTS["echoes"].step(state.cusums["echoes"], bool(body["echo"]))
         if "cut" in body:
-            self._test(state, "quotes", bool(body["cut"]))
+            state.cusums["quotes"] = TESTS["quotes"].step(state.cusums["quotes"], bool(body["cut"]))
             self._test_tenant(state, together, bool(body["cut"]), [*map(str, body.get("covered", {}))], at)
-        if max(state.evidence.values()) >= len(TESTS) / self._alarm:
+        if state.strongest >= len(TESTS) / self._alarm:
             state.alarmed_until = max(state.alarmed_until, at + self._seconds)
             together.alarms[client] = state.alarmed_until
-
-    def _test(self, client: _ClientEvidence, test: str, happened: bool) -> None:
-        """One step of a CUSUM of e-values."""
-        harmless, crawler = TESTS[test]
-        factor = crawler / harmless if happened else (1 - crawler) / (1 - harmless)
-        client.evidence[test] = max(1.0, client.evidence[test] * factor)
 
     def _test_tenant(
         self, client: _ClientEvidence, tenant: _TenantEvidence, limit_reached: bool, chunks: Sequence[str], at: float
     ) -> None:
-        """One step of the tenant's test: the mean of CUSUMs, with the false-alarm rate of one.
+        """One step of the tenant's test.
 
         Only the first limit event of each client counts, so that a single client cannot incriminate others. An event
         about chunks that all were in counted events before does not count: many clients ask the same question.
         """
         if client.limit_reached:
             return
-        client.limit_reached, harmless = limit_reached, TESTS["quotes"][0]
+        client.limit_reached = limit_reached
         if limit_reached:
             if chunks and all(at - tenant.limit_at.get(chunk, -math.inf) <= self._seconds for chunk in chunks):
                 return
             for chunk in chunks:
                 _put(tenant.limit_at, chunk, at, MAX_QUOTED)
-        factors = [p / harmless if limit_reached else (1 - p) / (1 - harmless) for p in COLLUDING_RATES]
-        most = len(COLLUDING_RATES) / self._alarm  # capped at the alarm level, so that it can fall again
-        tenant.evidence = [min(max(1.0, e * f), most) for e, f in zip(tenant.evidence, factors, strict=True)]
-        if sum(tenant.evidence) / len(tenant.evidence) >= 1 / self._alarm:
+        most = len(COLLUSION.crawlers) / self._alarm  # capped, so that it can fall again
+        tenant.cusums = COLLUSION.step(tenant.cusums, limit_reached, most)
+        if COLLUSION.evidence(tenant.cusums) >= 1 / self._alarm:
             tenant.suspected_until = max(tenant.suspected_until, at + self._seconds)
 
     def _tenant(self, name: str) -> _TenantEvidence:
@@ -283,9 +324,11 @@ class CrawlEvidence:
             del client.shown[chunk]
             client.disclosed_words -= client.disclosed.pop(chunk, 0).bit_count()
             client.exposed.discard(chunk)
+            client.limit_chunks.discard(chunk)
         client.topics = {topic: at for topic, at in client.topics.items() if at >= now - self._seconds}
         if client.alarmed_until and client.alarmed_until <= now:
-            client.alarmed_until, client.evidence, client.limit_reached = 0.0, dict.fromkeys(TESTS, 1.0), False
+            client.alarmed_until, client.limit_reached = 0.0, False
+            client.cusums = {name: test.start() for name, test in TESTS.items()}
 
     def _client(self, query: Query) -> _ClientEvidence:
         return self._named(query.tenant, query.client)

@@ -23,6 +23,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import re
 import threading
 from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
@@ -43,6 +44,7 @@ from casemate.text.sentences import extract_sentences
 from casemate.types import Action, Document, Hit, Outcome, Prompt, Query, Retrieval, Verdict
 
 log = logging.getLogger(__name__)
+_BEFORE_SPACE = re.compile(r"(?<=\S)(?=\s)")
 MAX_PENDING = 10_000
 """Requests between retrieval and generation; the oldest are dropped."""
 QUOTE_WORDS, QUOTE_SHARE = 300, 0.5
@@ -54,6 +56,10 @@ MAX_UNSEEN, MIN_UNSEEN, MAX_RECENT, MAX_TENANTS = 5, 3, 16, 1000
 """Texts of the null: at most, and at least for one; recently shown texts kept for each tenant; tenants."""
 WORD_LETTERS = 4
 """Letters of a short content word: bounds the words in letters that are not decoded yet."""
+UNDECODED_LETTERS = 32
+"""Letters of an answer that are sent before they are decoded: fewer than the share of a chunk that may be disclosed."""
+MAX_WORD = 500
+"""Characters without white space that are read as one word, at most."""
 
 
 class Grade(Enum):
@@ -383,7 +389,8 @@ class _DisclosureMeter:
         self.chunks_left = max(0, limit.questions - len(self.exposed_before)) if self.clear else 0
         self.most = limit.whole or max(1, min(3, query.k - 1))
         self.most_words = limit.quote_words or max(QUOTE_WORDS, QUOTE_SHARE * sum(self.counter.lengths))
-        self.held, self.sent, self.cut, self.reserved = "", list[str](), False, 0
+        self.incomplete, self.waiting, self.sent = "", list[str](), list[str]()
+        self.cut, self.reserved = False, 0
         self._checked: tuple[list[int], int] = [], -1
 
     async def passing(self, pieces: AsyncIterator[str]) -> AsyncIterator[str]:
@@ -401,30 +408,40 @@ class _DisclosureMeter:
 
     def feed(self, piece: str) -> str:
         """Adds a piece; returns the whole words that may be sent."""
-        *words, self.held = _split(self.held + piece)
-        return self._send(words)
+        *words, self.incomplete = _BEFORE_SPACE.split(self.incomplete + piece)
+        if len(self.incomplete) > MAX_WORD:
+            words, self.incomplete = [*words, self.incomplete], ""
+        return "".join(map(self._read, words))
 
     def finish(self) -> str:
-        """Returns the last word, at the end of the answer."""
-        text = self._send([self.held])
+        """Returns the rest, at the end of the answer."""
+        text = self._read(self.incomplete)
         self.counter.finish()
         self._check()
-        return "" if self.cut else text
+        return text + self._release()
 
-    def _send(self, pieces: Sequence[str]) -> str:
-        sent = list[str]()
-        for piece in pieces:
-            if self.limit_reached:
-                break
-            self.counter.add(piece)
-            self._check()
-            if not self.cut:
-                sent.append(piece)
-        self.sent += sent
-        return "".join(sent)
+    def _read(self, word: str) -> str:
+        """Measures a word; returns the words that may be sent.
+
+        A word that may be in another form waits until it is decoded. Otherwise an answer could exceed every limit by
+        the letters of one decoded part.
+        """
+        if self.limit_reached:
+            return ""
+        self.counter.add(word)
+        self._check()
+        self.waiting.append(word)
+        return self._release() if self.counter.undecoded_letters <= UNDECODED_LETTERS else ""
+
+    def _release(self) -> str:
+        """Returns the words that wait; none once the answer is cut."""
+        text, self.waiting = "" if self.cut else "".join(self.waiting), []
+        self.sent.append(text)
+        return text
 
     def _check(self) -> None:
-        covered, pending = self.counter.covered, self.counter.undecoded_letters // WORD_LETTERS
+        covered = self.counter.covered
+        pending = min(self.counter.undecoded_letters, UNDECODED_LETTERS) // WORD_LETTERS
         if (covered, pending) == self._checked:
             return
         self._checked = covered, pending
@@ -482,13 +499,3 @@ class _DisclosureMeter:
 def _beyond(new: int, before: int, chance: int) -> int:
     """Words that were disclosed, without those of this answer that chance explains."""
     return (new | before).bit_count() - min(chance, new.bit_count())
-
-
-def _split(text: str) -> list[str]:
-    """Splits the text before each white space that follows a word; the last piece may be incomplete."""
-    pieces, start = list[str](), 0
-    for at in range(1, len(text)):
-        if text[at].isspace() and not text[at - 1].isspace():
-            pieces.append(text[start:at])
-            start = at
-    return [*pieces, text[start:]]
