@@ -544,6 +544,10 @@ class Defense:
         """Sources that are withheld from this client whatever the query. The guard fetches as many more hits."""
         return ()
 
+    def denies_full_text(self, query: Query) -> bool:
+        """Whether this client may read no source in full now, whatever the query, as if it were entitled to none."""
+        return False
+
     async def on_index(self, documents: Sequence[Document], vectors: Vector) -> tuple[Sequence[Document], Vector]:
         """Processes documents and their vectors, (n, dim), before they are indexed."""
         return documents, vectors

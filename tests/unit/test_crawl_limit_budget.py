@@ -141,9 +141,9 @@ def test_grades_follow_the_budget():
         grades.append(limit.grade(query))
         asyncio.run(answer(limit, reader, [number], "ann", text=chunk(number).text[:30]))
         limit.evidence.record_answer(query, "", {f"more {number}": (1 << 4) - 1}, (), False)
-    assert grades == [Grade.FULL, Grade.FULL, Grade.EXTRACTS, Grade.NOTHING]
+    assert grades == [Grade.FULL, Grade.FULL, Grade.EXTRACTS, Grade.QUORUM]
     limit.evidence.record_answer(query, "", {"more": (1 << 100) - 1}, (), False)
-    assert limit.grade(query) is Grade.NOTHING
+    assert limit.grade(query) is Grade.QUORUM
     assert asyncio.run(answer(limit, reader, [9], "ann")) == "" and reader.read[-1] == []
     assert 0 < EXTRACTS_FROM < 1
 

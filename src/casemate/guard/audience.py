@@ -18,6 +18,14 @@ READERS = "readers"
 
 
 @dataclass(frozen=True, slots=True)
+class ReleasedDocument(Document):
+    """What several units state together, in place of their texts: no client is denied it, and none is charged for it.
+
+    Its class marks it: a name could be forged by a document.
+    """
+
+
+@dataclass(frozen=True, slots=True)
 class EntitlementRule:
     """Entitles clients to sources.
 

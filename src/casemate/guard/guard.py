@@ -232,6 +232,8 @@ class Guard:
         restricted = self.audience.restricts(query)
         excluded = restricted and self.enforce and self.audience.unentitled == "nothing"
         entitles = partial(self.audience.entitles, query) if restricted else None
+        if any(d.denies_full_text(query) for d in self.defenses):
+            entitles = _entitles_to_nothing
         current = current_turn() if self.enforce else None
         while True:
             if excluded:
@@ -354,6 +356,10 @@ class Guard:
         verdict = replace(verdict, enforced=self.enforce)
         append(self.store, query, verdict, self.log_text)
         return verdict
+
+
+def _entitles_to_nothing(document: Document) -> bool:
+    return False
 
 
 def _without_unreadable(kept: Retrieval, found: Retrieval) -> Retrieval:

@@ -11,7 +11,8 @@ seldom as the test assumes (Shin, Ramdas and Rinaldo 2022).
 The response is graded (``Grade``). A suspected client gets shorter answers, and of each chunk only a share. It gets
 neither fewer documents nor extracts: its answers would no longer show whether it copies. An alarmed client, and a
 client that has reached its daily share, is answered from chunks it was shown before. An alarmed client, and one that
-has used most of its budget, is answered from extracts; beyond the budget no documents are read. When several clients
+has used most of its budget, is answered from extracts. Beyond the budget it is answered like a client that may read no
+source: by ``quorum``, or from no documents. When several clients
 of a tenant are alarmed, or several start to reach the limit at the same time, all clients of the tenant are suspected
 and share one record of disclosed words.
 
@@ -33,6 +34,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from casemate.errors import ConfigError, DataError
+from casemate.guard.audience import ReleasedDocument
 from casemate.guard.client_state.crawl_evidence import ALARMED, CLEAR, CrawlEvidence, SuspicionLevel
 from casemate.guard.client_state.withheld_documents import SeenRequests, key_of
 from casemate.maths.clustering import NOISE
@@ -52,6 +54,9 @@ QUOTE_WORDS, QUOTE_SHARE = 300, 0.5
 long documents disclose more than 300 words, but less than half of what was read for them."""
 EXTRACTS_FROM = 0.8
 """Share of the budget from which a client is answered from extracts."""
+LEAST_ANSWER = 20
+"""Words left of a budget below which it counts as used up: an answer would end within its first sentence. For small
+budgets a tenth of it."""
 MAX_UNSEEN, MIN_UNSEEN, MAX_RECENT, MAX_TENANTS = 5, 3, 16, 1000
 """Texts of the null: at most, and at least for one; recently shown texts kept for each tenant; tenants."""
 WORD_LETTERS = 4
@@ -68,12 +73,12 @@ class Grade(Enum):
     Attributes:
         FULL: The whole chunks.
         EXTRACTS: The sentences of each chunk that are nearest to the question.
-        NOTHING: No documents.
+        QUORUM: What several sources state together, if ``quorum`` is among the defenses; otherwise no documents.
     """
 
     FULL = "full"
     EXTRACTS = "extracts"
-    NOTHING = "nothing"
+    QUORUM = "quorum"
 
 
 @dataclass(eq=False)
@@ -84,7 +89,8 @@ class CrawlLimit(Defense):
         questions: Questions a day that every client may ask without being shown less, whatever they are. Also the
             number of chunks disclosed beyond the share ``exposure``.
         budget: Words of chunks that may be newly disclosed to a client in ``hours``, at least 1. From
-            ``EXTRACTS_FROM`` of it on, answers are from extracts, and beyond it from no documents.
+            ``EXTRACTS_FROM`` of it on, answers are from extracts; beyond it they are those of ``quorum``, if it is
+            among the defenses, otherwise from no documents.
         tenant_budget: The same for all clients of a tenant together; 0: no limit.
         quote_words: Words of its context that one answer may disclose, above the length of a chunk; 0: half of its
             words, but at least 300.
@@ -163,12 +169,16 @@ class CrawlLimit(Defense):
         """Removes chunks that the client may not be shown, and records those it is shown."""
         evidence = self.evidence
         level = evidence.record_question(query) if self._seen.is_first(query.id) else evidence.level(query)
-        topics = self._topics(query, retrieval.hits)
-        kept = self._allowed(query, retrieval.hits, level, topics)
+        released = [h for h in retrieval.hits if isinstance(h.document, ReleasedDocument)]
+        if (grade := self.grade(query)) is Grade.QUORUM:
+            kept = released  # and neither recorded nor measured: it discloses no text of a source
+        else:
+            topics = self._topics(query, retrieval.hits)
+            kept = self._allowed(query, retrieval.hits, level, topics)
+            shown = [h.document.id for h in kept[: query.k] if h not in released]
+            evidence.record_shown(query, shown, [t for i in shown if (t := topics[i]) != NOISE])
+            self._remember(query, kept)
         hidden = tuple(h.document.id for h in retrieval.hits if h not in kept)
-        shown = [h.document.id for h in kept[: query.k]]
-        evidence.record_shown(query, shown, [t for i in shown if (t := topics[i]) != NOISE])
-        self._remember(query, kept)
         verdict = Verdict(
             "crawl_limit",
             level is ALARMED,
@@ -176,9 +186,13 @@ class CrawlLimit(Defense):
             evidence.score(query),
             1 / self.alarm,
             hidden,
-            {"level": level.value, "grade": self.grade(query).value, **evidence.summary(query)},
+            {"level": level.value, "grade": grade.value, **evidence.summary(query)},
         )
         return Outcome(replace(retrieval, hits=tuple(kept)), verdict)
+
+    def denies_full_text(self, query: Query) -> bool:
+        """Whether the client has used up its budget."""
+        return self.grade(query) is Grade.QUORUM
 
     def on_generate(self, generator: Generator) -> Generator:
         """Wraps the generator: answers are cut at the quote limit."""
@@ -199,6 +213,9 @@ class CrawlLimit(Defense):
         fresh = 0 if level is ALARMED else self.questions * query.k - self.evidence.shown_count(query)
         kept, seen = list[Hit](), set(self.evidence.shown_topics(query))
         for hit in hits:
+            if isinstance(hit.document, ReleasedDocument):
+                kept.append(hit)
+                continue
             new, topic = not self.evidence.was_shown(query, hit.document.id), topics[hit.document.id]
             if self.topics and topic not in (NOISE, *seen) and len(seen) >= self.topics:
                 continue
@@ -244,13 +261,14 @@ class CrawlLimit(Defense):
             return self._pending.pop(prompt.request, (None, ()))
 
     def grade(self, query: Query) -> Grade:
-        """Returns what the client is answered from. A grade between two of these belongs here and in ``_context``."""
-        used = self.evidence.disclosed_words(query) / self.budget
+        """Returns what the client is answered from."""
+        budgets = [(self.budget, self.evidence.disclosed_words(query))]
         if self.tenant_budget:
-            used = max(used, self.evidence.tenant_words(query.tenant) / self.tenant_budget)
-        if used >= 1:
-            return Grade.NOTHING
-        return Grade.EXTRACTS if used >= EXTRACTS_FROM or self.evidence.level(query) is ALARMED else Grade.FULL
+            budgets.append((self.tenant_budget, self.evidence.tenant_words(query.tenant)))
+        if any(budget - used < min(LEAST_ANSWER, budget / 10) for budget, used in budgets):
+            return Grade.QUORUM
+        scarce = any(used >= EXTRACTS_FROM * budget for budget, used in budgets)
+        return Grade.EXTRACTS if scarce or self.evidence.level(query) is ALARMED else Grade.FULL
 
     def reserve(self, query: Query, words: int, new: int, tenant_new: int) -> bool:
         """Whether an unfinished answer may disclose as many new words; if so, reserves them.
@@ -294,7 +312,7 @@ class CrawlLimit(Defense):
 
     def _context(self, grade: Grade, prompt: Prompt) -> tuple[Document, ...]:
         """Returns the documents that an answer of this grade is written from."""
-        if grade is Grade.NOTHING:
+        if grade is Grade.QUORUM:
             return ()
         if grade is Grade.FULL or not self.sentences:
             return prompt.context
@@ -328,7 +346,7 @@ class _LimitedGenerator(Generator):
             restricted, meter = prompt, None
         else:
             restricted = await self._limit.restrict(query, prompt)
-            meter = _DisclosureMeter(self._limit, query, prompt.context, unseen)  # measures against whole chunks
+            meter = _DisclosureMeter(self._limit, query, prompt.context, unseen)  # against whole chunks
         async with closing_stream(self._generator.stream(restricted)) as pieces:
             if meter is None:
                 async for piece in pieces:
@@ -376,7 +394,7 @@ class _DisclosureMeter:
     """
 
     def __init__(self, limit: CrawlLimit, query: Query, context: Iterable[Document], unseen: Sequence[str]) -> None:
-        context = list(context)
+        context = [d for d in context if not isinstance(d, ReleasedDocument)]
         self.limit, self.query, self.ids, self.limit_reached = limit, query, [d.id for d in context], False
         self.texts, self.unseen = [d.content for d in context], unseen
         self.counter = DisclosureCounter(self.texts, query.text, unseen)

@@ -25,6 +25,7 @@ from typing import Any, ClassVar
 
 from casemate.errors import ConfigError
 from casemate.guard import generation_costs
+from casemate.guard.audience import ReleasedDocument
 from casemate.guard.defenses.quorum.isolated import IsolatedAnswers
 from casemate.guard.defenses.quorum.keywords import (
     AskedQuestion,
@@ -40,7 +41,7 @@ from casemate.guard.defenses.quorum.private_answers import PrivateAnswers
 from casemate.guard.defenses.quorum.release import Composition, Release, Thresholds, compose
 from casemate.guard.defenses.quorum.units import group_units, unit_names, whole
 from casemate.protocols import Defense, EventStore, Generator
-from casemate.types import Action, Document, Hit, Outcome, Prompt, Query, Retrieval, Secret, Verdict
+from casemate.types import Action, Hit, Outcome, Prompt, Query, Retrieval, Secret, Verdict
 
 NAME = "quorum"
 SECRET_CHARACTERS = 16
@@ -48,16 +49,12 @@ CHUNKS_PER_UNIT = 4
 """Chunks that are grouped, for each unit that may be heard: bounds the time if one source has many chunks."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReleasedDocument(Document):
-    """What the units release, in place of their texts. Its class marks it: a name could be forged by a document."""
-
-
 @dataclass(eq=False)
 class Quorum(Defense):
     """Replaces the sources that a client may not read in full by what at least ``support`` units state.
 
-    Acts on hits that ``guard.audience`` marks as unreadable. Without such hits it changes nothing.
+    Acts on hits that the client may not read in full, by ``guard.audience`` or because its budget is used up
+    (``crawl_limit``). Without such hits it changes nothing.
 
     Attributes:
         support: m: number of units that must state a keyword, at least 2.

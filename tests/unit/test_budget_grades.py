@@ -1,0 +1,127 @@
+"""Beyond the budget of ``crawl_limit``: what n clients obtain together, with and without ``quorum``."""
+
+import asyncio
+from contextlib import closing
+
+import pytest
+
+from casemate.backends.indexes.sqlite import SqliteIndex
+from casemate.guard.audience import AudiencePolicy
+from casemate.guard.defenses.crawl_limit import CrawlLimit, Grade
+from casemate.guard.defenses.quorum import Quorum
+from casemate.guard.guard import Guard
+from casemate.protocols import Generator
+from casemate.rag.pipeline import Rag
+from casemate.types import UNKNOWN, Document, Query
+from tests.fakes import BagOfWords
+
+TOPICS, SOURCES, BUDGET = 8, 3, 60
+
+
+def own_words(topic, source):
+    """Words that one source alone has."""
+    return [f"w{topic}{source}{letter}" for letter in "abcdefghijkl"]
+
+
+def fact(topic):
+    return f"Bridge{topic} opened in {1900 + topic} beside mill{topic}"
+
+
+COLLECTION = [
+    Document(f"d{t}-{s}", f"{fact(t)}. " + " ".join(own_words(t, s))) for t in range(TOPICS) for s in range(SOURCES)
+]
+SECRETS = {word for t in range(TOPICS) for s in range(SOURCES) for word in own_words(t, s)}
+
+
+class RepeatsContext(Generator):
+    """Repeats its context: the worst case."""
+
+    async def stream(self, prompt):
+        for document in prompt.context:
+            yield f"{document.text}\n"
+        if not prompt.context:
+            yield UNKNOWN
+
+
+@pytest.fixture
+def rag(tmp_path):
+    embedder = BagOfWords()
+    with closing(SqliteIndex(tmp_path / "index.db")) as index:
+        index.open(embedder.fingerprint, embedder.dim)
+        made = Rag(embedder, index, RepeatsContext())
+        asyncio.run(Guard(made, []).add(COLLECTION))
+        yield made
+
+
+def quorum():
+    return Quorum(support=2, jitter=1, floor=0.0)
+
+
+def only_budget(**options):
+    """Only the budget limits."""
+    return CrawlLimit(
+        budget=BUDGET, quote_words=10**6, whole=10**6, questions=10**4, exposure=1.0, alarm=1e-12, **options
+    )
+
+
+def crawl(guard, limit, clients):
+    """Asks every client about every topic; returns each reply with its question and the grade before it."""
+
+    async def go():
+        found = []
+        for client in range(clients):
+            for topic in range(TOPICS):
+                query = Query(f"When was bridge{topic} opened?", f"c{client}", k=SOURCES)
+                grade = limit.grade(query)
+                found.append((query, grade, (await guard.ask(query)).text))
+        return found
+
+    return asyncio.run(go())
+
+
+@pytest.mark.parametrize("clients", [1, 3])
+def test_clients_obtain_at_most_their_budgets_beyond_quorum_answers(rag, clients):
+    """n clients with B new words a day obtain at most n * B words beyond what ``quorum`` releases to strangers."""
+    limit = only_budget()
+    replies = crawl(Guard(rag, [quorum(), limit]), limit, clients)
+    stranger = Guard(rag, [quorum()], audience=AudiencePolicy("quorum"))
+    beyond = [(query, text) for query, grade, text in replies if grade is Grade.QUORUM]
+    for query, text in beyond:
+        asked = Query(query.text, "stranger", k=SOURCES, groups=frozenset())
+        assert text == asyncio.run(stranger.ask(asked)).text
+    assert any("19" in text for _, text in beyond)  # what three sources state is still answered
+    said = {word for _, _, text in replies for word in text.replace(".", " ").split()}
+    assert 0 < len(said & SECRETS) <= clients * BUDGET
+    assert not {word for _, text in beyond for word in text.split()} & SECRETS
+
+
+def test_without_quorum_no_documents_are_read_beyond_the_budget(rag):
+    limit = only_budget()
+    replies = crawl(Guard(rag, [limit]), limit, 1)
+    assert {text for _, grade, text in replies if grade is Grade.QUORUM} == {UNKNOWN}
+
+
+def test_quorum_answers_are_not_charged(rag):
+    limit = CrawlLimit(budget=BUDGET)
+    guard = Guard(rag, [quorum(), limit], audience=AudiencePolicy("quorum"))
+    query = Query("When was bridge1 opened?", "visitor", k=SOURCES, groups=frozenset())
+    assert "1901" in asyncio.run(guard.ask(query)).text
+    assert limit.evidence.disclosed_words(query) == limit.evidence.shown_count(query) == 0
+
+
+def test_observe_mode_answers_from_the_documents_beyond_the_budget(rag):
+    limit = only_budget()
+    guard = Guard(rag, [quorum(), limit], enforce=False)
+    bare = Guard(rag, [])
+    for query, _, text in crawl(guard, limit, 1):
+        assert text == asyncio.run(bare.ask(query)).text
+    assert limit.grade(query) is Grade.QUORUM
+
+
+def test_budget_used_up_between_search_and_decision_shows_nothing(rag):
+    """Another answer to the client may finish after the search: documents found before must not be read."""
+    limit = only_budget()
+    query = Query("When was bridge1 opened?", "ann", k=SOURCES)
+    retrieval = asyncio.run(Guard(rag, []).retrieve(query))[0]
+    limit.evidence.record_answer(query, "", {"more": (1 << BUDGET) - 1}, (), False)
+    assert asyncio.run(limit.on_retrieve(query, retrieval)).value.hits == ()
