@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import hashlib
 import json
 import os
 import platform
@@ -17,6 +18,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -36,13 +38,11 @@ LOAD = os.getloadavg()[0]  # of the machine, before the measurement
 
 def save(name: str, results: dict[str, Any]) -> None:
     """Writes the results with what is needed to repeat them."""
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
     about = {
         "benchmark": name,
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": commit.stdout.strip(),
+        "commit": _commit(),
+        "code": code_digest(),
         "seed": SEED,
         "machine": {
             "cpu": _cpu(),
@@ -58,6 +58,25 @@ def save(name: str, results: dict[str, Any]) -> None:
     file.write_text(json.dumps(about | {"results": results}, indent=2) + "\n")
     print(json.dumps(results, indent=2))
     print(f"written: {file.relative_to(ROOT)}", file=sys.stderr)
+
+
+def _commit() -> str:
+    """The commit, with ``-dirty`` if any file but the results differs from it."""
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
+
+    dirty = git("status", "--porcelain", "--", ".", ":!benchmarks/results")
+    return git("rev-parse", "--short", "HEAD") + "-dirty" * bool(dirty)
+
+
+@cache
+def code_digest() -> str:
+    """Digest of the package's code. It identifies what was measured also after a rebase, which changes commit ids."""
+    digest = hashlib.sha256()
+    for file in sorted((ROOT / "src/casemate").rglob("*.py")):
+        digest.update(f"{file.relative_to(ROOT)}\0".encode() + file.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 def before(name: str, sizes: dict[str, Any]) -> dict[str, Any]:

@@ -96,13 +96,18 @@ class Ground:
         return [found[i] for i in rng.permutation(len(found))[:400]]
 
 
+def replies_label(made: Sequence[Defense]) -> str:
+    """Fingerprint of what stored replies depend on: the code, and all options of the defenses."""
+    return digest(code_digest(), [describe_options(defense) for defense in made])
+
+
 def main() -> None:
     """Crawls, and lets harmless people ask."""
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else "/tmp/casemate-crawl")
     questions = int(sys.argv[2]) if len(sys.argv) > 2 else 1000
     folder.mkdir(parents=True, exist_ok=True)
     only = {a.removeprefix("only=") for a in sys.argv[3:] if a.startswith("only=")}
-    sizes = {"questions": questions, "k": K}
+    sizes = {"questions": questions, "k": K, "code": code_digest(), "defense": describe_options(CrawlLimit())}
     results: dict[str, Any] = before("crawl", sizes) if only else sizes | {"corpora": {}}
     embedder = CachedEmbedder(MiniLM(threads=1), megabytes=1500)  # of all corpora: the worm asks each the same
     if not only:
@@ -139,9 +144,10 @@ async def _crawled(ground: Ground, name: str, questions: int) -> dict[str, Any]:
         ("crawl_limit", 1),
         ("crawl_limit", COLLUDERS),
     ):
-        target = Guard(ground.rag, made) if (made := defenses(setting)) else ground.rag
+        made = defenses(setting)
+        target = Guard(ground.rag, made) if made else ground.rag
         label = setting if clients == 1 else f"{setting}, {clients} clients"
-        plan = CrawlPlan(seed=SEED, k=K, questions=questions, clients=clients, label=setting)
+        plan = CrawlPlan(seed=SEED, k=K, questions=questions, clients=clients, label=replies_label(made))
         crawler = Crawler(name, _attack(name, ground), {label: target}, ground.ledger, plan)
         walks = await crawler.run()
         crawl = measure_crawl(crawler, walks, ground.documents, ground.embedder, windows=setting == "crawl_limit")

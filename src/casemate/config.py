@@ -193,6 +193,11 @@ class CrawlSection(Section):
     )
     questions: int = Field(default=300, ge=1, description="Query budget of each crawler.")
     clients: int = Field(default=1, ge=1, description="Client names that each crawler uses, one after another.")
+    schedule: Literal["rotate", "adaptive"] = Field(
+        default="rotate",
+        description="`rotate`: the clients ask in turn. `adaptive`: one asks until its replies get shorter, then the "
+        "next.",
+    )
     transforms: tuple[str, ...] = Field(
         default=(),
         description="Output transforms. Each crawler also runs once with each: it asks for answers in this form, and "

@@ -12,6 +12,7 @@ import pytest
 from casemate.errors import BackendError, ConfigError
 from casemate.redteam.lab.extraction_experiment import CrawlPlan
 from casemate.redteam.lab.store import CampaignStore
+from casemate.types import Answer, Retrieval, SimilarityStats
 from tests.unit.crawl_fakes import FixedQuestions, OverlapTarget, RandomWords, crawl, run_crawl
 
 ROOT = Path(__file__).parents[2]
@@ -105,6 +106,20 @@ def test_a_finished_crawl_is_replayed_and_a_larger_budget_resumes_it(store):
     assert len(more.asked) == 3
 
 
+def test_adaptive_attacker_changes_the_client_when_replies_get_shorter(store):
+    """Client 0 is cut after three questions, client 1 after two; then the longest last reply decides."""
+    lengths = iter([100, 90, 100, 10, 80, 20, 60, 60])
+    asked = []
+
+    class Shortens:
+        async def ask(self, query):
+            asked.append(int(query.client.rsplit("-", 1)[1]))
+            return Answer("x" * next(lengths), Retrieval((), SimilarityStats(0, 0, 0)))
+
+    run_crawl(store, FixedQuestions(tuple("abcdefgh")), Shortens(), questions=8, clients=3, schedule="adaptive")
+    assert asked == [0, 0, 0, 0, 1, 1, 2, 2]
+
+
 @pytest.mark.parametrize("other", [{"label": "new corpus"}, {"seed": 8}, {"k": 2}, {"clients": 2}, {"tenant": "b"}])
 def test_replies_of_another_campaign_are_not_reused(store, other):
     run_crawl(store, RandomWords(), OverlapTarget(), questions=3)
@@ -160,6 +175,7 @@ import asyncio, sys, time
 from pathlib import Path
 from casemate.redteam.lab.extraction_experiment import Crawler, CrawlPlan
 from casemate.redteam.lab.store import CampaignStore
+from casemate.types import Answer, Retrieval, SimilarityStats
 from tests.unit.crawl_fakes import OverlapTarget, RandomWords
 
 class Slow(OverlapTarget):

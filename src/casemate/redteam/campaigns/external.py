@@ -276,13 +276,22 @@ class ExternalExtractionCampaign(ExternalCampaign):
         embedder = CachedEmbedder(build("embedder", config.rag.embedder, config.folder))
         store = self.open_store(resources)
         attacks = sorted(part.use for part in section.crawl.attacks)
-        facts = [external.label, section.seed, section.crawl.clients, section.crawl.questions, config.rag.k, attacks]
+        facts = [
+            external.label,
+            section.seed,
+            section.crawl.clients,
+            section.crawl.schedule,
+            section.crawl.questions,
+            config.rag.k,
+            attacks,
+        ]
         current = self.open_round(store, external, f"crawl-{digest(*facts)}")
         plan = CrawlPlan(
             seed=section.seed,
             k=config.rag.k,
             questions=section.crawl.questions,
             clients=section.crawl.clients,
+            schedule=section.crawl.schedule,
             waits=(),  # an external target retries by itself
             label=current.label,
         )

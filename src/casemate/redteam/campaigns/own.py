@@ -178,7 +178,14 @@ class OwnCampaign(Campaign):
         config, section = self.config, self.config.redteam
         attacks = configured_attacks(config, self.stem)
         parts = [*config.guard.defenses, config.rag.embedder, section.reader, *attacks]
-        settings = [section.seed, section.identity, section.crawl.clients, config.rag.k, config.guard.on_error]
+        settings = [
+            section.seed,
+            section.identity,
+            section.crawl.clients,
+            section.crawl.schedule,
+            config.rag.k,
+            config.guard.on_error,
+        ]
         return _fingerprint([self.tenant, documents, list(map(_describe, parts)), settings, version("casemate")])
 
     def label(self, rag: Rag, learned: object) -> str:
@@ -342,6 +349,7 @@ class OwnExtractionCampaign(OwnCampaign):
             tenant=self.tenant,
             questions=section.crawl.questions,
             clients=section.crawl.clients,
+            schedule=section.crawl.schedule,
             label=label,
         )
         runner = ExtractionRunner(

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 import numpy as np
 
@@ -25,6 +27,11 @@ from casemate.types import DEFAULT_TENANT, Reply
 log = logging.getLogger(__name__)
 
 
+Schedule: TypeAlias = Literal["rotate", "adaptive"]
+SHORTENED = 0.5
+"""Length of a reply, as a share of the longest one so far, below which an adaptive attacker changes the client."""
+
+
 @dataclass(frozen=True, slots=True)
 class CrawlPlan:
     """Settings of a crawl.
@@ -34,7 +41,8 @@ class CrawlPlan:
         k: Chunks in a context.
         tenant: Tenant of the chunks.
         questions: Budget for each target, earlier runs included; at least 1.
-        clients: Client names that the attacker uses in turn; at least 1.
+        clients: Client names that the attacker uses; at least 1.
+        schedule: `rotate`: the clients ask in turn. `adaptive`: one asks until its replies get shorter, then the next.
         waits: Seconds to wait before each retry of an unavailable target.
         label: Fingerprint of everything else that replies depend on: configuration, corpus, versions. Replies with
             another label are not reused, and the attacker then uses new client names, unknown to a guard with memory.
@@ -48,6 +56,7 @@ class CrawlPlan:
     tenant: str = DEFAULT_TENANT
     questions: int = 1000
     clients: int = 1
+    schedule: Schedule = "rotate"
     waits: tuple[float, ...] = (1.0, 5.0, 20.0)
     label: str = ""
 
@@ -133,8 +142,37 @@ class Crawler:
         The budget is not part of it: attacks cannot see it, so a crawl with a larger budget resumes a smaller one.
         """
         plan = self.plan
-        facts = [plan.label, plan.seed, plan.k, plan.tenant, plan.clients, self.name, describe_options(self.attack)]
+        facts = [
+            plan.label,
+            plan.seed,
+            plan.k,
+            plan.tenant,
+            plan.clients,
+            plan.schedule,
+            self.name,
+            describe_options(self.attack),
+        ]
         return f"crawl-{self.name}-{digest(*facts)}"
+
+
+class _Clients:
+    """Selects the client that asks next, from the replies alone."""
+
+    def __init__(self, count: int, schedule: Schedule) -> None:
+        self._count, self._schedule = count, schedule
+        self._current, self._longest = 0, 0
+        self._last = [math.inf] * count  # length of the last reply to each client
+
+    def at(self, number: int) -> int:
+        """Returns the client that asks the question with this number."""
+        return number % self._count if self._schedule == "rotate" else self._current
+
+    def observe(self, number: int, length: int) -> None:
+        """Adapts to the length of a reply: a client with short replies is replaced by the one with the longest."""
+        self._last[self.at(number)] = length
+        self._longest = max(self._longest, length)
+        if length < SHORTENED * self._longest:
+            self._current = self._last.index(max(self._last))
 
 
 class CrawlSession(TargetSession):
@@ -148,13 +186,14 @@ class CrawlSession(TargetSession):
     def __init__(self, target: Target, store: CampaignStore, key: str, plan: CrawlPlan, progress: Progress) -> None:
         super().__init__(
             target,
-            client=lambda number: f"{key}-{number % plan.clients}",
+            client=lambda number: f"{key}-{self._clients.at(number)}",
             budget=Budget(plan.questions),
             k=plan.k,
             tenant=plan.tenant,
             waits=plan.waits,
         )
         self._store, self._key, self._progress = store, key, progress
+        self._clients = _Clients(plan.clients, plan.schedule)
         self.resumed = 0
         self.fault: Exception | None = None
 
@@ -180,6 +219,7 @@ class CrawlSession(TargetSession):
             self.fault = error
             raise
         self._exchanges[number] = exchange
+        self._clients.observe(number, len(exchange.reply))
         self._progress(1)
         return Reply(exchange.reply)
 
