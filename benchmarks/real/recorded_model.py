@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from benchmarks.real import answer, files
 from benchmarks.real.sample import digest
 from casemate.backends.generators.transformers import CausalLM
+from casemate.errors import BackendError
 from casemate.protocols import Generator
 from casemate.types import Prompt
 
@@ -20,29 +22,38 @@ class RecordedModel(Generator):
     """A model whose answers are kept in a file. A prompt that is there is not generated again.
 
     Attributes:
-        model: GGUF file.
+        model: GGUF file; None: only answers of the file are given.
         file: File of the answers.
         tokens: Largest length of an answer.
+        about: Further facts for the first line of a new file.
+
+    Raises:
+        BackendError: If an answer is not in the file, and there is no model.
     """
 
-    model: Path
+    model: Path | None
     file: Path
     tokens: int
+    about: Mapping[str, Any] = field(default_factory=dict)
     _answers: dict[str, str] = field(default_factory=dict)
     _loaded: CausalLM | None = None
 
     def __post_init__(self) -> None:
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        if self.file.exists():
+        if self.model is None or self.file.exists():
             self._answers = files.read_answers(self.file)[0]
-        else:
-            about = {"model": self.model.name, "digest": answer.digest(self.model), "dtype": "bfloat16"}
-            answer.write_lines(self.file, [about | {"decoding": "greedy", "max_tokens": self.tokens}])
+            return
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        about = {"model": self.model.name, "digest": answer.digest(self.model), "dtype": "bfloat16"}
+        answer.write_lines(self.file, [about | {"decoding": "greedy", "max_tokens": self.tokens} | dict(self.about)])
 
     async def stream(self, prompt: Prompt) -> AsyncIterator[str]:
         """The whole answer."""
         key = digest(prompt.question, [asdict(d) for d in prompt.context], prompt.instructions)
         if key not in self._answers:
+            if self.model is None:
+                raise BackendError(
+                    f"{self.file.name} has no answer to this prompt", backend="recorded", retryable=False
+                )
             if self._loaded is None:
                 self._loaded = CausalLM(
                     str(self.model), device="cpu", dtype="bfloat16", max_tokens=self.tokens, batch=BATCH
