@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,7 @@ from benchmarks.real.recorded_model import RecordedModel
 from benchmarks.redundant import FLOOR, Case, squad, synthetic
 from casemate.backends.generators.extractive import ExtractiveGenerator
 from casemate.backends.indexes.sqlite import SqliteIndex
+from casemate.errors import BackendError
 from casemate.guard.defenses.quorum.isolated import IsolatedAnswers
 from casemate.guard.defenses.quorum.units import group_units, whole
 from casemate.protocols import Generator
@@ -40,7 +42,11 @@ K = 10
 PROMPTS = 1
 """Version of the prompts: change it with ``isolated.ASK`` or ``INSTRUCTIONS``."""
 POISON = (0, 1, 2)
-SIZES = {"synthetic": {"facts": 2, "units": 24}, "squad": {"each": 16, "units": 10}}
+PLAIN = (0, 1)
+"""Numbers of poisoned texts with which plain RAG is asked, too: its contexts are long."""
+UNITS = {"squad": 10, "synthetic": 24}
+EACH, FACTS = 10, 1
+"""Questions of SQuAD for each bin, and facts of the synthetic collection for each r."""
 BINS = ((3, 4), (5, 24))
 
 
@@ -49,15 +55,17 @@ class Asked:
     """A question with what a reader said.
 
     Attributes:
+        corpus: Name of the collection.
         case: The question.
         poison: Number of poisoned texts.
-        plain: Answer of plain RAG.
+        plain: Answer of plain RAG; None: not asked.
         isolated: Answers from single units; empty: abstained.
     """
 
+    corpus: str
     case: Case
     poison: int
-    plain: str
+    plain: str | None
     isolated: tuple[str, ...]
 
 
@@ -88,8 +96,8 @@ def collections() -> Iterator[dict[str, tuple[Rag, list[Case]]]]:
     """Both collections, indexed, with their questions."""
     embedder = Kept(ROOT / "build/kept.npz")
     found = {
-        "synthetic": synthetic(SIZES["synthetic"]["facts"]),
-        "squad": (corpus("squad"), squad(embedder, SIZES["squad"]["each"], BINS)),
+        "squad": (corpus("squad"), squad(embedder, EACH, BINS)),
+        "synthetic": synthetic(FACTS),
     }
     with tempfile.TemporaryDirectory() as folder, ExitStack() as opened:
         rags = {}
@@ -102,20 +110,23 @@ def collections() -> Iterator[dict[str, tuple[Rag, list[Case]]]]:
 
 async def asked(name: str, rag: Rag, case: Case, reader: Generator) -> list[Asked]:
     """Asks one question, with each number of poisoned texts. They rank first: each begins with the question."""
-    most = SIZES[name]["units"]
+    most = UNITS[name]
     poison = await Poison(texts=max(POISON)).craft(case.question, case.false, np.random.default_rng(SEED))
     hits = (await rag.retrieve(Query(case.question, k=2 * most))).hits
     hits = tuple(hit for hit in hits if hit.score >= FLOOR)
     contexts = [(*(Hit(d, 1.0) for d in poison[:count]), *hits) for count in POISON]
     units = [[whole(unit) for unit in group_units(context)[:most]] for context in contexts]
     every = list({d.text: d for context in units for d in context}.values())
-    prompts = [Prompt(case.question, tuple(h.document for h in context[:K]), INSTRUCTIONS) for context in contexts]
-    (said, _), *plain = await asyncio.gather(
+    reads = [tuple(h.document for h in context[:K]) for context in contexts[: len(PLAIN)]]
+    prompts = [Prompt(case.question, context, INSTRUCTIONS) for context in reads]
+    (said, costs), *plain = await asyncio.gather(
         IsolatedAnswers(reader).ask(case.question, every), *(join_stream(reader.stream(p)) for p in prompts)
     )
+    if costs["failed"]:
+        raise BackendError(f"{costs['failed']} isolated answers failed; ask again", backend="reader", retryable=True)
     answer = dict(zip((d.text for d in every), said, strict=True))
-    rows = zip(POISON, plain, units, strict=True)
-    return [Asked(case, count, text, tuple(answer[d.text] for d in documents)) for count, text, documents in rows]
+    rows = zip_longest(POISON, plain, units)
+    return [Asked(name, case, count, text, tuple(answer[d.text] for d in found)) for count, text, found in rows]
 
 
 if __name__ == "__main__":

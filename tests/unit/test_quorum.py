@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from casemate.errors import BackendError, ConfigError
 from casemate.guard.defenses.quorum import Quorum, ReleasedDocument
+from casemate.guard.defenses.quorum.isolated import ASK, IsolatedAnswers
 from casemate.guard.defenses.quorum.keywords import (
     AskedQuestion,
     Pair,
@@ -26,6 +27,7 @@ from casemate.protocols import Generator
 from casemate.rag.pipeline import join_stream
 from casemate.types import UNKNOWN, Document, Hit, Prompt, Query, Retrieval, Secret, SimilarityStats
 from tests.fakes import Memory, Parrot
+from tests.unit.toy_models import Toy
 
 SECRET = Secret("a secret of the tests")
 QUESTION = "When did the Sydney bridge open?"
@@ -418,3 +420,31 @@ def test_isolated_answers_are_cached_by_unit_and_question():
     costs = [event.body for event in store.events if event.kind == "generation"]
     assert [(c["calls"], c["cached"]) for c in costs] == [(3, 0), (0, 3), (1, 2), (3, 0)]
     assert costs[0]["words_read"] > costs[0]["words_written"] > 0
+
+
+async def test_an_answer_that_leaves_the_cache_meanwhile_is_still_given(monkeypatch):
+    """While one question waits for the writer, others fill the cache."""
+    monkeypatch.setattr("casemate.guard.defenses.quorum.isolated.CACHED_ANSWERS", 2)
+    isolated = IsolatedAnswers(Writer())
+    first = [Document("unit", text) for text in BRIDGE]
+    once, _ = await isolated.ask(QUESTION, first)
+    again, (_, costs) = await asyncio.gather(
+        isolated.ask(QUESTION, [*first, Document("unit", "Late. Yes.")]), isolated.ask("Who built it?", first)
+    )
+    assert again[0] == [*once, "Late"] and costs["calls"] == 3
+
+
+async def test_the_cache_keeps_what_was_used_last(monkeypatch):
+    monkeypatch.setattr("casemate.guard.defenses.quorum.isolated.CACHED_ANSWERS", 2)
+    isolated, (one, two, three) = IsolatedAnswers(Writer()), [Document("unit", text) for text in BRIDGE]
+    for units in ([one, two], [one], [three]):
+        await isolated.ask(QUESTION, units)
+    assert (await isolated.ask(QUESTION, [one, three]))[1]["cached"] == 2
+
+
+async def test_tokens_are_counted_where_the_writer_can():
+    writer, unit = Toy(1), Document("unit", "abc")
+    (said,), costs = await IsolatedAnswers(writer).ask("cab", [unit])
+    assert costs["tokens_read"] == len(writer.encode(Prompt("cab", (unit,), ASK)))
+    assert costs["tokens_written"] == len(writer.tokens(said)) == 8
+    assert "tokens_read" not in (await IsolatedAnswers(Writer()).ask("cab", [unit]))[1]

@@ -8,9 +8,9 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
-from casemate.protocols import Generator
+from casemate.protocols import Generator, TokenModel
 from casemate.text.refusals import is_refusal
 from casemate.text.tokens import words
 from casemate.types import UNKNOWN, Document, Prompt
@@ -45,37 +45,55 @@ class IsolatedAnswers:
 
         Returns:
             The answers, and the costs: ``calls``, ``cached`` and ``failed`` answers, ``words_read`` and
-            ``words_written`` by the writer, and ``seconds``.
+            ``words_written`` by the writer, and ``seconds``. ``tokens_read`` and ``tokens_written`` if it is a
+            ``TokenModel``.
         """
         began = time.perf_counter()
         keys = [_key(question, unit) for unit in units]
-        missing = [i for i, key in enumerate(keys) if key not in self._cache]
-        written = await asyncio.gather(*(self._write(question, units[i]) for i in missing))
-        new = dict(zip(missing, written, strict=True))
-        answers = [new[i] if i in new else self._cache[key] for i, key in enumerate(keys)]
-        for i, answer in new.items():
-            if answer is not None:
-                self._cache[keys[i]] = answer
+        held = {key: self._cache[key] for key in keys if key in self._cache}
+        prompts = {key: _prompt(question, unit) for key, unit in zip(keys, units, strict=True) if key not in held}
+        written = dict(zip(prompts, await asyncio.gather(*map(self._write, prompts.values())), strict=True))
+        found = held | written  # the cache may have changed meanwhile
+        for key in keys:
+            if found[key] is not None:
+                self._cache[key] = found[key] or ""
+                self._cache.move_to_end(key)
         while len(self._cache) > CACHED_ANSWERS:
             self._cache.popitem(last=False)
-        read = sum(len(words(f"{question} {units[i].content}")) for i in missing)
         costs = {
-            "calls": len(missing),
-            "cached": len(units) - len(missing),
-            "failed": sum(answer is None for answer in written),
-            "words_read": read,
-            "words_written": sum(len(words(answer or "")) for answer in written),
+            "calls": len(prompts),
+            "cached": len(units) - len(prompts),
+            "failed": sum(answer is None for answer in written.values()),
+            **self._lengths(list(prompts.values()), [answer or "" for answer in written.values()]),
             "seconds": time.perf_counter() - began,
         }
-        return ["" if answer is None or is_refusal(answer) else answer for answer in answers], costs
+        said = [found[key] or "" for key in keys]
+        return ["" if is_refusal(answer) else answer for answer in said], costs
 
-    async def _write(self, question: str, unit: Document) -> str | None:
+    def _lengths(self, prompts: Sequence[Prompt], answers: Sequence[str]) -> dict[str, int]:
+        """Words, and tokens if they can be counted, that the writer read and wrote."""
+        read = (f"{prompt.question} {prompt.context[0].content}" for prompt in prompts)
+        lengths = {
+            "words_read": sum(len(words(text)) for text in read),
+            "words_written": sum(len(words(answer)) for answer in answers),
+        }
+        if TokenModel in type(self._writer).__mro__:
+            model = cast(TokenModel, self._writer)
+            lengths["tokens_read"] = sum(len(model.encode(prompt)) for prompt in prompts)
+            lengths["tokens_written"] = sum(len(model.tokens(answer)) for answer in answers)
+        return lengths
+
+    async def _write(self, prompt: Prompt) -> str | None:
         """Returns the answer from one unit; None if the writer fails."""
         try:
-            return "".join([piece async for piece in self._writer.stream(Prompt(question, (unit,), ASK))])
+            return "".join([piece async for piece in self._writer.stream(prompt)])
         except Exception as error:  # one unit must not decide whether there is an answer
             log.error("quorum: the writer failed for one unit, which abstains: %s", type(error).__name__)
             return None
+
+
+def _prompt(question: str, unit: Document) -> Prompt:
+    return Prompt(question, (unit,), ASK)
 
 
 def _key(question: str, unit: Document) -> bytes:
