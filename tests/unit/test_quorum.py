@@ -425,13 +425,19 @@ def test_isolated_answers_are_cached_by_unit_and_question():
 async def test_an_answer_that_leaves_the_cache_meanwhile_is_still_given(monkeypatch):
     """While one question waits for the writer, others fill the cache."""
     monkeypatch.setattr("casemate.guard.defenses.quorum.isolated.CACHED_ANSWERS", 2)
-    isolated = IsolatedAnswers(Writer())
-    first = [Document("unit", text) for text in BRIDGE]
-    once, _ = await isolated.ask(QUESTION, first)
-    again, (_, costs) = await asyncio.gather(
-        isolated.ask(QUESTION, [*first, Document("unit", "Late. Yes.")]), isolated.ask("Who built it?", first)
-    )
-    assert again[0] == [*once, "Late"] and costs["calls"] == 3
+
+    class Slow(Writer):
+        async def stream(self, prompt):
+            for _ in range(20 if "Late" in prompt.context[0].text else 0):
+                await asyncio.sleep(0)
+            async for piece in super().stream(prompt):
+                yield piece
+
+    isolated, units = IsolatedAnswers(Slow()), [Document("unit", text) for text in BRIDGE]
+    (held,), _ = await isolated.ask(QUESTION, units[:1])
+    late = isolated.ask(QUESTION, [units[0], Document("unit", "Late. Yes.")])
+    (said, costs), _ = await asyncio.gather(late, isolated.ask("Who built it?", units))
+    assert said == [held, "Late"] and costs["cached"] == 1
 
 
 async def test_the_cache_keeps_what_was_used_last(monkeypatch):
