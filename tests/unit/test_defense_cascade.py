@@ -113,6 +113,20 @@ class TestWiring:
         with pytest.raises(CapabilityError, match="the reference model cannot rewind its cache"):
             made(generator=Stubborn(2))
 
+    def test_model_that_rounds_to_bfloat16_can_rewind(self):
+        class Coarse(Toy):
+            def begin(self, prompts):
+                return Rounding(self, [tuple(p) for p in prompts])
+
+        class Rounding(ToyReading):
+            noise = np.random.default_rng(7)
+
+            def read(self, answer, last=1):
+                logits = super().read(answer, last)
+                return logits + 0.05 * self.noise.choice([-1, 1], logits.shape)
+
+        assert made(draft=Coarse(1, spread=2.3))
+
     def test_view_same_is_refused_without_a_draft(self):
         with pytest.raises(CapabilityError, match="reference_view cannot be 'same'"):
             Cascade(reference_view="same").on_generate(Parrot())
