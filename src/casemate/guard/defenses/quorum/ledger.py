@@ -1,4 +1,4 @@
-"""The budgets of units: counted over all clients and processes, in the event store (ADR 0015)."""
+"""The budgets of units: counted over all clients and processes, in the event store (ADR 0016)."""
 
 from __future__ import annotations
 

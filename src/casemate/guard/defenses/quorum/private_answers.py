@@ -63,7 +63,7 @@ class PrivateAnswers:
         stating = [i for i, words in enumerate(keywords) if words]
         granted = await self.ledger.spend(query.tenant, [(names[i], len(keywords[i])) for i in stating])
         heard = [keywords[i][:amount] for i, amount in zip(stating, granted, strict=True)]
-        levels = {Word(word): level for word, level in self.histogram.release(heard).items()}
+        levels: dict[Item, int] = {Word(word): level for word, level in self.histogram.release(heard).items()}
         answer = compose(AskedQuestion.of(query.text), levels)
         with self._lock:
             self._cache[key] = answer

@@ -1,0 +1,115 @@
+"""Quorum with differential privacy: utility by redundancy, and the time of the ledger. No language model.
+
+The synthetic collection of ``benchmarks.quorum``: r documents state each fact in varied wording. Each question is asked
+with full budgets, so the figures are those of one answer. ``python -m benchmarks.quorum_privacy``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import SEED, save
+from benchmarks.quorum import POLICY, STRANGER, TEMPLATES, _fact, _question, _words
+from casemate.backends.embedders.minilm import MiniLM
+from casemate.backends.event_stores.sql import SqlEventStore
+from casemate.backends.generators.extractive import ExtractiveGenerator
+from casemate.backends.indexes.sqlite import SqliteIndex
+from casemate.guard.defenses.quorum import Quorum
+from casemate.guard.defenses.quorum.ledger import Ledger
+from casemate.guard.guard import Guard
+from casemate.maths.stats import clopper_pearson
+from casemate.protocols import EventStore, Target
+from casemate.rag.pipeline import Rag
+from casemate.redteam.lab.caching import CachedEmbedder
+from casemate.types import Document, Query, QuotaGrant, QuotaRequest
+
+REDUNDANCY = (1, 2, 3, 5, 8, 12, 16, 20, 24, 30, 40)
+FACTS = 3
+WORDS = 5
+FLOOR = 0.5
+SETTINGS = ((8.0, 1), (8.0, 10), (2.0, 1), (2.0, 10))
+"""Epsilon, and answers per unit and period."""
+
+
+class FullBudgets(EventStore):
+    """Grants every request, as if each question were the first of a period."""
+
+    def acquire(self, requests: Sequence[QuotaRequest]) -> Sequence[QuotaGrant]:
+        """Grants all."""
+        return [QuotaGrant(request.amount, request.amount) for request in requests]
+
+
+def main() -> None:
+    """Measures everything."""
+    save(
+        "quorum_privacy",
+        {"facts": FACTS, "words": WORDS, "floor": FLOOR, **asyncio.run(_utility()), "ledger": _ledger()},
+    )
+
+
+async def _utility() -> dict[str, Any]:
+    rng = np.random.default_rng(SEED)
+    facts = {r: [_fact(rng, i) for i in range(FACTS)] for r in REDUNDANCY}
+    documents = []
+    for r, stated in facts.items():
+        for i, fact in enumerate(stated):
+            for j in range(r):
+                noise = f"{' '.join(_words(rng, 14)).lower().capitalize()}."
+                text = TEMPLATES[int(rng.integers(len(TEMPLATES)))].format(noise=noise, **fact)
+                documents.append(Document(f"r{r}-{i}-{j}", text))
+    with tempfile.TemporaryDirectory() as folder, closing(SqliteIndex(Path(folder) / "index.db")) as index:
+        rag = Rag(CachedEmbedder(MiniLM()), index, ExtractiveGenerator())
+        await Guard(rag, []).add(documents)
+        plain = Quorum(words=WORDS, jitter=1, floor=FLOOR)
+        guards: dict[str, Guard | Rag] = {"plain": rag, "m=2": Guard(rag, [plain], audience=POLICY)}
+        noise = {}
+        for epsilon, answers in SETTINGS:
+            quorum = Quorum(words=WORDS, floor=FLOOR, epsilon=epsilon, answers=answers, store=FullBudgets())
+            label = f"epsilon={epsilon:g}, T={answers}"
+            guards[label] = Guard(rag, [quorum], audience=POLICY)
+            assert quorum.private is not None
+            found = quorum.private.histogram
+            noise[label] = {name: getattr(found, name) for name in ("sigma", "threshold", "mu", "advantage", "auc")}
+        correct, cpu = {}, {}
+        for label, guard in guards.items():
+            began, asked = time.process_time(), 2 * FACTS * len(REDUNDANCY)
+            correct[label] = {str(r): await _correct(guard, facts[r]) for r in REDUNDANCY}
+            cpu[label] = (time.process_time() - began) / asked
+            print(label, {r: c[0] for r, c in correct[label].items()}, flush=True)
+        return {"documents": len(documents), "correct": correct, "noise": noise, "cpu_s_per_question": cpu}
+
+
+async def _correct(target: Target, facts: list[dict[str, str]]) -> list[float]:
+    """Answers that contain the value, whatever the letter case, of both questions, with a 95 % interval."""
+    right = 0
+    for fact in facts:
+        for asked in ("person", "year"):
+            text = (await target.ask(Query(_question(fact, asked), "reader", groups=STRANGER))).text
+            right += fact[asked].casefold() in text.casefold()
+    return [right, 2 * len(facts), *clopper_pearson(right, 2 * len(facts))]
+
+
+def _ledger() -> dict[str, Any]:
+    """Time to charge some units in one transaction on a SQLite file, in ms: median and largest of 30."""
+    found = {}
+    with tempfile.TemporaryDirectory() as folder, closing(SqlEventStore(path=Path(folder) / "events.db")) as store:
+        for units in (10, 50, 200):
+            ledger, times = Ledger(store, "dp", 10_000, 30), []
+            for i in range(30):
+                began = time.perf_counter()
+                asyncio.run(ledger.spend("default", [([("source", f"{units}-{j}")], 1) for j in range(units)]))
+                times += [1000 * (time.perf_counter() - began)] * (i > 0)  # the first one connects
+            found[str(units)] = {"median_ms": float(np.median(times)), "max_ms": max(times)}
+    return found
+
+
+if __name__ == "__main__":
+    main()
