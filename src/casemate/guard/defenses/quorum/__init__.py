@@ -61,7 +61,7 @@ class Quorum(Defense):
         jitter: J: the threshold of each keyword is m plus 0 to J - 1, by a keyed hash; 1: none. With jitter, a client
             that has all other documents cannot tell which number releases a keyword.
         secret: Key of the jitter, at least 16 characters, the same in all gateways.
-        period_days: Days after which the jitter is drawn again and budgets begin anew, at least 1.
+        period_days: Days after which the jitter is drawn again and budgets begin again, at least 1.
         units: N: largest number of units that are heard.
         words: L: largest number of keywords of one unit.
         sentences: Largest number of sentences that speak for a unit.

@@ -106,7 +106,7 @@ class PrivateHistogram:
     def release(self, units: Sequence[Collection[str]]) -> dict[str, int]:
         """Draws the released keywords with their levels: how often tau can be doubled below the noisy count.
 
-        The randomness is the operating system's, never a seed or the jitter's hash: whoever knows the draws learns the
+        The randomness is the operating system's, never a seed or the jitter's hash: the draws reveal the
         counts.
 
         Args:
