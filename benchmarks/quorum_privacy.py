@@ -1,7 +1,8 @@
 """Quorum with differential privacy: utility by redundancy, and the time of the ledger. No language model.
 
-The synthetic collection of ``benchmarks.quorum``: r documents state each fact in varied wording. Each question is asked
-with full budgets, so the figures are those of one answer. ``python -m benchmarks.quorum_privacy``.
+The synthetic facts of ``benchmarks.quorum``, with a collection for each r: r documents state each of five facts in
+varied wording. Each question is asked with full budgets, so the figures are those of one answer. Draws are random and
+not seeded. ``python -m benchmarks.quorum_privacy``.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from casemate.redteam.lab.caching import CachedEmbedder
 from casemate.types import Document, Query, QuotaGrant, QuotaRequest
 
 REDUNDANCY = (1, 2, 3, 5, 8, 12, 16, 20, 24, 30, 40)
-FACTS = 3
+FACTS = 5
 WORDS = 5
 FLOOR = 0.5
 SETTINGS = ((8.0, 1), (8.0, 10), (2.0, 1), (2.0, 10))
@@ -55,36 +56,47 @@ def main() -> None:
     )
 
 
+def _defenses() -> dict[str, Quorum]:
+    """New for each collection: a repeated question would get the answer from another one."""
+    defenses = {"m=2": Quorum(words=WORDS, jitter=1, floor=FLOOR)}
+    for epsilon, answers in SETTINGS:
+        quorum = Quorum(words=WORDS, floor=FLOOR, epsilon=epsilon, answers=answers, store=FullBudgets())
+        defenses[f"epsilon={epsilon:g}, T={answers}"] = quorum
+    return defenses
+
+
 async def _utility() -> dict[str, Any]:
-    rng = np.random.default_rng(SEED)
-    facts = {r: [_fact(rng, i) for i in range(FACTS)] for r in REDUNDANCY}
+    embedder = CachedEmbedder(MiniLM())
+    noise = {
+        label: {name: getattr(d.private.histogram, name) for name in ("sigma", "threshold", "advantage", "auc")}
+        for label, d in _defenses().items()
+        if d.private is not None
+    }
+    correct: dict[str, dict[str, list[float]]] = {label: {} for label in ("plain", "m=2", *noise)}
+    cpu = dict.fromkeys(correct, 0.0)
+    for r in REDUNDANCY:
+        rng = np.random.default_rng([SEED, r])
+        facts = [_fact(rng, i) for i in range(FACTS)]
+        with tempfile.TemporaryDirectory() as folder, closing(SqliteIndex(Path(folder) / "index.db")) as index:
+            rag = Rag(embedder, index, ExtractiveGenerator())
+            await Guard(rag, []).add(_documents(rng, facts, r))
+            targets: dict[str, Target] = {"plain": rag}
+            targets |= {label: Guard(rag, [defense], audience=POLICY) for label, defense in _defenses().items()}
+            for label, target in targets.items():
+                began = time.process_time()
+                correct[label][str(r)] = await _correct(target, facts)
+                cpu[label] += (time.process_time() - began) / (2 * FACTS * len(REDUNDANCY))
+    return {"correct": correct, "noise": noise, "cpu_s_per_question": cpu}
+
+
+def _documents(rng: np.random.Generator, facts: list[dict[str, str]], r: int) -> list[Document]:
     documents = []
-    for r, stated in facts.items():
-        for i, fact in enumerate(stated):
-            for j in range(r):
-                noise = f"{' '.join(_words(rng, 14)).lower().capitalize()}."
-                text = TEMPLATES[int(rng.integers(len(TEMPLATES)))].format(noise=noise, **fact)
-                documents.append(Document(f"r{r}-{i}-{j}", text))
-    with tempfile.TemporaryDirectory() as folder, closing(SqliteIndex(Path(folder) / "index.db")) as index:
-        rag = Rag(CachedEmbedder(MiniLM()), index, ExtractiveGenerator())
-        await Guard(rag, []).add(documents)
-        plain = Quorum(words=WORDS, jitter=1, floor=FLOOR)
-        guards: dict[str, Guard | Rag] = {"plain": rag, "m=2": Guard(rag, [plain], audience=POLICY)}
-        noise = {}
-        for epsilon, answers in SETTINGS:
-            quorum = Quorum(words=WORDS, floor=FLOOR, epsilon=epsilon, answers=answers, store=FullBudgets())
-            label = f"epsilon={epsilon:g}, T={answers}"
-            guards[label] = Guard(rag, [quorum], audience=POLICY)
-            assert quorum.private is not None
-            found = quorum.private.histogram
-            noise[label] = {name: getattr(found, name) for name in ("sigma", "threshold", "mu", "advantage", "auc")}
-        correct, cpu = {}, {}
-        for label, guard in guards.items():
-            began, asked = time.process_time(), 2 * FACTS * len(REDUNDANCY)
-            correct[label] = {str(r): await _correct(guard, facts[r]) for r in REDUNDANCY}
-            cpu[label] = (time.process_time() - began) / asked
-            print(label, {r: c[0] for r, c in correct[label].items()}, flush=True)
-        return {"documents": len(documents), "correct": correct, "noise": noise, "cpu_s_per_question": cpu}
+    for i, fact in enumerate(facts):
+        for j in range(r):
+            noise = f"{' '.join(_words(rng, 14)).lower().capitalize()}."
+            text = TEMPLATES[int(rng.integers(len(TEMPLATES)))].format(noise=noise, **fact)
+            documents.append(Document(f"r{r}-{i}-{j}", text))
+    return documents
 
 
 async def _correct(target: Target, facts: list[dict[str, str]]) -> list[float]:

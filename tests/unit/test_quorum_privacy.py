@@ -211,6 +211,14 @@ def test_what_many_units_state_is_answered_and_what_one_states_is_not():
     assert text_of(ask(private(Memory()), hits(1))) == UNKNOWN
 
 
+def test_each_released_keyword_is_listed_without_the_limit_of_phrases():
+    words = [f"{name} steel" for name in ("amber", "brook", "cedar", "delta", "ember", "fjord")]
+    held = [f"The Sydney bridge did open with {' and '.join(words)} own{i}." for i in range(40)]
+    found = tuple(Hit(Document(f"d{i}", text), 0.8) for i, text in enumerate(held))
+    text = text_of(ask(private(Memory(), words=8), found, "What did the Sydney bridge open with?"))
+    assert all(name in text.lower() for name in ("amber", "brook", "cedar", "delta", "ember", "fjord", "steel"))
+
+
 def test_all_units_above_the_floor_are_heard_so_that_none_displaces_another():
     found = hits(60)
     assert ask(private(Memory(), units=3), found).verdict.evidence["units"] == 60

@@ -11,7 +11,7 @@ from typing import Any
 from casemate.guard.defenses.quorum.keywords import AskedQuestion, Item, Word
 from casemate.guard.defenses.quorum.ledger import Ledger
 from casemate.guard.defenses.quorum.privacy import PrivateHistogram
-from casemate.guard.defenses.quorum.release import Composition, compose
+from casemate.guard.defenses.quorum.release import MAX_WORDS, Composition, compose
 from casemate.guard.defenses.quorum.units import UnitName
 from casemate.types import Query
 
@@ -64,7 +64,7 @@ class PrivateAnswers:
         granted = await self.ledger.spend(query.tenant, [(names[i], len(keywords[i])) for i in stating])
         heard = [keywords[i][:amount] for i, amount in zip(stating, granted, strict=True)]
         levels: dict[Item, int] = {Word(word): level for word, level in self.histogram.release(heard).items()}
-        answer = compose(AskedQuestion.of(query.text), levels)
+        answer = compose(AskedQuestion.of(query.text), levels, MAX_WORDS)
         with self._lock:
             self._cache[key] = answer
             while len(self._cache) > CACHED_ANSWERS:

@@ -13,7 +13,7 @@ from casemate.types import UNKNOWN
 MAX_WORDS = 16
 """Keywords of an answer, at most."""
 MAX_PHRASES = 4
-"""Phrases of an answer, at most."""
+"""Phrases of an answer, at most, if pairs are released."""
 MAX_PHRASE = 8
 """Content words of a phrase, at most."""
 
@@ -124,7 +124,7 @@ class Composition:
     words: tuple[str, ...]
 
 
-def compose(question: AskedQuestion, levels: Mapping[Item, int]) -> Composition:
+def compose(question: AskedQuestion, levels: Mapping[Item, int], phrases: int = MAX_PHRASES) -> Composition:
     """Composes an answer from the question and the released statements. It receives nothing else.
 
     Keywords are joined to phrases by released pairs, with released function words between them. A phrase begins and
@@ -133,11 +133,12 @@ def compose(question: AskedQuestion, levels: Mapping[Item, int]) -> Composition:
     Args:
         question: The question.
         levels: The released statements with their levels.
+        phrases: Phrases, at most. Without released pairs, each keyword is a phrase of its own.
 
     >>> compose(AskedQuestion.of("When did it open?"), {}).text
     "I don't know."
     """
-    return _Composer(question, levels).compose()
+    return _Composer(question, levels).compose(phrases)
 
 
 class _Composer:
@@ -153,11 +154,11 @@ class _Composer:
             self.previous.setdefault(pair.second, []).append(pair.first)
         self.forms, self.gaps = self._spellings()
 
-    def compose(self) -> Composition:
+    def compose(self, most: int) -> Composition:
         phrases: list[list[str]] = []
         said: list[str] = []
         self.left &= self._expected() or self.left
-        while self.left and len(phrases) < MAX_PHRASES and len(said) < MAX_WORDS:
+        while self.left and len(phrases) < most and len(said) < MAX_WORDS:
             phrase = self._phrase()
             phrases.append(phrase)
             said += [name for name in phrase if not self.question.contains(name)]
