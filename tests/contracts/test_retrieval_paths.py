@@ -46,12 +46,37 @@ TESTS = {
     ("the store itself", "LlamaIndex"): (LI, "the_index_itself_is_not_protected"),
     ("the store itself", "Haystack"): (HS, "the_document_store_itself_is_not_protected"),
 }  # fmt: skip
+ENGINES = (LI, "engines_and_agents_are_guarded_within_a_turn_and_their_legs_are_found")
+COMPONENTS = {
+    "LangChain `MultiQueryRetriever`": (LC, "rewritten_queries_leak_at_most_what_the_question_itself_does"),
+    "LangChain `EnsembleRetriever` with `BM25Retriever`": (LC, "langchains_own_ensemble_with_bm25"),
+    "LangChain `ContextualCompressionRetriever`": (LC, "a_compressor_of_rewritten_queries"),
+    "LangChain `ParentDocumentRetriever`": (LC, "a_parent_document_retriever"),
+    "LangChain `SelfQueryRetriever`": (LC, "a_self_query_retriever"),
+    "LangChain `HypotheticalDocumentEmbedder`": (
+        LC,
+        "hypothetical_document_embeddings_leak_at_most_what_the_question_itself_does",
+    ),
+    "LangChain `create_history_aware_retriever`": (LC, "a_history_aware_retriever"),
+    "LangGraph `create_react_agent`, `StateGraph`": (LC, "an_agent_of_langgraph"),
+    "LlamaIndex `QueryFusionRetriever`": (LI, "query_fusion_leaks_at_most_what_the_question_itself_does"),
+    "LlamaIndex `RouterRetriever`": (LI, "a_router_of_retrievers_is_guarded_by_itself"),
+    "LlamaIndex `SubQuestionQueryEngine`, `RouterQueryEngine`": ENGINES,
+    "LlamaIndex `ContextChatEngine`, `CondenseQuestionChatEngine`, `CondensePlusContextChatEngine`": ENGINES,
+    "LlamaIndex `ReActAgent`": ENGINES,
+    "Haystack `DocumentJoiner`, hybrid": (HS, "an_asynchronous_hybrid_pipeline_is_guarded_in_every_leg"),
+    "Haystack `Agent`": (HS, "an_agent_with_a_pipeline_as_its_tool_is_guarded_within_a_turn"),
+}
 STATES = ("guarded", "refused", "unprotected")
 
 
+def table(heading):
+    text = PAGE.read_text().split(f"## {heading}\n")[1].split("\n## ")[0]
+    return [line.strip("|").split("|") for line in text.splitlines() if line.startswith("|")]
+
+
 def cells():
-    table = PAGE.read_text().split("## Retrieval paths")[1].split("\n## ")[0]
-    rows = [line.strip("|").split("|") for line in table.splitlines() if line.startswith("|")]
+    rows = table("Retrieval paths")
     names = [name.strip() for name in rows[0][1:]]
     return {(row[0].strip(), n): cell.strip() for row in rows[2:] for n, cell in zip(names, row[1:], strict=True)}
 
@@ -61,8 +86,18 @@ def test_every_cell_has_a_state_and_a_test():
     assert all(cell.startswith(STATES) for cell in cells().values())
 
 
+def test_every_component_has_a_state_and_a_test():
+    rows = {row[0].strip(): row[1].strip() for row in table("Components that were tested")[2:]}
+    assert rows.keys() == COMPONENTS.keys()
+    assert all(state.startswith(STATES) for state in rows.values())
+
+
 @pytest.mark.parametrize("file", sorted({file for file, _ in TESTS.values()}))
 def test_the_tests_exist(file):
     text = Path(f"tests/unit/{file}.py").read_text()
-    missing = {name for other, name in TESTS.values() if other == file and f"def test_{name}(" not in text}
+    missing = {
+        name
+        for other, name in [*TESTS.values(), *COMPONENTS.values()]
+        if other == file and f"def test_{name}(" not in text
+    }
     assert not missing

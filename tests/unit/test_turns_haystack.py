@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 
 pytest.importorskip("haystack")
 
-from haystack import Pipeline
+from haystack import Pipeline, component
 from haystack.components.joiners import DocumentJoiner
 from haystack.components.rankers import LostInTheMiddleRanker
 from haystack.components.retrievers.in_memory import InMemoryBM25Retriever, InMemoryEmbeddingRetriever
@@ -84,6 +86,50 @@ async def test_an_asynchronous_pipeline_belongs_to_the_turn(leg):
     with turn(text_of("d4")):
         found = await pipeline.run_async({"dense": {"query": "only4 amber"}})
     assert "d4" not in ids(found["dense"])
+
+
+@pytest.mark.parametrize("question", [text_of("d4"), text_of("d7")])
+async def test_an_asynchronous_hybrid_pipeline_is_guarded_in_every_leg(leg, question):
+    pipeline = hybrid(leg, GuardedDocumentJoiner(leg))
+    given = {"dense": {"query": question}, "words": {"query": question}, "joiner": {"query": question}}
+    found = ids((await pipeline.run_async(given))["joiner"])
+    assert len(found) >= 3
+    assert question not in [text_of(name) for name in found]
+    weaker = {name: {"query": "only4 amber"} for name in given}
+    assert "d4" in ids((await pipeline.run_async(weaker))["joiner"])
+    with turn(text_of("d4")):
+        assert "d4" not in ids((await pipeline.run_async(weaker))["joiner"])
+
+
+def test_an_agent_with_a_pipeline_as_its_tool_is_guarded_within_a_turn(leg):
+    from haystack.components.agents import Agent
+    from haystack.dataclasses import ChatMessage, ToolCall
+    from haystack.tools import Tool
+
+    @component
+    class Scripted:
+        """Calls the tool with a weaker query, then ends."""
+
+        @component.output_types(replies=list[ChatMessage])
+        def run(self, messages: list[ChatMessage], tools: list | None = None):
+            called = any(message.tool_call_results for message in messages)
+            call = [] if called else [ToolCall("search", {"query": "only4 amber"})]
+            return {"replies": [ChatMessage.from_assistant("done" if called else None, tool_calls=call)]}
+
+    def search(query: str) -> str:
+        return " ".join(ids(leg.run(query=query)))
+
+    leg.warm_up()
+    schema = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}
+    tool = Tool("search", "Searches.", schema, search)
+    found = []
+    for question in (None, text_of("d4")):
+        agent = Agent(chat_generator=Scripted(), tools=[tool])
+        with turn(question) if question else nullcontext():
+            messages = agent.run(messages=[ChatMessage.from_user(text_of("d4"))])["messages"]
+        (result,) = [m.tool_call_result.result for m in messages if m.tool_call_results]
+        found.append(result.split())
+    assert "d4" in found[0] and "d4" not in found[1] and len(found[1]) == 3
 
 
 def test_the_joiner_is_written_to_yaml_and_read_again(leg):

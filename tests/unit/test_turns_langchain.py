@@ -266,3 +266,181 @@ def test_a_fusion_is_not_traced(store):
 def test_the_store_itself_is_not_protected(store):
     assert "d4" in ids(store.unguarded.similarity_search(text_of("d4")))
     assert "other paths" in store.protection_report.acts_not
+
+
+# LangChain's own components
+
+
+WEAKER = "only4 amber"
+"""A rewritten query that retrieves d4 although the question does not get it."""
+
+
+def named_documents(retriever, question):
+    return [d.metadata["of"] for d in retriever.invoke(question)]
+
+
+def test_a_history_aware_retriever(store):
+    chains = pytest.importorskip("langchain_classic.chains", reason="langchain-classic is not installed")
+    from langchain_core.language_models import FakeListChatModel
+    from langchain_core.prompts import ChatPromptTemplate
+
+    def chain(retriever):
+        model, prompt = FakeListChatModel(responses=[WEAKER]), ChatPromptTemplate.from_messages([("human", "{input}")])
+        return chains.create_history_aware_retriever(model, retriever, prompt)
+
+    asked = {"input": text_of("d4"), "chat_history": [("human", "hello")]}
+    (unguarded,) = unguarded_legs(chain(filled().as_retriever()))
+    assert unguarded.endswith("VectorStoreRetriever")
+    guarded_chain = chain(store.as_retriever(search_kwargs={"k": 3}))
+    assert unguarded_legs(guarded_chain) == []
+    assert "d4" in ids(guarded_chain.invoke(asked))
+    with turn(text_of("d4")):
+        assert "d4" not in ids(guarded_chain.invoke(asked))
+
+
+def test_a_parent_document_retriever(calibration):
+    classic = pytest.importorskip("langchain_classic.retrievers", reason="langchain-classic is not installed")
+    from langchain_classic.storage import InMemoryStore
+    from langchain_text_splitters import CharacterTextSplitter
+
+    bare = filled()
+    for name, held in bare.store.items():
+        held["metadata"]["doc_id"] = name
+    parents = InMemoryStore()
+    parents.mset([(name, Document(f"the record of {name}", metadata={"of": name})) for name in bare.store])
+    defenses = [mirabel(calibration=calibration, session_hours=0)]
+    children = guarded(bare, config=config(defenses=defenses), fit=False)
+
+    def retriever(store):
+        return classic.ParentDocumentRetriever(
+            vectorstore=store, docstore=parents, child_splitter=CharacterTextSplitter(), search_kwargs={"k": 3}
+        )
+
+    assert unguarded_legs(retriever(bare)) == ["ParentDocumentRetriever.vectorstore: Store"]
+    assert "d4" in named_documents(retriever(bare), text_of("d4"))
+    found = guarded(Rewriter(retriever=retriever(children)))
+    assert "d4" in named_documents(retriever(children), WEAKER)
+    assert "d4" not in named_documents(found, text_of("d4"))
+    assert len(named_documents(guarded(retriever(children)), HARMLESS)) == 3
+    children.protection.close()
+
+
+def test_a_self_query_retriever(store):
+    classic = pytest.importorskip("langchain_classic.retrievers", reason="langchain-classic is not installed")
+    from langchain_core.structured_query import StructuredQuery, Visitor
+
+    class NoFilters(Visitor):
+        def visit_structured_query(self, structured_query):
+            return structured_query.query, {}
+
+        visit_operation = visit_comparison = None
+
+    def retriever(store):
+        return classic.SelfQueryRetriever(
+            vectorstore=store,
+            query_constructor=RunnableLambda(lambda _: StructuredQuery(query=WEAKER, filter=None, limit=None)),
+            structured_query_translator=NoFilters(),
+            search_kwargs={"k": 3},
+        )
+
+    assert unguarded_legs(retriever(filled())) == ["SelfQueryRetriever.vectorstore: Store"]
+    assert "d4" in ids(retriever(store).invoke(text_of("d4")))
+    found = ids(guarded(retriever(store)).invoke(text_of("d4")))
+    assert len(found) == 3 and "d4" not in found
+
+
+@pytest.mark.slow
+def test_hypothetical_document_embeddings_leak_at_most_what_the_question_itself_does(store):
+    hyde = pytest.importorskip("langchain_classic.chains.hyde.base", reason="langchain-classic is not installed")
+    from langchain_core.prompts import PromptTemplate
+
+    model = RunnableLambda(lambda prompt: rewritten(prompt.to_string())[0])
+    bare = filled()
+    bare.embedding = hyde.HypotheticalDocumentEmbedder(
+        base_embeddings=Model(), llm_chain=PromptTemplate.from_template("{question}") | model
+    )
+    made = guarded(bare, config=config(defenses=[mirabel(session_hours=0)]))
+    direct = leaks(store.as_retriever(search_kwargs={"k": 3}))
+    assert len(leaks(bare.as_retriever(search_kwargs={"k": 3}))) > len(direct)
+    assert leaks(made.as_retriever(search_kwargs={"k": 3})) <= direct
+    made.protection.close()
+
+
+async def test_an_agent_of_langgraph(store):
+    graph = pytest.importorskip("langgraph.prebuilt", reason="langgraph is not installed")
+    from langchain_core.language_models import GenericFakeChatModel
+    from langchain_core.messages import AIMessage
+
+    class Scripted(GenericFakeChatModel):
+        """Calls the tool with the weaker query, then ends."""
+
+        def bind_tools(self, tools, **options):
+            return self
+
+    def agent(retriever):
+        call = AIMessage("", tool_calls=[{"name": "search", "args": {"query": WEAKER}, "id": "1"}])
+        model = Scripted(messages=iter([call, AIMessage("done")]))
+        return graph.create_react_agent(model, [create_retriever_tool(retriever, "search", "Searches.")])
+
+    asked = {"messages": [("human", text_of("d4"))]}
+
+    def read(state):
+        (found,) = [m.content for m in state["messages"] if m.type == "tool"]
+        return "only4" in found
+
+    leg = store.as_retriever(search_kwargs={"k": 3})
+    (unguarded,) = unguarded_legs(agent(filled().as_retriever()))
+    assert unguarded.endswith("['search'].func.retriever: VectorStoreRetriever")
+    assert unguarded_legs(agent(leg)) == []
+    assert read(agent(leg).invoke(asked))
+    with turn(text_of("d4")):
+        assert not read(agent(leg).invoke(asked))
+        assert not read(await agent(leg).ainvoke(asked))
+
+
+def test_nodes_of_a_graph_that_call_a_store_are_found(store):
+    graph = pytest.importorskip("langgraph.graph", reason="langgraph is not installed")
+
+    def compiled(retriever):
+        def find(state):
+            return {"messages": [("ai", retriever.invoke(HARMLESS)[0].page_content)]}
+
+        made = graph.StateGraph(graph.MessagesState)
+        made.add_node("find", find)
+        made.add_edge(graph.START, "find")
+        return made.compile()
+
+    assert unguarded_legs(compiled(store.as_retriever())) == []
+    (unguarded,) = unguarded_legs(compiled(filled().as_retriever()))
+    assert unguarded == "CompiledStateGraph.nodes['find'].func.retriever: VectorStoreRetriever"
+
+
+MODULE_RETRIEVER = None
+
+
+def find_by_global_name(question):
+    return MODULE_RETRIEVER.invoke(question)[:1]
+
+
+class Holder:
+    def __init__(self, retriever):
+        self.retriever = retriever
+
+    def find(self, question):
+        return self.retriever.invoke(question)
+
+
+class Searching(RunnableLambda, Holder):
+    """A runnable that calls a method of its own."""
+
+    def __init__(self, retriever):
+        RunnableLambda.__init__(self, self.find)
+        Holder.__init__(self, retriever)
+
+
+def test_retrievers_that_a_function_or_a_method_uses_are_found(store, monkeypatch):
+    bare = filled().as_retriever()
+    monkeypatch.setitem(globals(), "MODULE_RETRIEVER", bare)
+    for part in (find_by_global_name, RunnableLambda(find_by_global_name), Searching(bare)):
+        assert len(unguarded_legs(part)) == 1
+    assert unguarded_legs(Searching(store.as_retriever())) == []

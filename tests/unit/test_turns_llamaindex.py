@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 pytest.importorskip("llama_index.core")
 
+from llama_index.core.agent.workflow import ReActAgent
 from llama_index.core.base.base_retriever import BaseRetriever
-from llama_index.core.llms import MockLLM
-from llama_index.core.query_engine import RetrieverQueryEngine
-from llama_index.core.retrievers import QueryFusionRetriever
+from llama_index.core.base.base_selector import BaseSelector, SelectorResult, SingleSelection
+from llama_index.core.chat_engine import CondensePlusContextChatEngine, CondenseQuestionChatEngine, ContextChatEngine
+from llama_index.core.llms import ChatMessage, CompletionResponse, CustomLLM, LLMMetadata, MockLLM
+from llama_index.core.memory import ChatMemoryBuffer
+from llama_index.core.query_engine import RetrieverQueryEngine, RouterQueryEngine, SubQuestionQueryEngine
+from llama_index.core.question_gen.types import BaseQuestionGenerator, SubQuestion
+from llama_index.core.retrievers import QueryFusionRetriever, RouterRetriever
 from llama_index.core.schema import NodeWithScore, QueryBundle
-from llama_index.core.tools import QueryEngineTool
+from llama_index.core.tools import QueryEngineTool, RetrieverTool
 
 from casemate.errors import ConfigError
 from casemate.guard.turn import turn
@@ -123,3 +130,153 @@ def test_a_hybrid_query_mode_is_refused():
 def test_the_index_itself_is_not_protected(leg):
     assert "d4" in ids(leg.unguarded.retrieve(text_of("d4")))
     assert "other paths" in leg.protection_report.acts_not
+
+
+# LlamaIndex's own engines and agents
+
+
+WEAKER = "only4 amber"
+"""A rewritten query that retrieves d4 although the question does not get it."""
+
+
+class Questions(BaseQuestionGenerator):
+    """Writes the weaker query instead of sub-questions by a model."""
+
+    def generate(self, tools, query):
+        return [SubQuestion(sub_question=WEAKER, tool_name=tools[0].name)]
+
+    async def agenerate(self, tools, query):
+        return self.generate(tools, query)
+
+    def _get_prompts(self):
+        return {}
+
+    def _update_prompts(self, prompts):
+        pass
+
+
+class First(BaseSelector):
+    """Selects the first tool instead of a model."""
+
+    def _select(self, choices, query):
+        return SelectorResult(selections=[SingleSelection(index=0, reason="the first")])
+
+    async def _aselect(self, choices, query):
+        return self._select(choices, query)
+
+    def _get_prompts(self):
+        return {}
+
+    def _update_prompts(self, prompts):
+        pass
+
+
+class Scripted(CustomLLM):
+    """Condenses a question to the weaker query; as an agent, calls the tool with it first."""
+
+    agent: bool = False
+    asked: int = 0
+
+    @property
+    def metadata(self):
+        return LLMMetadata()
+
+    def complete(self, prompt, formatted=False, **options):
+        self.asked += 1
+        if not self.agent:
+            return CompletionResponse(text=WEAKER)
+        call = f'Thought: search.\nAction: docs\nAction Input: {{"input": "{WEAKER}"}}'
+        return CompletionResponse(text=call if self.asked == 1 else "Thought: I can answer.\nAnswer: done")
+
+    def stream_complete(self, prompt, formatted=False, **options):
+        yield self.complete(prompt)
+
+
+def engine(retriever):
+    return RetrieverQueryEngine.from_args(retriever, llm=MockLLM())
+
+
+def tool(retriever):
+    return QueryEngineTool.from_defaults(engine(retriever), name="docs", description="All documents.")
+
+
+def sources(response):
+    return [n.node.node_id for n in response.source_nodes]
+
+
+def memory():
+    """Without a database, which the default one would leave open."""
+    return ChatMemoryBuffer.from_defaults(llm=MockLLM())
+
+
+def sub_questions(retriever, use_async):
+    made = SubQuestionQueryEngine.from_defaults(
+        [tool(retriever)], question_gen=Questions(), llm=MockLLM(), use_async=use_async, verbose=False
+    )
+    return made, lambda: sources(made.query(text_of("d4")))
+
+
+def router(retriever, use_async):
+    made = RouterQueryEngine(First(), [tool(retriever)], llm=MockLLM())
+    return made, lambda: sources(asyncio.run(made.aquery(WEAKER)) if use_async else made.query(WEAKER))
+
+
+def routed_retriever(retriever, use_async):
+    made = RouterRetriever(First(), [RetrieverTool.from_defaults(retriever, description="All.")], llm=MockLLM())
+    return made, lambda: ids(asyncio.run(made.aretrieve(WEAKER)) if use_async else made.retrieve(WEAKER))
+
+
+def chat(kind, retrieved, llm):
+    def make(retriever, use_async):
+        made = kind.from_defaults(retrieved(retriever), llm=llm, memory=memory())
+
+        def ask():
+            given = text_of("d4"), [ChatMessage(role="user", content="hello")]
+            return sources(asyncio.run(made.achat(*given)) if use_async else made.chat(*given))
+
+        return made, ask
+
+    return make
+
+
+def agent(retriever, use_async):
+    async def ask():
+        made = ReActAgent(tools=[tool(retriever)], llm=Scripted(agent=True), streaming=False)
+        done = await made.run(user_msg=text_of("d4"), memory=memory())
+        return [name for call in done.tool_calls for name in sources(call.tool_output.raw_output)]
+
+    return ReActAgent(tools=[tool(retriever)], llm=Scripted(agent=True)), lambda: asyncio.run(ask())
+
+
+ENGINES = {
+    "SubQuestionQueryEngine": sub_questions,
+    "RouterQueryEngine": router,
+    "RouterRetriever": routed_retriever,
+    "ContextChatEngine": chat(ContextChatEngine, lambda r: r, MockLLM()),
+    "CondensePlusContextChatEngine": chat(CondensePlusContextChatEngine, lambda r: r, Scripted()),
+    "CondenseQuestionChatEngine": chat(CondenseQuestionChatEngine, engine, Scripted()),
+    "ReActAgent": agent,
+}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of LlamaIndex's agents
+@pytest.mark.parametrize("use_async", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("make", ENGINES.values(), ids=ENGINES)
+def test_engines_and_agents_are_guarded_within_a_turn_and_their_legs_are_found(leg, make, use_async):
+    made, ask = make(leg, use_async)
+    bare, _ = make(filled().as_retriever(similarity_top_k=3), use_async)
+    assert unguarded_legs(made) == []
+    assert [line.rsplit(": ")[-1] for line in unguarded_legs(bare)] == ["VectorIndexRetriever"]
+    if make is not ENGINES["ContextChatEngine"]:  # it retrieves by the question itself
+        assert "d4" in ask(), "the rewritten query alone retrieves the document"
+    with turn(text_of("d4")):
+        found = ask()
+    assert len(found) >= 3 and "d4" not in found
+
+
+def test_a_router_of_retrievers_is_guarded_by_itself(leg):
+    made, _ = routed_retriever(leg, False)
+    assert "d4" not in ids(guarded(made).retrieve(text_of("d4")))
+    bare, _ = routed_retriever(filled().as_retriever(), False)
+    with pytest.raises(ConfigError, match="VectorIndexRetriever"):
+        guarded(bare)

@@ -1,11 +1,11 @@
-"""The legs of LangChain retrievers that combine others: ensembles, query rewriters, compressors, chains and tools."""
+"""The legs of LangChain retrievers that combine others: ensembles, rewriters, compressors, chains, tools and graphs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
 from inspect import getclosurevars
-from types import FunctionType
+from types import FunctionType, MethodType
 from typing import Any, TypeAlias
 
 from casemate.errors import needs
@@ -21,9 +21,10 @@ Replace: TypeAlias = Callable[[Any], Any]
 
 
 def unguarded_legs(part: Any) -> list[str]:
-    """Names every retriever and vector store in a retriever, chain or tool that no guard judges.
+    """Names every retriever and vector store in a retriever, chain, tool or graph that no guard judges.
 
-    It follows fields, closures and arguments of LangChain's objects. It does not see what other code calls.
+    It follows fields, closures, global names and arguments of the objects of LangChain and LangGraph. It does not see
+    what other code calls.
 
     Returns:
         One line for each leg, such as ``EnsembleRetriever.retrievers[1]: BM25Retriever``. Empty: all are guarded.
@@ -83,19 +84,32 @@ def _members(part: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(part, partial):
         held = ((f".{name}", one) for name, one in part.keywords.items())
     elif isinstance(part, FunctionType):
-        held = ((f".{name}", one) for name, one in getclosurevars(part).nonlocals.items())
+        used = getclosurevars(part)
+        named = {name: one for name, one in used.globals.items() if isinstance(one, Guarded | Runnable | VectorStore)}
+        held = ((f".{name}", one) for name, one in {**named, **used.nonlocals}.items())
+    elif isinstance(part, MethodType):
+        held = [
+            ("", part.__func__),
+            *((f".{name}", one) for name, one in getattr(part.__self__, "__dict__", {}).items()),
+        ]
     elif isinstance(part, RunnableLambda):
         held = [(f".deps[{i}]", one) for i, one in enumerate(part.deps)]
         held += [(f".{name}", getattr(part, name, None)) for name in ("func", "afunc")]
     elif isinstance(part, BaseModel):
         held = ((f".{name}", getattr(part, name)) for name in type(part).model_fields)
+    elif isinstance(nodes := getattr(part, "nodes", None), dict):  # a graph of LangGraph
+        held = ((f".nodes[{name!r}]", getattr(node, "bound", None)) for name, node in nodes.items())
+    elif isinstance(part, Runnable):
+        held = ((f".{name.strip('_')}", one) for name, one in vars(part).items())
     else:
         held = ()
     return ((name, one) for name, one in held if _followed(one))
 
 
 def _followed(part: Any) -> bool:
-    return isinstance(part, Guarded | Runnable | VectorStore | list | tuple | dict | partial | FunctionType)
+    return isinstance(
+        part, Guarded | Runnable | VectorStore | list | tuple | dict | partial | FunctionType | MethodType
+    )
 
 
 def _is_guarded(part: Any) -> bool:
