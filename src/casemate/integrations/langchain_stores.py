@@ -65,9 +65,10 @@ class LangChainCollection(FrameworkCollection):
         """Record of a document. Loaders of tables and JSON name the row beside the file."""
         if callable(self._source):
             return self._source(metadata)
-        source, number = metadata.get(self._source), metadata.get("row", metadata.get("seq_num"))
+        source = metadata.get(self._source)
         if not isinstance(source, str):
             return ""
+        number = metadata.get("row", metadata.get("seq_num"))
         return source if number is None else f"{source}#{number}"
 
     def search_store(self, vector: Any, k: int, options: dict[str, Any]) -> Sequence[FrameworkDocument]:

@@ -149,7 +149,12 @@ def require_answerable(query: Query) -> None:
 
 
 def _encodable(text: str) -> bool:
-    return not any("\ud800" <= c <= "\udfff" for c in text)
+    """Whether the text has no lone surrogate."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def require_tenant(name: str) -> None:

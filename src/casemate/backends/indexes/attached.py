@@ -191,9 +191,7 @@ class AttachedIndex(Index):
             ]
             kept.sort(key=lambda h: (-h.score, entries[h.document.id].age if h.document.id in entries else 1 << 62))
             if len(kept) >= k or len(hits) < reach:
-                result = tuple(
-                    Hit(self._with_source(h.document, entries.get(h.document.id)), h.score) for h in kept[: max(k, 0)]
-                )
+                result = tuple(self._hit(h, entries.get(h.document.id)) for h in kept[: max(k, 0)])
                 return Retrieval(result, moments.similarity_stats(q))
             reach *= 4
 
@@ -315,6 +313,10 @@ class AttachedIndex(Index):
         if isinstance(self.collection, TransactionalCollection):
             return self.collection.search(q, k, tenant, within)
         return self.collection.search(q, k) if tenant == DEFAULT_TENANT else ()
+
+    def _hit(self, hit: Hit, entry: InventoryEntry | None) -> Hit:
+        document = self._with_source(hit.document, entry)
+        return hit if document is hit.document else Hit(document, hit.score)
 
     def _with_source(self, document: Document, entry: InventoryEntry | None) -> Document:
         """The document with the source from the inventory; for a foreign row, with the source from the rules."""

@@ -202,7 +202,8 @@ class _Decision:
         self.client = (query.tenant, query.client)
         self.blocked = frozenset(blocked)
         self.blocked |= self._copies(self.blocked)
-        still_blocked = self.blocked - self._readable(retrieval.hits)
+        self.readable = self._readable(retrieval.hits)
+        still_blocked = self.blocked - self.readable
         self.before = [source for source in unique_sources(retrieval.hits) if source in still_blocked]
         self.found = _without(retrieval, self.before)
         self.scored: dict[tuple[str, frozenset[str]], float] = {}
@@ -322,7 +323,7 @@ class _Decision:
 
     def _reason(self, source: str, score: float) -> str:
         """Returns why a source is withheld; empty if it stays."""
-        if self._readable(h for h in self.found.hits if h.document.source == source):
+        if source in self.readable:
             return ""
         if score + self._allowance(source) > self.threshold:
             return "closeness"
@@ -430,7 +431,11 @@ def _without(retrieval: Retrieval, sources: Collection[str]) -> Retrieval:
 
 def _with_stats_without(retrieval: Retrieval, sources: Collection[str]) -> Retrieval:
     """Returns the same hits with the similarity statistics of a collection without some sources."""
-    return Retrieval(retrieval.hits, _without(retrieval, sources).similarity_stats, retrieval.exhausted)
+    similarity_stats = retrieval.similarity_stats
+    for hit in retrieval.hits if sources else ():  # on the path of every question: builds no new hits
+        if hit.document.source in sources and similarity_stats.n > 2:
+            similarity_stats = moments.leave_one_out(similarity_stats, hit.score)
+    return Retrieval(retrieval.hits, similarity_stats, retrieval.exhausted)
 
 
 def _grouped(texts: Sequence[str], most: int) -> list[str]:
