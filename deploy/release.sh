@@ -2,6 +2,7 @@
 # Builds the release into a folder: source archive, wheel, SBOM (CycloneDX), digests. Two builds must be equal, and the
 # licenses of all packages allowed.
 # usage: deploy/release.sh [folder [--build-only]]      PYTHON: an interpreter with the dependency group "release"
+# REPOSITORY_URL: https address of the repository, for the project URLs in the metadata; without it there are none.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 python=${PYTHON:-$root/.venv/bin/python}
@@ -12,9 +13,17 @@ SOURCE_DATE_EPOCH=$(git -C "$root" log -1 --format=%ct)
 export SOURCE_DATE_EPOCH PIP_CONSTRAINT=$root/constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1
 umask 022
 
+if [[ -n "${REPOSITORY_URL:-}" && ! "$REPOSITORY_URL" =~ ^https://[A-Za-z0-9._~/-]+$ ]]; then
+  echo "REPOSITORY_URL is '$REPOSITORY_URL'; allowed: an https address without query" >&2
+  exit 2
+fi
+[ -n "${REPOSITORY_URL:-}" ] || echo "NOT SET: project URLs; set REPOSITORY_URL to the repository's address"
+
 for copy in first second; do
   mkdir "$work/$copy"
   git -C "$root" archive HEAD | tar -x -C "$work/$copy"  # committed files only
+  [ -z "${REPOSITORY_URL:-}" ] || printf '\n[project.urls]\nRepository = "%s"\nIssues = "%s/issues"\n' \
+    "$REPOSITORY_URL" "$REPOSITORY_URL" >> "$work/$copy/pyproject.toml"
   (cd "$work/$copy" && "$python" -m build --outdir "$work/$copy.dist" > "$work/$copy.log" 2>&1) ||
     { cat "$work/$copy.log" >&2; exit 1; }
 done

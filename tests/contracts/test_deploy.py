@@ -32,7 +32,8 @@ KINDS = {
     "NetworkPolicy": "networking.k8s.io/v1",
 }
 PODS = [o for o in OBJECTS if o["kind"] == "Deployment"]
-PINNED = re.compile(r"[\w./-]+:v?\d+(\.\d+)+[\w.-]*")
+PINNED = re.compile(r"casemate:\d+(\.\d+)+|[\w./-]+:v?\d+(\.\d+)+[\w.-]*@sha256:[0-9a-f]{64}")
+"""Our own image by its version, others also by their digest."""
 
 
 def named(kind):

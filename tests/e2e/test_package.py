@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -19,6 +20,7 @@ ENVIRONMENT = {
     "PYTHON": sys.executable,
     "PIP_CONSTRAINT": str(ROOT / "constraints.txt"),
     "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+    "REPOSITORY_URL": "https://git.example/casemate",
 }
 
 
@@ -53,8 +55,24 @@ def test_the_wheel_contains_the_package_and_its_data_only(wheel):
         names = archive.namelist()
     assert {name.split("/")[0].split("-")[0] for name in names} == {"casemate"}
     assert "casemate/py.typed" in names
+    with zipfile.ZipFile(wheel) as archive:
+        (metadata,) = [name for name in names if name.endswith(".dist-info/METADATA")]
+        told = archive.read(metadata).decode()
+    assert "Project-URL: Repository, https://git.example/casemate\n" in told
+    assert "Author: The Casemate developers\n" in told and "Classifier: Topic :: Security\n" in told
     assert "casemate/reports/templates/report.html" in names
     assert "casemate/gateway/dashboard/templates/base.html" in names
+
+
+def test_without_an_address_the_metadata_names_no_project_url_and_a_wrong_one_is_refused(tmp_path):
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert "urls" not in project, "no public address is known; deploy/release.sh adds REPOSITORY_URL"
+    for wrong in ("http://git.example/x", 'https://x"\n[evil]', "https://x y", "git@example:x"):
+        command = ["deploy/release.sh", str(tmp_path / "dist"), "--build-only"]
+        done = subprocess.run(
+            command, cwd=ROOT, env={**os.environ, "REPOSITORY_URL": wrong}, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 2 and "allowed: an https address" in done.stderr
 
 
 @pytest.mark.slow
