@@ -16,6 +16,13 @@ from casemate.integrations.langchain import GuardedVectorStoreRetriever, guarded
 from tests.real_stores import chroma, faiss
 
 
+def expect_failures(request):
+    """Marks the tests that FAISS fails, because it replaces no document of the same id."""
+    fails = ("delete_missing_content", "with_ids_is_idempotent", "by_id_with_mutation")
+    if any(name in request.node.name for name in fails):
+        request.node.add_marker(pytest.mark.xfail(strict=True, reason="the unguarded store fails, too"))
+
+
 class TestGuardedVectorStore(VectorStoreIntegrationTests):
     @pytest.fixture
     def vectorstore(self):
@@ -36,21 +43,34 @@ class TestGuardedChroma(VectorStoreIntegrationTests):
 
 
 class TestGuardedFaiss(TestGuardedChroma):
-    """FAISS fails six of the tests unguarded, because it replaces no document of the same id. It fails no other."""
+    """It fails the six tests that the unguarded store fails (``TestBareFaiss``), and no other."""
 
     open_store = staticmethod(faiss)
 
     @pytest.fixture(autouse=True)
     def _as_unguarded(self, request):
-        fails = ("delete_missing_content", "with_ids_is_idempotent", "by_id_with_mutation")
-        if any(name in request.node.name for name in fails):
-            request.node.add_marker(pytest.mark.xfail(strict=True, reason="the unguarded store fails, too"))
+        expect_failures(request)
+
+
+@pytest.mark.slow
+class TestBareFaiss(VectorStoreIntegrationTests):
+    """The six tests that ``TestGuardedFaiss`` expects to fail: the unguarded store fails them, and no other."""
+
+    @pytest.fixture(autouse=True)
+    def _expected(self, request):
+        expect_failures(request)
+
+    @pytest.fixture
+    def vectorstore(self, tmp_path):
+        return faiss(tmp_path, self.get_embeddings())
 
 
 class TestGuardedRetriever(RetrieversIntegrationTests):
+    open_store = staticmethod(lambda folder, embeddings: InMemoryVectorStore(embeddings))
+
     @pytest.fixture(autouse=True)
-    def _store(self):
-        store = InMemoryVectorStore(DeterministicFakeEmbedding(size=6))
+    def _store(self, tmp_path):
+        store = self.open_store(tmp_path, DeterministicFakeEmbedding(size=6))
         store.add_documents([Document(f"document {i}", id=str(i)) for i in range(12)])
         self.store = guarded(store)
         yield
@@ -67,3 +87,13 @@ class TestGuardedRetriever(RetrieversIntegrationTests):
     @property
     def retriever_query_example(self):
         return "document 3"
+
+
+@pytest.mark.slow
+class TestGuardedChromaRetriever(TestGuardedRetriever):
+    open_store = staticmethod(chroma)
+
+
+@pytest.mark.slow
+class TestGuardedFaissRetriever(TestGuardedRetriever):
+    open_store = staticmethod(faiss)

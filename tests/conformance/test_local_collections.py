@@ -13,7 +13,6 @@ from casemate.backends.collections.faiss_folder import FaissFolder
 from casemate.backends.collections.lancedb_table import LancedbTable
 from casemate.backends.indexes.attached import AttachedIndex
 from casemate.errors import BackendError, ConfigError, DataError
-from casemate.types import Secret
 
 pytestmark = pytest.mark.slow  # the vendors' packages take seconds to import
 DIM, N = 8, 90
@@ -47,7 +46,7 @@ def make_chroma(folder):
 
 
 def chroma(folder, **options):
-    return ChromaCollection(Secret(str(folder)), "docs", **{"source": "doc", **options})
+    return ChromaCollection(str(folder), "docs", **{"source": "doc", **options})
 
 
 def make_lancedb(folder):
@@ -146,7 +145,7 @@ def test_what_is_missing_is_named_and_nothing_is_created(tmp_path):
         chroma(tmp_path / "nowhere").open()
     make_chroma(tmp_path / "chroma")
     with pytest.raises(DataError, match="does not exist"):
-        ChromaCollection(Secret(str(tmp_path / "chroma")), "others").open()
+        ChromaCollection(str(tmp_path / "chroma"), "others").open()
     make_lancedb(tmp_path / "lance")
     with pytest.raises(DataError, match="does not exist"):
         LancedbTable(str(tmp_path / "lance"), "others").open()

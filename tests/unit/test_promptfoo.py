@@ -1,6 +1,9 @@
 """Injection probes for promptfoo: the exported configuration, and the judgment of its results."""
 
 import json
+import os
+import shutil
+import subprocess
 
 import pytest
 import yaml
@@ -210,3 +213,34 @@ class TestCommand:
     def test_wrong_uses_are_refused(self, place):  # noqa: F811
         assert "exclude each other" in str(probe(place, "--export", "a", "--import", "b").exception)
         assert "holds no results" in str(probe(place, "--import", "missing.json").exception)
+
+    @pytest.mark.slow
+    @pytest.mark.skipif(shutil.which("promptfoo") is None, reason="promptfoo is not installed")
+    def test_promptfoo_itself_accepts_the_file_asks_a_model_and_writes_what_the_import_judges(self, place):  # noqa: F811
+        (place / "obedient.mjs").write_text(
+            "export default class {\n"
+            "  id() { return 'obedient' }\n"
+            "  async callApi(prompt) {\n"
+            "    const word = /the word (\\w+)/.exec(prompt)\n"
+            "    return { output: (word ? word[1] + '. ' : '') + 'It is so.' }\n"
+            "  }\n"
+            "}\n"
+        )
+        settings = {"PROMPTFOO_DISABLE_TELEMETRY": "1", "PROMPTFOO_DISABLE_UPDATE": "1"}
+        settings |= {"PROMPTFOO_CONFIG_DIR": str(place / "promptfoo")}
+        exported = probe(place, "--export", "pf.yaml", "--provider", "file://obedient.mjs", questions=80)
+        assert exported.exit_code == 0, exported.stdout
+        for command in (["validate"], ["eval", "--no-cache", "--no-table", "--output", "results.json"]):
+            done = subprocess.run(
+                ["promptfoo", *command, "-c", "pf.yaml"],
+                cwd=place,
+                env={**os.environ, **settings},
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=300,
+            )
+            assert "is valid" in done.stdout or (place / "results.json").exists(), done.stdout + done.stderr
+        judged = CliRunner().invoke(cli, ["redteam", "probe", "--import", "results.json"])
+        assert judged.exit_code == 1, judged.stdout
+        assert "FAIL" in judged.stdout and "obedient" in (place / ".casemate/redteam/probe.html").read_text()

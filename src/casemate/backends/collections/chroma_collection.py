@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from casemate.backends.clients.rest import without_credentials
 from casemate.backends.sidecar.row_collection import SCAN_PAGE, RowCollection, StoredRow
 from casemate.errors import BackendError, CasemateError, ConfigError, DataError, needs
 from casemate.types import Secret, Vector
@@ -32,7 +32,7 @@ class ChromaCollection(RowCollection):
         only: Metadata fields and values that records must have; other records are ignored.
     """
 
-    location: Secret
+    location: str
     collection: str
     api_key: Secret = Secret("")
     text: str = DOCUMENT
@@ -45,8 +45,8 @@ class ChromaCollection(RowCollection):
             raise ConfigError("chroma_collection: location, collection and text must not be empty")
         with needs("casemate[chroma]"):
             import chromadb  # noqa: F401
-        self.location, self.api_key = Secret(self.location), Secret(self.api_key)
-        self.name = f"chroma {without_credentials(self.location)}, collection {self.collection}"
+        self.api_key = Secret(self.api_key)
+        self.name = f"chroma {self.location}, collection {self.collection}"
         same = [{name: value} for name, value in self.only.items()]
         self._which: dict[str, Any] = {"where": {"$and": same} if len(same) > 1 else same[0]} if same else {}
         self._held: Any = None
@@ -65,11 +65,9 @@ class ChromaCollection(RowCollection):
 
         settings = chromadb.config.Settings(anonymized_telemetry=False)
         if not self.location.startswith(("http://", "https://")):
-            from pathlib import Path
-
             if not (Path(self.location) / "chroma.sqlite3").exists():  # the client would create an empty one
                 raise DataError(f"{self.name}: the folder holds no Chroma database; set location")
-            return chromadb.PersistentClient(str(self.location), settings)
+            return chromadb.PersistentClient(self.location, settings)
         parts = urlsplit(self.location)
         headers = {"X-Chroma-Token": str(self.api_key)} if self.api_key else {}
         return chromadb.HttpClient(parts.hostname or "", parts.port or 8000, parts.scheme == "https", headers, settings)
