@@ -263,6 +263,32 @@ def test_a_fusion_is_not_traced(store):
     assert "id='d4'" not in repr(listener.told)
 
 
+def test_the_limits_of_hybrid_search_and_of_several_queries_are_stated_at_wiring(calibration, caplog):
+    with caplog.at_level("INFO", "casemate.integrations"):
+        defenses = [mirabel(calibration=calibration, session_hours=0)]
+        made = guarded(filled(), config=config(defenses=defenses), fit=False)
+    told = " ".join(record.getMessage() for record in caplog.records)
+    for limit in ("hybrid search and rerankers: each document is judged by its vector", "each query is judged alone"):
+        assert limit in told and limit in str(made.protection_report)
+    made.protection.close()
+
+
+def test_a_document_that_keywords_alone_find_is_judged_by_its_vector_and_reordering_brings_nothing_back(store):
+    """The order of a reranker stays, without what the guard withholds."""
+    backwards = Ensemble(retrievers=[store.unguarded.as_retriever(search_kwargs={"k": 3}), ByWord()])
+
+    class Reranked(Rewriter):
+        def _get_relevant_documents(self, query, *, run_manager):
+            return self.retriever.invoke(query)[::-1]
+
+    bare = Reranked(retriever=backwards)
+    found = ids(guarded(bare, store=store).invoke(text_of("d4")))
+    assert "d4" in ids(bare.invoke(text_of("d4")))
+    assert found and "d4" not in found
+    harmless = ids(guarded(bare, store=store).invoke(HARMLESS))
+    assert harmless == [name for name in ids(bare.invoke(HARMLESS)) if name in harmless]
+
+
 def test_the_store_itself_is_not_protected(store):
     assert "d4" in ids(store.unguarded.similarity_search(text_of("d4")))
     assert "other paths" in store.protection_report.acts_not

@@ -42,8 +42,12 @@ PROGRESS_S = 10.0
 LIMITS = {
     "the answer": "the framework owns the model: Casemate does not see the answer",
     "other paths": "access to the store without this wrapper is not guarded; call sync() after changes elsewhere",
+    "hybrid search and rerankers": "each document is judged by its vector, whichever leg found it; the order by "
+    "keywords or a reranker is not judged, and a leg without this wrapper is not guarded (unguarded_legs names it)",
+    "several queries for one question": "outside of casemate.guard.turn.turn, each query is judged alone",
     "scores": "they come from the store and are for the application: do not show them to clients",
 }
+"""What no wrapper protects. Logged at wiring."""
 
 
 @dataclass(frozen=True, slots=True)
