@@ -53,6 +53,8 @@ from casemate.types import DEFAULT_TENANT
 
 LOOK_BACK = "30d"
 Windows: TypeAlias = Sequence[Sequence[Observation]]
+Alarms: TypeAlias = Sequence[tuple[datetime, Sequence[DriftReading]]]
+"""Start of each window with an alarm, and the signals that alarm."""
 Readings: TypeAlias = Mapping[str, Sequence[Sequence[DriftReading]]]
 Alerting = Annotated[bool, typer.Option("--alert", help="Open an alert on failure, unless the same one is open.")]
 
@@ -75,12 +77,10 @@ def drift_command(
         accepted = load_baseline(monitor.app.store, monitor.set)
         start = accepted.at if accepted and not since else start
         series = _series(monitor, start, parse_span(window).total_seconds())
-        readings = _readings(monitor.app, series, reference)
-        alarms = {name: _alarms(series[name][reference:], steps) for name, steps in readings.items()}
-        for name, found in alarms.items():
-            if found and alert:
-                at, alarming = found[-1]
-                _raise(monitor.app, drift_alert(monitor.set.name, name, alarming, at))
+        readings = readings_of(monitor.app, series, reference)
+        alarms = {name: alarms_of(series[name][reference:], steps) for name, steps in readings.items()}
+        if alert:
+            raise_drift_alerts(monitor.app, monitor.set.name, alarms)
     counts = {name: len(windows) for name, windows in series.items()}
     if as_json:
         rows = {
@@ -88,7 +88,7 @@ def drift_command(
         }
         print_json({"since": start, "reference": reference, "windows": counts, "readings": rows})
     else:
-        _show_drift(readings, counts, reference)
+        show_drift(readings, counts, reference)
     raise typer.Exit(FAILED if any(alarms.values()) else OK if readings else INCOMPLETE)
 
 
@@ -184,7 +184,21 @@ def _series(monitor: CanaryMonitor, start: datetime, seconds: float) -> dict[str
     }
 
 
-def _readings(app: App, series: Mapping[str, Windows], reference: int) -> Readings:
+def raise_drift_alerts(app: App, about: str, alarms: Mapping[str, Alarms]) -> None:
+    """Opens an alert for the last alarm of each series.
+
+    Args:
+        app: The system.
+        about: What the series belong to: a canary set, or a tenant.
+        alarms: The alarms of each series.
+    """
+    for name, found in alarms.items():
+        if found:
+            at, alarming = found[-1]
+            _raise(app, drift_alert(about, name, alarming, at))
+
+
+def readings_of(app: App, series: Mapping[str, Windows], reference: int) -> Readings:
     """Readings of each series that is long enough, for each window after the reference."""
     per_alarm, seed = app.config.monitor.runs_per_false_alert, app.config.calibrate.seed
     return {
@@ -194,7 +208,7 @@ def _readings(app: App, series: Mapping[str, Windows], reference: int) -> Readin
     }
 
 
-def _alarms(windows: Windows, steps: Sequence[Sequence[DriftReading]]) -> list[tuple[datetime, list[DriftReading]]]:
+def alarms_of(windows: Windows, steps: Sequence[Sequence[DriftReading]]) -> Alarms:
     """Start and alarming signals of each window with an alarm."""
     found = ((min(o.at for o in w), [r for r in step if r.alarm]) for w, step in zip(windows, steps, strict=True))
     return [(at, some) for at, some in found if some]
@@ -205,7 +219,8 @@ def _raise(app: App, alert: Alert) -> None:
         say.print(f"opened alert {shown(alert.id)}")
 
 
-def _show_drift(readings: Readings, counts: dict[str, int], reference: int) -> None:
+def show_drift(readings: Readings, counts: Mapping[str, int], reference: int) -> None:
+    """Prints the readings of each series, and which series are too short."""
     for name, count in counts.items():
         if name not in readings:
             needed = f"{reference} for the reference and at least 1 to test"

@@ -30,6 +30,7 @@ COMMANDS: Mapping[str, str] = {
     "client": "client:client",
     "canary": "canary:canary",
     "quarantine": "quarantine:quarantine",
+    "traces": "traces:traces",
     "redteam": "redteam:redteam",
     "report": "redteam:report",
 }

@@ -54,8 +54,11 @@ def _print_address(address: str) -> None:
 def create(
     name: Annotated[str, typer.Argument(help="Name of the key's user or application.")],
     role: Annotated[
-        Literal["client", "admin", "metrics"],
-        typer.Option(help="client: ask; admin: also add and remove documents; metrics: only read /metrics."),
+        Literal["client", "admin", "metrics", "traces"],
+        typer.Option(
+            help="client: ask; admin: also add and remove documents; metrics: only read /metrics; traces: only send "
+            "traces to /v1/traces."
+        ),
     ] = "client",
     tenant: Tenant = DEFAULT_TENANT,
     label: Annotated[

@@ -38,6 +38,8 @@ MAX_DRAIN = 65_536
 """Bytes of the body of a refused request that are read to keep the connection open."""
 API = "/v1/"
 METRICS = "/metrics"
+TRACES = f"{API}traces"
+"""Not traced itself: a gateway that exports its traces to itself would never come to an end."""
 _log = logging.getLogger(__name__)
 
 
@@ -67,7 +69,8 @@ class AdmissionMiddleware:
         context = RequestContext(uuid.uuid4().hex)
         set_context(scope, context)
         REQUEST_START.set(context.start)
-        tracer = self._gateway.tracer if scope["path"].startswith(API) else None
+        traced = scope["path"].startswith(API) and scope["path"] != TRACES
+        tracer = self._gateway.tracer if traced else None
         send = self._with_headers(send, context)
         with tracer.request(scope, context) if tracer else nullcontext():
             try:

@@ -17,7 +17,7 @@ from starlette.routing import Route
 
 from casemate.errors import CasemateError
 from casemate.gateway.admission import AdmissionMiddleware
-from casemate.gateway.api import chat, documents, operation, retrieve
+from casemate.gateway.api import chat, documents, operation, retrieve, traces
 from casemate.gateway.dashboard.page import ROOT
 from casemate.gateway.dashboard.site import make_dashboard
 from casemate.gateway.errors import ANY_REQUEST, WITH_KEY, JsonResponse, documented, to_api_error
@@ -71,7 +71,7 @@ def make_app(app: App, make_tools: Callable[[Gateway], ToolSet] = own_tools) -> 
     api.state.gateway = gateway
     for kind in (RequestValidationError, HTTPException, CasemateError, Exception):
         api.add_exception_handler(kind, _error_response)
-    for routes in (chat, retrieve, documents):
+    for routes in (chat, retrieve, documents, traces):
         api.include_router(routes.router, responses=documented(*WITH_KEY))
     api.include_router(operation.router, responses=documented(*ANY_REQUEST))
     if agents:

@@ -25,7 +25,7 @@ from casemate.gateway.tracing import model_attributes, open_tracer
 from casemate.gateway.usage import UsageMeter
 from casemate.guard.guard import Guard
 from casemate.monitor.enforcement import GuardModeSync
-from casemate.monitor.service import open_alert_dispatcher, open_document_sink
+from casemate.monitor.service import open_alert_dispatcher, open_document_sink, open_trace_recorder
 from casemate.protocols import Generator
 from casemate.runtime.batching import Coalescer
 from casemate.system import App
@@ -92,7 +92,7 @@ class Gateway:
     Attributes:
         app: The system, which the gateway closes.
 
-    ``documents`` is the sink of all uploads, with screening if configured.
+    ``documents`` is the sink of all uploads, with screening if configured; ``traces`` records production traces.
     """
 
     app: App
@@ -121,6 +121,7 @@ class Gateway:
             self.tracer.stages = model_attributes(self.app.config.rag, rag.embedder, rag.generator)
         self.app = replace(self.app, guard=self._instrument(self.app.guard))
         self.documents = open_document_sink(self.app)
+        self.traces = open_trace_recorder(self.app)
         self._flushes: Coalescer[None, bool] = Coalescer(
             lambda asked: [self.app.store.flush(WRITE_TIMEOUT_S)] * len(asked)
         )

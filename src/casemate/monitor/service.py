@@ -31,6 +31,7 @@ from casemate.monitor.scheduler import schedule
 from casemate.monitor.scheduler.run_executor import RunExecutor
 from casemate.monitor.scheduler.schedule import ScheduleGap
 from casemate.monitor.scheduler.watch import AlertDispatcher, WatchSettings, watch
+from casemate.monitor.traces.recorder import GuardJudge, JudgedQuestion, QuestionJudge, TraceRecorder
 from casemate.monitor.trends import baseline
 from casemate.monitor.trends.baseline import BASELINE_RUNS, Baseline
 from casemate.monitor.trends.cusum import AlarmLimits, RunAnalysis, WatchedSet
@@ -276,6 +277,25 @@ def open_target(app: App, spec: PluginSpec, recorded: bool = True) -> Target:
     made: Any = build("target", spec, app.config.folder)
     target: Target = made
     return target
+
+
+def open_trace_recorder(app: App) -> TraceRecorder:
+    """Records production traces in the event store. Its guard has defenses of its own and records nothing."""
+
+    def make_judge(tenant: str) -> QuestionJudge:
+        if not app.index.moments(tenant).n:
+            return _judge_nothing
+        target: Any = app.guard.rag if app.config.guard.mode == "off" or app.due(tenant) else app.unrecorded_target()
+        if isinstance(target, Guard):
+            target.enforce = False  # the nearest documents are wanted, whatever the defenses would hide
+        return GuardJudge(target, tenant, app.config.rag.k)
+
+    return TraceRecorder(app.store, make_judge, app.config.privacy.log_text)
+
+
+async def _judge_nothing(question: str, trace: str) -> JudgedQuestion:
+    """The judge of a tenant without documents."""
+    return JudgedQuestion()
 
 
 def open_screening_gate(app: App, tenant: str = DEFAULT_TENANT, query_log: Sequence[str] = ()) -> ScreeningGate | None:

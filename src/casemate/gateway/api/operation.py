@@ -30,6 +30,6 @@ async def readyz(request: Request) -> Response:
 async def metrics(request: Request) -> Response:
     """Returns metrics for Prometheus."""
     gateway, key = gateway_of(request), get_context(request.scope).key
-    if gateway.section.metrics == "key" and (key is None or key.grant.role == "client"):
+    if gateway.section.metrics == "key" and (key is None or key.grant.role not in ("admin", "metrics")):
         raise forbidden()
     return Response(gateway.metrics.exposition(), media_type=CONTENT_TYPE)

@@ -27,7 +27,9 @@ from casemate.rag.pipeline import require_tenant
 from casemate.types import DEFAULT_TENANT, Event, Query, Secret
 
 KIND = "key"
-Role: TypeAlias = Literal["client", "admin", "metrics"]
+Role: TypeAlias = Literal["client", "admin", "metrics", "traces"]
+ASKING_ROLES: tuple[Role, ...] = ("client", "admin")
+"""Roles that may ask questions."""
 _FORMAT = re.compile(r"cmk_([0-9a-f]{16})_([A-Za-z0-9_-]{43})")
 _log = logging.getLogger(__name__)
 
@@ -39,7 +41,7 @@ class Grant:
     Attributes:
         name: Name for people.
         role: ``client`` asks; ``admin`` also adds, removes and lists documents, and reads metrics; ``metrics`` only
-            reads metrics.
+            reads metrics; ``traces`` only sends traces.
         tenant: The tenant whose documents it reads.
         labels: Labels of a client's key. A document with labels under ``acl`` in its metadata is visible only to client
             keys with one of them. An admin reads all documents of its tenant; the label `all-tenants` of an admin key
@@ -193,8 +195,8 @@ class ApiKeyStore:
         if len(found) != 1:
             what = f"{len(found)} valid keys have" if found else "no valid key has"
             raise ConfigError(f"{what} the id or name {name[:40]!r}; 'casemate key list' shows the ids")
-        if found[0].grant.role == "metrics":
-            raise ConfigError(f"the key {found[0].id} may only read metrics; choose a key that may ask")
+        if found[0].grant.role not in ASKING_ROLES:
+            raise ConfigError(f"the key {found[0].id} has the role {found[0].grant.role}; choose a key that may ask")
         return found[0]
 
     def is_revoked(self, id_: str) -> bool:

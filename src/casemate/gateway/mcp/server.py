@@ -23,7 +23,7 @@ from starlette.types import Receive, Scope, Send
 from casemate.errors import needs
 from casemate.gateway import errors
 from casemate.gateway.admission import log_failure
-from casemate.gateway.auth.keys import ApiKey
+from casemate.gateway.auth.keys import ASKING_ROLES, ApiKey
 from casemate.gateway.errors import to_api_error
 from casemate.gateway.mcp.tools import ToolDescription, ToolResult, ToolSet, find_tool
 from casemate.gateway.response_timing import REQUEST_START
@@ -78,7 +78,7 @@ class HttpEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handles a request of a key that may ask."""
         key = get_context(scope).key
-        if key is None or key.grant.role == "metrics":
+        if key is None or key.grant.role not in ASKING_ROLES:
             raise errors.forbidden()
         scope["route"] = self
         scope[_TASK_CONTEXT] = contextvars.copy_context()  # the SDK runs tools in other tasks

@@ -50,6 +50,10 @@ MANY_CANARIES = 3
 """From this number of canaries on, the severity of an alert is one step above theirs."""
 MAX_DOCUMENTS = 20
 """Documents that a drift or corpus alert lists."""
+TRACED = {"traced answers": "Answers in traces", "traced questions": "Questions in traces"}
+"""Series of recorded traces."""
+DRIFT_SUBJECTS = {"canaries": "Answers to the canaries", "traffic": "Verdicts about the traffic"} | TRACED
+"""What drifted, by series."""
 TITLES = {
     CHANGED: "{n} canar{y} fail{s} more often than in the baseline",
     MANY: "{n} canaries failed in one run",
@@ -196,7 +200,7 @@ def drift_alert(about: str, series: str, readings: Sequence[DriftReading], at: d
 
     Args:
         about: Name of the canary set.
-        series: Whose answers drifted: ``canaries`` or ``traffic``.
+        series: What drifted: one of ``DRIFT_SUBJECTS``.
         readings: The signals that alarm in one window.
         at: Start of that window.
     """
@@ -207,7 +211,7 @@ def drift_alert(about: str, series: str, readings: Sequence[DriftReading], at: d
         about,
         (series,),
         at,
-        f"Answers of the {series} drifted: {', '.join(r.signal for r in readings)}",
+        f"{DRIFT_SUBJECTS[series]} drifted: {', '.join(r.signal for r in readings)}",
         changes=tuple(
             f"{r.signal}: {r.value:.3g}; in the reference {r.reference:.3g}; evidence {r.evidence:.3g} "
             f"(alarm at {r.threshold:.3g})"
@@ -216,7 +220,7 @@ def drift_alert(about: str, series: str, readings: Sequence[DriftReading], at: d
         documents=tuple(d for r in readings for d in r.documents)[:MAX_DOCUMENTS],
         advice=(
             "Check what changed: documents, model, embedder or clients. If the change was intended, start a new "
-            "reference after it: 'casemate canary drift --since'.",
+            f"reference after it: 'casemate {'traces report' if series in TRACED else 'canary drift'} --since'.",
         ),
     )
 

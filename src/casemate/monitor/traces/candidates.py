@@ -1,0 +1,171 @@
+"""Drafts canaries for the topics that users ask about and no canary watches, and keeps those that the system passes.
+
+A candidate asks about the document that is nearest to most questions of its topic. If the questions were recorded
+(``privacy.log_text``), it is one of them; else rules write its question from the document.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import yaml
+
+from casemate.monitor.canaries.canary import Canary
+from casemate.monitor.canaries.coverage import RegionMap
+from casemate.monitor.canaries.drafts import SENTINEL, CanaryDrafter
+from casemate.monitor.canaries.results import CanaryStatus
+from casemate.monitor.canaries.run import CanaryRunner
+from casemate.monitor.traces.traffic import TracedQuestion, TrafficCoverage
+from casemate.protocols import TARGET_DETAILS, Embedder, Target
+from casemate.reports.format import plural
+from casemate.types import DEFAULT_TENANT, Document
+
+CATEGORY = "real_traffic"
+PER_TOPIC, DRAFTS = 2, 4
+"""Candidates of one topic, and questions that are tried for each."""
+
+
+@dataclass(frozen=True, slots=True)
+class CandidateSettings:
+    """How candidates are tested.
+
+    Attributes:
+        target: The system that must pass them.
+        embedder: Its embedder.
+        count: Largest number of candidates.
+        k: Documents in a context.
+        tenant: The tenant.
+        seed: Seed of the questions that rules write.
+        client: Client name of the queries; see ``CanaryRunner``.
+    """
+
+    target: Target
+    embedder: Embedder
+    count: int = 20
+    k: int = 5
+    tenant: str = DEFAULT_TENANT
+    seed: int = 7
+    client: str = "canary-{canary}-{run}"
+
+
+@dataclass(frozen=True, slots=True)
+class CanaryCandidates:
+    """Candidates for review.
+
+    Attributes:
+        canaries: The canaries that the system passes, most asked topics first.
+        notes: Topic and number of questions of each, by id.
+        dropped: Topics of the documents for which no question passed.
+    """
+
+    canaries: tuple[Canary, ...]
+    notes: dict[str, str]
+    dropped: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        """The candidates as a YAML file with comments, for ``read_canaries``."""
+        lines = [
+            "# Canaries drafted by casemate from recorded traffic. This file may contain questions of your users and",
+            "# text of your documents: protect it like them. Review it, then add its canaries to your set.",
+            "canaries:" if self.canaries else "canaries: []",
+        ]
+        for canary in self.canaries:
+            row = yaml.safe_dump(
+                [canary.model_dump(mode="json", exclude_unset=True)], sort_keys=False, allow_unicode=True
+            )
+            lines += ["", f"# {' '.join(self.notes[canary.id].split())}", row.rstrip()]
+        return "\n".join(lines) + "\n"
+
+
+@dataclass
+class _Slot:
+    """One document that a canary is drafted for."""
+
+    topic: str
+    document: Document
+    asked: int
+    drafts: Iterator[str]
+
+
+async def draft_candidates(
+    corpus: RegionMap, coverage: TrafficCoverage, questions: Sequence[TracedQuestion], settings: CandidateSettings
+) -> CanaryCandidates:
+    """Drafts and tests candidates.
+
+    Args:
+        corpus: The regions of the corpus.
+        coverage: Coverage of the traffic, measured on the same regions.
+        questions: The traffic.
+        settings: How they are tested.
+    """
+    slots = dict(enumerate(_slots(corpus, coverage, questions, settings)))
+    tells = getattr(settings.target, "tells", TARGET_DETAILS)
+    kept: dict[int, Canary] = {}
+    for number in range(DRAFTS):
+        drafts = {i: query for i, slot in slots.items() if i not in kept and (query := next(slot.drafts, ""))}
+        canaries = {i: _canary(i, query, slots[i].document, tells) for i, query in drafts.items()}
+        passed = await _passed(list(canaries.values()), settings, number)
+        kept |= {i: canary for i, canary in canaries.items() if canary.id in passed}
+    notes = {
+        canary.id: f"topic: {slots[i].topic}; its document is the nearest to {plural(slots[i].asked, 'question')}"
+        for i, canary in kept.items()
+    }
+    dropped = tuple(slot.topic for i, slot in slots.items() if i not in kept)
+    return CanaryCandidates(tuple(kept[i] for i in sorted(kept)), notes, dropped)
+
+
+def _slots(
+    corpus: RegionMap, coverage: TrafficCoverage, questions: Sequence[TracedQuestion], settings: CandidateSettings
+) -> list[_Slot]:
+    """The most asked documents of each topic without a canary, most asked topics first."""
+    asking = defaultdict[str, list[TracedQuestion]](list)
+    for question in questions:
+        if question.nearest:
+            asking[question.nearest[0].id].append(question)
+    drafter = CanaryDrafter(corpus.genre, np.random.default_rng(settings.seed))
+    found: list[_Slot] = []
+    for topic in coverage.unwatched:
+        documents = [d for d in corpus.documents_of(topic.region) if d.id in asking]
+        for document in sorted(documents, key=lambda d: -len(asking[d.id]))[:PER_TOPIC]:
+            asked = asking[document.id]
+            found.append(_Slot(topic.name, document, len(asked), _drafts(drafter, document, asked)))
+    return found[: settings.count]
+
+
+def _drafts(drafter: CanaryDrafter, document: Document, asked: Sequence[TracedQuestion]) -> Iterator[str]:
+    """Questions about a document: recorded ones, the most frequent wordings first; then those that rules write."""
+    yield from (text for text, _ in Counter(q.text for q in asked if q.text).most_common(DRAFTS))
+    yield from (draft.query for draft in islice(drafter.about(SENTINEL, document, 0), DRAFTS))
+
+
+def _canary(number: int, query: str, document: Document, tells: Collection[str]) -> Canary:
+    """A canary with the strictest expectation that the target supports."""
+    expected: dict[str, Any] = {"expected_refusal": False}
+    if "ids" in tells:
+        expected = {"expected_documents": (document.id,)}
+    elif "sources" in tells:
+        expected = {"expected_sources": (document.source,)}
+    return Canary(id=f"traffic-{number + 1:02d}", category=CATEGORY, query=query, **expected)
+
+
+async def _passed(canaries: Sequence[Canary], settings: CandidateSettings, number: int) -> set[str]:
+    """Ids of the canaries that pass, also with a context of half the size, so that they pass with a margin."""
+    passed = {canary.id for canary in canaries}
+    for k in {settings.k, max(settings.k // 2, 1)} if canaries else ():
+        runner = CanaryRunner(
+            [canary for canary in canaries if canary.id in passed],
+            settings.target,
+            k,
+            settings.embedder,
+            tenant=settings.tenant,
+            client=settings.client,
+        )
+        results = (await runner.run(f"traffic-{number}-{k}")).results
+        passed &= {result.canary for result in results if result.status is CanaryStatus.PASS}
+    return passed
