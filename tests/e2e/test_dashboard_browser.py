@@ -26,6 +26,7 @@ PAGES = (
     "clients",
     "topics",
     "canaries",
+    "canaries/trend?set=clinic",
     "alerts",
     "redteam",
     "calibration",

@@ -38,6 +38,8 @@ from casemate.monitor.alerts.alerting_store import AlertingEventStore
 from casemate.monitor.canaries.results import CanaryResult, CanaryStatus, Deviation, Severity, result_to_event
 from casemate.monitor.poisoning.quarantine import Quarantine
 from casemate.monitor.poisoning.scoring import ScreeningResult
+from casemate.monitor.service import trend_of_results
+from casemate.monitor.trends.trend_page import draw_trend
 from casemate.redteam.lab.results import Crawl, ExtractionResult, ExtractionSide
 from casemate.redteam.reporting.files import write_report
 from casemate.reports import svg
@@ -481,6 +483,36 @@ class TestPages:
             way = re.search('href="/dashboard(/canaries/result[^"]*beds)"', page)[1].replace("&amp;", "&")
             assert "expected 96 beds" in visitor.get(way).text
             assert "1 of 1" in page and "0 of 1" in page
+
+    def test_a_set_has_the_plots_of_the_report(self, tmp_path):
+        """A canary that fails in the second half: plot, alarm, and a link from each run to the matrix."""
+        text = "name: clinic\ncanaries:\n" + "".join(
+            f"- {{id: {name}, query: 'How many?', expected_answer_contains: [x]}}\n" for name in ("beds", "fees")
+        )
+        (tmp_path / "canaries.yaml").write_text(text)
+        status = {True: CanaryStatus.FAIL, False: CanaryStatus.PASS}
+        rows = [
+            replace(result(name, f"clinic@{h:02}", status[name == "beds" and h > 11]), at=NOW - timedelta(hours=24 - h))
+            for h in range(24)
+            for name in ("beds", "fees")
+        ]
+        app = make(tmp_path)
+        with visiting(app, *map(result_to_event, rows)) as visitor:
+            way = re.search('href="/dashboard(/canaries/trend[^"]*)"', visitor.get("/canaries?range=7d").text)[1]
+            page = visitor.get(way.replace("&amp;", "&")).text
+            drawn = draw_trend(trend_of_results(app, "clinic", rows, {}))
+            assert len(drawn.plots) == 1 and str(drawn.plots[0].image) in page
+            assert drawn.headline in page and "there is no band" in page
+            assert visitor.get("/static/trend.css").status_code == 200
+            run = re.search('<a href="/dashboard(/canaries[^"]*)" aria-label="Run of', page)[1].replace("&amp;", "&")
+            assert visitor.get(run).text.count('<th scope="col"><span>') == 1
+
+    def test_plots_that_cannot_be_drawn_say_why(self, tmp_path):
+        with visiting(make(tmp_path), result_to_event(result())) as visitor:
+            assert "No canary of this set ran" in visitor.get("/canaries/trend?set=other").text
+            assert "cannot read the canaries" in visitor.get("/canaries/trend?set=clinic").text
+            (tmp_path / "canaries.yaml").write_text("- {id: a, query: Why, expected_answer: b}")
+            assert "plots need the file of the set" in visitor.get("/canaries/trend?set=clinic").text
 
     def test_live_pages_update_and_are_not_rendered_without_news(self, tmp_path):
         app = make(tmp_path)

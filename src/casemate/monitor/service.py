@@ -151,9 +151,7 @@ class CanaryMonitor:
         Raises:
             BackendError: If the event store cannot be read.
         """
-        found = baseline.load_baseline(self.app.store, self.set)
-        interval_s = parse_interval(self.app.config.monitor.interval).total_seconds()
-        watched = baseline.watched_set(self.set, found, interval_s, self._outdated(found))
+        watched = _watched_set(self.app, self.set, self.runner.tenant)[0]
         return replace(watched, external=self.runner.target is not self.app.target)
 
     def outdated(self) -> tuple[str, ...]:
@@ -209,14 +207,41 @@ class CanaryMonitor:
     def _settings(self) -> WatchSettings:
         return WatchSettings(self.limits, _delivery_policy(self.app), log_text=self.app.config.privacy.log_text)
 
-    def _outdated(self, found: Baseline | None) -> frozenset[str]:
-        if found is None:
-            return frozenset()
-        tenant = self.runner.tenant
-        updates = baseline.updated_sources(self.app.store, tenant, found.at)
-        if not updates:
-            return frozenset()
-        return frozenset(baseline.outdated_canaries(found, self.app.index.digests(tenant), updates))
+
+def _watched_set(app: App, canaries: CanarySet, tenant: str) -> tuple[WatchedSet, Baseline | None]:
+    """A set with the baseline in force, and that baseline. Outdated canaries do not alert."""
+    found = baseline.load_baseline(app.store, canaries)
+    outdated = frozenset[str]()
+    if found and (updates := baseline.updated_sources(app.store, tenant, found.at)):
+        outdated = frozenset(baseline.outdated_canaries(found, app.index.digests(tenant), updates))
+    interval_s = parse_interval(app.config.monitor.interval).total_seconds()
+    watched = baseline.watched_set(canaries, found, interval_s, outdated)
+    return replace(watched, external=app.config.monitor.target.use != OWN.use), found
+
+
+def trend_of_results(
+    app: App, name: str, results: Sequence[CanaryResult], links: Mapping[str, tuple[str, str]]
+) -> TrendSource:
+    """History of the configured set from results that were read already. Needs no target and no channel.
+
+    Args:
+        app: The system.
+        name: Name of the set that the results belong to.
+        results: Its results, oldest first.
+        links: Address and title of each run, by id.
+
+    Raises:
+        DataError: If the canary file cannot be read, or its set has another name.
+        BackendError: If the event store cannot be read.
+    """
+    canaries = read_canaries(canary_file(app), judge=True)
+    if canaries.name != name:
+        raise DataError(f"the canary file contains the set {canaries.name!r}; plots need the file of the set {name!r}")
+    watched, found = _watched_set(app, canaries, DEFAULT_TENANT)
+    section = app.config.monitor
+    trend = compute_trend(results, watched, AlarmLimits(section.runs_per_false_alert, page_rules=section.page_rules))
+    by_run = [links.get(run.run, ("", "")) for run in trend.runs] if links else []
+    return TrendSource(trend, results, watched, {c.id: c for c in canaries.canaries}, found, links=by_run)
 
 
 def open_canary_monitor(app: App, tenant: str = DEFAULT_TENANT) -> CanaryMonitor:

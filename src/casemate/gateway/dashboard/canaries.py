@@ -1,19 +1,22 @@
-"""The canary pages: each canary against each of its last runs, and the deviations of one result."""
+"""The canary pages: each canary against each of its last runs, plots of its trend, and the deviations of one result."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from starlette.exceptions import HTTPException
 
+from casemate.errors import DataError
 from casemate.gateway.dashboard.alerts import canary_key
 from casemate.gateway.dashboard.page import Page, PageRequest
 from casemate.gateway.dashboard.table import Column
 from casemate.gateway.dashboard.time_range import TimeBin
 from casemate.monitor.canaries.results import CanaryResult, CanaryStatus, base_run_id
 from casemate.monitor.scheduler.schedule import ScheduleGap
+from casemate.monitor.service import trend_of_results
+from casemate.monitor.trends.trend_page import draw_trend
 from casemate.reports.format import plural, sample_rate
 from casemate.reports.svg import sparkline
 
@@ -83,7 +86,7 @@ def _set(
     )
     links = [
         (
-            request.url("canaries", **TimeBin(min(times[run]), max(times[run]) + SECOND).parameters),
+            _run_url(request, times[run]),
             f"{min(times[run]):%d %b %H:%M}: " + ("no answer" if share is None else f"{share:.0%} failed"),
         )
         for run, share in zip(runs, shares, strict=True)
@@ -96,6 +99,31 @@ def _set(
         "gaps": [_gap(gap) for gap in gaps if gap.last >= min(times[runs[0]])],
         "listing": request.table(f"Canaries of {name} by run", columns, rows, order="canary", name=name, size=100),
     }
+
+
+def trend(request: PageRequest) -> Page:
+    """Builds the page of plots of one set: the same figures as ``casemate canary trend --html``."""
+    name = request.parameter("set")
+    results = [r for r in request.records.results.all if r.run.partition("@")[0] == name and r.at in request.time]
+    times: dict[str, list[datetime]] = {}
+    for result in results:
+        times.setdefault(base_run_id(result.run), []).append(result.at)
+    links = {run: (_run_url(request, found), f"Run of {min(found):%d %b %H:%M} UTC") for run, found in times.items()}
+    plots, problem = (
+        None,
+        "No canary of this set ran in this period. Choose a longer time, or run 'casemate canary run'.",
+    )
+    if results:
+        try:
+            plots = draw_trend(trend_of_results(request.app, name, results, links))
+        except DataError as error:
+            problem = str(error)
+    return Page("canary_trend.html", {"name": name or "a set", "trend": plots, "problem": problem})
+
+
+def _run_url(request: PageRequest, times: Sequence[datetime]) -> str:
+    """Address of the matrix with one run alone."""
+    return request.url("canaries", **TimeBin(min(times), max(times) + SECOND).parameters)
 
 
 def _gap(gap: ScheduleGap) -> str:

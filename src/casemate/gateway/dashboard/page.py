@@ -29,6 +29,7 @@ T = TypeVar("T")
 ASSETS = {
     "dashboard.css": "text/css; charset=utf-8",
     "dashboard.js": "text/javascript; charset=utf-8",
+    "trend.css": "text/css; charset=utf-8",
     "icon.svg": "image/svg+xml",
 }
 CSP = (
@@ -63,8 +64,9 @@ NAV = (
 
 
 def asset(name: str) -> bytes:
-    """Reads a static file of the dashboard."""
-    return files("casemate.gateway.dashboard").joinpath("static", name).read_bytes()
+    """Reads a static file of the dashboard, or a style that it shares with the reports."""
+    own = files("casemate.gateway.dashboard").joinpath("static", name)
+    return (own if own.is_file() else files("casemate.reports").joinpath("templates", name)).read_bytes()
 
 
 ASSET_VERSIONS = {name: hashlib.sha256(asset(name)).hexdigest()[:12] for name in ASSETS}

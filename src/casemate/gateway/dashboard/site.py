@@ -75,6 +75,7 @@ PAGES: dict[str, tuple[View, bool]] = {
     "/topics": (topics.topics, False),
     "/canaries": (canaries.matrix, True),
     "/canaries/result": (canaries.result, False),
+    "/canaries/trend": (canaries.trend, False),
     "/alerts": (alerts.alerts, True),
     "/redteam": (redteam.redteam, False),
     "/redteam/report": (redteam.report, False),
