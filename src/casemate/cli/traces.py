@@ -46,7 +46,7 @@ SHOWN_TOPICS = 15
 """Topics that are printed."""
 NO_QUESTIONS = (
     "no question is recorded in this period; import a file with 'casemate traces import', or send traces to "
-    "/v1/traces. Tracing libraries leave the texts out unless told otherwise: see docs/how-to/use-traces.md"
+    "/v1/traces. Tracing libraries leave texts out unless a setting includes them: see docs/how-to/use-traces.md"
 )
 Since = Annotated[str, typer.Option(help="How far back, such as 30d.")]
 traces = typer.Typer(
