@@ -23,6 +23,7 @@ from casemate.backends.event_stores.sql import SqlEventStore
 from casemate.errors import BackendError, DataError
 from casemate.gateway import operating_point
 from casemate.gateway.auth.keys import ApiKeyStore, Grant
+from casemate.gateway.dashboard.documents import word_diff
 from casemate.gateway.dashboard.records import FIRST, EventTail
 from casemate.gateway.dashboard.requests import percentiles
 from casemate.gateway.dashboard.session import ALL_TENANTS, IDLE_S, MAX_AGE_S, MAX_SESSIONS, TRIES, SessionStore
@@ -599,6 +600,26 @@ class TestForms:
                 "evil": "dropped",
             }
             assert visitor.post("/quarantine/drop", selected=held[0].key).status_code == 409
+
+    def test_a_quarantined_source_is_compared_with_its_indexed_version(self, tmp_path):
+        app = make(tmp_path)
+        asyncio.run(app.guard.add([Document("toll#1", "The toll is due on Mondays.", source="toll")]))
+        changed = Document("toll#2", f"The toll was abolished on Mondays. {HOSTILE}", source="toll")
+        found = Quarantine(app.store).add([ScreeningResult(changed, 3.0, 2.0, ("odd",), {})], "default")
+        other = Quarantine(app.store).add([ScreeningResult(Document("n", "only7"), 3.0, 2.0, ("odd",), {})], "other")
+        with visiting(app) as visitor:
+            assert f'href="/dashboard/quarantine/{found.key}"' in visitor.get("/quarantine").text
+            page = visitor.get(f"/quarantine/{found.key}").text
+            assert "<del>is due </del><ins>was abolished </ins>on Mondays." in page and "indexed version" in page
+            assert "<script>alert" not in page and "which the new one would replace" in page
+            assert visitor.get(f"/quarantine/{other.key}").status_code == 404  # of another tenant
+            assert visitor.get("/quarantine/nothing").status_code == 404
+
+    @given(st.text("ab \n", max_size=40), st.text("ab \n", max_size=40))
+    def test_the_parts_of_a_comparison_are_both_texts(self, before, after):
+        parts = word_diff(before, after)
+        assert "".join(text for kind, text in parts if kind != "removed") == after
+        assert [word for kind, text in parts if kind != "added" for word in text.split()] == before.split()
 
     def test_long_forms_are_refused(self, tmp_path):
         with visiting(make(tmp_path), alert()) as visitor:

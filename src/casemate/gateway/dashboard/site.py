@@ -85,6 +85,7 @@ PAGES: dict[str, tuple[View, bool]] = {
     "/documents": (documents.sources, False),
     "/documents/remove": (documents.confirm_removal, False),
     "/quarantine": (documents.quarantine, False),
+    "/quarantine/{key}": (documents.quarantined, False),
 }
 """By address: the view, and whether the page is live."""
 ACTIONS: dict[str, Action] = {
