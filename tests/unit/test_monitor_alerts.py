@@ -28,7 +28,7 @@ from casemate.monitor.alerts.alert import (
 )
 from casemate.monitor.alerts.alerting_store import alert_for_event
 from casemate.monitor.alerts.messages import render_alert, summarize_alerts
-from casemate.monitor.alerts.rules import RunContext, alert_events, new_documents, new_sources
+from casemate.monitor.alerts.rules import RunContext, alert_events, last_passes, new_documents, new_sources
 from casemate.monitor.canaries.results import CanaryResult, CanaryStatus, Deviation, Severity
 from casemate.monitor.trends.cusum import AlarmLimits, CusumState, WatchedCanary, WatchedSet, analyze_run
 from casemate.monitor.trends.sequential_tests import FlakeCounts
@@ -63,6 +63,8 @@ class Story:
                 LETTERS[x],
                 (Deviation("answer_mismatch", f"c{i} says something else"),) if x == "F" else (),
                 documents=() if sources else (documents or {}).get(i, (f"old{i}",)),
+                refused=x == "F",
+                words=3 if x == "F" else 7,
                 sources=(sources or {}).get(i, (f"https://example.org/old{i}",)) if sources is not None else (),
             )
             for i, x in enumerate(letters)
@@ -71,7 +73,9 @@ class Story:
         new = new_documents(self.history, results, self.set) if analysis.alarmed else {}
         states = alert_states(self.store.events).values()
         named = new_sources(self.history, results, self.set)
-        events = alert_events(states, RunContext(before, analysis, results, new, named), self.set, self.limits)
+        passed = last_passes(self.history, results) if analysis.alarmed else {}
+        run = RunContext(before, analysis, results, new, named, passed)
+        events = alert_events(states, run, self.set, self.limits)
         for e in events:
             self.store.append(e)
         self.state = analysis.state
@@ -230,6 +234,36 @@ def test_raise_alert_opens_an_alert_once():
     assert [s.alert.id for s in open_alerts(store)] == ["leak-3"]
     assert not raise_alert(store, plain_alert(), NOON)  # this alert has recovered
     assert raise_alert(store, plain_alert(id="leak-4"), NOON)
+
+
+def test_a_finding_about_the_same_document_updates_the_open_alert_once():
+    story = Story()
+    story.runs(*["P" * 6] * 3)
+    story.runs(*["FPPPPP"] * 6, documents={0: ("poison",)})
+    (state,) = open_alerts(story.store)
+    drift = Alert("drift-1", "drift", Severity.CRITICAL, "clinic", ("canaries",), NOON, "Answers drifted: hub",
+                  ("hub: .2",), ("poison", "other"))  # fmt: skip
+    for day in range(3):
+        later = NOON + timedelta(days=day + 1)
+        assert not raise_alert(story.store, replace(drift, id=f"drift-{day}"), later)
+    (joined,) = open_alerts(story.store)
+    assert (joined.alert.id, joined.alert.severity, joined.alert.documents) == (
+        state.alert.id, Severity.CRITICAL, ("poison", "other"),
+    )  # fmt: skip
+    assert "Answers drifted: hub" in joined.alert.changes and len(joined.events) == len(state.events) + 1
+    assert raise_alert(story.store, replace(drift, set="other set"), NOON)  # of another subject
+    assert raise_alert(story.store, replace(drift, id="drift-9", documents=("elsewhere",)), NOON)
+
+
+def test_an_alert_shows_the_answer_before_and_after():
+    """The form and the context of the last passed answer, and of the failed one; no text of either."""
+    story = Story()
+    changes = [story.run("P" * 6) for _ in range(3)]
+    changes += [story.run("FPPPPP", documents={0: ("poison", "old0")}) for _ in range(6)]
+    (opened,) = [alert for found in changes for phase, alert in found if phase is AlertPhase.OPENED]
+    text = render_alert(opened, AlertPhase.OPENED).plain
+    assert "- c0 before (2026-03-01 14:00 UTC): an answer of 7 words; context: old0" in text
+    assert "- c0 now: a refusal of 3 words; context: poison, old0" in text
 
 
 def test_runs_do_not_change_alerts_of_other_detectors():

@@ -12,6 +12,7 @@ An alert contains no text of an answer or a document, only document ids.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
@@ -166,6 +167,8 @@ def open_alerts(store: EventStore, about: str | None = None) -> list[AlertState]
 def raise_alert(store: EventStore, alert: Alert, at: datetime) -> bool:
     """Opens an alert, unless its id exists or an alert of the same kind, subject and canaries is open.
 
+    An open alert of the same subject with one of its documents has the same cause: it is updated instead, once.
+
     Returns:
         Whether it was opened.
 
@@ -177,6 +180,20 @@ def raise_alert(store: EventStore, alert: Alert, at: datetime) -> bool:
     if alert.id in states or any(
         s.open and (s.alert.set, s.alert.kind, frozenset(s.alert.canaries)) == same for s in states.values()
     ):
+        return False
+    named = set(alert.documents)
+    cause = next(
+        (s for s in states.values() if s.open and s.alert.set == alert.set and named & {*s.alert.documents}), None
+    )
+    if cause is not None:
+        joined = replace(
+            cause.alert,
+            severity=highest_severity([cause.alert.severity, alert.severity]),
+            changes=(alert.title, *alert.changes),
+            documents=tuple(dict.fromkeys([*cause.alert.documents, *alert.documents])),
+        )
+        occasion = json.dumps([alert.kind, *sorted(alert.canaries)])  # without a time: stored once
+        store.append(alert_to_event(joined, AlertPhase.UPDATED, at, occasion, quiet=bool(cause.acknowledged)))
         return False
     store.append(alert_to_event(alert, AlertPhase.OPENED, at, alert.id))
     return True

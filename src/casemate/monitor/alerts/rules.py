@@ -48,6 +48,8 @@ PAGE_RULE_KINDS = {SUDDEN, PERSISTENT, FAILURES}
 """Alerts of the page rules."""
 MANY_CANARIES = 3
 """From this number of canaries on, the severity of an alert is one step above theirs."""
+MAX_COMPARED, SHOWN_CONTEXT = 3, 5
+"""Canaries whose answers before and after an alert shows, and documents of a context that it names."""
 MAX_DOCUMENTS = 20
 """Documents that a drift or corpus alert lists."""
 TRACED = {"traced answers": "Answers in traces", "traced questions": "Questions in traces"}
@@ -112,6 +114,7 @@ class RunContext:
         results: Results of the run.
         documents: For each alarmed canary, the documents in its answers that are new (``new_documents``).
         sources: Likewise, the sources that are new (``new_sources``).
+        passed: For each alarmed canary, its last passed result before the run (``last_passes``).
     """
 
     before: CusumState
@@ -119,6 +122,7 @@ class RunContext:
     results: Sequence[CanaryResult]
     documents: Mapping[str, Sequence[str]]
     sources: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    passed: Mapping[str, CanaryResult] = field(default_factory=dict)
 
 
 def alert_events(
@@ -193,6 +197,17 @@ def new_sources(
         new = dict.fromkeys(source for source, document in named if source not in known and document not in ids)
         found.setdefault(result.canary, {}).update(new)
     return {canary: tuple(sources) for canary, sources in found.items() if sources}
+
+
+def last_passes(history: Iterable[CanaryResult], results: Iterable[CanaryResult]) -> dict[str, CanaryResult]:
+    """For each failed canary, the last result that passed; none for a canary that never did.
+
+    Args:
+        history: Earlier results, oldest first.
+        results: Results of the run.
+    """
+    failed = {r.canary for r in results if r.status is CanaryStatus.FAIL}
+    return {r.canary: r for r in history if r.status is CanaryStatus.PASS and r.canary in failed}
 
 
 def drift_alert(about: str, series: str, readings: Sequence[DriftReading], at: datetime) -> Alert:
@@ -315,6 +330,23 @@ def _describe_finding(finding: TrendFinding, run: RunContext) -> tuple[str, ...]
     return (finding.message, *_describe_deviations(finding.canaries, run))
 
 
+def _before_and_after(canary: str, failed: CanaryResult, run: RunContext) -> list[str]:
+    """The last passed answer of a canary and the failed one: its form, and the documents or sources of its context."""
+    passed = run.passed.get(canary)
+    if passed is None:
+        return []
+    return [
+        f"{canary} before ({passed.at:%Y-%m-%d %H:%M} UTC): {_form(passed)}",
+        f"{canary} now: {_form(failed)}",
+    ]
+
+
+def _form(result: CanaryResult) -> str:
+    kind = "a refusal" if result.refused else "an answer"
+    context = [*map(str, result.documents or result.sources)][:SHOWN_CONTEXT]
+    return f"{kind} of {result.words} words; context: {', '.join(sanitize(name) for name in context) or 'unknown'}"
+
+
 def _describe_counts(canaries: Sequence[str], analysis: RunAnalysis) -> tuple[str, ...]:
     """For each canary: failures since when, against how many in the baseline; and the evidence of a new alarm."""
     found = []
@@ -336,7 +368,8 @@ def _describe_deviations(canaries: Sequence[str], run: RunContext) -> tuple[str,
         f"{kind.replace('_', ' ')}: {count} canar{'y' if count == 1 else 'ies'}" for kind, count in kinds.most_common()
     ]
     deviations = [f"{r.canary}: {d.message}" for r in last.values() for d in r.deviations]
-    return (*(["; ".join(unmet)] if unmet else []), *deviations[:MAX_ITEMS])
+    compared = [line for i, r in list(last.items())[:MAX_COMPARED] for line in _before_and_after(i, r, run)]
+    return (*(["; ".join(unmet)] if unmet else []), *deviations[:MAX_ITEMS], *compared)
 
 
 def _began(finding: TrendFinding, run: RunContext) -> datetime:

@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from casemate.errors import ConfigError
 from casemate.monitor.alerts.alert import open_alerts
-from casemate.monitor.alerts.rules import RunContext, alert_events, new_documents, new_sources
+from casemate.monitor.alerts.rules import RunContext, alert_events, last_passes, new_documents, new_sources
 from casemate.monitor.canaries.results import (
     CanaryResult,
     CanaryStatus,
@@ -171,14 +171,15 @@ class RunExecutor:
         """Records the alerts and the end of the run; a process that takes over records the same events again."""
         state = self._last_state(now)  # read again: a manual run may have finished meanwhile
         analysis = analyze_run(state, results, self.watched, self.limits)
-        documents, sources = {}, {}
+        documents, sources, passed = {}, {}, {}
         if analysis.alarmed:
             history = read_results(self.store, self.watched.name, now - PASS_MEMORY)
             earlier = [r for r in history if base_run_id(r.run) != started.run]
             documents = new_documents(earlier, results, self.watched)
             sources = new_sources(earlier, results, self.watched)
+            passed = last_passes(earlier, results)
         states = open_alerts(self.store, self.watched.name)
-        run = RunContext(state, analysis, results, documents, sources)
+        run = RunContext(state, analysis, results, documents, sources, passed)
         events = alert_events(states, run, self.watched, self.limits)
         end = schedule.run_finished_event(self.watched, analysis, started.slot, now)
         append_and_flush(self.store, [*events, end])
