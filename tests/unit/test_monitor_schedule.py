@@ -169,6 +169,17 @@ def test_the_latest_missed_slot_is_caught_up_and_the_others_are_recorded():
     assert schedule.load_gaps(store, "other") == []
 
 
+def test_slots_missed_after_a_first_run_that_never_finished_are_recorded():
+    store, clock = InMemoryEventStore(), Clock()
+    with pytest.raises(asyncio.CancelledError):
+        run_due(store, Asker(clock, die_at=("2026-03-01T12:00:00Z", "c2")))
+    clock.now += 4 * HOUR
+    run_due(store, Asker(clock))
+    assert finished_runs(store) == [run_id_of(NOON), run_id_of(NOON + 4 * HOUR)]
+    (gap,) = schedule.load_gaps(store, "clinic")
+    assert (gap.first.timestamp(), gap.last.timestamp()) == (NOON + HOUR, NOON + 3 * HOUR)
+
+
 def test_an_old_started_run_is_finished_and_the_latest_slot_caught_up():
     store, clock = InMemoryEventStore(), Clock()
     run_due(store, Asker(clock))

@@ -174,7 +174,7 @@ def gap_from_event(event: Event) -> ScheduleGap | None:
 
 
 def current_gap(watched: WatchedSet, history: RunHistory, now: float) -> ScheduleGap | None:
-    """Slots that have passed without a run and are not recorded yet; None if there are none or no watch ever ran.
+    """Slots that have passed without a run and are not recorded yet; None if there are none or no run ever started.
 
     Args:
         watched: The set.
@@ -253,9 +253,9 @@ def run_finished_event(watched: WatchedSet, analysis: RunAnalysis, slot: int | N
 
 def _missed_slots(schedule: Schedule, history: RunHistory, last: int) -> tuple[int, int, int] | None:
     """First, last and number of the slots up to ``last`` that nothing accounts for."""
-    if history.accounted is None:
+    slots = [slot for slot in (history.accounted, *(run.slot for run in history.started)) if slot is not None]
+    if not slots:
         return None
-    slots = [history.accounted, *(run.slot for run in history.started if run.slot is not None)]
     first = schedule.next_slot(max(slots))
     return None if last < first else (first, last, (last - first) // schedule.interval + 1)
 
