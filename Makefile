@@ -53,6 +53,7 @@ bench: $(VENV)/.dev  ## results go to benchmarks/results
 	$(BIN)/python -m benchmarks.honey
 	$(BIN)/python -m benchmarks.poison
 	$(BIN)/python -m benchmarks.gateway
+	$(BIN)/python -m benchmarks.response_timing
 	$(BIN)/python -m benchmarks.connections
 	$(BIN)/python -m benchmarks.many_gateways
 	$(BIN)/python -m benchmarks.soak

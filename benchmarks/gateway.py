@@ -1,13 +1,11 @@
-"""The gateway: what the guard costs, whether time tells what it did, and how much a waiting stream holds.
+"""The gateway: what the guard costs, and how much a waiting stream holds.
 
 Load comes from this process, over HTTP, to servers in processes of their own. On a busy machine only ratios mean
 something: what is compared is measured in turn, in one run.
 
-    python -m benchmarks.gateway [throughput] [timing] [streams] [work]
+    python -m benchmarks.gateway [throughput] [streams] [work]
 
 ``throughput``: requests per second with the guard off, and on, of the same application (MiniLM, extractive answers).
-``timing``: verbatim questions for documents that are in the collection, and withheld, against such for documents that
-are not in it: what a membership attacker would compare. With and without the beat (``gateway.pace_ms``).
 ``streams``: a thousand streams that wait, what each holds, and whether others are still served.
 ``work``: what the guard does beyond embedding and searching, at 100,000 documents of random vectors: processor time.
 """
@@ -32,7 +30,6 @@ from typing import Any
 
 import httpx
 import numpy as np
-from scipy.stats import ks_2samp
 
 from benchmarks import ROOT, SEED, clustered, save
 from casemate.app import open_app
@@ -61,18 +58,16 @@ def main() -> None:
     if sys.argv[1:2] == ["--serve"]:
         run_server(Path(sys.argv[2]), json.loads(sys.argv[3]))
         return
-    wanted = sys.argv[1:] or ["throughput", "timing", "streams", "work"]
+    wanted = sys.argv[1:] or ["throughput", "streams", "work"]
     file = ROOT / "benchmarks/results/gateway.json"
     results: dict[str, Any] = json.loads(file.read_text())["results"] if file.exists() else {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        if {"throughput", "timing", "streams"} & set(wanted):
-            members, others = prepare(folder)
+        if {"throughput", "streams"} & set(wanted):
+            prepare(folder)
         for what in wanted:
             if what == "throughput":
                 results[what] = asyncio.run(throughput(folder))
-            elif what == "timing":
-                results[what] = {f"pace_{p}_ms": asyncio.run(timing(folder, members, others, p)) for p in (0, 100)}
             elif what == "streams":
                 results[what] = asyncio.run(streams(folder))
             else:
@@ -205,62 +200,9 @@ async def _load(http: httpx.AsyncClient, questions: Sequence[str], seconds: floa
     return done / (time.monotonic() - began)
 
 
-async def timing(folder: Path, members: Sequence[Document], others: Sequence[Document], pace_ms: int) -> dict[str, Any]:
-    """Seconds to the whole answer, one question at a time, in a random order: by membership, and by what was done."""
-    questions = [(kind, _verbatim(d)) for kind, some in (("member", members), ("other", others)) for d in some]
-    questions *= 1 + 600 // len(questions)
-    random.Random(SEED).shuffle(questions)
-    seconds: dict[str, list[float]] = {"member": [], "other": []}
-    by_request: dict[str, float] = {}
-    with server(folder, pace_ms=pace_ms) as (url, _):
-        async with client(url, folder) as http:
-            for text in clinic.BENIGN_QUESTIONS:
-                await http.post("/v1/chat/completions", json=body(text))
-            for kind, text in questions:
-                began = time.perf_counter()
-                answer = await http.post("/v1/chat/completions", json=body(text))
-                seconds[kind].append(time.perf_counter() - began)
-                assert answer.status_code == 200, answer.text
-                by_request[answer.headers["x-request-id"]] = seconds[kind][-1]
-    hidden, rest = _split(folder, by_request)
-    return {
-        "member_and_not": _compared(seconds["member"], seconds["other"], random.Random(SEED)),
-        "hidden_and_not": _compared(hidden, rest, random.Random(SEED)),
-    }
-
-
-def _verbatim(document: Document) -> str:
+def verbatim(document: Document) -> str:
     """A question that carries some of a document."""
     return f"What is known about this: {' '.join(document.text.split()[:40])}"
-
-
-def _split(folder: Path, by_request: dict[str, float]) -> tuple[list[float], list[float]]:
-    """The times of the questions for which something was withheld, and of the others."""
-    with open_app(raw(folder)) as app:
-        flagged = {e.body["request"]: e.body["flagged"] for e in app.store.scan("verdict")}
-    sides: tuple[list[float], list[float]] = [], []
-    for request, spent in by_request.items():
-        sides[not flagged[request]].append(spent)
-    return sides
-
-
-def _compared(one: Sequence[float], other: Sequence[float], rng: random.Random) -> dict[str, Any]:
-    """Kolmogorov and Smirnov's test, and how often one takes longer than the other (0.5: a coin)."""
-    test = ks_2samp(one, other)
-    pairs = [(rng.choice(one), rng.choice(other)) for _ in range(20_000)]
-    aucs = [float(np.mean([a > b for a, b in rng.choices(pairs, k=len(one))])) for _ in range(200)]
-    halves = [
-        ks_2samp(*np.array_split(rng.sample([*one, *other], len(one) + len(other)), 2)).statistic for _ in range(200)
-    ]
-    return {
-        "n": [len(one), len(other)],
-        "median_ms": [1e3 * float(np.median(x)) for x in (one, other)],
-        "ks": float(test.statistic),
-        "p": float(test.pvalue),
-        "ks_of_equals_95": float(np.quantile(halves, 0.95)),
-        "longer": float(np.mean([a > b for a, b in pairs])),
-        "longer_95": [float(np.quantile(aucs, q)) for q in (0.025, 0.975)],
-    }
 
 
 async def streams(folder: Path) -> dict[str, Any]:

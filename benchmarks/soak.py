@@ -36,7 +36,7 @@ import httpx
 import numpy as np
 
 from benchmarks import SEED, save
-from benchmarks.gateway import _resident_kb, _verbatim, prepare, raw, server
+from benchmarks.gateway import _resident_kb, prepare, raw, server, verbatim
 from casemate.app import open_app
 from casemate.backends.event_stores.sql import SqlEventStore
 from casemate.demo import clinic
@@ -203,7 +203,7 @@ def main() -> None:
                 "admin": str(held.create(Grant("writer", "admin"))[1]),
             }
             texts = _texts(app)
-        questions = [*clinic.BENIGN_QUESTIONS, *map(_verbatim, members[:25]), *map(_verbatim, others[:25])]
+        questions = [*clinic.BENIGN_QUESTIONS, *map(verbatim, members[:25]), *map(verbatim, others[:25])]
         soak = Soak(folder, questions, keys)
         resident, lives = asyncio.run(_run(soak, seconds))
         save("soak", {"seconds": seconds} | _judged(soak, texts, resident, lives))
