@@ -4,7 +4,7 @@
 
 Verbatim questions for documents that are in the collection, and are withheld, against such for documents that are not
 in it. Half of ``PROBES`` workers at any time ask about members; ``loaded``: 24 further workers of the same key ask
-harmless questions without a pause. The gateway (MiniLM, calibrated Mirabel, extractive answers) is a process of its own.
+harmless questions without a pause. The gateway (MiniLM, calibrated Mirabel, extractive answers) is another process.
 
 A run adds SECONDS (default 600) to the samples in ``build/response_timing``, up to 5,000 of each class, so it can be
 continued. ``auc``: how often a member takes longer; ``auc_95``: bootstrap over answers. ``interval_s``: the response
