@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from casemate.errors import BackendError
-from casemate.guard.client_state.feed import ClientEventFeed
+from casemate.guard.client_state.feed import ClientEventFeed, question_arrived
 from tests.fakes import Memory
 
 
@@ -74,3 +74,33 @@ def test_concurrent_polls_share_the_next_one_and_its_outcome(failing, rest):
     assert store.readings == 2
     here.poll()
     assert taken == [1]
+
+
+def test_questions_in_progress_share_a_poll_that_started_after_they_arrived():
+    store, taken = Slow(0), []
+    store.go.set()
+    here, there = (ClientEventFeed(store, "kind", 60.0, lambda *what: taken.append(what[2]["n"])) for _ in range(2))
+    here.poll()
+    with question_arrived():
+        there.publish("t", "anna", {"n": 1})  # after the last poll, before the next one
+        here.poll()
+        assert (taken, store.readings) == ([1], 2)
+        there.publish("t", "anna", {"n": 2})  # after the question arrived: it need not see this
+        here.poll()
+        assert (taken, store.readings) == ([1], 2)
+    with question_arrived():
+        here.poll()
+    assert (taken, store.readings) == ([1, 2], 3)
+    here.poll()  # outside a question: each call is an arrival
+    assert store.readings == 4
+
+
+def test_a_failed_poll_is_not_shared_with_questions_that_come_later():
+    store = Slow(1)
+    store.go.set()
+    feed = ClientEventFeed(store, "kind", 60.0, lambda *what: None)
+    with question_arrived():
+        with pytest.raises(BackendError, match="reading 1"):
+            feed.poll()
+        feed.poll()
+    assert store.readings == 2

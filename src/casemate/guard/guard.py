@@ -20,6 +20,7 @@ from typing import Literal, TypeAlias
 
 from casemate.errors import CasemateError, ConfigError
 from casemate.guard.audience import AudiencePolicy
+from casemate.guard.client_state.feed import question_arrived
 from casemate.guard.turn import Turn, current_turn
 from casemate.guard.verdict_log import append
 from casemate.protocols import Defense, Embedder, EventStore, Generator, Index, Progress, Withheld
@@ -200,7 +201,7 @@ class Guard:
 
     async def _retrieve(self, query: Query) -> tuple[Retrieval, tuple[Verdict, ...]]:
         failed: dict[str, Exception] = {}
-        with self._timed("embed"):
+        with self._timed("embed"), question_arrived():
             vector = await self.rag.encode(query, lambda: self._sync(failed))
         wanted = query.k + self._lookahead + 2 * self._max_hidden
         current = current_turn() if self.enforce else None
