@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import DATA, SEED, before, save
+from benchmarks import DATA, SEED, before, code_digest, save
 from casemate import plugins
 from casemate.backends.embedders.minilm import MiniLM
 from casemate.backends.generators.simulated_reader import SimulatedReader
@@ -37,6 +37,7 @@ from casemate.protocols import Defense, ExtractionAttack
 from casemate.rag.pipeline import Rag
 from casemate.redteam.lab.benign import replay_benign_sessions
 from casemate.redteam.lab.caching import CachedEmbedder, CachedGenerator
+from casemate.redteam.lab.experiment import describe_options, digest
 from casemate.redteam.lab.extraction_experiment import Crawler, CrawlPlan
 from casemate.redteam.lab.extraction_metrics import measure_crawl
 from casemate.redteam.lab.store import CampaignStore

@@ -1,72 +1,214 @@
-"""Extraction with output transforms: every crawler with every transform, no defense and ``crawl_limit``.
+"""Extraction with output transforms and colluding clients: the worst attacker, without a defense and with each policy.
 
-``python -m benchmarks.transforms [folder] [questions] [crawler ...]``. One corpus (320 chunks of school mathematics),
-k = 5, the **simulated** reader, which follows every instruction. Each crawler asks as one client and as 20 of one
-tenant. Replies are decoded by the attacker before they are compared with the chunks, whole and in items. What was asked
-is kept in the folder. The worst attackers come first in the results.
+``python -m benchmarks.transforms [folder] [questions=N] [corpus=N ...] [only=ATTACKER,...]``. Corpora that were measured
+before with the same code, defenses and questions stay in the results. Corpora are those of
+``benchmarks.crawl``, with the given numbers of chunks. k = 5, the **simulated** reader, which follows every
+instruction. Replies are decoded by the attacker before they are compared with the chunks, whole and in items.
+
+Settings: ``crawl_limit`` against 1, 5, 20 and 100 clients of one tenant, which ask in turn; against clients that change
+when replies get shorter (adaptive); against clients that come back on three **simulated** days; and the quorum policy:
+no client may read a source in full. The attacker without a defense asks as many questions. The worst attackers come
+first in the results, the mean of their ratios last.
+
+*Surrogate accuracy*: a system with the same reader that has only what the attacker obtained is asked ordinary
+questions. It is the mean ROUGE-L F1 between its answers and those of the unguarded system.
 """
 
 from __future__ import annotations
 
 import asyncio
 import sys
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from time import time
+from types import SimpleNamespace
 from typing import Any
 
-from benchmarks import SEED, save
-from benchmarks.crawl import ATTACKS, COLLUDERS, Ground, K, _attack, defenses
+import numpy as np
+
+from benchmarks import SEED, before, code_digest, save
+from benchmarks.crawl import CORPORA, Ground, K, _attack, replies_label
 from casemate.backends.embedders.minilm import MiniLM
+from casemate.backends.generators.simulated_reader import SimulatedReader
+from casemate.guard.audience import AudiencePolicy
+from casemate.guard.client_state import crawl_evidence
+from casemate.guard.defenses.crawl_limit import CrawlLimit
+from casemate.guard.defenses.quorum import Quorum
 from casemate.guard.guard import Guard
-from casemate.maths.stats import Estimate
+from casemate.maths import recovery, stats
+from casemate.protocols import Defense, Target
+from casemate.rag.pipeline import join_stream
+from casemate.redteam.crawling.extracted_texts import split_reply
 from casemate.redteam.crawling.transformed import TransformedCrawler
 from casemate.redteam.lab.caching import CachedEmbedder
-from casemate.redteam.lab.extraction_experiment import Crawler, CrawlPlan
+from casemate.redteam.lab.experiment import describe_options
+from casemate.redteam.lab.extraction_experiment import Crawler, CrawlPlan, CrawlTrace
 from casemate.redteam.lab.extraction_metrics import measure_crawl
 from casemate.text.output_transforms import TRANSFORMS
+from casemate.text.refusals import is_refusal
+from casemate.types import Answer, Document, Prompt, Query
 
-CORPUS = "mathqa"
-SETTINGS = {"one client": 1, f"{COLLUDERS} clients": COLLUDERS}
+DAY_S = 86_400
+JUDGED = 40
+"""Questions for the surrogate accuracy."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Clients and policy."""
+
+    name: str
+    clients: int = 1
+    schedule: Any = "rotate"
+    days: int = 1
+    policy: str = "crawl_limit"
+
+    def defenses(self) -> list[Defense]:
+        """New defenses without a past."""
+        return [CrawlLimit()] if self.policy == "crawl_limit" else [Quorum(support=2, jitter=1), CrawlLimit()]
+
+
+ONE, TWENTY = Setting("1 client"), Setting("20 clients", 20)
+QUORUM = Setting("20 clients, quorum", 20, policy="quorum")
+COLLUSION = (
+    Setting("5 clients", 5),
+    Setting("100 clients", 100),
+    Setting("20 clients, adaptive", 20, "adaptive"),
+    Setting("100 clients, adaptive", 100, "adaptive"),
+    Setting("20 clients, 3 days", 20, days=3),
+    Setting("1 client, quorum", policy="quorum"),
+)
+WORST = ("rag_thief", "rag_thief+reversal", "rag_thief+first_document", "rag_crawler")
+"""Attackers that are measured in every setting."""
+ATTACKERS = {
+    "mathqa": (
+        *WORST,
+        *(f"rag_thief+{t}" for t in TRANSFORMS if f"rag_thief+{t}" not in WORST),
+        "composite",
+        "pirates",
+        "ikea",
+    ),
+    "enron_worms": (*WORST, "ikea"),
+    "patient_doctor_qa": (*WORST, "ikea"),
+}
 
 
 def main() -> None:
-    """Crawls with each transform, and writes the results after each crawler."""
-    folder = Path(sys.argv[1] if len(sys.argv) > 1 else "/tmp/casemate-transforms")
+    """Crawls, and writes the results after each attacker."""
+    given = dict(a.partition("=")[::2] for a in sys.argv[1:] if "=" in a)
+    folder = Path(next((a for a in sys.argv[1:] if "=" not in a), "/tmp/casemate-transforms"))
     folder.mkdir(parents=True, exist_ok=True)
-    questions = int(sys.argv[2]) if len(sys.argv) > 2 else 100
-    ground = Ground(CORPUS, folder, CachedEmbedder(MiniLM(threads=1), megabytes=500))
-    found: dict[str, dict[str, Any]] = {}
-    with closing(ground.ledger), closing(ground.index):
-        for name in sys.argv[3:] or ATTACKS:
-            for transform in ("", *TRANSFORMS):
-                label = f"{name}+{transform}" if transform else name
-                found[label] = {
-                    setting: asyncio.run(_crawled(ground, label, transform, questions, clients))
-                    for setting, clients in SETTINGS.items()
-                }
-                print(label, found[label], file=sys.stderr, flush=True)
-            about = {"questions": questions, "k": K, "corpus": CORPUS, "chunks": len(ground.documents)}
-            save("transforms", about | {"settings": {setting: _report(found, setting) for setting in SETTINGS}})
+    questions, only = int(given.get("questions", 200)), given.get("only", "")
+    sizes = {name: int(given[name]) for name in CORPORA if name in given} or CORPORA
+    made = {s.name: [describe_options(d) for d in s.defenses()] for s in (ONE, QUORUM)}
+    about = {"questions": questions, "k": K, "code": code_digest(), "defenses": made}
+    results = before("transforms", about)
+    embedder = CachedEmbedder(MiniLM(threads=1), megabytes=1000)
+    for corpus, size in sizes.items():
+        CORPORA[corpus] = size
+        ground = Ground(corpus, folder, embedder)
+        judge = Judge(ground)
+        found: dict[str, dict[str, Any]] = {}
+        with closing(ground.ledger), closing(ground.index):
+            for label in [a for a in ATTACKERS[corpus] if not only or a in only.split(",")]:
+                found[label] = asyncio.run(_attacked(ground, judge, label, questions))
+                print(corpus, label, {s: c["ratio"] for s, c in found[label].items()}, file=sys.stderr, flush=True)
+                reports = {"chunks": size, "settings": _reports(found)}
+                results["corpora"][corpus] = reports
+                save("transforms", results)
 
 
-async def _crawled(ground: Ground, label: str, transform: str, questions: int, clients: int) -> dict[str, Any]:
-    """One attacker without a defense and with ``crawl_limit``."""
-    attack = _attack(label.split("+", maxsplit=1)[0], ground)
+class Judge:
+    """Asks a system that has only what an attacker obtained."""
+
+    def __init__(self, ground: Ground) -> None:
+        self.ground, self.reader = ground, SimulatedReader()
+        self.asked: list[tuple[str, str]] = []
+        for text, _ in ground.questions:
+            answer = asyncio.run(ground.rag.ask(Query(text, "judge", k=K))).text
+            if not is_refusal(answer) and len(self.asked) < JUDGED:
+                self.asked.append((text, answer))
+
+    async def accuracy(self, replies: Sequence[str]) -> list[float]:
+        """Mean similarity of the surrogate's answers to those of the unguarded system, with its interval."""
+        texts = list(dict.fromkeys(t for reply in replies if not is_refusal(reply) for t in split_reply(reply)))
+        scores = [0.0] * len(self.asked)
+        if texts:
+            embed = self.ground.embedder.embed
+            cosines = embed([q for q, _ in self.asked]) @ embed(texts).T
+            for number, (question, expected) in enumerate(self.asked):
+                best = np.argsort(-cosines[number])[:K]
+                context = tuple(Document(str(i), texts[i]) for i in best)
+                answer = await join_stream(self.reader.stream(Prompt(question, context, "")))
+                scores[number] = 0.0 if is_refusal(answer) else recovery.rouge_l(expected, answer).f1
+        return list(stats.bootstrap(lambda a, _: float(np.mean(a)), scores, [0.0], SEED))
+
+
+async def _attacked(ground: Ground, judge: Judge, label: str, questions: int) -> dict[str, Any]:
+    """The figures of one attacker in each setting, the ratio to the same attacker without a defense."""
+    settings = (ONE, TWENTY, QUORUM, *(COLLUSION if label in WORST else ()))
+    name, _, transform = label.partition("+")
+    attack = _attack(name, ground)
     attack = TransformedCrawler(attack, transform) if transform else attack
-    targets = {"off": ground.rag, "on": Guard(ground.rag, defenses("crawl_limit"))}
-    plan = CrawlPlan(seed=SEED, k=K, questions=questions, clients=clients, label="disclosure")
-    crawler = Crawler(label, attack, targets, ground.ledger, plan)
-    crawl = measure_crawl(crawler, await crawler.run(), ground.documents, ground.embedder, windows=False)
-    sides = {side: {"crr": result.crr, "coverage": result.coverage} for side, result in crawl.by_target.items()}
-    return {**sides, "ratio": crawl.ratio, "first_alarm": crawl.by_target["on"].first_alarm}
+    found, off = dict[str, Any](), dict[str, CrawlTrace]()
+    for setting in settings:
+        made = setting.defenses()
+        policy = AudiencePolicy("quorum") if setting.policy == "quorum" else None
+        target: Target = Guard(ground.rag, made, audience=policy)
+        with _days(target, setting.days, questions) as target_of_days:
+            plan = CrawlPlan(
+                seed=SEED,
+                k=K,
+                questions=questions,
+                clients=setting.clients,
+                schedule=setting.schedule,
+                label=f"{replies_label(made)} {setting.name}",
+            )
+            crawler = Crawler(label, attack, {"on": target_of_days}, ground.ledger, plan)
+            traces = await crawler.run()
+        if not off:
+            bare = CrawlPlan(seed=SEED, k=K, questions=questions, label=code_digest())
+            off = await Crawler(label, attack, {"off": ground.rag}, ground.ledger, bare).run()
+        crawl = measure_crawl(crawler, off | traces, ground.documents, ground.embedder, windows=False)
+        sides = {side: {"crr": r.crr, "coverage": r.coverage} for side, r in crawl.by_target.items()}
+        for side, trace in (off | traces).items():
+            replies = [attack.decode(e.reply) for e in trace.exchanges]
+            sides[side]["surrogate_accuracy"] = await judge.accuracy(replies)
+        alarm = crawl.by_target["on"].first_alarm
+        found[setting.name] = {**sides, "ratio": crawl.ratio, "first_alarm": alarm}
+    return found
 
 
-def _report(found: dict[str, dict[str, Any]], setting: str) -> dict[str, Any]:
-    """The attackers, the worst first, and the mean of their ratios last."""
-    cells = {label: by_setting[setting] for label, by_setting in found.items()}
-    worst = sorted(cells.items(), key=lambda item: item[1]["on"]["crr"].value, reverse=True)
-    ratios: list[Estimate] = [cell["ratio"] for cell in cells.values() if cell["ratio"]]
-    return {**dict(worst), "mean_ratio": sum(r.value for r in ratios) / max(len(ratios), 1)}
+@contextmanager
+def _days(target: Target, days: int, questions: int) -> Iterator[Any]:
+    """A target for which the clock of ``crawl_limit`` advances by a day after each part of the questions."""
+    asked = 0
+
+    async def ask(query: Query) -> Answer:
+        nonlocal asked
+        asked += 1
+        return await target.ask(query)
+
+    real = crawl_evidence.time
+    clock = SimpleNamespace(time=lambda: time() + DAY_S * (asked * days // (questions + 1)) * 1.01)
+    crawl_evidence.time = clock  # type: ignore[assignment]
+    try:
+        yield SimpleNamespace(ask=ask)
+    finally:
+        crawl_evidence.time = real
+
+
+def _reports(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """By setting: the attackers, the worst first, and the mean of their ratios last."""
+    reports = {}
+    for setting in dict.fromkeys(name for cells in found.values() for name in cells):
+        cells = {label: by_setting[setting] for label, by_setting in found.items() if setting in by_setting}
+        worst = sorted(cells.items(), key=lambda item: item[1]["on"]["crr"].value, reverse=True)
+        ratios = [cell["ratio"].value for cell in cells.values() if cell["ratio"]]
+        reports[setting] = {**dict(worst), "mean_ratio": sum(ratios) / max(len(ratios), 1)}
+    return reports
 
 
 if __name__ == "__main__":

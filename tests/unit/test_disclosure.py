@@ -82,6 +82,26 @@ def test_disguised_copy_discloses_more_than_the_share_of_a_chunk(name):
     assert max(others[:1] + others[2:]) < 0.3
 
 
+def test_words_of_an_answer_count_once_among_texts_that_share_most_words():
+    """Problems of one form: each word of the answer is credited to the text that it is copied from."""
+    rng = random.Random(5)
+    template = [f"w{i}x" for i in range(40)]
+    texts = []
+    for number in range(8):
+        words = list(template)
+        for at in rng.sample(range(40), 5):
+            words[at] = f"own{number}at{at}"
+        texts.append(" ".join(words))
+    counter = DisclosureCounter(texts)
+    counter.read(texts[3])
+    assert 38 <= counter.disclosed_words <= 42
+    assert counter.credited[3].bit_count() >= 30
+    counter.read(texts[6])
+    assert 74 <= counter.disclosed_words <= 84
+    assert counter.credited[6].bit_count() >= 30
+    assert all(credited & ~bits == 0 for credited, bits in zip(counter.credited, counter.covered, strict=True))
+
+
 def test_without_texts_nothing_is_disclosed():
     counter = DisclosureCounter([], "divers?")
     assert (counter.read(TEXT), counter.disclosed_words, counter.lengths, counter.expected) == ([], 0, [], 0)

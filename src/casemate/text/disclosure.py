@@ -17,8 +17,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from functools import cached_property, lru_cache
+from itertools import product
 from statistics import median_low
 from string import ascii_lowercase
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -49,6 +51,10 @@ _ALPHABETS = [*_ROTATIONS, *(alphabet[::-1] for alphabet in _ROTATIONS)]
 """Rotations of the alphabet and of its reverse; the first is the alphabet itself."""
 _ALPHABET_CODES = np.array([[ord(c) - 97 for c in alphabet] for alphabet in _ALPHABETS])
 _TRIED_ALPHABETS = 2
+_Steps: TypeAlias = tuple[int, int, int]
+"""From a position to the ends of chains that it may extend: as many as ``MAX_SKIP``, forwards or backwards."""
+_Ends: TypeAlias = dict[int, tuple[int, int, int]]
+"""For each position, the length of the chain that ends there, the words of its start, and the time."""
 
 
 def _is_content(word: str) -> bool:
@@ -100,8 +106,9 @@ class DisclosureCounter:
         unseen: Texts that were not in the context, as the null: what an answer has in common with these is chance.
 
     Attributes:
-        disclosed_words: Number of words disclosed so far. A word that several texts contain counts once.
         covered: For each text, a bit mask of its disclosed words.
+        credited: The same, but each word of the answer counts for one text only: that of the longest chain.
+        disclosed_words: Number of words disclosed so far, as credited.
         lengths: For each text, its number of words.
         steps: Comparisons made so far.
 
@@ -112,23 +119,35 @@ class DisclosureCounter:
     """
 
     def __init__(self, texts: Sequence[str], question: str = "", unseen: Sequence[str] = ()) -> None:
-        self.disclosed_words = self.steps = 0
+        self.steps = 0
         self._shown = len(texts)
         self._texts = [_indexed(text) for text in (*texts, *unseen)]
         self.lengths = [text.length for text in self._texts[: self._shown]]
         self.bits = [0] * len(self._texts)
-        self._chains: dict[tuple[str, int], _Chains] = {}
+        self._credited = [0] * len(texts)
+        self._chains: dict[str, _Chains] = {}
+        self._places: dict[str, list[tuple[int, list[tuple[int, int]]]]] = {}
         self._undecoded, self._letters, self._size = list[str](), 0, 0
         self._asked = [0] * len(self._texts)
         if question:
             self._read("question", _WORD.findall(fold_text(question)))
             self._asked, self.bits = self.bits, [0] * len(self._texts)
-            self.disclosed_words, self._chains = 0, {}
+            self._credited, self._chains = [0] * len(texts), {}
 
     @property
     def covered(self) -> list[int]:
         """For each text, a bit mask of its disclosed words."""
         return [bits & ~asked for bits, asked in zip(self.bits[: self._shown], self._asked, strict=False)]
+
+    @property
+    def credited(self) -> list[int]:
+        """For each text, a bit mask of the words that it discloses and no other text with a longer chain."""
+        return [bits & ~asked for bits, asked in zip(self._credited, self._asked, strict=False)]
+
+    @property
+    def disclosed_words(self) -> int:
+        """Number of words disclosed so far."""
+        return sum(bits.bit_count() for bits in self.credited)
 
     @property
     def undecoded_letters(self) -> int:
@@ -150,9 +169,9 @@ class DisclosureCounter:
     def add(self, text: str) -> None:
         """Adds the next part of the answer, which ends at the end of a word and begins with the space before it."""
         words = _WORD.findall(fold_text(text))
-        known = sum(len(w) for w in self._read("plain", words) if not w.isdigit())
+        known = sum([len(w) for w in self._read("plain", words) if not w.isdigit()])
         length = sum(map(len, words))
-        if 2 * known > length or (words and all(len(w) > 1 and w in STOP_WORDS for w in words)):
+        if 2 * known > length or (not known and words and all(len(w) > 1 and w in STOP_WORDS for w in words)):
             return
         self._undecoded.append(text)
         self._letters += length
@@ -224,44 +243,62 @@ class DisclosureCounter:
         known = [word for word in words if word in self._vocabulary]
         if not known:
             return known
-        forwards, backwards = self._chain(form, 1), self._chain(form, -1)
+        chains = self._chains.get(form)
+        if chains is None:
+            chains = self._chains[form] = _Chains(len(self.bits))
         for word in known:
-            gained = 0
-            for number, text in enumerate(self._texts):
-                if places := text.places.get(word):
-                    self.steps += 2 * MAX_SKIP * len(places)
-                    new = max(chain.extend(number, places, self.bits) for chain in (forwards, backwards))
-                    gained = max(gained, new if number < self._shown else 0)
-            self.disclosed_words += gained
+            best = (0, 0, 0)
+            for number, places in self._occurrences(word):
+                self.steps += 2 * MAX_SKIP * len(places)
+                length, bits = chains.extend(number, places)
+                self.bits[number] |= bits
+                if length > best[0] and number < self._shown:
+                    best = length, number, bits
+            if best[0]:
+                self._credited[best[1]] |= best[2]
         return known
 
-    def _chain(self, form: str, sign: int) -> _Chains:
-        if (form, sign) not in self._chains:
-            self._chains[form, sign] = _Chains(sign, len(self.bits))
-        return self._chains[form, sign]
+    def _occurrences(self, word: str) -> list[tuple[int, list[tuple[int, int]]]]:
+        """Returns the numbers of the texts that contain a word, with its places in each."""
+        found = self._places.get(word)
+        if found is None:
+            found = [(n, places) for n, text in enumerate(self._texts) if (places := text.places.get(word))]
+            self._places[word] = found
+        return found
 
 
 class _Chains:
-    """Chains that end at each position of each text, in one direction."""
+    """Chains that end at each position of each text, in both directions."""
 
-    def __init__(self, sign: int, texts: int) -> None:
-        self._steps = [-sign * d for d in range(1, MAX_SKIP + 1)]
-        self._ends: list[dict[int, tuple[int, int, int]]] = [{} for _ in range(texts)]  # position: length, bits, time
+    def __init__(self, texts: int) -> None:
+        self._ends: list[tuple[tuple[_Ends, _Steps], ...]] = [
+            (({}, (-1, -2, -3)), ({}, (1, 2, 3))) for _ in range(texts)
+        ]
         self._time = [0] * texts
 
-    def extend(self, text: int, places: Iterable[tuple[int, int]], covered: list[int]) -> int:
-        """Adds a word at its positions in a text; returns how many words it discloses."""
-        gained, ends = 0, self._ends[text]
+    def extend(self, text: int, places: Iterable[tuple[int, int]]) -> tuple[int, int]:
+        """Adds a word at its positions in a text.
+
+        Returns:
+            The length of the longest chain of ``MIN_CHAIN`` words and more that the word extends, 0 if there is none;
+            and the words that such chains disclose.
+        """
+        longest, disclosed = 0, 0
         self._time[text] = now = self._time[text] + 1
-        for at, mask in places:
+        oldest = now - MAX_APART
+        for (ends, (a, b, c)), (at, mask) in product(self._ends[text], places):
+            if longest and a > 0:
+                break  # the word is disclosed forwards
             length, bits = 0, 0
-            for step in self._steps:
-                before = ends.get(at + step)
-                if before is not None and before[0] > length and now - before[2] <= MAX_APART:
-                    length, bits = before[0], before[1]
-            bits = bits | mask if length < MIN_CHAIN else mask
+            for before in (ends.get(at + a), ends.get(at + b), ends.get(at + c)):
+                if before is not None and before[0] > length and before[2] >= oldest:
+                    length, bits, _ = before
+            if length < MIN_CHAIN:
+                bits |= mask
+            else:
+                bits = mask
             ends[at] = length + 1, bits, now
             if length + 1 >= MIN_CHAIN:
-                covered[text] |= bits
-                gained = max(gained, bits.bit_count())
-        return gained
+                disclosed |= bits
+                longest = max(longest, length + 1)
+        return longest, disclosed

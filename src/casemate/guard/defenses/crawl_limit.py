@@ -463,8 +463,8 @@ class _DisclosureMeter:
         if (covered, pending) == self._checked:
             return
         self._checked = covered, pending
-        new = [bits & ~before for bits, before in zip(covered, self.before, strict=True)]
-        words = min(self.counter.disclosed_words, sum(bits.bit_count() for bits in new))
+        new = self._credited()
+        words = sum(bits.bit_count() for bits in new)
         exposed = self._exposed(new)
         self.limit_reached = words > self.most_words or len(exposed) > self.most
         self.cut |= (
@@ -484,22 +484,18 @@ class _DisclosureMeter:
         self.reserved = new if fits else self.reserved
         return fits
 
+    def _credited(self) -> list[int]:
+        """Returns the new words of each chunk. A word of the answer counts for one chunk, however many contain it."""
+        return [bits & ~before for bits, before in zip(self.counter.credited, self.before, strict=True)]
+
     def _exposed(self, new: Sequence[int]) -> list[str]:
         """Returns the chunks with new words of which all answers together disclose more than the share.
 
-        What the answer has in common with texts that were not in the context is chance, and does not count. A word
-        counts for one chunk only, however many contain it: several short posts often share a question or a greeting. So
-        the new words of the chunks, the fewest first, add up to at most the disclosed words of the answer.
+        What the answer has in common with texts that were not in the context is chance, and does not count.
         """
-        chance = self.counter.expected
+        chance, share = self.counter.expected, self.limit.exposure
         parts = zip(self.ids, new, self.before, self.counter.lengths, strict=True)
-        share, left, found = self.limit.exposure, self.counter.disclosed_words, list[str]()
-        above = [(bits.bit_count(), i) for i, bits, before, n in parts if _beyond(bits, before, chance) > share * n]
-        for words, i in sorted((pair for pair in above if pair[0]), key=lambda pair: pair[0]):
-            left -= words
-            if left >= 0 or not found:
-                found.append(i)
-        return found
+        return [i for i, bits, before, n in parts if bits and _beyond(bits, before, chance) > share * n]
 
     def record(self) -> None:
         """Records what was sent, which may be less than what was read."""
@@ -508,7 +504,7 @@ class _DisclosureMeter:
             self.counter = DisclosureCounter(self.texts, self.query.text, self.unseen)
             self.counter.read(text)
         disclosed = dict(zip(self.ids, self.counter.covered, strict=True))
-        exposed = self._exposed([bits & ~b for bits, b in zip(disclosed.values(), self.before, strict=True)])
+        exposed = self._exposed(self._credited())
         self.limit.evidence.record_answer(self.query, text, disclosed, exposed, self.limit_reached, self.cut)
         self.limit.release(self.query, self.reserved)
         self.reserved = 0
