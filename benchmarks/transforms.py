@@ -1,9 +1,8 @@
 """Extraction with output transforms and colluding clients: the worst attacker, without a defense and with each policy.
 
-``python -m benchmarks.transforms [folder] [questions=N] [corpus=N ...] [only=ATTACKER,...]``. Corpora that were measured
-before with the same code, defenses and questions stay in the results. Corpora are those of
-``benchmarks.crawl``, with the given numbers of chunks. k = 5, the **simulated** reader, which follows every
-instruction. Replies are decoded by the attacker before they are compared with the chunks, whole and in items.
+``python -m benchmarks.transforms [folder] [questions=N] [corpus=N ...] [only=ATTACKER,...]``. Corpora are those of
+``benchmarks.crawl``, with the given numbers of chunks. Those that were measured before with the same code, defenses
+and questions stay in the results. k = 5, the **simulated** reader, which follows every instruction. Replies are decoded by the attacker before they are compared with the chunks, whole and in items.
 
 Settings: ``crawl_limit`` against 1, 5, 20 and 100 clients of one tenant, which ask in turn; against clients that change
 when replies get shorter (adaptive); against clients that come back on three **simulated** days; and the quorum policy:
