@@ -1,9 +1,10 @@
 """Defenses against poisoned passages: attack success, accuracy and cost, side by side. No language model.
 
-``python -m benchmarks.poison_defenses [CASES]`` takes at most so many questions of each collection. The reader is
-**extractive** (by words), ten passages are retrieved, and every defense acts through the guard. Poison: one to three
-texts of PoisonedRAG for each question, and one of CorruptRAG, by ``redteam.attacks.poison``. On NFCorpus, questions,
-false answers and texts are PoisonedRAG's own, with the question in front; its documents do not answer them.
+``python -m benchmarks.poison_defenses [CASES [COLLECTION ...]]`` takes at most so many questions of each collection.
+It keeps the results of the others if they were measured with as many. The reader is **extractive** (by words), ten
+passages are retrieved, and every defense acts through the guard. Poison: one to three texts of PoisonedRAG for each
+question, and one of CorruptRAG, by ``redteam.attacks.poison``. On NFCorpus, questions, false answers and texts are
+PoisonedRAG's own, with the question in front; its documents do not answer them.
 
 An attack succeeds if the answer contains the false answer as whole words. An answer is right if it contains a gold
 answer. TrustRAG's second stage needs a language model: see ``benchmarks.quorum_reader``.
@@ -23,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import ROOT, SEED, save
+from benchmarks import ROOT, SEED, before, save
 from benchmarks.kept import Kept, corpus, rows
 from benchmarks.redundant import Case, squad, synthetic
 from casemate.backends.generators.extractive import ExtractiveGenerator
@@ -43,7 +44,7 @@ from casemate.types import UNKNOWN, Document, Query, Secret
 K = 10
 POLICY = AudiencePolicy("quorum")
 BINS = ((1, 2), (3, 4), (5, 8), (9, 24))
-NF_DOCUMENTS = 600
+NF_DOCUMENTS = 400
 ATTACKS = {"none": 0, "poisonedrag 1": 1, "poisonedrag 2": 2, "poisonedrag 3": 3, "corruptrag": 1}
 
 
@@ -63,13 +64,15 @@ class Ground:
 
 
 def main() -> None:
-    """Measures every collection."""
-    most = int(sys.argv[1]) if len(sys.argv) > 1 else 100
+    """Measures the collections."""
+    most = int(sys.argv[1]) if len(sys.argv) > 1 else 96
     embedder = Kept(ROOT / "build/kept.npz")
-    results: dict[str, Any] = {"reader": "extractive, by words", "k": K, "questions_at_most": most}
+    results = before("poison_defenses", {"reader": "extractive, by words", "k": K, "questions_at_most": most})
     for name, ground in grounds(embedder, most):
-        results[name] = asyncio.run(measured(ground, embedder))
-        print(name, f"{time.process_time():.0f} CPU-s", file=sys.stderr, flush=True)
+        if name in (sys.argv[2:] or [name]):
+            results["corpora"][name] = asyncio.run(measured(ground, embedder))
+            embedder.save()
+            print(name, f"{time.process_time():.0f} CPU-s", file=sys.stderr, flush=True)
     save("poison_defenses", results)
 
 

@@ -1,11 +1,16 @@
 """Quorum answers with a real language model: by redundancy, by composition, and what an answer costs.
 
 ``python -m benchmarks.quorum_reader FILE.gguf [MINUTES]`` asks the model, and records its answers under ``build``. Run
-it again until nothing is open. ``... pack`` writes the recorded answers to ``benchmarks/recorded/quorum``, without a
-text of a corpus. ``... judge`` needs no model: it measures from the recorded answers.
+it again until nothing is open. It writes complete questions to ``benchmarks/recorded/quorum``, without a text of a
+corpus. ``python -m benchmarks.quorum_reader`` needs no model: it measures from the recorded answers. ``... FILE.gguf
+cost`` compares the time of a plain answer and of isolated answers.
 
-Each question is asked three times: plain RAG over ten passages, and quorum over the isolated answers, without poison
-and with one and two texts of PoisonedRAG. An answer is right if it contains a gold answer as whole words.
+Plain RAG reads ten passages. Quorum reads isolated answers, without poison and with one and two texts of PoisonedRAG.
+Compositions: ``compose`` is the product's. The others are for comparison: ``words``, all released words; ``span``, the
+span of one isolated answer that consists of released words, with the highest total support; ``span, pairs``, the same
+with released order; ``phrase``, the best run of words that m units state as a whole. ``span`` and ``span, pairs`` do
+not keep the quorum's properties: one unit can change the choice. An answer is right if it contains a gold answer as
+whole words.
 """
 
 from __future__ import annotations
@@ -14,39 +19,61 @@ import asyncio
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Awaitable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from benchmarks import ROOT, SEED
+from benchmarks import DATA, ROOT, SEED, save
 from benchmarks.kept import Kept, corpus
+from benchmarks.kept import rows as read_rows
+from benchmarks.real import files
 from benchmarks.real.recorded_model import RecordedModel
 from benchmarks.redundant import FLOOR, Case, squad, synthetic
 from casemate.backends.generators.extractive import ExtractiveGenerator
+from casemate.backends.generators.transformers import CausalLM
 from casemate.backends.indexes.sqlite import SqliteIndex
 from casemate.errors import BackendError
 from casemate.guard.defenses.quorum.isolated import IsolatedAnswers
+from casemate.guard.defenses.quorum.keywords import (
+    AskedQuestion,
+    Pair,
+    Sentence,
+    Token,
+    Word,
+    read_text,
+    statements,
+)
+from casemate.guard.defenses.quorum.release import Release, Thresholds, compose
 from casemate.guard.defenses.quorum.units import group_units, whole
+from casemate.maths.metrics import exact_match
+from casemate.maths.stats import clopper_pearson
 from casemate.protocols import Generator
 from casemate.rag.pipeline import INSTRUCTIONS, Rag, join_stream
 from casemate.redteam.attacks.poison import Poison
-from casemate.types import Hit, Prompt, Query
+from casemate.types import UNKNOWN, Hit, Prompt, Query
 
 WORK = ROOT / "build/quorum_reader"
+RECORDED = ROOT / "benchmarks/recorded/quorum/qwen0.5b.jsonl.gz"
 TOKENS = 48
+SUPPORT = (2, 3)
+LARGEST = 8
+"""Keywords of a unit, and words of a phrase."""
 K = 10
 PROMPTS = 1
 """Version of the prompts: change it with ``isolated.ASK`` or ``INSTRUCTIONS``."""
 POISON = (0, 1, 2)
 PLAIN = (0, 1)
 """Numbers of poisoned texts with which plain RAG is asked, too: its contexts are long."""
-UNITS = {"squad": 10, "synthetic": 24}
-EACH, FACTS = 10, 1
-"""Questions of SQuAD for each bin, and facts of the synthetic collection for each r."""
+UNITS = 10
+COST_UNITS, COST_QUESTIONS = (10, 24), 2
+EACH, FACTS, REDUNDANCY = 10, 2, (1, 2, 3, 5, 8)
+"""Questions of SQuAD for each bin, facts of the synthetic collection for each r, and the values of r."""
 BINS = ((3, 4), (5, 24))
 
 
@@ -71,16 +98,188 @@ class Asked:
 
 def main() -> None:
     """Parses the command line."""
-    what = sys.argv[1]
-    minutes = float(sys.argv[2]) if len(sys.argv) > 2 else 1e9
-    about = {"prompts": PROMPTS, "seed": SEED, "corpus": "synthetic, squad"}
-    reader = RecordedModel(Path(what), WORK / f"{Path(what).stem}.jsonl.gz", TOKENS, about)
-    began = time.monotonic()
-    for number, row in enumerate(answers(reader), 1):
+    if len(sys.argv) > 2 and sys.argv[2] == "cost":
+        save("quorum_cost", asyncio.run(cost(Path(sys.argv[1]))))
+        return
+    if len(sys.argv) > 1:
+        ask(Path(sys.argv[1]), float(sys.argv[2]) if len(sys.argv) > 2 else 1e9)
+    about, rows = recorded()
+    save("quorum_reader", about | {"tables": tables(rows)})
+
+
+def ask(model: Path, minutes: float) -> None:
+    """Asks the model for so long, and writes the complete questions."""
+    facts = {"prompts": PROMPTS, "seed": SEED, "corpus": "synthetic, squad"}
+    reader = RecordedModel(model, WORK / f"{model.stem}.jsonl.gz", TOKENS, facts)
+    began, found = time.monotonic(), []
+    for rows in answers(reader):
+        found += rows
         spent = time.monotonic() - began
-        print(number, row[0].case.id, f"{spent:.0f} s", flush=True)
+        print(rows[0].corpus, rows[0].case.id, f"{spent:.0f} s", flush=True)
         if spent > 60 * minutes:
-            return
+            break
+    about = files.read(reader.file)[0]
+    files.write(RECORDED, [about, *map(_packed, found)])
+
+
+async def cost(model: Path) -> dict[str, Any]:
+    """Time of a plain answer over five passages, and of isolated answers from 10 and 24 units, on SQuAD.
+
+    The passages are whole paragraphs. ``again``: the same question once more, from the cache.
+    """
+    reader = CausalLM(str(model), device="cpu", dtype="bfloat16", max_tokens=TOKENS, batch=max(COST_UNITS))
+    documents = corpus("squad")
+    await join_stream(reader.stream(Prompt("Is it ready?", (), INSTRUCTIONS)))
+    rows = []
+    for i in range(COST_QUESTIONS):
+        passages = documents[100 * i : 100 * i + max(COST_UNITS)]
+        question = f"What is known about {passages[0].title}?"
+        plain = Prompt(question, tuple(passages[:5]), INSTRUCTIONS)
+        row = {"plain": await _timed(join_stream(reader.stream(plain)))}
+        for units in COST_UNITS:
+            isolated = IsolatedAnswers(reader)
+            row[f"{units} units"] = await _timed(isolated.ask(question, passages[:units]))
+            row[f"{units} units, again"] = await _timed(isolated.ask(question, passages[:units]))
+        rows.append(row)
+        print(row, flush=True)
+    total = {name: [sum(row[name][c] for row in rows) for c in (0, 1)] for name in rows[0]}
+    ratios = {name: [total[name][c] / total["plain"][c] for c in (0, 1)] for name in total}
+    return {"model": model.name, "questions": rows, "wall_and_cpu_seconds": total, "ratio_to_plain": ratios}
+
+
+async def _timed(work: Awaitable[Any]) -> list[float]:
+    """Wall clock and CPU seconds."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    await work
+    return [time.perf_counter() - wall, time.process_time() - cpu]
+
+
+def _packed(row: Asked) -> dict[str, Any]:
+    """A row of the recorded file. Questions and answers of SQuAD stay out: they are found by their id."""
+    found = asdict(row)
+    if row.corpus == "squad":
+        found["case"] |= {"question": "", "answers": []}
+    return found
+
+
+def recorded(file: Path = RECORDED) -> tuple[dict[str, Any], list[Asked]]:
+    """The facts about the model, and the recorded answers. Those on SQuAD are left out where its data is absent."""
+    about, *rows = files.read(file)
+    known = {r["_id"]: r for r in read_rows("squad/queries.jsonl.gz")} if (DATA / "squad").exists() else {}
+    found = []
+    for row in rows:
+        case = row["case"]
+        if row["corpus"] == "squad":
+            if case["id"] not in known:
+                continue
+            case |= {"question": known[case["id"]]["text"], "answers": dict.fromkeys(known[case["id"]]["answers"])}
+        row |= {"case": Case(**case | {"answers": tuple(case["answers"])}), "isolated": tuple(row["isolated"])}
+        found.append(Asked(**row))
+    return about, found
+
+
+def tables(rows: Sequence[Asked]) -> dict[str, Any]:
+    """Right and false answers by collection, poison, m and composition."""
+    found: dict[str, Any] = {}
+    for row in rows:
+        group = found.setdefault(row.corpus, {}).setdefault(f"poison {row.poison}", {})
+        if row.plain is not None:
+            _count(group, "plain", row, row.plain)
+            _count(group, "some isolated answer", row, " | ".join(row.isolated))
+        for m in SUPPORT:
+            for name, text in compositions(row, m).items():
+                _count(group, f"m={m}, {name}", row, text)
+    return {c: {p: {n: _rates(v) for n, v in t.items()} for p, t in group.items()} for c, group in found.items()}
+
+
+def _count(group: dict[str, Any], name: str, row: Asked, text: str) -> None:
+    false = exact_match(text, [row.case.false])
+    group.setdefault(name, []).append((exact_match(text, row.case.answers), false, len(text.split()), row.case.r))
+
+
+def _rates(values: Sequence[tuple[bool, bool, int, int]]) -> dict[str, Any]:
+    right, false, words, redundancy = map(list, zip(*values, strict=True))
+    return {
+        "right": [sum(right), len(values), *clopper_pearson(sum(right), len(values))],
+        "false": [sum(false), len(values), *clopper_pearson(sum(false), len(values))],
+        "words": sum(words) / len(values),
+        "right_by_r": {
+            str(r): [sum(x for x, y in zip(right, redundancy, strict=True) if y == r), redundancy.count(r)]
+            for r in sorted(set(redundancy))
+        },
+    }
+
+
+def compositions(row: Asked, m: int) -> dict[str, str]:
+    """The answers by each composition."""
+    question = AskedQuestion.of(row.case.question)
+    sentences = [read_text(answer) for answer in row.isolated]
+    release = Release.of([statements(question, s, LARGEST) for s in sentences], Thresholds(m))
+    released = [item.lemma for item in release.levels if isinstance(item, Word)]
+    return {
+        "compose": compose(question, release.levels).text,
+        "words": " ".join(sorted(released)),
+        "span": _span(question, sentences, release, ordered=False),
+        "span, pairs": _span(question, sentences, release, ordered=True),
+        "phrase": _phrase(question, sentences, m),
+    }
+
+
+def _span(question: AskedQuestion, units: Sequence[Sequence[Sentence]], release: Release, ordered: bool) -> str:
+    """The span of released words, and words of the question, with the highest total support."""
+    best: tuple[int, int, str] = (0, 0, UNKNOWN)
+    for sentence in (s for unit in units for s in unit):
+        for run in _runs(question, sentence, release, ordered):
+            new = {t.lemma for t in run if Word(t.lemma) in release.levels}
+            if new:
+                best = max(best, (sum(release.support[Word(w)] for w in new), -len(run), _written(run)))
+    return best[2]
+
+
+def _runs(question: AskedQuestion, sentence: Sentence, release: Release, ordered: bool) -> Iterator[list[Token]]:
+    """Longest runs of neighboring tokens that are released or words of the question."""
+    run: list[Token] = []
+    for token in sentence.tokens:
+        asked = question.repeats(token) or question.contains(token.lemma)
+        fits = asked or Word(token.lemma) in release.levels
+        joined = not run or not ordered or Pair(run[-1].lemma, token.lemma) in release.levels
+        if run and not (fits and joined and not token.breaks):
+            yield run
+            run = []
+        if fits:
+            run.append(token)
+    if run:
+        yield run
+
+
+def _phrase(question: AskedQuestion, units: Sequence[Sequence[Sentence]], m: int) -> str:
+    """The run of tokens that m units state: of the expected type, then by level, then the longest."""
+    counts: Counter[tuple[str, ...]] = Counter()
+    written: dict[tuple[str, ...], str] = {}
+    for unit in units:
+        runs = {tuple(t.lemma for t in run): _written(run) for s in unit for run in _every_run(s)}
+        counts.update(runs.keys())
+        written = {**runs, **written}
+
+    def worth(run: tuple[str, ...]) -> tuple[bool, int, int, tuple[str, ...]]:
+        new = sum(not question.contains(name) for name in run)
+        return bool(question.expects(written[run])), (counts[run] // m).bit_length(), new, run
+
+    released = [r for r, n in counts.items() if n >= m and not all(map(question.contains, r))]
+    return written[max(released, key=worth)] if released else UNKNOWN
+
+
+def _every_run(sentence: Sentence) -> Iterator[Sequence[Token]]:
+    tokens = sentence.tokens
+    for start in range(len(tokens)):
+        for end in range(start + 1, min(start + LARGEST, len(tokens)) + 1):
+            if end > start + 1 and tokens[end - 1].breaks:
+                break
+            yield tokens[start:end]
+
+
+def _written(run: Sequence[Token]) -> str:
+    return " ".join(part for i, t in enumerate(run) for part in (t.before if i else "", t.written) if part)
 
 
 def answers(reader: Generator) -> Iterator[list[Asked]]:
@@ -96,8 +295,8 @@ def collections() -> Iterator[dict[str, tuple[Rag, list[Case]]]]:
     """Both collections, indexed, with their questions."""
     embedder = Kept(ROOT / "build/kept.npz")
     found = {
+        "synthetic": synthetic(FACTS, REDUNDANCY),
         "squad": (corpus("squad"), squad(embedder, EACH, BINS)),
-        "synthetic": synthetic(FACTS),
     }
     with tempfile.TemporaryDirectory() as folder, ExitStack() as opened:
         rags = {}
@@ -110,12 +309,11 @@ def collections() -> Iterator[dict[str, tuple[Rag, list[Case]]]]:
 
 async def asked(name: str, rag: Rag, case: Case, reader: Generator) -> list[Asked]:
     """Asks one question, with each number of poisoned texts. They rank first: each begins with the question."""
-    most = UNITS[name]
     poison = await Poison(texts=max(POISON)).craft(case.question, case.false, np.random.default_rng(SEED))
-    hits = (await rag.retrieve(Query(case.question, k=2 * most))).hits
+    hits = (await rag.retrieve(Query(case.question, k=2 * UNITS))).hits
     hits = tuple(hit for hit in hits if hit.score >= FLOOR)
     contexts = [(*(Hit(d, 1.0) for d in poison[:count]), *hits) for count in POISON]
-    units = [[whole(unit) for unit in group_units(context)[:most]] for context in contexts]
+    units = [[whole(unit) for unit in group_units(context)[:UNITS]] for context in contexts]
     every = list({d.text: d for context in units for d in context}.values())
     reads = [tuple(h.document for h in context[:K]) for context in contexts[: len(PLAIN)]]
     prompts = [Prompt(case.question, context, INSTRUCTIONS) for context in reads]
