@@ -73,7 +73,20 @@ def main() -> None:
             results["corpora"][name] = asyncio.run(measured(ground, embedder))
             embedder.save()
             print(name, f"{time.process_time():.0f} CPU-s", file=sys.stderr, flush=True)
+    results["pooled"] = pooled(results["corpora"])
     save("poison_defenses", results)
+
+
+def pooled(corpora: Mapping[str, Any]) -> dict[str, Any]:
+    """Attack success by number of poisoned texts, over all collections, with 95 % intervals."""
+    found: dict[str, Any] = {}
+    for count in sorted(set(ATTACKS.values()) - {0}):
+        attacks = [attack for attack, texts in ATTACKS.items() if texts == count]
+        for name in next(iter(corpora.values()))["systems"]:
+            each = [(c["systems"][name][a]["false"][0], c["questions"]) for c in corpora.values() for a in attacks]
+            trials = sum(n for _, n in each)
+            found.setdefault(name, {})[str(count)] = [*_rate(round(sum(f * n for f, n in each)), trials), trials]
+    return found
 
 
 def grounds(embedder: Kept, most: int) -> Iterator[tuple[str, Ground]]:

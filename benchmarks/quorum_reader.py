@@ -60,7 +60,7 @@ from casemate.types import UNKNOWN, Hit, Prompt, Query
 
 WORK = ROOT / "build/quorum_reader"
 RECORDED = ROOT / "benchmarks/recorded/quorum/qwen0.5b.jsonl.gz"
-TOKENS = 48
+TOKENS = 32
 SUPPORT = (2, 3)
 LARGEST = 8
 """Keywords of a unit, and words of a phrase."""
@@ -68,8 +68,10 @@ K = 10
 PROMPTS = 1
 """Version of the prompts: change it with ``isolated.ASK`` or ``INSTRUCTIONS``."""
 POISON = (0, 1, 2)
-PLAIN = (0, 1)
+PLAIN = (0,)
 """Numbers of poisoned texts with which plain RAG is asked, too: its contexts are long."""
+AT_ONCE, BATCH = 5, 64
+"""Questions that are asked together, and answers that are generated together."""
 UNITS = 10
 COST_UNITS, COST_QUESTIONS = (10, 24), 2
 EACH, FACTS, REDUNDANCY = 10, 2, (1, 2, 3, 5, 8)
@@ -110,12 +112,12 @@ def main() -> None:
 def ask(model: Path, minutes: float) -> None:
     """Asks the model for so long, and writes the complete questions."""
     facts = {"prompts": PROMPTS, "seed": SEED, "corpus": "synthetic, squad"}
-    reader = RecordedModel(model, WORK / f"{model.stem}.jsonl.gz", TOKENS, facts)
+    reader = RecordedModel(model, WORK / f"{model.stem}.jsonl.gz", TOKENS, facts, BATCH)
     began, found = time.monotonic(), []
     for rows in answers(reader):
         found += rows
         spent = time.monotonic() - began
-        print(rows[0].corpus, rows[0].case.id, f"{spent:.0f} s", flush=True)
+        print(rows[0].corpus, rows[0].case.id, f"{spent:.0f} s, {time.process_time():.0f} CPU-s", flush=True)
         if spent > 60 * minutes:
             break
     about = files.read(reader.file)[0]
@@ -283,19 +285,26 @@ def _written(run: Sequence[Token]) -> str:
 
 
 def answers(reader: Generator) -> Iterator[list[Asked]]:
-    """Every question with the answers to it, one list for each question."""
+    """The questions with the answers to them, ``AT_ONCE`` at a time."""
+
+    async def together(name: str, rag: Rag, cases: Sequence[Case]) -> list[Asked]:
+        rows = await asyncio.gather(*(asked(name, rag, case, reader) for case in cases))
+        return [row for group in rows for row in group]
+
     with collections() as found:
         for name, (rag, cases) in found.items():
-            for case in cases:
-                yield asyncio.run(asked(name, rag, case, reader))
+            for start in range(0, len(cases), AT_ONCE):
+                yield asyncio.run(together(name, rag, cases[start : start + AT_ONCE]))
 
 
 @contextmanager
 def collections() -> Iterator[dict[str, tuple[Rag, list[Case]]]]:
     """Both collections, indexed, with their questions."""
     embedder = Kept(ROOT / "build/kept.npz")
+    documents, cases = synthetic(FACTS, REDUNDANCY)
+    mixed = sorted(cases, key=lambda case: case.id.partition("-")[2])  # each part of the list has every r
     found = {
-        "synthetic": synthetic(FACTS, REDUNDANCY),
+        "synthetic": (documents, mixed),
         "squad": (corpus("squad"), squad(embedder, EACH, BINS)),
     }
     with tempfile.TemporaryDirectory() as folder, ExitStack() as opened:

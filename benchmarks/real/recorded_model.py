@@ -26,6 +26,7 @@ class RecordedModel(Generator):
         file: File of the answers.
         tokens: Largest length of an answer.
         about: Further facts for the first line of a new file.
+        batch: Answers that are generated at once.
 
     Raises:
         BackendError: If an answer is not in the file, and there is no model.
@@ -35,6 +36,7 @@ class RecordedModel(Generator):
     file: Path
     tokens: int
     about: Mapping[str, Any] = field(default_factory=dict)
+    batch: int = BATCH
     _answers: dict[str, str] = field(default_factory=dict)
     _loaded: CausalLM | None = None
 
@@ -56,7 +58,7 @@ class RecordedModel(Generator):
                 )
             if self._loaded is None:
                 self._loaded = CausalLM(
-                    str(self.model), device="cpu", dtype="bfloat16", max_tokens=self.tokens, batch=BATCH
+                    str(self.model), device="cpu", dtype="bfloat16", max_tokens=self.tokens, batch=self.batch
                 )
             text = "".join([piece async for piece in self._loaded.stream(prompt)])
             self._answers[key] = text

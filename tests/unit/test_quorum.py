@@ -303,6 +303,19 @@ def test_a_unit_is_heard_alone():
     assert alone == [quorum.heard(question, [hit]) for hit in reversed(hits)][::-1]
 
 
+def test_a_unit_about_another_name_abstains():
+    """It shares two of three words with the question, but not the name."""
+    question = "When was the mill of Kelford built?"
+    other = [f"The mill of {place} was built in 1742 by the guild." for place in ("Ashby", "Barton", "Corby")]
+    assert answer(other, question=question) == UNKNOWN
+    assert "1742" in answer(
+        [t.replace("of", f"of Kelford, a part of {i},") for i, t in enumerate(other)], question=question
+    )
+    asked = AskedQuestion.of(question)
+    assert asked.coverage(asked.stems) == 1.0 and asked.coverage(frozenset()) == 0.0
+    assert asked.coverage(asked.names) == 3 / 5 and asked.coverage(asked.stems - asked.names) == 2 / 5
+
+
 # Thresholds
 
 

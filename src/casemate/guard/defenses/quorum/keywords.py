@@ -21,6 +21,8 @@ TOKEN = re.compile(r"\d+(?:[.,]\d+)*%?(?![^\W_])|[^\W_]+(?:['’.-][^\W_]+)*")
 MARKUP = re.compile(r"^[\s#>*+•|-]+|[*_`|]+")
 MIN_COVERAGE = 0.5
 """Share of the question's words that a unit must contain to be heard. Below, it abstains."""
+NAME_WEIGHT = 3
+"""Weight of a name or number in that share: a unit about another bridge shares all words but the name."""
 MAX_SENTENCES = 64
 """Sentences of a unit that are considered."""
 CACHED_TEXTS = 4096
@@ -95,12 +97,14 @@ class AskedQuestion:
 
     Attributes:
         stems: Stems of its content words.
+        names: Those of names and numbers.
         lemmas: Its lemmas: words that an answer may repeat.
         type: Position of the expected type of answer in ``answering.TYPES``; None: open.
         lower: The text in lower case.
     """
 
     stems: frozenset[str]
+    names: frozenset[str]
     lemmas: frozenset[str]
     type: int | None
     lower: str
@@ -113,7 +117,14 @@ class AskedQuestion:
         kind = Question(text).type
         place = None if kind is None else TYPES.index(kind)
         lemmas = {t.lemma for t in tokens} | {lemma(w) for t in tokens for w in t.written.split()}
-        return cls(frozenset().union(*(t.stems for t in tokens)), frozenset(lemmas), place, text.lower())
+        stems = frozenset().union(*(t.stems for t in tokens))
+        names = frozenset().union(*(t.stems for t in tokens if t.named))
+        return cls(stems, names, frozenset(lemmas), place, text.lower())
+
+    def coverage(self, stems: frozenset[str]) -> float:
+        """Returns the share of its words among some stems, in [0, 1]; names and numbers weigh ``NAME_WEIGHT``."""
+        found, most = (len(x) + (NAME_WEIGHT - 1) * len(x & self.names) for x in (stems & self.stems, self.stems))
+        return found / most if most else 0.0
 
     def repeats(self, token: Token) -> bool:
         """Whether a token consists of words of the question."""
@@ -207,7 +218,7 @@ def best_sentences(question: AskedQuestion, text: str, title: str, most: int) ->
         return ()
     heading = frozenset(stem(w.lower()) for w in TOKEN.findall(title)) & asked
     covered = [(s.stems & asked) | heading for s in found]
-    if len(heading.union(*covered)) < MIN_COVERAGE * len(asked):
+    if question.coverage(heading.union(*covered)) < MIN_COVERAGE:
         return ()
     scores = []
     for i, sentence in enumerate(found):

@@ -1,0 +1,83 @@
+"""Recorded answers of a real model to questions with redundancy: replayed without it, against published figures."""
+
+import asyncio
+import json
+from collections import Counter
+
+import pytest
+
+from benchmarks import DATA, ROOT
+from benchmarks.quorum_reader import RECORDED, Asked, compositions, recorded, tables
+from benchmarks.real import answer
+from benchmarks.real.recorded_model import RecordedModel
+from benchmarks.real.sample import digest
+from benchmarks.redundant import Case, synthetic
+from casemate.errors import BackendError
+from casemate.rag.pipeline import join_stream
+from casemate.text.edited_copies import copy_groups
+from casemate.types import UNKNOWN, Prompt
+
+CASE = Case("x", "Who built the mill of Oxford?", ("Ann Orr",), "Bo Lund", 2)
+
+
+def asked(*isolated, plain="Ann Orr built it."):
+    return Asked("synthetic", CASE, 0, plain, isolated)
+
+
+def test_the_synthetic_collection_has_the_stated_redundancy():
+    documents, cases = synthetic(2, (1, 3, 8))
+    assert len(documents) == 2 * (1 + 3 + 8) and len(cases) == 2 * 2 * 3
+    for case in cases:
+        stating = [d for d in documents if case.answers[0] in d.text and case.id.rsplit("-", 1)[0] in d.id]
+        assert len(stating) == case.r
+        assert not any(case.false in d.text for d in documents)
+    assert max(Counter(copy_groups([d.text for d in documents])).values()) == 1  # no two are copies
+
+
+def test_compositions_by_hand():
+    row = asked("The mill was built by Ann Orr.", "Ann Orr and Kim built it.", "It was Kim, says Bo Lund.")
+    found = compositions(row, 2)
+    assert found["words"] == "ann orr kim"
+    assert found["span"] == "Ann Orr and Kim built"  # the order comes from one unit
+    assert found["phrase"] == "Ann Orr"
+    assert "Ann Orr" in found["compose"] and "Lund" not in str(found)
+
+
+@pytest.mark.parametrize("name", ["compose", "words", "span", "span, pairs", "phrase"])
+def test_no_composition_gives_what_one_unit_says(name):
+    row = asked("Ann Orr built it.", "The mill is the work of Bo Lund.", "")
+    assert compositions(row, 2)[name] in (UNKNOWN, "")
+
+
+def test_tables_count_right_and_false_answers():
+    rows = [asked("Ann Orr did.", "Ann Orr, they say."), asked("Bo Lund did.", "Bo Lund, they say.", plain="Bo Lund.")]
+    found = tables(rows)["synthetic"]["poison 0"]
+    assert found["plain"]["right"][:2] == [1, 2] and found["plain"]["false"][:2] == [1, 2]
+    assert found["m=2, compose"]["right"][:2] == [1, 2] and found["m=2, compose"]["false"][:2] == [1, 2]
+    assert found["m=3, compose"]["right"][0] == 0
+    assert found["plain"]["right_by_r"] == {"2": [1, 2]}
+
+
+def test_recorded_answers_are_given_without_the_model(tmp_path):
+    file, prompt = tmp_path / "a.jsonl.gz", Prompt("Who?", (), "Be brief.")
+    answer.write_lines(file, [{"model": "m"}, {"id": digest("Who?", [], "Be brief."), "answer": "Ann."}])
+    model = RecordedModel(None, file, 8)
+    assert asyncio.run(join_stream(model.stream(prompt))) == "Ann."
+    with pytest.raises(BackendError, match="no answer to this prompt"):
+        asyncio.run(join_stream(model.stream(Prompt("When?", (), "Be brief."))))
+
+
+def test_replay_gives_the_published_figures():
+    published = json.loads((ROOT / "benchmarks/results/quorum_reader.json").read_text())["results"]
+    about, rows = recorded()
+    assert {"model", "digest", "dtype", "decoding", "prompts", "seed"} <= about.keys() and len(about["digest"]) == 64
+    found = json.loads(json.dumps(tables(rows)))
+    assert found["synthetic"] == published["tables"]["synthetic"]
+    if (DATA / "squad").exists():
+        assert found.get("squad") == published["tables"].get("squad")
+
+
+def test_the_recorded_file_holds_no_text_of_a_corpus():
+    """Questions and gold answers of SQuAD are found by their id."""
+    _, *rows = [json.loads(json.dumps(row)) for row in answer.read_lines(RECORDED)]
+    assert rows and not any(r["case"]["question"] or r["case"]["answers"] for r in rows if r["corpus"] == "squad")
