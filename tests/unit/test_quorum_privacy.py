@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from casemate import config as configuration
 from casemate import plugins
 from casemate.app import open_app
 from casemate.backends.event_stores.sql import SqlEventStore
@@ -35,6 +36,7 @@ from casemate.guard.guard import Guard
 from casemate.maths.stats import clopper_pearson
 from casemate.rag.pipeline import Rag
 from casemate.redteam.campaigns.own import OwnSystem
+from casemate.redteam.campaigns.workers import TargetFactory
 from casemate.redteam.lab.caching import CachedGenerator
 from casemate.system import ReadOnlyEventStore
 from casemate.types import UNKNOWN, Document, Hit, Query, QuotaGrant, Retrieval, SimilarityStats
@@ -390,7 +392,25 @@ def test_doctor_and_campaigns_report_what_the_budgets_allow(tmp_path, monkeypatc
         (found,) = [f for f in examine(None) if f.name == "budgets"]
         assert detail in found.detail
         assert found.ok is (None if "break_glass" in options else True)
-        assert any("answers to unentitled clients" in line for line in facts.not_tested)
+        assert any("the budgets of units" in line for line in facts.not_tested)
+
+
+@pytest.mark.parametrize("options", [{"epsilon": 8.0, "words": 5}, {"break_glass": 1}])
+def test_the_lab_has_budgets_of_its_own(options, tmp_path):
+    section = {"defenses": [{"use": "quorum", "floor": 0.3, "jitter": 1, **options}]}
+    section |= {"audience": {"unentitled": "quorum"}}
+    store = {"use": "sql", "path": str(tmp_path / "events.db")}
+    config = configuration.parse({"guard": section, "store": store})
+    with closing(SqliteIndex(tmp_path / "index.db")) as index:
+        bare = Rag(BagOfWords(), index, Parrot())
+        asyncio.run(Guard(bare, []).add([hit.document for hit in hits(40 if "epsilon" in options else 1)]))
+        guard = TargetFactory(config, tmp_path, bare, None).guard()
+        assert guard.defenses[0].compares_clients and not Quorum(jitter=1).compares_clients
+        query = Query(QUESTION, groups=STRANGER)
+        first, second = (asyncio.run(guard.ask(replace(query, text=f"{QUESTION}{i * '?'}"))) for i in (0, 1))
+        fresh = asyncio.run(TargetFactory(config, tmp_path, bare, None).guard().ask(query))
+    assert "1932" in first.text and second.text == UNKNOWN and "1932" in fresh.text
+    assert not (tmp_path / "events.db").exists()
 
 
 def test_the_advantage_of_break_glass_is_the_share_that_was_opened():

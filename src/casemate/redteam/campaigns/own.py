@@ -106,7 +106,8 @@ class OwnSystem(TargetSystem):
             "reader": section.reader.use,
         }
         bounds = [
-            f"answers to unentitled clients: {line}" for line in describe_bounds(app.guard.defenses, len(digests))
+            f"the budgets of units, which all attacks of a campaign share: {line}"
+            for line in describe_bounds(app.guard.defenses, len(digests))
         ]
         super().__init__(
             evidence, bounds, simulated=[SIMULATED_READER] if section.reader.use == "simulated_reader" else ()

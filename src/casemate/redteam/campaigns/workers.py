@@ -20,12 +20,14 @@ from typing import Any
 from casemate import plugins
 from casemate.backends.indexes.sqlite import SqliteIndex
 from casemate.config import Config, PluginSpec
+from casemate.guard.defenses.quorum import Quorum
 from casemate.guard.guard import Guard
 from casemate.plugins import build
-from casemate.protocols import CalibratedDefense, Embedder, Index, Target
+from casemate.protocols import CalibratedDefense, Embedder, EventStore, Index, Target
 from casemate.rag.pipeline import Rag
 from casemate.redteam.campaigns.membership import build_attacks
 from casemate.redteam.campaigns.run_directory import INDEX
+from casemate.redteam.lab.budgets import BudgetsInMemory
 from casemate.redteam.lab.caching import CachedEmbedder, CachedGenerator, ReplyBuffer
 from casemate.redteam.lab.datasets import IndexedSource, Split
 from casemate.redteam.lab.experiment import Experiment, ExperimentPlan, RunOnWorkers, WorkItem, WorkResult
@@ -52,12 +54,18 @@ class TargetFactory:
     calibrations: Path | None
 
     def guard(self, index: Index | None = None) -> Guard:
-        """A guard without client state and event store, over the attacked index or another one."""
+        """A guard without client state and event store, over the attacked index or another one.
+
+        Only ``quorum`` gets a store, with unused budgets.
+        """
         index = index or self.rag.index
         bare = Rag(self.rag.embedder, index, self.rag.generator, self.rag.instructions)
         injected: dict[Any, Any] = {Embedder: bare.embedder, Index: index}
         section = self.config.guard
-        defenses = [build("defense", self._calibrated(p), self.folder, injected) for p in section.defenses]
+        defenses = []
+        for part in section.defenses:
+            parts = injected | ({EventStore: BudgetsInMemory()} if plugins.load("defense", part.use) is Quorum else {})
+            defenses.append(build("defense", self._calibrated(part), self.folder, parts))
         return Guard(bare, defenses, on_error=section.on_error, audience=audience_policy(section))
 
     def targets(self) -> dict[str, Target]:

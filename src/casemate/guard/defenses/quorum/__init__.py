@@ -119,6 +119,11 @@ class Quorum(Defense):
         self._isolated = None if self.writer is None else IsolatedAnswers(self.writer)
 
     @property
+    def compares_clients(self) -> bool:
+        """Whether clients share budgets of units."""
+        return self.private is not None or self.break_glass > 0
+
+    @property
     def single_unit_answers(self) -> Ledger:
         """The ledger of answers that one unit gave alone."""
         return Ledger(self.store, "break-glass", self.break_glass, self.period_days)
