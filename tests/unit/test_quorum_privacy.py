@@ -394,6 +394,13 @@ def test_doctor_and_campaigns_report_what_the_budgets_allow(tmp_path, monkeypatc
         assert found.ok is (None if "break_glass" in options else True)
         assert any("the budgets of units" in line for line in facts.not_tested)
 
+    def unreadable(store, prefix):
+        raise BackendError("the budgets are unreadable", backend="sql", retryable=True)
+
+    monkeypatch.setattr(SqlEventStore, "quota_usage", unreadable)
+    (found,) = [f for f in examine(None) if f.name == "budgets"]
+    assert found.ok is False and "unreadable" in found.detail
+
 
 @pytest.mark.parametrize("options", [{"epsilon": 8.0, "words": 5}, {"break_glass": 1}])
 def test_the_lab_has_budgets_of_its_own(options, tmp_path):
