@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 
 from casemate.protocols import EventStore
 from casemate.types import Event, QuotaGrant, QuotaRequest
@@ -19,6 +20,24 @@ class BudgetsInMemory(EventStore):
 
     def append(self, event: Event) -> None:
         """Drops the event."""
+
+    def scan(self, kind: str | None = None, since: datetime | None = None) -> Sequence[Event]:
+        """See ``EventStore``. There are no events."""
+        return ()
+
+    def flush(self, timeout_s: float = 10.0) -> bool:
+        """See ``EventStore``. There is nothing to write."""
+        return True
+
+    def lease(self, name: str, holder: str, seconds: float) -> bool:
+        """See ``EventStore``. Not granted."""
+        return False
+
+    def release(self, name: str, holder: str) -> None:
+        """See ``EventStore``. There are no leases."""
+
+    def close(self) -> None:
+        """See ``EventStore``. There is nothing to close."""
 
     def acquire(self, requests: Sequence[QuotaRequest]) -> Sequence[QuotaGrant]:
         """See ``EventStore``. Periods and replenishment are not supported."""
