@@ -13,6 +13,7 @@ import pytest
 
 from casemate.errors import BackendError
 from casemate.gateway import state
+from casemate.gateway.state import Gateway
 from casemate.gateway.tracing import RequestTracer
 from casemate.monitor.traces.recorder import TRACE_KIND
 from casemate.monitor.traces.traffic import read_traffic
@@ -157,6 +158,21 @@ def test_a_batch_that_cannot_be_recorded_is_to_be_sent_again(tmp_path):
         embedder.down.clear()
         assert http.post("/v1/traces", json=request()).status_code == 200
         assert len(app.store.scan(TRACE_KIND)) == 1
+
+
+def test_while_the_store_fails_nothing_is_queued_and_the_batch_is_to_be_sent_again(tmp_path, monkeypatch):
+    app = make(tmp_path)
+    with client(app, key(app, "traces")) as http:
+        queued, waits = [], []
+
+        async def failing(self, receipt):
+            waits.append(len(queued))
+            raise BackendError("events cannot be written", backend="store", retryable=True)
+
+        monkeypatch.setattr(Gateway, "wait_written", failing)
+        monkeypatch.setattr(type(app.store), "append", lambda self, event: queued.append(event.kind))
+        assert http.post("/v1/traces", json=request()).status_code == 503
+        assert waits == [0] and TRACE_KIND not in queued
 
 
 def test_spans_of_one_trace_may_be_sent_to_several_gateways(tmp_path):

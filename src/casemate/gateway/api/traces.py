@@ -55,6 +55,7 @@ def _decode(gateway: Gateway, body: bytes, kind: str, encoding: str) -> TraceReq
 
 
 async def _record(gateway: Gateway, found: TraceRequest, tenant: str) -> None:
+    await gateway.wait_written(gateway.app.store.receipt())  # while the store fails, traces must not displace verdicts
     await gateway.traces.record(found.spans, tenant, datetime.now(UTC))
     await gateway.wait_written(gateway.app.store.receipt())
 

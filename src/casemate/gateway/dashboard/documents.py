@@ -24,6 +24,8 @@ MAX_TEXT = 4000
 """Characters of a quarantined text that are shown."""
 MAX_COMPARED, CLOSEST = 10, 20
 """Chunks of a quarantined source that are compared, and chunks of the index among which its own are searched."""
+_END = ("equal", 0, 0, 0, 0)
+"""An empty equal part, which ends the last change."""
 REVIEWED = (
     Column("Quarantined", lambda q: q.at, "at", True),
     Column("Source", lambda q: q.source.lower(), "source"),
@@ -165,11 +167,15 @@ def word_diff(before: str, after: str) -> list[tuple[str, str]]:
     """
     old, new = (re.findall(r"\S+\s*|\s+", text) for text in (before, after))
     found: list[tuple[str, str]] = []
-    for kind, a, b, c, d in Levenshtein.opcodes([w.strip() for w in old], [w.strip() for w in new]):
-        if kind == "equal":
-            found.append(("same", "".join(new[c:d])))
+    changed = {"removed": "", "added": ""}
+    for kind, a, b, c, d in [*Levenshtein.opcodes([w.strip() for w in old], [w.strip() for w in new]), _END]:
+        if kind != "equal":
+            changed["removed"] += "".join(old[a:b])
+            changed["added"] += "".join(new[c:d])
             continue
-        found += [(name, text) for name, text in (("removed", "".join(old[a:b])), ("added", "".join(new[c:d]))) if text]
+        found += [(name, text) for name, text in changed.items() if text]
+        found += [("same", "".join(new[c:d]))] if d > c else []
+        changed = {"removed": "", "added": ""}
     return found
 
 
