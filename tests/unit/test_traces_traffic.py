@@ -112,7 +112,9 @@ def test_verdicts_of_the_traced_system_have_priority():
 
 def test_the_query_of_a_retrieval_counts_before_a_prompt_to_the_model():
     """The model is asked first, to rewrite the question; its prompt contains more than the question."""
-    prompt = span("model", 0, "web", gen_ai__operation__name="chat", gen_ai__prompt="Rewrite this question in five words: why?")
+    prompt = span(
+        "model", 0, "web", gen_ai__operation__name="chat", gen_ai__prompt="Rewrite this question in five words: why?"
+    )
     query = span("search", 1, "web", gen_ai__retrieval__query__text="Why was it closed", **RETRIEVED)
     (found,) = join_spans(recorded([prompt, query])[0].events)
     assert found.asked == 4
