@@ -57,6 +57,7 @@ bench: $(VENV)/.dev  ## results go to benchmarks/results
 	$(BIN)/python -m benchmarks.connections
 	$(BIN)/python -m benchmarks.many_gateways
 	$(BIN)/python -m benchmarks.soak
+	$(BIN)/python -m benchmarks.memory
 	$(BIN)/python -m benchmarks.crashes
 	$(BIN)/python -m benchmarks.api_contract
 	$(BIN)/python -m benchmarks.models evaluate

@@ -211,12 +211,12 @@ async def streams(folder: Path) -> dict[str, Any]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192), hard))
     with server(folder, hold=True) as (url, process):
         async with client(url, folder) as http:
-            before_s, before_kb = await _others(http), _resident_kb(process)
+            before_s, before_kb = await _others(http), resident_kb(process)
             async with AsyncExitStack() as stack:
                 await _wait_all(http, stack)
-                while_s, while_kb = await _others(http), _resident_kb(process)
+                while_s, while_kb = await _others(http), resident_kb(process)
             await asyncio.sleep(1)
-            after_s, after_kb = await _others(http), _resident_kb(process)
+            after_s, after_kb = await _others(http), resident_kb(process)
     return {
         "streams": STREAMS,
         "kb_each": (while_kb - before_kb) / STREAMS,
@@ -255,7 +255,7 @@ def _cpu_s(process: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def _resident_kb(process: int) -> int:
+def resident_kb(process: int) -> int:
     lines = Path(f"/proc/{process}/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
 

@@ -36,7 +36,7 @@ import httpx
 import numpy as np
 
 from benchmarks import SEED, save
-from benchmarks.gateway import _resident_kb, prepare, raw, server, verbatim
+from benchmarks.gateway import prepare, raw, resident_kb, server, verbatim
 from casemate.app import open_app
 from casemate.backends.event_stores.sql import SqlEventStore
 from casemate.demo import clinic
@@ -231,7 +231,7 @@ async def _watched(process: int, seconds: float, tasks: Sequence[asyncio.Task[No
     while time.monotonic() - began < seconds:
         await asyncio.sleep(1.0)
         spent = (time.monotonic() - began) / 60
-        found.append((spent, _resident_kb(process) / 1024, os.getloadavg()[0]))
+        found.append((spent, resident_kb(process) / 1024, os.getloadavg()[0]))
         for task in (t for t in tasks if t.done()):
             task.result()
     return found

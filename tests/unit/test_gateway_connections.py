@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import socket
+import threading
+import time
 from contextlib import ExitStack
 
 import httpx
@@ -12,7 +14,9 @@ import pytest
 from casemate.config import GatewaySection
 from casemate.gateway import body_reader
 from casemate.gateway.body_reader import MAX_UPLOADS
-from casemate.gateway.server import connection_options
+from casemate.gateway.server import ACCEPTED_AT_ONCE, connection_options, raise_descriptor_limit, uvicorn_config
+from casemate.protocols import Defense
+from casemate.types import Outcome
 from tests.gateways import Endless, Held, chat, client, connected_to, key, make, serving, wait_for
 
 INCOMPLETE = "Content-Type: application/json\r\nContent-Length: 100\r\n\r\n{"
@@ -170,3 +174,37 @@ def test_the_default_leaves_file_descriptors_for_databases():
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     assert connection_options(GatewaySection())["max_connections"] < limit
     assert connection_options(GatewaySection(max_connections=7))["max_connections"] == 7
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "wanted"), [(1024, 4096, 4096), (1024, 10**6, 32_768), (50_000, 10**6, None), (1024, -1, 32_768)]
+)
+def test_the_limit_of_open_files_is_raised_and_never_lowered(monkeypatch, soft, hard, wanted):
+    resource = pytest.importorskip("resource")
+    found = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, hard))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limits: found.append(limits))
+    raise_descriptor_limit()
+    assert found == ([(wanted, hard)] if wanted else [])
+
+
+def test_many_new_connections_wait_while_few_are_accepted_at_once(tmp_path):
+    """While the server is busy for a second, 200 connections are established: the kernel keeps them."""
+
+    class Busy(Defense):
+        async def on_retrieve(self, query, retrieval):
+            time.sleep(1)
+            return Outcome(retrieval)
+
+    app = make(tmp_path, defenses=(Busy(),))
+    assert uvicorn_config(app).backlog == ACCEPTED_AT_ONCE < 200
+    with client(app, key(app)) as http, ExitStack() as opened:
+        asking = threading.Thread(target=http.post, args=["/v1/chat/completions"], kwargs={"json": chat("q")})
+        asking.start()
+        time.sleep(0.2)
+        began = time.monotonic()
+        for _ in range(200):
+            opened.enter_context(connected_to(str(http.base_url)))
+        assert asking.is_alive() or time.monotonic() - began < 0.8, "a connection waited for the server"
+        asking.join(20)
+        assert http.get("/healthz").status_code == 200

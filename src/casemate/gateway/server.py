@@ -9,7 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import os
 import signal
+import socket
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -28,7 +31,10 @@ from casemate.gateway.mcp.tools import ToolSet
 from casemate.gateway.state import Gateway
 from casemate.system import App
 
-BACKLOG = 2048
+BACKLOG, ACCEPTED_AT_ONCE = 2048, 32
+"""Connections that may wait to be accepted, and those accepted before running requests continue."""
+DESCRIPTORS = 32_768
+"""Open files that ``serve`` asks for, as far as the system's hard limit permits."""
 RESERVED_DESCRIPTORS = 256
 """File descriptors that are kept for indexes, databases and models."""
 LOG_INTERVAL_S = 60.0
@@ -180,6 +186,21 @@ def _descriptors() -> int:
     return min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], 1 << 20)
 
 
+def raise_descriptor_limit() -> None:
+    """Raises this process's limit of open files to ``DESCRIPTORS``, or as near as the system permits.
+
+    The usual limit of 1,024 would let few idle connections close one another again and again.
+    """
+    try:
+        import resource
+    except ImportError:  # Windows
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(DESCRIPTORS, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 class GatewayServer(uvicorn.Server):
     """A server that reports its address as soon as it accepts connections."""
 
@@ -191,9 +212,18 @@ class GatewayServer(uvicorn.Server):
         """Starts listening."""
         await super().startup(sockets)  # type: ignore[arg-type]
         if self.started and self.servers:
+            for listening in (opened for server in self.servers for opened in server.sockets):
+                _set_backlog(listening.fileno())
             host, port = self.servers[0].sockets[0].getsockname()[:2]
             name = f"[{host}]" if ":" in host else host
             self._on_started(f"{'https' if self.config.is_ssl else 'http'}://{name}:{port}")
+
+
+def _set_backlog(descriptor: int) -> None:
+    """Sets how many connections may wait; asyncio has set it to the number that it accepts at once."""
+    if sys.platform != "win32":
+        with socket.socket(fileno=os.dup(descriptor)) as listening:
+            listening.listen(BACKLOG)
 
 
 def uvicorn_config(app: App, make_tools: Callable[[Gateway], ToolSet] = own_tools) -> uvicorn.Config:
@@ -209,7 +239,7 @@ def uvicorn_config(app: App, make_tools: Callable[[Gateway], ToolSet] = own_tool
         log_config=None,
         access_log=False,  # it would name clients and their requests
         server_header=False,
-        backlog=BACKLOG,
+        backlog=ACCEPTED_AT_ONCE,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=max(1, round(section.shutdown_grace_s)),
         proxy_headers=bool(section.trusted_proxies),
@@ -258,6 +288,7 @@ def serve(
         CasemateError: If the background work cannot start, such as the connection to an upstream MCP server.
         BackendError: If the server cannot start; the log has the reason.
     """
+    raise_descriptor_limit()
     failures: list[CasemateError] = []
     config = uvicorn_config(app, make_tools)
     config.app = _without_traceback(config.app, failures.append)

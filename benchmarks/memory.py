@@ -1,0 +1,189 @@
+"""Memory of a gateway over 100,000 questions, without a model: does anything grow with the number of questions?
+
+    python -m benchmarks.memory [QUESTIONS]
+
+The gateway (SQLite, calibrated Mirabel, crawl_limit, an embedder and a generator of the tests) is called within this
+process, 12 questions at once, by 60 people; half of the answers are streams. Tables that remember 10,000 requests hold
+500 here, so that they are full after a warm-up of 2,000 questions. Afterwards the resident memory of the process and
+the memory that its objects and libraries hold (``mallinfo2``) are measured a hundred times.
+
+``growth_mb_per_100_000``: slope of a line through them, with a 95 % bootstrap interval over blocks of ten measurements.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import gc
+import os
+import random
+import sys
+import tempfile
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+
+from benchmarks import SEED, save
+from benchmarks.gateway import resident_kb
+from casemate import config as configuration
+from casemate.backends.event_stores.sql import SqlEventStore
+from casemate.backends.indexes.sqlite import SqliteIndex
+from casemate.gateway.app import make_app
+from casemate.gateway.auth.keys import ApiKeyStore, Grant
+from casemate.guard.calibration.closeness import FEATURES
+from casemate.guard.calibration.file import write_calibration
+from casemate.guard.client_state import withheld_documents
+from casemate.guard.defenses.crawl_limit import CrawlLimit
+from casemate.guard.defenses.mirabel import Mirabel
+from casemate.guard.guard import Guard
+from casemate.maths.calibration import Calibration
+from casemate.rag.pipeline import Rag
+from casemate.system import App
+from casemate.types import Prompt, Query, Vector
+from tests.fakes import WORDS, BagOfWords, Parrot, documents
+
+QUESTIONS, WARM_UP, REMEMBERED, AT_ONCE, PEOPLE, DIM, HELD = 100_000, 2000, 500, 12, 60, 64, 60
+
+
+class Light(BagOfWords):
+    """Remembers the directions of words, and no text."""
+
+    @cached_property
+    def _directions(self) -> dict[str, Vector]:
+        return {}
+
+    def embed(self, texts: Any, progress: Any = None) -> Vector:
+        """See ``Embedder``."""
+        vectors: Vector = super().embed(texts, progress)
+        self.texts.clear()
+        return vectors
+
+    def _direction(self, word: str) -> Vector:
+        if word not in self._directions:
+            self._directions[word] = super()._direction(word)
+        return self._directions[word]
+
+
+class Forgetful(Parrot):
+    """Remembers no prompt."""
+
+    async def stream(self, prompt: Prompt) -> Any:
+        """See ``Generator``."""
+        async for piece in super().stream(prompt):
+            yield piece
+        self.prompts.clear()
+
+
+def main() -> None:
+    """Asks and measures."""
+    count = int(sys.argv[1]) if sys.argv[1:] else QUESTIONS
+    withheld_documents.MAX_CLIENTS = REMEMBERED  # type: ignore[misc]
+    with tempfile.TemporaryDirectory() as name:
+        samples = asyncio.run(measure(system(Path(name)), count))
+    asked, resident, allocated = np.array([s for s in samples if s[0] > WARM_UP]).T
+    save(
+        "memory",
+        {
+            "questions": count,
+            "after_the_warm_up": int(asked[-1] - asked[0]),
+            "growth_mb_per_100_000": {
+                "resident": growth(asked, resident),
+                "allocated": growth(asked, allocated),
+            },
+            "resident_mb": {"first": float(resident[0]), "last": float(resident[-1])},
+            "allocated_mb": {"first": float(allocated[0]), "last": float(allocated[-1])},
+        },
+    )
+
+
+def growth(asked: np.ndarray, mb: np.ndarray) -> list[float]:
+    """MB per 100,000 questions, and its interval."""
+    blocks = np.array_split(np.arange(len(asked)), max(2, len(asked) // 10))
+    rng = np.random.default_rng(SEED)
+    slopes = []
+    for _ in range(1000):
+        chosen = np.concatenate([blocks[i] for i in rng.integers(0, len(blocks), len(blocks))])
+        if np.ptp(asked[chosen]):
+            slopes.append(np.polyfit(asked[chosen], mb[chosen], 1)[0])
+    slope = np.polyfit(asked, mb, 1)[0]
+    return [float(1e5 * x) for x in (slope, *np.quantile(slopes, (0.025, 0.975)))]
+
+
+def system(folder: Path) -> App:
+    """A system over documents of random words, calibrated on short harmless questions."""
+    section = {"port": 0, "pace_ms": 0, "requests_per_minute": 10**7, "tokens_per_day": 10**12}
+    config = configuration.parse({"guard": {"defenses": []}, "gateway": section}, folder=folder)
+    opened = ExitStack()
+    index = opened.enter_context(closing(SqliteIndex(folder / "index.db")))
+    store = opened.enter_context(closing(SqlEventStore(path=folder / "events.db")))
+    embedder = Light(DIM)
+    mirabel = Mirabel(calibration=folder / "calibration.json", embedder=embedder, index=index, store=store)
+    guard = Guard(Rag(embedder, index, Forgetful()), [mirabel, CrawlLimit(store=store)], store=store)
+    asyncio.run(guard.add(documents(HELD)))
+    ones, none = (1.0,) * len(FEATURES), (0.0,) * len(FEATURES)
+    made = Calibration(embedder.fingerprint, HELD, 5, FEATURES, none, ones, ones, (), "made up")
+    scores = list[float]()
+    for number, text in enumerate(questions(100)):
+        found = index.search(embedder.embed([text])[0], 40)
+        scores.append(max(asyncio.run(mirabel.score(Query(text, client=str(number)), found, made)).values()))
+    write_calibration(folder / "calibration.json", "default", replace(made, benign=tuple(sorted(scores))))
+    return App(config, guard, store, opened)
+
+
+def questions(count: int) -> list[str]:
+    """Questions of three words."""
+    rng = random.Random(SEED)
+    return [" ".join(rng.sample([*WORDS, f"only{number % HELD}"], 3)) for number in range(count)]
+
+
+async def measure(app: App, count: int) -> list[tuple[int, float, float]]:
+    """Questions so far, MB resident and MB allocated."""
+    key = str(ApiKeyStore(app.store).create(Grant("people", trust_user=True))[1])
+    api, rng, samples = make_app(app), random.Random(SEED), list[tuple[int, float, float]]()
+    texts = [*questions(200), *(document.text for document in documents(HELD)[:25])]
+
+    async def ask(http: httpx.AsyncClient) -> None:
+        message = {"role": "user", "content": rng.choice(texts)}
+        body = {"model": "casemate", "messages": [message], "user": f"person-{rng.randrange(PEOPLE)}"}
+        answer = await http.post("/v1/chat/completions", json=body | {"stream": rng.random() < 0.5})
+        assert answer.status_code == 200, answer.text
+
+    async with (
+        api.router.lifespan_context(api),
+        httpx.AsyncClient(
+            transport=httpx.ASGITransport(api), base_url="http://gateway", headers={"Authorization": f"Bearer {key}"}
+        ) as http,
+    ):
+        asked, next_sample = 0, 0
+        while asked < count:
+            await asyncio.gather(*(ask(http) for _ in range(AT_ONCE)))
+            asked += AT_ONCE
+            if asked >= next_sample:
+                gc.collect()
+                samples.append((asked, resident_kb(os.getpid()) / 1024, allocated_mb()))
+                next_sample += count // 100
+    return samples
+
+
+class _MallocInfo(ctypes.Structure):
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
+    ]
+
+
+def allocated_mb() -> float:
+    """What glibc has given out, large blocks included."""
+    libc = ctypes.CDLL("libc.so.6")
+    libc.mallinfo2.restype = _MallocInfo
+    info = libc.mallinfo2()
+    return float(info.uordblks + info.hblkhd) / 2**20
+
+
+if __name__ == "__main__":
+    main()
