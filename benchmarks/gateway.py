@@ -87,22 +87,32 @@ def raw(folder: Path, **sections: Any) -> dict[str, Any]:
 
 
 def prepare(folder: Path) -> tuple[list[Document], list[Document]]:
-    """The fictional clinic, indexed and calibrated, without some of its case notes; some that are in it, and those."""
-    notes = [Document(name, text) for name, text in clinic.case_notes()]
-    random.Random(SEED).shuffle(notes)
+    """The fictional clinic, indexed and calibrated, without some of its case notes; see ``probed``."""
     pages = [Document(page.name, page.read_text()) for page in sorted(clinic.PAGES.glob("*.md"))]
-    others, members = notes[:PROBED], notes[PROBED : 2 * PROBED]
     with open_app(raw(folder)) as app:
         embedder = app.guard.rag.embedder
         held = [
             chunk
-            for whole in (*pages, *notes[PROBED:])
+            for whole in (*pages, *shuffled_notes()[PROBED:])
             for chunk in split_document(whole, embedder, embedder.max_tokens, 32)
         ]
         asyncio.run(app.guard.add(held))
         asyncio.run(app.calibrate())
         Path(folder / "key").write_text(str(ApiKeyStore(app.store).create(Grant("load", trust_user=True))[1]))
-    return members, others
+    return probed()
+
+
+def shuffled_notes() -> list[Document]:
+    """The case notes of the fictional clinic, in an order of the seed."""
+    notes = [Document(name, text) for name, text in clinic.case_notes()]
+    random.Random(SEED).shuffle(notes)
+    return notes
+
+
+def probed() -> tuple[list[Document], list[Document]]:
+    """Some case notes that ``prepare`` indexes, and those that it leaves out."""
+    notes = shuffled_notes()
+    return notes[PROBED : 2 * PROBED], notes[:PROBED]
 
 
 @contextmanager

@@ -3,9 +3,10 @@
     python -m benchmarks.memory [QUESTIONS]
 
 The gateway (SQLite, calibrated Mirabel, crawl_limit, an embedder and a generator of the tests) is called within this
-process, 12 questions at once, by 60 people; half of the answers are streams. Tables that remember 10,000 requests hold
-500 here, so that they are full after a warm-up of 2,000 questions. Afterwards the resident memory of the process and
-the memory that its objects and libraries hold (``mallinfo2``) are measured a hundred times.
+process, 12 questions at once, by four people; half of the answers are streams. Tables that remember 10,000 requests
+hold 500 here. So these tables, and the state of the clients, are full after a warm-up of 2,000 questions. Then the
+resident memory of the process and the memory that its objects and libraries hold (``mallinfo2``) are measured at every
+hundredth of the questions.
 
 ``growth_mb_per_100_000``: slope of a line through them, with a 95 % bootstrap interval over blocks of ten measurements.
 """
@@ -47,7 +48,7 @@ from casemate.system import App
 from casemate.types import Prompt, Query, Vector
 from tests.fakes import WORDS, BagOfWords, Parrot, documents
 
-QUESTIONS, WARM_UP, REMEMBERED, AT_ONCE, PEOPLE, DIM, HELD = 100_000, 2000, 500, 12, 60, 64, 60
+QUESTIONS, WARM_UP, REMEMBERED, AT_ONCE, PEOPLE, DIM, HELD = 100_000, 2000, 500, 12, 4, 64, 60
 
 
 class Light(BagOfWords):

@@ -18,7 +18,6 @@ import json
 import random
 import re
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,7 +28,7 @@ import numpy as np
 from scipy.stats import ks_2samp
 
 from benchmarks import ROOT, SEED, save
-from benchmarks.gateway import body, client, prepare, raw, server, verbatim
+from benchmarks.gateway import body, client, prepare, probed, raw, server, verbatim
 from casemate.app import open_app
 from casemate.config import GatewaySection
 from casemate.demo import clinic
@@ -49,16 +48,18 @@ def main() -> None:
     FOLDER.mkdir(parents=True, exist_ok=True)
     file = ROOT / "benchmarks/results/response_timing.json"
     results: dict[str, Any] = json.loads(file.read_text())["results"] if file.exists() else {}
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        members, others = prepare(folder)
-        for label in wanted:
-            kept = FOLDER / f"{label}.json"
-            found = json.loads(kept.read_text()) if kept.exists() else {"member": [], "other": [], "interval_s": []}
-            asyncio.run(measure(folder, members, others, found, seconds / len(wanted), label == "loaded"))
-            kept.write_text(json.dumps(found))
-            results[label] = compared(found["member"], found["other"]) | {"interval_s": found["interval_s"]}
-            save("response_timing", results)
+    system = FOLDER / "system"
+    if not (system / "key").exists():
+        system.mkdir(exist_ok=True)
+        prepare(system)
+    members, others = probed()
+    for label in wanted:
+        kept = FOLDER / f"{label}.json"
+        found = json.loads(kept.read_text()) if kept.exists() else {"member": [], "other": [], "interval_s": []}
+        asyncio.run(measure(system, members, others, found, seconds / len(wanted), label == "loaded"))
+        kept.write_text(json.dumps(found))
+        results[label] = compared(found["member"], found["other"]) | {"interval_s": found["interval_s"]}
+        save("response_timing", results)
 
 
 async def measure(
