@@ -666,6 +666,65 @@ def test_a_store_that_nobody_can_read_needs_to_be_told_how(calibration):
     store.protection.close()
 
 
+class Remote(VectorStore):
+    """A store of LangChain whose documents are on a server; it returns no vectors."""
+
+    def __init__(self, collection, embeddings):
+        self.collection, self._embeddings = collection, embeddings
+
+    @property
+    def embeddings(self):
+        return self._embeddings
+
+    def similarity_search(self, query, k=4, **kwargs):
+        return self.similarity_search_by_vector(self._embeddings.embed_query(query), k)
+
+    def similarity_search_by_vector(self, embedding, k=4, **kwargs):
+        found = self.collection.search(np.array(embedding, np.float32), k)
+        return [Document(h.document.text, id=h.document.id, metadata=h.document.metadata["metadata"]) for h in found]
+
+    @classmethod
+    def from_texts(cls, *args, **kwargs):
+        raise NotImplementedError
+
+
+def test_a_store_on_a_server_is_guarded_with_the_vectors_of_an_attached_collection(calibration):
+    from casemate.backends.collections.elasticsearch_index import ElasticsearchIndex
+    from casemate.types import Secret
+    from tests.store_servers import Elasticsearch, serving
+
+    held = [
+        (d.id, Model().embed_query(d.text), {"text": d.text, "metadata": {"source": f"of {d.id}"}}) for d in corpus()
+    ]
+    server = Elasticsearch(held)
+    server.field = {**server.field, "dims": len(held[0][1])}
+    with serving(server) as url:
+
+        def collection():
+            return ElasticsearchIndex(Secret(url), "docs", source="metadata.source")
+
+        theirs = collection()
+        theirs.open()
+        inner = Remote(theirs, Model())
+        with pytest.raises(ConfigError, match="give collection="):
+            guarded(inner)
+        with pytest.raises(ConfigError, match="remove vectors= and cosine="):
+            guarded(inner, collection=collection(), cosine=lambda s: s)
+        defenses = [mirabel(calibration=calibration)]
+        store = guarded(inner, collection=collection(), config=config(defenses=defenses), fit=False)
+        assert store.protection.index.moments().n == len(held)
+        assert store.similarity_search(HARMLESS, k=3) == inner.similarity_search(HARMLESS, k=3)
+        assert ids(inner.similarity_search(text_of("d4"), k=3))[0] == "d4"
+        found = store.similarity_search(text_of("d4"), k=3)
+        assert len(found) == 3 and "d4" not in ids(found)
+        assert store.protection.sources(["d5"]) == {"d5": "of d5"}
+        store.protection.close()
+        server.field = {**server.field, "dims": 3}
+        with pytest.raises(ConfigError, match="vectors of 3 dimensions"):
+            guarded(inner, collection=collection())
+        theirs.close()
+
+
 def test_sources_are_hidden_whole_and_rows_of_a_table_are_records(calibration):
     inner = Store(Model())
     for d in corpus():

@@ -38,6 +38,7 @@ from casemate.integrations.langchain_stores import (
     vectors_of,
 )
 from casemate.integrations.protection import Protection, ProtectionReport
+from casemate.protocols import VectorCollection
 
 with needs("casemate[langchain]"):
     from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun
@@ -383,7 +384,8 @@ def guarded(
         **options: ``config``: a ``casemate.yaml``, or the same as a mapping; default: ``mirabel`` with default
             options. ``path``: folder for the guard's state; default: in memory. ``fit``: see ``Protection``.
             ``source``: metadata key that names the record of a document, or a function of the metadata; default:
-            ``source``. ``vectors``, ``cosine``: for stores that cannot be enumerated
+            ``source``. ``collection``: an attached collection that reads the store's vectors
+            (``langchain_stores.AttachedStore``). ``vectors``, ``cosine``: for stores that cannot be enumerated
             (``langchain_stores.CustomStore``).
 
     Raises:
@@ -442,6 +444,7 @@ def _protection(
     source: Source = "source",
     vectors: Vectors | None = None,
     cosine: Callable[[float], float] | None = None,
+    collection: VectorCollection | None = None,
     **options: Any,
 ) -> Protection:
     if store.embeddings is None:
@@ -449,7 +452,7 @@ def _protection(
     embedder = FrameworkEmbedder(
         _model(store.embeddings), store.embeddings.embed_query, store.embeddings.embed_documents
     )
-    return Protection(collection_of(store, embedder, source, vectors, cosine), embedder, **options)
+    return Protection(collection_of(store, embedder, source, vectors, cosine, collection), embedder, **options)
 
 
 def _model(embeddings: Embeddings) -> str:

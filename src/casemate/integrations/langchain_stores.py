@@ -16,7 +16,7 @@ from casemate.errors import CapabilityError, ConfigError, needs
 from casemate.integrations.adapters import FrameworkCollection, FrameworkEmbedder, stack_vectors, unit_vector
 from casemate.integrations.guarded_query import FrameworkDocument
 from casemate.maths.vectors import cosines
-from casemate.protocols import CollectionPage
+from casemate.protocols import CollectionPage, VectorCollection
 from casemate.types import Vector
 
 with needs("casemate[langchain]"):
@@ -285,6 +285,54 @@ class LanceDB(LangChainCollection):
         return self.row(document), row[self.store._vector_key]
 
 
+class AttachedStore(LangChainCollection):
+    """Any store whose rows an attached collection reads, such as Elasticsearch, Weaviate or Pinecone.
+
+    The store searches; vectors and the list of rows come from the collection. Documents of the store need the ids of
+    the collection's rows.
+
+    Args:
+        store: The LangChain store.
+        dim: Length of a vector.
+        source: See ``Source``. It must name the same records as the ``source`` of the collection.
+        collection: The collection, not open.
+
+    Raises:
+        ConfigError: If its vectors have another length.
+    """
+
+    def __init__(self, store: VectorStore, dim: int, source: Source, collection: VectorCollection) -> None:
+        super().__init__(store, dim, source)
+        self._collection = collection
+        if (length := collection.open()) != dim:
+            collection.close()
+            raise ConfigError(
+                f"{collection.name} has vectors of {length} dimensions, the embeddings of the store {dim}"
+            )
+
+    def count(self) -> int:
+        """See ``VectorCollection.count``."""
+        return self._collection.count()
+
+    def rows(self) -> Iterator[tuple[FrameworkDocument, Vector]]:
+        """See ``FrameworkCollection.rows``."""
+        for page in self._collection.scan():
+            yield from self._held(page)
+
+    def stored(self, ids: Sequence[str]) -> Iterable[tuple[FrameworkDocument, Vector]]:
+        """See ``FrameworkCollection.stored``."""
+        return self._held(self._collection.find(ids))
+
+    def close(self) -> None:
+        """See ``VectorCollection.close``. The collection is the guard's own connection."""
+        self._collection.close()
+
+    def _held(self, page: CollectionPage) -> Iterator[tuple[FrameworkDocument, Vector]]:
+        for d, vector in zip(page.documents, page.vectors, strict=True):
+            native = Document(page_content=d.text, id=d.id, metadata=dict(d.metadata))
+            yield FrameworkDocument(d.id, d.text, d.metadata, d.source, native), vector
+
+
 class CustomStore(LangChainCollection):
     """Any other store, with functions that enumerate it and convert its scores.
 
@@ -331,32 +379,42 @@ class CustomStore(LangChainCollection):
         return zip(found, self._embedder.documents([row.text for row in found]), strict=True)
 
 
+RECOGNIZED: Mapping[type[LangChainCollection], Callable[[Any], bool]] = {
+    InMemory: lambda store: isinstance(store, InMemoryVectorStore),
+    Faiss: lambda store: (
+        hasattr(store, "index_to_docstore_id") and hasattr(getattr(store, "index", None), "reconstruct")
+    ),
+    Chroma: lambda store: hasattr(store, "_collection") and hasattr(store, "get"),
+    Qdrant: lambda store: hasattr(store, "retrieval_mode") and hasattr(store, "content_payload_key"),
+    LanceDB: lambda store: hasattr(store, "get_table") and hasattr(store, "_vector_key"),
+}
+"""Stores that can be read, and how each is recognized."""
+
+
 def collection_of(
     store: VectorStore,
     embedder: FrameworkEmbedder,
     source: Source,
     vectors: Vectors | None,
     cosine: Callable[[float], float] | None,
+    collection: VectorCollection | None = None,
 ) -> LangChainCollection:
     """Wraps a store as a collection.
 
     Raises:
         ConfigError: If its vectors cannot be read; the message names the missing options.
     """
-    if vectors is None and cosine is None:
-        if isinstance(store, InMemoryVectorStore):
-            return InMemory(store, embedder.dim, source)
-        if hasattr(store, "index_to_docstore_id") and hasattr(getattr(store, "index", None), "reconstruct"):
-            return Faiss(store, embedder.dim, source)
-        if hasattr(store, "_collection") and hasattr(store, "get"):
-            return Chroma(store, embedder.dim, source)
-        if hasattr(store, "retrieval_mode") and hasattr(store, "content_payload_key"):
-            return Qdrant(store, embedder.dim, source)
-        if hasattr(store, "get_table") and hasattr(store, "_vector_key"):
-            return LanceDB(store, embedder.dim, source)
+    if collection is not None:
+        if vectors is not None or cosine is not None:
+            raise ConfigError("collection= reads the vectors; remove vectors= and cosine=")
+        return AttachedStore(store, embedder.dim, source, collection)
+    known = next((kind for kind, fits in RECOGNIZED.items() if fits(store)), None)
+    if known is not None and vectors is None and cosine is None:
+        return known(store, embedder.dim, source)
     if cosine is None:
         raise ConfigError(
             f"a {type(store).__name__} has no known way to read vectors, so results cannot be judged: give "
+            "collection= (casemate.backends.collections has Elasticsearch, Weaviate, Pinecone and others), or give "
             "vectors= (a function that yields each document with its vector) and cosine= (a function that turns the "
             "store's score into a cosine, such as lambda distance: 1 - distance)"
         )
