@@ -21,7 +21,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Awaitable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -56,7 +56,7 @@ from casemate.maths.stats import clopper_pearson
 from casemate.protocols import Generator
 from casemate.rag.pipeline import INSTRUCTIONS, Rag, join_stream
 from casemate.redteam.attacks.poison import Poison
-from casemate.types import UNKNOWN, Hit, Prompt, Query
+from casemate.types import UNKNOWN, Document, Hit, Prompt, Query
 
 WORK = ROOT / "build/quorum_reader"
 RECORDED = ROOT / "benchmarks/recorded/quorum/qwen0.5b.jsonl.gz"
@@ -291,29 +291,20 @@ def answers(reader: Generator) -> Iterator[list[Asked]]:
         rows = await asyncio.gather(*(asked(name, rag, case, reader) for case in cases))
         return [row for group in rows for row in group]
 
-    with collections() as found:
-        for name, (rag, cases) in found.items():
+    embedder = Kept(ROOT / "build/kept.npz")
+    for name, documents, cases in collections(embedder):
+        with tempfile.TemporaryDirectory() as folder, closing(SqliteIndex(Path(folder) / "index.db")) as index:
+            rag = Rag(embedder, index, ExtractiveGenerator())
+            index.add(documents, embedder.embed([d.content for d in documents]))
             for start in range(0, len(cases), AT_ONCE):
                 yield asyncio.run(together(name, rag, cases[start : start + AT_ONCE]))
 
 
-@contextmanager
-def collections() -> Iterator[dict[str, tuple[Rag, list[Case]]]]:
-    """Both collections, indexed, with their questions."""
-    embedder = Kept(ROOT / "build/kept.npz")
+def collections(embedder: Kept) -> Iterator[tuple[str, Sequence[Document], Sequence[Case]]]:
+    """Both collections with their questions."""
     documents, cases = synthetic(FACTS, REDUNDANCY)
-    mixed = sorted(cases, key=lambda case: case.id.partition("-")[2])  # each part of the list has every r
-    found = {
-        "synthetic": (documents, mixed),
-        "squad": (corpus("squad"), squad(embedder, EACH, BINS)),
-    }
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as opened:
-        rags = {}
-        for name, (documents, cases) in found.items():
-            index = opened.enter_context(closing(SqliteIndex(Path(folder) / f"{name}.db")))
-            rags[name] = Rag(embedder, index, ExtractiveGenerator()), cases
-            index.add(documents, embedder.embed([d.content for d in documents]))
-        yield rags
+    yield "synthetic", documents, sorted(cases, key=lambda case: case.id.partition("-")[2])  # begins with every r
+    yield "squad", corpus("squad"), squad(embedder, EACH, BINS)
 
 
 async def asked(name: str, rag: Rag, case: Case, reader: Generator) -> list[Asked]:
