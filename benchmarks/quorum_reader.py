@@ -2,8 +2,8 @@
 
 ``python -m benchmarks.quorum_reader FILE.gguf [MINUTES]`` asks the model, and records its answers under ``build``. Run
 it again until nothing is open. It writes complete questions to ``benchmarks/recorded/quorum``, without a text of a
-corpus. ``python -m benchmarks.quorum_reader`` needs no model: it measures from the recorded answers. ``... FILE.gguf
-cost`` compares the time of a plain answer and of isolated answers.
+corpus; ``... FILE.gguf pack`` does so without asking. ``python -m benchmarks.quorum_reader`` needs no model: it measures
+from the recorded answers. ``... FILE.gguf cost`` compares the time of a plain answer and of isolated answers.
 
 Plain RAG reads ten passages. Quorum reads isolated answers, without poison and with one and two texts of PoisonedRAG.
 Compositions: ``compose`` is the product's. The others are for comparison: ``words``, all released words; ``span``, the
@@ -21,8 +21,8 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Awaitable, Iterator, Sequence
-from contextlib import closing
-from dataclasses import asdict, dataclass
+from contextlib import closing, suppress
+from dataclasses import asdict, dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,7 @@ from casemate.guard.defenses.quorum.keywords import (
     Sentence,
     Token,
     Word,
+    has_names,
     read_text,
     statements,
 )
@@ -88,7 +89,8 @@ class Asked:
         case: The question.
         poison: Number of poisoned texts.
         plain: Answer of plain RAG; None: not asked.
-        isolated: Answers from single units; empty: abstained.
+        isolated: Answers from single units; empty: abstained, or not asked.
+        unasked: Answers from the units without the question's names, which the defense does not ask.
     """
 
     corpus: str
@@ -96,6 +98,7 @@ class Asked:
     poison: int
     plain: str | None
     isolated: tuple[str, ...]
+    unasked: tuple[str, ...] = ()
 
 
 def main() -> None:
@@ -104,23 +107,25 @@ def main() -> None:
         save("quorum_cost", asyncio.run(cost(Path(sys.argv[1]))))
         return
     if len(sys.argv) > 1:
-        ask(Path(sys.argv[1]), float(sys.argv[2]) if len(sys.argv) > 2 else 1e9)
+        packing = sys.argv[2:] == ["pack"]
+        ask(Path(sys.argv[1]), 1e9 if packing or len(sys.argv) < 3 else float(sys.argv[2]), packing)
     about, rows = recorded()
     save("quorum_reader", about | {"tables": tables(rows)})
 
 
-def ask(model: Path, minutes: float) -> None:
-    """Asks the model for so long, and writes the complete questions."""
+def ask(model: Path, minutes: float, packing: bool = False) -> None:
+    """Asks the model for so long, and writes the complete questions; if packing, those that were answered before."""
     facts = {"prompts": PROMPTS, "seed": SEED, "corpus": "synthetic, squad"}
-    reader = RecordedModel(model, WORK / f"{model.stem}.jsonl.gz", TOKENS, facts, BATCH)
+    reader = RecordedModel(None if packing else model, WORK / f"{model.stem}.jsonl.gz", TOKENS, facts, BATCH)
     began, found = time.monotonic(), []
-    for rows in answers(reader):
-        found += rows
-        spent = time.monotonic() - began
-        print(rows[0].corpus, rows[0].case.id, f"{spent:.0f} s, {time.process_time():.0f} CPU-s", flush=True)
-        if spent > 60 * minutes:
-            break
-    about = files.read(reader.file)[0]
+    with suppress(BackendError):  # packing: the first question without an answer
+        for rows in answers(reader):
+            found += rows
+            spent = time.monotonic() - began
+            print(rows[0].corpus, rows[0].case.id, f"{spent:.0f} s, {time.process_time():.0f} CPU-s", flush=True)
+            if spent > 60 * minutes:
+                break
+    about = files.read(reader.file)[0] | {"max_tokens": TOKENS}
     files.write(RECORDED, [about, *map(_packed, found)])
 
 
@@ -175,7 +180,8 @@ def recorded(file: Path = RECORDED) -> tuple[dict[str, Any], list[Asked]]:
             if case["id"] not in known:
                 continue
             case |= {"question": known[case["id"]]["text"], "answers": dict.fromkeys(known[case["id"]]["answers"])}
-        row |= {"case": Case(**case | {"answers": tuple(case["answers"])}), "isolated": tuple(row["isolated"])}
+        row |= {"case": Case(**case | {"answers": tuple(case["answers"])})}
+        row |= {what: tuple(row[what]) for what in ("isolated", "unasked")}
         found.append(Asked(**row))
     return about, found
 
@@ -191,6 +197,8 @@ def tables(rows: Sequence[Asked]) -> dict[str, Any]:
         for m in SUPPORT:
             for name, text in compositions(row, m).items():
                 _count(group, f"m={m}, {name}", row, text)
+            everyone = replace(row, isolated=(*row.isolated, *row.unasked))
+            _count(group, f"m={m}, compose, all units asked", row, compositions(everyone, m)["compose"])
     return {c: {p: {n: _rates(v) for n, v in t.items()} for p, t in group.items()} for c, group in found.items()}
 
 
@@ -314,6 +322,7 @@ async def asked(name: str, rag: Rag, case: Case, reader: Generator) -> list[Aske
     hits = tuple(hit for hit in hits if hit.score >= FLOOR)
     contexts = [(*(Hit(d, 1.0) for d in poison[:count]), *hits) for count in POISON]
     units = [[whole(unit) for unit in group_units(context)[:UNITS]] for context in contexts]
+    question = AskedQuestion.of(case.question)
     every = list({d.text: d for context in units for d in context}.values())
     reads = [tuple(h.document for h in context[:K]) for context in contexts[: len(PLAIN)]]
     prompts = [Prompt(case.question, context, INSTRUCTIONS) for context in reads]
@@ -323,8 +332,13 @@ async def asked(name: str, rag: Rag, case: Case, reader: Generator) -> list[Aske
     if costs["failed"]:
         raise BackendError(f"{costs['failed']} isolated answers failed; ask again", backend="reader", retryable=True)
     answer = dict(zip((d.text for d in every), said, strict=True))
-    rows = zip_longest(POISON, plain, units)
-    return [Asked(name, case, count, text, tuple(answer[d.text] for d in found)) for count, text, found in rows]
+    named = {d.text for d in every if has_names(question, d)}
+
+    def row(count: int, plain: str | None, found: Sequence[Document]) -> Asked:
+        isolated = tuple(answer[d.text] if d.text in named else "" for d in found)
+        return Asked(name, case, count, plain, isolated, tuple(answer[d.text] for d in found if d.text not in named))
+
+    return [row(*parts) for parts in zip_longest(POISON, plain, units)]
 
 
 if __name__ == "__main__":

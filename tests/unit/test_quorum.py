@@ -407,13 +407,13 @@ def test_isolated_answers_see_one_unit_each():
     writer = Writer()
     assert answer(BRIDGE, quorum=Quorum(jitter=1, writer=writer)) == UNKNOWN  # the first sentences differ
     assert sorted(writer.calls) == sorted(BRIDGE)
-    texts = [f"It was opened in 1932, says guide {name}. {name} left." for name in ("Ann", "Ben", "Cid")]
+    texts = [f"The Sydney bridge was opened in 1932, says guide {name}. {name} left." for name in ("Ann", "Ben", "Cid")]
     assert answer(texts, quorum=Quorum(jitter=1, writer=Writer())) == "Opened in 1932."
 
 
 @pytest.mark.parametrize("problem", ["fails", "declines"])
 def test_a_unit_for_which_the_model_fails_abstains(problem, caplog):
-    texts = [f"It was opened in 1932, says guide {name}. {name} left." for name in ("Ann", "Ben", "Cid")]
+    texts = [f"The Sydney bridge was opened in 1932, says guide {name}. {name} left." for name in ("Ann", "Ben", "Cid")]
     outcome = ask(texts, quorum=Quorum(jitter=1, writer=Writer(**{problem: "Ann"})))
     assert text_of(outcome) == "Opened in 1932." and outcome.verdict.evidence["heard"] == 2
     assert outcome.verdict.evidence["failed"] == (problem == "fails")
@@ -426,13 +426,30 @@ def test_isolated_answers_are_cached_by_unit_and_question():
     quorum = Quorum(jitter=1, writer=writer, store=store)
     first = answer(BRIDGE, quorum=quorum)
     assert answer(BRIDGE, quorum=quorum) == first and len(writer.calls) == 3
-    answer([*BRIDGE[:2], "Another text about the opening."], quorum=quorum)
+    answer([*BRIDGE[:2], "Another text about Sydney."], quorum=quorum)
     assert len(writer.calls) == 4
     answer(BRIDGE, question="Who built it?", quorum=quorum)
     assert len(writer.calls) == 7
     costs = [event.body for event in store.events if event.kind == "generation"]
     assert [(c["calls"], c["cached"]) for c in costs] == [(3, 0), (0, 3), (1, 2), (3, 0)]
     assert costs[0]["words_read"] > costs[0]["words_written"] > 0
+
+
+def test_the_model_is_not_asked_about_other_names():
+    """It would answer as if the text were about the name in the question."""
+
+    @dataclass
+    class Obliging(Writer):
+        async def stream(self, prompt):
+            self.calls.append(prompt.context[0].text)
+            yield "The mill of Kelford was built in 1742."
+
+    other = [f"The mill of {place} was built in 1742 by guild {place}." for place in ("Ashby", "Barton", "Corby")]
+    writer, question = Obliging(), "When was the mill of Kelford built?"
+    assert answer(other, question=question, quorum=Quorum(jitter=1, writer=writer)) == UNKNOWN and not writer.calls
+    same = [text.replace(" was", ", near Kelford, was") for text in other[:2]]
+    assert "1742" in answer([*same, other[2]], question=question, quorum=Quorum(jitter=1, writer=writer))
+    assert sorted(writer.calls) == sorted(same)
 
 
 async def test_an_answer_that_leaves_the_cache_meanwhile_is_still_given(monkeypatch):

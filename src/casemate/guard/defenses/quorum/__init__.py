@@ -31,6 +31,7 @@ from casemate.guard.defenses.quorum.keywords import (
     AskedQuestion,
     Item,
     Word,
+    has_names,
     read_text,
     statements,
     unit_statements,
@@ -230,13 +231,17 @@ class Quorum(Defense):
     async def _heard(
         self, query: Query, question: AskedQuestion, units: Sequence[Sequence[Hit]]
     ) -> tuple[list[Collection[Item]], dict[str, Any]]:
-        """Returns what each unit states, and the costs of isolated answers."""
+        """Returns what each unit states, and the costs of isolated answers. Units without its names are not asked."""
         if self._isolated is None:
             return [self.heard(question, unit) for unit in units], {}
         documents = [whole(unit) for unit in units]
-        answers, costs = await self._isolated.ask(query.text, documents)
+        asked = [i for i, document in enumerate(documents) if has_names(question, document)]
+        answers, costs = await self._isolated.ask(query.text, [documents[i] for i in asked])
         generation_costs.append(self.store, NAME, query.id, costs)
-        return [statements(question, read_text(answer), self.words) for answer in answers], costs
+        said: list[Collection[Item]] = [frozenset()] * len(units)
+        for i, answer in zip(asked, answers, strict=True):
+            said[i] = statements(question, read_text(answer), self.words)
+        return said, costs
 
     def heard(self, question: AskedQuestion, unit: Sequence[Hit]) -> Collection[Item]:
         """Returns what a unit states about a question; nothing if it abstains. Depends on this unit alone."""

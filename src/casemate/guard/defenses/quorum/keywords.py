@@ -230,6 +230,15 @@ def best_sentences(question: AskedQuestion, text: str, title: str, most: int) ->
     return tuple(found[i] for i in chosen)
 
 
+def has_names(question: AskedQuestion, unit: Document) -> bool:
+    """Whether a unit contains at least half of the question's names and numbers, if there are any.
+
+    A small model answers from a text about another bridge as if it were the one that is asked about.
+    """
+    stems = frozenset(stem(word.lower()) for word in TOKEN.findall(unit.content))
+    return len(stems & question.names) >= MIN_COVERAGE * len(question.names)
+
+
 def unit_statements(question: AskedQuestion, unit: Document, most_sentences: int, most: int) -> frozenset[Item]:
     """Returns the ``statements`` of a unit's best sentences; none if it abstains. Depends on this unit alone."""
     return statements(question, best_sentences(question, unit.text, unit.title, most_sentences), most)
