@@ -24,6 +24,7 @@ PAGES = (
     "verdicts",
     "requests",
     "clients",
+    "disclosure",
     "topics",
     "canaries",
     "canaries/trend?set=clinic",

@@ -23,6 +23,7 @@ from casemate.backends.event_stores.sql import SqlEventStore
 from casemate.errors import BackendError, DataError
 from casemate.gateway import operating_point
 from casemate.gateway.auth.keys import ApiKeyStore, Grant
+from casemate.gateway.dashboard.disclosure import by_client as disclosed_by_client
 from casemate.gateway.dashboard.documents import word_diff
 from casemate.gateway.dashboard.records import FIRST, EventTail
 from casemate.gateway.dashboard.requests import percentiles
@@ -1029,6 +1030,48 @@ class TestExploring:
             pages = [visitor.get(way.replace("&amp;", "&")).text for way in ways]
             assert {n for page in pages for n in re.findall(r'id="v-verdict-(\d)"', page)} == {"1", "2"}
             assert visitor.get("/verdicts?topic=99&tenant=default").status_code == 200
+
+
+def crawl_event(client, number, **body):
+    whole = {"process": "p", "tenant": "default", "client": client, **body}
+    return Event(f"crawl-{client}-{number}", datetime.now(UTC), "crawl", whole)
+
+
+class TestDisclosure:
+    def test_words_of_a_client_are_counted_once_and_a_reset_removes_it(self):
+        events = [
+            crawl_event("ann", 0, covered={"d1": "f", "d2": "3"}),
+            crawl_event("ann", 1, covered={"d1": "1f"}, whole=["d1"], shortened="q7"),
+            crawl_event("bob", 0, covered={"d1": "ff"}),
+            crawl_event("bob", 1, forgiven=True),
+            crawl_event("eve", 0, shown=["d1"]),
+        ]
+        found, new = disclosed_by_client(events)
+        (ann,) = found
+        assert (ann.client, ann.words, sorted(ann.chunks), ann.exposed, ann.shortened) == (
+            "ann",
+            7,
+            ["d1", "d2"],
+            {"d1"},
+            1,
+        )
+        assert [words for _, words in new] == [6, 1, 8]
+
+    def test_page_shows_clients_the_trend_and_the_map(self, tmp_path):
+        app = make(tmp_path, count=60)
+        events = [crawl_event("mallory", 0, covered={"d3": "fff"}, whole=["d3"]), crawl_event("ann", 0, covered={})]
+        other = Event(
+            "x", datetime.now(UTC), "crawl", {"tenant": "north", "client": "hidden-one", "covered": {"d": "f"}}
+        )
+        with visiting(app, *events, other) as visitor:
+            page = visitor.get("/disclosure").text
+            assert "1 of 60 chunks disclosed in part, 12 words" in page
+            assert "d3: 12 words disclosed" in page and "12 new words" in page
+            assert "mallory" in page and "hidden-one" not in page
+
+    def test_page_says_that_nothing_is_counted_without_the_defense(self, tmp_path):
+        with visiting(make(tmp_path)) as visitor:
+            assert "crawl_limit is not among guard.defenses" in visitor.get("/disclosure").text
 
 
 class TestCharts:

@@ -52,6 +52,7 @@ NAV = (
     NavEntry("verdicts", "Verdicts"),
     NavEntry("requests", "Requests"),
     NavEntry("clients", "Clients"),
+    NavEntry("disclosure", "Disclosure"),
     NavEntry("topics", "Topics"),
     NavEntry("canaries", "Canaries", global_only=True),
     NavEntry("alerts", "Alerts", global_only=True),

@@ -1,0 +1,163 @@
+"""The disclosure page: which chunks answers disclosed, to whom, and how fast, as ``crawl_limit`` counted.
+
+Its events hold ids of chunks and bit masks of words, no text. A word is new to a client if no earlier answer in the
+time range disclosed it to this client.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from casemate.gateway.dashboard.page import Page, PageRequest
+from casemate.gateway.dashboard.table import Column, Table
+from casemate.gateway.dashboard.time_range import by_bin
+from casemate.gateway.dashboard.topics import TOPICS, TopicMap, TopicMapCache
+from casemate.guard.client_state.crawl_evidence import KIND, SHORTENED
+from casemate.guard.client_state.feed import RESET
+from casemate.guard.defenses.crawl_limit import CrawlLimit
+from casemate.reports.format import plural, utc_time
+from casemate.reports.svg import ChartLink, Drawing, FramedChart, request_bars, topic_map
+from casemate.types import Event
+
+MAX_EVENTS = 20_000
+"""Events that are read, the newest."""
+
+
+@dataclass(slots=True)
+class ClientDisclosure:
+    """What answers disclosed to one client.
+
+    Attributes:
+        tenant: Its tenant.
+        client: Its id.
+        last: Time of the last answer.
+        chunks: Disclosed words of each chunk, one bit each.
+        exposed: Chunks disclosed above the allowed share.
+        shortened: Number of answers that were cut; in observe mode, that would have been.
+    """
+
+    tenant: str
+    client: str
+    last: datetime
+    chunks: dict[str, int] = field(default_factory=dict)
+    exposed: set[str] = field(default_factory=set)
+    shortened: int = 0
+
+    @property
+    def words(self) -> int:
+        """Number of words disclosed."""
+        return sum(bits.bit_count() for bits in self.chunks.values())
+
+    def add(self, at: datetime, body: Mapping[str, Any]) -> int:
+        """Adds an answer; returns the number of words that are new to the client."""
+        before = self.words
+        for chunk, bits in body.get("covered", {}).items():
+            self.chunks[chunk] = self.chunks.get(chunk, 0) | int(bits, 16)
+        self.exposed.update(body.get("whole", ()))
+        self.shortened += SHORTENED in body
+        self.last = max(self.last, at)
+        return self.words - before
+
+
+def by_client(events: Iterable[Event]) -> tuple[list[ClientDisclosure], list[tuple[datetime, int]]]:
+    """Sums up events by client; returns the clients, and the time and number of words of each event with new words."""
+    found: dict[tuple[str, str], ClientDisclosure] = {}
+    new = list[tuple[datetime, int]]()
+    for event in events:
+        key = (_tenant(event), str(event.body.get("client", "")))
+        if event.body.get(RESET):
+            found.pop(key, None)
+            continue
+        one = found.setdefault(key, ClientDisclosure(*key, event.at))
+        if words := one.add(event.at, event.body):
+            new.append((event.at, words))
+    return [one for one in found.values() if one.chunks or one.shortened], new
+
+
+def _tenant(event: Event) -> str:
+    return str(event.body.get("tenant", ""))
+
+
+def disclosure(request: PageRequest) -> Page:
+    """Builds the page."""
+    tenants = request.tenants
+    tenant = request.tenant(tenants)
+    read = request.app.store.latest(KIND, MAX_EVENTS)
+    found, new = by_client(e for e in read if _tenant(e) == tenant and e.at in request.time)
+    limit = next((d for d in request.app.guard.defenses if isinstance(d, CrawlLimit)), None)
+    maps: TopicMapCache = request.http.app.state.topic_maps
+    drawn = maps.get(tenant) if found else None
+    words: dict[str, int] = {}
+    for client in found:
+        for chunk, bits in client.chunks.items():
+            words[chunk] = words.get(chunk, 0) | bits
+    counts = {chunk: bits.bit_count() for chunk, bits in words.items()}
+    context = {
+        "tenants": tenants,
+        "tenant": tenant,
+        "missing": len(read) == MAX_EVENTS and read[0].at > request.time.start,
+        "limit": limit,
+        "chunks": len(counts),
+        "total": request.app.index.moments(tenant).n,
+        "words": sum(counts.values()),
+        "trend": _trend(request, new),
+        "image": drawn and _map(request, drawn, counts, tenant),
+        "map": drawn,
+        "listing": _table(request, found),
+    }
+    return Page("disclosure.html", context)
+
+
+def _table(request: PageRequest, found: list[ClientDisclosure]) -> Table:
+    """The clients, those with most words first."""
+    columns = (
+        Column("Client", lambda c: request.client_name(c.client).full.lower(), "client"),
+        Column("Words", lambda c: c.words, "words", True),
+        Column("Chunks", lambda c: len(c.chunks), "chunks", True),
+        Column("Above the share", lambda c: len(c.exposed), "exposed", True),
+        Column("Cut answers", lambda c: c.shortened, "cut", True),
+        Column("Last answer", lambda c: c.last, "last", True),
+    )
+
+    def show(c: ClientDisclosure) -> dict[str, Any]:
+        return {"disclosure": c, "client": request.client_name(c.client)}
+
+    return request.table("Clients", columns, found, show, order="-words")
+
+
+def _trend(request: PageRequest, new: list[tuple[datetime, int]]) -> FramedChart | None:
+    """Newly disclosed words in each bin of the range; None if there were none."""
+    if not new:
+        return None
+    bins = request.time.bins
+    counts = [sum(new[i][1] for i in own) for own in by_bin(bins, [at for at, _ in new])]
+    links = [
+        ChartLink(
+            b.start,
+            b.end,
+            request.url("disclosure", **b.parameters),
+            f"{utc_time(b.start, seconds=False)}: {plural(count, 'new word')}",
+        )
+        for b, count in zip(bins, counts, strict=True)
+    ]
+    return request_bars([(count, 0) for count in counts], links, f"{plural(sum(counts), 'word')} disclosed over time")
+
+
+def _map(request: PageRequest, found: TopicMap, words: Mapping[str, int], tenant: str) -> Drawing:
+    """The map of topics with a ring around each disclosed chunk; its area grows with the disclosed words."""
+    rings = [
+        (
+            i,
+            min(4.0 + math.sqrt(words[d.id]), 14.0),
+            f"{d.source}: {plural(words[d.id], 'word')} disclosed",
+            request.url("documents", tenant=tenant),
+        )
+        for i, d in enumerate(found.documents)
+        if words.get(d.id)
+    ]
+    names = [f"{i} {name.partition(',')[0]}".strip() for i, name in enumerate(found.names[:TOPICS], 1)]
+    return topic_map(found.points, found.labels.tolist(), rings, names)
