@@ -21,8 +21,10 @@ from benchmarks.defaults import CORPORA, SIZES, _index, _limits, load
 from benchmarks.kept import Kept
 from casemate.backends.generators.extractive import ExtractiveGenerator
 from casemate.demo.clinic import case_notes
+from casemate.guard.defenses.crawl_limit import CrawlLimit
 from casemate.guard.guard import Guard
 from casemate.rag.pipeline import Rag
+from casemate.redteam.lab.experiment import describe_options
 from casemate.text.disclosure import DisclosureCounter
 from tests.disguises import DISGUISES, HELD_OUT
 
@@ -35,7 +37,8 @@ def main() -> None:
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else "/tmp/casemate-defaults")
     folder.mkdir(parents=True, exist_ok=True)
     SIZES.update((name, int(size)) for name, _, size in (a.partition("=") for a in sys.argv[2:] if "=" in a))
-    results: dict[str, Any] = {"disguises": _disguises(), "ms": _times(), "sizes": dict(SIZES), "harmless": {}}
+    results: dict[str, Any] = {"disguises": _disguises(), "ms": _times(), "sizes": dict(SIZES)}
+    results |= {"defense": describe_options(CrawlLimit()), "harmless": {}}
     for name in [a for a in sys.argv[2:] if "=" not in a] or CORPORA:
         results["harmless"][name] = asyncio.run(_harmless(name, folder))
         save("disclosure", results)

@@ -1,0 +1,52 @@
+"""The cascade by whole answers: a copy in another form is written again without the document."""
+
+import asyncio
+
+import pytest
+
+from casemate.demo.clinic import case_notes
+from casemate.guard.defenses.cascade.rewriting import RewritingGenerator
+from casemate.protocols import Generator
+from casemate.rag.pipeline import join_stream
+from casemate.types import UNKNOWN, Document, Prompt
+from tests.disguises import DISGUISES
+
+NOTES = [" ".join(text.split()) for _, text in case_notes(4, seed=3)]
+NOT_DECODED = {"base85", "pig latin", "polybius"}
+"""Stated in ``docs/defenses/crawl_limit.md``."""
+
+
+class CopiesFirstDocument(Generator):
+    """Repeats the first document in a form."""
+
+    def __init__(self, disguise):
+        self.disguise = disguise
+
+    async def stream(self, prompt):
+        yield self.disguise(prompt.context[0].text) if prompt.context else UNKNOWN
+
+
+def answer(disguise):
+    costs = []
+    generator = RewritingGenerator(
+        CopiesFirstDocument(disguise), "ablated", 16, 24, 0.3, lambda prompt, body: costs.append(body)
+    )
+    prompt = Prompt("What is known?", (Document("d0", NOTES[0]),), "")
+    return asyncio.run(join_stream(generator.stream(prompt))), costs[0]
+
+
+FORMS = ("capitals", "full width", "zero width", "spaced letters", "numbered words", "fillers", "base64", "reversed")
+
+
+@pytest.mark.parametrize("name", [*FORMS, *sorted(NOT_DECODED)])
+def test_copy_in_another_form_is_not_sent(name):
+    text, costs = answer(DISGUISES[name])
+    if name in NOT_DECODED:
+        assert text == DISGUISES[name](NOTES[0])
+    else:
+        assert text == UNKNOWN and costs["copied"] == {0} and costs["generations"] == 2
+
+
+def test_short_part_in_another_form_is_sent():
+    text, costs = answer(lambda text: " ".join(text.split()[:12]).upper())
+    assert text == " ".join(NOTES[0].split()[:12]).upper() and not costs["copied"]
