@@ -1,54 +1,63 @@
 """Proof of ownership: power against copies of a collection, and p-values of systems without it.
 
-``python -m benchmarks.ownership`` plants twenty records among documents of NFCorpus and SQuAD. A thief has all of them,
-half, or a fifth, and answers with the extractive generator or the **simulated** reader. An informed thief knows the
-design, but not the key. It removes every document with a name that no other document contains: three words in a row
-that occur in it only, at least twice. ``innocent``: the collection without the records.
+``python -m benchmarks.ownership [corpus ...] [model=FILE]`` plants twenty records among documents of NFCorpus and
+SQuAD. A thief has all of them, half, or a fifth, and answers with the extractive generator or the **simulated** reader.
+An informed thief knows the design, but not the key. It removes every document with a name that no other document
+contains: three words in a row that occur in it only, at least twice. ``innocent``: the collection without the records.
+With a model, a thief lets it write each planted record in other words; of the other documents, on which no question
+depends, it has the originals.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks import SEED, save
+from benchmarks import SEED, before, code_digest, save
 from benchmarks.kept import Kept, rows
 from casemate.backends.generators.extractive import ExtractiveGenerator
 from casemate.backends.generators.simulated_reader import SimulatedReader
+from casemate.backends.generators.transformers import CausalLM
 from casemate.backends.indexes.sqlite import SqliteIndex
 from casemate.guard.guard import Guard
 from casemate.guard.watermarks.honeytoken_keys import HoneyRecord, HoneytokenKey, HoneytokenKeyFile
 from casemate.monitor.honeytokens.ownership import ownership_questions, ownership_test
 from casemate.monitor.honeytokens.planting import PlantingSettings, find_records, plant_records
 from casemate.protocols import Embedder, Generator
-from casemate.rag.pipeline import Rag
-from casemate.types import Document, Query
+from casemate.rag.pipeline import Rag, join_stream
+from casemate.types import Document, Prompt, Query
 
 DOCUMENTS, RECORDS = 600, 20
 SHARES = {"all": 1.0, "half": 0.5, "a fifth": 0.2}
+CORPORA = ("nfcorpus", "squad")
+REWRITE = "Rewrite this text in other words. Change every sentence, and keep all facts. Write only the new text."
 CAPITALIZED = re.compile(r"\b[A-Z]\w+ [A-Z]\w+ [A-Z]\w+\b")
 
 
 def main() -> None:
     """Measures both corpora."""
-    found: dict[str, Any] = {}
-    for corpus in ("nfcorpus", "squad"):
+    model = next((a.removeprefix("model=") for a in sys.argv[1:] if a.startswith("model=")), "")
+    results = before("ownership", {"documents": DOCUMENTS, "records": RECORDS})
+    for corpus in [a for a in sys.argv[1:] if "=" not in a] or CORPORA:
         with tempfile.TemporaryDirectory() as folder:
             embedder = Kept(Path("/tmp/casemate-ownership.npz"))
-            found[corpus] = asyncio.run(_measured(corpus, Path(folder), embedder))
+            found = asyncio.run(_measured(corpus, Path(folder), embedder, model))
             embedder.save()
-    save("ownership", {"documents": DOCUMENTS, "records": RECORDS, "corpora": found})
+        results["corpora"][corpus] = {"code": code_digest(), "model": Path(model).name, **found}
+        save("ownership", results)
 
 
-async def _measured(corpus: str, folder: Path, embedder: Embedder) -> dict[str, Any]:
+async def _measured(corpus: str, folder: Path, embedder: Embedder, model: str) -> dict[str, Any]:
     rng = np.random.default_rng(SEED)
     every = [Document(r["_id"], r["text"], r.get("title", "")) for r in rows(f"{corpus}/corpus.jsonl.gz")]
     plain = [every[i] for i in rng.permutation(len(every))[:DOCUMENTS]]
@@ -64,6 +73,8 @@ async def _measured(corpus: str, folder: Path, embedder: Embedder) -> dict[str, 
     thieves = {name: [copied[i] for i in drawn[: int(share * len(copied))]] for name, share in SHARES.items()}
     kept = _filtered(copied)
     thieves |= {"informed": kept, "innocent": plain}
+    if model:
+        thieves["paraphrased"] = await _paraphrased(copied, model)
     readers: dict[str, Generator] = {
         "extractive": ExtractiveGenerator(embedder=embedder),
         "simulated": SimulatedReader(),
@@ -76,6 +87,19 @@ async def _measured(corpus: str, folder: Path, embedder: Embedder) -> dict[str, 
     lost = sum(d in plain for d in copied) - sum(d in plain for d in kept)
     left = sum("honey" in d.source for d in kept)
     return {"questions": 4 * len(records), "informed": {"documents_lost": lost, "records_left": left}, **measured}
+
+
+async def _paraphrased(documents: Sequence[Document], model: str) -> list[Document]:
+    """The documents, with the planted records in the words of a model. An empty answer leaves nothing of a record."""
+    writer = CausalLM(model, max_tokens=160)
+    texts: dict[str, str] = {}
+    for document in documents:
+        if "honey" in document.source:
+            question = f"{REWRITE}\n\n{document.content}"
+            texts[document.id] = await join_stream(writer.stream(Prompt(question, (), "")))
+            print(texts[document.id], file=sys.stderr, flush=True)
+    found = [replace(d, title="", text=texts[d.id]) if d.id in texts else d for d in documents]
+    return [d for d in found if d.text.strip()]
 
 
 def _filtered(documents: Sequence[Document]) -> list[Document]:
