@@ -23,6 +23,7 @@ from casemate.protocols import Generator
 from casemate.rag.pipeline import join_stream
 from casemate.text.disclosure import MAX_BLOCK, MIN_CHAIN
 from casemate.types import Document, Hit, Prompt, Query, Retrieval, SimilarityStats
+from tests.disguises import MORSE
 
 WORDS = 40
 """Words of a chunk. All are content words that no other chunk has."""
@@ -34,6 +35,8 @@ def chunk(number):
     return Document(f"d{number}", " ".join("".join(word) for word in letters))
 
 
+SIGNS = dict(zip("abcdefghijklmnopqrstuvwxyz", MORSE, strict=True))
+LETTERS = {sign: letter for letter, sign in SIGNS.items()}
 FORMS = {
     "plain": (str, str),
     "numbered": (
@@ -48,6 +51,10 @@ FORMS = {
         lambda t: " ".join(base64.b64decode(w).decode() for w in t.split() if len(w) % 4 == 0),
     ),
     "reversed": (lambda t: t[::-1], lambda t: t[::-1]),
+    "morse": (
+        lambda t: " / ".join(" ".join(SIGNS[c] for c in word) for word in t.split()),
+        lambda t: " ".join("".join(LETTERS.get(sign, "") for sign in word.split()) for word in t.split("/")),
+    ),
 }
 """Encoders and decoders."""
 

@@ -38,6 +38,8 @@ MAX_OCCURRENCES = 6
 """Positions of a word in one text that are compared."""
 BLOCK, MAX_BLOCK = 192, 2000
 """Letters and digits without a word of the texts after which these are decoded; characters, at the latest."""
+SIGNS_PER_LETTER = 4
+"""Characters that may encode one letter."""
 _MIN_STREAM = 4
 """Letters of a word that is recognized without spaces around it."""
 _LEAST_LETTERS = 0.35
@@ -151,8 +153,8 @@ class DisclosureCounter:
 
     @property
     def undecoded_letters(self) -> int:
-        """Number of letters that are not decoded yet."""
-        return self._letters
+        """Number of letters that are not decoded yet; of signs such as those of Morse code, one for each few."""
+        return max(self._letters, self._size // SIGNS_PER_LETTER)
 
     @property
     def expected(self) -> int:
