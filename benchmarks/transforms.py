@@ -79,18 +79,19 @@ COLLUSION = (
     Setting("20 clients, 3 days", 20, days=3),
     Setting("1 client, quorum", policy="quorum"),
 )
-WORST = ("rag_thief", "rag_thief+reversal", "rag_thief+first_document", "rag_crawler")
+WORST = ("rag_thief+reversal", "rag_thief+first_document", "rag_crawler")
 """Attackers that are measured in every setting."""
 ATTACKERS = {
     "mathqa": (
         *WORST,
-        *(f"rag_thief+{t}" for t in TRANSFORMS if f"rag_thief+{t}" not in WORST),
-        "composite",
-        "pirates",
+        "rag_thief",
         "ikea",
+        "composite",
+        *(f"rag_thief+{t}" for t in TRANSFORMS if f"rag_thief+{t}" not in WORST),
+        "pirates",
     ),
-    "enron_worms": (*WORST, "ikea"),
-    "patient_doctor_qa": (*WORST, "ikea"),
+    "enron_worms": (*WORST, "rag_thief", "ikea"),
+    "patient_doctor_qa": (*WORST, "rag_thief", "ikea"),
 }
 
 
