@@ -11,10 +11,16 @@ import sys
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import betaincinv
+from scipy.special import betaincinv, betaln
+from scipy.stats import beta, betabinom
 
-ALTERNATIVES = np.array([0.3, 0.6, 0.95])
+ALTERNATIVES = np.array([0.2, 0.5, 0.95])
+WEIGHTS = np.array([0.5, 0.25, 0.25])
 PASSES, RECENT = 3, 10
+PRIORS = [(m * s, (1 - m) * s) for m in 1 / (1 + np.exp(5.3 - 0.354 * np.arange(16))) for s in (120, 1000, 10_000)]
+OUTLIERS = 0.0005
+RATES_GRID = 1 / (1 + np.exp(-np.linspace(-10, 5, 350)))
+"""Failure rates over which the null hypothesis is integrated numerically."""
 
 
 @dataclass
@@ -71,8 +77,8 @@ def simulate(
     weights=None,
     keep=False,
     echo=None,
-    held=0.1,
     lasts=0.0,
+    trials=0,
     sticky=None,
 ):
     """Runs the tests.
@@ -87,15 +93,12 @@ def simulate(
         weights: (canaries,).
         keep: Whether to keep who alarmed.
         echo: Rate at which repetitions fail, where it is not that of the first question.
-        held: Rate at which the tests hold that repetitions may fail though all is well, or (sets,).
-        lasts: The same of the run after a failed one.
+        lasts: Bound on the rate at which answers fail after a failed one, a number or (sets,); 0: none was seen.
+        trials: Number of these answers in the baseline, a number or (sets,).
         sticky: Rate at which the run after a failed one fails; None: as any other.
     """
     sets, n = failed.shape
-    p0 = upper_end(failed, asked)[..., None]
-    (up, down), (up2, down2), (up3, down3) = [
-        _ratios(np.maximum(p0, np.reshape(rate, (-1, 1, 1)))) for rate in (0.0, held, lasts)
-    ]
+    null = Null(failed, asked, lasts, trials)
     mean = np.maximum((failed + 0.5) / (asked + 1), 0.005)
     share = np.full(n, 1 / n) if weights is None else weights / weights.sum()
     sums = np.zeros((sets, n, 3))
@@ -108,15 +111,15 @@ def simulate(
         u = draws(runs)
         failing = u[0] < (rate if sticky is None else np.where(lasting, sticky, rate))
         fresh = failing & ~bad
-        after = lasting[..., None]
-        ratio = np.where(failing[..., None], np.where(after, up3, up), np.where(after, down3, down))
+        first_ratio = ratio = null.first(failing, lasting)
+        start = np.where((sums @ WEIGHTS > 1)[..., None], sums, 1)
         again, refailed = np.zeros((sets, n), int), np.zeros((sets, n), int)
         live, alarm = fresh, np.zeros((sets, n), bool)
         for number in range(confirm + 1):
-            now = np.maximum(sums, 1) * ratio
-            stakes = np.where(fresh, now.mean(-1) * share, 0)
+            now = start * ratio
+            stakes = np.where(fresh, now @ WEIGHTS * share, 0)
             counted = fresh & ~lasting & (2 * refailed >= again)
-            many = _many(counted, bad | lasting, mean, tails) <= 1 / (2 * budget)
+            many = _many(counted, bad | lasting, mean, tails) <= 1 / (4 * budget)
             alarm = pick(stakes, 2 * budget) | (counted & many[:, None])
             live = fresh & (~alarm | (many[:, None] & (number == 0)))
             if number == confirm or not live.any():
@@ -125,8 +128,9 @@ def simulate(
             again += live
             refailed += live & refail
             repeats += live.sum()
-            ratio = np.where(live[..., None], ratio * np.where(refail[..., None], up2, down2), ratio)
-        sums = np.where((bad | alarm)[..., None], 0, np.maximum(sums, 1) * ratio)
+            ratio = first_ratio * null.repeated(refailed, again - refailed)
+        sums = np.where((bad | alarm)[..., None], 0, start * ratio)
+        null.count(sums @ WEIGHTS > 1, failing)
         lasting, (bad, streak, fails, since) = failing, _after(bad, alarm, failing, sums, (streak, fails, since))
         runs += 1
         alerts += int(alarm.any(-1).sum())
@@ -136,9 +140,65 @@ def simulate(
     return Outcome(runs * sets, alerts, repeats, first, np.array(kept) if keep else None)
 
 
-def _ratios(p0):
+class Null:
+    """What the tests expect of answers while nothing has changed."""
+
+    def __init__(self, failed, asked, lasts, trials):
+        shape = failed.shape
+        self.p0 = upper_end(failed, asked)[..., None]
+        self.lasts, self.trials = (np.broadcast_to(np.reshape(v, (-1, 1)), shape)[..., None] for v in (lasts, trials))
+        self.density = null_density(failed, np.broadcast_to(asked, shape))
+        self.usual = _chance(self.density, 0, 0)
+        self.x, self.y = np.zeros(shape, int), np.zeros(shape, int)
+
+    def first(self, failing, lasting):
+        """Likelihood ratios of the first answers of a run."""
+        chance, active = self.usual.copy(), self.x + self.y > 0
+        chance[active] = _chance(self.density[active], self.x[active][:, None], self.y[active][:, None])
+        rate = np.where(lasting[..., None], np.maximum(chance[..., None], self.lasts), chance[..., None])
+        up, down = _ratios(rate, np.maximum(rate, self.p0))
+        return np.where(failing[..., None], up, down)
+
+    def repeated(self, failed, passed):
+        """Likelihood ratios of the repetitions of a run."""
+        f, p = failed[..., None], passed[..., None]
+        fixed = np.maximum(np.maximum(self.p0, self.lasts), 0.1)
+        up, down = _ratios(fixed, fixed)
+        null = np.exp(betaln(2 + f, 18 + self.trials + p) - betaln(2, 18 + self.trials))
+        free = ALTERNATIVES**f * (1 - ALTERNATIVES) ** p / null
+        return np.where((self.lasts > 0) | (self.p0 > 0.1), up**f * down**p, free)
+
+    def count(self, counts, failing):
+        """Counts answers while there is evidence."""
+        self.x, self.y = np.where(counts, self.x + failing, 0), np.where(counts, self.y + ~failing, 0)
+
+
+def null_density(failed, asked):
+    """Posterior of each canary's flake rate on the grid, by the naive sums: (sets, canaries, grid).
+
+    The rates of a set have one of the Beta distributions, or each with a small probability Beta(1/2, 1/2).
+    """
+    slab = betabinom.pmf(failed, asked, 0.5, 0.5)
+    likelihood = np.array([(1 - OUTLIERS) * betabinom.pmf(failed, asked, a, b) + OUTLIERS * slab for a, b in PRIORS])
+    others = np.log(likelihood).sum(-1, keepdims=True) - np.log(likelihood)  # (priors, sets, canaries)
+    weights = np.exp(others - others.max(0))
+    weights /= weights.sum(0)
+    step = RATES_GRID * (1 - RATES_GRID)  # the grid is even in the logit
+    inside = np.array([beta.pdf(RATES_GRID, a, b) * step for a, b in PRIORS])
+    prior = (1 - OUTLIERS) * np.einsum("hsc,hg->scg", weights, inside)
+    prior += OUTLIERS * beta.pdf(RATES_GRID, 0.5, 0.5) * step
+    return prior * RATES_GRID ** failed[..., None] * (1 - RATES_GRID) ** (asked - failed)[..., None]
+
+
+def _chance(density, failed, passed):
+    """Predictive probability of a failure after some answers."""
+    now = density * RATES_GRID**failed * (1 - RATES_GRID) ** passed
+    return np.maximum((now * RATES_GRID).sum(-1) / now.sum(-1), 0.005)
+
+
+def _ratios(p0, least):
     """Likelihood ratios of a failure and of a pass."""
-    tells = p0 < ALTERNATIVES
+    tells = least < ALTERNATIVES
     return np.where(tells, ALTERNATIVES / p0, 1), np.where(tells, (1 - ALTERNATIVES) / np.where(tells, 1 - p0, 1), 1)
 
 
@@ -154,7 +214,7 @@ def _many(counted, bad, mean, tails):
 def _after(bad, alarm, failing, sums, counts):
     """Canaries alarmed after a run: from their alarm until enough consecutive passes."""
     streak, fails, since = counts
-    idle = ~bad & ~alarm & (sums.mean(-1) <= 1)
+    idle = ~bad & ~alarm & (sums @ WEIGHTS <= 1)
     since = np.where(idle, 0, since + 1)
     fails = np.where(idle, 0, fails + failing)
     streak = np.where(failing, 0, np.minimum(streak + 1, RECENT))
@@ -184,8 +244,8 @@ def sticky_baseline(seed, sets, n, asked, rate, sticky, echo):
     """A baseline in which failures last.
 
     Returns:
-        Runs that did not follow a failure and failures in them, each (sets, canaries); and the bound on the rate at
-        which an answer fails after a failed one, (sets,).
+        Runs that did not follow a failure and failures in them, each (sets, canaries); and, each (sets,), the bound on
+        the rate at which an answer fails after a failed one, and the number of these answers.
     """
     u = np.random.default_rng(seed).random((2, asked, sets, n))
     fails, lasting = np.zeros((asked, sets, n), bool), np.zeros((sets, n), bool)
@@ -196,7 +256,7 @@ def sticky_baseline(seed, sets, n, asked, rate, sticky, echo):
     again = (after & flaky).sum((0, 2)) + (fails & flaky).sum((0, 2))
     refailed = (fails & after & flaky).sum((0, 2)) + (fails & flaky & (u[1] < echo)).sum((0, 2))
     bound = betaincinv(refailed + 1, np.maximum(again - refailed, 1e-9), 0.95)
-    return (~after).sum(0), (fails & ~after).sum(0), np.where(refailed > 0, bound, 0.0)
+    return (~after).sum(0), (fails & ~after).sum(0), np.where(refailed > 0, bound, 0.0), again
 
 
 def interval(events, runs):

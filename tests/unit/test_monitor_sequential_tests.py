@@ -7,9 +7,9 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import beta, binom
+from scipy.stats import beta, betabinom, binom
 
 from casemate.monitor.trends import sequential_tests
 from casemate.monitor.trends.sequential_tests import (
@@ -19,6 +19,7 @@ from casemate.monitor.trends.sequential_tests import (
     ZERO_CUSUMS,
     FlakeCounts,
 )
+from tests.unit.canary_simulation import RATES_GRID, null_density
 
 RATES = st.floats(0.001, 0.999)
 
@@ -102,10 +103,57 @@ def test_evidence_is_a_supermartingale_without_a_change(flake, below):
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=3, max_size=3), st.lists(st.floats(0, 1e3), min_size=3, max_size=3))
-def test_cusums_restart_at_one(sums, ratios):
+def test_cusums_restart_together_at_one(sums, ratios):
     added = sequential_tests.update_cusums(tuple(sums), tuple(ratios))
-    assert added == tuple(min(max(s, 1) * r, MAX_EVIDENCE) for s, r in zip(sums, ratios, strict=True))
+    mean = sums[0] / 2 + sums[1] / 4 + sums[2] / 4
+    assert added == tuple(min(s * r, MAX_EVIDENCE) for s, r in zip(sums if mean > 1 else [1] * 3, ratios, strict=True))
     assert sequential_tests.update_cusums(ZERO_CUSUMS, (2.0, 0.5, 1.0), (3.0, 1.0, 0.5)) == (6.0, 0.5, 0.5)
+
+
+BASELINES = st.lists(st.tuples(st.integers(1, 40), st.integers(0, 5)), min_size=1, max_size=12)
+
+
+@given(BASELINES, st.integers(0, 4), st.integers(0, 30))
+@settings(max_examples=30)
+def test_failure_chance_is_that_of_the_naive_integral(baselines, failed, passed):
+    """Against sums over a grid of rates, written independently."""
+    flakes = tuple(FlakeCounts(asked, min(asked, f)) for asked, f in baselines)
+    density = null_density(np.array([[f.failed for f in flakes]]), np.array([[f.asked for f in flakes]]))[0]
+    now = density * RATES_GRID**failed * (1 - RATES_GRID) ** passed
+    oracle = np.maximum((now * RATES_GRID).sum(-1) / now.sum(-1), MIN_FLAKE_RATE)
+    found = [sequential_tests.failure_chance(own, flakes, failed, passed) for own in flakes]
+    assert found == pytest.approx(oracle, rel=0.01)
+
+
+def test_evidence_has_mean_one_if_the_rate_comes_from_the_baselines():
+    """Basis of the bound: with the rate integrated out, each sequence's likelihood ratio has mean 1."""
+    flakes = tuple(FlakeCounts(20, f) for f in (0, 0, 0, 1, 0, 2, 0, 0, 1, 0))
+    total = 0.0
+    for answers in itertools.product((0, 1), repeat=9):
+        null, ratios = 1.0, [1.0] * 3
+        for i, failed in enumerate(answers):
+            chance = sequential_tests.failure_chance(flakes[0], flakes, sum(answers[:i]), i - sum(answers[:i]))
+            null *= chance if failed else 1 - chance
+            step = sequential_tests.likelihood_ratios(chance, failed, 1 - failed, 0.1)
+            ratios = [r * s for r, s in zip(ratios, step, strict=True)]
+        total += null * sequential_tests.evidence(tuple(ratios))
+    assert total == pytest.approx(1.0)
+
+
+@given(st.integers(0, 60))
+def test_repeat_ratios_have_mean_one(trials):
+    a, b = 2.0, 18.0 + trials
+    null = betabinom.pmf(np.arange(6), 5, a, b)
+    ratios = np.array([sequential_tests.repeat_ratios(0.1, trials, k, 5 - k) for k in range(6)])
+    assert null @ ratios == pytest.approx(1.0)
+
+
+def test_a_canary_unlike_its_set_is_judged_by_its_own_baseline():
+    alike = tuple(FlakeCounts(20, int(i < 10)) for i in range(49))
+    own = FlakeCounts(20, 8)
+    assert sequential_tests.failure_chance(own, (*alike, own), 0, 0) == pytest.approx(8.5 / 21, rel=0.05)
+    quiet = FlakeCounts(20, 0)
+    assert sequential_tests.failure_chance(quiet, (*alike, quiet), 0, 0) < 0.015  # alone, by Jeffreys: .024
 
 
 @given(st.dictionaries(st.sampled_from("abcdefgh"), st.floats(0, 3000)), st.floats(1, 3000))

@@ -8,7 +8,7 @@ import pytest
 
 from casemate.monitor.canaries.results import CanaryResult, CanaryStatus
 from casemate.monitor.trends.cusum import AlarmLimits, CusumState, WatchedCanary, WatchedSet, analyze_run
-from casemate.monitor.trends.pooled_evidence import RATIOS, WINDOWS, PooledCounts, _ratio, pooled_evidence
+from casemate.monitor.trends.pooled_evidence import LONGEST_WINDOW, RATIOS, PooledCounts, _ratio, pooled_evidence
 from casemate.monitor.trends.sequential_tests import FlakeCounts
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -44,7 +44,7 @@ def test_the_ratio_has_mean_one_if_nothing_has_changed():
 
 def test_windows_are_those_that_end_with_the_last_run():
     baseline = PooledCounts(1000, 10)
-    runs = [PooledCounts(50, 9), *[PooledCounts(50, 0)] * WINDOWS[-1]]
+    runs = [PooledCounts(50, 9), *[PooledCounts(50, 0)] * LONGEST_WINDOW]
     assert pooled_evidence(runs, baseline) < 1 < pooled_evidence(runs[:1], baseline)
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from casemate.errors import ConfigError, DataError
 from casemate.monitor.canaries.results import RESULT_KIND, CanaryResult, CanaryStatus, Severity, base_run_id
 from casemate.monitor.trends import sequential_tests
-from casemate.monitor.trends.pooled_evidence import WINDOWS, PooledCounts, evidence_threshold, pooled_evidence
+from casemate.monitor.trends.pooled_evidence import LONGEST_WINDOW, PooledCounts, pooled_evidence
 from casemate.monitor.trends.sequential_tests import ZERO_CUSUMS, Cusums, FlakeCounts
 
 WEIGHTS = {Severity.LOW: 0.5, Severity.MEDIUM: 1.0, Severity.HIGH: 2.0, Severity.CRITICAL: 4.0}
@@ -111,7 +111,7 @@ class AlarmLimits:
 
     Attributes:
         runs_per_false_alert: Runs per allowed false alarm, above 0. Half of the budget goes to the tests of single
-            canaries, half to that of many failures in one run.
+            canaries, a quarter each to that of many failures in one run and to that of all canaries together.
         max_repeats: How often a failed canary is asked again within the run, 0 to 9.
         repeat_failure_rate: Failure rate of immediate repetitions after a chance failure, at least 0 and below 1; used
             where it exceeds the flake rate and the measured ``repeat_failure_bound``. The cause of a chance failure
@@ -291,10 +291,10 @@ def analyze_run(
     before = {i: c.alarmed for i, c in canaries.items()}
     unanswered = _unanswered_runs(state, verdicts, len(by_id), limits)
     lasting = {i for i, c in canaries.items() if c.recent.endswith("F")}
-    repeat_rate = sequential_tests.repeat_failure_bound(tuple(c.flakes for c in watched.canaries))
+    baselines = tuple(c.flakes for c in watched.canaries)
     for canary, (at, passed) in verdicts.items():
         if passed or not unanswered:  # an unreachable target is no error of the canary
-            canaries[canary] = _update_canary(canaries[canary], at, passed, repeat_rate, limits)
+            canaries[canary] = _update_canary(canaries[canary], at, passed, baselines, limits)
     judged = {i: passed for i, (_, passed) in verdicts.items() if passed}
     p_value, together = _test_failure_count(judged, {i for i in by_id if before[i]} | lasting, by_id, limits)
     evidence = _test_single_canaries(judged, canaries, by_id, limits)
@@ -362,7 +362,11 @@ def _with_baseline(cusum: CanaryCusum | None, flakes: FlakeCounts) -> CanaryCusu
 
 
 def _update_canary(
-    cusum: CanaryCusum, at: datetime, passed: Sequence[bool], repeat_rate: float, limits: AlarmLimits
+    cusum: CanaryCusum,
+    at: datetime,
+    passed: Sequence[bool],
+    baselines: tuple[FlakeCounts, ...],
+    limits: AlarmLimits,
 ) -> CanaryCusum:
     """State of a canary after one more run; the answers after the first are repetitions."""
     if not passed:
@@ -370,7 +374,7 @@ def _update_canary(
     if cusum.settled and len(passed) == 1 and passed[0]:
         return cusum  # the usual case: keeps long histories fast
     failed = not passed[0]
-    cusums = ZERO_CUSUMS if cusum.alarmed else _updated_cusums(cusum, passed, repeat_rate, limits)
+    cusums = ZERO_CUSUMS if cusum.alarmed else _updated_cusums(cusum, passed, baselines, limits)
     since, asked, count = cusum.since, cusum.asked + 1, cusum.failed + failed
     if not cusum.alarmed and sequential_tests.evidence(cusums) <= 1:
         since, asked, count = None, 0, 0
@@ -381,17 +385,24 @@ def _update_canary(
     return CanaryCusum(cusum.flakes, recent=recent) if after.alarmed and _has_recovered(after, limits) else after
 
 
-def _updated_cusums(cusum: CanaryCusum, passed: Sequence[bool], repeat_rate: float, limits: AlarmLimits) -> Cusums:
+def _updated_cusums(
+    cusum: CanaryCusum, passed: Sequence[bool], baselines: tuple[FlakeCounts, ...], limits: AlarmLimits
+) -> Cusums:
     """CUSUMs after one more run. After a failed answer the repeat-failure rate applies."""
     flake_rate = sequential_tests.flake_rate_bound(cusum.flakes)
-    rate = max(flake_rate, repeat_rate) if cusum.recent.endswith("F") else flake_rate
-    first = sequential_tests.likelihood_ratios(rate, int(not passed[0]), int(passed[0]))
+    repeat_rate = sequential_tests.repeat_failure_bound(baselines)
+    chance = sequential_tests.failure_chance(cusum.flakes, baselines, cusum.failed, cusum.asked - cusum.failed)
+    rate = max(chance, repeat_rate) if cusum.recent.endswith("F") else chance
+    first = sequential_tests.likelihood_ratios(rate, int(not passed[0]), int(passed[0]), flake_rate)
     if len(passed) == 1:
         return sequential_tests.update_cusums(cusum.cusums, first)
     failed = list(passed[1:]).count(False)
-    repeats = sequential_tests.likelihood_ratios(
-        max(flake_rate, repeat_rate, limits.repeat_failure_rate), failed, len(passed) - 1 - failed
-    )
+    counts = (failed, len(passed) - 1 - failed)
+    assumed = max(limits.repeat_failure_rate, sequential_tests.MIN_FLAKE_RATE)
+    if repeat_rate or flake_rate > assumed:
+        repeats = sequential_tests.likelihood_ratios(max(flake_rate, repeat_rate, assumed), *counts)
+    else:
+        repeats = sequential_tests.repeat_ratios(assumed, sequential_tests.repeat_trials(baselines), *counts)
     return sequential_tests.update_cusums(cusum.cusums, first, repeats)
 
 
@@ -420,7 +431,7 @@ def _test_failure_count(
         return 1.0, frozenset()
     flake_rates = tuple(sequential_tests.flake_rate_mean(by_id[i].flakes) for i in counted)
     p_value = float(sequential_tests.failures_tail(flake_rates)[len(failed)])
-    return p_value, frozenset(failed if p_value * 2 * limits.runs_per_false_alert <= 1 else ())
+    return p_value, frozenset(failed if p_value * 4 * limits.runs_per_false_alert <= 1 else ())
 
 
 def _test_pooled(
@@ -439,12 +450,12 @@ def _test_pooled(
     if len(counted) < MIN_POOLED:
         return state.pooled, state.decayed
     failed = sum(not judged[i][0] for i in counted)
-    runs = (*state.pooled, PooledCounts(len(counted), failed))[-WINDOWS[-1] :]
+    runs = (*state.pooled, PooledCounts(len(counted), failed))[-LONGEST_WINDOW:]
     if not failed and not state.decayed:
         return runs, False  # a run without failures never raises the evidence
     flakes = [by_id[i].flakes.fresh for i in counted]
     found = pooled_evidence(runs, PooledCounts(sum(asked for asked, _ in flakes), sum(failed for _, failed in flakes)))
-    return runs, found >= (1 if state.decayed else evidence_threshold(2 * limits.runs_per_false_alert))
+    return runs, found >= (1 if state.decayed else 4 * limits.runs_per_false_alert)
 
 
 def _test_single_canaries(

@@ -1,12 +1,12 @@
 """Pooled sequential test over all canaries of a set: detects that all of them fail a little more often.
 
 The tests of single canaries (``sequential_tests``) miss a change that is small for each canary. Here the failures of
-all canaries are pooled: for some windows of the last runs, the number of failed canaries is compared with the baseline
+all canaries are pooled: for each window of the last runs, the number of failed canaries is compared with the baseline
 by a likelihood ratio. Under "nothing has changed" the pooled rate p has the posterior of the baseline, Beta(f + 1/2,
 n - f + 1/2), and the count is beta-binomial; under the alternative the rate is r p, with r from ``RATIOS``. So the
-uncertainty of a short baseline is integrated out. The ratio has mean 1 if nothing has changed, so it exceeds c with
-probability 1 / c at most (Markov), whatever the counts of other windows are: windows times runs times 1 / c bounds the
-rate of false alarms.
+uncertainty of a short baseline is integrated out. The ratios of all windows that begin with the same run are a
+martingale with mean 1 if nothing has changed. So the probability that one of them ever exceeds c is at most 1 / c
+(Ville 1939), and at most T / c for all windows that begin in T runs: one false alarm in c runs.
 
 A canary counts once per run, by its first answer: repetitions may fail for the same passing cause.
 
@@ -28,8 +28,8 @@ RATIOS = (1.5, 2.5, 5.0, 10.0)
 """Assumed increases of the failure rate, equally weighted."""
 MAX_RATE = 0.95
 """Largest failure rate under the alternative."""
-WINDOWS = (1, 2, 3, 5, 8, 13, 21, 34)
-"""Numbers of last runs that are pooled."""
+LONGEST_WINDOW = 34
+"""Largest number of last runs that are pooled."""
 GRID = 400
 """Points of the integral over the baseline rate."""
 
@@ -52,17 +52,12 @@ def pooled_evidence(runs: Sequence[PooledCounts], baseline: PooledCounts) -> flo
     >>> pooled_evidence(runs, PooledCounts(1000, 10)) > 16_000 > pooled_evidence(runs[:1], PooledCounts(1000, 10))
     True
     """
-    found = [0.0]
-    for size in WINDOWS:
-        if size <= len(runs):
-            last = runs[-size:]
-            found.append(_ratio(sum(r.asked for r in last), sum(r.failed for r in last), baseline))
-    return max(found)
-
-
-def evidence_threshold(runs_per_false_alert: float) -> float:
-    """Evidence from which the set is alarmed, for a rate of false alarms of the pooled test alone."""
-    return len(WINDOWS) * runs_per_false_alert
+    found, asked, failed = 0.0, 0, 0
+    for run in reversed(runs[-LONGEST_WINDOW:]):
+        asked, failed = asked + run.asked, failed + run.failed
+        if run.failed:  # a window gains nothing by a first run without failures
+            found = max(found, _ratio(asked, failed, baseline))
+    return found
 
 
 @lru_cache(maxsize=65_536)

@@ -2,21 +2,23 @@
 
 A canary fails now and then although nothing is wrong: with probability p0, its flake rate. A real change makes it fail
 with some larger probability p1. Each answer multiplies the evidence by p1 / p0 if it is a failure, else by
-(1 - p1) / (1 - p0); evidence below 1 restarts at 1. This is the CUSUM of likelihood ratios (Page 1954), used as an
+(1 - p1) / (1 - p0); evidence of at most 1 restarts at 1. This is the CUSUM of likelihood ratios (Page 1954), used as an
 e-detector (Shin, Ramdas and Rinaldo 2022, arXiv 2203.03532), whose false-alarm guarantee is exact, not asymptotic.
 Across canaries, evidence is compared by the e-BH procedure (Wang and Ramdas 2022), which needs no independence. The
 bound on false alarms is derived in docs/explanation/canary-alarms.md.
 
 Pure functions: no clock, no store.
 
-Deviation: the papers assume a known p0. Here it is the upper end of a one-sided interval from the baseline
-(``flake_rate_bound``).
-Deviation: instead of one p1 fixed in advance there are three, each with its own CUSUM; their mean is the evidence.
+Deviation: the papers assume a known p0. Here it is unknown, with a distribution from the baselines of the whole set
+(``failure_chance``), integrated out: each answer's p0 is its predictive probability. For one canary alone, 20 runs
+without a failure would allow evidence of at most (1 - p1)^-20, or 87 for p1 = .2.
+Deviation: instead of one p1 fixed in advance there are several; the mean of their likelihood ratios is the evidence.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import NamedTuple, TypeAlias
@@ -29,13 +31,23 @@ from casemate.types import Float64
 Cusums: TypeAlias = tuple[float, ...]
 """One value per alternative in ``ALTERNATIVES``."""
 
-ALTERNATIVES = (0.3, 0.6, 0.95)
-"""Assumed failure rates p1 of a broken canary, equally weighted."""
+ALTERNATIVES = (0.2, 0.5, 0.95)
+"""Assumed failure rates p1 of a broken canary."""
+ALTERNATIVE_WEIGHTS = (0.5, 0.25, 0.25)
+"""Their weights: the lowest rate is the slowest to detect."""
 ZERO_CUSUMS: Cusums = (0.0,) * len(ALTERNATIVES)
 MIN_FLAKE_RATE = 0.005
 """Lower limit of p0: a usual baseline cannot distinguish one failure in 200 from none."""
 REPEAT_CONFIDENCE = 0.95
 """Confidence of the bound on the repeat-failure rate, which is more than one factor of the evidence."""
+CONCENTRATIONS = (120.0, 1000.0, 10_000.0)
+"""How alike the flake rates of a set are: runs of a canary's own baseline that its prior is worth; equally probable."""
+PRIOR_MEANS = tuple(1 / (1 + math.exp(5.3 - 0.354 * i)) for i in range(16))
+"""Mean flake rates of a set, from .005 to .5, equally probable."""
+OUTLIERS = 0.0005
+"""Prior probability that a canary's flake rate is unlike those of its set, so that only its own baseline counts."""
+REPEAT_TRIALS = 20
+"""Repetitions of failures that the assumed repeat-failure rate is worth, beside those of the baseline."""
 UNMEASURED_FLAKE_RATE = 0.2
 """p0 of a canary without a baseline."""
 CONFIDENCE = 0.8
@@ -71,10 +83,10 @@ class FlakeCounts(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def flake_rate_bound(flakes: FlakeCounts) -> float:
-    """Upper end of a one-sided Clopper-Pearson interval for the flake rate, as p0 of the sequential test.
+    """Upper end of a one-sided Clopper-Pearson interval for the flake rate: p0 of repetitions.
 
-    An underestimated rate causes false alarms forever; an overestimated one only delays true alarms. The confidence is
-    80 %, not 95 %: measured, false alarms remain far below their budget, and the delay is shorter.
+    Alternatives at or below it are not tested. The confidence is 80 %, not 95 %: measured, false alarms remain far
+    below their budget, and the delay is shorter.
 
     Args:
         flakes: Failures among the runs of the baseline.
@@ -90,6 +102,85 @@ def flake_rate_bound(flakes: FlakeCounts) -> float:
         return UNMEASURED_FLAKE_RATE
     _, high = clopper_pearson(failed, asked, 2 * CONFIDENCE - 1)
     return max(high, MIN_FLAKE_RATE)
+
+
+@lru_cache(maxsize=65_536)
+def failure_chance(own: FlakeCounts, flakes: tuple[FlakeCounts, ...], failed: int, passed: int) -> float:
+    """Predictive probability that an answer fails although nothing has changed.
+
+    The flake rates of a set come from one Beta distribution, with unknown mean and concentration, or, with probability
+    ``OUTLIERS``, from Beta(1/2, 1/2). So the baselines of all canaries tell what is usual, and its own baseline whether
+    a canary is. The model is an empirical-Bayes mixture (Efron and Morris 1973), here fully integrated.
+
+    Args:
+        own: Baseline counts of the canary.
+        flakes: Baseline counts of all canaries of the set, its own included.
+        failed: Failures since the evidence last restarted.
+        passed: Passes since then.
+
+    Returns:
+        The probability, at least ``MIN_FLAKE_RATE``; ``UNMEASURED_FLAKE_RATE`` without a baseline.
+
+    >>> alike = (FlakeCounts(20, 0),) * 40 + (FlakeCounts(20, 1),) * 10
+    >>> [round(failure_chance(FlakeCounts(20, f), alike, 0, 0), 3) for f in (0, 1, 5)]
+    [0.01, 0.012, 0.2]
+    """
+    asked, count = own.fresh
+    if not asked:
+        return UNMEASURED_FLAKE_RATE
+    parts = _posterior_parts(asked, count, tuple(f.fresh for f in flakes))
+    weights = [w + _log_beta(a + failed, b + passed) - _log_beta(a, b) for a, b, w in parts]
+    most = max(weights)
+    scaled = [math.exp(w - most) for w in weights]
+    mean = sum(w * (a + failed) / (a + b + failed + passed) for (a, b, _), w in zip(parts, scaled, strict=True))
+    return max(mean / sum(scaled), MIN_FLAKE_RATE)
+
+
+@lru_cache(maxsize=4096)
+def _posterior_parts(
+    asked: int, failed: int, baselines: tuple[tuple[int, int], ...]
+) -> tuple[tuple[float, float, float], ...]:
+    """Posterior of a flake rate as a mixture of Beta distributions: (a, b, log weight) of each."""
+    inside = [
+        (a + failed, b + asked - failed, w + math.log1p(-OUTLIERS) + _log_marginal(a, b, asked, failed))
+        for (a, b), w in zip(_priors(), _prior_weights(baselines, (asked, failed)), strict=True)
+    ]
+    outside = math.log(OUTLIERS) + _log_marginal(0.5, 0.5, asked, failed)
+    return (*inside, (failed + 0.5, asked - failed + 0.5, outside))
+
+
+@lru_cache(maxsize=256)
+def _prior_weights(baselines: tuple[tuple[int, int], ...], without: tuple[int, int]) -> tuple[float, ...]:
+    """Log probability of each prior, given the baselines of all canaries but one."""
+    counts = Counter(baselines)
+    counts[without] -= 1
+    found = []
+    for a, b in _priors():
+        total = 0.0
+        for (asked, failed), canaries in counts.items():
+            inside = math.log1p(-OUTLIERS) + _log_marginal(a, b, asked, failed)
+            outside = math.log(OUTLIERS) + _log_marginal(0.5, 0.5, asked, failed)
+            most = max(inside, outside)
+            total += canaries * (most + math.log(math.exp(inside - most) + math.exp(outside - most)))
+        found.append(total)
+    most = max(found)
+    norm = most + math.log(sum(math.exp(w - most) for w in found))
+    return tuple(w - norm for w in found)
+
+
+@lru_cache(maxsize=1)
+def _priors() -> tuple[tuple[float, float], ...]:
+    """Parameters of the Beta distributions that a set's flake rates may come from."""
+    return tuple((m * s, (1 - m) * s) for m in PRIOR_MEANS for s in CONCENTRATIONS)
+
+
+def _log_marginal(a: float, b: float, asked: int, failed: int) -> float:
+    """Log probability of a baseline under Beta(a, b), without the binomial coefficient, which cancels."""
+    return _log_beta(a + failed, b + asked - failed) - _log_beta(a, b)
+
+
+def _log_beta(a: float, b: float) -> float:
+    return math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b)
 
 
 @lru_cache(maxsize=256)
@@ -112,9 +203,34 @@ def repeat_failure_bound(flakes: tuple[FlakeCounts, ...]) -> float:
     0.88
     """
     flaky = [f for f in flakes if 2 * f.failed < f.asked]
-    asked = sum(f.next_asked + f.repeats for f in flaky)
     failed = sum(f.next_failed + f.repeats_failed for f in flaky)
-    return clopper_pearson(failed, asked, 2 * REPEAT_CONFIDENCE - 1)[1] if failed else 0.0
+    return clopper_pearson(failed, repeat_trials(flakes), 2 * REPEAT_CONFIDENCE - 1)[1] if failed else 0.0
+
+
+def repeat_trials(flakes: tuple[FlakeCounts, ...]) -> int:
+    """How often the baselines asked again after a failed answer, without canaries that fail in half of their runs."""
+    return sum(f.next_asked + f.repeats for f in flakes if 2 * f.failed < f.asked)
+
+
+@lru_cache(maxsize=4096)
+def repeat_ratios(rate: float, trials: int, failed: int, passed: int) -> Cusums:
+    """Likelihood ratio of a run's repetitions, for each alternative, if no failure was seen to last.
+
+    The repeat-failure rate of a run is unknown: it has a Beta distribution with mean ``rate`` and the weight of
+    ``REPEAT_TRIALS`` repetitions, updated by those of the baseline, and is integrated out.
+
+    Args:
+        rate: The assumed repeat-failure rate, above 0.
+        trials: Repetitions in the baseline, all passed.
+        failed: Failed repetitions of the run.
+        passed: Passed repetitions of the run.
+
+    >>> [round(r, 2) for r in repeat_ratios(0.1, 20, 1, 4)]
+    [2.2, 0.84, 0.0]
+    """
+    a, b = REPEAT_TRIALS * rate, REPEAT_TRIALS * (1 - rate) + trials
+    null = math.exp(_log_beta(a + failed, b + passed) - _log_beta(a, b))
+    return tuple(min(p**failed * (1 - p) ** passed / null, MAX_EVIDENCE) for p in ALTERNATIVES)
 
 
 def flake_rate_mean(flakes: FlakeCounts) -> float:
@@ -130,42 +246,43 @@ def flake_rate_mean(flakes: FlakeCounts) -> float:
     return max((failed + 0.5) / (asked + 1), MIN_FLAKE_RATE) if asked else UNMEASURED_FLAKE_RATE
 
 
-@lru_cache(maxsize=4096)
-def likelihood_ratios(flake_rate: float, failed: int, passed: int) -> Cusums:
+@lru_cache(maxsize=65_536)
+def likelihood_ratios(flake_rate: float, failed: int, passed: int, least: float = 0.0) -> Cusums:
     """Likelihood ratio of some answers, for each alternative.
 
     Args:
         flake_rate: The rate p0.
         failed: Number of failures.
         passed: Number of passes.
+        least: Alternatives up to this rate are not tested.
 
     Returns:
-        (p1 / p0)^failed ((1 - p1) / (1 - p0))^passed; 1 for an alternative no larger than p0.
+        (p1 / p0)^failed ((1 - p1) / (1 - p0))^passed; 1 for an alternative that is not above p0 and ``least``.
 
     >>> [round(r, 2) for r in likelihood_ratios(0.01, 1, 0)], [round(r, 2) for r in likelihood_ratios(0.01, 0, 1)]
-    ([30.0, 60.0, 95.0], [0.71, 0.4, 0.05])
+    ([20.0, 50.0, 95.0], [0.81, 0.51, 0.05])
     >>> likelihood_ratios(0.4, 1, 0)[0]
     1.0
     """
     return tuple(
         min((p / flake_rate) ** failed, MAX_EVIDENCE) * ((1 - p) / (1 - flake_rate)) ** passed
-        if p > flake_rate
+        if p > max(flake_rate, least)
         else 1.0
         for p in ALTERNATIVES
     )
 
 
 def update_cusums(cusums: Cusums, *ratios: Cusums) -> Cusums:
-    """CUSUMs after one more run: max(cusum, 1) times all likelihood ratios of the run."""
-    total = [max(s, 1.0) for s in cusums]
+    """CUSUMs after one more run: all likelihood ratios of the run times the CUSUMs, which restart together at 1."""
+    total = list(cusums) if evidence(cusums) > 1 else [1.0] * len(ALTERNATIVES)
     for factors in ratios:
         total = [min(s * factor, MAX_EVIDENCE) for s, factor in zip(total, factors, strict=True)]
     return tuple(total)
 
 
 def evidence(cusums: Cusums) -> float:
-    """Mean of the CUSUMs: the evidence against "nothing has changed"."""
-    return sum(cusums) / len(cusums)
+    """Weighted mean of the CUSUMs: the evidence against "nothing has changed"."""
+    return sum(weight * s for weight, s in zip(ALTERNATIVE_WEIGHTS, cusums, strict=True))
 
 
 def ebh_rejections(weighted_evidence: Mapping[str, float], runs_per_false_alarm: float) -> frozenset[str]:

@@ -101,7 +101,7 @@ class CanarySummary:
         recent: Its last runs, oldest first: ``P`` passed, ``F`` failed, ``E`` no verdict.
         flakes: Runs and failures of the accepted baseline.
         flake_rate: Measured failure rate of the baseline with its 95 % interval; None without a baseline.
-        assumed_flake_rate: Failure rate that the sequential test assumes while nothing is wrong: an upper bound.
+        assumed_flake_rate: Failure rate that the sequential test expects while nothing is wrong, from all baselines.
         evidence: Current evidence against that rate.
         since: First failure that contributes to the evidence; None: there is none.
         alarmed: Whether it has alarmed and not recovered.
@@ -297,7 +297,7 @@ def _alarms(analysis: RunAnalysis, watched: WatchedSet, limits: AlarmLimits) -> 
         message = (
             f"{len(analysis.failed)} of {analysis.judged} canaries failed at once; by chance "
             f"{describe_odds(analysis.p_value)} runs has as many (alarm from "
-            f"{describe_odds(0.5 / limits.runs_per_false_alert)})"
+            f"{describe_odds(0.25 / limits.runs_per_false_alert)})"
         )
         return [TrendFinding(MANY, Severity.CRITICAL, *at, message, True), *pooled]
     by_id = watched.by_id
@@ -404,10 +404,16 @@ def _counts_by_run(
 
 def _summaries(history: Sequence[CanaryResult], watched: WatchedSet, state: CusumState) -> tuple[CanarySummary, ...]:
     asked: Mapping[str, Sequence[CanaryResult]] = group_by_canary(r for r in history if "~" not in r.run)
-    return tuple(_summary(c, asked.get(c.id, ()), state.canaries.get(c.id)) for c in watched.canaries)
+    baselines = tuple(c.flakes for c in watched.canaries)
+    return tuple(_summary(c, asked.get(c.id, ()), state.canaries.get(c.id), baselines) for c in watched.canaries)
 
 
-def _summary(canary: WatchedCanary, results: Sequence[CanaryResult], cusum: CanaryCusum | None) -> CanarySummary:
+def _summary(
+    canary: WatchedCanary,
+    results: Sequence[CanaryResult],
+    cusum: CanaryCusum | None,
+    baselines: tuple[FlakeCounts, ...],
+) -> CanarySummary:
     statuses = [r.status for r in results]
     return CanarySummary(
         canary.id,
@@ -418,7 +424,7 @@ def _summary(canary: WatchedCanary, results: Sequence[CanaryResult], cusum: Cana
         "".join(status.name[0] for status in statuses[-RECENT:]),
         canary.flakes,
         proportion(canary.flakes.failed, canary.flakes.asked) if canary.flakes.asked else None,
-        sequential_tests.flake_rate_bound(canary.flakes),
+        sequential_tests.failure_chance(canary.flakes, baselines, 0, 0),
         sequential_tests.evidence(cusum.cusums) if cusum else 0.0,
         cusum.since if cusum else None,
         cusum.alarmed if cusum else False,
