@@ -51,7 +51,7 @@ from casemate.guard.defenses.quorum.keywords import (
     statements,
 )
 from casemate.guard.defenses.quorum.release import Release, Thresholds, compose
-from casemate.guard.defenses.quorum.units import group_units, whole
+from casemate.guard.units import group_units, whole
 from casemate.maths.metrics import exact_match
 from casemate.maths.stats import clopper_pearson
 from casemate.protocols import Generator

@@ -521,9 +521,12 @@ class Defense:
         lookahead: Number of hits beyond the context that it compares with.
         reorders: Whether it ranks hits otherwise than by similarity. No defense that withholds or compares may run
             after it.
+        unit_keys: Option, where a defense has it: metadata keys, such as ``subject``, whose common values unite sources
+            to one unit (``guard.units``). The two-world audit removes such units.
     """
 
     paper: ClassVar[str] = ""
+    unit_keys: tuple[str, ...] = ()
     max_hidden_sources: ClassVar[int] = 0
     lookahead: ClassVar[int] = 0
     reorders: ClassVar[bool] = False

@@ -14,7 +14,7 @@ from casemate.redteam.lab import datasets
 from casemate.redteam.lab.benign import measure_utility
 from casemate.redteam.lab.experiment import ExperimentPlan
 from casemate.redteam.lab.results import TwoWorldAudit
-from casemate.redteam.lab.two_world_audit import IndexWithoutSource, two_world_audit
+from casemate.redteam.lab.two_world_audit import IndexWithout, two_world_audit
 from casemate.types import Action, Document, Outcome, Query, Verdict
 from tests.fakes import BagOfWords, documents
 from tests.lab_setting import BlockAfterHit, Hide, Name, Shorten, setting, verdict
@@ -43,7 +43,7 @@ def test_the_view_equals_the_index_after_a_removal(tmp_path, pieces):
     before = datasets.indexed_sources(index, names)
     queries = np.concatenate([E[:: 2 * pieces], BagOfWords().embed(["amber", "birch cedar"])])
     for name in names:
-        view = IndexWithoutSource(index, name, before[name])
+        view = IndexWithout(index, {name: before[name]})
         seen = [(view.search(q, k), view.search(q, k, "acme")) for q in queries for k in (1, 5, 300)]
         told = (view.digests(), view.tenants(), [d.id for ds, _ in view.scan() for d in ds], view.check())
         moments = view.moments()
@@ -70,7 +70,7 @@ def test_the_view_of_the_only_source_is_empty(tmp_path):
     index.open("bag-of-words", 64)
     E = BagOfWords().embed([d.content for d in held])
     index.add(held, E)
-    view = IndexWithoutSource(index, "d0", datasets.indexed_sources(index, ["d0"])["d0"])
+    view = IndexWithout(index, datasets.indexed_sources(index, ["d0"]))
     assert view.search(E[0], 5).hits == ()
     assert view.search(E[0], 5).similarity_stats.n == 0
     assert view.tenants() == []
@@ -79,7 +79,7 @@ def test_the_view_of_the_only_source_is_empty(tmp_path):
 
 
 def test_the_view_is_read_only(lab):
-    view = IndexWithoutSource(lab.index, "d0", next(iter(lab.indexed.values())))
+    view = IndexWithout(lab.index, dict([next(iter(lab.indexed.items()))]))
     E = BagOfWords().embed(["x"])
     for change in (
         lambda: view.add([Document("x", "x")], E),
@@ -199,7 +199,11 @@ class CalibratedHide(CalibratedDefense, Hide):
     name = "calibrated_hide"
 
 
-def test_a_member_that_is_a_fifth_of_the_collection_is_counted_and_not_compared(lab):
+def test_a_member_that_is_a_fifth_of_the_collection_is_counted_and_not_compared(lab, monkeypatch):
+    monkeypatch.setattr(
+        "casemate.redteam.lab.two_world_audit.indexed_sources",
+        lambda index, sources, tenant: {source: lab.indexed[source] for source in sources},
+    )
     member = lab.split.members[0].source
     chunks = lab.index.moments().n
     own = lab.indexed[member]
@@ -269,7 +273,9 @@ def test_rejected_questions_have_no_context_in_either_world(lab):
 def test_a_member_without_indexed_chunks_is_an_error(lab):
     sessions = [("name", Document("nobody", "text"), ())]
     with pytest.raises(DataError, match="nobody"):
-        asyncio.run(two_world_audit(lab.index, lab.guard, sessions, lab.indexed, ExperimentPlan()))
+        asyncio.run(
+            two_world_audit(lab.index, lambda index: lab.guard(index=index), sessions, lab.indexed, ExperimentPlan())
+        )
 
 
 @dataclass

@@ -22,7 +22,7 @@ from casemate.guard.defenses.quorum.keywords import (
     statements,
 )
 from casemate.guard.defenses.quorum.release import Release, Thresholds, compose
-from casemate.guard.defenses.quorum.units import group_units
+from casemate.guard.units import group_units
 from casemate.protocols import Generator
 from casemate.rag.pipeline import join_stream
 from casemate.types import UNKNOWN, Document, Hit, Prompt, Query, Retrieval, Secret, SimilarityStats

@@ -3,7 +3,7 @@
 A rewritten question may retrieve a document that the guard withholds for the question itself. One leg of a hybrid
 search may return what another withholds. So within a ``turn`` every guard judges the user's question first. A document
 that is withheld for one query stays withheld for all others, in every index. Documents are recognized by source within
-an index, and by text across indexes.
+an index, and by text across indexes, edited copies included.
 
     with turn("Who is the patient of room 4?") as current:
         found = [document for query in rewritten for document in store.similarity_search(query)]
@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from casemate.maths.moments import without_documents
+from casemate.text.edited_copies import TextWords, is_edited_copy, text_words
 from casemate.types import Document, Hit, Retrieval, T
 
 MAX_OPEN_TURNS, OPEN_TURN_S = 4096, 600.0
@@ -46,7 +47,7 @@ class Turn:
     refused: bool = False
     _judged: dict[tuple[int, str, str], object] = field(default_factory=dict)
     _withheld: set[SourceKey] = field(default_factory=set)
-    _texts: set[bytes] = field(default_factory=set)
+    _texts: dict[bytes, TextWords] = field(default_factory=dict)
     _shown: dict[bytes | str, set[SourceKey]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -71,7 +72,7 @@ class Turn:
         with self._lock:
             for document in documents:
                 self._withheld.add((id(index), tenant, document.source))
-                self._texts.add(text_digest(document.text))
+                self._texts[text_digest(document.text)] = text_words(document.text)
 
     def show(self, hits: Iterable[Hit], index: object, tenant: str) -> None:
         """Records the documents that a guard lets through."""
@@ -95,7 +96,7 @@ class Turn:
             identity, text = name(item)
             with self._lock:
                 known = self._shown.get(text_digest(text)) or self._shown.get(identity or "") or sources
-                withheld = not known or not known.isdisjoint(self._withheld) or text_digest(text) in self._texts
+                withheld = not known or not known.isdisjoint(self._withheld) or self._is_copy(text)
             if not withheld and not self.refused:
                 assert known is not None
                 self._record(identity, text, known)
@@ -111,7 +112,14 @@ class Turn:
                 collected.update(keys)
 
     def _withholds(self, index: object, tenant: str, document: Document) -> bool:
-        return (id(index), tenant, document.source) in self._withheld or text_digest(document.text) in self._texts
+        return (id(index), tenant, document.source) in self._withheld or self._is_copy(document.text)
+
+    def _is_copy(self, text: str) -> bool:
+        """Whether a text is a withheld one, or an edited copy of one."""
+        if not self._texts or text_digest(text) in self._texts:
+            return bool(self._texts)
+        words = text_words(text)
+        return any(is_edited_copy(withheld, words) for withheld in self._texts.values())
 
 
 _TURN: ContextVar[Turn | None] = ContextVar("casemate_turn", default=None)

@@ -31,10 +31,10 @@ from casemate.guard.calibration.closeness import LOOKAHEAD, FeatureExtractor, Fe
 from casemate.guard.calibration.file import CalibrationFile
 from casemate.guard.client_state.withheld_documents import SeenRequests, WithheldDocuments
 from casemate.guard.turn import current_turn
+from casemate.guard.units import related_sources
 from casemate.maths import moments, stats
 from casemate.maths.calibration import Calibration
 from casemate.protocols import CalibratedDefense, Defense, Embedder, EventStore, Index
-from casemate.text.edited_copies import is_edited_copy, text_words
 from casemate.text.sentences import sentences
 from casemate.types import Action, Document, Hit, Outcome, Query, Retrieval, Vector, Verdict
 
@@ -42,8 +42,6 @@ CALIBRATED_SIGNIFICANCE, PUBLISHED_SIGNIFICANCE = 0.01, 0.05
 """Defaults of ``significance`` by kind of mode."""
 MAX_HIDDEN = 64
 """A question that is too close to more documents is answered without any."""
-MAX_COPIES = 20
-"""Text with more edited copies is common in the collection: hiding it would hide nothing."""
 MAX_PARTS = 8
 """Parts of a doubtful question that are scored one by one: its sentences, or runs of sentences."""
 
@@ -62,8 +60,8 @@ class Mirabel(CalibratedDefense):
         session_hours: How long a document stays withheld from the client for which it was flagged.
         session_alarm: Probability, per question, of a false alarm by evidence accumulated over a client's questions.
         readers: Metadata key of a document that lists the clients allowed to read it: it is never withheld from them.
-        edited_copies: Withhold edited copies of a withheld document, too. The guarantee then holds for a document
-            together with its copies: the copies stay in the context of a collection without the document alone.
+        edited_copies: Withhold edited copies of a withheld document, too: words dropped, sentences in another order.
+        unit_keys: Metadata keys, such as ``subject``: sources with a common value are withheld together.
         embedder: The system's; embeds the sentences of doubtful questions.
         index: The system's.
         store: The system's; shares withheld documents with other processes and keeps them over a restart.
@@ -76,7 +74,8 @@ class Mirabel(CalibratedDefense):
     session_hours: float = 24.0
     session_alarm: float = 0.001
     readers: str = "readers"
-    edited_copies: bool = False
+    edited_copies: bool = True
+    unit_keys: tuple[str, ...] = ()
     embedder: Embedder | None = field(default=None, repr=False)
     index: Index | None = field(default=None, repr=False)
     store: EventStore | None = field(default=None, repr=False)
@@ -200,9 +199,11 @@ class _Decision:
         self.threshold = calibration.threshold(calibration.attainable_rate(rate))
         self.question = FeatureExtractor(query.text, calibration.labels)
         self.client = (query.tenant, query.client)
-        self.blocked = frozenset(blocked)
-        self.blocked |= self._copies(self.blocked)
         self.readable = self._readable(retrieval.hits)
+        related = self._related(blocked)
+        self.short = related is None  # too few hits to form the units
+        self.found_related = related or frozenset()
+        self.blocked = frozenset(blocked) | self.found_related
         still_blocked = self.blocked - self.readable
         self.before = [source for source in unique_sources(retrieval.hits) if source in still_blocked]
         self.found = _without(retrieval, self.before)
@@ -212,6 +213,8 @@ class _Decision:
 
     async def outcome(self) -> Outcome[Retrieval]:
         """Returns the remaining hits and the verdict."""
+        if self.short:
+            return Outcome(self.given, more=True)
         hits, k = self.found.hits, self.query.k
         for end in range(min(k, len(hits)), len(hits) + 1):
             judged = await self._judge(unique_sources(hits[:end]))
@@ -235,23 +238,26 @@ class _Decision:
     ) -> tuple[dict[str, float], dict[str, str]] | None:
         """Returns the scores of sources, and the reasons for those withheld; None if there are too few hits.
 
-        With ``edited_copies``, copies of a withheld source are withheld, too. The others are then judged as if they
-        were absent.
+        The whole unit of a withheld source is withheld. The other sources are then judged as if it were absent.
         """
-        copies = frozenset[str]()
+        related = frozenset[str]()
         while True:
-            judged = await self._judge_without(copies, order, withhold)
-            found = self._copies(judged[1]) if judged and withhold else copies
-            if judged is None or found <= copies:
+            judged = await self._judge_without(related, order, withhold)
+            if judged is None or not withhold:
                 return judged
-            copies |= found
+            found = self._related({*judged[1], *self.before})
+            if found is None:
+                return None
+            if found <= related:
+                return judged
+            related |= found
 
     async def _judge_without(
-        self, copies: frozenset[str], order: Sequence[str], withhold: bool
+        self, related: frozenset[str], order: Sequence[str], withhold: bool
     ) -> tuple[dict[str, float], dict[str, str]] | None:
-        out, scores, reasons = {*order, *copies}, dict[str, float](), dict.fromkeys(copies, "copy")
+        out, scores, reasons = {*order, *related}, dict[str, float](), dict.fromkeys(related, "unit")
         for source in reversed(order):
-            if source in copies:
+            if source in related:
                 continue
             out.discard(source)
             score = await self._score(source, frozenset(out), frozenset(reasons))
@@ -263,20 +269,26 @@ class _Decision:
                 out.add(source)
         return scores, reasons
 
-    def _copies(self, sources: Collection[str]) -> frozenset[str]:
-        """Other sources with a chunk that is an edited copy of a chunk of these, unless off or too many."""
-        texts = [text_words(h.document.text) for h in self.given.hits if h.document.source in sources]
-        if not texts or not self.mirabel.edited_copies:
+    def _related(self, withheld: Collection[str]) -> frozenset[str] | None:
+        """Other sources in the units of withheld ones; None if there are too few hits. Readable sources are left out.
+
+        Only hits up to the one at which k + ``LOOKAHEAD`` others are left count. So the result does not depend on the
+        number of fetched hits, and a withheld unit that is absent changes nothing.
+        """
+        if not withheld or not (self.mirabel.edited_copies or self.mirabel.unit_keys):
             return frozenset()
-        others = [h for h in self.given.hits if h.document.source not in sources]
-        readable = self._readable(others)
-        found = {
-            h.document.source
-            for h in others
-            if h.document.source not in readable
-            and any(is_edited_copy(text, text_words(h.document.text)) for text in texts)
-        }
-        return frozenset(found if len(found) <= MAX_COPIES else ())
+        readable, found = self.readable.difference(withheld), frozenset(withheld)
+        while True:
+            others = [i for i, hit in enumerate(self.given.hits) if hit.document.source not in found]
+            wanted = self.query.k + LOOKAHEAD
+            if len(others) < wanted and not self.given.exhausted:
+                return None
+            near = self.given.hits[: others[wanted - 1] + 1] if len(others) >= wanted else self.given.hits
+            documents = [hit.document for hit in near if hit.document.source not in readable]
+            related = related_sources(documents, found, self.mirabel.unit_keys, copies=self.mirabel.edited_copies)
+            if not related:
+                return found.difference(withheld)
+            found |= related
 
     async def _score(self, source: str, out: frozenset[str], withheld: frozenset[str]) -> float | None:
         """Returns the score of a source as if others were absent; None if there are too few hits.
@@ -357,7 +369,10 @@ class _Decision:
         for source in set(unique_sources(context[:1])) - self._readable(context[:1]) if new else ():
             self.mirabel.withheld.add_evidence(*self.client, source, self._e_value(scores[source]))
         flagged = [s for s in unique_sources(self.found.hits) if s in reasons]
-        for source in flagged:
+        for source in (
+            *flagged,
+            *sorted(self.found_related),
+        ):  # a copy is remembered for questions without the original
             self.mirabel.withheld.add(*self.client, source)
         withheld = [*self.before, *flagged]
         hits = _without(self.given, withheld).hits if context else ()

@@ -33,7 +33,7 @@ from casemate.guard.defenses.quorum.keywords import (
     read_text,
     unit_statements,
 )
-from casemate.guard.defenses.quorum.units import group_units, whole
+from casemate.guard.units import group_units, whole
 from casemate.protocols import Generator, Index
 from casemate.rag.pipeline import INSTRUCTIONS
 from casemate.text.refusals import is_refusal

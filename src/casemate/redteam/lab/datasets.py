@@ -69,10 +69,16 @@ class Split:
 
 
 class IndexedSource(NamedTuple):
-    """The chunks of one source in an index."""
+    """The chunks of a source, or of several, in an index."""
 
     ids: tuple[str, ...]
     vectors: Vector  # (chunks, dim)
+
+    @classmethod
+    def joined(cls, sources: Collection[IndexedSource]) -> IndexedSource:
+        """The chunks of all of these sources, at least one."""
+        ids = tuple(identity for source in sources for identity in source.ids)
+        return cls(ids, np.concatenate([source.vectors for source in sources]))
 
     def isdisjoint(self, ids: Iterable[str]) -> bool:
         """Whether none of these ids belongs to the source."""

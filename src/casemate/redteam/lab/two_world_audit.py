@@ -1,8 +1,11 @@
-"""The two-world audit: the guard's contexts with a document that it withholds, and without that document.
+"""The two-world audit: the guard's contexts with a unit that it withholds, and without that unit.
 
 A guard that hides a member's record, but answers differently than if the record did not exist, reveals membership. So
 each session in which a candidate was withheld is replayed twice by guards without client state: over the index, and
-over the same index without the candidate. The contexts must be equal, document by document.
+over the same index without the candidate's unit. The contexts must be equal, document by document.
+
+The unit is the candidate with its edited copies in the whole index, and sources with a common value of the guard's
+``unit_keys``. A copy in the context counts as exposure: it states the same facts.
 """
 
 from __future__ import annotations
@@ -16,12 +19,13 @@ import numpy as np
 
 from casemate.errors import CapabilityError, DataError
 from casemate.guard.guard import Guard
+from casemate.guard.units import unit_sources
 from casemate.maths import stats
 from casemate.maths.calibration import MAX_SIZE_RATIO
 from casemate.maths.moments import CorpusMoments
 from casemate.protocols import CalibratedDefense, Defense, Index, Progress
 from casemate.redteam.lab.black_box import TargetSession
-from casemate.redteam.lab.datasets import IndexedSource
+from casemate.redteam.lab.datasets import IndexedSource, indexed_sources
 from casemate.redteam.lab.experiment import ExperimentPlan
 from casemate.redteam.lab.results import TwoWorldAudit
 from casemate.redteam.lab.store import Exchange
@@ -39,7 +43,7 @@ class ContextDifference:
         attack: Attack that asked the question.
         candidate: Source of the withheld document.
         number: Number of the question in its session, from 0.
-        context: Document ids in the context with the candidate in the index.
+        context: Document ids in the context with the candidate's unit in the index.
         without: Document ids in the context without it.
     """
 
@@ -57,7 +61,7 @@ class TwoWorldFindings:
     Attributes:
         audit: Pairs and differences, for the report.
         asked: Questions about members.
-        exposed: Questions with the member in the context: the guard did not withhold it.
+        exposed: Questions with the member, or a copy, in the context: the guard did not withhold it.
         ended_early: Sessions whose comparison ended because the member changed a context, although it was neither shown
             nor withheld: the guard compares documents with their neighbors, and the member was a neighbor.
         differences: The first differences.
@@ -70,25 +74,24 @@ class TwoWorldFindings:
     differences: tuple[ContextDifference, ...]
 
 
-class IndexWithoutSource(Index):
-    """Read-only view of an index as if one source had been removed.
+class IndexWithout(Index):
+    """Read-only view of an index as if some sources had been removed.
 
-    A search fetches as many additional documents as the source has and drops these. The similarity statistics come
-    from the moments minus those of the source's vectors, exactly as after a removal.
+    A search fetches as many additional documents as the sources have and drops these. The similarity statistics come
+    from the moments minus those of the sources' vectors, exactly as after a removal.
     """
 
-    def __init__(self, index: Index, source: str, indexed: IndexedSource, tenant: str = DEFAULT_TENANT) -> None:
+    def __init__(self, index: Index, sources: Mapping[str, IndexedSource], tenant: str = DEFAULT_TENANT) -> None:
         """Wraps an open index.
 
         Args:
             index: The index.
-            source: The source to leave out.
-            indexed: Its chunks in the index.
-            tenant: Its tenant; other tenants are unchanged.
+            sources: The sources to leave out, with their chunks in the index; at least one.
+            tenant: Their tenant; other tenants are unchanged.
         """
         self._index = index
-        self._source = source
-        self._indexed = indexed
+        self._sources = sources
+        self._chunks = IndexedSource.joined(sources.values())
         self._tenant = tenant
         self._moments: CorpusMoments | None = None
 
@@ -99,8 +102,8 @@ class IndexWithoutSource(Index):
         """See `Index.search`."""
         if tenant != self._tenant:
             return self._index.search(vector, k, tenant)
-        found = self._index.search(vector, k + len(self._indexed.ids), tenant)
-        hits = tuple(h for h in found.hits if h.document.source != self._source)[:k]
+        found = self._index.search(vector, k + len(self._chunks.ids), tenant)
+        hits = tuple(h for h in found.hits if h.document.source not in self._sources)[:k]
         return Retrieval(hits, self.moments(tenant).similarity_stats(np.asarray(vector, np.float32)))
 
     def moments(self, tenant: str = DEFAULT_TENANT) -> CorpusMoments:
@@ -108,13 +111,13 @@ class IndexWithoutSource(Index):
         if tenant != self._tenant:
             return self._index.moments(tenant)
         if self._moments is None:  # takes milliseconds, and each question needs them
-            self._moments = self._index.moments(tenant) - CorpusMoments.of(self._indexed.vectors)
+            self._moments = self._index.moments(tenant) - CorpusMoments.of(self._chunks.vectors)
         return self._moments
 
     def digests(self, tenant: str = DEFAULT_TENANT) -> Mapping[str, str]:
         """See `Index.digests`."""
-        removed = self._source if tenant == self._tenant else None
-        return {source: digest for source, digest in self._index.digests(tenant).items() if source != removed}
+        removed = self._sources if tenant == self._tenant else ()
+        return {source: digest for source, digest in self._index.digests(tenant).items() if source not in removed}
 
     def tenants(self) -> Sequence[str]:
         """See `Index.tenants`."""
@@ -123,7 +126,7 @@ class IndexWithoutSource(Index):
     def scan(self, tenant: str = DEFAULT_TENANT) -> Iterator[tuple[Sequence[Document], Vector]]:
         """See `Index.scan`."""
         for documents, vectors in self._index.scan(tenant):
-            kept = [i for i, d in enumerate(documents) if tenant != self._tenant or d.source != self._source]
+            kept = [i for i, d in enumerate(documents) if tenant != self._tenant or d.source not in self._sources]
             if kept:
                 yield [documents[i] for i in kept], vectors[kept]
 
@@ -193,7 +196,7 @@ async def two_world_audit(
         index: The lab's index; must not change during the audit.
         make_guard: Builds a guard over an index, without client state and event store.
         sessions: Attack, member and exchanges, from `Experiment.member_sessions("on")`.
-        indexed: The indexed chunks of each member, from `datasets.indexed_sources`.
+        indexed: The members that are indexed, from `datasets.indexed_sources`.
         plan: The experiment's settings.
         progress: Called with 1 for each finished session.
 
@@ -203,14 +206,16 @@ async def two_world_audit(
     """
     asked = exposed = ended_early = pairs = failed = not_compared = 0
     found: list[ContextDifference] = []
+    units = _units(index, make_guard(index), indexed.keys(), plan.tenant)
     for attack, member, exchanges in sessions:
         if member.source not in indexed:
             raise DataError(f"the member {member.source!r} has no indexed chunks; copy the index again")
-        own = indexed[member.source]
+        unit = units[member.source]
+        own = IndexedSource.joined(unit.values())
         asked += len(exchanges)
         exposed += sum(not own.isdisjoint(e.context) for e in exchanges)
         if any(not own.isdisjoint(e.hidden) for e in exchanges):
-            guards = [make_guard(i) for i in (index, IndexWithoutSource(index, member.source, own, plan.tenant))]
+            guards = [make_guard(i) for i in (index, IndexWithout(index, unit, plan.tenant))]
             if len(own.ids) > _largest_source(index, guards[0], plan.tenant):
                 not_compared += 1
                 progress(1)
@@ -230,8 +235,16 @@ async def two_world_audit(
     return TwoWorldFindings(audit, asked, exposed, ended_early, tuple(found[:MAX_DETAILS]))
 
 
+def _units(index: Index, guard: Guard, members: Collection[str], tenant: str) -> dict[str, dict[str, IndexedSource]]:
+    """The sources of each member's unit, with their chunks."""
+    keys = tuple(dict.fromkeys(key for defense in guard.defenses for key in defense.unit_keys))
+    units = unit_sources(index, members, tenant, keys)
+    chunks = indexed_sources(index, frozenset[str]().union(*units.values()), tenant)
+    return {member: {source: chunks[source] for source in unit} for member, unit in units.items()}
+
+
 def _largest_source(index: Index, guard: Guard, tenant: str) -> float:
-    """Number of chunks beyond which no calibration fits the index both with a source and without it."""
+    """Number of chunks beyond which no calibration fits the index both with a unit and without it."""
     if not any(isinstance(d, CalibratedDefense) and d.uses_calibration for d in guard.defenses):
         return math.inf
     chunks = index.moments(tenant).n

@@ -40,7 +40,7 @@ from casemate.guard.defenses.quorum.ledger import DAY_S, Ledger
 from casemate.guard.defenses.quorum.privacy import PrivateHistogram
 from casemate.guard.defenses.quorum.private_answers import PrivateAnswers
 from casemate.guard.defenses.quorum.release import Composition, Release, Thresholds, compose
-from casemate.guard.defenses.quorum.units import group_units, unit_names, whole
+from casemate.guard.units import group_units, unit_names, whole
 from casemate.protocols import Defense, EventStore, Generator
 from casemate.types import Action, Hit, Outcome, Prompt, Query, Retrieval, Secret, Verdict
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from casemate.errors import ConfigError
-from casemate.guard.defenses.quorum.units import UnitName
+from casemate.guard.units import UnitName
 from casemate.protocols import EventStore
 from casemate.types import QuotaRequest
 

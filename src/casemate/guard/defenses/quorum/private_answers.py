@@ -12,7 +12,7 @@ from casemate.guard.defenses.quorum.keywords import AskedQuestion, Item, Word
 from casemate.guard.defenses.quorum.ledger import Ledger
 from casemate.guard.defenses.quorum.privacy import PrivateHistogram
 from casemate.guard.defenses.quorum.release import MAX_WORDS, Composition, compose
-from casemate.guard.defenses.quorum.units import UnitName
+from casemate.guard.units import UnitName
 from casemate.types import Query
 
 CACHED_ANSWERS = 4096

@@ -1,0 +1,168 @@
+"""Units of independence: the documents behind which one source, one text or one declared interest stands.
+
+A unit is a source with all its chunks and edited copies, and all sources with a common value of a metadata key. Hiding
+withholds whole units, the two-world audit removes whole units, and ``quorum`` counts units.
+
+Units are formed at query time, from the hits (ADR 0015). A copy that ranks in the context has its original among the
+hits around it, for the two are about equally similar to every question. ``unit_sources`` forms a unit from the whole
+collection, for the audit.
+
+Near-duplicates as one group: Manku, Jain and Das Sarma 2007, "Detecting Near-Duplicates for Web Crawling", WWW.
+Deviation: the share of common words (``text.edited_copies``), not a fingerprint: dropped words and another order of the
+sentences must not separate a copy from its original.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeAlias
+
+from casemate.protocols import Index
+from casemate.text.edited_copies import copy_groups, is_edited_copy, text_words
+from casemate.types import DEFAULT_TENANT, Document, Hit
+
+UnitName: TypeAlias = tuple[str, Hashable]
+"""``source`` and its name, or a metadata key and a value."""
+MISSING = ("missing",)
+"""Key of the documents without the metadata that the units need: for a count, they are together one unit."""
+MAX_COPIES = 20
+"""A text with copies in more sources is common in the collection: hiding it would hide nothing."""
+
+
+def group_units(hits: Sequence[Hit], keys: Sequence[str] = ()) -> list[tuple[Hit, ...]]:
+    """Groups hits into units, to count them; best hit first.
+
+    The grouping is transitive. All hits that lack a value for a key are one unit: a document must not gain support by
+    leaving out its author. The number of copies is not limited: twenty-one copies gain no support either.
+
+    Args:
+        hits: By decreasing score.
+        keys: Metadata keys, such as ``author``. A list as value names several.
+    """
+    copies = copy_groups([hit.document.text for hit in hits])
+    parent = list(range(len(hits)))
+
+    def root(i: int) -> int:
+        while parent[i] != i:
+            i = parent[i]
+        return i
+
+    first: dict[UnitName, int] = {}
+    for i, hit in enumerate(hits):
+        for name in (("copy", copies[i]), *_counted_names(hit.document, keys)):
+            low, high = sorted((root(first.setdefault(name, i)), root(i)))
+            parent[high] = low
+    units: dict[int, list[Hit]] = {}
+    for i, hit in enumerate(hits):
+        units.setdefault(root(i), []).append(hit)
+    return [tuple(unit) for unit in units.values()]
+
+
+def related_sources(
+    documents: Iterable[Document], sources: Iterable[str], keys: Sequence[str] = (), *, copies: bool = True
+) -> frozenset[str]:
+    """The other sources in the units of some sources, to hide them together.
+
+    The relation is transitive. A document without a value for a key is related to none by this key. A text with copies
+    in more than ``MAX_COPIES`` sources relates none.
+
+    Args:
+        documents: Chunks of these and other sources, such as those of the hits.
+        sources: Names of sources.
+        keys: Metadata keys, such as ``subject``.
+        copies: Whether edited copies are related.
+    """
+    pages, given = list(documents), frozenset(sources)
+    return _reachable(_relations(lambda: pages, given, keys, copies), given) - given
+
+
+def unit_sources(
+    index: Index, sources: Collection[str], tenant: str = DEFAULT_TENANT, keys: Sequence[str] = ()
+) -> dict[str, frozenset[str]]:
+    """All sources in the unit of each source, from the whole collection; related as in ``related_sources``.
+
+    Reads the index twice for each step of the relation, in bounded memory.
+    """
+
+    def documents() -> Iterator[Document]:
+        return (document for page, _ in index.scan(tenant) for document in page)
+
+    related = _relations(documents, frozenset(sources), keys)
+    return {source: _reachable(related, [source]) for source in sources}
+
+
+def unit_names(unit: Sequence[Hit], keys: Sequence[str] = ()) -> frozenset[UnitName]:
+    """Names of a unit that are the same for every question: its sources, and its values of metadata keys.
+
+    Args:
+        unit: Its hits.
+        keys: Metadata keys, as for ``group_units``.
+    """
+    return frozenset(name for hit in unit for name in _counted_names(hit.document, keys))
+
+
+def whole(unit: Sequence[Hit]) -> Document:
+    """Joins the retrieved chunks of a unit, whatever their ranks are, each text once."""
+    ordered = sorted(unit, key=lambda hit: hit.document.id)
+    text = "\n\n".join(dict.fromkeys(hit.document.text for hit in ordered))
+    return Document("unit", text, ordered[0].document.title)
+
+
+def _relations(
+    documents: Callable[[], Iterable[Document]], sources: frozenset[str], keys: Sequence[str], copies: bool = True
+) -> dict[str, frozenset[str]]:
+    """The directly related sources of these sources, of those found, and so on."""
+    related: dict[str, frozenset[str]] = {}
+    while new := frozenset(sources.union(*related.values()) - related.keys()):
+        own = [document for document in documents() if document.source in new]
+        related |= dict.fromkeys(new, frozenset[str]())
+        if own:
+            related |= _directly_related(documents(), own, keys, copies)
+    return related
+
+
+def _directly_related(
+    documents: Iterable[Document], own: Sequence[Document], keys: Sequence[str], copies: bool
+) -> dict[str, frozenset[str]]:
+    """For each source of ``own``: the sources with a copy of one of its chunks, or with a name in common."""
+    texts = [text_words(document.text) for document in own] if copies else []
+    copied, sharing = [set[str]() for _ in texts], defaultdict[UnitName, set[str]](set)
+    for document in documents:
+        words = text_words(document.text) if copies else None
+        for text, found in zip(texts, copied, strict=True):
+            if words is not None and is_edited_copy(text, words):
+                found.add(document.source)
+        for name in _names(document, keys):
+            sharing[name].add(document.source)
+    related = defaultdict[str, set[str]](set)
+    for i, document in enumerate(own):
+        related[document.source].update(*(sharing[name] for name in _names(document, keys)))
+        if copies and len(copied[i]) <= MAX_COPIES + 1:  # the source itself, and its copies
+            related[document.source] |= copied[i]
+    return {source: frozenset(found) for source, found in related.items()}
+
+
+def _reachable(related: Mapping[str, frozenset[str]], sources: Iterable[str]) -> frozenset[str]:
+    found, new = frozenset[str](), frozenset(sources)
+    while new:
+        found |= new
+        new = frozenset[str]().union(*(related[source] for source in new)) - found
+    return found
+
+
+def _counted_names(document: Document, keys: Sequence[str]) -> Iterator[UnitName]:
+    yield "source", document.source
+    for key in keys:
+        yield from ((key, value) for value in _values(document, key) or [MISSING])
+
+
+def _names(document: Document, keys: Sequence[str]) -> Iterator[UnitName]:
+    return ((key, value) for key in keys for value in _values(document, key))
+
+
+def _values(document: Document, key: str) -> list[str]:
+    value = document.metadata.get(key)
+    values = value if isinstance(value, list | tuple) else [value]
+    named = (" ".join(str(v).split()).casefold() for v in values if v is not None)
+    return [name for name in named if name]

@@ -1,0 +1,120 @@
+"""Units of independence: what belongs together, from hits and from a whole collection."""
+
+from contextlib import closing
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from casemate.backends.indexes.sqlite import SqliteIndex
+from casemate.guard.turn import Turn
+from casemate.guard.units import MAX_COPIES, related_sources, unit_sources
+from casemate.text.sentences import sentences
+from casemate.types import Document, Hit, Retrieval, SimilarityStats
+from tests.fakes import BagOfWords
+
+WORDS = [f"{a}{b}" for a in ("amber", "birch", "cedar", "delta", "ember", "fjord") for b in "abcdefghijklmnop"]
+
+
+def record(seed, parts=4):
+    """A text of several sentences of random words."""
+    rng = np.random.default_rng(seed)
+    return " ".join(" ".join(rng.choice(WORDS, 10, replace=False)).capitalize() + "." for _ in range(parts))
+
+
+def edited(text, seed):
+    """A copy with 22 % of the words dropped and the sentences in another order."""
+    rng = np.random.default_rng(seed)
+    parts = sentences(text)
+    words = " ".join(parts[i] for i in rng.permutation(len(parts))).split()
+    return " ".join(w for w in words if rng.random() > 0.22)
+
+
+ROWS = st.lists(
+    st.tuples(st.integers(0, 5), st.integers(0, 3), st.lists(st.integers(0, 4), max_size=2)), min_size=1, max_size=9
+)
+
+
+def made(rows):
+    """Chunks of sources with one of a few texts and with subjects."""
+    return [
+        Document(f"d{i}", f"text {text}" if text else f"own {i}", source=f"s{source}", metadata={"subject": subjects})
+        for i, (source, text, subjects) in enumerate(rows)
+    ]
+
+
+def naive_unit(rows, source):
+    """Transitive closure by repeated comparison of all pairs: equal texts, common subjects; none: no relation."""
+    found = {f"s{source}"}
+    for _ in rows:
+        for (a, text, subjects), (b, other, common) in product(rows, rows):
+            if f"s{a}" in found and ((text and text == other) or not set(subjects).isdisjoint(common)):
+                found.add(f"s{b}")
+    return found
+
+
+@given(ROWS)
+@settings(max_examples=60, deadline=None)
+def test_related_sources_are_the_transitive_closure(rows):
+    source = rows[0][0]
+    expected = naive_unit(rows, source)
+    assert related_sources(made(rows), [f"s{source}"], ["subject"]) == expected - {f"s{source}"}
+
+
+def test_the_unit_in_a_collection_is_that_of_all_its_documents(tmp_path):
+    rng = np.random.default_rng(5)
+    rows = [(int(rng.integers(9)), int(rng.integers(4)), rng.integers(12, size=1).tolist()) for _ in range(24)]
+    held = made(rows)
+    with closing(SqliteIndex(tmp_path / "i.db")) as index:
+        index.open("bag-of-words", 64)
+        index.add(held, BagOfWords().embed([d.content for d in held]))
+        sources = {d.source for d in held}
+        found = unit_sources(index, sources, keys=["subject"])
+        assert unit_sources(index, ["absent"]) == {"absent": {"absent"}}
+    assert found == {source: naive_unit(rows, int(source[1:])) for source in sources}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_an_edited_copy_is_in_the_unit_and_a_text_on_the_same_topic_is_not(seed):
+    text = record(seed)
+    words = text.split()
+    half = f"{' '.join(words[: len(words) // 2])} {record(seed + 100, 2)}"
+    documents = [Document("a", text), Document("b", edited(text, seed)), Document("c", half)]
+    assert related_sources(documents, ["a"]) == {"b"}
+    assert related_sources(documents, ["a"], copies=False) == frozenset()
+
+
+def test_copies_of_copies_are_one_unit():
+    text = record(1, 6)
+    second = edited(text, 2)
+    third = edited(second, 3)
+    documents = [Document("a", text), Document("b", second), Document("c", third)]
+    assert related_sources(documents, ["c"]) == {"a", "b"}
+
+
+@pytest.mark.parametrize(("copies", "related"), [(MAX_COPIES, MAX_COPIES), (MAX_COPIES + 1, 0)])
+def test_a_text_that_is_common_in_the_collection_relates_nothing(copies, related):
+    documents = [Document(f"d{i}", record(1)) for i in range(copies + 1)]
+    assert len(related_sources(documents, ["d0"])) == related
+
+
+def test_a_document_without_a_subject_is_related_to_none():
+    documents = [Document(f"d{i}", f"own {i}", metadata={"subject": s}) for i, s in enumerate([None, "", [], "x"])]
+    assert related_sources(documents, ["d0"], ["subject"]) == frozenset()
+
+
+# Turns
+
+
+def test_an_edited_copy_in_another_index_is_withheld_in_the_turn():
+    text, current = record(1), Turn("question")
+    first, second = object(), object()
+    current.withhold([Document("a", text)], first, "default")
+    hits = tuple(Hit(Document(i, t), 0.5) for i, t in (("b", edited(text, 1)), ("c", record(9))))
+    shown = current.visible(Retrieval(hits, SimilarityStats(9, 0.1, 0.1)), second, "default")
+    assert [hit.document.id for hit in shown.hits] == ["c"]
+    current.show(hits, second, "default")
+    found = [(hit.document.id, hit.document.text) for hit in hits]
+    assert [name for name, _ in current.allowed(found, lambda item: item)] == ["c"]
