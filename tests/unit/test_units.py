@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from casemate.backends.indexes.sqlite import SqliteIndex
 from casemate.guard.turn import Turn
-from casemate.guard.units import MAX_COPIES, related_sources, unit_sources
+from casemate.guard.units import MAX_COPIES, group_units, related_sources, unit_sources
 from casemate.text.sentences import sentences
 from casemate.types import Document, Hit, Retrieval, SimilarityStats
 from tests.fakes import BagOfWords
@@ -118,3 +118,13 @@ def test_an_edited_copy_in_another_index_is_withheld_in_the_turn():
     current.show(hits, second, "default")
     found = [(hit.document.id, hit.document.text) for hit in hits]
     assert [name for name, _ in current.allowed(found, lambda item: item)] == ["c"]
+
+
+def test_two_forms_with_other_figures_are_two_records_but_count_once():
+    form = (
+        "The patient was seen in the ward on day {} with pressure {} and pulse {}; fever of {} degrees, weight {} kg."
+    )
+    first, second = form.format(3, 120, 71, 38, 64), form.format(9, 140, 88, 39, 92)
+    documents = [Document("a", first), Document("b", second), Document("c", f"Discharged later. {first}")]
+    assert related_sources(documents, ["a"]) == {"c"}
+    assert len(group_units([Hit(document, 0.5) for document in documents])) == 1

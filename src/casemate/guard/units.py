@@ -34,7 +34,7 @@ def group_units(hits: Sequence[Hit], keys: Sequence[str] = ()) -> list[tuple[Hit
     """Groups hits into units, to count them; best hit first.
 
     The grouping is transitive. All hits that lack a value for a key are one unit: a document must not gain support by
-    leaving out its author. The number of copies is not limited: twenty-one copies gain no support either.
+    leaving out its author, nor by copies with another figure. The number of copies is not limited.
 
     Args:
         hits: By decreasing score.
@@ -64,8 +64,9 @@ def related_sources(
 ) -> frozenset[str]:
     """The other sources in the units of some sources, to hide them together.
 
-    The relation is transitive. A document without a value for a key is related to none by this key. A text with copies
-    in more than ``MAX_COPIES`` sources relates none.
+    The relation is transitive. Copies have most of their numbers in common: two forms with other figures are two
+    records. A text with copies in more than ``MAX_COPIES`` sources relates none. A document without a value for a key
+    is related to none by this key.
 
     Args:
         documents: Chunks of these and other sources, such as those of the hits.
@@ -131,7 +132,7 @@ def _directly_related(
     for document in documents:
         words = text_words(document.text) if copies else None
         for text, found in zip(texts, copied, strict=True):
-            if words is not None and is_edited_copy(text, words):
+            if words is not None and is_edited_copy(text, words, numbers=True):
                 found.add(document.source)
         for name in _names(document, keys):
             sharing[name].add(document.source)

@@ -1,7 +1,7 @@
 """Recognizes edited copies of a text by their words: some words dropped, sentences in another order, text added.
 
 The share of common words among those of the shorter text (the overlap coefficient) does not depend on the order of
-words, and dropping words does not lower it. ``benchmarks/quorum.py`` measures edited copies that are missed, and
+words, and dropping words does not lower it. ``benchmarks/units.py`` measures edited copies that are missed, and
 distinct documents that are merged.
 """
 
@@ -16,6 +16,9 @@ from casemate.text.tokens import content_words
 
 MIN_OVERLAP = 0.8
 """Smallest overlap coefficient of two copies. Abstracts on one topic stay below 0.6."""
+MIN_NUMBERS = 0.6
+"""Smallest share of common numbers of two copies, where numbers count: two forms may differ in nothing else. Texts from
+which 22 % of the words were dropped, each at random, have .78 in common."""
 MIN_WORDS = 12
 """Distinct words below which two texts are copies only if their words are equal: short texts share words by chance."""
 CACHED_TEXTS = 4096
@@ -29,10 +32,12 @@ class TextWords(NamedTuple):
 
     Attributes:
         stems: Stems of its content words.
+        numbers: Those with a digit.
         bits: A bit for each stem, at a position by its hash: rejects most pairs of texts in one operation.
     """
 
     stems: frozenset[str]
+    numbers: frozenset[str]
     bits: int
 
 
@@ -43,11 +48,16 @@ def text_words(text: str) -> TextWords:
     bits = 0
     for word in stems:
         bits |= 1 << (crc32(word.encode("utf-8", "surrogatepass")) % _BITS)
-    return TextWords(stems, bits)
+    return TextWords(stems, frozenset(word for word in stems if any(map(str.isdigit, word))), bits)
 
 
-def is_edited_copy(first: TextWords, second: TextWords) -> bool:
+def is_edited_copy(first: TextWords, second: TextWords, *, numbers: bool = False) -> bool:
     """Whether two texts are edited copies of each other.
+
+    Args:
+        first: The words of one text.
+        second: The words of the other.
+        numbers: Whether their numbers must agree as well.
 
     >>> text = "The north bridge opened in 1932; its toll pays for the ferry, two red lamps and the old harbor wall."
     >>> edited = "Red lamps and the old harbor wall. The toll pays for the ferry, two. The north bridge in 1932."
@@ -64,7 +74,10 @@ def is_edited_copy(first: TextWords, second: TextWords) -> bool:
     collisions = shorter - small.bits.bit_count()
     if (small.bits & large.bits).bit_count() < needed - collisions:
         return False
-    return len(small.stems & large.stems) >= needed
+    if len(small.stems & large.stems) < needed:
+        return False
+    fewer = min(len(small.numbers), len(large.numbers))
+    return not numbers or len(small.numbers & large.numbers) >= MIN_NUMBERS * fewer
 
 
 def copy_groups(texts: Sequence[str]) -> list[int]:

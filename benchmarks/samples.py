@@ -1,0 +1,153 @@
+"""Samples of public corpora with a calibrated guard, for benchmarks that attack a few candidates."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from benchmarks import DATA, SEED, nfcorpus_questions
+from casemate import plugins
+from casemate.app import open_app
+from casemate.backends.generators.simulated_reader import SimulatedReader
+from casemate.protocols import MembershipAttack, Target
+from casemate.rag.pipeline import Rag
+from casemate.redteam.lab import datasets
+from casemate.redteam.lab.caching import CachedEmbedder, CachedGenerator
+from casemate.redteam.lab.experiment import Experiment, ExperimentPlan
+from casemate.redteam.lab.store import CampaignStore
+from casemate.system import App
+from casemate.text.grounding import grounding_score
+from casemate.types import Document, Probe, Reply
+
+ATTACKS = ("direct", "s2mia", "mba", "interrogation", "dcmi", "menta")
+"""Published attacks."""
+LEAST_WORDS = 50
+"""Words of a candidate, at least."""
+
+
+@dataclass
+class NaturalAsker(MembershipAttack):
+    """Asks one question as any user would, and scores how much of the text the reply contains.
+
+    Attributes:
+        asked: A question about each candidate, by source. Without one it asks what is known about the title.
+    """
+
+    asked: dict[str, str] = field(default_factory=dict, repr=False)
+
+    paper: ClassVar[str] = "none: an ordinary question"
+
+    async def prepare(self, candidate: Document, rng: np.random.Generator) -> Probe:
+        """One question."""
+        title = candidate.title.rstrip(".")
+        return Probe((self.asked.get(candidate.source, f"What is known about {title}?"),))
+
+    async def measure(self, candidate: Document, probe: Probe, replies: Sequence[Reply]) -> tuple[float, ...]:
+        """Grounding of the reply in the text."""
+        return (grounding_score(candidate.text, probe.questions[0], replies[0].text),)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A public corpus.
+
+    Attributes:
+        name: ``nfcorpus`` or ``squad``.
+        documents: Its documents, in a random order: different texts of at least ``LEAST_WORDS`` words.
+        log: Questions of users, for the calibration.
+        harmless: Other questions of users.
+        asked: A user's question about some documents, by source. None for ``nfcorpus``: its questions name no document.
+    """
+
+    name: str
+    documents: tuple[Document, ...]
+    log: tuple[str, ...]
+    harmless: tuple[str, ...]
+    asked: dict[str, str]
+
+    @classmethod
+    def of(cls, name: str) -> Sample:
+        """Reads a corpus."""
+        texts = {row["text"]: Document(row["_id"], row["text"], row["title"]) for row in rows(name, "corpus")}
+        documents = [d for d in texts.values() if len(d.text.split()) >= LEAST_WORDS]
+        rng = np.random.default_rng(SEED)
+        shuffled = tuple(documents[i] for i in rng.permutation(len(documents)))
+        if name == "nfcorpus":
+            return cls(
+                name,
+                shuffled,
+                tuple(nfcorpus_questions("qrels.dev.tsv")),
+                tuple(nfcorpus_questions("qrels.tsv")),
+                {},
+            )
+        questions = {row["_id"]: row["text"] for row in rows(name, "queries")}
+        pairs = [line.split("\t")[:2] for line in (DATA / name / "qrels.tsv").read_text().splitlines()[1:]]
+        asked: dict[str, str] = {}
+        others = []
+        for query, source in pairs:
+            if source in asked:
+                others.append(questions[query])
+            asked.setdefault(source, questions[query])
+        drawn = [others[i] for i in rng.permutation(len(others))]
+        return cls(name, shuffled, tuple(drawn[:400]), tuple(drawn[400:720]), asked)
+
+    def attacks(self) -> dict[str, MembershipAttack]:
+        """The natural asker and the published attacks."""
+        return {"natural": NaturalAsker(self.asked), **{name: plugins.load("attack", name)() for name in ATTACKS}}
+
+
+@contextmanager
+def guarded_app(held: Sequence[Document], log: Sequence[str]) -> Iterator[App]:
+    """Documents in an index, guarded by a Mirabel that was calibrated on a log; k = 3."""
+    with tempfile.TemporaryDirectory() as folder:
+        raw: dict[str, Any] = {
+            "rag": {"k": 3, "index": {"use": "sqlite", "path": f"{folder}/index.db"}},
+            "guard": {"defenses": [{"use": "mirabel", "calibration": f"{folder}/calibration.json"}]},
+            "calibrate": {"documents": 30, "questions": 250},
+            "store": {"use": "sql", "path": f"{folder}/events.db"},
+        }
+        with open_app(raw) as app:
+            asyncio.run(app.guard.add(held))
+            asyncio.run(app.calibrate(log))
+            yield app
+
+
+@contextmanager
+def cached_rag(app: App) -> Iterator[tuple[Rag, CampaignStore]]:
+    """The system without a guard, with the simulated reader and caches, and the store of its replies."""
+    with tempfile.TemporaryDirectory() as name, closing(CampaignStore(Path(name) / "ledger.db")) as ledger:
+        reader = CachedGenerator(SimulatedReader(), ledger, "simulated_reader")
+        yield Rag(CachedEmbedder(app.guard.rag.embedder), app.index, reader, app.guard.rag.instructions), ledger
+
+
+def experiment(
+    sample: Sample,
+    app: App,
+    ledger: CampaignStore,
+    targets: dict[str, Target],
+    sides: tuple[Sequence[Document], Sequence[Document]],
+) -> Experiment:
+    """The attacks of a sample on members and others, each side split into halves at random."""
+    rng = np.random.default_rng(SEED)
+    half: dict[str, Any] = {}
+    for side in sides:
+        for rank, i in enumerate(rng.permutation(len(side))):
+            half[side[i].source] = "A" if rank % 2 else "B"
+    split = datasets.Split(tuple(sides[0]), tuple(sides[1]), half, 0, "a sample")
+    held = datasets.indexed_sources(app.index, {d.source for d in split.members})
+    return Experiment(sample.attacks(), split, targets, ledger, held, ExperimentPlan(seed=SEED, k=3))
+
+
+def rows(name: str, what: str) -> list[dict[str, Any]]:
+    """The rows of a file of a corpus: ``corpus`` or ``queries``."""
+    with gzip.open(DATA / f"{name}/{what}.jsonl.gz", "rt") as file:
+        return [json.loads(line) for line in file]
