@@ -154,14 +154,13 @@ class Quorum(Defense):
         readable = [hit for hit in near if hit.document.id not in retrieval.unreadable]
         speaking = [hit for hit in near if hit.document.id in retrieval.unreadable]
         complete = retrieval.exhausted or len(near) < len(retrieval.hits)
+        if not complete and (self.private is not None or len(readable) < query.k):
+            return Outcome(retrieval, more=True)
         if self.private is not None:  # no unit may push another one out
-            if not complete:
-                return Outcome(retrieval, more=True)
             return await self._released(query, retrieval, readable, group_units(speaking, self.unit_keys))
         most = CHUNKS_PER_UNIT * self.units
         units = group_units(speaking[:most], self.unit_keys)
-        enough = len(readable) >= query.k and (len(units) >= self.units or len(speaking) >= most)
-        if not (enough or complete):
+        if not complete and len(units) < self.units and len(speaking) < most:
             return Outcome(retrieval, more=True)
         return await self._released(query, retrieval, readable, units[: self.units])
 
