@@ -1,92 +1,66 @@
 """Quorum answers: what unentitled clients learn, and what they still get. No language model; readers are simulated.
 
-Attacks on a sample of NFCorpus with guard off, Mirabel and quorum, k = 3: the natural asker (a question from the
-candidate's title alone), six published attacks, and an attacker that has every other document and the code. Utility and
-poison on a synthetic collection in which r documents state each fact. ``python -m benchmarks.quorum 30 600`` takes
-30 + 30 candidates among 600 further documents. ``... synthetic`` measures the synthetic collection only.
+Attacks on samples of NFCorpus and SQuAD with guard off, Mirabel and quorum, k = 3: the natural asker and six published
+attacks, their rules fitted under each guard on half of the candidates and judged on the other. An attacker that has
+every other document and the code: the two-world audit of answers, over all questions of the attacks. Utility and
+poison on a synthetic collection in which r documents state each fact. ``python -m benchmarks.quorum nfcorpus 30 400``
+takes 30 + 30 candidates among 400 further documents; ``python -m benchmarks.quorum synthetic`` measures the synthetic
+collection.
 """
 
 from __future__ import annotations
 
 import asyncio
-import gzip
 import json
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks import DATA, SEED, nfcorpus_questions, save
-from casemate import plugins
-from casemate.app import open_app
+from benchmarks import ROOT, SEED, save
+from benchmarks.samples import Sample, cached_rag, experiment, guarded_app
 from casemate.backends.embedders.minilm import MiniLM
 from casemate.backends.generators.extractive import ExtractiveGenerator
-from casemate.backends.generators.simulated_reader import SimulatedReader
 from casemate.backends.indexes.sqlite import SqliteIndex
 from casemate.guard.audience import AudiencePolicy
+from casemate.guard.defenses.mirabel import Mirabel
 from casemate.guard.defenses.quorum import Quorum
 from casemate.guard.guard import Guard
-from casemate.maths.metrics import auc
+from casemate.guard.units import unit_sources
 from casemate.maths.recovery import rouge_l
-from casemate.maths.stats import bootstrap, clopper_pearson
-from casemate.protocols import MembershipAttack, Target
+from casemate.maths.stats import clopper_pearson
+from casemate.protocols import Target
 from casemate.rag.pipeline import Rag
+from casemate.redteam.lab import datasets
 from casemate.redteam.lab.caching import CachedEmbedder
+from casemate.redteam.lab.experiment import Experiment
+from casemate.redteam.lab.judge import membership_metrics
+from casemate.redteam.lab.results import MembershipMetrics
+from casemate.redteam.lab.two_world_audit import IndexWithout
 from casemate.system import App
-from casemate.text.edited_copies import is_edited_copy, text_words
-from casemate.text.grounding import grounding_score
-from casemate.text.sentences import sentences
-from casemate.types import UNKNOWN, Document, Probe, Query, Reply, Secret
+from casemate.types import UNKNOWN, Document, Query, Secret
 
-ATTACKS = ("direct", "s2mia", "mba", "interrogation", "dcmi", "menta")
 STRANGER = frozenset[str]()
 POLICY = AudiencePolicy("quorum")
 REDUNDANCY = (1, 2, 3, 5, 8)
 FACTS = 5
 
 
-@dataclass
-class NaturalAsker(MembershipAttack):
-    """Asks about the candidate's title, as any user would, and scores how much of the text the reply contains."""
-
-    paper = "none: an ordinary question"
-
-    async def prepare(self, candidate: Document, rng: np.random.Generator) -> Probe:
-        """One question."""
-        return Probe((f"What is known about {candidate.title.rstrip('.')}?",))
-
-    async def measure(self, candidate: Document, probe: Probe, replies: Sequence[Reply]) -> tuple[float, ...]:
-        """Grounding of the reply in the text."""
-        return (grounding_score(candidate.text, probe.questions[0], replies[0].text),)
-
-
-@dataclass
-class Box:
-    """One attack session of an unentitled client."""
-
-    target: Target
-    client: str
-    asked: int = 0
-
-    async def ask(self, text: str) -> Reply:
-        """Asks."""
-        self.asked += 1
-        return (await self.target.ask(Query(text, self.client, k=3, groups=STRANGER))).reply
-
-
 def main() -> None:
-    """Measures everything."""
-    synthetic = asyncio.run(_synthetic())
-    results: dict[str, Any] = {"synthetic": synthetic, "edited_copies": _copies()}
-    if "synthetic" not in sys.argv:
-        each, others = (int(x) for x in sys.argv[1:3]) if len(sys.argv) > 2 else (30, 600)
-        results |= {"each": each, "others": others} | _nfcorpus(each, others)
+    """Measures one part, and adds the figures to the written ones."""
+    part, *sizes = sys.argv[1:] or ["synthetic"]
+    file = ROOT / "benchmarks/results/quorum.json"
+    results: dict[str, Any] = json.loads(file.read_text())["results"] if file.exists() else {}
+    if part == "synthetic":
+        results[part] = asyncio.run(_synthetic())
+    else:
+        each, others = (int(size) for size in sizes) if sizes else (30, 400)
+        results[part] = {"each": each, "others": others, **_attacked_sample(Sample.of(part), each, others)}
     save("quorum", results)
 
 
@@ -94,108 +68,70 @@ def _quorum(support: int = 2, jitter: int = 2) -> Quorum:
     return Quorum(support=support, jitter=jitter, secret=Secret("secret of the benchmark"))
 
 
-def _documents() -> list[Document]:
-    with gzip.open(DATA / "nfcorpus/corpus.jsonl.gz", "rt") as file:
-        rows = [json.loads(line) for line in file]
-    return [Document(row["_id"], row["text"], row["title"]) for row in rows]
-
-
-def _copies() -> dict[str, Any]:
-    """Edited copies that are missed, and pairs of distinct documents that are merged, on NFCorpus."""
-    documents, rng = _documents(), np.random.default_rng(SEED)
-    words = [text_words(d.text) for d in documents]
-    missed = 0
-    chosen = rng.choice(len(documents), 500, replace=False)
-    for i in chosen:
-        parts = sentences(documents[i].text)
-        text = " ".join(parts[j] for j in rng.permutation(len(parts))).split()
-        missed += not is_edited_copy(words[i], text_words(" ".join(w for w in text if rng.random() > 0.22)))
-    merged = [(i, j) for i in range(len(words)) for j in range(i) if is_edited_copy(words[i], words[j])]
-    distinct = [(i, j) for i, j in merged if documents[i].text != documents[j].text]
-    return {
-        "missed": [missed, len(chosen), *clopper_pearson(missed, len(chosen))],
-        "pairs": len(words) * (len(words) - 1) // 2,
-        "merged": len(merged),
-        "merged_with_different_text": [[documents[i].title, documents[j].title] for i, j in distinct],
-    }
-
-
-def _nfcorpus(each: int, others: int) -> dict[str, Any]:
-    documents, rng = _documents(), np.random.default_rng(SEED)
-    seen: dict[str, Document] = {d.text: d for d in documents if len(d.text.split()) > 50}
-    drawn = list(seen.values())
-    order = rng.permutation(len(drawn))[: 2 * each + others]
-    members, nonmembers = [drawn[i] for i in order[:each]], [drawn[i] for i in order[each : 2 * each]]
-    held = [*members, *(drawn[i] for i in order[2 * each :])]
-    with tempfile.TemporaryDirectory() as folder:
-        raw = {
-            "rag": {"k": 3, "index": {"use": "sqlite", "path": f"{folder}/index.db"}},
-            "guard": {"defenses": [{"use": "mirabel", "calibration": f"{folder}/calibration.json"}]},
-            "calibrate": {"documents": 30, "questions": 250},
-            "store": {"use": "sql", "path": f"{folder}/events.db"},
-        }
-        with open_app(raw) as app:
-            asyncio.run(app.guard.add(held))
-            asyncio.run(app.calibrate(nfcorpus_questions("qrels.dev.tsv")))
-            return asyncio.run(_attacked(app, members, nonmembers, held))
+def _attacked_sample(sample: Sample, each: int, others: int) -> dict[str, Any]:
+    members, nonmembers = sample.documents[:each], sample.documents[each : 2 * each]
+    held = [*members, *sample.documents[2 * each : 2 * each + others]]
+    with guarded_app(held, sample.log) as app:
+        return asyncio.run(_attacked(sample, app, (members, nonmembers), held))
 
 
 async def _attacked(
-    app: App, members: list[Document], nonmembers: list[Document], held: list[Document]
+    sample: Sample, app: App, sides: tuple[Sequence[Document], Sequence[Document]], held: list[Document]
 ) -> dict[str, Any]:
-    embedder = CachedEmbedder(app.guard.rag.embedder)
-    rag = Rag(embedder, app.index, SimulatedReader(), app.guard.rag.instructions)
-    targets: dict[str, Target] = {
-        "off": rag,
-        "mirabel": Guard(rag, app.guard.defenses),
-        "quorum": Guard(rag, [_quorum()], audience=POLICY),
+    with cached_rag(app) as (rag, ledger):
+        file = app.calibrated[0].calibration
+        mirabel = Mirabel(calibration=file, embedder=rag.embedder, index=app.index)
+        quorum = Guard(rag, [_quorum()], audience=POLICY)
+        targets: dict[str, Target] = {"off": rag, "mirabel": Guard(rag, [mirabel]), "quorum": quorum}
+        lab = experiment(sample, app, ledger, targets, sides)
+        trials = await lab.run()
+        found: dict[str, Any] = {"errors": dict(trials.errors), "attacks": {}}
+        for attack in lab.attacks:
+            found["attacks"][attack] = {
+                label: _brief(membership_metrics(trials.done[attack, label], lab.split.half, label != "off"))
+                for label in targets
+            }
+        found["pivotal"] = await _pivotal(lab, rag, sides[0])
+        return found | await _answers(targets, sample.harmless, held)
+
+
+def _brief(figures: MembershipMetrics | None) -> dict[str, Any] | None:
+    return figures and {"auc": list(figures.auc), "adjusted_accuracy": list(figures.adjusted_accuracy)}
+
+
+async def _pivotal(lab: Experiment, rag: Rag, members: Sequence[Document]) -> dict[str, Any]:
+    """Answers that differ without the candidate's unit: all that an attacker with every other document can learn."""
+    asked = {
+        m.source: list(
+            dict.fromkeys(e.question for name in lab.attacks for e in lab.exchanges(name, "quorum", m.source))
+        )
+        for m in members
     }
-    attacks: dict[str, MembershipAttack] = {"natural": NaturalAsker()}
-    attacks |= {name: plugins.load("attack", name)() for name in ATTACKS}
+    units = unit_sources(rag.index, asked.keys())
+    chunks = datasets.indexed_sources(rag.index, frozenset[str]().union(*units.values()))
     found: dict[str, Any] = {}
-    for name, attack in attacks.items():
-        attack.study([d.text for d in held[-100:]])
-        found[name] = {}
-        for label, target in targets.items():
-            sides = []
-            for side, candidates in (("m", members), ("n", nonmembers)):
-                boxes = [Box(target, f"{name}-{label}-{side}{i}") for i in range(len(candidates))]
-                rng = [np.random.default_rng([SEED, i]) for i in range(len(candidates))]
-                runs = [attack.run(c, b, r) for c, b, r in zip(candidates, boxes, rng, strict=True)]
-                sides.append([(await run)[0] for run in runs])
-            found[name][label] = _auc(*sides)
-            print(name, label, found[name][label], file=sys.stderr, flush=True)
-    pivotal = await _pivotal(app, embedder, members)
-    return {"auc": found, "know_all_but_one": pivotal, **await _answers(targets, held)}
-
-
-def _auc(members: list[float], nonmembers: list[float]) -> list[float]:
-    """AUC with a 95 % bootstrap interval, stratified."""
-    return [float(value) for value in bootstrap(auc, members, nonmembers, SEED)]
-
-
-async def _pivotal(app: App, embedder: Any, members: list[Document]) -> dict[str, Any]:
-    """Share of members for which one question gives another answer without them: all that this attacker can learn."""
-    found: dict[str, Any] = {}
-    asker = NaturalAsker()
-    for label, quorum in {"m=2": _quorum(jitter=1), "m=2, J=2": _quorum(), "m=3": _quorum(3, 1)}.items():
-        guard = Guard(Rag(embedder, app.index, SimulatedReader()), [quorum], audience=POLICY)
-        changed = 0
-        for i, member in enumerate(members):
-            (question,) = (await asker.prepare(member, np.random.default_rng(0))).questions
-            query = Query(question, f"pivotal-{i}", k=3, groups=STRANGER)
-            whole = (await guard.ask(query)).text
-            app.index.remove([member.source])
-            changed += (await guard.ask(query)).text != whole
-            await guard.add([member])
-        low, high = clopper_pearson(changed, len(members))
-        found[label] = {"pivotal": [changed, len(members), low, high], "auc_at_most": 0.5 + high / 2}
+    for label, defense in {"m=2": _quorum(jitter=1), "m=2, J=2": _quorum(), "m=3": _quorum(3, 1)}.items():
+        changed = []
+        for source, questions in asked.items():
+            without = IndexWithout(rag.index, {name: chunks[name] for name in units[source]})
+            worlds = [
+                Guard(Rag(rag.embedder, index, rag.generator, rag.instructions), [defense], audience=POLICY)
+                for index in (rag.index, without)
+            ]
+            queries = [Query(question, "knows all others", k=3, groups=STRANGER) for question in questions]
+            answers = [[(await world.ask(query)).text for query in queries] for world in worlds]
+            changed.append([one != other for one, other in zip(*answers, strict=True)])
+        total, pivotal, members_told = sum(map(len, changed)), sum(map(sum, changed)), sum(map(any, changed))
+        found[label] = {
+            "answers": [pivotal, total, *clopper_pearson(pivotal, total)],
+            "members": [members_told, len(changed), *clopper_pearson(members_told, len(changed))],
+        }
     return found
 
 
-async def _answers(targets: dict[str, Target], held: list[Document]) -> dict[str, Any]:
+async def _answers(targets: dict[str, Target], harmless: Sequence[str], held: list[Document]) -> dict[str, Any]:
     """Test questions as a crawler: answered, CPU time of the defense, documents recovered (ROUGE-L recall above .5)."""
-    questions = nfcorpus_questions("qrels.tsv")[:120]
+    questions = harmless[:120]
     replies: dict[str, list[str]] = {}
     for label in ("off", "quorum"):
         replies[label] = [
