@@ -222,11 +222,11 @@ def _show_report(questions: Sequence[TracedQuestion], coverage: TrafficCoverage 
     out.print(f"{plural(len(questions), 'question')} since {questions[0].at.astimezone():%Y-%m-%d %H:%M}")
     for name in ("flagged", "refused"):
         share, about = sample_rate(shares[name]["count"], shares[name]["of"])
-        out.print(f"{name}: {share} ({about})")
+        out.print(f"{name}: {share} ({about})", soft_wrap=True)
     watched = coverage.watched
     if watched:
         share, about = sample_rate(round(watched.value * coverage.placed), coverage.placed)
-        out.print(f"nearest document in the context of a canary: {share} ({about})")
+        out.print(f"nearest document in the context of a canary: {share} ({about})", soft_wrap=True)
     if coverage.unplaced:
         out.print(
             f"{plural(coverage.unplaced, 'question')} without a topic: the index has none of the nearest documents"
