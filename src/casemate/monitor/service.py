@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,8 @@ from casemate.text.synthetic_questions import generate_with_documents
 from casemate.types import DEFAULT_TENANT, Document
 
 OWN = PluginSpec(use="own")
+JUDGE_S = 60.0
+"""Age at which the guard that judges traced questions is replaced."""
 WATCHED_QUESTIONS = 2000
 """Default number of watched questions."""
 RECENT_VERDICTS, RECENT_QUESTIONS = 5000, 1000
@@ -305,9 +308,21 @@ def open_target(app: App, spec: PluginSpec, recorded: bool = True) -> Target:
 
 
 def open_trace_recorder(app: App) -> TraceRecorder:
-    """Records production traces in the event store. Its guard has defenses of its own and records nothing."""
+    """Records production traces in the event store. Its guard has defenses of its own and records nothing.
+
+    New defenses read all recent state of clients, and old ones remember each trace as a client. So they are replaced
+    every ``JUDGE_S`` seconds, not with each batch.
+    """
+    made: dict[str, tuple[float, QuestionJudge]] = {}
 
     def make_judge(tenant: str) -> QuestionJudge:
+        at, judge = made.get(tenant, (float("-inf"), _judge_nothing))
+        if monotonic() - at >= JUDGE_S:
+            judge = new_judge(tenant)
+            made[tenant] = monotonic(), judge
+        return judge
+
+    def new_judge(tenant: str) -> QuestionJudge:
         if not app.index.moments(tenant).n:
             return _judge_nothing
         target: Any = app.guard.rag if app.config.guard.mode == "off" or app.due(tenant) else app.unrecorded_target()

@@ -13,10 +13,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, TypeAlias
 
 from casemate.errors import QueryError
 from casemate.guard.guard import Guard
@@ -48,24 +48,10 @@ class JudgedQuestion(NamedTuple):
     flagged: bool | None = None
 
 
-class QuestionJudge(Protocol):
-    """Compares questions of one tenant with the index."""
-
-    async def __call__(self, question: str, trace: str) -> JudgedQuestion:
-        """Judges a question of a trace.
-
-        Raises:
-            BackendError: If embedder or index fail.
-        """
-        ...
-
-
-class JudgeMaker(Protocol):
-    """Makes a judge for one batch, so that the memory of its defenses ends with the batch."""
-
-    def __call__(self, tenant: str) -> QuestionJudge:
-        """A judge of a tenant's questions. Blocks."""
-        ...
+QuestionJudge: TypeAlias = Callable[[str, str], Awaitable[JudgedQuestion]]
+"""Judges a question, given with the id of its trace; raises ``BackendError`` if embedder or index fail."""
+JudgeMaker: TypeAlias = Callable[[str], QuestionJudge]
+"""Gives the judge for the questions of a tenant. Blocks."""
 
 
 class RecordedSpans(NamedTuple):
@@ -94,7 +80,7 @@ class TraceRecorder:
 
     Attributes:
         store: The event store.
-        make_judge: Makes the judge of a batch.
+        make_judge: Gives the judge of a tenant's questions.
         log_text: Whether events contain the questions.
     """
 
