@@ -4,7 +4,7 @@
 
 The gateway (SQLite, calibrated Mirabel, crawl_limit, an embedder and a generator of the tests) is called within this
 process, 12 questions at once, by four people; half of the answers are streams. Tables that remember 10,000 requests
-hold 500 here. So these tables, and the state of the clients, are full after a warm-up of 2,000 questions. Then the
+hold 500 here. So these tables, and the state of the clients, are full after a warm-up of 4,000 questions. Then the
 resident memory of the process and the memory that its objects and libraries hold (``mallinfo2``) are measured at every
 hundredth of the questions.
 
@@ -36,6 +36,7 @@ from casemate.backends.event_stores.sql import SqlEventStore
 from casemate.backends.indexes.sqlite import SqliteIndex
 from casemate.gateway.app import make_app
 from casemate.gateway.auth.keys import ApiKeyStore, Grant
+from casemate.gateway.server import share_memory_arenas
 from casemate.guard.calibration.closeness import FEATURES
 from casemate.guard.calibration.file import write_calibration
 from casemate.guard.client_state import withheld_documents
@@ -48,7 +49,7 @@ from casemate.system import App
 from casemate.types import Prompt, Query, Vector
 from tests.fakes import WORDS, BagOfWords, Parrot, documents
 
-QUESTIONS, WARM_UP, REMEMBERED, AT_ONCE, PEOPLE, DIM, HELD = 100_000, 2000, 500, 12, 4, 64, 60
+QUESTIONS, WARM_UP, REMEMBERED, AT_ONCE, PEOPLE, DIM, HELD = 100_000, 4000, 500, 12, 4, 64, 60
 
 
 class Light(BagOfWords):
@@ -83,6 +84,7 @@ class Forgetful(Parrot):
 def main() -> None:
     """Asks and measures."""
     count = int(sys.argv[1]) if sys.argv[1:] else QUESTIONS
+    share_memory_arenas()  # as ``casemate serve`` does
     withheld_documents.MAX_CLIENTS = REMEMBERED  # type: ignore[misc]
     with tempfile.TemporaryDirectory() as name:
         samples = asyncio.run(measure(system(Path(name)), count))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import socket
+import subprocess
+import sys
 import threading
 import time
 from contextlib import ExitStack
@@ -208,3 +210,46 @@ def test_many_new_connections_wait_while_few_are_accepted_at_once(tmp_path):
         assert asking.is_alive() or time.monotonic() - began < 0.8, "a connection waited for the server"
         asking.join(20)
         assert http.get("/healthz").status_code == 200
+
+
+ARENAS = """
+import ctypes, re, threading
+from casemate.gateway.server import share_memory_arenas
+
+libc = ctypes.CDLL(None)
+libc.fopen.restype = ctypes.c_void_p
+
+def with_threads(count):
+    "The number of arenas while so many threads hold memory."
+    held, free = threading.Barrier(count + 1), threading.Event()
+    def work():
+        blocks = [bytes(2000) for _ in range(100)]
+        held.wait(20)
+        free.wait(20)
+    threads = [threading.Thread(target=work) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    held.wait(20)
+    file = ctypes.c_void_p(libc.fopen(b"arenas.xml", b"w"))
+    libc.malloc_info(0, file)
+    libc.fclose(file)
+    free.set()
+    for thread in threads:
+        thread.join(20)
+    return len(re.findall("<heap nr=", open("arenas.xml").read()))
+
+print(with_threads(1), with_threads(3))
+share_memory_arenas()
+print(with_threads(6))
+"""
+
+
+def test_new_threads_share_the_arenas_of_glibc(tmp_path):
+    if sys.platform != "linux":
+        pytest.skip("arenas are glibc's")
+    done = subprocess.run([sys.executable, "-c", ARENAS], cwd=tmp_path, capture_output=True, text=True, check=False)
+    if "malloc_info" in done.stderr:
+        pytest.skip("another C library")
+    assert done.returncode == 0, done.stderr
+    few, more, shared = map(int, done.stdout.split())
+    assert few < more == shared

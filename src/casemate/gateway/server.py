@@ -7,6 +7,7 @@ events are written. A second signal skips the wait.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import logging
 import math
 import os
@@ -15,6 +16,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import h11
@@ -37,6 +39,8 @@ DESCRIPTORS = 32_768
 """Open files that ``serve`` asks for, as far as the system's hard limit permits."""
 RESERVED_DESCRIPTORS = 256
 """File descriptors that are kept for indexes, databases and models."""
+M_ARENA_MAX = -8
+"""Parameter of ``mallopt`` in glibc's malloc.h."""
 LOG_INTERVAL_S = 60.0
 KEEP_ALIVE_S = 75
 """Idle connections are kept longer than reverse proxies keep theirs, so that the proxy closes them."""
@@ -201,6 +205,17 @@ def raise_descriptor_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
+def share_memory_arenas() -> None:
+    """Lets all threads allocate from the arenas of glibc that exist by now.
+
+    With one arena for each thread, the memory between their blocks grew by 1.7 MB per 1,000 questions
+    (``benchmarks.memory``), while the memory in use stayed the same.
+    """
+    if sys.platform == "linux":
+        with suppress(AttributeError, OSError):  # another C library
+            ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
+
+
 class GatewayServer(uvicorn.Server):
     """A server that reports its address as soon as it accepts connections."""
 
@@ -289,6 +304,7 @@ def serve(
         BackendError: If the server cannot start; the log has the reason.
     """
     raise_descriptor_limit()
+    share_memory_arenas()
     failures: list[CasemateError] = []
     config = uvicorn_config(app, make_tools)
     config.app = _without_traceback(config.app, failures.append)
