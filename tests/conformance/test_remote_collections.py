@@ -177,6 +177,18 @@ def test_a_scan_reads_one_state_and_resumes_behind_rows_of_equal_numbers(kind, s
         opened.close()
 
 
+@pytest.mark.parametrize("kind", [Elasticsearch, OpenSearch])
+def test_a_scan_is_complete_although_its_snapshot_has_expired_at_the_end(kind, small_pages, monkeypatch):
+    def expired(self, method, path, query, body):
+        return None if method == "DELETE" else kind.answer(self, method, path, query, body)
+
+    with serving(type("Expired", (kind,), {"answer": expired})(held(kind))) as url:
+        opened = collection(kind, url)
+        opened.open()
+        assert sum(len(page.documents) for page in opened.scan()) == N
+        opened.close()
+
+
 @pytest.mark.parametrize(
     ("make", "why"),
     [

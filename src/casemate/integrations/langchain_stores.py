@@ -314,12 +314,12 @@ class AttachedStore(LangChainCollection):
         """See ``VectorCollection.count``."""
         return self._collection.count()
 
-    def rows(self) -> Iterator[tuple[FrameworkDocument, Vector]]:
+    def rows(self) -> Iterator[tuple[FrameworkDocument, Any]]:
         """See ``FrameworkCollection.rows``."""
         for page in self._collection.scan():
             yield from self._held(page)
 
-    def stored(self, ids: Sequence[str]) -> Iterable[tuple[FrameworkDocument, Vector]]:
+    def stored(self, ids: Sequence[str]) -> Iterable[tuple[FrameworkDocument, Any]]:
         """See ``FrameworkCollection.stored``."""
         return self._held(self._collection.find(ids))
 
@@ -327,7 +327,7 @@ class AttachedStore(LangChainCollection):
         """See ``VectorCollection.close``. The collection is the guard's own connection."""
         self._collection.close()
 
-    def _held(self, page: CollectionPage) -> Iterator[tuple[FrameworkDocument, Vector]]:
+    def _held(self, page: CollectionPage) -> Iterator[tuple[FrameworkDocument, Any]]:
         for d, vector in zip(page.documents, page.vectors, strict=True):
             native = Document(page_content=d.text, id=d.id, metadata=dict(d.metadata))
             yield FrameworkDocument(d.id, d.text, d.metadata, d.source, native), vector

@@ -80,7 +80,7 @@ class ChromaCollection(RowCollection):
             return len(self._open().get(include=[], **self._which)["ids"])
 
     def pages(self, after: str) -> Iterator[tuple[Sequence[StoredRow], str]]:
-        """See ``RowCollection``. The cursor is a number of records: after a removal, begin anew."""
+        """See ``RowCollection``. The cursor is a number of records: after a removal, start from the beginning."""
         start = int(after or 0)
         while rows := self._rows(limit=SCAN_PAGE, offset=start, **self._which):
             start += len(rows)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
 from casemate.backends.clients.rest import RestServer, without_credentials
 from casemate.backends.sidecar.row_collection import SCAN_PAGE, RowCollection, StoredRow, field_of
-from casemate.errors import ConfigError, DataError
+from casemate.errors import BackendError, ConfigError, DataError
 from casemate.types import Secret, Vector
 
 KEEP_ALIVE = "2m"
@@ -30,7 +31,8 @@ class ElasticsearchIndex(RowCollection):
     Attributes:
         url: ``https://host:9200``, with ``user:password@`` if the server needs them. Never add a path.
         index: Name of the index.
-        api_key: Elasticsearch API key. Empty: none.
+        api_key: Elasticsearch API key, with ``monitor`` on the cluster, and ``read`` and ``view_index_metadata`` on the
+            index. Empty: none.
         vector: Field of the vector, of type ``dense_vector`` or ``knn_vector``, with an index.
         text: Field of the text. ``a.b`` is the field ``b`` of the object ``a``.
         source: Field with the name of the row's source document. Empty: none.
@@ -153,10 +155,12 @@ class ElasticsearchIndex(RowCollection):
         return {"bool": {"filter": every}} if every else {"match_all": {}}
 
     def _forget(self, snapshot: str) -> None:
+        """Frees a snapshot. If that fails, the server does it after ``KEEP_ALIVE``; the scan does not depend on it."""
+        path, body = "/_pit", dict[str, Any](id=snapshot)
         if self._open_search:
-            self._server.call("DELETE", "/_search/point_in_time", {"pit_id": [snapshot]})
-        else:
-            self._server.call("DELETE", "/_pit", {"id": snapshot})
+            path, body = "/_search/point_in_time", {"pit_id": [snapshot]}
+        with suppress(BackendError, DataError):
+            self._server.call("DELETE", path, body)
 
 
 def _field_mapping(mappings: Mapping[str, Any], name: str) -> Mapping[str, Any]:
