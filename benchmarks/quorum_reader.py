@@ -2,8 +2,8 @@
 
 ``python -m benchmarks.quorum_reader FILE.gguf [MINUTES]`` asks the model, and records its answers under ``build``. Run
 it again until nothing is open. It writes complete questions to ``benchmarks/recorded/quorum``, without a text of a
-corpus; ``... FILE.gguf pack`` does so without asking. ``python -m benchmarks.quorum_reader`` needs no model: it measures
-from the recorded answers. ``... FILE.gguf cost`` compares the time of a plain answer and of isolated answers.
+corpus; ``... FILE.gguf pack`` does so without asking. Without arguments it needs no model: it measures from the
+recorded answers. ``... FILE.gguf cost`` compares the time of a plain answer and of isolated answers.
 
 Plain RAG reads ten passages. Quorum reads isolated answers, without poison and with one and two texts of PoisonedRAG.
 Compositions: ``compose`` is the product's. The others are for comparison: ``words``, all released words; ``span``, the
@@ -110,7 +110,7 @@ def main() -> None:
         packing = sys.argv[2:] == ["pack"]
         ask(Path(sys.argv[1]), 1e9 if packing or len(sys.argv) < 3 else float(sys.argv[2]), packing)
     about, rows = recorded()
-    save("quorum_reader", about | {"tables": tables(rows)})
+    save("quorum_reader", about | {"tables": tables(rows), "answered_without_names": answered_without_names(rows)})
 
 
 def ask(model: Path, minutes: float, packing: bool = False) -> None:
@@ -200,6 +200,16 @@ def tables(rows: Sequence[Asked]) -> dict[str, Any]:
             everyone = replace(row, isolated=(*row.isolated, *row.unasked))
             _count(group, f"m={m}, compose, all units asked", row, compositions(everyone, m)["compose"])
     return {c: {p: {n: _rates(v) for n, v in t.items()} for p, t in group.items()} for c, group in found.items()}
+
+
+def answered_without_names(rows: Sequence[Asked]) -> dict[str, list[float]]:
+    """Units without the question's names from which the model answers instead of declining, without poison."""
+    found: dict[str, list[float]] = {}
+    for name in sorted({row.corpus for row in rows}):
+        said = [text for row in rows if row.corpus == name and not row.poison for text in row.unasked]
+        answered = sum(bool(text) for text in said)
+        found[name] = [answered, len(said), *clopper_pearson(answered, len(said))] if said else []
+    return found
 
 
 def _count(group: dict[str, Any], name: str, row: Asked, text: str) -> None:
