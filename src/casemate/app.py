@@ -72,7 +72,7 @@ def open_app(
             on_error=config.guard.on_error,
             store=store,
             log_text=config.privacy.log_text,
-            audience=audience_policy(config.guard),
+            audience=audience_policy(config.guard, config.folder),
         )
         return App(config, guard, store, opened.pop_all(), executor or LocalExecutor())
 

@@ -120,6 +120,11 @@ class AudienceSection(Section):
         description="Rules, each with `groups` of clients, `metadata` of documents, or both. A client may read a "
         "source in full if one rule fits both, or if the document's metadata key `readers` names the client.",
     )
+    function: str = Field(
+        default="",
+        description="A further rule: `module:name` of a function of the query and the document, which returns True if "
+        "the client may read the document in full. Anything else, also an exception, entitles nobody.",
+    )
 
 
 class GuardSection(Section):
@@ -151,7 +156,7 @@ class GuardSection(Section):
             raise ValueError(f"audience.unentitled is {wanted!r}, and mode off gives every client full text")
         if wanted == "quorum" and "quorum" not in {spec.use for spec in self.defenses}:
             raise ValueError("audience.unentitled is 'quorum', and 'quorum' is not in defenses; add it as the last one")
-        if wanted == "full" and self.audience.entitled:
+        if wanted == "full" and (self.audience.entitled or self.audience.function):
             raise ValueError("audience.entitled has rules without effect; set audience.unentitled to quorum or nothing")
         return self
 

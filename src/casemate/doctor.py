@@ -152,7 +152,8 @@ def _audience(app: App) -> Iterator[Finding]:
         enforced = app.mode == "enforce"
         how = "" if enforced else f"; NOT carried out: the guard's mode is {app.mode}"
         detail = (
-            f"unentitled clients receive {policy.unentitled}; {len(policy.rules)} rules; "
+            f"unentitled clients receive {policy.unentitled}; {len(policy.rules)} rules"
+            f"{' and a function' if policy.function else ''}; "
             f"{restricted} of {len(clients)} client keys are restricted{how}"
         )
         yield Finding("audience", enforced, detail)

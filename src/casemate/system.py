@@ -14,7 +14,7 @@ from typing import Literal, Self
 from casemate import plugins
 from casemate.config import Config, GuardSection, PluginSpec, RedteamSection
 from casemate.errors import ConfigError, DataError
-from casemate.guard.audience import AudiencePolicy, EntitlementRule
+from casemate.guard.audience import AudiencePolicy, EntitlementFunction, EntitlementRule
 from casemate.guard.calibration.file import read_calibrations, write_calibration
 from casemate.guard.calibration.fitting import CalibrationSettings, calibrate, calibrated_defenses
 from casemate.guard.guard import Guard
@@ -32,21 +32,37 @@ from casemate.protocols import (
     Target,
 )
 from casemate.rag.pipeline import require_tenant
+from casemate.runtime.callables import import_attribute, is_async
 from casemate.runtime.executor import Executor, LocalExecutor
 from casemate.types import DEFAULT_TENANT, Event, QuotaGrant, QuotaRequest, Vector
 
 
-def audience_policy(section: GuardSection) -> AudiencePolicy:
+def audience_policy(section: GuardSection, folder: Path) -> AudiencePolicy:
     """The audience policy of a configuration.
 
+    Args:
+        section: The configuration of the guard.
+        folder: Folder of the configuration: searched for the module of ``audience.function``.
+
     Raises:
-        ConfigError: If a rule has neither groups nor metadata, or a key without values.
+        ConfigError: If a rule has neither groups nor metadata, or a key without values; or if the function does not
+            exist, is no function, or is asynchronous.
     """
     rules = []
     for rule in section.audience.entitled:
         values = {k: frozenset([v] if isinstance(v, str) else v) for k, v in rule.metadata.items()}
         rules.append(EntitlementRule(frozenset(rule.groups), values or None))
-    return AudiencePolicy(section.audience.unentitled, tuple(rules))
+    return AudiencePolicy(section.audience.unentitled, tuple(rules), _entitlement(section.audience.function, folder))
+
+
+def _entitlement(location: str, folder: Path) -> EntitlementFunction | None:
+    if not location:
+        return None
+    option = "guard.audience.function"
+    found: EntitlementFunction = import_attribute(option, location, folder)
+    if not callable(found) or is_async(found):
+        raise ConfigError(f"{option} is {location!r}; it must name a function that is not asynchronous")
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ import json
 from contextlib import closing
 from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint
+from pathlib import Path
 
 import pytest
 import yaml
@@ -93,6 +94,31 @@ def test_rules_entitle_by_group_and_metadata():
     assert not rules.restricts(asked(ENTITLED)) and not rules.restricts(asked(None)) and rules.restricts(asked())
 
 
+def same_department(query, document):
+    """A rule of the operator: the name of a client begins with the department of the document."""
+    return query.client.startswith(document.metadata["department"] + "-")
+
+
+def test_a_function_of_the_operator_entitles(rag):
+    section = {"audience": {"unentitled": "nothing", "function": f"{__name__}:same_department"}}
+    made = audience_policy(configuration.parse({"guard": section}).guard, Path())
+    guard = Guard(rag, [], audience=made)
+    assert {d.id for d in context(guard, asked(client="archive-7"))} == {"d0", "d1", "d2"}
+    assert context(guard, asked(client="press-1")) == []
+
+
+@pytest.mark.parametrize("result", [None, 1, "yes", [True]])
+def test_a_function_entitles_by_true_alone_and_never_by_failing(result, caplog):
+    document = collection()[0]
+    assert not AudiencePolicy("nothing", (), lambda query, document: result).entitles(asked(), document)
+
+    def fails(query, document):
+        raise KeyError(document.text)
+
+    assert not AudiencePolicy("nothing", (), fails).entitles(asked(), document)
+    assert "KeyError" in caplog.text and document.text not in caplog.text
+
+
 @given(
     st.dictionaries(st.sampled_from(["department", "x"]), st.sampled_from([None, "", [], ["archive"], "x"]), max_size=2)
 )
@@ -111,11 +137,16 @@ def test_missing_metadata_never_entitles(metadata):
         ({"audience": {"unentitled": "nothing", "entitled": [{"group": ["a"]}]}}, "did you mean 'groups'"),
         ({"audience": {"unentitled": "nothing", "entitled": [{}]}}, "neither groups nor metadata"),
         ({"audience": {"unentitled": "nothing", "entitled": [{"metadata": {"a": []}}]}}, "has no value"),
+        ({"audience": {"function": "a:b"}}, "rules without effect"),
+        ({"audience": {"unentitled": "nothing", "function": "json"}}, "write module:function"),
+        ({"audience": {"unentitled": "nothing", "function": "json:absent"}}, "no attribute 'absent'"),
+        ({"audience": {"unentitled": "nothing", "function": "json:__name__"}}, "must name a function"),
+        ({"audience": {"unentitled": "nothing", "function": "asyncio:sleep"}}, "not asynchronous"),
     ],
 )
 def test_a_bad_policy_is_refused(section, message):
     with pytest.raises(ConfigError, match=message):
-        audience_policy(configuration.parse({"guard": section}).guard)
+        audience_policy(configuration.parse({"guard": section}).guard, Path())
 
 
 def test_quorum_without_its_secret_does_not_start(tmp_path):

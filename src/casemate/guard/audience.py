@@ -5,7 +5,8 @@ Access labels (``acl``) decide before: a client never receives anything of a doc
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -13,6 +14,9 @@ from casemate.errors import ConfigError
 from casemate.types import Document, Query
 
 Unentitled: TypeAlias = Literal["full", "quorum", "nothing"]
+EntitlementFunction: TypeAlias = Callable[[Query, Document], object]
+"""Says whether the client of a query may read a document in full: exactly True if so."""
+log = logging.getLogger(__name__)
 READERS = "readers"
 """Metadata key of a document that lists clients who may read it in full. ``mirabel`` uses the same."""
 
@@ -67,10 +71,13 @@ class AudiencePolicy:
         unentitled: What a client receives of sources that it may not read in full: ``full`` text all the same,
             ``quorum`` answers, or ``nothing``.
         rules: A client is entitled to a source if one rule covers both, or the document's ``readers`` list the client.
+        function: A further rule, or None. The client is entitled if it returns True; any other value, or an exception,
+            entitles nobody. It is called for every hit of a restricted client, so it must be fast, and must not block.
     """
 
     unentitled: Unentitled = "full"
     rules: tuple[EntitlementRule, ...] = ()
+    function: EntitlementFunction | None = None
 
     def restricts(self, query: Query) -> bool:
         """Whether there may be sources that the client of a query may not read in full.
@@ -86,7 +93,17 @@ class AudiencePolicy:
         if query.groups is None or query.client in _values(document, READERS):
             return True
         groups = query.groups
-        return any(rule.covers_client(groups) and rule.covers_document(document) for rule in self.rules)
+        if any(rule.covers_client(groups) and rule.covers_document(document) for rule in self.rules):
+            return True
+        return self.function is not None and _holds(self.function, query, document)
+
+
+def _holds(function: EntitlementFunction, query: Query, document: Document) -> bool:
+    try:
+        return function(query, document) is True
+    except Exception as error:  # its message may contain text of the document
+        log.error("guard.audience.function failed (%s); the client is not entitled", type(error).__name__)
+        return False
 
 
 def _values(document: Document, key: str) -> frozenset[str]:

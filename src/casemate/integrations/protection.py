@@ -157,7 +157,7 @@ class Protection:
             on_error=section.on_error,
             store=self.events,
             log_text=self.config.privacy.log_text,
-            audience=audience_policy(section),
+            audience=audience_policy(section, self.config.folder),
         )
 
     @property

@@ -66,7 +66,7 @@ class TargetFactory:
         for part in section.defenses:
             parts = injected | ({EventStore: BudgetsInMemory()} if plugins.load("defense", part.use) is Quorum else {})
             defenses.append(build("defense", self._calibrated(part), self.folder, parts))
-        return Guard(bare, defenses, on_error=section.on_error, audience=audience_policy(section))
+        return Guard(bare, defenses, on_error=section.on_error, audience=audience_policy(section, self.folder))
 
     def targets(self) -> dict[str, Target]:
         """The bare system and a new guard."""
