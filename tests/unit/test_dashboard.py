@@ -32,6 +32,7 @@ from casemate.gateway.dashboard.site import ACTIONS, PAGES
 from casemate.gateway.dashboard.table import Column, Table, TableSpec
 from casemate.gateway.dashboard.time_range import MAX_BINS, TimeRange, by_bin
 from casemate.gateway.dashboard.topics import topic_name
+from casemate.guard.audience import AudiencePolicy, EntitlementRule
 from casemate.guard.client_state.withheld_documents import WithheldDocuments
 from casemate.guard.defenses.mirabel import Mirabel
 from casemate.maths.stats import Estimate
@@ -965,6 +966,40 @@ class TestExploring:
             assert not held.sources("default", "anna") and not held.sources("default", "ben")
             visitor.post("/clients/reset")
             assert "No client was selected." in visitor.get("/clients").text
+
+    def test_a_question_is_viewed_as_a_client_and_nothing_is_recorded(self, tmp_path):
+        app = make(tmp_path, defenses=(HideNamed("d3"),))
+        app.guard.audience = AudiencePolicy("nothing", (EntitlementRule(frozenset({"staff"})),))
+        keys = ApiKeyStore(app.store)
+        ids = {name: keys.create(Grant(name, groups=(name,)))[0].id for name in ("staff", "visitor")}
+        revoked = keys.create(Grant("gone"))[0].id
+        keys.revoke(revoked)
+        with visiting(app) as visitor:
+            before = len(list(app.store.scan("verdict")))
+            assert "/dashboard/clients/view" in visitor.get("/clients").text
+            shown = {
+                name: visitor.post("/clients/view", client=client, question="only3").text
+                for name, client in ids.items()
+            }
+            assert visitor.post("/clients/view", client=ids["staff"], question=" ").status_code == 200
+            for client in (revoked, "absent"):
+                assert visitor.post("/clients/view", client=client, question="only3").status_code == 403
+            hostile = visitor.post("/clients/view", client=ids["staff"], question=HOSTILE).text
+            assert len(list(app.store.scan("verdict"))) == before
+        assert (
+            "may read in full" in shown["staff"]
+            and "hide_best" in shown["staff"]
+            and "1 chunk withheld" in shown["staff"]
+        )
+        assert "may not read every source" in shown["visitor"] and "The context is empty" in shown["visitor"]
+        assert HOSTILE not in hostile and "&lt;script&gt;" in hostile
+
+    def test_an_admin_of_one_tenant_views_no_client_of_another(self, tmp_path):
+        app = make(tmp_path)
+        other = ApiKeyStore(app.store).create(Grant("theirs", tenant="acme"))[0].id
+        with visiting(app, tenant="default") as visitor:
+            assert "theirs" not in visitor.get("/clients/view").text
+            assert visitor.post("/clients/view", client=other, question="only3").status_code == 403
 
     def test_several_alerts_are_acknowledged_and_closed_at_once(self, tmp_path):
         with visiting(make(tmp_path), alert("a"), alert("b"), alert("c", severity=Severity.LOW)) as visitor:

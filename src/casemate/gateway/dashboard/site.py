@@ -38,6 +38,7 @@ from casemate.gateway.dashboard import (
     requests,
     topics,
     verdicts,
+    view_as_client,
 )
 from casemate.gateway.dashboard.page import ASSET_VERSIONS, ASSETS, CSP, NAV, ROOT, Page, PageRequest, asset, render
 from casemate.gateway.dashboard.records import Records
@@ -64,7 +65,8 @@ MAX_FIELDS = 400
 """Fields of a form; a page of a table has fewer boxes."""
 Fields: TypeAlias = list[tuple[str, str]]
 View: TypeAlias = Callable[[PageRequest], Page | Response]
-Action: TypeAlias = Callable[[PageRequest], Awaitable[str]]
+Action: TypeAlias = Callable[[PageRequest], Awaitable[str | Page]]
+"""Handles a form; returns the address to go to, or a page that no address leads to."""
 
 PAGES: dict[str, tuple[View, bool]] = {
     "/": (overview.overview, True),
@@ -73,6 +75,7 @@ PAGES: dict[str, tuple[View, bool]] = {
     "/requests": (requests.requests, True),
     "/requests/{id}": (requests.detail, False),
     "/clients": (clients.clients, True),
+    "/clients/view": (view_as_client.view, False),
     "/disclosure": (disclosure.disclosure, False),
     "/topics": (topics.topics, False),
     "/canaries": (canaries.matrix, True),
@@ -92,6 +95,7 @@ PAGES: dict[str, tuple[View, bool]] = {
 """By address: the view, and whether the page is live."""
 ACTIONS: dict[str, Action] = {
     "/clients/reset": clients.reset,
+    "/clients/view": view_as_client.ask,
     "/alerts/acknowledge": alerts.acknowledge,
     "/alerts/close": alerts.close,
     "/canaries/acknowledge": alerts.acknowledge_canaries,
@@ -172,7 +176,10 @@ def _act(action: Action) -> Callable[[Request], Awaitable[Response]]:
             raise HTTPException(403, "This form does not belong to this session. Go back, reload the page, and repeat.")
         request = await _synced_request(http, session, fields)
         _require_access(request, path)
-        response = RedirectResponse(await action(request), 303)
+        done = await action(request)
+        if isinstance(done, Page):
+            return await request.in_thread(_html, done, request)
+        response = RedirectResponse(done, 303)
         if session.notes:  # another gateway may serve the next page
             notes = urlsafe_b64encode(json.dumps(session.notes).encode()).decode()
             _set_cookie(response, http, NOTES_COOKIE, notes)

@@ -1,0 +1,82 @@
+"""The page "View as client": the answer to one question as a client's key would receive it, and why.
+
+Nothing is recorded: no verdict, no cost, no state of the client. The question is in the body of a form, never in an
+address, so that no log contains it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.exceptions import HTTPException
+
+from casemate.errors import BackendError, QueryError
+from casemate.gateway.auth.keys import ApiKey, query_of
+from casemate.gateway.dashboard.page import Page, PageRequest
+from casemate.gateway.dashboard.table import Column
+from casemate.types import Answer, Query
+
+CONTEXT = (
+    Column("Document", lambda row: row["id"], "id"),
+    Column("Source", lambda row: row["source"], "source"),
+    Column("Similarity", lambda row: row["score"], "score", True),
+)
+
+
+def view(request: PageRequest) -> Page:
+    """Builds the page with an empty form. Blocks."""
+    return Page("view_as_client.html", _form(request, request.parameter("client"), ""))
+
+
+async def ask(request: PageRequest) -> Page:
+    """Answers the question of the form as a client."""
+    chosen, question = request.form.get("client", ""), request.form.get("question", "")
+    context = await request.in_thread(_form, request, chosen, question)
+    key = next((key for key in context["clients"] if key.id == chosen), None)
+    if key is None:
+        raise HTTPException(403, "This is no client key of your tenants. Choose one from the list.")
+    query = query_of(key, question, key.id, request.app.config.rag.k)
+    try:
+        answer = await request.app.unrecorded_target().ask(query)
+    except (QueryError, BackendError) as error:
+        return Page("view_as_client.html", context | {"error": str(error)})
+    return Page("view_as_client.html", context | _shown(request, query, answer))
+
+
+def _form(request: PageRequest, chosen: str, question: str) -> dict[str, Any]:
+    tenants = request.tenants
+    clients = [k for k in request.gateway.keys.all() if _is_client(k) and k.grant.tenant in tenants]
+    names = [(key.id, f"{key.grant.name} ({key.grant.tenant})") for key in clients]
+    return {"clients": clients, "names": names, "chosen": chosen, "question": question, "answer": None, "error": ""}
+
+
+def _is_client(key: ApiKey) -> bool:
+    return key.grant.role == "client" and key.revoked is None
+
+
+def _shown(request: PageRequest, query: Query, answer: Answer) -> dict[str, Any]:
+    policy, mode = request.app.guard.audience, request.app.mode
+    rows = [{"id": hit.document.id, "source": hit.document.source, "score": hit.score} for hit in answer.retrieval.hits]
+    decisions = [
+        {
+            "defense": verdict.defense,
+            "flagged": verdict.flagged,
+            "hidden": verdict.hidden,
+            "facts": [(name, _text(value)) for name, value in verdict.evidence.items() if value not in ([], (), "")],
+        }
+        for verdict in answer.verdicts
+    ]
+    return {
+        "answer": answer.text,
+        "listing": request.table("Context of the answer", CONTEXT, rows, name="context"),
+        "decisions": decisions,
+        "unentitled": policy.unentitled,
+        "restricted": mode == "enforce" and policy.restricts(query),
+        "mode": mode,
+    }
+
+
+def _text(value: object) -> str:
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value))
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
