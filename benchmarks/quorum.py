@@ -3,9 +3,9 @@
 Attacks on samples of NFCorpus and SQuAD with guard off, Mirabel and quorum, k = 3: the natural asker and six published
 attacks, their rules fitted under each guard on half of the candidates and judged on the other. An attacker that has
 every other document and the code: the two-world audit of answers, over all questions of the attacks. Utility and
-poison on a synthetic collection in which r documents state each fact. ``python -m benchmarks.quorum nfcorpus 30 400``
-takes 30 + 30 candidates among 400 further documents; ``python -m benchmarks.quorum synthetic`` measures the synthetic
-collection.
+poison on a synthetic collection in which r documents state each fact. ``python -m benchmarks.quorum nfcorpus 30 100``
+takes 30 + 30 candidates among 100 further documents, and ``... nfcorpus 30 100 menta,natural`` these attacks alone;
+``python -m benchmarks.quorum synthetic`` measures the synthetic collection.
 """
 
 from __future__ import annotations
@@ -59,8 +59,13 @@ def main() -> None:
     if part == "synthetic":
         results[part] = asyncio.run(_synthetic())
     else:
-        each, others = (int(size) for size in sizes) if sizes else (30, 400)
-        results[part] = {"each": each, "others": others, **_attacked_sample(Sample.of(part), each, others)}
+        each, others = (int(size) for size in sizes[:2]) if sizes else (30, 100)
+        names = sizes[2].split(",") if len(sizes) > 2 else list(Sample.of(part).attacks())
+        found = _attacked_sample(Sample.of(part), each, others, names)
+        held = results.get(part, {})
+        if (held.get("each"), held.get("others")) == (each, others):  # measured in several runs
+            found = {key: held.get(key, {}) | value for key, value in found.items()}
+        results[part] = {"each": each, "others": others, **found}
     save("quorum", results)
 
 
@@ -68,44 +73,45 @@ def _quorum(support: int = 2, jitter: int = 2) -> Quorum:
     return Quorum(support=support, jitter=jitter, secret=Secret("secret of the benchmark"))
 
 
-def _attacked_sample(sample: Sample, each: int, others: int) -> dict[str, Any]:
+def _attacked_sample(sample: Sample, each: int, others: int, names: Sequence[str]) -> dict[str, Any]:
     members, nonmembers = sample.documents[:each], sample.documents[each : 2 * each]
     held = [*members, *sample.documents[2 * each : 2 * each + others]]
     with guarded_app(held, sample.log) as app:
-        return asyncio.run(_attacked(sample, app, (members, nonmembers), held))
+        return asyncio.run(_attacked(sample, app, (members, nonmembers), names))
 
 
 async def _attacked(
-    sample: Sample, app: App, sides: tuple[Sequence[Document], Sequence[Document]], held: list[Document]
+    sample: Sample, app: App, sides: tuple[Sequence[Document], Sequence[Document]], names: Sequence[str]
 ) -> dict[str, Any]:
     with cached_rag(app) as (rag, ledger):
         file = app.calibrated[0].calibration
         mirabel = Mirabel(calibration=file, embedder=rag.embedder, index=app.index)
         quorum = Guard(rag, [_quorum()], audience=POLICY)
         targets: dict[str, Target] = {"off": rag, "mirabel": Guard(rag, [mirabel]), "quorum": quorum}
-        lab = experiment(sample, app, ledger, targets, sides)
+        lab = experiment(sample, app, ledger, targets, sides, names)
         trials = await lab.run()
-        found: dict[str, Any] = {"errors": dict(trials.errors), "attacks": {}}
+        found: dict[str, Any] = {"errors": dict(trials.errors), "attacks": {}, "pivotal": {}}
         for attack in lab.attacks:
             found["attacks"][attack] = {
                 label: _brief(membership_metrics(trials.done[attack, label], lab.split.half, label != "off"))
                 for label in targets
             }
-        found["pivotal"] = await _pivotal(lab, rag, sides[0])
-        return found | await _answers(targets, sample.harmless, held)
+            found["pivotal"][attack] = await _pivotal(lab, attack, rag, sides[0])
+        if "natural" in names:
+            found["answers"] = await _answers(
+                targets, sample.harmless, [h for page, _ in app.index.scan() for h in page]
+            )
+        return found
 
 
 def _brief(figures: MembershipMetrics | None) -> dict[str, Any] | None:
     return figures and {"auc": list(figures.auc), "adjusted_accuracy": list(figures.adjusted_accuracy)}
 
 
-async def _pivotal(lab: Experiment, rag: Rag, members: Sequence[Document]) -> dict[str, Any]:
+async def _pivotal(lab: Experiment, attack: str, rag: Rag, members: Sequence[Document]) -> dict[str, Any]:
     """Answers that differ without the candidate's unit: all that an attacker with every other document can learn."""
     asked = {
-        m.source: list(
-            dict.fromkeys(e.question for name in lab.attacks for e in lab.exchanges(name, "quorum", m.source))
-        )
-        for m in members
+        m.source: list(dict.fromkeys(e.question for e in lab.exchanges(attack, "quorum", m.source))) for m in members
     }
     units = unit_sources(rag.index, asked.keys())
     chunks = datasets.indexed_sources(rag.index, frozenset[str]().union(*units.values()))

@@ -100,9 +100,10 @@ class Sample:
         drawn = [others[i] for i in rng.permutation(len(others))]
         return cls(name, shuffled, tuple(drawn[:400]), tuple(drawn[400:720]), asked)
 
-    def attacks(self) -> dict[str, MembershipAttack]:
-        """The natural asker and the published attacks."""
-        return {"natural": NaturalAsker(self.asked), **{name: plugins.load("attack", name)() for name in ATTACKS}}
+    def attacks(self, names: Sequence[str] = ()) -> dict[str, MembershipAttack]:
+        """The natural asker and the published attacks, or those with these names."""
+        made = {"natural": NaturalAsker(self.asked), **{name: plugins.load("attack", name)() for name in ATTACKS}}
+        return {name: attack for name, attack in made.items() if not names or name in names}
 
 
 @contextmanager
@@ -112,7 +113,7 @@ def guarded_app(held: Sequence[Document], log: Sequence[str]) -> Iterator[App]:
         raw: dict[str, Any] = {
             "rag": {"k": 3, "index": {"use": "sqlite", "path": f"{folder}/index.db"}},
             "guard": {"defenses": [{"use": "mirabel", "calibration": f"{folder}/calibration.json"}]},
-            "calibrate": {"documents": 30, "questions": 250},
+            "calibrate": {"documents": 20, "questions": 200},
             "store": {"use": "sql", "path": f"{folder}/events.db"},
         }
         with open_app(raw) as app:
@@ -135,8 +136,9 @@ def experiment(
     ledger: CampaignStore,
     targets: dict[str, Target],
     sides: tuple[Sequence[Document], Sequence[Document]],
+    names: Sequence[str] = (),
 ) -> Experiment:
-    """The attacks of a sample on members and others, each side split into halves at random."""
+    """Attacks of a sample on members and others, each side split into halves at random."""
     rng = np.random.default_rng(SEED)
     half: dict[str, Any] = {}
     for side in sides:
@@ -144,7 +146,7 @@ def experiment(
             half[side[i].source] = "A" if rank % 2 else "B"
     split = datasets.Split(tuple(sides[0]), tuple(sides[1]), half, 0, "a sample")
     held = datasets.indexed_sources(app.index, {d.source for d in split.members})
-    return Experiment(sample.attacks(), split, targets, ledger, held, ExperimentPlan(seed=SEED, k=3))
+    return Experiment(sample.attacks(names), split, targets, ledger, held, ExperimentPlan(seed=SEED, k=3))
 
 
 def rows(name: str, what: str) -> list[dict[str, Any]]:

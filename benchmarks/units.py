@@ -1,10 +1,10 @@
 """Units: edited copies that are missed, distinct documents that are merged, and what copies reveal to attackers.
 
 An edited copy lacks 22 % of the words, and its sentences are in another order. Candidates of NFCorpus and SQuAD are in
-the index with their copy, as a copy alone, as the original alone, or not at all. Six published attacks and the natural
+the index with their copy, as a copy alone, as the original alone, or not at all. Published attacks and the natural
 asker attack the original, or hold the copy while the original is in the index. Guard off, and Mirabel with
-``edited_copies`` off (before) and on. Readers are simulated. ``python -m benchmarks.units nfcorpus 30 500`` takes 30
-candidates of each kind among 500 further documents; ``python -m benchmarks.units texts`` compares texts only.
+``edited_copies`` off (before) and on. Readers are simulated. ``python -m benchmarks.units nfcorpus 20 100`` takes 20
+candidates of each kind among 100 further documents; ``python -m benchmarks.units texts`` compares texts only.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ from casemate.types import Document, Query
 
 TEXTS = ("nfcorpus", "squad", "mathqa", "patient_doctor_qa")
 COMPARED = 2000
+ATTACKS = ("natural", "s2mia", "mba", "menta")
+"""Those that a copy answers, with few questions."""
 """Documents of a corpus that are compared in pairs."""
 
 
@@ -47,7 +49,7 @@ def main() -> None:
     if part == "texts":
         results[part] = {name: _texts(name) for name in TEXTS}
     else:
-        each, others = (int(size) for size in sizes) if sizes else (30, 500)
+        each, others = (int(size) for size in sizes) if sizes else (20, 100)
         results[part] = {"each": each, "others": others, **_relatives(part, each, others)}
     save("units", results)
 
@@ -116,7 +118,7 @@ async def _measured(sample: Sample, app: App, attackers: dict[str, list[Document
         targets: dict[str, Target] = {"off": rag, "before": guard(app.index, False), "on": guard(app.index, True)}
         members = [*attackers["both"], *attackers["original"]]
         others = [d for kind in ("copy", "attacker has the copy", "neither") for d in attackers[kind]]
-        lab = experiment(sample, app, ledger, targets, (members, others))
+        lab = experiment(sample, app, ledger, targets, (members, others), ATTACKS)
         done = [0]
 
         def count(n: int) -> None:
