@@ -119,6 +119,26 @@ def test_a_guard_that_refills_the_context_leaves_no_trace(lab, identity):
     assert (worlds.asked, worlds.exposed, worlds.differences) == (40, 0, ())
 
 
+def with_copy(lab):
+    """Adds a copy of the first member with its words in another order; returns its name."""
+    member = lab.split.members[0]
+    copy = Document("copy", " ".join(reversed(member.text.split())))
+    lab.index.add([copy], lab.embedder.embed([copy.content]))
+    return copy.source
+
+
+def test_a_guard_that_withholds_the_whole_unit_leaves_no_trace(lab):
+    both = frozenset({lab.split.members[0].source, with_copy(lab)})
+    worlds = audited(lab, lambda: Hide(both))
+    assert (worlds.audit.pairs, worlds.audit.differing) == (2, 0)
+
+
+def test_a_copy_in_the_context_is_exposure_and_not_a_difference(lab):
+    with_copy(lab)
+    worlds = audited(lab, lambda: Hide(frozenset({lab.split.members[0].source})))
+    assert (worlds.exposed, worlds.audit.pairs, worlds.audit.differing) == (40, 0, 0)
+
+
 def test_a_guard_that_does_not_refill_the_context_is_detected(lab):
     worlds = audited(lab, lambda: Shorten(frozenset({lab.split.members[0].source})))
     assert (worlds.audit.pairs, worlds.audit.differing) == (2, 2)

@@ -155,7 +155,8 @@ def _reachable(related: Mapping[str, frozenset[str]], sources: Iterable[str]) ->
 def _counted_names(document: Document, keys: Sequence[str]) -> Iterator[UnitName]:
     yield "source", document.source
     for key in keys:
-        yield from ((key, value) for value in _values(document, key) or [MISSING])
+        values: list[Hashable] = [*_values(document, key)]
+        yield from ((key, value) for value in values or [MISSING])
 
 
 def _names(document: Document, keys: Sequence[str]) -> Iterator[UnitName]:
