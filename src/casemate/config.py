@@ -123,7 +123,7 @@ class AudienceSection(Section):
     function: str = Field(
         default="",
         description="A further rule: `module:name` of a function of the query and the document, which returns True if "
-        "the client may read the document in full. Anything else, also an exception, entitles nobody.",
+        "the client may read the document in full. Anything else, also an exception, entitles no client.",
     )
 
 

@@ -72,7 +72,7 @@ class AudiencePolicy:
             ``quorum`` answers, or ``nothing``.
         rules: A client is entitled to a source if one rule covers both, or the document's ``readers`` list the client.
         function: A further rule, or None. The client is entitled if it returns True; any other value, or an exception,
-            entitles nobody. It is called for every hit of a restricted client, so it must be fast, and must not block.
+            entitles no client. It is called for every hit of a restricted client, so it must be fast and not block.
     """
 
     unentitled: Unentitled = "full"
