@@ -1,8 +1,9 @@
 """Extraction with output transforms and colluding clients: the worst attacker, without a defense and with each policy.
 
 ``python -m benchmarks.transforms [folder] [questions=N] [corpus=N ...] [only=ATTACKER,...]``. Corpora are those of
-``benchmarks.crawl``, with the given numbers of chunks. Those that were measured before with the same code, defenses
-and questions stay in the results. k = 5, the **simulated** reader, which follows every instruction. Replies are decoded by the attacker before they are compared with the chunks, whole and in items.
+``benchmarks.crawl``, with the given numbers of chunks. Attackers that were measured before with the same code, defenses
+and questions stay in the results. k = 5, the **simulated** reader, which follows every instruction. Replies are decoded
+by the attacker before they are compared with the chunks, whole and in items.
 
 Settings: ``crawl_limit`` against 1, 5, 20 and 100 clients of one tenant, which ask in turn; against clients that change
 when replies get shorter (adaptive); against clients that come back on three **simulated** days; and the quorum policy:
@@ -110,13 +111,13 @@ def main() -> None:
         CORPORA[corpus] = size
         ground = Ground(corpus, folder, embedder)
         judge = Judge(ground)
-        found: dict[str, dict[str, Any]] = {}
+        held = results["corpora"].get(corpus, {})
+        found: dict[str, dict[str, Any]] = held["attackers"] if held.get("chunks") == size else {}
         with closing(ground.ledger), closing(ground.index):
             for label in [a for a in ATTACKERS[corpus] if not only or a in only.split(",")]:
                 found[label] = asyncio.run(_attacked(ground, judge, label, questions))
                 print(corpus, label, {s: c["ratio"] for s, c in found[label].items()}, file=sys.stderr, flush=True)
-                reports = {"chunks": size, "settings": _reports(found)}
-                results["corpora"][corpus] = reports
+                results["corpora"][corpus] = {"chunks": size, "worst_first": _worst_first(found), "attackers": found}
                 save("transforms", results)
 
 
@@ -200,14 +201,15 @@ def _days(target: Target, days: int, questions: int) -> Iterator[Any]:
         crawl_evidence.time = real
 
 
-def _reports(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """By setting: the attackers, the worst first, and the mean of their ratios last."""
-    reports = {}
+def _worst_first(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """By setting: ratio and recovery of each attacker, the worst first, and the mean of the ratios last."""
+    reports: dict[str, Any] = {}
     for setting in dict.fromkeys(name for cells in found.values() for name in cells):
         cells = {label: by_setting[setting] for label, by_setting in found.items() if setting in by_setting}
-        worst = sorted(cells.items(), key=lambda item: item[1]["on"]["crr"].value, reverse=True)
-        ratios = [cell["ratio"].value for cell in cells.values() if cell["ratio"]]
-        reports[setting] = {**dict(worst), "mean_ratio": sum(ratios) / max(len(ratios), 1)}
+        worst = sorted(cells, key=lambda label: cells[label]["on"]["crr"][0], reverse=True)
+        rows = {label: {"ratio": cells[label]["ratio"], "crr": cells[label]["on"]["crr"]} for label in worst}
+        ratios = [row["ratio"][0] for row in rows.values() if row["ratio"]]
+        reports[setting] = rows | {"mean_ratio": sum(ratios) / max(len(ratios), 1)}
     return reports
 
 

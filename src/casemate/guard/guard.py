@@ -232,7 +232,7 @@ class Guard:
         blocked = set[str]().union(*(d.blocked_sources(query) for d in self.defenses))
         restricted = self.audience.restricts(query)
         excluded = restricted and self.enforce and self.audience.unentitled == "nothing"
-        entitles = partial(self.audience.entitles, query) if restricted else None
+        entitles: Callable[[Document], bool] | None = partial(self.audience.entitles, query) if restricted else None
         if any(d.denies_full_text(query) for d in self.defenses):
             entitles = _entitles_to_nothing
         current = current_turn() if self.enforce else None
