@@ -3,7 +3,7 @@
 ``python -m benchmarks.disclosure [folder] [corpus ...] [size=number ...]``. Disguises are those of
 ``tests/disguises.py``, applied to notes of the fictional clinic. Harmless sessions are those of
 ``benchmarks.defaults``, under ``crawl_limit`` with its default options, answered by the extractive generator and by the
-**simulated** reader.
+**simulated** reader. Corpora that were measured before with the same code and sizes stay in the results.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import median_s, save
+from benchmarks import before, code_digest, median_s, save
 from benchmarks.defaults import CORPORA, SIZES, _index, _limits, load
 from benchmarks.kept import Kept
 from casemate.backends.generators.extractive import ExtractiveGenerator
@@ -37,10 +37,10 @@ def main() -> None:
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else "/tmp/casemate-defaults")
     folder.mkdir(parents=True, exist_ok=True)
     SIZES.update((name, int(size)) for name, _, size in (a.partition("=") for a in sys.argv[2:] if "=" in a))
-    results: dict[str, Any] = {"disguises": _disguises(), "ms": _times(), "sizes": dict(SIZES)}
-    results |= {"defense": describe_options(CrawlLimit()), "harmless": {}}
+    about = {"code": code_digest(), "sizes": dict(SIZES), "defense": describe_options(CrawlLimit())}
+    results = before("disclosure", about) | {"disguises": _disguises(), "ms": _times()}
     for name in [a for a in sys.argv[2:] if "=" not in a] or CORPORA:
-        results["harmless"][name] = asyncio.run(_harmless(name, folder))
+        results["corpora"][name] = asyncio.run(_harmless(name, folder))
         save("disclosure", results)
 
 
