@@ -275,23 +275,16 @@ class ExternalExtractionCampaign(ExternalCampaign):
         external = build_external_targets(config, *((Capability.CORPUS,) if documents else ()))
         embedder = CachedEmbedder(build("embedder", config.rag.embedder, config.folder))
         store = self.open_store(resources)
-        attacks = sorted(part.use for part in section.crawl.attacks)
-        facts = [
-            external.label,
-            section.seed,
-            section.crawl.clients,
-            section.crawl.schedule,
-            section.crawl.questions,
-            config.rag.k,
-            attacks,
-        ]
+        crawl, attacks = section.crawl, sorted(part.use for part in section.crawl.attacks)
+        settings = [section.seed, crawl.clients, crawl.schedule, crawl.questions]
+        facts = [external.label, *settings, config.rag.k, attacks]
         current = self.open_round(store, external, f"crawl-{digest(*facts)}")
         plan = CrawlPlan(
             seed=section.seed,
             k=config.rag.k,
-            questions=section.crawl.questions,
-            clients=section.crawl.clients,
-            schedule=section.crawl.schedule,
+            questions=crawl.questions,
+            clients=crawl.clients,
+            schedule=crawl.schedule,
             waits=(),  # an external target retries by itself
             label=current.label,
         )
