@@ -1005,7 +1005,7 @@ def test_a_generator_outside_the_gateway_is_not_paced():
     async def taken():
         began = time.monotonic()
         paced, prompt = (
-            PacedGenerator(Parrot(), lambda: ResponsePacer(5.0).wait("a key")),
+            PacedGenerator(Parrot(), lambda: ResponsePacer(5.0, 120.0).wait("a key")),
             Prompt("x", (Document("d", "t"),), ""),
         )
         assert [piece async for piece in paced.stream(prompt)] == ["d "]

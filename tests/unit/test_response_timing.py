@@ -28,7 +28,7 @@ class Clock:
 
 
 def after(works, clock=None, shortest_s=0.1):
-    interval = ResponseInterval(shortest_s, clock or Clock())
+    interval = ResponseInterval(shortest_s, clock=clock or Clock())
     for work in works:
         interval.observe(work)
     return interval.seconds
@@ -42,7 +42,7 @@ works = st.tuples(st.integers(0, 2**32 - 1), st.floats(0.001, 1), st.floats(0, 2
 @given(works)
 def test_it_is_never_below_the_p999_of_the_last_thousand_requests(works):
     """The p99.9 is numpy's, over the current block and the one before."""
-    interval = ResponseInterval(0.1, Clock())
+    interval = ResponseInterval(0.1, clock=Clock())
     for number, work in enumerate(works):
         interval.observe(work)
         if number >= BLOCK and number % 20 == 0:
@@ -80,7 +80,7 @@ def test_it_falls_after_a_block_of_fast_requests_and_not_before():
 
 def test_it_falls_with_time_for_a_key_with_few_requests():
     clock = Clock()
-    interval = ResponseInterval(0.1, clock)
+    interval = ResponseInterval(0.1, clock=clock)
     for work in (0.5, 0.5, 0.01):
         interval.observe(work)
     for _ in range(2):
@@ -91,7 +91,7 @@ def test_it_falls_with_time_for_a_key_with_few_requests():
 
 
 def test_the_requests_of_a_key_do_not_change_the_interval_of_another(monkeypatch):
-    pacer = response_timing.ResponsePacer(0.01)
+    pacer = response_timing.ResponsePacer(0.01, 120.0)
 
     async def request(owner, work_s):
         REQUEST_START.set(time.monotonic() - work_s)
@@ -112,6 +112,17 @@ def test_the_requests_of_a_key_do_not_change_the_interval_of_another(monkeypatch
     monkeypatch.setattr(response_timing, "MAX_OWNERS", 2)
     asyncio.run(request("third", 0.001))
     assert list(pacer._intervals) == ["other", "third"]
+
+
+def test_it_takes_at_most_half_of_the_time_of_an_answer():
+    async def story():
+        pacer = response_timing.ResponsePacer(0.01, timeout_s=0.08)
+        for _ in range(2):
+            REQUEST_START.set(time.monotonic() - 60)
+            await pacer.wait("a key")
+        return pacer.longest_s()
+
+    assert asyncio.run(story()) == 0.04
 
 
 def test_fast_and_slow_questions_of_a_key_are_answered_at_the_same_multiple(tmp_path):

@@ -43,11 +43,14 @@ class ResponseInterval:
 
     Args:
         shortest_s: The interval while they take less.
+        longest_s: The interval while they take longer.
         clock: Monotonic clock, in seconds.
     """
 
-    def __init__(self, shortest_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._shortest_s, self._clock = shortest_s, clock
+    def __init__(
+        self, shortest_s: float, longest_s: float = LONGEST_S, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._shortest_s, self._longest_s, self._clock = shortest_s, longest_s, clock
         self._slowest = self._before = (0.0, 0.0)  # two of the current block, and of the one before, descending
         self._count, self._began = 0, clock()
 
@@ -65,7 +68,7 @@ class ResponseInterval:
         """The interval now. Of 1,000 to 2,000 requests, the second slowest is their p99.9, or above it."""
         needed = HEADROOM * sorted((*self._slowest, *self._before))[-2]
         steps = math.ceil(math.log(max(needed / self._shortest_s, 1.0), STEP))
-        return max(self._shortest_s, min(self._shortest_s * STEP**steps, LONGEST_S))
+        return max(self._shortest_s, min(self._shortest_s * STEP**steps, self._longest_s))
 
 
 class ResponsePacer:
@@ -73,10 +76,11 @@ class ResponsePacer:
 
     Args:
         shortest_s: Shortest interval, in seconds; 0: requests do not wait.
+        timeout_s: Time limit of an answer, of which the wait may take half.
     """
 
-    def __init__(self, shortest_s: float) -> None:
-        self._shortest_s = shortest_s
+    def __init__(self, shortest_s: float, timeout_s: float) -> None:
+        self._shortest_s, self._longest_s = shortest_s, min(LONGEST_S, timeout_s / 2)
         self._intervals: OrderedDict[str, ResponseInterval] = OrderedDict()
 
     async def wait(self, owner: str) -> None:
@@ -88,7 +92,7 @@ class ResponsePacer:
         start = REQUEST_START.get(None)
         if start is None or not self._shortest_s:
             return
-        interval = self._intervals.setdefault(owner, ResponseInterval(self._shortest_s))
+        interval = self._intervals.setdefault(owner, ResponseInterval(self._shortest_s, self._longest_s))
         self._intervals.move_to_end(owner)
         if len(self._intervals) > MAX_OWNERS:
             self._intervals.popitem(last=False)

@@ -108,7 +108,7 @@ class Gateway:
             self.keys.sync,
             concurrency_per_key=section.concurrency_per_key,
         )
-        self._pacer = ResponsePacer(section.pace_ms / 1000)
+        self._pacer = ResponsePacer(section.pace_ms / 1000, section.timeout_s)
         self.metrics = Metrics(
             lambda: self.limits.in_progress,
             self.app.store,
