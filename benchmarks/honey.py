@@ -1,8 +1,8 @@
 """Honey records: how many harmless questions find one, and how soon a crawler does.
 
-``python -m benchmarks.honey [folder]`` keeps embeddings in the folder. Half of the questions choose the places, the
-other half tell the rate. A crawler asks through a simulated reader that repeats what it is told to repeat; it is a
-client of its own, and counted as the defense counts it: different records shown among the best five.
+``python -m benchmarks.honey [folder] [detection]`` keeps embeddings in the folder. Half of the questions choose the
+places, the other half tell the rate. A crawler asks through a simulated reader that repeats what it is told to repeat;
+it is a client of its own, and counted as the defense counts it: different records shown among the best five.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import SEED, save
+from benchmarks import ROOT, SEED, save
 from benchmarks.kept import Kept, corpus, questions
 from casemate import plugins
 from casemate.backends.event_stores.sql import SqlEventStore
@@ -29,11 +29,13 @@ from casemate.guard.defenses.honeytoken import HoneyToken
 from casemate.guard.guard import Guard
 from casemate.guard.watermarks.honeytoken_keys import HoneytokenKeyFile, format_credential
 from casemate.maths import stats
+from casemate.monitor.alerts.alert import ALERT_KIND
+from casemate.monitor.alerts.alerting_store import AlertingEventStore
 from casemate.monitor.honeytokens.planting import PlantingSettings, plant_records
 from casemate.protocols import Generator
-from casemate.rag.pipeline import Rag, join_stream
+from casemate.rag.pipeline import Rag
 from casemate.redteam.lab.black_box import MeteredBlackBox
-from casemate.types import Prompt, Query, Reply
+from casemate.types import Document, Prompt, Query, Reply
 
 CORPORA = {"squad": "article", "nfcorpus": "abstract"}
 CRAWLERS = ("composite", "rag_thief", "rag_crawler", "ikea")
@@ -41,12 +43,17 @@ SECRET = "a key of the benchmark alone, so that it can be repeated"
 QUESTIONS, LOG, K, ALARM = 100, 1500, 5, 3
 
 
-def main(folder: str = "") -> None:
-    """Both corpora, and the time from a token to its event."""
+def main(folder: str = "", only: str = "") -> None:
+    """Both corpora, and the time from a token to its alert; ``detection``: only the latter, beside older results."""
+    file = ROOT / "benchmarks/results/honey.json"
     with tempfile.TemporaryDirectory() as scratch:
         embedder = Kept(Path(folder or scratch) / "kept.npz")
-        results: dict[str, Any] = {n: measured(n, embedder, Path(scratch)) for n in CORPORA}
-        results["detection"] = asyncio.run(delays(Path(scratch)))
+        results: dict[str, Any] = (
+            json.loads(file.read_text())["results"]
+            if only == "detection"
+            else {n: measured(n, embedder, Path(scratch)) for n in CORPORA}
+        )
+        results["detection"] = asyncio.run(delays(embedder, Path(scratch)))
         if folder:
             embedder.save()
     save("honey", results)
@@ -125,26 +132,43 @@ async def crawled(name: str, guard: Guard) -> dict[str, Any]:
     return {"questions": asked, "records": len(seen), "first_at": reached[0], "third_at": reached[1]}
 
 
-async def delays(folder: Path, repeats: int = 200) -> dict[str, float]:
-    """Milliseconds from the last letter of a token, as the model writes it, to an event that a reader finds."""
+async def delays(embedder: Kept, folder: Path, repeats: int = 100) -> dict[str, float]:
+    """Milliseconds from the last letter of a token, as the model writes it, to an alert that another process can read.
+
+    The whole pipeline: retrieval, guard, detection in the stream, event, alert. Each repetition has its own tenant:
+    further leaks within an hour join the first alert.
+    """
     keys = HoneytokenKeyFile(folder / "delay.json")
     leaked = format_credential("api_key", keys.load_or_create().prompt_token("api_key", 1), "example.net")
-    written, found = [0.0], list[float]()
+    written, found, busy = [0.0, 0.0], list[float](), list[float]()
 
     class Leaks(Generator):
         async def stream(self, prompt: Prompt) -> Any:
             yield "The key is "
-            written[0] = time.perf_counter()
+            written[:] = time.perf_counter(), time.process_time()
             yield leaked
             yield ", and that is all there is to say about it, for now and for ever."
 
-    with closing(SqlEventStore(path=folder / "delay.db")) as store:
-        generator = HoneyToken(keys=keys.path, store=store).on_generate(Leaks())
+    document = Document("keys", "The key is kept in the office.")
+    vector = embedder.embed([document.content])
+    path = folder / "delay.db"
+    with (
+        closing(SqlEventStore(path=path)) as store,
+        closing(SqlEventStore(path=path)) as reader,
+        closing(SqliteIndex(folder / "delay-index.db")) as index,
+    ):
+        alerting = AlertingEventStore(store)
+        guard = Guard(Rag(embedder, index, Leaks()), [HoneyToken(keys=keys.path, store=alerting)], store=alerting)
         for i in range(repeats):
-            await join_stream(generator.stream(Prompt("q", (), "Answer.")))
-            assert len(store.scan("verdict")) == i + 1
+            index.add([document], vector, f"t{i}")
+            await guard.ask(Query("Where is the key?", client=f"c{i}", tenant=f"t{i}", k=K))
+            while not any(e.body["canaries"] == [f"c{i}"] for e in reader.latest(ALERT_KIND, 1)):
+                await asyncio.sleep(0.001)
             found.append(1e3 * (time.perf_counter() - written[0]))
-    return {"median_ms": float(np.median(found)), "p99_ms": float(np.quantile(found, 0.99))}
+            busy.append(1e3 * (time.process_time() - written[1]))
+    quantiles = {f"p{round(100 * q)}_ms": float(np.quantile(found, q)) for q in (0.95, 0.99)}
+    cpu = {"median_cpu_ms": float(np.median(busy)), "largest_cpu_ms": max(busy)}  # on a busy machine, wall time waits
+    return {"median_ms": float(np.median(found)), **quantiles, "largest_ms": max(found), **cpu, "leaks": repeats}
 
 
 if __name__ == "__main__":

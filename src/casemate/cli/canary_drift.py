@@ -108,7 +108,7 @@ def shadow_command(
     """Ask two states the same questions. Exit codes: 0 few answers flip, 1 too many, 2 no answers, 3 inconclusive."""
     with ExitStack() as stack:
         app = stack.enter_context(open_app(configuration.read(config)))
-        asked = questions_in(questions)[:count] if questions else watched_questions(app, tenant, (), count)
+        asked = questions_in(questions)[:count] if questions else watched_questions(app, tenant, count)
         before, after = (open_named_target(name, app, stack) for name in (first, second))
         with say.status(f"asking both states {len(asked)} questions"):
             diff = asyncio.run(

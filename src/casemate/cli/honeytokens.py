@@ -19,6 +19,7 @@ from casemate.monitor.honeytokens.planting import (
     PlantingResult,
     PlantingSettings,
     RemovalResult,
+    find_records,
     plant_records,
     remove_records,
     rotate_records,
@@ -62,7 +63,7 @@ def rotate_command(
     tenant: Tenant = DEFAULT_TENANT,
     as_json: Json = False,
 ) -> None:
-    """Replace tokens and records by a new generation. Old ones are still recognized."""
+    """Replace tokens and records by a new generation. Old ones are still recognized. Exit code 3 if none fits."""
     with open_app(configuration.read(config)) as app, say.status("rotating"):
         planted, removed = asyncio.run(rotate_records(app.guard, key_file(app), _settings(app, tenant, style, folder)))
     if as_json:
@@ -70,7 +71,7 @@ def rotate_command(
     else:
         _show_planted(planted)
         _show_removed(removed)
-    raise typer.Exit(FAILED if removed.left else OK)
+    raise typer.Exit(FAILED if removed.left else OK if planted.held or not removed.removed else INCOMPLETE)
 
 
 @canary.command("clean")
@@ -135,7 +136,10 @@ def key_file(app: App) -> HoneytokenKeyFile:
 
 
 def _settings(app: App, tenant: str, style: Style, folder: str) -> PlantingSettings:
-    return PlantingSettings(tenant, style, watched_questions(app, tenant, count=500), app.config.rag.k, folder)
+    """Settings; questions about records that are planted already are no benign ones."""
+    planted = {r.source for r in find_records(app.index, key_file(app).load_or_create(), tenant).records}
+    questions = watched_questions(app, tenant, 500, planted)
+    return PlantingSettings(tenant, style, questions, app.config.rag.k, folder)
 
 
 def _warn_without_defense(app: App) -> None:

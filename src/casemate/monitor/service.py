@@ -6,7 +6,7 @@ The only module of the monitor that reads the configuration. It wires the areas 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -385,20 +385,22 @@ def _screening_enforced(guard: Guard, config: Config) -> bool:
 
 
 def watched_questions(
-    app: App, tenant: str = DEFAULT_TENANT, query_log: Sequence[str] = (), count: int = WATCHED_QUESTIONS
+    app: App, tenant: str = DEFAULT_TENANT, count: int = WATCHED_QUESTIONS, without: Collection[str] = ()
 ) -> list[str]:
-    """Questions of the canaries and of a query log, filled up with synthetic ones."""
-    return list(_watched(app.config, app.index, tenant, query_log, count))
+    """Questions of the canaries, filled up with synthetic ones about documents of other sources than ``without``."""
+    return list(_watched(app.config, app.index, tenant, (), count, without))
 
 
-def _watched(config: Config, index: Index, tenant: str, query_log: Sequence[str], count: int) -> dict[str, str]:
+def _watched(
+    config: Config, index: Index, tenant: str, query_log: Sequence[str], count: int, without: Collection[str] = ()
+) -> dict[str, str]:
     """Watched questions; for each the source that it was generated from, or ""."""
     file = config.folder / config.monitor.canaries
     canaries = read_canaries(file, judge=True).canaries if file.exists() else ()
     found = [question for canary in canaries for question in (canary.query, *canary.paraphrases)]
     found += query_log
     watched = dict.fromkeys(found[:count], "")
-    documents = [d for page, _ in index.scan(tenant) for d in page]
+    documents = [d for page, _ in index.scan(tenant) for d in page if d.source not in without]
     rng = np.random.default_rng(config.calibrate.seed)
     for question, document in generate_with_documents(documents, max(0, count - len(found)), rng):
         watched.setdefault(question, document.source)
