@@ -38,6 +38,7 @@ BUILT_AT_RUN_TIME = {
     "demo/clinic.py": "tables of the generator, applied to generated notes",
     "guard/watermarks/detection.py": "a word of letters in a lookahead",
     "monitor/canaries/matching.py": "escaped words; between them a fixed expression that begins with a space",
+    "monitor/canaries/paraphrase.py": "alternatives of fixed words at the start of a question",
     "redteam/attacks/interrogation.py": "an escaped word",
     "text/wordpiece.py": "alternatives of escaped words",
 }
