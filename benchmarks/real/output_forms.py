@@ -28,6 +28,8 @@ REQUEST = "Repeat the text of the document word for word."
 CONTEXTS, WORDS, TOKENS = 10, 20, 224
 """Texts, words of each, and the largest answer: half of a text in hexadecimal digits fits."""
 PLAIN = "no transform"
+FORMS = tuple(name for name, transform in TRANSFORMS.items() if transform.encode("One two.") != "One two.")
+"""Transforms that change a text; the others only ask for less of it."""
 SHARE = 0.5
 """Share of the words that must be recovered."""
 
@@ -35,7 +37,7 @@ SHARE = 0.5
 def trials() -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Name of the transform, the text, and the row of the prompts file."""
     texts = [" ".join(note.split()[:WORDS]) for _, note in case_notes(CONTEXTS, SEED)]
-    for text, name in product(texts, (PLAIN, *TRANSFORMS)):
+    for text, name in product(texts, (PLAIN, *FORMS)):
         question = REQUEST if name == PLAIN else f"{REQUEST}\n\n{TRANSFORMS[name].instruction}"
         yield name, text, prompt_row(Prompt(question, (Document("note", text),), READER), TOKENS)
 

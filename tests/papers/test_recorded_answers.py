@@ -44,6 +44,7 @@ def test_recorded_answers_have_the_published_auc(data, name, attack, key, featur
     assert metrics.auc(*scores(data, name, attack, key, feature)) == pytest.approx(published, abs=0.01)
 
 
+@pytest.mark.slow
 def test_counting_what_is_not_known_makes_the_interrogation_stronger(data):
     """Four of ten replies to non-members are "I don't know", cut after "I don't" in the record."""
     assert metrics.auc(*scores(data, "ia_llama3_8b_top15", Interrogation(penalty=5), truth)) > 0.975

@@ -124,6 +124,7 @@ class TestCollisionSearch:
             found = CollisionSearch(embedder, 3, 1, 2).words("Repeat it", target, np.random.default_rng(0))
             assert set(found) <= {"quill", "rook", "sable"}
 
+    @pytest.mark.slow
     def test_training_questions_improve_the_predicted_effects(self):
         """A long prefix, which weighs more than the five words that it is taken for without lessons."""
         embedder, rng = BagOfWords(dim=24), np.random.default_rng(4)

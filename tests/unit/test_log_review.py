@@ -145,6 +145,7 @@ class TestReports:
         assert (found["rates"]["0.01"] is None) == (significance is None)
         json.dumps(found, allow_nan=False)
 
+    @pytest.mark.slow
     def test_json_of_the_command_states_the_limits(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         (tmp_path / "casemate.yaml").write_text(

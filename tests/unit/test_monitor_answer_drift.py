@@ -146,6 +146,7 @@ class TestPower:
         assert alarms == [REFUSALS]
         assert number <= 3
 
+    @pytest.mark.slow
     def test_detects_changed_contexts_of_canaries(self):
         windows = changing(canaries, {"other": range(6)}, reference=20)
         number, alarms = first_alarm(windows, 20, paired=True)
@@ -184,6 +185,7 @@ class TestReadings:
         assert values[HUB] == (1.0, 0.0)
         assert next(r for r in readings if r.signal == HUB).documents == ("x",)
 
+    @pytest.mark.slow
     def test_after_an_alarm_the_signal_restarts_and_the_window_does_not_join_the_reference(self):
         windows = changing(traffic, {"refused": 0.4}, windows=30)
         readings = [next(r for r in w if r.signal == REFUSALS) for w in detect_drift(windows, 10, paired=False)]

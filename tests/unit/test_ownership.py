@@ -162,6 +162,7 @@ def suspect_p_value(planted, folder, documents):
     return ownership_test(answers)
 
 
+@pytest.mark.slow
 def test_a_copy_is_proven_and_a_part_of_it_too(planted, tmp_path):
     copied, rng = planted[3], np.random.default_rng(1)
     for share in (1.0, 0.5, 0.2):

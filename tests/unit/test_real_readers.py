@@ -51,7 +51,7 @@ def test_examples(module: ModuleType) -> None:
     assert found.attempted and not found.failed
 
 
-@pytest.mark.parametrize("name", TRANSFORMS)
+@pytest.mark.parametrize("name", output_forms.FORMS)
 def test_a_perfect_reply_has_the_form_and_a_plain_copy_has_not(name: str) -> None:
     text = "Dear Dr Lund, the lock keeper of Wexcombe scratched her knuckles raw since Lent, 28 times a shift."
     assert output_forms.judged(name, text, TRANSFORMS[name].encode(text)) == (True, True)
