@@ -181,6 +181,17 @@ def corpus(tmp_path_factory):
     return RegionMap(documents, E, labels, centroids, [f"topic {t}" for t in range(6)], genre, ""), index, embedder
 
 
+class Retriever:
+    """A target that answers with what the index finds."""
+
+    def __init__(self, corpus):
+        _, self.index, self.embedder = corpus
+
+    async def ask(self, query):
+        vector = self.embedder.embed([query.text])[0]
+        return Answer("said", self.index.search(vector, query.k, query.tenant))
+
+
 def asked(number, count=1, text=""):
     documents = (TracedDocument(f"d{number}", f"d{number}"),)
     return [TracedQuestion(f"t{number}-{i}", NOON, 5, documents, text=text) for i in range(count)]
@@ -201,6 +212,24 @@ def test_topics_without_a_canary_are_those_that_a_naive_count_finds(corpus):
     assert "topic 2" in {t.name for t in found.unwatched}
 
 
+def test_a_question_counts_for_its_nearest_document_that_is_still_in_the_index(corpus):
+    nearest = tuple(TracedDocument(f"d{number}", "") for number in (999, 8, 1))  # 999 was removed
+    question = TracedQuestion("t", NOON, 5, nearest, text="only8 only8 t2w3")
+    (topic,) = measure_traffic(corpus[0], {"eight": frozenset({"d8"})}, [question]).topics
+    assert topic.canaries == ("eight",)
+    assert measure_traffic(corpus[0], {"eight": frozenset({"d8"})}, [question]).watched.value == 1
+    assert measure_traffic(corpus[0], {"one": frozenset({"d1"})}, [question]).watched.value == 0
+    found = asyncio.run(
+        draft_candidates(
+            corpus[0],
+            measure_traffic(corpus[0], {}, [question]),
+            [question],
+            CandidateSettings(Retriever(corpus), corpus[2], k=4),
+        )
+    )
+    assert [canary.expected_documents for canary in found.canaries] == [("d8",)]
+
+
 def test_without_placed_questions_there_is_no_share(corpus):
     found = measure_traffic(corpus[0], {}, asked(999))
     assert (found.watched, found.topics, found.unplaced) == (None, (), 1)
@@ -208,19 +237,11 @@ def test_without_placed_questions_there_is_no_share(corpus):
 
 @pytest.mark.parametrize("text", ["only8 only8 t2w3", ""])
 def test_candidates_ask_about_the_most_asked_documents_of_topics_without_a_canary(corpus, tmp_path, text):
-    regions, index, embedder = corpus
+    regions = corpus[0]
     contexts = {"one": frozenset({"d1"})}
     questions = [*asked(8, 6, text), *asked(1, 9), *asked(14, 2, "nothing like it")]
     coverage = measure_traffic(regions, contexts, questions)
-
-    class Retriever:
-        """A target that answers with what the index finds."""
-
-        async def ask(self, query):
-            vector = embedder.embed([query.text])[0]
-            return Answer("said", index.search(vector, query.k, query.tenant))
-
-    settings = CandidateSettings(Retriever(), embedder, count=5, k=4)
+    settings = CandidateSettings(Retriever(corpus), corpus[2], count=5, k=4)
     found = asyncio.run(draft_candidates(regions, coverage, questions, settings))
     first = found.canaries[0]
     assert first.expected_documents == ("d8",) and first.id == "traffic-01"

@@ -125,9 +125,10 @@ def _slots(
 ) -> list[_Slot]:
     """The most asked documents of each topic without a canary, most asked topics first."""
     asking = defaultdict[str, list[TracedQuestion]](list)
+    held = {document.id for document in corpus.documents}
     for question in questions:
-        if question.nearest:
-            asking[question.nearest[0].id].append(question)
+        if (nearest := question.nearest_among(held)) is not None:
+            asking[nearest].append(question)
     drafter = CanaryDrafter(corpus.genre, np.random.default_rng(settings.seed))
     found: list[_Slot] = []
     for topic in coverage.unwatched:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeAlias
@@ -48,6 +48,10 @@ class TracedQuestion:
     documents: tuple[TracedDocument, ...] = ()
     text: str = ""
 
+    def nearest_among(self, ids: Container[str]) -> str | None:
+        """Id of the nearest document that is one of these; None if there is none."""
+        return next((d.id for d in self.nearest if d.id in ids), None)
+
 
 @dataclass(frozen=True, slots=True)
 class TrafficTopic:
@@ -57,7 +61,7 @@ class TrafficTopic:
         region: Its number in the ``RegionMap``.
         name: Words that distinguish it.
         chunks: Number of its chunks.
-        questions: Number of traced questions whose nearest document is in it.
+        questions: Number of traced questions whose nearest document, of those still in the index, is in it.
         canaries: Ids of the canaries with one of its chunks in their context.
     """
 
@@ -74,7 +78,8 @@ class TrafficCoverage:
 
     Attributes:
         topics: Topics with questions, most asked first.
-        watched: Share of the placed questions whose nearest document is in a canary's context; None: there are none.
+        watched: Share of the placed questions whose nearest document, of those still in the index, is in a canary's
+            context; None: there are none.
         placed: Number of questions with a topic.
         unplaced: Number of questions without: recorded without nearest documents, or these are no longer in the index.
     """
@@ -205,10 +210,10 @@ def measure_traffic(corpus: RegionMap, contexts: Contexts, questions: Sequence[T
     watched = frozenset[str]().union(*contexts.values())
     asked, hits = Counter[int](), 0
     for question in questions:
-        region = next((region_of[d.id] for d in question.nearest if d.id in region_of), None)
-        if region is not None:
-            asked[region] += 1
-            hits += question.nearest[0].id in watched
+        document = question.nearest_among(region_of)
+        if document is not None:
+            asked[region_of[document]] += 1
+            hits += document in watched
     covering: dict[int, list[str]] = {}
     for name, ids in contexts.items():
         for region in sorted({region_of[i] for i in ids if i in region_of}):
