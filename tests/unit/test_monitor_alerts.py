@@ -250,7 +250,8 @@ def test_a_finding_about_the_same_document_updates_the_open_alert_once():
     assert (joined.alert.id, joined.alert.severity, joined.alert.documents) == (
         state.alert.id, Severity.CRITICAL, ("poison", "other"),
     )  # fmt: skip
-    assert "Answers drifted: hub" in joined.alert.changes and len(joined.events) == len(state.events) + 1
+    assert state.alert.changes and joined.alert.changes == (*state.alert.changes, "Answers drifted: hub", "hub: .2")
+    assert len(joined.events) == len(state.events) + 1
     assert raise_alert(story.store, replace(drift, set="other set"), NOON)  # of another subject
     assert raise_alert(story.store, replace(drift, id="drift-9", documents=("elsewhere",)), NOON)
 

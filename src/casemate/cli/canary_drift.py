@@ -217,6 +217,8 @@ def alarms_of(windows: Windows, steps: Sequence[Sequence[DriftReading]]) -> Alar
 def _raise(app: App, alert: Alert) -> None:
     if raise_alert(app.store, alert, alert.since):
         say.print(f"opened alert {shown(alert.id)}")
+    else:
+        say.print("opened no alert: the same one exists, or an open one was extended")
 
 
 def show_drift(readings: Readings, counts: Mapping[str, int], reference: int) -> None:

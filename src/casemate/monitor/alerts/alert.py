@@ -167,7 +167,8 @@ def open_alerts(store: EventStore, about: str | None = None) -> list[AlertState]
 def raise_alert(store: EventStore, alert: Alert, at: datetime) -> bool:
     """Opens an alert, unless its id exists or an alert of the same kind, subject and canaries is open.
 
-    An open alert of the same subject with one of its documents has the same cause: it is updated instead, once.
+    An open alert of the same subject with one of its documents has the same cause: it is updated instead. It is
+    updated once for each kind and canaries: later findings of the same kind and canaries are not stored.
 
     Returns:
         Whether it was opened.
@@ -189,7 +190,7 @@ def raise_alert(store: EventStore, alert: Alert, at: datetime) -> bool:
         joined = replace(
             cause.alert,
             severity=highest_severity([cause.alert.severity, alert.severity]),
-            changes=(alert.title, *alert.changes),
+            changes=(*cause.alert.changes, alert.title, *alert.changes),
             documents=tuple(dict.fromkeys([*cause.alert.documents, *alert.documents])),
         )
         occasion = json.dumps([alert.kind, *sorted(alert.canaries)])  # without a time: stored once
