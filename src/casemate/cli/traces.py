@@ -208,7 +208,8 @@ def _show_import(total: RecordedSpans, formats: Counter[str], skipped: Counter[s
         out.print(f"{plural(total.untimed, 'span')} without a usable time: recorded with the present time")
     if total.unjudged:
         out.print(
-            f"{plural(total.unjudged, 'question')} recorded without nearest documents: too long, or not plain text"
+            f"{plural(total.unjudged, 'question')} recorded without nearest documents: "
+            "too long, not plain text, or too many at once"
         )
     for reason, count in skipped.most_common():
         say.print(f"[yellow]skipped[/yellow] {count:,}: {shown(reason)}", soft_wrap=True)

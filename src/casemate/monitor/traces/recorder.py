@@ -60,7 +60,8 @@ class RecordedSpans(NamedTuple):
     Attributes:
         recorded: Recorded, now or before.
         ignored: Contain no question, answer, document or verdict.
-        unjudged: Questions that were recorded without their nearest documents: too long, or too many at once.
+        unjudged: Questions that were recorded without their nearest documents: too long, not plain text, or too many at
+            once.
         untimed: Recorded with the time of arrival, because their own time is not usable.
     """
 
@@ -101,19 +102,18 @@ class TraceRecorder:
         """
         read = await asyncio.to_thread(lambda: [(span, read_content(span)) for span in spans])
         kept = [(span, content) for span, content in read if not content.empty]
-        judged = await self._judge(kept, tenant)
+        asked = _first_questions(kept)
+        judged = await self._judge(asked, tenant)
         for span, content in kept:
             self.store.append(self._event(span, content, judged.get((span.trace, span.id)), tenant, now))
-        asked = sum(bool(content.question) for _, content in _first_questions(kept))
-        return RecordedSpans(
-            len(kept), len(read) - len(kept), asked - len(judged), sum(span.start is None for span, _ in kept)
-        )
+        untimed = sum(span.start is None for span, _ in kept)
+        return RecordedSpans(len(kept), len(read) - len(kept), len(asked) - len(judged), untimed)
 
     async def _judge(
-        self, kept: Sequence[tuple[Span, SpanContent]], tenant: str
+        self, questions: Sequence[tuple[Span, SpanContent]], tenant: str
     ) -> dict[tuple[str, str], JudgedQuestion]:
-        """Judges one question of each trace, by ids of trace and span."""
-        asked = [(s, c) for s, c in _first_questions(kept) if len(c.question) <= MAX_QUERY_CHARACTERS][:MAX_JUDGED]
+        """Judges the questions, by ids of trace and span."""
+        asked = [(s, c) for s, c in questions if len(c.question) <= MAX_QUERY_CHARACTERS][:MAX_JUDGED]
         if not asked:
             return {}
         judge, slots = await asyncio.to_thread(self.make_judge, tenant), asyncio.Semaphore(AT_ONCE)
