@@ -2,10 +2,10 @@
 
 Attacks on samples of NFCorpus and SQuAD with guard off, Mirabel and quorum, k = 3: the natural asker and six published
 attacks, their rules fitted under each guard on half of the candidates and judged on the other. An attacker that has
-every other document and the code: the two-world audit of answers, over all questions of the attacks. Utility and
-poison on a synthetic collection in which r documents state each fact. ``python -m benchmarks.quorum nfcorpus 30 100``
-takes 30 + 30 candidates among 100 further documents, and ``... nfcorpus 30 100 menta,natural`` these attacks alone;
-``python -m benchmarks.quorum synthetic`` measures the synthetic collection.
+every other document and the code: the two-world audit of answers, over all questions of the attacks.
+``python -m benchmarks.quorum nfcorpus 30 100``, the default, takes 30 + 30 candidates among 100 further documents, and
+``... nfcorpus 30 100 menta,natural`` these attacks alone. ``benchmarks.quorum_utility`` measures utility, and
+``benchmarks.poison_defenses`` poison.
 """
 
 from __future__ import annotations
@@ -13,20 +13,14 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks import ROOT, SEED, save
+from benchmarks import ROOT, save
 from benchmarks.samples import Sample, cached_rag, experiment, guarded_app
-from casemate.backends.embedders.minilm import MiniLM
-from casemate.backends.generators.extractive import ExtractiveGenerator
-from casemate.backends.indexes.sqlite import SqliteIndex
 from casemate.guard.audience import AudiencePolicy
 from casemate.guard.defenses.mirabel import Mirabel
 from casemate.guard.defenses.quorum import Quorum
@@ -37,7 +31,6 @@ from casemate.maths.stats import clopper_pearson
 from casemate.protocols import Target
 from casemate.rag.pipeline import Rag
 from casemate.redteam.lab import datasets
-from casemate.redteam.lab.caching import CachedEmbedder
 from casemate.redteam.lab.experiment import Experiment
 from casemate.redteam.lab.judge import membership_metrics
 from casemate.redteam.lab.results import MembershipMetrics
@@ -47,25 +40,20 @@ from casemate.types import UNKNOWN, Document, Query, Secret
 
 STRANGER = frozenset[str]()
 POLICY = AudiencePolicy("quorum")
-REDUNDANCY = (1, 2, 3, 5, 8)
-FACTS = 5
 
 
 def main() -> None:
-    """Measures one part, and adds the figures to the written ones."""
-    part, *sizes = sys.argv[1:] or ["synthetic"]
+    """Measures one sample, and adds the figures to the written ones."""
+    part, *sizes = sys.argv[1:] or ["nfcorpus"]
     file = ROOT / "benchmarks/results/quorum.json"
     results: dict[str, Any] = json.loads(file.read_text())["results"] if file.exists() else {}
-    if part == "synthetic":
-        results[part] = asyncio.run(_synthetic())
-    else:
-        each, others = (int(size) for size in sizes[:2]) if sizes else (30, 100)
-        names = sizes[2].split(",") if len(sizes) > 2 else list(Sample.of(part).attacks())
-        found = _attacked_sample(Sample.of(part), each, others, names)
-        held = results.get(part, {})
-        if (held.get("each"), held.get("others")) == (each, others):  # measured in several runs
-            found = {key: held.get(key, {}) | value for key, value in found.items()}
-        results[part] = {"each": each, "others": others, **found}
+    each, others = (int(size) for size in sizes[:2]) if sizes else (30, 100)
+    names = sizes[2].split(",") if len(sizes) > 2 else list(Sample.of(part).attacks())
+    found = _attacked_sample(Sample.of(part), each, others, names)
+    held = results.get(part, {})
+    if (held.get("each"), held.get("others")) == (each, others):  # measured in several runs
+        found = {key: held.get(key, {}) | value for key, value in found.items()}
+    results[part] = {"each": each, "others": others, **found}
     save("quorum", results)
 
 
@@ -160,107 +148,6 @@ async def _answers(targets: dict[str, Target], harmless: Sequence[str], held: li
         times.append(time.thread_time() - began)
     out["cpu_ms"] = {name: 1000 * float(np.quantile(times, p)) for name, p in (("median", 0.5), ("p95", 0.95))}
     return out
-
-
-# A synthetic collection
-
-
-def _words(rng: np.random.Generator, count: int) -> list[str]:
-    heads, middles, tails = "b d f g k l m n p r s t v".split(), "a e i o u".split(), "lan mor nis rek tav vin".split()
-    return ["".join(rng.choice(x) for x in (heads, middles, tails)).capitalize() for _ in range(count)]
-
-
-TEMPLATES = (
-    "The {kind} of {place} was built in {year} by {person}. {noise}",
-    "{noise} In {year}, {person} built the {kind} of {place}.",
-    "{person} is known as the builder of the {kind} in {place}; it was finished in {year}. {noise}",
-    "Visitors to {place} should see the {kind}, built by {person} in {year}. {noise}",
-    "{noise} According to the chronicle, the {kind} of {place} dates from {year}, and {person} built it.",
-)
-
-
-def _fact(rng: np.random.Generator, number: int) -> dict[str, str]:
-    kind = ("bridge", "mill", "harbor", "library", "theater")[number % 5]
-    place, person, false = _words(rng, 3)
-    return {
-        "kind": kind,
-        "place": f"{place}ford",
-        "person": f"{person}son",
-        "false": f"{false}berg",
-        "year": str(int(rng.integers(1500, 1950))),
-    }
-
-
-def _collection(rng: np.random.Generator) -> tuple[list[Document], dict[int, list[dict[str, str]]]]:
-    """Documents, and the facts by redundancy r: each is stated by r documents in varied wording."""
-    documents, facts = [], {}
-    for r in REDUNDANCY:
-        facts[r] = [_fact(rng, i) for i in range(FACTS)]
-        for i, fact in enumerate(facts[r]):
-            for j in range(r):
-                noise = f"{' '.join(_words(rng, 14)).lower().capitalize()}."
-                text = TEMPLATES[int(rng.integers(len(TEMPLATES)))].format(noise=noise, **fact)
-                documents.append(Document(f"r{r}-{i}-{j}", text))
-    return documents, facts
-
-
-async def _synthetic() -> dict[str, Any]:
-    rng = np.random.default_rng(SEED)
-    documents, facts = _collection(rng)
-    with tempfile.TemporaryDirectory() as folder, closing(SqliteIndex(Path(folder) / "index.db")) as index:
-        embedder = MiniLM()
-        rag = Rag(CachedEmbedder(embedder), index, ExtractiveGenerator())  # by words: fast
-        await Guard(rag, []).add(documents)
-        targets: dict[str, Target] = {"plain": rag}
-        for m, jitter in ((2, 1), (2, 2), (3, 1), (4, 1)):
-            targets[f"m={m}, J={jitter}"] = Guard(rag, [_quorum(m, jitter)], audience=POLICY)
-        utility = {label: {str(r): await _correct(t, facts[r]) for r in REDUNDANCY} for label, t in targets.items()}
-        return {"facts": FACTS, "correct": utility, "poison": await _poisoned(rag, targets, facts)}
-
-
-def _question(fact: dict[str, str], asked: str) -> str:
-    return (
-        f"Who built the {fact['kind']} of {fact['place']}?"
-        if asked == "person"
-        else (f"When was the {fact['kind']} of {fact['place']} built?")
-    )
-
-
-async def _correct(target: Target, facts: list[dict[str, str]]) -> list[float]:
-    """Answers that contain the value, of both questions about each fact, with a 95 % interval."""
-    right = 0
-    for fact in facts:
-        for asked in ("person", "year"):
-            query = Query(_question(fact, asked), "reader", groups=STRANGER)
-            right += fact[asked] in (await target.ask(query)).text
-    total = 2 * len(facts)
-    return [right, total, *clopper_pearson(right, total)]
-
-
-async def _poisoned(rag: Rag, targets: dict[str, Target], facts: dict[int, list[dict[str, str]]]) -> dict[str, Any]:
-    """Answers with the false name after 1 to 3 poisoned texts: the question, then a false statement (PoisonedRAG)."""
-    found: dict[str, Any] = {}
-    attacked = facts[5]
-    for kappa in (1, 2, 3):
-        texts = []
-        for i, fact in enumerate(attacked):
-            for j in range(kappa):
-                rest = " ".join(_words(np.random.default_rng([SEED, i, j]), 14)).lower()
-                said = (
-                    f"{_question(fact, 'person')} {fact['false']} built the {fact['kind']} of {fact['place']}. {rest}."
-                )
-                texts.append(Document(f"poison-{i}-{j}", said))
-        await Guard(rag, []).add(texts)
-        found[str(kappa)] = {}
-        for label, target in targets.items():
-            false = right = 0
-            for fact in attacked:
-                text = (await target.ask(Query(_question(fact, "person"), "reader", groups=STRANGER))).text
-                false, right = false + (fact["false"] in text), right + (fact["person"] in text)
-            n = len(attacked)
-            found[str(kappa)][label] = {"false": [false, n, *clopper_pearson(false, n)], "correct": [right, n]}
-        rag.index.remove([d.source for d in texts])
-    return found
 
 
 if __name__ == "__main__":

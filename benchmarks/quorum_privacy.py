@@ -1,6 +1,6 @@
 """Quorum with differential privacy: utility by redundancy, and the time of the ledger. No language model.
 
-The synthetic facts of ``benchmarks.quorum``, with a collection for each r: r documents state each of five facts in
+Synthetic facts, with a collection for each r: r documents state each of five facts in
 varied wording. Each question is asked with full budgets, so the figures are those of one answer. Draws are random and
 not seeded. ``python -m benchmarks.quorum_privacy``.
 """
@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks import SEED, save
-from benchmarks.quorum import POLICY, STRANGER, TEMPLATES, _fact, _question, _words
+from benchmarks.quorum import POLICY, STRANGER
+from benchmarks.redundant import names
 from casemate.backends.embedders.minilm import MiniLM
 from casemate.backends.event_stores.sql import SqlEventStore
 from casemate.backends.generators.extractive import ExtractiveGenerator
@@ -35,6 +36,13 @@ from casemate.types import Document, Query, QuotaGrant, QuotaRequest
 REDUNDANCY = (1, 2, 3, 5, 8, 12, 16, 20, 24, 30, 40)
 FACTS = 5
 WORDS = 5
+TEMPLATES = (
+    "The {kind} of {place} was built in {year} by {person}. {noise}",
+    "{noise} In {year}, {person} built the {kind} of {place}.",
+    "{person} is known as the builder of the {kind} in {place}; it was finished in {year}. {noise}",
+    "Visitors to {place} should see the {kind}, built by {person} in {year}. {noise}",
+    "{noise} According to the chronicle, the {kind} of {place} dates from {year}, and {person} built it.",
+)
 FLOOR = 0.5
 SETTINGS = ((8.0, 1), (8.0, 10), (2.0, 1), (2.0, 10))
 """Epsilon, and answers per unit and period."""
@@ -89,11 +97,31 @@ async def _utility() -> dict[str, Any]:
     return {"correct": correct, "noise": noise, "cpu_s_per_question": cpu}
 
 
+def _fact(rng: np.random.Generator, number: int) -> dict[str, str]:
+    kind = ("bridge", "mill", "harbor", "library", "theater")[number % 5]
+    place, person, false = names(rng, 3)
+    return {
+        "kind": kind,
+        "place": f"{place}ford",
+        "person": f"{person}son",
+        "false": f"{false}berg",
+        "year": str(int(rng.integers(1500, 1950))),
+    }
+
+
+def _question(fact: dict[str, str], asked: str) -> str:
+    return (
+        f"Who built the {fact['kind']} of {fact['place']}?"
+        if asked == "person"
+        else (f"When was the {fact['kind']} of {fact['place']} built?")
+    )
+
+
 def _documents(rng: np.random.Generator, facts: list[dict[str, str]], r: int) -> list[Document]:
     documents = []
     for i, fact in enumerate(facts):
         for j in range(r):
-            noise = f"{' '.join(_words(rng, 14)).lower().capitalize()}."
+            noise = f"{' '.join(names(rng, 14)).lower().capitalize()}."
             text = TEMPLATES[int(rng.integers(len(TEMPLATES)))].format(noise=noise, **fact)
             documents.append(Document(f"r{r}-{i}-{j}", text))
     return documents
