@@ -36,9 +36,9 @@ from casemate.types import Document, Query
 
 TEXTS = ("nfcorpus", "squad", "mathqa", "patient_doctor_qa")
 COMPARED = 2000
+"""Documents of a corpus that are compared in pairs."""
 ATTACKS = ("natural", "s2mia", "mba", "menta")
 """Those that a copy answers, with few questions."""
-"""Documents of a corpus that are compared in pairs."""
 
 
 def main() -> None:
