@@ -58,6 +58,8 @@ def test_drift_of_canaries_alerts_once(place):
     code, alerts = run("canary", "alerts", "--json")
     assert [(a["kind"], a["canaries"]) for a in alerts] == [("drift", ["canaries"])]
     assert "refusals" in alerts[0]["title"]
+    again = CliRunner().invoke(cli, ["canary", "drift", "--reference", "6", "--alert"])
+    assert "opened no alert" in again.output
     run("canary", "alerts", "--close", alerts[0]["id"], "--why", "another model")
     assert run("canary", "drift", "--reference", "6", "--alert")[0] == 1
     assert run("canary", "alerts", "--json") == (0, [])  # the same drift does not alert twice
