@@ -521,6 +521,8 @@ class Defense:
         lookahead: Number of hits beyond the context that it compares with.
         reorders: Whether it ranks hits otherwise than by similarity. No defense that withholds or compares may run
             after it.
+        replaces_unreadable: Whether it replaces the hits that the client may not read in full. The guard leaves it out
+            where a retrieval is not delivered, and what it replaces may be retrieved again within a ``turn``.
         unit_keys: Option, where a defense has it: metadata keys, such as ``subject``, whose common values unite sources
             to one unit (``guard.units``). The two-world audit removes such units.
     """
@@ -530,6 +532,7 @@ class Defense:
     max_hidden_sources: ClassVar[int] = 0
     lookahead: ClassVar[int] = 0
     reorders: ClassVar[bool] = False
+    replaces_unreadable: ClassVar[bool] = False
 
     @property
     def compares_clients(self) -> bool:

@@ -21,14 +21,16 @@ from casemate.cli import cli
 from casemate.doctor import examine
 from casemate.errors import ConfigError
 from casemate.gateway.auth.keys import ApiKeyStore, Grant
-from casemate.guard.audience import AudiencePolicy, EntitlementRule
+from casemate.gateway.mcp.found_documents import judge_found
+from casemate.guard.audience import AudiencePolicy, EntitlementRule, ReleasedDocument
 from casemate.guard.defenses.quorum import Quorum
 from casemate.guard.guard import Guard
+from casemate.guard.turn import turn
 from casemate.protocols import Defense
 from casemate.rag.pipeline import Rag
 from casemate.system import audience_policy
-from casemate.types import UNKNOWN, Document, Query
-from tests.fakes import BagOfWords, Parrot
+from casemate.types import UNKNOWN, Action, Document, Outcome, Query, Verdict
+from tests.fakes import BagOfWords, Memory, Parrot
 
 QUESTION = "When did the harbor bridge open?"
 FACT = "The harbor bridge opened in 1932"
@@ -218,6 +220,65 @@ def test_observe_mode_changes_nothing_and_records_the_verdict(rag):
     retrieval, (verdict,) = asyncio.run(guard.retrieve(asked()))
     assert {h.document.id for h in retrieval.hits} == {"d0", "d1", "d2", "p0"}
     assert verdict.defense == "quorum" and not verdict.enforced
+
+
+# Turns
+
+
+class HideFirst(Defense):
+    """Hides d0."""
+
+    max_hidden_sources = 1
+
+    async def on_retrieve(self, query, retrieval):
+        kept = tuple(h for h in retrieval.hits if h.document.id != "d0")
+        return Outcome(replace(retrieval, hits=kept), Verdict("hide_first", True, Action.HIDE, 1.0, 0.5, ("d0",)))
+
+
+@pytest.mark.parametrize("questions", [(QUESTION, QUESTION), ("In which year did the harbor bridge open?", QUESTION)])
+def test_quorum_answers_every_query_of_a_turn(rag, questions):
+    guard = guard_of(rag)
+    with turn(QUESTION):
+        for text in questions:
+            assert "1932" in context(guard, replace(asked(), text=text))[-1].text
+
+
+def test_what_another_defense_hides_stays_hidden_in_a_turn_with_quorum(rag):
+    guard = guard_of(rag, defenses=[HideFirst(), Quorum(jitter=1, floor=0.1)])
+    with turn(QUESTION):
+        context(guard, asked())
+        guard.defenses = guard.defenses[1:]
+        assert guard.defenses[0].replaces_unreadable
+        (verdict,) = asyncio.run(guard.retrieve(asked()))[1]
+        assert set(verdict.hidden) == {"d1", "d2"}
+
+
+def opened(store):
+    return sum(store.tallies[name][0] for name in store.tallies if " source " in name)
+
+
+def test_judging_a_turn_s_question_spends_no_single_unit_answer(rag):
+    store = Memory()
+    guard = guard_of(rag, defenses=[Quorum(support=9, jitter=1, floor=0.1, break_glass=1, store=store)])
+    with turn(QUESTION):
+        asyncio.run(guard.judge_turn(replace(asked(), text="Which harbor bridge?")))
+        assert not opened(store)
+        assert isinstance(context(guard, asked())[-1], ReleasedDocument)
+    assert opened(store) == 1
+
+
+@pytest.mark.parametrize("k", [2, 5])
+@pytest.mark.parametrize(
+    "found", [[], [TEXTS[0]], list(TEXTS), ["A public note about the harbor bridge and topic number 0."]]
+)
+def test_an_answer_of_one_unit_is_delivered_beside_another_retriever_s_results(rag, found, k):
+    store = Memory()
+    guard = guard_of(rag, defenses=[Quorum(support=9, jitter=1, floor=0.1, break_glass=1, store=store)])
+    with turn(QUESTION):
+        documents = asyncio.run(judge_found(guard, asked(k=k), found))
+    assert opened(store) == 1
+    assert [d.id for d in documents] == ["p0", "quorum"]
+    assert documents[-1].text != UNKNOWN
 
 
 def test_acl_labels_stay_absolute(rag, tmp_path):

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from itertools import combinations
-from typing import Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 from casemate.errors import CasemateError, ConfigError
 from casemate.guard.audience import AudiencePolicy
@@ -137,6 +137,15 @@ class Guard:
             guard.on_stage = on_stage
         return guard
 
+    def judging_only(self) -> Guard:
+        """Returns a copy of the guard for retrievals that are not delivered to a client.
+
+        Instead of replacing unreadable hits, the copy removes them. So it spends no budget of a unit.
+        """
+        guard = copy.copy(self)
+        guard.defenses = tuple(UnreadableRemoval() if d.replaces_unreadable else d for d in self.defenses)
+        return guard
+
     @property
     def embedder(self) -> Embedder:
         """See ``DocumentSink``."""
@@ -191,7 +200,7 @@ class Guard:
         if current is None or query.text == current.question:
             return
         if not current.is_judged(self.index, query.tenant, query.client):
-            _, verdicts = await self._retrieve(replace(query, text=current.question, id=current.id))
+            _, verdicts = await self.judging_only()._retrieve(replace(query, text=current.question, id=current.id))
             self._mark_judged(current, query, verdicts)
 
     def _mark_judged(self, current: Turn, query: Query, verdicts: Sequence[Verdict]) -> None:
@@ -212,11 +221,10 @@ class Guard:
             if defended is not None:
                 break
             wanted = 2 * max(wanted, len(found.hits))
-        kept, verdicts = defended
+        kept, verdicts, hidden = defended
         context = _without_unreadable(kept, found) if self.enforce else found
         context = replace(context, hits=context.hits[: query.k])
         if current is not None:
-            hidden = {identity for v in verdicts for identity in v.hidden}
             current.withhold((h.document for h in found.hits if h.document.id in hidden), self.index, query.tenant)
             context = (
                 replace(context, hits=()) if current.refused else current.visible(context, self.index, query.tenant)
@@ -255,19 +263,22 @@ class Guard:
 
     async def _defend_retrieval(
         self, query: Query, found: Retrieval, failed: Mapping[str, Exception]
-    ) -> tuple[Retrieval, list[Verdict]] | None:
-        """Runs the defenses; returns the remaining hits and the verdicts, or None if a defense requests more hits.
+    ) -> tuple[Retrieval, list[Verdict], set[str]] | None:
+        """Runs the defenses; returns None if one of them requests more hits.
 
-        In observe mode, too, each defense judges what the preceding ones would have left.
+        Otherwise returns the remaining hits, the verdicts, and the ids of the documents that a turn must withhold. In
+        observe mode, too, each defense judges what the preceding ones would have left.
         """
-        kept, verdicts = found, list[Verdict]()
+        kept, verdicts, hidden = found, list[Verdict](), set[str]()
         for defense in self.defenses:
             outcome = await self._run(defense, query, kept, failed.get(_name(defense)))
             if outcome.more and not found.exhausted:
                 return None
             kept = outcome.value
-            verdicts += [outcome.verdict] if outcome.verdict else []
-        return kept, verdicts
+            if outcome.verdict:
+                verdicts.append(outcome.verdict)
+                hidden.update(() if defense.replaces_unreadable else outcome.verdict.hidden)
+        return kept, verdicts, hidden
 
     async def _run(
         self, defense: Defense, query: Query, retrieval: Retrieval, failed: Exception | None
@@ -357,6 +368,24 @@ class Guard:
         verdict = replace(verdict, enforced=self.enforce)
         append(self.store, query, verdict, self.log_text)
         return verdict
+
+
+@dataclass(eq=False)
+class UnreadableRemoval(Defense):
+    """Removes unreadable hits, in the place of a defense that replaces them. See ``Guard.judging_only``.
+
+    Attributes:
+        removed: Ids of the documents that it removed last.
+    """
+
+    removed: frozenset[str] = frozenset()
+
+    replaces_unreadable: ClassVar[bool] = True
+
+    async def on_retrieve(self, query: Query, retrieval: Retrieval) -> Outcome[Retrieval]:
+        """See ``Defense``."""
+        self.removed = frozenset(h.document.id for h in retrieval.hits).intersection(retrieval.unreadable or ())
+        return Outcome(_without_unreadable(retrieval, retrieval))
 
 
 def _entitles_to_nothing(document: Document) -> bool:

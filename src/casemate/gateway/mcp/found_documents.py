@@ -13,7 +13,8 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from casemate.guard.guard import Guard
+from casemate.guard.audience import ReleasedDocument
+from casemate.guard.guard import Guard, UnreadableRemoval
 from casemate.guard.verdict_log import append
 from casemate.maths.moments import without_documents
 from casemate.rag.pipeline import Rag
@@ -30,7 +31,8 @@ async def judge_found(guard: Guard, query: Query, texts: Sequence[str], *, off: 
     """Returns the documents that the guard allows: those that another retriever found, then those of its own retrieval.
 
     The number of documents is that of the guard's own retrieval, whatever was found and withheld. Both retrievals are
-    judged; the log gets one verdict of each defense (``merge_verdicts``).
+    judged; the log gets one verdict of each defense (``merge_verdicts``). A defense that replaces unreadable documents
+    acts on the guard's own retrieval only, and what it releases is always delivered.
 
     Args:
         guard: The guard.
@@ -55,11 +57,15 @@ async def judge_found(guard: Guard, query: Query, texts: Sequence[str], *, off: 
         given = tuple(hit for hit in nearest.hits if hit.document.id in named)
         verdicts: list[Verdict] = []
         try:
-            judged, first = await _unlogged(guard, _FoundRag(rag, vector, given)).retrieve(query)
+            judging = _unlogged(guard.judging_only(), _FoundRag(rag, vector, given))
+            judged, first = await judging.retrieve(query)
             verdicts += first
             allowed = {hit.document.id: hit.document for hit in judged.hits}
             kept = [allowed[name] for name in named if name in allowed]
-            gone = frozenset(d.source for d in named.values() if d.id not in allowed)
+            replaced = frozenset[str]().union(
+                *(d.removed for d in judging.defenses if isinstance(d, UnreadableRemoval))
+            )
+            gone = frozenset(d.source for d in named.values() if d.id not in replaced and d.id not in allowed)
             others, second = await _unlogged(guard, _FoundRag(rag, vector, gone=gone)).retrieve(query)
             verdicts += second
         finally:
@@ -67,7 +73,9 @@ async def judge_found(guard: Guard, query: Query, texts: Sequence[str], *, off: 
                 append(guard.store, query, verdict, guard.log_text)
     ids = {d.id for d in kept}
     fill = [hit.document for hit in others.hits if hit.document.id not in ids]
-    return [*kept, *fill][: query.k]
+    released = [d for d in fill if isinstance(d, ReleasedDocument)]
+    whole = [*kept, *(d for d in fill if not isinstance(d, ReleasedDocument))]
+    return [*whole[: query.k - len(released)], *released]
 
 
 def find_documents(texts: Sequence[str], documents: Sequence[Document]) -> list[Document]:

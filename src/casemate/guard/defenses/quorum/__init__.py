@@ -99,6 +99,7 @@ class Quorum(Defense):
     paper: ClassVar[str] = "RobustRAG, arXiv 2405.15556, and DPVoteRAG, arXiv 2412.04697, combined"
     lookahead: ClassVar[int] = 48
     reorders: ClassVar[bool] = True
+    replaces_unreadable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.support < 2:
