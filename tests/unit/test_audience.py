@@ -194,6 +194,30 @@ def test_nothing_equals_a_collection_without_those_sources(tmp_path_factory, k, 
     assert found[0] == found[1]
 
 
+class Denies(Defense):
+    """Denies the client the full text of all sources."""
+
+    def denies_full_text(self, query):
+        return True
+
+
+@pytest.mark.parametrize("unentitled", ["nothing", "quorum"])
+def test_a_client_beyond_its_budget_makes_no_question_read_the_whole_index(tmp_path, monkeypatch, unentitled):
+    searched = []
+
+    async def search(rag, vector, k, tenant):
+        searched.append(k)
+        return await original(rag, vector, k, tenant)
+
+    original = Rag.search
+    monkeypatch.setattr(Rag, "search", search)
+    with closing(SqliteIndex(tmp_path / "index.db")) as index:
+        guard = guard_of(Rag(BagOfWords(64), index, Parrot()), unentitled, [Denies()])
+        asyncio.run(guard.add(collection(3, 60)))
+        assert context(guard, asked(k=3)) == []
+    assert searched == [3]
+
+
 @dataclass
 class Broken(Defense):
     """Fails."""

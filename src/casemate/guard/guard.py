@@ -243,6 +243,9 @@ class Guard:
         entitles: Callable[[Document], bool] | None = partial(self.audience.entitles, query) if restricted else None
         if any(d.denies_full_text(query) for d in self.defenses):
             entitles = _entitles_to_nothing
+            if excluded:  # no hit could remain, however many are fetched
+                found = await self.rag.search(vector, wanted, query.tenant)
+                return replace(found, hits=(), exhausted=True, unreadable=frozenset())
         current = current_turn() if self.enforce else None
         while True:
             if excluded:
