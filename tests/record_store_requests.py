@@ -19,6 +19,7 @@ from tests.store_servers import Elasticsearch, OpenSearch, Pinecone, Weaviate, s
 FILE = Path(__file__).with_name("data") / "store_requests.json"
 DIM, N, K, IDS = 8, 30, 18, ["i001", "i002"]
 ALL, EFFORT = {"match_all": {}}, 500
+WHOLE = {"allow_partial_search_results": "false"}
 VECTOR = [1.0] + [0.0] * (DIM - 1)
 GRAPHQL = "{ Aggregate { Docs { meta { count } } } }"
 
@@ -53,11 +54,11 @@ def elasticsearch(url):
     client.indices.get_mapping(index="docs")
     client.count(index="docs", query=ALL)
     snapshot = client.open_point_in_time(index="docs", keep_alive="2m")["id"]
-    client.search(**page(snapshot))
+    client.search(**page(snapshot), **WHOLE)
     client.close_point_in_time(id=snapshot)
     near = {"field": "vector", "query_vector": VECTOR, "k": K, "num_candidates": EFFORT}
-    client.search(index="docs", size=K, knn=near)
-    client.search(index="docs", **found_by_id())
+    client.search(index="docs", size=K, knn=near, **WHOLE)
+    client.search(index="docs", **found_by_id(), **WHOLE)
 
 
 def opensearch(url):
@@ -69,11 +70,11 @@ def opensearch(url):
     client.indices.get_mapping(index="docs")
     client.count(index="docs", body={"query": ALL})
     snapshot = client.create_pit(index="docs", params={"keep_alive": "2m"})["pit_id"]
-    client.search(body=page(snapshot))
+    client.search(body=page(snapshot), params=WHOLE)
     client.delete_pit(body={"pit_id": [snapshot]})
     near = {"knn": {"vector": {"vector": VECTOR, "k": EFFORT}}}
-    client.search(index="docs", body={"size": K, "query": near})
-    client.search(index="docs", body=found_by_id())
+    client.search(index="docs", body={"size": K, "query": near}, params=WHOLE)
+    client.search(index="docs", body=found_by_id(), params=WHOLE)
 
 
 def pinecone(url):

@@ -31,6 +31,7 @@ reply, so ``Rag`` calls them in worker threads. Generators stream, so they are a
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -372,9 +373,11 @@ class VectorCollection(Protocol):
 
     Attributes:
         by_cosine: Whether a search ranks by cosine, whatever the lengths of the vectors; valid once it is open.
+        max_results: Largest k of a search.
     """
 
     by_cosine: bool = True
+    max_results: int = sys.maxsize
 
     @property
     def name(self) -> str:
@@ -404,7 +407,11 @@ class VectorCollection(Protocol):
     def search(self, vector: Vector, k: int) -> Sequence[Hit]:
         """Finds the k nearest rows, exactly or approximately, by decreasing exact cosine (``maths.vectors.cosines``).
 
-        The result may be longer: rows that tie with the last one are included.
+        The result may be longer: rows that tie with the last one are included. It is shorter only if there are no more
+        rows.
+
+        Raises:
+            CapabilityError: If k exceeds ``max_results``, or the store cannot return enough rows with text and vector.
         """
         ...
 

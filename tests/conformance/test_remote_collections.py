@@ -14,7 +14,7 @@ from casemate.backends.collections.pinecone_index import PineconeIndex
 from casemate.backends.collections.weaviate_collection import WeaviateCollection
 from casemate.backends.indexes.attached import AttachedIndex
 from casemate.backends.sidecar.row_collection import SPARE
-from casemate.errors import BackendError, ConfigError, DataError
+from casemate.errors import BackendError, CapabilityError, ConfigError, DataError
 from casemate.testing import check_collection
 from casemate.types import Document, Secret
 from tests import record_store_requests as record
@@ -139,6 +139,75 @@ def test_failures_of_the_server_are_errors_that_say_what_to_do(kind, answer, err
         opened.search(vectors(1)[0], 2)
 
 
+def test_rows_without_text_do_not_end_a_search_early(kind, tmp_path):
+    rows = held(kind)
+    for i in range(0, N, 3):
+        rows[i] = (*rows[i][:2], {name: value for name, value in rows[i][2].items() if name != "text"})
+    whole = [i for i in range(N) if i % 3]
+    X = vectors().astype(np.float64)
+    q = X[5] / np.linalg.norm(X[5])
+    best = sorted(whole, key=lambda i: -(X[i] @ q) / np.linalg.norm(X[i]))
+    with serving(kind(rows)) as url:
+        opened = collection(kind, url)
+        opened.open()
+        for k in (0, 60, len(whole), len(whole) + 1, N + 1):
+            assert [h.document.id for h in opened.search(q.astype(np.float32), k)] == [rows[i][0] for i in best[:k]]
+        opened.close()
+
+
+def test_a_search_beyond_the_limit_of_the_store_is_refused_and_never_cut_short(kind, tmp_path, monkeypatch):
+    monkeypatch.setattr(type(collection(kind, "http://x")), "max_results", 100)
+    rows = held(kind)
+    q = (vectors()[5] / np.linalg.norm(vectors()[5])).astype(np.float32)
+    with serving(store := kind(rows)) as url:
+        index = AttachedIndex(collection(kind, url), tmp_path / "attached.db")
+        index.open("test", DIM)
+        index.attach()
+        assert len(index.search(q, 100).hits) == 100
+        index.withhold([index.search(q, 1).hits[0].document.id])
+        assert len(index.search(q, 99).hits) == 99, "a second search asks for as many rows as the store allows"
+        for k in (100, 101):
+            with pytest.raises(CapabilityError, match="k = 101 rows needs more than the 100 rows .*lower k"):
+                index.search(q, k)
+        store.rows = rows[:60]
+        assert len(index.collection.search(q, 100)) == 60
+        store.rows = [(*row[:2], {}) for row in rows[:120]] + rows[120:]
+        with pytest.raises(CapabilityError, match="remove rows without text"):
+            index.collection.search(q, 90)
+        index.close()
+
+
+@pytest.mark.parametrize("kind", [Elasticsearch, OpenSearch])
+@pytest.mark.parametrize(
+    ("part", "why"),
+    [
+        ({"_shards": {"total": 2, "successful": 1, "failed": 1}}, "1 failed shards"),
+        ({"timed_out": True}, "the server's time limit passed"),
+    ],
+)
+def test_a_response_of_some_shards_only_is_an_error_to_try_again(kind, part, why):
+    class Partial(kind):
+        partial = False
+
+        def answer(self, method, path, query, body):
+            if path.endswith("/_search"):
+                assert query["allow_partial_search_results"] == "false"
+            found = super().answer(method, path, query, body)
+            return {**found, **part} if self.partial and path.endswith(("/_search", "/_count")) else found
+
+    with serving(store := Partial(held(kind, 9))) as url:
+        opened = collection(kind, url)
+        opened.open()
+        store.partial = True
+        calls = [lambda: opened.search(vectors(1)[0], 2), lambda: opened.find(names(kind, 2)), opened.count]
+        for call in (*calls, lambda: list(opened.scan())):
+            with pytest.raises(BackendError, match=f"may lack rows: {why}") as caught:
+                call()
+            assert caught.value.retryable
+        assert not store.snapshots
+        opened.close()
+
+
 def test_an_unreachable_server_is_named_without_its_password(kind):
     dead = collection(kind, "http://127.0.0.1:9")
     with pytest.raises(BackendError, match="cannot be reached"):
@@ -195,6 +264,7 @@ def test_a_scan_is_complete_although_its_snapshot_has_expired_at_the_end(kind, s
         (lambda: ElasticsearchIndex(Secret("http://x"), "docs-*"), "without wildcards"),
         (lambda: ElasticsearchIndex(Secret("http://x"), "../docs"), "without wildcards"),
         (lambda: ElasticsearchIndex(Secret("http://x"), "docs", text=""), "must not be empty"),
+        (lambda: ElasticsearchIndex(Secret("http://x"), "docs", effort=10_001), "effort is 10001; allowed: 1 to 10000"),
         (lambda: WeaviateCollection(Secret("http://x"), "Docs) { x }"), "letters, digits and _"),
         (lambda: WeaviateCollection(Secret("http://x"), "Docs", vector="a b"), "letters, digits and _"),
         (lambda: PineconeIndex(Secret("http://x"), Secret("")), "must not be empty"),

@@ -16,8 +16,10 @@ from casemate.types import Secret, Vector
 
 KEEP_ALIVE = "2m"
 """Time for which the server keeps the snapshot of a scan between two pages."""
-MAX_CANDIDATES = 10_000
-"""Largest number of candidates that Elasticsearch accepts."""
+MAX_RESULTS = 10_000
+"""Largest number of candidates and, unless the index's ``max_result_window`` differs, of rows of one search."""
+WHOLE = {"allow_partial_search_results": "false"}
+"""Parameter of a search: a shard that fails is an error. By default, its rows would be missing."""
 OMITS_VECTORS = (9, 2)
 """First version of Elasticsearch whose responses have the vector only if it is requested."""
 
@@ -27,6 +29,8 @@ class ElasticsearchIndex(RowCollection):
     """Documents of an Elasticsearch or OpenSearch index. The server finds the nearest; they are scored again exactly.
 
     A scan reads one snapshot (point in time) in the order of the sequence numbers.
+
+    A search for more than ``MAX_RESULTS`` rows raises ``CapabilityError``.
 
     Attributes:
         url: ``https://host:9200``, with ``user:password@`` if the server needs them. Never add a path.
@@ -42,6 +46,7 @@ class ElasticsearchIndex(RowCollection):
         timeout_s: Limit of one step of a call.
     """
 
+    max_results = MAX_RESULTS
     url: Secret
     index: str
     api_key: Secret = Secret("")
@@ -54,10 +59,12 @@ class ElasticsearchIndex(RowCollection):
     timeout_s: float = 10
 
     def __post_init__(self) -> None:
-        if not (self.index and self.text and self.vector and self.timeout_s > 0 and self.effort > 0):
+        if not (self.index and self.text and self.vector and self.timeout_s > 0):
             raise ConfigError(
-                "elasticsearch_index: index, text and vector must not be empty, effort and timeout_s must be above 0"
+                "elasticsearch_index: index, text and vector must not be empty, timeout_s must be above 0"
             )
+        if not 0 < self.effort <= MAX_RESULTS:
+            raise ConfigError(f"elasticsearch_index.effort is {self.effort}; allowed: 1 to {MAX_RESULTS}")
         if re.search(r"[*,\s/?#]", self.index):
             raise ConfigError(f"elasticsearch_index.index is {self.index!r}; allowed: one name without wildcards")
         self.url, self.api_key = Secret(self.url), Secret(self.api_key)
@@ -90,7 +97,8 @@ class ElasticsearchIndex(RowCollection):
 
     def count(self) -> int:
         """See ``VectorCollection.count``."""
-        return int(self._server.call("POST", f"{self._path}/_count", {"query": self._query()})["count"])
+        found = self._server.call("POST", f"{self._path}/_count", {"query": self._query()})
+        return int(self._whole(found)["count"])
 
     def pages(self, after: str) -> Iterator[tuple[Sequence[StoredRow], str]]:
         """See ``RowCollection``. Shards count on their own, so rows with equal numbers stay on one page."""
@@ -100,7 +108,7 @@ class ElasticsearchIndex(RowCollection):
         last, more = int(after or -1), True
         try:
             while more:
-                found = self._server.call("POST", "/_search", self._page_after(last, snapshot))
+                found = self._whole(self._server.call("POST", "/_search", self._page_after(last, snapshot), **WHOLE))
                 snapshot, hits = found.get("pit_id", snapshot), found["hits"]["hits"]
                 more = len(hits) == SCAN_PAGE
                 hits = [hit for hit in hits if hit["sort"][0] < hits[-1]["sort"][0]] if more else hits
@@ -129,8 +137,8 @@ class ElasticsearchIndex(RowCollection):
             near: dict[str, Any] = {"vector": numbers, "k": max(k, self.effort)}
             body["query"] = {"knn": {self.vector: near | ({"filter": query} if self.only else {})}}
         else:
-            candidates = min(max(k, self.effort), MAX_CANDIDATES)
-            body["knn"] = {"field": self.vector, "query_vector": numbers, "k": k, "num_candidates": candidates}
+            candidates = {"k": k, "num_candidates": max(k, self.effort)}
+            body["knn"] = {"field": self.vector, "query_vector": numbers, **candidates}
             body["knn"] |= {"filter": query} if self.only else {}
         return self._search(body)
 
@@ -144,7 +152,20 @@ class ElasticsearchIndex(RowCollection):
         self._server.close()
 
     def _search(self, body: Mapping[str, Any]) -> list[StoredRow]:
-        return self._rows(self._server.call("POST", f"{self._path}/_search", body)["hits"]["hits"])
+        found = self._server.call("POST", f"{self._path}/_search", body, **WHOLE)
+        return self._rows(self._whole(found)["hits"]["hits"])
+
+    def _whole(self, found: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The response, if all shards contributed to it.
+
+        Raises:
+            BackendError: If a shard failed or the server's time limit passed, so that rows may be missing.
+        """
+        failed = (found.get("_shards") or {}).get("failed", 0)
+        if failed or found.get("timed_out"):
+            why = f"{failed} failed shards" if failed else "the server's time limit passed"
+            raise self._server.error(f"the response may lack rows: {why}; check the cluster's health", retryable=True)
+        return found
 
     def _rows(self, hits: Sequence[Mapping[str, Any]]) -> list[StoredRow]:
         return [StoredRow(hit["_id"], field_of(hit["_source"], self.vector), hit["_source"]) for hit in hits]

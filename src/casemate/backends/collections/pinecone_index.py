@@ -26,6 +26,8 @@ class PineconeIndex(RowCollection):
 
     Pinecone lists ids of serverless indexes only. Its changes become visible after some seconds.
 
+    A search for more than ``MAX_RESULTS`` records raises ``CapabilityError``.
+
     Attributes:
         url: Address of the index (its host, not that of the control plane): ``https://docs-abc.svc.REGION.pinecone.io``.
         api_key: The API key.
@@ -36,6 +38,7 @@ class PineconeIndex(RowCollection):
         timeout_s: Limit of one step of a call.
     """
 
+    max_results = MAX_RESULTS
     url: Secret
     api_key: Secret
     namespace: str = ""
@@ -79,7 +82,7 @@ class PineconeIndex(RowCollection):
 
     def nearest(self, vector: Vector, k: int) -> Iterable[StoredRow]:
         """See ``RowCollection``."""
-        body = {"vector": vector.tolist(), "topK": min(k, MAX_RESULTS), "includeValues": True, "includeMetadata": True}
+        body = {"vector": vector.tolist(), "topK": k, "includeValues": True, "includeMetadata": True}
         return [self._row(one) for one in self._server.call("POST", "/query", body | self._space)["matches"]]
 
     def stored(self, ids: Sequence[str]) -> list[StoredRow]:

@@ -16,11 +16,15 @@ from casemate.types import Secret, Vector
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 PLAIN_TYPES = {"text", "string", "int", "number", "boolean", "date", "uuid"}
 """Types of properties that are read: single values, or lists of them."""
+MAX_RESULTS = 10_000
+"""Largest number of objects of one search, unless the server's ``QUERY_MAXIMUM_RESULTS`` is lower."""
 
 
 @dataclass(eq=False)
 class WeaviateCollection(RowCollection):
     """Objects of a collection. Weaviate finds the nearest; they are scored again exactly. Scanned by object id.
+
+    A search for more than ``MAX_RESULTS`` objects raises ``CapabilityError``.
 
     Attributes:
         url: ``http://host:8080``.
@@ -34,6 +38,7 @@ class WeaviateCollection(RowCollection):
         timeout_s: Limit of one step of a call.
     """
 
+    max_results = MAX_RESULTS
     url: Secret
     collection: str
     api_key: Secret = Secret("")

@@ -193,7 +193,7 @@ class AttachedIndex(Index):
             if len(kept) >= k or len(hits) < reach:
                 result = tuple(self._hit(h, entries.get(h.document.id)) for h in kept[: max(k, 0)])
                 return Retrieval(result, moments.similarity_stats(q))
-            reach *= 4
+            reach = min(4 * reach, max(self.collection.max_results, reach + 1))
 
     def withhold(self, ids: Collection[str], tenant: str = DEFAULT_TENANT) -> int:
         """See ``WithholdingIndex``."""

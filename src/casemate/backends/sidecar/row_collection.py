@@ -21,7 +21,7 @@ from casemate.types import Document, Hit, Vector
 SCAN_PAGE = 1000
 """Rows per page of a scan."""
 SPARE = 16
-"""Rows to fetch above k, for scoring in float64 and for rows without text."""
+"""Rows to fetch above k at first, for scoring in float64 and for rows without text."""
 
 
 class StoredRow(NamedTuple):
@@ -104,10 +104,30 @@ class RowCollection(VectorCollection):
 
     def search(self, vector: Vector, k: int) -> Sequence[Hit]:
         """See ``VectorCollection.search``."""
-        with self.errors():
-            page = self._page(list(self.nearest(vector, k + SPARE)), "")
+        page = self._nearest_page(vector, k)
         s = cosines(page.vectors, vector)
         return [Hit(page.documents[i], float(s[i])) for i in np.argsort(-s, kind="stable")[:k].tolist()]
+
+    def _nearest_page(self, vector: Vector, k: int) -> CollectionPage:
+        """At least k nearest rows with text and vector; fewer only if the store has no more.
+
+        Raises:
+            CapabilityError: If that takes more rows than the store returns for one search.
+        """
+        wanted = min(k + SPARE, self.max_results)
+        while k <= self.max_results:
+            with self.errors():
+                rows = list(self.nearest(vector, wanted))
+            page = self._page(rows, "")
+            if len(page.documents) >= k or len(rows) < wanted:
+                return page
+            if wanted == self.max_results:
+                break
+            wanted = min(2 * wanted, self.max_results)
+        raise CapabilityError(
+            f"{self.name}: a search for k = {k:,} rows needs more than the {self.max_results:,} rows that the store "
+            "returns at once; lower k, and remove rows without text from the collection"
+        )
 
     def find(self, ids: Sequence[str]) -> CollectionPage:
         """See ``VectorCollection.find``."""
