@@ -171,6 +171,7 @@ def test_a_copy_is_proven_and_a_part_of_it_too(planted, tmp_path):
         assert suspect_p_value(planted, folder, part).p_value < 1e-6, share
 
 
+@pytest.mark.slow
 def test_the_same_documents_without_the_records_are_no_copy(planted, tmp_path):
     plain = [d for d in planted[3] if "honey" not in d.source]
     assert len(plain) == 150
