@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import codecs
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from casemate.backends.event_stores.sql import SqlEventStore
 from casemate.errors import ConfigError
 from casemate.guard.client_state import crawl_evidence
-from casemate.guard.client_state.crawl_evidence import ALARMED
+from casemate.guard.client_state.crawl_evidence import ALARMED, CrawlEvidence
 from casemate.guard.defenses.crawl_limit import (
     EXTRACTS_FROM,
     MAX_WORD,
@@ -202,6 +203,74 @@ def test_spent_budget_survives_a_restart_and_is_shared_among_processes(tmp_path)
         assert len(asyncio.run(answer(second, Writes(), range(10, 15), "ann")).split()) <= 20
     finally:
         store.close()
+
+
+HOUR, HALF = 3600.0, (1 << 20) - 1
+
+
+class Processes:
+    """The evidence of several processes on one event store, with a common clock that tests move."""
+
+    def __init__(self, store, monkeypatch):
+        self.store, self.now, self.query = store, crawl_evidence.time.time(), Query("what then", "ann")
+        monkeypatch.setattr(crawl_evidence.time, "time", lambda: self.now)
+
+    def start(self):
+        return CrawlEvidence(1e-12, 0, HOUR, self.store)
+
+    def disclose(self, evidence, bits, exposed=()):
+        evidence.record_shown(self.query, ["a"])
+        evidence.record_answer(self.query, "", {"a": bits}, exposed, False)
+        assert self.store.flush()
+
+    def words(self, evidence):
+        evidence.sync()
+        evidence.record_question(self.query)
+        return evidence.disclosed_words(self.query)
+
+
+@pytest.fixture
+def processes(tmp_path, monkeypatch):
+    with closing(SqlEventStore(path=tmp_path / "events.db")) as store:
+        yield Processes(store, monkeypatch)
+
+
+def test_words_disclosed_by_a_repeated_showing_are_remembered_alike_by_all_processes(processes):
+    first, second = processes.start(), processes.start()
+    processes.disclose(first, 1)
+    assert processes.words(second) == 1
+    processes.now += 0.9 * HOUR
+    processes.disclose(first, HALF, ["a"])
+    processes.now += 0.5 * HOUR
+    for evidence in (first, second, processes.start()):
+        assert processes.words(evidence) == 20
+        assert evidence.exposed_chunks(processes.query) == {"a"}
+    processes.now += 0.6 * HOUR
+    for evidence in (first, second, processes.start()):
+        assert processes.words(evidence) == 0
+        assert not evidence.exposed_chunks(processes.query)
+
+
+def test_words_expire_in_a_process_that_started_after_their_chunk_was_shown(processes):
+    first = processes.start()
+    processes.disclose(first, 1)
+    processes.now += 0.9 * HOUR
+    processes.disclose(first, HALF)
+    processes.now += 0.5 * HOUR
+    later = processes.start()
+    assert processes.words(later) == 20 and not later.was_shown(processes.query, "a")
+    processes.now += 0.6 * HOUR
+    assert processes.words(later) == 0
+
+
+def test_words_of_a_chunk_whose_showing_was_forgotten_expire(processes, monkeypatch):
+    monkeypatch.setattr(crawl_evidence, "MAX_CHUNKS", 1)
+    evidence = processes.start()
+    processes.disclose(evidence, HALF)
+    evidence.record_shown(processes.query, ["b"])
+    assert processes.words(evidence) == 20 and not evidence.was_shown(processes.query, "a")
+    processes.now += 1.1 * HOUR
+    assert processes.words(evidence) == 0
 
 
 def test_text_not_decoded_yet_counts_against_the_budget():

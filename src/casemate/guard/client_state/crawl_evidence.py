@@ -92,6 +92,7 @@ class _ClientEvidence:
     shown: OrderedDict[str, float] = field(default_factory=OrderedDict)  # chunk id -> time last shown
     disclosed: dict[str, int] = field(default_factory=dict)  # chunk id -> disclosed words, one bit each
     disclosed_words: int = 0  # their number
+    disclosed_at: dict[str, float] = field(default_factory=dict)  # chunk id -> time words of it were last disclosed
     exposed: set[str] = field(default_factory=set)  # ids of chunks disclosed above the allowed share
     topics: dict[int, float] = field(default_factory=dict)  # topic -> time a chunk of it was last shown
     phrases: OrderedDict[int, None] = field(default_factory=OrderedDict)  # hashed phrases of answers
@@ -281,8 +282,10 @@ class CrawlEvidence:
             state.topics[int(topic)] = max(at, state.topics.get(int(topic), 0.0))
         for chunk, bits in body.get("covered", {}).items():
             _tell(state, together, str(chunk), int(bits, 16), at)
-        state.exposed.update(map(str, body.get("whole", ())))
-        state.limit_chunks.update(map(str, body.get("limit", ())))
+        for name, chunks in (("whole", state.exposed), ("limit", state.limit_chunks)):
+            for chunk in map(str, body.get(name, ())):
+                chunks.add(chunk)
+                state.disclosed_at.setdefault(chunk, at)
         if "echo" in body:
             state.cusums["echoes"] = TESTS["echoes"].step(state.cusums["echoes"], bool(body["echo"]))
         if "cut" in body:
@@ -320,12 +323,15 @@ class CrawlEvidence:
     def _expire(self, client: _ClientEvidence) -> None:
         """Removes outdated state."""
         now = time.time()
-        for chunk in [c for c, at in client.shown.items() if at < now - self._seconds]:
+        since = now - self._seconds
+        for chunk in [c for c, at in client.shown.items() if at < since]:
             del client.shown[chunk]
+        for chunk in [c for c, at in client.disclosed_at.items() if at < since]:
+            del client.disclosed_at[chunk]
             client.disclosed_words -= client.disclosed.pop(chunk, 0).bit_count()
             client.exposed.discard(chunk)
             client.limit_chunks.discard(chunk)
-        client.topics = {topic: at for topic, at in client.topics.items() if at >= now - self._seconds}
+        client.topics = {topic: at for topic, at in client.topics.items() if at >= since}
         if client.alarmed_until and client.alarmed_until <= now:
             client.alarmed_until, client.limit_reached = 0.0, False
             client.cusums = {name: test.start() for name, test in TESTS.items()}
@@ -344,9 +350,14 @@ class CrawlEvidence:
 
 
 def _tell(client: _ClientEvidence, tenant: _TenantEvidence, chunk: str, bits: int, at: float) -> None:
-    """Adds disclosed words of a chunk."""
+    """Adds disclosed words of a chunk.
+
+    Their age counts from the last event that disclosed new ones, not from the last showing: only new showings are
+    published, so other processes would forget the words earlier.
+    """
     client.disclosed_words += (bits & ~client.disclosed.get(chunk, 0)).bit_count()
     client.disclosed[chunk] = client.disclosed.get(chunk, 0) | bits
+    client.disclosed_at[chunk] = max(at, client.disclosed_at.get(chunk, 0.0))
     before = tenant.disclosed.get(chunk, 0)
     if new := (bits & ~before).bit_count():
         tenant.disclosed_at.append((at, new))
