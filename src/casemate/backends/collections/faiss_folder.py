@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pickle
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from casemate.backends.sidecar.row_collection import SCAN_PAGE, RowCollection, StoredRow
 from casemate.errors import ConfigError, DataError, needs
@@ -43,6 +43,20 @@ class _PlainUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"{module}.{name} is not allowed")
 
 
+class _Saved(NamedTuple):
+    """What the two files held at one time. Never changed, so a call that uses only this reads one state."""
+
+    index: Any
+    fields: Mapping[str, Mapping[str, Any]]
+    ids: Sequence[str]
+    places: Mapping[str, int]
+
+    def row(self, place: int) -> StoredRow:
+        """The row at a position of the index."""
+        name = self.ids[place]
+        return StoredRow(name, self.index.reconstruct(place), self.fields[name])
+
+
 @dataclass(eq=False)
 class FaissFolder(RowCollection):
     """Documents of LangChain's FAISS store, saved by ``save_local``. Read again when the files change.
@@ -73,57 +87,50 @@ class FaissFolder(RowCollection):
         self.by_cosine = False
         self._lock = threading.Lock()
         self._stamp: Any = None
-        self._vectors: Any = None
-        self._fields: dict[str, dict[str, Any]] = {}
-        self._ids: list[str] = []
-        self._places: dict[str, int] = {}
+        self._saved = _Saved(None, {}, (), {})
 
     def connect(self) -> int:
         """See ``RowCollection``."""
-        return int(self._loaded().d)
+        return int(self._loaded().index.d)
 
     def count(self) -> int:
         """See ``VectorCollection.count``."""
-        self._loaded()
-        return len(self._ids)
+        return len(self._loaded().ids)
 
     def pages(self, after: str) -> Iterator[tuple[Sequence[StoredRow], str]]:
         """See ``RowCollection``. The cursor is a number of documents."""
-        index = self._loaded()
-        ids = self._ids
-        for start in range(int(after or 0), len(ids), SCAN_PAGE):
-            end = min(start + SCAN_PAGE, len(ids))
-            yield [self._row(index, place) for place in range(start, end)], str(end)
+        saved = self._loaded()
+        for start in range(int(after or 0), len(saved.ids), SCAN_PAGE):
+            end = min(start + SCAN_PAGE, len(saved.ids))
+            yield [saved.row(place) for place in range(start, end)], str(end)
 
     def nearest(self, vector: Vector, k: int) -> Iterable[StoredRow]:
         """See ``RowCollection``."""
-        index = self._loaded()
-        _, places = index.search(vector.reshape(1, -1), min(k, len(self._ids)))
-        return [self._row(index, place) for place in places[0].tolist() if place >= 0]
+        saved = self._loaded()
+        if not saved.ids:
+            return ()
+        _, places = saved.index.search(vector.reshape(1, -1), min(k, len(saved.ids)))
+        return [saved.row(place) for place in places[0].tolist() if place >= 0]
 
     def stored(self, ids: Sequence[str]) -> Iterable[StoredRow]:
         """See ``RowCollection``."""
-        index = self._loaded()
-        return [self._row(index, self._places[name]) for name in ids if name in self._places]
+        saved = self._loaded()
+        return [saved.row(saved.places[name]) for name in ids if name in saved.places]
 
-    def _row(self, index: Any, place: int) -> StoredRow:
-        name = self._ids[place]
-        return StoredRow(name, index.reconstruct(place), self._fields[name])
-
-    def _loaded(self) -> Any:
-        """FAISS's index, as the files are now."""
+    def _loaded(self) -> _Saved:
+        """The files, as they are now."""
         files = [self.folder / f"{self.index}{ending}" for ending in (".faiss", ".pkl")]
         try:
             stamp = [(f.stat().st_mtime_ns, f.stat().st_size) for f in files]
             with self._lock:
                 if stamp != self._stamp:
-                    self._read(*files)
+                    self._saved = self._read(*files)
                     self._stamp = stamp
-                return self._vectors
+                return self._saved
         except OSError as error:
             raise DataError(f"{self.name} cannot be read: {type(error).__name__}; check folder and index") from None
 
-    def _read(self, vectors: Path, documents: Path) -> None:
+    def _read(self, vectors: Path, documents: Path) -> _Saved:
         import faiss
 
         try:
@@ -145,5 +152,4 @@ class FaissFolder(RowCollection):
             raise DataError(f"{self.name}: not what LangChain's save_local writes ({str(error)[:200]})") from None
         if index.ntotal != len(ids) or not fields.keys() >= set(ids):
             raise DataError(f"{self.name}: the two files do not belong together; save the store again")
-        self._vectors, self._fields, self._ids = index, fields, ids
-        self._places = {name: place for place, name in enumerate(ids)}
+        return _Saved(index, fields, ids, {name: place for place, name in enumerate(ids)})
