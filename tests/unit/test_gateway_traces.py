@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -13,6 +15,7 @@ import pytest
 
 from casemate.errors import BackendError
 from casemate.gateway import state
+from casemate.gateway.api import traces
 from casemate.gateway.state import Gateway
 from casemate.gateway.tracing import RequestTracer
 from casemate.monitor.traces.recorder import TRACE_KIND
@@ -120,6 +123,26 @@ def test_what_cannot_be_read_is_refused_with_a_reason(tmp_path, content, headers
         answer = http.post("/v1/traces", content=content, headers=headers)
         assert (answer.status_code, said in answer.text) == (status, True)
         assert not app.store.scan(TRACE_KIND)
+
+
+def test_one_body_is_decoded_at_a_time(tmp_path, monkeypatch):
+    app = make(tmp_path)
+    decode, running, most = traces._decode, [], []
+
+    def observed(*given):
+        running.append(given)
+        most.append(len(running))
+        time.sleep(0.05)
+        running.pop()
+        return decode(*given)
+
+    monkeypatch.setattr(traces, "_decode", observed)
+    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    small = gzip.compress(b'{"resourceSpans": [' + b"{}," * 290_000 + b"{}]}")  # 900 kB of 580,000 values
+    with client(app, key(app, "traces")) as http, ThreadPoolExecutor(4) as pool:
+        for answer in pool.map(lambda _: http.post("/v1/traces", content=small, headers=headers), range(4)):
+            assert (answer.status_code, "more than 500,000 values" in answer.text) == (400, True)
+    assert most == [1] * 4
 
 
 def test_rejected_spans_are_counted_in_both_encodings(tmp_path):

@@ -150,6 +150,18 @@ def test_empty_spans_of_two_bytes_take_bounded_memory(monkeypatch):
     assert peak < 5_000_000  # 200,000 mappings would take 12.8 MB
 
 
+@pytest.mark.parametrize("value", [b"{},", b"[],", b"0,", b'{"":0},'])
+def test_json_of_many_small_values_is_refused_before_it_takes_memory(monkeypatch, value):
+    monkeypatch.setattr(otlp, "MAX_FIELDS", 20_000)
+    body = b'{"resourceSpans": [' + value * 30_000 + b"{}]}"
+    tracemalloc.start()
+    with pytest.raises(DataError, match="more than 20,000 values; send smaller batches"):
+        parse_json(body, NOW)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 100_000
+
+
 def test_more_spans_than_allowed_are_refused():
     raw = {"resourceSpans": [{"scopeSpans": [{"spans": [{}] * 6_000}, {"spans": [{}] * 6_000}]}]}
     with pytest.raises(DataError, match="more than 10,000 spans"):

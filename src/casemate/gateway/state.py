@@ -93,6 +93,7 @@ class Gateway:
         app: The system, which the gateway closes.
 
     ``documents`` is the sink of all uploads, with screening if configured; ``traces`` records production traces.
+    ``decoding`` admits one body of traces at a time: decoded, it takes many times its compressed size.
     """
 
     app: App
@@ -121,7 +122,7 @@ class Gateway:
             self.tracer.stages = model_attributes(self.app.config.rag, rag.embedder, rag.generator)
         self.app = replace(self.app, guard=self._instrument(self.app.guard))
         self.documents = open_document_sink(self.app)
-        self.traces = open_trace_recorder(self.app)
+        self.traces, self.decoding = open_trace_recorder(self.app), asyncio.Semaphore(1)
         self._flushes: Coalescer[None, bool] = Coalescer(
             lambda asked: [self.app.store.flush(WRITE_TIMEOUT_S)] * len(asked)
         )

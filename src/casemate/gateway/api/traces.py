@@ -39,7 +39,8 @@ async def export(request: Request) -> Response:
         raise ApiError(415, message, "unsupported_media_type", "content-type")
     body, encoding = await request.body(), request.headers.get("content-encoding", "").strip().lower()
     try:
-        found = await asyncio.to_thread(_decode, gateway, body, kind, encoding)
+        async with gateway.decoding:
+            found = await asyncio.to_thread(_decode, gateway, body, kind, encoding)
     except DataError as error:
         raise ApiError(400, f"{error}.", "invalid_traces") from None
     work = _record(gateway, found, key.grant.tenant)

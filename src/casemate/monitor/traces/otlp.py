@@ -4,7 +4,8 @@ The fields are those of ``opentelemetry/proto/trace/v1/trace.proto``; JSON is ma
 in hexadecimal, 64-bit integers as strings). Unknown fields are skipped, as both encodings require.
 
 A sender may be hostile. So the protobuf encoding is read here, field by field, within ``MAX_FIELDS`` and ``MAX_DEPTH``:
-a general decoder turns 2 bytes into an object of a hundred. Time and memory are linear in the length of the body.
+a general decoder turns 2 bytes into an object of a hundred. A JSON body that may have more values is refused before
+it is parsed. Time and memory are linear in the length of the body.
 
 Deviation: a message field that occurs twice is replaced, not merged. No encoder writes that.
 """
@@ -25,7 +26,7 @@ from casemate.monitor.traces.span import Span, SpanEvent
 MAX_SPANS = 10_000
 """Spans of one request."""
 MAX_FIELDS = 500_000
-"""Fields of one protobuf body."""
+"""Fields of one protobuf body; in JSON, occurrences of ``{``, ``[`` and ``,``, those in texts included."""
 MAX_DEPTH = 16
 """Depth of nested values; deeper ones become None in JSON, and are an error in protobuf."""
 EARLIEST = datetime(2000, 1, 1, tzinfo=UTC)
@@ -118,6 +119,8 @@ def parse_protobuf(body: bytes, now: datetime) -> TraceRequest:
 
 def parse_json(body: bytes, now: datetime) -> TraceRequest:
     """Decodes a body of type ``application/json``. Arguments and errors: see ``parse_protobuf``."""
+    if sum(map(body.count, (b"{", b"[", b","))) > MAX_FIELDS:
+        raise DataError(f"the JSON body has more than {MAX_FIELDS:,} values; send smaller batches")
     try:
         request = json.loads(body)
     except (ValueError, RecursionError) as error:
