@@ -169,8 +169,10 @@ class Weaviate(Store):
         else:
             ids = re.fullmatch(r'where: \{path: \["id"\], operator: ContainsAny, valueText: (\[.*\])\}', arguments)
             rows = [row for row in self.rows if row[0] in json.loads(ids[1])]
-        empty = {"text": None, "doc": None}
-        return {"data": {"Get": {"Docs": [{**empty, **row[2], "_additional": self.told(row)} for row in rows]}}}
+        asked = [{name: row[2].get(name) for name in ("text", "doc")} for row in rows]
+        return {
+            "data": {"Get": {"Docs": [{**a, "_additional": self.told(r)} for a, r in zip(asked, rows, strict=True)]}}
+        }
 
 
 class Pinecone(Store):

@@ -280,10 +280,22 @@ def test_a_field_that_is_no_vector_is_refused_with_the_fields_there_are():
         with pytest.raises(DataError, match="'text' is no vector field; the fields are metadata, text, vector"):
             collection(Elasticsearch, url, vector="text").open()
     with serving(Weaviate(held(Weaviate, 3))) as url:
-        with pytest.raises(DataError, match="has no property 'body'; it has text, doc"):
-            collection(Weaviate, url, text="body").open()
+        for wrong in ({"text": "body"}, {"source": "of"}, {"source": "of.name"}, {"title": "body"}):
+            (name,) = wrong.values()
+            with pytest.raises(DataError, match=f"has no property '{name}' of a plain type; it has text, doc"):
+                collection(Weaviate, url, **wrong).open()
         with pytest.raises(DataError, match="has no vector 'v'"):
             collection(Weaviate, url, vector="v").open()
+
+
+def test_rows_of_weaviate_have_the_same_metadata_in_scans_and_searches():
+    rows = [(name, x, {**told, "of": {"name": "nested"}}) for name, x, told in held(Weaviate, 3)]
+    with serving(Weaviate(rows)) as url:
+        opened = collection(Weaviate, url)
+        opened.open()
+        scanned = {d.id: d for page in opened.scan() for d in page.documents}
+        assert scanned == {hit.document.id: hit.document for hit in opened.search(vectors()[0], 3)}
+        opened.close()
 
 
 def test_requests_are_those_of_the_vendors_own_clients():

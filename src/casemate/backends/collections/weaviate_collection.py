@@ -74,8 +74,10 @@ class WeaviateCollection(RowCollection):
             raise DataError(f"{self.name} has no vector {self.vector!r}; it has {known}")
         properties = [(p["name"], p["dataType"][0].removesuffix("[]")) for p in schema.get("properties", ())]
         self._properties = tuple(name for name, kind in properties if kind in PLAIN_TYPES and NAME.fullmatch(name))
-        if self.text not in self._properties:
-            raise DataError(f"{self.name} has no property {self.text!r}; it has {', '.join(self._properties)}")
+        for wanted in filter(None, (self.text, self.source, self.title)):
+            if wanted not in self._properties:
+                known = ", ".join(self._properties)
+                raise DataError(f"{self.name} has no property {wanted!r} of a plain type; it has {known}")
         config = (named[self.vector] if self.vector else schema).get("vectorIndexConfig") or {}
         self.by_cosine = config.get("distance", "cosine") == "cosine"
         return 0
@@ -95,7 +97,7 @@ class WeaviateCollection(RowCollection):
             if not found:
                 return
             after = found[-1]["id"]
-            yield [self._row(one["id"], one, one.get("properties") or {}) for one in found], after
+            yield [self._row(one["id"], one, self._read(one.get("properties") or {})) for one in found], after
 
     def nearest(self, vector: Vector, k: int) -> Iterable[StoredRow]:
         """See ``RowCollection``."""
@@ -122,6 +124,10 @@ class WeaviateCollection(RowCollection):
             held = one.pop("_additional")
             rows.append(self._row(held["id"], held, one))
         return rows
+
+    def _read(self, properties: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The properties that a search returns, too."""
+        return {name: value for name, value in properties.items() if name in self._properties}
 
     def _graphql(self, query: str) -> Any:
         answer = self._server.call("POST", "/v1/graphql", {"query": query})
