@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import threading
+import uuid
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
@@ -196,6 +197,38 @@ class Pinecone(Store):
 
     def told(self, row):
         return {"id": row[0], "values": list(map(float, row[1])), "metadata": row[2]}
+
+
+class Chroma(Store):
+    """The collection ``docs``. While ``silent`` is set, the server accepts requests and does not answer."""
+
+    def __init__(self, rows, key=""):
+        super().__init__(rows, key)
+        self.silent, self.released = False, threading.Event()
+
+    def answer(self, method, path, query, body):
+        if self.silent:
+            self.released.wait(20)
+        place = "/tenants/default_tenant/databases/default_database"
+        of = {"tenant": "default_tenant", "database": "default_database"}
+        identity, space = str(uuid.UUID(int=1)), {"hnsw": {"space": "cosine"}}
+        docs = {"id": identity, "name": "docs", "configuration_json": space, "metadata": None, "dimension": 8, **of}
+        records = [self.told(row) for row in self.rows[: (body or {}).get("limit")]]
+        fixed = {
+            "/heartbeat": {"nanosecond heartbeat": 1},
+            "/auth/identity": {"user_id": "", "tenant": of["tenant"], "databases": [of["database"]]},
+            "/tenants/default_tenant": {"name": of["tenant"]},
+            place: {"id": identity, "name": of["database"], "tenant": of["tenant"]},
+            f"{place}/collections/docs": {**docs, "serialized_schema": None, "version": 0, "log_position": 0},
+            f"{place}/collections/{identity}/count": len(self.rows),
+            f"{place}/collections/{identity}/get": {name: [one[name] for one in records] for name in self.told(None)},
+        }
+        return fixed.get(path.removeprefix("/api/v2"))
+
+    def told(self, row):
+        identity, vector, fields = row or ("", (), {"text": ""})
+        told = {"ids": identity, "embeddings": list(map(float, vector)), "documents": fields["text"]}
+        return {**told, "metadatas": {"doc": "d"}}
 
 
 @contextmanager

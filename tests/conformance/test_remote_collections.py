@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from casemate.backends.collections import elasticsearch_index
+from casemate.backends.collections.chroma_collection import ChromaCollection
 from casemate.backends.collections.elasticsearch_index import ElasticsearchIndex
 from casemate.backends.collections.pinecone_index import PineconeIndex
 from casemate.backends.collections.weaviate_collection import WeaviateCollection
@@ -18,7 +19,7 @@ from casemate.errors import BackendError, CapabilityError, ConfigError, DataErro
 from casemate.testing import check_collection
 from casemate.types import Document, Secret
 from tests import record_store_requests as record
-from tests.store_servers import KEY, Elasticsearch, OpenSearch, Pinecone, RecentElasticsearch, Weaviate, serving
+from tests.store_servers import KEY, Chroma, Elasticsearch, OpenSearch, Pinecone, RecentElasticsearch, Weaviate, serving
 
 DIM, N = 8, 250
 
@@ -268,6 +269,7 @@ def test_a_scan_is_complete_although_its_snapshot_has_expired_at_the_end(kind, s
         (lambda: WeaviateCollection(Secret("http://x"), "Docs) { x }"), "letters, digits and _"),
         (lambda: WeaviateCollection(Secret("http://x"), "Docs", vector="a b"), "letters, digits and _"),
         (lambda: PineconeIndex(Secret("http://x"), Secret("")), "must not be empty"),
+        (lambda: ChromaCollection("http://x", "docs", timeout_s=0), "timeout_s must be above 0"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(make, why):
@@ -286,6 +288,28 @@ def test_a_field_that_is_no_vector_is_refused_with_the_fields_there_are():
                 collection(Weaviate, url, **wrong).open()
         with pytest.raises(DataError, match="has no vector 'v'"):
             collection(Weaviate, url, vector="v").open()
+
+
+def test_a_silent_or_unreachable_chroma_server_is_an_error_to_try_again():
+    pytest.importorskip("chromadb", reason="chromadb is not installed")
+    with serving(store := Chroma(held(Weaviate, 3))) as url:
+        opened = ChromaCollection(url, "docs", Secret(KEY), timeout_s=0.2)
+        store.silent = True
+        calls = [opened.open, opened.count, lambda: next(opened.scan()), lambda: opened.search(vectors()[0], 1)]
+        for call in calls:
+            with pytest.raises(BackendError, match="cannot be reached, or exceeded timeout_s") as caught:
+                call()
+            assert caught.value.retryable and KEY not in str(caught.value)
+            if call == opened.open:
+                store.silent = False
+                assert (opened.open(), opened.count()) == (DIM, 3)
+                store.silent = True
+        store.released.set()
+    for call in (opened.count, ChromaCollection("http://127.0.0.1:9", "docs").open):
+        with pytest.raises(BackendError, match="cannot be reached") as caught:
+            call()
+        assert caught.value.retryable
+    opened.close()
 
 
 def test_rows_of_weaviate_have_the_same_metadata_in_scans_and_searches():

@@ -30,6 +30,7 @@ class ChromaCollection(RowCollection):
         source: Metadata field with the name of the record's source document. Empty: none.
         title: Metadata field of the title. Empty: none.
         only: Metadata fields and values that records must have; other records are ignored.
+        timeout_s: Limit of one step of a call to a server.
     """
 
     location: str
@@ -39,10 +40,13 @@ class ChromaCollection(RowCollection):
     source: str = ""
     title: str = ""
     only: dict[str, str | int | bool] = field(default_factory=dict)
+    timeout_s: float = 10
 
     def __post_init__(self) -> None:
-        if not (self.location and self.collection and self.text):
-            raise ConfigError("chroma_collection: location, collection and text must not be empty")
+        if not (self.location and self.collection and self.text and self.timeout_s > 0):
+            raise ConfigError(
+                "chroma_collection: location, collection and text must not be empty, timeout_s must be above 0"
+            )
         with needs("casemate[chroma]"):
             import chromadb  # noqa: F401
         self.api_key = Secret(self.api_key)
@@ -62,6 +66,7 @@ class ChromaCollection(RowCollection):
 
     def _client(self) -> Any:
         import chromadb
+        import httpx
 
         settings = chromadb.config.Settings(anonymized_telemetry=False)
         if not self.location.startswith(("http://", "https://")):
@@ -69,8 +74,13 @@ class ChromaCollection(RowCollection):
                 raise DataError(f"{self.name}: the folder holds no Chroma database; set location")
             return chromadb.PersistentClient(self.location, settings)
         parts = urlsplit(self.location)
+        host, port = parts.hostname or "", parts.port or 8000
         headers = {"X-Chroma-Token": str(self.api_key)} if self.api_key else {}
-        return chromadb.HttpClient(parts.hostname or "", parts.port or 8000, parts.scheme == "https", headers, settings)
+        # Chroma's client waits without limit, and sends requests while it is made: so ask the server once before
+        httpx.get(f"{parts.scheme}://{host}:{port}/api/v2/heartbeat", headers=headers, timeout=self.timeout_s)
+        client = chromadb.HttpClient(host, port, parts.scheme == "https", headers, settings)
+        client._server._session.timeout = self.timeout_s
+        return client
 
     def count(self) -> int:
         """See ``VectorCollection.count``."""
@@ -110,6 +120,7 @@ class ChromaCollection(RowCollection):
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
+        import httpx
         from chromadb.errors import ChromaError, NotFoundError
 
         try:
@@ -118,6 +129,9 @@ class ChromaCollection(RowCollection):
             raise
         except NotFoundError:
             raise DataError(f"{self.name} does not exist; check whether it was renamed or deleted") from None
+        except httpx.HTTPError as error:
+            problem = f"{self.name} cannot be reached, or exceeded timeout_s ({type(error).__name__})"
+            raise BackendError(problem, backend="chroma_collection", retryable=True) from None
         except (ChromaError, ValueError, OSError, RuntimeError) as error:
             problem = f"{self.name} cannot be read: {type(error).__name__}"
             raise BackendError(problem, backend="chroma_collection", retryable=True) from None
