@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from casemate.gateway import response_timing
-from casemate.gateway.response_timing import BLOCK, BLOCK_S, LONGEST_S, REQUEST_START, STEP, ResponseInterval
+from casemate.gateway.response_timing import BLOCK, BLOCK_S, FEWEST, LONGEST_S, REQUEST_START, STEP, ResponseInterval
 from casemate.protocols import Defense
 from casemate.types import Outcome
 from tests.gateways import chat, client, key, make
@@ -40,18 +40,15 @@ works = st.tuples(st.integers(0, 2**32 - 1), st.floats(0.001, 1), st.floats(0, 2
 
 
 @given(works)
-def test_it_is_never_below_the_p999_of_the_last_thousand_requests(works):
-    """The p99.9 is numpy's, over the current block and the one before."""
+def test_it_is_never_below_the_p999_of_the_last_block(works):
+    """The p99.9 is numpy's, over the last block that ended."""
     interval = ResponseInterval(0.1, clock=Clock())
-    for number, work in enumerate(works):
+    for number, work in enumerate(works, 1):
         interval.observe(work)
         if number >= BLOCK and number % 20 == 0:
-            last = works[number - number % BLOCK - BLOCK : number + 1]
-            assert interval.seconds >= min(np.quantile(last, 0.999, method="inverted_cdf"), LONGEST_S)
-
-
-def test_one_slow_request_in_each_of_two_blocks_counts():
-    assert after([0.5, *[0.01] * (BLOCK - 1), 0.4]) >= 0.4
+            end = number - number % BLOCK
+            block = works[end - BLOCK : end]
+            assert interval.seconds >= min(np.quantile(block, 0.999, method="inverted_cdf"), LONGEST_S)
 
 
 def test_it_is_the_shortest_one_while_requests_are_fast():
@@ -59,12 +56,29 @@ def test_it_is_the_shortest_one_while_requests_are_fast():
 
 
 @pytest.mark.parametrize("slow", [0.2, 3.0, 1e6])
-def test_one_slow_request_alone_changes_nothing_and_a_second_one_does(slow):
-    assert after([0.01, slow, 0.01]) == 0.1
-    assert after([0.01, slow, 0.01, slow]) > 0.1
+def test_few_slow_requests_do_not_change_it_at_once(slow):
+    assert after([slow] * (FEWEST - 1)) == 0.1
+    assert after([slow, slow, *[0.01] * (FEWEST - 3)]) == 0.1
+    assert after([slow, slow, *[0.01] * (FEWEST - 2)]) > 0.1
 
 
-def test_it_is_one_of_few_values_up_to_the_longest():
+def test_one_slow_request_of_a_block_does_not_change_it():
+    assert after([0.01, 3.0, *[0.01] * (BLOCK - 2)]) == 0.1
+
+
+@given(works)
+def test_it_changes_at_most_twice_in_a_block(works):
+    interval, values = ResponseInterval(0.1, clock=Clock()), []
+    for work in works:
+        interval.observe(work)
+        values.append(interval.seconds)
+    changed = {number for number in range(1, len(values)) if values[number] != values[number - 1]}
+    assert {(number + 1) % BLOCK for number in changed} <= {0, FEWEST}
+    assert all(values[n] > values[n - 1] for n in changed if (n + 1) % BLOCK == FEWEST)
+
+
+def test_it_is_one_of_few_values_up_to_the_longest(monkeypatch):
+    monkeypatch.setattr(response_timing, "FEWEST", 2)
     found = {after([work, work]) for work in np.linspace(0.001, 100, 5000)}
     allowed = {0.1 * STEP**n for n in range(12)} | {LONGEST_S}
     assert all(min(abs(value - a) for a in allowed) < 1e-9 for value in found)
@@ -74,23 +88,28 @@ def test_it_is_one_of_few_values_up_to_the_longest():
 
 def test_it_falls_after_a_block_of_fast_requests_and_not_before():
     slow, fast = [0.5, 0.5], [0.01]
-    assert after(slow + fast * (2 * BLOCK - 2)) > 0.5
-    assert after(slow + fast * (2 * BLOCK - 1)) == 0.1
+    assert after(slow + fast * (2 * BLOCK - 3)) > 0.5
+    assert after(slow + fast * (2 * BLOCK - 2)) == 0.1
 
 
-def test_it_falls_with_time_for_a_key_with_few_requests():
+def test_a_block_that_ends_by_time_may_raise_it_and_never_lowers_it():
     clock = Clock()
     interval = ResponseInterval(0.1, clock=clock)
-    for work in (0.5, 0.5, 0.01):
-        interval.observe(work)
-    for _ in range(2):
-        assert interval.seconds > 0.5
+
+    def block(works):
+        for work in works:
+            interval.observe(work)
         clock.now += BLOCK_S + 1
         interval.observe(0.01)
-    assert interval.seconds == 0.1
+        return interval.seconds
+
+    assert block([0.5] * (FEWEST - 2)) == 0.1
+    assert block([0.01] * FEWEST + [0.5] * 2) > 0.5
+    assert block([0.01] * (BLOCK - 2)) > 0.5
 
 
 def test_the_requests_of_a_key_do_not_change_the_interval_of_another(monkeypatch):
+    monkeypatch.setattr(response_timing, "FEWEST", 2)
     pacer = response_timing.ResponsePacer(0.01, 120.0)
 
     async def request(owner, work_s):
@@ -114,7 +133,9 @@ def test_the_requests_of_a_key_do_not_change_the_interval_of_another(monkeypatch
     assert list(pacer._intervals) == ["other", "third"]
 
 
-def test_it_takes_at_most_half_of_the_time_of_an_answer():
+def test_it_takes_at_most_half_of_the_time_of_an_answer(monkeypatch):
+    monkeypatch.setattr(response_timing, "FEWEST", 2)
+
     async def story():
         pacer = response_timing.ResponsePacer(0.01, timeout_s=0.08)
         for _ in range(2):
@@ -125,8 +146,9 @@ def test_it_takes_at_most_half_of_the_time_of_an_answer():
     assert asyncio.run(story()) == 0.04
 
 
-def test_fast_and_slow_questions_of_a_key_are_answered_at_the_same_multiple(tmp_path):
+def test_fast_and_slow_questions_of_a_key_are_answered_at_the_same_multiple(tmp_path, monkeypatch):
     """Questions that take 1 or 70 ms to judge, with a shortest interval of 40 ms: all after the same 90 ms or more."""
+    monkeypatch.setattr(response_timing, "FEWEST", 2)
 
     @dataclass
     class Thoughtful(Defense):

@@ -5,10 +5,13 @@ document is withheld. So the generator starts at the next multiple of the interv
 later depends on context and answer, which are those of a corpus without the withheld documents.
 
 The interval is ``pace_ms``, or longer where search and guard take longer: above the p99.9 of what they took for the
-last 1,000 to 2,000 requests of the same key. Otherwise some questions would fall on one side of a multiple and some on
-the other, for example while a client loads the gateway. The interval is one of few values, one slow request alone does
-not change it, and it falls only after 1,000 requests or an hour. It follows the requests of its own key only. So it
-tells a client nothing about others, and about a document only what thousands of its own requests would.
+last full block of 1,000 requests of the same key. Otherwise some questions would fall on one side of a multiple and
+some on the other, for example while a client loads the gateway. The interval is one of few values. It changes only at
+the end of a block, or it rises after 300 requests of the block. So a client cannot change it by two slow requests and
+observe the change at once. It follows the requests of its own key only, so it tells a client nothing about others.
+
+Limit: after a start of the gateway, the interval of a key is ``pace_ms`` for its first 299 requests. Set ``pace_ms``
+above the time that search and guard take.
 """
 
 from __future__ import annotations
@@ -28,6 +31,8 @@ from casemate.types import Prompt
 
 BLOCK, BLOCK_S = 1000, 3600.0
 """Requests and seconds after which a block of measured work ends."""
+FEWEST = 300
+"""Requests of a block from which the interval may rise; with fewer than ``BLOCK`` it does not fall."""
 HEADROOM, STEP = 1.25, 1.5
 """The interval is at least this multiple of the measured work, and a power of ``STEP`` times ``pace_ms``."""
 LONGEST_S = 10.0
@@ -45,28 +50,40 @@ class ResponseInterval:
         shortest_s: The interval while they take less.
         longest_s: The interval while they take longer.
         clock: Monotonic clock, in seconds.
+
+    Attributes:
+        seconds: The interval now.
     """
 
     def __init__(
         self, shortest_s: float, longest_s: float = LONGEST_S, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._shortest_s, self._longest_s, self._clock = shortest_s, longest_s, clock
-        self._slowest = self._before = (0.0, 0.0)  # two of the current block, and of the one before, descending
-        self._count, self._began = 0, clock()
+        self.seconds = shortest_s
+        self._begin_block()
 
     def observe(self, work_s: float) -> None:
         """Counts the work of one more request, in seconds."""
-        if self._count >= BLOCK or self._clock() - self._began > BLOCK_S:
-            self._before, self._slowest = self._slowest, (0.0, 0.0)
-            self._count, self._began = 0, self._clock()
+        if self._clock() - self._began > BLOCK_S:
+            if self._count >= FEWEST:
+                self.seconds = max(self.seconds, self._needed_s())
+            self._begin_block()
         self._count += 1
         first, second = self._slowest
         self._slowest = max(first, work_s), max(second, min(first, work_s))
+        if self._count == FEWEST:
+            self.seconds = max(self.seconds, self._needed_s())
+        if self._count >= BLOCK:
+            self.seconds = self._needed_s()
+            self._begin_block()
 
-    @property
-    def seconds(self) -> float:
-        """The interval now. Of 1,000 to 2,000 requests, the second slowest is their p99.9, or above it."""
-        needed = HEADROOM * sorted((*self._slowest, *self._before))[-2]
+    def _begin_block(self) -> None:
+        self._slowest = 0.0, 0.0  # two of the block, descending
+        self._count, self._began = 0, self._clock()
+
+    def _needed_s(self) -> float:
+        """The interval that the block needs. Of 1,000 requests, the second slowest is their p99.9."""
+        needed = HEADROOM * self._slowest[1]
         steps = math.ceil(math.log(max(needed / self._shortest_s, 1.0), STEP))
         return max(self._shortest_s, min(self._shortest_s * STEP**steps, self._longest_s))
 
