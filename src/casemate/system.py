@@ -107,12 +107,11 @@ class App:
             return self.guard.rag
         store = ReadOnlyEventStore(self.store)
         defenses = [_with_store(defense, store) for defense in self.guard.defenses]
-        section = self.config.guard
         return Guard(
             self.guard.rag,
             defenses,
-            enforce=section.mode == "enforce",
-            on_error=section.on_error,
+            enforce=self.guard.enforce,
+            on_error=self.config.guard.on_error,
             audience=self.guard.audience,
         )
 

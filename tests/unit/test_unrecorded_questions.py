@@ -63,6 +63,17 @@ def test_an_unrecorded_question_meets_the_state_of_its_client_and_does_not_chang
         assert remembered.hidden == asyncio.run(app.target.ask(later)).verdicts[0].hidden == ("d0",)
 
 
+def test_an_unrecorded_question_follows_a_switch_of_enforcement_at_run_time(folder):
+    question = Query(documents(1, words=14)[0].text, "ann", k=3)
+    with open_app() as app:
+        before = app.guard.enforce
+        for enforce in (not before, before):
+            app.guard.enforce = enforce
+            answer = asyncio.run(app.unrecorded_target().ask(question))
+            assert {v.enforced for v in answer.verdicts} == {enforce}
+            assert ("d0" in [h.document.id for h in answer.retrieval.hits]) != enforce
+
+
 def test_campaigns_calibration_and_drafts_leave_no_event(folder):
     with open_app() as app:
         asyncio.run(OwnMembershipCampaign(app).run_and_write(silent))
