@@ -60,7 +60,7 @@ class ResponseInterval:
     ) -> None:
         self._shortest_s, self._longest_s, self._clock = shortest_s, longest_s, clock
         self.seconds = shortest_s
-        self._begin_block()
+        self._slowest, self._count, self._began = (0.0, 0.0), 0, clock()
 
     def observe(self, work_s: float) -> None:
         """Counts the work of one more request, in seconds."""
@@ -78,8 +78,8 @@ class ResponseInterval:
             self._begin_block()
 
     def _begin_block(self) -> None:
-        self._slowest = 0.0, 0.0  # two of the block, descending
-        self._count, self._began = 0, self._clock()
+        """Forgets the two slowest requests of the block (descending), their number and its start."""
+        self._slowest, self._count, self._began = (0.0, 0.0), 0, self._clock()
 
     def _needed_s(self) -> float:
         """The interval that the block needs. Of 1,000 requests, the second slowest is their p99.9."""
