@@ -78,7 +78,7 @@ class ChromaCollection(RowCollection):
         headers = {"X-Chroma-Token": str(self.api_key)} if self.api_key else {}
         # Chroma's client waits without limit, and sends requests while it is made: so ask the server once before
         httpx.get(f"{parts.scheme}://{host}:{port}/api/v2/heartbeat", headers=headers, timeout=self.timeout_s)
-        client = chromadb.HttpClient(host, port, parts.scheme == "https", headers, settings)
+        client: Any = chromadb.HttpClient(host, port, parts.scheme == "https", headers, settings)
         client._server._session.timeout = self.timeout_s
         return client
 
