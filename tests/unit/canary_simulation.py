@@ -19,8 +19,8 @@ WEIGHTS = np.array([0.5, 0.25, 0.25])
 PASSES, RECENT = 3, 10
 PRIORS = [(m * s, (1 - m) * s) for m in 1 / (1 + np.exp(5.3 - 0.354 * np.arange(16))) for s in (120, 1000, 10_000)]
 OUTLIERS = 0.0005
-RATES_GRID = 1 / (1 + np.exp(-np.linspace(-20, 5, 350)))
-"""Failure rates over which the null hypothesis is integrated numerically."""
+RATES_GRID = 1 / (1 + np.exp(-np.linspace(-20, 5, 800)))
+"""Failure rates over which the null hypothesis is integrated numerically, denser than the most concentrated prior."""
 
 
 @dataclass
