@@ -41,6 +41,7 @@ def kill(kind: type[Operation], folder, monkeypatch, count) -> dict:
     return found
 
 
+@pytest.mark.slow
 def test_a_store_that_acknowledges_too_early_is_found(tmp_path, monkeypatch):
     """A kill must fall between the acknowledgement and the write, which the speed of the machine decides."""
     for attempt in range(20):

@@ -35,6 +35,7 @@ class TestCrawl:
         assert all(any(flat(text) in flat(note.text) for note in NOTES) for text in found)
         assert len({" ".join(words(text)) for text in found}) == len(found)
 
+    @pytest.mark.slow
     def test_questions_depend_on_seed_and_replies_only(self):
         def asked(seed):
             attack, runs = Pirates(embedder=HashingEmbedder()), [World(budget=15), World(budget=15)]

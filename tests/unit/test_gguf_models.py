@@ -142,6 +142,7 @@ def test_a_template_that_fails_is_refused_when_the_model_is_loaded(template: str
         ChatTemplate.load(template, {}, "m")
 
 
+@pytest.mark.slow
 def test_a_template_that_does_not_end_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_template, "SECONDS", 2)  # of the caller: it kills the process after three times this
     loop = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"

@@ -129,6 +129,7 @@ class TestPower:
     def test_detects_shorter_answers(self):
         assert first_alarm(changing(traffic, {"length": 3.0}), 10, paired=False)[1] == [LENGTH]
 
+    @pytest.mark.slow
     def test_detects_flagged_questions(self):
         assert first_alarm(changing(traffic, {"flagged": 0.25}), 10, paired=False)[1] == [FLAGGED]
 
@@ -141,6 +142,7 @@ class TestPower:
         readings = detect_drift(windows[: 10 + number], 10, paired=False)
         assert max(r.p for r in readings[-1] if r.signal == REFUSALS) > 1 / 6000  # no single window suffices
 
+    @pytest.mark.slow
     def test_paired_comparison_detects_a_few_refused_canaries(self):
         number, alarms = first_alarm(changing(canaries, {"refused": range(5)}, reference=20), 20, paired=True)
         assert alarms == [REFUSALS]

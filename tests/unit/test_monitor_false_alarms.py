@@ -47,6 +47,7 @@ def test_failures_that_last_keep_the_budget(sticky, echo):
     assert interval(unaware.alerts, unaware.runs)[1] > 1.0  # without the measured rate the budget is exceeded
 
 
+@pytest.mark.slow
 def test_the_budget_is_kept_at_the_bound_of_the_flake_rate():
     """The guarantee without slack: 300 runs per false alarm, at the rate of the bound."""
     rate = np.full(10, 0.155)  # the bound is .156

@@ -115,6 +115,7 @@ def recall_at_1(exact: ExactSearch, approximate: ApproximateSearch, queries: np.
     return float(np.mean([exact.search(q, 1)[0][0] == approximate.search(q, 1)[0][0] for q in queries]))
 
 
+@pytest.mark.slow
 def test_graph_keeps_its_recall_when_two_thirds_are_replaced() -> None:
     rng, exact, graph = np.random.default_rng(0), ExactSearch(32), ApproximateSearch(32)
     vectors, keys = clustered(rng, 3000), np.arange(3000)

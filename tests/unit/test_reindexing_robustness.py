@@ -134,6 +134,7 @@ class TestProcesses:
         assert {registry.read(v).why for v in registry.versions()} == {str(i) for i in range(8)}
         assert registry.current().version in registry.versions()
 
+    @pytest.mark.slow
     def test_training_resumes_after_a_kill(self, tmp_path):
         pytest.importorskip("torch", reason="needs casemate[torch]")
         settings = ReindexSettings(questions=60, training=TrainSettings(steps=90, eval_interval=40, keep_weight=10))
