@@ -59,6 +59,8 @@ def system(tmp_path_factory):
         try:
             with httpx.Client(base_url=f"http://{at}", timeout=20) as prometheus:
                 wait_for(lambda: (folder / "log").read_text().count("ready to receive web requests"))
+                # a rate needs two values: the first scrape must come before the traffic
+                wait_for(lambda: ask(prometheus, f'up{{instance="{url.removeprefix("http://")}"}} == 1'))
                 send_traffic(url, texts)
                 yield prometheus, url.removeprefix("http://"), app
         finally:

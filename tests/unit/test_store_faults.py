@@ -61,21 +61,21 @@ class Faults:
         raw = connection.connection.dbapi_connection
         full, read_only = self._happens("full"), self._happens("read-only")
         if self.lite:
-            raw.execute(f"PRAGMA max_page_count = {1 if full else 10**9}")
+            raw.execute(f"PRAGMA max_page_count = {1 if full else 10**9}")  # at least the present size
             raw.execute(f"PRAGMA query_only = {int(read_only)}")
-        elif full:
-            self._fail(raw)
-        elif read_only:
+        if full:
+            self._fail(raw, "CREATE TABLE filler AS SELECT zeroblob(1000000) AS x" if self.lite else DISK_FULL)
+        if read_only and not self.lite:
             raw.execute("SET TRANSACTION READ ONLY")
         if self._happens("slow"):
             time.sleep(0.4)
         if self._happens("locked"):
             self._lock()
 
-    def _fail(self, raw):
+    def _fail(self, raw, statement):
         try:
-            raw.execute(DISK_FULL)
-        except psycopg.Error as error:  # wrapped as if the first statement had failed
+            raw.execute(statement)
+        except (sqlite3.Error, psycopg.Error) as error:  # wrapped as if the first statement had failed
             raw.rollback()
             raise OperationalError("insert", {}, error) from error
 
