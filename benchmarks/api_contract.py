@@ -3,9 +3,9 @@
     python -m benchmarks.api_contract [EXAMPLES [OPERATION ...]]
 
 Each operation gets EXAMPLES (default 1,000) in all: half of them valid, half invalid, where it has a body or
-parameters. A run continues where the last one ended; after a change of the package it starts anew. A fault is a status
-of 5xx, a status that the schema does not list or an error that is not of OpenAI's shape. ``examples``: how many were
-sent, which may be fewer where an operation has no more different requests.
+parameters. A run continues where the last one ended; after a change of the package it starts from zero. A fault is
+a 5xx status, a status that the schema does not list or an error that is not of OpenAI's shape. ``examples``: how many
+were sent, which may be fewer where an operation has no more different requests.
 """
 
 from __future__ import annotations

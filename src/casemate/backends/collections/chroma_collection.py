@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -114,12 +114,9 @@ class ChromaCollection(RowCollection):
         """See ``VectorCollection.close``."""
         self._held = None
 
-    def errors(self) -> AbstractContextManager[Any]:
-        """See ``RowCollection``."""
-        return self._translated()
-
     @contextmanager
-    def _translated(self) -> Iterator[None]:
+    def errors(self) -> Iterator[None]:
+        """See ``RowCollection``."""
         import httpx
         from chromadb.errors import ChromaError, NotFoundError
 

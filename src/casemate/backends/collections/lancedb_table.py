@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,12 +98,9 @@ class LancedbTable(RowCollection):
         """See ``VectorCollection.close``."""
         self._held = None
 
-    def errors(self) -> AbstractContextManager[Any]:
-        """See ``RowCollection``."""
-        return self._translated()
-
     @contextmanager
-    def _translated(self) -> Iterator[None]:
+    def errors(self) -> Iterator[None]:
+        """See ``RowCollection``."""
         try:
             yield
         except CasemateError:

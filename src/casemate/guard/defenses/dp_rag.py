@@ -21,12 +21,13 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import numpy as np
 
-from casemate.errors import CapabilityError, ConfigError, needs
+from casemate.errors import ConfigError, needs
 from casemate.guard import generation_costs
+from casemate.guard.token_models import require_token_model
 from casemate.maths.cascade import sample_token
 from casemate.maths.dp import next_token_distribution, sample_threshold, threshold_distribution, token_scores
 from casemate.protocols import DecodingSession, Defense, EventStore, Generator, TokenModel
@@ -151,14 +152,7 @@ class DPRAG(Defense):
         Raises:
             CapabilityError: If there is no model, and the generator provides no token probabilities.
         """
-        model = self.model
-        if model is None and TokenModel in type(generator).__mro__:
-            model = cast(TokenModel, generator)
-        if model is None:
-            raise CapabilityError(
-                f"{NAME} needs token probabilities, and {type(generator).__name__} provides none; set 'model', for "
-                "example {use: transformers, model: ...}"
-            )
+        model = require_token_model(NAME, self.model, generator)
         return _PrivateGenerator(model, self._mechanism, self._draws, self._append)
 
     def _draws(self, text: str) -> np.random.Generator:

@@ -20,11 +20,11 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal, TypeAlias, cast, get_args
+from typing import ClassVar, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from casemate.errors import CapabilityError, ConfigError
+from casemate.errors import ConfigError
 from casemate.guard import generation_costs
 from casemate.guard.defenses.quorum.isolated import IsolatedAnswers
 from casemate.guard.defenses.quorum.keywords import (
@@ -36,6 +36,7 @@ from casemate.guard.defenses.quorum.keywords import (
     unit_statements,
 )
 from casemate.guard.defenses.quorum.release import Release, Thresholds, compose
+from casemate.guard.token_models import require_token_model
 from casemate.maths.cascade import softmax
 from casemate.protocols import DecodingSession, Defense, EventStore, Generator, Logits, TokenModel
 from casemate.types import UNKNOWN, Document, Float64, Prompt
@@ -98,14 +99,7 @@ class RobustRAG(Defense):
         """
         if self.aggregation == "keywords":
             return _Keywords(self)
-        model = self.model
-        if model is None and TokenModel in type(generator).__mro__:
-            model = cast(TokenModel, generator)
-        if model is None:
-            raise CapabilityError(
-                f"{NAME} needs token probabilities, and {type(generator).__name__} provides none; set 'model', for "
-                "example {use: transformers, model: ...}, or aggregation: keywords"
-            )
+        model = require_token_model(NAME, self.model, generator, ", or aggregation: keywords")
         return _Decoding(model, self.margin, self.tokens)
 
     def threshold(self, answers: int) -> int:
