@@ -15,19 +15,24 @@ from casemate.cli import cli
 from casemate.cli.reproduce import show
 from casemate.errors import ConfigError, DataError
 from casemate.guard.calibration.fitting import CalibrationSettings
+from casemate.guard.defenses.query_filter import matched_rules
 from casemate.maths import metrics
 from casemate.maths.stats import Estimate, clopper_pearson
-from casemate.papers import Setting, figures, laboratory, utility
+from casemate.papers import Setting, detection, figures, laboratory, utility
+from casemate.papers.differential_privacy import PRINTED_10, PRINTED_11
 from casemate.papers.laboratory import CorpusSubset, DiskCachedEmbedder, relevant
 from casemate.papers.published_numbers import (
     FOUR,
     TABLE_1,
     TABLE_2,
+    TABLE_2_AGENT,
     TABLE_3,
     TABLE_4,
     TABLE_5,
     TABLE_8,
+    TABLE_8_AGENT,
     TABLE_9,
+    TABLE_12,
     Printed,
 )
 from casemate.papers.result import Result, Row, balanced, balanced_cells, distance, mean, shown
@@ -69,23 +74,26 @@ def values(numbers, columns=FOUR):
         (TABLE_5["MBA"], "no guard", 0.754),
         (TABLE_8["IA"], "recall", 0.895),
         (TABLE_9["S2MIA", "Mirabel"], "precision", 0.526),
+        (TABLE_12["perplexity"], "Mirabel", 0.050),
     ],
 )
 def test_the_papers_numbers(numbers, column, value):
     assert numbers[column].value == value
 
 
+@pytest.mark.parametrize("table", [TABLE_8, TABLE_8_AGENT])
 @pytest.mark.parametrize("attack", TABLE_8)
-def test_table_8_is_consistent_and_implies_the_false_alarms(attack):
-    printed = TABLE_8[attack]
+def test_table_8_is_consistent_and_implies_the_false_alarms(attack, table):
+    printed = table[attack]
     made = balanced(printed["recall"].value, printed["harmless flagged"].value)
-    assert made == pytest.approx(values(printed), abs=0.0015)
+    rounding = 0.003 if printed is TABLE_8_AGENT["IA"] else 0.0015  # of its recall, .006, one digit is known
+    assert made == pytest.approx(values(printed), abs=rounding)
 
 
 def test_table_2_is_consistent_but_for_ia_whose_columns_are_rotated():
-    for attack, printed in TABLE_2.items():
+    for printed in (*TABLE_2.values(), *TABLE_2_AGENT.values()):
         accuracy, precision, recall, f1 = values(printed)
-        odd = attack == "IA"
+        odd = printed is TABLE_2["IA"]
         assert {bool(printed[c].odd) for c in ("precision", "recall", "F1")} == {odd}
         if odd:
             precision, recall, f1 = f1, precision, recall  # printed F1, precision and recall are these
@@ -108,11 +116,24 @@ def test_table_9_is_consistent_but_for_ia_of_whom_58_percent_were_members():
     assert shares == pytest.approx([0.579, 0.579], abs=0.003)
 
 
-def test_table_4_is_table_9s_accuracy():
+def test_table_4_is_the_accuracy_of_tables_9_and_10():
     for attack, printed in TABLE_4.items():
         for system, cell in printed.items():
-            accuracy = TABLE_9[attack, system]["accuracy"].value
+            dp = (attack, system) in PRINTED_10
+            accuracy = PRINTED_10[attack, system][0] if dp else TABLE_9[attack, system]["accuracy"].value
             assert cell.value == pytest.approx(metrics.adjusted_accuracy(accuracy), abs=1e-9)
+
+
+def test_tables_4_and_5_have_the_figures_of_dp_rag_that_table_11_has():
+    for (attack, system), printed in PRINTED_11.items():
+        if system in TABLE_4[attack]:
+            assert (TABLE_4[attack][system].value, TABLE_5[attack][system].value) == printed
+
+
+def test_table_5_is_the_mean_of_table_12():
+    for system in ("no guard", "Mirabel"):
+        both = [TABLE_12[score][system].value for score in ("similarity", "perplexity")]
+        assert TABLE_5["S2MIA"][system].value == pytest.approx(np.mean(both), abs=0.0005)
 
 
 def test_table_3_says_where_more_is_answered_than_found():
@@ -265,13 +286,13 @@ def test_steps_are_drawn_with_their_threshold():
 
 def test_an_unknown_name_lists_the_known_ones():
     with pytest.raises(ConfigError, match=r"did you mean 'mirabel-table.*allowed: mirabel-table1, .*mirabel-figure3"):
-        papers.require("mirabel-table12")
+        papers.require("mirabel-table13")
     done = CliRunner().invoke(cli, ["reproduce", "nonsense", "--data", "nowhere"])
     assert isinstance(done.exception, ConfigError)
 
 
 def test_all_names_of_the_issue_are_there():
-    tables = [f"mirabel-table{i}" for i in range(1, 12)]
+    tables = [f"mirabel-table{i}" for i in range(1, 13)]
     ragfort = [f"ragfort-table{i}" for i in (1, 2, 3)]
     expected = [*tables, "mirabel-figure1", "mirabel-figure3", *ragfort, "ragfort-figure1"]
     assert list(papers.NAMES) == expected
@@ -389,6 +410,45 @@ def test_a_second_run_finds_the_same_without_attacking_again(run, monkeypatch):
     first = run("table4")
     monkeypatch.setattr("casemate.redteam.lab.experiment.Experiment._attempt", None)
     assert run("table4") == first
+
+
+def test_table_5_gives_s2mia_the_mean_of_table_12(run):
+    twelve = {row.of: row.cells for row in run("table12").rows if not row.printed}
+    (five,) = (row.cells for row in run("table5").rows if row.of == "S2MIA" and not row.printed)
+    for system in ("no guard", "Mirabel", "calibrated"):
+        both = [twelve[score][system].value for score in ("similarity", "perplexity")]
+        assert five[system].value == pytest.approx(np.mean(both))
+
+
+def test_the_agent_is_the_query_filter(run, data, work):
+    """Its decisions follow from the question alone, as ``matched_rules`` makes them."""
+
+    async def flagged():
+        with ExitStack() as opened:
+            lab = await laboratory.nfcorpus(Setting(data, work, 20, 20), quietly, opened)
+            questions = await detection.asked(lab)
+            return questions, await detection.judged(lab, questions)
+
+    questions, seen = asyncio.run(flagged())
+    for kind, found in seen["agent"].items():
+        expected = [bool(matched_rules(q.text)) for q in questions if (q.kind, q.member) == kind]
+        assert [one.flagged for one in found] == expected
+    assert any(one.target for one in seen["agent"]["MBA", True])
+    assert not any(one.flagged for one in seen["agent"]["harmless", False])
+
+
+def test_open_questions_are_judged_by_their_relevant_documents(run):
+    rows = {row.system: row.cells for row in run("table3").rows}
+    bare = rows["NFCorpus, no guard, here"]
+    assert bare["R@100"].value == 1.0  # every relevant document is in a context as large as the index
+    assert set(bare) == {"R@5", "R@20", "R@100"}
+    assert rows["SQuAD, no guard, here"]["EM@5"].value <= rows["SQuAD, no guard, here"]["R@5"].value
+
+
+def test_all_relevant_documents_of_a_question_count(tmp_path):
+    write_qrels(tmp_path / "qrels.tsv", [("q1", "a"), ("q2", "b"), ("q1", "c")])
+    assert laboratory.relevant_documents(tmp_path / "qrels.tsv") == {"q1": {"a", "c"}, "q2": {"b"}}
+    assert relevant(tmp_path / "qrels.tsv") == {"q1": "a", "q2": "b"}
 
 
 def test_the_non_members_are_out_of_the_index_and_the_members_in(run, data, work):

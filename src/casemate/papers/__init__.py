@@ -35,6 +35,7 @@ RUNS: Mapping[str, Run] = {
     "mirabel-table9": attackers.table9,
     "mirabel-table10": differential_privacy.table10,
     "mirabel-table11": differential_privacy.table11,
+    "mirabel-table12": attackers.table12,
     "mirabel-figure1": detection.figure1,
     "mirabel-figure3": attackers.figure3,
     "ragfort-table1": extraction.table1,

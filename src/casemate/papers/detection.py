@@ -9,10 +9,21 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
+from casemate.guard.defenses.query_filter import QueryFilter
+from casemate.guard.guard import Guard
 from casemate.maths import metrics, stats
 from casemate.papers import figures
 from casemate.papers.laboratory import ATTACKS, CORPUS, OURS, PAPER, K, Lab, Setting, digest, nfcorpus
-from casemate.papers.published_numbers import FIVE, NORMALITY, TABLE_1, TABLE_2, TABLE_8, Numbers
+from casemate.papers.published_numbers import (
+    FIVE,
+    NORMALITY,
+    TABLE_1,
+    TABLE_2,
+    TABLE_2_AGENT,
+    TABLE_8,
+    TABLE_8_AGENT,
+    Numbers,
+)
 from casemate.papers.result import Cell, Result, Row, balanced_cells, mean, share
 from casemate.plugins import build
 from casemate.protocols import MembershipAttack
@@ -31,8 +42,11 @@ ONE_EACH = (
     "there are harmless questions.",
     f"{SCRIPTED_ATTACKS} The paper: GPT-4o and GPT-4o-mini write for IA.",
 )
+AGENT = "agent"
+"""The detector that labels a question by its wording."""
 NOT_RUN = (
-    "The paper's detector that asks GPT-4o was not run, and SciDocs and TREC-COVID are not at hand: these are left out."
+    "The agent is simulated: the rules of query_filter stand for GPT-4o, which the paper asks for a label. SciDocs and "
+    "TREC-COVID are not available and left out."
 )
 OF_OURS = (
     "'calibrated' is fitted to the dev questions of NFCorpus, and to probes that the same six attacks write about 200 "
@@ -116,21 +130,25 @@ async def table2(setting: Setting, steps: Steps, opened: ExitStack) -> Result:
         "as the positives. The paper has as many negatives as positives, and does not say how many of which."
     )
     title = "Table 2: attacks on members, against harmless questions and attacks on non-members"
-    return await _detection(await nfcorpus(setting, steps, opened), title, TABLE_2, True, how)
+    printed = {AGENT: TABLE_2_AGENT, PAPER: TABLE_2}
+    return await _detection(await nfcorpus(setting, steps, opened), title, printed, True, how)
 
 
 async def table8(setting: Setting, steps: Steps, opened: ExitStack) -> Result:
     """Questions that attack members, against harmless questions."""
     how = "Negatives: harmless questions, weighing as much as the positives. The paper has as many of both."
     title = "Table 8: attacks on members, against harmless questions"
-    return await _detection(await nfcorpus(setting, steps, opened), title, TABLE_8, False, how)
+    printed = {AGENT: TABLE_8_AGENT, PAPER: TABLE_8}
+    return await _detection(await nfcorpus(setting, steps, opened), title, printed, False, how)
 
 
-async def _detection(lab: Lab, title: str, paper: Mapping[str, Numbers], others: bool, how: str) -> Result:
+async def _detection(
+    lab: Lab, title: str, printed: Mapping[str, Mapping[str, Numbers]], others: bool, how: str
+) -> Result:
     found = await judged(lab, await asked(lab))
     rows = []
     for attack in ATTACKS:
-        rows += [Row(attack, f"{PAPER}, printed", paper[attack])] if attack in paper else []
+        rows += [Row(attack, f"{name}, printed", paper[attack]) for name, paper in printed.items() if attack in paper]
         rows += [Row(attack, f"{name}, here", _told(seen, attack, others)) for name, seen in found.items()]
     columns = (*FIVE, *(("non-members flagged",) if others else ()), "target withheld")
     remark = (
@@ -231,7 +249,8 @@ async def asked(lab: Lab) -> list[Asked]:
 
 async def judged(lab: Lab, questions: Sequence[Asked]) -> dict[str, dict[Kind, list[Seen]]]:
     """Decisions of each guard about each question. Every question has a new client."""
-    guards = lab.bench.guards(lab.calibrated, {OURS: None, LOOSER: 0.05})
+    guards = {AGENT: Guard(lab.bench.rag, [QueryFilter()])}
+    guards |= lab.bench.guards(lab.calibrated, {OURS: None, LOOSER: 0.05})
     found: dict[str, dict[Kind, list[Seen]]] = {name: {} for name in guards}
     with lab.steps("looking at questions", len(questions)) as count:
         for place, (kind, member, source, text) in enumerate(questions):

@@ -62,6 +62,8 @@ CORPUS = (
 )
 """Differences from the papers that apply to every table."""
 SPLIT = "mia_riddle/nfcorpus_selected_indices.json"
+NFCORPUS = (*(f"nfcorpus/{f}" for f in ("corpus.jsonl.gz", "queries.jsonl.gz", "qrels.tsv", "qrels.dev.tsv")), SPLIT)
+"""Files of NFCorpus and of its published split."""
 PORTION = 64
 """Texts per write of vectors: about a second of work, which an interruption can lose."""
 HELP = "contents: docs/how-to/reproduce-the-papers.md"
@@ -259,19 +261,28 @@ async def bench(setting: Setting, name: str, out: Collection[str], steps: Steps,
     return Bench(Rag(CachedEmbedder(kept), index, reader), kept, ledger, folder, setting.seed)
 
 
+async def nfcorpus_bench(setting: Setting, steps: Steps, opened: ExitStack) -> Bench:
+    """A system over NFCorpus without the 1,000 published non-members, even if fewer are attacked."""
+    setting.require(*NFCORPUS)
+    return await bench(setting, "nfcorpus", _published(setting)[1], steps, opened)
+
+
 async def nfcorpus(setting: Setting, steps: Steps, opened: ExitStack) -> Lab:
-    """Setting of the paper's attacks. All 1,000 published non-members are left out, even if fewer are attacked."""
-    setting.require(*(f"nfcorpus/{f}" for f in ("corpus.jsonl.gz", "queries.jsonl.gz", "qrels.tsv", "qrels.dev.tsv")))
-    setting.require(SPLIT)
-    published = json.loads((setting.data / SPLIT).read_text(encoding="utf-8"))
-    inside, outside = (list(map(str, published[key])) for key in ("mem_indices", "non_mem_indices"))
-    ground = await bench(setting, "nfcorpus", outside, steps, opened)
-    split = _candidates(setting, inside, outside)
+    """Setting of the paper's attacks."""
+    ground = await nfcorpus_bench(setting, steps, opened)
+    split = _candidates(setting, *_published(setting))
     asked = questions(setting.data / "nfcorpus")
     dev, test = ([asked[i] for i in relevant(setting.data / "nfcorpus" / f)] for f in ("qrels.dev.tsv", "qrels.tsv"))
     calibrated = await ground.calibrated(dev, K, steps)
     held = datasets.indexed_sources(ground.rag.index, {d.source for d in split.members})
     return Lab(setting, ground, split, held, calibrated, tuple(test), steps)
+
+
+def _published(setting: Setting) -> tuple[list[str], list[str]]:
+    """Members and non-members of the published split."""
+    found = json.loads((setting.data / SPLIT).read_text(encoding="utf-8"))
+    inside, outside = (list(map(str, found[key])) for key in ("mem_indices", "non_mem_indices"))
+    return inside, outside
 
 
 def _candidates(setting: Setting, inside: Sequence[str], outside: Sequence[str]) -> Split:
@@ -299,11 +310,21 @@ def records(path: Path) -> dict[str, dict[str, Any]]:
 
 def relevant(path: Path) -> dict[str, str]:
     """First relevant document of each question in a file of judgements."""
+    return {question: next(iter(documents)) for question, documents in _judgements(path).items()}
+
+
+def relevant_documents(path: Path) -> dict[str, frozenset[str]]:
+    """All relevant documents of each question in a file of judgements."""
+    return {question: frozenset(documents) for question, documents in _judgements(path).items()}
+
+
+def _judgements(path: Path) -> dict[str, dict[str, None]]:
+    """Relevant documents of each question, in the order of the file."""
     with path.open(encoding="utf-8", newline="") as file:
-        found: dict[str, str] = {}
+        found: dict[str, dict[str, None]] = {}
         for question, document, _ in list(csv.reader(file, delimiter="\t"))[1:]:
-            found.setdefault(question, document)
-    return found
+            found.setdefault(question, {})[document] = None
+        return found
 
 
 def digest(facts: Any) -> str:

@@ -68,6 +68,18 @@ TABLE_8: Mapping[str, Numbers] = {
     "IA": _row(FIVE, 0.824, 0.783, 0.895, 0.835, 0.248, **{"harmless flagged": IMPLIED}),
 }
 
+TABLE_2_AGENT: Mapping[str, Numbers] = {
+    "S2MIA": _row(FOUR, 0.715, 0.644, 0.962, 0.772),
+    "MBA": _row(FOUR, 0.727, 0.650, 0.986, 0.783),
+    "IA": _row(FOUR, 0.482, 0.125, 0.006, 0.012),
+}
+"""The detector that asks GPT-4o for a label of the question."""
+TABLE_8_AGENT: Mapping[str, Numbers] = {
+    "S2MIA": _row(FIVE, 0.941, 0.925, 0.960, 0.942, 0.078, **{"harmless flagged": IMPLIED}),
+    "MBA": _row(FIVE, 0.954, 0.927, 0.985, 0.955, 0.078, **{"harmless flagged": IMPLIED}),
+    "IA": _row(FIVE, 0.464, 0.074, 0.006, 0.011, 0.078, **{"harmless flagged": IMPLIED}),
+}
+
 UTILITY = ("EM@5", "EM@20", "EM@100", "R@5", "R@20", "R@100")
 TABLE_3: Mapping[tuple[str, str], Numbers] = {
     ("NQ", "no guard"): _row(UTILITY, 0.272, 0.263, 0.313, 0.222, 0.354, 0.474, **{"EM@5": OWN_MEMORY}),
@@ -80,26 +92,31 @@ TABLE_3: Mapping[tuple[str, str], Numbers] = {
     ),
 }
 
-SYSTEMS = ("no guard", "Mirabel")
+SYSTEMS = ("no guard", "Mirabel", "DP-RAG", "DP-RAG-L")
+"""The last two: differential privacy with epsilon 2, and 100."""
+OF_TABLE_9 = "of Table 9's accuracy: " + UNBALANCED
 TABLE_4: Mapping[str, Numbers] = {
-    "S2MIA": _row(SYSTEMS, 0.188, 0.024),
-    "MBA": _row(SYSTEMS, 0.377, 0.019),
+    "S2MIA": _row(SYSTEMS, 0.188, 0.024, 0.021, 0.034),
+    "MBA": _row(SYSTEMS, 0.377, 0.019, 0.004, 0.014),
     "IA": _row(
         SYSTEMS,
         0.403,
         0.008,
-        **{
-            "no guard": "of Table 9's accuracy: " + UNBALANCED.format(".416"),
-            "Mirabel": "of Table 9's accuracy: " + UNBALANCED.format(".061"),
-        },
+        0.038,
+        0.267,
+        **{"no guard": OF_TABLE_9.format(".416"), "Mirabel": OF_TABLE_9.format(".061")},
     ),
 }
 
 AVERAGE = "the mean of the distances of BLEU and of perplexity (Table 12); infinite perplexities were left out"
 TABLE_5: Mapping[str, Numbers] = {
-    "S2MIA": _row(SYSTEMS, 0.358, 0.057, **dict.fromkeys(SYSTEMS, AVERAGE)),
-    "MBA": _row(SYSTEMS, 0.754, 0.038),
-    "IA": _row(SYSTEMS, 0.805, 0.100),
+    "S2MIA": _row(SYSTEMS, 0.358, 0.057, 0.077, 0.060, **dict.fromkeys(SYSTEMS, AVERAGE)),
+    "MBA": _row(SYSTEMS, 0.754, 0.038, 0.022, 0.036),
+    "IA": _row(SYSTEMS, 0.805, 0.100, 0.088, 0.301),
+}
+TABLE_12: Mapping[str, Numbers] = {
+    "similarity": _row(SYSTEMS[:2], 0.378, 0.064),
+    "perplexity": _row(SYSTEMS[:2], 0.338, 0.050),
 }
 
 TABLE_9: Mapping[tuple[str, str], Numbers] = {

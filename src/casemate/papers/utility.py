@@ -1,8 +1,8 @@
-"""Table 3: cost of a guard for harmless clients, on SQuAD."""
+"""Table 3: cost of a guard for harmless clients, on SQuAD and on the open questions of NFCorpus."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
@@ -10,7 +10,18 @@ from typing import NamedTuple
 import numpy as np
 
 from casemate.maths import metrics
-from casemate.papers.laboratory import BARE, Bench, Setting, bench, records, relevant
+from casemate.papers.laboratory import (
+    BARE,
+    NFCORPUS,
+    Bench,
+    Setting,
+    bench,
+    nfcorpus_bench,
+    questions,
+    records,
+    relevant,
+    relevant_documents,
+)
 from casemate.papers.published_numbers import TABLE_3, UTILITY
 from casemate.papers.result import Cell, Result, Row, share
 from casemate.protocols import Progress, Target
@@ -24,25 +35,30 @@ DIFFERS = (
     "Data: the 4,497 paragraphs of 92 articles of SQuAD 1.1 (dev set and 44 articles of the training set), almost all "
     "of them one chunk. The paper: a tenth of Wikipedia in chunks of 100 tokens, and 200 questions each of Natural "
     "Questions and TriviaQA, which are not available.",
+    "Open questions: the test questions of NFCorpus with a relevant document in the index, which lacks the published "
+    "non-members. They name a topic, and were not written for one text. They have relevant documents instead of an "
+    "answer, so there is no EM.",
     "Embedder: all-MiniLM-L6-v2. The paper: BGE-M3.",
     f"{SIMULATED_READER} It answers in sentences of the context only, so EM cannot exceed R. The "
     "paper: Llama-3.1-8B, which knows many answers without retrieval.",
     "DP-RAG's lines are in a table of their own, mirabel-table7, on records and a trained pair of models.",
 )
 REMARKS = (
-    "EM@k: the answer contains a right one. R@k: one of the k passages does.",
+    "EM@k: the answer contains a right one. R@k: one of the k passages does, or for open questions is relevant.",
     "The calibrated guard is fitted, for each k, to 1,000 questions about one half of the articles; measured are "
-    "questions about the other half. It is to flag 1 % of harmless questions at most.",
+    "questions about the other half. On NFCorpus it is fitted to the dev questions. It is to flag 1 % of harmless "
+    "questions at most.",
     "A question of SQuAD was written with one paragraph before its author, so it is closer to one document than "
     "questions usually are.",
 )
 
 
 class Item(NamedTuple):
-    """A question with its correct answers."""
+    """A question with its correct answers, or with its relevant documents."""
 
     text: str
     answers: tuple[str, ...]
+    documents: frozenset[str] = frozenset()
 
 
 class Served(NamedTuple):
@@ -55,32 +71,52 @@ class Served(NamedTuple):
 
 async def table3(setting: Setting, steps: Steps, opened: ExitStack) -> Result:
     """EM@k and R@k, unguarded and guarded."""
-    setting.require("squad/corpus.jsonl.gz", "squad/queries.jsonl.gz", "squad/qrels.tsv")
+    setting.require("squad/corpus.jsonl.gz", "squad/queries.jsonl.gz", "squad/qrels.tsv", *NFCORPUS)
     ground = await bench(setting, "squad", (), steps, opened)
     log, items = halves(setting.data / "squad", setting.members + setting.nonmembers, setting.seed)
-    cells: dict[str, dict[str, Cell]] = {}
-    for k in SIZES:
-        targets: dict[str, Target] = {BARE: ground.rag, **ground.guards(await ground.calibrated(log, k, steps))}
-        with steps(f"asking, k = {k}", len(items) * len(targets)) as count:
-            for name, target in targets.items():
-                exact, recalled, flagged = zip(*[await _served(target, k, item, count) for item in items], strict=True)
-                row: dict[str, Cell] = {f"EM@{k}": share(exact), f"R@{k}": share(recalled)}
-                cells.setdefault(name, {}).update(row if name == BARE else row | {f"flagged@{k}": share(flagged)})
     rows = [Row("harmless", f"{data}, {system}, printed", numbers) for (data, system), numbers in TABLE_3.items()]
-    rows += [Row("harmless", f"SQuAD, {name}, here", measured) for name, measured in cells.items()]
+    rows += await _rows("SQuAD", ground, log, items, steps)
+    rows += await _open_questions(setting, steps, opened)
     columns = (*UTILITY, *(f"flagged@{k}" for k in SIZES))
     title = "Table 3: exact match and answer recall of benign questions"
     return Result(title, columns, tuple(rows), DIFFERS, REMARKS, _facts(ground, len(items), len(log), setting.seed))
+
+
+async def _open_questions(setting: Setting, steps: Steps, opened: ExitStack) -> list[Row]:
+    """The test questions of NFCorpus with a relevant document in the index."""
+    ground = await nfcorpus_bench(setting, steps, opened)
+    folder, held = setting.data / "nfcorpus", set(ground.rag.index.digests())
+    texts = questions(folder)
+    log = [texts[i] for i in relevant(folder / "qrels.dev.tsv")]
+    right = {i: found & held for i, found in relevant_documents(folder / "qrels.tsv").items()}
+    items = [Item(texts[i], (), found) for i, found in right.items() if found]
+    return await _rows("NFCorpus", ground, log, items, steps)
+
+
+async def _rows(data: str, ground: Bench, log: Sequence[str], items: Sequence[Item], steps: Steps) -> list[Row]:
+    """One row per system."""
+    cells: dict[str, dict[str, Cell]] = {}
+    for k in SIZES:
+        targets: dict[str, Target] = {BARE: ground.rag, **ground.guards(await ground.calibrated(log, k, steps))}
+        with steps(f"asking {data}, k = {k}", len(items) * len(targets)) as count:
+            for name, target in targets.items():
+                served = [await _served(target, k, item, count) for item in items]
+                row: dict[str, Cell] = {f"R@{k}": share([one.recalled for one in served])}
+                row |= {f"EM@{k}": share([one.exact for one in served])} if items[0].answers else {}
+                row |= {} if name == BARE else {f"flagged@{k}": share([one.flagged for one in served])}
+                cells.setdefault(name, {}).update(row)
+    return [Row("harmless", f"{data}, {name}, here", measured) for name, measured in cells.items()]
 
 
 async def _served(target: Target, k: int, item: Item, count: Progress) -> Served:
     """Asks with a new client."""
     answer = await target.ask(Query(item.text, f"client of {item.text}", k=k))
     count(1)
-    passages = [hit.document.text for hit in answer.retrieval.hits]
+    found = [hit.document for hit in answer.retrieval.hits]
+    relevant_there = any(document.source in item.documents for document in found)
     return Served(
         metrics.exact_match(answer.text, item.answers),
-        metrics.answer_recall(passages, item.answers),
+        relevant_there or metrics.answer_recall([document.text for document in found], item.answers),
         any(verdict.hidden for verdict in answer.verdicts),
     )
 
