@@ -14,17 +14,19 @@ from casemate.guard.defenses.quorum import Quorum, ReleasedDocument
 from casemate.guard.defenses.quorum.isolated import ASK, IsolatedAnswers
 from casemate.guard.defenses.quorum.keywords import (
     AskedQuestion,
+    Lead,
     Pair,
+    Sentence,
     Word,
     best_sentences,
     lemma,
-    read_sentence,
     statements,
 )
 from casemate.guard.defenses.quorum.release import Release, Thresholds, compose
 from casemate.guard.units import group_units
 from casemate.protocols import Generator
 from casemate.rag.pipeline import join_stream
+from casemate.text.tokens import content_words
 from casemate.types import UNKNOWN, Document, Hit, Prompt, Query, Retrieval, Secret, SimilarityStats
 from tests.fakes import Memory, Parrot
 from tests.unit.toy_models import Toy
@@ -172,7 +174,7 @@ def texts_of(units):
 
 
 def said_in(text):
-    return {lemma(w) for s in [read_sentence(text)] for t in s.tokens for w in t.written.split()}
+    return {lemma(w) for s in [Sentence(text)] for t in s.tokens for w in t.written.split()}
 
 
 def no_rare_word_leaves(units, m):
@@ -378,8 +380,47 @@ def test_bad_options_are_refused(options, message):
 # Text
 
 
+def test_keywords_that_lead_in_enough_units_come_first():
+    """Four keywords with equal support; by the alphabet alone, the leading one would be last."""
+    question = AskedQuestion.of("What does the mill sell?")
+    words = [Word(lemma) for lemma in ("amber", "brook", "cedar", "delta", "zinc")]
+    units = [frozenset([*words, Lead("zinc")]), frozenset([*words, Lead("zinc"), Lead("amber")])]
+    assert compose(question, Release.of(units, Thresholds(2)).levels).text == "Zinc; amber; brook; cedar."
+    assert compose(question, Release.of([units[0], frozenset(words)], Thresholds(2)).levels).words[0] == "amber"
+
+
+def test_at_most_three_keywords_of_a_unit_lead_and_each_is_a_keyword():
+    said = statements(AskedQuestion.of(QUESTION), [Sentence(s) for s in BRIDGE[0].split(". ")], 8)
+    leads = {item.lemma for item in said if isinstance(item, Lead)}
+    assert len(leads) == 3 and leads <= {item.lemma for item in said if isinstance(item, Word)} and "1932" in leads
+
+
+WRITTEN = st.lists(
+    st.sampled_from("The the Not no New York bridge Bridges opened 1,932 2.5% B12 it's U.S. and, (of) — ’s _x".split()),
+    max_size=9,
+).map(" ".join)
+
+
+def stems_are_those_of_tokens(text, question):
+    sentence, asked = Sentence(text), AskedQuestion.of(question)
+    assert sentence.stems == frozenset().union(*(t.stems for t in sentence.tokens))
+    assert (sentence.stems <= asked.stems) == all(asked.repeats(t) for t in sentence.tokens)
+
+
+@given(WRITTEN, WRITTEN)
+def test_stems_of_a_sentence_are_those_of_its_tokens(text, question):
+    """Sentences are compared by stems before they are parsed; both must see the same words."""
+    stems_are_those_of_tokens(text, question)
+
+
+def test_stems_that_lack_capitalized_function_words_would_be_noticed(monkeypatch):
+    monkeypatch.setattr(Sentence, "stems", property(lambda sentence: content_words(sentence.text)))
+    with pytest.raises(AssertionError):
+        stems_are_those_of_tokens("He saw The Who.", "Who saw it?")
+
+
 def test_names_and_numbers_stay_whole_and_negations_count():
-    tokens = read_sentence("In 1999, New York City paid 2.5% not 31,236 EUR to Dr. Ito.").tokens
+    tokens = Sentence("In 1999, New York City paid 2.5% not 31,236 EUR to Dr. Ito.").tokens
     assert [t.lemma for t in tokens] == ["1999", "new york city", "paid", "2.5%", "not", "31236", "eur", "dr", "ito"]
     assert tokens[-2].written == "Dr"
 

@@ -1,7 +1,7 @@
 """Units of independence: what belongs together, from hits and from a whole collection."""
 
 from contextlib import closing
-from itertools import product
+from itertools import combinations, product
 
 import numpy as np
 import pytest
@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from casemate.backends.indexes.sqlite import SqliteIndex
 from casemate.guard.turn import Turn
 from casemate.guard.units import MAX_COPIES, group_units, related_sources, unit_sources
+from casemate.text import edited_copies
 from casemate.text.sentences import sentences
 from casemate.types import Document, Hit, Retrieval, SimilarityStats
 from tests.fakes import BagOfWords
@@ -129,3 +130,47 @@ def test_two_forms_with_other_figures_are_two_records_but_count_once():
     documents = [Document("a", first), Document("b", second), Document("c", f"Discharged later. {first}")]
     assert related_sources(documents, ["a"]) == {"c"}
     assert len(group_units([Hit(document, 0.5) for document in documents])) == 1
+
+
+SOME_WORDS = tuple(f"word{i}" if i % 3 else f"{i}" for i in range(24))
+OVERLAPPING = st.lists(st.lists(st.sampled_from(SOME_WORDS), max_size=24, unique=True).map(" ".join), max_size=9)
+
+
+def naive_groups(texts):
+    """Connected components, by comparing every pair of texts."""
+    words = [edited_copies.text_words(text) for text in texts]
+    group = list(range(len(texts)))
+    for i, j in combinations(range(len(texts)), 2):
+        if group[i] != group[j] and edited_copies.is_edited_copy(words[i], words[j]):
+            low, high = sorted((group[i], group[j]))
+            group = [low if g == high else g for g in group]
+    return group
+
+
+@pytest.fixture
+def no_cached_words():
+    for cached in (edited_copies.text_words, edited_copies._described):
+        cached.cache_clear()
+    yield
+    for cached in (edited_copies.text_words, edited_copies._described):
+        cached.cache_clear()
+
+
+@pytest.mark.parametrize("bits", [2048, 16])
+def test_groups_of_copies_equal_those_of_all_pairs(bits, no_cached_words, monkeypatch):
+    """With 16 bits most words collide. Blocks of two texts: pairs within and between blocks."""
+    monkeypatch.setattr(edited_copies, "_BITS", bits)
+    monkeypatch.setattr(edited_copies, "_BLOCK", 2)
+
+    @given(OVERLAPPING)
+    @settings(max_examples=60, deadline=None)
+    def check(texts):
+        assert edited_copies.copy_groups(texts) == naive_groups(texts)
+
+    check()
+
+
+def test_a_comparison_that_misses_pairs_would_be_noticed(monkeypatch):
+    monkeypatch.setattr(edited_copies, "_possible_copies", lambda words: iter(()))
+    texts = [" ".join(SOME_WORDS[:16]), " ".join(SOME_WORDS[:15])]
+    assert edited_copies.copy_groups(texts) != naive_groups(texts)

@@ -7,10 +7,12 @@ distinct documents that are merged.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 from zlib import crc32
+
+import numpy as np
 
 from casemate.text.tokens import content_words
 
@@ -25,6 +27,8 @@ CACHED_TEXTS = 4096
 
 
 _BITS = 2048
+_BLOCK = 256
+"""Texts whose pairs with all others are held at once."""
 
 
 class TextWords(NamedTuple):
@@ -45,10 +49,19 @@ class TextWords(NamedTuple):
 def text_words(text: str) -> TextWords:
     """Returns the words of a text. Cached."""
     stems = content_words(text)
-    bits = 0
+    bits, numbers = 0, []
     for word in stems:
-        bits |= 1 << (crc32(word.encode("utf-8", "surrogatepass")) % _BITS)
-    return TextWords(stems, frozenset(word for word in stems if any(map(str.isdigit, word))), bits)
+        bit, is_number = _described(word)
+        bits |= bit
+        if is_number:
+            numbers.append(word)
+    return TextWords(stems, frozenset(numbers), bits)
+
+
+@lru_cache(maxsize=1 << 16)
+def _described(word: str) -> tuple[int, bool]:
+    """The bit of a stem, and whether it contains a digit. Cached."""
+    return 1 << (crc32(word.encode("utf-8", "surrogatepass")) % _BITS), any(map(str.isdigit, word))
 
 
 def is_edited_copy(first: TextWords, second: TextWords, *, numbers: bool = False) -> bool:
@@ -94,9 +107,23 @@ def copy_groups(texts: Sequence[str]) -> list[int]:
             i = parent[i]
         return i
 
-    for i in range(len(texts)):
-        for j in range(i):
-            low, high = sorted((root(i), root(j)))
-            if low != high and is_edited_copy(words[i], words[j]):
-                parent[high] = low
+    for i, j in _possible_copies(words):
+        low, high = sorted((root(i), root(j)))
+        if low != high and is_edited_copy(words[i], words[j]):
+            parent[high] = low
     return [root(i) for i in range(len(texts))]
+
+
+def _possible_copies(words: Sequence[TextWords]) -> Iterator[tuple[int, int]]:
+    """All pairs of texts with enough common bits to be copies, and others; found by matrix products of blocks."""
+    packed = b"".join(text.bits.to_bytes(_BITS // 8, "little") for text in words)
+    bits = np.unpackbits(np.frombuffer(packed, np.uint8).reshape(len(words), _BITS // 8), axis=1).astype(np.float32)
+    sizes = np.array([len(text.stems) for text in words], np.float32)
+    collisions = sizes - bits.sum(axis=1)
+    for start in range(0, len(words), _BLOCK):
+        rows = slice(start, start + _BLOCK)
+        smaller = np.minimum(sizes[rows, None], sizes[None])
+        needed = MIN_OVERLAP * smaller - np.maximum(collisions[rows, None], collisions[None])
+        for i, j in np.argwhere(bits[rows] @ bits.T >= needed - 0.5):  # exact counts; half a bit for rounding
+            if j < start + i:
+                yield start + int(i), int(j)

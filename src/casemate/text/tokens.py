@@ -54,7 +54,7 @@ def words(text: str) -> list[str]:
 
 def content_words(text: str) -> frozenset[str]:
     """Returns the stems of the words that are not stop words."""
-    return frozenset(stem(w) for w in words(text) if w not in STOP_WORDS)
+    return frozenset(map(stem, set(words(text)) - STOP_WORDS))
 
 
 @lru_cache(maxsize=1 << 16)

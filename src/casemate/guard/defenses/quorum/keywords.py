@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from itertools import islice
 from typing import Literal, NamedTuple, TypeAlias
 
 from casemate.text.answering import TYPES, Question
@@ -23,6 +24,7 @@ MIN_COVERAGE = 0.5
 """Share of the question's words that a unit must contain to be heard. Below, it abstains."""
 NAME_WEIGHT = 3
 """Weight of a name or number in that share: a unit about another bridge shares all words but the name."""
+LEADS = 3
 MAX_SENTENCES = 64
 """Sentences of a unit that are considered."""
 CACHED_TEXTS = 4096
@@ -33,6 +35,13 @@ class Word(NamedTuple):
 
     lemma: str
     kind: Literal["word"] = "word"
+
+
+class Lead(NamedTuple):
+    """A keyword that is among the ``LEADS`` best of a unit. It says which keywords belong to the front of an answer."""
+
+    lemma: str
+    kind: Literal["lead"] = "lead"
 
 
 class Form(NamedTuple):
@@ -60,7 +69,7 @@ class Gap(NamedTuple):
     kind: Literal["gap"] = "gap"
 
 
-Item: TypeAlias = Word | Form | Pair | Gap
+Item: TypeAlias = Word | Lead | Form | Pair | Gap
 
 
 class Token(NamedTuple):
@@ -83,12 +92,28 @@ class Token(NamedTuple):
     named: bool
 
 
-class Sentence(NamedTuple):
-    """A sentence as content words."""
+@dataclass(frozen=True)
+class Sentence:
+    """A sentence as content words. Its tokens are parsed on first use: most sentences are compared by stems only.
+
+    Attributes:
+        text: The text.
+    """
 
     text: str
-    tokens: tuple[Token, ...]
-    stems: frozenset[str]
+
+    @cached_property
+    def stems(self) -> frozenset[str]:
+        """Stems of the words of its tokens."""
+        first, *others = TOKEN.findall(self.text) or [""]
+        lower = {word.lower() for word in others if word[0].isupper()}
+        lower |= {first.lower(), *map(str.lower, others)} - FUNCTION_WORDS
+        return frozenset(map(stem, lower - {""}))
+
+    @cached_property
+    def tokens(self) -> tuple[Token, ...]:
+        """Its content words. Capitalized words that follow each other are one token."""
+        return tuple(_tokens(self.text))
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +137,7 @@ class AskedQuestion:
     @classmethod
     def of(cls, text: str) -> AskedQuestion:
         """Reads a question."""
-        parsed = [read_sentence(s) for s in sentences(text)]
-        tokens = [t for s in parsed for t in s.tokens]
+        tokens = [t for s in sentences(text) for t in Sentence(s).tokens]
         kind = Question(text).type
         place = None if kind is None else TYPES.index(kind)
         lemmas = {t.lemma for t in tokens} | {lemma(w) for t in tokens for w in t.written.split()}
@@ -165,12 +189,11 @@ def lemma(word: str) -> str:
 def read_text(text: str) -> tuple[Sentence, ...]:
     """Splits a text into sentences of content words. Cached."""
     plain = (" ".join(MARKUP.sub("", s).split()) for s in sentences(text))
-    parsed = (read_sentence(s) for s in plain if not s.endswith("?"))
-    return tuple([s for s in parsed if s.tokens][:MAX_SENTENCES])
+    found = (Sentence(s) for s in plain if not s.endswith("?"))
+    return tuple(islice((s for s in found if s.stems), MAX_SENTENCES))
 
 
-def read_sentence(text: str) -> Sentence:
-    """Parses one sentence. Capitalized words that follow each other are one token."""
+def _tokens(text: str) -> list[Token]:
     tokens: list[Token] = []
     before: list[str] = []
     run: list[str] = []  # words of the present name
@@ -195,7 +218,7 @@ def read_sentence(text: str) -> Sentence:
             before, breaks = [], False
     if run:
         tokens.append(_token(run, before, breaks, run_starts))
-    return Sentence(text, tuple(tokens), frozenset().union(*(t.stems for t in tokens)))
+    return tokens
 
 
 def _token(run: Sequence[str], before: Sequence[str], breaks: bool, starts: bool) -> Token:
@@ -223,7 +246,7 @@ def best_sentences(question: AskedQuestion, text: str, title: str, most: int) ->
     scores = []
     for i, sentence in enumerate(found):
         near = frozenset().union(*covered[max(0, i - 1) : i + 2])
-        new = any(not question.repeats(t) for t in sentence.tokens)
+        new = not sentence.stems <= asked  # a token that does not repeat the question
         score = len(covered[i]) + 0.5 * len(near - covered[i]) + 1.0 * bool(question.expects(sentence.text))
         scores.append((-score if new else 1.0, i))
     chosen = sorted(i for score, i in sorted(scores)[:most] if score < 0)
@@ -245,7 +268,7 @@ def unit_statements(question: AskedQuestion, unit: Document, most_sentences: int
 
 
 def statements(question: AskedQuestion, chosen: Sequence[Sentence], most: int) -> frozenset[Item]:
-    """Returns what one unit contributes: at most ``most`` keywords, their forms, and pairs among them and the question.
+    """Returns what one unit contributes: at most ``most`` keywords, the leading ones, their forms, and pairs.
 
     Numbers, names and words of the expected type come first, then words near those of the question.
 
@@ -265,8 +288,8 @@ def statements(question: AskedQuestion, chosen: Sequence[Sentence], most: int) -
             typed = not expected.isdisjoint(w.lower() for w in token.written.split())
             key = (-(3.0 * typed + 1.0 * token.named + near), row, i)
             ranked[token.lemma] = min(key, ranked.get(token.lemma, key))
-    kept = frozenset(sorted(ranked, key=lambda name: ranked[name])[:most])
-    return frozenset(_items(question, chosen, kept))
+    kept = sorted(ranked, key=lambda name: ranked[name])[:most]
+    return frozenset(_items(question, chosen, frozenset(kept))).union(map(Lead, kept[:LEADS]))
 
 
 def _items(question: AskedQuestion, chosen: Sequence[Sentence], kept: frozenset[str]) -> Iterable[Item]:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from casemate.guard.defenses.quorum.keywords import AskedQuestion, Form, Gap, Item, Pair, Word
+from casemate.guard.defenses.quorum.keywords import AskedQuestion, Form, Gap, Item, Lead, Pair, Word
 from casemate.types import UNKNOWN
 
 MAX_WORDS = 16
@@ -128,7 +128,8 @@ def compose(question: AskedQuestion, levels: Mapping[Item, int], phrases: int = 
     """Composes an answer from the question and the released statements. It receives nothing else.
 
     Keywords are joined to phrases by released pairs, with released function words between them. A phrase begins and
-    grows where the level is highest. Ties go to words of the expected type, then to the alphabet.
+    grows where the levels of the keyword are highest, as a keyword and as a leading one. Ties go to words of the
+    expected type, then to the alphabet.
 
     Args:
         question: The question.
@@ -200,7 +201,8 @@ class _Composer:
         return typed | (beside & self.left if typed else set())
 
     def _worth(self, name: str) -> float:
-        return self.levels[Word(name)] + 2.0 * bool(self.question.expects(self.forms.get(name, name)))
+        expected = bool(self.question.expects(self.forms.get(name, name)))
+        return self.levels[Word(name)] + self.levels.get(Lead(name), -1) + 2.0 * expected
 
     def _written(self, phrase: Sequence[str]) -> str:
         parts = [self.forms.get(phrase[0], phrase[0])]
