@@ -429,3 +429,68 @@ def test_integrations_ask_with_the_groups_of_the_client():
         with client_context("bob"):  # another client does not inherit groups
             assert made.get_by_ids(["d0"]) == []
     made.protection.close()
+
+
+def break_glass_store(path, ids=("d0", "d1", "p0")):
+    """A guarded store in which no two units agree often enough, so that a private unit may answer alone, once."""
+    pytest.importorskip("langchain_core")
+    from langchain_core import documents as lc
+    from langchain_core.vectorstores import InMemoryVectorStore
+
+    from casemate.integrations.langchain import guarded
+    from tests.unit.test_integrations_langchain import Model
+
+    store = InMemoryVectorStore(Model())
+    held = collection(2, 1)
+    store.add_documents([lc.Document(d.text, id=i, metadata=dict(d.metadata)) for d, i in zip(held, ids, strict=True)])
+    options = {"use": "quorum", "support": 9, "jitter": 1, "floor": -1.0, "break_glass": 1}
+    audience = {"unentitled": "quorum", "entitled": [{"metadata": {"department": "press"}}]}
+    return guarded(store, config={"guard": {"defenses": [options], "audience": audience}}, path=path)
+
+
+def spent(made):
+    return sum(made.protection.events.quota_usage("quorum break-glass").values())
+
+
+def every_document(document):
+    return True
+
+
+def test_a_filter_does_not_spend_a_second_single_unit_answer(tmp_path):
+    made = break_glass_store(tmp_path)
+    found = made.similarity_search(QUESTION, k=3, filter=every_document)
+    assert [d.id for d in found] == ["p0", "quorum"] and found[-1].page_content != UNKNOWN
+    assert spent(made) == 1
+    made.protection.close()
+
+
+@pytest.mark.parametrize(("found", "shown"), [("d0 p0", "p0 quorum"), ("d1 d0", "p0 quorum"), ("d0", "p0")])
+def test_another_retriever_s_results_spend_a_single_unit_answer_only_if_it_is_delivered(tmp_path, found, shown):
+    made = break_glass_store(tmp_path)
+    from langchain_core.retrievers import BaseRetriever
+
+    from casemate.integrations.langchain import guarded
+
+    class Found(BaseRetriever):
+        def _get_relevant_documents(self, query, *, run_manager):
+            return made.unguarded.get_by_ids(found.split())
+
+    documents = guarded(Found(), store=made).invoke(QUESTION)
+    assert [d.id for d in documents] == shown.split()
+    assert spent(made) == ("quorum" in shown)
+    assert documents[-1].page_content != UNKNOWN
+    made.protection.close()
+
+
+def test_a_question_for_one_document_with_a_readable_one_spends_no_single_unit_answer(tmp_path):
+    made = break_glass_store(tmp_path)
+    assert [d.id for d in made.similarity_search(QUESTION, k=1)] == ["p0"]
+    assert not spent(made)
+    made.protection.close()
+
+
+def test_a_stored_document_named_like_the_defense_lends_the_answer_no_metadata(tmp_path):
+    made = break_glass_store(tmp_path, ids=("quorum", "d1", "p0"))
+    answer = made.similarity_search(QUESTION, k=3)[-1]
+    assert answer.id == "quorum" and "department" not in answer.metadata
+    made.protection.close()

@@ -19,7 +19,7 @@ from itertools import combinations
 from typing import ClassVar, Literal, TypeAlias
 
 from casemate.errors import CasemateError, ConfigError
-from casemate.guard.audience import AudiencePolicy
+from casemate.guard.audience import AudiencePolicy, ReleasedDocument
 from casemate.guard.client_state.feed import question_arrived
 from casemate.guard.turn import Turn, current_turn
 from casemate.guard.verdict_log import append
@@ -403,7 +403,10 @@ def _without_unreadable(kept: Retrieval, found: Retrieval) -> Retrieval:
     if not found.unreadable:
         return kept
     unreadable = found.unreadable
-    return replace(kept, hits=tuple(h for h in kept.hits if h.document.id not in unreadable))
+    return replace(
+        kept,
+        hits=tuple(h for h in kept.hits if h.document.id not in unreadable or isinstance(h.document, ReleasedDocument)),
+    )
 
 
 def _require_order(defenses: Sequence[Defense]) -> None:

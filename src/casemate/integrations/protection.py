@@ -21,6 +21,7 @@ from casemate import plugins
 from casemate.backends.sidecar.sidecar_database import MEMORY
 from casemate.config import Config, PluginSpec
 from casemate.errors import CapabilityError, DataError
+from casemate.guard.audience import ReleasedDocument
 from casemate.guard.calibration.fitting import calibrated_defenses
 from casemate.guard.guard import Guard
 from casemate.integrations.adapters import FrameworkCollection, FrameworkEmbedder, document_of, unit_vector
@@ -34,7 +35,7 @@ from casemate.monitor.service import open_tenant_screening
 from casemate.protocols import Defense, Embedder, EventStore, Generator, Index, Progress
 from casemate.rag.pipeline import Rag, require_answerable
 from casemate.system import audience_policy, calibrate_guard
-from casemate.types import DEFAULT_TENANT, Document, Hit, Outcome, Prompt, Query, Retrieval, Vector
+from casemate.types import DEFAULT_TENANT, UNKNOWN, Document, Hit, Outcome, Prompt, Query, Retrieval, Vector
 
 log = logging.getLogger("casemate.integrations")
 PROGRESS_S = 10.0
@@ -299,25 +300,41 @@ class Protection:
         Few documents pass a filter, too few for the statistics of a detection. So a filter must not decide alone.
         """
         filtered, asked.options = asked.options, whole
-        _, hidden = await self._allowed(asked, query)
+        _, hidden = await self._allowed(asked, query, delivered=False)
         asked.options = filtered
         return set(self.sources(hidden).values())
 
     async def _judged(
         self, asked: GuardedQuery, query: Query, given: Sequence[FrameworkDocument]
     ) -> list[FrameworkDocument]:
-        """Judges another retriever's documents and fills up with allowed ones to the same number."""
-        kept, _ = await self._allowed(asked, query)
+        """Judges another retriever's documents and fills up with allowed ones to the same number.
+
+        The second retrieval alone composes an answer of unreadable sources, so budgets of units are charged once.
+        """
+        kept, _ = await self._allowed(asked, query, delivered=False)
         left = {row.id for row in kept}
         gone = set(self.sources(row.id for row in given if row.id not in left).values())
         asked.given, asked.options = None, {}
         others, _ = await self._allowed(asked, query)  # always: the duration must not reveal the decision
         mine, of = left.union(row.id for row in given), self.sources(row.id for row in others)
-        return [*kept, *(row for row in others if row.id not in mine and of.get(row.id, "") not in gone)][: asked.k]
+        stored = [row for row in others if row.native is not None]
+        texts = [*kept, *(r for r in stored if r.id not in mine and of.get(r.id, "") not in gone)]
+        released = [row for row in others if row.native is None and (row.text != UNKNOWN or not texts)]
+        return [*texts[: asked.k - len(released)], *released]
 
-    async def _allowed(self, asked: GuardedQuery, query: Query) -> tuple[list[FrameworkDocument], list[str]]:
-        """The documents that the guard allows, and the ids that it withholds."""
+    async def _allowed(
+        self, asked: GuardedQuery, query: Query, *, delivered: bool = True
+    ) -> tuple[list[FrameworkDocument], list[str]]:
+        """The documents that the guard allows, and the ids that it withholds.
+
+        Args:
+            asked: The question.
+            query: The same, for the guard.
+            delivered: Whether the client receives the documents. If not, no budget of a unit is charged, and unreadable
+                documents are removed without being replaced.
+        """
         guard = self.guard if asked.text.strip() else self.by_vector
+        guard = guard if delivered else guard.judging_only()
         token = CURRENT_QUERY.set(asked)
         try:
             found, verdicts = await guard.retrieve(query)
@@ -472,7 +489,7 @@ def _tell(text: str) -> None:
 def _row_of(row: FrameworkDocument | None, hit: Hit) -> FrameworkDocument:
     """A document with its text as changed by defenses; a new one if a defense composed it."""
     document = hit.document
-    if row is None:
+    if row is None or isinstance(document, ReleasedDocument):  # a stored document may have the same id
         return FrameworkDocument(document.id, document.text, score=hit.score)
     return row if document.text == row.text else row._replace(text=document.text)
 

@@ -42,7 +42,7 @@ from casemate.guard.defenses.quorum.private_answers import PrivateAnswers
 from casemate.guard.defenses.quorum.release import Composition, Release, Thresholds, compose
 from casemate.guard.units import group_units, unit_names, whole
 from casemate.protocols import Defense, EventStore, Generator
-from casemate.types import Action, Hit, Outcome, Prompt, Query, Retrieval, Secret, Verdict
+from casemate.types import UNKNOWN, Action, Hit, Outcome, Prompt, Query, Retrieval, Secret, Verdict
 
 NAME = "quorum"
 SECRET_CHARACTERS = 16
@@ -172,9 +172,11 @@ class Quorum(Defense):
     async def _released(
         self, query: Query, retrieval: Retrieval, readable: Sequence[Hit], units: Sequence[Sequence[Hit]]
     ) -> Outcome[Retrieval]:
-        answer, figures = await (self._counted(query, units) if self.private is None else self._noisy(query, units))
+        answer, figures = Composition(UNKNOWN, ()), dict[str, Any]()
+        if query.k > 1 or not readable:  # else the answer has no place, and must cost no budget
+            answer, figures = await (self._counted(query, units) if self.private is None else self._noisy(query, units))
         released = Hit(ReleasedDocument(NAME, answer.text), self.floor)
-        kept = [*readable[: query.k - 1], released] if answer.words and query.k > 1 else list(readable[: query.k])
+        kept = [*readable[: query.k - 1], released] if answer.words else list(readable[: query.k])
         assert retrieval.unreadable is not None
         hidden = tuple(h.document.id for h in retrieval.hits if h.document.id in retrieval.unreadable)
         evidence = {
