@@ -1,11 +1,17 @@
-"""Quorum answers: what unentitled clients learn, and what they still get. No language model; readers are simulated.
+"""Quorum answers: what unentitled clients learn. Readers are **simulated**, no language model; k = 3.
 
-Attacks on samples of NFCorpus and SQuAD with guard off, Mirabel and quorum, k = 3: the natural asker and six published
-attacks, their rules fitted under each guard on half of the candidates and judged on the other. An attacker that has
-every other document and the code: the two-world audit of answers, over all questions of the attacks.
-``python -m benchmarks.quorum nfcorpus 30 100``, the default, takes 30 + 30 candidates among 100 further documents, and
-``... nfcorpus 30 100 menta,natural`` these attacks alone. ``benchmarks.quorum_utility`` measures utility, and
-``benchmarks.poison_defenses`` poison.
+``python -m benchmarks.quorum attacks CORPUS EACH [NAMES]``: attacks with and without quorum (m = 2, J = 2) on EACH
+members and as many others of ``nfcorpus`` or ``squad``, among ``FURTHER`` more documents: the natural asker, questions
+that a 1.5B model wrote from titles (``written``, NFCorpus), the published attacks and the adaptive ones. Rules are
+fitted under each target on half of the candidates and judged on the other. An attacker that has every other document
+and the code (``know_all``): the two-world audit of answers, over ``AUDITED`` questions of the attack for each member.
+With ``CORPUS+copies``, an edited copy of each member is in the index as well: the two must count as one unit.
+
+``... questions CORPUS EACH``: that attacker asks ``ASKED`` questions about each record, in its own words.
+``... crawl CORPUS CHUNKS [NAMES]``: extraction by one client and by a hundred, with output transforms, m = 2, J = 1.
+
+Each part is written as soon as it is measured, and not measured again unless it is named (``NAMES``, with commas).
+``benchmarks.quorum_utility`` measures utility and CPU time, ``benchmarks.poison_defenses`` poison.
 """
 
 from __future__ import annotations
@@ -13,141 +19,263 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from benchmarks import ROOT, save
-from benchmarks.samples import Sample, cached_rag, experiment, guarded_app
+from benchmarks import ROOT, SEED, code_digest, crawl, save
+from benchmarks.kept import Kept
+from benchmarks.real import files
+from benchmarks.samples import ADAPTIVE, ATTACKS, NaturalAsker, Sample, experiment
+from benchmarks.units import edited
+from casemate.backends.generators.simulated_reader import SimulatedReader
+from casemate.backends.indexes.sqlite import SqliteIndex
 from casemate.guard.audience import AudiencePolicy
-from casemate.guard.defenses.mirabel import Mirabel
 from casemate.guard.defenses.quorum import Quorum
+from casemate.guard.defenses.quorum.keywords import AskedQuestion
+from casemate.guard.defenses.quorum.release import Release, Thresholds, compose
 from casemate.guard.guard import Guard
-from casemate.guard.units import unit_sources
-from casemate.maths.recovery import rouge_l
+from casemate.guard.units import group_units, unit_sources
 from casemate.maths.stats import clopper_pearson
-from casemate.protocols import Target
+from casemate.protocols import MembershipAttack, Target
 from casemate.rag.pipeline import Rag
+from casemate.redteam.crawling.transformed import TransformedCrawler
 from casemate.redteam.lab import datasets
+from casemate.redteam.lab.caching import CachedEmbedder, CachedGenerator
 from casemate.redteam.lab.experiment import Experiment
+from casemate.redteam.lab.extraction_experiment import Crawler, CrawlPlan
+from casemate.redteam.lab.extraction_metrics import measure_crawl
 from casemate.redteam.lab.judge import membership_metrics
 from casemate.redteam.lab.results import MembershipMetrics
+from casemate.redteam.lab.store import CampaignStore
 from casemate.redteam.lab.two_world_audit import IndexWithout
-from casemate.system import App
-from casemate.types import UNKNOWN, Document, Query, Secret
+from casemate.text.output_transforms import TRANSFORMS
+from casemate.text.sentences import clauses
+from casemate.text.tokens import join_words, keywords
+from casemate.types import Document, Hit, Query, Secret
 
 STRANGER = frozenset[str]()
 POLICY = AudiencePolicy("quorum")
+SECRET = Secret("secret of the benchmark")
+FURTHER = 100
+"""Documents in the index that are no candidates."""
+AUDITED, ASKED = 5, 1000
+FETCHED = 96
+"""Hits of which the units are formed, as many as the defense reads at most."""
+SETTINGS = {"m=2": (2, 1), "m=2, J=2": (2, 2), "m=3": (3, 1), "m=3, J=3": (3, 3)}
+WRITTEN = ROOT / "benchmarks/recorded/nfcorpus_qwen1.5b.jsonl.gz"
+FRAMES = ("What is known about {}?", "What about {}?", "What was found on {}?", "How is {} described?")
+QUESTIONS = 100
+"""Questions of a crawl."""
+Due: TypeAlias = Callable[[str], bool]
+CRAWLERS = (*crawl.ATTACKS, *(f"rag_thief+{name}" for name in TRANSFORMS))
 
 
 def main() -> None:
-    """Measures one sample, and adds the figures to the written ones."""
-    part, *sizes = sys.argv[1:] or ["nfcorpus"]
+    """Measures the parts that are named or missing, and writes the results after each."""
+    what, corpus, size, *named = sys.argv[1:]
+    embedder = Kept(ROOT / f"build/quorum-{what}-{corpus}.npz")
+    began = time.process_time()
+
+    def is_due(name: str) -> bool:
+        return name in named[0].split(",") if named else name not in _written_part(what, corpus)[1]
+
+    for label, found in {"attacks": _attacks, "questions": _questions, "crawl": _crawls}[what](
+        corpus, int(size), is_due, embedder
+    ):
+        results, part = _written_part(what, corpus)  # another process may have written meanwhile
+        part[label] = {"size": int(size), "code": code_digest()} | found
+        save("quorum", results)
+        embedder.save()
+        print(label, f"{time.process_time() - began:.0f} CPU-s", file=sys.stderr, flush=True)
+
+
+def _written_part(what: str, corpus: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The written results, and the part of them about one corpus."""
     file = ROOT / "benchmarks/results/quorum.json"
     results: dict[str, Any] = json.loads(file.read_text())["results"] if file.exists() else {}
-    each, others = (int(size) for size in sizes[:2]) if sizes else (30, 100)
-    names = sizes[2].split(",") if len(sizes) > 2 else list(Sample.of(part).attacks())
-    found = _attacked_sample(Sample.of(part), each, others, names)
-    held = results.get(part, {})
-    if (held.get("each"), held.get("others")) == (each, others):  # measured in several runs
-        found = {key: held.get(key, {}) | value for key, value in found.items()}
-    results[part] = {"each": each, "others": others, **found}
-    save("quorum", results)
+    return results, results.setdefault(what, {}).setdefault(corpus, {})
 
 
-def _quorum(support: int = 2, jitter: int = 2) -> Quorum:
-    return Quorum(support=support, jitter=jitter, secret=Secret("secret of the benchmark"))
+def _attacks(corpus: str, each: int, is_due: Due, embedder: Kept) -> Iterator[tuple[str, dict[str, Any]]]:
+    """AUC of each attack, and how many answers depend on the candidate."""
+    corpus, _, with_copies = corpus.partition("+")
+    sample = Sample.of(corpus)
+    written = _written() if corpus == "nfcorpus" else {}
+    documents = sorted(sample.documents, key=lambda d: d.source not in written)  # those with written questions first
+    members, others = documents[:each], documents[each : 2 * each]
+    attacks = sample.attacks(("natural", *ATTACKS, *ADAPTIVE))
+    if all(d.source in written for d in (*members, *others)):
+        attacks["written"] = NaturalAsker(written)
+    held = [*members, *documents[2 * each : 2 * each + FURTHER]]
+    if with_copies:
+        rng = np.random.default_rng(SEED)
+        held += [Document(f"copy-{d.source}", edited(d.text, rng), d.title) for d in members]
+    with _system(held, embedder) as (rag, ledger):
+        for name, attack in attacks.items():
+            if is_due(name):
+                yield name, asyncio.run(_attacked({name: attack}, rag, ledger, (members, others)))
 
 
-def _attacked_sample(sample: Sample, each: int, others: int, names: Sequence[str]) -> dict[str, Any]:
-    members, nonmembers = sample.documents[:each], sample.documents[each : 2 * each]
-    held = [*members, *sample.documents[2 * each : 2 * each + others]]
-    with guarded_app(held, sample.log) as app:
-        return asyncio.run(_attacked(sample, app, (members, nonmembers), names))
+def _written() -> dict[str, list[str]]:
+    """Questions that a 1.5B model wrote from the titles of documents of NFCorpus, by source."""
+    rows = files.read(WRITTEN)[1:]
+    return {row["candidate"]: row["questions"] for row in rows if row["author"] == "model:natural_title"}
+
+
+@contextmanager
+def _system(held: Sequence[Document], embedder: Kept) -> Iterator[tuple[Rag, CampaignStore]]:
+    """The documents in an index, with the simulated reader."""
+    with tempfile.TemporaryDirectory() as folder, closing(SqliteIndex(Path(folder) / "index.db")) as index:
+        with closing(CampaignStore(Path(folder) / "ledger.db")) as ledger:
+            rag = Rag(embedder, index, CachedGenerator(SimulatedReader(), ledger, "simulated_reader"))
+            index.add(held, embedder.embed([d.content for d in held]))
+            yield rag, ledger
+
+
+def _guard(rag: Rag, support: int, jitter: int) -> Guard:
+    return Guard(rag, [Quorum(support=support, jitter=jitter, secret=SECRET)], audience=POLICY)
 
 
 async def _attacked(
-    sample: Sample, app: App, sides: tuple[Sequence[Document], Sequence[Document]], names: Sequence[str]
+    attacks: dict[str, MembershipAttack],
+    rag: Rag,
+    ledger: CampaignStore,
+    sides: tuple[Sequence[Document], Sequence[Document]],
 ) -> dict[str, Any]:
-    with cached_rag(app) as (rag, ledger):
-        file = app.calibrated[0].calibration
-        mirabel = Mirabel(calibration=file, embedder=rag.embedder, index=app.index)
-        quorum = Guard(rag, [_quorum()], audience=POLICY)
-        targets: dict[str, Target] = {"off": rag, "mirabel": Guard(rag, [mirabel]), "quorum": quorum}
-        lab = experiment(sample, app, ledger, targets, sides, names)
-        trials = await lab.run()
-        found: dict[str, Any] = {"errors": dict(trials.errors), "attacks": {}, "pivotal": {}}
-        for attack in lab.attacks:
-            found["attacks"][attack] = {
-                label: _brief(membership_metrics(trials.done[attack, label], lab.split.half, label != "off"))
-                for label in targets
-            }
-            found["pivotal"][attack] = await _pivotal(lab, attack, rag, sides[0])
-        if "natural" in names:
-            found["answers"] = await _answers(
-                targets, sample.harmless, [h for page, _ in app.index.scan() for h in page]
-            )
-        return found
+    targets: dict[str, Target] = {"off": rag, "quorum": _guard(rag, 2, 2)}
+    lab = experiment(attacks, rag.index, ledger, targets, sides)
+    trials = await lab.run()
+    (attack,) = attacks
+    found: dict[str, Any] = {"errors": dict(trials.errors)}
+    for label in targets:
+        found[label] = _brief(membership_metrics(trials.done[attack, label], lab.split.half, label != "off"))
+    found["know_all"] = await _audited(lab, attack, rag, sides[0])
+    return found
 
 
 def _brief(figures: MembershipMetrics | None) -> dict[str, Any] | None:
     return figures and {"auc": list(figures.auc), "adjusted_accuracy": list(figures.adjusted_accuracy)}
 
 
-async def _pivotal(lab: Experiment, attack: str, rag: Rag, members: Sequence[Document]) -> dict[str, Any]:
+async def _audited(lab: Experiment, attack: str, rag: Rag, members: Sequence[Document]) -> dict[str, Any]:
     """Answers that differ without the candidate's unit: all that an attacker with every other document can learn."""
-    asked = {
-        m.source: list(dict.fromkeys(e.question for e in lab.exchanges(attack, "quorum", m.source))) for m in members
-    }
-    units = unit_sources(rag.index, asked.keys())
+    rng = np.random.default_rng(SEED)
+    units = unit_sources(rag.index, [m.source for m in members])
     chunks = datasets.indexed_sources(rag.index, frozenset[str]().union(*units.values()))
-    found: dict[str, Any] = {}
-    for label, defense in {"m=2": _quorum(jitter=1), "m=2, J=2": _quorum(), "m=3": _quorum(3, 1)}.items():
-        changed = []
-        for source, questions in asked.items():
-            without = IndexWithout(rag.index, {name: chunks[name] for name in units[source]})
+    changed: dict[str, list[list[bool]]] = {label: [] for label in SETTINGS}
+    for source in units:
+        asked = list(dict.fromkeys(e.question for e in lab.exchanges(attack, "quorum", source)))
+        drawn = [asked[i] for i in rng.permutation(len(asked))[:AUDITED]]
+        without = IndexWithout(rag.index, {name: chunks[name] for name in units[source]})
+        queries = [Query(question, "knows all others", k=3, groups=STRANGER) for question in drawn]
+        for label, setting in SETTINGS.items():
             worlds = [
-                Guard(Rag(rag.embedder, index, rag.generator, rag.instructions), [defense], audience=POLICY)
+                _guard(Rag(rag.embedder, index, rag.generator, rag.instructions), *setting)
                 for index in (rag.index, without)
             ]
-            queries = [Query(question, "knows all others", k=3, groups=STRANGER) for question in questions]
             answers = [[(await world.ask(query)).text for query in queries] for world in worlds]
-            changed.append([one != other for one, other in zip(*answers, strict=True)])
-        total, pivotal, members_told = sum(map(len, changed)), sum(map(sum, changed)), sum(map(any, changed))
-        found[label] = {
-            "answers": [pivotal, total, *clopper_pearson(pivotal, total)],
-            "members": [members_told, len(changed), *clopper_pearson(members_told, len(changed))],
-        }
-    return found
+            changed[label].append([one != other for one, other in zip(*answers, strict=True)])
+    return {label: _told(rows) for label, rows in changed.items()}
 
 
-async def _answers(targets: dict[str, Target], harmless: Sequence[str], held: list[Document]) -> dict[str, Any]:
-    """Test questions as a crawler: answered, CPU time of the defense, documents recovered (ROUGE-L recall above .5)."""
-    questions = harmless[:120]
-    replies: dict[str, list[str]] = {}
-    for label in ("off", "quorum"):
-        replies[label] = [
-            (await targets[label].ask(Query(q, f"crawler-{label}", k=3, groups=STRANGER))).text for q in questions
-        ]
-    out: dict[str, Any] = {"questions": len(questions)}
-    for label, texts in replies.items():
-        recovered = sum(any(rouge_l(d.text, t).recall > 0.5 for t in texts if len(t) > 200) for d in held[:200])
-        out[label] = {"answered": sum(t != UNKNOWN for t in texts), "recovered_of_200": recovered}
-    guard = targets["quorum"]
-    assert isinstance(guard, Guard)
-    (quorum,) = guard.defenses
-    times = []
-    for q in questions:
-        query = Query(q, "timed", k=3, groups=STRANGER)
-        found = await guard.rag.find(query, await guard.rag.encode(query), 3 + quorum.lookahead)
-        marked = type(found)(found.hits, found.similarity_stats, True, frozenset(h.document.id for h in found.hits))
-        began = time.thread_time()
-        await quorum.on_retrieve(query, marked)
-        times.append(time.thread_time() - began)
-    out["cpu_ms"] = {name: 1000 * float(np.quantile(times, p)) for name, p in (("median", 0.5), ("p95", 0.95))}
-    return out
+def _told(changed: Sequence[Sequence[bool]]) -> dict[str, Any]:
+    """Pivotal answers, members that any answer reveals, and the attacker's AUC: .5 + half of their share."""
+    total, pivotal, told = sum(map(len, changed)), sum(map(sum, changed)), sum(map(any, changed))
+    share = [told / len(changed), *clopper_pearson(told, len(changed))]
+    return {
+        "answers": [pivotal, total, *clopper_pearson(pivotal, total)],
+        "members": [told, len(changed)],
+        "auc": [0.5 + x / 2 for x in share],
+    }
+
+
+def _questions(corpus: str, each: int, is_due: Due, embedder: Kept) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What ``ASKED`` questions about one record reveal to an attacker with every other document.
+
+    A hundred clients ask as one: no answer depends on the client or on earlier questions. The questions name one to
+    four words of one clause of the record.
+    """
+    if not is_due("records"):
+        return
+    documents = Sample.of(corpus).documents
+    held = documents[: each + 2 * FURTHER]
+    rng = np.random.default_rng(SEED)
+    with _system(held, embedder) as (rag, _):
+        units = unit_sources(rag.index, [d.source for d in held[:each]])
+        changed: dict[str, list[list[bool]]] = {label: [] for label in SETTINGS}
+        for document in held[:each]:
+            asked = _about(document, rng)
+            rows = [
+                _differing(rag, question, vector, units[document.source])
+                for question, vector in zip(asked, embedder.inner.embed(asked), strict=True)
+            ]
+            for label in SETTINGS:
+                changed[label].append([row[label] for row in rows])
+    steps = [n for n in (1, 10, 100, ASKED) if n <= ASKED]
+    yield (
+        "records",
+        {label: {str(n): _told([row[:n] for row in rows]) for n in steps} for label, rows in changed.items()},
+    )
+
+
+def _about(document: Document, rng: np.random.Generator) -> list[str]:
+    """Questions about single facts of a record."""
+    parts = [words for clause in clauses(document.text) if (words := keywords(clause))]
+    asked = []
+    for _ in range(ASKED):
+        words = parts[int(rng.integers(len(parts)))]
+        chosen = rng.choice(len(words), min(len(words), int(rng.integers(1, 5))), replace=False)
+        asked.append(str(rng.choice(FRAMES)).format(join_words([words[i] for i in sorted(chosen)])))
+    return asked
+
+
+def _differing(rag: Rag, text: str, vector: Any, unit: frozenset[str]) -> dict[str, bool]:
+    """By setting: whether the answer to a question differs without a unit. Units are read once for all settings."""
+    question, quorum = AskedQuestion.of(text), Quorum(jitter=1)
+    found = rag.index.search(vector, FETCHED + len(unit)).hits
+    worlds = []
+    for hits in (found, [hit for hit in found if hit.document.source not in unit]):
+        near: list[Hit] = [hit for hit in hits if hit.score >= quorum.floor][:FETCHED]
+        worlds.append([quorum.heard(question, group) for group in group_units(near)[: quorum.units]])
+    differing = {}
+    for label, (support, jitter) in SETTINGS.items():
+        thresholds = Thresholds(support, jitter, SECRET, "benchmark")
+        one, other = (compose(question, Release.of(said, thresholds).levels).text for said in worlds)
+        differing[label] = one != other
+    return differing
+
+
+def _crawls(corpus: str, chunks: int, is_due: Due, embedder: Kept) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Recovery by each crawler without a defense, and under the quorum policy with one client and with a hundred."""
+    crawl.CORPORA[corpus] = chunks
+    with tempfile.TemporaryDirectory() as folder:
+        ground = crawl.Ground(corpus, Path(folder), CachedEmbedder(embedder))
+        with closing(ground.ledger), closing(ground.index):
+            for label in filter(is_due, CRAWLERS):
+                yield label, asyncio.run(_crawled(ground, label))
+
+
+async def _crawled(ground: crawl.Ground, label: str) -> dict[str, Any]:
+    name, _, transform = label.partition("+")
+    attack = crawl._attack(name, ground)
+    attack = TransformedCrawler(attack, transform) if transform else attack
+    traces = {}
+    for side, clients in (("off", 1), ("1 client", 1), ("100 clients", 100)):
+        target = ground.rag if side == "off" else _guard(ground.rag, 2, 1)
+        plan = CrawlPlan(seed=SEED, k=crawl.K, questions=QUESTIONS, clients=clients, label=side)
+        crawler = Crawler(label, attack, {side: target}, ground.ledger, plan)
+        traces |= await crawler.run()
+    crawled = measure_crawl(crawler, traces, ground.documents, ground.embedder, windows=False)
+    rates = {side: list(result.crr) for side, result in crawled.by_target.items()}
+    off, *_ = rates["off"]
+    relative = {side: [x / off for x in rate] for side, rate in rates.items() if off and side != "off"}
+    return {"crr": rates, "relative, of a fixed rate without a defense": relative}
 
 
 if __name__ == "__main__":

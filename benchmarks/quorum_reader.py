@@ -39,6 +39,7 @@ from casemate.backends.generators.extractive import ExtractiveGenerator
 from casemate.backends.generators.transformers import CausalLM
 from casemate.backends.indexes.sqlite import SqliteIndex
 from casemate.errors import BackendError
+from casemate.guard.defenses.quorum import Quorum
 from casemate.guard.defenses.quorum.isolated import IsolatedAnswers
 from casemate.guard.defenses.quorum.keywords import (
     AskedQuestion,
@@ -57,7 +58,7 @@ from casemate.maths.stats import clopper_pearson
 from casemate.protocols import Generator
 from casemate.rag.pipeline import INSTRUCTIONS, Rag, join_stream
 from casemate.redteam.attacks.poison import Poison
-from casemate.types import UNKNOWN, Document, Hit, Prompt, Query
+from casemate.types import UNKNOWN, Document, Hit, Prompt, Query, Retrieval, SimilarityStats
 
 WORK = ROOT / "build/quorum_reader"
 RECORDED = ROOT / "benchmarks/recorded/quorum/qwen0.5b.jsonl.gz"
@@ -74,7 +75,7 @@ PLAIN = (0,)
 AT_ONCE, BATCH = 5, 64
 """Questions that are asked together, and answers that are generated together."""
 UNITS = 10
-COST_UNITS, COST_QUESTIONS = (10, 24), 2
+COST_UNITS, COST_QUESTIONS = (10, 24), 4
 EACH, FACTS, REDUNDANCY = 10, 2, (1, 2, 3, 5, 8)
 """Questions of SQuAD for each bin, facts of the synthetic collection for each r, and the values of r."""
 BINS = ((3, 4), (5, 24))
@@ -130,23 +131,26 @@ def ask(model: Path, minutes: float, packing: bool = False) -> None:
 
 
 async def cost(model: Path) -> dict[str, Any]:
-    """Time of a plain answer over five passages, and of isolated answers from 10 and 24 units, on SQuAD.
+    """Time of a plain answer over five passages, and of quorum answers of at most 10 and 24 units, on SQuAD.
 
-    The passages are whole paragraphs. ``again``: the same question once more, from the cache.
+    ``again``: the same question once more, from the cache. Passages are whole paragraphs.
     """
     reader = CausalLM(str(model), device="cpu", dtype="bfloat16", max_tokens=TOKENS, batch=max(COST_UNITS))
-    documents = corpus("squad")
     await join_stream(reader.stream(Prompt("Is it ready?", (), INSTRUCTIONS)))
+    embedder, documents = Kept(ROOT / "build/kept.npz"), corpus("squad")
+    vectors = embedder.embed([d.content for d in documents])
     rows = []
-    for i in range(COST_QUESTIONS):
-        passages = documents[100 * i : 100 * i + max(COST_UNITS)]
-        question = f"What is known about {passages[0].title}?"
-        plain = Prompt(question, tuple(passages[:5]), INSTRUCTIONS)
-        row = {"plain": await _timed(join_stream(reader.stream(plain)))}
+    for case in squad(embedder, COST_QUESTIONS // len(BINS), BINS):
+        scores = vectors @ embedder.embed([case.question])[0]
+        best = np.argsort(-scores, kind="stable")[: 2 * max(COST_UNITS)]
+        hits = tuple(Hit(documents[i], float(scores[i])) for i in best)
+        found = Retrieval(hits, SimilarityStats(len(documents), 0.0, 0.1), True, frozenset(h.document.id for h in hits))
+        plain = Prompt(case.question, tuple(h.document for h in hits[:5]), INSTRUCTIONS)
+        row: dict[str, Any] = {"plain": await _timed(join_stream(reader.stream(plain)))}
         for units in COST_UNITS:
-            isolated = IsolatedAnswers(reader)
-            row[f"{units} units"] = await _timed(isolated.ask(question, passages[:units]))
-            row[f"{units} units, again"] = await _timed(isolated.ask(question, passages[:units]))
+            quorum = Quorum(jitter=1, units=units, writer=reader)
+            for name in (f"{units} units", f"{units} units, again"):
+                row[name] = await _timed(quorum.on_retrieve(Query(case.question, k=5), found))
         rows.append(row)
         print(row, flush=True)
     total = {name: [sum(row[name][c] for row in rows) for c in (0, 1)] for name in rows[0]}

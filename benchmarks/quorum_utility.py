@@ -101,10 +101,23 @@ def _table(
                 "of_plain_right": _rate(kept) if kept else None,
                 "words": float(np.mean([len(found[i][0][name].split()) for i in inside])) if inside else None,
             }
+        if name in SETTINGS:
+            row["pooled"] = _pooled(cases, right, plain, replace(BASE, **SETTINGS[name]).support)
         rows[name] = row
     times = {n: [spent[n] for _, spent in found] for n in SETTINGS}
     quantiles = {n: [float(np.quantile(values, p)) for p in (0.5, 0.95, 1.0)] for n, values in times.items()}
     return {"by_redundancy": rows, "cpu_ms_p50_p95_max": quantiles}
+
+
+def _pooled(
+    cases: Sequence[Case], right: Sequence[bool], plain: Sequence[bool], support: int
+) -> dict[str, list[float]]:
+    """Of the questions with enough redundancy that plain RAG answers correctly, the share that stays."""
+    rows = list(zip(cases, right, plain, strict=True))
+    return {
+        "r >= m": _rate([kept for case, kept, was in rows if was and case.r >= support]),
+        "stated >= m": _rate([kept for case, kept, was in rows if was and (case.stated or 0) >= support]),
+    }
 
 
 def _rate(values: Sequence[bool]) -> list[float]:

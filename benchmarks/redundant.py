@@ -1,14 +1,16 @@
 """Questions whose answers several documents state: a synthetic collection of known redundancy, and SQuAD.
 
 Synthetic: each fact is stated by r documents in varied wording, beside sentences of their own. SQuAD: r is the number
-of the best ``AMONG`` passages that contain a gold answer as whole words; not all of them state it.
+of the best ``AMONG`` passages that contain a gold answer as whole words; not all of them state it. ``stated`` is the
+number of those in which one sentence, with the title, contains it and at least half of the question's content words.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +18,8 @@ from benchmarks import SEED
 from benchmarks.kept import Kept, corpus, rows
 from casemate.maths.metrics import exact_match
 from casemate.text.answering import Question
+from casemate.text.sentences import sentences
+from casemate.text.tokens import content_words
 from casemate.types import Document, Vector
 
 REDUNDANCY = (1, 2, 3, 5, 8, 12, 16, 20)
@@ -49,6 +53,7 @@ class Case:
         answers: Accepted answers.
         false: What an attacker wants to be answered. No passage contains it.
         r: Redundancy.
+        stated: Passages in which one sentence answers the question, by words; None: unknown.
     """
 
     id: str
@@ -56,6 +61,7 @@ class Case:
     answers: tuple[str, ...]
     false: str
     r: int
+    stated: int | None = None
 
 
 def names(rng: np.random.Generator, count: int) -> list[str]:
@@ -83,8 +89,8 @@ def synthetic(facts: int, redundancy: Sequence[int] = REDUNDANCY) -> tuple[list[
             documents += [Document(f"{name}-{j}", _stated(fact, rng)) for j in range(r)]
             who = f"Who built the {kind} of {place}ford?"
             when = f"When was the {kind} of {place}ford built?"
-            cases.append(Case(f"{name}-who", who, (fact["person"],), f"{false}berg", r))
-            cases.append(Case(f"{name}-when", when, (fact["year"],), str(other), r))
+            cases.append(Case(f"{name}-who", who, (fact["person"],), f"{false}berg", r, r))
+            cases.append(Case(f"{name}-when", when, (fact["year"],), str(other), r, r))
     return documents, cases
 
 
@@ -124,6 +130,7 @@ def squad(embedder: Kept, each: int, bins: Sequence[tuple[int, int]], sample: in
     cases = []
     for row, places in zip(asked, near, strict=True):
         passages = [documents[i].text for i in places]
+        stated = sum(_states(documents[i], row) for i in places)
         r = sum(exact_match(text, row["answers"]) for text in passages)
         place = next((b for b in bins if b[0] <= r <= b[1]), None)
         if place is None or taken[place] >= each:
@@ -131,7 +138,7 @@ def squad(embedder: Kept, each: int, bins: Sequence[tuple[int, int]], sample: in
         false = _other_answer(row, pool, passages, rng)
         if false:
             taken[place] += 1
-            cases.append(Case(row["_id"], row["text"], tuple(dict.fromkeys(row["answers"])), false, r))
+            cases.append(Case(row["_id"], row["text"], tuple(dict.fromkeys(row["answers"])), false, r, stated))
     return cases
 
 
@@ -140,6 +147,15 @@ def _near(asked: Vector, vectors: Vector) -> Iterator[Iterable[int]]:
         scores = vectors @ vector
         best = np.argsort(-scores, kind="stable")[:AMONG]
         yield [int(i) for i in best if scores[i] >= FLOOR]
+
+
+def _states(passage: Document, row: Mapping[str, Any]) -> bool:
+    """Whether one sentence contains a gold answer and, with the title, half of the question's content words."""
+    asked, title = content_words(row["text"]), content_words(passage.title)
+    return any(
+        exact_match(s, row["answers"]) and 2 * len((content_words(s) | title) & asked) >= len(asked)
+        for s in sentences(passage.text)
+    )
 
 
 def _telling(answer: str) -> bool:

@@ -6,7 +6,7 @@ import asyncio
 import gzip
 import json
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +18,7 @@ from benchmarks import DATA, SEED, nfcorpus_questions
 from casemate import plugins
 from casemate.app import open_app
 from casemate.backends.generators.simulated_reader import SimulatedReader
-from casemate.protocols import MembershipAttack, Target
+from casemate.protocols import Index, MembershipAttack, Target
 from casemate.rag.pipeline import Rag
 from casemate.redteam.lab import datasets
 from casemate.redteam.lab.caching import CachedEmbedder, CachedGenerator
@@ -30,30 +30,36 @@ from casemate.types import Document, Probe, Reply
 
 ATTACKS = ("direct", "s2mia", "mba", "interrogation", "dcmi", "menta")
 """Published attacks."""
+ADAPTIVE = ("ladder", "decoys", "split_facts", "duplicates", "oracle", "averaging")
+"""Attacks that know how a guard decides."""
 LEAST_WORDS = 50
 """Words of a candidate, at least."""
 
 
 @dataclass
 class NaturalAsker(MembershipAttack):
-    """Asks one question as any user would, and scores how much of the text the reply contains.
+    """Asks questions as any user would, and scores how much of the text the best reply contains.
 
     Attributes:
-        asked: A question about each candidate, by source. Without one it asks what is known about the title.
+        asked: Questions about each candidate, by source. Without one it asks what is known about the title.
     """
 
-    asked: dict[str, str] = field(default_factory=dict, repr=False)
+    asked: Mapping[str, Sequence[str]] = field(default_factory=dict, repr=False)
 
     paper: ClassVar[str] = "none: an ordinary question"
 
     async def prepare(self, candidate: Document, rng: np.random.Generator) -> Probe:
-        """One question."""
+        """The questions."""
         title = candidate.title.rstrip(".")
-        return Probe((self.asked.get(candidate.source, f"What is known about {title}?"),))
+        return Probe(tuple(self.asked.get(candidate.source, [f"What is known about {title}?"])))
 
     async def measure(self, candidate: Document, probe: Probe, replies: Sequence[Reply]) -> tuple[float, ...]:
-        """Grounding of the reply in the text."""
-        return (grounding_score(candidate.text, probe.questions[0], replies[0].text),)
+        """Largest grounding of a reply in the text."""
+        scores = (
+            grounding_score(candidate.text, question, reply.text)
+            for question, reply in zip(probe.questions, replies, strict=True)
+        )
+        return (max(scores),)
 
 
 @dataclass(frozen=True)
@@ -72,7 +78,7 @@ class Sample:
     documents: tuple[Document, ...]
     log: tuple[str, ...]
     harmless: tuple[str, ...]
-    asked: dict[str, str]
+    asked: dict[str, Sequence[str]]
 
     @classmethod
     def of(cls, name: str) -> Sample:
@@ -91,19 +97,20 @@ class Sample:
             )
         questions = {row["_id"]: row["text"] for row in rows(name, "queries")}
         pairs = [line.split("\t")[:2] for line in (DATA / name / "qrels.tsv").read_text().splitlines()[1:]]
-        asked: dict[str, str] = {}
+        asked: dict[str, Sequence[str]] = {}
         others = []
         for query, source in pairs:
             if source in asked:
                 others.append(questions[query])
-            asked.setdefault(source, questions[query])
+            asked.setdefault(source, [questions[query]])
         drawn = [others[i] for i in rng.permutation(len(others))]
         return cls(name, shuffled, tuple(drawn[:400]), tuple(drawn[400:720]), asked)
 
     def attacks(self, names: Sequence[str] = ()) -> dict[str, MembershipAttack]:
         """The natural asker and the published attacks, or those with these names."""
-        made = {"natural": NaturalAsker(self.asked), **{name: plugins.load("attack", name)() for name in ATTACKS}}
-        return {name: attack for name, attack in made.items() if not names or name in names}
+        wanted = names or ("natural", *ATTACKS)
+        natural = NaturalAsker(self.asked)
+        return {name: natural if name == "natural" else plugins.load("attack", name)() for name in wanted}
 
 
 @contextmanager
@@ -131,22 +138,21 @@ def cached_rag(app: App) -> Iterator[tuple[Rag, CampaignStore]]:
 
 
 def experiment(
-    sample: Sample,
-    app: App,
+    attacks: Mapping[str, MembershipAttack],
+    index: Index,
     ledger: CampaignStore,
     targets: dict[str, Target],
     sides: tuple[Sequence[Document], Sequence[Document]],
-    names: Sequence[str] = (),
 ) -> Experiment:
-    """Attacks of a sample on members and others, each side split into halves at random."""
+    """Attacks on members and others, each side split into halves at random."""
     rng = np.random.default_rng(SEED)
     half: dict[str, Any] = {}
     for side in sides:
         for rank, i in enumerate(rng.permutation(len(side))):
             half[side[i].source] = "A" if rank % 2 else "B"
     split = datasets.Split(tuple(sides[0]), tuple(sides[1]), half, 0, "a sample")
-    held = datasets.indexed_sources(app.index, {d.source for d in split.members})
-    return Experiment(sample.attacks(names), split, targets, ledger, held, ExperimentPlan(seed=SEED, k=3))
+    held = datasets.indexed_sources(index, {d.source for d in split.members})
+    return Experiment(attacks, split, targets, ledger, held, ExperimentPlan(seed=SEED, k=3))
 
 
 def rows(name: str, what: str) -> list[dict[str, Any]]:

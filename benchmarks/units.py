@@ -118,7 +118,7 @@ async def _measured(sample: Sample, app: App, attackers: dict[str, list[Document
         targets: dict[str, Target] = {"off": rag, "before": guard(app.index, False), "on": guard(app.index, True)}
         members = [*attackers["both"], *attackers["original"]]
         others = [d for kind in ("copy", "attacker has the copy", "neither") for d in attackers[kind]]
-        lab = experiment(sample, app, ledger, targets, (members, others), ATTACKS)
+        lab = experiment(sample.attacks(ATTACKS), app.index, ledger, targets, (members, others))
         done = [0]
 
         def count(n: int) -> None:

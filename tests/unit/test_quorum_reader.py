@@ -3,20 +3,25 @@
 import asyncio
 import json
 from collections import Counter
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
 
-from benchmarks import ROOT
+from benchmarks import ROOT, quorum
 from benchmarks.quorum_reader import Asked, _packed, compositions, recorded, tables
 from benchmarks.real import answer
 from benchmarks.real.recorded_model import RecordedModel
 from benchmarks.real.sample import digest
 from benchmarks.redundant import Case, synthetic
+from casemate.backends.indexes.sqlite import SqliteIndex
 from casemate.errors import BackendError
-from casemate.rag.pipeline import join_stream
+from casemate.rag.pipeline import Rag, join_stream
+from casemate.redteam.lab import datasets
+from casemate.redteam.lab.two_world_audit import IndexWithout
 from casemate.text.edited_copies import copy_groups
-from casemate.types import UNKNOWN, Prompt
+from casemate.types import UNKNOWN, Document, Prompt, Query
+from tests.fakes import BagOfWords, Parrot
 
 CASE = Case("x", "Who built the mill of Oxford?", ("Ann Orr",), "Bo Lund", 2)
 
@@ -82,3 +87,29 @@ def test_questions_and_gold_answers_of_squad_are_not_recorded():
     packed = _packed(replace(row, corpus="squad"))
     assert packed["case"] == {"id": "x", "question": "", "answers": [], "false": "Bo Lund", "r": 2}
     assert _packed(row)["case"]["question"] == CASE.question
+
+
+def test_figures_of_an_attacker_with_every_other_document_by_hand():
+    found = quorum._told([[False, True, True], [False, False, False]])
+    assert found["answers"][:2] == [2, 6] and found["members"] == [1, 2] and found["auc"][0] == 0.75
+
+
+def test_differing_answers_are_those_of_the_guard_without_the_unit(tmp_path):
+    """Against the product: two guards, one over the index without the unit."""
+    texts = [
+        f"The harbor bridge opened in 19{i} near the {w} tower." for i, w in ((32, "red"), (32, "old"), (41, "red"))
+    ]
+    with closing(SqliteIndex(tmp_path / "index.db")) as index:
+        rag = Rag(BagOfWords(256), index, Parrot())
+        index.add([Document(f"d{i}", text) for i, text in enumerate(texts)], rag.embedder.embed(texts))
+        held = datasets.indexed_sources(index, {"d0"})
+        worlds = [
+            quorum._guard(Rag(rag.embedder, world, Parrot()), 2, 1) for world in (index, IndexWithout(index, held))
+        ]
+        seen = set()
+        for question in ("When did the harbor bridge open?", "Which tower is near the harbor bridge?", "Where is it?"):
+            one, other = (asyncio.run(w.ask(Query(question, k=3, groups=frozenset()))).text for w in worlds)
+            (vector,) = rag.embedder.embed([question])
+            assert quorum._differing(rag, question, vector, frozenset({"d0"}))["m=2"] == (one != other)
+            seen.add(one != other)
+        assert seen == {True, False}
