@@ -5,7 +5,7 @@ import random
 import pytest
 
 from casemate.demo.clinic import case_notes
-from casemate.text.disclosure import MIN_CHAIN, DisclosureCounter
+from casemate.text.disclosure import MAX_APART, MAX_SKIP, MIN_CHAIN, DisclosureCounter
 from casemate.text.tokens import STOP_WORDS
 from tests.disguises import DISGUISES
 
@@ -61,6 +61,49 @@ def test_words_in_order_with_fillers_are_all_counted(seed):
     last = rng.randrange(first + MIN_CHAIN, 60)
     said = [part for word in words[first:last] for part in [*(["filler"] * rng.randrange(4)), word.upper()]]
     assert positions(covered(" ".join(said), " ".join(words))) == list(range(first, last))
+
+
+class NaiveChains:
+    """The definition of chains, for one text of distinct content words, as slowly as it reads."""
+
+    def __init__(self, words):
+        self.words, self.ends, self.said = words, {1: {}, -1: {}}, 0  # direction -> position -> length, words, time
+
+    def disclosed(self, word):
+        """Returns the positions that the word discloses."""
+        if word not in self.words:
+            return set()
+        at, self.said = self.words.index(word), self.said + 1
+        for direction in (1, -1):
+            length, chain = 0, set()
+            for skip in range(1, MAX_SKIP + 1):
+                before = self.ends[direction].get(at - direction * skip)
+                if before and before[0] > length and self.said - before[2] <= MAX_APART:
+                    length, chain, _ = before
+            self.ends[direction][at] = length + 1, chain | {at}, self.said
+            if length + 1 >= MIN_CHAIN:
+                return chain | {at}
+        return set()
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_chains_are_those_of_the_definition(seed):
+    """Words of several texts in runs, forwards and backwards, with skips and repetitions."""
+    rng = random.Random(seed)
+    texts = [[f"t{n}w{i}x" for i in range(20)] for n in range(3)]
+    said = []
+    while len(said) < 150:
+        words, at = rng.choice(texts), rng.randrange(20)
+        step = rng.choice([1, 1, 1, -1, -1, 2, -3, 4])
+        said += words[at::step][: rng.randrange(1, 8)]
+        said += rng.choices(rng.choice([["filler"], *texts]), k=rng.randrange(3))
+    naive, expected = [NaiveChains(words) for words in texts], [set(), set(), set()]
+    counter = DisclosureCounter([" ".join(words) for words in texts])
+    for word in said:
+        counter.add(f" {word}")
+        for number, chains in enumerate(naive):
+            expected[number] |= chains.disclosed(word)
+        assert [set(positions(bits)) for bits in counter.covered] == expected
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -1,15 +1,19 @@
 """The decoder against independent encoders: watermark tokens in 104 disguises, and hostile texts."""
 
+import re
+
 import pytest
 
 from casemate.guard.watermarks.detection import WatermarkDetector
 from casemate.guard.watermarks.tokens import TokenGenerator
+from casemate.text import disguises
 from casemate.text.disguises import (
     MAX_GROWTH,
     DecodedText,
     alphabet_differences,
     decodings,
     fold_text,
+    only_letters,
     visible_text,
 )
 from tests.disguises import DEVELOPED, DISGUISES, HELD_OUT
@@ -33,6 +37,23 @@ def test_held_out_disguises_are_decoded_as_often_as_the_others():
     """The decoder was written without the held-out ones: 53 of 55 were decoded at the first trial, 32 before."""
     assert not set(DEVELOPED) & set(HELD_OUT) and set(DEVELOPED) | set(HELD_OUT) == set(DISGUISES)
     assert len(NOT_DECODED & set(HELD_OUT)) == 2 and len(HELD_OUT) == 55
+
+
+@pytest.mark.parametrize("name", sorted(DISGUISES))
+def test_decoders_that_are_left_out_would_find_nothing(name, monkeypatch):
+    """Where a text has too few digits or dashes for a decoder, it is not tried. Against all decoders, always."""
+    texts = [DISGUISES[name](BEFORE[:length]) for length in (4, 5, 6, 8, 12, 95)]
+    found = [readable(text) for text in texts]
+    monkeypatch.setattr(disguises, "_digits", lambda text: 10**6)
+    monkeypatch.setattr(disguises, "_MORSE_CHARACTERS", "".join(map(chr, range(256))))
+    monkeypatch.setattr(disguises, "_LEET_SIGNS", frozenset(map(chr, range(256))))
+    monkeypatch.setattr(disguises, "_BASE64_RUN", re.compile(r"[A-Za-z0-9+/_-]{4,}"))
+    monkeypatch.setattr(disguises, "_SPECIAL", re.compile(""))
+    assert found == [readable(text) for text in texts]
+
+
+def readable(text):
+    return [d for d in decodings(text) if len(only_letters(d.text)) > 3]
 
 
 HOSTILE = [

@@ -17,7 +17,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from functools import cached_property, lru_cache
-from itertools import product
 from statistics import median_low
 from string import ascii_lowercase
 from typing import TypeAlias
@@ -51,12 +50,19 @@ _PIECE = re.compile(r"(?<!\s)\s*\S+")
 _ROTATIONS = [ascii_lowercase[k:] + ascii_lowercase[:k] for k in range(26)]
 _ALPHABETS = [*_ROTATIONS, *(alphabet[::-1] for alphabet in _ROTATIONS)]
 """Rotations of the alphabet and of its reverse; the first is the alphabet itself."""
+_TO_ALPHABET = [str.maketrans(ascii_lowercase, alphabet) for alphabet in _ALPHABETS]
 _ALPHABET_CODES = np.array([[ord(c) - 97 for c in alphabet] for alphabet in _ALPHABETS])
 _TRIED_ALPHABETS = 2
-_Steps: TypeAlias = tuple[int, int, int]
-"""From a position to the ends of chains that it may extend: as many as ``MAX_SKIP``, forwards or backwards."""
-_Ends: TypeAlias = dict[int, tuple[int, int, int]]
-"""For each position, the length of the chain that ends there, the words of its start, and the time."""
+_PLACE_VALUES = 26 ** np.arange(_MIN_STREAM)
+_HASHES = 1 << 16
+_SHORT_PIECE = 40
+"""Characters of a piece of an answer whose words are kept for the next time."""
+_Places: TypeAlias = list[tuple[int, int]]
+"""Positions of a word among the content words of a text, each with the word and the function words before it."""
+_Direction: TypeAlias = tuple[list[int], list[tuple[int, int]], int]
+"""For each position of a text, the time of the last chain that ended there, its length and the words of its start; and
+the step from a position to the one before it in the chain, 1 or -1. There are ``MAX_SKIP`` more positions at each end.
+"""
 
 
 def _is_content(word: str) -> bool:
@@ -72,26 +78,30 @@ class _IndexedText:
 
     Attributes:
         length: Number of all words.
-        places: For each content word, its positions among these, each with a bit mask of the word and of the function
-            words before it, among all words.
+        positions: Number of content words, with ``MAX_SKIP`` more positions at each end.
+        places: For each content word, its positions, each with a bit mask of the word and of the function words before
+            it, among all words.
         prefixes: The words of ``_MIN_STREAM`` letters and more, by their first letters, the longest first.
+        prefix_codes: Their first letters, by ``_windows``.
         skeletons: These words by their consonants.
         frequencies: Counts of their letters.
     """
 
     def __init__(self, text: str) -> None:
-        self.places: dict[str, list[tuple[int, int]]] = {}
-        start, at, self.length = 0, 0, 0
+        self.places: dict[str, _Places] = {}
+        start, at, self.length = 0, MAX_SKIP, 0
         for self.length, word in enumerate(_WORD.findall(fold_text(text)), 1):
             if _is_content(word):
                 places = self.places.setdefault(word, [])
                 if len(places) < MAX_OCCURRENCES:
                     places.append((at, (1 << self.length) - (1 << start)))
                 start, at = self.length, at + 1
+        self.positions = at + MAX_SKIP
         long_words = [w for w in self.places if len(w) >= _MIN_STREAM and only_letters(w) == w]
         self.prefixes: dict[str, list[str]] = {}
         for word in sorted(long_words, key=len, reverse=True):
             self.prefixes.setdefault(word[:_MIN_STREAM], []).append(word)
+        self.prefix_codes = _windows(_letter_codes("".join(self.prefixes)))[::_MIN_STREAM]
         self.skeletons = {skeleton: w for w in long_words if len(skeleton := without_vowels(w)) > 2}
         self.frequencies = _letter_counts("".join(long_words))
 
@@ -111,6 +121,8 @@ class DisclosureCounter:
         covered: For each text, a bit mask of its disclosed words.
         credited: The same, but each word of the answer counts for one text only: that of the longest chain.
         disclosed_words: Number of words disclosed so far, as credited.
+        found: Number of words of the answer so far that are in a chain that counts. While it stays the same, all the
+            others do.
         lengths: For each text, its number of words.
         steps: Comparisons made so far.
 
@@ -121,18 +133,21 @@ class DisclosureCounter:
     """
 
     def __init__(self, texts: Sequence[str], question: str = "", unseen: Sequence[str] = ()) -> None:
-        self.steps = 0
+        self.steps = self.found = 0
         self._shown = len(texts)
         self._texts = [_indexed(text) for text in (*texts, *unseen)]
         self.lengths = [text.length for text in self._texts[: self._shown]]
         self.bits = [0] * len(self._texts)
         self._credited = [0] * len(texts)
         self._chains: dict[str, _Chains] = {}
-        self._places: dict[str, list[tuple[int, list[tuple[int, int]]]]] = {}
+        self._vocabulary = frozenset().union(*(text.places for text in self._texts))
+        self._occurrences: dict[str, list[tuple[int, _Places]]] = {}  # word -> numbers of texts, places in each
+        self._by_prefix: dict[str, list[str]] = {}
         self._undecoded, self._letters, self._size = list[str](), 0, 0
         self._asked = [0] * len(self._texts)
         if question:
             self._read("question", _WORD.findall(fold_text(question)))
+            self.found = 0
             self._asked, self.bits = self.bits, [0] * len(self._texts)
             self._credited, self._chains = [0] * len(texts), {}
 
@@ -170,7 +185,7 @@ class DisclosureCounter:
 
     def add(self, text: str) -> None:
         """Adds the next part of the answer, which ends at the end of a word and begins with the space before it."""
-        words = _WORD.findall(fold_text(text))
+        words = _piece_words(text) if len(text) <= _SHORT_PIECE else _WORD.findall(fold_text(text))
         known = sum([len(w) for w in self._read("plain", words) if not w.isdigit()])
         length = sum(map(len, words))
         if 2 * known > length or (not known and words and all(len(w) > 1 and w in STOP_WORDS for w in words)):
@@ -197,17 +212,16 @@ class DisclosureCounter:
                 self._read_letters(form, letters)
 
     @cached_property
-    def _vocabulary(self) -> frozenset[str]:
-        return frozenset().union(*(text.places for text in self._texts))
-
-    @cached_property
-    def _prefixes(self) -> frozenset[str]:
-        return frozenset().union(*(text.prefixes for text in self._texts))
+    def _prefixes(self) -> npt.NDArray[np.bool_]:
+        """Whether a word of the texts may begin with four letters, by ``_windows``; seldom true of others."""
+        found = np.zeros(_HASHES, np.bool_)
+        found[np.concatenate([text.prefix_codes for text in self._texts])] = True
+        return found
 
     @cached_property
     def _alphabet_weights(self) -> npt.NDArray[np.int64]:
         """For each alphabet but the first, the frequency of each of its letters in the texts."""
-        frequencies: npt.NDArray[np.int64] = np.sum([text.frequencies for text in self._texts], axis=0)
+        frequencies = sum((text.frequencies for text in self._texts), np.zeros(26, np.int64))
         weights: npt.NDArray[np.int64] = frequencies[_ALPHABET_CODES[1:]]
         return weights
 
@@ -218,26 +232,43 @@ class DisclosureCounter:
 
     def _read_letters(self, form: str, letters: str) -> None:
         """Reads letters without spaces: as they are, and in the alphabets of which the frequencies fit best."""
+        if len(letters) < _MIN_STREAM:
+            return
         alphabets = [0]
         if form not in _PERMUTED:
             fit = self._alphabet_weights @ _letter_counts(letters)
             alphabets += (np.argsort(-fit)[:_TRIED_ALPHABETS] + 1).tolist()
+        self.steps += 2 * len(alphabets) * len(letters)
+        codes = _letter_codes(letters)
         for number in alphabets:
-            stream = letters.translate(str.maketrans(ascii_lowercase, _ALPHABETS[number])) if number else letters
-            self._read(f"{form}, alphabet {number}", self._segment(stream))
-            self._read(f"{form}, alphabet {number}, reversed", self._segment(stream[::-1]))
+            coded = _ALPHABET_CODES[number][codes]
+            for order, suffix in ((1, ""), (-1, ", reversed")):
+                starts = np.flatnonzero(self._prefixes[_windows(coded[::order])]).tolist()
+                if starts:
+                    stream = letters[::order].translate(_TO_ALPHABET[number])
+                    self._read(f"{form}, alphabet {number}{suffix}", self._segment(stream, starts))
 
-    def _segment(self, letters: str) -> list[str]:
-        """The longer words of the texts in a sequence of letters, from left to right, the longest first."""
-        found, end, prefixes = list[str](), 0, self._prefixes
-        self.steps += len(letters)
-        for at in [i for i in range(len(letters) - _MIN_STREAM + 1) if letters[i : i + _MIN_STREAM] in prefixes]:
-            if at >= end:
-                prefix = letters[at : at + _MIN_STREAM]
-                words = [w for t in self._texts for w in t.prefixes.get(prefix, ()) if letters.startswith(w, at)]
-                if words:
-                    found.append(max(words, key=len))
-                    end = at + len(found[-1])
+    def _segment(self, letters: str, starts: Iterable[int]) -> list[str]:
+        """The longer words of the texts in a sequence of letters, from left to right, the longest first.
+
+        Args:
+            letters: The sequence.
+            starts: The positions from which four letters may begin a word of the texts.
+        """
+        found, end = list[str](), 0
+        for at in starts:
+            words = self._words_from(letters[at : at + _MIN_STREAM]) if at >= end else ()
+            if word := next((word for word in words if letters.startswith(word, at)), ""):
+                found.append(word)
+                end = at + len(word)
+        return found
+
+    def _words_from(self, prefix: str) -> list[str]:
+        """Returns the words of the texts that begin with some letters, the longest first."""
+        found = self._by_prefix.get(prefix)
+        if found is None:
+            words = {word for text in self._texts for word in text.prefixes.get(prefix, ())}
+            found = self._by_prefix[prefix] = sorted(words, key=len, reverse=True)
         return found
 
     def _read(self, form: str, words: Iterable[str]) -> list[str]:
@@ -247,60 +278,108 @@ class DisclosureCounter:
             return known
         chains = self._chains.get(form)
         if chains is None:
-            chains = self._chains[form] = _Chains(len(self.bits))
+            chains = self._chains[form] = _Chains([text.positions for text in self._texts])
         for word in known:
-            best = (0, 0, 0)
-            for number, places in self._occurrences(word):
-                self.steps += 2 * MAX_SKIP * len(places)
-                length, bits = chains.extend(number, places)
+            occurrences = self._occurrences.get(word)
+            if occurrences is None:
+                occurrences = [(n, places) for n, text in enumerate(self._texts) if (places := text.places.get(word))]
+                self._occurrences[word] = occurrences
+            self.steps += 2 * MAX_SKIP * sum([len(places) for _, places in occurrences])
+            best = 0
+            for number, length, bits in chains.extend(occurrences):
+                self.found += 1
                 self.bits[number] |= bits
-                if length > best[0] and number < self._shown:
-                    best = length, number, bits
-            if best[0]:
-                self._credited[best[1]] |= best[2]
+                if length > best and number < self._shown:
+                    best, credited = length, (number, bits)
+            if best:
+                self._credited[credited[0]] |= credited[1]
         return known
-
-    def _occurrences(self, word: str) -> list[tuple[int, list[tuple[int, int]]]]:
-        """Returns the numbers of the texts that contain a word, with its places in each."""
-        found = self._places.get(word)
-        if found is None:
-            found = [(n, places) for n, text in enumerate(self._texts) if (places := text.places.get(word))]
-            self._places[word] = found
-        return found
 
 
 class _Chains:
-    """Chains that end at each position of each text, in both directions."""
+    """Chains that end at each position of each text, in both directions.
 
-    def __init__(self, texts: int) -> None:
-        self._ends: list[tuple[tuple[_Ends, _Steps], ...]] = [
-            (({}, (-1, -2, -3)), ({}, (1, 2, 3))) for _ in range(texts)
-        ]
-        self._time = [0] * texts
+    Args:
+        positions: For each text, its number of positions.
+    """
 
-    def extend(self, text: int, places: Iterable[tuple[int, int]]) -> tuple[int, int]:
-        """Adds a word at its positions in a text.
+    def __init__(self, positions: Sequence[int]) -> None:
+        self._positions = positions
+        self._texts: list[tuple[_Direction, _Direction] | None] = [None] * len(positions)
+        self._time = [0] * len(positions)
+
+    def extend(self, occurrences: Iterable[tuple[int, _Places]]) -> list[tuple[int, int, int]]:
+        """Adds a word.
+
+        Args:
+            occurrences: The numbers of the texts that contain it, with its places in each.
 
         Returns:
-            The length of the longest chain of ``MIN_CHAIN`` words and more that the word extends, 0 if there is none;
-            and the words that such chains disclose.
+            For each text with a chain of ``MIN_CHAIN`` words and more that the word extends: its number, the length of
+            the longest of these chains, and the words that they disclose.
         """
-        longest, disclosed = 0, 0
-        self._time[text] = now = self._time[text] + 1
-        oldest = now - MAX_APART
-        for (ends, (a, b, c)), (at, mask) in product(self._ends[text], places):
-            if longest and a > 0:
-                break  # the word is disclosed forwards
-            length, bits = 0, 0
-            for before in (ends.get(at + a), ends.get(at + b), ends.get(at + c)):
-                if before is not None and before[0] > length and before[2] >= oldest:
-                    length, bits, _ = before
-            if length < MIN_CHAIN:
-                bits |= mask
-            else:
-                bits = mask
-            ends[at] = length + 1, bits, now
-            if length + 1 >= MIN_CHAIN:
-                disclosed |= bits
-                longest = max(longest, length + 1)
-        return longest, disclosed
+        found = list[tuple[int, int, int]]()
+        for number, places in occurrences:
+            self._time[number] = now = self._time[number] + 1
+            directions = self._texts[number]
+            if directions is None:
+                directions = self._texts[number] = _no_chains(self._positions[number])
+            forwards, backwards = directions
+            length, bits = _extend(forwards, places, now)
+            if not length:  # the word is not disclosed forwards
+                length, bits = _extend(backwards, places, now)
+            if length:
+                found.append((number, length, bits))
+        return found
+
+
+def _extend(direction: _Direction, places: _Places, now: int) -> tuple[int, int]:
+    """Adds a word at its places in a text, in one direction; backwards up to the first place that is disclosed.
+
+    Returns:
+        The length of the longest chain that counts, 0 without one, and the words that such chains disclose.
+    """
+    times, ends, step = direction
+    oldest, longest, disclosed = now - MAX_APART, 0, 0
+    for at, mask in places:
+        length, bits = 0, mask
+        before = at + step
+        if times[before] >= oldest:
+            length, bits = ends[before]
+        before += step
+        if times[before] >= oldest and ends[before][0] > length:
+            length, bits = ends[before]
+        before += step
+        if times[before] >= oldest and ends[before][0] > length:
+            length, bits = ends[before]
+        length += 1
+        bits = mask if length > MIN_CHAIN else bits | mask
+        times[at] = now
+        ends[at] = length, bits
+        if length >= MIN_CHAIN:
+            disclosed |= bits
+            longest = max(longest, length)
+            if step > 0:
+                break
+    return longest, disclosed
+
+
+def _no_chains(positions: int) -> tuple[_Direction, _Direction]:
+    """The two directions of a text in which no chain ends yet, forwards first."""
+    never, nothing = [-MAX_APART - 1] * positions, [(0, 0)] * positions
+    return (never, nothing, -1), (never[:], nothing[:], 1)
+
+
+def _letter_codes(letters: str) -> npt.NDArray[np.int64]:
+    """The numbers of lower-case letters, 0 to 25."""
+    return np.frombuffer(letters.encode(), np.uint8).astype(np.int64) - 97
+
+
+def _windows(codes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """A number below ``_HASHES`` for each run of ``_MIN_STREAM`` letters; the same for the same letters."""
+    return np.convolve(codes, _PLACE_VALUES, "valid") % _HASHES if len(codes) >= _MIN_STREAM else codes[:0]
+
+
+@lru_cache(maxsize=4096)
+def _piece_words(text: str) -> list[str]:
+    return _WORD.findall(fold_text(text))

@@ -41,6 +41,7 @@ _LETTER_BLOCKS = (0x1F130, 0x1F150, 0x1F170, 0x1F1E6)
 """First letter of alphabets that have no compatibility decomposition."""
 _OTHER_SCRIPT = re.compile("[\u0370-\u03ff\u0400-\u04ff]")
 _DIGITS = str.maketrans("0134578@$!", "oieastbasi")
+_LEET_SIGNS = frozenset("0134578@$!")
 _LEET = re.compile(r"(?<=[a-z])[0134578@$!]|[0134578@$!](?=[a-z])")
 _ESCAPE = re.compile(
     r"\\{1,4}u0000([0-9a-f]{4})|\\{1,4}u([0-9a-f]{4})|\\{1,4}u\{([0-9a-f]{2,6})\}"
@@ -57,7 +58,7 @@ _MARKUP = re.compile(
     re.IGNORECASE,
 )
 _NOT_BASE64 = re.compile(r"[^A-Za-z0-9]+")  # + and / encode no letter
-_BASE64_RUN = re.compile(r"[A-Za-z0-9+/_-]{4,}")
+_BASE64_RUN = re.compile(r"(?<![A-Za-z0-9+/_-])[A-Za-f][A-Za-z0-9+/_-]{3,}")  # g and later: no ASCII
 _BASE32_RUN = re.compile(r"[A-Z2-7]{13,}|[a-z2-7]{13,}")
 _PAIRS = re.compile(r"(?:[0-9a-f]{2}[^0-9a-z]{0,3}){12,}", re.IGNORECASE)
 _NOT_HEX = re.compile(r"[^0-9A-Fa-f]+")
@@ -69,6 +70,7 @@ _OCTAL_CODE = re.compile("[01][0-7]{2}")
 _LETTER_NUMBERS = re.compile(r"(?<!\d)\d{1,2}(?:[^\w]{1,3}\d{1,2}(?!\d)){5,}")
 _LETTER_NUMBER = re.compile(r"(\d{1,2})([^\w]{0,3})")
 _MORSE_RUN = re.compile(r"(?:[.\-·•−–_]{1,5}[ /|]{1,4}){5,}[.\-·•−–_]{1,5}")
+_MORSE_CHARACTERS = ".-·•−–_"
 _MORSE_SIGN = re.compile(r"([.\-]{1,5})( */)?")
 _MORSE_SIGNS = (
     ".- -... -.-. -.. . ..-. --. .... .. .--- -.- .-.. -- -. --- .--. --.- .-. ... - ..- ...- .-- -..- -.-- --.."
@@ -85,6 +87,7 @@ _DOUBLED = re.compile(r"([a-z])\1")
 _DOUBLED_RUN = re.compile(r"(?:([a-z])\1[^a-z]{0,3}){6,}")
 _LOWER = bytes(c + 32 if 65 <= c <= 90 else c for c in range(256))
 _NO_LETTER = bytes(c for c in range(256) if not 97 <= c <= 122)
+_NO_DIGIT = bytes(c for c in range(256) if not 48 <= c <= 57)
 _LETTERS_OR_SPACE = bytes(c if 97 <= c <= 122 else 32 for c in range(256))
 _PRINTABLE = bytes(c if 32 <= c < 127 else 32 for c in range(256))
 _NOT_PRINTABLE = bytes(c for c in range(256) if not 32 <= c < 127 and c not in b"\t\n\r")
@@ -140,7 +143,7 @@ def visible_text(text: str) -> str:
     >>> visible_text("z\u200ba\u0301%6B &#101; ﬁ")
     'zak e fi'
     """
-    for _ in range(MAX_LAYERS):
+    for _ in range(MAX_LAYERS if _SPECIAL.search(text) else 0):
         decoded = _ESCAPE.sub(_decode_escape, text)
         if decoded == text:
             break
@@ -188,7 +191,7 @@ def decodings(text: str) -> list[Decoding]:
 def _decode_layer(text: str, found: list[Decoding], layers: int, outer: str) -> None:
     """Appends the decodings of a text; ``outer`` is the form it was decoded from."""
     visible = visible_text(text)
-    plain = fold_text(visible)
+    plain = found[0].text if visible is text and not outer else fold_text(visible)
     for form, decoded in _rewritings(visible, plain):
         found.append(Decoding(outer or form, decoded))
     for form, code, readable in _binary_decodings(visible):
@@ -204,7 +207,7 @@ def _rewritings(visible: str, plain: str) -> Iterator[tuple[str, str]]:
         yield "markup", kept
     if _SPACED.search(plain):
         yield "spaced", _SPACED.sub(lambda run: run[0].replace(" ", ""), plain)
-    if _LEET.search(plain):
+    if not _LEET_SIGNS.isdisjoint(plain) and _LEET.search(plain):
         yield "leet", _LEET.sub(_digit_letter, plain)
     if _OTHER_SCRIPT.search(visible):
         yield "script", visible.lower().translate(_TRANSLITERATED)
@@ -215,12 +218,13 @@ def _rewritings(visible: str, plain: str) -> Iterator[tuple[str, str]]:
     yield "initials", "".join(word[0] for word in found)
     if len(spelled := [word[0] for word in found if word in _SPELLING_WORDS]) > 5:
         yield "initials", "".join(spelled)
-    for run in _LETTER_NUMBERS.findall(visible):
+    digits = _digits(visible)
+    for run in _LETTER_NUMBERS.findall(visible) if digits >= 6 else ():
         yield "numbers", "".join(_numbered_letter(*code) for code in _LETTER_NUMBER.findall(run))
-    for run in _MORSE_RUN.findall(visible):
+    for run in _MORSE_RUN.findall(visible) if sum(map(visible.count, _MORSE_CHARACTERS)) >= 6 else ():
         signs = _MORSE_SIGN.findall(run.translate(_DASHES).replace("|", "/"))
         yield "morse", "".join(_MORSE.get(sign, "") + (" " if "/" in after else "") for sign, after in signs)
-    if _DECIMAL_CODE.search(visible):
+    if digits >= 2 and _DECIMAL_CODE.search(visible):
         yield "codes", _decimal_text(visible)
 
 
@@ -252,17 +256,23 @@ def _binary_decodings(visible: str) -> Iterator[tuple[str, bytes, bool]]:
     for run in _BASE32_RUN.findall(visible):
         for start in range(8):
             yield "base32", *_printable(base64.b32decode(_whole_groups(run[start:], 8).upper()))
-    for run in _PAIRS.findall(visible):
-        digits = _NOT_HEX.sub("", run)
+    digits = _digits(visible)
+    for run in _PAIRS.findall(visible) if digits > 3 else ():  # the code of each letter begins with a digit
+        bare = _NOT_HEX.sub("", run)
         for start in range(2):
-            yield "hex", *_printable(bytes.fromhex(_whole_groups(digits[start:], 2)))
-    for run in _BITS.findall(visible):
+            yield "hex", *_printable(bytes.fromhex(_whole_groups(bare[start:], 2)))
+    for run in _BITS.findall(visible) if digits >= 32 else ():
         bits = _NOT_BIT.sub("", run)
         for start in range(8):
             part = _whole_groups(bits[start:], 8)
             yield "binary", *_printable(int(part or "0", 2).to_bytes(len(part) // 8 or 1, "big"))
-    for run in _OCTAL_RUN.findall(visible):
+    for run in _OCTAL_RUN.findall(visible) if digits >= 18 else ():
         yield "octal", *_printable(bytes(int(code, 8) for code in _OCTAL_CODE.findall(run)))
+
+
+def _digits(text: str) -> int:
+    """At least as many as a text has digits: exact in ASCII, otherwise its length."""
+    return len(text.encode().translate(None, _NO_DIGIT)) if text.isascii() else len(text)
 
 
 def _printable(code: bytes) -> tuple[bytes, bool]:

@@ -12,9 +12,9 @@ The response is graded (``Grade``). A suspected client gets shorter answers, and
 neither fewer documents nor extracts: its answers would no longer show whether it copies. An alarmed client, and a
 client that has reached its daily share, is answered from chunks it was shown before. An alarmed client, and one that
 has used most of its budget, is answered from extracts. Beyond the budget it is answered like a client that may read no
-source: by ``quorum``, or from no documents. When several clients
-of a tenant are alarmed, or several start to reach the limit at the same time, all clients of the tenant are suspected
-and share one record of disclosed words.
+source: by ``quorum``, or from no documents. When several clients of a tenant are alarmed, start to reach the limit at
+the same time, or repeat answers to one another, all clients of the tenant are suspected and share one record of
+disclosed words. Those that then reach the limit are alarmed at once.
 
 Place it last in the list of defenses: it counts what is shown. In observe mode answers are measured and not cut.
 """
@@ -409,7 +409,7 @@ class _DisclosureMeter:
         self.most_words = limit.quote_words or max(QUOTE_WORDS, QUOTE_SHARE * sum(self.counter.lengths))
         self.incomplete, self.waiting, self.sent = "", list[str](), list[str]()
         self.cut, self.reserved = False, 0
-        self._checked: tuple[list[int], int] = [], -1
+        self._checked = -1, -1  # words found and words pending at the last check
 
     async def passing(self, pieces: AsyncIterator[str]) -> AsyncIterator[str]:
         """Yields the text of an answer up to the limit; records it at the end."""
@@ -458,12 +458,11 @@ class _DisclosureMeter:
         return text
 
     def _check(self) -> None:
-        covered = self.counter.covered
         pending = min(self.counter.undecoded_letters, UNDECODED_LETTERS) // WORD_LETTERS
-        if (covered, pending) == self._checked:
+        if (self.counter.found, pending) == self._checked:
             return
-        self._checked = covered, pending
-        new = self._credited()
+        self._checked = self.counter.found, pending
+        covered, new = self.counter.covered, self._credited()
         words = sum(bits.bit_count() for bits in new)
         exposed = self._exposed(new)
         self.limit_reached = words > self.most_words or len(exposed) > self.most
