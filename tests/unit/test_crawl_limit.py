@@ -277,7 +277,7 @@ def test_false_alarm_rate_of_harmless_clients_is_bounded():
 def test_evidence_is_an_e_value_and_the_mean_of_one_cusum_for_each_rate():
     """Against the definition: a CUSUM is the largest likelihood ratio of the last observations, at least 1."""
     rng = np.random.default_rng(1)
-    for test in (*crawl_evidence.TESTS.values(), crawl_evidence.COLLUSION):
+    for test in (*crawl_evidence.TESTS.values(), *crawl_evidence.TENANT_TESTS.values()):
         assert sum(test.crawlers.values()) == pytest.approx(1)
         before = [1000.0] * len(test.crawlers)  # far from 1, below which no CUSUM falls
         happened, not_happened = (np.array(test.step(before, x)) for x in (True, False))
@@ -406,6 +406,65 @@ def test_what_honest_clients_were_told_does_not_hide_colluders():
     for name in range(6):
         ask(limit, range(5 * name, 5 * name + 5), client=f"c{name}")
     assert limit.evidence.is_colluding("default")
+
+
+def continue_an_answer(limit, number, client):
+    """Asks with the words of the answer before, and is given one whole chunk: no answer reaches a limit."""
+    before = chunk(number - 1).text.split()
+    query = Query(f"go on: {' '.join(before[-20:])}", client)
+    limit.evidence.record_question(query)
+    limit.evidence.record_answer(query, chunk(number).text, {f"d{number}": (1 << 60) - 1}, (), False)
+
+
+@pytest.mark.parametrize("clients", [20, 100])
+def test_clients_who_repeat_answers_to_one_another_crawl_together(clients):
+    limit = CrawlLimit()
+    for number in range(1, 8):
+        continue_an_answer(limit, number, f"c{number % clients}")
+    assert limit.evidence.is_colluding("default")
+    assert level(limit, "bystander") is SUSPECTED
+
+
+def test_what_no_other_client_was_told_is_no_collusion():
+    limit = CrawlLimit(alarm=1e-9)
+    for number in range(1, 40):
+        continue_an_answer(limit, number, "ann")
+    assert not limit.evidence.is_colluding("default")
+
+
+def test_many_clients_may_ask_what_an_answer_says():
+    """A popular question is in an answer to somebody: only the first client who asks it counts."""
+    limit = CrawlLimit()
+    asked = "how long does the northern bridge stay closed for repairs"
+    limit.evidence.record_answer(Query("q", "ann"), f"Many ask {asked} this year", {}, (), False)
+    for client in range(30):
+        limit.evidence.record_question(Query(asked, f"c{client}"))
+    assert not limit.evidence.is_colluding("default")
+
+
+def test_colluding_client_is_alarmed_by_one_event_and_bystanders_are_not():
+    limit = CrawlLimit(quote_words=1000)
+    for name in range(5):
+        ask(limit, range(5 * name, 5 * name + 5), client=f"c{name}")
+    assert limit.evidence.is_colluding("default")
+    ask(limit, range(50, 55), client="late")
+    assert (level(limit, "late"), level(limit, "bystander")) == (ALARMED, SUSPECTED)
+    outcome, _ = ask(limit, range(60, 65), client="late")
+    assert ids(outcome) == []
+
+
+def test_words_disclosed_to_a_tenant_expire_like_those_of_a_client(monkeypatch):
+    now = [10**9]
+    monkeypatch.setattr(crawl_evidence.time, "time", lambda: now[0])
+    evidence, query = CrawlLimit(hours=1).evidence, Query("q", "ann")
+    evidence.record_answer(query, "", {"a": 0b111, "b": 0b1}, (), False)
+    now[0] += 3000
+    evidence.record_answer(query, "", {"b": 0b11}, (), False)
+    assert (evidence.disclosed_to_tenant("default", "a"), evidence.tenant_words("default")) == (0b111, 5)
+    now[0] += 3000
+    assert (evidence.disclosed_to_tenant("default", "a"), evidence.disclosed_to_tenant("default", "b")) == (0, 0b11)
+    evidence.record_answer(Query("q", "bob"), "", {"a": 0b1}, (), False)
+    assert (evidence.disclosed_to_tenant("default", "a"), evidence.tenant_words("default")) == (0b1, 2)
 
 
 def test_single_crawler_does_not_incriminate_other_clients():

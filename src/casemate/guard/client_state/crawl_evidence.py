@@ -29,8 +29,9 @@ KIND = "crawl"
 """Kind of the events."""
 SHORTENED = "shortened"
 """Key of an event with the id of a request whose answer was cut, or would have been in observe mode."""
-MAX_CLIENTS, MAX_CHUNKS, MAX_PHRASES, MAX_QUOTED = 10_000, 5_000, 4_000, 1_000_000
-"""Clients; chunks and answer phrases per client; disclosed chunks per tenant. The oldest are forgotten first."""
+MAX_CLIENTS, MAX_CHUNKS, MAX_PHRASES, MAX_QUOTED, MAX_TENANT_PHRASES = 10_000, 5_000, 4_000, 1_000_000, 100_000
+"""Clients; chunks and answer phrases per client; disclosed chunks per tenant, and answer phrases. The oldest are
+forgotten first."""
 ECHO_WORDS = 6
 """Length of a phrase by which a question repeats an earlier answer."""
 
@@ -70,8 +71,12 @@ TESTS = {
     "echoes": SequentialTest(0.02, {0.1: 0.2, 0.25: 0.3, 0.5: 0.5}),
 }
 """The tests on each client."""
-COLLUSION = SequentialTest(0.01, {0.05: 1 / 3, 0.2: 1 / 3, 0.6: 1 / 3})
-"""The test on a tenant: an answer is the first of some client to reach the quote limit."""
+TENANT_TESTS = {
+    "quotes": SequentialTest(0.01, {0.05: 1 / 3, 0.2: 1 / 3, 0.6: 1 / 3}),
+    "echoes": SequentialTest(0.01, {0.05: 1 / 3, 0.2: 1 / 3, 0.6: 1 / 3}),
+}
+"""The tests on a tenant: an answer is the first of some client to reach the quote limit; a question is the first of
+some client that repeats an answer to another one."""
 SUSPICION = 10.0
 """Evidence above which a client is suspected: one event that harmless clients seldom cause."""
 
@@ -98,7 +103,7 @@ class _ClientEvidence:
     phrases: OrderedDict[int, None] = field(default_factory=OrderedDict)  # hashed phrases of answers
     cusums: dict[str, list[float]] = field(default_factory=lambda: {name: test.start() for name, test in TESTS.items()})
     alarmed_until: float = 0.0
-    limit_reached: bool = False  # an earlier answer reached the quote limit
+    counted: set[str] = field(default_factory=set)  # tests of the tenant in which an event of the client counted
     limit_chunks: set[str] = field(default_factory=set)  # ids of the chunks of these answers
 
     def evidence(self) -> dict[str, float]:
@@ -114,9 +119,13 @@ class _ClientEvidence:
 @dataclass(slots=True)
 class _TenantEvidence:
     alarms: dict[str, float] = field(default_factory=dict)  # client -> end of its alarm
-    cusums: list[float] = field(default_factory=COLLUSION.start)
+    cusums: dict[str, list[float]] = field(
+        default_factory=lambda: {name: test.start() for name, test in TENANT_TESTS.items()}
+    )
     suspected_until: float = 0.0
-    disclosed: OrderedDict[str, int] = field(default_factory=OrderedDict)  # chunk id -> words disclosed to any client
+    phrases: OrderedDict[int, str] = field(default_factory=OrderedDict)  # phrase of an answer -> client, the last one
+    disclosed: OrderedDict[str, tuple[int, float]] = field(default_factory=OrderedDict)
+    """Chunk id -> words disclosed to any client, one bit each, and the time words of it were last disclosed."""
     limit_at: OrderedDict[str, float] = field(default_factory=OrderedDict)  # chunk id -> time of a counted limit event
     disclosed_at: deque[tuple[float, int]] = field(default_factory=deque)  # time, number of words new to the tenant
     disclosed_words: int = 0  # their sum
@@ -141,14 +150,17 @@ class CrawlEvidence:
         self.sync = self._feed.poll
 
     def record_question(self, query: Query) -> SuspicionLevel:
-        """Tests a new question for phrases of earlier answers; returns the client's level."""
+        """Tests a new question for phrases of earlier answers, also to other clients; returns the client's level."""
         with self._lock:
-            client = self._client(query)
+            client, told = self._client(query), self._tenant(query.tenant).phrases
             self._expire(client)
-            asked = _phrase_hashes(query.text, query.client)
+            asked, name = _phrase_hashes(query.text, query.tenant), key_of(query.tenant, query.client)[1]
             echoed = [phrase for phrase in asked if phrase in client.phrases]
+            copied = [phrase for phrase in asked if phrase not in client.phrases and told.get(phrase, name) != name]
             if asked:
-                self._record(query, {"echo": 2 * len(echoed) > len(asked), "own": _pack(echoed)}, idle=not echoed)
+                body = {"echo": 2 * len(echoed) > len(asked), "own": _pack({*echoed, *copied})}
+                body |= {"copied": 2 * len(copied) > len(asked)}
+                self._record(query, body, idle=not (echoed or copied))
             return self.level(query)
 
     def level(self, query: Query) -> SuspicionLevel:
@@ -190,7 +202,7 @@ class CrawlEvidence:
 
     def disclosed_to_tenant(self, tenant: str, chunk: str) -> int:
         """Returns the words of a chunk disclosed to any client of a tenant, one bit each."""
-        return self._tenant(tenant).disclosed.get(chunk, 0)
+        return self._disclosed_to(self._tenant(tenant), chunk, time.time())
 
     def disclosed_words(self, query: Query) -> int:
         """Returns the number of words disclosed to the client."""
@@ -242,7 +254,7 @@ class CrawlEvidence:
         """
         with self._lock:
             client = self._client(query)
-            said = set(_phrase_hashes(text, query.client)).difference(_phrase_hashes(query.text, query.client))
+            said = set(_phrase_hashes(text, query.tenant)).difference(_phrase_hashes(query.text, query.tenant))
             new = {chunk: f"{bits:x}" for chunk, bits in disclosed.items() if bits & ~client.disclosed.get(chunk, 0)}
             body: dict[str, Any] = {"told": _pack(said), "covered": new, "whole": list(exposed)}
             if not limit_reached:
@@ -255,7 +267,7 @@ class CrawlEvidence:
     def _record(self, query: Query, body: Mapping[str, Any], *, idle: bool) -> None:
         """Applies an event of this process, and publishes it unless it changes nothing. Requires the lock."""
         client, tenant = self._client(query), self._tenant(query.tenant)
-        before = dict(client.cusums), client.alarmed_until, tenant.cusums
+        before = dict(client.cusums), client.alarmed_until, dict(tenant.cusums)
         self._update(query.tenant, query.client, body, time.time())
         changed = before != (client.cusums, client.alarmed_until, tenant.cusums)
         if changed or not idle:
@@ -274,51 +286,96 @@ class CrawlEvidence:
         state, together = self._named(tenant, client), self._tenant(tenant)
         for phrase in _unpack(body.get("own", "")):
             state.phrases.pop(phrase, None)  # the client used it, so repeating it is no further evidence
+            together.phrases.pop(phrase, None)
         for phrase in _unpack(body.get("told", "")):
             _put(state.phrases, phrase, None, MAX_PHRASES)
+            _put(together.phrases, phrase, key_of(tenant, client)[1], MAX_TENANT_PHRASES)
         for chunk in body.get("shown", ()):
             _put(state.shown, str(chunk), max(at, state.shown.get(str(chunk), 0.0)), MAX_CHUNKS)
         for topic in body.get("topics", ()):
             state.topics[int(topic)] = max(at, state.topics.get(int(topic), 0.0))
         for chunk, bits in body.get("covered", {}).items():
-            _tell(state, together, str(chunk), int(bits, 16), at)
+            self._tell(state, together, str(chunk), int(bits, 16), at)
         for name, chunks in (("whole", state.exposed), ("limit", state.limit_chunks)):
             for chunk in map(str, body.get(name, ())):
                 chunks.add(chunk)
                 state.disclosed_at.setdefault(chunk, at)
+        self._test(client, state, together, body, at)
+
+    def _test(
+        self, name: str, state: _ClientEvidence, together: _TenantEvidence, body: Mapping[str, Any], at: float
+    ) -> None:
+        """Updates the tests by an event, and raises the client's alarm.
+
+        Among clients who crawl together, one event that harmless clients seldom cause is enough.
+        """
         if "echo" in body:
             state.cusums["echoes"] = TESTS["echoes"].step(state.cusums["echoes"], bool(body["echo"]))
         if "cut" in body:
             state.cusums["quotes"] = TESTS["quotes"].step(state.cusums["quotes"], bool(body["cut"]))
-            self._test_tenant(state, together, bool(body["cut"]), [*map(str, body.get("covered", {}))], at)
-        if state.strongest >= len(TESTS) / self._alarm:
+            if "quotes" not in state.counted:
+                self._test_tenant("quotes", state, together, self._is_new_limit_event(together, body, at), at)
+        if "copied" in body and "echoes" not in state.counted:
+            self._test_tenant("echoes", state, together, bool(body["copied"]), at)
+        colluding = bool(self._colluders) and together.suspected_until > at
+        if state.strongest >= (SUSPICION if colluding else len(TESTS) / self._alarm):
             state.alarmed_until = max(state.alarmed_until, at + self._seconds)
-            together.alarms[client] = state.alarmed_until
+            together.alarms[name] = state.alarmed_until
 
     def _test_tenant(
-        self, client: _ClientEvidence, tenant: _TenantEvidence, limit_reached: bool, chunks: Sequence[str], at: float
+        self, name: str, client: _ClientEvidence, tenant: _TenantEvidence, happened: bool | None, at: float
     ) -> None:
-        """One step of the tenant's test.
+        """One step of a test of the tenant; none if ``happened`` is None.
 
-        Only the first limit event of each client counts, so that a single client cannot incriminate others. An event
-        about chunks that all were in counted events before does not count: many clients ask the same question.
+        Only the first event of each client counts, so that a single client cannot incriminate others.
         """
-        if client.limit_reached:
+        if happened is not False:
+            client.counted.add(name)
+        if happened is None:
             return
-        client.limit_reached = limit_reached
-        if limit_reached:
-            if chunks and all(at - tenant.limit_at.get(chunk, -math.inf) <= self._seconds for chunk in chunks):
-                return
-            for chunk in chunks:
-                _put(tenant.limit_at, chunk, at, MAX_QUOTED)
-        most = len(COLLUSION.crawlers) / self._alarm  # capped, so that it can fall again
-        tenant.cusums = COLLUSION.step(tenant.cusums, limit_reached, most)
-        if COLLUSION.evidence(tenant.cusums) >= 1 / self._alarm:
+        test = TENANT_TESTS[name]
+        most = len(TENANT_TESTS) * len(test.crawlers) / self._alarm  # capped, so that it can fall again
+        tenant.cusums[name] = test.step(tenant.cusums[name], happened, most)
+        if test.evidence(tenant.cusums[name]) >= len(TENANT_TESTS) / self._alarm:
             tenant.suspected_until = max(tenant.suspected_until, at + self._seconds)
+
+    def _is_new_limit_event(self, tenant: _TenantEvidence, body: Mapping[str, Any], at: float) -> bool | None:
+        """Whether an answer reached the limit; None if all of its chunks were in counted answers at the limit before.
+
+        Such an event is no collusion: many clients ask the same question.
+        """
+        chunks = [*map(str, body.get("covered", {}))]
+        if not body["cut"]:
+            return False
+        if chunks and all(at - tenant.limit_at.get(chunk, -math.inf) <= self._seconds for chunk in chunks):
+            return None
+        for chunk in chunks:
+            _put(tenant.limit_at, chunk, at, MAX_QUOTED)
+        return True
 
     def _tenant(self, name: str) -> _TenantEvidence:
         with self._lock:
             return self._tenants.setdefault(name, _TenantEvidence())
+
+    def _tell(self, client: _ClientEvidence, tenant: _TenantEvidence, chunk: str, bits: int, at: float) -> None:
+        """Adds disclosed words of a chunk.
+
+        Their age counts from the last event that disclosed new ones, not from the last showing: only new showings are
+        published, so other processes would forget the words earlier.
+        """
+        client.disclosed_words += (bits & ~client.disclosed.get(chunk, 0)).bit_count()
+        client.disclosed[chunk] = client.disclosed.get(chunk, 0) | bits
+        client.disclosed_at[chunk] = max(at, client.disclosed_at.get(chunk, 0.0))
+        before, last = self._disclosed_to(tenant, chunk, at), tenant.disclosed.get(chunk, (0, 0.0))[1]
+        if new := (bits & ~before).bit_count():
+            tenant.disclosed_at.append((at, new))
+            tenant.disclosed_words += new
+        _put(tenant.disclosed, chunk, (before | bits, max(at, last)), MAX_QUOTED)
+
+    def _disclosed_to(self, tenant: _TenantEvidence, chunk: str, at: float) -> int:
+        """The words of a chunk that were disclosed to any client and have not expired at some time."""
+        bits, last = tenant.disclosed.get(chunk, (0, -math.inf))
+        return bits if at - last <= self._seconds else 0
 
     def _expire(self, client: _ClientEvidence) -> None:
         """Removes outdated state."""
@@ -333,7 +390,8 @@ class CrawlEvidence:
             client.limit_chunks.discard(chunk)
         client.topics = {topic: at for topic, at in client.topics.items() if at >= since}
         if client.alarmed_until and client.alarmed_until <= now:
-            client.alarmed_until, client.limit_reached = 0.0, False
+            client.alarmed_until = 0.0
+            client.counted.clear()
             client.cusums = {name: test.start() for name, test in TESTS.items()}
 
     def _client(self, query: Query) -> _ClientEvidence:
@@ -349,25 +407,9 @@ class CrawlEvidence:
             return state
 
 
-def _tell(client: _ClientEvidence, tenant: _TenantEvidence, chunk: str, bits: int, at: float) -> None:
-    """Adds disclosed words of a chunk.
-
-    Their age counts from the last event that disclosed new ones, not from the last showing: only new showings are
-    published, so other processes would forget the words earlier.
-    """
-    client.disclosed_words += (bits & ~client.disclosed.get(chunk, 0)).bit_count()
-    client.disclosed[chunk] = client.disclosed.get(chunk, 0) | bits
-    client.disclosed_at[chunk] = max(at, client.disclosed_at.get(chunk, 0.0))
-    before = tenant.disclosed.get(chunk, 0)
-    if new := (bits & ~before).bit_count():
-        tenant.disclosed_at.append((at, new))
-        tenant.disclosed_words += new
-    _put(tenant.disclosed, chunk, before | bits, MAX_QUOTED)
-
-
-def _phrase_hashes(text: str, client: str) -> list[int]:
-    """Hashes the phrases of a text, salted by client; equal in every process."""
-    salt = zlib.crc32(client.encode(errors="surrogatepass"))
+def _phrase_hashes(text: str, tenant: str) -> list[int]:
+    """Hashes the phrases of a text, salted by tenant; equal in every process."""
+    salt = zlib.crc32(tenant.encode(errors="surrogatepass"))
     return [zlib.crc32(" ".join(words).encode(errors="surrogatepass"), salt) for words in ngrams(text, ECHO_WORDS)]
 
 
