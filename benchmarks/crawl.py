@@ -1,7 +1,7 @@
 """Knowledge-base extraction: every crawler on three corpora, with no defense and with several, one client and twenty.
 
-``python -m benchmarks.crawl [folder] [questions] [corpus ...] [only=crawler]`` keeps what was asked in the folder and
-goes on there. With ``only``, what was measured before of other crawlers, as many questions, stays in the results.
+``python -m benchmarks.crawl [folder] [questions=N] [sessions=N] [answers=N] [corpus=CHUNKS ...]`` keeps what was asked
+in the folder, and does not measure again what was measured with the same code and sizes. So an interrupted run goes on.
 The reader is the simulation: it repeats what it is told to repeat. What came of crawls with ``crawl_limit`` is compared
 with the chunks whole, in items and in windows; what came of the others whole and in items only, which is a tenth of the
 work and can only make them seem smaller, so no ratio to them is too good. Harmless sessions are those of clients who
@@ -15,7 +15,7 @@ import asyncio
 import gzip
 import json
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -103,36 +103,35 @@ def replies_label(made: Sequence[Defense]) -> str:
 
 
 def main() -> None:
-    """Crawls, and lets harmless people ask."""
-    folder = Path(sys.argv[1] if len(sys.argv) > 1 else "/tmp/casemate-crawl")
-    questions = int(sys.argv[2]) if len(sys.argv) > 2 else 1000
+    """Crawls, and lets harmless people ask; writes the results after each measurement."""
+    given = dict(a.partition("=")[::2] for a in sys.argv[1:] if "=" in a)
+    folder = Path(next((a for a in sys.argv[1:] if "=" not in a), "/tmp/casemate-crawl"))
     folder.mkdir(parents=True, exist_ok=True)
-    only = {a.removeprefix("only=") for a in sys.argv[3:] if a.startswith("only=")}
-    sizes = {"questions": questions, "k": K, "code": code_digest(), "defense": describe_options(CrawlLimit())}
-    results: dict[str, Any] = before("crawl", sizes) if only else sizes | {"corpora": {}}
+    CORPORA.update((name, int(given[name])) for name in CORPORA if name in given)
+    sizes = {"questions": int(given.get("questions", 1000)), "k": K, "code": code_digest()}
+    sizes |= {"sessions": int(given.get("sessions", SESSIONS)), "answers": int(given.get("answers", ANSWERS))}
+    results: dict[str, Any] = before("crawl", sizes | {"defense": describe_options(CrawlLimit())})
     embedder = CachedEmbedder(MiniLM(threads=1), megabytes=1500)  # of all corpora: the worm asks each the same
-    if not only:
-        results["accuracy"] = asyncio.run(_accuracy(folder, embedder))
-    for name in [a for a in sys.argv[3:] if not a.startswith("only=")] or CORPORA:
+    if "accuracy" not in results:
+        results["accuracy"] = asyncio.run(_accuracy(folder, embedder, sizes["answers"]))
+        save("crawl", results)
+    for name in [name for name in CORPORA if name in given] or CORPORA:
         ground = Ground(name, folder, embedder)
-        held = results["corpora"].setdefault(name, {"chunks": len(ground.documents), "crawls": {}})
+        held = results["corpora"].get(name, {})
+        held = held if held.get("chunks") == len(ground.documents) else {"chunks": len(ground.documents), "crawls": {}}
+        results["corpora"][name] = held
         with closing(ground.ledger), closing(ground.index):
-            held["crawls"] |= asyncio.run(_crawls(ground, questions, only or ATTACKS))
-            if not only:
-                held["harmless"] = asyncio.run(_met(ground))
-        save("crawl", results | {"relative": _relative(results["corpora"])})
+            for attack in [attack for attack in ATTACKS if attack not in held["crawls"]]:
+                held["crawls"][attack] = found = asyncio.run(_crawled(ground, attack, sizes["questions"]))
+                print(attack, {label: round(h["crr"][0], 3) for label, h in found.items()}, file=sys.stderr, flush=True)
+                save("crawl", results | {"relative": _relative(results["corpora"])})
+            if "harmless" not in held:
+                held["harmless"] = asyncio.run(_met(ground, sizes["sessions"]))
+                save("crawl", results | {"relative": _relative(results["corpora"])})
 
 
-async def _crawls(ground: Ground, questions: int, attacks: Collection[str]) -> dict[str, Any]:
-    crawls = {}
-    for name in attacks:
-        crawls[name] = await _crawled(ground, name, questions)
-        print(name, {label: round(h["crr"][0], 3) for label, h in crawls[name].items()}, file=sys.stderr, flush=True)
-    return crawls
-
-
-async def _met(ground: Ground) -> dict[str, Any]:
-    return {d: await _harmless(ground, d) for d in ("crawl_limit", "similarity_floor", "summarize")}
+async def _met(ground: Ground, sessions: int) -> dict[str, Any]:
+    return {d: await _harmless(ground, d, sessions) for d in ("crawl_limit", "similarity_floor", "summarize")}
 
 
 async def _crawled(ground: Ground, name: str, questions: int) -> dict[str, Any]:
@@ -163,12 +162,12 @@ def _attack(name: str, ground: Ground) -> ExtractionAttack:
     return made
 
 
-async def _harmless(ground: Ground, setting: str) -> dict[str, Any]:
+async def _harmless(ground: Ground, setting: str, sessions: int) -> dict[str, Any]:
     """What harmless clients meet with: alarms, other answers, and whether the right document is still found."""
     rng = np.random.default_rng(SEED + 1)
     guard = Guard(ground.rag, defenses(setting))
     met = await replay_benign_sessions(
-        guard, _sessions([q for q, _ in ground.questions], rng), ground.rag, CrawlPlan(k=K)
+        guard, _sessions([q for q, _ in ground.questions], sessions, rng), ground.rag, CrawlPlan(k=K)
     )
     kept = [await _recalled(ground, guard, i) for i in range(len(ground.questions)) if ground.questions[i][1]]
     return {
@@ -177,9 +176,9 @@ async def _harmless(ground: Ground, setting: str) -> dict[str, Any]:
     }
 
 
-def _sessions(questions: Sequence[str], rng: np.random.Generator) -> Iterator[tuple[str, list[str]]]:
+def _sessions(questions: Sequence[str], sessions: int, rng: np.random.Generator) -> Iterator[tuple[str, list[str]]]:
     share = 1 / np.arange(1, len(questions) + 1) ** ZIPF
-    for number in range(SESSIONS):
+    for number in range(sessions):
         count = int(rng.integers(1, DAY + 1))
         yield f"harmless-{number}", [questions[i] for i in rng.choice(len(questions), count, p=share / share.sum())]
 
@@ -210,7 +209,7 @@ def _relative(corpora: dict[str, Any]) -> dict[str, list[float]]:
     return {label: figures(np.array(values)) for label, values in cells.items()}
 
 
-async def _accuracy(folder: Path, embedder: CachedEmbedder) -> dict[str, Any]:
+async def _accuracy(folder: Path, embedder: CachedEmbedder, answers: int) -> dict[str, Any]:
     """Exact match and recall on SQuAD, asked by clients with up to 50 questions a day each, off and on."""
     rng = np.random.default_rng(SEED)
     rows = [Document(r["_id"], r["text"], r.get("title", "")) for r in _rows(DATA / "squad" / "corpus.jsonl.gz")]
@@ -222,7 +221,7 @@ async def _accuracy(folder: Path, embedder: CachedEmbedder) -> dict[str, Any]:
         rag = Rag(embedder, index, CachedGenerator(SimulatedReader(), ledger, "simulated_reader"))
         targets = {"off": rag, "crawl_limit": Guard(rag, defenses("crawl_limit"))}
         asked = list(_rows(DATA / "squad" / "queries.jsonl.gz"))
-        items = [asked[i] for i in rng.permutation(len(asked))[:ANSWERS]]
+        items = [asked[i] for i in rng.permutation(len(asked))[:answers]]
         found: dict[str, Any] = {}
         for label, target in targets.items():
             served = []

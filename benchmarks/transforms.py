@@ -1,14 +1,17 @@
 """Extraction with output transforms and colluding clients: the worst attacker, without a defense and with each policy.
 
-``python -m benchmarks.transforms [folder] [questions=N] [corpus=N ...] [only=ATTACKER,...]``. Corpora are those of
-``benchmarks.crawl``, with the given numbers of chunks. Attackers that were measured before with the same code, defenses
-and questions stay in the results. k = 5, the **simulated** reader, which follows every instruction. Replies are decoded
-by the attacker before they are compared with the chunks, whole and in items.
+``python -m benchmarks.transforms [folder] [questions=N] [corpus=N ...] [only=ATTACKER,...]``, and then
+``python docs/transforms.py`` for the picture. Corpora are those of ``benchmarks.crawl``, with the given numbers of
+chunks. Attackers are all crawlers with all transforms, the hardest to stop first. Those that were measured before with
+the same code, defenses and questions are not measured again, so an interrupted run goes on. k = 5, the **simulated**
+reader, which follows every instruction. Replies are decoded by the attacker before they are compared with the chunks,
+whole and in items.
 
-Settings: ``crawl_limit`` against 1, 5, 20 and 100 clients of one tenant, which ask in turn; against clients that change
-when replies get shorter (adaptive); against clients that come back on three **simulated** days; and the quorum policy:
-no client may read a source in full. The attacker without a defense asks as many questions. The worst attackers come
-first in the results, the mean of their ratios last.
+Settings: ``crawl_limit`` against 1 and 20 clients of one tenant, which ask in turn; and the quorum policy against 20:
+no client may read a source in full. For three attackers on MathQA also 5 and 100 clients, clients that change when
+replies get shorter (adaptive), and clients that come back on three **simulated** days. The attacker without a defense
+asks as many questions. The worst attackers come first in the results, the mean of their ratios last. *Coverage*: chunks
+that were in the context of an answer; its ratio is to that without a defense.
 
 *Surrogate accuracy*: a system with the same reader that has only what the attacker obtained is asked ordinary
 questions. It is the mean ROUGE-L F1 between its answers and those of the unguarded system.
@@ -82,18 +85,11 @@ COLLUSION = (
 )
 WORST = ("rag_thief+reversal", "rag_thief+first_document", "rag_crawler")
 """Attackers that are measured in every setting."""
-ATTACKERS = {
-    "mathqa": (
-        *WORST,
-        "rag_thief",
-        "ikea",
-        "composite",
-        *(f"rag_thief+{t}" for t in TRANSFORMS if f"rag_thief+{t}" not in WORST),
-        "pirates",
-    ),
-    "enron_worms": (*WORST, "rag_thief", "ikea"),
-    "patient_doctor_qa": (*WORST, "rag_thief", "ikea"),
-}
+CRAWLERS = ("rag_thief", "composite", "worm", "pirates", "ikea", "rag_crawler")
+TRANSFORMED = [f"{crawler}+{transform}" for transform in TRANSFORMS for crawler in CRAWLERS]
+FIRST = (*CRAWLERS, "rag_thief+first_document", "composite+first_document", "rag_thief+spaced_letters")
+ATTACKERS = tuple(dict.fromkeys([*FIRST, *WORST, *(f"rag_thief+{t}" for t in TRANSFORMS), *TRANSFORMED]))
+"""In the order of measuring."""
 
 
 def main() -> None:
@@ -114,8 +110,9 @@ def main() -> None:
         held = results["corpora"].get(corpus, {})
         found: dict[str, dict[str, Any]] = held["attackers"] if held.get("chunks") == size else {}
         with closing(ground.ledger), closing(ground.index):
-            for label in [a for a in ATTACKERS[corpus] if not only or a in only.split(",")]:
-                found[label] = asyncio.run(_attacked(ground, judge, label, questions))
+            for label in [a for a in ATTACKERS if a not in found and (not only or a in only.split(","))]:
+                settings = (ONE, TWENTY, QUORUM, *(COLLUSION if label in WORST and corpus == "mathqa" else ()))
+                found[label] = asyncio.run(_attacked(ground, judge, label, questions, settings))
                 print(corpus, label, {s: c["ratio"] for s, c in found[label].items()}, file=sys.stderr, flush=True)
                 results["corpora"][corpus] = {"chunks": size, "worst_first": _worst_first(found), "attackers": found}
                 save("transforms", results)
@@ -147,9 +144,10 @@ class Judge:
         return list(stats.bootstrap(lambda a, _: float(np.mean(a)), scores, [0.0], SEED))
 
 
-async def _attacked(ground: Ground, judge: Judge, label: str, questions: int) -> dict[str, Any]:
+async def _attacked(
+    ground: Ground, judge: Judge, label: str, questions: int, settings: Sequence[Setting]
+) -> dict[str, Any]:
     """The figures of one attacker in each setting, the ratio to the same attacker without a defense."""
-    settings = (ONE, TWENTY, QUORUM, *(COLLUSION if label in WORST else ()))
     name, _, transform = label.partition("+")
     attack = _attack(name, ground)
     attack = TransformedCrawler(attack, transform) if transform else attack
@@ -178,8 +176,21 @@ async def _attacked(ground: Ground, judge: Judge, label: str, questions: int) ->
             replies = [attack.decode(e.reply) for e in trace.exchanges]
             sides[side]["surrogate_accuracy"] = await judge.accuracy(replies)
         alarm = crawl.by_target["on"].first_alarm
-        found[setting.name] = {**sides, "ratio": crawl.ratio, "first_alarm": alarm}
+        covered = _coverage_ratio(*((off | traces)[side] for side in ("off", "on")), ground.documents)
+        found[setting.name] = {**sides, "ratio": crawl.ratio, "coverage_ratio": covered, "first_alarm": alarm}
     return found
+
+
+def _coverage_ratio(off: CrawlTrace, on: CrawlTrace, documents: Sequence[Document]) -> list[float] | None:
+    """Chunks in contexts of answers, relative to those without a defense, with the interval of resampled chunks."""
+    seen = [{i for e in trace.exchanges if e.answered for i in e.context} for trace in (off, on)]
+    counts = np.array([[d.id in ids for d in documents] for ids in seen])
+    if not counts[0].any():
+        return None
+    drawn = np.random.default_rng(SEED).integers(len(documents), size=(stats.RESAMPLES, len(documents)))
+    sums = counts[:, drawn].sum(axis=2)
+    low, high = np.quantile(sums[1] / np.maximum(sums[0], 1), [0.025, 0.975])
+    return [float(counts[1].sum() / counts[0].sum()), float(low), float(high)]
 
 
 @contextmanager
@@ -202,12 +213,13 @@ def _days(target: Target, days: int, questions: int) -> Iterator[Any]:
 
 
 def _worst_first(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """By setting: ratio and recovery of each attacker, the worst first, and the mean of the ratios last."""
+    """By setting: recovery of each attacker and the ratios, the worst first, and the mean of the ratios last."""
     reports: dict[str, Any] = {}
     for setting in dict.fromkeys(name for cells in found.values() for name in cells):
         cells = {label: by_setting[setting] for label, by_setting in found.items() if setting in by_setting}
         worst = sorted(cells, key=lambda label: cells[label]["on"]["crr"][0], reverse=True)
-        rows = {label: {"ratio": cells[label]["ratio"], "crr": cells[label]["on"]["crr"]} for label in worst}
+        shown = ("ratio", "coverage_ratio")
+        rows = {a: {"crr": cells[a]["on"]["crr"]} | {what: cells[a][what] for what in shown} for a in worst}
         ratios = [row["ratio"][0] for row in rows.values() if row["ratio"]]
         reports[setting] = rows | {"mean_ratio": sum(ratios) / max(len(ratios), 1)}
     return reports
