@@ -258,6 +258,48 @@ def test_the_grafana_dashboard_can_be_imported():
         assert len({t["refId"] for t in panel["targets"]}) == len(panel["targets"])
 
 
+def unknown_fields(given, read, path=""):
+    """Paths of the fields with a value that are not in what was read, or have another value there."""
+    if isinstance(given, dict):
+        rows = [(f"{path}.{name}", value, name in read, read.get(name)) for name, value in given.items()]
+    elif isinstance(given, list):
+        rows = [(f"{path}[{i}]", value, i < len(read), read[i : i + 1]) for i, value in enumerate(given)]
+        rows = [(where, value, known, found[0] if found else None) for where, value, known, found in rows]
+    else:
+        return [] if given == read else [path]
+    empty = (None, "", [], {})
+    return [
+        name
+        for where, value, known, found in rows
+        for name in (unknown_fields(value, found, where) if known else [] if value in empty else [where])
+    ]
+
+
+def test_grafana_s_own_models_know_every_field_of_the_dashboard():
+    """The models are generated from Grafana's published schema. They drop what the schema does not have."""
+    dashboard = pytest.importorskip("grafana_foundation_sdk.models.dashboard")
+    from grafana_foundation_sdk.cog.encoder import JSONEncoder
+    from grafana_foundation_sdk.cog.plugins import register_default_plugins
+    from grafana_foundation_sdk.models import prometheus
+
+    def read(given):
+        return json.loads(JSONEncoder().encode(dashboard.Dashboard.from_json(given)))
+
+    register_default_plugins()
+    panels = dashboard.Dashboard.from_json(GRAFANA).panels
+    assert all(isinstance(target, prometheus.Dataquery) for panel in panels for target in panel.targets)
+    of_the_data_source = [".annotations.list[0].titleFormat"]  # each data source has fields of its own here
+    assert unknown_fields(GRAFANA, read(GRAFANA)) == of_the_data_source
+    broken = json.loads(json.dumps(GRAFANA))
+    broken["panels"][1]["gridPos"]["width"] = 6  # its name is w
+    broken["panels"][1]["targets"][0]["expression"] = "up"  # its name is expr
+    assert unknown_fields(broken, read(broken)) == [
+        *of_the_data_source,
+        ".panels[1].gridPos.width",
+        ".panels[1].targets[0].expression",
+    ]
+
+
 def test_no_panel_of_the_grafana_dashboard_covers_another():
     taken = set()
     for panel in GRAFANA["panels"]:
