@@ -3,9 +3,9 @@
     python -m benchmarks.api_contract [EXAMPLES [OPERATION ...]]
 
 Each operation gets EXAMPLES (default 1,000) in all: half of them valid, half invalid, where it has a body or
-parameters. A run continues where the last one ended; after a change of the package it starts from zero. A fault is
-a 5xx status, a status that the schema does not list or an error that is not of OpenAI's shape. ``examples``: how many
-were sent, which may be fewer where an operation has no more different requests.
+parameters. A run continues where the last one ended; after a change of the package an operation starts from zero. A
+fault is a 5xx status, a status that the schema does not list or an error that is not of OpenAI's shape. ``examples``:
+how many were sent, which may be fewer where an operation has no more different requests.
 """
 
 from __future__ import annotations
@@ -33,13 +33,16 @@ def main() -> None:
     """Runs the operations, and adds to what was sent to the same code before."""
     count = int(sys.argv[1]) if sys.argv[1:] else EXAMPLES
     file = ROOT / "benchmarks/results/api_contract.json"
-    held: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
-    results: dict[str, Any] = held["results"] if held.get("code") == code_digest() else {}
+    held: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {"results": {}}
+    results: dict[str, Any] = {name: {"code": held["code"]} | found for name, found in held["results"].items()}
     with tempfile.TemporaryDirectory() as folder, served(Path(folder)) as (schema, headers):
         for operation in (found.ok() for found in schema.get_all_operations()):
             if sys.argv[2:] and operation.label not in sys.argv[2:]:
                 continue
-            found = results.setdefault(operation.label, {"asked": 0, "examples": 0, "statuses": {}, "faults": []})
+            found = results.get(operation.label, {})
+            if found.get("code") != code_digest():
+                found = {"code": code_digest(), "asked": 0, "examples": 0, "statuses": {}, "faults": []}
+                results[operation.label] = found
             while found["asked"] < count:
                 block(operation, headers, found)
                 save("api_contract", results)

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeAlias
 from casemate.errors import QueryError
 from casemate.guard.guard import Guard
 from casemate.monitor.traces.span import Span
-from casemate.monitor.traces.span_content import SpanContent, TracedDocument, read_content, safe_id
+from casemate.monitor.traces.span_content import SpanContent, TracedDocument, read_content, safe_id, wording_order
 from casemate.protocols import EventStore
 from casemate.rag.pipeline import MAX_QUERY_CHARACTERS, Rag
 from casemate.text.refusals import is_refusal
@@ -159,13 +159,13 @@ def _first_questions(kept: Sequence[tuple[Span, SpanContent]]) -> list[tuple[Spa
     for span, content in kept:
         if content.question:
             before = best.get(span.trace)
-            if before is None or _rank(span, content) < _rank(*before):
+            if before is None or _order(span, content) < _order(*before):
                 best[span.trace] = span, content
     return list(best.values())
 
 
-def _rank(span: Span, content: SpanContent) -> tuple[int, bool, float]:
-    return int(content.place), bool(span.parent), span.start.timestamp() if span.start else float("inf")
+def _order(span: Span, content: SpanContent) -> tuple[int, bool, float]:
+    return wording_order(content.place, not span.parent, span.start)
 
 
 def _event_id(span: Span, tenant: str) -> str:

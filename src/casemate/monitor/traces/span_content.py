@@ -17,6 +17,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -51,6 +52,17 @@ class QuestionPlace(IntEnum):
     """Query of a retrieval, which may be rewritten."""
     MODEL = 2
     """Last message to the model, which may contain a prompt template."""
+
+
+def wording_order(place: int, root: bool, at: datetime | None) -> tuple[int, bool, float]:
+    """Sorts the spans of a trace: the likeliest user's own wording first, then spans without a parent, then by start.
+
+    Args:
+        place: The ``QuestionPlace``.
+        root: Whether the span has no parent.
+        at: Its start; None is last.
+    """
+    return place, not root, at.timestamp() if at else float("inf")
 
 
 KINDS = {

@@ -12,7 +12,7 @@ from casemate.maths.stats import Estimate, proportion
 from casemate.monitor.canaries.coverage import RegionMap
 from casemate.monitor.drift.answer_drift import Observation
 from casemate.monitor.traces.recorder import TRACE_KIND
-from casemate.monitor.traces.span_content import TracedDocument
+from casemate.monitor.traces.span_content import QuestionPlace, TracedDocument, wording_order
 from casemate.protocols import Embedder, EventStore, Index
 from casemate.types import Event
 
@@ -114,7 +114,7 @@ def join_spans(events: Iterable[Event]) -> list[TracedQuestion]:
 
 
 def _question_of(trace: str, spans: Sequence[Event]) -> TracedQuestion | None:
-    ordered = sorted(spans, key=_rank)
+    ordered = sorted(spans, key=_order)
     asking = next((e for e in ordered if e.body.get("asked") is not None), None)
     if asking is None:
         return None
@@ -143,9 +143,9 @@ def _verdict(ordered: Sequence[Event]) -> tuple[bool | None, str]:
     return (bool(judged[0]["flagged"]), "guard") if judged else (None, "")
 
 
-def _rank(event: Event) -> tuple[int, bool, datetime]:
-    """Sorts the user's own wording first, then spans without a parent, then the earliest."""
-    return int(event.body.get("place", 2)), not event.body.get("root"), event.at
+def _order(event: Event) -> tuple[int, bool, float]:
+    place = int(event.body.get("place", QuestionPlace.MODEL))
+    return wording_order(place, bool(event.body.get("root")), event.at)
 
 
 def _documents(raw: Any) -> tuple[TracedDocument, ...]:
