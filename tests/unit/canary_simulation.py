@@ -77,8 +77,7 @@ def simulate(
     weights=None,
     keep=False,
     echo=None,
-    lasts=0.0,
-    trials=0,
+    after=(0, 0, 0, 0),
     sticky=None,
 ):
     """Runs the tests.
@@ -93,12 +92,12 @@ def simulate(
         weights: (canaries,).
         keep: Whether to keep who alarmed.
         echo: Rate at which repetitions fail, where it is not that of the first question.
-        lasts: Bound on the rate at which answers fail after a failed one, a number or (sets,); 0: none was seen.
-        trials: Number of these answers in the baseline, a number or (sets,).
+        after: Answers after failed ones in the baseline: runs after a failed run, failures among them, repetitions,
+            failures among them; each a number or (sets,).
         sticky: Rate at which the run after a failed one fails; None: as any other.
     """
     sets, n = failed.shape
-    null = Null(failed, asked, lasts, trials)
+    null = Null(failed, asked, after)
     mean = np.maximum((failed + 0.5) / (asked + 1), 0.005)
     share = np.full(n, 1 / n) if weights is None else weights / weights.sum()
     sums = np.zeros((sets, n, 3))
@@ -130,7 +129,7 @@ def simulate(
             repeats += live.sum()
             ratio = first_ratio * null.repeated(refailed, again - refailed)
         sums = np.where((bad | alarm)[..., None], 0, start * ratio)
-        null.count(sums @ WEIGHTS > 1, failing)
+        null.count(sums @ WEIGHTS > 1, failing, lasting, refailed, again - refailed)
         lasting, (bad, streak, fails, since) = failing, _after(bad, alarm, failing, sums, (streak, fails, since))
         runs += 1
         alerts += int(alarm.any(-1).sum())
@@ -143,34 +142,45 @@ def simulate(
 class Null:
     """What the tests expect of answers while nothing has changed."""
 
-    def __init__(self, failed, asked, lasts, trials):
+    def __init__(self, failed, asked, after):
         shape = failed.shape
-        self.p0 = upper_end(failed, asked)[..., None]
-        self.lasts, self.trials = (np.broadcast_to(np.reshape(v, (-1, 1)), shape)[..., None] for v in (lasts, trials))
+        self.p0 = upper_end(failed, asked)
+        self.next_asked, self.next_failed, self.repeats, self.repeats_failed = (
+            np.broadcast_to(np.reshape(v, (-1, 1)), shape) for v in after
+        )
         self.density = null_density(failed, np.broadcast_to(asked, shape))
         self.usual = _chance(self.density, 0, 0)
-        self.x, self.y = np.zeros(shape, int), np.zeros(shape, int)
+        self.x, self.y, self.next_x, self.next_y, self.again_x, self.again_y = np.zeros((6, *shape), int)
 
     def first(self, failing, lasting):
         """Likelihood ratios of the first answers of a run."""
         chance, active = self.usual.copy(), self.x + self.y > 0
         chance[active] = _chance(self.density[active], self.x[active][:, None], self.y[active][:, None])
-        rate = np.where(lasting[..., None], np.maximum(chance[..., None], self.lasts), chance[..., None])
-        up, down = _ratios(rate, np.maximum(rate, self.p0))
+        x, y = self.next_failed + self.next_x, self.next_asked - self.next_failed + self.next_y
+        lasts = lasting & (self.next_failed > 0)
+        rate = np.where(lasts, np.maximum(chance, (x + 0.5) / (x + y + 1)), chance)[..., None]
+        up, down = _ratios(rate, np.maximum(rate, self.p0[..., None]))
         return np.where(failing[..., None], up, down)
 
     def repeated(self, failed, passed):
-        """Likelihood ratios of the repetitions of a run."""
-        f, p = failed[..., None], passed[..., None]
-        fixed = np.maximum(np.maximum(self.p0, self.lasts), 0.1)
-        up, down = _ratios(fixed, fixed)
-        null = np.exp(betaln(2 + f, 18 + self.trials + p) - betaln(2, 18 + self.trials))
-        free = ALTERNATIVES**f * (1 - ALTERNATIVES) ** p / null
-        return np.where((self.lasts > 0) | (self.p0 > 0.1), up**f * down**p, free)
+        """Likelihood ratios of the repetitions of a run: the rate has a Beta distribution."""
+        lasted = self.repeats_failed > 0
+        a = np.where(lasted, self.repeats_failed + 0.5, 2.0)
+        b = np.where(lasted, self.repeats - self.repeats_failed + 0.5, 18.0 + self.repeats)
+        flaky = (self.p0 > 0.1) & (self.p0 > a / (a + b))
+        a, b = np.where(flaky, 20 * self.p0, a) + self.again_x, np.where(flaky, 20 * (1 - self.p0), b) + self.again_y
+        null = np.exp(betaln(a + failed, b + passed) - betaln(a, b))[..., None]
+        tested = np.maximum(self.p0, a / (a + b))[..., None] < ALTERNATIVES
+        free = ALTERNATIVES ** failed[..., None] * (1 - ALTERNATIVES) ** passed[..., None] / null
+        return np.where(tested, free, 1)
 
-    def count(self, counts, failing):
+    def count(self, counts, failing, lasting, refailed, repassed):
         """Counts answers while there is evidence."""
-        self.x, self.y = np.where(counts, self.x + failing, 0), np.where(counts, self.y + ~failing, 0)
+        new = (failing, ~failing, lasting & failing, lasting & ~failing, refailed, repassed)
+        held = (self.x, self.y, self.next_x, self.next_y, self.again_x, self.again_y)
+        self.x, self.y, self.next_x, self.next_y, self.again_x, self.again_y = (
+            np.where(counts, one + more, 0) for one, more in zip(held, new, strict=True)
+        )
 
 
 def null_density(failed, asked):
@@ -244,19 +254,17 @@ def sticky_baseline(seed, sets, n, asked, rate, sticky, echo):
     """A baseline in which failures last.
 
     Returns:
-        Runs that did not follow a failure and failures in them, each (sets, canaries); and, each (sets,), the bound on
-        the rate at which an answer fails after a failed one, and the number of these answers.
+        Runs that did not follow a failure and failures in them, each (sets, canaries); and the answers after failures,
+        as ``simulate`` needs them.
     """
     u = np.random.default_rng(seed).random((2, asked, sets, n))
     fails, lasting = np.zeros((asked, sets, n), bool), np.zeros((sets, n), bool)
     for run in range(asked):
         fails[run] = lasting = u[0, run] < np.where(lasting, sticky, rate)
-    flaky = 2 * fails.sum(0) < asked
+    ends = ~fails.all(0)  # nothing shows that the failures of the others end
     after = np.concatenate([np.zeros((1, sets, n), bool), fails[:-1]])
-    again = (after & flaky).sum((0, 2)) + (fails & flaky).sum((0, 2))
-    refailed = (fails & after & flaky).sum((0, 2)) + (fails & flaky & (u[1] < echo)).sum((0, 2))
-    bound = betaincinv(refailed + 1, np.maximum(again - refailed, 1e-9), 0.95)
-    return (~after).sum(0), (fails & ~after).sum(0), np.where(refailed > 0, bound, 0.0), again
+    counted = (after, fails & after, fails, fails & (u[1] < echo))
+    return (~after).sum(0), (fails & ~after).sum(0), tuple((c & ends).sum((0, 2)) for c in counted)
 
 
 def interval(events, runs):

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import beta
 
 from casemate.errors import ConfigError, DataError
 from casemate.monitor.canaries.results import CanaryResult, CanaryStatus, Severity
@@ -94,11 +93,10 @@ def compared(seed, echo, runs):
         return periods[run // 20] if run < runs else None
 
     weights = np.array([WEIGHTS[s] for s in severities])
-    clean = [FlakeCounts(asked, int(f), repeats=10, repeats_failed=echo) for f in failed[0]]
-    flaky = int((2 * failed < asked).sum())
-    bound = beta.ppf(0.95, echo * flaky + 1, (10 - echo) * flaky) if echo else 0.0
-    measured = {"lasts": bound, "trials": 10 * flaky}
-    oracle = simulation.simulate(lambda run: table[run], truth, asked, failed, weights=weights, keep=True, **measured)
+    lasted = (4, 3, 10, echo) if echo else (0, 0, 10, 0)
+    clean = [FlakeCounts(asked + lasted[0], int(f) + lasted[1], *lasted) for f in failed[0]]
+    after = [n * count for count in lasted]
+    oracle = simulation.simulate(lambda run: table[run], truth, asked, failed, weights=weights, keep=True, after=after)
     alarmed, repeats = by_production(lambda run: table[run], truth, clean, AlarmLimits(), severities)
     assert np.array_equal(alarmed, oracle.alarmed[:, 0])
     assert repeats == oracle.repeats

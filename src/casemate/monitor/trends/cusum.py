@@ -16,7 +16,7 @@ from casemate.errors import ConfigError, DataError
 from casemate.monitor.canaries.results import RESULT_KIND, CanaryResult, CanaryStatus, Severity, base_run_id
 from casemate.monitor.trends import sequential_tests
 from casemate.monitor.trends.pooled_evidence import LONGEST_WINDOW, PooledCounts, pooled_evidence
-from casemate.monitor.trends.sequential_tests import ZERO_CUSUMS, Cusums, FlakeCounts
+from casemate.monitor.trends.sequential_tests import ZERO_CUSUMS, AfterFailure, Cusums, FlakeCounts
 
 WEIGHTS = {Severity.LOW: 0.5, Severity.MEDIUM: 1.0, Severity.HIGH: 2.0, Severity.CRITICAL: 4.0}
 """Relative shares of the false-alarm budget: a severe canary needs less evidence, at the expense of the others."""
@@ -113,9 +113,8 @@ class AlarmLimits:
         runs_per_false_alert: Runs per allowed false alarm, above 0. Half of the budget goes to the tests of single
             canaries, a quarter each to that of many failures in one run and to that of all canaries together.
         max_repeats: How often a failed canary is asked again within the run, 0 to 9.
-        repeat_failure_rate: Failure rate of immediate repetitions after a chance failure, at least 0 and below 1; used
-            where it exceeds the flake rate and the measured ``repeat_failure_bound``. The cause of a chance failure
-            may last some seconds.
+        repeat_failure_rate: Assumed mean failure rate of immediate repetitions after a chance failure, at least 0 and
+            below 1, where no repetition of the baseline failed. The cause of a chance failure may last some seconds.
         errors_in_a_row: Consecutive runs without an answer after which the target is unreachable, or a canary blind;
             at least 1.
         min_passes: Minimum number of consecutive passes, 1 to 10, after which an alarmed canary is recovered.
@@ -162,6 +161,7 @@ class CanaryCusum:
         asked: Runs with a verdict since then.
         failed: Failed runs among these.
         alarmed: Whether it has alarmed and not recovered.
+        after: Answers after failed ones since then.
     """
 
     flakes: FlakeCounts = FlakeCounts()
@@ -172,6 +172,7 @@ class CanaryCusum:
     asked: int = 0
     failed: int = 0
     alarmed: bool = False
+    after: AfterFailure = AfterFailure()
 
     @property
     def passes_in_a_row(self) -> int:
@@ -376,33 +377,38 @@ def _update_canary(
     failed = not passed[0]
     cusums = ZERO_CUSUMS if cusum.alarmed else _updated_cusums(cusum, passed, baselines, limits)
     since, asked, count = cusum.since, cusum.asked + 1, cusum.failed + failed
+    after = cusum.after.plus(_after_failure(cusum, passed))
     if not cusum.alarmed and sequential_tests.evidence(cusums) <= 1:
-        since, asked, count = None, 0, 0
+        since, asked, count, after = None, 0, 0, AfterFailure()
     elif since is None:
         since, asked, count = at, 1, int(failed)
     recent = (cusum.recent + ("F" if failed else "P"))[-RECENT:]
-    after = CanaryCusum(cusum.flakes, cusums, recent, 0, since, asked, count, cusum.alarmed)
-    return CanaryCusum(cusum.flakes, recent=recent) if after.alarmed and _has_recovered(after, limits) else after
+    found = CanaryCusum(cusum.flakes, cusums, recent, 0, since, asked, count, cusum.alarmed, after)
+    return CanaryCusum(cusum.flakes, recent=recent) if found.alarmed and _has_recovered(found, limits) else found
+
+
+def _after_failure(cusum: CanaryCusum, passed: Sequence[bool]) -> AfterFailure:
+    """The answers of a run that come after a failed one, of the last run or this one."""
+    lasting, repeats = cusum.recent.endswith("F"), list(passed[1:])
+    return AfterFailure(int(lasting), int(lasting and not passed[0]), len(repeats), repeats.count(False))
 
 
 def _updated_cusums(
     cusum: CanaryCusum, passed: Sequence[bool], baselines: tuple[FlakeCounts, ...], limits: AlarmLimits
 ) -> Cusums:
-    """CUSUMs after one more run. After a failed answer the repeat-failure rate applies."""
+    """CUSUMs after one more run. After a failed answer, the rate at which failures last applies."""
     flake_rate = sequential_tests.flake_rate_bound(cusum.flakes)
-    repeat_rate = sequential_tests.repeat_failure_bound(baselines)
-    chance = sequential_tests.failure_chance(cusum.flakes, baselines, cusum.failed, cusum.asked - cusum.failed)
-    rate = max(chance, repeat_rate) if cusum.recent.endswith("F") else chance
+    baseline = sequential_tests.answers_after_failures(baselines)
+    rate = sequential_tests.failure_chance(cusum.flakes, baselines, cusum.failed, cusum.asked - cusum.failed)
+    if cusum.recent.endswith("F"):
+        rate = max(rate, sequential_tests.next_failure_chance(baseline, cusum.after))
     first = sequential_tests.likelihood_ratios(rate, int(not passed[0]), int(passed[0]), flake_rate)
     if len(passed) == 1:
         return sequential_tests.update_cusums(cusum.cusums, first)
-    failed = list(passed[1:]).count(False)
-    counts = (failed, len(passed) - 1 - failed)
     assumed = max(limits.repeat_failure_rate, sequential_tests.MIN_FLAKE_RATE)
-    if repeat_rate or flake_rate > assumed:
-        repeats = sequential_tests.likelihood_ratios(max(flake_rate, repeat_rate, assumed), *counts)
-    else:
-        repeats = sequential_tests.repeat_ratios(assumed, sequential_tests.repeat_trials(baselines), *counts)
+    prior = sequential_tests.repeat_failure_prior(baseline, cusum.after, flake_rate, assumed)
+    failed = list(passed[1:]).count(False)
+    repeats = sequential_tests.repeat_ratios(prior, failed, len(passed) - 1 - failed, flake_rate)
     return sequential_tests.update_cusums(cusum.cusums, first, repeats)
 
 
@@ -494,5 +500,6 @@ def _from_iso(text: str | None) -> datetime | None:
 
 
 def _cusum_from_json(body: Mapping[str, Any]) -> CanaryCusum:
-    fields = {"flakes": FlakeCounts(*body["flakes"]), "cusums": tuple(body["cusums"])}
+    after = AfterFailure(*body.get("after", ()))  # older states have none
+    fields = {"flakes": FlakeCounts(*body["flakes"]), "cusums": tuple(body["cusums"]), "after": after}
     return CanaryCusum(**{**body, **fields, "since": _from_iso(body["since"])})
