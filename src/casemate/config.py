@@ -360,6 +360,11 @@ class MonitorSection(Section):
         description="Quarantines new documents that resemble poisoned ones, however they arrive, once the index has "
         "500 documents to compare with. `observe` records them and indexes them nevertheless.",
     )
+    gate_reader: PluginSpec | None = Field(
+        default=None,
+        description="The generator that answers watched questions with and without a new document, to see whether the "
+        "answer changes; `own` is `rag.generator`. Default: quotes a sentence, without a model.",
+    )
     notifications_per_hour: int = Field(
         default=20, ge=1, description="Notifications per channel and hour; further ones are summarized."
     )

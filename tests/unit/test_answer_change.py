@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from casemate.backends.indexes.sqlite import SqliteIndex
+from casemate.errors import BackendError
 from casemate.guard.defenses.quorum.keywords import AskedQuestion
-from casemate.monitor.poisoning.answer_change import AnswerCheck, answer_keywords, specific_lifts
+from casemate.monitor.poisoning.answer_change import AnswerCheck, EnteredQuestion, answer_keywords, specific_lifts
 from casemate.protocols import Generator
 from casemate.types import UNKNOWN, Document
 
@@ -37,7 +38,12 @@ def add(index, *texts, cosine=0.6):
 
 def check(index, text, reader=None, cosine=0.9, source="new"):
     made = AnswerCheck(index) if reader is None else AnswerCheck(index, reader=reader)
-    return made.check(QUESTION, ASKED, Document(source, text), at(cosine))
+    (found,) = made.check([entered(text, cosine, source)])
+    return found
+
+
+def entered(text, cosine=0.9, source="new", question=QUESTION):
+    return EnteredQuestion(question, ASKED, Document(source, text), at(cosine))
 
 
 class Model(Generator):
@@ -101,7 +107,68 @@ def test_a_document_that_makes_the_reader_decline_is_a_change_without_support(in
     assert (found.changed, found.supporters) == (True, 0)
 
 
-class TestAnswerPulls:
+class Batches(Model):
+    """Answers as ``Model`` when nobody asks any more; keeps the numbers of questions asked at once."""
+
+    def __init__(self):
+        super().__init__()
+        self.waiting, self.batches = 0, []
+
+    async def stream(self, prompt):
+        self.waiting += 1
+        await asyncio.sleep(0)
+        self.batches += [self.waiting] if self.waiting else []
+        self.waiting = 0
+        async for piece in super().stream(prompt):
+            yield piece
+
+
+def test_documents_that_come_together_are_read_in_one_batch_and_equal_prompts_once(index):
+    add(index, TRUE)
+    model, texts = Batches(), [f"The north bridge was built by Walter Quell in {year}." for year in (1931, 1932, 1933)]
+    changes = AnswerCheck(index, reader=model).check([entered(text, source=f"n{i}") for i, text in enumerate(texts)])
+    assert model.batches == [4]  # once without, and with each of the documents
+    alone = [check(index, text, Model(), source=f"n{i}") for i, text in enumerate(texts)]
+    assert changes == alone and all(c.changed for c in changes)
+
+
+def test_documents_with_equal_ids_and_other_texts_are_different_prompts(index):
+    add(index, TRUE)
+    false, true = AnswerCheck(index, reader=Model()).check([entered("By Walter Quell."), entered("By Ottilie Brandt.")])
+    assert false.changed and not true.changed
+
+
+def test_without_documents_no_answer_is_asked_for(index):
+    assert AnswerCheck(index, reader=Model()).check([]) == []
+
+
+def test_an_answer_that_fails_is_an_error_not_a_clearance(index):
+    class Broken(Generator):
+        async def stream(self, prompt):
+            raise BackendError("no model", backend="fake", retryable=True)
+            yield ""
+
+    with pytest.raises(BackendError, match="no model"):
+        check(index, "The north bridge was built by Walter Quell.", Broken())
+
+
+def test_a_document_that_silences_the_model_stays_suspicious(index):
+    """A hostile text must neither clear itself nor stop the documents that come with it."""
+
+    class Silenced(Model):
+        async def stream(self, prompt):
+            if any("Quell" in d.text for d in prompt.context):
+                raise BackendError("the model wrote nothing", backend="fake", retryable=False)
+            yield "It was built by Ottilie Brandt."
+
+    add(index, TRUE)
+    texts = ["The north bridge was built by Walter Quell.", "It was Ottilie Brandt who built the north bridge."]
+    silenced, harmless = AnswerCheck(index, reader=Silenced()).check([entered(t, source=t[:5]) for t in texts])
+    assert (silenced.changed, silenced.supporters) == (True, 0)
+    assert not harmless.changed
+
+
+class TestSpecificLifts:
     def test_grows_with_the_lift(self):
         small, large = (specific_lifts([QUESTION], TRUE, [lift])[0] for lift in (0.2, 0.4))
         assert large == pytest.approx(2 * small)

@@ -13,14 +13,15 @@ from casemate.backends.event_stores.sql import SqlEventStore
 from casemate.backends.indexes.attached import AttachedIndex
 from casemate.backends.indexes.sqlite import SqliteIndex
 from casemate.cli import cli
-from casemate.errors import BackendError
+from casemate.errors import BackendError, ConfigError
 from casemate.gateway.state import Gateway
 from casemate.guard import verdict_log
 from casemate.guard.guard import Guard
 from casemate.monitor import service
 from casemate.monitor.poisoning.quarantine import Quarantine
+from casemate.monitor.poisoning.scoring import PoisonScreener
 from casemate.monitor.poisoning.screening_gate import REFIT_SHARE
-from casemate.protocols import CollectionPage, VectorCollection
+from casemate.protocols import CollectionPage, Generator, VectorCollection
 from casemate.rag.corpus import Corpus
 from casemate.rag.ingest import Ingest
 from casemate.rag.pipeline import Rag
@@ -40,8 +41,8 @@ def few_watched_questions(monkeypatch):
     monkeypatch.setattr(service, "WATCHED_QUESTIONS", 60)
 
 
-def opened(folder, gate=True, mode="enforce", count=600):
-    raw = {"rag": {"k": 5}, "guard": {"mode": mode, "defenses": []}, "monitor": {"gate": gate}}
+def opened(folder, gate=True, mode="enforce", count=600, reader=None):
+    raw = {"rag": {"k": 5}, "guard": {"mode": mode, "defenses": []}, "monitor": {"gate": gate, "gate_reader": reader}}
     config = configuration.parse({**raw, "gateway": {"port": 0, "pace_ms": 0}}, folder=folder)
     stack = contextlib.ExitStack()
     index = stack.enter_context(contextlib.closing(SqliteIndex(folder / "index.db")))
@@ -118,6 +119,77 @@ def test_observe_mode_accepts_uploads_and_follows_the_switch_to_enforce(tmp_path
         app.guard.enforce = True  # as after 'casemate enforce'
         again = {f"again-{name}": text for name, text in POISON.items()}
         assert posted(http, again).json()["quarantined"] == 5
+
+
+LONE = "The amber ferry was built by Zed Quellbach"
+"""One text, without the question in front. It ranks first for the watched question."""
+
+
+class Reader(Generator):
+    """A model that names the builder in its context, or repeats one answer whatever it reads."""
+
+    def __init__(self, believes=True, fails=False):
+        self.believes, self.fails, self.asked = believes, fails, 0
+
+    async def stream(self, prompt):
+        self.asked += 1
+        if self.fails:
+            raise BackendError("the model server is not reachable", backend="reader", retryable=True)
+        claims = self.believes and any("Quellbach" in d.text for d in prompt.context)
+        yield "It was built by Zed Quellbach." if claims else "It was built by Ottilie Brandt."
+
+
+def answer_gate(folder, reader, monkeypatch, spec="own"):
+    """A gate whose answer signal exceeds its threshold for each document that ranks first for a question."""
+    fit = PoisonScreener.fit
+
+    def always(*given, **options):
+        made = fit(*given, **options)
+        made.thresholds = dict.fromkeys(made.thresholds, 99.0) | {"answer": -1.0}
+        return made
+
+    monkeypatch.setattr(PoisonScreener, "fit", always)
+    app = opened(folder, reader=spec)
+    app.guard.rag.generator = reader
+    verdict_log.append(app.store, Query(QUESTION, "c"), Verdict("mirabel", False, Action.NONE, 0.1, 0.5), log_text=True)
+    app.store.flush()
+    return app
+
+
+@pytest.mark.parametrize(("believes", "held"), [(True, 1), (False, 0)])
+def test_the_system_s_own_model_decides_whether_a_document_changes_the_answer(tmp_path, monkeypatch, believes, held):
+    reader = Reader(believes)
+    app = answer_gate(tmp_path, reader, monkeypatch)
+    with client(app, key(app, "admin")) as http:
+        assert posted(http, {"one": LONE}).json()["quarantined"] == held
+    assert reader.asked >= 2  # with the document and without
+
+
+def test_a_reader_that_fails_lets_no_document_in_and_loses_none(tmp_path, monkeypatch):
+    reader = Reader(fails=True)
+    app = answer_gate(tmp_path, reader, monkeypatch)
+    with client(app, key(app, "admin")) as http:
+        assert posted(http, {"one": LONE}).status_code == 503
+        assert "one" not in app.index.digests() and not Quarantine(app.store).pending()
+        reader.fails = False
+        assert posted(http, {"one": LONE}).json()["quarantined"] == 1
+
+
+def test_one_reader_serves_the_gates_of_all_tenants(tmp_path, monkeypatch):
+    built = []
+    monkeypatch.setattr(service, "build", lambda role, spec, folder: built.append(spec.use) or Reader())
+    app = opened(tmp_path, reader="extractive")
+    asyncio.run(app.guard.add(documents(600), "acme"))
+    with contextlib.closing(app):
+        sink = service.open_document_sink(app)
+        first, second = (sink.gate(tenant).screener.answers.reader for tenant in ("default", "acme"))
+    assert first is second and built == ["extractive"]
+
+
+def test_options_of_the_own_reader_are_refused(tmp_path):
+    app = opened(tmp_path, reader={"use": "own", "batch": 8})
+    with contextlib.closing(app), pytest.raises(ConfigError, match="'own' has no options, but was given batch"):
+        service.open_document_sink(app)
 
 
 def test_without_a_gate_or_documents_to_compare_with_uploads_are_accepted(tmp_path):

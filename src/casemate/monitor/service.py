@@ -39,7 +39,7 @@ from casemate.monitor.trends.cusum import AlarmLimits, RunAnalysis, WatchedSet
 from casemate.monitor.trends.trend import Trend, compute_trend, read_results
 from casemate.monitor.trends.trend_page import TrendSource
 from casemate.plugins import build
-from casemate.protocols import Channel, Defense, DocumentSink, Embedder, EventStore, Index, Progress, Target
+from casemate.protocols import Channel, Defense, DocumentSink, Embedder, EventStore, Generator, Index, Progress, Target
 from casemate.rag.question_file import questions_in
 from casemate.system import App
 from casemate.text.synthetic_questions import generate_with_documents
@@ -339,8 +339,15 @@ async def _judge_nothing(question: str, trace: str) -> JudgedQuestion:
 
 
 def open_screening_gate(app: App, tenant: str = DEFAULT_TENANT, query_log: Sequence[str] = ()) -> ScreeningGate | None:
-    """Screens new documents; None if not configured, or if the corpus is too small to compare with."""
-    return _open_gate(app.guard, app.store, app.config, tenant, query_log)
+    """Screens new documents; None if not configured, or if the corpus is too small to compare with.
+
+    Raises:
+        ConfigError: If the reader of the gate cannot be built.
+    """
+    if not app.config.monitor.gate or app.index.moments(tenant).n < MIN_DOCUMENTS:
+        return None
+    reader = _gate_reader(app.guard, app.config)
+    return _open_gate(app.guard, app.store, app.config, tenant, query_log, reader)
 
 
 def open_document_sink(app: App) -> DocumentSink:
@@ -355,26 +362,30 @@ def open_tenant_screening(guard: Guard, store: EventStore, config: Config) -> Te
         guard: Indexes the documents that pass.
         store: Has the quarantine.
         config: Of it ``monitor``, ``calibrate``, ``guard.mode`` and ``rag.k`` apply.
+
+    Raises:
+        ConfigError: If the reader of the gate cannot be built.
     """
     if not config.monitor.gate:
         return None
+    reader = _gate_reader(guard, config)
     path = config.calibrate.query_log and config.folder / config.calibrate.query_log
     return TenantScreening(
         guard,
-        lambda tenant: _open_gate(guard, store, config, tenant, questions_in(path) if path else ()),
+        lambda tenant: _open_gate(guard, store, config, tenant, questions_in(path) if path else (), reader),
         lambda: _screening_enforced(guard, config),
     )
 
 
 def _open_gate(
-    guard: Guard, store: EventStore, config: Config, tenant: str, query_log: Sequence[str]
+    guard: Guard, store: EventStore, config: Config, tenant: str, query_log: Sequence[str], reader: Generator | None
 ) -> ScreeningGate | None:
     index = guard.rag.index
-    if not config.monitor.gate or index.moments(tenant).n < MIN_DOCUMENTS:
+    if index.moments(tenant).n < MIN_DOCUMENTS:
         return None
     known = [*query_log, *_recent_questions(store, tenant)]
     watched = _watched(config, index, tenant, known, WATCHED_QUESTIONS)
-    screener = _fit_screener(guard.rag.embedder, config.rag.k, index, watched, tenant)
+    screener = _fit_screener(guard.rag.embedder, index, watched, tenant, config.rag.k, reader)
     return ScreeningGate(guard, screener, Quarantine(store), enforce=_screening_enforced(guard, config))
 
 
@@ -414,8 +425,26 @@ def _recent_questions(store: EventStore, tenant: str) -> list[str]:
     return list(dict.fromkeys(texts))[:RECENT_QUESTIONS]
 
 
-def _fit_screener(embedder: Embedder, k: int, index: Index, watched: Mapping[str, str], tenant: str) -> PoisonScreener:
-    return PoisonScreener.fit(index, watched, embedder.embed(list(watched)), k=k, tenant=tenant)
+def _gate_reader(guard: Guard, config: Config) -> Generator | None:
+    """Answers watched questions for the gate; None: the default, without a model."""
+    spec = config.monitor.gate_reader
+    if spec is None:
+        return None
+    if spec.use == OWN.use:
+        if spec.options:
+            raise ConfigError(f"monitor.gate_reader: 'own' has no options, but was given {', '.join(spec.options)}")
+        return guard.rag.generator
+    made: Generator = build("generator", spec, config.folder)
+    return made
+
+
+def _fit_screener(
+    embedder: Embedder, index: Index, watched: Mapping[str, str], tenant: str, k: int, reader: Generator | None
+) -> PoisonScreener:
+    made = PoisonScreener.fit(index, watched, embedder.embed(list(watched)), k=k, tenant=tenant)
+    if reader is not None:
+        made.answers = replace(made.answers, reader=reader)
+    return made
 
 
 DRILL_ATTACKS: Mapping[str, PluginSpec] = {
@@ -438,7 +467,8 @@ def _fit_screen(app: App, index: Index, watched: Mapping[str, str], tenant: str)
     if index.moments(tenant).n < MIN_DOCUMENTS:
         return None
     embedder = app.guard.rag.embedder
-    screener = _fit_screener(embedder, app.config.rag.k, index, watched, tenant)
+    reader = _gate_reader(app.guard, app.config)
+    screener = _fit_screener(embedder, index, watched, tenant, app.config.rag.k, reader)
 
     def screen(documents: Sequence[Document]) -> int:
         vectors = embedder.embed([d.content for d in documents])

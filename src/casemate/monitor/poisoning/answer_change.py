@@ -8,6 +8,9 @@ A poisoned text must do more than enter a context: it must change the answer. Tw
    answer changes, and no other unit states the new one. That is a quorum of m = 2 (``guard.defenses.quorum``).
 
 The second step can only clear a document, so the rate of false alarms is at most that of the first, with any reader.
+The reader quotes a sentence by default, and may be a language model. What other units state is read without a model.
+A document is not cleared without an answer: if the reader cannot be reached, the error reaches the caller; if it cannot
+answer one prompt, that document stays suspicious.
 
 Leave one out: "RAGuard-ZKIP" (arXiv 2607.26339). Deviation: it runs once per document at ingest, not in every answer,
 and asks for support instead of stability.
@@ -16,9 +19,10 @@ and asks for support instead of stability.
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -27,6 +31,7 @@ from typing import NamedTuple
 import numpy as np
 
 from casemate.backends.generators.extractive import ExtractiveGenerator
+from casemate.errors import BackendError
 from casemate.guard.defenses.quorum.keywords import (
     AskedQuestion,
     Word,
@@ -35,7 +40,8 @@ from casemate.guard.defenses.quorum.keywords import (
 )
 from casemate.guard.units import group_units, whole
 from casemate.protocols import Generator, Index
-from casemate.rag.pipeline import INSTRUCTIONS
+from casemate.rag.pipeline import INSTRUCTIONS, join_stream
+from casemate.runtime.concurrency import map_concurrently
 from casemate.text.refusals import is_refusal
 from casemate.text.tokens import content_words
 from casemate.types import DEFAULT_TENANT, Document, Hit, Prompt, Vector
@@ -46,7 +52,26 @@ SENTENCES, KEYWORDS = 2, 8
 """Sentences and keywords of one unit, as in ``Quorum``."""
 SUPPORTED_SHARE = 0.5
 """Share of the new answer's keywords that one other unit must state to support it."""
+AT_ONCE = 16
+"""Answers that a reader is asked for at once. A generator with ``batch`` writes them together."""
+log = logging.getLogger(__name__)
 _CITATIONS = re.compile(r"(?<!\s)\s*\[\d+\]|\nSources: .*", re.DOTALL)
+
+
+class EnteredQuestion(NamedTuple):
+    """A question and a new document that ranks first for it.
+
+    Attributes:
+        question: The question.
+        question_vector: Its embedding, (dim,).
+        document: The document.
+        vector: Its embedding, (dim,).
+    """
+
+    question: str
+    question_vector: Vector
+    document: Document
+    vector: Vector
 
 
 class AnswerChange(NamedTuple):
@@ -55,7 +80,7 @@ class AnswerChange(NamedTuple):
     Attributes:
         before: Answer without the document.
         after: Answer with it.
-        changed: Whether the answer states something else, or is a refusal now.
+        changed: Whether the answer states something else, is a refusal now, or could not be written.
         supporters: Other units that state the new answer.
     """
 
@@ -81,38 +106,61 @@ class AnswerCheck:
     k: int = 5
     reader: Generator = field(default_factory=lambda: ExtractiveGenerator(sentences=1, support=1e-6))
 
-    def check(self, question: str, question_vector: Vector, document: Document, vector: Vector) -> AnswerChange:
-        """Answers a question with and without a new document. Blocks.
+    def check(self, entered: Sequence[EnteredQuestion]) -> list[AnswerChange]:
+        """Answers each question with and without its new document. Blocks.
+
+        Equal prompts are asked once. Indexed versions of a document's source are left out.
 
         Args:
-            question: The question.
-            question_vector: Its embedding, (dim,).
-            document: The document; an indexed version of its source is left out.
-            vector: Its embedding, (dim,).
+            entered: The questions, each with a document.
+
+        Raises:
+            BackendError: If the reader cannot be reached.
         """
-        hits = self.index.search(question_vector, SUPPORT_DOCUMENTS, self.tenant).hits
-        others = [hit for hit in hits if hit.document.source != document.source]
-        score = float(np.dot(question_vector, vector))
+        prompts, others = list[tuple[Prompt, Prompt]](), list[list[Hit]]()
+        for one in entered:
+            hits = self.index.search(one.question_vector, SUPPORT_DOCUMENTS, self.tenant).hits
+            others.append([hit for hit in hits if hit.document.source != one.document.source])
+            prompts.append(self._prompts(one, others[-1]))
+        if not prompts:
+            return []
+        unique = {_key(prompt): prompt for pair in prompts for prompt in pair}
+        with ThreadPoolExecutor(1) as thread:  # the caller's thread may already run an event loop
+            said = dict(zip(unique, thread.submit(asyncio.run, self._read(unique.values())).result(), strict=True))
+        return [
+            self._compare(one.question, said[_key(before)], said[_key(after)], hits)
+            for one, (before, after), hits in zip(entered, prompts, others, strict=True)
+        ]
+
+    def _prompts(self, one: EnteredQuestion, others: Sequence[Hit]) -> tuple[Prompt, Prompt]:
+        """The question with the context without the document, and with it."""
+        score = float(np.dot(one.question_vector, one.vector))
         rank = sum(hit.score > score for hit in others)
         context = [hit.document for hit in others]
-        extended = [*context[:rank], document, *context[rank:]]
-        with ThreadPoolExecutor(1) as thread:  # the caller's thread may already run an event loop
-            before, after = thread.submit(
-                lambda: asyncio.run(self._read(question, context[: self.k], extended[: self.k]))
-            ).result()
-        return self._compare(AskedQuestion.of(question), before, after, others)
+        extended = [*context[:rank], one.document, *context[rank:]]
+        before, after = (Prompt(one.question, tuple(c[: self.k]), INSTRUCTIONS) for c in (context, extended))
+        return before, after
 
-    async def _read(self, question: str, *contexts: Sequence[Document]) -> list[str]:
-        return list(await asyncio.gather(*(self._answer(question, context) for context in contexts)))
+    async def _read(self, prompts: Iterable[Prompt]) -> list[str | None]:
+        return await map_concurrently(self._answer, prompts, AT_ONCE)
 
-    async def _answer(self, question: str, context: Sequence[Document]) -> str:
-        prompt = Prompt(question, tuple(context), INSTRUCTIONS)
-        return _CITATIONS.sub("", "".join([piece async for piece in self.reader.stream(prompt)]))
+    async def _answer(self, prompt: Prompt) -> str | None:
+        """The answer without citations; None if the reader cannot answer this prompt."""
+        try:
+            return _CITATIONS.sub("", await join_stream(self.reader.stream(prompt)))
+        except BackendError as error:
+            if error.retryable:
+                raise
+            log.warning("the reader cannot answer about a new document, which stays suspicious: %s", error)
+            return None
 
     @staticmethod
-    def _compare(question: AskedQuestion, before: str, after: str, others: Sequence[Hit]) -> AnswerChange:
+    def _compare(asked: str, before: str | None, after: str | None, others: Sequence[Hit]) -> AnswerChange:
+        if before is None or after is None:
+            return AnswerChange(before or "", after or "", True, 0)
         if is_refusal(after):
             return AnswerChange(before, after, not is_refusal(before), 0)
+        question = AskedQuestion.of(asked)
         stated = answer_keywords(question, after)
         new = stated - (frozenset() if is_refusal(before) else answer_keywords(question, before))
         supporters = sum(
@@ -120,6 +168,11 @@ class AnswerCheck:
             for unit in group_units(others)
         )
         return AnswerChange(before, after, bool(new), supporters if new else 0)
+
+
+def _key(prompt: Prompt) -> tuple[str, tuple[str, ...]]:
+    """What a reader reads."""
+    return prompt.question, tuple(f"{document.title}\0{document.text}" for document in prompt.context)
 
 
 def specific_lifts(questions: Sequence[str], text: str, lifts: Sequence[float]) -> list[float]:

@@ -36,7 +36,7 @@ import numpy.typing as npt
 
 from casemate.errors import DataError
 from casemate.maths.stats import conformal_threshold
-from casemate.monitor.poisoning.answer_change import AnswerCheck, specific_lifts
+from casemate.monitor.poisoning.answer_change import AnswerCheck, EnteredQuestion, specific_lifts
 from casemate.monitor.poisoning.retrieval_impact import NO_SCORE, ContextEntry, QuestionScores, best_scores
 from casemate.monitor.poisoning.text_signals import hidden_characters, model_instructions, question_echo, title_echo
 from casemate.protocols import Index
@@ -301,7 +301,13 @@ class PoisonScreener:
         second = np.array([self._second_nearest(v) for v in vectors])
         off = None if given is None else 1 - (np.asarray(given, np.float64) * vectors).sum(axis=1)
         signals = self._signals(documents, vectors, second, self._recent, off)
-        return [self._result(d, v, s) for d, v, s in zip(documents, vectors, signals, strict=True)]
+        above = [self._above(self._surprises(s)) for s in signals]
+        asked = [i for i, names in enumerate(above) if "answer" in names]
+        changing = self._changing([documents[i] for i in asked], vectors[asked], [signals[i] for i in asked])
+        for i, changes in zip(asked, changing, strict=True):
+            if not changes:
+                above[i].remove("answer")
+        return [self._result(d, s, names) for d, s, names in zip(documents, signals, above, strict=True)]
 
     def fresh_copy(self) -> PoisonScreener:
         """An independent copy in the state after ``fit``, without recent documents."""
@@ -371,12 +377,12 @@ class PoisonScreener:
             found["block"] += math.log10(max(self._recent.size / max(signals.compared, 1), 1.0))
         return found
 
-    def _result(self, document: Document, vector: Vector, signals: _Signals) -> ScreeningResult:
-        surprises = self._surprises(signals)
-        above = sorted((n for n in surprises if surprises[n] > self.thresholds[n]), key=lambda n: -surprises[n])
-        if "answer" in above and not self._changes_an_answer(document, vector, signals):
-            above.remove("answer")
-        entered = signals.entered
+    def _above(self, surprises: Mapping[str, float]) -> list[str]:
+        """Signals above their thresholds, most surprising first."""
+        return sorted((n for n in surprises if surprises[n] > self.thresholds[n]), key=lambda n: -surprises[n])
+
+    def _result(self, document: Document, signals: _Signals, above: Sequence[str]) -> ScreeningResult:
+        surprises, entered = self._surprises(signals), signals.entered
         return ScreeningResult(
             document,
             (score := max(surprises.values())),
@@ -388,16 +394,24 @@ class PoisonScreener:
             signals.companions if "block" in above else (),
         )
 
-    def _changes_an_answer(self, document: Document, vector: Vector, signals: _Signals) -> bool:
-        """Whether a document gives an answer above the threshold that no other one supports."""
+    def _changing(self, documents: Sequence[Document], vectors: Vector, signals: Sequence[_Signals]) -> list[bool]:
+        """Whether each document gives an answer above the threshold that no other one supports. One batch of answers.
+
+        Raises:
+            BackendError: If the reader fails.
+        """
         scores, surprise = self.question_scores, self._distributions["answer"].surprise
-        for entry, lift in zip(signals.entered, signals.specific, strict=False):
-            if surprise(lift) > self.thresholds["answer"]:
-                i = entry.question
-                found = self.answers.check(scores.questions[i], scores.vectors[i], document, vector)
-                if found.changed and not found.supporters:
-                    return True
-        return False
+        owners, entered = list[int](), list[EnteredQuestion]()
+        for i, (document, vector, found) in enumerate(zip(documents, vectors, signals, strict=True)):
+            for entry, lift in zip(found.entered, found.specific, strict=False):
+                if surprise(lift) > self.thresholds["answer"]:
+                    asked = scores.questions[entry.question], scores.vectors[entry.question]
+                    entered.append(EnteredQuestion(*asked, document, vector))
+                    owners.append(i)
+        changing = [False] * len(documents)
+        for i, change in zip(owners, self.answers.check(entered), strict=True):
+            changing[i] |= change.changed and not change.supporters
+        return changing
 
 
 def _reason(name: str, value: float, document: Document) -> str:
