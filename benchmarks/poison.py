@@ -1,18 +1,20 @@
 """Poison at ingest: how much of it is held back, and how many harmless new documents with it.
 
-``python -m benchmarks.poison [folder]`` keeps embeddings in the folder. The texts are PoisonedRAG's own (100 questions
-of Natural Questions, five texts each), with the question in front, as the black-box attack puts them in, and without.
-Backgrounds: SQuAD and NFCorpus. A tenth of a corpus is held out: its documents are the harmless new ones. The threshold
-is learnt from the rest alone; 2,000 questions of the corpus are watched. Three cases: the attacked question is among
-them, a rewording of it by rules is, neither is. Three arrivals: all texts with the new documents; one text of each
-question; and, for the first questions of one split, one text after another, each judged when those before it were let
-in or held back. Over three splits; rates are of all splits together. Then our own attacks, on one split.
+``python -m benchmarks.poison [folder] [corpus]`` keeps embeddings in the folder; the other corpus keeps its results.
+The texts are PoisonedRAG's own (100 questions of Natural Questions, five texts each), with the question in front, as
+the black-box attack puts them in, and without. Backgrounds: SQuAD and NFCorpus. A tenth of a corpus is held out: its
+documents are the harmless new ones. The threshold is learnt from the rest alone; 2,000 questions of the corpus are
+watched. Three cases: the attacked question is among them, a rewording of it by rules is, neither is. Three arrivals:
+all texts with the new documents; one text of each question; and, for the first questions of one split, one text after
+another, each judged when those before it were let in or held back. Over three splits; rates are of all splits
+together. Then our own attacks, on one split.
 """
 
 from __future__ import annotations
 
 import asyncio
 import copy
+import json
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import SEED, save
+from benchmarks import ROOT, SEED, save
 from benchmarks.kept import Kept, corpus, questions, rows
 from casemate.backends.indexes.sqlite import SqliteIndex
 from casemate.maths import stats
@@ -75,7 +77,7 @@ class Ground:
 
     def __init__(self, name: str, embedder: Kept, folder: Path, split: int) -> None:
         rng = np.random.default_rng([SEED, split])
-        documents = corpus(name)
+        documents, self.embedder = corpus(name), embedder
         order = rng.permutation(len(documents))
         cut = int(HELD_OUT * len(documents))
         self.new = [documents[i] for i in order[:cut]]
@@ -120,12 +122,15 @@ def questions_of(name: str) -> list[str]:
     return _questions[name]
 
 
-def main(folder: str = "") -> None:
-    """Both corpora."""
+def main(folder: str = "", only: str = "") -> None:
+    """Both corpora, or one."""
+    file = ROOT / "benchmarks/results/poison.json"
+    results: dict[str, Any] = json.loads(file.read_text())["results"] if only else {}
     with tempfile.TemporaryDirectory() as scratch:
         embedder = Kept(Path(folder or scratch) / "kept.npz")
         texts = Texts(embedder)
-        results = {name: measured(name, texts, embedder, Path(scratch)) for name in CORPORA}
+        for name in [only] if only else CORPORA:
+            results[name] = measured(name, texts, embedder, Path(scratch))
         if folder:
             embedder.save()
     save("poison", results)

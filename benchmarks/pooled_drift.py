@@ -2,22 +2,27 @@
 
 ``python -m benchmarks.pooled_drift [PART...]``. Everything is simulated: canaries that flake in 1 % of runs, and a
 baseline of 20 runs with one repetition of each failure. First the pooled test alone. Then all tests, by the monitor's
-code (``analyze_run``), run after run with its repetitions. A failure may last: the next answer after it, in the same
-run or the next one, fails with some probability. ``cache``: repetitions fail, the next run does not.
+code (``analyze_run``), run after run with its repetitions; each part has at least 10,000 runs, baselines included. A
+failure may last: the next answer after it, in the same run or the next one, fails with some probability. ``cache``:
+repetitions fail, the next run does not. ``end to end``: one run of the whole monitor for each figure, with a real HTTP
+service, event store and webhook. Its failures are drawn as in the simulation, so both must alarm in the same run.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+import tempfile
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks import ROOT, SEED, save
+from benchmarks.flaky_canaries import BASELINE, CANARIES, FLAKE, Change, Faults, Flakes, Rates, end_to_end
 from casemate.maths import stats
 from casemate.monitor.canaries.results import CanaryResult, CanaryStatus
 from casemate.monitor.trends.cusum import (
@@ -30,13 +35,48 @@ from casemate.monitor.trends.cusum import (
     canaries_to_repeat,
 )
 from casemate.monitor.trends.pooled_evidence import PooledCounts, pooled_evidence
-from casemate.monitor.trends.sequential_tests import FlakeCounts
+from casemate.monitor.trends.sequential_tests import FlakeCounts, answers_after_failures
 
-CANARIES, BASELINE, FLAKE, RUNS_PER_FALSE_ALERT = 50, 20, 0.01, 4000.0
+RUNS_PER_FALSE_ALERT = 4000.0
 SETS = 10_000
+QUIET_RUNS = 100
+"""Runs of the whole monitor without a fault."""
 LASTING = {"independent": (FLAKE, FLAKE), "cache": (FLAKE, 1.0), "half last": (0.5, 0.5), "most last": (0.9, 0.9)}
 """Probability that the next run after a failed one fails, and that a repetition fails."""
 START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def usual(number: int) -> Rates:
+    """Nothing is wrong."""
+    return np.full(CANARIES, FLAKE)
+
+
+def one(rate: float, number: int) -> Rates:
+    """One canary fails at some rate."""
+    return np.array([rate] + [FLAKE] * (CANARIES - 1))
+
+
+def all_at(first: float, more: float, number: int) -> Rates:
+    """All canaries fail at some rate, and more in every run."""
+    return np.full(CANARIES, first + more * number)
+
+
+def first_alarms(found: RunAnalysis) -> bool:
+    """Whether the first canary alarms."""
+    return "c0" in found.alarmed
+
+
+def any_alarms(found: RunAnalysis) -> bool:
+    """Whether any test alarms."""
+    return bool(found.alarmed or found.decayed)
+
+
+CHANGES = {
+    "one fails always": Change(partial(one, 1.0), first_alarms, 1, 500, 20),
+    "one fails in a fifth": Change(partial(one, 0.2), first_alarms, 40, 200, 120),
+    "all fail in a tenth": Change(partial(all_at, 0.1, 0.0), any_alarms, 3, 500, 20),
+    "all: a quarter of a point more in every run": Change(partial(all_at, FLAKE, 0.0025), any_alarms, 20, 300, 60),
+}
 
 
 def outcome(failed: bool) -> CanaryStatus:
@@ -48,40 +88,31 @@ class SimulatedSet:
     """A set of canaries with failures that last, and a newly drawn baseline.
 
     Args:
-        rng: Random generator.
-        lasting: See ``LASTING``.
+        flakes: Decides which answers fail.
     """
 
-    def __init__(self, rng: np.random.Generator, lasting: tuple[float, float]) -> None:
-        self.rng, self.lasting, self.failed = rng, lasting, np.zeros(CANARIES, bool)
-        self.rates = np.full(CANARIES, FLAKE)
-        runs = np.array([self.ask() for _ in range(BASELINE)])
-        after, again = runs[:-1].sum(0), runs.sum(0)
-        counts = np.array([np.full(CANARIES, BASELINE), again, after, (runs[1:] & runs[:-1]).sum(0), again])
-        refailed = rng.binomial(again, lasting[1])
-        canaries = [
-            WatchedCanary(f"c{i}", flakes=FlakeCounts(*counts[:, i].tolist(), int(refailed[i])))
-            for i in range(CANARIES)
-        ]
-        self.watched, self.state, self.number = WatchedSet("simulated", tuple(canaries)), CusumState(), 0
+    def __init__(self, flakes: Flakes) -> None:
+        self.flakes = flakes
+        runs, refailed = np.zeros((BASELINE, CANARIES), bool), np.zeros(CANARIES, int)
+        for number in range(BASELINE):
+            runs[number] = flakes.next_run()
+            refailed += runs[number] & flakes.repeated[0]
+        counts = [np.full(CANARIES, BASELINE), runs.sum(0), runs[:-1].sum(0), (runs[1:] & runs[:-1]).sum(0)]
+        rows = np.array([*counts, runs.sum(0), refailed]).T.tolist()
+        canaries = tuple(WatchedCanary(f"c{i}", flakes=FlakeCounts(*row)) for i, row in enumerate(rows))
+        self.watched, self.state, self.number = WatchedSet("simulated", canaries), CusumState(), 0
 
-    def ask(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        """Which canaries fail in the next run."""
-        chance = np.where(self.failed, np.maximum(self.lasting[0], self.rates), self.rates)
-        self.failed = self.rng.random(CANARIES) < chance
-        return self.failed
-
-    def run(self) -> RunAnalysis:
+    def run(self, rates: Faults) -> RunAnalysis:
         """One run with its repetitions."""
         self.number += 1
         limits, at = AlarmLimits(), START + timedelta(hours=self.number)
         run = f"simulated@{at:%Y-%m-%dT%H:%M:%SZ}"
-        results = [CanaryResult(f"c{i}", run, at, outcome(failed)) for i, failed in enumerate(self.ask())]
+        failed = self.flakes.next_run(rates(self.number))
+        results = [CanaryResult(f"c{i}", run, at, outcome(bool(f))) for i, f in enumerate(failed)]
         for number in range(1, limits.max_repeats + 1):
             again = canaries_to_repeat(self.state, results, self.watched, limits)
-            chance = np.maximum(self.lasting[1], self.rates)
             results += [
-                CanaryResult(name, f"{run}~{number}", at, outcome(self.rng.random() < chance[int(name[1:])]))
+                CanaryResult(name, f"{run}~{number}", at, outcome(self.flakes.fails(int(name[1:]), number)))
                 for name in again
             ]
             if not again:
@@ -92,28 +123,63 @@ class SimulatedSet:
 
 
 def false_alarms(rng: np.random.Generator, lasting: tuple[float, float], sets: int, runs: int) -> dict[str, Any]:
-    """Runs with an alarm of any test, in 1,000, with the interval; nothing is wrong."""
+    """Runs with an alarm of any test, with the interval; nothing is wrong."""
     alarms = 0
     for _ in range(sets):
-        simulated = SimulatedSet(rng, lasting)
-        for _ in range(runs):
-            found = simulated.run()
-            alarms += bool(found.alarmed or found.decayed)
+        simulated = SimulatedSet(Flakes(rng, lasting))
+        alarms += sum(any_alarms(simulated.run(usual)) for _ in range(runs))
     return {"runs": sets * runs, "share_of_runs": stats.proportion(alarms, sets * runs)}
 
 
-def delay(
-    rng: np.random.Generator, lasting: tuple[float, float], rate: float, sets: int, longest: int
-) -> dict[str, Any]:
-    """Runs until a canary alarms that fails at some rate from now on; ``longest`` and more: never."""
-    found = []
+def repeat_failure_rates(rng: np.random.Generator, lasting: tuple[float, float], sets: int) -> dict[str, Any]:
+    """How well baselines measure that failures last, with and without the canaries that failed in half of their runs.
+
+    ``share``: failed answers among those after a failed one, over all sets. ``too_low``: sets whose upper end of a
+    one-sided 95 % interval is below the true rate.
+    """
+    counts: dict[str, list[tuple[int, int]]] = {"as the monitor counts": [], "without half-failed canaries": []}
     for _ in range(sets):
-        simulated = SimulatedSet(rng, lasting)
-        simulated.rates[0] = rate
-        found.append(next((n for n in range(1, longest) if "c0" in simulated.run().alarmed), longest))
-    shares = {str(q): float(np.quantile(found, q)) for q in (0.5, 0.95)}
-    within = stats.proportion(sum(n <= 40 for n in found), sets)
-    return shares | {"longest": longest, "sets": sets, "within_40": within}
+        flakes = tuple(c.flakes for c in SimulatedSet(Flakes(rng, lasting)).watched.canaries)
+        seldom = tuple(f for f in flakes if 2 * f.failed < f.asked)
+        for name, counted in zip(counts, (flakes, seldom), strict=True):
+            after = answers_after_failures(counted)
+            counts[name].append((after.next_asked + after.repeats, after.next_failed + after.repeats_failed))
+    found: dict[str, Any] = {"sets": sets, "true": lasting[0]}
+    for name, rows in counts.items():
+        too_low = sum(stats.clopper_pearson(failed, asked, 0.9)[1] < lasting[0] for asked, failed in rows)
+        share = sum(failed for _, failed in rows) / sum(asked for asked, _ in rows)
+        found[name] = {"share": share, "too_low": stats.proportion(too_low, sets)}
+    return found
+
+
+def run_of_alarm(simulated: SimulatedSet, change: Change) -> int:
+    """Number of the first run with the alarm about a change; ``longest`` + 1: none."""
+    numbers = range(1, change.longest + 1)
+    return next((n for n in numbers if change.alarms(simulated.run(change.rates))), change.longest + 1)
+
+
+def delay(rng: np.random.Generator, lasting: tuple[float, float], change: Change) -> dict[str, Any]:
+    """Runs until the alarm about a change."""
+    found = [run_of_alarm(SimulatedSet(Flakes(rng, lasting)), change) for _ in range(change.sets)]
+    return {
+        "median": float(np.median(found)),
+        "quantile_95": float(np.quantile(found, 0.95)),
+        "longest": change.longest,
+        "sets": change.sets,
+        "runs": sum(min(n, change.longest) for n in found) + BASELINE * change.sets,
+        "within": change.within,
+        "share_within": stats.proportion(sum(n <= change.within for n in found), change.sets),
+    }
+
+
+def whole_monitor(rng: np.random.Generator, lasting: tuple[float, float], change: Change) -> dict[str, Any]:
+    """The whole monitor on a real service, once, and the simulation with the same failures."""
+    seed = int(rng.integers(2**32))
+    drawn = [Flakes(np.random.default_rng(seed), lasting) for _ in range(2)]
+    with tempfile.TemporaryDirectory() as folder:
+        found = end_to_end(Path(folder), drawn[0], change)
+    expected = min(run_of_alarm(SimulatedSet(drawn[1]), change), change.longest)
+    return found | {"run_in_simulation": expected, "within": change.within}
 
 
 def first_alarm(rng: np.random.Generator, rate: Callable[[int], float], longest: int) -> int:
@@ -145,28 +211,33 @@ def pooled_test(rng: np.random.Generator, sets: int = SETS) -> dict[str, Any]:
 
 
 def parts() -> dict[str, Callable[[np.random.Generator], dict[str, Any]]]:
-    """The measurements by name; each takes about a minute of CPU time at most."""
+    """The measurements by name; each takes some minutes of CPU time at most."""
     found: dict[str, Callable[[np.random.Generator], dict[str, Any]]] = {"pooled": pooled_test}
+    quiet = Change(usual, lambda _: False, QUIET_RUNS, 1, QUIET_RUNS)
+    found["most last: rates in baselines"] = partial(repeat_failure_rates, lasting=LASTING["most last"], sets=1000)
     for name, lasting in LASTING.items():
-        sets = 200 if name == "independent" else 25
         found[f"{name}: false alarms"] = partial(false_alarms, lasting=lasting, sets=SETS // 100, runs=100)
-        found[f"{name}: one fails always"] = partial(delay, lasting=lasting, rate=1.0, sets=sets, longest=20)
-        found[f"{name}: one fails in a fifth"] = partial(
-            delay, lasting=lasting, rate=0.2, sets=sets, longest=120 if sets > 25 else 60
-        )
+        found[f"end to end, {name}: false alarms"] = partial(whole_monitor, lasting=lasting, change=quiet)
+        for fault, change in CHANGES.items():
+            if name == "independent":
+                found[f"{name}: {fault}"] = partial(delay, lasting=lasting, change=change)
+                found[f"end to end, {name}: {fault}"] = partial(whole_monitor, lasting=lasting, change=change)
+            elif change.alarms is first_alarms:
+                fewer = change._replace(sets=25, longest=60)
+                found[f"{name}: {fault}"] = partial(delay, lasting=lasting, change=fewer)
     return found
 
 
 def main(*names: str) -> None:
-    """Measures the named parts, or all; the results of other parts stay."""
+    """Measures the named parts, or all, and saves each; the results of other parts stay."""
     file = ROOT / "benchmarks/results/pooled_drift.json"
-    before = json.loads(file.read_text())["results"] if file.exists() else {}
     known = parts()
-    found = {"simulated": True} | {name: before[name] for name in known if name in before}
     for number, (name, measure) in enumerate(known.items()):
         if not names or name in names:
-            found[name] = measure(np.random.default_rng([SEED, number]))
-    save("pooled_drift", found)
+            measured = measure(np.random.default_rng([SEED, number]))
+            before = json.loads(file.read_text())["results"] if file.exists() else {}
+            kept = before | {name: measured}
+            save("pooled_drift", {"simulated": True} | {part: kept[part] for part in known if part in kept})
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ class RecordedModel(Generator):
         tokens: Largest length of an answer.
         about: Further facts for the first line of a new file.
         batch: Answers that are generated at once.
+        used: Keys of the answers that were asked for.
 
     Raises:
         BackendError: If an answer is not in the file, and there is no model.
@@ -37,6 +38,7 @@ class RecordedModel(Generator):
     tokens: int
     about: Mapping[str, Any] = field(default_factory=dict)
     batch: int = BATCH
+    used: set[str] = field(default_factory=set)
     _answers: dict[str, str] = field(default_factory=dict)
     _loaded: CausalLM | None = None
 
@@ -63,4 +65,5 @@ class RecordedModel(Generator):
             text = "".join([piece async for piece in self._loaded.stream(prompt)])
             self._answers[key] = text
             answer.write_lines(self.file, [{"id": key, "answer": text}])
+        self.used.add(key)
         yield self._answers[key]

@@ -1,0 +1,224 @@
+"""The answer-level check of new documents with a real model and without one, on poisoned and harmless documents.
+
+``python -m benchmarks.answer_check FILE.gguf [QUESTIONS]`` asks a model, and keeps its answers under ``build``: run it
+again where it was stopped. Both readers see the same documents in the same run. Without arguments it measures the
+synthetic collection from the recorded answers of the 0.5B. ``... FILE.gguf pack`` records these.
+
+``synthetic``: invented facts that r documents state. Poisoned: PoisonedRAG's form with our sentences, with the question
+in front and without, and CorruptRAG's. Harmless: one of the documents that state the fact. ``squad``: PoisonedRAG's own
+texts for questions of Natural Questions that SQuAD does not answer, CorruptRAG's form for questions that it answers,
+and harmless documents that were held out, each with the watched question that it answers best. All rank first.
+
+``stays_suspicious``: the answer changes and no other document states the new one. ``deceived``: the reader gives the
+false answer. ``gate``: the whole gate on SQuAD, which asks the reader only above the threshold of its first step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from benchmarks import ROOT, SEED, save
+from benchmarks.kept import Kept
+from benchmarks.poison import Ground, Texts
+from benchmarks.real import files
+from benchmarks.real.recorded_model import RecordedModel
+from benchmarks.redundant import Case, squad, synthetic
+from casemate.backends.embedders.minilm import MiniLM
+from casemate.backends.indexes.sqlite import SqliteIndex
+from casemate.maths import stats
+from casemate.maths.metrics import exact_match
+from casemate.monitor.poisoning.answer_change import AnswerCheck, EnteredQuestion
+from casemate.monitor.poisoning.scoring import PoisonScreener
+from casemate.protocols import Embedder, Generator, Index
+from casemate.redteam.attacks.poison import Poison
+from casemate.types import Document
+
+WORK = ROOT / "build/answer_check"
+RECORDED = ROOT / "benchmarks/recorded/answer_check_qwen0.5b.jsonl.gz"
+QUESTIONS, K, TOKENS = 20, 3, 32
+FACTS, REDUNDANCY = 2, (1, 2, 3)
+BINS = ((1, 2), (3, 24))
+"""Redundancy of the questions of SQuAD; half of them have each."""
+FORMS = ("question in front", "text alone", "corruptrag")
+
+
+class Arrival(NamedTuple):
+    """A new document with the question that it enters.
+
+    Attributes:
+        kind: What kind of document it is.
+        entered: Question and document.
+        false: The attacker's answer; empty for a harmless document.
+    """
+
+    kind: str
+    entered: EnteredQuestion
+    false: str = ""
+
+
+def main(model: str = "", what: str = str(QUESTIONS)) -> None:
+    """Parses the command line."""
+    file = ROOT / "benchmarks/results/answer_check.json"
+    found: dict[str, Any] = json.loads(file.read_text())["results"] if file.exists() else {}
+    if not model or what == "pack":
+        reader = RecordedModel(None, WORK / f"{Path(model).stem}.jsonl.gz" if model else RECORDED, TOKENS)
+        with tempfile.TemporaryDirectory() as folder:
+            shown = invented(reader, Path(folder))
+        if model:
+            rows = files.read(WORK / f"{Path(model).stem}.jsonl.gz")
+            files.write(RECORDED, [rows[0], *(row for row in rows[1:] if row["id"] in reader.used)])
+        print(json.dumps(shown, indent=2))
+        return
+    path = Path(model)
+    reader = RecordedModel(path, WORK / f"{path.stem}.jsonl.gz", TOKENS, {"k": K, "seed": SEED})
+    with tempfile.TemporaryDirectory() as folder:
+        results = {"questions": int(what), "k": K, "synthetic": invented(reader, Path(folder))}
+        results |= {"squad": real(reader, Path(folder), int(what))}
+    save("answer_check", found | {path.stem: results})
+
+
+def invented(reader: Generator, folder: Path) -> dict[str, Any]:
+    """The synthetic collection."""
+    documents, cases = synthetic(FACTS, REDUNDANCY)
+    held_out = {d.id: d for d in documents if d.id.endswith("-0")}
+    embedder = MiniLM(threads=1)
+    with closing(SqliteIndex(folder / "synthetic.db")) as index:
+        index.open(embedder.fingerprint, embedder.dim)
+        rest = [d for d in documents if d.id not in held_out]
+        index.add(rest, embedder.embed([d.content for d in rest]))
+        arrivals = [a for form in FORMS for a in crafted(cases, embedder, form)]
+        new = [held_out[f"{case.id.rsplit('-', 1)[0]}-0"] for case in cases]
+        stated = ["stated by no other" if case.r == 1 else "stated by others" for case in cases]
+        asked = [case.question for case in cases]
+        arrivals += entering([f"harmless, {s}" for s in stated], asked, new, embedder)
+        return compared(index, reader, arrivals)
+
+
+def real(reader: Generator, folder: Path, count: int) -> dict[str, Any]:
+    """SQuAD: the check by itself, and the whole gate."""
+    embedder = Kept(ROOT / "build/kept.npz")
+    texts, cases = Texts(embedder), squad(embedder, count // 2, BINS)
+    ground = Ground("squad", embedder, folder, 0)
+    embedder.save()
+    with closing(ground.index):
+        learnt = ground.fitted(*texts.watched("watched"))
+        arrivals = list(crafted(cases, embedder, "corruptrag"))
+        for form, written in texts.forms.items():
+            new = [Document(f"{form}-{i}", text) for i, text in enumerate(written[: 5 * count : 5])]
+            kinds = [f"poisonedrag, {form}"] * count
+            arrivals += entering(kinds, texts.questions[:count], new, embedder, texts.answers)
+        arrivals += harmless(ground, learnt, count)
+        return compared(ground.index, reader, arrivals) | {"gate": gate(ground, learnt, reader, texts, count)}
+
+
+def crafted(cases: Sequence[Case], embedder: Embedder, form: str) -> Iterator[Arrival]:
+    """A poisoned document against each question, by our sentences."""
+    attack = Poison(method="corrupt") if form == "corruptrag" else Poison(texts=1)
+    new = []
+    for i, case in enumerate(cases):
+        (made,) = asyncio.run(attack.craft(case.question, case.false, np.random.default_rng([SEED, i])))
+        text = made.text.removeprefix(case.question).lstrip(" .") if form == "text alone" else made.text
+        new.append(Document(f"{form}-{i}", text))
+    asked = [case.question for case in cases]
+    yield from entering([form] * len(cases), asked, new, embedder, [case.false for case in cases])
+
+
+def entering(
+    kinds: Sequence[str],
+    questions: Sequence[str],
+    new: Sequence[Document],
+    embedder: Embedder,
+    false: Sequence[str] = (),
+) -> Iterator[Arrival]:
+    """Documents with the questions that they enter."""
+    Q, E = embedder.embed(questions), embedder.embed([d.content for d in new])
+    for i, document in enumerate(new):
+        yield Arrival(kinds[i], EnteredQuestion(questions[i], Q[i], document, E[i]), false[i] if false else "")
+
+
+def harmless(ground: Ground, learnt: PoisonScreener, count: int) -> Iterator[Arrival]:
+    """Documents that were held out and rank first for a watched question, with that question."""
+    scores = learnt.question_scores
+    _, contexts = scores.impact(ground.new_vectors, [d.source for d in ground.new])
+    first = [(i, entries[0].question) for i, entries in enumerate(contexts) if entries and entries[0].lift > 0]
+    for place in np.random.default_rng(SEED).permutation(len(first))[:count]:
+        i, asked = first[place]
+        question = scores.questions[asked], scores.vectors[asked]
+        yield Arrival("harmless", EnteredQuestion(*question, ground.new[i], ground.new_vectors[i]))
+
+
+def compared(index: Index, reader: Generator, arrivals: Sequence[Arrival]) -> dict[str, Any]:
+    """The check with the model and without, by kind of document."""
+    plain = AnswerCheck(index, k=K)
+    return {
+        name: summary(check, index, arrivals)
+        for name, check in (("without a model", plain), ("model", replace(plain, reader=reader)))
+    }
+
+
+def summary(check: AnswerCheck, index: Index, arrivals: Sequence[Arrival]) -> dict[str, Any]:
+    """Shares of the documents that rank first, by kind."""
+    first = [a for a in arrivals if _lift(index, a.entered) > 0]
+    changes = check.check([a.entered for a in first])
+    found: dict[str, Any] = {}
+    for kind in dict.fromkeys(a.kind for a in arrivals):
+        rows = [(a, c) for a, c in zip(first, changes, strict=True) if a.kind == kind]
+        caught = [c.changed and not c.supporters for _, c in rows]
+        deceived = [bool(a.false) and exact_match(c.after, [a.false]) for a, c in rows]
+        found[kind] = {
+            "documents": sum(a.kind == kind for a in arrivals),
+            "rank_first": len(rows),
+            "stays_suspicious": _share(caught),
+            "changed": sum(c.changed for _, c in rows),
+            "supported": sum(c.supporters > 0 for _, c in rows),
+        }
+        if any(a.false for a, _ in rows):
+            both = [c for c, d in zip(caught, deceived, strict=True) if d]
+            found[kind] |= {"deceived": _share(deceived), "stays_suspicious_if_deceived": _share(both)}
+    return found
+
+
+def gate(
+    ground: Ground, learnt: PoisonScreener, reader: Generator, texts: Texts, count: int
+) -> dict[str, dict[str, Any]]:
+    """The whole gate, for the harmless documents together, and for each poisoned document alone."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, answers in (("without a model", learnt.answers), ("model", replace(learnt.answers, reader=reader))):
+        screener = ground.restart(learnt)
+        screener.answers = replace(answers, k=K)
+        results = screener.screen(ground.new, ground.new_vectors)
+        found[name] = {"harmless": _share([r.suspicious for r in results])}
+        for form, written in texts.forms.items():
+            held = []
+            for i, text in enumerate(written[: 5 * count : 5]):
+                one = ground.restart(learnt)
+                one.answers = screener.answers
+                held.append(one.screen([Document(f"p{i}", text)], ground.embedder.embed([text]))[0].suspicious)
+            found[name][form] = _share(held)
+    return found
+
+
+def _lift(index: Index, entered: EnteredQuestion) -> float:
+    """Cosine of document and question, minus that of the best other document."""
+    hits = index.search(entered.question_vector, 2).hits
+    best = max((h.score for h in hits if h.document.source != entered.document.source), default=-1.0)
+    return float(np.dot(entered.question_vector, entered.vector)) - best
+
+
+def _share(held: Iterable[bool]) -> stats.Estimate | None:
+    rows = list(held)
+    return stats.proportion(sum(rows), len(rows)) if rows else None
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:3])
