@@ -305,7 +305,7 @@ def test_a_unit_is_heard_alone():
     assert alone == [quorum.heard(question, [hit]) for hit in reversed(hits)][::-1]
 
 
-def test_a_unit_about_another_name_abstains():
+def test_a_unit_about_another_name_abstains(monkeypatch):
     """It shares two of three words with the question, but not the name."""
     question = "When was the mill of Kelford built?"
     other = [f"The mill of {place} was built in 1742 by the guild." for place in ("Ashby", "Barton", "Corby")]
@@ -313,9 +313,13 @@ def test_a_unit_about_another_name_abstains():
     assert "1742" in answer(
         [t.replace("of", f"of Kelford, a part of {i},") for i, t in enumerate(other)], question=question
     )
-    asked = AskedQuestion.of(question)
-    assert asked.coverage(asked.stems) == 1.0 and asked.coverage(frozenset()) == 0.0
-    assert asked.coverage(asked.names) == 3 / 5 and asked.coverage(asked.stems - asked.names) == 2 / 5
+    monkeypatch.setattr("casemate.guard.defenses.quorum.keywords.MIN_NAMES", 0.0)
+    assert "1742" in answer(other, question=question)
+
+
+def test_a_unit_with_too_few_words_of_the_question_abstains():
+    asked = AskedQuestion.of("How are ropes, barrels, lanterns and maps painted?")
+    assert asked.concerns(frozenset(sorted(asked.stems)[:2])) and not asked.concerns(frozenset(sorted(asked.stems)[:1]))
 
 
 # Thresholds
@@ -381,18 +385,18 @@ def test_bad_options_are_refused(options, message):
 
 
 def test_keywords_that_lead_in_enough_units_come_first():
-    """Four keywords with equal support; by the alphabet alone, the leading one would be last."""
+    """Keywords with equal support; by the alphabet alone, the leading one would be the last."""
     question = AskedQuestion.of("What does the mill sell?")
-    words = [Word(lemma) for lemma in ("amber", "brook", "cedar", "delta", "zinc")]
+    words = [Word(lemma) for lemma in ("amber", "brook", "cedar", "delta", "ember", "fjord", "zinc")]
     units = [frozenset([*words, Lead("zinc")]), frozenset([*words, Lead("zinc"), Lead("amber")])]
-    assert compose(question, Release.of(units, Thresholds(2)).levels).text == "Zinc; amber; brook; cedar."
+    assert compose(question, Release.of(units, Thresholds(2)).levels).text == "Zinc; amber; brook; cedar; delta; ember."
     assert compose(question, Release.of([units[0], frozenset(words)], Thresholds(2)).levels).words[0] == "amber"
 
 
-def test_at_most_three_keywords_of_a_unit_lead_and_each_is_a_keyword():
+def test_at_most_two_keywords_of_a_unit_lead_and_each_is_a_keyword():
     said = statements(AskedQuestion.of(QUESTION), [Sentence(s) for s in BRIDGE[0].split(". ")], 8)
     leads = {item.lemma for item in said if isinstance(item, Lead)}
-    assert len(leads) == 3 and leads <= {item.lemma for item in said if isinstance(item, Word)} and "1932" in leads
+    assert len(leads) == 2 and leads <= {item.lemma for item in said if isinstance(item, Word)} and "1932" in leads
 
 
 WRITTEN = st.lists(

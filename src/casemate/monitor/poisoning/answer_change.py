@@ -49,7 +49,7 @@ from casemate.types import DEFAULT_TENANT, Document, Hit, Prompt, Vector
 SUPPORT_DOCUMENTS = 24
 """Documents nearest to the question among which support is searched."""
 SENTENCES, KEYWORDS = 2, 8
-"""Sentences and keywords of one unit, as in ``Quorum``."""
+"""Sentences and keywords of one unit."""
 SUPPORTED_SHARE = 0.5
 """Share of the new answer's keywords that one other unit must state to support it."""
 AT_ONCE = 16

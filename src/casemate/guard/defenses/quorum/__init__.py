@@ -86,7 +86,7 @@ class Quorum(Defense):
     period_days: int = 30
     units: int = 24
     words: int = 8
-    sentences: int = 2
+    sentences: int = 3
     floor: float = 0.3
     unit_keys: tuple[str, ...] = ()
     writer: Generator | None = field(default=None, repr=False)

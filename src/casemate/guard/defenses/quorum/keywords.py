@@ -20,11 +20,11 @@ FUNCTION_WORDS = STOP_WORDS - NEGATIONS
 TOKEN = re.compile(r"\d+(?:[.,]\d+)*%?(?![^\W_])|[^\W_]+(?:['’.-][^\W_]+)*")
 """A number with separators and percent sign, or a word."""
 MARKUP = re.compile(r"^[\s#>*+•|-]+|[*_`|]+")
-MIN_COVERAGE = 0.5
+MIN_COVERAGE = 0.25
 """Share of the question's words that a unit must contain to be heard. Below, it abstains."""
-NAME_WEIGHT = 3
-"""Weight of a name or number in that share: a unit about another bridge shares all words but the name."""
-LEADS = 3
+MIN_NAMES = 0.5
+"""The same for names and numbers: a unit about another bridge shares all words but the name."""
+LEADS = 2
 MAX_SENTENCES = 64
 """Sentences of a unit that are considered."""
 CACHED_TEXTS = 4096
@@ -145,10 +145,15 @@ class AskedQuestion:
         names = frozenset().union(*(t.stems for t in tokens if t.named))
         return cls(stems, names, frozenset(lemmas), place, text.lower())
 
-    def coverage(self, stems: frozenset[str]) -> float:
-        """Returns the share of its words among some stems, in [0, 1]; names and numbers weigh ``NAME_WEIGHT``."""
-        found, most = (len(x) + (NAME_WEIGHT - 1) * len(x & self.names) for x in (stems & self.stems, self.stems))
-        return found / most if most else 0.0
+    def concerns(self, stems: frozenset[str]) -> bool:
+        """Whether enough of its words, and of its names and numbers, are among some stems."""
+        if len(stems & self.stems) < MIN_COVERAGE * len(self.stems):
+            return False
+        return self.has_names(stems)
+
+    def has_names(self, stems: frozenset[str]) -> bool:
+        """Whether enough of its names and numbers are among some stems, if it has any."""
+        return len(stems & self.names) >= MIN_NAMES * len(self.names)
 
     def repeats(self, token: Token) -> bool:
         """Whether a token consists of words of the question."""
@@ -241,7 +246,7 @@ def best_sentences(question: AskedQuestion, text: str, title: str, most: int) ->
         return ()
     heading = frozenset(stem(w.lower()) for w in TOKEN.findall(title)) & asked
     covered = [(s.stems & asked) | heading for s in found]
-    if question.coverage(heading.union(*covered)) < MIN_COVERAGE:
+    if not question.concerns(heading.union(*covered)):
         return ()
     scores = []
     for i, sentence in enumerate(found):
@@ -254,12 +259,11 @@ def best_sentences(question: AskedQuestion, text: str, title: str, most: int) ->
 
 
 def has_names(question: AskedQuestion, unit: Document) -> bool:
-    """Whether a unit contains at least half of the question's names and numbers, if there are any.
+    """Whether a unit contains enough of the question's names and numbers, if there are any.
 
     A small model answers from a text about another bridge as if it were the one that is asked about.
     """
-    stems = frozenset(stem(word.lower()) for word in TOKEN.findall(unit.content))
-    return len(stems & question.names) >= MIN_COVERAGE * len(question.names)
+    return question.has_names(frozenset(stem(word.lower()) for word in TOKEN.findall(unit.content)))
 
 
 def unit_statements(question: AskedQuestion, unit: Document, most_sentences: int, most: int) -> frozenset[Item]:

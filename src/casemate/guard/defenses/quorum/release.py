@@ -12,7 +12,7 @@ from casemate.types import UNKNOWN
 
 MAX_WORDS = 16
 """Keywords of an answer, at most."""
-MAX_PHRASES = 4
+MAX_PHRASES = 6
 """Phrases of an answer, at most, if pairs are released."""
 MAX_PHRASE = 8
 """Content words of a phrase, at most."""
