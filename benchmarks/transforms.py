@@ -114,6 +114,7 @@ def main() -> None:
                 settings = (ONE, TWENTY, QUORUM, *(COLLUSION if label in WORST and corpus == "mathqa" else ()))
                 found[label] = asyncio.run(_attacked(ground, judge, label, questions, settings))
                 print(corpus, label, {s: c["ratio"] for s, c in found[label].items()}, file=sys.stderr, flush=True)
+                results = before("transforms", about)  # again: another process may have measured another corpus
                 results["corpora"][corpus] = {"chunks": size, "worst_first": _worst_first(found), "attackers": found}
                 save("transforms", results)
 
