@@ -57,9 +57,44 @@ def test_it_is_the_shortest_one_while_requests_are_fast():
 
 @pytest.mark.parametrize("slow", [0.2, 3.0, 1e6])
 def test_few_slow_requests_do_not_change_it_at_once(slow):
-    assert after([slow] * (FEWEST - 1)) == 0.1
-    assert after([slow, slow, *[0.01] * (FEWEST - 3)]) == 0.1
-    assert after([slow, slow, *[0.01] * (FEWEST - 2)]) > 0.1
+    known = [0.01] * BLOCK
+    assert after([*known, *[slow] * (FEWEST - 1)]) == 0.1
+    assert after([*known, slow, slow, *[0.01] * (FEWEST - 3)]) == 0.1
+    assert after([*known, slow, slow, *[0.01] * (FEWEST - 2)]) > 0.1
+
+
+def beyond(works):
+    """Requests whose work takes longer than their interval: a client can see that."""
+    interval, found = ResponseInterval(0.1, clock=Clock()), 0
+    for work in works:
+        interval.observe(work)
+        found += work > interval.seconds
+    return found
+
+
+def test_of_equal_first_requests_one_takes_longer_than_its_interval():
+    assert after([0.2]) == 0.1
+    assert after([0.2, 0.2]) > 0.2
+    assert beyond([0.2] * (FEWEST - 1)) == 1
+
+
+@given(works, st.booleans(), st.booleans())
+def test_few_of_the_first_requests_take_longer_than_their_interval(works, ascending, spread):
+    """Also where a client sends slower and slower ones: at most one for each of the values."""
+    works = np.minimum(works[: FEWEST - 1], LONGEST_S)
+    works = np.geomspace(0.05, LONGEST_S, FEWEST - 1) if spread else works
+    assert beyond(sorted(works) if ascending else works) <= 12
+    assert beyond([0.1 * STEP**n + 0.001 for n in range(11)]) <= 12
+
+
+def test_a_key_with_few_requests_an_hour_stays_at_what_its_first_ones_need():
+    clock = Clock()
+    interval = ResponseInterval(0.1, clock=clock)
+    for _ in range(5):
+        clock.now += BLOCK_S + 1
+        interval.observe(0.2)
+        interval.observe(0.2)
+        assert 0.25 <= interval.seconds < 0.4
 
 
 def test_one_slow_request_of_a_block_does_not_change_it():
@@ -73,8 +108,8 @@ def test_it_changes_at_most_twice_in_a_block(works):
         interval.observe(work)
         values.append(interval.seconds)
     changed = {number for number in range(1, len(values)) if values[number] != values[number - 1]}
-    assert {(number + 1) % BLOCK for number in changed} <= {0, FEWEST}
-    assert all(values[n] > values[n - 1] for n in changed if (n + 1) % BLOCK == FEWEST)
+    assert {(number + 1) % BLOCK for number in changed if number >= FEWEST} <= {0, FEWEST}
+    assert all(values[n] > values[n - 1] for n in changed if (n + 1) % BLOCK == FEWEST or n < FEWEST)
 
 
 def test_it_is_one_of_few_values_up_to_the_longest(monkeypatch):
@@ -103,6 +138,7 @@ def test_a_block_that_ends_by_time_may_raise_it_and_never_lowers_it():
         interval.observe(0.01)
         return interval.seconds
 
+    assert block([0.01] * BLOCK) == 0.1
     assert block([0.5] * (FEWEST - 2)) == 0.1
     assert block([0.01] * FEWEST + [0.5] * 2) > 0.5
     assert block([0.01] * (BLOCK - 2)) > 0.5

@@ -10,8 +10,9 @@ some on the other, for example while a client loads the gateway. The interval is
 the end of a block, or it rises after 300 requests of the block. So a client cannot change it by two slow requests and
 observe the change at once. It follows the requests of its own key only, so it tells a client nothing about others.
 
-Limit: after a start of the gateway, the interval of a key is ``pace_ms`` for its first 299 requests. Set ``pace_ms``
-above the time that search and guard take.
+After a start of the gateway nothing is known about a key. So for its first 299 requests the interval rises as soon as
+the second slowest one needs it. Each rise is to a higher one of at most 12 values, so at most 12 of these requests take
+longer than their interval. With a fixed one all 299 might, and each would tell on which side of it its work was.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ from casemate.types import Prompt
 BLOCK, BLOCK_S = 1000, 3600.0
 """Requests and seconds after which a block of measured work ends."""
 FEWEST = 300
-"""Requests of a block from which the interval may rise; with fewer than ``BLOCK`` it does not fall."""
+"""Requests of a block from which the interval may rise; with fewer than ``BLOCK`` it does not fall. The interval of a
+key that has not sent so many yet rises at once."""
 HEADROOM, STEP = 1.25, 1.5
 """The interval is at least this multiple of the measured work, and a power of ``STEP`` times ``pace_ms``."""
 LONGEST_S = 10.0
@@ -60,6 +62,7 @@ class ResponseInterval:
     ) -> None:
         self._shortest_s, self._longest_s, self._clock = shortest_s, longest_s, clock
         self.seconds = shortest_s
+        self._measured = False  # whether it is derived from `FEWEST` requests or more
         self._slowest, self._count, self._began = (0.0, 0.0), 0, clock()
 
     def observe(self, work_s: float) -> None:
@@ -71,8 +74,9 @@ class ResponseInterval:
         self._count += 1
         first, second = self._slowest
         self._slowest = max(first, work_s), max(second, min(first, work_s))
-        if self._count == FEWEST:
+        if self._count == FEWEST or not self._measured:
             self.seconds = max(self.seconds, self._needed_s())
+            self._measured = self._count == FEWEST
         if self._count >= BLOCK:
             self.seconds = self._needed_s()
             self._begin_block()
