@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from contextlib import closing
 from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint
@@ -27,6 +28,7 @@ from casemate.guard.defenses.quorum import Quorum
 from casemate.guard.guard import Guard
 from casemate.guard.turn import turn
 from casemate.protocols import Defense
+from casemate.rag import pipeline
 from casemate.rag.pipeline import Rag
 from casemate.system import audience_policy
 from casemate.types import UNKNOWN, Action, Document, Outcome, Query, Verdict
@@ -216,6 +218,40 @@ def test_a_client_beyond_its_budget_makes_no_question_read_the_whole_index(tmp_p
         asyncio.run(guard.add(collection(3, 60)))
         assert context(guard, asked(k=3)) == []
     assert searched == [3]
+
+
+def test_clients_that_may_read_nothing_search_the_whole_index_one_at_a_time(tmp_path, monkeypatch):
+    """Twenty such questions at once leave threads for others, whose questions are answered meanwhile."""
+    monkeypatch.setattr(pipeline, "WIDE", 50)
+    wide, most, free = [], [], threading.Event()
+
+    def search(index, vector, k, tenant="default"):
+        if k >= 50:
+            wide.append(k)
+            most.append(len(wide))
+            assert free.wait(20)
+            wide.remove(k)
+        return original(index, vector, k, tenant)
+
+    original = SqliteIndex.search
+    monkeypatch.setattr(SqliteIndex, "search", search)
+
+    async def story(guard):
+        slow = [asyncio.create_task(guard.retrieve(asked(k=3))) for _ in range(20)]
+        while not wide:
+            await asyncio.sleep(0.01)
+        async with asyncio.timeout(20):
+            ordinary, _ = await guard.retrieve(asked(None, k=3))
+        assert len(ordinary.hits) == 3 and len(wide) == 1
+        free.set()
+        return [found.hits for found, _ in await asyncio.gather(*slow)]
+
+    with closing(SqliteIndex(tmp_path / "index.db")) as index:
+        archive_only = AudiencePolicy("nothing", (EntitlementRule(ENTITLED),))
+        guard = Guard(Rag(BagOfWords(64), index, Parrot()), [], audience=archive_only)
+        asyncio.run(guard.add(collection(3, 60)))
+        assert asyncio.run(story(guard)) == [()] * 20
+    assert set(most) == {1}
 
 
 @dataclass

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from contextvars import copy_context
 from dataclasses import replace
+from functools import partial
 
 from casemate.errors import QueryError
 from casemate.maths.moments import without_documents
@@ -20,6 +23,8 @@ INSTRUCTIONS = (
 MAX_QUERY_CHARACTERS = 20_000
 GROWTH = 4
 """Factor by which a search is widened when too few hits may be used."""
+WIDE = 2000
+"""Hits from which a search is wide. It may read the whole index, as for a client that may read next to nothing."""
 
 
 class Rag:
@@ -42,6 +47,7 @@ class Rag:
         self.index = index
         self.generator = generator
         self.instructions = instructions
+        self._wide_searches = ThreadPoolExecutor(1, "casemate-wide-search")
         index.open(embedder.fingerprint, embedder.dim)
 
     async def embed(self, documents: Sequence[Document], progress: Progress | None = None) -> Vector:
@@ -69,8 +75,14 @@ class Rag:
         return vector
 
     async def search(self, vector: Vector, k: int, tenant: str) -> Retrieval:
-        """Finds the k nearest documents of a tenant, and the similarity statistics."""
-        return await asyncio.to_thread(self.index.search, vector, k, tenant)
+        """Finds the k nearest documents of a tenant, and the similarity statistics.
+
+        Wide searches run one at a time: many at once would occupy all threads, and delay every other query.
+        """
+        if k < WIDE:
+            return await asyncio.to_thread(self.index.search, vector, k, tenant)
+        search = partial(copy_context().run, self.index.search, vector, k, tenant)
+        return await asyncio.get_running_loop().run_in_executor(self._wide_searches, search)
 
     async def find(
         self, query: Query, vector: Vector, k: int, entitles: Callable[[Document], bool] | None = None
