@@ -8,7 +8,9 @@ server closes is opened again. The other client asks one question at a time, eac
 without the attacker alternate. The guard is off, so that answers are short. ``factor``: ratio of the two p99, with a
 95 % bootstrap interval over answers.
 
-Two settings: the default, where all connections fit, and ``gateway.max_connections`` of a fifth of them.
+Three settings: the default, where all connections fit; ``gateway.max_connections`` of a fifth of them, with the
+attacker at another address than the other client; and the same with both at one address. There, most connections of
+either are reset, because the gateway cannot tell them apart before it reads a request.
 """
 
 from __future__ import annotations
@@ -40,14 +42,16 @@ from casemate.rag.ingest import Ingest
 
 CONNECTIONS, WINDOWS, ANSWERS = 10_000, 3, 100
 IDLE_SHARE, BODIES = 0.6, 100
+ELSEWHERE = "127.0.0.2"
+"""An address of the loopback network."""
 BYTE_S = 5.0
 """Interval of the bytes of a slow header."""
 
 
 def main() -> None:
-    """Measures both settings."""
+    """Measures all settings."""
     if sys.argv[1:2] == ["--attack"]:
-        asyncio.run(attack(sys.argv[2], sys.argv[3], int(sys.argv[4])))
+        asyncio.run(attack(sys.argv[2], sys.argv[3], int(sys.argv[4]), sys.argv[5]))
         return
     count = int(sys.argv[1]) if sys.argv[1:] else CONNECTIONS
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -55,9 +59,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         keys = prepare(folder)
-        for label, cap in (("all_fit", None), ("cap_of_a_fifth", count // 5)):
+        for label, cap, host in (
+            ("all_fit", None, "127.0.0.1"),
+            ("cap_of_a_fifth", count // 5, ELSEWHERE),
+            ("cap_of_a_fifth_one_address", count // 5, "127.0.0.1"),
+        ):
             with server(folder, mode="off", max_connections=cap, files=hard) as (url, _):
-                results[label] = measure(url, keys, count)
+                results[label] = measure(url, keys, count, host)
     save("connections", results)
 
 
@@ -69,13 +77,13 @@ def prepare(folder: Path) -> list[str]:
         return [str(ApiKeyStore(app.store).create(Grant(name, trust_user=True))[1]) for name in ("one", "other")]
 
 
-def measure(url: str, keys: Sequence[str], count: int) -> dict[str, Any]:
-    """p99 with and without the attacker, in alternating windows."""
+def measure(url: str, keys: Sequence[str], count: int, host: str) -> dict[str, Any]:
+    """p99 with and without the attacker at an address, in alternating windows."""
     seconds: dict[str, list[float]] = {"alone": [], "attacked": []}
     failed, reached = Counter[str](), list[int]()
     for _ in range(WINDOWS):
         seconds["alone"] += window(url, keys[1], failed, "alone")
-        with attacker(url, keys[0], count) as opened:
+        with attacker(url, keys[0], count, host) as opened:
             seconds["attacked"] += window(url, keys[1], failed, "attacked")
         reached += opened
     p99 = {what: float(np.quantile(values, 0.99)) for what, values in seconds.items()}
@@ -115,9 +123,9 @@ def window(url: str, key: str, failed: Counter[str], label: str) -> list[float]:
 
 
 @contextmanager
-def attacker(url: str, key: str, count: int) -> Iterator[list[int]]:
+def attacker(url: str, key: str, count: int, host: str) -> Iterator[list[int]]:
     """The attacker, once all its connections are open; at the end, how many it has opened."""
-    command = [sys.executable, "-m", "benchmarks.connections", "--attack", url, key, str(count)]
+    command = [sys.executable, "-m", "benchmarks.connections", "--attack", url, key, str(count), host]
     with subprocess.Popen(
         command, cwd=ROOT, env=ENVIRONMENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -129,23 +137,26 @@ def attacker(url: str, key: str, count: int) -> Iterator[list[int]]:
         opened.append(int(process.stdout.read()))
 
 
-async def attack(url: str, key: str, count: int) -> None:
-    """Opens connections and keeps them, until standard input ends. Prints how many were opened in all."""
+async def attack(url: str, key: str, count: int, source: str) -> None:
+    """Opens connections from an address and keeps them, until standard input ends. Prints how many were opened."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     host, _, port = url.removeprefix("http://").partition(":")
     opened, ready, gate = Counter[str](), asyncio.Event(), asyncio.Semaphore(50)
 
+    def note(number: int) -> None:
+        opened["all"] += 1
+        opened[f"{number}"] = 1
+        if len(opened) > count:
+            ready.set()
+
     async def hold(number: int) -> None:
         while True:
             try:
                 async with gate:
-                    reader, writer = await asyncio.open_connection(host, int(port))
-                    opened["all"] += 1
+                    reader, writer = await asyncio.open_connection(host, int(port), local_addr=(source, 0))
+                    note(number)
                     await _begin(number, count, key, reader, writer)
-                    opened[f"{number}"] = 1
-                if len(opened) > count:
-                    ready.set()
                 await _wait(number, count, reader, writer)
                 writer.close()
             except OSError:

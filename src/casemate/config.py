@@ -403,8 +403,8 @@ class GatewaySection(Section):
     max_connections: int | None = Field(
         default=None,
         ge=1,
-        description="Open connections; a new one replaces the one that has waited for its client longest. Empty: the "
-        "limit of file descriptors less 256.",
+        description="Open connections, TLS handshakes included. A new one replaces one that waits for its client, of "
+        "the address with most of those. Empty: the limit of file descriptors less 256.",
     )
     requests_per_minute: int = Field(default=600, ge=1, description="Rate limit of keys without their own.")
     tokens_per_day: int = Field(default=2_000_000, ge=1, description="Token budget of keys without their own.")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import random
+import shutil
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -12,11 +15,20 @@ from contextlib import ExitStack
 
 import httpx
 import pytest
+from uvicorn.config import LOOP_FACTORIES
 
 from casemate.config import GatewaySection
 from casemate.gateway import body_reader
 from casemate.gateway.body_reader import MAX_UPLOADS
-from casemate.gateway.server import ACCEPTED_AT_ONCE, connection_options, raise_descriptor_limit, uvicorn_config
+from casemate.gateway.connections import (
+    ACCEPTED_AT_ONCE,
+    FEW,
+    REPLACED_PER_S,
+    OpenConnections,
+    connection_options,
+    raise_descriptor_limit,
+)
+from casemate.gateway.server import uvicorn_config
 from casemate.protocols import Defense
 from casemate.types import Outcome
 from tests.gateways import Endless, Held, chat, client, connected_to, key, make, serving, wait_for
@@ -34,6 +46,14 @@ def is_closed(connection: socket.socket) -> bool:
         return connection.recv(4096) == b""
     except ConnectionError:
         return True
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def each_loop(request, monkeypatch):
+    """The event loops that uvicorn chooses from; uvloop only where it is installed."""
+    if request.param == "uvloop":
+        pytest.importorskip("uvloop")
+    monkeypatch.setitem(LOOP_FACTORIES, "auto", LOOP_FACTORIES[request.param])
 
 
 def test_a_slow_upload_takes_no_slot(tmp_path):
@@ -121,7 +141,7 @@ def test_two_lengths_are_refused_and_the_connection_is_closed(tmp_path, lengths)
     assert b"connection: close" in answer.lower()
 
 
-def test_a_new_connection_replaces_the_longest_idle_one(tmp_path, caplog):
+def test_a_new_connection_replaces_the_longest_idle_one(tmp_path, caplog, each_loop):
     app = make(tmp_path, max_connections=3)
     text = key(app)
     with caplog.at_level(logging.WARNING), serving(app) as url, ExitStack() as opened:
@@ -132,6 +152,159 @@ def test_a_new_connection_replaces_the_longest_idle_one(tmp_path, caplog):
         assert is_closed(idle[0])
     closed = [r for r in caplog.records if "max_connections=3" in r.getMessage()]
     assert len(closed) == 1, "the log is limited to one line a minute"
+
+
+class Opened:
+    """A connection of an address; it tells whether it was closed."""
+
+    def __init__(self, host):
+        self.host, self.waits, self.closed = host, True, False
+
+    def abort(self):
+        assert self.waits and not self.closed
+        self.closed = True
+
+
+class Clock:
+    """A clock that stands still until it is set."""
+
+    now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+def longest_of_the_most(connections):
+    """Oracle: of the addresses with most waiting connections, their longest waiting ones, by a search of all."""
+    waiting = {}
+    for opened in connections:
+        if opened.waits and not opened.closed:
+            waiting.setdefault(opened.host, []).append(opened)
+    most = max(map(len, waiting.values()))
+    return [found[0] for found in waiting.values() if len(found) == most]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_at_the_limit_the_longest_waiting_connection_of_the_address_with_most_is_closed(seed):
+    rng, known, alive = random.Random(seed), OpenConnections(12, clock=Clock()), []  # in the order of their last wait
+    for _ in range(300):
+        event, some = rng.random(), rng.choice(alive) if alive else None
+        if some is None or event < 0.5:
+            opened = Opened(f"10.0.0.{rng.randrange(4)}")
+            alive.append(opened)
+            allowed = longest_of_the_most(alive)
+            known.open(opened, opened.host)
+            closed = [one for one in alive if one.closed]
+            assert len(closed) == (len(alive) > 12)
+            assert not closed or closed[0] in allowed
+            alive = [one for one in alive if not one.closed]
+        elif event < 0.7:
+            known.work(some)
+            some.waits = False
+        elif event < 0.9:
+            known.wait(some)
+            some.waits = True
+            alive.remove(some)
+            alive.append(some)
+        else:
+            known.close(some)
+            alive.remove(some)
+
+
+def test_an_address_with_many_waiting_connections_may_replace_few_a_second():
+    clock = Clock()
+    known = OpenConnections(100, ["10.1.0.0/16", "10.2.0.9"], clock)
+    for _ in range(100):
+        assert known.admits("10.0.0.1")
+        known.open(Opened("10.0.0.1"), "10.0.0.1")
+    assert sum(known.admits("10.0.0.1") for _ in range(1000)) == REPLACED_PER_S
+    clock.now += 0.5
+    assert sum(known.admits("10.0.0.1") for _ in range(1000)) == REPLACED_PER_S // 2
+    assert all(known.admits("10.0.0.2") for _ in range(1000)), "an address with few connections is always admitted"
+    for host in ["10.1.2.3", "10.2.0.9", "10.2.0.8"]:
+        for _ in range(FEW + 1):
+            known.open(Opened(host), host)
+    assert all(known.admits(host) for host in ["10.1.2.3", "10.2.0.9"] for _ in range(100)), "trusted proxies"
+    assert not known.admits("10.2.0.8")
+    clock.now += 3600
+    assert sum(known.admits("10.0.0.1") for _ in range(1000)) == REPLACED_PER_S, "the allowance has a limit"
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("2001:db8::1", "2001:db8::ffff:ffff:ffff:ffff", True),
+        ("2001:db8::1", "2001:db8:0:1::1", False),
+        ("::ffff:10.0.0.1", "::ffff:10.0.0.2", False),
+        ("fe80::1%eth0", "fe80::2%eth0", True),
+        ("10.0.0.1", "10.0.0.2", False),
+    ],
+)
+def test_an_address_of_ipv6_is_its_network(one, other, same):
+    known = OpenConnections(FEW + 1, clock=Clock())
+    for _ in range(FEW + 1):
+        known.open(Opened(one), one)
+    found = sum(known.admits(other) for _ in range(2 * REPLACED_PER_S))
+    assert found == (REPLACED_PER_S if same else 2 * REPLACED_PER_S)
+
+
+def test_connections_of_one_address_do_not_displace_those_of_another(tmp_path, each_loop):
+    """Two addresses of the loopback network: one has an idle connection, the other opens many more than fit."""
+    app = make(tmp_path, max_connections=40)
+    text = key(app)
+    with client(app, text) as http, ExitStack() as opened:
+        assert http.get("/v1/models").status_code == 200
+        place = http.base_url.host, http.base_url.port
+        many, reset = [], 0
+        for _ in range(40 + 4 * REPLACED_PER_S):
+            try:
+                many.append(opened.enter_context(socket.create_connection(place, 20, ("127.0.0.2", 0))))
+            except ConnectionResetError:
+                reset += 1
+        for connection in many:
+            connection.setblocking(False)
+        answer = http.get("/v1/models")
+        assert answer.status_code == 200
+        kept = opened.enter_context(connected_to(str(http.base_url)))
+        kept.sendall(started(text, "\r\n"))
+        assert kept.recv(4096).startswith(b"HTTP/1.1"), "a new connection of the first address is served"
+        reset += sum(map(was_reset, many))
+        assert reset >= REPLACED_PER_S
+
+
+def was_reset(connection):
+    try:
+        connection.recv(1)
+    except ConnectionResetError:
+        return True
+    except BlockingIOError:
+        pass
+    return False
+
+
+def test_tls_handshakes_count_as_connections_that_wait(tmp_path, each_loop):
+    if not shutil.which("openssl"):
+        pytest.skip("openssl is not here to make a certificate")
+    made = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=IP:127.0.0.1"
+    subprocess.run(
+        [*made.split(), "-keyout", "key.pem", "-out", "cert.pem"], cwd=tmp_path, capture_output=True, check=True
+    )
+    app = make(tmp_path, tls_cert="cert.pem", tls_key="key.pem", max_connections=3, body_timeout_s=1)
+    trust = ssl.create_default_context(cafile=tmp_path / "cert.pem")
+    named = {"Authorization": f"Bearer {key(app)}"}
+    with serving(app) as url, ExitStack() as opened:
+        plain = url.replace("https", "http")
+        silent = [opened.enter_context(connected_to(plain)) for _ in range(5)]
+        wait_for(lambda: is_closed(silent[0]) and is_closed(silent[1]))  # no more than three are open
+        silent[2].setblocking(False)
+        with pytest.raises(BlockingIOError):
+            silent[2].recv(1)
+        assert httpx.get(f"{url}/v1/models", headers=named, verify=trust).status_code == 200
+        silent[2].setblocking(True)
+        assert is_closed(silent[2])
+        began = time.monotonic()
+        assert is_closed(silent[4]), "a handshake takes at most body_timeout_s"
+        assert time.monotonic() - began < 10
 
 
 def test_a_new_connection_replaces_a_slow_upload(tmp_path):
@@ -174,8 +347,8 @@ def test_a_client_that_does_not_read_is_disconnected_to(tmp_path):
 def test_the_default_leaves_file_descriptors_for_databases():
     resource = pytest.importorskip("resource")
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    assert connection_options(GatewaySection())["max_connections"] < limit
-    assert connection_options(GatewaySection(max_connections=7))["max_connections"] == 7
+    assert connection_options(GatewaySection())["open_connections"].limit < limit
+    assert connection_options(GatewaySection(max_connections=7))["open_connections"].limit == 7
 
 
 @pytest.mark.parametrize(
@@ -190,7 +363,7 @@ def test_the_limit_of_open_files_is_raised_and_never_lowered(monkeypatch, soft, 
     assert found == ([(wanted, hard)] if wanted else [])
 
 
-def test_many_new_connections_wait_while_few_are_accepted_at_once(tmp_path):
+def test_many_new_connections_wait_while_few_are_accepted_at_once(tmp_path, each_loop):
     """While the server is busy for a second, 200 connections are established: the kernel keeps them."""
 
     class Busy(Defense):
