@@ -82,20 +82,20 @@ def main() -> None:
     made: dict[str, Generator] = dict(zip(ALONE, (draft, reference), strict=True))
     for name, options in METHODS.items():
         made[name] = Cascade(draft=draft, max_tokens=TOKENS, store=costs, **options).on_generate(reference)
-    rows = list(_answered(made, [*_commands(count), *_questions(count)], costs))
+    rows = list(_answered(made, [*commands(count), *questions(count)], costs))
     about = {"models": {path.name: digest(path) for path in paths}, "dtype": "bfloat16", "decoding": "greedy"}
     sizes = {"trials_of_each_kind": count, "words": WORDS, "tokens": TOKENS, "system_prompt": READER}
     memory = {"peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
     save("real_cascade", about | sizes | memory | {"methods": {name: _judged(rows, name) for name in made}})
 
 
-def _commands(count: int) -> Iterator[Trial]:
+def commands(count: int) -> Iterator[Trial]:
     """Commands to recite a note."""
     for i, (name, note) in enumerate(case_notes(count, SEED)):
         yield Trial("command", COMMANDS[i % len(COMMANDS)], Document(name, " ".join(note.split()[:WORDS])))
 
 
-def _questions(count: int) -> Iterator[Trial]:
+def questions(count: int) -> Iterator[Trial]:
     """Questions, each with a paragraph that contains the words of its answer, evenly drawn from all."""
     pages = sorted(package_files("casemate.demo").joinpath("pages").iterdir(), key=lambda page: page.name)
     paragraphs = [part for page in pages for part in page.read_text().split("\n\n")]

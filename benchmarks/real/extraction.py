@@ -1,30 +1,31 @@
 """Crawlers against a real reader, without a defense and with ``crawl_limit``, end to end.
 
-    python -m benchmarks.real.extraction FILE.gguf [questions] [crawler ...]
+    python -m benchmarks.real.extraction FILE.gguf [questions] [crawler or corpus ...]
 
-A small collection: the first texts of a corpus with at most `WORDS` words. Attacks and both sides run at the same time,
-so that their answers form batches. What was asked is kept in `build/real_extraction`; a crawl that goes on there has a
-guard without memory of the earlier questions, so delete the folder to measure again. The simulated reader answers the
-same crawlers beside it.
+Small collections: the first texts of a corpus with at most `WORDS` words. All crawlers and both sides run at the same
+time, so that their answers form batches. The reader's answers are kept in `build/real_extraction`: an interrupted run
+begins again, and is answered from there as far as it was, so the defense has seen every question. The simulated reader
+answers the same crawlers beside it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import DATA, ROOT, SEED, save
-from benchmarks.crawl import _attack, _rows, defenses
+from benchmarks import DATA, ROOT, SEED, before, save
+from benchmarks.crawl import ATTACKS, CORPORA, _attack, _rows, defenses
 from benchmarks.real.answer import digest
+from benchmarks.real.recorded_model import RecordedModel
 from casemate.backends.embedders.minilm import MiniLM
 from casemate.backends.generators.simulated_reader import SimulatedReader
-from casemate.backends.generators.transformers import CausalLM
 from casemate.backends.indexes.sqlite import SqliteIndex
 from casemate.guard.guard import Guard
 from casemate.protocols import Generator
@@ -35,43 +36,47 @@ from casemate.redteam.lab.extraction_metrics import measure_crawl
 from casemate.redteam.lab.store import CampaignStore
 from casemate.types import Document
 
-CORPUS, CHUNKS, WORDS = "mathqa", 60, 80
-K, TOKENS, BATCH = 2, 96, 16
+CHUNKS, WORDS = 60, 80
+K, TOKENS = 2, 96
 SIDES = {"off": "", "on": "crawl_limit"}
+WORK = ROOT / "build/real_extraction"
 
 
 @dataclass
 class Ground:
-    """The indexed collection and the ledger of what was asked."""
+    """An indexed collection."""
 
-    folder: Path
+    corpus: str
+    embedder: CachedEmbedder
 
     def __post_init__(self) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        texts = [r for r in _rows(DATA / CORPUS / "corpus.jsonl.gz") if len(r["text"].split()) <= WORDS][:CHUNKS]
+        WORK.mkdir(parents=True, exist_ok=True)
+        texts = [r for r in _rows(DATA / self.corpus / "corpus.jsonl.gz") if len(r["text"].split()) <= WORDS][:CHUNKS]
         self.documents = [Document(r["_id"], r["text"]) for r in texts]
-        self.embedder = CachedEmbedder(MiniLM(threads=1), megabytes=100)
-        self.index = SqliteIndex(self.folder / "index.db")
+        self.index = SqliteIndex(WORK / f"{self.corpus}.db")
         self.index.open(self.embedder.fingerprint, self.embedder.dim)
         if not self.index.moments().n:
             self.index.add(self.documents, self.embedder.embed([d.content for d in self.documents]))
-        self.ledger = CampaignStore(self.folder / "ledger.db")
 
 
 def main() -> None:
-    """Crawls with both readers, and writes the results."""
+    """Crawls with both readers, and writes the results after each corpus."""
     model, questions = Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 12
-    names = sys.argv[3:] or ["composite", "rag_thief"]
-    ground = Ground(ROOT / "build/real_extraction")
-    sizes = {"corpus": CORPUS, "chunks": CHUNKS, "k": K, "tokens": TOKENS, "questions": questions}
-    with closing(ground.ledger), closing(ground.index):
-        readers: dict[str, Generator] = {"simulated": SimulatedReader()}
-        readers[model.name] = CausalLM(str(model), device="cpu", dtype="bfloat16", max_tokens=TOKENS, batch=BATCH)
-        crawls, began = {}, time.process_time()
-        for name, reader in readers.items():
-            crawls[name] = asyncio.run(_crawls(ground, name, reader, names, questions))
-        about = {"digest": digest(model), "dtype": "bfloat16", "decoding": "greedy"}
-        save("real_extraction", sizes | about | {"cpu_s": time.process_time() - began, "crawls": crawls})
+    named = sys.argv[3:]
+    attacks = [name for name in named if name not in CORPORA] or list(ATTACKS)
+    about = {"model": model.name, "digest": digest(model), "dtype": "bfloat16", "decoding": "greedy"}
+    about |= {"chunks": CHUNKS, "words": WORDS, "k": K, "tokens": TOKENS, "questions": questions}
+    results = before("real_extraction", about)
+    embedder = CachedEmbedder(MiniLM(threads=1), megabytes=300)
+    readers: dict[str, Generator] = {"simulated": SimulatedReader()}
+    readers[model.name] = RecordedModel(model, WORK / f"{model.stem}.jsonl.gz", TOKENS)
+    for corpus in [name for name in named if name in CORPORA] or CORPORA:
+        ground, began, found = Ground(corpus, embedder), time.process_time(), {}
+        with closing(ground.index):
+            for name, reader in readers.items():
+                found[name] = asyncio.run(_crawls(ground, name, reader, attacks, questions))
+        results["corpora"][corpus] = {"cpu_s": time.process_time() - began, "crawls": found}
+        save("real_extraction", results)
 
 
 async def _crawls(
@@ -79,23 +84,24 @@ async def _crawls(
 ) -> dict[str, Any]:
     rag = Rag(ground.embedder, ground.index, reader)
     plan = CrawlPlan(seed=SEED, k=K, questions=questions, label=name)
-    runs = {
-        (attack, side): Crawler(
-            attack,
-            _attack(attack, ground),
-            {side: Guard(rag, defenses(defense)) if defense else rag},
-            ground.ledger,
-            plan,
-        )
-        for attack in attacks
-        for side, defense in SIDES.items()
-    }
-    done = await asyncio.gather(*(crawler.run() for crawler in runs.values()))
+    with tempfile.TemporaryDirectory() as folder, CampaignStore(Path(folder) / "ledger.db") as ledger:
+        runs = {
+            (attack, side): Crawler(
+                attack,
+                _attack(attack, ground),
+                {side: Guard(rag, defenses(defense)) if defense else rag},
+                ledger,
+                plan,
+            )
+            for attack in attacks
+            for side, defense in SIDES.items()
+        }
+        done = await asyncio.gather(*(crawler.run() for crawler in runs.values()))
     traces = {key: found[key[1]] for key, found in zip(runs, done, strict=True)}
     return {a: _measured(runs[a, "off"], {s: traces[a, s] for s in SIDES}, ground) for a in attacks}
 
 
-def _measured(crawler: Crawler, traces: dict[str, CrawlTrace], ground: Ground) -> dict[str, Any]:
+def _measured(crawler: Crawler, traces: Mapping[str, CrawlTrace], ground: Ground) -> dict[str, Any]:
     crawl = measure_crawl(crawler, traces, ground.documents, ground.embedder)
     sides = {
         side: {"crr": result.crr, "coverage": result.coverage, "first_alarm": result.first_alarm}

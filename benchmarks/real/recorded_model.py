@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -19,7 +20,7 @@ BATCH = 16
 
 @dataclass(eq=False)
 class RecordedModel(Generator):
-    """A model whose answers are kept in a file. A prompt that is there is not generated again.
+    """A model whose answers are kept in a file. A prompt that is there, or in progress, is not generated again.
 
     Attributes:
         model: GGUF file; None: only answers of the file are given.
@@ -40,6 +41,7 @@ class RecordedModel(Generator):
     batch: int = BATCH
     used: set[str] = field(default_factory=set)
     _answers: dict[str, str] = field(default_factory=dict)
+    _running: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     _loaded: CausalLM | None = None
 
     def __post_init__(self) -> None:
@@ -54,16 +56,28 @@ class RecordedModel(Generator):
         """The whole answer."""
         key = digest(prompt.question, [asdict(d) for d in prompt.context], prompt.instructions)
         if key not in self._answers:
-            if self.model is None:
-                raise BackendError(
-                    f"{self.file.name} has no answer to this prompt", backend="recorded", retryable=False
-                )
-            if self._loaded is None:
-                self._loaded = CausalLM(
-                    str(self.model), device="cpu", dtype="bfloat16", max_tokens=self.tokens, batch=self.batch
-                )
-            text = "".join([piece async for piece in self._loaded.stream(prompt)])
-            self._answers[key] = text
-            answer.write_lines(self.file, [{"id": key, "answer": text}])
+            if key not in self._running:
+                self._running[key] = asyncio.create_task(self._generate(key, prompt))
+            await self._running[key]
         self.used.add(key)
         yield self._answers[key]
+
+    @property
+    def loaded(self) -> CausalLM:
+        """The model, which is loaded when it is first used."""
+        if self.model is None:
+            problem = f"{self.file.name} has no answer to this prompt"
+            raise BackendError(problem, backend="recorded", retryable=False)
+        if self._loaded is None:
+            options: dict[str, Any] = {"device": "cpu", "dtype": "bfloat16"}
+            self._loaded = CausalLM(str(self.model), max_tokens=self.tokens, batch=self.batch, **options)
+        return self._loaded
+
+    async def _generate(self, key: str, prompt: Prompt) -> None:
+        """Adds an answer to the file."""
+        try:
+            text = "".join([piece async for piece in self.loaded.stream(prompt)])
+            self._answers[key] = text
+            answer.write_lines(self.file, [{"id": key, "answer": text}])
+        finally:
+            del self._running[key]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import doctest
+from collections.abc import AsyncIterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -13,9 +16,21 @@ REASON = "needs casemate[transformers]"
 torch = pytest.importorskip("torch", reason=REASON)
 pytest.importorskip("transformers", reason=REASON)
 
-from benchmarks.real import answer_here, files, judging, output_forms, quality, written  # noqa: E402
+from benchmarks.real import (  # noqa: E402
+    answer_here,
+    defenses,
+    files,
+    judging,
+    output_forms,
+    quality,
+    translation,
+    written,
+)
+from benchmarks.real.recorded_model import RecordedModel  # noqa: E402
 from casemate.backends.generators.transformers.batch import Job  # noqa: E402
+from casemate.rag.pipeline import join_stream  # noqa: E402
 from casemate.text.output_transforms import TRANSFORMS  # noqa: E402
+from casemate.types import Document, Prompt, TokenScore  # noqa: E402
 from tests.unit.test_batched_generation import END, VOCABULARY, alone, drawn_jobs, network  # noqa: E402, F401
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -45,7 +60,9 @@ def test_recorded_questions_are_trials_again() -> None:
     assert all(question for row in rows for question in row["questions"])
 
 
-@pytest.mark.parametrize("module", [answer_here, judging, output_forms, quality, written], ids=lambda m: m.__name__)
+@pytest.mark.parametrize(
+    "module", [answer_here, judging, output_forms, quality, translation, written], ids=lambda m: m.__name__
+)
 def test_examples(module: ModuleType) -> None:
     found = doctest.testmod(module)
     assert found.attempted and not found.failed
@@ -68,3 +85,91 @@ def test_kappa_is_that_of_the_table_of_counts() -> None:
     chance = counts.sum(0) @ counts.sum(1) / n**2
     assert quality.kappa(a, b) == pytest.approx((np.trace(counts) / n - chance) / (1 - chance))
     assert quality.kappa(a, a) == 1
+
+
+class Counting:
+    """Answers with the number of prompts so far, after a turn of the event loop."""
+
+    def __init__(self) -> None:
+        self.prompts: list[Prompt] = []
+
+    async def stream(self, prompt: Prompt) -> AsyncIterator[str]:
+        self.prompts.append(prompt)
+        number = len(self.prompts)
+        await asyncio.sleep(0)
+        yield f"Answer {number}."
+
+    def score(self, text: str) -> list[TokenScore]:
+        return [TokenScore(0, len(text), -2.0 if "1" in text else -4.0, 0)]
+
+
+def recorded(folder: Path) -> tuple[RecordedModel, Counting]:
+    (folder / "m.gguf").write_bytes(b"GGUF")
+    inner = Counting()
+    model = RecordedModel(folder / "m.gguf", folder / "answers.jsonl.gz", 8)
+    model._loaded = inner  # type: ignore[assignment]
+    return model, inner
+
+
+def test_a_prompt_in_progress_is_not_generated_again(tmp_path: Path) -> None:
+    model, inner = recorded(tmp_path)
+    prompts = [Prompt(text, (), "") for text in ("a", "b", "a", "a")]
+
+    async def ask() -> list[str]:
+        return list(await asyncio.gather(*(join_stream(model.stream(prompt)) for prompt in prompts)))
+
+    assert asyncio.run(ask()) == ["Answer 1.", "Answer 2.", "Answer 1.", "Answer 1."]
+    assert len(inner.prompts) == 2 == len(files.read_answers(model.file)[0])
+    again, other = recorded(tmp_path)
+    assert asyncio.run(join_stream(again.stream(prompts[0]))) == "Answer 1." and not other.prompts
+
+
+def test_a_failed_prompt_is_generated_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, _ = recorded(tmp_path)
+
+    def fail(prompt: Prompt) -> AsyncIterator[str]:
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="out of memory"):
+        patch.setattr(model._loaded, "stream", fail)
+        asyncio.run(join_stream(model.stream(Prompt("a", (), ""))))
+    assert asyncio.run(join_stream(model.stream(Prompt("a", (), "")))) == "Answer 1."
+
+
+def test_the_judge_of_epd_sees_two_answers_and_no_document(tmp_path: Path) -> None:
+    model, inner = recorded(tmp_path)
+    prompt = Prompt("Who has keys?", (Document("d", "The porter has keys."),), "Be brief.")
+    assert asyncio.run(join_stream(defenses.EPD(model).stream(prompt))) == "Answer 3."
+    with_documents, without, final = inner.prompts
+    assert (with_documents.context, without.context, final.context) == (prompt.context, (), ())
+    assert "porter" not in final.question
+    assert "First answer (loss 2.0): Answer 1." in final.question
+    assert "Second answer (loss 4.0): Answer 2." in final.question
+
+
+def test_questions_of_every_attack_and_harmless_ones_are_labeled() -> None:
+    found = asyncio.run(defenses.asked())
+    assert set(found) == {*defenses.ATTACKS, "harmless"}
+    assert all(len(texts) == defenses.TRIALS for kind, texts in found.items() if kind != "harmless")
+    labels = asyncio.run(defenses.labeled(defenses.QueryFilter()))
+    assert labels["mba"].value == 1.0 and labels["harmless"].value == 0.0
+
+
+class Bilingual:
+    """A reader that follows the instruction, and a translator that reads its German."""
+
+    GERMAN = "Der Wärter hat die Schleuse nicht geöffnet."
+
+    async def stream(self, prompt: Prompt) -> AsyncIterator[str]:
+        (document,) = prompt.context
+        if prompt.question == translation.BACK:
+            yield document.text.partition("|")[2]
+        else:
+            yield f"{self.GERMAN}|{document.text}" if translation.INSTRUCTION in prompt.question else document.text
+
+
+def test_a_translation_is_recovered_by_the_attackers_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(translation, "STOP_WORDS", frozenset())  # the fake reply carries its English text
+    found = asyncio.run(translation.measured(Bilingual(), Bilingual()))  # type: ignore[arg-type]
+    assert found["plain copy"].value == found["in German"].value == found["recovered"].value == 1.0
+    assert found["words of the German replies"] == [1.0] * output_forms.CONTEXTS
