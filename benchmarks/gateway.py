@@ -86,10 +86,10 @@ def raw(folder: Path, **sections: Any) -> dict[str, Any]:
     }
 
 
-def prepare(folder: Path) -> tuple[list[Document], list[Document]]:
-    """The fictional clinic, indexed and calibrated, without some of its case notes; see ``probed``."""
+def prepare(folder: Path, **sections: Any) -> tuple[list[Document], list[Document]]:
+    """The fictional clinic, indexed and calibrated, without some of its case notes; see ``probed`` and ``raw``."""
     pages = [Document(page.name, page.read_text()) for page in sorted(clinic.PAGES.glob("*.md"))]
-    with open_app(raw(folder)) as app:
+    with open_app(raw(folder, **sections)) as app:
         embedder = app.guard.rag.embedder
         held = [
             chunk
@@ -133,7 +133,7 @@ def run_server(folder: Path, how: dict[str, Any]) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, how.get("files", 8192)), hard))
     section = {"port": 0, "requests_per_minute": 10**7, "tokens_per_day": 10**12, "pace_ms": how.get("pace_ms", 0)}
     section |= {"max_connections": how.get("max_connections")}
-    config = raw(folder, gateway=section)
+    config = raw(folder, gateway=section, **how.get("sections", {}))
     config["guard"]["mode"] = how.get("mode", "enforce")
     app = open_app(config)
     if how.get("hold"):

@@ -23,7 +23,6 @@ import sys
 import tempfile
 import time
 import uuid
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, closing, contextmanager
 from datetime import UTC, datetime, timedelta
@@ -36,6 +35,7 @@ import psycopg
 
 from benchmarks import ROOT, SEED, save
 from benchmarks.gateway import ENVIRONMENT, _cpu_s, _load, client
+from benchmarks.killable import Database, postgres, sections
 from casemate.app import open_app
 from casemate.backends.event_stores.sql import SqlEventStore
 from casemate.demo import clinic
@@ -52,28 +52,13 @@ def main() -> None:
     wanted = sys.argv[1:] or ["polling", "throughput"]
     file = ROOT / "benchmarks/results/many_gateways.json"
     results: dict[str, Any] = json.loads(file.read_text())["results"] if file.exists() else {}
-    with tempfile.TemporaryDirectory(prefix="casemate-pg-") as name, _postgres(name) as (url, postmaster):
+    with tempfile.TemporaryDirectory(prefix="casemate-pg-") as name, postgres(Path(name) / "pg") as database:
         if "polling" in wanted:
             lite = f"sqlite:///{name}/events.db"
-            results["polling_ms"] = {"sqlite": polling(lite), "postgres": polling(url)}
+            results["polling_ms"] = {"sqlite": polling(lite), "postgres": polling(database.url)}
         if "throughput" in wanted:
-            results["throughput"] = asyncio.run(throughput(Path(name), url, postmaster))
+            results["throughput"] = asyncio.run(throughput(Path(name), database))
     save("many_gateways", results)
-
-
-@contextmanager
-def _postgres(folder: str) -> Iterator[tuple[str, int]]:
-    """The address of a server of our own, and its process."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import pgserver
-    place = Path(folder) / "pg"
-    server = pgserver.get_server(str(place), cleanup_mode="stop")
-    try:
-        server.psql("CREATE EXTENSION IF NOT EXISTS vector")
-        yield server.get_uri(), int((place / "postmaster.pid").read_text().split()[0])
-    finally:
-        server.cleanup()
 
 
 def polling(url: str) -> dict[str, dict[str, float]]:
@@ -119,36 +104,35 @@ def _cost(call: Callable[[], Any], times: int = 30) -> dict[str, float]:
     return {"median_ms": 1e3 * float(np.median(spent)), "own_cpu_ms": 1e3 * (time.process_time() - cpu) / times}
 
 
-def _config(folder: Path, url: str) -> dict[str, Any]:
+def _config(folder: Path) -> dict[str, Any]:
     section = {"port": 0, "requests_per_minute": 10**7, "tokens_per_day": 10**12, "pace_ms": 0}
     return {
-        "rag": {"index": {"use": "pgvector", "url": url}, "embedder": {"use": "minilm", "threads": 1}},
+        **sections(),
         "guard": {"defenses": [{"use": "mirabel", "calibration": f"{folder}/calibration.json"}]},
         "calibrate": {"questions": 100, "documents": 20},
-        "store": {"use": "sql", "url": url},
         "gateway": section,
     }
 
 
-async def throughput(folder: Path, url: str, postmaster: int) -> dict[str, Any]:
+async def throughput(folder: Path, database: Database) -> dict[str, Any]:
     """Answers per second, and processor milliseconds of each, of one gateway, three, and three apart."""
-    await asyncio.to_thread(_prepare, folder, url)
-    own = [url.replace("/postgres?", f"/apart{number}?") for number in range(GATEWAYS)]
-    with psycopg.connect(url, autocommit=True) as connection:
+    await asyncio.to_thread(_prepare, folder)
+    own = [database.url.replace("/postgres?", f"/apart{number}?") for number in range(GATEWAYS)]
+    with psycopg.connect(database.url, autocommit=True) as connection:
         for number in range(GATEWAYS):
             connection.execute(f"CREATE DATABASE apart{number} TEMPLATE postgres")
     windows: dict[str, list[dict[str, float]]] = {"alone": [], "together": [], "apart": []}
     async with AsyncExitStack() as stack:
-        started = [stack.enter_context(_gateway(folder, place)) for place in [url] * GATEWAYS + own]
+        started = [stack.enter_context(_gateway(folder, place)) for place in [database.url] * GATEWAYS + own]
         https = [await stack.enter_async_context(client(place, folder)) for place, _ in started]
         for http in https:
             await _load(http, clinic.BENIGN_QUESTIONS, 2.0)
         processes = [process for _, process in started]
         for number in range(WINDOWS * GATEWAYS):
-            windows["alone"].append(await _window([https[number % GATEWAYS]], processes, postmaster))
+            windows["alone"].append(await _window([https[number % GATEWAYS]], processes, database.process))
             if number % GATEWAYS == 0:
-                windows["together"].append(await _window(https[:GATEWAYS], processes, postmaster))
-                windows["apart"].append(await _window(https[GATEWAYS:], processes, postmaster))
+                windows["together"].append(await _window(https[:GATEWAYS], processes, database.process))
+                windows["apart"].append(await _window(https[GATEWAYS:], processes, database.process))
     cost = {name: sum(w["cpu_s"] for w in these) / sum(w["answers"] for w in these) for name, these in windows.items()}
     return {
         "cores": os.cpu_count(),
@@ -188,10 +172,9 @@ def _parent(path: Path) -> int:
         return 0
 
 
-def _prepare(folder: Path, url: str) -> None:
-    (folder / "casemate.json").write_text(json.dumps(_config(folder, "${DATABASE_URL}")))
-    os.environ["DATABASE_URL"] = url
-    config = _config(folder, "${DATABASE_URL}")
+def _prepare(folder: Path) -> None:
+    config = _config(folder)
+    (folder / "casemate.json").write_text(json.dumps(config))
     documents = [Document(name, text) for name, text in clinic.case_notes()][:300]
     documents += [Document(page.name, page.read_text()) for page in sorted(clinic.PAGES.glob("*.md"))]
     random.Random(SEED).shuffle(documents)
@@ -206,7 +189,7 @@ def _prepare(folder: Path, url: str) -> None:
 
 @contextmanager
 def _gateway(folder: Path, url: str) -> Iterator[tuple[str, int]]:
-    """A gateway in a process of its own: its address and its id."""
+    """A gateway in a process of its own, over the database at ``url``: its address and its id."""
     command = [sys.executable, "-m", "casemate", "serve", "--config", str(folder / "casemate.json")]
     environment = ENVIRONMENT | {"DATABASE_URL": url, "COLUMNS": "200"}
     log = folder / f"{uuid.uuid4().hex}.log"

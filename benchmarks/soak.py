@@ -1,16 +1,18 @@
-"""Ten minutes of mixed load on a gateway that is killed again and again: what is lost, what leaks, what grows.
+"""Ten minutes of mixed load on a system that is killed again and again: what is lost, what leaks, what grows.
 
-    python -m benchmarks.soak [SECONDS]
+    python -m benchmarks.soak [sqlite|postgres [SECONDS]]
 
-One gateway with the real parts (MiniLM, calibrated Mirabel, SQLite) over the fictional clinic, in a process of its own.
-From here: people who ask for whole answers and for streams, some who leave in mid-answer, some who read slowly, a
-program that retrieves, one that adds and removes documents, one that makes and revokes keys. In the first half of the
-time the gateway gets SIGKILL several times and is started anew; the second half is for its memory.
+The real parts (MiniLM, calibrated Mirabel) over the fictional clinic: one gateway over SQLite, or two over one Postgres
+with pgvector, in processes of their own. From here: people who ask for whole answers and for streams, some who leave in
+mid-answer, some who read slowly, a program that retrieves, one that adds and removes documents, one that makes and
+revokes keys, and one that indexes a folder into another tenant. In the first part of the time a gateway, a parsing
+process or the Postgres server gets SIGKILL in turn and is started anew; the rest is for the memory of the gateways.
 
-What must hold at the end: every document whose POST or DELETE was answered is there, or gone; every key that was
-printed is there, and revoked if that was answered; every answer that came to its end has its verdicts in the store; no
-answer holds words that are in no other document but one that was withheld from it, or, before, from its client; and the
-gateway's memory does not grow.
+What must hold at the end: every document whose POST or DELETE was answered is there, or gone; every file that was
+reported as indexed is there in that version, or a later one; every key that was printed is there, and revoked and
+refused if that was answered; every answer that came to its end has its verdicts in the store; no answer holds words
+that are in no other document but one that was withheld from it, or, before, from its client at any gateway; and the
+memory of the gateways does not grow.
 """
 
 from __future__ import annotations
@@ -21,13 +23,12 @@ import json
 import os
 import random
 import re
-import signal
 import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -35,16 +36,22 @@ from typing import Any, TypeAlias
 import httpx
 import numpy as np
 
-from benchmarks import SEED, save
-from benchmarks.gateway import prepare, raw, resident_kb, server, verbatim
+from benchmarks import ROOT, SEED, save
+from benchmarks.crashes import differences, versions
+from benchmarks.gateway import prepare, raw, resident_kb, verbatim
+from benchmarks.killable import TENANT, Killable, postgres, sections
 from casemate.app import open_app
 from casemate.backends.event_stores.sql import SqlEventStore
 from casemate.demo import clinic
+from casemate.errors import BackendError
 from casemate.gateway.auth.keys import ApiKeyStore, Grant
 from casemate.system import App
-from casemate.types import Event
+from casemate.types import DEFAULT_TENANT, Event, Secret
 
 SECONDS, KILLS = 600.0, 6
+"""Length, and kills of each kind of process."""
+KILLING_SHARE = 0.75
+"""Part of the time in which processes are killed."""
 RUN = 6
 """Words in a row that tell a document from all others."""
 PEOPLE = 60
@@ -70,10 +77,9 @@ class Told:
 class Soak:
     """The load, and what it was promised."""
 
-    folder: Path
+    system: Killable
     questions: list[str]
     keys: dict[str, str]
-    url: str = ""
     told: list[Told] = field(default_factory=list)
     kept: set[str] = field(default_factory=set)
     unsure: set[str] = field(default_factory=set)
@@ -83,18 +89,20 @@ class Soak:
     numbers: Iterator[int] = field(default_factory=itertools.count)
 
     async def loop(self, work: Work, role: str, number: int) -> None:
-        """Does a thing again and again, through kills."""
+        """Does a thing again and again, through kills, at any of the gateways."""
         rng = random.Random(SEED * 1000 + number)
         headers = {"Authorization": f"Bearer {self.keys[role]}"}
         while True:
-            with suppress(httpx.TransportError):
-                async with httpx.AsyncClient(base_url=self.url, headers=headers, timeout=60) as http:
-                    await self._again_and_again(work, http, rng)
-            self.counts["connections broken"] += 1
-            await asyncio.sleep(0.2)
+            url = rng.choice(self.system.urls)
+            try:
+                async with httpx.AsyncClient(base_url=url, headers=headers, timeout=60) as http:
+                    await self._some_times(work, http, rng)
+            except (httpx.TransportError, BackendError) as error:
+                self.counts["connections broken" if isinstance(error, httpx.HTTPError) else "store not reached"] += 1
+                await asyncio.sleep(0.2)
 
-    async def _again_and_again(self, work: Work, http: httpx.AsyncClient, rng: random.Random) -> None:
-        while True:
+    async def _some_times(self, work: Work, http: httpx.AsyncClient, rng: random.Random) -> None:
+        for _ in range(20):
             await work(http, rng)
             self.counts[work.__name__] += 1
 
@@ -107,7 +115,7 @@ class Soak:
         """A whole answer."""
         body, began = self._asked(rng), time.time()
         answer = await http.post("/v1/chat/completions", json=body)
-        if self._refused(answer):
+        if await self._refused(answer):
             return
         text = answer.json()["choices"][0]["message"]["content"]
         self.told.append(Told(answer.headers["x-request-id"], body["user"], began, time.time(), text))
@@ -117,7 +125,7 @@ class Soak:
         body, began, how = self._asked(rng) | {"stream": True}, time.time(), rng.random()
         pieces, whole = list[str](), False
         async with http.stream("POST", "/v1/chat/completions", json=body) as answer:
-            if self._refused(answer):
+            if await self._refused(answer):
                 return
             async for line in _slowly(answer, 0.05 if how < 0.2 else 0.0):
                 whole = whole or line == "data: [DONE]"
@@ -135,7 +143,7 @@ class Soak:
         asked, began = self._asked(rng), time.time()
         body = {"question": asked["messages"][0]["content"], "user": asked["user"]}
         answer = await http.post("/v1/retrieve", json=body)
-        if not self._refused(answer):
+        if not await self._refused(answer):
             found = answer.json()["data"]
             text, sources = "\n".join(d["text"] for d in found), [d["source"] for d in found]
             request = answer.headers["x-request-id"]
@@ -164,7 +172,7 @@ class Soak:
 
     async def issue(self, http: httpx.AsyncClient, rng: random.Random) -> None:
         """Makes a key, uses it, revokes it; from then on it is refused."""
-        with closing(SqlEventStore(path=self.folder / "events.db")) as store:
+        with closing(await asyncio.to_thread(self._open_store)) as store:
             held = ApiKeyStore(store)
             key, secret = await asyncio.to_thread(held.create, Grant("passing"))
             self.made[key.id] = False
@@ -176,10 +184,16 @@ class Soak:
             self.counts[f"with a revoked key {(await http.get('/v1/models', headers=mine)).status_code}"] += 1
         await asyncio.sleep(rng.uniform(1, 10))
 
-    def _refused(self, answer: httpx.Response) -> bool:
+    def _open_store(self) -> SqlEventStore:
+        if self.system.database:
+            return SqlEventStore(Secret(self.system.database.url))
+        return SqlEventStore(path=self.system.folder / "events.db")
+
+    async def _refused(self, answer: httpx.Response) -> bool:
         if answer.status_code == 200:
             return False
         self.counts[f"status {answer.status_code}"] += 1
+        await asyncio.sleep(0.2)
         return True
 
 
@@ -191,62 +205,81 @@ async def _slowly(answer: httpx.Response, pause_s: float) -> AsyncIterator[str]:
 
 
 def main() -> None:
-    """Runs it."""
-    seconds = float(sys.argv[1]) if len(sys.argv) > 1 else SECONDS
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        members, others = prepare(folder)
-        with open_app(raw(folder)) as app:
-            held = ApiKeyStore(app.store)
-            keys = {
-                "client": str(held.create(Grant("people", trust_user=True, retrieve=True))[1]),
-                "admin": str(held.create(Grant("writer", "admin"))[1]),
-            }
-            texts = _texts(app)
-        questions = [*clinic.BENIGN_QUESTIONS, *map(verbatim, members[:25]), *map(verbatim, others[:25])]
-        soak = Soak(folder, questions, keys)
-        resident, lives = asyncio.run(_run(soak, seconds))
-        save("soak", {"seconds": seconds} | _judged(soak, texts, resident, lives))
+    """Runs one system, or both, and adds it to what was measured before."""
+    names = sys.argv[1:2] or ["sqlite", "postgres"]
+    seconds = float(sys.argv[2]) if len(sys.argv) > 2 else SECONDS
+    file = ROOT / "benchmarks/results/soak.json"
+    results: dict[str, Any] = json.loads(file.read_text())["results"] if file.exists() else {}
+    for name in names:
+        with tempfile.TemporaryDirectory(prefix="casemate-soak-") as folder:
+            shared = name == "postgres"
+            with postgres(Path(folder) / "pg") if shared else nullcontext() as database:
+                system = Killable(Path(folder), 2 if shared else 1, sections() if shared else {}, database)
+                results[name] = {"seconds": seconds} | _soaked(system, seconds)
+        save("soak", results)
 
 
-async def _run(soak: Soak, seconds: float) -> tuple[list[Sample], int]:
-    """The load and the kills; what the last process held."""
-    tasks, lives = list[asyncio.Task[None]](), KILLS * [seconds / 2 / KILLS] + [seconds / 2]
-    for number, life_s in enumerate(lives):
-        with server(soak.folder, pace_ms=100) as (url, process):
-            soak.url = url
-            tasks = tasks or _begun(soak)
-            resident = await _watched(process, life_s, tasks)
-            if number < KILLS:
-                os.kill(process, signal.SIGKILL)
-                continue
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-    return resident, len(lives)
+def _soaked(system: Killable, seconds: float) -> dict[str, Any]:
+    members, others = prepare(system.folder, **system.sections)
+    with open_app(raw(system.folder, **system.sections)) as app:
+        held = ApiKeyStore(app.store)
+        keys = {
+            "client": str(held.create(Grant("people", trust_user=True, retrieve=True))[1]),
+            "admin": str(held.create(Grant("writer", "admin"))[1]),
+        }
+        texts = _texts(app)
+    questions = [*clinic.BENIGN_QUESTIONS, *map(verbatim, members[:25]), *map(verbatim, others[:25])]
+    soak = Soak(system, questions, keys)
+    resident = asyncio.run(_run(soak, seconds))
+    return _judged(soak, texts, resident)
 
 
-async def _watched(process: int, seconds: float, tasks: Sequence[asyncio.Task[None]]) -> list[Sample]:
+async def _run(soak: Soak, seconds: float) -> list[Sample]:
+    """The load and the kills; what the first gateway held after them."""
+    system, rng = soak.system, random.Random(SEED)
+    kinds = ["gateway", "parser", "database"] if system.database else ["gateway", "parser"]
+    await system.start()
+    began, tasks = time.monotonic(), _begun(soak)
+    try:
+        for number in range(KILLS * len(kinds)):
+            at = began + seconds * KILLING_SHARE * (number + rng.random()) / (KILLS * len(kinds))
+            await asyncio.sleep(max(0.0, at - time.monotonic()))
+            _raise_failures(tasks)
+            await system.kill(kinds[number % len(kinds)], rng)
+        return await _watched(system.processes[0], began + seconds, tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await system.stop()
+
+
+async def _watched(process: int, until: float, tasks: Sequence[asyncio.Task[None]]) -> list[Sample]:
     found, began = list[Sample](), time.monotonic()
-    while time.monotonic() - began < seconds:
+    while time.monotonic() < until:
         await asyncio.sleep(1.0)
         spent = (time.monotonic() - began) / 60
         found.append((spent, resident_kb(process) / 1024, os.getloadavg()[0]))
-        for task in (t for t in tasks if t.done()):
-            task.result()
+        _raise_failures(tasks)
     return found
+
+
+def _raise_failures(tasks: Sequence[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        if task.done():
+            task.result()
 
 
 def _begun(soak: Soak) -> list[asyncio.Task[None]]:
     works = [soak.ask] * 4 + [soak.stream] * 6 + [soak.retrieve] * 2
     tasks = [asyncio.create_task(soak.loop(work, "client", n)) for n, work in enumerate(works)]
-    return tasks + [asyncio.create_task(soak.loop(work, "admin", 100)) for work in (soak.write, soak.issue)]
+    tasks += [asyncio.create_task(soak.loop(work, "admin", 100)) for work in (soak.write, soak.issue)]
+    return [*tasks, asyncio.create_task(soak.system.index_again_and_again(random.Random(SEED)))]
 
 
-def _texts(app: App) -> dict[str, str]:
-    app.index.open(app.guard.rag.embedder.fingerprint, app.guard.rag.embedder.dim)
+def _texts(app: App, tenant: str = DEFAULT_TENANT) -> dict[str, str]:
     held: dict[str, str] = defaultdict(str)
-    for documents, _ in app.index.scan():
+    for documents, _ in app.index.scan(tenant):
         for document in documents:
             held[document.source] += " " + document.content
     return held
@@ -257,10 +290,11 @@ def _runs(text: str) -> set[tuple[str, ...]]:
     return set(zip(*(words[i:] for i in range(RUN)), strict=False))
 
 
-def _judged(soak: Soak, texts: dict[str, str], resident: Sequence[Sample], lives: int) -> dict[str, Any]:
+def _judged(soak: Soak, texts: dict[str, str], resident: Sequence[Sample]) -> dict[str, Any]:
     """What was lost, what leaked, and what grew."""
-    with open_app(raw(soak.folder)) as app:
+    with open_app(raw(soak.system.folder, **soak.system.sections)) as app:
         held = set(_texts(app))
+        files = {name: re.findall(r"version (\d+)", text) for name, text in _texts(app, TENANT).items()}
         unsound = app.index.check()
         keys = ApiKeyStore(app.store)
         keys.sync()
@@ -270,8 +304,8 @@ def _judged(soak: Soak, texts: dict[str, str], resident: Sequence[Sample], lives
     minutes, mb, load = np.array([x for x in resident if x[0] > 1.0] or resident).T
     new = {source for source in held if source.startswith("new-")}
     return {
-        "lives": lives,
-        "did": dict(soak.counts),
+        "gateways": soak.system.gateways,
+        "did": dict(soak.counts + soak.system.counts),
         "answers": len(soak.told),
         "of_them_to_their_end": sum(told.whole for told in soak.told),
         "flagged": sum(event.body["flagged"] for event in verdicts),
@@ -281,8 +315,11 @@ def _judged(soak: Soak, texts: dict[str, str], resident: Sequence[Sample], lives
         "documents_back_again": len(held & soak.gone),
         "documents_of_nobody": len(new - soak.kept - soak.unsure - soak.gone),
         "index_unsound": list(unsound),
+        "files_acknowledged": sum(line.startswith("done") for line in soak.system.told),
+        "files_lost": differences(versions(soak.system.told), {name: "+".join(found) for name, found in files.items()}),
         "keys_made": len(soak.made),
         "keys_lost": len(soak.made.keys() - known.keys()),
+        "revoked_keys_accepted": soak.counts["with a revoked key 200"],
         "revocations_lost": sum(done and not known.get(key, False) for key, done in soak.made.items()),
         "answers_without_verdict": sum(told.whole and told.request not in noted for told in soak.told),
         **_leaks(soak.told, texts, verdicts),
