@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,29 +20,47 @@ qdrant_client = pytest.importorskip("qdrant_client")
 DIM, N = 8, 600
 
 
+def create(folder: Path, vectors: np.ndarray, **options: object) -> None:
+    from qdrant_client import QdrantClient, models
+
+    client = QdrantClient(path=str(folder))
+    params = models.VectorParams(size=DIM, distance=options.get("distance", models.Distance.COSINE))
+    client.create_collection("theirs", {"v": params} if options.get("named") else params)
+    stored = client._client.collections["theirs"].storage.storage
+    stored.execute("PRAGMA synchronous = OFF")  # the client commits each point
+    client.upsert(
+        "theirs",
+        [
+            models.PointStruct(
+                id=i,
+                vector={"v": x.tolist()} if options.get("named") else x.tolist(),
+                payload={"body": f"text {i}", "doc": f"d{i // 3}", "even": i % 2 == 0, "n": i} if i != 1 else {},
+            )
+            for i, x in enumerate(vectors)
+        ],
+    )
+    client.close()
+
+
+@pytest.fixture(scope="module")
+def created() -> dict[str, Path]:
+    """Folders by the options that their collection was created with: the client writes each point to the disk."""
+    return {}
+
+
 @pytest.fixture
-def points(tmp_path: Path) -> Callable[..., np.ndarray]:
-    """Creates a collection of points with vectors of any length; the second has no text."""
+def points(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, created: dict[str, Path]
+) -> Callable[..., np.ndarray]:
+    """Copies a collection of points with vectors of any length; the second has no text."""
 
     def make(**options: object) -> np.ndarray:
-        from qdrant_client import QdrantClient, models
-
         X = np.random.default_rng(1).standard_normal((N, DIM)).astype(np.float32)
-        client = QdrantClient(path=str(tmp_path / "qdrant"))
-        params = models.VectorParams(size=DIM, distance=options.get("distance", models.Distance.COSINE))
-        client.create_collection("theirs", {"v": params} if options.get("named") else params)
-        client.upsert(
-            "theirs",
-            [
-                models.PointStruct(
-                    id=i,
-                    vector={"v": x.tolist()} if options.get("named") else x.tolist(),
-                    payload={"body": f"text {i}", "doc": f"d{i // 3}", "even": i % 2 == 0, "n": i} if i != 1 else {},
-                )
-                for i, x in enumerate(X)
-            ],
-        )
-        client.close()
+        key = str({name: value for name, value in options.items() if value})
+        if key not in created:
+            created[key] = tmp_path_factory.mktemp("created") / "qdrant"
+            create(created[key], X, **options)
+        shutil.copytree(created[key], tmp_path / "qdrant")
         return (X / np.linalg.norm(X, axis=1, keepdims=True)).astype(np.float64)
 
     return make

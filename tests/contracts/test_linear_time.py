@@ -15,7 +15,8 @@ import re
 import signal
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from re import _constants as codes
 from re import _parser as parser
@@ -124,20 +125,55 @@ def _contents(value: Any) -> Iterable[Any]:
     return [*slots, *getattr(value, "__dict__", {}).values()]
 
 
-def _calls(path: Path) -> Iterator[ast.Call]:
+@dataclass
+class Module:
+    """What one file says about expressions.
+
+    Attributes:
+        calls: Calls of ``re``.
+        methods: Names, with the functions of ``re`` and methods of expressions that are used of them.
+        renames: Whether ``re`` gets another name.
+    """
+
+    calls: list[ast.Call] = field(default_factory=list)
+    methods: list[tuple[str, str]] = field(default_factory=list)
+    renames: bool = False
+
+
+@cache
+def _module(path: Path) -> Module:
+    found = Module()
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in FUNCTIONS:
-            if isinstance(node.func.value, ast.Name) and node.func.value.id == "re":
-                yield node
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.attr in FUNCTIONS:
+            found.methods.append((node.value.id, node.attr))
+        elif isinstance(node, ast.Call) and _is_of_re(node.func):
+            found.calls.append(node)
+        elif isinstance(node, ast.ImportFrom):
+            found.renames |= node.module == "re"
+        elif isinstance(node, ast.Import):
+            found.renames |= any(n.name in {"re", "regex"} and n.asname for n in node.names)
+    return found
+
+
+def _is_of_re(node: ast.expr) -> bool:
+    return (
+        isinstance(node, ast.Attribute)
+        and node.attr in FUNCTIONS
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "re"
+    )
+
+
+def _calls(path: Path) -> list[ast.Call]:
+    return _module(path).calls
 
 
 def _methods_by_name() -> dict[str, set[str]]:
     """Methods called on each name, over all modules."""
     methods: dict[str, set[str]] = {}
     for path in SRC.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.attr in FUNCTIONS:
-                methods.setdefault(node.value.id, set()).add(node.attr)
+        for name, method in _module(path).methods:
+            methods.setdefault(name, set()).add(method)
     return methods
 
 
@@ -310,19 +346,17 @@ def test_every_expression_is_found_or_has_a_reason():
 
 def _built_in_functions(path: Path) -> bool:
     """Whether a function of a file applies or compiles an expression that is not a literal."""
+    calls = [call for call in _calls(path) if not isinstance(call.args[0], ast.Constant)]
+    if not calls:
+        return False
     tree = ast.parse(path.read_text("utf-8"))
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     lines = {node.lineno for function in functions for node in ast.walk(function) if isinstance(node, ast.Call)}
-    return any(call.lineno in lines and not isinstance(call.args[0], ast.Constant) for call in _calls(path))
+    return any(call.lineno in lines for call in calls)
 
 
 def test_re_has_no_other_name():
-    for path in SRC.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            assert not (isinstance(node, ast.ImportFrom) and node.module == "re"), path
-            assert not (
-                isinstance(node, ast.Import) and any(n.name in {"re", "regex"} and n.asname for n in node.names)
-            )
+    assert not [path.name for path in SRC.rglob("*.py") if _module(path).renames]
 
 
 def test_every_bounded_expression_exists():

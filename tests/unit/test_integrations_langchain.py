@@ -74,8 +74,8 @@ def calibration(tmp_path_factory):
 
 
 @pytest.fixture
-def wrap(calibration):
-    """Guards a store with what was learnt before."""
+def wrap(calibration, tmp_path):
+    """Guards a store with what was learnt before. It is closed before ``tmp_path``, which may hold its event store."""
     made = []
 
     def wrapped(store=None, defenses=None, path=None, fit=False, **guard):
