@@ -47,7 +47,7 @@ from casemate.guard.defenses.quorum.keywords import (
     Sentence,
     Token,
     Word,
-    has_names,
+    excerpt,
     read_text,
     statements,
 )
@@ -338,15 +338,17 @@ async def asked(name: str, rag: Rag, case: Case, reader: Generator) -> list[Aske
     units = [[whole(unit) for unit in group_units(context)[:UNITS]] for context in contexts]
     question = AskedQuestion.of(case.question)
     every = list({d.text: d for context in units for d in context}.values())
+    read = {d.text: excerpt(question, d, Quorum.sentences) for d in every}
     reads = [tuple(h.document for h in context[:K]) for context in contexts[: len(PLAIN)]]
     prompts = [Prompt(case.question, context, INSTRUCTIONS) for context in reads]
     (said, costs), *plain = await asyncio.gather(
-        IsolatedAnswers(reader).ask(case.question, every), *(join_stream(reader.stream(p)) for p in prompts)
+        IsolatedAnswers(reader).ask(case.question, [read[d.text] or d for d in every]),
+        *(join_stream(reader.stream(p)) for p in prompts),
     )
     if costs["failed"]:
         raise BackendError(f"{costs['failed']} isolated answers failed; ask again", backend="reader", retryable=True)
     answer = dict(zip((d.text for d in every), said, strict=True))
-    named = {d.text for d in every if has_names(question, d)}
+    named = {text for text, document in read.items() if document is not None}
 
     def row(count: int, plain: str | None, found: Sequence[Document]) -> Asked:
         isolated = tuple(answer[d.text] if d.text in named else "" for d in found)

@@ -497,6 +497,14 @@ def test_the_model_is_not_asked_about_other_names():
     assert sorted(writer.calls) == sorted(same)
 
 
+def test_the_model_reads_the_best_sentences_of_a_unit():
+    writer = Writer()
+    text = f"{BRIDGE[0]} A cat sleeps. Boats carry ropes. Dogs bark at the moon."
+    ask([text], quorum=Quorum(jitter=1, writer=writer, sentences=2))
+    ask([text], question="Who is at home?", quorum=Quorum(jitter=1, writer=writer, sentences=9))
+    assert writer.calls == [BRIDGE[0], text]  # the best sentence with its neighbor; a short unit whole
+
+
 async def test_an_answer_that_leaves_the_cache_meanwhile_is_still_given(monkeypatch):
     """While one question waits for the writer, others fill the cache."""
     monkeypatch.setattr("casemate.guard.defenses.quorum.isolated.CACHED_ANSWERS", 2)

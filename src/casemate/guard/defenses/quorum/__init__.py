@@ -31,7 +31,7 @@ from casemate.guard.defenses.quorum.keywords import (
     AskedQuestion,
     Item,
     Word,
-    has_names,
+    excerpt,
     read_text,
     statements,
     unit_statements,
@@ -65,7 +65,7 @@ class Quorum(Defense):
         period_days: Days after which the jitter is drawn again and budgets begin again, at least 1.
         units: N: largest number of units that are heard.
         words: L: largest number of keywords of one unit.
-        sentences: Largest number of sentences that speak for a unit.
+        sentences: Largest number of sentences that speak for a unit, and that a writer reads of it.
         floor: Least cosine similarity of a chunk to the question, in [-1, 1]. Chunks below are not heard.
         unit_keys: Metadata keys that unite sources to one unit, such as ``author``. All sources without a value are
             one unit.
@@ -236,9 +236,9 @@ class Quorum(Defense):
         """Returns what each unit states, and the costs of isolated answers. Units without its names are not asked."""
         if self._isolated is None:
             return [self.heard(question, unit) for unit in units], {}
-        documents = [whole(unit) for unit in units]
-        asked = [i for i, document in enumerate(documents) if has_names(question, document)]
-        answers, costs = await self._isolated.ask(query.text, [documents[i] for i in asked])
+        read = [excerpt(question, whole(unit), self.sentences) for unit in units]
+        asked = {i: document for i, document in enumerate(read) if document is not None}
+        answers, costs = await self._isolated.ask(query.text, list(asked.values()))
         generation_costs.append(self.store, NAME, query.id, costs)
         said: list[Collection[Item]] = [frozenset()] * len(units)
         for i, answer in zip(asked, answers, strict=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import islice
 from typing import Literal, NamedTuple, TypeAlias
@@ -227,11 +227,18 @@ def _tokens(text: str) -> list[Token]:
 
 
 def _token(run: Sequence[str], before: Sequence[str], breaks: bool, starts: bool) -> Token:
-    written = " ".join(run)
-    lemmas = " ".join([*(w.lower() for w in run[:-1]), lemma(run[-1])])
-    stems = frozenset(stem(w.lower()) for w in run)
-    named = written[0].isdigit() or len(run) > 1 or not starts or any(c.isupper() for c in written[1:])
-    return Token(lemmas, written, " ".join(before), breaks, stems, named)
+    words = [_word(written) for written in run]
+    name = " ".join([*(written.lower() for written in run[:-1]), words[-1].lemma])
+    stems = words[0].stems if len(run) == 1 else frozenset().union(*(word.stems for word in words))
+    named = not starts or len(run) > 1 or words[0].named
+    return Token(name, " ".join(run), " ".join(before), breaks, stems, named)
+
+
+@lru_cache(maxsize=1 << 16)
+def _word(written: str) -> Token:
+    """A word as a token of its own, at the start of a sentence. Cached: texts share most words."""
+    named = written[0].isdigit() or any(c.isupper() for c in written[1:])
+    return Token(lemma(written), written, "", False, frozenset((stem(written.lower()),)), named)
 
 
 def best_sentences(question: AskedQuestion, text: str, title: str, most: int) -> tuple[Sentence, ...]:
@@ -241,29 +248,43 @@ def best_sentences(question: AskedQuestion, text: str, title: str, most: int) ->
     whether it contains the expected type of answer. Depends on this unit and the question alone.
     """
     found = read_text(text)
-    asked = question.stems
-    if not asked or not found:
+    heading = _heading(title)
+    if not question.stems or not found or not question.concerns(heading.union(*(s.stems for s in found))):
         return ()
-    heading = frozenset(stem(w.lower()) for w in TOKEN.findall(title)) & asked
-    covered = [(s.stems & asked) | heading for s in found]
-    if not question.concerns(heading.union(*covered)):
-        return ()
-    scores = []
-    for i, sentence in enumerate(found):
-        near = frozenset().union(*covered[max(0, i - 1) : i + 2])
-        new = not sentence.stems <= asked  # a token that does not repeat the question
-        score = len(covered[i]) + 0.5 * len(near - covered[i]) + 1.0 * bool(question.expects(sentence.text))
-        scores.append((-score if new else 1.0, i))
-    chosen = sorted(i for score, i in sorted(scores)[:most] if score < 0)
+    ranked = _ranked(question, found, heading)
+    chosen = sorted(i for worth, i in ranked[:most] if worth > 0)
     return tuple(found[i] for i in chosen)
 
 
-def has_names(question: AskedQuestion, unit: Document) -> bool:
-    """Whether a unit contains enough of the question's names and numbers, if there are any.
+def excerpt(question: AskedQuestion, unit: Document, most: int) -> Document | None:
+    """Returns the sentences of a unit that a writer reads, in reading order; None: it lacks the question's names.
 
-    A small model answers from a text about another bridge as if it were the one that is asked about.
+    A small model answers from a text about another bridge as if it were the one that is asked about. Words of the
+    question need not occur, since a model knows other words for them. Depends on this unit and the question alone.
     """
-    return question.has_names(frozenset(stem(word.lower()) for word in TOKEN.findall(unit.content)))
+    found, heading = read_text(unit.text), _heading(unit.title)
+    if not question.has_names(heading.union(*(s.stems for s in found))):
+        return None
+    if len(found) <= most:
+        return unit
+    chosen = sorted(i for _, i in _ranked(question, found, heading)[:most])
+    return replace(unit, text=" ".join(found[i].text for i in chosen))
+
+
+def _heading(title: str) -> frozenset[str]:
+    return frozenset(stem(word.lower()) for word in TOKEN.findall(title))
+
+
+def _ranked(question: AskedQuestion, found: Sequence[Sentence], heading: frozenset[str]) -> list[tuple[float, int]]:
+    """Worth and position of each sentence, the best first. It is not positive if the sentence says nothing new."""
+    covered = [(s.stems | heading) & question.stems for s in found]
+    rows = []
+    for i, sentence in enumerate(found):
+        near = frozenset().union(*covered[max(0, i - 1) : i + 2])
+        new = not sentence.stems <= question.stems  # a token that does not repeat the question
+        worth = len(covered[i]) + 0.5 * len(near - covered[i]) + 1.0 * bool(question.expects(sentence.text))
+        rows.append((worth if new else -1.0, i))
+    return sorted(rows, key=lambda row: (-row[0], row[1]))
 
 
 def unit_statements(question: AskedQuestion, unit: Document, most_sentences: int, most: int) -> frozenset[Item]:
