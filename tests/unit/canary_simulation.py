@@ -47,6 +47,11 @@ def upper_end(failed, asked, confidence=0.8):
     return np.clip(betaincinv(failed + 1, np.maximum(asked - failed, 1e-9), confidence), 0.005, 1)
 
 
+def lasting(failed, asked):
+    """One-sided Clopper-Pearson of 97.5 %; 0 without a failure."""
+    return np.where(failed > 0, betaincinv(failed + 1, np.maximum(asked - failed, 1e-9), 0.975), 0.0)
+
+
 def pick(stakes, budget):
     """e-BH, by trying every k."""
     picked = np.zeros(stakes.shape, bool)
@@ -117,8 +122,9 @@ def simulate(
         for number in range(confirm + 1):
             now = start * ratio
             stakes = np.where(fresh, now @ WEIGHTS * share, 0)
-            counted = fresh & ~lasting & (2 * refailed >= again)
-            many = _many(counted, bad | lasting, mean, tails) <= 1 / (4 * budget)
+            old = lasting | ((runs == 0) & (null.next_bound[..., 0] > 0))  # from the baseline
+            counted = fresh & ~old & (2 * refailed >= again)
+            many = _many(counted, bad | old, mean, tails) <= 1 / (4 * budget)
             alarm = pick(stakes, 2 * budget) | (counted & many[:, None])
             live = fresh & (~alarm | (many[:, None] & (number == 0)))
             if number == confirm or not live.any():
@@ -129,10 +135,9 @@ def simulate(
             repeats += live.sum()
             ratio = first_ratio * null.repeated(refailed, again - refailed)
         sums = np.where((bad | alarm)[..., None], 0, start * ratio)
-        null.count(sums @ WEIGHTS > 1, failing, lasting, refailed, again - refailed)
+        null.count(sums @ WEIGHTS > 1, failing)
         lasting, (bad, streak, fails, since) = failing, _after(bad, alarm, failing, sums, (streak, fails, since))
-        runs += 1
-        alerts += int(alarm.any(-1).sum())
+        runs, alerts = runs + 1, alerts + int(alarm.any(-1).sum())
         first = np.where((first == 0) & alarm.any(-1), runs, first)
         if keep:
             kept.append(alarm)
@@ -144,43 +149,35 @@ class Null:
 
     def __init__(self, failed, asked, after):
         shape = failed.shape
-        self.p0 = upper_end(failed, asked)
-        self.next_asked, self.next_failed, self.repeats, self.repeats_failed = (
-            np.broadcast_to(np.reshape(v, (-1, 1)), shape) for v in after
+        self.p0 = upper_end(failed, asked)[..., None]
+        next_asked, next_failed, self.trials, repeats_failed = (
+            np.broadcast_to(np.reshape(v, (-1, 1)), shape)[..., None] for v in after
         )
+        self.next_bound, self.repeat_bound = lasting(next_failed, next_asked), lasting(repeats_failed, self.trials)
         self.density = null_density(failed, np.broadcast_to(asked, shape))
         self.usual = _chance(self.density, 0, 0)
-        self.x, self.y, self.next_x, self.next_y, self.again_x, self.again_y = np.zeros((6, *shape), int)
+        self.x, self.y = np.zeros(shape, int), np.zeros(shape, int)
 
     def first(self, failing, lasting):
         """Likelihood ratios of the first answers of a run."""
         chance, active = self.usual.copy(), self.x + self.y > 0
         chance[active] = _chance(self.density[active], self.x[active][:, None], self.y[active][:, None])
-        x, y = self.next_failed + self.next_x, self.next_asked - self.next_failed + self.next_y
-        lasts = lasting & (self.next_failed > 0)
-        rate = np.where(lasts, np.maximum(chance, (x + 0.5) / (x + y + 1)), chance)[..., None]
-        up, down = _ratios(rate, np.maximum(rate, self.p0[..., None]))
+        rate = np.where(lasting[..., None], np.maximum(chance[..., None], self.next_bound), chance[..., None])
+        up, down = _ratios(rate, np.maximum(rate, self.p0))
         return np.where(failing[..., None], up, down)
 
     def repeated(self, failed, passed):
-        """Likelihood ratios of the repetitions of a run: the rate has a Beta distribution."""
-        lasted = self.repeats_failed > 0
-        a = np.where(lasted, self.repeats_failed + 0.5, 2.0)
-        b = np.where(lasted, self.repeats - self.repeats_failed + 0.5, 18.0 + self.repeats)
-        flaky = (self.p0 > 0.1) & (self.p0 > a / (a + b))
-        a, b = np.where(flaky, 20 * self.p0, a) + self.again_x, np.where(flaky, 20 * (1 - self.p0), b) + self.again_y
-        null = np.exp(betaln(a + failed, b + passed) - betaln(a, b))[..., None]
-        tested = np.maximum(self.p0, a / (a + b))[..., None] < ALTERNATIVES
-        free = ALTERNATIVES ** failed[..., None] * (1 - ALTERNATIVES) ** passed[..., None] / null
-        return np.where(tested, free, 1)
+        """Likelihood ratios of the repetitions of a run."""
+        f, p = failed[..., None], passed[..., None]
+        fixed = np.maximum(np.maximum(self.p0, self.repeat_bound), 0.1)
+        up, down = _ratios(fixed, fixed)
+        null = np.exp(betaln(2 + f, 18 + self.trials + p) - betaln(2, 18 + self.trials))
+        free = ALTERNATIVES**f * (1 - ALTERNATIVES) ** p / null
+        return np.where((self.repeat_bound > 0) | (self.p0 > 0.1), up**f * down**p, free)
 
-    def count(self, counts, failing, lasting, refailed, repassed):
+    def count(self, counts, failing):
         """Counts answers while there is evidence."""
-        new = (failing, ~failing, lasting & failing, lasting & ~failing, refailed, repassed)
-        held = (self.x, self.y, self.next_x, self.next_y, self.again_x, self.again_y)
-        self.x, self.y, self.next_x, self.next_y, self.again_x, self.again_y = (
-            np.where(counts, one + more, 0) for one, more in zip(held, new, strict=True)
-        )
+        self.x, self.y = np.where(counts, self.x + failing, 0), np.where(counts, self.y + ~failing, 0)
 
 
 def null_density(failed, asked):

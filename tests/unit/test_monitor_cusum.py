@@ -126,12 +126,41 @@ def test_an_echo_in_the_baseline_slows_alarms_down():
     assert first(FlakeCounts(100, 2, 2, 2, 2, 2)) == 61  # such failures were seen while nothing was wrong
 
 
+def test_failed_next_runs_are_evidence_where_failures_last_only_within_their_run():
+    """A cache: repetitions of the baseline failed, next runs did not. Runs until a canary that always fails alarms."""
+
+    def first(flakes):
+        steps = fold(watched(5, flakes), ["FPPPP"] * 60)
+        return next((i for i, s in enumerate(steps, 1) if s.alarmed), 61)
+
+    cached, lasting = FlakeCounts(100, 2, 2, 0, 2, 2), FlakeCounts(100, 2, 2, 1, 2, 2)
+    assert first(cached) == first(FlakeCounts(100, 2, 2, 0, 2, 0)) < first(lasting)
+
+
+def test_a_canary_that_failed_in_its_whole_baseline_is_asked_again_without_an_error():
+    """The upper end of its flake rate is 1."""
+    broken = FlakeCounts(20, 20, 19, 19, 20, 20)
+    canaries = tuple(WatchedCanary(f"c{i}", flakes=FlakeCounts(100, 0) if i else broken) for i in range(5))
+    asked = [*results(0, "FPPPP"), *results(0, "F", "~1", ["c0"]), *results(0, "F", "~2", ["c0"])]
+    assert not analyze_run(CusumState(), asked, WatchedSet("clinic", canaries), AlarmLimits()).alarmed
+
+
 def test_a_failure_that_lasts_counts_once_for_the_whole_set():
     lasting = fold(watched(50), ["P" * 50, *["FFF" + "P" * 47] * 3])
     fresh = fold(watched(50), ["P" * 50, *("P" * i + "FFF" + "P" * (47 - i) for i in (0, 3, 6))])
     assert [c.failed for c in lasting[-1].state.pooled] == [0, 3, 0, 0]
     assert [c.failed for c in fresh[-1].state.pooled] == [0, 3, 3, 3]
     assert lasting[-1].p_value == 1.0 > fresh[-1].p_value
+
+
+@pytest.mark.parametrize(("lasted", "alarms"), [(0, True), (3, False)])
+def test_failures_of_the_first_run_may_have_begun_in_a_baseline_in_which_failures_lasted(lasted, alarms):
+    flakes = [FlakeCounts(20, 4, 4, lasted, 4, lasted), *[FlakeCounts(20, 0)] * 49]
+    set_ = WatchedSet("clinic", tuple(WatchedCanary(f"c{i}", flakes=f) for i, f in enumerate(flakes)))
+    first, second = "P" * 10 + "F" * 8 + "P" * 32, "P" * 30 + "F" * 8 + "P" * 12
+    steps = fold(set_, [first, second])
+    assert steps[0].many_failed == alarms
+    assert steps[1].many_failed  # these passed in the first run
 
 
 def test_isolated_failures_do_not_alarm():

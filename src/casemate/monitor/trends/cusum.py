@@ -16,7 +16,7 @@ from casemate.errors import ConfigError, DataError
 from casemate.monitor.canaries.results import RESULT_KIND, CanaryResult, CanaryStatus, Severity, base_run_id
 from casemate.monitor.trends import sequential_tests
 from casemate.monitor.trends.pooled_evidence import LONGEST_WINDOW, PooledCounts, pooled_evidence
-from casemate.monitor.trends.sequential_tests import ZERO_CUSUMS, AfterFailure, Cusums, FlakeCounts
+from casemate.monitor.trends.sequential_tests import ZERO_CUSUMS, Cusums, FlakeCounts
 
 WEIGHTS = {Severity.LOW: 0.5, Severity.MEDIUM: 1.0, Severity.HIGH: 2.0, Severity.CRITICAL: 4.0}
 """Relative shares of the false-alarm budget: a severe canary needs less evidence, at the expense of the others."""
@@ -113,8 +113,9 @@ class AlarmLimits:
         runs_per_false_alert: Runs per allowed false alarm, above 0. Half of the budget goes to the tests of single
             canaries, a quarter each to that of many failures in one run and to that of all canaries together.
         max_repeats: How often a failed canary is asked again within the run, 0 to 9.
-        repeat_failure_rate: Assumed mean failure rate of immediate repetitions after a chance failure, at least 0 and
-            below 1, where no repetition of the baseline failed. The cause of a chance failure may last some seconds.
+        repeat_failure_rate: Failure rate of immediate repetitions after a chance failure, at least 0 and below 1; used
+            where it exceeds the flake rate and the measured ``AfterFailure.repeat_bound``. The cause of a chance
+            failure may last some seconds.
         errors_in_a_row: Consecutive runs without an answer after which the target is unreachable, or a canary blind;
             at least 1.
         min_passes: Minimum number of consecutive passes, 1 to 10, after which an alarmed canary is recovered.
@@ -161,7 +162,6 @@ class CanaryCusum:
         asked: Runs with a verdict since then.
         failed: Failed runs among these.
         alarmed: Whether it has alarmed and not recovered.
-        after: Answers after failed ones since then.
     """
 
     flakes: FlakeCounts = FlakeCounts()
@@ -172,7 +172,6 @@ class CanaryCusum:
     asked: int = 0
     failed: int = 0
     alarmed: bool = False
-    after: AfterFailure = AfterFailure()
 
     @property
     def passes_in_a_row(self) -> int:
@@ -291,8 +290,9 @@ def analyze_run(
     canaries = {i: _with_baseline(state.canaries.get(i), by_id[i].flakes) for i in by_id}
     before = {i: c.alarmed for i, c in canaries.items()}
     unanswered = _unanswered_runs(state, verdicts, len(by_id), limits)
-    lasting = {i for i, c in canaries.items() if c.recent.endswith("F")}
     baselines = tuple(c.flakes for c in watched.canaries)
+    lasted = sequential_tests.answers_after_failures(baselines).next_failed > 0  # then a failure may be the baseline's
+    lasting = {i for i, c in canaries.items() if c.recent.endswith("F") or (lasted and not c.recent)}
     for canary, (at, passed) in verdicts.items():
         if passed or not unanswered:  # an unreachable target is no error of the canary
             canaries[canary] = _update_canary(canaries[canary], at, passed, baselines, limits)
@@ -377,20 +377,13 @@ def _update_canary(
     failed = not passed[0]
     cusums = ZERO_CUSUMS if cusum.alarmed else _updated_cusums(cusum, passed, baselines, limits)
     since, asked, count = cusum.since, cusum.asked + 1, cusum.failed + failed
-    after = cusum.after.plus(_after_failure(cusum, passed))
     if not cusum.alarmed and sequential_tests.evidence(cusums) <= 1:
-        since, asked, count, after = None, 0, 0, AfterFailure()
+        since, asked, count = None, 0, 0
     elif since is None:
         since, asked, count = at, 1, int(failed)
     recent = (cusum.recent + ("F" if failed else "P"))[-RECENT:]
-    found = CanaryCusum(cusum.flakes, cusums, recent, 0, since, asked, count, cusum.alarmed, after)
-    return CanaryCusum(cusum.flakes, recent=recent) if found.alarmed and _has_recovered(found, limits) else found
-
-
-def _after_failure(cusum: CanaryCusum, passed: Sequence[bool]) -> AfterFailure:
-    """The answers of a run that come after a failed one, of the last run or this one."""
-    lasting, repeats = cusum.recent.endswith("F"), list(passed[1:])
-    return AfterFailure(int(lasting), int(lasting and not passed[0]), len(repeats), repeats.count(False))
+    after = CanaryCusum(cusum.flakes, cusums, recent, 0, since, asked, count, cusum.alarmed)
+    return CanaryCusum(cusum.flakes, recent=recent) if after.alarmed and _has_recovered(after, limits) else after
 
 
 def _updated_cusums(
@@ -398,17 +391,19 @@ def _updated_cusums(
 ) -> Cusums:
     """CUSUMs after one more run. After a failed answer, the rate at which failures last applies."""
     flake_rate = sequential_tests.flake_rate_bound(cusum.flakes)
-    baseline = sequential_tests.answers_after_failures(baselines)
-    rate = sequential_tests.failure_chance(cusum.flakes, baselines, cusum.failed, cusum.asked - cusum.failed)
-    if cusum.recent.endswith("F"):
-        rate = max(rate, sequential_tests.next_failure_chance(baseline, cusum.after))
+    after = sequential_tests.answers_after_failures(baselines)
+    chance = sequential_tests.failure_chance(cusum.flakes, baselines, cusum.failed, cusum.asked - cusum.failed)
+    rate = max(chance, after.next_bound) if cusum.recent.endswith("F") else chance
     first = sequential_tests.likelihood_ratios(rate, int(not passed[0]), int(passed[0]), flake_rate)
     if len(passed) == 1:
         return sequential_tests.update_cusums(cusum.cusums, first)
-    assumed = max(limits.repeat_failure_rate, sequential_tests.MIN_FLAKE_RATE)
-    prior = sequential_tests.repeat_failure_prior(baseline, cusum.after, flake_rate, assumed)
     failed = list(passed[1:]).count(False)
-    repeats = sequential_tests.repeat_ratios(prior, failed, len(passed) - 1 - failed, flake_rate)
+    counts = (failed, len(passed) - 1 - failed)
+    assumed = max(limits.repeat_failure_rate, sequential_tests.MIN_FLAKE_RATE)
+    if after.repeats_failed or flake_rate > assumed:
+        repeats = sequential_tests.likelihood_ratios(max(flake_rate, after.repeat_bound, assumed), *counts)
+    else:
+        repeats = sequential_tests.repeat_ratios(assumed, after.repeats, *counts)
     return sequential_tests.update_cusums(cusum.cusums, first, repeats)
 
 
@@ -428,8 +423,8 @@ def _test_failure_count(
 ) -> tuple[float, frozenset[str]]:
     """P-value of the number of failures in this run; and the failed canaries if chance is rejected.
 
-    A failure counts if at least half of its repetitions failed too. Canaries that are already alarmed, or that failed
-    in their last run, are left out: the same failure may last.
+    A failure counts if at least half of its repetitions failed too. Canaries that are already alarmed, or whose failure
+    may be that of their last run, are left out.
     """
     counted = [i for i in judged if by_id[i].alerts and i not in uncounted]
     failed = [i for i in counted if not judged[i][0] and 2 * list(judged[i][1:]).count(False) >= len(judged[i]) - 1]
@@ -449,8 +444,8 @@ def _test_pooled(
 ) -> tuple[tuple[PooledCounts, ...], bool]:
     """Counts of the last runs, and whether the pooled test is alarmed. A canary counts once, by its first answer.
 
-    Canaries that alarmed by themselves are left out, so that one cause has one alarm. So are canaries that failed in
-    their last run: a failure that lasts counts once. The alarm ends when the evidence is below 1.
+    Canaries that alarmed by themselves are left out, so that one cause has one alarm. So are canaries whose failure may
+    be that of their last run: a failure that lasts counts once. The alarm ends when the evidence is below 1.
     """
     counted = [i for i in judged if by_id[i].alerts and by_id[i].flakes.fresh[0] and i not in uncounted]
     if len(counted) < MIN_POOLED:
@@ -500,6 +495,5 @@ def _from_iso(text: str | None) -> datetime | None:
 
 
 def _cusum_from_json(body: Mapping[str, Any]) -> CanaryCusum:
-    after = AfterFailure(*body.get("after", ()))  # older states have none
-    fields = {"flakes": FlakeCounts(*body["flakes"]), "cusums": tuple(body["cusums"]), "after": after}
+    fields = {"flakes": FlakeCounts(*body["flakes"]), "cusums": tuple(body["cusums"])}
     return CanaryCusum(**{**body, **fields, "since": _from_iso(body["since"])})

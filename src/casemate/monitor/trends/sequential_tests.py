@@ -38,6 +38,8 @@ ALTERNATIVE_WEIGHTS = (0.5, 0.25, 0.25)
 ZERO_CUSUMS: Cusums = (0.0,) * len(ALTERNATIVES)
 MIN_FLAKE_RATE = 0.005
 """Lower limit of p0: a usual baseline cannot distinguish one failure in 200 from none."""
+LASTING_CONFIDENCE = 0.975
+"""Confidence of each of the two bounds on how often failures last, so that both hold with 95 %."""
 CONCENTRATIONS = (120.0, 1000.0, 10_000.0)
 """How alike the flake rates of a set are: runs of a canary's own baseline that its prior is worth; equally probable."""
 PRIOR_MEANS = tuple(1 / (1 + math.exp(5.3 - 0.354 * i)) for i in range(16))
@@ -45,7 +47,7 @@ PRIOR_MEANS = tuple(1 / (1 + math.exp(5.3 - 0.354 * i)) for i in range(16))
 OUTLIERS = 0.0005
 """Prior probability that a canary's flake rate is unlike those of its set, so that only its own baseline counts."""
 REPEAT_TRIALS = 20
-"""Repetitions of failures that an assumed repeat-failure rate is worth, beside those of the baseline."""
+"""Repetitions of failures that the assumed repeat-failure rate is worth, beside those of the baseline."""
 UNMEASURED_FLAKE_RATE = 0.2
 """p0 of a canary without a baseline."""
 CONFIDENCE = 0.8
@@ -185,20 +187,26 @@ class AfterFailure(NamedTuple):
     """Answers after a failed one, which fail if its cause lasts: it is cached, or a model server restarts.
 
     Attributes:
-        next_asked: First answers of the run after a failed run.
-        next_failed: Failures among these.
-        repeats: Repetitions within the run of the failure.
-        repeats_failed: Failures among these.
+        next_asked: Runs that followed a failed one.
+        next_failed: Failed runs among these.
+        repeats: Failures that were repeated within their run.
+        repeats_failed: Failed repetitions.
     """
 
-    next_asked: int = 0
-    next_failed: int = 0
-    repeats: int = 0
-    repeats_failed: int = 0
+    next_asked: int
+    next_failed: int
+    repeats: int
+    repeats_failed: int
 
-    def plus(self, other: AfterFailure) -> AfterFailure:
-        """The sums."""
-        return AfterFailure(*(a + b for a, b in zip(self, other, strict=True)))
+    @property
+    def next_bound(self) -> float:
+        """Bound on the rate at which the run after a failed one fails; 0 if no failure lasted until then."""
+        return _lasting_bound(self.next_failed, self.next_asked)
+
+    @property
+    def repeat_bound(self) -> float:
+        """Bound on the rate at which a repetition fails; 0 if none failed."""
+        return _lasting_bound(self.repeats_failed, self.repeats)
 
 
 @lru_cache(maxsize=256)
@@ -206,94 +214,45 @@ def answers_after_failures(flakes: tuple[FlakeCounts, ...]) -> AfterFailure:
     """The answers after failures in the baselines of all canaries together.
 
     Canaries that never passed are left out: nothing shows that their failures end. All others count, also those that
-    failed in most runs. Without them long failures would be missing, and the rates too low.
+    failed in most runs. Without them the longest failures would be missing, and the rates too low. Repetitions and next
+    runs are counted separately: a cause may last some seconds and not until the next run.
 
     Args:
         flakes: Baseline counts of all canaries of the set.
 
-    >>> answers_after_failures((FlakeCounts(20, 9, 8, 7, 9, 6), FlakeCounts(20, 20, 19, 19, 20, 20)))
-    AfterFailure(next_asked=8, next_failed=7, repeats=9, repeats_failed=6)
+    >>> found = answers_after_failures((FlakeCounts(20, 9, 8, 7, 9, 0), FlakeCounts(20, 20, 19, 19, 20, 20)))
+    >>> found, round(found.next_bound, 3), found.repeat_bound
+    (AfterFailure(next_asked=8, next_failed=7, repeats=9, repeats_failed=0), 0.997, 0.0)
     """
-    total = AfterFailure()
-    for f in flakes:
-        if f.failed < f.asked:
-            total = total.plus(AfterFailure(f.next_asked, f.next_failed, f.repeats, f.repeats_failed))
-    return total
-
-
-def next_failure_chance(baseline: AfterFailure, since: AfterFailure) -> float:
-    """Predictive probability that the run after a failed one fails although nothing is wrong.
-
-    The rate has the Jeffreys posterior of the baseline and of the answers since the evidence restarted.
-
-    Args:
-        baseline: Answers after failures in the baseline of the set.
-        since: The same of one canary, since its evidence restarted.
-
-    Returns:
-        The probability; 0 if no failure of the baseline lasted until the next run.
-
-    >>> next_failure_chance(AfterFailure(9, 0), AfterFailure()), next_failure_chance(AfterFailure(9, 4), AfterFailure())
-    (0.0, 0.45)
-    """
-    if not baseline.next_failed:
-        return 0.0
-    failed, asked = baseline.next_failed + since.next_failed, baseline.next_asked + since.next_asked
-    return (failed + 0.5) / (asked + 1)
-
-
-def repeat_failure_prior(
-    baseline: AfterFailure, since: AfterFailure, flake_rate: float, assumed: float
-) -> tuple[float, float]:
-    """Beta distribution of the rate at which repetitions within a run fail although nothing is wrong.
-
-    If a repetition failed in the baseline: the Jeffreys posterior. If none did: a distribution with the assumed mean
-    and the weight of ``REPEAT_TRIALS`` repetitions, updated by those of the baseline. A canary whose own flake rate is
-    above both means gets that mean. Repetitions since the evidence restarted are counted too.
-
-    Args:
-        baseline: Answers after failures in the baseline of the set.
-        since: The same of one canary, since its evidence restarted.
-        flake_rate: Bound on the canary's own flake rate.
-        assumed: Assumed mean, above 0.
-
-    Returns:
-        Its parameters a and b.
-
-    >>> repeat_failure_prior(AfterFailure(0, 0, 20, 0), AfterFailure(), 0.05, 0.1)
-    (2.0, 38.0)
-    >>> repeat_failure_prior(AfterFailure(0, 0, 20, 18), AfterFailure(0, 0, 5, 5), 0.05, 0.1)
-    (23.5, 2.5)
-    """
-    if baseline.repeats_failed:
-        a, b = baseline.repeats_failed + 0.5, baseline.repeats - baseline.repeats_failed + 0.5
-    else:
-        a, b = REPEAT_TRIALS * assumed, REPEAT_TRIALS * (1 - assumed) + baseline.repeats
-    if flake_rate > max(assumed, a / (a + b)):
-        a, b = REPEAT_TRIALS * flake_rate, REPEAT_TRIALS * (1 - flake_rate)
-    return a + since.repeats_failed, b + since.repeats - since.repeats_failed
+    rows = [f[2:] for f in flakes if f.failed < f.asked]
+    return AfterFailure(*(sum(row[i] for row in rows) for i in range(4)))
 
 
 @lru_cache(maxsize=4096)
-def repeat_ratios(prior: tuple[float, float], failed: int, passed: int, least: float = 0.0) -> Cusums:
-    """Likelihood ratio of a run's repetitions, for each alternative, with their failure rate integrated out.
+def _lasting_bound(failed: int, asked: int) -> float:
+    """Upper end of a one-sided Clopper-Pearson interval; 0 without a failure."""
+    return clopper_pearson(failed, asked, 2 * LASTING_CONFIDENCE - 1)[1] if failed else 0.0
+
+
+@lru_cache(maxsize=4096)
+def repeat_ratios(rate: float, trials: int, failed: int, passed: int) -> Cusums:
+    """Likelihood ratio of a run's repetitions, for each alternative, if no repetition of the baseline failed.
+
+    The repeat-failure rate of a run is unknown: it has a Beta distribution with mean ``rate`` and the weight of
+    ``REPEAT_TRIALS`` repetitions, updated by those of the baseline, and is integrated out.
 
     Args:
-        prior: Parameters of the rate's Beta distribution.
+        rate: The assumed repeat-failure rate, above 0.
+        trials: Repetitions in the baseline, all passed.
         failed: Failed repetitions of the run.
         passed: Passed repetitions of the run.
-        least: Alternatives up to this rate are not tested.
 
-    Returns:
-        The ratios; 1 for an alternative that is not above the mean of the distribution and ``least``.
-
-    >>> [round(r, 2) for r in repeat_ratios((2.0, 38.0), 1, 4)]
+    >>> [round(r, 2) for r in repeat_ratios(0.1, 20, 1, 4)]
     [2.2, 0.84, 0.0]
     """
-    a, b = prior
+    a, b = REPEAT_TRIALS * rate, REPEAT_TRIALS * (1 - rate) + trials
     null = math.exp(_log_beta(a + failed, b + passed) - _log_beta(a, b))
-    least = max(least, a / (a + b))
-    return tuple(min(p**failed * (1 - p) ** passed / null, MAX_EVIDENCE) if p > least else 1.0 for p in ALTERNATIVES)
+    return tuple(min(p**failed * (1 - p) ** passed / null, MAX_EVIDENCE) for p in ALTERNATIVES)
 
 
 def flake_rate_mean(flakes: FlakeCounts) -> float:
