@@ -83,6 +83,7 @@ def simulate(
     keep=False,
     echo=None,
     after=(0, 0, 0, 0),
+    ended=False,
     sticky=None,
 ):
     """Runs the tests.
@@ -99,6 +100,7 @@ def simulate(
         echo: Rate at which repetitions fail, where it is not that of the first question.
         after: Answers after failed ones in the baseline: runs after a failed run, failures among them, repetitions,
             failures among them; each a number or (sets,).
+        ended: Whether the last run of the baseline failed, (sets, canaries).
         sticky: Rate at which the run after a failed one fails; None: as any other.
     """
     sets, n = failed.shape
@@ -106,7 +108,7 @@ def simulate(
     mean = np.maximum((failed + 0.5) / (asked + 1), 0.005)
     share = np.full(n, 1 / n) if weights is None else weights / weights.sum()
     sums = np.zeros((sets, n, 3))
-    bad, lasting = np.zeros((sets, n), bool), np.zeros((sets, n), bool)
+    bad, lasting = np.zeros((sets, n), bool), np.broadcast_to(ended, (sets, n))
     streak, fails, since = (np.zeros((sets, n), int) for _ in range(3))
     tails = np.array([tail_of(m) for m in mean])
     runs = alerts = repeats = 0
@@ -122,9 +124,8 @@ def simulate(
         for number in range(confirm + 1):
             now = start * ratio
             stakes = np.where(fresh, now @ WEIGHTS * share, 0)
-            old = lasting | ((runs == 0) & (null.next_bound[..., 0] > 0))  # from the baseline
-            counted = fresh & ~old & (2 * refailed >= again)
-            many = _many(counted, bad | old, mean, tails) <= 1 / (4 * budget)
+            counted = fresh & ~lasting & (2 * refailed >= again)
+            many = _many(counted, bad | lasting, mean, tails) <= 1 / (4 * budget)
             alarm = pick(stakes, 2 * budget) | (counted & many[:, None])
             live = fresh & (~alarm | (many[:, None] & (number == 0)))
             if number == confirm or not live.any():
@@ -251,8 +252,8 @@ def sticky_baseline(seed, sets, n, asked, rate, sticky, echo):
     """A baseline in which failures last.
 
     Returns:
-        Runs that did not follow a failure and failures in them, each (sets, canaries); and the answers after failures,
-        as ``simulate`` needs them.
+        Runs that did not follow a failure and failures in them, each (sets, canaries); and what else ``simulate`` needs
+        about the baseline.
     """
     u = np.random.default_rng(seed).random((2, asked, sets, n))
     fails, lasting = np.zeros((asked, sets, n), bool), np.zeros((sets, n), bool)
@@ -261,7 +262,8 @@ def sticky_baseline(seed, sets, n, asked, rate, sticky, echo):
     ends = ~fails.all(0)  # nothing shows that the failures of the others end
     after = np.concatenate([np.zeros((1, sets, n), bool), fails[:-1]])
     counted = (after, fails & after, fails, fails & (u[1] < echo))
-    return (~after).sum(0), (fails & ~after).sum(0), tuple((c & ends).sum((0, 2)) for c in counted)
+    more = {"after": tuple((c & ends).sum((0, 2)) for c in counted), "ended": fails[-1]}
+    return (~after).sum(0), (fails & ~after).sum(0), more
 
 
 def interval(events, runs):

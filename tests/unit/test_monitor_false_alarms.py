@@ -38,9 +38,9 @@ def test_canaries_with_higher_flake_rates_keep_the_budget(sets):
 )
 def test_failures_that_last_keep_the_budget(sticky, echo):
     """A failure fails again within its run, in the next run, or both."""
-    asked, failed, after = sticky_baseline(8, 100, 50, 20, 0.01, sticky, echo)
+    asked, failed, measured = sticky_baseline(8, 100, 50, 20, 0.01, sticky, echo)
     options = {"echo": echo, "sticky": sticky}
-    found = simulate(uniform(9, 100, 50), quiet(100, ONE_PERCENT), asked, failed, after=after, **options)
+    found = simulate(uniform(9, 100, 50), quiet(100, ONE_PERCENT), asked, failed, **measured, **options)
     assert found.runs == 10_000
     assert interval(found.alerts, found.runs)[0] <= 1.0
     unaware = simulate(uniform(9, 100, 50), quiet(100, ONE_PERCENT), asked, failed, **options)

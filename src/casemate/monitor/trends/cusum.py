@@ -179,6 +179,11 @@ class CanaryCusum:
         return len(self.recent) - len(self.recent.rstrip("P"))
 
     @property
+    def failing(self) -> bool:
+        """Whether it failed in its last run, which before the first one is the last of the baseline."""
+        return self.recent.endswith("F") if self.recent else self.flakes.ended_failing
+
+    @property
     def settled(self) -> bool:
         """Whether another pass would change nothing."""
         return self.recent == RECENT * "P" and not (self.errors or self.alarmed or max(self.cusums) > 1)
@@ -291,8 +296,7 @@ def analyze_run(
     before = {i: c.alarmed for i, c in canaries.items()}
     unanswered = _unanswered_runs(state, verdicts, len(by_id), limits)
     baselines = tuple(c.flakes for c in watched.canaries)
-    lasted = sequential_tests.answers_after_failures(baselines).next_failed > 0  # then a failure may be the baseline's
-    lasting = {i for i, c in canaries.items() if c.recent.endswith("F") or (lasted and not c.recent)}
+    lasting = {i for i, c in canaries.items() if c.failing}
     for canary, (at, passed) in verdicts.items():
         if passed or not unanswered:  # an unreachable target is no error of the canary
             canaries[canary] = _update_canary(canaries[canary], at, passed, baselines, limits)
@@ -393,7 +397,7 @@ def _updated_cusums(
     flake_rate = sequential_tests.flake_rate_bound(cusum.flakes)
     after = sequential_tests.answers_after_failures(baselines)
     chance = sequential_tests.failure_chance(cusum.flakes, baselines, cusum.failed, cusum.asked - cusum.failed)
-    rate = max(chance, after.next_bound) if cusum.recent.endswith("F") else chance
+    rate = max(chance, after.next_bound) if cusum.failing else chance
     first = sequential_tests.likelihood_ratios(rate, int(not passed[0]), int(passed[0]), flake_rate)
     if len(passed) == 1:
         return sequential_tests.update_cusums(cusum.cusums, first)
@@ -423,8 +427,8 @@ def _test_failure_count(
 ) -> tuple[float, frozenset[str]]:
     """P-value of the number of failures in this run; and the failed canaries if chance is rejected.
 
-    A failure counts if at least half of its repetitions failed too. Canaries that are already alarmed, or whose failure
-    may be that of their last run, are left out.
+    A failure counts if at least half of its repetitions failed too. Canaries that are already alarmed, or that failed
+    in their last run, are left out: the same failure may last.
     """
     counted = [i for i in judged if by_id[i].alerts and i not in uncounted]
     failed = [i for i in counted if not judged[i][0] and 2 * list(judged[i][1:]).count(False) >= len(judged[i]) - 1]
@@ -444,8 +448,8 @@ def _test_pooled(
 ) -> tuple[tuple[PooledCounts, ...], bool]:
     """Counts of the last runs, and whether the pooled test is alarmed. A canary counts once, by its first answer.
 
-    Canaries that alarmed by themselves are left out, so that one cause has one alarm. So are canaries whose failure may
-    be that of their last run: a failure that lasts counts once. The alarm ends when the evidence is below 1.
+    Canaries that alarmed by themselves are left out, so that one cause has one alarm. So are canaries that failed in
+    their last run: a failure that lasts counts once. The alarm ends when the evidence is below 1.
     """
     counted = [i for i in judged if by_id[i].alerts and by_id[i].flakes.fresh[0] and i not in uncounted]
     if len(counted) < MIN_POOLED:

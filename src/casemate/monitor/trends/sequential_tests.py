@@ -80,6 +80,11 @@ class FlakeCounts(NamedTuple):
         """Runs that did not follow a failed one, and failures among them: where a failure begins."""
         return self.asked - self.next_asked, self.failed - self.next_failed
 
+    @property
+    def ended_failing(self) -> bool:
+        """Whether its last run failed: the only failure that no run followed."""
+        return self.failed > self.next_asked
+
 
 @lru_cache(maxsize=4096)
 def flake_rate_bound(flakes: FlakeCounts) -> float:
