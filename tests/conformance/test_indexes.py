@@ -68,7 +68,7 @@ def milvus_collections(milvus_url: str) -> list[str]:
 KINDS = ("sqlite", "sqlite-approximate", "pgvector", "pgvector-approximate", "milvus", "qdrant", "qdrant-server")
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture
 def made(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[MakeIndex, bool]:
     name = ["first"]
     if request.param == "qdrant-server" and not QDRANT:
@@ -92,7 +92,21 @@ def made(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[MakeIndex, boo
     return make, "approximate" not in request.param
 
 
-@pytest.mark.parametrize("obligation", INDEX_OBLIGATIONS, ids=lambda o: o.__name__.strip("_"))
+LONG_ON_MILVUS = ("_is_open_only_when_opened", "_agrees_with_a_scan")
+"""Obligations for which a Milvus server takes more than ten seconds."""
+KIND_AND_OBLIGATION = [
+    pytest.param(
+        kind,
+        obligation,
+        id=f"{kind}-{obligation.__name__.strip('_')}",
+        marks=[pytest.mark.slow] if kind == "milvus" and obligation.__name__ in LONG_ON_MILVUS else [],
+    )
+    for kind in KINDS
+    for obligation in INDEX_OBLIGATIONS
+]
+
+
+@pytest.mark.parametrize(("made", "obligation"), KIND_AND_OBLIGATION, indirect=["made"])
 def test_index(made, obligation) -> None:
     obligation(*made)
 

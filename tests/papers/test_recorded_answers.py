@@ -35,7 +35,9 @@ def truth(row):
 @pytest.mark.parametrize(
     ("name", "attack", "key", "feature", "published"),
     [
-        ("ia_llama3_8b_top15", Interrogation(), truth, 1, 0.965),  # the published scorer counts right answers only
+        pytest.param(  # the published scorer counts right answers only
+            "ia_llama3_8b_top15", Interrogation(), truth, 1, 0.965, marks=pytest.mark.slow
+        ),
         ("s2mia", S2MIA(), lambda row: {}, 0, 0.745),
         ("direct_rag_mia", Direct(), lambda row: {}, 0, 0.732),
     ],

@@ -5,6 +5,7 @@ import itertools
 import json
 import math
 from datetime import UTC, datetime
+from functools import cache
 
 import numpy as np
 import pytest
@@ -94,14 +95,18 @@ def test_a_record_that_was_planted_under_two_names_is_asked_about_once():
         ownership_test([(q, "") for q in [*asked, asked[0]]])
 
 
+@cache
+def questions_of_many_keys():
+    return [ownership_questions(key_of(number), RECORDS[:5]) for number in range(2000)]
+
+
 class TestInnocentSystems:
     """The p-value of a system without the collection is at most p with probability at most p."""
 
     @pytest.mark.parametrize("strategy", ["one guess", "eight guesses", "always the same", "all values", "silent"])
     def test_false_accusations_are_as_rare_as_the_level(self, strategy):
         rng, values = np.random.default_rng(5), []
-        for number in range(2000):
-            asked = ownership_questions(key_of(number), RECORDS[:5])
+        for asked in questions_of_many_keys():
             answers = [self.answer(strategy, q.attribute, rng) for q in asked]
             values.append(ownership_test(list(zip(asked, answers, strict=True))).p_value)
         for level in (0.1, 0.01, 0.001):
@@ -186,13 +191,17 @@ class TestCommand:
             (tmp_path / f"docs/{n}.md").write_text(f"The ferry number {n} crosses the river at {n} past noon.")
         (tmp_path / "casemate.yaml").write_text("rag: {corpus: docs}\n")
         run = CliRunner().invoke
-        assert run(cli, ["index"]).exit_code == 0
+        assert run(cli, ["index", "--no-calibrate"]).exit_code == 0
         return run
 
-    def test_answers_from_a_file(self, tmp_path, monkeypatch):
+    def test_without_records_there_is_nothing_to_prove(self, tmp_path, monkeypatch):
         run = self.setting(tmp_path, monkeypatch)
         nothing = run(cli, ["canary", "prove", "--answers", "a.jsonl"])
         assert isinstance(nothing.exception, DataError) and "canary plant" in str(nothing.exception)
+
+    @pytest.mark.slow
+    def test_answers_from_a_file(self, tmp_path, monkeypatch):
+        run = self.setting(tmp_path, monkeypatch)
         assert run(cli, ["canary", "plant", "--count", "4"]).exit_code in (0, 3)
         listed = run(cli, ["canary", "prove", "--questions"])
         asked = [json.loads(line)["question"] for line in listed.stdout.splitlines() if line.startswith("{")]
