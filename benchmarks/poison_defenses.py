@@ -1,10 +1,10 @@
 """Defenses against poisoned passages: attack success, accuracy and cost, side by side. No language model.
 
-``python -m benchmarks.poison_defenses [CASES [COLLECTION ...]]`` takes at most so many questions of each collection.
-It keeps the results of the others if they were measured with as many. The reader is **extractive** (by words), ten
-passages are retrieved, and every defense acts through the guard. Poison: one to three texts of PoisonedRAG for each
-question, and one of CorruptRAG, by ``redteam.attacks.poison``. On NFCorpus, questions, false answers and texts are
-PoisonedRAG's own, with the question in front; its documents do not answer them.
+``python -m benchmarks.poison_defenses [CASES [COLLECTION ...]]`` takes at most so many questions of each collection. It
+keeps the results of the others, each with its number of questions and the digest of the code. The reader is
+**extractive** (by words), ten passages are retrieved, and every defense acts through the guard. Poison: one to three
+texts of PoisonedRAG for each question, and one of CorruptRAG, by ``redteam.attacks.poison``. On NFCorpus, questions,
+false answers and texts are PoisonedRAG's own, with the question in front; its documents do not answer them.
 
 An attack succeeds if the answer contains the false answer as whole words. An answer is right if it contains a gold
 answer. TrustRAG's second stage needs a language model and is not measured.
@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import ROOT, SEED, before, save
+from benchmarks import ROOT, SEED, before, code_digest, save
 from benchmarks.kept import Kept, corpus, rows
 from benchmarks.redundant import Case, squad, synthetic
 from casemate.backends.generators.extractive import ExtractiveGenerator
@@ -67,14 +67,15 @@ def main() -> None:
     """Measures the collections."""
     most = int(sys.argv[1]) if len(sys.argv) > 1 else 96
     embedder = Kept(ROOT / "build/kept.npz")
-    results = before("poison_defenses", {"reader": "extractive, by words", "k": K, "questions_at_most": most})
+    results = before("poison_defenses", {"reader": "extractive, by words", "k": K})
+    results.pop("questions_at_most", None)
     for name, ground in grounds(embedder, most):
         if name in (sys.argv[2:] or [name]):
             results["corpora"][name] = asyncio.run(measured(ground, embedder))
             embedder.save()
+            results["pooled"] = pooled(results["corpora"])
+            save("poison_defenses", results)
             print(name, f"{time.process_time():.0f} CPU-s", file=sys.stderr, flush=True)
-    results["pooled"] = pooled(results["corpora"])
-    save("poison_defenses", results)
 
 
 def pooled(corpora: Mapping[str, Any]) -> dict[str, Any]:
@@ -133,6 +134,7 @@ async def measured(ground: Ground, embedder: Kept) -> dict[str, Any]:
     answers = {(a, name): [said[name] for attack, said, _ in runs if attack == a] for a in ATTACKS for name in guards}
     spent = {name: [seconds[name] for attack, _, seconds in runs if attack == "none"] for name in guards}
     return {
+        "code": code_digest(),
         "documents": len(ground.documents),
         "questions": len(ground.cases),
         "redundancy": _counts(ground.cases),

@@ -39,7 +39,7 @@ from casemate.backends.generators.extractive import ExtractiveGenerator
 from casemate.backends.generators.transformers import CausalLM
 from casemate.backends.indexes.sqlite import SqliteIndex
 from casemate.errors import BackendError
-from casemate.guard.defenses.quorum import Quorum
+from casemate.guard.defenses.quorum import READ_SENTENCES, Quorum
 from casemate.guard.defenses.quorum.isolated import IsolatedAnswers
 from casemate.guard.defenses.quorum.keywords import (
     AskedQuestion,
@@ -338,7 +338,7 @@ async def asked(name: str, rag: Rag, case: Case, reader: Generator) -> list[Aske
     units = [[whole(unit) for unit in group_units(context)[:UNITS]] for context in contexts]
     question = AskedQuestion.of(case.question)
     every = list({d.text: d for context in units for d in context}.values())
-    read = {d.text: excerpt(question, d, Quorum.sentences) for d in every}
+    read = {d.text: excerpt(question, d, READ_SENTENCES) for d in every}
     reads = [tuple(h.document for h in context[:K]) for context in contexts[: len(PLAIN)]]
     prompts = [Prompt(case.question, context, INSTRUCTIONS) for context in reads]
     (said, costs), *plain = await asyncio.gather(

@@ -48,6 +48,8 @@ NAME = "quorum"
 SECRET_CHARACTERS = 16
 CHUNKS_PER_UNIT = 4
 """Chunks that are grouped, for each unit that may be heard: bounds the time if one source has many chunks."""
+READ_SENTENCES = 3
+"""Sentences of a unit that a writer reads, at most."""
 
 
 @dataclass(eq=False)
@@ -65,7 +67,7 @@ class Quorum(Defense):
         period_days: Days after which the jitter is drawn again and budgets begin again, at least 1.
         units: N: largest number of units that are heard.
         words: L: largest number of keywords of one unit.
-        sentences: Largest number of sentences that speak for a unit, and that a writer reads of it.
+        sentences: Largest number of sentences that speak for a unit.
         floor: Least cosine similarity of a chunk to the question, in [-1, 1]. Chunks below are not heard.
         unit_keys: Metadata keys that unite sources to one unit, such as ``author``. All sources without a value are
             one unit.
@@ -86,7 +88,7 @@ class Quorum(Defense):
     period_days: int = 30
     units: int = 24
     words: int = 8
-    sentences: int = 3
+    sentences: int = 2
     floor: float = 0.3
     unit_keys: tuple[str, ...] = ()
     writer: Generator | None = field(default=None, repr=False)
@@ -236,7 +238,7 @@ class Quorum(Defense):
         """Returns what each unit states, and the costs of isolated answers. Units without its names are not asked."""
         if self._isolated is None:
             return [self.heard(question, unit) for unit in units], {}
-        read = [excerpt(question, whole(unit), self.sentences) for unit in units]
+        read = [excerpt(question, whole(unit), READ_SENTENCES) for unit in units]
         asked = {i: document for i, document in enumerate(read) if document is not None}
         answers, costs = await self._isolated.ask(query.text, list(asked.values()))
         generation_costs.append(self.store, NAME, query.id, costs)

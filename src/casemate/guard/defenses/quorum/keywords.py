@@ -20,10 +20,11 @@ FUNCTION_WORDS = STOP_WORDS - NEGATIONS
 TOKEN = re.compile(r"\d+(?:[.,]\d+)*%?(?![^\W_])|[^\W_]+(?:['’.-][^\W_]+)*")
 """A number with separators and percent sign, or a word."""
 MARKUP = re.compile(r"^[\s#>*+•|-]+|[*_`|]+")
-MIN_COVERAGE = 0.25
-"""Share of the question's words that a unit must contain to be heard. Below, it abstains."""
-MIN_NAMES = 0.5
-"""The same for names and numbers: a unit about another bridge shares all words but the name."""
+MIN_COVERAGE = 0.5
+"""Share of the question's words that a unit must contain to be heard. Below, it abstains. With a quarter, a third more
+questions of SQuAD are answered, and an attacker with all other documents finds every second record instead of few."""
+NAME_WEIGHT = 3
+"""Weight of a name or number in that share: a unit about another bridge shares all words but the name."""
 LEADS = 2
 MAX_SENTENCES = 64
 """Sentences of a unit that are considered."""
@@ -145,15 +146,14 @@ class AskedQuestion:
         names = frozenset().union(*(t.stems for t in tokens if t.named))
         return cls(stems, names, frozenset(lemmas), place, text.lower())
 
-    def concerns(self, stems: frozenset[str]) -> bool:
-        """Whether enough of its words, and of its names and numbers, are among some stems."""
-        if len(stems & self.stems) < MIN_COVERAGE * len(self.stems):
-            return False
-        return self.has_names(stems)
+    def coverage(self, stems: frozenset[str]) -> float:
+        """Returns the share of its words among some stems, in [0, 1]; names and numbers weigh ``NAME_WEIGHT``."""
+        found, most = (len(x) + (NAME_WEIGHT - 1) * len(x & self.names) for x in (stems & self.stems, self.stems))
+        return found / most if most else 0.0
 
     def has_names(self, stems: frozenset[str]) -> bool:
-        """Whether enough of its names and numbers are among some stems, if it has any."""
-        return len(stems & self.names) >= MIN_NAMES * len(self.names)
+        """Whether at least half of its names and numbers are among some stems, if it has any."""
+        return 2 * len(stems & self.names) >= len(self.names)
 
     def repeats(self, token: Token) -> bool:
         """Whether a token consists of words of the question."""
@@ -249,7 +249,7 @@ def best_sentences(question: AskedQuestion, text: str, title: str, most: int) ->
     """
     found = read_text(text)
     heading = _heading(title)
-    if not question.stems or not found or not question.concerns(heading.union(*(s.stems for s in found))):
+    if not found or question.coverage(heading.union(*(s.stems for s in found))) < MIN_COVERAGE:
         return ()
     ranked = _ranked(question, found, heading)
     chosen = sorted(i for worth, i in ranked[:most] if worth > 0)
