@@ -51,8 +51,8 @@ def text_words(text: str) -> TextWords:
     stems = content_words(text)
     bits, numbers = 0, []
     for word in stems:
-        bit, is_number = _described(word)
-        bits |= bit
+        position, is_number = _described(word)
+        bits |= 1 << position
         if is_number:
             numbers.append(word)
     return TextWords(stems, frozenset(numbers), bits)
@@ -60,8 +60,8 @@ def text_words(text: str) -> TextWords:
 
 @lru_cache(maxsize=1 << 16)
 def _described(word: str) -> tuple[int, bool]:
-    """The bit of a stem, and whether it contains a digit. Cached."""
-    return 1 << (crc32(word.encode("utf-8", "surrogatepass")) % _BITS), any(map(str.isdigit, word))
+    """The position of a stem's bit, and whether it contains a digit. Cached."""
+    return crc32(word.encode("utf-8", "surrogatepass")) % _BITS, any(map(str.isdigit, word))
 
 
 def is_edited_copy(first: TextWords, second: TextWords, *, numbers: bool = False) -> bool:

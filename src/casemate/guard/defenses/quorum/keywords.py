@@ -21,8 +21,8 @@ TOKEN = re.compile(r"\d+(?:[.,]\d+)*%?(?![^\W_])|[^\W_]+(?:['’.-][^\W_]+)*")
 """A number with separators and percent sign, or a word."""
 MARKUP = re.compile(r"^[\s#>*+•|-]+|[*_`|]+")
 MIN_COVERAGE = 0.5
-"""Share of the question's words that a unit must contain to be heard. Below, it abstains. With a quarter, a third more
-questions of SQuAD are answered, and an attacker with all other documents finds every second record instead of few."""
+"""Share of the question's words that a unit must contain to be heard. Below, it abstains. With a smaller share, more
+questions are answered, and more answers depend on a single unit."""
 NAME_WEIGHT = 3
 """Weight of a name or number in that share: a unit about another bridge shares all words but the name."""
 LEADS = 2
