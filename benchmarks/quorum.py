@@ -45,7 +45,6 @@ from casemate.maths.stats import clopper_pearson
 from casemate.protocols import MembershipAttack, Target
 from casemate.rag.pipeline import Rag
 from casemate.redteam.crawling.transformed import TransformedCrawler
-from casemate.redteam.lab import datasets
 from casemate.redteam.lab.caching import CachedEmbedder, CachedGenerator
 from casemate.redteam.lab.experiment import Experiment
 from casemate.redteam.lab.extraction_experiment import Crawler, CrawlPlan
@@ -53,11 +52,10 @@ from casemate.redteam.lab.extraction_metrics import measure_crawl
 from casemate.redteam.lab.judge import membership_metrics
 from casemate.redteam.lab.results import MembershipMetrics
 from casemate.redteam.lab.store import CampaignStore
-from casemate.redteam.lab.two_world_audit import IndexWithout
 from casemate.text.output_transforms import TRANSFORMS
 from casemate.text.sentences import clauses
 from casemate.text.tokens import join_words, keywords
-from casemate.types import Document, Hit, Query, Secret
+from casemate.types import Document, Hit, Secret
 
 STRANGER = frozenset[str]()
 POLICY = AudiencePolicy("quorum")
@@ -155,7 +153,7 @@ async def _attacked(
     found: dict[str, Any] = {"errors": dict(trials.errors)}
     for label in targets:
         found[label] = _brief(membership_metrics(trials.done[attack, label], lab.split.half, label != "off"))
-    found["know_all"] = await _audited(lab, attack, rag, sides[0])
+    found["know_all"] = _audited(lab, attack, rag, sides[0])
     return found
 
 
@@ -163,24 +161,17 @@ def _brief(figures: MembershipMetrics | None) -> dict[str, Any] | None:
     return figures and {"auc": list(figures.auc), "adjusted_accuracy": list(figures.adjusted_accuracy)}
 
 
-async def _audited(lab: Experiment, attack: str, rag: Rag, members: Sequence[Document]) -> dict[str, Any]:
+def _audited(lab: Experiment, attack: str, rag: Rag, members: Sequence[Document]) -> dict[str, Any]:
     """Answers that differ without the candidate's unit: all that an attacker with every other document can learn."""
     rng = np.random.default_rng(SEED)
-    units = unit_sources(rag.index, [m.source for m in members])
-    chunks = datasets.indexed_sources(rag.index, frozenset[str]().union(*units.values()))
     changed: dict[str, list[list[bool]]] = {label: [] for label in SETTINGS}
-    for source in units:
+    for source, unit in unit_sources(rag.index, [m.source for m in members]).items():
         asked = list(dict.fromkeys(e.question for e in lab.exchanges(attack, "quorum", source)))
         drawn = [asked[i] for i in rng.permutation(len(asked))[:AUDITED]]
-        without = IndexWithout(rag.index, {name: chunks[name] for name in units[source]})
-        queries = [Query(question, "knows all others", k=3, groups=STRANGER) for question in drawn]
-        for label, setting in SETTINGS.items():
-            worlds = [
-                _guard(Rag(rag.embedder, index, rag.generator, rag.instructions), *setting)
-                for index in (rag.index, without)
-            ]
-            answers = [[(await world.ask(query)).text for query in queries] for world in worlds]
-            changed[label].append([one != other for one, other in zip(*answers, strict=True)])
+        vectors = rag.embedder.embed(drawn)
+        rows = [_differing(rag, question, vector, unit) for question, vector in zip(drawn, vectors, strict=True)]
+        for label in SETTINGS:
+            changed[label].append([row[label] for row in rows])
     return {label: _told(rows) for label, rows in changed.items()}
 
 
