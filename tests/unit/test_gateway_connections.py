@@ -221,8 +221,12 @@ def test_an_address_with_many_waiting_connections_may_replace_few_a_second():
     clock.now += 0.5
     assert sum(known.admits("10.0.0.1") for _ in range(1000)) == REPLACED_PER_S // 2
     assert all(known.admits("10.0.0.2") for _ in range(1000)), "an address with few connections is always admitted"
+    for number in range(22):
+        known.open(Opened("10.0.0.2"), "10.0.0.2")
+        assert known.admits("10.0.0.2"), f"{number + 1} of 100, and the most are {99 - number}"
+    assert not known.admits("10.0.0.1")
     for host in ["10.1.2.3", "10.2.0.9", "10.2.0.8"]:
-        for _ in range(FEW + 1):
+        for _ in range(30):
             known.open(Opened(host), host)
     assert all(known.admits(host) for host in ["10.1.2.3", "10.2.0.9"] for _ in range(100)), "trusted proxies"
     assert not known.admits("10.2.0.8")

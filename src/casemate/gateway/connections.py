@@ -1,10 +1,11 @@
 """The connections of a server: accepts them, limits their number, and closes those that wait too long for their client.
 
 At the limit, a new connection replaces one that waits for its client: of the address that has most of those, the one
-that has waited longest. So an address with many connections cannot displace those of others. The addresses with more
-than ``FEW`` waiting connections may together replace at most ``REPLACED_PER_S`` a second. Their further connections
-are reset before anything else is done for them: clients that lose a connection often open it again at once, and their
-requests would delay those of others. A trusted proxy has the connections of many clients, so it may replace any number.
+that has waited longest. So an address with many connections cannot displace those of others. That address, and those
+with more than half as many and more than ``FEW``, may together replace at most ``REPLACED_PER_S`` a second. Their
+further connections are reset before anything else is done for them: clients that lose a connection often open it again
+at once, and their requests would delay those of others. A trusted proxy has the connections of many clients, so it may
+replace any number.
 
 An address of IPv6 is its /64 network, which usually belongs to one client.
 """
@@ -33,7 +34,7 @@ from casemate.gateway.errors import invalid_http
 BACKLOG, ACCEPTED_AT_ONCE = 2048, 32
 """Connections that may wait to be accepted, and those accepted before running requests continue."""
 FEW, REPLACED_PER_S = 8, 50
-"""Waiting connections of one address below which it may replace others without a limit; and the limit above."""
+"""Waiting connections with which an address may replace others without a limit in any case; and the limit."""
 ACCEPT_RETRY_S = 1.0
 """Pause after the system had no descriptor or memory for a connection."""
 DESCRIPTORS = 32_768
@@ -70,7 +71,8 @@ class OpenConnections:
 
     def admits(self, host: str) -> bool:
         """Whether a new connection of an address may be opened, which may close another one. Counts it if so."""
-        if len(self._addresses) < self.limit or len(self._waiting.get(_address(host), ())) <= FEW:
+        waiting = len(self._waiting.get(_address(host), ()))
+        if len(self._addresses) < self.limit or waiting <= max(FEW, self._most // 2):
             return True
         if _is_proxy(host, self._proxies) or self._may_replace():
             return True
