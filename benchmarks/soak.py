@@ -256,7 +256,7 @@ async def _run(soak: Soak, seconds: float) -> list[Sample]:
 
 async def _watched(process: int, until: float, tasks: Sequence[asyncio.Task[None]]) -> list[Sample]:
     found, began = list[Sample](), time.monotonic()
-    while time.monotonic() < until:
+    while not found or time.monotonic() < until:
         await asyncio.sleep(1.0)
         spent = (time.monotonic() - began) / 60
         found.append((spent, resident_kb(process) / 1024, os.getloadavg()[0]))

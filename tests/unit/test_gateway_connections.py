@@ -141,7 +141,7 @@ def test_two_lengths_are_refused_and_the_connection_is_closed(tmp_path, lengths)
     assert b"connection: close" in answer.lower()
 
 
-def test_a_new_connection_replaces_the_longest_idle_one(tmp_path, caplog, each_loop):
+def test_a_new_connection_replaces_the_longest_idle_one(tmp_path, caplog):
     app = make(tmp_path, max_connections=3)
     text = key(app)
     with caplog.at_level(logging.WARNING), serving(app) as url, ExitStack() as opened:
@@ -367,7 +367,7 @@ def test_the_limit_of_open_files_is_raised_and_never_lowered(monkeypatch, soft, 
     assert found == ([(wanted, hard)] if wanted else [])
 
 
-def test_many_new_connections_wait_while_few_are_accepted_at_once(tmp_path, each_loop):
+def test_many_new_connections_wait_while_few_are_accepted_at_once(tmp_path):
     """While the server is busy for a second, 200 connections are established: the kernel keeps them."""
 
     class Busy(Defense):
