@@ -105,6 +105,7 @@ class TestAnswers:
         assert len({whole(made(tokens=12)) for _ in range(6)}) > 1
         assert len({whole(made(tokens=12, seed=3)) for _ in range(3)}) == 1
 
+    @pytest.mark.slow
     def test_replacing_a_document_stays_within_epsilon(self):
         """Frequencies of answers over the same 1,200 draws differ by less than the bound."""
         other = Prompt("a", (*CONTEXT[:2], Document("d", "ccccc")), "")
