@@ -1,0 +1,145 @@
+"""How many written questions the guard's score can separate from harmless ones, by what its weights were fitted on.
+
+    python -m benchmarks.real.score_limits WORK
+
+NFCorpus, `WORK` as the step ``retrieve`` leaves it. The thresholds come from half of the dev questions in each case,
+the false alarms from the test questions. The weights:
+
+- ``calibration``: those of the product, fitted on the other half and on probes by script;
+- ``people``: on questions that people wrote about single paragraphs of SQuAD, against broad questions about the same
+  paragraphs: another corpus, other documents, other authors;
+- ``bound``: on written questions about other members of the same sample. It tells what the six features can do at best,
+  and is no result: a product has no such questions.
+
+Scores are plain: without sentences one by one, and without jitter. So they are a little below those of the guard.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import DATA, SEED, save
+from benchmarks.real import files
+from benchmarks.real.sample import K, benign_log, benign_test
+from benchmarks.real.written import RECORDED, trials
+from casemate.backends.embedders.minilm import MiniLM
+from casemate.backends.generators.simulated_reader import SimulatedReader
+from casemate.backends.indexes.sqlite import SqliteIndex
+from casemate.guard.calibration.file import read_calibrations
+from casemate.guard.calibration.fitting import CalibrationSettings, _Fitter
+from casemate.guard.defenses.mirabel import Mirabel
+from casemate.maths import stats
+from casemate.maths.calibration import Calibration
+from casemate.rag.pipeline import Rag
+from casemate.redteam.lab.caching import CachedEmbedder
+from casemate.text.synthetic_questions import FEW_WORDS, generate_questions
+from casemate.types import Document
+
+RATES = (0.01, 0.02)
+PARAGRAPHS, QUESTIONS, MEMBERS = 200, 200, 60
+"""Paragraphs of SQuAD and questions of each kind about them; members of NFCorpus that are asked about."""
+ATTACKS = ("natural", "natural_title")
+"""The attacks whose questions the guard withholds least."""
+
+
+def main() -> None:
+    """Fits, and writes the shares."""
+    system = Path(sys.argv[1]) / "system_nfcorpus"
+    embedder = CachedEmbedder(MiniLM(threads=1), megabytes=400)
+    calibration = read_calibrations(system / "calibration.json")["default"]
+    people = asyncio.run(_people(embedder))
+    with closing(SqliteIndex(system / "index.db")) as index:
+        index.open(embedder.fingerprint, embedder.dim)
+        found = asyncio.run(measured(Rag(embedder, index, SimulatedReader()), calibration, people))
+    sizes = {"paragraphs": PARAGRAPHS, "questions": QUESTIONS, "members": MEMBERS, "k": K}
+    save("real_score_limits", sizes | found)
+
+
+def _fitter(rag: Rag) -> _Fitter:
+    return _Fitter(Mirabel(embedder=rag.embedder, index=rag.index), rag, CalibrationSettings(k=K), lambda count: None)
+
+
+async def _people(embedder: CachedEmbedder) -> Calibration:
+    """Weights from questions of people about paragraphs of SQuAD."""
+    rows = {name: _rows(f"squad/{name}.jsonl.gz") for name in ("corpus", "queries")}
+    documents = [Document(r["_id"], r["text"], r["title"]) for r in rows["corpus"][:PARAGRAPHS]]
+    lines = (DATA / "squad/qrels.tsv").read_text(encoding="utf-8").splitlines()[1:]
+    own = {question: document for question, document, *_ in (line.split("\t") for line in lines)}
+    held = {d.source for d in documents}
+    asked = [(r["text"], own[r["_id"]]) for r in rows["queries"] if own.get(r["_id"]) in held]
+    rng = np.random.default_rng(SEED)
+    probes = [("people", *asked[i][::-1]) for i in rng.permutation(len(asked))[:QUESTIONS]]
+    harmless = [("", "", text) for text in generate_questions(documents, QUESTIONS, rng, FEW_WORDS)]
+    with tempfile.TemporaryDirectory() as folder, closing(SqliteIndex(Path(folder) / "index.db")) as index:
+        index.open(embedder.fingerprint, embedder.dim)
+        index.add(documents, embedder.embed([d.content for d in documents]))
+        fitter = _fitter(Rag(embedder, index, SimulatedReader()))
+        fitted = fitter.fit_weights(await fitter.retrieve(harmless), await fitter.retrieve(probes))
+    assert fitted is not None
+    return fitted
+
+
+def _rows(name: str) -> list[dict[str, Any]]:
+    with gzip.open(DATA / name, "rt", encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
+
+
+async def measured(rag: Rag, product: Calibration, people: Calibration) -> dict[str, Any]:
+    """Shares by weights."""
+    fitter = _fitter(rag)
+    dev = await fitter.retrieve([("", "", text) for text in benign_log("nfcorpus")])
+    test = await fitter.retrieve([("", "", text) for text in benign_test("nfcorpus")])
+    rows = [row for row in trials(files.read(RECORDED)[1:], ATTACKS) if row["member"]]
+    names = sorted({row["candidate"] for row in rows})[:MEMBERS]
+    asked = [(r["attack"], r["candidate"], text) for r in rows if r["candidate"] in names for text in r["questions"]]
+    probes = await fitter.retrieve(asked)
+    halves = [set(names[::2]), set(names[1::2])]
+    bound = []
+    for half in halves:
+        fitted = fitter.fit_weights(dev[::2], [p for p in probes if p.source in half])
+        assert fitted is not None
+        bound.append((fitted, [p for p in probes if p.source not in half]))
+    cases: Mapping[str, Sequence[tuple[Calibration, Sequence[Any]]]] = {
+        "calibration": [(product, probes)],
+        "people": [(replace(product, weights=people.weights), probes)],
+        "bound": bound,
+    }
+    found: dict[str, Any] = {}
+    for name, parts in cases.items():
+        found[name] = {"weights": [dict(zip(c.features, c.weights, strict=True)) for c, _ in parts]}
+        for rate in RATES:
+            found[name][str(rate)] = _shares(fitter, parts, dev[1::2], test, rate)
+    return found
+
+
+def _shares(fitter: _Fitter, parts: Any, judged: Any, test: Any, rate: float) -> dict[str, Any]:
+    """Share of each attack's questions above the threshold, of those with the record in the context."""
+    caught: dict[str, list[bool]] = {}
+    for calibration, probes in parts:
+        threshold = stats.conformal_threshold(sorted(_largest(fitter, calibration, q) for q in judged), rate)
+        for probe in probes:
+            own = fitter._features(probe).get(probe.source)
+            if own is not None:
+                caught.setdefault(probe.attack, []).append(calibration.score(own) > threshold)
+        if "harmless" not in caught:  # each question once, for its interval
+            caught["harmless"] = [_largest(fitter, calibration, q) > threshold for q in test]
+    return {name: stats.proportion(sum(flags), len(flags)) for name, flags in sorted(caught.items())}
+
+
+def _largest(fitter: _Fitter, calibration: Calibration, question: Any) -> float:
+    return max((calibration.score(f) for f in fitter._features(question).values()), default=-np.inf)
+
+
+if __name__ == "__main__":
+    main()
