@@ -83,6 +83,7 @@ def main(model: str = "", what: str = str(QUESTIONS)) -> None:
     reader = RecordedModel(path, WORK / f"{path.stem}.jsonl.gz", TOKENS, {"k": K, "seed": SEED})
     with tempfile.TemporaryDirectory() as folder:
         results = {"questions": int(what), "k": K, "synthetic": invented(reader, Path(folder))}
+        save("answer_check", found | {path.stem: results})
         results |= {"squad": real(reader, Path(folder), int(what))}
     save("answer_check", found | {path.stem: results})
 
