@@ -1,10 +1,11 @@
 """Quorum answers: what unentitled clients learn. Readers are **simulated**, no language model; k = 3.
 
-``python -m benchmarks.quorum attacks CORPUS EACH [NAMES]``: attacks with and without quorum (m = 2, J = 2) on EACH
-members and as many others of ``nfcorpus`` or ``squad``, among ``FURTHER`` more documents: the natural asker, questions
-that a 1.5B model wrote from titles (``written``, NFCorpus), the published attacks and the adaptive ones. Rules are
-fitted under each target on half of the candidates and judged on the other. An attacker that has every other document
-and the code (``know_all``): the two-world audit of answers, over ``AUDITED`` questions of the attack for each member.
+``python -m benchmarks.quorum attacks CORPUS EACH [NAMES]``: attacks with and without quorum (m = 2 and 3, J = 2) on
+EACH members and as many others of ``nfcorpus`` or ``squad``, among ``FURTHER`` more documents: the natural asker,
+questions that a 1.5B model wrote from titles (``written``, NFCorpus), the published attacks and the adaptive ones.
+Rules are fitted under each target on half of the candidates and judged on the other. An attacker that has every other
+document and the code (``know_all``): the two-world audit of answers, over ``AUDITED`` questions of the attack for each
+member.
 With ``CORPUS+copies``, an edited copy of each member is in the index as well: the two must count as one unit.
 
 ``... questions CORPUS EACH``: that attacker asks ``ASKED`` questions about each record, in its own words.
@@ -146,7 +147,7 @@ async def _attacked(
     ledger: CampaignStore,
     sides: tuple[Sequence[Document], Sequence[Document]],
 ) -> dict[str, Any]:
-    targets: dict[str, Target] = {"off": rag, "quorum": _guard(rag, 2, 2)}
+    targets: dict[str, Target] = {"off": rag, "quorum": _guard(rag, 2, 2), "quorum, m=3": _guard(rag, 3, 2)}
     lab = experiment(attacks, rag.index, ledger, targets, sides)
     trials = await lab.run()
     (attack,) = attacks

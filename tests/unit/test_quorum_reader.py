@@ -85,7 +85,7 @@ def test_questions_and_gold_answers_of_squad_are_not_recorded():
     """They are found by their id. Those of the synthetic collection are recorded."""
     row = asked("Ann Orr did.", plain="Yes.")
     packed = _packed(replace(row, corpus="squad"))
-    assert packed["case"] == {"id": "x", "question": "", "answers": [], "false": "Bo Lund", "r": 2}
+    assert packed["case"] == {"id": "x", "question": "", "answers": [], "false": "Bo Lund", "r": 2, "stated": None}
     assert _packed(row)["case"]["question"] == CASE.question
 
 
