@@ -62,7 +62,7 @@ def main() -> None:
 def _panel(image: Drawing, attackers: Mapping[str, Any], what: str, corner: tuple[float, float]) -> None:
     """Draws one row for each attacker, with a mark for each setting."""
     left, above = corner
-    x, bottom = LinearScale(0.0, 1.1, left, left + WIDE - 20), above + ROW * len(attackers)
+    x, bottom = LinearScale(0.0, 1.5, left, left + WIDE - 20), above + ROW * len(attackers)
     for share in (0.0, 0.1, 0.3, 0.5, 1.0):
         image.line("axis" if share == 0 else "grid", x(share), above, x(share), bottom)
         image.text(f"{share:.2g}".removeprefix("0") or "0", x(share), bottom + 16, kind="quiet")
