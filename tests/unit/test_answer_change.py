@@ -79,6 +79,19 @@ def test_a_new_answer_that_another_unit_states_is_supported(index):
     assert (found.changed, found.supporters) == (True, 1)
 
 
+def test_half_of_the_new_keywords_is_no_support(index):
+    """A model that begins with an unusual name: the other unit states 'builder', not the name."""
+
+    class Says(Model):
+        async def stream(self, prompt):
+            claims = any("Tetavberg" in d.text for d in prompt.context)
+            yield "Tetavberg was the builder of the north bridge." if claims else "It was built by Ottilie Brandt."
+
+    add(index, TRUE, "Ottilie Brandt is known as the builder of the north bridge, says the chronicle.")
+    found = check(index, "Who built the north bridge? Tetavberg did.", Says())
+    assert (found.changed, found.supporters) == (True, 0)
+
+
 def test_copies_of_the_supporter_count_once_and_its_own_source_never(index):
     claim = "The north bridge was built by Walter Quell, says the chronicle."
     add(index, TRUE, claim, claim)

@@ -51,7 +51,7 @@ SUPPORT_DOCUMENTS = 24
 SENTENCES, KEYWORDS = 2, 8
 """Sentences and keywords of one unit."""
 SUPPORTED_SHARE = 0.5
-"""Share of the new answer's keywords that one other unit must state to support it."""
+"""Share of the new answer's keywords of which one other unit must state more to support it."""
 AT_ONCE = 16
 """Answers that a reader is asked for at once. A generator with ``batch`` writes them together."""
 log = logging.getLogger(__name__)
@@ -164,7 +164,7 @@ class AnswerCheck:
         stated = answer_keywords(question, after)
         new = stated - (frozenset() if is_refusal(before) else answer_keywords(question, before))
         supporters = sum(
-            len(new & _stated_keywords(question, whole(unit))) >= SUPPORTED_SHARE * len(new)
+            len(new & _stated_keywords(question, whole(unit))) > SUPPORTED_SHARE * len(new)
             for unit in group_units(others)
         )
         return AnswerChange(before, after, bool(new), supporters if new else 0)
