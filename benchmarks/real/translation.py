@@ -39,12 +39,12 @@ GERMAN = frozenset(
 
 
 def main() -> None:
-    """Asks both models, and writes the results."""
+    """Asks both models, and writes the results after each."""
     reader, translator = (_model(Path(name)) for name in sys.argv[1:3])
-    found = {model.file.stem: asyncio.run(measured(model, translator)) for model in (reader, translator)}
-    about = {model.file.stem: files.read(model.file)[0] for model in (reader, translator)}
-    sizes = {"contexts": CONTEXTS, "words": WORDS, "tokens": TOKENS, "translator": translator.file.stem}
-    save("real_translation", sizes | {"models": about, "readers": found})
+    found: dict[str, Any] = {"contexts": CONTEXTS, "words": WORDS, "tokens": TOKENS}
+    for role, model in (("reader", reader), ("translator", translator)):
+        found[role] = files.read(model.file)[0] | asyncio.run(measured(model, translator))
+        save("real_translation", found)
 
 
 def _model(path: Path) -> RecordedModel:
