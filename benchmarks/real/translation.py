@@ -1,10 +1,10 @@
 """Translation as an output transform: whether real models translate a copied text, and whether it can be read back.
 
-    python -m benchmarks.real.translation READER.gguf TRANSLATOR.gguf
+    python -m benchmarks.real.translation READER.gguf [TRANSLATOR.gguf]
 
-Both models are asked for the texts of ``output_forms``, plainly and in German. A reply is in German if it has more
-German than English function words. The attacker has a model, too: it translates these replies back into English. As
-there, a text is recovered if at least half of its words are, in order. Answers are kept in `build/real_translation`.
+The models are asked for the texts of ``output_forms``, plainly and in German. A reply is in German if it has more
+German than English function words. The attacker's model, if there is one, translates these replies back into English.
+As there, a text is recovered if at least half of its words are, in order. Answers are kept in `build/real_translation`.
 """
 
 from __future__ import annotations
@@ -39,10 +39,11 @@ GERMAN = frozenset(
 
 
 def main() -> None:
-    """Asks both models, and writes the results after each."""
-    reader, translator = (_model(Path(name)) for name in sys.argv[1:3])
+    """Asks the models, and writes the results after each."""
+    models = [_model(Path(name)) for name in sys.argv[1:3]]
+    translator = models[1] if len(models) > 1 else None
     found: dict[str, Any] = {"contexts": CONTEXTS, "words": WORDS, "tokens": TOKENS}
-    for role, model in (("reader", reader), ("translator", translator)):
+    for role, model in zip(("reader", "translator"), models, strict=False):
         found[role] = files.read(model.file)[0] | asyncio.run(measured(model, translator))
         save("real_translation", found)
 
@@ -51,18 +52,19 @@ def _model(path: Path) -> RecordedModel:
     return RecordedModel(path, ROOT / f"build/real_translation/{path.stem}.jsonl.gz", TOKENS)
 
 
-async def measured(reader: Generator, translator: Generator) -> dict[str, Any]:
+async def measured(reader: Generator, translator: Generator | None) -> dict[str, Any]:
     """Shares of the texts that a reader copies plainly, gives in German, and that are recovered from it.
 
     Args:
         reader: The model that is attacked.
-        translator: The attacker's model, which translates back.
+        translator: The attacker's model, which translates back. None: replies are read as they are.
     """
     texts = [" ".join(note.split()[:WORDS]) for _, note in case_notes(CONTEXTS, SEED)]
     plain = await _asked(reader, REQUEST, texts, READER)
     replies = await _asked(reader, f"{REQUEST}\n\n{INSTRUCTION}", texts, READER)
     german = [i for i, reply in enumerate(replies) if in_german(reply)]
-    back = dict(zip(german, await _asked(translator, BACK, [replies[i] for i in german], ""), strict=True))
+    found = [replies[i] for i in german]
+    back = dict(zip(german, await _asked(translator, BACK, found, "") if translator else found, strict=True))
     pairs = [(text, back.get(i, replies[i])) for i, text in enumerate(texts)]
     return {
         "plain copy": _recovered(zip(texts, plain, strict=True)),
