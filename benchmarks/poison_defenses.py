@@ -1,7 +1,8 @@
 """Defenses against poisoned passages: attack success, accuracy and cost, side by side. No language model.
 
 ``python -m benchmarks.poison_defenses [CASES [COLLECTION ...]]`` takes at most so many questions of each collection. It
-keeps the results of the others, each with its number of questions and the digest of the code. The reader is
+keeps the results of the others, each with its number of questions and the digest of the code. ``... quorum [CASES]``
+measures quorum alone, below m texts and at m = 2, on more questions of SQuAD. The reader is
 **extractive** (by words), ten passages are retrieved, and every defense acts through the guard. Poison: one to three
 texts of PoisonedRAG for each question, and one of CorruptRAG, by ``redteam.attacks.poison``. On NFCorpus, questions,
 false answers and texts are PoisonedRAG's own, with the question in front; its documents do not answer them.
@@ -46,6 +47,7 @@ POLICY = AudiencePolicy("quorum")
 BINS = ((1, 2), (3, 4), (5, 8), (9, 24))
 NF_DOCUMENTS = 400
 ATTACKS = {"none": 0, "poisonedrag 1": 1, "poisonedrag 2": 2, "poisonedrag 3": 3, "corruptrag": 1}
+FEW = ("none", "poisonedrag 1", "poisonedrag 2")
 
 
 @dataclass(frozen=True)
@@ -65,9 +67,16 @@ class Ground:
 
 def main() -> None:
     """Measures the collections."""
-    most = int(sys.argv[1]) if len(sys.argv) > 1 else 96
     embedder = Kept(ROOT / "build/kept.npz")
     results = before("poison_defenses", {"reader": "extractive, by words", "k": K})
+    if sys.argv[1:2] == ["quorum"]:
+        each = int(sys.argv[2]) // len(BINS) if len(sys.argv) > 2 else 36
+        ground = Ground(corpus("squad"), squad(embedder, each, BINS), {})
+        results["quorum_alone"] = asyncio.run(measured(ground, embedder, ("quorum m=2", "quorum m=3"), FEW))
+        embedder.save()
+        save("poison_defenses", results)
+        return
+    most = int(sys.argv[1]) if len(sys.argv) > 1 else 96
     results.pop("questions_at_most", None)
     for name, ground in grounds(embedder, most):
         if name in (sys.argv[2:] or [name]):
@@ -120,25 +129,28 @@ def systems(rag: Rag) -> dict[str, Guard]:
     }
 
 
-async def measured(ground: Ground, embedder: Kept) -> dict[str, Any]:
-    """All systems under all attacks on one collection."""
+async def measured(
+    ground: Ground, embedder: Kept, only: Sequence[str] = (), attacks: Sequence[str] = tuple(ATTACKS)
+) -> dict[str, Any]:
+    """All systems, or those alone that are named, under some attacks on one collection."""
     with tempfile.TemporaryDirectory() as folder, closing(SqliteIndex(Path(folder) / "index.db")) as index:
         rag = Rag(embedder, index, ExtractiveGenerator())
         index.add(ground.documents, embedder.embed([d.content for d in ground.documents]))
-        guards = systems(rag)
+        guards = {name: guard for name, guard in systems(rag).items() if not only or name in only}
         runs = [
             (attack, *await _asked(case, poison, rag, guards))
             for number, case in enumerate(ground.cases)
             for attack, poison in (await poisoned(case, ground, number)).items()
+            if attack in attacks
         ]
-    answers = {(a, name): [said[name] for attack, said, _ in runs if attack == a] for a in ATTACKS for name in guards}
+    answers = {(a, name): [said[name] for attack, said, _ in runs if attack == a] for a in attacks for name in guards}
     spent = {name: [seconds[name] for attack, _, seconds in runs if attack == "none"] for name in guards}
     return {
         "code": code_digest(),
         "documents": len(ground.documents),
         "questions": len(ground.cases),
         "redundancy": _counts(ground.cases),
-        "systems": {name: _figures(ground.cases, name, answers) for name in guards},
+        "systems": {name: _figures(ground.cases, name, answers, attacks) for name in guards},
         "cpu_ms": {name: 1000 * float(np.median(seconds)) for name, seconds in spent.items()},
     }
 
@@ -180,11 +192,13 @@ def _counts(cases: Sequence[Case]) -> dict[str, int]:
     return {str(r): values.count(r) for r in sorted(set(values))}
 
 
-def _figures(cases: Sequence[Case], name: str, answers: Mapping[tuple[str, str], Sequence[str]]) -> dict[str, Any]:
+def _figures(
+    cases: Sequence[Case], name: str, answers: Mapping[tuple[str, str], Sequence[str]], attacks: Sequence[str]
+) -> dict[str, Any]:
     """Rates with 95 % intervals, and the paired change of accuracy by each attack."""
     found: dict[str, Any] = {}
     clean = _right(cases, answers["none", name])
-    for attack in ATTACKS:
+    for attack in attacks:
         said = answers[attack, name]
         false = sum(exact_match(text, [case.false]) for text, case in zip(said, cases, strict=True))
         right = _right(cases, said)
