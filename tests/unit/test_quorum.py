@@ -54,7 +54,7 @@ def retrieval(texts, unreadable=None, sources=None, metadata=None, score=0.8):
 
 
 def ask(texts, question=QUESTION, k=5, quorum=None, **given):
-    quorum = quorum or Quorum(jitter=1)
+    quorum = quorum or Quorum(support=2, jitter=1)
     return asyncio.run(quorum.on_retrieve(Query(question, k=k), retrieval(texts, **given)))
 
 
@@ -457,11 +457,11 @@ def test_isolated_answers_see_one_unit_each():
 @pytest.mark.parametrize("problem", ["fails", "declines"])
 def test_a_unit_for_which_the_model_fails_abstains(problem, caplog):
     texts = [f"The Sydney bridge was opened in 1932, says guide {name}. {name} left." for name in ("Ann", "Ben", "Cid")]
-    outcome = ask(texts, quorum=Quorum(jitter=1, writer=Writer(**{problem: "Ann"})))
+    outcome = ask(texts, quorum=Quorum(support=2, jitter=1, writer=Writer(**{problem: "Ann"})))
     assert text_of(outcome) == "Opened in 1932." and outcome.verdict.evidence["heard"] == 2
     assert outcome.verdict.evidence["failed"] == (problem == "fails")
     assert "Ann" not in caplog.text
-    assert answer(texts, quorum=Quorum(jitter=1, writer=Writer(**{problem: "opened"}))) == UNKNOWN
+    assert answer(texts, quorum=Quorum(support=2, jitter=1, writer=Writer(**{problem: "opened"}))) == UNKNOWN
 
 
 def test_isolated_answers_are_cached_by_unit_and_question():
@@ -491,7 +491,7 @@ def test_the_model_is_not_asked_about_other_names():
     writer, question = Obliging(), "When was the mill of Kelford built?"
     assert answer(other, question=question, quorum=Quorum(jitter=1, writer=writer)) == UNKNOWN and not writer.calls
     same = [text.replace(" was", ", near Kelford, was") for text in other[:2]]
-    assert "1742" in answer([*same, other[2]], question=question, quorum=Quorum(jitter=1, writer=writer))
+    assert "1742" in answer([*same, other[2]], question=question, quorum=Quorum(support=2, jitter=1, writer=writer))
     assert sorted(writer.calls) == sorted(same)
 
 

@@ -349,7 +349,7 @@ def test_break_glass_is_off_by_default():
 
 def test_a_quorum_answer_costs_no_single_unit_answer():
     store = Memory()
-    assert "1932" in text_of(ask(glass(store), hits(2)))
+    assert "1932" in text_of(ask(glass(store, support=2), hits(2)))
     assert not store.tallies
 
 

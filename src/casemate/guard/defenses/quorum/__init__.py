@@ -82,7 +82,7 @@ class Quorum(Defense):
         store: The system's; receives the costs of isolated answers, and holds the budgets.
     """
 
-    support: int = 2
+    support: int = 3
     jitter: int = 2
     secret: Secret = field(default=Secret(""), repr=False)
     period_days: int = 30
