@@ -229,7 +229,7 @@ def _about(document: Document, rng: np.random.Generator) -> list[str]:
 
 def _differing(rag: Rag, text: str, vector: Any, unit: frozenset[str]) -> dict[str, bool]:
     """By setting: whether the answer to a question differs without a unit. Units are read once for all settings."""
-    question, quorum = AskedQuestion.of(text), Quorum(jitter=1)
+    question, quorum = AskedQuestion.of(text), Quorum(support=2, jitter=1)
     found = rag.index.search(vector, FETCHED + len(unit)).hits
     worlds = []
     for hits in (found, [hit for hit in found if hit.document.source not in unit]):

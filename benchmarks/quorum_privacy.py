@@ -66,7 +66,7 @@ def main() -> None:
 
 def _defenses() -> dict[str, Quorum]:
     """New for each collection: a repeated question would get the answer from another one."""
-    defenses = {"m=2": Quorum(words=WORDS, jitter=1, floor=FLOOR)}
+    defenses = {"m=2": Quorum(support=2, words=WORDS, jitter=1, floor=FLOOR)}
     for epsilon, answers in SETTINGS:
         quorum = Quorum(words=WORDS, floor=FLOOR, epsilon=epsilon, answers=answers, store=FullBudgets())
         defenses[f"epsilon={epsilon:g}, T={answers}"] = quorum

@@ -148,7 +148,7 @@ async def cost(model: Path) -> dict[str, Any]:
         plain = Prompt(case.question, tuple(h.document for h in hits[:5]), INSTRUCTIONS)
         row: dict[str, Any] = {"plain": await _timed(join_stream(reader.stream(plain)))}
         for units in COST_UNITS:
-            quorum = Quorum(jitter=1, units=units, writer=reader)
+            quorum = Quorum(support=2, jitter=1, units=units, writer=reader)
             for name in (f"{units} units", f"{units} units, again"):
                 row[name] = await _timed(quorum.on_retrieve(Query(case.question, k=5), found))
         rows.append(row)

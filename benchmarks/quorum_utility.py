@@ -29,7 +29,7 @@ from casemate.types import Document, Hit, Prompt, Query, Retrieval, Secret, Simi
 K, FETCHED = 10, 60
 FACTS, EACH = 5, 30
 BINS = ((1, 1), (2, 2), (3, 4), (5, 8), (9, 24))
-BASE = Quorum(jitter=1, secret=Secret("secret of the benchmark"))
+BASE = Quorum(support=2, jitter=1, secret=Secret("secret of the benchmark"))
 SETTINGS = {
     "m=2": {},
     "m=2, J=2": {"jitter": 2},
