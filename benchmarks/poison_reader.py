@@ -92,7 +92,9 @@ def systems(rag: Rag) -> dict[str, Guard]:
     reader = rag.generator
     return {
         "plain": Guard(rag, []),
-        "quorum m=2": Guard(rag, [Quorum(support=2, jitter=1, writer=reader, units=K)], audience=AudiencePolicy("quorum")),
+        "quorum m=2": Guard(
+            rag, [Quorum(support=2, jitter=1, writer=reader, units=K)], audience=AudiencePolicy("quorum")
+        ),
         "trust_rag": Guard(rag, [TrustRAG(embedder=rag.embedder, writer=reader)]),
         "robust_rag, keywords": Guard(rag, [RobustRAG(writer=reader)]),
         "robust_rag, decoding": Guard(rag, [RobustRAG("decoding", tokens=TOKENS)]),
