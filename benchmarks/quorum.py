@@ -209,7 +209,7 @@ def _questions(corpus: str, each: int, is_due: Due, embedder: Kept) -> Iterator[
             ]
             for label in SETTINGS:
                 changed[label].append([row[label] for row in rows])
-    steps = [n for n in (1, 10, 100, ASKED) if n <= ASKED]
+    steps = (1, 10, 100, ASKED)
     yield (
         "records",
         {label: {str(n): _told([row[:n] for row in rows]) for n in steps} for label, rows in changed.items()},

@@ -1,4 +1,4 @@
-"""Draws docs/images/transforms.svg from benchmarks/results/transforms.json: two policies against every attacker.
+"""Draws docs/images/transforms.svg from benchmarks/results/transforms.json: two policies against the worst attackers.
 
 Run: python docs/transforms.py
 """

@@ -34,7 +34,8 @@ from casemate.gateway.errors import invalid_http
 BACKLOG, ACCEPTED_AT_ONCE = 2048, 32
 """Connections that may wait to be accepted, and those accepted before running requests continue."""
 FEW, REPLACED_PER_S = 8, 50
-"""Waiting connections with which an address may replace others without a limit in any case; and the limit."""
+"""An address with at most so many waiting connections may replace others without a limit; replacements a second of the
+addresses that have a limit, together."""
 ACCEPT_RETRY_S = 1.0
 """Pause after the system had no descriptor or memory for a connection."""
 DESCRIPTORS = 32_768
@@ -70,7 +71,7 @@ class OpenConnections:
         self._closed, self._logged = 0, -math.inf
 
     def admits(self, host: str) -> bool:
-        """Whether a new connection of an address may be opened, which may close another one. Counts it if so."""
+        """Whether a new connection of an address may be opened. Charges the limit of replacements, and counts a refusal."""
         waiting = len(self._waiting.get(_address(host), ()))
         if len(self._addresses) < self.limit or waiting <= max(FEW, self._most // 2):
             return True

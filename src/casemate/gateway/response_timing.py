@@ -6,13 +6,16 @@ later depends on context and answer, which are those of a corpus without the wit
 
 The interval is ``pace_ms``, or longer where search and guard take longer: above the p99.9 of what they took for the
 last full block of 1,000 requests of the same key. Otherwise some questions would fall on one side of a multiple and
-some on the other, for example while a client loads the gateway. The interval is one of few values. It changes only at
-the end of a block, or it rises after 300 requests of the block. So a client cannot change it by two slow requests and
-observe the change at once. It follows the requests of its own key only, so it tells a client nothing about others.
+some on the other, for example while a client loads the gateway. The interval is one of few values. It follows the
+requests of its own key only, so it tells a client nothing about others.
 
-After a start of the gateway nothing is known about a key. So for its first 299 requests the interval rises as soon as
-the second slowest one needs it. Each rise is to a higher one of at most 12 values, so at most 12 of these requests take
-longer than their interval. With a fixed one all 299 might, and each would tell on which side of it its work was.
+Once a block of a key has had 300 requests, the interval changes only at the end of a block, or rises after 300 requests
+of it. Then a client cannot change it by two slow requests and observe the change at once.
+
+Before that, the interval rises as soon as the second slowest request of the block needs it: two slow requests do change
+it. In a block, at most one request for each value of the interval takes longer than it: 12 for ``pace_ms`` = 100 and
+work below 10 s. With a fixed interval all 299 might, and each would tell on which side of it its work was. Limit: a key
+with one slow request in a block raises nothing.
 """
 
 from __future__ import annotations
@@ -33,8 +36,8 @@ from casemate.types import Prompt
 BLOCK, BLOCK_S = 1000, 3600.0
 """Requests and seconds after which a block of measured work ends."""
 FEWEST = 300
-"""Requests of a block from which the interval may rise; with fewer than ``BLOCK`` it does not fall. The interval of a
-key that has not sent so many yet rises at once."""
+"""Requests of a block from which the interval may rise; with fewer than ``BLOCK`` it does not fall. Until a
+block of a key has had so many, its interval rises at once."""
 HEADROOM, STEP = 1.25, 1.5
 """The interval is at least this multiple of the measured work, and a power of ``STEP`` times ``pace_ms``."""
 LONGEST_S = 10.0

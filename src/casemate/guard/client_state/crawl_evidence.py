@@ -78,7 +78,8 @@ TENANT_TESTS = {
 """The tests on a tenant: an answer is the first of some client to reach the quote limit; a question is the first of
 some client that repeats an answer to another one."""
 SUSPICION = 10.0
-"""Evidence above which a client is suspected: one event that harmless clients seldom cause."""
+"""Evidence above which a client is suspected, and in a suspected tenant alarmed: one event that harmless clients seldom
+cause."""
 
 
 class SuspicionLevel(Enum):
@@ -103,8 +104,8 @@ class _ClientEvidence:
     phrases: OrderedDict[int, None] = field(default_factory=OrderedDict)  # hashed phrases of answers
     cusums: dict[str, list[float]] = field(default_factory=lambda: {name: test.start() for name, test in TESTS.items()})
     alarmed_until: float = 0.0
-    counted: set[str] = field(default_factory=set)  # tests of the tenant in which an event of the client counted
-    limit_chunks: set[str] = field(default_factory=set)  # ids of the chunks of these answers
+    counted: set[str] = field(default_factory=set)  # tests of the tenant that have counted an event of the client
+    limit_chunks: set[str] = field(default_factory=set)  # ids of the chunks of answers at the quote limit
 
     def evidence(self) -> dict[str, float]:
         """Returns the evidence of each test."""

@@ -61,8 +61,8 @@ class Quorum(Defense):
 
     Attributes:
         support: m: number of units that must state a keyword, at least 2.
-        jitter: J: the threshold of each keyword is m plus 0 to J - 1, by a keyed hash; 1: none. With jitter, a client
-            that has all other documents cannot tell which number releases a keyword.
+        jitter: J: the threshold of each keyword is m plus 0 to J - 1, by a keyed hash; 1: none. With jitter, one
+            question of a client that has all other documents reveals a unit less often; many questions still do.
         secret: Key of the jitter, at least 16 characters, the same in all gateways.
         period_days: Days after which the jitter is drawn again and budgets begin again, at least 1.
         units: N: largest number of units that are heard.

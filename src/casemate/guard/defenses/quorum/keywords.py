@@ -26,6 +26,7 @@ questions are answered, and more answers depend on a single unit."""
 NAME_WEIGHT = 3
 """Weight of a name or number in that share: a unit about another bridge shares all words but the name."""
 LEADS = 2
+"""Leading keywords of a unit."""
 MAX_SENTENCES = 64
 """Sentences of a unit that are considered."""
 CACHED_TEXTS = 4096
@@ -39,7 +40,7 @@ class Word(NamedTuple):
 
 
 class Lead(NamedTuple):
-    """A keyword that is among the ``LEADS`` best of a unit. It says which keywords belong to the front of an answer."""
+    """A keyword that is among the ``LEADS`` best of a unit. Released ones come first in the answer."""
 
     lemma: str
     kind: Literal["lead"] = "lead"
