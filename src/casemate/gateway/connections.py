@@ -71,7 +71,7 @@ class OpenConnections:
         self._closed, self._logged = 0, -math.inf
 
     def admits(self, host: str) -> bool:
-        """Whether a new connection of an address may be opened. Charges the limit of replacements, and counts a refusal."""
+        """Whether a new connection of an address may be opened. Charges the limit of replacements; counts a refusal."""
         waiting = len(self._waiting.get(_address(host), ()))
         if len(self._addresses) < self.limit or waiting <= max(FEW, self._most // 2):
             return True
