@@ -44,7 +44,7 @@ from casemate.redteam.attacks.poison import Poison
 from casemate.types import Document
 
 WORK = ROOT / "build/answer_check"
-RECORDED = ROOT / "benchmarks/recorded/answer_check_qwen0.5b.jsonl.gz"
+RECORDED = ROOT / "benchmarks/recorded/answer_check/qwen0.5b.jsonl.gz"
 QUESTIONS, K, TOKENS = 20, 3, 32
 FACTS, REDUNDANCY = 2, (1, 2, 3)
 BINS = ((1, 2), (3, 24))
