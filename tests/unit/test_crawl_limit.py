@@ -15,7 +15,7 @@ from casemate.protocols import Generator
 from casemate.rag.pipeline import join_stream
 from casemate.reindexing.registry import ReindexRegistry
 from casemate.reindexing.space import Reindexing, chunk_key, unique_keys
-from casemate.types import Document, Hit, Prompt, Query, Retrieval, SimilarityStats
+from casemate.types import Document, Event, Hit, Prompt, Query, Retrieval, SimilarityStats
 
 BACKGROUND = SimilarityStats(1000, 0.1, 0.1)
 
@@ -440,6 +440,114 @@ def test_many_clients_may_ask_what_an_answer_says():
     for client in range(30):
         limit.evidence.record_question(Query(asked, f"c{client}"))
     assert not limit.evidence.is_colluding("default")
+
+
+def tell(limit, client, questions):
+    """Gives a client an answer that contains questions."""
+    limit.evidence.record_answer(Query("q", client), f"Many ask {' and '.join(questions)}", {}, (), False)
+
+
+QUESTIONS = [f"how long does bridge {i} of river {i} stay closed for repairs" for i in range(8)]
+
+
+def test_a_client_whose_answers_others_repeat_counts_once():
+    limit = CrawlLimit()
+    tell(limit, "mallory", QUESTIONS)
+    for number, question in enumerate(QUESTIONS):
+        limit.evidence.record_question(Query(question, f"c{number}"))
+    assert level(limit, "bystander") is CLEAR
+    colluders = CrawlLimit()
+    for number, question in enumerate(QUESTIONS):
+        tell(colluders, f"told{number}", [question])
+        colluders.evidence.record_question(Query(question, f"c{number}"))
+    assert level(colluders, "bystander") is SUSPECTED
+
+
+def test_a_counted_client_and_a_new_one_are_no_two_events():
+    limit = CrawlLimit()
+    tell(limit, "mallory", QUESTIONS)
+    for number, question in enumerate(QUESTIONS):
+        tell(limit, f"new{number}", [f"{number} stay closed for repairs this long year"])
+        limit.evidence.record_question(Query(f"{question} this long year", f"c{number}"))
+    assert not limit.evidence.is_colluding("default")
+
+
+def test_words_told_to_a_counted_client_hide_no_collusion():
+    limit, counted = CrawlLimit(), [f"a{n} b{n} c{n} d{n} e{n} f{n}" for n in range(8)]
+    tell(limit, "mallory", [*counted, QUESTIONS[0]])
+    limit.evidence.record_question(Query(QUESTIONS[0], "eve"))
+    for number, question in enumerate(QUESTIONS[1:]):
+        tell(limit, f"told{number}", [question])
+        limit.evidence.record_question(Query(f"{question} {counted[number]}", f"c{number}"))
+    assert limit.evidence.is_colluding("default")
+
+
+def test_a_client_whose_answers_others_repeat_counts_once_over_all_processes(store):
+    limits = [CrawlLimit(store=store) for _ in QUESTIONS]
+    tell(limits[0], "mallory", QUESTIONS)
+    store.flush()
+    for limit in limits:
+        limit.sync()
+    for number, (limit, question) in enumerate(zip(limits, QUESTIONS, strict=True)):  # at the same time
+        limit.evidence.record_question(Query(question, f"c{number}"))
+    store.flush()
+    for limit in (*limits, CrawlLimit(store=store)):
+        limit.sync()
+        assert not limit.evidence.is_colluding("default")
+
+
+def make_suspected(limit):
+    """Makes a tenant suspected, by answers of four clients at the limit."""
+    for number in range(4):
+        limit.evidence.record_answer(Query("q", f"c{number}"), "", {f"d{number}": 1}, (), True)
+    assert limit.evidence.is_colluding("default")
+
+
+def test_suspected_tenant_alarms_no_client_for_what_it_did_before():
+    limit, query = CrawlLimit(), Query("q", "ann")
+    tell(limit, "ann", QUESTIONS)
+    limit.evidence.record_question(Query(QUESTIONS[0], "ann"))  # repeats an answer, before the tenant is suspected
+    make_suspected(limit)
+    limit.evidence.record_question(Query("a question of more than six words about nothing that was said", "ann"))
+    limit.evidence.record_shown(query, ["d9"])
+    limit.evidence.record_answer(query, "short", {}, (), False)
+    assert level(limit, "ann") is SUSPECTED
+    limit.evidence.record_question(Query(QUESTIONS[1], "ann"))
+    assert level(limit, "ann") is ALARMED
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_what_a_tenant_was_told_expires(monkeypatch, late):
+    """Also if newer answers of another process were read before."""
+    now = [10**9]
+    monkeypatch.setattr(crawl_evidence.time, "time", lambda: now[0])
+    limit = CrawlLimit(hours=1)
+    if late:
+        now[0] += 10
+        tell(limit, "newer", ["something that nobody asks"])
+        now[0] -= 10
+    for number, question in enumerate(QUESTIONS):
+        tell(limit, f"told{number}", [question])
+    now[0] += 3601
+    for number, question in enumerate(QUESTIONS):
+        limit.evidence.record_question(Query(question, f"c{number}"))
+    assert not limit.evidence.is_colluding("default")
+    now[0] += 10
+    limit.evidence.record_question(Query("anything", "ann"))
+    assert not limit.evidence._tenant("default").phrases
+
+
+def test_phrases_of_events_of_earlier_versions_are_ignored(store):
+    """Their checksums were of another kind; what the answer disclosed counts."""
+    phrases = crawl_evidence._pack(crawl_evidence._phrase_hashes(QUESTIONS[0], "default"))
+    body = {"tenant": "default", "client": "ann", "told": phrases, "covered": {"d0": "7"}}
+    store.append(Event("e", datetime.now(UTC), crawl_evidence.KIND, body))
+    store.flush()
+    limit, query = CrawlLimit(store=store), Query(QUESTIONS[0], "ann")
+    limit.sync()
+    limit.evidence.record_question(query)
+    assert limit.evidence.summary(query)["echoes"] == 1
+    assert limit.evidence.disclosed(query, "d0") == 7
 
 
 def test_colluding_client_is_alarmed_by_one_event_and_bystanders_are_not():

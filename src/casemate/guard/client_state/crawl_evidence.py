@@ -29,7 +29,7 @@ KIND = "crawl"
 """Kind of the events."""
 SHORTENED = "shortened"
 """Key of an event with the id of a request whose answer was cut, or would have been in observe mode."""
-MAX_CLIENTS, MAX_CHUNKS, MAX_PHRASES, MAX_QUOTED, MAX_TENANT_PHRASES = 10_000, 5_000, 4_000, 1_000_000, 100_000
+MAX_CLIENTS, MAX_CHUNKS, MAX_PHRASES, MAX_QUOTED, MAX_TENANT_PHRASES = 10_000, 5_000, 4_000, 1_000_000, 20_000
 """Clients; chunks and answer phrases per client; disclosed chunks per tenant, and answer phrases. The oldest are
 forgotten first."""
 ECHO_WORDS = 6
@@ -76,10 +76,10 @@ TENANT_TESTS = {
     "echoes": SequentialTest(0.01, {0.05: 1 / 3, 0.2: 1 / 3, 0.6: 1 / 3}),
 }
 """The tests on a tenant: an answer is the first of some client to reach the quote limit; a question is the first of
-some client that repeats an answer to another one."""
+some client that repeats answers to others, which were not repeated before."""
 SUSPICION = 10.0
-"""Evidence above which a client is suspected, and in a suspected tenant alarmed: one event that harmless clients seldom
-cause."""
+"""Evidence above which a client is suspected, and in a suspected tenant alarmed by its next event: one event that
+harmless clients seldom cause."""
 
 
 class SuspicionLevel(Enum):
@@ -105,6 +105,7 @@ class _ClientEvidence:
     cusums: dict[str, list[float]] = field(default_factory=lambda: {name: test.start() for name, test in TESTS.items()})
     alarmed_until: float = 0.0
     counted: set[str] = field(default_factory=set)  # tests of the tenant that have counted an event of the client
+    repeated: bool = False  # whether the tenant's test of echoes has counted an answer to the client
     limit_chunks: set[str] = field(default_factory=set)  # ids of the chunks of answers at the quote limit
 
     def evidence(self) -> dict[str, float]:
@@ -124,7 +125,8 @@ class _TenantEvidence:
         default_factory=lambda: {name: test.start() for name, test in TENANT_TESTS.items()}
     )
     suspected_until: float = 0.0
-    phrases: OrderedDict[int, str] = field(default_factory=OrderedDict)  # phrase of an answer -> client, the last one
+    phrases: OrderedDict[int, tuple[str, float]] = field(default_factory=OrderedDict)
+    """Phrase of an answer -> client and time of the last answer that contained it."""
     disclosed: OrderedDict[str, tuple[int, float]] = field(default_factory=OrderedDict)
     """Chunk id -> words disclosed to any client, one bit each, and the time words of it were last disclosed."""
     limit_at: OrderedDict[str, float] = field(default_factory=OrderedDict)  # chunk id -> time of a counted limit event
@@ -153,16 +155,27 @@ class CrawlEvidence:
     def record_question(self, query: Query) -> SuspicionLevel:
         """Tests a new question for phrases of earlier answers, also to other clients; returns the client's level."""
         with self._lock:
-            client, told = self._client(query), self._tenant(query.tenant).phrases
+            client = self._client(query)
             self._expire(client)
-            asked, name = _phrase_hashes(query.text, query.tenant), key_of(query.tenant, query.client)[1]
+            asked = _phrase_hashes(query.text, query.tenant)
             echoed = [phrase for phrase in asked if phrase in client.phrases]
-            copied = [phrase for phrase in asked if phrase not in client.phrases and told.get(phrase, name) != name]
+            others = self._told_to_others(query, [phrase for phrase in asked if phrase not in client.phrases])
+            told = [others[phrase] for phrase in asked if phrase in others]
+            new = [name for name in told if not self._named(query.tenant, name).repeated]
             if asked:
-                body = {"echo": 2 * len(echoed) > len(asked), "own": _pack({*echoed, *copied})}
-                body |= {"copied": 2 * len(copied) > len(asked)}
-                self._record(query, body, idle=not (echoed or copied))
+                body: dict[str, Any] = {"echo": 2 * len(echoed) > len(asked), "repeated": _pack({*echoed, *others})}
+                body["from"] = sorted(set(new)) if 2 * len(new) > len(asked) else []
+                self._record(query, body, idle=not (echoed or others))
             return self.level(query)
+
+    def _told_to_others(self, query: Query, phrases: Sequence[int]) -> dict[int, str]:
+        """Returns those phrases that an answer to another client contained, with that client. Forgets expired ones."""
+        told, since = self._tenant(query.tenant).phrases, time.time() - self._seconds
+        while told and next(iter(told.values()))[1] < since:
+            told.popitem(last=False)
+        name = key_of(query.tenant, query.client)[1]
+        found = {phrase: told[phrase] for phrase in phrases if phrase in told}
+        return {phrase: client for phrase, (client, at) in found.items() if client != name and at >= since}
 
     def level(self, query: Query) -> SuspicionLevel:
         """Returns the client's level."""
@@ -257,7 +270,7 @@ class CrawlEvidence:
             client = self._client(query)
             said = set(_phrase_hashes(text, query.tenant)).difference(_phrase_hashes(query.text, query.tenant))
             new = {chunk: f"{bits:x}" for chunk, bits in disclosed.items() if bits & ~client.disclosed.get(chunk, 0)}
-            body: dict[str, Any] = {"told": _pack(said), "covered": new, "whole": list(exposed)}
+            body: dict[str, Any] = {"said": _pack(said), "covered": new, "whole": list(exposed)}
             if not limit_reached:
                 body["cut"] = False
             elif new or not client.limit_chunks.issuperset(disclosed):
@@ -285,12 +298,13 @@ class CrawlEvidence:
             self._tenant(tenant).alarms.pop(client, None)
             return
         state, together = self._named(tenant, client), self._tenant(tenant)
-        for phrase in _unpack(body.get("own", "")):
+        for phrase in _unpack(body.get("repeated", "")):
             state.phrases.pop(phrase, None)  # the client used it, so repeating it is no further evidence
             together.phrases.pop(phrase, None)
-        for phrase in _unpack(body.get("told", "")):
+        told = key_of(tenant, client)[1], at
+        for phrase in _unpack(body.get("said", "")):
             _put(state.phrases, phrase, None, MAX_PHRASES)
-            _put(together.phrases, phrase, key_of(tenant, client)[1], MAX_TENANT_PHRASES)
+            _put(together.phrases, phrase, told, MAX_TENANT_PHRASES)
         for chunk in body.get("shown", ()):
             _put(state.shown, str(chunk), max(at, state.shown.get(str(chunk), 0.0)), MAX_CHUNKS)
         for topic in body.get("topics", ()):
@@ -301,6 +315,9 @@ class CrawlEvidence:
             for chunk in map(str, body.get(name, ())):
                 chunks.add(chunk)
                 state.disclosed_at.setdefault(chunk, at)
+        if "from" in body and "echoes" not in state.counted:
+            others = [self._named(tenant, str(name)) for name in body["from"]]
+            self._test_repeating(state, others, together, at)
         self._test(client, state, together, body, at)
 
     def _test(
@@ -308,7 +325,8 @@ class CrawlEvidence:
     ) -> None:
         """Updates the tests by an event, and raises the client's alarm.
 
-        Among clients who crawl together, one event that harmless clients seldom cause is enough.
+        Among clients who crawl together, one event that harmless clients seldom cause is enough. It must happen then:
+        what a client did before the tenant was suspected alarms it no sooner.
         """
         if "echo" in body:
             state.cusums["echoes"] = TESTS["echoes"].step(state.cusums["echoes"], bool(body["echo"]))
@@ -316,12 +334,23 @@ class CrawlEvidence:
             state.cusums["quotes"] = TESTS["quotes"].step(state.cusums["quotes"], bool(body["cut"]))
             if "quotes" not in state.counted:
                 self._test_tenant("quotes", state, together, self._is_new_limit_event(together, body, at), at)
-        if "copied" in body and "echoes" not in state.counted:
-            self._test_tenant("echoes", state, together, bool(body["copied"]), at)
         colluding = bool(self._colluders) and together.suspected_until > at
-        if state.strongest >= (SUSPICION if colluding else len(TESTS) / self._alarm):
+        event = bool(body.get("echo") or body.get("cut"))
+        if state.strongest >= (SUSPICION if colluding and event else len(TESTS) / self._alarm):
             state.alarmed_until = max(state.alarmed_until, at + self._seconds)
             together.alarms[name] = state.alarmed_until
+
+    def _test_repeating(
+        self, client: _ClientEvidence, others: Sequence[_ClientEvidence], tenant: _TenantEvidence, at: float
+    ) -> None:
+        """One step of the tenant's test ``echoes``: whether a question repeats answers to other clients.
+
+        An answer to each of these counts once, too: a client can have the questions of others put into its answers.
+        """
+        happened = bool(others) and not any(other.repeated for other in others)
+        self._test_tenant("echoes", client, tenant, happened, at)
+        for other in others:
+            other.repeated |= happened
 
     def _test_tenant(
         self, name: str, client: _ClientEvidence, tenant: _TenantEvidence, happened: bool | None, at: float
@@ -391,7 +420,7 @@ class CrawlEvidence:
             client.limit_chunks.discard(chunk)
         client.topics = {topic: at for topic, at in client.topics.items() if at >= since}
         if client.alarmed_until and client.alarmed_until <= now:
-            client.alarmed_until = 0.0
+            client.alarmed_until, client.repeated = 0.0, False
             client.counted.clear()
             client.cusums = {name: test.start() for name, test in TESTS.items()}
 
