@@ -163,6 +163,15 @@ def test_the_run_before_the_first_one_is_the_last_of_the_baseline(ended, alarms)
     assert old.ended_failing == bool(ended)
 
 
+def test_a_baseline_that_did_not_measure_how_long_failures_last_does_not_end_failing():
+    """Baselines of earlier versions. A failure of the last run alone was repeated, so its repetition is counted."""
+    assert not FlakeCounts(20, 3).ended_failing
+    assert FlakeCounts(20, 1, repeats=1).ended_failing
+    old = WatchedSet("clinic", tuple(WatchedCanary(f"c{i}", flakes=FlakeCounts(20, int(i < 8))) for i in range(50)))
+    (first,) = fold(old, ["F" * 8 + "P" * 42])
+    assert first.many_failed
+
+
 def test_isolated_failures_do_not_alarm():
     steps = fold(watched(), ["PPPPP", "FPPPP", *["PPPPP"] * 30, "PFPPP", *["PPPPP"] * 30, "FPPPP"])
     assert not any(s.alarmed for s in steps)

@@ -82,8 +82,11 @@ class FlakeCounts(NamedTuple):
 
     @property
     def ended_failing(self) -> bool:
-        """Whether its last run failed: the only failure that no run followed."""
-        return self.failed > self.next_asked
+        """Whether its last run failed: the only failure that no run followed.
+
+        Unknown for baselines of versions that did not measure what followed failures; False then.
+        """
+        return self.failed > self.next_asked and any((self.next_asked, self.repeats))
 
 
 @lru_cache(maxsize=4096)
