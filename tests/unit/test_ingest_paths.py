@@ -285,7 +285,7 @@ SETTINGS = {"guard": {"defenses": []}, "monitor": {"gate": True}}
 
 
 class TestLangChain:
-    def store(self):
+    def store(self, settings=None):
         pytest.importorskip("langchain_core")
         from langchain_core.documents import Document as Page
         from langchain_core.embeddings import Embeddings
@@ -302,7 +302,12 @@ class TestLangChain:
 
         store = InMemoryVectorStore(Model())
         store.add_documents([Page(d.text, id=d.id) for d in documents(600)])
-        return guarded(store, config=SETTINGS), Page
+        return guarded(store, config=settings or SETTINGS), Page
+
+    def test_a_wrapper_without_a_model_refuses_the_own_reader_before_any_document_comes(self):
+        with pytest.raises(ConfigError, match="monitor.gate_reader: 'own' .* name another generator"):
+            self.store({**SETTINGS, "monitor": {"gate": True, "gate_reader": "own"}})
+        self.store({**SETTINGS, "monitor": {"gate": False, "gate_reader": "own"}})  # reads nothing
 
     def test_added_documents_are_screened(self):
         guarded, page = self.store()

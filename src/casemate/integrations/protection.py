@@ -20,7 +20,7 @@ from casemate import config as configuration
 from casemate import plugins
 from casemate.backends.sidecar.sidecar_database import MEMORY
 from casemate.config import Config, PluginSpec
-from casemate.errors import CapabilityError, DataError
+from casemate.errors import CapabilityError, ConfigError, DataError
 from casemate.guard.audience import ReleasedDocument
 from casemate.guard.calibration.fitting import calibrated_defenses
 from casemate.guard.guard import Guard
@@ -31,7 +31,7 @@ from casemate.integrations.guarded_query import CURRENT_QUERY, ClientIdentity, F
 from casemate.integrations.text_lookup import TextLookup
 from casemate.monitor.alerts.alerting_store import AlertingEventStore
 from casemate.monitor.poisoning.quarantine import Quarantine
-from casemate.monitor.service import open_tenant_screening
+from casemate.monitor.service import OWN, open_tenant_screening
 from casemate.protocols import Defense, Embedder, EventStore, Generator, Index, Progress
 from casemate.rag.pipeline import Rag, require_answerable
 from casemate.system import audience_policy, calibrate_guard
@@ -78,14 +78,15 @@ class Protection:
         store: The framework's store.
         embedder: The framework's embedder.
         config: A ``casemate.yaml``, the same as a mapping, or None for the defaults. Of it ``guard``, ``calibrate``,
-            ``store``, ``privacy`` and ``monitor.gate`` apply; retrieval and generation are the framework's.
+            ``store``, ``privacy``, ``monitor.gate`` and ``monitor.gate_reader`` apply; retrieval and generation are the
+            framework's.
         path: Folder for corpus moments, calibration and verdicts. None: they are kept in memory.
         fit: True calibrates on synthetic questions whenever the guard has no calibration that fits the store: now,
             or, if the store is still too small or grows, before the next question. A list of real harmless questions
             calibrates on these. False leaves it to ``calibrate``; until then no document is returned.
 
     Raises:
-        ConfigError: If the configuration is wrong, or the store cannot be enumerated.
+        ConfigError: If the configuration is wrong, ``monitor.gate_reader`` is `own`, or the store cannot be enumerated.
         DataError: If its vectors are unusable.
     """
 
@@ -99,6 +100,7 @@ class Protection:
     ) -> None:
         self.store, self.embedder, self.texts = store, embedder, TextLookup(store)
         self.config = _read(config)
+        _refuse_own_reader(self.config)
         with ExitStack() as opened:
             held = path if path is not None else opened.enter_context(tempfile.TemporaryDirectory(prefix="casemate-"))
             self.folder = Path(held).absolute()
@@ -492,6 +494,15 @@ def _row_of(row: FrameworkDocument | None, hit: Hit) -> FrameworkDocument:
     if row is None or isinstance(document, ReleasedDocument):  # a stored document may have the same id
         return FrameworkDocument(document.id, document.text, score=hit.score)
     return row if document.text == row.text else row._replace(text=document.text)
+
+
+def _refuse_own_reader(config: Config) -> None:
+    reader = config.monitor.gate_reader
+    if config.monitor.gate and reader is not None and reader.use == OWN.use:
+        raise ConfigError(
+            f"monitor.gate_reader: {OWN.use!r} is the system's generator, and a framework wrapper has none; "
+            "name another generator, or remove the line to quote sentences without a model"
+        )
 
 
 def _read(config: Config | Mapping[str, Any] | Path | str | None) -> Config:
