@@ -101,6 +101,78 @@ def test_copies_of_the_supporter_count_once_and_its_own_source_never(index):
     assert check(index, "The north bridge was built by Walter Quell.", cosine=0.95, source="d1").supporters == 0
 
 
+WHEN, HOW_MANY = "When was the north bridge opened?", "How many arches does the north bridge have?"
+
+
+@pytest.mark.parametrize(
+    ("question", "text"),
+    [
+        (WHEN, "The north bridge was opened in [1987]."),
+        (WHEN, "The north bridge was opened in [1987]"),
+        (WHEN, "The north bridge was opened in 1987?[1]"),
+        (QUESTION, "The north bridge was built by Mallory Vane?[1]"),
+    ],
+)
+def test_brackets_and_question_marks_hide_no_answer_from_the_check(index, question, text):
+    add(index, "The north bridge was built by Ottilie Brandt. The north bridge was opened in 1931.")
+    (found,) = AnswerCheck(index).check([entered(text, question=question)])
+    assert found.changed and not found.supporters
+
+
+class Copies(Generator):
+    """Says the first text of its context, as a model does that is told to; ends as given, with names of sources."""
+
+    def __init__(self, end=""):
+        self.end = end
+
+    async def stream(self, prompt):
+        yield prompt.context[0].text + self.end.format(*(d.source for d in prompt.context))
+
+
+@pytest.mark.parametrize(
+    ("question", "text"),
+    [
+        (WHEN, "Was the north bridge opened in 1987?"),
+        (WHEN, "Opened in 1931.\nSources: no, it was 1987."),
+        (WHEN, "It was not opened then. [1987]"),
+        (WHEN, "The north bridge was opened. [140]"),
+        (WHEN, "Yes."),
+        (HOW_MANY, "It has [2] arches."),
+        (HOW_MANY, "It does not have 4 arches but [2]."),
+        (HOW_MANY, "Not 4: [2]"),
+    ],
+)
+def test_a_model_that_repeats_a_false_answer_in_any_form_changes_it(index, question, text):
+    add(index, "The north bridge was opened in 1931." if question == WHEN else "The north bridge has 4 arches.")
+    (found,) = AnswerCheck(index, reader=Copies()).check([entered(text, question=question)])
+    assert found.changed and not found.supporters
+
+
+@pytest.mark.parametrize(
+    "end", ["", " [1]", "[2]", " [1] [2]", "\nSources: [2] {1}", " [1]\nSources: [1] {0}, [2] {1}"]
+)
+def test_citations_are_no_part_of_an_answer(index, end):
+    add(index, "The north bridge was opened in 1931.")
+    model = Copies(end)
+    (found,) = AnswerCheck(index, reader=model).check([entered("It was opened in 1931.", question=WHEN)])
+    assert found.after == "It was opened in 1931." and not found.changed
+
+
+def test_names_of_sources_that_look_like_lists_of_sources_cost_no_time(index):
+    index.add(
+        [Document("a", "The north bridge was opened in 1931."), Document("a, [1] a", "Tolls.")], np.stack([at(0.7)] * 2)
+    )
+    listed = ", ".join(["[1] a"] * 60)
+    (found,) = AnswerCheck(index, reader=Copies(f"\nSources: {listed}, x")).check([entered("By 1931.", question=WHEN)])
+    assert found.after.endswith("x")
+
+
+def test_the_default_reader_s_citation_of_a_line_without_a_full_stop_is_no_part_of_the_answer(index):
+    add(index, "The north bridge was opened in 1931.")
+    (found,) = AnswerCheck(index).check([entered("North bridge: opened in 1931", question=WHEN)])
+    assert found.after == "North bridge: opened in 1931" and not found.changed
+
+
 def test_a_document_behind_the_context_changes_nothing(index):
     add(index, *(f"{TRUE} Note {i}." for i in range(5)))
     assert not check(index, "The north bridge was built by Walter Quell.", cosine=0.3).changed

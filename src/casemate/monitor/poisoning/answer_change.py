@@ -55,7 +55,8 @@ SUPPORTED_SHARE = 0.5
 AT_ONCE = 16
 """Answers that a reader is asked for at once. A generator with ``batch`` writes them together."""
 log = logging.getLogger(__name__)
-_CITATIONS = re.compile(r"(?<!\s)\s*\[\d+\]|\nSources: .*", re.DOTALL)
+_CITATIONS = re.compile(r"(?<=[.!?])(?:\s*\[[0-9]{1,3}\])+(?=\s|$)")
+_LAST_CITATION = re.compile(r"\s*\[[0-9]{1,3}\]$")
 
 
 class EnteredQuestion(NamedTuple):
@@ -147,7 +148,7 @@ class AnswerCheck:
     async def _answer(self, prompt: Prompt) -> str | None:
         """The answer without citations; None if the reader cannot answer this prompt."""
         try:
-            return _CITATIONS.sub("", await join_stream(self.reader.stream(prompt)))
+            return _without_citations(await join_stream(self.reader.stream(prompt)), prompt.context)
         except BackendError as error:
             if error.retryable:
                 raise
@@ -162,12 +163,32 @@ class AnswerCheck:
             return AnswerChange(before, after, not is_refusal(before), 0)
         question = AskedQuestion.of(asked)
         stated = answer_keywords(question, after)
+        if not stated:
+            return AnswerChange(before, after, after != before, 0)
         new = stated - (frozenset() if is_refusal(before) else answer_keywords(question, before))
         supporters = sum(
             len(new & _stated_keywords(question, whole(unit))) > SUPPORTED_SHARE * len(new)
             for unit in group_units(others)
         )
         return AnswerChange(before, after, bool(new), supporters if new else 0)
+
+
+def _without_citations(answer: str, context: Sequence[Document]) -> str:
+    """An answer without citations of its context after its sentences, and without a list of its sources at the end.
+
+    A number in brackets anywhere else, or a larger one, may be the answer.
+    """
+
+    def uncited(found: re.Match[str]) -> str:
+        known = all(1 <= int(number) <= len(context) for number in re.findall("[0-9]+", found[0]))
+        return "" if known else found[0]
+
+    names = "|".join(re.escape(document.source) for document in context)
+    # Possessive, thus linear: names may contain commas and brackets.
+    text = re.sub(rf"\nSources: (?:\[[0-9]+\] (?:{names})(?:, |\Z))++\Z", "", answer)
+    if text != answer:  # a reader that lists its sources cites the last sentence, whatever it ends with
+        text = _LAST_CITATION.sub(uncited, text)
+    return _CITATIONS.sub(uncited, text)
 
 
 def _key(prompt: Prompt) -> tuple[str, tuple[str, ...]]:
@@ -209,7 +230,8 @@ def answer_keywords(question: AskedQuestion, answer: str) -> frozenset[str]:
     >>> sorted(answer_keywords(asked, "The north bridge was built by Ottilie Brandt in 1931."))
     ['ottilie brandt']
     """
-    read = [(question.expects(s.text), s) for s in read_text(answer)]  # once per sentence: one may be a whole document
+    # Once per sentence: one may be a whole document. An answer may be worded as a question.
+    read = [(question.expects(s.text), s) for s in read_text(answer, questions=True)]
     new = [(t, e) for e, s in read for t in s.tokens if not question.repeats(t) and not question.contains(t.lemma)]
     typed = {t.lemma for t, expected in new if not expected.isdisjoint(w.lower() for w in t.written.split())}
     named = {t.lemma for t, _ in new if t.named}
