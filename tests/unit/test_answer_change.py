@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from casemate.backends.indexes.sqlite import SqliteIndex
-from casemate.errors import BackendError
+from casemate.errors import BackendError, CapabilityError
 from casemate.guard.defenses.quorum.keywords import AskedQuestion
+from casemate.monitor.poisoning import answer_change
 from casemate.monitor.poisoning.answer_change import AnswerCheck, EnteredQuestion, answer_keywords, specific_lifts
 from casemate.protocols import Generator
 from casemate.types import UNKNOWN, Document
@@ -251,6 +252,89 @@ def test_a_document_that_silences_the_model_stays_suspicious(index):
     silenced, harmless = AnswerCheck(index, reader=Silenced()).check([entered(t, source=t[:5]) for t in texts])
     assert (silenced.changed, silenced.supporters) == (True, 0)
     assert not harmless.changed
+
+
+class Fails(Model):
+    """Fails while its context has Quell, and for the first ``at_first`` prompts."""
+
+    def __init__(self, failure, at_first=0):
+        super().__init__()
+        self.failure, self.at_first, self.asked = failure, at_first, []
+
+    async def stream(self, prompt):
+        quell = any("Quell" in d.text for d in prompt.context)
+        self.asked.append(quell)
+        if quell or len(self.asked) <= self.at_first:
+            raise self.failure
+        yield "It was built by Ottilie Brandt."
+
+
+EMPTY = BackendError("the answer is empty", backend="fake", retryable=True)
+TEXTS = ("The north bridge was built by Walter Quell.", "It was Ottilie Brandt who built the north bridge.")
+
+
+@pytest.mark.parametrize("failure", [EMPTY, TimeoutError(), ValueError("Quell"), CapabilityError("no such text")])
+def test_a_document_that_makes_the_reader_fail_does_not_stop_the_others(index, caplog, failure):
+    """It is asked about once more alone: the failure may have been one of the server."""
+    add(index, TRUE)
+    reader = Fails(failure)
+    hostile, harmless = AnswerCheck(index, reader=reader).check([entered(t, source=t[:5]) for t in TEXTS])
+    assert (hostile.changed, hostile.supporters) == (True, 0) and not harmless.changed
+    assert sum(reader.asked) == 2 and len(reader.asked) == 4
+    assert "stays suspicious" in caplog.text and "Quell" not in caplog.text
+
+
+def test_a_failure_that_has_ended_when_the_prompt_is_asked_again_changes_nothing(index):
+    add(index, TRUE)
+    reader = Fails(EMPTY, at_first=2)
+    (harmless,) = AnswerCheck(index, reader=reader).check([entered(TEXTS[1])])
+    assert not harmless.changed and len(reader.asked) == 4
+
+
+@pytest.mark.parametrize("failure", [EMPTY, ValueError("Quell")])
+def test_a_reader_that_answers_nothing_is_an_error_after_one_more_prompt(index, failure):
+    add(index, TRUE)
+    reader = Fails(failure, at_first=99)
+    with pytest.raises(BackendError, match="the answer is empty|failed with ValueError") as raised:
+        AnswerCheck(index, reader=reader).check([entered(text, source=text[:5]) for text in TEXTS])
+    assert len(reader.asked) == 4 and raised.value.retryable and "Quell" not in str(raised.value)
+
+
+class Trickles(Model):
+    """Never ends an answer about Quell; with ``always``, none."""
+
+    def __init__(self, always=False):
+        super().__init__()
+        self.always, self.closed = always, 0
+
+    async def stream(self, prompt):
+        try:
+            while self.always or any("Quell" in d.text for d in prompt.context):
+                yield "and "
+                await asyncio.sleep(0.001)
+        finally:
+            self.closed += 1
+        yield "It was built by Ottilie Brandt."
+
+
+def test_an_answer_that_does_not_end_is_a_failure(index, monkeypatch):
+    monkeypatch.setattr(answer_change, "ANSWER_S", 0.1)
+    add(index, TRUE)
+    found = [entered(text, source=text[:5]) for text in TEXTS]
+    hostile, harmless = AnswerCheck(index, reader=(reader := Trickles())).check(found)
+    assert (hostile.changed, hostile.supporters) == (True, 0) and not harmless.changed
+    assert reader.closed == 4  # nothing continues to run
+    with pytest.raises(BackendError, match="no answer within 0.1 s"):
+        AnswerCheck(index, reader=Trickles(always=True)).check(found)
+
+
+def test_prompts_that_are_asked_again_share_the_time_of_one_answer(index, monkeypatch):
+    monkeypatch.setattr(answer_change, "ANSWER_S", 0.1)
+    monkeypatch.setattr(answer_change, "AT_ONCE", 8)
+    add(index, TRUE)
+    reader = Trickles()
+    changes = AnswerCheck(index, reader=reader).check([entered(f"{TEXTS[0]} {i}.", source=f"n{i}") for i in range(6)])
+    assert all(c.changed for c in changes) and reader.closed == 1 + 6 + 1
 
 
 class TestSpecificLifts:

@@ -18,6 +18,7 @@ from casemate.gateway.state import Gateway
 from casemate.guard import verdict_log
 from casemate.guard.guard import Guard
 from casemate.monitor import service
+from casemate.monitor.poisoning import screening_gate
 from casemate.monitor.poisoning.quarantine import Quarantine
 from casemate.monitor.poisoning.scoring import PoisonScreener
 from casemate.monitor.poisoning.screening_gate import REFIT_SHARE
@@ -173,6 +174,19 @@ def test_a_reader_that_fails_lets_no_document_in_and_loses_none(tmp_path, monkey
         assert "one" not in app.index.digests() and not Quarantine(app.store).pending()
         reader.fails = False
         assert posted(http, {"one": LONE}).json()["quarantined"] == 1
+
+
+def test_an_upload_behind_a_long_check_is_refused_after_a_while_and_frees_its_thread(tmp_path, monkeypatch):
+    monkeypatch.setattr(screening_gate, "LOCK_S", 0.05)
+    app = opened(tmp_path)
+    with client(app, key(app, "admin")) as http:
+        assert posted(http, {"first": "A harmless note."}).status_code == 200
+        gate = service.open_screening_gate(app)
+        monkeypatch.setattr(screening_gate.TenantScreening, "gate", lambda self, tenant: gate)
+        with gate._lock:
+            refused = posted(http, {"one": LONE})
+        assert refused.status_code == 503 and "one" not in app.index.digests()
+        assert posted(http, {"one": LONE}).status_code == 200
 
 
 def test_one_reader_serves_the_gates_of_all_tenants(tmp_path, monkeypatch):

@@ -9,8 +9,9 @@ A poisoned text must do more than enter a context: it must change the answer. Tw
 
 The second step can only clear a document, so the rate of false alarms is at most that of the first, with any reader.
 The reader quotes a sentence by default, and may be a language model. What other units state is read without a model.
-A document is not cleared without an answer: if the reader cannot be reached, the error reaches the caller; if it cannot
-answer one prompt, that document stays suspicious.
+A document is not cleared without an answer. If the reader answers no prompt at all, the error reaches the caller. If it
+fails on some, also when they are asked again alone, their documents stay suspicious: a hostile text can make a reader
+fail, and must not stop the documents that come with it. The price: so does a server that fails half-way.
 
 Leave one out: "RAGuard-ZKIP" (arXiv 2607.26339). Deviation: it runs once per document at ingest, not in every answer,
 and asks for support instead of stability.
@@ -19,10 +20,11 @@ and asks for support instead of stability.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -31,7 +33,7 @@ from typing import NamedTuple
 import numpy as np
 
 from casemate.backends.generators.extractive import ExtractiveGenerator
-from casemate.errors import BackendError
+from casemate.errors import BackendError, CasemateError
 from casemate.guard.defenses.quorum.keywords import (
     AskedQuestion,
     Word,
@@ -54,6 +56,8 @@ SUPPORTED_SHARE = 0.5
 """Share of the new answer's keywords of which one other unit must state more to support it."""
 AT_ONCE = 16
 """Answers that a reader is asked for at once. A generator with ``batch`` writes them together."""
+ANSWER_S = 120.0
+"""Time limit of one answer, and of all that are asked again together, in seconds. Many share a model's time."""
 log = logging.getLogger(__name__)
 _CITATIONS = re.compile(r"(?<=[.!?])(?:\s*\[[0-9]{1,3}\])+(?=\s|$)")
 _LAST_CITATION = re.compile(r"\s*\[[0-9]{1,3}\]$")
@@ -110,13 +114,14 @@ class AnswerCheck:
     def check(self, entered: Sequence[EnteredQuestion]) -> list[AnswerChange]:
         """Answers each question with and without its new document. Blocks.
 
-        Equal prompts are asked once. Indexed versions of a document's source are left out.
+        Equal prompts are asked once. Indexed versions of a document's source are left out. Takes at most ``ANSWER_S``
+        for each ``AT_ONCE`` prompts and once more.
 
         Args:
             entered: The questions, each with a document.
 
         Raises:
-            BackendError: If the reader cannot be reached.
+            CasemateError: If the reader answers no prompt, and may later.
         """
         prompts, others = list[tuple[Prompt, Prompt]](), list[list[Hit]]()
         for one in entered:
@@ -127,7 +132,7 @@ class AnswerCheck:
             return []
         unique = {_key(prompt): prompt for pair in prompts for prompt in pair}
         with ThreadPoolExecutor(1) as thread:  # the caller's thread may already run an event loop
-            said = dict(zip(unique, thread.submit(asyncio.run, self._read(unique.values())).result(), strict=True))
+            said = dict(zip(unique, thread.submit(asyncio.run, self._read([*unique.values()])).result(), strict=True))
         return [
             self._compare(one.question, said[_key(before)], said[_key(after)], hits)
             for one, (before, after), hits in zip(entered, prompts, others, strict=True)
@@ -142,18 +147,42 @@ class AnswerCheck:
         before, after = (Prompt(one.question, tuple(c[: self.k]), INSTRUCTIONS) for c in (context, extended))
         return before, after
 
-    async def _read(self, prompts: Iterable[Prompt]) -> list[str | None]:
-        return await map_concurrently(self._answer, prompts, AT_ONCE)
+    async def _read(self, prompts: Sequence[Prompt]) -> list[str | None]:
+        """The answers; None where the reader failed."""
+        said = await map_concurrently(self._answer, prompts, AT_ONCE)
+        failed = [i for i, answer in enumerate(said) if _may_succeed(answer)]
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._ask_again(prompts, said, failed), ANSWER_S)
+        failures = [answer for answer in said if not isinstance(answer, str)]
+        if len(failures) == len(said) and all(map(_may_succeed, failures)):
+            raise failures[0]
+        for error in failures:
+            log.warning("the reader failed on a prompt about a new document, which stays suspicious: %s", error)
+        return [answer if isinstance(answer, str) else None for answer in said]
 
-    async def _answer(self, prompt: Prompt) -> str | None:
-        """The answer without citations; None if the reader cannot answer this prompt."""
+    async def _ask_again(
+        self, prompts: Sequence[Prompt], said: list[str | CasemateError], failed: Sequence[int]
+    ) -> None:
+        """Asks failed prompts again, one at a time. If none was answered, only the first, without the new document."""
+        for i in failed:
+            said[i] = await self._answer(prompts[i])
+            if not any(isinstance(answer, str) for answer in said):
+                return
+
+    async def _answer(self, prompt: Prompt) -> str | CasemateError:
+        """The answer without citations, or why there is none."""
         try:
-            return _without_citations(await join_stream(self.reader.stream(prompt)), prompt.context)
-        except BackendError as error:
-            if error.retryable:
-                raise
-            log.warning("the reader cannot answer about a new document, which stays suspicious: %s", error)
-            return None
+            async with asyncio.timeout(ANSWER_S):
+                answer = await join_stream(self.reader.stream(prompt))
+        except CasemateError as error:
+            return error
+        except Exception as error:  # whatever a text causes
+            what = f"no answer within {ANSWER_S:g} s" if isinstance(error, TimeoutError) else type(error).__name__
+            problem = f"the reader of new documents failed with {what}; try again, or name another monitor.gate_reader"
+            failure = BackendError(problem, backend="gate_reader", retryable=True)
+            failure.__cause__ = error
+            return failure
+        return _without_citations(answer, prompt.context)
 
     @staticmethod
     def _compare(asked: str, before: str | None, after: str | None, others: Sequence[Hit]) -> AnswerChange:
@@ -171,6 +200,11 @@ class AnswerCheck:
             for unit in group_units(others)
         )
         return AnswerChange(before, after, bool(new), supporters if new else 0)
+
+
+def _may_succeed(answer: str | CasemateError) -> bool:
+    """Whether it is a failure that another prompt may not have, or the same one later."""
+    return isinstance(answer, CasemateError) and (not isinstance(answer, BackendError) or answer.retryable)
 
 
 def _without_citations(answer: str, context: Sequence[Document]) -> str:

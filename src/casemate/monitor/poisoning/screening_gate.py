@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
+from casemate.errors import BackendError
 from casemate.guard.guard import Guard
 from casemate.monitor.poisoning.quarantine import Quarantine, QuarantinedSource, quarantine_key
 from casemate.monitor.poisoning.scoring import PoisonScreener
@@ -16,6 +18,8 @@ from casemate.types import DEFAULT_TENANT, Document, Vector
 
 REFIT_SHARE = 0.2
 """Change of the number of documents, as a share of it, after which a long-running process calibrates again."""
+LOCK_S = 60.0
+"""Longest wait for the check of other documents of the tenant, in seconds: each waiting upload occupies a thread."""
 
 
 class _SinkBeforeGuard(DocumentSink):
@@ -112,7 +116,8 @@ class ScreeningGate(_SinkBeforeGuard):
             The sources that may not be indexed: none in observe mode.
 
         Raises:
-            BackendError: If the event store does not confirm the write.
+            BackendError: If the event store does not confirm the write, the gate's reader fails, or the check of other
+                documents takes longer than ``LOCK_S``.
         """
         states = self._states()
         released = {
@@ -121,7 +126,7 @@ class ScreeningGate(_SinkBeforeGuard):
             if states.get(quarantine_key(chunks, tenant)) == "released"
         }
         new = [i for i, d in enumerate(documents) if d.source not in released]
-        with self._lock:
+        with self._alone():
             self.screener.recall(*self.evidence.sync())
             results = self.screener.screen(
                 [documents[i] for i in new], vectors[new], None if given is None else given[new]
@@ -150,7 +155,23 @@ class ScreeningGate(_SinkBeforeGuard):
         self._admit(vectors[[i for i, d in enumerate(documents) if d.source not in found]])
         return {d.id for d in documents if d.source in found}
 
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Waits for the check of other documents, which a reader may make slow."""
+        if not self._lock.acquire(timeout=LOCK_S):
+            raise BackendError(
+                f"the screening of other documents of tenant {self.screener.tenant!r} takes more than {LOCK_S:g} s; "
+                "try again later, or send fewer documents at once",
+                backend="screening",
+                retryable=True,
+            )
+        try:
+            yield
+        finally:
+            self._lock.release()
+
     def _admit(self, vectors: Vector) -> None:
+        """Counts documents that are indexed already: waits as long as it takes, because an error would deny them."""
         with self._lock:
             self.screener.admit(vectors)
 
