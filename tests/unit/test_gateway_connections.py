@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import random
 import shutil
@@ -12,13 +13,14 @@ import sys
 import threading
 import time
 from contextlib import ExitStack
+from dataclasses import dataclass
 
 import httpx
 import pytest
 from uvicorn.config import LOOP_FACTORIES
 
 from casemate.config import GatewaySection
-from casemate.gateway import body_reader
+from casemate.gateway import body_reader, server
 from casemate.gateway.body_reader import MAX_UPLOADS
 from casemate.gateway.connections import (
     ACCEPTED_AT_ONCE,
@@ -29,7 +31,7 @@ from casemate.gateway.connections import (
     raise_descriptor_limit,
 )
 from casemate.gateway.server import uvicorn_config
-from casemate.protocols import Defense
+from casemate.protocols import Defense, Generator
 from casemate.types import Outcome
 from tests.gateways import Endless, Held, chat, client, connected_to, key, make, serving, wait_for
 
@@ -286,15 +288,21 @@ def was_reset(connection):
     return False
 
 
-def test_tls_handshakes_count_as_connections_that_wait(tmp_path, each_loop):
+def with_certificate(folder, generator=None, **section):
+    """A system that serves TLS, and the settings of a client that trusts it."""
     if not shutil.which("openssl"):
         pytest.skip("openssl is not here to make a certificate")
-    made = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=IP:127.0.0.1"
+    made = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"
+    made += " -addext subjectAltName=IP:127.0.0.1"
     subprocess.run(
-        [*made.split(), "-keyout", "key.pem", "-out", "cert.pem"], cwd=tmp_path, capture_output=True, check=True
+        [*made.split(), "-keyout", "key.pem", "-out", "cert.pem"], cwd=folder, capture_output=True, check=True
     )
-    app = make(tmp_path, tls_cert="cert.pem", tls_key="key.pem", max_connections=3, body_timeout_s=1)
-    trust = ssl.create_default_context(cafile=tmp_path / "cert.pem")
+    app = make(folder, generator, tls_cert="cert.pem", tls_key="key.pem", **section)
+    return app, ssl.create_default_context(cafile=folder / "cert.pem")
+
+
+def test_tls_handshakes_count_as_connections_that_wait(tmp_path, each_loop):
+    app, trust = with_certificate(tmp_path, max_connections=3, body_timeout_s=1)
     named = {"Authorization": f"Bearer {key(app)}"}
     with serving(app) as url, ExitStack() as opened:
         plain = url.replace("https", "http")
@@ -309,6 +317,95 @@ def test_tls_handshakes_count_as_connections_that_wait(tmp_path, each_loop):
         began = time.monotonic()
         assert is_closed(silent[4]), "a handshake takes at most body_timeout_s"
         assert time.monotonic() - began < 10
+
+
+@pytest.fixture
+def opened_connections(monkeypatch):
+    """The connections of the servers that the test starts."""
+    found = []
+
+    def options(section):
+        found.append(connection_options(section))
+        return found[-1]
+
+    monkeypatch.setattr(server, "connection_options", options)
+    return lambda: sum(len(each["open_connections"]._addresses) for each in found)
+
+
+CLOSING = {
+    "invalid HTTP": "garbage\r\n\r\n",
+    "the client asks for it": "GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
+}
+
+
+def closing_over_tls(url, trust, request):
+    """A connection that the server closes, and whose client never answers the end of TLS."""
+    wrapped = trust.wrap_socket(connected_to(url.replace("https", "http")), server_hostname="127.0.0.1")
+    wrapped.sendall(request.encode())
+    assert wrapped.recv(1)
+    return socket.socket(fileno=wrapped.detach())
+
+
+@pytest.mark.parametrize("request_text", CLOSING.values(), ids=CLOSING)
+def test_a_new_connection_replaces_one_whose_client_delays_the_end_of_tls(tmp_path, each_loop, request_text):
+    app, trust = with_certificate(tmp_path, max_connections=3)
+    named = {"Authorization": f"Bearer {key(app)}"}
+    with serving(app) as url, ExitStack() as opened:
+        for _ in range(3):
+            opened.enter_context(closing_over_tls(url, trust, request_text))
+        for _ in range(4):
+            assert httpx.get(f"{url}/v1/models", headers=named, verify=trust).status_code == 200
+
+
+@pytest.mark.parametrize("request_text", CLOSING.values(), ids=CLOSING)
+def test_the_end_of_tls_takes_at_most_the_time_limit(tmp_path, each_loop, opened_connections, request_text):
+    app, trust = with_certificate(tmp_path, body_timeout_s=0.3)
+    with serving(app) as url, closing_over_tls(url, trust, request_text):
+        assert opened_connections() == 1
+        wait_for(lambda: not opened_connections())
+
+
+@dataclass
+class Sized(Generator):
+    """Writes as many bytes as the question says."""
+
+    async def stream(self, prompt):
+        yield "x" * int(prompt.question)
+
+
+def small_receiver(url):
+    """A connection whose client receives little before it reads."""
+    host, _, port = url.removeprefix("http://").partition(":")
+    made = socket.socket()
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    made.connect((host, int(port)))
+    return made
+
+
+def kept_by_the_system():
+    """Bytes that the kernel takes for such a client."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        with small_receiver(f"http://127.0.0.1:{listening.getsockname()[1]}"), listening.accept()[0] as sender:
+            sender.setblocking(False)
+            return sender.send(bytes(1 << 24))
+
+
+@pytest.mark.parametrize("ended", ["closed by the server", "half-closed by the client"])
+def test_a_client_has_a_time_limit_to_read_the_end_of_an_answer(tmp_path, each_loop, opened_connections, ended):
+    """The server still keeps a few KB, fewer than those that would stop it from writing."""
+    app = make(tmp_path, Sized(), body_timeout_s=0.3, tokens_per_day=10**9)
+    text, taken = key(app), kept_by_the_system()
+    with serving(app) as url, ExitStack() as opened:
+        for more in range(2_000, 50_000, 12_000):
+            connection = opened.enter_context(small_receiver(url))
+            body = json.dumps(chat(str(taken + more))).encode()
+            head = "Connection: close\r\n" if ended == "closed by the server" else ""
+            head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+            connection.sendall(started(text, head) + body)
+            assert connection.recv(15) == b"HTTP/1.1 200 OK"
+            if ended == "half-closed by the client":
+                connection.shutdown(socket.SHUT_WR)
+        wait_for(lambda: not opened_connections())
 
 
 def test_a_new_connection_replaces_a_slow_upload(tmp_path):

@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from ipaddress import ip_address, ip_network
 from ssl import SSLContext
-from typing import Any
+from typing import Any, cast
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -52,7 +52,7 @@ class OpenConnections:
     """The connections of a server, from their acceptance on, and those of each address that wait for their client.
 
     A connection waits while it has no complete request: during the TLS handshake, while it is idle, and while a body
-    arrives.
+    arrives. It also waits while it closes, until the client has read the rest and answered the end of TLS.
 
     Args:
         limit: Connections that may be open.
@@ -166,6 +166,22 @@ def _contains(network: str, host: str) -> bool:
         return network == host
 
 
+class _Transport:
+    """A transport that reports when it begins to close. How long that takes may depend on the client."""
+
+    def __init__(self, transport: asyncio.Transport, on_close: Callable[[], None]) -> None:
+        self._transport, self._on_close = transport, on_close
+
+    def close(self) -> None:
+        """Begins to close, once: after a second call, TLS of asyncio could not be aborted."""
+        if not self._transport.is_closing():
+            self._transport.close()
+            self._on_close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
 class HttpConnection(H11Protocol):
     """An HTTP/1.1 connection with time limits and JSON errors for invalid HTTP.
 
@@ -173,7 +189,8 @@ class HttpConnection(H11Protocol):
     connection forever.
 
     Attributes:
-        timeout_s: Time for the TLS handshake, for request line and headers, and for reading a full output buffer.
+        timeout_s: Time for the TLS handshake, for request line and headers, for reading a full output buffer, and for
+            the client's part in closing.
         open_connections: All connections of this server.
         opening: The accepted socket while the connection is opened, which includes the TLS handshake; else None.
     """
@@ -190,6 +207,7 @@ class HttpConnection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Starts the timer."""
         super().connection_made(transport)
+        self.transport = cast(asyncio.Transport, _Transport(transport, self._await_close))
         if self.opening is None:  # asyncio has accepted it
             self.open_connections.open(self, (self.client or ("",))[0])
         self._restart_timer()
@@ -224,12 +242,19 @@ class HttpConnection(H11Protocol):
     def data_received(self, data: bytes) -> None:
         """Feeds the parser; stops the timer once a request starts."""
         super().data_received(data)
-        if self.transport.is_closing() or not self._idle:
+        if self.transport.is_closing():
+            return
+        if not self._idle:
             self._stop_timer()
         elif self._timer is None:
             self._restart_timer()
-        if self.transport.is_closing() or not (self._idle or self.cycle.more_body):
+        if not (self._idle or self.cycle.more_body):
             self.open_connections.work(self)
+
+    def eof_received(self) -> None:
+        """The client sends no more: the event loop closes the connection after this call."""
+        if not self.transport.is_closing():
+            self._await_close()
 
     def on_response_complete(self) -> None:
         """The connection is idle until the next request."""
@@ -261,6 +286,12 @@ class HttpConnection(H11Protocol):
         self._stop_timer()
         self.open_connections.wait(self)
         self._timer = self.loop.call_later(self.timeout_s, self._close_if_idle)
+
+    def _await_close(self) -> None:
+        """The connection is closing: the client has ``timeout_s`` for its part, and a new connection may replace it."""
+        self._stop_timer()
+        self.open_connections.wait(self)
+        self._timer = self.loop.call_later(self.timeout_s, self.transport.abort)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
@@ -346,7 +377,11 @@ class Listener:
         limit = connection.timeout_s if self._tls else None
         try:
             await self._loop.connect_accepted_socket(
-                lambda: connection, accepted, ssl=self._tls, ssl_handshake_timeout=limit
+                lambda: connection,
+                accepted,
+                ssl=self._tls,
+                ssl_handshake_timeout=limit,
+                ssl_shutdown_timeout=limit,
             )
         except OSError as error:
             _log.debug("a connection was not opened: %s", type(error).__name__)
