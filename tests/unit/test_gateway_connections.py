@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import random
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 import httpx
 import pytest
 from uvicorn.config import LOOP_FACTORIES
+from uvicorn.server import ServerState
 
 from casemate.config import GatewaySection
 from casemate.gateway import body_reader, server
@@ -33,6 +35,7 @@ from casemate.gateway.connections import (
 from casemate.gateway.server import uvicorn_config
 from casemate.protocols import Defense, Generator
 from casemate.types import Outcome
+from tests import gateways
 from tests.gateways import Endless, Held, chat, client, connected_to, key, make, serving, wait_for
 
 INCOMPLETE = "Content-Type: application/json\r\nContent-Length: 100\r\n\r\n{"
@@ -406,6 +409,60 @@ def test_a_client_has_a_time_limit_to_read_the_end_of_an_answer(tmp_path, each_l
             if ended == "half-closed by the client":
                 connection.shutdown(socket.SHUT_WR)
         wait_for(lambda: not opened_connections())
+
+
+def test_a_handshake_that_is_unfinished_at_the_shutdown_never_becomes_a_connection(tmp_path, each_loop, monkeypatch):
+    """An answer in progress delays the end of the server, which must close the handshake before."""
+    held, servers = Held(), []
+
+    class Recorded(gateways.GatewayServer):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            servers.append(self)
+
+    monkeypatch.setattr(gateways, "GatewayServer", Recorded)
+    app, trust = with_certificate(tmp_path, held)
+    named = {"Authorization": f"Bearer {key(app)}"}
+    with serving(app) as url, connected_to(url.replace("https", "http")) as silent:
+        with (
+            httpx.Client(base_url=url, headers=named, verify=trust) as http,
+            http.stream("POST", "/v1/chat/completions", json=chat("q", stream=True)) as got,
+        ):
+            wait_for(lambda: held.begun == 1)
+            servers[0].should_exit = True
+            silent.settimeout(10)
+            assert is_closed(silent)
+            held.free.set()
+            assert "done" in got.read().decode()
+
+
+class Aborted:
+    """A transport that records whether it was aborted."""
+
+    aborted = False
+
+    def abort(self):
+        self.aborted = True
+
+    def get_extra_info(self, name, default=None):
+        return default
+
+
+def test_a_connection_that_was_aborted_in_its_handshake_is_not_opened_by_data_that_had_arrived(tmp_path):
+    config = uvicorn_config(make(tmp_path))
+    config.load()
+
+    async def story():
+        connection = config.http_protocol_class(config=config, server_state=ServerState(), app_state={})
+        one, other = socket.socketpair()
+        with one, other:
+            connection.opening = one
+            connection.abort()
+            transport = Aborted()
+            connection.connection_made(transport)
+        return transport.aborted
+
+    assert asyncio.run(story())
 
 
 def test_a_new_connection_replaces_a_slow_upload(tmp_path):

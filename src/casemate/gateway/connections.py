@@ -201,12 +201,16 @@ class HttpConnection(H11Protocol):
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self.opening: socket.socket | None = None
+        self._aborted = False
         self._timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Starts the timer."""
+        """Starts the timer. Aborts a connection that was to be closed while it was opened: its data had arrived."""
         super().connection_made(transport)
+        if self._aborted:
+            transport.abort()
+            return
         self.transport = cast(asyncio.Transport, _Transport(transport, self._await_close))
         if self.opening is None:  # asyncio has accepted it
             self.open_connections.open(self, (self.client or ("",))[0])
@@ -217,6 +221,7 @@ class HttpConnection(H11Protocol):
         if self.transport is not None:
             self.transport.abort()
         elif self.opening is not None:
+            self._aborted = True
             with suppress(OSError):  # the client has closed it
                 self.opening.shutdown(socket.SHUT_RDWR)  # a cancelled task would leave open what it has begun
 
@@ -327,17 +332,20 @@ class Listener:
         self._loop = asyncio.get_running_loop()
         self._retry: asyncio.TimerHandle | None = None
         self._logged = -math.inf
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._opening: dict[asyncio.Task[None], HttpConnection] = {}
         listening.setblocking(False)
         listening.listen(BACKLOG)
         self._resume()
 
     def close(self) -> None:
-        """Accepts no more connections. Open ones stay open."""
+        """Accepts no more connections, and closes those that are not open yet. Open ones stay open."""
         if self._retry is not None:
             self._retry.cancel()
         self._loop.remove_reader(self._listening.fileno())
         self._listening.close()
+        for connection in self._opening.values():
+            if connection.transport is None:
+                connection.abort()
 
     def _resume(self) -> None:
         self._retry = None
@@ -369,8 +377,8 @@ class Listener:
         connection.opening = accepted
         self._open_connections.open(connection, host)
         task = self._loop.create_task(self._connect(connection, accepted))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._opening[task] = connection
+        task.add_done_callback(self._opening.pop)
 
     async def _connect(self, connection: HttpConnection, accepted: socket.socket) -> None:
         """Opens a connection, or forgets it if its TLS handshake failed, took too long, or was aborted."""
