@@ -193,7 +193,7 @@ def lemma(word: str) -> str:
 
 @lru_cache(maxsize=CACHED_TEXTS)
 def read_text(text: str, questions: bool = False) -> tuple[Sentence, ...]:
-    """Splits a text into sentences of content words; leaves out questions unless told otherwise. Cached."""
+    """Splits a text into sentences of content words; without questions, unless ``questions``. Cached."""
     plain = (" ".join(MARKUP.sub("", s).split()) for s in sentences(text))
     found = (Sentence(s) for s in plain if questions or not s.endswith("?"))
     return tuple(islice((s for s in found if s.stems), MAX_SENTENCES))
