@@ -40,6 +40,7 @@ BUILT_AT_RUN_TIME = {
     "guard/watermarks/detection.py": "a word of letters in a lookahead",
     "monitor/canaries/matching.py": "escaped words; between them a fixed expression that begins with a space",
     "monitor/canaries/paraphrase.py": "alternatives of fixed words at the start of a question",
+    "monitor/poisoning/answer_change.py": "escaped names in a possessive repetition that begins with a line feed",
     "redteam/attacks/interrogation.py": "an escaped word",
     "text/wordpiece.py": "alternatives of escaped words",
 }

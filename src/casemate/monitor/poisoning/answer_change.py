@@ -60,7 +60,7 @@ ANSWER_S = 120.0
 """Time limit of one answer, and of all that are asked again together, in seconds. Many share a model's time."""
 log = logging.getLogger(__name__)
 _CITATIONS = re.compile(r"(?<=[.!?])(?:\s*\[[0-9]{1,3}\])+(?=\s|$)")
-_LAST_CITATION = re.compile(r"\s*\[[0-9]{1,3}\]$")
+_LAST_CITATION = re.compile(r"(?<!\s)\s*\[[0-9]{1,3}\]$")
 
 
 class EnteredQuestion(NamedTuple):
