@@ -87,14 +87,39 @@ def test_few_of_the_first_requests_take_longer_than_their_interval(works, ascend
     assert beyond([0.1 * STEP**n + 0.001 for n in range(11)]) <= 12
 
 
-def test_a_key_with_few_requests_an_hour_stays_at_what_its_first_ones_need():
+def spread_over(hours, hourly, work_s, interval, clock):
+    """The intervals while a key has so many requests an hour."""
+    for _ in range(hours * hourly):
+        clock.now += 3600 / hourly
+        interval.observe(work_s)
+        yield interval.seconds
+
+
+def test_a_key_with_few_requests_an_hour_returns_to_what_its_requests_need():
+    """Two slow requests at its start, then fast ones."""
     clock = Clock()
     interval = ResponseInterval(0.1, clock=clock)
-    for _ in range(5):
-        clock.now += BLOCK_S + 1
-        interval.observe(0.2)
-        interval.observe(0.2)
-        assert 0.25 <= interval.seconds < 0.4
+    interval.observe(6.0)
+    interval.observe(6.0)
+    assert interval.seconds > 6
+    values = list(spread_over(3, 290, 0.05, interval, clock))
+    fell = 2 * FEWEST - 2  # at the first request after two blocks, of which the first has the slow ones
+    assert all(value > 6 for value in values[:fell])
+    assert all(value == 0.1 for value in values[fell:])
+
+
+@pytest.mark.parametrize("hourly", [1, 17, 290])
+def test_only_the_first_299_requests_of_a_key_change_it_at_once(hourly):
+    """Later, two slow requests change it after further requests only, however few there are an hour."""
+    clock = Clock()
+    interval = ResponseInterval(0.1, clock=clock)
+    list(spread_over(-(-2 * FEWEST // hourly), hourly, 0.05, interval, clock))
+    while interval._count != 1:  # to the start of a block
+        list(spread_over(1, 1, 0.05, interval, clock))
+    for _ in range(FEWEST - 2):
+        clock.now += 3600 / hourly
+        interval.observe(6.0)
+        assert interval.seconds == 0.1
 
 
 def test_one_slow_request_of_a_block_does_not_change_it():
@@ -127,21 +152,22 @@ def test_it_falls_after_a_block_of_fast_requests_and_not_before():
     assert after(slow + fast * (2 * BLOCK - 2)) == 0.1
 
 
-def test_a_block_that_ends_by_time_may_raise_it_and_never_lowers_it():
+def test_a_block_that_ends_by_time_has_at_least_300_requests_and_changes_it_either_way():
     clock = Clock()
     interval = ResponseInterval(0.1, clock=clock)
 
-    def block(works):
-        for work in works:
-            interval.observe(work)
-        clock.now += BLOCK_S + 1
-        interval.observe(0.01)
+    def requests(count, work_s):
+        for _ in range(count):
+            interval.observe(work_s)
         return interval.seconds
 
-    assert block([0.01] * BLOCK) == 0.1
-    assert block([0.5] * (FEWEST - 2)) == 0.1
-    assert block([0.01] * FEWEST + [0.5] * 2) > 0.5
-    assert block([0.01] * (BLOCK - 2)) > 0.5
+    requests(FEWEST, 0.01)
+    assert requests(2, 0.5) == 0.1
+    clock.now += BLOCK_S + 1
+    assert requests(1, 0.01) > 0.5, "the block has ended, and this request is in the next one"
+    clock.now += BLOCK_S + 1
+    assert requests(FEWEST - 1, 0.01) > 0.5
+    assert requests(1, 0.01) == 0.1
 
 
 def test_the_requests_of_a_key_do_not_change_the_interval_of_another(monkeypatch):

@@ -4,18 +4,19 @@ A defense may spend more time on some questions: on the sentences of a suspiciou
 document is withheld. So the generator starts at the next multiple of the interval after the request arrived. Everything
 later depends on context and answer, which are those of a corpus without the withheld documents.
 
-The interval is ``pace_ms``, or longer where search and guard take longer: above the p99.9 of what they took for the
-last full block of 1,000 requests of the same key. Otherwise some questions would fall on one side of a multiple and
+The interval is ``pace_ms``, or longer where search and guard take longer: above what they took for the last block of
+requests of the same key, all but its slowest one. A block has 1,000 requests, of which that is the p99.9. It ends
+earlier, with at least 300, once an hour has passed. Otherwise some questions would fall on one side of a multiple and
 some on the other, for example while a client loads the gateway. The interval is one of few values. It follows the
 requests of its own key only, so it tells a client nothing about others.
 
-Once a block of a key has had 300 requests, the interval changes only at the end of a block, or rises after 300 requests
-of it. Then a client cannot change it by two slow requests and observe the change at once.
+After the first 299 requests of a key since the start, the interval changes only at the end of a block, or rises after
+300 requests of it. Then a client cannot change it by two slow requests and observe the change at once.
 
-Before that, the interval rises as soon as the second slowest request of the block needs it: two slow requests do change
-it. In a block, at most one request for each value of the interval takes longer than it: 12 for ``pace_ms`` = 100 and
-work below 10 s. With a fixed interval all 299 might, and each would tell on which side of it its work was. Limit: a key
-with one slow request in a block raises nothing.
+During them, the interval rises as soon as the second slowest request needs it: two slow requests do change it. At most
+one request for each value of the interval takes longer than it: 12 for ``pace_ms`` = 100 and work below 10 s. With a
+fixed interval all 299 might, and each would tell on which side of it its work was. Limit: a key with one slow request
+in a block raises nothing.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ from casemate.rag.pipeline import closing_stream
 from casemate.types import Prompt
 
 BLOCK, BLOCK_S = 1000, 3600.0
-"""Requests and seconds after which a block of measured work ends."""
+"""Requests after which a block of measured work ends, and seconds after which it ends with ``FEWEST`` requests."""
 FEWEST = 300
-"""Requests of a block from which the interval may rise; with fewer than ``BLOCK`` it does not fall. Until a
-block of a key has had so many, its interval rises at once."""
+"""Requests of a block from which the interval may rise, and the fewest of a block. Until a key has had so many, its
+interval rises at once."""
 HEADROOM, STEP = 1.25, 1.5
 """The interval is at least this multiple of the measured work, and a power of ``STEP`` times ``pace_ms``."""
 LONGEST_S = 10.0
@@ -65,15 +66,13 @@ class ResponseInterval:
     ) -> None:
         self._shortest_s, self._longest_s, self._clock = shortest_s, longest_s, clock
         self.seconds = shortest_s
-        self._measured = False  # whether it is derived from `FEWEST` requests or more
-        self._slowest, self._count, self._began = (0.0, 0.0), 0, clock()
+        self._measured = False  # whether there were `FEWEST` requests since the start
+        self._slowest, self._count, self._began = (0.0, 0.0), 0, clock()  # slowest first
 
     def observe(self, work_s: float) -> None:
         """Counts the work of one more request, in seconds."""
-        if self._clock() - self._began > BLOCK_S:
-            if self._count >= FEWEST:
-                self.seconds = max(self.seconds, self._needed_s())
-            self._begin_block()
+        if self._count >= FEWEST and self._clock() - self._began > BLOCK_S:
+            self._end_block()
         self._count += 1
         first, second = self._slowest
         self._slowest = max(first, work_s), max(second, min(first, work_s))
@@ -81,11 +80,11 @@ class ResponseInterval:
             self.seconds = max(self.seconds, self._needed_s())
             self._measured = self._count == FEWEST
         if self._count >= BLOCK:
-            self.seconds = self._needed_s()
-            self._begin_block()
+            self._end_block()
 
-    def _begin_block(self) -> None:
-        """Forgets the two slowest requests of the block (descending), their number and its start."""
+    def _end_block(self) -> None:
+        """Derives the interval from the block, and forgets it: its two slowest requests, their number and its start."""
+        self.seconds = self._needed_s()
         self._slowest, self._count, self._began = (0.0, 0.0), 0, self._clock()
 
     def _needed_s(self) -> float:
