@@ -1,6 +1,6 @@
 """The gateway under many slow and idle connections of one key: p99 of the answers to another key.
 
-    python -m benchmarks.connections [CONNECTIONS]
+    python -m benchmarks.connections [CONNECTIONS [SETTING ...]]
 
 Server, attacker and the other client are processes of their own. Of the attacker's connections, six in ten asked once
 and are idle, and the others send one byte of a header every few seconds; a hundred send no more of a body. What the
@@ -16,6 +16,7 @@ either are reset, because the gateway cannot tell them apart before it reads a r
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import resource
 import subprocess
@@ -49,24 +50,28 @@ BYTE_S = 5.0
 
 
 def main() -> None:
-    """Measures all settings."""
+    """Measures the settings that are named, or all, and adds them to what was measured before."""
     if sys.argv[1:2] == ["--attack"]:
         asyncio.run(attack(sys.argv[2], sys.argv[3], int(sys.argv[4]), sys.argv[5]))
         return
     count = int(sys.argv[1]) if sys.argv[1:] else CONNECTIONS
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    results: dict[str, Any] = {"connections": count, "descriptors": hard, "answers": WINDOWS * ANSWERS}
+    file = ROOT / "benchmarks/results/connections.json"
+    results: dict[str, Any] = json.loads(file.read_text())["results"] if file.exists() else {}
+    results |= {"connections": count, "descriptors": hard, "answers": WINDOWS * ANSWERS}
+    settings = {
+        "all_fit": (None, "127.0.0.1"),
+        "cap_of_a_fifth": (count // 5, ELSEWHERE),
+        "cap_of_a_fifth_one_address": (count // 5, "127.0.0.1"),
+    }
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         keys = prepare(folder)
-        for label, cap, host in (
-            ("all_fit", None, "127.0.0.1"),
-            ("cap_of_a_fifth", count // 5, ELSEWHERE),
-            ("cap_of_a_fifth_one_address", count // 5, "127.0.0.1"),
-        ):
+        for label in sys.argv[2:] or settings:
+            cap, host = settings[label]
             with server(folder, mode="off", max_connections=cap, files=hard) as (url, _):
                 results[label] = measure(url, keys, count, host)
-    save("connections", results)
+            save("connections", results)
 
 
 def prepare(folder: Path) -> list[str]:
