@@ -6,7 +6,7 @@ The real parts (MiniLM, calibrated Mirabel) over the fictional clinic: one gatew
 with pgvector, in processes of their own. From here: people who ask for whole answers and for streams, some who leave in
 mid-answer, some who read slowly, a program that retrieves, one that adds and removes documents, one that makes and
 revokes keys, and one that indexes a folder into another tenant. In the first part of the time a gateway, a parsing
-process or the Postgres server gets SIGKILL in turn and is started anew; the rest is for the memory of the gateways.
+process or the Postgres server gets SIGKILL in turn and is started again; the rest is for the memory of the gateways.
 
 What must hold at the end: every document whose POST or DELETE was answered is there, or gone; every file that was
 reported as indexed is there in that version, or a later one; every key that was printed is there, and revoked and
@@ -313,7 +313,7 @@ def _judged(soak: Soak, texts: dict[str, str], resident: Sequence[Sample]) -> di
         "documents": {"added": len(soak.gone) + len(soak.kept), "removed": len(soak.gone), "unsure": len(soak.unsure)},
         "documents_lost": len(soak.kept - soak.unsure - held),
         "documents_back_again": len(held & soak.gone),
-        "documents_of_nobody": len(new - soak.kept - soak.unsure - soak.gone),
+        "documents_unexplained": len(new - soak.kept - soak.unsure - soak.gone),
         "index_unsound": list(unsound),
         "files_acknowledged": sum(line.startswith("done") for line in soak.system.told),
         "files_lost": differences(versions(soak.system.told), {name: "+".join(found) for name, found in files.items()}),

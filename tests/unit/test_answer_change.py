@@ -194,7 +194,7 @@ def test_a_document_that_makes_the_reader_decline_is_a_change_without_support(in
 
 
 class Batches(Model):
-    """Answers as ``Model`` when nobody asks any more; keeps the numbers of questions asked at once."""
+    """Answers as ``Model`` once no further prompt is in progress; keeps the numbers of questions asked at once."""
 
     def __init__(self):
         super().__init__()

@@ -433,7 +433,7 @@ def test_what_no_other_client_was_told_is_no_collusion():
 
 
 def test_many_clients_may_ask_what_an_answer_says():
-    """A popular question is in an answer to somebody: only the first client who asks it counts."""
+    """A popular question is in an answer to another client: only the first client that asks it counts."""
     limit = CrawlLimit()
     asked = "how long does the northern bridge stay closed for repairs"
     limit.evidence.record_answer(Query("q", "ann"), f"Many ask {asked} this year", {}, (), False)

@@ -41,7 +41,7 @@ _LETTER_BLOCKS = (0x1F130, 0x1F150, 0x1F170, 0x1F1E6)
 """First letter of alphabets that have no compatibility decomposition."""
 _OTHER_SCRIPT = re.compile("[\u0370-\u03ff\u0400-\u04ff]")
 _DIGITS = str.maketrans("0134578@$!", "oieastbasi")
-_LEET_SIGNS = frozenset("0134578@$!")
+_LEET_SIGNS = frozenset(map(chr, _DIGITS))
 _LEET = re.compile(r"(?<=[a-z])[0134578@$!]|[0134578@$!](?=[a-z])")
 _ESCAPE = re.compile(
     r"\\{1,4}u0000([0-9a-f]{4})|\\{1,4}u([0-9a-f]{4})|\\{1,4}u\{([0-9a-f]{2,6})\}"

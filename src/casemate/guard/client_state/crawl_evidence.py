@@ -333,7 +333,7 @@ class CrawlEvidence:
         if "cut" in body:
             state.cusums["quotes"] = TESTS["quotes"].step(state.cusums["quotes"], bool(body["cut"]))
             if "quotes" not in state.counted:
-                self._test_tenant("quotes", state, together, self._is_new_limit_event(together, body, at), at)
+                self._test_tenant("quotes", state, together, self._count_limit_event(together, body, at), at)
         colluding = bool(self._colluders) and together.suspected_until > at
         event = bool(body.get("echo") or body.get("cut"))
         if state.strongest >= (SUSPICION if colluding and event else len(TESTS) / self._alarm):
@@ -369,10 +369,10 @@ class CrawlEvidence:
         if test.evidence(tenant.cusums[name]) >= len(TENANT_TESTS) / self._alarm:
             tenant.suspected_until = max(tenant.suspected_until, at + self._seconds)
 
-    def _is_new_limit_event(self, tenant: _TenantEvidence, body: Mapping[str, Any], at: float) -> bool | None:
-        """Whether an answer reached the limit; None if all of its chunks were in counted answers at the limit before.
+    def _count_limit_event(self, tenant: _TenantEvidence, body: Mapping[str, Any], at: float) -> bool | None:
+        """Records the chunks of an answer at the limit. Returns whether it reached it; None if it counts for nothing.
 
-        Such an event is no collusion: many clients ask the same question.
+        That is, if all of its chunks were in counted answers before: many clients ask the same question.
         """
         chunks = [*map(str, body.get("covered", {}))]
         if not body["cut"]:
