@@ -52,7 +52,7 @@ BYTE_S = 5.0
 def main() -> None:
     """Measures the settings that are named, or all, and adds them to what was measured before."""
     if sys.argv[1:2] == ["--attack"]:
-        asyncio.run(attack(sys.argv[2], sys.argv[3], int(sys.argv[4]), sys.argv[5]))
+        asyncio.run(attack(sys.argv[2], sys.argv[3], int(sys.argv[4]), int(sys.argv[5]), sys.argv[6]))
         return
     count = int(sys.argv[1]) if sys.argv[1:] else CONNECTIONS
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -70,7 +70,7 @@ def main() -> None:
         for label in sys.argv[2:] or settings:
             cap, host = settings[label]
             with server(folder, mode="off", max_connections=cap, files=hard) as (url, _):
-                results[label] = measure(url, keys, count, host)
+                results[label] = measure(url, keys, count, min(cap or count, count), host)
             save("connections", results)
 
 
@@ -82,13 +82,13 @@ def prepare(folder: Path) -> list[str]:
         return [str(ApiKeyStore(app.store).create(Grant(name, trust_user=True))[1]) for name in ("one", "other")]
 
 
-def measure(url: str, keys: Sequence[str], count: int, host: str) -> dict[str, Any]:
+def measure(url: str, keys: Sequence[str], count: int, fit: int, host: str) -> dict[str, Any]:
     """p99 with and without the attacker at an address, in alternating windows."""
     seconds: dict[str, list[float]] = {"alone": [], "attacked": []}
     failed, reached = Counter[str](), list[int]()
     for _ in range(WINDOWS):
         seconds["alone"] += window(url, keys[1], failed, "alone")
-        with attacker(url, keys[0], count, host) as opened:
+        with attacker(url, keys[0], count, fit, host) as opened:
             seconds["attacked"] += window(url, keys[1], failed, "attacked")
         reached += opened
     p99 = {what: float(np.quantile(values, 0.99)) for what, values in seconds.items()}
@@ -128,9 +128,9 @@ def window(url: str, key: str, failed: Counter[str], label: str) -> list[float]:
 
 
 @contextmanager
-def attacker(url: str, key: str, count: int, host: str) -> Iterator[list[int]]:
-    """The attacker, once all its connections are open; at the end, how many it has opened."""
-    command = [sys.executable, "-m", "benchmarks.connections", "--attack", url, key, str(count), host]
+def attacker(url: str, key: str, count: int, fit: int, host: str) -> Iterator[list[int]]:
+    """The attacker, once it has opened as many connections as fit; at the end, how many it has opened."""
+    command = [sys.executable, "-m", "benchmarks.connections", "--attack", url, key, str(count), str(fit), host]
     with subprocess.Popen(
         command, cwd=ROOT, env=ENVIRONMENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -142,7 +142,7 @@ def attacker(url: str, key: str, count: int, host: str) -> Iterator[list[int]]:
         opened.append(int(process.stdout.read()))
 
 
-async def attack(url: str, key: str, count: int, source: str) -> None:
+async def attack(url: str, key: str, count: int, fit: int, source: str) -> None:
     """Opens connections from an address and keeps them, until standard input ends. Prints how many were opened."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -152,7 +152,7 @@ async def attack(url: str, key: str, count: int, source: str) -> None:
     def note(number: int) -> None:
         opened["all"] += 1
         opened[f"{number}"] = 1
-        if len(opened) > count:
+        if len(opened) > fit:
             ready.set()
 
     async def hold(number: int) -> None:
