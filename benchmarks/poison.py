@@ -1,13 +1,14 @@
 """Poison at ingest: how much of it is held back, and how many harmless new documents with it.
 
-``python -m benchmarks.poison [folder] [corpus]`` keeps embeddings in the folder; the other corpus keeps its results.
-The texts are PoisonedRAG's own (100 questions of Natural Questions, five texts each), with the question in front, as
-the black-box attack puts them in, and without. Backgrounds: SQuAD and NFCorpus. A tenth of a corpus is held out: its
-documents are the harmless new ones. The threshold is learnt from the rest alone; 2,000 questions of the corpus are
-watched. Three cases: the attacked question is among them, a rewording of it by rules is, neither is. Three arrivals:
-all texts with the new documents; one text of each question; and, for the first questions of one split, one text after
-another, each judged when those before it were let in or held back. Over three splits; rates are of all splits
-together. Then our own attacks, on one split.
+``python -m benchmarks.poison [folder] [corpus] [FILE.json]`` keeps embeddings in the folder; the other corpus keeps its
+results. The texts are PoisonedRAG's own (100 questions of Natural Questions, five texts each), with the question in
+front, as the black-box attack puts them in, and without. FILE: other texts in the same project's format, such as its
+``results/adv_targeted_results/msmarco.json``; results have its name. Backgrounds: SQuAD and NFCorpus. A tenth of a
+corpus is held out: its documents are the harmless new ones. The threshold is learnt from the rest alone; 2,000
+questions of the corpus are watched. Three cases: the attacked question is among them, a rewording of it by rules is,
+neither is. Three arrivals: all texts with the new documents; one text of each question; and, for the first questions of
+one split, one text after another, each judged when those before it were let in or held back. Over three splits; rates
+are of all splits together. Then our own attacks, on one split.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ TRIGGER = "xanadoo"
 class Texts:
     """PoisonedRAG's texts, and what they are against."""
 
-    def __init__(self, embedder: Kept) -> None:
-        found = rows("attacks/poisonedrag_nq.jsonl.gz")
+    def __init__(self, embedder: Kept, file: str = "") -> None:
+        found = _targets(Path(file)) if file else rows("attacks/poisonedrag_nq.jsonl.gz")
         self.questions = [r["text"] for r in found]
         self.answers = [r["incorrect_answer"] for r in found]
         self.reworded = [reworded(q, i) for i, q in enumerate(self.questions)]
@@ -62,6 +63,13 @@ class Texts:
         if case == "watched":
             return self.questions, self.vectors
         return (self.reworded, self.reworded_vectors) if case == "reworded" else ([], None)
+
+
+def _targets(file: Path) -> list[dict[str, Any]]:
+    return [
+        {"text": r["question"], "incorrect_answer": r["incorrect answer"], "adv_texts": r["adv_texts"]}
+        for r in json.loads(file.read_text()).values()
+    ]
 
 
 def reworded(question: str, number: int) -> str:
@@ -122,15 +130,16 @@ def questions_of(name: str) -> list[str]:
     return _questions[name]
 
 
-def main(folder: str = "", only: str = "") -> None:
+def main(folder: str = "", only: str = "", other: str = "") -> None:
     """Both corpora, or one."""
     file = ROOT / "benchmarks/results/poison.json"
     results: dict[str, Any] = json.loads(file.read_text())["results"] if only else {}
     with tempfile.TemporaryDirectory() as scratch:
         embedder = Kept(Path(folder or scratch) / "kept.npz")
-        texts = Texts(embedder)
+        texts = Texts(embedder, other)
         for name in [only] if only else CORPORA:
-            results[name] = measured(name, texts, embedder, Path(scratch))
+            label = f"{name}, {Path(other).stem}" if other else name
+            results[label] = measured(name, texts, embedder, Path(scratch))
         if folder:
             embedder.save()
     save("poison", results)

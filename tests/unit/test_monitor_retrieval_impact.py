@@ -130,6 +130,23 @@ class TestTextSignals:
     def test_other_texts_have_a_low_echo(self, text):
         assert question_echo(Document("a", text)) <= 1
 
+    @pytest.mark.parametrize(
+        "head",
+        ["In which year was the north bridge built", "Who built the north bridge", "was the north bridge built in 1931",
+         "The north bridge was built by", "the builder of the north bridge", "The north bridge was built by who"],
+    )  # fmt: skip
+    def test_typed_queries_need_no_question_mark(self, head):
+        assert question_echo(Document("a", f"{head}. The north bridge was built by Brandt, its builder.")) > 1
+
+    @pytest.mark.parametrize(
+        "head",
+        ["WHO built the north bridge", "The movement which built the north bridge began in 1931",
+         "The builders of the north bridge differ on what was built"],
+    )  # fmt: skip
+    def test_statements_with_a_question_word_are_at_most_probable_questions(self, head):
+        share = question_echo(Document("a", head.replace("which", "it").replace("what", "it") + ". Brandt built it."))
+        assert question_echo(Document("a", f"{head}. Brandt built it.")) <= share + 0.5
+
     def test_the_title_may_be_the_question(self):
         document = Document("a", "The north bridge was built by Ottilie Brandt.", "Who built the north bridge?")
         assert title_echo(document) > 1.5 > question_echo(document)

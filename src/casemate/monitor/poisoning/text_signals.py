@@ -18,9 +18,15 @@ ANSWER_WORDS = 40
 """Words after it that are searched for the answer."""
 
 _END = re.compile(r"(?<=[.?!])\s+|\n+")
-_ASKS = re.compile(r"\b(?:who|whom|whose|what|which|when|where|why|how)\b", re.IGNORECASE)
-_VERB = re.compile(
-    r"(?:is|are|was|were|do|does|did|can|could|will|would|should|has|have|had|may|might|must)\b", re.IGNORECASE
+_ASKS = r"(?:who|whom|whose|what|which|when|where|why|how)"
+_VERB = r"(?:is|are|was|were|do|does|did|can|could|will|would|should|has|have|had|may|might|must)"
+_PREPOSITION = r"(?:in|on|at|to|for|from|by|with|of|about|under|after|before|during|into|through)"
+_QUESTION = re.compile(rf"(?:{_PREPOSITION}\s+)?{_ASKS}(?:'s)?\b|{_VERB}\b", re.IGNORECASE)
+_MAYBE_QUESTION = re.compile(
+    rf"(?:\S+\s+){{1,3}}{_ASKS}\b"  # Historians disagree on what ...
+    rf"|.*\b(?:{_PREPOSITION}|{_VERB})\s+{_ASKS}\b"  # The bridge was built by who
+    rf"|.*\b(?:{_PREPOSITION}|{_VERB}|the|an?|as|called|named)$",  # The bridge was built by
+    re.IGNORECASE | re.DOTALL,
 )
 _MODEL = r"(?:assistant|language model|chatbot|chat ?bot|llm|ai|model|system prompt)"
 INSTRUCTION_PATTERNS: dict[str, re.Pattern[str]] = {
@@ -50,10 +56,11 @@ def question_echo(document: Document) -> float:
     """How far a text begins with a question and then answers it.
 
     The share of the beginning's content words that recur in the next ``ANSWER_WORDS`` words, plus 1 if the beginning is
-    a question by its form. A question mark is not required, since poison often copies typed queries.
+    a question by its form, or 1/2 if it may be one. A question mark is not required, since poison often copies typed
+    queries, some of which are unfinished sentences.
 
     Returns:
-        In [0, 2]; above 1: a question with its answer.
+        In [0, 2]; above 1: probably a question with its answer.
 
     >>> text = "who built the north bridge. The north bridge was built by Ottilie Brandt in 1931."
     >>> round(question_echo(Document("a", text)), 2)
@@ -104,14 +111,20 @@ def _echo(text: str) -> float:
     wanted = content_words(head)
     recurring = content_words(" ".join(rest.split()[:ANSWER_WORDS]))
     share = len(wanted & recurring) / len(wanted) if len(wanted) > 1 else 0.0
-    return share + _is_question(head, head_words)
+    return share + _question_form(head)
 
 
-def _is_question(head: str, head_words: list[str]) -> bool:
-    """Whether a beginning is a question by its form. A comma makes it a clause: 'When it rains, ...'."""
+def _question_form(head: str) -> float:
+    """1 for a question by its form, 1/2 for a beginning that may be one; 0 for a clause with a comma."""
     if head.endswith("?"):
-        return True
-    return "," not in head and bool(_ASKS.search(" ".join(head_words[:4])) or _VERB.match(head))
+        return 1.0
+    sentence = head.rstrip(" .:;!\"'”\u200b")
+    first = sentence.split(maxsplit=1)[0] if sentence else ""
+    if "," in sentence or (first.isupper() and len(first) > 1):  # the WHO is no question
+        return 0.0
+    if _QUESTION.match(sentence):
+        return 1.0
+    return 0.5 * bool(_MAYBE_QUESTION.match(sentence) or first[:1].islower())
 
 
 def _is_hidden(text: str, at: int) -> bool:
