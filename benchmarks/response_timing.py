@@ -3,7 +3,7 @@
     python -m benchmarks.response_timing [SECONDS [idle|loaded]]
 
 Verbatim questions for documents that are in the collection, and are withheld, against such for documents that are not
-in it. Half of ``PROBES`` workers at any time ask about members; ``loaded``: 24 further workers of the same key ask
+in it. Four workers ask about either, at random; ``loaded``: twelve do, and 24 further workers of the same key ask
 harmless questions without a pause. The gateway (MiniLM, calibrated Mirabel, extractive answers) is another process.
 
 A run adds SECONDS (default 600) to the samples in ``build/response_timing``, up to 5,000 of each class, so it can be
@@ -37,7 +37,7 @@ from casemate.maths.metrics import auc
 from casemate.maths.stats import bootstrap
 from casemate.types import Document
 
-SAMPLES, SECONDS, PROBES, LOADERS = 5000, 600.0, 4, 24
+SAMPLES, SECONDS, PROBES, LOADED_PROBES, LOADERS = 5000, 600.0, 4, 12, 24
 FOLDER = ROOT / "build/response_timing"
 
 
@@ -93,7 +93,7 @@ async def measure(
             for text in clinic.BENIGN_QUESTIONS:
                 await ask(http, text)
             loads = [asyncio.create_task(load(http, number)) for number in range(LOADERS * loaded)]
-            await asyncio.gather(*(probe(http, number) for number in range(PROBES)))
+            await asyncio.gather(*(probe(http, number) for number in range(LOADED_PROBES if loaded else PROBES)))
             for task in loads:
                 task.cancel()
             await asyncio.gather(*loads, return_exceptions=True)
