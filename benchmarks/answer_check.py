@@ -1,8 +1,8 @@
 """The answer-level check of new documents with a real model and without one, on poisoned and harmless documents.
 
-``python -m benchmarks.answer_check FILE.gguf [QUESTIONS]`` asks a model, and keeps its answers under ``build``: run it
-again where it was stopped. Both readers see the same documents in the same run. Without arguments it measures the
-synthetic collection from the recorded answers of the 0.5B. ``... FILE.gguf pack`` records these.
+``python -m benchmarks.answer_check FILE.gguf [QUESTIONS] [gate]`` asks a model, and keeps its answers under ``build``:
+run it again where it was stopped. Both readers see the same documents in the same run. Without arguments it measures
+the synthetic collection from the recorded answers of the 0.5B. ``... FILE.gguf pack`` records these.
 
 ``synthetic``: invented facts that r documents state. Poisoned: PoisonedRAG's form with our sentences, with the question
 in front and without, and CorruptRAG's. Harmless: one of the documents that state the fact. ``squad``: PoisonedRAG's own
@@ -10,7 +10,7 @@ texts for questions of Natural Questions that SQuAD does not answer, CorruptRAG'
 and harmless documents that were held out, each with the watched question that it answers best. All rank first.
 
 ``stays_suspicious``: the answer changes and no other document states the new one. ``deceived``: the reader gives the
-false answer. ``gate``: the whole gate on SQuAD, which asks the reader only above the threshold of its first step.
+false answer. ``gate``: also the whole gate on SQuAD, which asks the reader only above the threshold of its first step.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Arrival(NamedTuple):
     false: str = ""
 
 
-def main(model: str = "", what: str = str(QUESTIONS)) -> None:
+def main(model: str = "", what: str = str(QUESTIONS), whole: str = "") -> None:
     """Parses the command line."""
     file = ROOT / "benchmarks/results/answer_check.json"
     found: dict[str, Any] = json.loads(file.read_text())["results"] if file.exists() else {}
@@ -84,7 +84,7 @@ def main(model: str = "", what: str = str(QUESTIONS)) -> None:
     with tempfile.TemporaryDirectory() as folder:
         results = {"questions": int(what), "k": K, "synthetic": invented(reader, Path(folder))}
         save("answer_check", found | {path.stem: results})
-        results |= {"squad": real(reader, Path(folder), int(what))}
+        results |= {"squad": real(reader, Path(folder), int(what), bool(whole))}
     save("answer_check", found | {path.stem: results})
 
 
@@ -105,8 +105,8 @@ def invented(reader: Generator, folder: Path) -> dict[str, Any]:
         return compared(index, reader, arrivals)
 
 
-def real(reader: Generator, folder: Path, count: int) -> dict[str, Any]:
-    """SQuAD: the check by itself, and the whole gate."""
+def real(reader: Generator, folder: Path, count: int, whole: bool) -> dict[str, Any]:
+    """SQuAD: the check by itself, and the whole gate if wanted."""
     embedder = Kept(ROOT / "build/kept.npz")
     texts, cases = Texts(embedder), squad(embedder, count // 2, BINS)
     ground = Ground("squad", embedder, folder, 0)
@@ -119,7 +119,8 @@ def real(reader: Generator, folder: Path, count: int) -> dict[str, Any]:
             kinds = [f"poisonedrag, {form}"] * count
             arrivals += entering(kinds, texts.questions[:count], new, embedder, texts.answers)
         arrivals += harmless(ground, learnt, count)
-        return compared(ground.index, reader, arrivals) | {"gate": gate(ground, learnt, reader, texts, count)}
+        found = compared(ground.index, reader, arrivals)
+        return found | ({"gate": gate(ground, learnt, reader, texts, count)} if whole else {})
 
 
 def crafted(cases: Sequence[Case], embedder: Embedder, form: str) -> Iterator[Arrival]:
@@ -222,4 +223,4 @@ def _share(held: Iterable[bool]) -> stats.Estimate | None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:3])
+    main(*sys.argv[1:4])
