@@ -37,6 +37,7 @@ from casemate.backends.embedders.minilm import MiniLM
 from casemate.backends.indexes.sqlite import SqliteIndex
 from casemate.maths import stats
 from casemate.maths.metrics import exact_match
+from casemate.monitor.poisoning import answer_change
 from casemate.monitor.poisoning.answer_change import AnswerCheck, EnteredQuestion
 from casemate.monitor.poisoning.scoring import PoisonScreener
 from casemate.protocols import Embedder, Generator, Index
@@ -80,6 +81,7 @@ def main(model: str = "", what: str = str(QUESTIONS), whole: str = "") -> None:
         print(json.dumps(shown, indent=2))
         return
     path = Path(model)
+    answer_change.ANSWER_S = 3600  # the machine may be shared
     reader = RecordedModel(path, WORK / f"{path.stem}.jsonl.gz", TOKENS, {"k": K, "seed": SEED})
     with tempfile.TemporaryDirectory() as folder:
         results = {"questions": int(what), "k": K, "synthetic": invented(reader, Path(folder))}
