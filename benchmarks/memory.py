@@ -4,11 +4,13 @@
 
 The gateway (SQLite, calibrated Mirabel, crawl_limit, an embedder and a generator of the tests) is called within this
 process, 12 questions at once, by four people; half of the answers are streams. Tables that remember 10,000 requests
-hold 500 here. So these tables, and the state of the clients, are full after a warm-up of 4,000 questions. Then the
-resident memory of the process and the memory that its objects and libraries hold (``mallinfo2``) are measured at every
-hundredth of the questions.
+hold 500 here. So these tables, and the state of the clients, are full after 4,000 questions. At every hundredth of the
+questions are measured: the resident memory of the process; what the C library has given out (``mallinfo2``), and what
+it holds free; and the arenas of Python's own allocator. Both allocators keep the most that was ever in use at a time,
+and that takes some thousand questions. So the warm-up is a fifth of the questions.
 
-``growth_mb_per_100_000``: slope of a line through them, with a 95 % bootstrap interval over blocks of ten measurements.
+``growth_mb_per_100_000``: slope of a line through the later ones, with a 95 % bootstrap interval over blocks of ten
+measurements. ``at_4000``: when the tables were full.
 """
 
 from __future__ import annotations
@@ -18,13 +20,14 @@ import ctypes
 import gc
 import os
 import random
+import re
 import sys
 import tempfile
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import numpy as np
@@ -49,7 +52,26 @@ from casemate.system import App
 from casemate.types import Prompt, Query, Vector
 from tests.fakes import WORDS, BagOfWords, Parrot, documents
 
-QUESTIONS, WARM_UP, REMEMBERED, AT_ONCE, PEOPLE, DIM, HELD = 100_000, 4000, 500, 12, 4, 64, 60
+QUESTIONS, WARM_UP_SHARE, FULL, REMEMBERED = 100_000, 0.2, 4000, 500
+AT_ONCE, PEOPLE, DIM, HELD = 12, 4, 64, 60
+
+
+class Sample(NamedTuple):
+    """Megabytes after a number of questions.
+
+    Attributes:
+        asked: Questions so far.
+        resident: Of the process.
+        allocated: What the C library has given out, large blocks included.
+        free: What it holds free.
+        arenas: Arenas of Python's allocator.
+    """
+
+    asked: int
+    resident: float
+    allocated: float
+    free: float
+    arenas: float
 
 
 class Light(BagOfWords):
@@ -88,18 +110,22 @@ def main() -> None:
     withheld_documents.MAX_CLIENTS = REMEMBERED  # type: ignore[misc]
     with tempfile.TemporaryDirectory() as name:
         samples = asyncio.run(measure(system(Path(name)), count))
-    asked, resident, allocated = np.array([s for s in samples if s[0] > WARM_UP]).T
+    later = [s for s in samples if s.asked > WARM_UP_SHARE * count]
+    asked = np.array([s.asked for s in later])
+    full = next(s for s in samples if s.asked >= min(FULL, count // 2))
     save(
         "memory",
         {
             "questions": count,
             "after_the_warm_up": int(asked[-1] - asked[0]),
             "growth_mb_per_100_000": {
-                "resident": growth(asked, resident),
-                "allocated": growth(asked, allocated),
+                name: growth(asked, np.array([getattr(s, name) for s in later])) for name in Sample._fields[1:]
             },
-            "resident_mb": {"first": float(resident[0]), "last": float(resident[-1])},
-            "allocated_mb": {"first": float(allocated[0]), "last": float(allocated[-1])},
+            "mb": {
+                "at_4000": full._asdict(),
+                "after_the_warm_up": later[0]._asdict(),
+                "at_the_end": later[-1]._asdict(),
+            },
         },
     )
 
@@ -144,10 +170,10 @@ def questions(count: int) -> list[str]:
     return [" ".join(rng.sample([*WORDS, f"only{number % HELD}"], 3)) for number in range(count)]
 
 
-async def measure(app: App, count: int) -> list[tuple[int, float, float]]:
-    """Questions so far, MB resident and MB allocated."""
+async def measure(app: App, count: int) -> list[Sample]:
+    """Asks, and measures at every hundredth."""
     key = str(ApiKeyStore(app.store).create(Grant("people", trust_user=True))[1])
-    api, rng, samples = make_app(app), random.Random(SEED), list[tuple[int, float, float]]()
+    api, rng, samples = make_app(app), random.Random(SEED), list[Sample]()
     texts = [*questions(200), *(document.text for document in documents(HELD)[:25])]
 
     async def ask(http: httpx.AsyncClient) -> None:
@@ -168,7 +194,7 @@ async def measure(app: App, count: int) -> list[tuple[int, float, float]]:
             asked += AT_ONCE
             if asked >= next_sample:
                 gc.collect()
-                samples.append((asked, resident_kb(os.getpid()) / 1024, allocated_mb()))
+                samples.append(Sample(asked, resident_kb(os.getpid()) / 1024, *malloc_mb(), python_arenas_mb()))
                 next_sample += count // 100
     return samples
 
@@ -180,12 +206,28 @@ class _MallocInfo(ctypes.Structure):
     ]
 
 
-def allocated_mb() -> float:
-    """What glibc has given out, large blocks included."""
+def malloc_mb() -> tuple[float, float]:
+    """What glibc has given out, large blocks included, and what it holds free."""
     libc = ctypes.CDLL("libc.so.6")
     libc.mallinfo2.restype = _MallocInfo
     info = libc.mallinfo2()
-    return float(info.uordblks + info.hblkhd) / 2**20
+    return float(info.uordblks + info.hblkhd) / 2**20, float(info.fordblks) / 2**20
+
+
+def python_arenas_mb() -> float:
+    """Size of the arenas, as the interpreter writes it to standard error."""
+    with tempfile.TemporaryFile() as file:
+        kept = os.dup(2)
+        try:
+            os.dup2(file.fileno(), 2)
+            sys._debugmallocstats()
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+        file.seek(0)
+        found = re.search(rb"([\d,]+) arenas \* ([\d,]+) bytes/arena", file.read())
+    assert found is not None
+    return float(found[1].replace(b",", b"")) * float(found[2].replace(b",", b"")) / 2**20
 
 
 if __name__ == "__main__":
