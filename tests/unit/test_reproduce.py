@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sklearn.metrics import precision_recall_fscore_support
 from typer.testing import CliRunner
 
 from casemate import papers
@@ -147,7 +148,23 @@ def test_table_3_says_where_more_is_answered_than_found():
 
 def test_balanced_is_detection_over_as_many_of_each():
     for tp, fp in ((3, 1), (0, 4), (8, 0), (0, 0), (8, 8)):
-        assert balanced(tp / 8, fp / 8) == pytest.approx(metrics.classification_metrics(tp, fp, 8 - fp, 8 - tp))
+        flagged = [1] * tp + [0] * (8 - tp) + [1] * fp + [0] * (8 - fp)
+        want = precision_recall_fscore_support([1] * 8 + [0] * 8, flagged, average="binary", zero_division=0)
+        assert balanced(tp / 8, fp / 8) == pytest.approx(((tp + 8 - fp) / 16, *want[:3]))
+
+
+@pytest.mark.parametrize(
+    ("recall", "fpr", "printed"),
+    [  # Mirabel, Table 8: recall, implied false positive rate, and the printed metrics
+        (1.000, 0.247, (0.876, 0.802, 1.000, 0.890)),
+        (0.895, 0.248, (0.824, 0.783, 0.895, 0.835)),
+        (0.992, 0.262, (0.865, 0.791, 0.992, 0.880)),
+        (0.940, 0.000, (0.970, 1.000, 0.940, 0.969)),
+        (0.000, 0.000, (0.500, 0.000, 0.000, 0.000)),
+    ],
+)
+def test_balanced_follows_the_paper_conventions(recall, fpr, printed):
+    assert balanced(recall, fpr) == pytest.approx(printed, abs=1.5e-3)
 
 
 def test_told_weighs_kinds_of_negatives_the_same():

@@ -6,7 +6,6 @@ import math
 import string
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,15 +18,6 @@ SMOOTHING = 0.1
 """Count that replaces 0 common n-grams in BLEU (Chen and Cherry 2014, method 1)."""
 MIN_NORMALITY_SAMPLE = 20
 """Smallest sample for which the normal approximation of the kurtosis test holds."""
-
-
-class ClassificationMetrics(NamedTuple):
-    """Metrics of a binary classifier, each in [0, 1]; higher is better."""
-
-    accuracy: float
-    precision: float
-    recall: float
-    f1: float
 
 
 # Membership inference. A higher score means member.
@@ -60,12 +50,7 @@ def roc_curve(members: npt.ArrayLike, nonmembers: npt.ArrayLike) -> list[tuple[f
     One point per distinct score, thinned evenly to ``ROC_POINTS``. Tied scores of both classes give a diagonal segment,
     so the trapezoidal area under all points is ``auc``.
 
-    Args:
-        members: Scores, at least one; infinite scores are ranked.
-        nonmembers: Scores, at least one.
-
-    Raises:
-        ValueError: If a list is empty, or a score is NaN.
+    Arguments and errors as for ``auc``.
 
     >>> roc_curve([3, 2], [1, 2])
     [(0.0, 0.0), (0.0, 0.5), (0.5, 1.0), (1.0, 1.0)]
@@ -109,12 +94,7 @@ def ks_statistic(members: npt.ArrayLike, nonmembers: npt.ArrayLike) -> float:
 
     Deviation: Mirabel drops infinite scores (perplexities), which changes the sample. Here they are ranked.
 
-    Args:
-        members: Scores, at least one; infinite scores are ranked.
-        nonmembers: Scores, at least one.
-
-    Raises:
-        ValueError: If a list is empty, or a score is NaN.
+    Arguments and errors as for ``auc``.
 
     >>> ks_statistic([3, 2], [1, 2])
     0.5
@@ -164,61 +144,7 @@ def adjusted_accuracy(accuracy: float) -> float:
     return max(accuracy, 1 - accuracy) - 0.5
 
 
-# Detection of attack queries.
-
-
-def classification_metrics(tp: int, fp: int, tn: int, fn: int) -> ClassificationMetrics:
-    """Accuracy, precision, recall and F1 from a confusion matrix, as in the tables of the Mirabel paper.
-
-    A positive is a query of an attack on a *member*: only members can be hidden. State the negatives beside the
-    figures: in Mirabel's Table 2 benign queries and queries of attacks on non-members, in its Table 8 benign queries
-    only. A quotient with denominator 0 is 0, as in these tables.
-
-    Deviation: in the paper's Table 2 some F1 values are not the harmonic mean of the printed precision and recall. Here
-    F1 always is.
-
-    Args:
-        tp: Flagged positives.
-        fp: Flagged negatives.
-        tn: Negatives that were not flagged.
-        fn: Positives that were not flagged.
-
-    Raises:
-        ValueError: If all counts are 0.
-
-    >>> [round(x, 3) for x in classification_metrics(323, 80, 243, 0)]  # Table 8, NFCorpus, S2MIA
-    [0.876, 0.801, 1.0, 0.89]
-    """
-    total = tp + fp + tn + fn
-    if total < 1:
-        raise ValueError("need at least one query; all counts are 0")
-    precision = tp / (tp + fp) if tp + fp else 0.0
-    recall = tp / (tp + fn) if tp + fn else 0.0
-    return ClassificationMetrics((tp + tn) / total, precision, recall, 2 * tp / (2 * tp + fp + fn) if tp else 0.0)
-
-
-def ppv(recall: float, fpr: float, prevalence: float) -> float:
-    """Positive predictive value: share of attacks among flagged queries, r p / (r p + f (1 - p)).
-
-    In [0, 1]; higher is better; 0 if nothing is flagged. Tables with equally many attacks and benign queries overstate
-    it, because attacks are rare in practice (base-rate fallacy).
-
-    Args:
-        recall: r, share of attacks that are flagged.
-        fpr: f, share of benign queries that are flagged.
-        prevalence: p, share of attacks among all queries.
-
-    Raises:
-        ValueError: If an argument is not in [0, 1].
-
-    >>> round(ppv(1, 0.25, 1e-4), 5)
-    0.0004
-    """
-    for share in (recall, fpr, prevalence):
-        if not 0 <= share <= 1:
-            raise ValueError(f"recall, fpr and prevalence must be in [0, 1], got {recall}, {fpr}, {prevalence}")
-    real, false = recall * prevalence, fpr * (1 - prevalence)
-    return real / (real + false) if real + false else 0.0
+# Similarities of one query.
 
 
 def normality_p_value(values: npt.ArrayLike) -> float:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from casemate.maths import metrics, stats
-from casemate.maths.metrics import ClassificationMetrics
 from casemate.maths.stats import Estimate
 from casemate.papers.published_numbers import FOUR, Printed
 from casemate.reports.format import number
@@ -114,8 +113,23 @@ def shown(cell: Cell | None) -> str:
     return f"{number(cell.value, 3)} [{number(cell.low)}, {number(cell.high)}]"
 
 
+class ClassificationMetrics(NamedTuple):
+    """Metrics of a binary classifier, each in [0, 1]; higher is better."""
+
+    accuracy: float
+    precision: float
+    recall: float
+    f1: float
+
+
 def balanced(recall: float, alarms: float) -> ClassificationMetrics:
     """Accuracy, precision, recall and F1 of two rates, over equally many positives and negatives.
+
+    A positive is a query of an attack on a *member*: only members can be hidden. A quotient with denominator 0 is 0, as
+    in Mirabel's tables.
+
+    Deviation: in the paper's Table 2 some F1 values are not the harmonic mean of the printed precision and recall. Here
+    F1 always is.
 
     Args:
         recall: Share of positives that are flagged, in [0, 1].
