@@ -7,11 +7,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy import special as scipy_special
 
-from casemate.maths.special import beta_cdf, beta_quantile, gamma_cdf, gamma_isf, gamma_sf
+from casemate.maths.special import beta_cdf, beta_quantile, gamma_sf
 
 SIZE = st.floats(-1, 5).map(lambda e: 10.0**e)
 SPREAD = st.floats(-4, 4)
-P = st.floats(1e-9, 0.999)
 
 
 @given(SIZE, SIZE, SPREAD)
@@ -32,16 +31,10 @@ def test_beta_quantile(successes, failures, p):
 def test_gamma_distribution(a, z):
     x = a * math.exp(z / math.sqrt(a + 1))
     assert gamma_sf(x, a) == pytest.approx(scipy_special.gammaincc(a, x), rel=1e-8, abs=1e-14)
-    assert gamma_cdf(x, a) == pytest.approx(scipy_special.gammainc(a, x), rel=1e-8, abs=1e-14)
-
-
-@given(SIZE, P)
-def test_gamma_quantile(a, p):
-    assert gamma_isf(p, a) == pytest.approx(scipy_special.gammainccinv(a, p), rel=1e-8)
 
 
 def test_limits_of_the_domain():
     assert (beta_cdf(0, 2, 3), beta_cdf(1, 2, 3)) == (0, 1)
     assert beta_quantile(0, 2, 3) == 0
-    assert (gamma_cdf(0, 2), gamma_sf(0, 2)) == (0, 1)
+    assert gamma_sf(0, 2) == 1
     assert gamma_sf(800.0, 1.0) == pytest.approx(math.exp(-800), abs=1e-300)

@@ -4,7 +4,7 @@ The moments of the index (``maths.moments.CorpusMoments``) are available at no c
 Documents similar to those in the index move the mean m little: with a added and r removed,
 Q = n'^2 |m' - m|^2 / (a (1 + a / n) + r (n - r) / (n - 1)) has mean tr S and variance 2 tr S^2, where S = M2 / n.
 Adding j copies of one vector among a documents increases Q by about j^2 / a times tr S. So a block of similar vectors
-is detected if j exceeds the square root of a by enough (``MomentsSnapshot.detectable_block``); a single one never is.
+is detected if j exceeds the square root of a by enough; a single one never is.
 Vectors that change while no document is added or removed are always detected, since nothing explains the move.
 
 The test cannot distinguish a poisoned block from a new subject: forty pages of one article move the mean as well. It
@@ -29,7 +29,7 @@ import numpy as np
 
 from casemate.errors import DataError
 from casemate.maths.moments import CorpusMoments
-from casemate.maths.special import gamma_isf, gamma_sf
+from casemate.maths.special import gamma_sf
 from casemate.protocols import Embedder, EventStore, Index
 from casemate.types import DEFAULT_TENANT, Document, Event, Vector
 
@@ -84,17 +84,6 @@ class MomentsSnapshot:
         """Degrees of freedom of Q as a scaled chi-square (Satterthwaite 1946)."""
         return self.trace**2 / self.square if self.square else 1.0
 
-    def detectable_block(self, added: int, p: float = 0.01) -> int:
-        """Approximate number of copies of one vector, among ``added`` similar documents, that reaches a p-value.
-
-        Args:
-            added: Documents added, at least 1.
-            p: The p-value, in (0, 1).
-        """
-        half = self.degrees_of_freedom / 2
-        excess = gamma_isf(p, half) / half - 1  # of Q / tr S
-        return math.ceil(math.sqrt(max(excess, 0.0) * added)) + 1
-
 
 @dataclass(frozen=True, slots=True)
 class MeanShift:
@@ -140,10 +129,6 @@ class VectorAudit:
         """Upper bound, with 95 % confidence, of the number of wrong vectors in the index."""
         return max_wrong(self.held, self.checked, len(self.wrong))
 
-    def power(self, wrong: int) -> float:
-        """Probability that such an audit finds at least one of ``wrong`` wrong vectors."""
-        return 1 - _hypergeometric_cdf(self.held, wrong, self.checked, 0)
-
 
 def read_snapshot(index: Index, tenant: str, at: datetime, embedder: str = "") -> MomentsSnapshot:
     """Reads the moments of a tenant's documents.
@@ -174,13 +159,13 @@ def snapshot_to_event(snapshot: MomentsSnapshot) -> Event:
     return Event(f"{MOMENTS_KIND}:{at.timestamp():.6f}:{snapshot.tenant}"[:200], at, MOMENTS_KIND, body)
 
 
-def load_snapshots(store: EventStore, tenant: str, since: datetime | None = None) -> list[MomentsSnapshot]:
+def load_snapshots(store: EventStore, tenant: str) -> list[MomentsSnapshot]:
     """Stored snapshots of a tenant, oldest first.
 
     Raises:
         BackendError: If the store cannot be read.
     """
-    return [_snapshot_from_event(e) for e in store.scan(MOMENTS_KIND, since) if e.body["tenant"] == tenant]
+    return [_snapshot_from_event(e) for e in store.scan(MOMENTS_KIND) if e.body["tenant"] == tenant]
 
 
 def mean_shift(
@@ -285,14 +270,13 @@ def audit_vectors(
     return VectorAudit(held, len(documents), wrong, float(cosines.min()))
 
 
-def max_wrong(held: int, checked: int, found: int, confidence: float = CONFIDENCE) -> int:
-    """Upper end of an exact one-sided interval for the number of wrong items in a population (hypergeometric).
+def max_wrong(held: int, checked: int, found: int) -> int:
+    """Upper end of an exact one-sided 95 % interval for the number of wrong items in a population (hypergeometric).
 
     Args:
         held: Size of the population.
         checked: Size of the sample, drawn without replacement.
         found: Wrong items in the sample.
-        confidence: Confidence, in (0, 1).
 
     >>> max_wrong(5000, 200, 0), max_wrong(5000, 5000, 0), max_wrong(10, 5, 5)
     (72, 0, 10)
@@ -300,7 +284,7 @@ def max_wrong(held: int, checked: int, found: int, confidence: float = CONFIDENC
     low, high = found, held - (checked - found)
     while low < high:  # the largest number for which so few in the sample are not too improbable
         middle = (low + high + 1) // 2
-        likely = _hypergeometric_cdf(held, middle, checked, found) > 1 - confidence
+        likely = _hypergeometric_cdf(held, middle, checked, found) > 1 - CONFIDENCE
         low, high = (middle, high) if likely else (low, middle - 1)
     return low
 
