@@ -54,9 +54,8 @@ def test_score_is_the_weighted_sum_of_standardized_features():
 @given(st.lists(scores, max_size=60), scores)
 def test_p_value_is_conformal(benign, score):
     made = replace(MADE, benign=tuple(benign))
-    assert made.p_value(score) == stats.conformal_p_value(score, benign)
-    for tie in benign[:3]:
-        assert made.p_value(tie) == stats.conformal_p_value(tie, benign)
+    for one in (score, *benign[:3]):
+        assert made.p_value(one) == (1 + sum(b >= one for b in benign)) / (len(benign) + 1)
 
 
 @given(st.lists(scores, max_size=150), st.floats(0.001, 0.999))

@@ -100,8 +100,8 @@ def proportion(successes: int, trials: int) -> Estimate:
     return Estimate(successes / max(trials, 1), *clopper_pearson(successes, trials))
 
 
-def predicted_share(successes: int, trials: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Prediction interval of the share of successes in n further trials, given earlier ones (beta-binomial).
+def predicted_share(successes: int, trials: int, n: int) -> tuple[float, float]:
+    """95 % prediction interval of the share of successes in n further trials, given earlier ones (beta-binomial).
 
     The rate has the Jeffreys posterior Beta(s + 1/2, t - s + 1/2) and is integrated out, so the interval contains both
     the uncertainty of the rate and the chance of the further trials.
@@ -110,7 +110,6 @@ def predicted_share(successes: int, trials: int, n: int, confidence: float = 0.9
         successes: Earlier successes, 0 to trials.
         trials: Earlier trials, at least 0.
         n: Further trials, at least 1.
-        confidence: Least probability of the interval, in (0, 1).
 
     Returns:
         Lower and upper limit, multiples of 1 / n.
@@ -121,7 +120,7 @@ def predicted_share(successes: int, trials: int, n: int, confidence: float = 0.9
     >>> predicted_share(0, 20, 10), predicted_share(10, 1000, 500)
     ((0.0, 0.2), (0.002, 0.024))
     """
-    if not (0 <= successes <= trials and n >= 1 and 0 < confidence < 1):
+    if not (0 <= successes <= trials and n >= 1):
         raise ValueError(f"need 0 <= successes <= trials, n > 0, got {successes} of {trials}, n={n}")
     a, b = successes + 0.5, trials - successes + 0.5
     logs = [
@@ -130,8 +129,7 @@ def predicted_share(successes: int, trials: int, n: int, confidence: float = 0.9
     ]
     weights = np.exp(np.array(logs) - max(logs))
     below = np.cumsum(weights / weights.sum())
-    alpha = (1 - confidence) / 2
-    low, high = (int(np.searchsorted(below, p)) for p in (alpha, 1 - alpha))
+    low, high = (int(np.searchsorted(below, p)) for p in (0.025, 0.975))
     return low / n, min(high, n) / n
 
 
@@ -249,36 +247,13 @@ def spacing_test(scores: npt.ArrayLike, block: int) -> float:
     return math.exp(-v * math.log1p(own / rest))  # T / v = own / rest
 
 
-def conformal_p_value(score: float, benign: npt.ArrayLike) -> float:
-    """Conformal p-value (1 + #{b >= score}) / (N + 1) of a score among N benign scores (Vovk et al. 2005).
-
-    Args:
-        score: Higher is more suspicious.
-        benign: Scores of N benign queries, in any order.
-
-    Returns:
-        In [1 / (N + 1), 1]; small: unusual. If the score is exchangeable with the benign scores, P(p <= a) <= a for
-        every a, with no assumption about their distribution.
-
-    Raises:
-        ValueError: If a score is NaN.
-
-    >>> conformal_p_value(3.0, [1.0, 2.0, 3.0])
-    0.5
-    """
-    b = np.asarray(benign, np.float64)
-    if math.isnan(score) or np.isnan(b).any():
-        raise ValueError("a score is NaN, which has no rank; use the lowest score for queries without a score")
-    return (1 + int((b >= score).sum())) / (len(b) + 1)
-
-
 def conformal_threshold(benign: npt.ArrayLike, rate: float) -> float:
     """Split conformal threshold: a new benign score exceeds it with probability at most ``rate``.
 
     It is the a-th largest of the N benign scores, a = floor(rate (N + 1)). Among N + 1 exchangeable scores, the new one
-    is one of the a largest with probability a / (N + 1). A score exceeds the threshold if and only if its
-    ``conformal_p_value`` is at most ``rate``. N must be at least 1 / rate - 1; for smaller N no finite threshold has
-    this guarantee.
+    is one of the a largest with probability a / (N + 1). A score exceeds the threshold if and only if its conformal
+    p-value (1 + #{b >= score}) / (N + 1) is at most ``rate`` (Vovk et al. 2005). N must be at least 1 / rate - 1; for
+    smaller N no finite threshold has this guarantee.
 
     Args:
         benign: Scores of N benign queries, higher is more suspicious, in any order.
