@@ -18,7 +18,6 @@ from casemate.monitor.drift.answer_drift import (
     REFUSALS,
     Observation,
     detect_drift,
-    find_hubs,
     observations_of_verdicts,
     windows_by_run,
     windows_by_time,
@@ -239,21 +238,6 @@ class TestPermutations:
             lambda c: v[c].sum(axis=1), np.arange(5)[None], np.zeros(65, int), np.random.default_rng(0)
         )
         assert p == 1 / (module.MAX_DRAWS + 1)
-
-
-class TestHubs:
-    def test_z_scores(self):
-        found = [Observation(f"q{i}", AT, documents=("a", f"b{i}")) for i in range(10)]
-        counts = np.r_[10, np.ones(10), np.zeros(89)]
-        first, *rest = find_hubs(found, 100, most=2)
-        assert (first.document, first.answers, len(rest)) == ("a", 10, 1)
-        assert first.z == pytest.approx((10 - counts.mean()) / counts.std())
-
-    def test_a_document_counts_once_per_answer(self):
-        assert find_hubs([Observation("q", AT, documents=("a", "a"))], 2)[0].answers == 1
-
-    def test_no_observations(self):
-        assert find_hubs([], 10) == []
 
 
 class TestObservations:

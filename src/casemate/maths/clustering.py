@@ -217,20 +217,18 @@ def silhouette(E: Vector, labels: Labels) -> float:
     return float(((b - a) / np.maximum(np.maximum(a, b), 1e-12)).mean())
 
 
-def knn_impurity(E: Vector, labels: Labels, k: int = 5, seed: int = 7, most: int = 2000) -> float:
+def knn_impurity(E: Vector, labels: Labels, k: int = 5) -> float:
     """Mean share of the k nearest neighbors of a chunk that belong to another topic.
 
     Args:
         E: Unit vectors, (n, dim), n > k.
         labels: Topics, (n,). Chunks without a topic count as neighbors of another topic, and are not sampled.
         k: Neighbors per chunk.
-        seed: Random seed of the sample.
-        most: Maximum number of sampled chunks.
 
     Returns:
         In [0, 1]; lower: better separated topics. 0 if no chunk has a topic.
     """
-    asked = sample_labeled(labels, most, seed)
+    asked = sample_labeled(labels, 2000, 7)
     if not len(asked):
         return 0.0
     S = E[asked] @ E.T

@@ -18,14 +18,13 @@ after at least ``windows_per_false_alarm`` windows on average.
 This requires exchangeable observations. Traffic has daily and weekly cycles: use windows of whole days. Observations of
 the same questions are compared question by question (``paired``), which requires less.
 
-Deviation: METHODS D6 gives a document's k-occurrence as a z-score. Here ``find_hubs`` reports it, and the permutation
-test decides, because k-occurrence has a heavy tail, in which a z-score of 5 is common.
+Deviation: METHODS D6 judges a document's k-occurrence by its z-score. Here the permutation test decides, because
+k-occurrence has a heavy tail, in which a z-score of 5 is common.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -107,14 +106,6 @@ class DriftReading:
     def alarm(self) -> bool:
         """Whether the evidence reaches the threshold."""
         return self.evidence >= self.threshold
-
-
-class Hub(NamedTuple):
-    """A document, the number of answers with it in their context, and the z-score of this number."""
-
-    document: str
-    answers: int
-    z: float
 
 
 def windows_by_run(results: Iterable[CanaryResult]) -> list[list[Observation]]:
@@ -209,20 +200,6 @@ def detect_drift(
         if not any(r.alarm for r in readings):
             history.observations += window
     return found
-
-
-def find_hubs(observations: Sequence[Observation], documents: int, most: int = 5) -> list[Hub]:
-    """Documents in the contexts of most answers (k-occurrence), with their z-scores.
-
-    Args:
-        observations: Answers to unrelated questions.
-        documents: Documents in the index, at least 1.
-        most: Number of documents returned.
-    """
-    counts = Counter(d for o in observations for d in set(o.documents))
-    mean = counts.total() / documents
-    std = math.sqrt(max(sum(c * c for c in counts.values()) / documents - mean**2, 0.0))
-    return [Hub(d, c, (c - mean) / std if std else 0.0) for d, c in counts.most_common(most)]
 
 
 class _Measured(NamedTuple):

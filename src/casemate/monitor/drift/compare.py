@@ -184,7 +184,7 @@ def paired_p(differences: Sequence[int]) -> float:
     return min(float(distribution[sums >= observed].sum()), 1.0)
 
 
-def rank_biased_overlap(one: Sequence[str], other: Sequence[str], persistence: float = PERSISTENCE) -> float:
+def rank_biased_overlap(one: Sequence[str], other: Sequence[str]) -> float:
     """Rank-biased overlap of two rankings (Webber, Moffat and Zobel 2010), in [0, 1]; 1: equal.
 
     Deviation: the paper's rankings are infinite; these are finite, so the weights are normalized to sum to 1.
@@ -192,7 +192,6 @@ def rank_biased_overlap(one: Sequence[str], other: Sequence[str], persistence: f
     Args:
         one: Ids, best first.
         other: Ids, best first.
-        persistence: Weight of a rank relative to the rank above it, in (0, 1).
 
     >>> rank_biased_overlap("abc", "abc"), rank_biased_overlap("abc", "xyz"), round(rank_biased_overlap("ab", "ba"), 3)
     (1.0, 0.0, 0.474)
@@ -201,7 +200,7 @@ def rank_biased_overlap(one: Sequence[str], other: Sequence[str], persistence: f
     depth = max(len(a), len(b))
     if not depth:
         return 1.0
-    weights = [persistence**d for d in range(depth)]
+    weights = [PERSISTENCE**d for d in range(depth)]
     shared = [len(set(a[: d + 1]) & set(b[: d + 1])) / (d + 1) for d in range(depth)]
     return math.fsum(w * s for w, s in zip(weights, shared, strict=True)) / math.fsum(weights)
 
