@@ -32,7 +32,6 @@ MAX_GROUP_SOURCES = 20
 
 RECORD = np.dtype([("age", "<i8"), ("words", "<u2", (SKETCH_BITS // 16,))])
 _BITS = np.array([i.bit_count() for i in range(1 << 16)], np.uint8)
-Ages: TypeAlias = npt.NDArray[np.int64]
 Records: TypeAlias = npt.NDArray[np.void]
 PairCosines: TypeAlias = Callable[[Sequence[tuple[int, int]]], Sequence[float]]
 """Returns the exact cosines of pairs of rows, by age. NaN: a row is missing, or the pair must not be compared."""

@@ -75,13 +75,6 @@ class Release:
                     levels[item] = (count // needed).bit_length() - 1
         return cls(levels, support, thresholds)
 
-    def is_pivotal(self) -> bool:
-        """Whether one unit more or less can change a level, and so the answer.
-
-        A statement that no unit makes counts if its threshold is 1.
-        """
-        return self.thresholds.support == 1 or any(self._distance(item) == 1 for item in self.support)
-
     def certificate(self, words: Collection[str]) -> dict[str, int]:
         """Returns how many units must change to alter an answer.
 
