@@ -8,26 +8,17 @@ asks for a fact. Averaging over all replies cancels random decisions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from casemate.errors import ConfigError
-from casemate.protocols import MembershipAttack
-from casemate.text.grounding import summarize_grounding
+from casemate.redteam.adaptive_attack import FRAMES, AdaptiveAttack
 from casemate.text.sentences import clauses
-from casemate.text.tokens import ReferenceCorpus, keywords
-from casemate.types import Document, Probe, Reply
+from casemate.text.tokens import keywords
+from casemate.types import Document, Probe
 
-FRAMES = (
-    "What about {}?",
-    "What was found on {}?",
-    "What is reported about {}?",
-    "What was observed for {}?",
-    "What do you know of {}?",
-)
 ANCHORS = 8
 """Distinctive words of the text, from which the leading words are drawn."""
 RARE = 4
@@ -42,7 +33,7 @@ ENDINGS = tuple(
 
 
 @dataclass(eq=False)
-class Averaging(MembershipAttack):
+class Averaging(AdaptiveAttack):
     """Asks the same fact in many wordings. Features: mean grounding score, share of replies above the threshold.
 
     Attributes:
@@ -56,7 +47,6 @@ class Averaging(MembershipAttack):
     words: int = 7
     facts: int = 5
     disguise: bool = True
-    _genre: ReferenceCorpus = field(default_factory=ReferenceCorpus, init=False, repr=False)
 
     paper: ClassVar[str] = "own: an adaptive attacker that repeats a probe in other words"
     features: ClassVar[tuple[str, ...]] = ("mean", "majority")
@@ -67,10 +57,6 @@ class Averaging(MembershipAttack):
                 f"averaging: questions={self.questions}, words={self.words}, facts={self.facts}; "
                 "each must be at least 1"
             )
-
-    def study(self, texts: Sequence[str]) -> None:
-        """Counts word frequencies of the genre."""
-        self._genre = ReferenceCorpus(texts)
 
     async def prepare(self, candidate: Document, rng: np.random.Generator) -> Probe:
         """The wordings. Empty for a text without words."""
@@ -87,11 +73,6 @@ class Averaging(MembershipAttack):
             question = FRAMES[int(rng.integers(len(FRAMES)))].format(fact)
             asked.append(f"{shown[0].upper()}{shown[1:]}. {question}" if shown else question)
         return Probe(tuple(asked))
-
-    async def measure(self, candidate: Document, probe: Probe, replies: Sequence[Reply]) -> tuple[float, ...]:
-        """Mean grounding score, and share of replies above the threshold; both in [0, 1]."""
-        exchanges = zip(probe.questions, (reply.text for reply in replies), strict=True)
-        return summarize_grounding(candidate.content, exchanges)
 
 
 def other_form(word: str) -> str:

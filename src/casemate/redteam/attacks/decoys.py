@@ -7,25 +7,23 @@ Each fact is asked with several shares of decoy words, because the best share de
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from casemate.errors import ConfigError
-from casemate.protocols import MembershipAttack
-from casemate.text.grounding import summarize_grounding
+from casemate.redteam.adaptive_attack import AdaptiveAttack
 from casemate.text.sentences import clauses
-from casemate.text.tokens import ReferenceCorpus, content_words, keywords
-from casemate.types import Document, Probe, Reply
+from casemate.text.tokens import content_words, keywords
+from casemate.types import Document, Probe
 
 FRAMES = ("What about {}?", "What was found on {}?", "What is reported about {}?", "What do you know of {}?")
 ANCHORS, RARE = 6, 3
 
 
 @dataclass(eq=False)
-class Decoys(MembershipAttack):
+class Decoys(AdaptiveAttack):
     """Asks about facts of the text between words of other texts. The best replies count.
 
     Attributes:
@@ -39,7 +37,6 @@ class Decoys(MembershipAttack):
     shares: tuple[float, ...] = (0.5, 1.0, 2.0)
     words: int = 3
     best: int = 3
-    _genre: ReferenceCorpus = field(default_factory=ReferenceCorpus, init=False, repr=False)
 
     paper: ClassVar[str] = "own: an adaptive attacker that mixes its question with other texts"
     features: ClassVar[tuple[str, ...]] = ("score", "share")
@@ -50,10 +47,6 @@ class Decoys(MembershipAttack):
                 f"decoys: questions={self.questions}, shares={self.shares}, words={self.words}, best={self.best}; "
                 "questions and best must be at least 1, words at least 2, shares at least one number, none negative"
             )
-
-    def study(self, texts: Sequence[str]) -> None:
-        """Keeps texts of the genre: decoy words come from them."""
-        self._genre = ReferenceCorpus(texts)
 
     async def prepare(self, candidate: Document, rng: np.random.Generator) -> Probe:
         """Questions with own words between decoys, and one word to ask for. Empty for a text without words."""
@@ -71,11 +64,6 @@ class Decoys(MembershipAttack):
             question = FRAMES[int(rng.integers(len(FRAMES)))].format(fact)
             asked.append(f"{lead[0].upper()}{lead[1:]}. {question}")
         return Probe(tuple(asked))
-
-    async def measure(self, candidate: Document, probe: Probe, replies: Sequence[Reply]) -> tuple[float, ...]:
-        """Mean grounding score of the best replies, and share of replies above the threshold; both in [0, 1]."""
-        exchanges = zip(probe.questions, (reply.text for reply in replies), strict=True)
-        return summarize_grounding(candidate.content, exchanges, self.best)
 
     def _decoys(self, candidate: Document, count: int, rng: np.random.Generator) -> list[str]:
         """Distinctive words of another text, drawn at random, that the candidate lacks. Empty without known texts."""

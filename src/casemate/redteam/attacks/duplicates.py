@@ -16,11 +16,10 @@ from typing import ClassVar
 import numpy as np
 
 from casemate.errors import ConfigError
-from casemate.protocols import MembershipAttack
-from casemate.text.grounding import summarize_grounding
+from casemate.redteam.adaptive_attack import AdaptiveAttack
 from casemate.text.sentences import clauses
-from casemate.text.tokens import STOP_WORDS, WORD, ReferenceCorpus, keywords, stem
-from casemate.types import Document, Probe, Reply
+from casemate.text.tokens import STOP_WORDS, WORD, keywords, stem
+from casemate.types import Document, Probe
 
 FRAMES = (
     "What was found on {1} with regard to {0}?",
@@ -34,7 +33,7 @@ ANCHORS, RARE, TRIES = 6, 3, 20
 
 
 @dataclass(eq=False)
-class Duplicates(MembershipAttack):
+class Duplicates(AdaptiveAttack):
     """Asks about shared phrases with one fact each. The best replies count.
 
     Attributes:
@@ -46,7 +45,6 @@ class Duplicates(MembershipAttack):
     questions: int = 30
     texts: int = 2
     best: int = 3
-    _genre: ReferenceCorpus = field(default_factory=ReferenceCorpus, init=False, repr=False)
     _document_frequency: Counter[tuple[str, str]] = field(default_factory=Counter, init=False, repr=False)
 
     paper: ClassVar[str] = "own: an adaptive attacker that targets one of many similar documents"
@@ -60,7 +58,7 @@ class Duplicates(MembershipAttack):
 
     def study(self, texts: Sequence[str]) -> None:
         """Counts the texts in which two words are adjacent."""
-        self._genre = ReferenceCorpus(texts)
+        super().study(texts)
         self._document_frequency = Counter(pair for text in texts for pair in content_bigrams(text))
 
     async def prepare(self, candidate: Document, rng: np.random.Generator) -> Probe:
@@ -82,11 +80,6 @@ class Duplicates(MembershipAttack):
             fact = " ".join(dict.fromkeys(w for w in own if w not in phrase.split())) or apart[0]
             asked.setdefault(FRAMES[int(rng.integers(len(FRAMES)))].format(phrase, fact))
         return Probe(tuple(asked))
-
-    async def measure(self, candidate: Document, probe: Probe, replies: Sequence[Reply]) -> tuple[float, ...]:
-        """Mean grounding score of the best replies, and share of replies above the threshold; both in [0, 1]."""
-        exchanges = zip(probe.questions, (reply.text for reply in replies), strict=True)
-        return summarize_grounding(candidate.content, exchanges, self.best)
 
     def _shared(self, candidate: Document) -> list[str]:
         """Phrases of the candidate that enough other texts contain, the most common first."""

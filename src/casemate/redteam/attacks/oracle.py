@@ -8,18 +8,18 @@ attack weaker, but does not stop it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from casemate.errors import ConfigError
-from casemate.protocols import BlackBox, MembershipAttack
-from casemate.text.grounding import GROUNDED, grounding_score, summarize_grounding
+from casemate.protocols import BlackBox
+from casemate.redteam.adaptive_attack import AdaptiveAttack
+from casemate.text.grounding import GROUNDED, grounding_score
 from casemate.text.sentences import clauses
-from casemate.text.tokens import ReferenceCorpus, join_words, keywords
-from casemate.types import Document, Probe, Reply
+from casemate.text.tokens import join_words, keywords
+from casemate.types import Document, Probe
 
 LEVELS = (2, 3, 4, 6, 9, 14)
 """Words of the text in one question, from far to near."""
@@ -31,7 +31,7 @@ CERTAIN = 0.9
 
 
 @dataclass(eq=False)
-class Oracle(MembershipAttack):
+class Oracle(AdaptiveAttack):
     """Measures the limit on a few texts, then asks about the target below it. The best replies count.
 
     Attributes:
@@ -46,7 +46,6 @@ class Oracle(MembershipAttack):
     texts: int = 6
     known: tuple[tuple[str, bool], ...] = ()
     best: int = 3
-    _genre: ReferenceCorpus = field(default_factory=ReferenceCorpus, init=False, repr=False)
 
     paper: ClassVar[str] = "own: an adaptive attacker that measures the guard's threshold first"
     features: ClassVar[tuple[str, ...]] = ("score", "share")
@@ -58,18 +57,9 @@ class Oracle(MembershipAttack):
                 "questions and best must be at least 1, texts at least 0"
             )
 
-    def study(self, texts: Sequence[str]) -> None:
-        """Counts word frequencies of the genre and keeps texts for measuring the limit."""
-        self._genre = ReferenceCorpus(texts)
-
     async def prepare(self, candidate: Document, rng: np.random.Generator) -> Probe:
         """Questions with the fewest words: no limit is measured yet."""
         return self._build_probe(candidate, 0, rng)
-
-    async def measure(self, candidate: Document, probe: Probe, replies: Sequence[Reply]) -> tuple[float, ...]:
-        """Mean grounding score of the best replies, and share of replies above the threshold; both in [0, 1]."""
-        exchanges = zip(probe.questions, (reply.text for reply in replies), strict=True)
-        return summarize_grounding(candidate.content, exchanges, self.best)
 
     async def run(self, candidate: Document, box: BlackBox, rng: np.random.Generator) -> tuple[float, ...]:
         """Measures the limit on other texts, then asks about the candidate."""
