@@ -11,10 +11,9 @@ from casemate.redteam.crawling.extracted_texts import (
     MIN_WORDS,
     RecoveredTexts,
     crawl_question,
-    lcs_length,
     split_reply,
 )
-from casemate.text.tokens import STOP_WORDS, words
+from casemate.text.tokens import STOP_WORDS, bit_parallel_lcs, words
 
 FERRY = "The ferry at Crale runs every twenty minutes until half past ten."
 BRIDGE = "Divers found cracks in two piers.\nSo the bridge over the Tarn was closed."
@@ -36,7 +35,7 @@ sequences = st.lists(st.sampled_from("abcdefg"), max_size=14)
 
 @given(sequences, sequences)
 def test_lcs_length_equals_the_textbook_table(a, b):
-    assert lcs_length(a, b) == longest(a, b)
+    assert bit_parallel_lcs(a, b) == longest(a, b)
 
 
 class TestSplitReply:

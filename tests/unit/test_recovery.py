@@ -12,25 +12,24 @@ from casemate.maths.recovery import (
     ROUGE_LEVELS,
     Segments,
     area_under_curve,
-    bit_parallel_lcs,
     chunk_recovery,
     cumulative_share,
     extraction_efficiency,
     first_retrieved,
-    position_masks,
     queries_to_reach,
     rouge_l,
     segments,
     window_sizes,
     windows,
 )
+from casemate.text.tokens import bit_parallel_lcs
 from tests.fakes import BagOfWords
 
 tokens = st.lists(st.sampled_from("abcdef"), max_size=30)
 texts = st.lists(st.sampled_from("abcdef"), max_size=14).map(" ".join)
 
 
-def lcs_length(a, b):
+def longest(a, b):
     """Longest common subsequence by dynamic programming."""
     rows = [[0] * (len(b) + 1) for _ in range(len(a) + 1)]
     for i, x in enumerate(a, 1):
@@ -45,7 +44,7 @@ def naive(chunks, E, found, S, semantic=0.85, levels=ROUGE_LEVELS):
     for (i, chunk), (j, text) in product(enumerate(chunks), enumerate(found.texts)):
         a, b = chunk.split(), text.split()
         near = sum(float(x) * float(y) for x, y in zip(E[i], S[j], strict=True)) > semantic
-        common = lcs_length(a, b) if near else 0
+        common = longest(a, b) if near else 0
         for measure, length in enumerate(((len(a) + len(b)) / 2, len(a))):
             passed = [bool(common) and common / length > level for level in levels]
             firsts[measure, :, i] = np.where(
@@ -61,19 +60,19 @@ def unit(rows):
 
 @given(tokens, tokens)
 def test_lcs_equals_dynamic_programming(a, b):
-    assert bit_parallel_lcs(position_masks(a), len(a), b) == lcs_length(a, b)
+    assert bit_parallel_lcs(a, b) == longest(a, b)
 
 
 @pytest.mark.parametrize("length", [63, 64, 65, 200, 1000])
 def test_lcs_equals_dynamic_programming_on_long_texts(length):
     rng = np.random.default_rng(length)
     a, b = (rng.integers(20, size=n).tolist() for n in (length, 150))
-    assert bit_parallel_lcs(position_masks(a), len(a), b) == lcs_length(a, b)
+    assert bit_parallel_lcs(a, b) == longest(a, b)
 
 
 @given(texts, texts)
 def test_rouge_l_equals_dynamic_programming(a, b):
-    common, n, m = lcs_length(a.split(), b.split()), len(a.split()), len(b.split())
+    common, n, m = longest(a.split(), b.split()), len(a.split()), len(b.split())
     recall, precision, f1 = rouge_l(a, b)
     assert recall * n == pytest.approx(common if n and m else 0)
     assert precision * m == pytest.approx(common if n and m else 0)

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from casemate.text.sentences import sentences
-from casemate.text.tokens import bit_parallel_lcs, position_masks, words
+from casemate.text.tokens import bit_parallel_lcs, words
 from casemate.types import Float64, Vector
 
 FirstQueries: TypeAlias = npt.NDArray[np.int64]
@@ -58,7 +58,7 @@ def rouge_l(reference: str, text: str) -> Rouge:
     a, b = words(reference), words(text)
     if not a or not b:
         return Rouge(0.0, 0.0, 0.0)
-    common = bit_parallel_lcs(position_masks(a), len(a), b)
+    common = bit_parallel_lcs(a, b)
     return Rouge(common / len(a), common / len(b), 2 * common / (len(a) + len(b)))
 
 
@@ -236,7 +236,7 @@ class _Search:
             for word in words(chunk):
                 self._vocabulary.setdefault(word, len(self._vocabulary))
         self._chunks, self._found, self._levels = chunks, found, np.array([*levels, np.inf])
-        self._block: dict[int, tuple[_Text, dict[str | int, int]]] = {}
+        self._block: dict[int, _Text] = {}
         self._segments: dict[int, _Text] = {}
         self._chunk_counts = np.zeros(len(self._vocabulary), np.int32)
         self._passed = np.zeros((2, len(chunks)), np.int64)  # levels, by F1 and by recall
@@ -244,12 +244,11 @@ class _Search:
 
     def load(self, block: slice) -> None:
         """Prepares a block of chunks for ``compare`` and drops the previous block."""
-        texts = {i: self._read(self._chunks[i]) for i in range(*block.indices(len(self._chunks)))}
-        self._block = {i: (text, position_masks(text.known)) for i, text in texts.items()}
+        self._block = {i: self._read(self._chunks[i]) for i in range(*block.indices(len(self._chunks)))}
 
     def compare(self, i: int, js: npt.NDArray[np.int64]) -> None:
         """Compares a chunk with segments above the cosine limit, in order of their queries."""
-        chunk, at = self._block[i]
+        chunk = self._block[i]
         if not chunk.length or not js.size or (self._passed[:, i] == len(self._levels) - 1).all():
             return
         lengths = np.array([self._segment(int(j)).length for j in js])
@@ -258,7 +257,7 @@ class _Search:
         bounds = self._common_words(chunk, js) if js.size else js
         for j, bound, length in zip(js.tolist(), bounds.tolist(), lengths.tolist(), strict=True):
             if self._can_improve(i, chunk.length, bound, length):
-                common = bit_parallel_lcs(at, chunk.length, self._segment(j).known)
+                common = bit_parallel_lcs(chunk.known, self._segment(j).known)
                 self._record(i, int(self._found.queries[j]), _scores(common, chunk.length, length))
 
     def _can_improve(self, i: int, n: int, common: npt.ArrayLike, m: npt.ArrayLike) -> npt.NDArray[np.bool_]:

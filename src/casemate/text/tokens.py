@@ -190,21 +190,12 @@ def position_masks(tokens: Sequence[str | int]) -> dict[str | int, int]:
     return found
 
 
-def bit_parallel_lcs(masks: dict[str | int, int], length: int, tokens: Iterable[str | int]) -> int:
+def bit_parallel_lcs(a: Sequence[str | int], b: Sequence[str | int]) -> int:
     """Returns the length of the longest common subsequence of two sequences (Crochemore et al. 2001).
 
-    Bit i of the row is 0 if the common subsequence grows at the i-th token of the first sequence. Tokens that the first
-    sequence lacks change nothing. Carries beyond its length never affect lower bits, so they are cut off at the end.
-
-    Args:
-        masks: The ``position_masks`` of the first sequence.
-        length: Length of the first sequence.
-        tokens: The second sequence.
+    >>> bit_parallel_lcs("the old ferry runs late".split(), "the ferry never runs".split())
+    3
     """
-    row = (1 << length) - 1
-    for token in tokens:
-        here = masks.get(token)
-        if here is not None:
-            both = row & here
-            row = (row + both) | (row - both)
-    return length - (row & ((1 << length) - 1)).bit_count()
+    from rapidfuzz.distance import LCSseq
+
+    return int(LCSseq.similarity(a, b))
