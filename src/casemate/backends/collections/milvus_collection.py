@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from casemate.backends.clients.milvus import MilvusServer
+from casemate.backends.sidecar.row_collection import SCAN_PAGE, RowCollection, StoredRow, require_writable
 from casemate.backends.sidecar.row_inventory import quote_ids
-from casemate.errors import CapabilityError, ConfigError, DataError
-from casemate.maths.vectors import cosines
-from casemate.protocols import CollectionPage, VectorCollection
-from casemate.types import Document, Hit, Secret, Vector
+from casemate.errors import ConfigError, DataError
+from casemate.types import Document, Secret, Vector
 
-SCAN_PAGE = 1024
-"""Entities per page of a scan."""
-SPARE = 16
-"""Entities to fetch above k, for scoring in float64."""
 MAX_HITS = 16_384
 """Largest number of entities that Milvus returns for one search."""
 STRONG = {"consistency_level": "Strong"}
@@ -28,11 +22,13 @@ STRONG = {"consistency_level": "Strong"}
 
 
 @dataclass(eq=False)
-class MilvusCollection(VectorCollection):
+class MilvusCollection(RowCollection):
     """Entities of a collection. Milvus finds the nearest; they are scored again exactly.
 
     With an index whose metric is not COSINE, Milvus ranks by that metric. All metrics agree for vectors of unit length;
     ``casemate attach`` counts those that are not.
+
+    A search for more than ``MAX_HITS`` entities raises ``CapabilityError``.
 
     Attributes:
         url: ``http://host:19530``.
@@ -50,6 +46,7 @@ class MilvusCollection(VectorCollection):
         timeout_s: Limit of one call.
     """
 
+    max_results = MAX_HITS
     url: Secret
     collection: str
     token: Secret = Secret("")
@@ -69,20 +66,19 @@ class MilvusCollection(VectorCollection):
                 "milvus_collection: collection, text and vector must not be empty, timeout_s must be above 0"
             )
         self.url, self.token = Secret(self.url), Secret(self.token)
-        where = f"milvus {self.url}, collection {self.collection}"
+        self.name = f"milvus {self.url}, collection {self.collection}"
         if_absent = "the collection is missing or not loaded; check whether it was renamed or released"
         self._server = MilvusServer(
-            "milvus_collection", where, self.url, self.token, self.database, self.timeout_s, if_absent
+            "milvus_collection", self.name, self.url, self.token, self.database, self.timeout_s, if_absent
         )
-        self._dim, self._key, self._numbered = 0, "", False
+        self._key, self._numbered = "", False
 
-    @property
-    def name(self) -> str:
-        """See ``VectorCollection.name``."""
-        return self._server.where
+    def errors(self) -> AbstractContextManager[None]:
+        """See ``RowCollection``."""
+        return self._server.translate_errors()
 
-    def open(self) -> int:
-        """See ``VectorCollection.open``."""
+    def connect(self) -> int:
+        """See ``RowCollection``."""
         from pymilvus import DataType
 
         self._server.connect()
@@ -96,9 +92,9 @@ class MilvusCollection(VectorCollection):
             raise DataError(f"{self.name}: the field {self.vector!r} must be of type FLOAT_VECTOR")
         key = next(f for f in fields.values() if f.get("is_primary"))
         self._key, self._numbered = key["name"], key["type"] == DataType.INT64
-        self._dim = int(fields[self.vector]["params"]["dim"])
+        self.own_fields = frozenset({self._key, self.vector})
         self.by_cosine = [k.get("metric_type") for k in kinds] == ["COSINE"]
-        return self._dim
+        return int(fields[self.vector]["params"]["dim"])
 
     def count(self) -> int:
         """See ``VectorCollection.count``. Exact."""
@@ -106,55 +102,46 @@ class MilvusCollection(VectorCollection):
             found = client.query(self.collection, filter=self.where, output_fields=["count(*)"], **STRONG, **timeout)
             return int(found[0]["count(*)"])
 
-    def scan(self, after: str = "") -> Iterator[CollectionPage]:
-        """See ``VectorCollection.scan``. In order of the primary key, by Milvus's iterator."""
+    def pages(self, after: str) -> Iterator[tuple[Sequence[StoredRow], str]]:
+        """See ``RowCollection``. In order of the primary key, by Milvus's iterator."""
         # Older servers let the client choose the iterator's timestamp, which can miss rows inserted a moment before.
         # A strongly consistent count waits until they are visible.
         self.count()
+        condition = self._and(
+            f"{self._key} > {json.dumps(self._keys([after])[0], ensure_ascii=False)}" if after else ""
+        )
         with self._server.call() as (client, timeout):
             iterator = client.query_iterator(
-                self.collection,
-                batch_size=SCAN_PAGE,
-                filter=self._after(after),
-                output_fields=["*"],
-                **STRONG,
-                **timeout,
+                self.collection, batch_size=SCAN_PAGE, filter=condition, output_fields=["*"], **STRONG, **timeout
             )
         try:
-            while True:
-                with self._server.translate_errors():
-                    rows = iterator.next()
-                if not rows:
-                    return
-                yield self._page(rows)
+            while found := iterator.next():
+                rows = self._rows(found)
+                yield rows, rows[-1].id
         finally:
             iterator.close()
 
-    def search(self, vector: Vector, k: int) -> Sequence[Hit]:
-        """See ``VectorCollection.search``."""
+    def nearest(self, vector: Vector, k: int) -> Iterable[StoredRow]:
+        """See ``RowCollection``."""
         with self._server.call() as (client, timeout):
             found = client.search(
-                self.collection, data=[vector.tolist()], anns_field=self.vector, filter=self.where,
-                limit=min(k + SPARE, MAX_HITS), output_fields=["*"], search_params={"params": dict(self.search_with)},
-                **STRONG, **timeout,
+                self.collection, data=[vector.tolist()], anns_field=self.vector, filter=self.where, limit=k,
+                output_fields=["*"], search_params={"params": dict(self.search_with)}, **STRONG, **timeout,
             )  # fmt: skip
-        page = self._page([hit["entity"] | {self._key: hit.get("id", hit.get(self._key))} for hit in found[0]])
-        s = cosines(page.vectors, vector)
-        return [Hit(page.documents[i], float(s[i])) for i in np.argsort(-s, kind="stable")[:k].tolist()]
+        return self._rows([hit["entity"] | {self._key: hit.get("id", hit.get(self._key))} for hit in found[0]])
 
-    def find(self, ids: Sequence[str]) -> CollectionPage:
-        """See ``VectorCollection.find``."""
-        rows, keys = [], self._keys(ids)
-        for start in range(0, len(keys), SCAN_PAGE):
-            some = f"{self._key} in {json.dumps(keys[start : start + SCAN_PAGE], ensure_ascii=False)}"
-            condition = f"({self.where}) and {some}" if self.where else some
-            with self._server.call() as (client, timeout):
-                rows += client.query(self.collection, filter=condition, output_fields=["*"], **STRONG, **timeout)
-        return self._page(rows)
+    def stored(self, ids: Sequence[str]) -> Iterable[StoredRow]:
+        """See ``RowCollection``."""
+        keys = self._keys(ids)
+        if not keys:
+            return ()
+        condition = self._and(f"{self._key} in {json.dumps(keys, ensure_ascii=False)}")
+        with self._server.call() as (client, timeout):
+            return self._rows(client.query(self.collection, filter=condition, output_fields=["*"], **STRONG, **timeout))
 
     def add(self, documents: Sequence[Document], vectors: Vector) -> None:
         """See ``VectorCollection.add``."""
-        self._require_writable()
+        require_writable(self, "milvus_collection")
         rows = [
             {**d.metadata, **self._own(d), self._key: self._keys([d.id], strict=True)[0], self.vector: v.tolist()}
             for d, v in zip(documents, vectors, strict=True)
@@ -165,7 +152,7 @@ class MilvusCollection(VectorCollection):
 
     def remove(self, ids: Sequence[str]) -> None:
         """See ``VectorCollection.remove``."""
-        self._require_writable()
+        require_writable(self, "milvus_collection")
         if keys := self._keys(ids):
             with self._server.call() as (client, timeout):
                 client.delete(self.collection, ids=keys, **timeout)
@@ -173,16 +160,6 @@ class MilvusCollection(VectorCollection):
     def close(self) -> None:
         """See ``VectorCollection.close``."""
         self._server.close()
-
-    def _own(self, d: Document) -> dict[str, str]:
-        own = {self.text: d.text, self.source: d.source, self.title: d.title}
-        return {name: value for name, value in own.items() if name}
-
-    def _require_writable(self) -> None:
-        if not self.writable:
-            raise CapabilityError(
-                f"{self.name} is read-only; set milvus_collection.writable: true to add and remove documents"
-            )
 
     def _keys(self, ids: Sequence[str], *, strict: bool = False) -> list[int] | list[str]:
         """Ids in the type of the primary key."""
@@ -193,27 +170,9 @@ class MilvusCollection(VectorCollection):
             raise DataError(f"{self.name} needs integers as ids; got {quote_ids(ids)}")
         return numbers
 
-    def _after(self, after: str) -> str:
-        """The filter of a scan that resumes after an id."""
-        if not after:
-            return self.where
-        own = f"{self._key} > {json.dumps(self._keys([after])[0], ensure_ascii=False)}"
-        return f"({self.where}) and {own}" if self.where else own
+    def _and(self, condition: str) -> str:
+        """The filter ``where`` with a further condition, if there is one."""
+        return f"({self.where}) and {condition}" if self.where and condition else self.where or condition
 
-    def _page(self, rows: Sequence[Mapping[str, Any]]) -> CollectionPage:
-        """A page without the entities that lack text or vector."""
-        whole = [r for r in rows if r.get(self.text) is not None and r.get(self.vector) is not None]
-        if other := [str(r[self._key]) for r in whole if len(r[self.vector]) != self._dim]:
-            raise DataError(f"{self.name}: the vectors of {quote_ids(other)} do not have {self._dim} dimensions")
-        textless = sum(r.get(self.text) is None for r in rows)
-        vectors = np.array([r[self.vector] for r in whole], np.float32).reshape(-1, self._dim)
-        after = str(rows[-1][self._key]) if rows else ""
-        return CollectionPage(
-            [self._document(r) for r in whole], vectors, after, (), textless, len(rows) - len(whole) - textless
-        )
-
-    def _document(self, row: Mapping[str, Any]) -> Document:
-        own = {self._key, self.text, self.vector, self.source, self.title}
-        rest = {name: value for name, value in row.items() if name not in own}
-        source, title = row.get(self.source), row.get(self.title)
-        return Document(str(row[self._key]), str(row[self.text]), str(title or ""), str(source or ""), "", rest)
+    def _rows(self, found: Sequence[Mapping[str, Any]]) -> list[StoredRow]:
+        return [StoredRow(str(row[self._key]), row.get(self.vector), row) for row in found]

@@ -13,8 +13,9 @@ import numpy as np
 
 from casemate.backends import index_checks
 from casemate.backends.clients.postgres import PostgresServer
+from casemate.backends.sidecar.row_collection import require_writable
 from casemate.backends.sidecar.row_inventory import quote_ids
-from casemate.errors import CapabilityError, ConfigError, DataError
+from casemate.errors import ConfigError, DataError
 from casemate.maths.vectors import cosines
 from casemate.protocols import CollectionPage, TransactionalCollection
 from casemate.types import DEFAULT_TENANT, Document, Hit, Secret, Vector
@@ -214,7 +215,7 @@ class PgvectorTable(TransactionalCollection):
         within: Any | None = None,
     ) -> None:
         """See ``VectorCollection.add``."""
-        self._require_writable()
+        require_writable(self, "pgvector_table")
         rows = [(*self._row(d, tenant), v) for d, v in zip(documents, vectors, strict=True)]
         filled = list(self._column_by_role.values())
         casts = [f"%s::{self._types[c]}" for c in filled] + [f"%b::vector::{self._types[self.vector]}"]
@@ -226,7 +227,7 @@ class PgvectorTable(TransactionalCollection):
 
     def remove(self, ids: Sequence[str], tenant: str = DEFAULT_TENANT, within: Any | None = None) -> None:
         """See ``VectorCollection.remove``."""
-        self._require_writable()
+        require_writable(self, "pgvector_table")
         condition, values = self._tenant_condition(tenant)
         with self._within(within, write=True) as db:
             db.execute(
@@ -244,12 +245,6 @@ class PgvectorTable(TransactionalCollection):
 
     def _within(self, within: Any | None, *, write: bool = False) -> AbstractContextManager[Any]:
         return self.transaction(write) if within is None else nullcontext(within)
-
-    def _require_writable(self) -> None:
-        if not self.writable:
-            raise CapabilityError(
-                f"{self.name} is read-only; set pgvector_table.writable: true to add and remove documents"
-            )
 
     def _tenant_condition(self, tenant: str) -> tuple[str, tuple[str, ...]]:
         """SQL condition and its values that select the tenant's rows."""

@@ -39,7 +39,7 @@ class StoredRow(NamedTuple):
 
 
 class RowCollection(VectorCollection):
-    """Rows of one store, read-only: other programs write them.
+    """Rows of one store. Read-only, unless a subclass overrides ``add`` and ``remove``: other programs write them.
 
     Attributes:
         name: Name in messages; contains no password.
@@ -148,6 +148,11 @@ class RowCollection(VectorCollection):
     def close(self) -> None:
         """See ``VectorCollection.close``."""
 
+    def _own(self, d: Document) -> dict[str, str]:
+        """Text, source and title of a document by field, to write them."""
+        own = {self.text: d.text, self.source: d.source, self.title: d.title}
+        return {name: value for name, value in own.items() if name}
+
     def _read_only(self) -> CapabilityError:
         return CapabilityError(
             f"{self.name} is read-only here; add and remove rows with the program that owns it, then run "
@@ -170,6 +175,17 @@ class RowCollection(VectorCollection):
         metadata = {name: value for name, value in row.fields.items() if name not in own}
         text, title, source = (str(field_of(row.fields, name) or "") for name in (self.text, self.title, self.source))
         return Document(row.id, text, title, source, "", metadata)
+
+
+def require_writable(collection: Any, plug_in: str) -> None:
+    """Refuses a change of a collection that is attached read-only.
+
+    Raises:
+        CapabilityError: If its option ``writable`` is off.
+    """
+    if not collection.writable:
+        option = f"{plug_in}.writable: true"
+        raise CapabilityError(f"{collection.name} is read-only; set {option} to add and remove documents")
 
 
 def field_of(fields: Mapping[str, Any], name: str) -> Any:
