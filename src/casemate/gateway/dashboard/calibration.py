@@ -102,12 +102,7 @@ async def apply(request: PageRequest) -> str:
         raise DataError("the significance must be a number between 0 and 1, such as 0.02")
     why = await request.in_thread(operating_point.change, request.app, rate, request.session.name)
     text = f"The guard now uses significance {short_rate(rate)}: at most {one_in(rate)} benign questions is flagged."
-    if why:
-        text += f" This holds until the gateway stops: {why}. Change the file by hand to keep it."
-        request.session.notes.append(("medium", text))
-    else:
-        text += " casemate.yaml was updated; other gateways follow within seconds."
-        request.session.notes.append(("good", text))
+    request.note_setting(text, "until the gateway stops", why)
     return request.url("calibration")
 
 

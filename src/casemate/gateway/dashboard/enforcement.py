@@ -73,10 +73,5 @@ async def switch(request: PageRequest) -> str:
     why = await request.in_thread(enforcement.switch, request.app.store, path, mode, request.session.name)
     request.app.guard.enforce = mode == "enforce"
     text = "Enforcement is on." if mode == "enforce" else "The guard observes: nothing is withheld."
-    if why:
-        text += f" This holds for running gateways: {why}. Change the file by hand to keep it."
-        request.session.notes.append(("medium", text))
-    else:
-        text += " casemate.yaml was updated; other gateways follow within seconds."
-        request.session.notes.append(("good", text))
+    request.note_setting(text, "for running gateways", why)
     return request.url("enforcement")

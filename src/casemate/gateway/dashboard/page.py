@@ -139,6 +139,14 @@ class PageRequest:
         """Runs blocking work on the dashboard's own threads; those of the guard stay free for questions."""
         return await asyncio.get_running_loop().run_in_executor(self.records.threads, work, *arguments)
 
+    def note_setting(self, text: str, scope: str, why: str) -> None:
+        """Adds a message about a changed setting; ``why``, if not empty, states why the file was not updated."""
+        if why:
+            note = ("medium", f"{text} This holds {scope}: {why}. Change the file by hand to keep it.")
+        else:
+            note = ("good", f"{text} casemate.yaml was updated; other gateways follow within seconds.")
+        self.session.notes.append(note)
+
     @property
     def tenants(self) -> list[str]:
         """Tenants that the session may see. Blocks."""
