@@ -19,8 +19,8 @@ from casemate.gateway.dashboard.topics import TOPICS, TopicMap, TopicMapCache
 from casemate.guard.client_state.crawl_evidence import KIND, SHORTENED
 from casemate.guard.client_state.feed import RESET
 from casemate.guard.defenses.crawl_limit import CrawlLimit
-from casemate.reports.format import plural, utc_time
-from casemate.reports.svg import ChartLink, Drawing, FramedChart, request_bars, topic_map
+from casemate.reports.format import plural
+from casemate.reports.svg import Drawing, FramedChart, request_bars, topic_map
 from casemate.types import Event
 
 MAX_EVENTS = 20_000
@@ -136,12 +136,7 @@ def _trend(request: PageRequest, new: list[tuple[datetime, int]]) -> FramedChart
     bins = request.time.bins
     counts = [sum(new[i][1] for i in own) for own in by_bin(bins, [at for at, _ in new])]
     links = [
-        ChartLink(
-            b.start,
-            b.end,
-            request.url("disclosure", **b.parameters),
-            f"{utc_time(b.start, seconds=False)}: {plural(count, 'new word')}",
-        )
+        b.link(request.url("disclosure", **b.parameters), plural(count, "new word"))
         for b, count in zip(bins, counts, strict=True)
     ]
     return request_bars([(count, 0) for count in counts], links, f"{plural(sum(counts), 'word')} disclosed over time")

@@ -14,7 +14,7 @@ from casemate.gateway.dashboard.table import Column
 from casemate.gateway.dashboard.time_range import by_bin
 from casemate.monitor.canaries.results import CanaryStatus, Severity, base_run_id
 from casemate.reports.format import plural, sample_rate, short_rate, utc_time
-from casemate.reports.svg import ChartLink, FramedChart, request_bars
+from casemate.reports.svg import FramedChart, request_bars
 
 MAX_FLAGGED = 8
 
@@ -103,12 +103,7 @@ def _requests_over_time(request: PageRequest, asked: Sequence[VerdictRecord]) ->
     found = by_bin(bins, [one[0].at for one in requests])
     counts = [(len(own), sum(any(v.flagged for v in requests[i]) for i in own)) for own in found]
     links = [
-        ChartLink(
-            b.start,
-            b.end,
-            request.url("verdicts", **b.parameters),
-            f"{utc_time(b.start, seconds=False)}: {plural(count, 'request')}, {flagged} flagged",
-        )
+        b.link(request.url("verdicts", **b.parameters), f"{plural(count, 'request')}, {flagged} flagged")
         for b, (count, flagged) in zip(bins, counts, strict=True)
     ]
     said = f"{plural(len(requests), 'request')} over time, {sum(f for _, f in counts)} of them flagged"

@@ -15,8 +15,8 @@ from casemate.gateway.dashboard.table import Column, Table
 from casemate.gateway.dashboard.time_range import by_bin
 from casemate.gateway.dashboard.verdicts import outcome
 from casemate.monitor.canaries.results import CanaryStatus
-from casemate.reports.format import duration, plural, utc_time
-from casemate.reports.svg import ChartLink, FramedChart, latency_lines
+from casemate.reports.format import duration, plural
+from casemate.reports.svg import FramedChart, latency_lines
 
 QUANTILES = (0.5, 0.95, 0.99)
 ANSWERS = ("/v1/chat/completions", "/v1/responses")
@@ -90,12 +90,7 @@ def latency_chart(request: PageRequest, finished: Sequence[RequestRecord]) -> Fr
     found = by_bin(bins, [r.at for r in answered])
     quantiles = [percentiles([answered[i].seconds for i in own]) if own else None for own in found]
     links = [
-        ChartLink(
-            b.start,
-            b.end,
-            request.url("requests", route=route, sort="-seconds", **b.parameters),
-            f"{utc_time(b.start, seconds=False)}: " + _said(q, len(own)),
-        )
+        b.link(request.url("requests", route=route, sort="-seconds", **b.parameters), _said(q, len(own)))
         for b, q, own in zip(bins, quantiles, found, strict=True)
     ]
     whole = percentiles([r.seconds for r in answered])

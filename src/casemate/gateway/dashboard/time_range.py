@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 from casemate.reports.format import utc_time
+from casemate.reports.svg import ChartLink
 
 PRESETS = {
     "1h": (timedelta(hours=1), "last hour"),
@@ -32,6 +33,10 @@ class TimeBin(NamedTuple):
     def parameters(self) -> dict[str, str]:
         """The query parameters that select this bin as a range."""
         return {"since": field_time(self.start), "until": field_time(self.end)}
+
+    def link(self, url: str, said: str) -> ChartLink:
+        """A link over this bin of a chart to the events behind it; its title is the time, and what was said."""
+        return ChartLink(self.start, self.end, url, f"{utc_time(self.start, seconds=False)}: {said}")
 
 
 @dataclass(frozen=True, slots=True)

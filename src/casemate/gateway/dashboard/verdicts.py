@@ -14,8 +14,8 @@ from casemate.gateway.dashboard.records import VerdictRecord, by_request
 from casemate.gateway.dashboard.table import Column
 from casemate.gateway.dashboard.time_range import by_bin
 from casemate.gateway.dashboard.topics import TopicMapCache
-from casemate.reports.format import percent, plural, sample_rate, utc_time
-from casemate.reports.svg import ChartLink, FramedChart, score_meter, score_scatter
+from casemate.reports.format import percent, plural, sample_rate
+from casemate.reports.svg import FramedChart, score_meter, score_scatter
 
 REASONS = {
     "closeness": "the question is closer to a document than benign questions are",
@@ -204,12 +204,9 @@ def _scatter(request: PageRequest, found: Sequence[VerdictRecord]) -> FramedChar
     bins = request.time.bins
     kept = {name: value for name, value in request.query.items() if not name.endswith("page")}
     links = [
-        ChartLink(
-            b.start,
-            b.end,
+        b.link(
             url("verdicts", **(kept | b.parameters)),
-            f"{utc_time(b.start, seconds=False)}: {plural(len(own), 'verdict')}, "
-            f"{sum(decided[i].flagged for i in own)} flagged",
+            f"{plural(len(own), 'verdict')}, {sum(decided[i].flagged for i in own)} flagged",
         )
         for b, own in zip(bins, by_bin(bins, [v.at for v in decided]), strict=True)
         if own
