@@ -16,7 +16,7 @@ from typing import Any
 from casemate.errors import ConfigError, needs
 from casemate.integrations.adapters import FrameworkCollection, FrameworkEmbedder
 from casemate.integrations.guarded_query import FrameworkDocument, GuardedQuery, client_identity
-from casemate.integrations.protection import Protection, ProtectionReport
+from casemate.integrations.protection import Protected, Protection
 
 with needs("casemate[haystack]"):
     from haystack import Document, component, default_from_dict, default_to_dict
@@ -71,7 +71,7 @@ class HaystackCollection(FrameworkCollection):
 
 
 @component
-class GuardedHaystackRetriever:
+class GuardedHaystackRetriever(Protected):
     """Wraps an embedding retriever and returns the documents that the guard allows.
 
     ``protection_report`` states what is protected and what is not; it is logged at INFO under ``casemate.integrations``
@@ -116,17 +116,12 @@ class GuardedHaystackRetriever:
             self._protection = Protection(store, embedder, self.config, self.path, self.fit)
 
     @property
-    def protection(self) -> Protection:
+    def protection(self) -> Protection:  # type: ignore[override]
         """The guard."""
         if self._protection is None:
             self.warm_up()
         assert self._protection is not None
         return self._protection
-
-    @property
-    def protection_report(self) -> ProtectionReport:
-        """What is protected here, and what is not."""
-        return self.protection.protection_report
 
     @component.output_types(documents=list[Document])
     def run(
@@ -186,14 +181,6 @@ class GuardedHaystackRetriever:
         kept = [document for document in documents if document.id not in withheld]
         with protection.writing([document.id for document in kept]):
             return int(store.write_documents(kept, **options)) if kept else 0
-
-    def calibrate(self, questions: Sequence[str] = ()) -> None:
-        """Calibrates the guard again, on these harmless questions or on synthetic ones. The log says when it is due."""
-        self.protection.calibrate(questions)
-
-    def sync(self) -> None:
-        """Reads the document store again, after documents were written or deleted elsewhere."""
-        self.protection.sync()
 
     def to_dict(self) -> dict[str, Any]:
         """Serializes the component as a dictionary, as Haystack's ``Component.to_dict`` requires."""

@@ -37,7 +37,7 @@ from casemate.integrations.langchain_stores import (
     to_langchain,
     vectors_of,
 )
-from casemate.integrations.protection import Protection, ProtectionReport
+from casemate.integrations.protection import Protected, Protection
 from casemate.protocols import VectorCollection
 
 with needs("casemate[langchain]"):
@@ -57,7 +57,7 @@ K = 4
 """LangChain's default number of documents."""
 
 
-class GuardedVectorStore(Guarded, VectorStore):
+class GuardedVectorStore(Protected, VectorStore):
     """A vector store that returns the documents that its guard allows. Created by ``guarded``.
 
     Every search also accepts ``casemate_client=`` and ``casemate_tenant=``. Without them the client
@@ -71,11 +71,6 @@ class GuardedVectorStore(Guarded, VectorStore):
     def __init__(self, store: VectorStore, protection: Protection) -> None:
         self.unguarded = store
         self.protection = protection
-
-    @property
-    def protection_report(self) -> ProtectionReport:
-        """What is protected here, and what is not."""
-        return self.protection.protection_report
 
     @property
     def embeddings(self) -> Embeddings | None:
@@ -187,14 +182,6 @@ class GuardedVectorStore(Guarded, VectorStore):
         tags = kwargs.pop("tags", None) or [*self._get_retriever_tags()]
         return GuardedVectorStoreRetriever(vectorstore=self, tags=tags, **kwargs)
 
-    def calibrate(self, questions: Sequence[str] = ()) -> None:
-        """Calibrates the guard again, on these harmless questions or on synthetic ones. The log says when it is due."""
-        self.protection.calibrate(questions)
-
-    def sync(self) -> None:
-        """Reads the store again, after it was changed elsewhere."""
-        self.protection.sync()
-
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"a guarded store has no attribute {name!r}; .unguarded is the wrapped store")
 
@@ -248,7 +235,21 @@ class GuardedVectorStore(Guarded, VectorStore):
         return collection
 
 
-class GuardedVectorStoreRetriever(Guarded, VectorStoreRetriever):
+class _ClientRetriever(Guarded, BaseRetriever):
+    """A retriever whose client comes from the run's config."""
+
+    def invoke(self, input: str, config: RunnableConfig | None = None, **kwargs: Any) -> list[Document]:
+        """Retrieves documents for the client that the run's config names."""
+        with _asking(config):
+            return super().invoke(input, config, **kwargs)
+
+    async def ainvoke(self, input: str, config: RunnableConfig | None = None, **kwargs: Any) -> list[Document]:
+        """Asynchronous version of ``invoke``."""
+        with _asking(config):
+            return await super().ainvoke(input, config, **kwargs)
+
+
+class GuardedVectorStoreRetriever(_ClientRetriever, VectorStoreRetriever):
     """A retriever on a guarded store: all search types; the client comes from the run's config.
 
     Attributes:
@@ -265,18 +266,8 @@ class GuardedVectorStoreRetriever(Guarded, VectorStoreRetriever):
         if self.k is not None:
             self.search_kwargs = {**self.search_kwargs, "k": self.k}
 
-    def invoke(self, input: str, config: RunnableConfig | None = None, **kwargs: Any) -> list[Document]:
-        """Retrieves documents for the client that the run's config names."""
-        with _asking(config):
-            return super().invoke(input, config, **kwargs)
 
-    async def ainvoke(self, input: str, config: RunnableConfig | None = None, **kwargs: Any) -> list[Document]:
-        """Asynchronous version of ``invoke``."""
-        with _asking(config):
-            return await super().ainvoke(input, config, **kwargs)
-
-
-class _GuardedRetriever(Guarded, BaseRetriever):
+class _GuardedRetriever(_ClientRetriever):
     """A retriever around another, whose run is not traced: a trace or an event stream would reveal withheld documents.
 
     Attributes:
@@ -284,16 +275,6 @@ class _GuardedRetriever(Guarded, BaseRetriever):
     """
 
     retriever: BaseRetriever
-
-    def invoke(self, input: str, config: RunnableConfig | None = None, **kwargs: Any) -> list[Document]:
-        """Retrieves documents for the client that the run's config names."""
-        with _asking(config):
-            return super().invoke(input, config, **kwargs)
-
-    async def ainvoke(self, input: str, config: RunnableConfig | None = None, **kwargs: Any) -> list[Document]:
-        """Asynchronous version of ``invoke``."""
-        with _asking(config):
-            return await super().ainvoke(input, config, **kwargs)
 
 
 class JudgedRetriever(_GuardedRetriever):

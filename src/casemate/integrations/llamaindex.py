@@ -28,7 +28,7 @@ from casemate.integrations.llamaindex_fusion import (
     unguarded_legs,
     with_guarded_legs,
 )
-from casemate.integrations.protection import Protection, ProtectionReport
+from casemate.integrations.protection import Protected, Protection, ProtectionReport
 
 with needs("casemate[llamaindex]"):
     from llama_index.core.base.base_retriever import BaseRetriever
@@ -99,7 +99,7 @@ class LlamaIndexCollection(FrameworkCollection):
             yield _row(node), node.get_embedding()
 
 
-class GuardedLlamaIndexRetriever(Guarded, BaseRetriever):
+class GuardedLlamaIndexRetriever(Protected, BaseRetriever):
     """A retriever that returns the nodes that its guard allows. Created by ``guarded``.
 
     The client is that of ``client_context``, or of the attributes ``casemate_client`` and ``casemate_tenant`` of the
@@ -113,11 +113,6 @@ class GuardedLlamaIndexRetriever(Guarded, BaseRetriever):
     def __init__(self, retriever: VectorIndexRetriever, protection: Protection) -> None:
         self.unguarded, self.protection = retriever, protection
         super().__init__(retriever.callback_manager, retriever.object_map, verbose=retriever._verbose)
-
-    @property
-    def protection_report(self) -> ProtectionReport:
-        """What is protected here, and what is not."""
-        return self.protection.protection_report
 
     @property
     def similarity_top_k(self) -> int:
@@ -144,14 +139,6 @@ class GuardedLlamaIndexRetriever(Guarded, BaseRetriever):
         held = self.unguarded._docstore.get_ref_doc_info(ref_doc_id)
         with self.protection.writing(None if held is None else list(held.node_ids)):
             self.unguarded._index.delete_ref_doc(ref_doc_id, **options)
-
-    def calibrate(self, questions: Sequence[str] = ()) -> None:
-        """Calibrates the guard again, on these harmless questions or on synthetic ones. The log says when it is due."""
-        self.protection.calibrate(questions)
-
-    def sync(self) -> None:
-        """Reads the index again, after it was changed elsewhere."""
-        self.protection.sync()
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         if query_bundle.embedding is None:

@@ -27,7 +27,13 @@ from casemate.guard.guard import Guard
 from casemate.integrations.adapters import FrameworkCollection, FrameworkEmbedder, document_of, unit_vector
 from casemate.integrations.attachment import FrameworkIndex
 from casemate.integrations.event_loop import EventLoopPool
-from casemate.integrations.guarded_query import CURRENT_QUERY, ClientIdentity, FrameworkDocument, GuardedQuery
+from casemate.integrations.guarded_query import (
+    CURRENT_QUERY,
+    ClientIdentity,
+    FrameworkDocument,
+    Guarded,
+    GuardedQuery,
+)
 from casemate.integrations.text_lookup import TextLookup
 from casemate.monitor.alerts.alerting_store import AlertingEventStore
 from casemate.monitor.poisoning.quarantine import Quarantine
@@ -401,6 +407,29 @@ class Protection:
                 yield
             self.texts.update(ids)
             self._check()
+
+
+class Protected(Guarded):
+    """A framework class with a guard of its own.
+
+    Attributes:
+        protection: The guard.
+    """
+
+    protection: Protection
+
+    @property
+    def protection_report(self) -> ProtectionReport:
+        """What is protected here, and what is not."""
+        return self.protection.protection_report
+
+    def calibrate(self, questions: Sequence[str] = ()) -> None:
+        """Calibrates the guard again, on these harmless questions or on synthetic ones. The log says when it is due."""
+        self.protection.calibrate(questions)
+
+    def sync(self) -> None:
+        """Reads the store again, after it was changed elsewhere."""
+        self.protection.sync()
 
 
 class _Rag(Rag):
