@@ -7,7 +7,6 @@ in nothing but the wanted values.
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from functools import reduce
 from pathlib import Path
@@ -17,7 +16,8 @@ import yaml
 
 from casemate import config as configuration
 from casemate.config import Config
-from casemate.errors import CasemateError
+from casemate.errors import BackendError, CasemateError
+from casemate.runtime.files import write_atomically
 
 
 def set_values(path: Path, values: Mapping[str, bool | str]) -> str:
@@ -118,17 +118,9 @@ def _replace_file(path: Path, text: str) -> str:
     """Puts the file in place, whole or not at all, with the rights it had."""
     try:
         place = path.resolve()
-        handle, name = tempfile.mkstemp(dir=place.parent, prefix=f".{place.name}-")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.chmod(name, place.stat().st_mode & 0o777)
-            os.replace(name, place)
-        except BaseException:
-            os.unlink(name)
-            raise
-    except OSError as error:
-        return f"{path.name} cannot be written: {error.strerror or type(error).__name__}"
+        rights = place.stat().st_mode & 0o777
+        write_atomically(place, text.replace("\n", os.linesep).encode("utf-8"), rights)
+    except (OSError, BackendError) as error:
+        cause = error.__cause__ or error
+        return f"{path.name} cannot be written: {getattr(cause, 'strerror', None) or type(cause).__name__}"
     return ""

@@ -10,7 +10,7 @@ from pathlib import Path
 from casemate.errors import BackendError
 
 
-def write_atomically(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, content: bytes, rights: int = 0o600) -> None:
     """Creates or replaces a file; after a crash it is whole, old or new.
 
     Raises:
@@ -24,6 +24,8 @@ def write_atomically(path: Path, content: bytes) -> None:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
+            if rights != 0o600:  # those of the temporary file
+                os.chmod(name, rights)
             os.replace(name, path)
         except BaseException:
             with suppress(OSError):
