@@ -22,10 +22,11 @@ import numpy as np
 
 from casemate.errors import ConfigError
 from casemate.protocols import Generator, MembershipAttack
+from casemate.redteam.crawling.candidate_writer import generate, summarize, write_questions
 from casemate.text.refusals import is_refusal
-from casemate.text.sentences import clauses, describe_topic, proper_nouns
+from casemate.text.sentences import clauses, proper_nouns
 from casemate.text.tokens import ANTONYMS, NUMBER, NUMBER_WORDS, WORD, content_words
-from casemate.types import Document, Probe, Prompt, Reply
+from casemate.types import Document, Probe, Reply
 
 REQUEST = "Answer Yes, No or I don't know."
 MIN_QUESTIONS = 3
@@ -48,12 +49,7 @@ YES_NO = re.compile(
 )
 """A yes or a no. Excludes both in a row, which repeats the question, and the no of "no information"."""
 CONJUNCTIONS = frozenset("additionally also although and but furthermore however moreover thus whereas while".split())
-LIST_ITEM = re.compile(r"^[\s\-*•]*(?:\d+[.):]\s*)?")
 
-SUMMARY_REQUEST = (
-    "Name the subject of the document in one short phrase that holds its most telling terms. Write the phrase and "
-    "nothing else; do not call it a document, text or study."
-)
 ASK = (
     "Write {count} questions, one on a line, that a reader of the document can answer with yes or no. Each "
     "is about another single fact: a number, a name, a method, a finding. For half of them the right answer is no. "
@@ -103,7 +99,7 @@ class Interrogation(MembershipAttack):
         facts = await self._writer_questions(candidate)
         if len(facts) < MIN_QUESTIONS:
             facts = rule_questions(candidate.text or candidate.title, self.questions, self._names, rng)
-        summary = f"{await self._summary(candidate)} " if self.summary and facts else ""
+        summary = f"{await summarize(self.writer, candidate)} " if self.summary and facts else ""
         questions = tuple(f"{summary}{question} {REQUEST}" for question, _ in facts)
         return Probe(questions, {"truth": [truth for _, truth in facts]})
 
@@ -117,26 +113,13 @@ class Interrogation(MembershipAttack):
         unknown = answers.count("unknown") / len(truth)
         return (correct - self.penalty * unknown, correct, 1 - unknown)
 
-    async def _summary(self, candidate: Document) -> str:
-        """The summary, ending with a full stop."""
-        written = await _generated(self.writer, SUMMARY_REQUEST, candidate) if self.writer else ""
-        summary = (" ".join(written.split()) or describe_topic(candidate.text, candidate.title)).rstrip(". ")
-        return summary if summary.endswith(("?", "!")) else f"{summary}."
-
     async def _writer_questions(self, candidate: Document) -> list[Fact]:
         """The writer's questions with the shadow model's answers. Empty without a writer."""
-        if not self.writer:
+        asked = await write_questions(self.writer, ASK, self.questions, candidate)
+        if not (shadow := self.shadow or self.writer):
             return []
-        lines = (await _generated(self.writer, ASK.format(count=self.questions), candidate)).splitlines()
-        asked = [q for q in (LIST_ITEM.sub("", line).strip() for line in lines) if q.endswith("?")][: self.questions]
-        shadow = self.shadow or self.writer
-        answers = [yes_no_answer(await _generated(shadow, q, candidate, SHADOW_INSTRUCTIONS)) for q in asked]
+        answers = [yes_no_answer(await generate(shadow, q, candidate, SHADOW_INSTRUCTIONS)) for q in asked]
         return [(q, a) for q, a in zip(asked, answers, strict=True) if a in ("yes", "no")]
-
-
-async def _generated(generator: Generator, question: str, candidate: Document, instructions: str = "") -> str:
-    """Text of a generator with the candidate as context."""
-    return "".join([piece async for piece in generator.stream(Prompt(question, (candidate,), instructions))])
 
 
 def yes_no_answer(reply: str) -> str:

@@ -23,10 +23,11 @@ import numpy as np
 
 from casemate.errors import ConfigError
 from casemate.protocols import Generator, MembershipAttack
+from casemate.redteam.crawling.candidate_writer import generate, summarize, write_questions
 from casemate.text.refusals import is_refusal, judge_refusal
-from casemate.text.sentences import clauses, describe_topic, proper_nouns, terms
+from casemate.text.sentences import clauses, proper_nouns, terms
 from casemate.text.tokens import WORD, content_words, numbers
-from casemate.types import Document, Probe, Prompt, Reply
+from casemate.types import Document, Probe, Reply
 
 QUESTION_TEMPLATES = (
     "What is known about {0} and {1}?",
@@ -39,12 +40,7 @@ ONE_TERM_TEMPLATE = "What is known about {0}?"
 CITATION = re.compile(r"\[[\d,;\s–-]+\]|\((?:source|document|doc|ref)[^\W\d]*\.? ?\d+\)", re.IGNORECASE)
 SOURCES = re.compile(r"^[^\w\n]*(?:sources?|references?|citations?)[^\w\n]*(?::.*)?$", re.IGNORECASE | re.MULTILINE)
 MARKUP = re.compile(r"^[\s#>*+•|-]+|[*_`|]+", re.MULTILINE)
-LIST_ITEM = re.compile(r"^[\s\-*•]*(?:\d+[.):]\s*)?")
 
-SUMMARY_REQUEST = (
-    "Name the subject of the document in one short phrase that holds its most telling terms. Write the phrase and "
-    "nothing else; do not call it a document, text or study."
-)
 ASK = (
     "Write {count} questions, one on a line, that a curious person might ask and that the document answers. Each is "
     "broad and open, is not answered by yes or no, and leads to another specific fact in the document without telling "
@@ -94,8 +90,9 @@ class MEntA(MembershipAttack):
 
     async def prepare(self, candidate: Document, rng: np.random.Generator) -> Probe:
         """A few open questions, each after the summary. Empty for an empty text."""
-        asked = await self._writer_questions(candidate) or self._rule_questions(candidate.text or candidate.title, rng)
-        summary = f"{await self._summary(candidate)} " if self.summary and asked else ""
+        asked = await write_questions(self.writer, ASK, self.questions, candidate)
+        asked = asked or self._rule_questions(candidate.text or candidate.title, rng)
+        summary = f"{await summarize(self.writer, candidate)} " if self.summary and asked else ""
         return Probe(tuple(f"{summary}{question}" for question in asked))
 
     async def measure(self, candidate: Document, probe: Probe, replies: Sequence[Reply]) -> tuple[float, ...]:
@@ -113,19 +110,6 @@ class MEntA(MembershipAttack):
     async def _refuses(self, question: str, reply: str) -> bool:
         """Whether a reply declines: by the judge, if there is one."""
         return await judge_refusal(self.judge, question, reply) if self.judge else is_refusal(reply)
-
-    async def _summary(self, candidate: Document) -> str:
-        """The summary, ending with a full stop."""
-        written = await _generated(self.writer, SUMMARY_REQUEST, candidate) if self.writer else ""
-        summary = (" ".join(written.split()) or describe_topic(candidate.text, candidate.title)).rstrip(". ")
-        return summary if summary.endswith(("?", "!")) else f"{summary}."
-
-    async def _writer_questions(self, candidate: Document) -> list[str]:
-        """The writer's questions; empty without a writer."""
-        if not self.writer:
-            return []
-        lines = (await _generated(self.writer, ASK.format(count=self.questions), candidate)).splitlines()
-        return [q for q in (LIST_ITEM.sub("", line).strip() for line in lines) if q.endswith("?")][: self.questions]
 
     def _rule_questions(self, text: str, rng: np.random.Generator) -> list[str]:
         """Rule-based questions: each asks for two terms of a clause, the most distinctive clauses first."""
@@ -154,7 +138,7 @@ class MEntA(MembershipAttack):
         informative = [c for c in claims(reply) if self._idf_weight(content_words(c) - known) >= self.novelty]
         if self.judge:
             for claim in informative:
-                reply_text = await _generated(self.judge, ENTAILS.format(claim=claim), candidate, JUDGE_INSTRUCTIONS)
+                reply_text = await generate(self.judge, ENTAILS.format(claim=claim), candidate, JUDGE_INSTRUCTIONS)
                 if re.match(r"\W*yes\b", reply_text, re.IGNORECASE):
                     return True
             return False
@@ -177,11 +161,6 @@ class MEntA(MembershipAttack):
         return math.fsum(
             1 - math.log1p(self._document_frequency[w]) / math.log1p(n) if n else 1.0 for w in sorted(stems)
         )
-
-
-async def _generated(generator: Generator, question: str, candidate: Document, instructions: str = "") -> str:
-    """Text of a generator with the candidate as context."""
-    return "".join([piece async for piece in generator.stream(Prompt(question, (candidate,), instructions))])
 
 
 def claims(reply: str) -> list[str]:

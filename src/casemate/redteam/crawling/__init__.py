@@ -1,1 +1,1 @@
-"""Shared by extraction attacks: reply parsing, seed words, anchors, and a knowledge graph."""
+"""Shared by attacks: reply parsing, seed words, anchors, a knowledge graph, and a writer about one candidate."""
