@@ -11,10 +11,10 @@ from typing import Any, cast
 
 from casemate.config import PluginSpec
 from casemate.guard.defenses.cascade import Cascade
-from casemate.guard.defenses.reindex import Reindex
 from casemate.guard.guard import Guard
 from casemate.maths import stats
 from casemate.papers import model_pair
+from casemate.papers.extraction import full_reindex
 from casemate.papers.laboratory import BARE, Setting
 from casemate.papers.model_pair import Pair
 from casemate.papers.published_numbers import Printed
@@ -26,9 +26,8 @@ from casemate.redteam.campaigns.pipeline import Steps
 from casemate.redteam.lab.extraction_experiment import Crawler, CrawlPlan
 from casemate.redteam.lab.extraction_metrics import measure_crawl
 from casemate.redteam.lab.store import CampaignStore
-from casemate.reindexing.fitting import ReindexSettings, fit
-from casemate.reindexing.registry import ReindexRegistry
-from casemate.types import DEFAULT_TENANT, Event, Prompt
+from casemate.reindexing.fitting import ReindexSettings
+from casemate.types import Event, Prompt
 
 RECORDS, K, QUESTIONS, LONGEST = 120, 2, 20, 320
 """Chunks; chunks in a context, since the pair was trained on 512 tokens; questions of a crawl; tokens of an answer."""
@@ -162,20 +161,12 @@ async def table2(setting: Setting, steps: Steps, opened: ExitStack) -> Result:
 def _target(ground: Pair, column: str, setting: Setting) -> Target:
     defenses: list[Defense] = []
     if column in {INTER, BOTH, PAPER_BOTH}:
-        defenses.append(_reindex(ground, setting))
+        folder = setting.folder / f"pair/shelf-{RECORDS}-{setting.seed}"
+        defenses.append(full_reindex(ground.rag, folder, ReindexSettings(mode="compatible", k=K), candidates=32))
     if column not in {BARE, INTER}:
         options = dict(PAPER_RULE) if column in {PAPER_INTRA, PAPER_BOTH} else {}
         defenses.append(Cascade(draft=ground.draft, max_tokens=LONGEST, **options))
     return Guard(ground.rag, [*defenses, _Taught()])
-
-
-def _reindex(ground: Pair, setting: Setting) -> Defense:
-    rag, folder = ground.rag, setting.folder / f"pair/shelf-{RECORDS}-{setting.seed}"
-    shelf = ReindexRegistry(folder, DEFAULT_TENANT)
-    if shelf.current() is None:
-        learnt = fit(rag.index, rag.embedder, ReindexSettings(mode="compatible", k=K))
-        shelf.write(replace(learnt, strength=1.0, accepted=True))
-    return Reindex(mode="compatible", folder=folder, candidates=32, embedder=rag.embedder, index=rag.index)
 
 
 async def table3(setting: Setting, steps: Steps, opened: ExitStack) -> Result:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -27,7 +28,7 @@ from casemate.papers.result import Cell, Result, Row, share
 from casemate.papers.utility import Item, halves
 from casemate.plugins import build
 from casemate.protocols import Defense, Embedder, Generator, Progress, Target
-from casemate.rag.pipeline import INSTRUCTIONS, join_stream
+from casemate.rag.pipeline import INSTRUCTIONS, Rag, join_stream
 from casemate.redteam.campaigns.pipeline import SCRIPTED_ATTACKS, SIMULATED_READER, Steps
 from casemate.redteam.lab.extraction_experiment import Crawler, CrawlPlan
 from casemate.redteam.lab.extraction_metrics import measure_crawl
@@ -100,6 +101,14 @@ async def table1(setting: Setting, steps: Steps, opened: ExitStack) -> Result:
     return Result("RAGFort, Table 1: chunk recovery rate", COLUMNS, tuple(rows), DIFFERS_1, REMARKS_1, facts)
 
 
+def full_reindex(rag: Rag, folder: Path, settings: ReindexSettings, **options: Any) -> Defense:
+    """The defense ``reindex`` at full strength. Its projection is learned once, and kept in the folder."""
+    shelf = ReindexRegistry(folder, DEFAULT_TENANT)
+    if shelf.current() is None:
+        shelf.write(replace(fit(rag.index, rag.embedder, settings), strength=1.0, accepted=True))
+    return Reindex(mode="compatible", folder=folder, embedder=rag.embedder, index=rag.index, **options)
+
+
 @dataclass(frozen=True, slots=True)
 class _Ground:
     """An indexed sample of a corpus.
@@ -127,16 +136,10 @@ class _Ground:
             "summarization": [Summarize()],
             "crawl_limit": [CrawlLimit()],
         }
-        defenses = [self._reindex(setting)] if column == "inter-class" else made.get(column, [])
+        defenses, folder = made.get(column, []), setting.folder / f"{self.name}-shelf"
+        if column == "inter-class":
+            defenses = [full_reindex(self.bench.rag, folder, ReindexSettings(mode="compatible"))]
         return Guard(self.bench.rag, defenses) if defenses else self.bench.rag
-
-    def _reindex(self, setting: Setting) -> Defense:
-        folder = setting.folder / f"{self.name}-shelf"
-        shelf, rag = ReindexRegistry(folder, DEFAULT_TENANT), self.bench.rag
-        if shelf.current() is None:
-            learnt = fit(rag.index, rag.embedder, ReindexSettings(mode="compatible"))
-            shelf.write(replace(learnt, strength=1.0, accepted=True))
-        return Reindex(mode="compatible", folder=folder, embedder=rag.embedder, index=rag.index)
 
     def crawler(self, attack: str, column: str, setting: Setting) -> Crawler:
         """The crawl of one protection."""
