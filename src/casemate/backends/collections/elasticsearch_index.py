@@ -147,10 +147,6 @@ class ElasticsearchIndex(RowCollection):
         query = self._query({"ids": {"values": list(ids)}})
         return self._search({"size": len(ids), "query": query, **self._returned})
 
-    def close(self) -> None:
-        """See ``VectorCollection.close``."""
-        self._server.close()
-
     def _search(self, body: Mapping[str, Any]) -> list[StoredRow]:
         found = self._server.call("POST", f"{self._path}/_search", body, **WHOLE)
         return self._rows(self._whole(found)["hits"]["hits"])

@@ -157,10 +157,6 @@ class MilvusCollection(RowCollection):
             with self._server.call() as (client, timeout):
                 client.delete(self.collection, ids=keys, **timeout)
 
-    def close(self) -> None:
-        """See ``VectorCollection.close``."""
-        self._server.close()
-
     def _keys(self, ids: Sequence[str], *, strict: bool = False) -> list[int] | list[str]:
         """Ids in the type of the primary key."""
         if not self._numbered:

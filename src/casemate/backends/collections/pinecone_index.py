@@ -94,10 +94,6 @@ class PineconeIndex(RowCollection):
             rows += [self._row(one) for one in (found.get("vectors") or {}).values()]
         return rows
 
-    def close(self) -> None:
-        """See ``VectorCollection.close``."""
-        self._server.close()
-
     def _statistics(self) -> Any:
         return self._server.call("POST", "/describe_index_stats", {})
 

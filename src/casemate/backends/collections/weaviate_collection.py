@@ -110,10 +110,6 @@ class WeaviateCollection(RowCollection):
         where = f'where: {{path: ["id"], operator: ContainsAny, valueText: {listed}}}'
         return self._get(f"{where}, limit: {len(ids)}")
 
-    def close(self) -> None:
-        """See ``VectorCollection.close``."""
-        self._server.close()
-
     def _get(self, arguments: str) -> list[StoredRow]:
         tenant = f", tenant: {json.dumps(self.tenant)}" if self.tenant else ""
         vectors = f"vectors {{ {self.vector} }}" if self.vector else "vector"

@@ -146,7 +146,9 @@ class RowCollection(VectorCollection):
         raise self._read_only()
 
     def close(self) -> None:
-        """See ``VectorCollection.close``."""
+        """See ``VectorCollection.close``. Closes the attribute ``_server``, if there is one."""
+        if server := getattr(self, "_server", None):
+            server.close()
 
     def _own(self, d: Document) -> dict[str, str]:
         """Text, source and title of a document by field, to write them."""
