@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from casemate.guard.client_state.feed import RESET, ClientEventFeed
-from casemate.guard.client_state.withheld_documents import key_of
+from casemate.guard.client_state.withheld_documents import key_of, put_latest
 from casemate.protocols import EventStore
 from casemate.text.tokens import ngrams
 from casemate.types import Query
@@ -303,10 +303,10 @@ class CrawlEvidence:
             together.phrases.pop(phrase, None)
         told = key_of(tenant, client)[1], at
         for phrase in _unpack(body.get("said", "")):
-            _put(state.phrases, phrase, None, MAX_PHRASES)
-            _put(together.phrases, phrase, told, MAX_TENANT_PHRASES)
+            put_latest(state.phrases, phrase, None, MAX_PHRASES)
+            put_latest(together.phrases, phrase, told, MAX_TENANT_PHRASES)
         for chunk in body.get("shown", ()):
-            _put(state.shown, str(chunk), max(at, state.shown.get(str(chunk), 0.0)), MAX_CHUNKS)
+            put_latest(state.shown, str(chunk), max(at, state.shown.get(str(chunk), 0.0)), MAX_CHUNKS)
         for topic in body.get("topics", ()):
             state.topics[int(topic)] = max(at, state.topics.get(int(topic), 0.0))
         for chunk, bits in body.get("covered", {}).items():
@@ -380,7 +380,7 @@ class CrawlEvidence:
         if chunks and all(at - tenant.limit_at.get(chunk, -math.inf) <= self._seconds for chunk in chunks):
             return None
         for chunk in chunks:
-            _put(tenant.limit_at, chunk, at, MAX_QUOTED)
+            put_latest(tenant.limit_at, chunk, at, MAX_QUOTED)
         return True
 
     def _tenant(self, name: str) -> _TenantEvidence:
@@ -400,7 +400,7 @@ class CrawlEvidence:
         if new := (bits & ~before).bit_count():
             tenant.disclosed_at.append((at, new))
             tenant.disclosed_words += new
-        _put(tenant.disclosed, chunk, (before | bits, max(at, last)), MAX_QUOTED)
+        put_latest(tenant.disclosed, chunk, (before | bits, max(at, last)), MAX_QUOTED)
 
     def _disclosed_to(self, tenant: _TenantEvidence, chunk: str, at: float) -> int:
         """The words of a chunk that were disclosed to any client and have not expired at some time."""
@@ -450,10 +450,3 @@ def _pack(hashes: Collection[int]) -> str:
 def _unpack(text: str) -> list[int]:
     hashes: list[int] = np.frombuffer(base64.b64decode(text), "<u4").tolist()
     return hashes
-
-
-def _put(values: OrderedDict[Any, Any], key: Any, value: Any, most: int) -> None:
-    values[key] = value
-    values.move_to_end(key)
-    if len(values) > most:
-        values.popitem(last=False)

@@ -65,7 +65,7 @@ class ClientSources:
     def _add_until(self, tenant: str, client: str, source: str, until: float) -> None:
         with self._lock:
             expiry = self._state(tenant, client).expiry
-            _put(expiry, source, max(until, expiry.get(source, 0.0)))
+            put_latest(expiry, source, max(until, expiry.get(source, 0.0)), MAX_SOURCES)
 
     def _state(self, tenant: str, client: str) -> _ClientSources:
         """Returns the state to change. Reading creates none, so that questions alone displace no client."""
@@ -117,7 +117,7 @@ class WithheldDocuments(ClientSources):
             state = self._clients.get(key_of(tenant, client))
             before = state.evidence.get(source, 1.0) if state else 1.0
             if e_value * before > 1:
-                _put(self._state(tenant, client).evidence, source, e_value * before)
+                put_latest(self._state(tenant, client).evidence, source, e_value * before, MAX_SOURCES)
             elif state:
                 state.evidence.pop(source, None)
             return max(1.0, e_value * before) != before
@@ -152,8 +152,9 @@ def key_of(tenant: str, client: str) -> tuple[str, str]:
     return tenant, "sha256:" + hashlib.sha256(client.encode(errors="surrogatepass")).hexdigest()
 
 
-def _put(values: OrderedDict[str, float], source: str, value: float) -> None:
-    values[source] = value
-    values.move_to_end(source)
-    if len(values) > MAX_SOURCES:
+def put_latest(values: OrderedDict[Any, Any], key: Any, value: Any, most: int) -> None:
+    """Sets a value as the latest, and drops the oldest if there are too many."""
+    values[key] = value
+    values.move_to_end(key)
+    if len(values) > most:
         values.popitem(last=False)
