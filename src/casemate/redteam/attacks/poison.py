@@ -17,7 +17,6 @@ Deviation: the authors of the blocker optimize its tokens against the target's a
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ import numpy as np
 
 from casemate.errors import CapabilityError, ConfigError
 from casemate.protocols import Embedder, Generator, PoisoningAttack
-from casemate.redteam.crawling.hotflip import candidate_words, flip_words
+from casemate.redteam.crawling.hotflip import candidate_words, crafted_document, flip_words
 from casemate.text.tokens import keywords
 from casemate.types import Document, Prompt, Vector
 
@@ -110,10 +109,11 @@ class Poison(PoisoningAttack):
         """
         if self.method in ("corrupt", "blocker"):
             frame = CORRUPT_CLAIM if self.method == "corrupt" else BLOCKER_CLAIM
-            return [self._document(f"{_as_sentence(question)} {frame.format(topic=_topic(question), answer=desired)}")]
+            claim = frame.format(topic=_topic(question), answer=desired)
+            return [crafted_document(f"{_as_sentence(question)} {claim}", self.title)]
         claims = await self._contents(question, desired, rng)
         if self.method == "black_box":
-            return [self._document(f"{_as_sentence(question)} {claim}") for claim in claims]
+            return [crafted_document(f"{_as_sentence(question)} {claim}", self.title) for claim in claims]
         if self.embedder is None:
             raise CapabilityError(
                 "poison: method white_box needs a copy of the target's embedder; set the option embedder, "
@@ -122,7 +122,7 @@ class Poison(PoisoningAttack):
         optimized = [
             await asyncio.to_thread(self._optimize_retrieval, question, claim, rng, self.embedder) for claim in claims
         ]
-        return [self._document(text) for text in optimized]
+        return [crafted_document(text, self.title) for text in optimized]
 
     async def _contents(self, question: str, desired: str, rng: np.random.Generator) -> list[str]:
         """I, the content of each text."""
@@ -151,10 +151,6 @@ class Poison(PoisoningAttack):
 
         pool = candidate_words(embedder, target, words) if self.passes else words
         return f"{_as_sentence(' '.join(flip_words(words, cosines, pool, rng, self.passes, self.candidates)))} {claim}"
-
-    def _document(self, text: str) -> Document:
-        name = hashlib.sha256(f"{self.title}\n{text}".encode()).hexdigest()[:16]
-        return Document(f"added-{name}", text, self.title)
 
 
 def _as_sentence(question: str) -> str:

@@ -12,7 +12,6 @@ Deviation: test questions are the given question with the trigger inserted, and 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -22,7 +21,7 @@ import numpy as np
 from casemate.errors import ConfigError
 from casemate.protocols import Embedder, PoisoningAttack
 from casemate.redteam.crawling.common_words import SENTENCES
-from casemate.redteam.crawling.hotflip import candidate_words, flip_words
+from casemate.redteam.crawling.hotflip import candidate_words, crafted_document, flip_words
 from casemate.types import Document, Vector
 
 UNOPTIMIZED_PARTS = (
@@ -97,7 +96,7 @@ class Trigger(PoisoningAttack):
                 await asyncio.to_thread(self._optimize_retrieval, question, instruction, rng, self.embedder)
                 for _ in range(self.texts)
             ]
-        return [self._document(f"{first} {instruction}") for first in firsts]
+        return [crafted_document(f"{first} {instruction}", self.title) for first in firsts]
 
     def _optimize_retrieval(self, question: str, instruction: str, rng: np.random.Generator, embedder: Embedder) -> str:
         """A first part near questions with the trigger and far from others."""
@@ -116,7 +115,3 @@ class Trigger(PoisoningAttack):
         begin = [own[i % len(own)] for i in range(self.words)]
         pool = candidate_words(embedder, direction, own)
         return f"{' '.join(flip_words(begin, score, pool, rng, self.passes, self.candidates))}."
-
-    def _document(self, text: str) -> Document:
-        name = hashlib.sha256(f"{self.title}\n{text}".encode()).hexdigest()[:16]
-        return Document(f"added-{name}", text, self.title)

@@ -8,6 +8,7 @@ embeddings point to the target first. Each is tried by embedding the whole text.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
@@ -15,7 +16,7 @@ import numpy as np
 
 from casemate.protocols import Embedder
 from casemate.redteam.crawling.common_words import WORDS
-from casemate.types import Vector
+from casemate.types import Document, Vector
 
 Score: TypeAlias = Callable[[Sequence[Sequence[str]]], Vector]
 """Scores of word lists; higher is better."""
@@ -67,3 +68,9 @@ def candidate_words(embedder: Embedder, direction: Vector, own: Sequence[str] = 
     known = list(dict.fromkeys([*own, *WORDS]))
     order = np.argsort(-(embedder.embed(known) @ direction), kind="stable")
     return [known[i] for i in order]
+
+
+def crafted_document(text: str, title: str) -> Document:
+    """A document of an attack, with an id by its content."""
+    name = hashlib.sha256(f"{title}\n{text}".encode()).hexdigest()[:16]
+    return Document(f"added-{name}", text, title)
