@@ -131,7 +131,6 @@ class CrawlFigures:
         questions: Its budget.
         chunks: Chunks in the collection.
         by_side: Results by side.
-        example: An exchange of either side, at the same number: question and reply.
     """
 
     crawler: str
@@ -139,7 +138,6 @@ class CrawlFigures:
     questions: int
     chunks: int
     by_side: dict[str, ExtractionResult]
-    example: dict[str, tuple[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -396,9 +394,7 @@ async def _crawl(
         by_side[side] = made.by_target[side]
         if trace.error:
             raise DataError(f"the crawl with the guard {side} failed: {trace.error}")
-    at = max(0, min(len(trace.exchanges) for trace in traces.values()) - 1)
-    example = {side: (t.exchanges[at].question, t.exchanges[at].reply) for side, t in traces.items() if t.exchanges}
-    return CrawlFigures(CRAWLER, crawler.attack.paper, CRAWL_QUESTIONS, len(chunks), by_side, example)
+    return CrawlFigures(CRAWLER, crawler.attack.paper, CRAWL_QUESTIONS, len(chunks), by_side)
 
 
 async def _poison(
