@@ -103,3 +103,15 @@ def documents(count, seed=0, words=12, **fields):
     """Documents of random words; document i alone has the word ``only<i>``."""
     rng = np.random.default_rng(seed)
     return [Document(f"d{i}", " ".join([f"only{i}", *rng.choice(WORDS, words)]), **fields) for i in range(count)]
+
+
+@dataclass
+class Script(Generator):
+    """Returns replies in order, and records the prompts."""
+
+    replies: list
+    prompts: list = field(default_factory=list)
+
+    async def stream(self, prompt):
+        self.prompts.append(prompt)
+        yield self.replies[len(self.prompts) - 1]

@@ -2,7 +2,6 @@ import asyncio
 import gzip
 import json
 import re
-from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
@@ -13,11 +12,11 @@ from sklearn.metrics import roc_auc_score
 from casemate.backends.generators.simulated_reader import SimulatedReader
 from casemate.demo.clinic import case_notes
 from casemate.errors import ConfigError
-from casemate.protocols import Generator
 from casemate.rag.pipeline import join_stream
 from casemate.redteam.attacks.interrogation import REQUEST, Interrogation, as_question, negated_clause, yes_no_answer
 from casemate.text.tokens import words
 from casemate.types import Document, Probe, Prompt, Reply
+from tests.fakes import Script
 
 TEXT = (
     "OBJECTIVE: The north bridge over the Tarn was closed on 3 May 2031, after divers found cracks in two piers. "
@@ -204,18 +203,6 @@ def test_the_score_follows_the_paper(pairs, penalty):
 def test_options_out_of_range_are_rejected(options):
     with pytest.raises(ConfigError, match="interrogation"):
         Interrogation(**options)
-
-
-@dataclass
-class Script(Generator):
-    """Gives replies in order, and remembers the prompts."""
-
-    replies: list
-    prompts: list = field(default_factory=list)
-
-    async def stream(self, prompt):
-        self.prompts.append(prompt)
-        yield self.replies[len(self.prompts) - 1]
 
 
 QUESTIONS = "Here they are\n1. Is it old?\n- Is it wet?\n3) Is it long?\n\nIs it blue?\nIs it new?"

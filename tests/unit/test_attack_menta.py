@@ -1,7 +1,6 @@
 import asyncio
 import json
 import re
-from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
@@ -11,11 +10,11 @@ from hypothesis import strategies as st
 from casemate.backends.generators.simulated_reader import SimulatedReader
 from casemate.demo.clinic import case_notes
 from casemate.errors import ConfigError
-from casemate.protocols import Generator
 from casemate.rag.pipeline import join_stream
 from casemate.redteam.attacks.menta import MEntA, claims
 from casemate.text.tokens import content_words
 from casemate.types import UNKNOWN, Document, Probe, Prompt, Reply
+from tests.fakes import Script
 
 TEXT = (
     "The north bridge over the Tarn was closed on 3 May 2031, after divers found cracks in two piers. Engineer Ottilie "
@@ -145,18 +144,6 @@ def test_claims_have_no_citations_and_markup(reply, expected):
 def test_options_out_of_range_are_rejected(options):
     with pytest.raises(ConfigError, match="menta"):
         MEntA(**options)
-
-
-@dataclass
-class Script(Generator):
-    """Returns replies in order, and records the prompts."""
-
-    replies: list
-    prompts: list = field(default_factory=list)
-
-    async def stream(self, prompt):
-        self.prompts.append(prompt)
-        yield self.replies[len(self.prompts) - 1]
 
 
 def test_a_writer_writes_questions_and_summary():

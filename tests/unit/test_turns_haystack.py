@@ -17,17 +17,11 @@ from casemate.errors import ConfigError
 from casemate.guard.turn import turn
 from casemate.integrations.haystack import GuardedHaystackRetriever
 from casemate.integrations.haystack_fusion import GuardedDocumentJoiner, unguarded_legs
+from tests.unit import test_integrations_haystack as wrappers
 from tests.unit.test_integrations_haystack import HARMLESS, Embedder, filled, ids, text_of
 from tests.wrapped import config, mirabel
 
-
-@pytest.fixture(scope="module")
-def calibration(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("fit")
-    made = GuardedHaystackRetriever(InMemoryEmbeddingRetriever(filled()), Embedder(), config=config(), path=str(folder))
-    made.warm_up()
-    made.protection.close()
-    return str(folder / "calibration.json")
+calibration = wrappers.calibration
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from langchain_core.tools.retriever import create_retriever_tool
 from casemate.errors import ConfigError
 from casemate.guard.turn import turn
 from casemate.integrations.langchain import GuardedFusion, guarded, unguarded_legs
+from tests.unit import test_integrations_langchain as wrappers
 from tests.unit.test_integrations_langchain import HARMLESS, ByWord, Listener, Model, filled, ids, text_of
 from tests.wrapped import config, mirabel
 
@@ -23,11 +24,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 RECORDS = 60
 
 
-@pytest.fixture(scope="module")
-def calibration(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("fit")
-    guarded(filled(), config=config(), path=folder).protection.close()
-    return str(folder / "calibration.json")
+calibration = wrappers.calibration
 
 
 @pytest.fixture

@@ -23,15 +23,11 @@ from llama_index.core.tools import QueryEngineTool, RetrieverTool
 from casemate.errors import ConfigError
 from casemate.guard.turn import turn
 from casemate.integrations.llamaindex import guarded, unguarded_legs
+from tests.unit import test_integrations_llamaindex as wrappers
 from tests.unit.test_integrations_llamaindex import HARMLESS, filled, ids, node, text_of
 from tests.wrapped import config, corpus, mirabel
 
-
-@pytest.fixture(scope="module")
-def calibration(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("fit")
-    guarded(filled(), config=config(), path=folder).protection.close()
-    return str(folder / "calibration.json")
+calibration = wrappers.calibration
 
 
 @pytest.fixture
