@@ -54,8 +54,9 @@ SENTENCES, KEYWORDS = 2, 8
 """Sentences and keywords of one unit."""
 SUPPORTED_SHARE = 0.5
 """Share of the new answer's keywords of which one other unit must state more to support it."""
-AT_ONCE = 16
-"""Answers that a reader is asked for at once. A generator with ``batch`` writes them together."""
+AT_ONCE = 8
+"""Answers that a reader is asked for at once. A generator with ``batch`` writes them together. With 16, a 0.5B on two
+busy cores could not read their documents within ``ANSWER_S``."""
 ANSWER_S = 120.0
 """Time limit of one answer, and of all that are asked again together, in seconds. Many share a model's time."""
 log = logging.getLogger(__name__)
