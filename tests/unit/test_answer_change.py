@@ -334,7 +334,8 @@ def test_prompts_that_are_asked_again_share_the_time_of_one_answer(index, monkey
     add(index, TRUE)
     reader = Trickles()
     changes = AnswerCheck(index, reader=reader).check([entered(f"{TEXTS[0]} {i}.", source=f"n{i}") for i in range(6)])
-    assert all(c.changed for c in changes) and reader.closed == 1 + 6 + 1
+    assert all(c.changed for c in changes)
+    assert reader.closed in (1 + 6 + 1, 1 + 6 + 2)  # without a shared time 1 + 6 + 6; both limits end at one moment
 
 
 class TestSpecificLifts:
