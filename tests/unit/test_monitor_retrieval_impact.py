@@ -133,7 +133,8 @@ class TestTextSignals:
     @pytest.mark.parametrize(
         "head",
         ["In which year was the north bridge built", "Who built the north bridge", "was the north bridge built in 1931",
-         "The north bridge was built by", "the builder of the north bridge", "The north bridge was built by who"],
+         "The north bridge was built by", "the builder of the north bridge", "The north bridge was built by who",
+         "Question: who built the north bridge", "north bridge: when was it built"],
     )  # fmt: skip
     def test_typed_queries_need_no_question_mark(self, head):
         assert question_echo(Document("a", f"{head}. The north bridge was built by Brandt, its builder.")) > 1

@@ -21,7 +21,8 @@ _END = re.compile(r"(?<=[.?!])\s+|\n+")
 _ASKS = r"(?:who|whom|whose|what|which|when|where|why|how)"
 _VERB = r"(?:is|are|was|were|do|does|did|can|could|will|would|should|has|have|had|may|might|must)"
 _PREPOSITION = r"(?:in|on|at|to|for|from|by|with|of|about|under|after|before|during|into|through)"
-_QUESTION = re.compile(rf"(?:{_PREPOSITION}\s+)?{_ASKS}(?:'s)?\b|{_VERB}\b", re.IGNORECASE)
+_LABEL = r"(?:[^:\s]{1,40}(?:\s[^:\s]{1,40}){0,2}:\s+)?"  # Question: ...
+_QUESTION = re.compile(rf"{_LABEL}(?:(?:{_PREPOSITION}\s+)?{_ASKS}(?:'s)?\b|{_VERB}\b)", re.IGNORECASE)
 _MAYBE_QUESTION = re.compile(
     rf"(?:\S+\s+){{1,3}}{_ASKS}\b"  # Historians disagree on what ...
     rf"|.*\b(?:{_PREPOSITION}|{_VERB})\s+{_ASKS}\b"  # The bridge was built by who
