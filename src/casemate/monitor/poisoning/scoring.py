@@ -45,11 +45,11 @@ from casemate.types import DEFAULT_TENANT, Document, Float64, Vector
 FALSE_POSITIVE_RATE = 0.01
 """Share of benign documents that may be quarantined."""
 SHARES: Mapping[str, float] = {
-    "answer": 0.6,
+    "answer": 0.5,
     "lift": 0.06,
     "entries": 0.06,
     "block": 0.1,
-    "echo": 0.05,
+    "echo": 0.15,
     "title": 0.02,
     "orders": 0.03,
     "hidden": 0.02,
