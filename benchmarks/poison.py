@@ -133,7 +133,7 @@ def questions_of(name: str) -> list[str]:
 def main(folder: str = "", only: str = "", other: str = "") -> None:
     """Both corpora, or one."""
     file = ROOT / "benchmarks/results/poison.json"
-    results: dict[str, Any] = json.loads(file.read_text())["results"] if only else {}
+    results: dict[str, Any] = json.loads(file.read_text())["results"] if only or other else {}
     with tempfile.TemporaryDirectory() as scratch:
         embedder = Kept(Path(folder or scratch) / "kept.npz")
         texts = Texts(embedder, other)

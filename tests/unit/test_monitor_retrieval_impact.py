@@ -134,14 +134,18 @@ class TestTextSignals:
         "head",
         ["In which year was the north bridge built", "Who built the north bridge", "was the north bridge built in 1931",
          "The north bridge was built by", "the builder of the north bridge", "The north bridge was built by who",
-         "Question: who built the north bridge", "north bridge: when was it built"],
+         "Question: who built the north bridge", "north bridge: when was it built", "Q: who built the north bridge",
+         "Q1: who built the north bridge", "QUESTION: who built the north bridge", "WHO BUILT THE NORTH BRIDGE",
+         "**Who built the north bridge?**\n", "\u201cWho built the north bridge?\u201d\n",
+         "(Who built the north bridge?)\n",
+         "\u200bWho built the north bridge\n", "## Who built the north bridge\n", "who built the north bridge,\n"],
     )  # fmt: skip
     def test_typed_queries_need_no_question_mark(self, head):
         assert question_echo(Document("a", f"{head}. The north bridge was built by Brandt, its builder.")) > 1
 
     @pytest.mark.parametrize(
         "head",
-        ["WHO built the north bridge", "The movement which built the north bridge began in 1931",
+        ["WHO built the north bridge", "The north bridge was closed in May", "The movement which built the north bridge began in 1931",
          "The builders of the north bridge differ on what was built"],
     )  # fmt: skip
     def test_statements_with_a_question_word_are_at_most_probable_questions(self, head):

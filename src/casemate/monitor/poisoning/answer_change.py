@@ -55,8 +55,8 @@ SENTENCES, KEYWORDS = 2, 8
 SUPPORTED_SHARE = 0.5
 """Share of the new answer's keywords of which one other unit must state more to support it."""
 AT_ONCE = 8
-"""Answers that a reader is asked for at once. A generator with ``batch`` writes them together. With 16, a 0.5B on two
-busy cores could not read their documents within ``ANSWER_S``."""
+"""Answers that a reader is asked for at once. A generator with ``batch`` writes them together. With 16, a model
+of 0.5 billion parameters on two busy cores exceeded ``ANSWER_S``."""
 ANSWER_S = 120.0
 """Time limit of one answer, and of all that are asked again together, in seconds. Many share a model's time."""
 log = logging.getLogger(__name__)

@@ -14,21 +14,25 @@ from casemate.types import Document
 
 MAX_QUESTION_WORDS = 30
 """Longest beginning that counts as a question."""
+MAX_QUESTION_LENGTH = 2000
+"""Longest beginning that is searched for a question, in characters: a word may have megabytes."""
 ANSWER_WORDS = 40
 """Words after it that are searched for the answer."""
 
 _END = re.compile(r"(?<=[.?!])\s+|\n+")
 _ASKS = r"(?:who|whom|whose|what|which|when|where|why|how)"
-_VERB = r"(?:is|are|was|were|do|does|did|can|could|will|would|should|has|have|had|may|might|must)"
+_VERB = r"(?:is|are|was|were|do|does|did|can|could|will|would|should|has|have|had|may(?!\s+\d)|might|must)"
 _PREPOSITION = r"(?:in|on|at|to|for|from|by|with|of|about|under|after|before|during|into|through)"
 _LABEL = r"(?:[^:\s]{1,40}(?:\s[^:\s]{1,40}){0,2}:\s+)?"  # Question: ...
 _QUESTION = re.compile(rf"{_LABEL}(?:(?:{_PREPOSITION}\s+)?{_ASKS}(?:'s)?\b|{_VERB}\b)", re.IGNORECASE)
 _MAYBE_QUESTION = re.compile(
     rf"(?:\S+\s+){{1,3}}{_ASKS}\b"  # Historians disagree on what ...
-    rf"|.*\b(?:{_PREPOSITION}|{_VERB})\s+{_ASKS}\b"  # The bridge was built by who
-    rf"|.*\b(?:{_PREPOSITION}|{_VERB}|the|an?|as|called|named)$",  # The bridge was built by
+    rf"|.*\b(?:{_PREPOSITION}|{_VERB})\s+{_ASKS}\b",  # The bridge was built by who
     re.IGNORECASE | re.DOTALL,
 )
+_UNFINISHED = re.compile(rf"\b(?:{_PREPOSITION}|(?!may){_VERB}|the|an?|as|called|named)$", re.IGNORECASE)
+_MARKS = " \t.,:;!?\"'“”„«»‘’()[]*_#>•–¿-\u200b\u200c\u200d\u2060\ufeff"
+"""Marks around a question: quotes, lists, emphasis, invisible characters."""
 _MODEL = r"(?:assistant|language model|chatbot|chat ?bot|llm|ai|model|system prompt)"
 INSTRUCTION_PATTERNS: dict[str, re.Pattern[str]] = {
     name: re.compile(pattern, re.IGNORECASE | re.DOTALL)
@@ -116,16 +120,22 @@ def _echo(text: str) -> float:
 
 
 def _question_form(head: str) -> float:
-    """1 for a question by its form, 1/2 for a beginning that may be one; 0 for a clause with a comma."""
-    if head.endswith("?"):
+    """1: a question by its form. 1/2: it may be one, or it begins with a small letter. 0: anything else.
+
+    A comma makes it a clause. An acronym is no question word ("WHO recommends ...").
+    """
+    sentence = head.strip(_MARKS)[:MAX_QUESTION_LENGTH]
+    end = head[len(head.rstrip(_MARKS)) :]
+    if "?" in end:
         return 1.0
-    sentence = head.rstrip(" .:;!\"'”\u200b")
-    first = sentence.split(maxsplit=1)[0] if sentence else ""
-    if "," in sentence or (first.isupper() and len(first) > 1):  # the WHO is no question
+    if "," in sentence:
         return 0.0
+    first = sentence.split(maxsplit=1)[0] if sentence else ""
+    acronym = len(first) > 1 and first.isupper() and not first.endswith(":") and not sentence.isupper()
     if _QUESTION.match(sentence):
-        return 1.0
-    return 0.5 * bool(_MAYBE_QUESTION.match(sentence) or first[:1].islower())
+        return 0.5 if acronym else 1.0
+    unfinished = "." in end and _UNFINISHED.search(sentence[-MAX_QUESTION_LENGTH // 10 :])
+    return 0.5 * bool(not acronym and (_MAYBE_QUESTION.match(sentence) or unfinished or first[:1].islower()))
 
 
 def _is_hidden(text: str, at: int) -> bool:
