@@ -157,3 +157,21 @@ def test_a_missing_vector_or_collection_is_reported(points, tmp_path) -> None:
     with pytest.raises(DataError, match="is missing; check whether it was renamed or deleted"):
         index.search(np.eye(DIM, dtype=np.float32)[0], 1)
     index.close()
+
+
+def test_fields_inside_others_are_read_and_refused_when_written(tmp_path):
+    from qdrant_client import QdrantClient, models
+
+    client = QdrantClient(path=str(tmp_path / "nested"))
+    client.create_collection("theirs", models.VectorParams(size=DIM, distance=models.Distance.COSINE))
+    payloads = [{"meta": {"text": text, "t": tenant}} for text, tenant in [("one", "x"), (0, "x"), ("three", "y")]]
+    rows = [models.PointStruct(id=i, vector=np.eye(DIM)[i].tolist(), payload=p) for i, p in enumerate(payloads)]
+    client.upsert("theirs", rows)
+    client.close()
+    options = {"text": "meta.text", "source": "", "only": {"meta.t": "x"}, "writable": True}
+    collection = QdrantCollection(Secret(str(tmp_path / "nested")), "theirs", **options)
+    assert collection.open() == DIM
+    assert [d.text for d in collection.find(["0", "1", "2"]).documents] == ["one", "0"]
+    with pytest.raises(CapabilityError, match="can be read, not written: 'meta.t', 'meta.text'"):
+        collection.add([Document("7", "new")], np.eye(DIM, dtype=np.float32)[:1])
+    collection.close()

@@ -145,7 +145,8 @@ class TestTextSignals:
 
     @pytest.mark.parametrize(
         "head",
-        ["WHO built the north bridge", "The north bridge was closed in May", "The movement which built the north bridge began in 1931",
+        ["WHO built the north bridge", "The north bridge was closed in May",
+         "The movement which built the north bridge began in 1931",
          "The builders of the north bridge differ on what was built"],
     )  # fmt: skip
     def test_statements_with_a_question_word_are_at_most_probable_questions(self, head):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from casemate.backends.clients.qdrant import QdrantServer
 from casemate.backends.clients.rest import without_credentials
-from casemate.backends.sidecar.row_collection import SCAN_PAGE, RowCollection, StoredRow, require_writable
+from casemate.backends.sidecar.row_collection import SCAN_PAGE, RowCollection, StoredRow, field_of, require_writable
 from casemate.backends.sidecar.row_inventory import quote_ids
 from casemate.errors import ConfigError, DataError, needs
 from casemate.types import Document, Secret, Vector
@@ -130,7 +130,7 @@ class QdrantCollection(RowCollection):
         wanted = [p for p in map(point_id, ids) if p is not None]
         client = self._open_client()
         points = client.retrieve(self.collection, wanted, True, self._vectors()) if wanted else ()
-        return self._rows([p for p in points if all((p.payload or {}).get(k) == v for k, v in self.only.items())])
+        return self._rows([p for p in points if all(field_of(p.payload or {}, k) == v for k, v in self.only.items())])
 
     def add(self, documents: Sequence[Document], vectors: Vector) -> None:
         """See ``VectorCollection.add``."""
@@ -145,7 +145,7 @@ class QdrantCollection(RowCollection):
             models.PointStruct(
                 id=point_id(d.id),  # type: ignore[arg-type]
                 vector={self.vector: v.tolist()} if self.vector else v.tolist(),
-                payload={**d.metadata, **self.only, **self._own(d)},
+                payload={**d.metadata, **self._own(d, self.only)},
             )
             for d, v in zip(documents, vectors, strict=True)
         ]

@@ -1,6 +1,7 @@
 """Base of collections whose store returns rows as mappings: pages, exact scores and errors, once for all stores.
 
-A subclass is one store. It implements five calls: connect, count, scan, search and find.
+A subclass is one store. It implements five calls: connect, count, pages, nearest and stored. One that can be written
+overrides add and remove, too.
 """
 
 from __future__ import annotations
@@ -150,9 +151,18 @@ class RowCollection(VectorCollection):
         if server := getattr(self, "_server", None):
             server.close()
 
-    def _own(self, d: Document) -> dict[str, str]:
-        """Text, source and title of a document by field, to write them."""
-        own = {self.text: d.text, self.source: d.source, self.title: d.title}
+    def _own(self, d: Document, only: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Fields to write: those of ``only``, and text, source and title of a document.
+
+        Raises:
+            CapabilityError: If a field is inside another one. Stores would write it beside that one.
+        """
+        own = {**(only or {}), self.text: d.text, self.source: d.source, self.title: d.title}
+        if nested := [name for name in own if "." in name]:
+            raise CapabilityError(
+                f"{self.name}: fields inside other fields can be read, not written: {quote_ids(nested)}; "
+                "write them with the program that owns the collection"
+            )
         return {name: value for name, value in own.items() if name}
 
     def _read_only(self) -> CapabilityError:
@@ -175,8 +185,8 @@ class RowCollection(VectorCollection):
     def _document(self, row: StoredRow) -> Document:
         own = {self.text, self.source, self.title, *self.own_fields}
         metadata = {name: value for name, value in row.fields.items() if name not in own}
-        text, title, source = (str(field_of(row.fields, name) or "") for name in (self.text, self.title, self.source))
-        return Document(row.id, text, title, source, "", metadata)
+        title, source = (str(field_of(row.fields, name) or "") for name in (self.title, self.source))
+        return Document(row.id, str(field_of(row.fields, self.text)), title, source, "", metadata)
 
 
 def require_writable(collection: Any, plug_in: str) -> None:
