@@ -133,6 +133,19 @@ def test_too_few_documents_give_no_figure_but_a_reason(tmp_path):
     assert "could not be calibrated" in assessment_report.render_assessment(found)
 
 
+@pytest.mark.parametrize(("chunks", "said"), [(24, True), (30, False)])
+def test_the_report_says_that_mirabel_decides_nothing(chunks, said, tmp_path):
+    found = run(write_notes(tmp_path / "notes", 5), tmp_path)
+    found = replace(found, guard_gap="", sample=replace(found.sample, chunks=chunks))
+    note = (
+        "mirabel withheld no document: it decides only from 30 chunks, and 24 were indexed. Use a folder of at least "
+        "40 documents."
+    )
+    assert assessment_report.guard_note(found) == (note if said else "")
+    assert (note in assessment_report.render_assessment(found)) == said
+    assert assessment_report.as_json(found)["guard_note"] == (note if said else "")
+
+
 def test_a_large_folder_is_sampled(tmp_path, monkeypatch):
     folder = write_notes(tmp_path / "notes", 30)
     monkeypatch.setattr(sample, "MAX_FILES", 12)
@@ -211,7 +224,7 @@ def test_the_terminal_says_before_the_figures_that_the_guard_is_not_calibrated(t
         main()
     printed = capsys.readouterr().out
     assert "14 documents; a calibration needs at least 20" in printed
-    assert printed.index("The guard withheld no document") < printed.index("Guard off -> guard on")
+    assert printed.index("mirabel withheld no document") < printed.index("Guard off -> guard on")
 
 
 def test_a_folder_in_place_of_the_report_is_an_error_before_indexing(tmp_path, monkeypatch, capsys):

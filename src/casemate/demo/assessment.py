@@ -185,7 +185,7 @@ class Assessment:
         crawl: The crawl.
         poisoning: Planted documents.
         membership: Membership inference; None: see `sample.gap`.
-        guard_gap: Why the guard could not be calibrated and withholds nothing; empty if it could.
+        guard_gap: Why mirabel could not be calibrated and withholds nothing; empty if it could.
     """
 
     at: str

@@ -11,6 +11,7 @@ from typing import Any
 
 from casemate.demo.assessment import MIN_RECORD_WORDS, QUOTE_WORDS, Assessment
 from casemate.demo.sample import MAX_FILE_MB
+from casemate.guard.defenses.mirabel import Mirabel
 from casemate.maths.stats import Estimate
 from casemate.monitor.service import FALSE_ANSWER
 from casemate.redteam.lab.judge import OFF, ON
@@ -22,6 +23,8 @@ from casemate.reports.render import render
 from casemate.runtime.files import write_atomically
 from casemate.text.tokens import ngrams
 
+FEWEST_DOCUMENTS = 40
+"""A folder of which `Mirabel.min_documents` documents are indexed."""
 SHOWN = 900
 """Characters of a reply that are shown."""
 READERS = {
@@ -183,6 +186,7 @@ def as_json(assessment: Assessment) -> dict[str, Any]:
         "seconds": round(assessment.seconds, 1),
         "reader": assessment.reader,
         "guard_gap": assessment.guard_gap,
+        "guard_note": guard_note(assessment),
         "failures": failures(assessment),
         "sample": {k: getattr(sample, k) for k in ("found", "indexed", "chunks", "held_out", "left_out", "ignored")},
         "problems": [asdict(p) for p in sample.problems],
@@ -277,10 +281,17 @@ def failures(assessment: Assessment) -> list[str]:
 
 
 def guard_note(assessment: Assessment) -> str:
-    """Why the guard withheld no document, in a sentence; empty if it was calibrated."""
+    """Why mirabel withheld no document; empty if it could. `crawl_limit` needs neither documents nor calibration."""
+    chunks = assessment.sample.chunks
     if not assessment.guard_gap:
-        return ""
-    return f"The guard withheld no document, because it could not be calibrated ({assessment.guard_gap})."
+        if chunks >= Mirabel.min_documents:
+            return ""
+        return (
+            f"mirabel withheld no document: it decides only from {Mirabel.min_documents} chunks, and {chunks} were "
+            f"indexed. Use a folder of at least {FEWEST_DOCUMENTS} documents."
+        )
+    why = assessment.guard_gap.removeprefix("mirabel: ")
+    return f"mirabel withheld no document, because it could not be calibrated ({why})."
 
 
 def _limits(assessment: Assessment) -> Iterator[str]:
