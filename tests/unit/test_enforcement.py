@@ -134,6 +134,7 @@ class TestCommand:
         record(verdict(1), verdict(2, hidden=("d3#1",)), verdict(3, client="ben", minute=2))
         shown = run("--yes").stdout
         assert "3 questions in 2 sessions" in shown and "1 of 3" in shown
+        assert "guard.mode is enforce" in shown and "monitor.gate is true" in shown
         assert "request r2, client ann" in shown and "chunks d3#1" in shown
         written = configuration.read(place / "casemate.yaml")
         assert (written.guard.mode, written.monitor.gate) == ("enforce", True)
@@ -160,7 +161,7 @@ class TestCommand:
 
     def test_it_switches_back(self, place):
         run("--yes", "--force")
-        run("--off", "--yes")
+        assert "monitor.gate stays true" in run("--off", "--yes").stdout
         written = configuration.read(place / "casemate.yaml")
         assert (written.guard.mode, written.monitor.gate) == ("observe", True)
         assert settings() == ["enforce", "observe"]
@@ -184,7 +185,7 @@ class TestCommand:
 
     def test_a_gate_that_is_off_stays_off(self, place):
         (place / "casemate.yaml").write_text("guard: {mode: observe}\n")
-        run("--yes", "--force")
+        assert "monitor.gate" not in run("--yes", "--force").stdout + run("--off", "--yes").stdout
         assert configuration.read(place / "casemate.yaml").monitor.gate is False
 
     def test_json_is_one_object(self, place):

@@ -69,12 +69,15 @@ def enforce(
         if needed and yes and preview and not force and (why := _objection(preview)):
             raise ConfigError(f"nothing was changed: {why}; or add --force")
         done = needed and _confirmed(mode, yes, as_json)
+        gate = (
+            "set" if "monitor.gate" in setting_values(path, mode) else "kept" if settings.monitor.gate is True else ""
+        )
         problem = switch(store, path, mode, AUTHOR) if done else ""
     if as_json:
         shown_preview = asdict(preview) if preview else None
         print_json({"mode": mode if done else settings.guard.mode, "file": problem or "ok", "preview": shown_preview})
     elif done:
-        _report(path, mode, problem)
+        _report(path, mode, gate, problem)
     if problem:
         raise typer.Exit(1)
 
@@ -155,9 +158,14 @@ def _show_defenses(preview: EnforcementPreview) -> None:
             say.print(f"[yellow]note:[/yellow] {name} decided nothing; run 'casemate doctor'", soft_wrap=True)
 
 
-def _report(path: Path, mode: GuardMode, problem: str) -> None:
-    """Prints what was changed."""
+def _report(path: Path, mode: GuardMode, gate: str, problem: str) -> None:
+    """Prints what was changed, and that ``monitor.gate`` was set to true or stays true."""
     if problem:
-        say.print(f"[yellow]note:[/yellow] {shown(problem)}; write 'mode: {mode}' under 'guard:' yourself")
-    else:
-        out.print(f"{shown(str(path))}: guard.mode is {mode}; running gateways follow within seconds")
+        more = ", and 'gate: true' under 'monitor:'" if gate == "set" else ""
+        say.print(f"[yellow]note:[/yellow] {shown(problem)}; write 'mode: {mode}' under 'guard:'{more} yourself")
+        return
+    out.print(f"{shown(str(path))}: guard.mode is {mode}; running gateways follow within seconds", soft_wrap=True)
+    if gate == "set":
+        out.print(f"{shown(str(path))}: monitor.gate is true; suspicious new documents are quarantined", soft_wrap=True)
+    elif gate == "kept" and mode == "observe":
+        out.print("monitor.gate stays true; set it to observe if screening must not quarantine", soft_wrap=True)
