@@ -1,11 +1,15 @@
 """Messages that a new user meets first."""
 
 import importlib
+import socket
+from functools import partial
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from casemate import plugins
+from casemate.app import open_app
 from casemate.cli import cli
 from casemate.cli.ask import _sentence
 from casemate.errors import ConfigError
@@ -14,22 +18,44 @@ from casemate.types import Action, Document, Verdict
 from tests.fakes import BagOfWords
 
 
-@pytest.mark.parametrize("documents", [(), (Document("a", "a text"),)])
-def test_serve_says_that_the_index_is_empty(documents, tmp_path, monkeypatch):
+@pytest.fixture
+def server(tmp_path, monkeypatch):
+    """The module of the server; the working directory is empty, and the embedder needs no model."""
     pytest.importorskip("fastapi", reason="needs casemate[serve]")
-    from casemate import plugins
-    from casemate.app import open_app
-
     load = plugins.load
     monkeypatch.setattr(plugins, "load", lambda role, name: BagOfWords if name == "minilm" else load(role, name))
     monkeypatch.chdir(tmp_path)
+    return importlib.import_module("casemate.gateway.server")
+
+
+@pytest.mark.parametrize("documents", [(), (Document("a", "a text"),)])
+def test_serve_says_that_the_index_is_empty(documents, server, monkeypatch):
     if documents:
         with open_app() as app:
             app.index.add(documents, app.guard.rag.embedder.embed([d.content for d in documents]))
-    monkeypatch.setattr(importlib.import_module("casemate.gateway.server"), "serve", lambda app, show: show("http://x"))
+    monkeypatch.setattr(server, "serve", lambda app, show: show("http://x"))
     done = CliRunner().invoke(cli, ["serve"], catch_exceptions=False)
     assert "serving at http://x/v1" in done.stderr
     assert ("the index is empty" in done.stderr) == (not documents)
+
+
+@pytest.mark.parametrize("mode", ["observe", "enforce"])
+def test_serve_says_that_it_observes_and_how_to_create_the_first_key(mode, server, monkeypatch):
+    Path("casemate.yaml").write_text(f"guard: {{mode: {mode}}}\n")
+    monkeypatch.setattr(server, "serve", lambda app, show: show("http://x"))
+    start = partial(CliRunner().invoke, cli, catch_exceptions=False)
+    first = start(["serve"]).stderr
+    assert "create a key: casemate key create NAME" in first
+    assert ("the guard observes" in first) == (mode == "observe")
+    start(["key", "create", "app"])
+    assert "create a key" not in start(["serve"]).stderr
+
+
+def test_serve_says_that_the_address_is_in_use(server):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = CliRunner().invoke(cli, ["serve", "--port", str(port)])
+    assert str(done.exception) == f"127.0.0.1:{port} is in use; choose another with --port"
 
 
 def test_a_missing_question_file_is_named_once():

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import typer
@@ -13,15 +14,19 @@ from rich.table import Table
 from casemate import config as configuration
 from casemate.app import open_app
 from casemate.cli.console import ConfigFile, Json, Tenant, out, print_json, say, shown
-from casemate.errors import needs
+from casemate.errors import BackendError, needs
 from casemate.gateway.auth.keys import ApiKey, ApiKeyStore, Grant
 from casemate.plugins import build
 from casemate.protocols import EventStore
+from casemate.system import App
 from casemate.types import DEFAULT_TENANT
 
 EMPTY = (
     "[yellow]note:[/yellow] the index is empty, so every answer will be \"I don't know\"; run 'casemate index', or add "
     "documents with POST /v1/documents"
+)
+OBSERVES = (
+    "the guard observes: it records what it would withhold, and changes no answer; 'casemate enforce' switches it on"
 )
 key = typer.Typer(help="API keys of the gateway: create, list, revoke.", no_args_is_help=True)
 
@@ -40,14 +45,19 @@ def serve(
     with open_app(settings) as app:
         if not app.index.tenants():
             say.print(EMPTY, soft_wrap=True)
-        server.serve(app, _print_address)
+        if app.mode == "observe":
+            say.print(OBSERVES, soft_wrap=True)
+        server.serve(app, partial(_print_address, app))
     say.print("stopped; all events are written")
 
 
-def _print_address(address: str) -> None:
-    url = shown(address)
-    key_hint = "create a key: casemate key create NAME"
-    say.print(f"serving at {url}/v1, dashboard at {url}/dashboard; {key_hint}", soft_wrap=True)
+def _print_address(app: App, address: str) -> None:
+    url, keys = shown(address), ApiKeyStore(app.store)
+    with suppress(BackendError):  # the gateway serves without the store, too
+        keys.sync()
+    has_key = any(one.revoked is None for one in keys.all())
+    key_hint = "" if has_key else "; create a key: casemate key create NAME"
+    say.print(f"serving at {url}/v1, dashboard at {url}/dashboard{key_hint}", soft_wrap=True)
 
 
 @key.command()

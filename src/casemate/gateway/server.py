@@ -7,6 +7,7 @@ events are written. A second signal skips the wait.
 from __future__ import annotations
 
 import ctypes
+import errno
 import logging
 import os
 import signal
@@ -147,7 +148,7 @@ def serve(
 
     Raises:
         CasemateError: If the background work cannot start, such as the connection to an upstream MCP server.
-        BackendError: If the server cannot start; the log has the reason.
+        BackendError: If the address is in use, or the server cannot start; the log then has the reason.
     """
     raise_descriptor_limit()
     share_memory_arenas()
@@ -158,8 +159,10 @@ def serve(
     before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         server.run()  # uvicorn raises the signal again at its end, when it must have no effect
-    except SystemExit:  # of uvicorn, if the start fails: reported below
-        pass
+    except SystemExit as stop:  # of uvicorn, if the start fails: reported below
+        if isinstance(stop.__context__, OSError) and stop.__context__.errno == errno.EADDRINUSE:
+            message = f"{config.host}:{config.port} is in use; choose another with --port"
+            failures.append(BackendError(message, backend="gateway", retryable=True))
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
