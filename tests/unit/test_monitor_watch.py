@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -130,8 +130,24 @@ def test_every_slot_has_one_run_at_a_random_time():
     late = [e.at.timestamp() - e.body["slot"] for e in begun[1:]]
     assert all(0 <= x < HOUR for x in late)
     assert len({round(x / 60) for x in late}) > 10
-    assert led == [True, False]
+    assert led == [True]  # a process that is stopped does not stand by
     assert store.leases == {}
+
+
+def test_a_leader_that_loses_its_lease_stands_by():
+    store, led = InMemoryEventStore(), []
+    leader = LeaderElection(store, "w", 0.15)
+
+    async def work():
+        store.leases["w"] = ("another process", time.time() + 60)
+        await asyncio.sleep(30)
+
+    async def main():
+        with suppress(TimeoutError):
+            await asyncio.wait_for(leader.run_whenever_leader(work, led.append), 1)
+
+    asyncio.run(main())
+    assert led == [True, False]
 
 
 def test_concurrent_work_is_cancelled_once_and_cleans_up():

@@ -46,6 +46,7 @@ from casemate.types import DEFAULT_TENANT
 
 canary = typer.Typer(help="Ask questions with known answers, and alert when the answers change.", no_args_is_help=True)
 EXIT_CODES = {CanaryStatus.PASS: OK, CanaryStatus.FAIL: FAILED, CanaryStatus.ERROR: ERROR}
+STOPPED = "stopped; the next watch continues an unfinished run"
 STYLES = {CanaryStatus.PASS: "green", CanaryStatus.FAIL: "red", CanaryStatus.ERROR: "yellow"}
 
 
@@ -99,8 +100,9 @@ def watch_command(config: ConfigFile = None, tenant: Tenant = DEFAULT_TENANT) ->
         try:
             asyncio.run(monitor.watch(_say_run, _say_leader_change))
         except KeyboardInterrupt:
-            say.print("stopped; the next watch continues an unfinished run")
+            say.print(STOPPED)
             raise typer.Exit(INTERRUPTED) from None
+        say.print(STOPPED)  # SIGTERM
 
 
 @canary.command("trend")

@@ -112,7 +112,8 @@ class LeaderElection:
 
         Args:
             work: Called each time this process becomes the leader. A ``BackendError`` ends it until the next attempt.
-            on_change: Called with True when this process becomes the leader, with False when it no longer is.
+            on_change: Called with True when this process becomes the leader, with False when its term ends, but not
+                if it is cancelled.
         """
         try:
             while True:
@@ -141,8 +142,7 @@ class LeaderElection:
                 log.warning("the lease %s was lost; another process takes over", self.name)
         except BackendError as error:
             log.error("work under the lease %s failed and will be retried: %s", self.name, error)
-        finally:
-            on_change(False)
+        on_change(False)  # not if cancelled: no other process is the leader then
 
     async def _renew(self) -> None:
         """Renews the lease until it is lost."""

@@ -93,7 +93,7 @@ async def watch(  # noqa: PLR0913  all that a watch needs, in one call
         settings: Settings; None: the defaults.
         current: Called before each run: the same set with the baseline now in force. None: the baseline never changes.
         on_run: Called with the analysis of each run.
-        on_leader_change: Called with True when this process becomes the leader, with False when it no longer is.
+        on_leader_change: See ``LeaderElection.run_whenever_leader``.
 
     Raises:
         ConfigError: If canaries cannot be asked as configured, or two channels have the same name.
