@@ -130,7 +130,9 @@ def test_too_few_documents_give_no_figure_but_a_reason(tmp_path):
     head = assessment_report.headlines(found)[0]
     assert (head.off, head.on) == (None, None)
     assert "at least 10 of each" in head.why
-    assert "could not be calibrated" in assessment_report.render_assessment(found)
+    page = assessment_report.render_assessment(found)
+    assert "could not be calibrated" in page
+    assert all(f"casemate redteam {name}" in page for name in ("run", "crawl", "probe"))
 
 
 @pytest.mark.parametrize(("chunks", "said"), [(24, True), (30, False)])

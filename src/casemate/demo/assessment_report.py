@@ -173,7 +173,9 @@ def write_assessment(assessment: Assessment, path: Path) -> Path:
 NEXT = (
     ("casemate init FOLDER && casemate index", "your own index; the guard starts with its default protections"),
     ('casemate ask --explain "..."', "an answer with every verdict"),
-    ("casemate redteam run", "all attacks, more candidates, a verdict"),
+    ("casemate redteam run", "membership: all attacks, more candidates, a verdict"),
+    ("casemate redteam crawl", "extraction: more crawlers, more questions"),
+    ("casemate redteam probe", "injection: planted documents, a verdict"),
     ("casemate serve", "the OpenAI-compatible gateway and the dashboard"),
 )
 
