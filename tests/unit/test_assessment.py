@@ -99,6 +99,7 @@ def test_an_assessment_holds_documents_out_and_measures_both_sides(tmp_path):
     assert "simulated reader" in page.lower()
     assert "<mark>" in page
     assert "not measured" in page
+    assert "] %" not in page.replace("\N{NO-BREAK SPACE}", " ")
     assert "<script" not in page
     assert json.dumps(assessment_report.as_json(found))
 
