@@ -68,6 +68,9 @@ class TestInit:
         done = run("init", "--generator", "extractive")
         assert done.exit_code == 0
         assert "docs, the value of rag.corpus, does not exist yet" in done.stderr
+        written = Path("casemate.yaml").read_text()
+        assert "{use: mirabel, " in written and "{use: crawl_limit, " in written
+        assert "{name:" not in written
 
 
 class TestReproduce:

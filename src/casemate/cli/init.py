@@ -32,8 +32,8 @@ guard:
   mode: observe             # observe logs what it would withhold; 'casemate enforce' switches to enforce
   on_error: closed          # open
   defenses:
-    - {{name: mirabel, significance: .01}}   # membership inference; 'casemate calibrate' shows what other values cost
-    - {{name: crawl_limit, questions: 50}}   # extraction: what one client may copy; keep it last
+    - {{use: mirabel, significance: .01}}    # membership inference; 'casemate calibrate' shows what other values cost
+    - {{use: crawl_limit, questions: 50}}    # extraction: what one client may copy; keep it last
 monitor:
   gate: observe             # poisoning: screens new documents; true quarantines suspicious ones
 # calibrate:
