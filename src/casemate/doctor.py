@@ -16,6 +16,7 @@ from casemate.guard import generation_costs
 from casemate.guard.defenses.quorum.bounds import describe_bounds
 from casemate.guard.defenses.reindex import Reindex
 from casemate.maths.stats import clopper_pearson
+from casemate.monitor.service import missing_screening
 from casemate.rag.corpus import Corpus
 from casemate.rag.ingest import Ingest
 from casemate.reindexing.registry import reindex_due
@@ -116,6 +117,8 @@ def _index(app: App, fix: bool) -> Iterator[Finding]:
             detail = f"tenant {tenant!r}: {n} chunks of {len(app.index.digests(tenant))} sources"
             few = "; too few for statistical defenses: they decide nothing and hide nothing" if n < FEW else ""
             yield Finding("documents", None if few else True, detail + few)
+            if missing := missing_screening(app, tenant):
+                yield Finding("screening", None, f"tenant {tenant!r}: {missing}")
         if not app.index.tenants():
             yield Finding("documents", None, "the index is empty; run 'casemate index FOLDER'")
     except CasemateError as error:

@@ -5,9 +5,11 @@ import json
 from importlib.metadata import EntryPoint
 
 import pytest
+from typer.testing import CliRunner
 
 from casemate import plugins
 from casemate.app import open_app
+from casemate.cli import cli
 from casemate.doctor import FEW, examine
 from casemate.rag.corpus import Corpus
 from casemate.rag.ingest import Ingest
@@ -60,6 +62,17 @@ def test_few_documents_are_a_note(folder):
     index(folder, folder / "corpus.jsonl")
     ok, detail = details(folder)["documents"]
     assert ok is None and "too few for statistical defenses" in detail
+
+
+@pytest.mark.parametrize("gate", ["true", "observe", "false"])
+def test_screening_that_is_off_for_lack_of_documents_is_a_note(gate, folder, monkeypatch):
+    with (folder / "casemate.yaml").open("a") as file:
+        file.write(f"monitor: {{gate: {gate}}}\n")
+    monkeypatch.chdir(folder)
+    done = CliRunner().invoke(cli, ["index"], catch_exceptions=False)
+    missing = "off until the index has 500 chunks (now 40); new documents are indexed unscreened"
+    assert (f"screening: {missing}" in done.stderr) == (gate != "false")
+    assert details(folder).get("screening") == (None if gate == "false" else (None, f"tenant 'default': {missing}"))
 
 
 def test_differences_between_corpus_and_index_are_listed(folder):

@@ -46,7 +46,7 @@ from casemate.maths.stats import Estimate
 from casemate.monitor.enforcement import record_threshold
 from casemate.monitor.poisoning.screening_gate import ScreeningGate
 from casemate.monitor.recalibration import recalibrated, recorded_scores
-from casemate.monitor.service import open_screening_gate
+from casemate.monitor.service import missing_screening, open_screening_gate
 from casemate.monitor.trends.baseline import record_source_updates
 from casemate.rag.corpus import Corpus
 from casemate.rag.ingest import Ingest, IngestPlan, IngestReport, MissingPolicy
@@ -89,6 +89,8 @@ def index(
             app.index.warm(tenant)
         total = app.index.moments(tenant).n
         _report(report, total, as_json)
+        if missing := missing_screening(app, tenant):
+            say.print(f"[yellow]screening:[/yellow] {missing}", soft_wrap=True)
         if gate and (report.quarantined or gate.quarantined):
             say.print(_screening_note(gate, report.quarantined), soft_wrap=True)
         if fit and (why := app.due(tenant)):

@@ -350,6 +350,14 @@ def open_screening_gate(app: App, tenant: str = DEFAULT_TENANT, query_log: Seque
     return _open_gate(app.guard, app.store, app.config, tenant, query_log, reader)
 
 
+def missing_screening(app: App, tenant: str) -> str:
+    """Says that the configured screening is off, because the corpus is too small to compare with; else empty."""
+    n = app.index.moments(tenant).n
+    if not app.config.monitor.gate or n >= MIN_DOCUMENTS:
+        return ""
+    return f"off until the index has {MIN_DOCUMENTS} chunks (now {n}); new documents are indexed unscreened"
+
+
 def open_document_sink(app: App) -> DocumentSink:
     """The sink of a long-running process, for all tenants: with screening if configured, else the guard."""
     return open_tenant_screening(app.guard, app.store, app.config) or app.guard
