@@ -27,8 +27,8 @@ def flagged(client, hours=0.0, sources=("a",), is_flagged=True):
     return Event(f"{client}{hours}{sources}", at, "verdict", body | {"evidence": {"withheld": list(sources)}})
 
 
-def listed():
-    done = CliRunner().invoke(cli, ["client", "list", "--json"], catch_exceptions=False)
+def listed(*options):
+    done = CliRunner().invoke(cli, ["client", "list", "--json", *options], catch_exceptions=False)
     assert done.exit_code == 0
     return {one["client"]: one for one in json.loads(done.stdout)["clients"]}
 
@@ -50,6 +50,14 @@ def test_flagged_clients_are_listed_until_they_are_reset(place):
     place.flush()
     assert listed()[f"{key.id}/ann"]["verdicts"] == {"mirabel": 1}
     place.close()
+
+
+def test_clients_of_canaries_are_listed_on_request_only(place):
+    for client in ("canary-fee-7", "eve"):
+        place.append(flagged(client))
+    place.flush()
+    assert listed().keys() == {"eve"}
+    assert listed("--canaries").keys() == {"canary-fee-7", "eve"}
 
 
 def test_resetting_an_unknown_client_is_an_error(place):

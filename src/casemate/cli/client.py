@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Column, Table
 
+from casemate import config as configuration
 from casemate.cli.console import ConfigFile, Json, out, print_json, shown
 from casemate.cli.serve import open_event_store
 from casemate.errors import ConfigError
@@ -39,12 +40,15 @@ class _FlaggedClient:
 @client.command("list")
 def list_(
     hours: Annotated[float, typer.Option(min=0.0, help="Period to look back.")] = 24.0,
+    canaries: Annotated[bool, typer.Option("--canaries", help="List the clients of canaries, too.")] = False,
     config: ConfigFile = None,
     as_json: Json = False,
 ) -> None:
     """List flagged clients, the defenses that flagged them, and the number of sources withheld."""
+    is_canary = configuration.read(config).monitor.is_canary
     with open_event_store(config) as store:
         found = _flagged_clients(store, datetime.now(UTC) - timedelta(hours=hours))
+        found = [one for one in found if canaries or not is_canary(one.client)]
         keys = ApiKeyStore(store)
         keys.sync()
         names = {key.id: key.grant.name for key in keys.all()}
