@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -89,10 +89,8 @@ def index(
             app.index.warm(tenant)
         total = app.index.moments(tenant).n
         _report(report, total, as_json)
-        if missing := missing_screening(app, tenant):
-            say.print(f"[yellow]screening:[/yellow] {missing}", soft_wrap=True)
-        if gate and (report.quarantined or gate.quarantined):
-            say.print(_screening_note(gate, report.quarantined), soft_wrap=True)
+        for note in _screening_notes(app, tenant, gate, report.quarantined):
+            say.print(note, soft_wrap=True)
         if fit and (why := app.due(tenant)):
             say.print(f"calibrating the guard: {shown(why.partition(': ')[0])}", soft_wrap=True)
             for name, (found, _) in _calibrate(app, _log(app, None), tenant).items():
@@ -107,6 +105,13 @@ def _open_gate(app: App, tenant: str) -> ScreeningGate | None:
         return None
     with say.status("calibrating the screening of new documents"):
         return open_screening_gate(app, tenant, _log(app, None))
+
+
+def _screening_notes(app: App, tenant: str, gate: ScreeningGate | None, waiting: int) -> Iterator[str]:
+    if missing := missing_screening(app, tenant):
+        yield f"[yellow]screening:[/yellow] {missing}"
+    if gate and (waiting or gate.quarantined):
+        yield _screening_note(gate, waiting)
 
 
 def _screening_note(gate: ScreeningGate, waiting: int) -> str:
