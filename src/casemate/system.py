@@ -36,6 +36,9 @@ from casemate.runtime.callables import import_attribute, is_async
 from casemate.runtime.executor import Executor, LocalExecutor
 from casemate.types import DEFAULT_TENANT, Event, QuotaGrant, QuotaRequest, Vector
 
+NAMED_TENANTS = 5
+"""Tenants that a message names at most."""
+
 
 def audience_policy(section: GuardSection, folder: Path) -> AudiencePolicy:
     """The audience policy of a configuration.
@@ -119,6 +122,21 @@ class App:
     def index(self) -> Index:
         """The index."""
         return self.guard.rag.index
+
+    def require_documents(self, tenant: str) -> None:
+        """Refuses a tenant without documents.
+
+        Raises:
+            DataError: If the tenant has none; the message names the command, and a few other tenants.
+        """
+        tenants = self.index.tenants()
+        if tenant in tenants:
+            return
+        how = f"run 'casemate {'attach' if self.config.rag.index.use == 'attached' else 'index'}'"
+        if not tenants:
+            raise DataError(f"nothing is indexed yet; {how}")
+        others = ", ".join(sorted(tenants)[:NAMED_TENANTS])
+        raise DataError(f"tenant {tenant!r} has no documents; {how}, or choose another with --tenant: {others}")
 
     @property
     def calibrated(self) -> tuple[CalibratedDefense, ...]:

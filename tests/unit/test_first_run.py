@@ -41,7 +41,7 @@ class TestAsk:
         for words in (["ask", "When does it open?"], ["ask", "--explain", "Why?"], ["ask", "--json", "Why?"]):
             done = run(*words)
             assert isinstance(done.exception, DataError)
-            assert str(done.exception) == "tenant 'default' has no documents; run 'casemate index FOLDER'"
+            assert str(done.exception) == "nothing is indexed yet; run 'casemate index'"
             assert done.stdout == ""
 
     def test_a_file_of_questions_fails_too(self, run, tmp_path):
@@ -55,6 +55,16 @@ class TestAsk:
         error = run("ask", "What is the fee?").exception
         assert str(error).endswith("or choose another with --tenant: north")
         assert "90 crowns" in run("ask", "What is the fee?", "--tenant", "north").stdout
+
+
+@pytest.mark.parametrize("words", [["calibrate"], ["redteam", "run"], ["redteam", "crawl"], ["redteam", "probe"]])
+def test_commands_that_need_documents_name_the_command_that_indexes(words, run, tmp_path):
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "casemate.yaml").write_text("rag: {corpus: docs}")
+    error = run(*words).exception
+    assert isinstance(error, DataError)
+    assert str(error) == "nothing is indexed yet; run 'casemate index'"
+    assert not list(tmp_path.rglob("calibration*"))
 
 
 class TestInit:

@@ -29,7 +29,7 @@ from casemate.cli.console import (
     shown,
 )
 from casemate.config import Config
-from casemate.errors import BackendError, ConfigError, DataError, QueryError
+from casemate.errors import BackendError, ConfigError, QueryError
 from casemate.gateway.auth.keys import ApiKey, ApiKeyStore, query_of
 from casemate.protocols import EventStore, EventStoreProxy, Target
 from casemate.rag.pipeline import require_answerable
@@ -69,12 +69,12 @@ def ask(
         if questions is not None:
             with closing(read_questions(questions)) as lines:
                 first = next(lines, None)  # opens the file
-                _require_documents(app, asker.tenant)
+                app.require_documents(asker.tenant)
                 complete = first is None or asyncio.run(_answer_file(asker, chain([first], lines)))
             raise typer.Exit(OK if complete else INCOMPLETE)
         assert question is not None
         require_answerable(asker.query(question))
-        _require_documents(app, asker.tenant)
+        app.require_documents(asker.tenant)
         if as_json or explain:
             answer = asyncio.run(asker.target.ask(asker.query(question)))
             print_json(_as_json(answer)) if as_json else _explain(answer, settings.guard.mode)
@@ -125,17 +125,6 @@ class _Asker:
         recorded = replace(self.app, guard=self.app.guard.instrumented(store=recorder))
         asyncio.run(_print_stream(recorded.target.stream(self.query(question))))
         _report_withheld(recorder.events)
-
-
-def _require_documents(app: App, tenant: str) -> None:
-    """Refuses a tenant without documents: every answer would be "I don't know"."""
-    tenants = app.index.tenants()
-    if tenant in tenants:
-        return
-    attached = app.config.rag.index.use == "attached"
-    how = "run 'casemate attach'" if attached else "run 'casemate index FOLDER'"
-    others = f", or choose another with --tenant: {', '.join(sorted(tenants)[:SHOWN])}" if tenants else ""
-    raise DataError(f"tenant {tenant!r} has no documents; {how}{others}")
 
 
 class _EventRecorder(EventStoreProxy):

@@ -174,6 +174,7 @@ def calibrate(
     if recorded and log:
         raise ConfigError("--recorded takes no --log; give one of them")
     with open_executor(on) as executor, open_app(configuration.read(config), executor=executor) as app:
+        app.require_documents(tenant)
         done = _recalibrate(app, tenant) if recorded else _calibrate(app, _log(app, log), tenant)
         defenses = {defense.name: defense for defense in app.calibrated}
     if as_json:

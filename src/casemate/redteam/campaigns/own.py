@@ -23,7 +23,6 @@ import numpy as np
 
 from casemate.backends.indexes.sqlite import SqliteIndex
 from casemate.config import Config, PluginSpec
-from casemate.errors import DataError
 from casemate.guard import generation_costs
 from casemate.guard.calibration.file import read_calibrations, write_calibration
 from casemate.guard.calibration.fitting import calibrate, calibrated_defenses
@@ -256,6 +255,7 @@ class OwnMembershipCampaign(OwnCampaign):
     def _split(self) -> Split:
         section, corpus = self.config.redteam, self.config.rag.corpus
         assert corpus is not None  # see `validate_plan`
+        self.app.require_documents(self.tenant)
         files = Corpus(self.config.folder / corpus, self.config.rag.max_file_mb)
         documents = datasets.read_documents(files, self.app.index.digests(self.tenant).keys())
         if section.split is not None:
@@ -334,11 +334,10 @@ class OwnExtractionCampaign(OwnCampaign):
 
     async def prepare(self, steps: Steps, resources: ExitStack) -> Preparation:
         """See `Campaign.prepare`."""
+        self.app.require_documents(self.tenant)
         section, index = self.config.redteam, self.app.index
         digests = index.digests(self.tenant)
         chunks = [d for documents, _ in index.scan(self.tenant) for d in documents]
-        if not chunks:
-            raise DataError(f"tenant {self.tenant!r} has no documents to extract; run 'casemate index'")
         directory = self.open_directory(self.fingerprint(sorted(digests.items())))
         store = self.open_store(resources)
         rag = self.bare_system(index, store)

@@ -18,7 +18,6 @@ import numpy as np
 
 from casemate.backends.indexes.sqlite import SqliteIndex
 from casemate.config import Config
-from casemate.errors import DataError
 from casemate.guard.defenses.personal_data import find_new
 from casemate.guard.guard import Guard
 from casemate.maths.stats import proportion
@@ -256,12 +255,11 @@ class OwnProbeCampaign(OwnCampaign):
         """The ordinary questions, and where they come from.
 
         Raises:
-            DataError: If there are no documents.
+            DataError: If the tenant has no documents.
         """
+        self.app.require_documents(self.tenant)
         section = self.config.redteam
         chunks = [d for documents, _ in self.app.index.scan(self.tenant) for d in documents]
-        if not chunks:
-            raise DataError(f"tenant {self.tenant!r} has no documents; run 'casemate index'")
         rng = np.random.default_rng(section.seed)
         source, questions = benign_questions(self.benign, chunks, section.probe.questions, rng)
         return source, questions[: section.probe.questions]
