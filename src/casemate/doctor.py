@@ -16,12 +16,13 @@ from casemate.guard import generation_costs
 from casemate.guard.defenses.quorum.bounds import describe_bounds
 from casemate.guard.defenses.reindex import Reindex
 from casemate.maths.stats import clopper_pearson
+from casemate.monitor.poisoning.quarantine import Quarantine, QuarantineState
 from casemate.monitor.service import missing_screening
 from casemate.rag.corpus import Corpus
 from casemate.rag.ingest import Ingest
 from casemate.reindexing.registry import reindex_due
 from casemate.system import App
-from casemate.types import Query
+from casemate.types import DEFAULT_TENANT, Query
 
 FEW = 30
 """Documents below which statistical defenses decide nothing (METHODS F1)."""
@@ -235,17 +236,26 @@ def _corpus(app: App, config: Config) -> Finding:
     try:
         corpus = Corpus(config.folder / config.rag.corpus, config.rag.max_file_mb)
         plan = Ingest(app.guard, corpus, chunk.tokens, chunk.overlap, missing="keep").plan()
+        decided = _quarantined(app)
     except CasemateError as error:
         return Finding("corpus", False, str(error))
-    parts = [f"{plan.unchanged} sources up to date"]
-    for what, names in (
-        ("new, changed or without text", list(plan.todo)),
-        ("with the name of another source", list(plan.clashing)),
-        ("in the index only", list(plan.gone)),
-        ("cannot be read", [p.where for p in corpus.problems if not p.harmless]),
+    states = {name: decided.get((name, digest)) for name, digest in plan.todo.items()}
+    parts, due = [f"{plan.unchanged} sources up to date"], []
+    for what, names, advice in (
+        ("new, changed or without text", [n for n, s in states.items() if s not in ("held", "dropped")], "index"),
+        ("in quarantine", [name for name, state in states.items() if state == "held"], "quarantine list"),
+        ("rejected in quarantine", [name for name, state in states.items() if state == "dropped"], ""),
+        ("with the name of another source", list(plan.clashing), "index"),
+        ("in the index only", list(plan.gone), "index"),
+        ("cannot be read", [p.where for p in corpus.problems if not p.harmless], "index"),
     ):
         if names:
             parts.append(f"{len(names)} {what}: {', '.join(names[:3])}{', ...' if names[3:] else ''}")
-    if len(parts) == 1:
-        return Finding("corpus", True, parts[0])
-    return Finding("corpus", None, "; ".join([*parts, "run 'casemate index'"]))
+            due += [f"run 'casemate {advice}'"] if advice else []
+    return Finding("corpus", None if due else True, "; ".join([*parts, *dict.fromkeys(due)]))
+
+
+def _quarantined(app: App) -> dict[tuple[str, str], QuarantineState]:
+    """States of the default tenant's quarantined sources, by name and digest of the content."""
+    found = [one for one in Quarantine(app.store).all().values() if one.tenant == DEFAULT_TENANT]
+    return {(one.source, one.documents[0].digest.partition("@")[0]): one.state for one in found}

@@ -11,8 +11,11 @@ from casemate import plugins
 from casemate.app import open_app
 from casemate.cli import cli
 from casemate.doctor import FEW, examine
+from casemate.monitor.poisoning.quarantine import Quarantine
+from casemate.monitor.poisoning.scoring import ScreeningResult
 from casemate.rag.corpus import Corpus
 from casemate.rag.ingest import Ingest
+from casemate.types import Document
 from tests.fakes import documents
 
 
@@ -84,6 +87,27 @@ def test_differences_between_corpus_and_index_are_listed(folder):
     assert detail == (
         "37 sources up to date; 1 new, changed or without text: d0; 2 in the index only: d38, d39; run 'casemate index'"
     )
+
+
+def test_quarantined_sources_are_counted_apart(folder, monkeypatch):
+    index(folder, folder / "corpus.jsonl")
+    write(folder / "corpus.jsonl", documents(42))
+    monkeypatch.chdir(folder)
+    with open_app(folder / "casemate.yaml") as app:
+        quarantine = Quarantine(app.store)
+        work = Ingest(app.guard, Corpus(folder / "corpus.jsonl"))
+        for name, digest in work.plan().todo.items():
+            result = ScreeningResult(Document(name, "a text", digest=f"{digest}@here"), 9.0, 0.001, ("odd",), {})
+            quarantine.add([result], "default")
+    listed = CliRunner().invoke(cli, ["quarantine", "list"], catch_exceptions=False)
+    assert listed.stdout.endswith("next: casemate quarantine show|release|drop KEY\n")
+    detail = "40 sources up to date; 2 in quarantine: d40, d41; run 'casemate quarantine list'"
+    assert details(folder)["corpus"] == (None, detail)
+    for name in ("d40", "d41"):
+        done = CliRunner().invoke(cli, ["quarantine", "drop", name], catch_exceptions=False)
+        assert done.stdout == f"dropped: {name}\n"
+    detail = "40 sources up to date; 2 rejected in quarantine: d40, d41"
+    assert details(folder)["corpus"] == (True, detail)
 
 
 def test_name_clashes_with_another_corpus_are_listed(folder):

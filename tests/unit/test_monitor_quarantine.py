@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -12,7 +12,14 @@ from casemate.backends.indexes.sqlite import SqliteIndex
 from casemate.errors import BackendError, DataError
 from casemate.guard.guard import Guard
 from casemate.monitor.poisoning.quarantine import Quarantine, quarantine_key
-from casemate.monitor.poisoning.scoring import MAX_SURPRISE, MIN_DOCUMENTS, REASONS, PoisonScreener, SignalDistribution
+from casemate.monitor.poisoning.scoring import (
+    MAX_SURPRISE,
+    MIN_DOCUMENTS,
+    REASONS,
+    PoisonScreener,
+    ScreeningResult,
+    SignalDistribution,
+)
 from casemate.monitor.poisoning.screening_gate import ScreeningGate
 from casemate.protocols import Defense
 from casemate.rag.pipeline import Rag
@@ -303,6 +310,17 @@ class TestQuarantine:
         assert "p0" not in world.indexed() and quarantine.get(held.key).state == "dropped"
         asyncio.run(quarantine.release(held.key, world.guard))
         assert "p0" in world.indexed()
+
+    def test_a_source_is_found_by_its_name_if_no_other_has_it(self, world):
+        quarantine, held = self.held(world)
+        assert quarantine.get("p0") == held
+        result = ScreeningResult(Document("x", "other text", source=held.key), 9.0, 0.001, ("odd",), {})
+        disguised = quarantine.add([result], "default")
+        assert quarantine.get(held.key) == held  # the name of another source is this key
+        quarantine.add([replace(result, document=Document("p0", "other text"))], "north")
+        with pytest.raises(DataError, match="matches 2"):
+            quarantine.get("p0")
+        assert quarantine.get(disguised.key).source == held.key
 
     @pytest.mark.parametrize("key", ["", "nothing like it"])
     def test_unknown_keys_are_refused(self, world, key):

@@ -14,7 +14,7 @@ from casemate.cli.console import FAILED, OK, ConfigFile, Json, out, print_json, 
 from casemate.monitor.poisoning.quarantine import Quarantine, QuarantinedSource
 
 quarantine = typer.Typer(help="Review new documents that look poisoned.", no_args_is_help=True)
-Key = Annotated[str, typer.Argument(help="Key of the source, or a unique prefix.")]
+Key = Annotated[str, typer.Argument(help="Key of the source, a unique prefix of it, or the name of the source.")]
 
 
 @quarantine.command("list")
@@ -31,6 +31,8 @@ def list_command(config: ConfigFile = None, as_json: Json = False) -> None:
         out.print(f"[bold]{source.key[:12]}[/bold] {shown(source.source)} [dim]({when})[/dim]", soft_wrap=True)
         for reason in source.reasons:
             out.print(f"  {shown(reason)}", soft_wrap=True)
+    if pending and not as_json:
+        out.print("next: casemate quarantine show|release|drop KEY", soft_wrap=True)
     raise typer.Exit(FAILED if pending else OK)
 
 

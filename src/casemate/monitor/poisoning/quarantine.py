@@ -88,12 +88,15 @@ class Quarantine:
         return [s for s in self.all().values() if s.state == "held" and tenant in (None, s.tenant)]
 
     def get(self, key: str) -> QuarantinedSource:
-        """The source with this key or key prefix.
+        """The source with this key, key prefix or name.
 
         Raises:
             DataError: If no source matches, or several do.
         """
-        found = [source for name, source in self.all().items() if key and name.startswith(key)]
+        sources = self.all()
+        if key in sources:  # first: an uploaded source may have any name, also the key of another
+            return sources[key]
+        found = [one for one in sources.values() if key and (one.key.startswith(key) or one.source == key)]
         if len(found) != 1:
             raise DataError(f"{key!r} matches {len(found)} quarantined sources; give the whole key of one")
         return found[0]
