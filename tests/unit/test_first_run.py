@@ -24,7 +24,7 @@ from casemate.monitor.trends.trend import compute_trend
 from casemate.rag.pipeline import Rag
 from casemate.redteam.reporting.files import newest_report
 from casemate.types import Action, Document, Query
-from tests.fakes import BagOfWords, Memory, Parrot
+from tests.fakes import BagOfWords, Memory, Parrot, documents
 
 ROOT = Path(__file__).parents[2]
 
@@ -55,6 +55,20 @@ class TestAsk:
         error = run("ask", "What is the fee?").exception
         assert str(error).endswith("or choose another with --tenant: north")
         assert "90 crowns" in run("ask", "What is the fee?", "--tenant", "north").stdout
+
+    def test_a_guard_without_calibration_withholds_the_context_in_enforce_mode_only(self, run, tmp_path):
+        (tmp_path / "docs").mkdir()
+        (tmp_path / "docs/fees.md").write_text("The fee is 90 crowns.")
+        for document in documents(40):
+            (tmp_path / f"docs/{document.id}.md").write_text(document.text)
+        assert run("index", "docs", "--no-calibrate").exit_code == 0
+        done = run("ask", "What is the fee?", "--guard", "observe")
+        assert "90 crowns" in done.stdout and "withheld" not in done.stderr
+        assert "the guard could not judge (" in done.stderr
+        assert done.stderr.endswith("). In enforce mode this answer would have had no context.\n")
+        done = run("ask", "What is the fee?", "--guard", "enforce")
+        assert "90 crowns" not in done.stdout
+        assert "the guard failed and withheld the whole context: " in done.stderr
 
 
 @pytest.mark.parametrize("words", [["calibrate"], ["redteam", "run"], ["redteam", "crawl"], ["redteam", "probe"]])

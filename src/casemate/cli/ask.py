@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import uuid
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
@@ -35,7 +35,7 @@ from casemate.protocols import EventStore, EventStoreProxy, Target
 from casemate.rag.pipeline import require_answerable
 from casemate.rag.question_file import read_questions
 from casemate.system import App
-from casemate.types import DEFAULT_TENANT, Answer, Event, Query, Verdict
+from casemate.types import DEFAULT_TENANT, Action, Answer, Event, Query, Verdict
 
 SHOWN = 5
 """Names in a list on the screen."""
@@ -141,15 +141,26 @@ class _EventRecorder(EventStoreProxy):
 
 def _report_withheld(events: list[Event]) -> None:
     """Reports withheld documents on stderr: the user of the command line is the operator."""
-    for message in dict.fromkeys(e.body["evidence"].get("message") for e in events):
-        if message:
-            say.print(f"[red]the guard failed and withheld the whole context:[/red] {shown(message)}", soft_wrap=True)
+    for line in dict.fromkeys(_failure(e.body) for e in events if e.body["evidence"].get("message")):
+        say.print(line, soft_wrap=True)
     hidden = [i for e in events if e.body["enforced"] for i in e.body["hidden"]]
     if hidden:
         say.print(
             f"[yellow]note:[/yellow] the guard withheld {shown(_some(hidden))}; --explain shows why",
             soft_wrap=True,
         )
+
+
+def _failure(verdict: Mapping[str, Any]) -> str:
+    message = verdict["evidence"]["message"]
+    if verdict["action"] != Action.WITHHOLD:  # guard.on_error is open
+        return f"[red]the guard could not judge and withheld nothing:[/red] {shown(message)}"
+    if verdict["enforced"]:
+        return f"[red]the guard failed and withheld the whole context:[/red] {shown(message)}"
+    return (
+        f"[yellow]the guard could not judge[/yellow] ({shown(message)}). "
+        "In enforce mode this answer would have had no context."
+    )
 
 
 def _with_mode(settings: Config, mode: str | None) -> Config:
@@ -199,7 +210,8 @@ def _explain(answer: Answer, mode: str) -> None:
 def _sentence(v: Verdict) -> str:
     evidence = ", ".join(f"{k} {_short(value)}" for k, value in v.evidence.items() if value not in ([], (), ""))
     if v.threshold is None:
-        what = f"failed, {v.action}" if "error" in v.evidence else "undecided"
+        failed = "failed, " if v.enforced else "failed, in enforce mode: "
+        what = f"{failed}{v.action}" if "error" in v.evidence else "undecided"
         return f"{v.defense}: {what} ({shown(evidence)})"
     decision = f"score {v.score:.4f}, threshold {v.threshold:.4f} ({shown(evidence)})"
     if not v.flagged:
