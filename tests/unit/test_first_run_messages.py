@@ -2,6 +2,7 @@
 
 import importlib
 import socket
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -68,3 +69,16 @@ def test_a_verdict_shows_no_empty_evidence():
     evidence = {"target": "notes/1.md", "flagged": [], "withheld": [], "why": [], "p": 0.25}
     text = _sentence(Verdict("mirabel", False, Action.NONE, 1.0, 2.0, (), evidence))
     assert text == "mirabel: not flagged: score 1.0000, threshold 2.0000 (target notes/1.md, p 0.2500)"
+
+
+@pytest.mark.parametrize(
+    ("enforced", "what"), [(True, "withheld again"), (False, "would be withheld again (observe mode)")]
+)
+def test_a_document_withheld_for_an_earlier_question_is_not_called_flagged(enforced, what):
+    verdict = Verdict("mirabel", True, Action.HIDE, 11.5, 13.7, ("d3",), {"why": ["before"]}, enforced)
+    assert _sentence(verdict) == (
+        f"mirabel: {what}, because an earlier question of this client was flagged; this question flags no other "
+        "document (score 11.5000, threshold 13.7000): d3"
+    )
+    both = replace(verdict, evidence={"why": ["before", "closeness"]})
+    assert _sentence(both).startswith("mirabel: flagged: score 11.5000")

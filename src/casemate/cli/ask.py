@@ -216,6 +216,12 @@ def _sentence(v: Verdict) -> str:
     decision = f"score {v.score:.4f}, threshold {v.threshold:.4f} ({shown(evidence)})"
     if not v.flagged:
         return f"{v.defense}: not flagged: {decision}"
+    if v.evidence.get("why") == ["before"]:
+        again = "withheld again" if v.enforced else "would be withheld again (observe mode)"
+        return (
+            f"{v.defense}: {again}, because an earlier question of this client was flagged; this question flags no "
+            f"other document (score {v.score:.4f}, threshold {v.threshold:.4f}): {shown(_some(v.hidden))}"
+        )
     what = "hidden" if v.enforced else "would be hidden (observe mode)"
     return f"{v.defense}: flagged: {decision}; {what}: {shown(_some(v.hidden))}"
 
