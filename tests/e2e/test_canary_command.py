@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from casemate.cli import cli
 from casemate.errors import BackendError, ConfigError, DataError
+from casemate.system import App
 
 PAGES = {
     "billing": "An appointment that is missed costs 25 crowns. Bills are due within 30 days of the fifth of the month.",
@@ -178,6 +179,20 @@ def test_the_share_of_covered_questions_is_printed(place):
     code, said = run("canary", "suggest", "drafted.yaml", "--count", "2", "--from", "asked.txt")
     assert code == 0
     assert "of the given questions" in said
+
+
+@pytest.mark.parametrize(
+    ("mode", "due", "enforced"), [("observe", "", True), ("observe", "x", False), ("off", "", False)]
+)
+def test_drafts_are_tested_as_if_the_guard_enforced(place, monkeypatch, mode, due, enforced):
+    def opened(app, name, recorded):
+        raise DataError(f"enforce {app.guard.enforce}")
+
+    (place / "casemate.yaml").write_text(CONFIG.replace("{defenses: []}", f"{{defenses: [], mode: {mode}}}"))
+    monkeypatch.setattr("casemate.cli.canary_set.open_target", opened)
+    monkeypatch.setattr(App, "due", lambda app, tenant: due)
+    with pytest.raises(DataError, match=f"enforce {enforced}"):
+        run("canary", "suggest", "drafted.yaml")
 
 
 def test_a_drafted_set_passes(place):

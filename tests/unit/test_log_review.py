@@ -3,6 +3,7 @@
 import asyncio
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,8 +11,10 @@ from typer.testing import CliRunner
 
 from casemate.backends.indexes.sqlite import SqliteIndex
 from casemate.cli import cli
-from casemate.cli.setup import _limits
+from casemate.cli.setup import _limits, _require_questions
 from casemate.demo.clinic import case_notes
+from casemate.errors import DataError
+from casemate.guard.calibration.file import write_calibration
 from casemate.guard.calibration.fitting import CalibrationSettings, calibrate
 from casemate.guard.calibration.log_review import (
     AS_CLOSE,
@@ -144,6 +147,17 @@ class TestReports:
         assert (found["significance"], found["attainable"]) == (significance, attainable)
         assert (found["rates"]["0.01"] is None) == (significance is None)
         json.dumps(found, allow_nan=False)
+
+    def test_a_log_that_is_too_short_replaces_no_calibration(self, tmp_path):
+        defense = SimpleNamespace(name="mirabel", significance=0.01, calibration=tmp_path / "calibration.json")
+        app = SimpleNamespace(calibrated=[defense])
+        _require_questions(app, 8, "default")  # there is none yet
+        write_calibration(defense.calibration, "default", calibration())
+        _require_questions(app, 99, "default")
+        with pytest.raises(
+            DataError, match=r"^98 questions in the log are too few: mirabel\.significance 0\.01 needs 99"
+        ):
+            _require_questions(app, 98, "default")
 
     @pytest.mark.slow
     def test_json_of_the_command_states_the_limits(self, tmp_path, monkeypatch):

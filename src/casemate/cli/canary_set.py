@@ -81,6 +81,8 @@ def suggest_command(
             section.timeout_s,
             file.stem,
         )
+        if app.config.guard.mode == "observe" and not app.due(tenant):
+            app.guard.enforce = True  # else canaries fail when enforcement is switched on
         target = open_target(app, section.target, recorded=False)
         found = asyncio.run(suggest_canaries(app.index, app.guard.rag.embedder, target, settings))
         file.write_text(found.text, encoding="utf-8")

@@ -164,6 +164,9 @@ def calibrate(
     recorded: Annotated[
         bool, typer.Option("--recorded", help="Only adjust thresholds to the scores recorded in observe mode.")
     ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Calibrate on a log that is too short for the configured error rate, too.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Calibrate the guard on your documents and questions, and show the cost of each error rate.
@@ -175,7 +178,10 @@ def calibrate(
         raise ConfigError("--recorded takes no --log; give one of them")
     with open_executor(on) as executor, open_app(configuration.read(config), executor=executor) as app:
         app.require_documents(tenant)
-        done = _recalibrate(app, tenant) if recorded else _calibrate(app, _log(app, log), tenant)
+        asked = [] if recorded else _log(app, log)
+        if log and not force:
+            _require_questions(app, len(asked), tenant)
+        done = _recalibrate(app, tenant) if recorded else _calibrate(app, asked, tenant)
         defenses = {defense.name: defense for defense in app.calibrated}
     if as_json:
         figures = {
@@ -192,6 +198,21 @@ def calibrate(
     for name, (found, page) in done.items():
         _show(name, found, defenses[name].significance or 0.0)
         out.print(f"wrote {shown(str(defenses[name].calibration))} and {shown(str(page))}")
+
+
+def _require_questions(app: App, count: int, tenant: str) -> None:
+    """Refuses to replace a calibration by one on a log that is too short for the configured error rate.
+
+    Raises:
+        DataError: If the log is too short.
+    """
+    for defense in app.calibrated:
+        needed = min_questions(defense.significance) if defense.significance else 0
+        if count < needed and tenant in read_calibrations(defense.calibration):
+            raise DataError(
+                f"{count} questions in the log are too few: {defense.name}.significance {defense.significance:g} needs "
+                f"{needed}. The calibration was not changed. Use a longer log, leave out --log, or add --force"
+            )
 
 
 def _page(calibration: Path, tenant: str) -> Path:
