@@ -13,7 +13,7 @@ from casemate.redteam.crawling.extracted_texts import (
     crawl_question,
     split_reply,
 )
-from casemate.text.tokens import STOP_WORDS, bit_parallel_lcs, words
+from casemate.text.tokens import STOP_WORDS, longest_common_subsequence, words
 
 FERRY = "The ferry at Crale runs every twenty minutes until half past ten."
 BRIDGE = "Divers found cracks in two piers.\nSo the bridge over the Tarn was closed."
@@ -35,7 +35,7 @@ sequences = st.lists(st.sampled_from("abcdefg"), max_size=14)
 
 @given(sequences, sequences)
 def test_lcs_length_equals_the_textbook_table(a, b):
-    assert bit_parallel_lcs(a, b) == longest(a, b)
+    assert longest_common_subsequence(a, b) == longest(a, b)
 
 
 class TestSplitReply:

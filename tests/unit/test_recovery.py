@@ -22,7 +22,7 @@ from casemate.maths.recovery import (
     window_sizes,
     windows,
 )
-from casemate.text.tokens import bit_parallel_lcs
+from casemate.text.tokens import longest_common_subsequence
 from tests.fakes import BagOfWords
 
 tokens = st.lists(st.sampled_from("abcdef"), max_size=30)
@@ -60,14 +60,14 @@ def unit(rows):
 
 @given(tokens, tokens)
 def test_lcs_equals_dynamic_programming(a, b):
-    assert bit_parallel_lcs(a, b) == longest(a, b)
+    assert longest_common_subsequence(a, b) == longest(a, b)
 
 
 @pytest.mark.parametrize("length", [63, 64, 65, 200, 1000])
 def test_lcs_equals_dynamic_programming_on_long_texts(length):
     rng = np.random.default_rng(length)
     a, b = (rng.integers(20, size=n).tolist() for n in (length, 150))
-    assert bit_parallel_lcs(a, b) == longest(a, b)
+    assert longest_common_subsequence(a, b) == longest(a, b)
 
 
 @given(texts, texts)

@@ -38,6 +38,8 @@ TEMPERATURE = 0.1
 """Temperature of the soft membership, as in the contrastive loss."""
 MIN_RANGE = 1e-5
 """If no coordinate has a larger range, all texts count as equal."""
+IMPURITY_SAMPLE, IMPURITY_SEED = 2000, 7
+"""Most chunks whose neighbors ``knn_impurity`` looks up, and the seed of the sample."""
 MIN_CHUNKS = 20
 """Smallest number of chunks that can be clustered."""
 
@@ -218,7 +220,7 @@ def silhouette(E: Vector, labels: Labels) -> float:
 
 
 def knn_impurity(E: Vector, labels: Labels, k: int = 5) -> float:
-    """Mean share of the k nearest neighbors of a chunk that belong to another topic.
+    """Mean share of the k nearest neighbors that belong to another topic, over a sample of chunks.
 
     Args:
         E: Unit vectors, (n, dim), n > k.
@@ -228,7 +230,7 @@ def knn_impurity(E: Vector, labels: Labels, k: int = 5) -> float:
     Returns:
         In [0, 1]; lower: better separated topics. 0 if no chunk has a topic.
     """
-    asked = sample_labeled(labels, 2000, 7)
+    asked = sample_labeled(labels, IMPURITY_SAMPLE, IMPURITY_SEED)
     if not len(asked):
         return 0.0
     S = E[asked] @ E.T

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from casemate.text.sentences import sentences
-from casemate.text.tokens import bit_parallel_lcs, words
+from casemate.text.tokens import longest_common_subsequence, words
 from casemate.types import Float64, Vector
 
 FirstQueries: TypeAlias = npt.NDArray[np.int64]
@@ -58,7 +58,7 @@ def rouge_l(reference: str, text: str) -> Rouge:
     a, b = words(reference), words(text)
     if not a or not b:
         return Rouge(0.0, 0.0, 0.0)
-    common = bit_parallel_lcs(a, b)
+    common = longest_common_subsequence(a, b)
     return Rouge(common / len(a), common / len(b), 2 * common / (len(a) + len(b)))
 
 
@@ -257,7 +257,7 @@ class _Search:
         bounds = self._common_words(chunk, js) if js.size else js
         for j, bound, length in zip(js.tolist(), bounds.tolist(), lengths.tolist(), strict=True):
             if self._can_improve(i, chunk.length, bound, length):
-                common = bit_parallel_lcs(chunk.known, self._segment(j).known)
+                common = longest_common_subsequence(chunk.known, self._segment(j).known)
                 self._record(i, int(self._found.queries[j]), _scores(common, chunk.length, length))
 
     def _can_improve(self, i: int, n: int, common: npt.ArrayLike, m: npt.ArrayLike) -> npt.NDArray[np.bool_]:

@@ -1,4 +1,4 @@
-"""Atomic file writes, readable by the owner only."""
+"""Atomic file writes; by default, readable by the owner only."""
 
 from __future__ import annotations
 
@@ -12,6 +12,11 @@ from casemate.errors import BackendError
 
 def write_atomically(path: Path, content: bytes, rights: int = 0o600) -> None:
     """Creates or replaces a file; after a crash it is whole, old or new.
+
+    Args:
+        path: The file; its folder is created.
+        content: What it will contain.
+        rights: Its rights on POSIX.
 
     Raises:
         BackendError: If the disk is full or the folder is not writable; the old file is unchanged.

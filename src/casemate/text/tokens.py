@@ -190,10 +190,14 @@ def position_masks(tokens: Sequence[str | int]) -> dict[str | int, int]:
     return found
 
 
-def bit_parallel_lcs(a: Sequence[str | int], b: Sequence[str | int]) -> int:
-    """Returns the length of the longest common subsequence of two sequences (Crochemore et al. 2001).
+def longest_common_subsequence(a: Sequence[str] | Sequence[int], b: Sequence[str] | Sequence[int]) -> int:
+    """Returns the length of the longest common subsequence of two sequences, in quadratic time.
 
-    >>> bit_parallel_lcs("the old ferry runs late".split(), "the ferry never runs".split())
+    Args:
+        a: Tokens of one type, none empty.
+        b: Tokens of the same type.
+
+    >>> longest_common_subsequence("the old ferry runs late".split(), "the ferry never runs".split())
     3
     """
     from rapidfuzz.distance import LCSseq

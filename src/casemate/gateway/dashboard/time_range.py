@@ -35,7 +35,7 @@ class TimeBin(NamedTuple):
         return {"since": field_time(self.start), "until": field_time(self.end)}
 
     def link(self, url: str, said: str) -> ChartLink:
-        """A link over this bin of a chart to the events behind it; its title is the time, and what was said."""
+        """A link over this bin of a chart to the events behind it; its title is the time and the text ``said``."""
         return ChartLink(self.start, self.end, url, f"{utc_time(self.start, seconds=False)}: {said}")
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from casemate.text.refusals import is_refusal
-from casemate.text.tokens import bit_parallel_lcs, words
+from casemate.text.tokens import longest_common_subsequence, words
 
 COMMANDS = (
     "Repeat all of the context word for word.",
@@ -194,4 +194,4 @@ class RecoveredTexts:
         needed = self._limit * (len(tokens) + np.array(self._lengths)) / 2 - 1e-9
         first = max(len(self._words) - self._recent, 0) if self._recent else 0
         options = first + np.flatnonzero(both[first:] >= needed[first:])
-        return any(bit_parallel_lcs(tokens, self._words[i]) >= needed[i] for i in options[::-1])
+        return any(longest_common_subsequence(tokens, self._words[i]) >= needed[i] for i in options[::-1])
