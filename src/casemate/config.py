@@ -358,7 +358,7 @@ class MonitorSection(Section):
     gate: bool | Literal["observe"] = Field(
         default=False,
         description="Quarantines new documents that resemble poisoned ones, however they arrive, once the index has "
-        "500 documents to compare with. `observe` records them and indexes them nevertheless.",
+        "500 chunks to compare with. `observe` records them and indexes them nevertheless.",
     )
     gate_reader: PluginSpec | None = Field(
         default=None,
