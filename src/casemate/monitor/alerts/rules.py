@@ -69,11 +69,14 @@ TITLES = {
 SHOW_HISTORY = "Show the history: 'casemate canary trend'."
 ADVICE = {
     CHANGED: (
-        "Ask the question with 'casemate ask --explain' and compare its context with the baseline.",
-        "If an intended change of corpus or model explains it, record a new baseline: 'casemate canary baseline'.",
+        "Ask the question with 'casemate ask --explain', which names withheld documents, and compare its context with "
+        "the baseline.",
+        "If an intended change of corpus, model or guard explains it, record a new baseline: 'casemate canary "
+        "baseline'.",
     ),
     MANY: (
-        "Look for one common cause first: a new index, embedder, model, prompt or bulk import.",
+        "Look for one common cause first: a new index, embedder, model, prompt, bulk import, or enforcement by the "
+        "guard.",
         "If there is none, restore the corpus of the last run without failures.",
     ),
     DECAY: (
