@@ -81,9 +81,7 @@ def suggest_command(
             section.timeout_s,
             file.stem,
         )
-        if app.config.guard.mode == "observe" and not app.due(tenant):
-            app.guard.enforce = True  # else canaries fail when enforcement is switched on
-        target = open_target(app, section.target, recorded=False)
+        target = _target(app, tenant)
         found = asyncio.run(suggest_canaries(app.index, app.guard.rag.embedder, target, settings))
         file.write_text(found.text, encoding="utf-8")
         is_configured = file.resolve() == canary_file(app).resolve()
@@ -95,6 +93,13 @@ def suggest_command(
     _show_suggestion(found, file, count)
     out.print(f"next: review it, {'' if is_configured else 'set monitor.canaries to this file, '}", end="")
     out.print("then run 'casemate canary baseline'")
+
+
+def _target(app: App, tenant: str) -> Target:
+    """The monitored system. A calibrated guard enforces, else canaries would fail once enforcement is switched on."""
+    if app.config.guard.mode == "observe" and not app.due(tenant):
+        app.guard.enforce = True
+    return open_target(app, app.config.monitor.target, recorded=False)
 
 
 @canary.command("paraphrase")
