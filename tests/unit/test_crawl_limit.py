@@ -524,7 +524,7 @@ def test_what_a_tenant_was_told_expires(monkeypatch, late):
     limit = CrawlLimit(hours=1)
     if late:
         now[0] += 10
-        tell(limit, "newer", ["something that nobody asks"])
+        tell(limit, "newer", ["a question of no other client"])
         now[0] -= 10
     for number, question in enumerate(QUESTIONS):
         tell(limit, f"told{number}", [question])

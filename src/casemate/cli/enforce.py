@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from contextlib import closing
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
@@ -61,23 +62,21 @@ def enforce(
         raise ConfigError(f"there is no {path}; create one with 'casemate init', or name it with --config")
     settings, mode = configuration.read(path), _mode(off)
     require_guard(settings.guard.mode)
+    values = setting_values(path, mode)
     with closing(build("store", settings.store, settings.folder)) as store:
         preview = None if off else _preview(store, settings, days)
         if preview and not as_json:
             _show(preview)
-        needed = _needed(settings, path, mode) and not dry_run
+        needed = _needed(settings, path, mode, values) and not dry_run
         if needed and yes and preview and not force and (why := _objection(preview)):
             raise ConfigError(f"nothing was changed: {why}; or add --force")
         done = needed and _confirmed(mode, yes, as_json)
-        gate = (
-            "set" if "monitor.gate" in setting_values(path, mode) else "kept" if settings.monitor.gate is True else ""
-        )
         problem = switch(store, path, mode, AUTHOR) if done else ""
     if as_json:
         shown_preview = asdict(preview) if preview else None
         print_json({"mode": mode if done else settings.guard.mode, "file": problem or "ok", "preview": shown_preview})
     elif done:
-        _report(path, mode, gate, problem)
+        _report(path, mode, values, settings.monitor.gate is True, problem)
     if problem:
         raise typer.Exit(1)
 
@@ -95,9 +94,9 @@ def _preview(store: EventStore, settings: Config, days: float) -> EnforcementPre
     return read_preview(store, datetime.now(UTC) - timedelta(days=days), settings.monitor.is_canary)
 
 
-def _needed(settings: Config, path: Path, mode: GuardMode) -> bool:
+def _needed(settings: Config, path: Path, mode: GuardMode, values: Collection[str]) -> bool:
     """Whether the file differs from what a switch would set."""
-    needed = settings.guard.mode != mode or len(setting_values(path, mode)) > 1
+    needed = settings.guard.mode != mode or len(values) > 1
     if not needed:
         say.print(f"{shown(str(path))} has guard.mode: {mode} already")
     return needed
@@ -158,14 +157,14 @@ def _show_defenses(preview: EnforcementPreview) -> None:
             say.print(f"[yellow]note:[/yellow] {name} decided nothing; run 'casemate doctor'", soft_wrap=True)
 
 
-def _report(path: Path, mode: GuardMode, gate: str, problem: str) -> None:
-    """Prints what was changed, and that ``monitor.gate`` was set to true or stays true."""
+def _report(path: Path, mode: GuardMode, values: Collection[str], gated: bool, problem: str) -> None:
+    """Prints what was changed. ``values`` are the keys that were set; ``gated``: ``monitor.gate`` was true before."""
     if problem:
-        more = ", and 'gate: true' under 'monitor:'" if gate == "set" else ""
+        more = ", and 'gate: true' under 'monitor:'" if "monitor.gate" in values else ""
         say.print(f"[yellow]note:[/yellow] {shown(problem)}; write 'mode: {mode}' under 'guard:'{more} yourself")
         return
     out.print(f"{shown(str(path))}: guard.mode is {mode}; running gateways follow within seconds", soft_wrap=True)
-    if gate == "set":
+    if "monitor.gate" in values:
         out.print(f"{shown(str(path))}: monitor.gate is true; suspicious new documents are quarantined", soft_wrap=True)
-    elif gate == "kept" and mode == "observe":
+    elif gated and mode == "observe":
         out.print("monitor.gate stays true; set it to observe if screening must not quarantine", soft_wrap=True)

@@ -284,16 +284,15 @@ def failures(assessment: Assessment) -> list[str]:
 
 def guard_note(assessment: Assessment) -> str:
     """Why mirabel withheld no document; empty if it could. `crawl_limit` needs neither documents nor calibration."""
-    chunks = assessment.sample.chunks
-    if not assessment.guard_gap:
-        if chunks >= Mirabel.min_documents:
-            return ""
-        return (
-            f"mirabel withheld no document: it decides only from {Mirabel.min_documents} chunks, and {chunks} were "
-            f"indexed. Use a folder of at least {FEWEST_DOCUMENTS} documents."
-        )
-    why = assessment.guard_gap.removeprefix("mirabel: ")
-    return f"mirabel withheld no document, because it could not be calibrated ({why})."
+    if assessment.guard_gap:
+        why = assessment.guard_gap.removeprefix("mirabel: ")
+        return f"mirabel withheld no document, because it could not be calibrated ({why})."
+    if assessment.sample.chunks >= Mirabel.min_documents:
+        return ""
+    return (
+        f"mirabel withheld no document: it decides only from {Mirabel.min_documents} chunks, and "
+        f"{assessment.sample.chunks} were indexed. Use a folder of at least {FEWEST_DOCUMENTS} documents."
+    )
 
 
 def _limits(assessment: Assessment) -> Iterator[str]:
