@@ -39,13 +39,13 @@ def network() -> Any:
     return transformers.Qwen2ForCausalLM(config).eval()
 
 
-def alone(network: Any, job: Job) -> list[int]:
+def alone(network: Any, job: Job, end: int = END) -> list[int]:
     """Greedy decoding without a cache: the oracle."""
     ids = list(job.prompt)
     with torch.no_grad():
         for _ in range(job.limit):
             token = int(network(torch.tensor([ids])).logits[0, -1].argmax())
-            if token == END:
+            if token == end:
                 break
             ids.append(token)
     return ids[len(job.prompt) :]
@@ -133,11 +133,23 @@ def test_concurrent_answers_are_generated_together(
 ) -> None:
     single, batched = models
     sizes = []
-    answers = batched._answer_batch
-    monkeypatch.setattr(batched._coalescer, "_call", lambda asked: sizes.append(len(asked)) or answers(asked))
+    forward = batched._model.forward
+    monkeypatch.setattr(
+        batched._model, "forward", lambda **given: sizes.append(given["input_ids"].shape) or forward(**given)
+    )
     expected = [asyncio.run(joined(single, prompt)) for prompt in prompts(7)]
+    sizes.clear()
     assert together(batched, prompts(7)) == expected
-    assert len(sizes) < 7 and sum(sizes) == 7
+    assert max(rows for rows, _ in sizes) == 3
+
+
+def test_a_prompt_joins_answers_in_progress(network: Any) -> None:
+    first, second = Job(0, [4, 5, 6], 12), Job(1, [9, 8], 3)
+    arriving = [[], [], [second]]
+    decoder = BatchDecoder(network, VOCABULARY, (), 4, {})
+    found = list(decoder.decode([first], lambda: arriving.pop(0) if arriving else []))
+    assert [number for number, _ in found] == [1, 0]  # the later prompt, with the shorter answer, is ready first
+    assert dict(found) == {job.number: alone(network, job, end=-1) for job in (first, second)}
 
 
 def test_an_error_of_one_prompt_leaves_the_others(models: tuple[CausalLM, CausalLM]) -> None:

@@ -1,4 +1,4 @@
-"""Coalescing of concurrent calls."""
+"""Concurrent calls that are served together."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from casemate.runtime.batching import Coalescer
+from casemate.runtime.batching import Coalescer, ContinuousBatch
 
 
 def test_requests_during_a_batch_form_the_next_batch():
@@ -58,3 +58,69 @@ def test_event_loops_are_independent():
         assert asyncio.run(coalescer.submit(x)) == x
     with pytest.raises(RuntimeError):
         coalescer.submit(1).send(None)
+
+
+def test_a_request_joins_a_running_batch():
+    go = threading.Event()
+    batches = []
+
+    def serve(arrived):
+        batches.append([])
+        held = []
+        while held := [*held, *arrived()]:
+            batches[-1].append([request for _, request in held])
+            if go.wait(20) and len(batches[-1]) > 1:
+                number, request = held.pop(0)
+                yield number, request.upper()
+
+    async def main():
+        batch = ContinuousBatch(serve)
+        first = asyncio.ensure_future(batch.submit("a"))
+        while not batches or not batches[0]:
+            await asyncio.sleep(0.001)
+        second = asyncio.ensure_future(batch.submit("b"))
+        await asyncio.sleep(0)
+        go.set()
+        assert await asyncio.gather(first, second) == ["A", "B"]
+
+    asyncio.run(main())
+    assert batches == [[["a"], ["a", "b"], ["b"]]]
+
+
+def test_replies_by_number_for_many_threads_and_loops():
+    def serve(arrived):
+        while new := arrived():
+            for number, request in reversed(new):
+                yield number, request * 10
+
+    batch = ContinuousBatch(serve)
+
+    async def many(first):
+        return await asyncio.gather(*(batch.submit(x) for x in range(first, first + 50)))
+
+    found = {}
+    threads = [threading.Thread(target=lambda n=n: found.update({n: asyncio.run(many(100 * n))})) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {n: [10 * x for x in range(100 * n, 100 * n + 50)] for n in range(8)}
+
+
+def test_an_exception_reaches_every_open_request_and_the_next_is_served():
+    fail = [True]
+
+    def serve(arrived):
+        for number, request in arrived():
+            if request == 1 and fail:
+                fail.clear()
+                raise OSError("down")
+            yield number, request
+
+    async def main():
+        batch = ContinuousBatch(serve)
+        found = await asyncio.gather(*(batch.submit(x) for x in range(3)), return_exceptions=True)
+        assert OSError in map(type, found) and set(map(type, found)) <= {OSError, int}
+        assert await batch.submit(1) == 1
+
+    asyncio.run(main())

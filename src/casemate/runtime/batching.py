@@ -1,14 +1,18 @@
-"""Coalesces concurrent calls whose cost does not grow with their number, such as a round trip to a database."""
+"""Serves concurrent calls together, where the cost of a call does not grow with their number."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
+from typing import Generic, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
 Request = TypeVar("Request")
 Reply = TypeVar("Reply")
+Arrivals: TypeAlias = Callable[[], Sequence[tuple[int, Request]]]
 
 
 class Coalescer(Generic[Request, Reply]):
@@ -55,3 +59,72 @@ class Coalescer(Generic[Request, Reply]):
         for future, reply in zip(futures, replies, strict=True):
             if not future.done():
                 future.set_result(reply)
+
+
+class ContinuousBatch(Generic[Request, Reply]):
+    """Serves concurrent calls in one running batch: a request joins it while others are in progress.
+
+    The batch runs in a thread of the event loop whose request started it, and serves the requests of all event loops.
+
+    Args:
+        serve: Serves requests until none is open. Gets a function that returns the requests that arrived since its
+            last call, with their numbers, and yields the number of a request with its reply. Its exception reaches all
+            open requests.
+    """
+
+    def __init__(self, serve: Callable[[Arrivals[Request]], Iterator[tuple[int, Reply]]]) -> None:
+        self._serve = serve
+        self._lock = threading.Lock()  # guards the three below
+        self._arrived: list[tuple[int, Request]] = []
+        self._open: dict[int, asyncio.Future[Reply]] = {}
+        self._running = False
+        self._numbers = count()
+
+    async def submit(self, request: Request) -> Reply:
+        """Returns the reply to a request. A canceled request may still be served."""
+        loop = asyncio.get_running_loop()
+        reply: asyncio.Future[Reply] = loop.create_future()
+        with self._lock:
+            if not self._running:
+                loop.run_in_executor(None, self._run)
+                self._running = True
+            number = next(self._numbers)
+            self._arrived.append((number, request))
+            self._open[number] = reply
+        return await reply
+
+    def _run(self) -> None:
+        """Serves until nothing is open."""
+        while True:
+            try:
+                for number, reply in self._serve(self._take):
+                    _resolve(self._open.pop(number), reply, None)
+            except Exception as error:
+                with self._lock:
+                    failed, self._open, self._arrived = list(self._open.values()), {}, []
+                for future in failed:
+                    _resolve(future, None, error)
+            with self._lock:
+                if not self._arrived:
+                    self._running = False
+                    return
+
+    def _take(self) -> list[tuple[int, Request]]:
+        with self._lock:
+            taken, self._arrived = self._arrived, []
+        return taken
+
+
+def _resolve(future: asyncio.Future[Reply], reply: Reply | None, error: Exception | None) -> None:
+    """Completes a future from another thread, unless it was canceled or its event loop has ended."""
+
+    def complete() -> None:
+        if future.done():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(reply)  # type: ignore[arg-type]
+
+    with contextlib.suppress(RuntimeError):  # the event loop is closed
+        future.get_loop().call_soon_threadsafe(complete)

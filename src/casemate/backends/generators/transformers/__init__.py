@@ -22,7 +22,7 @@ from casemate.backends.generators.transformers.chat_template import ChatTemplate
 from casemate.backends.generators.transformers.decoding import NAME, CachedDecodingSession, DecodingModel
 from casemate.errors import BackendError, ConfigError, DataError, needs
 from casemate.protocols import Generator, LanguageModel, TokenModel
-from casemate.runtime.batching import Coalescer
+from casemate.runtime.batching import Arrivals, ContinuousBatch
 from casemate.types import Prompt, TokenScore
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -50,8 +50,8 @@ class CausalLM(Generator, LanguageModel, TokenModel):
         max_tokens: Largest length of the answer in tokens, at least 1.
         temperature: 0: greedy decoding. Above 0: sampling temperature.
         seed: Random seed of each answer, so that equal prompts get equal answers.
-        batch: Answers that are generated at once; they arrive whole. Concurrent requests form a batch. 1: each answer
-            alone, as a stream. More needs temperature 0.
+        batch: Answers that are generated at once; they arrive whole. A request joins the batch while others are in
+            progress. 1: each answer alone, as a stream. More needs temperature 0.
         sha256: Expected SHA-256 of a GGUF file; empty: not checked.
         cache: Folder of converted GGUF files. None: ``casemate/models`` in ``$XDG_CACHE_HOME`` or ``~/.cache``.
     """
@@ -101,7 +101,7 @@ class CausalLM(Generator, LanguageModel, TokenModel):
         self._special_tokens = re.compile("|".join(re.escape(mark) for mark in added if mark.strip()) or r"(?!)")
         last = "logits_to_keep" in inspect.signature(self._model.forward).parameters
         self._last = {"logits_to_keep": 1} if last else {}  # logits of a whole prompt may take gigabytes
-        self._coalescer = Coalescer(self._answer_batch)
+        self._batch = ContinuousBatch(self._decode)
 
     async def stream(self, prompt: Prompt) -> AsyncGenerator[str, None]:
         """The answer in chunks. Each step computes one token; closing the stream stops the model.
@@ -110,10 +110,12 @@ class CausalLM(Generator, LanguageModel, TokenModel):
             BackendError: If the prompt is too long for the model, or the model fails or writes nothing.
         """
         if self.batch > 1:
-            answer = await self._coalescer.submit(prompt)
-            if isinstance(answer, BackendError):
-                raise answer
-            yield answer
+            prompt_ids = await asyncio.to_thread(self._prompt_ids, prompt)
+            limit = self._max_new_tokens(len(prompt_ids))
+            text = self._text(await self._batch.submit((prompt_ids, limit)))
+            if not text:
+                raise self._silence(len(prompt_ids))
+            yield text
             return
         prompt_ids = await asyncio.to_thread(self._prompt_ids, prompt)
         random = self._random_source()
@@ -153,15 +155,17 @@ class CausalLM(Generator, LanguageModel, TokenModel):
                 lengths[number] = len(ids)
             except BackendError as error:
                 yield number, error
-        decoder = BatchDecoder(self._model, len(self._vocabulary), self._ends, self.batch, self._last)
         with self._translate_errors():
-            for number, tokens in decoder.decode(jobs):
+            for number, tokens in self._decoder().decode(jobs):
                 yield number, self._text(tokens) or self._silence(lengths[number])
 
-    def _answer_batch(self, prompts: list[Prompt]) -> list[str | BackendError]:
-        """The answers in the order of the prompts."""
-        found = dict(self.answers(prompts))
-        return [found[number] for number in range(len(prompts))]
+    def _decode(self, arrived: Arrivals[tuple[list[int], int]]) -> Iterator[tuple[int, list[int]]]:
+        """Decodes prompts, and those that arrive meanwhile."""
+        with self._translate_errors():
+            yield from self._decoder().decode(arrived=lambda: [Job(number, *asked) for number, asked in arrived()])
+
+    def _decoder(self) -> BatchDecoder:
+        return BatchDecoder(self._model, len(self._vocabulary), self._ends, self.batch, self._last)
 
     def _silence(self, tokens: int) -> BackendError:
         problem = f"the model {self.model!r} wrote nothing after {tokens} tokens"

@@ -10,7 +10,7 @@ excludes the padding; position ids do not count it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
@@ -67,17 +67,22 @@ class BatchDecoder:
         self._cache: Any = None
         self._mask: Any = None  # (rows, positions); 0: padding
 
-    def decode(self, jobs: Sequence[Job]) -> Iterator[Decoded]:
+    def decode(self, jobs: Sequence[Job] = (), arrived: Callable[[], Sequence[Job]] = tuple) -> Iterator[Decoded]:
         """Yields answers as they finish, in any order.
+
+        Args:
+            jobs: The first prompts.
+            arrived: Called before each step; returns further prompts.
 
         Raises:
             NaNError: If the model returns NaN.
         """
         import torch
 
-        waiting = sorted(jobs, key=lambda job: list(job.prompt), reverse=True)
+        waiting: list[Job] = []  # the next one is last
         with torch.inference_mode():
-            while waiting or self._rows:
+            while (new := [*jobs, *arrived()]) or waiting or self._rows:
+                jobs, waiting = (), [*sorted(new, key=lambda job: list(job.prompt), reverse=True), *waiting]
                 free = self._most - len(self._rows)
                 if waiting and (free * REFILL >= self._most or not self._rows):
                     yield from self._admit([waiting.pop() for _ in range(min(free, len(waiting)))])
