@@ -62,7 +62,7 @@ async def _ask(model: Path, seconds: float) -> None:
         about = {"model": model.name, "digest": answer.digest(model), "dtype": "bfloat16", "decoding": "greedy"}
         answer.write_lines(RECORDED, [about | {"max_tokens": TOKENS, "corpus": "synthetic", "seed": SEED}])
     done = {(row["case"], row["poison"], row["system"]) for row in files.read(RECORDED)[1:]}
-    reader = CausalLM(str(model), device="cpu", dtype="bfloat16", max_tokens=TOKENS, batch=BATCH)
+    reader = CausalLM(str(model), dtype="bfloat16", max_tokens=TOKENS, batch=BATCH)
     async for row in _rows(reader, done):
         answer.write_lines(RECORDED, [row])
         print(row, f"{time.monotonic() - began:.0f} s", flush=True)

@@ -135,7 +135,7 @@ async def cost(model: Path) -> dict[str, Any]:
 
     ``again``: the same question once more, from the cache. Passages are whole paragraphs.
     """
-    reader = CausalLM(str(model), device="cpu", dtype="bfloat16", max_tokens=TOKENS, batch=max(COST_UNITS))
+    reader = CausalLM(str(model), dtype="bfloat16", max_tokens=TOKENS, batch=max(COST_UNITS))
     await join_stream(reader.stream(Prompt("Is it ready?", (), INSTRUCTIONS)))
     embedder, documents = Kept(ROOT / "build/kept.npz"), corpus("squad")
     vectors = embedder.embed([d.content for d in documents])

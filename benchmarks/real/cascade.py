@@ -77,7 +77,7 @@ def main() -> None:
     torch.set_num_threads(1)
     paths = [Path(name) for name in sys.argv[1:3]]
     count = int(sys.argv[3]) if len(sys.argv) > 3 else TRIALS
-    draft, reference = (CausalLM(str(path), device="cpu", dtype="bfloat16", max_tokens=TOKENS) for path in paths)
+    draft, reference = (CausalLM(str(path), dtype="bfloat16", max_tokens=TOKENS) for path in paths)
     costs = Costs()
     made: dict[str, Generator] = dict(zip(ALONE, (draft, reference), strict=True))
     for name, options in METHODS.items():

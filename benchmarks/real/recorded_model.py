@@ -10,6 +10,7 @@ from typing import Any
 
 from benchmarks.real import answer, files
 from benchmarks.real.sample import digest
+from benchmarks.real.shared_model import SharedModel, shared
 from casemate.backends.generators.transformers import CausalLM
 from casemate.errors import BackendError
 from casemate.protocols import Generator
@@ -23,7 +24,7 @@ class RecordedModel(Generator):
     """A model whose answers are kept in a file. A prompt that is there, or in progress, is not generated again.
 
     Attributes:
-        model: GGUF file; None: only answers of the file are given.
+        model: GGUF file, on an accelerator if there is one; None: only answers of the file are given.
         file: File of the answers.
         tokens: Largest length of an answer.
         about: Further facts for the first line of a new file.
@@ -69,14 +70,15 @@ class RecordedModel(Generator):
             problem = f"{self.file.name} has no answer to this prompt"
             raise BackendError(problem, backend="recorded", retryable=False)
         if self._loaded is None:
-            options: dict[str, Any] = {"device": "cpu", "dtype": "bfloat16"}
-            self._loaded = CausalLM(str(self.model), max_tokens=self.tokens, batch=self.batch, **options)
+            self._loaded = CausalLM(str(self.model), dtype="bfloat16", max_tokens=self.tokens, batch=self.batch)
         return self._loaded
 
     async def _generate(self, key: str, prompt: Prompt) -> None:
         """Adds an answer to the file."""
+        socket = self.model and shared(self.model)
+        generator = SharedModel(socket, self.tokens) if socket else self.loaded
         try:
-            text = "".join([piece async for piece in self.loaded.stream(prompt)])
+            text = "".join([piece async for piece in generator.stream(prompt)])
             self._answers[key] = text
             answer.write_lines(self.file, [{"id": key, "answer": text}])
         finally:

@@ -1,0 +1,96 @@
+"""One language model for several processes on this machine, so that their answers form one batch.
+
+    python -m benchmarks.real.shared_model FILE.gguf SOCKET [rows]
+
+Other parts ask it if the environment variable `SHARED_MODELS` names the folder of the socket, and the socket is called
+like the model. A connection carries one prompt as a JSON line, and its answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import os
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from casemate.backends.generators.transformers import CausalLM
+from casemate.errors import BackendError
+from casemate.protocols import Generator
+from casemate.rag.pipeline import join_stream
+from casemate.types import Document, Prompt
+
+ROWS = 192
+LONGEST_LINE = 1 << 24
+
+
+def shared(model: Path) -> Path | None:
+    """The socket of a model that another process shares; None: there is none."""
+    folder = os.environ.get("SHARED_MODELS")
+    socket = Path(folder or ".") / f"{model.stem}.sock"
+    return socket if folder and socket.exists() else None
+
+
+@dataclass(frozen=True)
+class SharedModel(Generator):
+    """A model in another process.
+
+    Attributes:
+        socket: Its socket.
+        tokens: Largest length of an answer.
+    """
+
+    socket: Path
+    tokens: int
+
+    async def stream(self, prompt: Prompt) -> AsyncIterator[str]:
+        """The whole answer."""
+        reader, writer = await asyncio.open_unix_connection(str(self.socket), limit=LONGEST_LINE)
+        asked = {"tokens": self.tokens, "question": prompt.question, "instructions": prompt.instructions}
+        writer.write(json.dumps(asked | {"context": [asdict(d) for d in prompt.context]}).encode() + b"\n")
+        try:
+            found = json.loads(await reader.readline() or "{}")
+        finally:
+            writer.close()
+        if "answer" not in found:
+            raise BackendError(found.get("error", "the shared model has ended"), backend="shared", retryable=False)
+        yield found["answer"]
+
+
+async def serve(model: CausalLM, socket: Path) -> None:
+    """Answers until the process ends."""
+
+    async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked = json.loads(await reader.readline())
+        own = copy.copy(model)  # the same weights and the same batch
+        own.max_tokens = asked["tokens"]
+        context = tuple(Document(**document) for document in asked["context"])
+        found: dict[str, Any] = {}
+        try:
+            found["answer"] = await join_stream(own.stream(Prompt(asked["question"], context, asked["instructions"])))
+        except BackendError as error:
+            found["error"] = str(error)
+        writer.write(json.dumps(found).encode() + b"\n")
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_unix_server(answered, str(socket), limit=LONGEST_LINE, backlog=1000)
+    async with server:
+        await server.serve_forever()
+
+
+def main() -> None:
+    """Loads the model, and serves it."""
+    file, socket = Path(sys.argv[1]), Path(sys.argv[2])
+    rows = int(sys.argv[3]) if len(sys.argv) > 3 else ROWS
+    model = CausalLM(str(file), dtype="bfloat16", batch=rows)
+    socket.unlink(missing_ok=True)
+    asyncio.run(serve(model, socket))
+
+
+if __name__ == "__main__":
+    main()
