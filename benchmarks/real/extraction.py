@@ -1,11 +1,13 @@
-"""Crawlers against a real reader, without a defense and with ``crawl_limit``, end to end.
+"""Crawlers against a real reader, end to end: without a defense, with ``crawl_limit``, and under the quorum policy.
 
-    python -m benchmarks.real.extraction FILE.gguf [questions] [crawler or corpus ...]
+    python -m benchmarks.real.extraction FILE.gguf [questions=200] [writer=FILE.gguf] [corpus or attacker ...]
+    python -m benchmarks.real.extraction measure FILE.gguf ...
 
-Small collections: the first texts of a corpus with at most `WORDS` words. All crawlers and both sides run at the same
-time, so that their answers form batches. The reader's answers are kept in `build/real_extraction`: an interrupted run
-begins again, and is answered from there as far as it was, so the defense has seen every question. The simulated reader
-answers the same crawlers beside it.
+Small collections: texts of a corpus with at most `WORDS` words. Attackers are the crawlers, two of them with output
+transforms, and with ``writer=`` also those whose questions a second model writes. All attackers and settings run at the
+same time, so that their answers form batches; the simulated reader answers the same attackers. Answers are kept in
+`build/real_extraction`: an interrupted run begins again, and is answered from there as far as it was, so the defense
+has seen every question. ``measure`` asks no model: it measures as many questions as every attacker was answered.
 """
 
 from __future__ import annotations
@@ -16,29 +18,38 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks import DATA, ROOT, SEED, before, save
-from benchmarks.crawl import ATTACKS, CORPORA, _attack, _rows, defenses
-from benchmarks.real.answer import digest
+from benchmarks import DATA, ROOT, SEED, before, code_digest, save
+from benchmarks.crawl import ATTACKS, _attack, _rows
+from benchmarks.real import files
 from benchmarks.real.recorded_model import RecordedModel
+from benchmarks.transforms import ONE, QUORUM, TWENTY, Setting, _coverage_ratio
 from casemate.backends.embedders.minilm import MiniLM
 from casemate.backends.generators.simulated_reader import SimulatedReader
 from casemate.backends.indexes.sqlite import SqliteIndex
+from casemate.guard.audience import AudiencePolicy
 from casemate.guard.guard import Guard
-from casemate.protocols import Generator
+from casemate.protocols import ExtractionAttack, Generator, Target
 from casemate.rag.pipeline import Rag
+from casemate.redteam.crawling.transformed import TransformedCrawler
 from casemate.redteam.lab.caching import CachedEmbedder
+from casemate.redteam.lab.experiment import describe_options
 from casemate.redteam.lab.extraction_experiment import Crawler, CrawlPlan, CrawlTrace
 from casemate.redteam.lab.extraction_metrics import measure_crawl
 from casemate.redteam.lab.store import CampaignStore
 from casemate.types import Document
 
-CHUNKS, WORDS = 60, 80
-K, TOKENS = 2, 96
-SIDES = {"off": "", "on": "crawl_limit"}
+CORPORA = ("mathqa", "squad", "nfcorpus")
+CHUNKS, WORDS = 300, 100
+K, TOKENS, WRITER_TOKENS = 3, 128, 160
+FORMS = ("first_document", "capitals", "numbering")
+TRANSFORMED = tuple(f"{crawler}+{form}" for crawler in ("rag_thief", "composite") for form in FORMS)
+ATTACKERS = (*ATTACKS, *TRANSFORMED)
+WRITTEN = ("ikea, written", "rag_crawler, written")
+SETTINGS = (ONE, TWENTY, QUORUM)
 WORK = ROOT / "build/real_extraction"
 
 
@@ -61,55 +72,94 @@ class Ground:
 
 def main() -> None:
     """Crawls with both readers, and writes the results after each corpus."""
-    model, questions = Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 12
-    named = sys.argv[3:]
-    attacks = [name for name in named if name not in CORPORA] or list(ATTACKS)
-    about = {"model": model.name, "digest": digest(model), "dtype": "bfloat16", "decoding": "greedy"}
-    about |= {"chunks": CHUNKS, "words": WORDS, "k": K, "tokens": TOKENS, "questions": questions}
-    results = before("real_extraction", about)
+    given = dict(a.partition("=")[::2] for a in sys.argv[1:] if "=" in a)
+    named = [a for a in sys.argv[1:] if "=" not in a and a != "measure"]
+    model, measuring = Path(named[0]), "measure" in sys.argv[1:]
+    questions = int(given.get("questions", 200))
+    writer = Path(given["writer"]) if "writer" in given else None
+    attackers = [a for a in named if a in ATTACKERS or a in WRITTEN] or [*ATTACKERS, *(WRITTEN if writer else ())]
+    about = {"chunks": CHUNKS, "words": WORDS, "k": K, "tokens": TOKENS, "questions": questions, "code": code_digest()}
+    about["defenses"] = {s.name: [describe_options(d) for d in s.defenses()] for s in SETTINGS}
     embedder = CachedEmbedder(MiniLM(threads=1), megabytes=300)
-    readers: dict[str, Generator] = {"simulated": SimulatedReader()}
-    readers[model.name] = RecordedModel(model, WORK / f"{model.stem}.jsonl.gz", TOKENS)
-    for corpus in [name for name in named if name in CORPORA] or CORPORA:
-        ground, began, found = Ground(corpus, embedder), time.process_time(), {}
+    for corpus in [c for c in CORPORA if c in named] or CORPORA:
+        ground, began = Ground(corpus, embedder), time.process_time()
+        reader = _model(model, corpus, "reader", TOKENS, measuring)
+        by = _model(writer, corpus, "writer", WRITER_TOKENS, measuring) if writer else None
         with closing(ground.index):
-            for name, reader in readers.items():
-                found[name] = asyncio.run(_crawls(ground, name, reader, attacks, questions))
-        results["corpora"][corpus] = {"cpu_s": time.process_time() - began, "crawls": found}
+            found = asyncio.run(_crawls(ground, reader, by, attackers, questions))
+            if not measuring:
+                print(corpus, f"{time.process_time() - began:.0f} CPU-s", file=sys.stderr)
+                continue
+            least = min(len(trace.exchanges) for _, traces in found.values() for trace in traces.values())
+            simulated = asyncio.run(_crawls(ground, SimulatedReader(), by, attackers, least))
+            crawls = {
+                name: {attack: _measured(*pair, ground, least) for attack, pair in runs.items()}
+                for name, runs in ((model.name, found), ("simulated", simulated))
+            }
+        results = before("real_extraction", about)
+        held = results["corpora"].setdefault(corpus, {"chunks": len(ground.documents), "readers": {}})
+        for name, crawl in crawls.items():
+            head = files.read(reader.file)[0] if name == model.name else {}
+            held["readers"][name] = {"about": head, "questions": least, "crawls": crawl}
         save("real_extraction", results)
 
 
+def _model(model: Path, corpus: str, role: str, tokens: int, measuring: bool) -> RecordedModel:
+    return RecordedModel(None if measuring else model, WORK / f"{model.stem}-{role}-{corpus}.jsonl.gz", tokens)
+
+
 async def _crawls(
-    ground: Ground, name: str, reader: Generator, attacks: Sequence[str], questions: int
-) -> dict[str, Any]:
+    ground: Ground, reader: Generator, writer: Generator | None, attackers: Sequence[str], questions: int
+) -> dict[str, tuple[Crawler, dict[str, CrawlTrace]]]:
+    """By attacker: the crawler, and its traces without a defense and in each setting."""
     rag = Rag(ground.embedder, ground.index, reader)
-    plan = CrawlPlan(seed=SEED, k=K, questions=questions, label=name)
     with tempfile.TemporaryDirectory() as folder, CampaignStore(Path(folder) / "ledger.db") as ledger:
-        runs = {
-            (attack, side): Crawler(
-                attack,
-                _attack(attack, ground),
-                {side: Guard(rag, defenses(defense)) if defense else rag},
-                ledger,
-                plan,
-            )
-            for attack in attacks
-            for side, defense in SIDES.items()
-        }
+        runs = {}
+        for attacker in attackers:
+            attack = _attacker(attacker, ground, writer)
+            for setting in (None, *SETTINGS):
+                name = setting.name if setting else "off"
+                plan = CrawlPlan(seed=SEED, k=K, questions=questions, clients=setting.clients if setting else 1)
+                runs[attacker, name] = Crawler(attacker, attack, {name: _target(rag, setting)}, ledger, plan)
         done = await asyncio.gather(*(crawler.run() for crawler in runs.values()))
-    traces = {key: found[key[1]] for key, found in zip(runs, done, strict=True)}
-    return {a: _measured(runs[a, "off"], {s: traces[a, s] for s in SIDES}, ground) for a in attacks}
+    traces: dict[str, dict[str, CrawlTrace]] = {}
+    for (attacker, _), found in zip(runs, done, strict=True):
+        traces.setdefault(attacker, {}).update(found)
+    return {attacker: (runs[attacker, "off"], traces[attacker]) for attacker in attackers}
 
 
-def _measured(crawler: Crawler, traces: Mapping[str, CrawlTrace], ground: Ground) -> dict[str, Any]:
-    crawl = measure_crawl(crawler, traces, ground.documents, ground.embedder)
-    sides = {
-        side: {"crr": result.crr, "coverage": result.coverage, "first_alarm": result.first_alarm}
-        for side, result in crawl.by_target.items()
+def _target(rag: Rag, setting: Setting | None) -> Target:
+    if setting is None:
+        return rag
+    policy = AudiencePolicy("quorum") if setting.policy == "quorum" else None
+    return Guard(rag, setting.defenses(), audience=policy)
+
+
+def _attacker(name: str, ground: Ground, writer: Generator | None) -> ExtractionAttack:
+    crawler, _, transform = name.partition("+")
+    crawler, _, written = crawler.partition(", ")
+    attack = _attack(crawler, ground)
+    if written:
+        attack = replace(attack, writer=writer)  # type: ignore[type-var]
+    return TransformedCrawler(attack, transform) if transform else attack
+
+
+def _measured(crawler: Crawler, traces: Mapping[str, CrawlTrace], ground: Ground, questions: int) -> dict[str, Any]:
+    """Recovery and coverage by setting, and their ratios to the same attacker without a defense."""
+    cut = {
+        name: replace(t, exchanges=t.exchanges[:questions], finds=tuple(f for f in t.finds if f.query <= questions))
+        for name, t in traces.items()
     }
-    asked = {side: len(trace.exchanges) for side, trace in traces.items()}
-    errors = {side: trace.error for side, trace in traces.items() if trace.error}
-    return {**sides, "ratio": crawl.ratio, "questions": asked, "errors": errors}
+    found: dict[str, Any] = {}
+    for setting in SETTINGS:
+        pair = {"off": cut["off"], "on": cut[setting.name]}
+        crawl = measure_crawl(crawler, pair, ground.documents, ground.embedder, windows=False)
+        sides = {side: {"crr": r.crr, "coverage": r.coverage} for side, r in crawl.by_target.items()}
+        covered = _coverage_ratio(pair["off"], pair["on"], ground.documents)
+        found["off"] = sides["off"]
+        found[setting.name] = sides["on"] | {"ratio": crawl.ratio, "coverage_ratio": covered}
+        found[setting.name]["first_alarm"] = crawl.by_target["on"].first_alarm
+    return found
 
 
 if __name__ == "__main__":
