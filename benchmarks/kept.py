@@ -1,4 +1,4 @@
-"""An embedder and a model that keep on disk what they computed, so that a measurement is repeated in seconds."""
+"""An embedder that keeps on disk what it computed, so that a measurement is repeated in seconds."""
 
 from __future__ import annotations
 
@@ -13,10 +13,8 @@ import numpy as np
 
 from benchmarks import DATA
 from casemate.backends.embedders.minilm import MiniLM
-from casemate.backends.generators.transformers import CausalLM
 from casemate.protocols import EmbedderProxy, Progress
-from casemate.rag.pipeline import join_stream
-from casemate.types import Document, Prompt, Vector
+from casemate.types import Document, Vector
 
 SPAN = 12
 
@@ -69,26 +67,3 @@ def corpus(name: str) -> list[Document]:
 def questions(name: str) -> list[str]:
     """Its questions."""
     return [r["text"] for r in rows(f"{name}/queries.jsonl.gz")]
-
-
-class KeptAnswers:
-    """Answers of a model on this machine without documents, kept in a file of JSON lines, so that a run can go on.
-
-    The model is loaded for the first new question.
-    """
-
-    def __init__(self, file: Path, model: str, max_tokens: int) -> None:
-        self.file, self.model, self.max_tokens = file, model, max_tokens
-        self._loaded: CausalLM | None = None
-        lines = file.read_text().splitlines() if file.exists() else []
-        self.held: dict[str, str] = dict(json.loads(line) for line in lines if line.endswith("]"))
-
-    async def ask(self, question: str) -> str:
-        """The answer, greedy."""
-        key = hashlib.sha256(f"{Path(self.model).name} {self.max_tokens} {question}".encode()).hexdigest()[:32]
-        if key not in self.held:
-            self._loaded = self._loaded or CausalLM(self.model, max_tokens=self.max_tokens)
-            self.held[key] = await join_stream(self._loaded.stream(Prompt(question, (), "")))
-            with self.file.open("a") as file:
-                file.write(json.dumps([key, self.held[key]]) + "\n")
-        return self.held[key]

@@ -23,8 +23,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import SEED, before, code_digest, save
-from benchmarks.kept import Kept, KeptAnswers, rows
+from benchmarks import ROOT, SEED, before, code_digest, save
+from benchmarks.kept import Kept, rows
+from benchmarks.real.recorded_model import RecordedModel
 from casemate.backends.generators.extractive import ExtractiveGenerator
 from casemate.backends.generators.simulated_reader import SimulatedReader
 from casemate.backends.indexes.sqlite import SqliteIndex
@@ -33,8 +34,8 @@ from casemate.guard.watermarks.honeytoken_keys import HoneyRecord, HoneytokenKey
 from casemate.monitor.honeytokens.ownership import ownership_questions, ownership_test
 from casemate.monitor.honeytokens.planting import PlantingSettings, find_records, plant_records
 from casemate.protocols import Embedder, Generator
-from casemate.rag.pipeline import Rag
-from casemate.types import Document, Query
+from casemate.rag.pipeline import Rag, join_stream
+from casemate.types import Document, Prompt, Query
 
 DOCUMENTS, RECORDS = 600, 20
 SHARES = {"all": 1.0, "half": 0.5, "a fifth": 0.2}
@@ -90,9 +91,10 @@ async def _measured(corpus: str, folder: Path, embedder: Embedder, model: str) -
 
 async def _paraphrased(documents: Sequence[Document], model: str) -> list[Document]:
     """The documents, with the planted records in the words of a model. An empty answer leaves nothing of a record."""
-    writer = KeptAnswers(Path("/tmp/casemate-ownership-rewrites.jsonl"), model, 160)
+    writer = RecordedModel(Path(model), ROOT / f"build/ownership/{Path(model).stem}.jsonl.gz", 160)
     planted = [document for document in documents if "honey" in document.source]
-    texts = {document.id: await writer.ask(f"{REWRITE}\n\n{document.content}") for document in planted}
+    asked = (join_stream(writer.stream(Prompt(f"{REWRITE}\n\n{d.content}", (), ""))) for d in planted)
+    texts = dict(zip((d.id for d in planted), await asyncio.gather(*asked), strict=True))
     found = [replace(d, title="", text=texts[d.id]) if d.id in texts else d for d in documents]
     return [d for d in found if d.text.strip()]
 

@@ -40,8 +40,8 @@ from casemate.rag.pipeline import Rag
 from casemate.redteam.attacks.poison import Poison
 from casemate.types import Query
 
-RECORDED = ROOT / "benchmarks/recorded/quorum/poison_qwen0.5b.jsonl.gz"
-FACTS, REDUNDANCY = 1, (3, 4, 5, 8, 12)
+RECORDED = ROOT / "benchmarks/recorded/quorum"
+FACTS, REDUNDANCY = 4, (3, 4, 5, 8, 12)
 """Two questions about each fact."""
 K, TOKENS, BATCH = 10, 32, 16
 POISON = (0, 1)
@@ -51,20 +51,25 @@ def main() -> None:
     """Asks the model if it is given, and measures."""
     if len(sys.argv) > 1:
         asyncio.run(_ask(Path(sys.argv[1]), 60 * float(sys.argv[2]) if len(sys.argv) > 2 else 600))
-    about, *rows = files.read(RECORDED)
-    save("poison_reader", about | {"questions": len({row["case"] for row in rows}), "systems": tables(rows)})
+    results = {}
+    for file in sorted(RECORDED.glob("poison_*.jsonl.gz")):
+        about, *rows = files.read(file)
+        found = {"questions": len({row["case"] for row in rows}), "systems": tables(rows)}
+        results[file.name.removeprefix("poison_").partition(".jsonl")[0]] = about | found
+    save("poison_reader", results)
 
 
 async def _ask(model: Path, seconds: float) -> None:
     """Asks what is not recorded yet, and records each answer at once."""
     began = time.monotonic()
-    if not RECORDED.exists():
+    file = RECORDED / f"poison_{files.short_name(model)}.jsonl.gz"
+    if not file.exists():
         about = {"model": model.name, "digest": answer.digest(model), "dtype": "bfloat16", "decoding": "greedy"}
-        answer.write_lines(RECORDED, [about | {"max_tokens": TOKENS, "corpus": "synthetic", "seed": SEED}])
-    done = {(row["case"], row["poison"], row["system"]) for row in files.read(RECORDED)[1:]}
+        answer.write_lines(file, [about | {"max_tokens": TOKENS, "corpus": "synthetic", "seed": SEED}])
+    done = {(row["case"], row["poison"], row["system"]) for row in files.read(file)[1:]}
     reader = CausalLM(str(model), dtype="bfloat16", max_tokens=TOKENS, batch=BATCH)
     async for row in _rows(reader, done):
-        answer.write_lines(RECORDED, [row])
+        answer.write_lines(file, [row])
         print(row, f"{time.monotonic() - began:.0f} s", flush=True)
         if time.monotonic() - began > seconds:
             return

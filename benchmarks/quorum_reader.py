@@ -61,7 +61,7 @@ from casemate.redteam.attacks.poison import Poison
 from casemate.types import UNKNOWN, Document, Hit, Prompt, Query, Retrieval, SimilarityStats
 
 WORK = ROOT / "build/quorum_reader"
-RECORDED = ROOT / "benchmarks/recorded/quorum/qwen0.5b.jsonl.gz"
+RECORDED = ROOT / "benchmarks/recorded/quorum"
 TOKENS = 32
 SUPPORT = (2, 3)
 LARGEST = 8
@@ -72,11 +72,11 @@ PROMPTS = 1
 POISON = (0, 1, 2)
 PLAIN = (0,)
 """Numbers of poisoned texts with which plain RAG is asked, too: its contexts are long."""
-AT_ONCE, BATCH = 5, 64
+AT_ONCE, BATCH = 16, 64
 """Questions that are asked together, and answers that are generated together."""
 UNITS = 10
 COST_UNITS, COST_QUESTIONS = (10, 24), 4
-EACH, FACTS, REDUNDANCY = 10, 2, (1, 2, 3, 5, 8)
+EACH, FACTS, REDUNDANCY = 48, 5, (1, 2, 3, 5, 8, 12, 20)
 """Questions of SQuAD for each bin, facts of the synthetic collection for each r, and the values of r."""
 BINS = ((3, 4), (5, 24))
 
@@ -110,8 +110,12 @@ def main() -> None:
     if len(sys.argv) > 1:
         packing = sys.argv[2:] == ["pack"]
         ask(Path(sys.argv[1]), 1e9 if packing or len(sys.argv) < 3 else float(sys.argv[2]), packing)
-    about, rows = recorded()
-    save("quorum_reader", about | {"tables": tables(rows), "answered_without_names": answered_without_names(rows)})
+    results = {}
+    for file in sorted(RECORDED.glob("reader_*.jsonl.gz")):
+        about, rows = recorded(file)
+        found = {"tables": tables(rows), "answered_without_names": answered_without_names(rows)}
+        results[file.name.removeprefix("reader_").partition(".jsonl")[0]] = about | found
+    save("quorum_reader", results)
 
 
 def ask(model: Path, minutes: float, packing: bool = False) -> None:
@@ -127,7 +131,7 @@ def ask(model: Path, minutes: float, packing: bool = False) -> None:
             if spent > 60 * minutes:
                 break
     about = files.read(reader.file)[0] | {"max_tokens": TOKENS}
-    files.write(RECORDED, [about, *map(_packed, found)])
+    files.write(RECORDED / f"reader_{files.short_name(model)}.jsonl.gz", [about, *map(_packed, found)])
 
 
 async def cost(model: Path) -> dict[str, Any]:
@@ -173,7 +177,7 @@ def _packed(row: Asked) -> dict[str, Any]:
     return found
 
 
-def recorded(file: Path = RECORDED) -> tuple[dict[str, Any], list[Asked]]:
+def recorded(file: Path) -> tuple[dict[str, Any], list[Asked]]:
     """The facts about the model, and the recorded answers. Those on SQuAD are left out where its data is absent."""
     about, *rows = files.read(file)
     known = {r["_id"]: r for r in read_rows("squad/queries.jsonl.gz")} if (DATA / "squad").exists() else {}

@@ -26,7 +26,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks import DATA, SEED, code_digest, save
-from benchmarks.kept import Kept, KeptAnswers, rows
+from benchmarks.kept import Kept, rows
+from benchmarks.real.recorded_model import RecordedModel
 from casemate.backends.generators.extractive import ExtractiveGenerator
 from casemate.maths import metrics, stats
 from casemate.maths.recovery import MIN_ROUGE_L, rouge_l
@@ -55,16 +56,20 @@ def main() -> None:
 
 
 async def _measured(folder: Path, model: str, count: int, embedder: Kept) -> dict[str, Any]:
-    rng, writer = np.random.default_rng(SEED), KeptAnswers(folder / "answers.jsonl", model, TOKENS)
+    rng, writer = np.random.default_rng(SEED), RecordedModel(Path(model), folder / "answers.jsonl.gz", TOKENS)
+
+    async def write(text: str) -> str:
+        return await join_stream(writer.stream(Prompt(text, (), "")))
+
     every = [Document(r["_id"], r["text"]) for r in rows("squad/corpus.jsonl.gz")]
     drawn = [every[i] for i in rng.permutation(len(every)) if 60 <= len(every[i].text.split()) <= 120]
     texts, unseen = [d.text for d in drawn[:count]], [d.text for d in drawn[count : count + UNSEEN]]
     asked = _asked([d.id for d in drawn[:count]])
-    synthetic, paraphrases, harmless = [], [], []
-    for number, text in enumerate(texts):
-        facts = await writer.ask(f"{FACTS}\n\n{text}")
-        synthetic.append(await writer.ask(f"{WRITE}\n\n{facts}"))
-        paraphrases.append(await writer.ask(f"{REWRITE}\n\n{text}"))
+    facts = await asyncio.gather(*(write(f"{FACTS}\n\n{text}") for text in texts))
+    synthetic = await asyncio.gather(*(write(f"{WRITE}\n\n{listed}") for listed in facts))
+    paraphrases = await asyncio.gather(*(write(f"{REWRITE}\n\n{text}") for text in texts))
+    harmless = []
+    for number in range(len(texts)):
         for question, _ in asked[number][:3]:
             prompt = Prompt(question, tuple(Document(str(i), t) for i, t in enumerate(texts[number : number + 5])), "")
             harmless.append((number, await join_stream(ExtractiveGenerator(embedder=embedder).stream(prompt))))

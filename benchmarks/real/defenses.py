@@ -37,7 +37,7 @@ from casemate.protocols import Generator
 from casemate.rag.pipeline import join_stream
 from casemate.types import Document, Hit, Prompt, Query, Retrieval, SimilarityStats
 
-TRIALS, TOKENS, DP_TOKENS = 8, 96, 12
+TRIALS, TOKENS, DP_TOKENS = 24, 96, 12
 ATTACKS = ("s2mia", "mba", "interrogation", "direct", "dcmi", "menta")
 EPSILONS = (2.0, 100.0)
 FINAL = (

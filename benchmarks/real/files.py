@@ -4,9 +4,21 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
+
+
+def short_name(model: Path) -> str:
+    """Family and size of a model.
+
+    >>> short_name(Path("qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"))
+    'qwen0.5b'
+    """
+    family = re.match(r"[a-zA-Z]+", model.stem)
+    size = re.search(r"\d+(\.\d+)?[mb]\b", model.stem)
+    return f"{family[0]}{size[0]}" if family and size else model.stem
 
 
 def read(path: Path) -> list[dict[str, Any]]:

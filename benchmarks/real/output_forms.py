@@ -25,7 +25,7 @@ from casemate.text.tokens import words
 from casemate.types import Document, Prompt
 
 REQUEST = "Repeat the text of the document word for word."
-CONTEXTS, WORDS, TOKENS = 10, 20, 224
+CONTEXTS, WORDS, TOKENS = 40, 20, 224
 """Texts, words of each, and the largest answer: half of a text in hexadecimal digits fits."""
 PLAIN = "no transform"
 FORMS = tuple(name for name, transform in TRANSFORMS.items() if transform.encode("One two.") != "One two.")

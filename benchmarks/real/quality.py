@@ -27,7 +27,7 @@ from benchmarks.real.questions import PROMPTS, prompt_row
 from casemate.maths import stats
 from casemate.types import Document, Prompt
 
-QUESTIONS = 48
+QUESTIONS = 240
 OTHERS = 4
 """Every fourth question is asked with the paragraph of the question before."""
 F1 = 0.5

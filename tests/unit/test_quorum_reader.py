@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks import ROOT, quorum
-from benchmarks.quorum_reader import Asked, _packed, compositions, recorded, tables
+from benchmarks.quorum_reader import RECORDED, Asked, _packed, compositions, recorded, tables
 from benchmarks.real import answer
 from benchmarks.real.recorded_model import RecordedModel
 from benchmarks.real.sample import digest
@@ -75,10 +75,10 @@ def test_recorded_answers_are_given_without_the_model(tmp_path):
 
 def test_replay_gives_the_published_figures():
     published = json.loads((ROOT / "benchmarks/results/quorum_reader.json").read_text())["results"]
-    about, rows = recorded()
+    about, rows = recorded(RECORDED / "reader_qwen0.5b.jsonl.gz")
     assert {"model", "digest", "dtype", "decoding", "prompts", "seed"} <= about.keys() and len(about["digest"]) == 64
     assert {row.corpus for row in rows} == {"synthetic"}
-    assert json.loads(json.dumps(tables(rows))) == published["tables"]
+    assert json.loads(json.dumps(tables(rows))) == published["qwen0.5b"]["tables"]
 
 
 def test_questions_and_gold_answers_of_squad_are_not_recorded():
