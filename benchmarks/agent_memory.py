@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import ROOT, SEED, quorum, save
+from benchmarks import ROOT, SEED, save
 from benchmarks.real import files
 from benchmarks.real.recorded_model import RecordedModel
 from casemate.backends.embedders.minilm import MiniLM
@@ -29,6 +29,7 @@ from casemate.backends.generators.simulated_reader import SimulatedReader
 from casemate.backends.indexes.sqlite import SqliteIndex
 from casemate.demo.clinic import case_notes
 from casemate.guard.audience import READERS, AudiencePolicy
+from casemate.guard.defenses.quorum import Quorum
 from casemate.guard.guard import Guard
 from casemate.maths.stats import proportion
 from casemate.protocols import Generator, Target
@@ -86,7 +87,7 @@ async def _measured(generator: Generator, name: str) -> dict[str, Any]:
         targets: dict[str, Target] = {
             "off": rag,
             "nothing": Guard(rag, [], audience=AudiencePolicy("nothing")),
-            "quorum": Guard(rag, [quorum._quorum()], audience=AudiencePolicy("quorum")),
+            "quorum": Guard(rag, [Quorum(support=2, jitter=1)], audience=AudiencePolicy("quorum")),
         }
         out: dict[str, Any] = {}
         for variant in ("basic", "length", "topics"):

@@ -216,10 +216,10 @@ def _rule_ms(size: int) -> dict[str, float]:
     """Milliseconds of rule, mixture and acceptance, and of a softmax, at one place of a large vocabulary."""
     logits = np.random.default_rng(SEED).standard_normal((2, size), dtype=np.float32) * 4
     q, p = kernel.softmax(logits)
-    copies, rule = [np.arange(5)], kernel.Rule()
+    copies, rule = [np.arange(5)], kernel.DeferralRule()
 
     def settle() -> float:
-        return kernel.acceptance(kernel.mixture(q, p, rule.deferred(q, p, copies)), q, 7)
+        return kernel.acceptance_probability(kernel.target_distribution(q, p, rule.deferred(q, p, copies)), q, 7)
 
     return {
         "rule": 1e3 * median_s(settle, 50),
@@ -286,9 +286,9 @@ def _clock() -> Iterator[dict[str, float]]:
         setattr(owner, name, timed)
 
     for owner, name in (
-        (kernel.Rule, "deferred"),
-        (decoding, "mixture"),
-        (decoding, "acceptance"),
+        (kernel.DeferralRule, "deferred"),
+        (decoding, "target_distribution"),
+        (decoding, "acceptance_probability"),
         (decoding.CascadeDecoding, "copies"),
         (decoding.CascadeDecoding, "copied"),
         (CopyDetector, "step"),

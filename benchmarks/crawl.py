@@ -33,7 +33,7 @@ from casemate.guard.defenses.similarity_floor import SimilarityFloor
 from casemate.guard.defenses.summarize import Summarize
 from casemate.guard.guard import Guard
 from casemate.maths import metrics, stats
-from casemate.protocols import Defense, ExtractionAttack
+from casemate.protocols import Defense, ExtractionAttack, Target
 from casemate.rag.pipeline import Rag
 from casemate.redteam.lab.benign import replay_benign_sessions
 from casemate.redteam.lab.caching import CachedEmbedder, CachedGenerator
@@ -219,7 +219,7 @@ async def _accuracy(folder: Path, embedder: CachedEmbedder, answers: int) -> dic
         if not index.moments().n:
             index.add(rows, embedder.embed([d.content for d in rows]))
         rag = Rag(embedder, index, CachedGenerator(SimulatedReader(), ledger, "simulated_reader"))
-        targets = {"off": rag, "crawl_limit": Guard(rag, defenses("crawl_limit"))}
+        targets: dict[str, Target] = {"off": rag, "crawl_limit": Guard(rag, defenses("crawl_limit"))}
         asked = list(_rows(DATA / "squad" / "queries.jsonl.gz"))
         items = [asked[i] for i in rng.permutation(len(asked))[:answers]]
         found: dict[str, Any] = {}

@@ -155,7 +155,7 @@ async def _point(
     target: Target = Guard(ground.rag, defenses) if defenses else ground.rag
     on = await _recalled(target, asked)
     lost = stats.paired_bootstrap(_mean, (off, [0.0]), (on, [0.0]), SEED)
-    crawls = {}
+    crawls: dict[str, Any] = {}
     for name in ATTACKS:
         plan = CrawlPlan(seed=SEED, k=K, questions=questions, label="off" if label == "off" else f"frontier {label}")
         crawler = Crawler(name, _attack(name, ground), {label: target}, ground.ledger, plan)

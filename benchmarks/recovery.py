@@ -129,7 +129,8 @@ def measure(world: World, chunks: list[str], answers: list[str]) -> dict[str, An
 def _counted() -> dict[str, int]:
     """Counts what is looked at, from now on."""
     seen = {"pairs_near": 0, "pairs_bounded": 0, "pairs_rouge": 0}
-    search, lcs = recovery._Search, recovery.longest_common_subsequence
+    module: Any = recovery
+    search, lcs = module._Search, module.longest_common_subsequence
     compare, shared = search.__dict__["compare"], search.__dict__["_common_words"]
 
     def counting_compare(self: Any, i: int, js: Any) -> None:
@@ -144,7 +145,7 @@ def _counted() -> dict[str, int]:
         seen["pairs_rouge"] += 1
         return lcs(*arguments)
 
-    search.compare, search._common_words, recovery.longest_common_subsequence = (
+    search.compare, search._common_words, module.longest_common_subsequence = (
         counting_compare,
         counting_common_words,
         counting_lcs,

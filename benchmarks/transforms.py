@@ -204,13 +204,14 @@ def _days(target: Target, days: int, questions: int) -> Iterator[Any]:
         asked += 1
         return await target.ask(query)
 
-    real = crawl_evidence.time
+    module: Any = crawl_evidence
+    real = module.time
     clock = SimpleNamespace(time=lambda: time() + DAY_S * (asked * days // (questions + 1)) * 1.01)
-    crawl_evidence.time = clock  # type: ignore[assignment]
+    module.time = clock
     try:
         yield SimpleNamespace(ask=ask)
     finally:
-        crawl_evidence.time = real
+        module.time = real
 
 
 def _worst_first(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
