@@ -38,26 +38,31 @@ def judge(corpus: str, work: Path, models: Sequence[str], complete: bool = False
         corpus: Name of the corpus.
         work: Folder of prompts and answers.
         models: Names of the readers: `answers_reader_NAME.jsonl.gz` holds the answers of each.
-        complete: Leave out the trials that a reader has not answered with the contexts of both sides.
+        complete: Leave out the trials that the reader has not answered with the contexts of both sides.
     """
     sample = {row["id"]: row for row in files.read(work / f"sample_{corpus}.jsonl.gz")}
     given = {model: files.read_answers(work / f"answers_reader_{model}.jsonl.gz") for model in models}
     trials = _trials(corpus, work, sample)
-    if complete:
-        there = set.intersection(*(set(answers) for answers, _ in given.values()))
-        trials = [t for t in trials if all(i in there for side in SIDES for i in t[side])]
+    answered = {model: _complete(trials, given[model][0]) if complete else trials for model in models}
+    kept = {planning.trial_key(trial) for own in answered.values() for trial in own}
+    trials = [trial for trial in trials if planning.trial_key(trial) in kept]
     found: dict[str, Any] = {"withheld": _withheld(trials), "benign": _benign(corpus, work), "readers": {}}
     simulated = _simulate(corpus, work, trials)
     for model in (*models, SIMULATED):
         answers, about = given.get(model, (simulated, {"model": "simulated_reader"}))
         others = {} if model == SIMULATED else _answered(work)
-        scored = _scored(trials, sample, answers, others)
+        scored = _scored(answered.get(model, trials), sample, answers, others)
         found["readers"][model] = {"about": about, "answers": len(answers), "attacks": _figures(scored, sample)}
         if model != SIMULATED:
             head = {"recorded": 1, "corpus": corpus, **about, "prompts": PROMPTS, "seed": SEED}
-            rows = [*_recorded(scored, sample), *_questions(trials, scored, sample)]
+            rows = [*_recorded(scored, sample), *_questions(answered[model], scored, sample)]
             files.write(RECORDED / f"{corpus}_{model}.jsonl.gz", [head, *rows])
     return found
+
+
+def _complete(trials: Sequence[dict[str, Any]], answers: Mapping[str, str]) -> list[dict[str, Any]]:
+    """The trials that are answered on both sides."""
+    return [t for t in trials if all(i in answers for side in SIDES for i in t[side])]
 
 
 def _trials(corpus: str, work: Path, sample: Mapping[str, Any]) -> list[dict[str, Any]]:
