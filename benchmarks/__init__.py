@@ -61,12 +61,12 @@ def save(name: str, results: dict[str, Any]) -> None:
 
 
 def _commit() -> str:
-    """The commit, with ``-dirty`` if any file but the results differs from it."""
+    """The commit, with ``-dirty`` if any file but results and recorded answers differs from it."""
 
     def git(*words: str) -> str:
         return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
 
-    dirty = git("status", "--porcelain", "--", ".", ":!benchmarks/results")
+    dirty = git("status", "--porcelain", "--", ".", ":!benchmarks/results", ":!benchmarks/recorded")
     return git("rev-parse", "--short", "HEAD") + "-dirty" * bool(dirty)
 
 

@@ -1,7 +1,7 @@
 """Evaluation with real language models, in steps that can run on different machines.
 
     python -m benchmarks.real plan       # questions; prompts for the writer, as far as they have no answer yet
-    python -m benchmarks.real written    # instead: written questions of the recorded set about the first candidates
+    python -m benchmarks.real written    # instead: questions by script, and the written ones of the recorded set
     python -m benchmarks.real retrieve   # contexts with the guard off and on; prompts for the reader
     python benchmarks/real/answer.py PROMPTS ANSWERS --model FILE
     python -m benchmarks.real judge      # each attack's own scores of the recorded answers
@@ -31,8 +31,6 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=ROOT / "build/real")
     parser.add_argument("--each", type=int, default=EACH, help="members and non-members")
     parser.add_argument("--reader", nargs="*", default=["qwen1.5b"], help="judge: names of the readers' answer files")
-    parser.add_argument("--first", type=int, default=40, help="written: members and non-members asked about")
-    parser.add_argument("--attacks", nargs="*", choices=written.KEYLESS, default=["natural", "menta"])
     parser.add_argument("--subsample", nargs=1, default=[], help="judge: name of the results; complete trials only")
     given = parser.parse_args()
     given.work.mkdir(parents=True, exist_ok=True)
@@ -49,7 +47,7 @@ def _plan(given: argparse.Namespace) -> None:
 
 def _written(given: argparse.Namespace) -> None:
     for corpus in given.corpus:
-        written.plan(corpus, given.work, given.each, given.first, given.attacks)
+        written.plan(corpus, given.work, given.each)
 
 
 def _retrieve(given: argparse.Namespace) -> None:
@@ -94,7 +92,7 @@ def _quality(given: argparse.Namespace) -> None:
 
 def _table(given: argparse.Namespace) -> None:
     for corpus in given.corpus:
-        print("\n".join([*table.tables(corpus, given.reader[0]), "", *table.subsample(corpus)]))
+        print("\n".join(table.tables(corpus)))
     print("\n".join(["", *table.forms()]))
 
 

@@ -37,7 +37,7 @@ def judge(corpus: str, work: Path, models: Sequence[str], complete: bool = False
     Args:
         corpus: Name of the corpus.
         work: Folder of prompts and answers.
-        models: Names of the readers: `answers_reader_NAME.jsonl.gz` holds the answers of each.
+        models: Names of the readers: `answers_reader_NAME.jsonl.gz` holds the answers of each. Empty: the simulated one.
         complete: Leave out the trials that the reader has not answered with the contexts of both sides.
     """
     sample = {row["id"]: row for row in files.read(work / f"sample_{corpus}.jsonl.gz")}
@@ -45,7 +45,7 @@ def judge(corpus: str, work: Path, models: Sequence[str], complete: bool = False
     trials = _trials(corpus, work, sample)
     answered = {model: _complete(trials, given[model][0]) if complete else trials for model in models}
     kept = {planning.trial_key(trial) for own in answered.values() for trial in own}
-    trials = [trial for trial in trials if planning.trial_key(trial) in kept]
+    trials = [trial for trial in trials if not models or planning.trial_key(trial) in kept]
     found: dict[str, Any] = {"withheld": _withheld(trials), "benign": _benign(corpus, work), "readers": {}}
     simulated = _simulate(corpus, work, trials)
     for model in (*models, SIMULATED):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.real import files
 from benchmarks.real.questions import RecordedWriter, attacks, prepared, prompt_row
 from benchmarks.real.sample import Sample, benign_test, open_guarded, open_sample
+from casemate.protocols import MembershipAttack
 from casemate.redteam.lab.caching import CachedEmbedder
 from casemate.system import App
 from casemate.types import Document, Prompt, Query
@@ -56,7 +57,7 @@ def plan(corpus: str, work: Path, each: int) -> RecordedWriter:
     recorded = sorted(work.glob("answers_writer*.jsonl.gz"))
     writer = RecordedWriter(files.read_answers(*recorded)[0])
     with open_sample(corpus, each) as sample:
-        rows = asyncio.run(_questions(sample, writer))
+        rows = asyncio.run(questions(sample, attacks(writer)))
         members = {d.source for d in sample.split.members}
         files.write(work / f"sample_{corpus}.jsonl.gz", sample_rows(sample, members))
     files.write(work / f"questions_{corpus}.jsonl.gz", rows)
@@ -78,11 +79,17 @@ def sample_rows(sample: Sample, members: set[str]) -> list[dict[str, Any]]:
     ]
 
 
-async def _questions(sample: Sample, writer: RecordedWriter) -> list[dict[str, Any]]:
+async def questions(sample: Sample, made: Iterable[tuple[str, str, MembershipAttack]]) -> list[dict[str, Any]]:
+    """The questions of attacks about all candidates.
+
+    Args:
+        sample: The sample.
+        made: Author of the questions, name and attack.
+    """
     members = {d.source for d in sample.split.members}
     candidates = [document for document, _ in sample.split.candidates]
     rows = []
-    for author, name, attack in attacks(writer):
+    for author, name, attack in made:
         for candidate, probe in await prepared(name, author, attack, candidates):
             row = {"author": author, "attack": name, "candidate": candidate.source}
             row |= {"member": candidate.source in members, "questions": probe.questions, "key": dict(probe.key)}

@@ -14,40 +14,31 @@ from casemate.reports.format import measured
 AUTHORS = {"script": "script", "model": "the 1.5B"}
 
 
-def tables(corpus: str, model: str) -> Iterator[str]:
-    """Lines of Markdown: AUC by reader, then what was withheld; worst first."""
-    figures = _results("real")[corpus]
-    real, simulated = (figures["readers"][name]["attacks"] for name in (model, SIMULATED))
-    there = _results("real_written").get(corpus, {}).get("readers", {})
-    part = next((r["attacks"] for name, r in there.items() if name != SIMULATED), {})
-    names = sorted(simulated, key=lambda name: -_worst(name, real, simulated))
-    yield "| attack | questions by | real reader, off | on | simulated reader, off | on |"
-    yield "|---|---|---|---|---|---|"
-    for name in names:
+def tables(corpus: str) -> Iterator[str]:
+    """Lines of Markdown: AUC by reader, the worst with the guard on first; then what was withheld.
+
+    Two measurements: that of `real_sample` has the contexts of the guard; where a reader has no figure there, that of
+    `real`, which has stand-in answers, is marked.
+    """
+    earlier, sample = _results("real")[corpus], _results("real_sample")[corpus]
+    simulated = earlier["readers"][SIMULATED]["attacks"] | sample["readers"][SIMULATED]["attacks"]
+    large = {name: row | {"mark": " ‡"} for name, row in earlier["readers"]["qwen1.5b"]["attacks"].items()}
+    large |= sample["readers"]["qwen1.5b_sample"]["attacks"]
+    readers = (sample["readers"]["qwen0.5b"]["attacks"], large, simulated)
+    yield "| attack | questions by | the 0.5B, off | on | the 1.5B, off | on | simulated reader, off | on |"
+    yield f"|{'---|' * 8}"
+    for name in sorted(simulated, key=lambda name: -_worst(name, *readers)):
         author, attack = name.split(":")
-        cells = [_auc(found, name, side) for found in (real, simulated) for side in ("off", "on")]
-        cells[:2] = [f"{_auc(part, name, side)} †" for side in ("off", "on")] if name in part else cells[:2]
+        cells = [_auc(found, name, side) for found in readers for side in ("off", "on")]
         yield f"| `{attack}` | {AUTHORS[author]} | {' | '.join(cells)} |"
     yield ""
     yield "| attack | questions by | questions about members | record in the context, guard off | withheld of these |"
     yield "|---|---|---|---|---|"
-    rows = figures["withheld"]
+    rows = earlier["withheld"] | sample["withheld"]
     for name in sorted(rows, key=lambda name: rows[name]["withheld"][0] if rows[name]["withheld"] else 0):
         author, attack = name.split(":")
         cells = [_rate(rows[name][what]) for what in ("in_context", "withheld")]
         yield f"| `{attack}` | {AUTHORS[author]} | {rows[name]['questions']} | {' | '.join(cells)} |"
-
-
-def subsample(corpus: str) -> Iterator[str]:
-    """Lines of Markdown: AUC of every reader on the same trials, from `real_written`."""
-    figures = _results("real_written")[corpus]
-    yield "| attack | reader | trials | questions | off | on |"
-    yield "|---|---|---|---|---|---|"
-    for name in figures["readers"][SIMULATED]["attacks"]:
-        for reader, found in figures["readers"].items():
-            if row := found["attacks"].get(name):
-                cells = [_auc(found["attacks"], name, side) for side in ("off", "on")]
-                yield f"| `{name}` | {reader} | {row['trials']} | {row['questions']} | {' | '.join(cells)} |"
 
 
 def forms() -> Iterator[str]:
@@ -68,13 +59,12 @@ def _results(name: str) -> dict[str, Any]:
 
 
 def _worst(name: str, *readers: Mapping[str, Any]) -> float:
-    found = next((r[name] for r in readers if name in r and r[name]["on"]), None)
-    return float(found["on"]["auc"][0]) if found else 0.0
+    return max(float(r[name]["on"]["auc"][0]) for r in readers if name in r and r[name]["on"])
 
 
 def _auc(found: Mapping[str, Any], name: str, side: str) -> str:
-    figures = found.get(name, {}).get(side)
-    return _rate(figures["auc"]) if figures else "not run"
+    row = found.get(name, {})
+    return _rate(row[side]["auc"]) + row.get("mark", "") if row.get(side) else "–"
 
 
 def _rate(values: list[float] | None) -> str:
