@@ -37,7 +37,8 @@ def judge(corpus: str, work: Path, models: Sequence[str], complete: bool = False
     Args:
         corpus: Name of the corpus.
         work: Folder of prompts and answers.
-        models: Names of the readers: `answers_reader_NAME.jsonl.gz` holds the answers of each. Empty: the simulated one.
+        models: Names of the readers: `answers_reader_NAME.jsonl.gz` holds the answers of each. Empty: only the
+            simulated reader.
         complete: Leave out the trials that the reader has not answered with the contexts of both sides.
     """
     sample = {row["id"]: row for row in files.read(work / f"sample_{corpus}.jsonl.gz")}
