@@ -29,20 +29,6 @@ from casemate.types import MAX_K, VARIABLE, Secret
 
 FILE = "casemate.yaml"
 
-RENAMED: Mapping[str, str] = {
-    "calibrate.log": "calibrate.query_log",
-    "redteam.known": "redteam.provided",
-    "redteam.leave_out": "redteam.skip_checks",
-    "redteam.crawl.recovered": "redteam.crawl.max_recovered",
-    "monitor.every": "monitor.interval",
-    "monitor.false_alerts": "monitor.runs_per_false_alert",
-    "monitor.notices_per_hour": "monitor.notifications_per_hour",
-    "gateway.grace_s": "gateway.shutdown_grace_s",
-    "gateway.cors": "gateway.cors_origins",
-    "gateway.traces": "gateway.otlp_endpoint",
-}
-"""Keys of earlier versions and their present names. An old key is refused, and the error names the new one."""
-
 
 class Section(BaseModel):
     """One section of the configuration. Refuses unknown keys."""
@@ -566,15 +552,11 @@ def _describe_one(error: Any) -> str:
     """One validation error as key, value and what is allowed."""
     key = ".".join(str(step) for step in error["loc"])
     if error["type"] == "extra_forbidden":
-        return f"unknown key {key!r}{_renamed(key) or _alternatives(error['loc'])}"
+        return f"unknown key {key!r}{_alternatives(error['loc'])}"
     if error["type"] == "missing":
         return f"{key} is missing"
     value = "" if isinstance(error["input"], Mapping) else f" is {error['input']!r}"
     return f"{key}{value}: {validation_reason(error)}"
-
-
-def _renamed(key: str) -> str:
-    return f"; it was renamed: use {RENAMED[key]!r}" if key in RENAMED else ""
 
 
 def _alternatives(path: Iterable[Any]) -> str:

@@ -98,44 +98,6 @@ _OPENED = frozenset(
 )
 """Roles whose plug-ins open a file, a connection or a model when they are built."""
 
-RENAMED: Mapping[tuple[str, str], str] = {
-    ("store", "sql_events"): "sql",
-    ("generator", "obedient"): "simulated_reader",
-}
-"""Plug-in names of earlier versions, by role, and their present names. An old name is answered with the new one."""
-
-RENAMED_OPTIONS: Mapping[tuple[str, str], Mapping[str, str]] = {
-    ("crawler", "ikea"): {
-        "apart": "max_anchor_similarity",
-        "near_topic": "min_topic_similarity",
-        "near_anchor": "min_question_similarity",
-        "refused": "refusal_penalty",
-        "unrelated": "unrelated_penalty",
-        "nearness": "penalty_similarity",
-        "related": "min_answer_similarity",
-        "trust": "trust_region",
-        "same": "max_repeat_similarity",
-    },
-    ("crawler", "pirates"): {
-        "floor": "min_relevance",
-        "same_anchor": "anchor_similarity",
-        "same_chunk": "chunk_similarity",
-        "subjects": "anchors_per_chunk",
-    },
-    ("crawler", "rag_crawler"): {
-        "alike": "entity_similarity",
-        "best": "top_entities",
-        "completing": "deficit_weight",
-        "curiosity": "exploration",
-        "repeat": "question_similarity",
-        "tries": "max_attempts",
-    },
-    ("crawler", "rag_thief"): {"limit": "rouge_threshold", "size": "window_words"},
-    ("crawler", "worm"): {"aim": "variant", "lessons": "training_questions"},
-    ("poisoner", "trigger"): {"aloof": "avoid_weight"},
-}
-"""Options of earlier versions and their present names, by role and plug-in."""
-
 
 def names(role: str) -> list[str]:
     """Names of all plug-ins of a role, sorted.
@@ -170,8 +132,6 @@ def load(role: str, name: str) -> type[Any]:
         return _checked(role, name, registered[0].load())
     if len(built_in) == 1:
         return built_in[0]
-    if (role, name) in RENAMED:
-        raise UnknownName(f"unknown {role} {name!r}; it was renamed: use {RENAMED[role, name]!r}")
     raise UnknownName(f"unknown {role} {name!r}{did_you_mean(name, names(role))}")
 
 
@@ -309,9 +269,7 @@ def _require_options(
     plug_in = f"{role} {use!r}"
     unknown = next((name for name in options if name not in fields), None)
     if unknown is not None:
-        new = RENAMED_OPTIONS.get((role, use), {}).get(unknown)
-        hint = f"; it was renamed: use {new!r}" if new else did_you_mean(unknown, fields)
-        raise ConfigError(f"{plug_in} has no option {unknown!r}{hint}")
+        raise ConfigError(f"{plug_in} has no option {unknown!r}{did_you_mean(unknown, fields)}")
     for name, field in fields.items():
         required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         if required and name not in options:

@@ -335,11 +335,3 @@ def test_secrets_come_from_the_environment_only(run, tmp_path):
     done = run("ask", "x", code=2, env={**os.environ, "PYTHONWARNINGS": ""})
     assert "is a secret" in done.stderr
     assert "sk-written" not in done.stderr
-
-
-@pytest.mark.smoke
-@pytest.mark.parametrize(
-    ("old", "new"), [("--gone", "--missing"), ("--on=local", "--cluster"), ("--anew", "--restart")]
-)
-def test_an_option_of_an_earlier_version_is_answered_with_its_present_name(run, old, new):
-    assert f"it was renamed: use {new}" in run("index", "docs", old, code=2).stderr

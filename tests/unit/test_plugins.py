@@ -1,4 +1,3 @@
-import dataclasses
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 
@@ -44,23 +43,6 @@ def test_the_error_about_an_unknown_name_lists_the_available_ones():
 def test_a_plug_in_of_another_role_is_unknown():
     with pytest.raises(UnknownName, match="unknown generator 'minilm'; allowed: extractive, openai, simulated_reader"):
         plugins.load("generator", "minilm")
-
-
-@pytest.mark.parametrize(("role", "old", "new"), [(*key, new) for key, new in plugins.RENAMED.items()])
-def test_a_renamed_plug_in_is_answered_with_its_new_name(role, old, new):
-    with pytest.raises(UnknownName, match=f"unknown {role} '{old}'; it was renamed: use '{new}'"):
-        plugins.load(role, old)
-    assert new in plugins.names(role)
-
-
-@pytest.mark.parametrize(
-    ("role", "use", "old", "new"),
-    [(*key, old, new) for key, options in plugins.RENAMED_OPTIONS.items() for old, new in options.items()],
-)
-def test_a_renamed_option_is_answered_with_its_new_name(role, use, old, new):
-    with pytest.raises(ConfigError, match=f"{role} '{use}' has no option '{old}'; it was renamed: use '{new}'"):
-        build(role, PluginSpec.model_validate({"use": use, old: 1}))
-    assert new in {field.name for field in dataclasses.fields(plugins.load(role, use))}
 
 
 def test_another_package_adds_a_plug_in(installed):

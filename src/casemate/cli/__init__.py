@@ -13,7 +13,7 @@ import typer
 
 from casemate.cli.console import ERROR, out, say, shown
 from casemate.cli.lazy_group import LazyGroup
-from casemate.errors import CasemateError, ConfigError
+from casemate.errors import CasemateError
 
 HELP = """\
 Guard, monitor and red-team a private RAG system.
@@ -23,8 +23,6 @@ casemate ask "...".
 
 Exit codes: 0 success; 1 a check failed; 2 error; 3 success, but part of the input was skipped; 130 interrupted.
 """
-RENAMED_OPTIONS = {"--anew": "--restart", "--on": "--cluster", "--gone": "--missing"}
-"""Options of earlier versions. They are refused with the present name."""
 cli = typer.Typer(
     cls=LazyGroup,
     help=HELP,
@@ -42,9 +40,6 @@ def main() -> None:
     gc.set_threshold(50_000)  # a start creates many objects that stay
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     try:
-        for word in sys.argv[1:]:
-            if (option := word.partition("=")[0]) in RENAMED_OPTIONS:
-                raise ConfigError(f"unknown option {option}; it was renamed: use {RENAMED_OPTIONS[option]}")
         cli()
     except (CasemateError, OSError) as error:  # OSError: stdout on a full disk, a folder where a file is expected
         say.print(f"[red]error:[/red] {shown(str(error))}", soft_wrap=True)
