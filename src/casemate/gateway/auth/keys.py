@@ -143,16 +143,7 @@ class ApiKeyStore:
         digest = _digest(id_, secret)
         allowed = {name: getattr(grant, name) for name in Grant.__slots__}
         allowed |= {"labels": list(grant.labels), "groups": list(grant.groups)}
-        self._write(
-            {
-                "action": "created",
-                "key": id_,
-                "digest": digest,
-                **allowed,
-                "labels": list(grant.labels),
-                "groups": list(grant.groups),
-            }
-        )
+        self._write({"action": "created", "key": id_, "digest": digest, **allowed})
         return self._created[id_], Secret(f"cmk_{id_}_{secret}")
 
     def revoke(self, id_: str) -> ApiKey:

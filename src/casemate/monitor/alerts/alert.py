@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+
+from pydantic import TypeAdapter
 
 from casemate.errors import DataError
 from casemate.monitor.canaries.results import Severity
@@ -94,6 +95,9 @@ class AlertState:
         return self.phase is not AlertPhase.RECOVERED
 
 
+_ALERT = TypeAdapter(Alert)
+
+
 def make_alert_id(kind: str, about: str, occasion: str) -> str:
     """Id of an alert, equal for the same kind, subject and occasion.
 
@@ -120,20 +124,7 @@ def alert_to_event(alert: Alert, phase: AlertPhase, at: datetime, occasion: str,
 
 def alert_from_event(event: Event) -> Alert:
     """The alert after a change."""
-    body: Mapping[str, Any] = event.body
-    return Alert(
-        body["id"],
-        body["kind"],
-        Severity(body["severity"]),
-        body["set"],
-        tuple(body["canaries"]),
-        datetime.fromisoformat(body["since"]),
-        body["title"],
-        tuple(body["changes"]),
-        tuple(body["documents"]),
-        tuple(body["advice"]),
-        tuple(body.get("sources", ())),  # older events have none
-    )
+    return _ALERT.validate_python(event.body)
 
 
 def alert_states(events: Iterable[Event]) -> dict[str, AlertState]:

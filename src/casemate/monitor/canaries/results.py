@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+
+from pydantic import TypeAdapter
 
 from casemate.errors import BackendError
 from casemate.protocols import EventStore
@@ -83,7 +84,7 @@ class CanaryResult:
     wording: int = 0
 
 
-_LIST_FIELDS = frozenset({"documents", "sources", "scores"})
+_RESULT = TypeAdapter(CanaryResult)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,11 +117,7 @@ def result_to_event(result: CanaryResult, log_text: bool = False) -> Event:
 
 def result_from_event(event: Event) -> CanaryResult:
     """Converts an event back to its result."""
-    fields: dict[str, Any] = {**event.body, "at": event.at, "status": CanaryStatus(event.body["status"])}
-    for name in _LIST_FIELDS.intersection(fields):
-        fields[name] = tuple(fields[name])
-    fields["deviations"] = tuple(Deviation(**d) for d in fields["deviations"])
-    return CanaryResult(**fields)
+    return _RESULT.validate_python({**event.body, "at": event.at})
 
 
 def group_by_canary(results: Iterable[CanaryResult]) -> dict[str, list[CanaryResult]]:

@@ -23,9 +23,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from casemate.errors import DataError
 from casemate.maths.moments import CorpusMoments
@@ -83,6 +83,9 @@ class MomentsSnapshot:
     def degrees_of_freedom(self) -> float:
         """Degrees of freedom of Q as a scaled chi-square (Satterthwaite 1946)."""
         return self.trace**2 / self.square if self.square else 1.0
+
+
+_SNAPSHOT = TypeAdapter(MomentsSnapshot)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +168,11 @@ def load_snapshots(store: EventStore, tenant: str) -> list[MomentsSnapshot]:
     Raises:
         BackendError: If the store cannot be read.
     """
-    return [_snapshot_from_event(e) for e in store.scan(MOMENTS_KIND) if e.body["tenant"] == tenant]
+    return [
+        _SNAPSHOT.validate_python({**e.body, "at": e.at})
+        for e in store.scan(MOMENTS_KIND)
+        if e.body["tenant"] == tenant
+    ]
 
 
 def mean_shift(
@@ -306,8 +313,3 @@ def _p_value(snapshot: MomentsSnapshot, ratio: float) -> float:
     """P(Q >= ratio times tr S)."""
     half = snapshot.degrees_of_freedom / 2
     return gamma_sf(half * ratio, half)
-
-
-def _snapshot_from_event(event: Event) -> MomentsSnapshot:
-    fields: dict[str, Any] = dict(event.body)
-    return MomentsSnapshot(**fields | {"mean": tuple(fields["mean"]), "at": event.at})

@@ -16,6 +16,8 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Literal, TypeAlias, get_args
 
+from pydantic import TypeAdapter
+
 from casemate.errors import BackendError, DataError
 from casemate.guard.guard import Guard
 from casemate.monitor.poisoning.scoring import ScreeningResult
@@ -55,6 +57,9 @@ class QuarantinedSource:
     reasons: tuple[str, ...]
     companions: tuple[str, ...]
     documents: tuple[Document, ...]
+
+
+_SOURCE = TypeAdapter(QuarantinedSource)
 
 
 class Quarantine:
@@ -211,15 +216,4 @@ def _document_as_json(document: Document) -> dict[str, Any]:
 
 
 def _from_event(event: Event) -> QuarantinedSource:
-    body = event.body
-    return QuarantinedSource(
-        body["key"],
-        body["tenant"],
-        body["source"],
-        "held",
-        event.at,
-        body["score"],
-        tuple(body["reasons"]),
-        tuple(body["companions"]),
-        tuple(Document(**d) for d in body["documents"]),
-    )
+    return _SOURCE.validate_python({**event.body, "state": "held", "at": event.at})

@@ -20,6 +20,8 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from casemate.errors import DataError
 from casemate.maths.stats import Estimate, proportion
 from casemate.monitor.canaries.canary import Canary, CanarySet
@@ -117,6 +119,9 @@ class Baseline:
         return found if found is not None and found.fingerprint == canary_fingerprint(canary) else None
 
 
+_BASELINE = TypeAdapter(Baseline)
+
+
 def canary_fingerprint(canary: Canary) -> str:
     """16 hexadecimal digits, equal for canaries with the same question and expectations."""
     return CanarySet("", (canary,)).fingerprint
@@ -209,7 +214,7 @@ def recorded_baselines(store: EventStore, canaries: CanarySet) -> list[Baseline]
         BackendError: If the store cannot be read.
     """
     return [
-        _from_body(event.body)
+        _BASELINE.validate_python(event.body)
         for event in store.scan(BASELINE_KIND)
         if event.body["state"] == "candidate" and event.body["set"] == canaries.name
     ]
@@ -385,22 +390,4 @@ def _digest(*texts: str) -> str:
 
 
 def _to_body(baseline: Baseline) -> dict[str, Any]:
-    return {
-        "id": baseline.id,
-        "set": baseline.set,
-        "fingerprint": baseline.fingerprint,
-        "at": baseline.at.isoformat(),
-        "runs": baseline.runs,
-        "canaries": {name: asdict(c) | {"sources": dict(c.sources)} for name, c in baseline.canaries.items()},
-    }
-
-
-def _from_body(body: Mapping[str, Any]) -> Baseline:
-    canaries = {
-        name: CanaryBaseline(
-            **fields | {name: tuple(fields[name]) for name in ("documents", "words", "lasting") if name in fields}
-        )
-        for name, fields in body["canaries"].items()
-    }
-    at = datetime.fromisoformat(body["at"])
-    return Baseline(body["id"], body["set"], body["fingerprint"], at, body["runs"], canaries)
+    return asdict(baseline) | {"at": baseline.at.isoformat()}

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, NamedTuple
+
+from pydantic import TypeAdapter
 
 from casemate.errors import ConfigError, DataError
 from casemate.monitor.canaries.results import RESULT_KIND, CanaryResult, CanaryStatus, Severity, base_run_id
@@ -214,24 +216,16 @@ class CusumState:
 
     def to_json(self) -> dict[str, Any]:
         """The state as JSON, for an event."""
-        return {
-            "canaries": {name: asdict(c) | {"since": _to_iso(c.since)} for name, c in self.canaries.items()},
-            "unanswered_runs": self.unanswered_runs,
-            "unanswered_since": _to_iso(self.unanswered_since),
-            "pooled": [list(counts) for counts in self.pooled],
-            "decayed": self.decayed,
-        }
+        body: dict[str, Any] = _STATE.dump_python(self, mode="json")
+        return body
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> CusumState:
         """Inverse of ``to_json``."""
-        return cls(
-            {name: _cusum_from_json(fields) for name, fields in body["canaries"].items()},
-            int(body["unanswered_runs"]),
-            _from_iso(body["unanswered_since"]),
-            tuple(PooledCounts(*counts) for counts in body.get("pooled", ())),  # older states have none
-            bool(body.get("decayed", False)),
-        )
+        return _STATE.validate_python(body)
+
+
+_STATE = TypeAdapter(CusumState)
 
 
 class AlarmEvidence(NamedTuple):
@@ -488,16 +482,3 @@ def _unanswered_runs(
         return 0
     none_answered = silent == len(verdicts) and len(verdicts) >= min(3, canaries)
     return max(state.unanswered_runs + 1, limits.errors_in_a_row if none_answered else 0)
-
-
-def _to_iso(at: datetime | None) -> str | None:
-    return at.isoformat() if at else None
-
-
-def _from_iso(text: str | None) -> datetime | None:
-    return datetime.fromisoformat(text) if text else None
-
-
-def _cusum_from_json(body: Mapping[str, Any]) -> CanaryCusum:
-    fields = {"flakes": FlakeCounts(*body["flakes"]), "cusums": tuple(body["cusums"])}
-    return CanaryCusum(**{**body, **fields, "since": _from_iso(body["since"])})

@@ -73,18 +73,7 @@ class Exchange(NamedTuple):
     @classmethod
     def from_json(cls, values: Sequence[Any]) -> Self:
         """The exchange of a decoded JSON array; one of an earlier version has no reasons."""
-        question, reply, context, hidden, withheld, failed, refused, alarms, *reasons = values
-        return cls(
-            question,
-            reply,
-            tuple(context),
-            tuple(hidden),
-            withheld,
-            failed,
-            refused,
-            tuple(alarms),
-            tuple(reasons[0]) if reasons else (),
-        )
+        return cls(*(tuple(value) if isinstance(value, list) else value for value in values))
 
     @property
     def answered(self) -> bool:
