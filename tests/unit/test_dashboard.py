@@ -48,7 +48,7 @@ from casemate.redteam.reporting.files import write_report
 from casemate.reports import svg
 from casemate.reports.format import percent, sample_rate
 from casemate.types import Document, Event
-from tests.campaigns import campaign
+from tests.campaigns import campaign, crawl_campaign
 from tests.fakes import Memory, documents
 from tests.gateways import HideNamed, chat, key, make, serving
 
@@ -353,13 +353,14 @@ class TestPages:
         write_report(campaign(), folder)
         before = replace(campaign(), at="2020-01-01T00:00:00+00:00", attacks=campaign().attacks[:1])
         before.save(folder / "2020.json")
-        by_target = {"off": {"questions": 100, "coverage": [0.6, 0.5, 0.7], "curve": [[1, 0.01, 0.0], [100, 0.6, 0.4]]}}
-        crawl = {"crawls": [{"attack": "composite", "by_target": by_target}]}
-        (folder / "crawl.json").write_text(json.dumps(crawl))
-        (folder / "broken.json").write_text("{")
-        (folder / "other.json").write_text(
-            '{"crawls": [{"by_target": {"off": {"curve": [[1], "x", null]}}, "attack": "y"}, 3]}'
+        made = crawl_campaign()
+        (crawl,) = made.crawls
+        reached = replace(
+            crawl.by_target["off"], coverage=Estimate(0.6, 0.5, 0.7), curve=((0, 0.0, 0.0), (12, 0.6, 0.4))
         )
+        replace(made, crawls=(replace(crawl, by_target={"off": reached}),)).save(folder / "crawl.json")
+        (folder / "broken.json").write_text("{")
+        (folder / "other.json").write_text('{"crawls": [{"by_target": {"off": {"curve": [[1], "x", null]}}}, 3]}')
         with visiting(app) as visitor:
             page = visitor.get("/redteam").text
             assert "Comparison with 2020.json" in page and "Earlier campaigns" in page

@@ -3,7 +3,6 @@
 import asyncio
 import re
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -14,37 +13,11 @@ from casemate.cli.redteam import _exit_code, _override_attacks, _print
 from casemate.cli.redteam_output import print_result
 from casemate.errors import ConfigError, DataError
 from casemate.rag.question_file import questions_in
-from casemate.redteam.campaigns.membership import transcripts
 from casemate.redteam.lab.results import CheckStatus
-from casemate.redteam.lab.store import Exchange
 from casemate.redteam.reporting.compare import ReportChange, ReportDiff
-from casemate.types import Document
 from tests.campaigns import campaign
 
 BEYOND = ReportDiff(worse=(ReportChange("AUC", ".5", ".9"),), compared=1)
-
-
-def records(*names):
-    """Records that differ only in the name."""
-    return tuple(Document(name, f"Patient {name}, allergy to penicillin, seen by the clinic.") for name in names)
-
-
-def test_a_transcript_shows_the_attack_s_words_and_not_those_shared_by_all_records():
-    asked = Exchange(
-        "Is this in the context? Patient {}, allergy to penicillin, seen by the clinic.", "Yes. Penicillin."
-    )
-    experiment = SimpleNamespace(
-        split=SimpleNamespace(members=records("ada", "bob"), nonmembers=records("eve", "joe")),
-        attacks={"direct": None},
-        targets={"off": None, "on": None},
-        exchanges=lambda name, target, source: (asked._replace(question=asked.question.format(source)),),
-    )
-    found = list(transcripts(experiment))
-    assert len(found) == 4
-    for transcript in found:
-        told = f"{transcript.question} {transcript.reply}".lower()
-        assert "context" in told and "yes" in told
-        assert not re.search("patient|allergy|penicillin|clinic|seen|ada|eve", told)
 
 
 def test_printed_results_have_no_control_characters_and_no_better_status_than_the_checks():

@@ -338,7 +338,7 @@ def test_missing_measurements_are_named():
 
 
 def test_redacted_words_are_shown_as_blocks():
-    page = render_html(campaign())
+    page = render_html(campaign(sessions=sessions()))
     assert '<span class="block">▇×' in page
     assert "Sandel" not in page and "carvedilol" not in page
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import urlencode
 
 from starlette.exceptions import HTTPException
@@ -19,7 +17,7 @@ from casemate.gateway.dashboard.page import Page, PageRequest
 from casemate.gateway.dashboard.table import Column
 from casemate.gateway.dashboard.time_range import TimeRange
 from casemate.guard.generation_costs import format_live_costs
-from casemate.redteam.lab.results import CampaignResult, load_result
+from casemate.redteam.lab.results import CampaignResult, Crawl, ExtractionResult, load_result
 from casemate.redteam.reporting.charts import lowest_auc, roc, track
 from casemate.redteam.reporting.compare import compare_results, conclusion
 from casemate.redteam.reporting.html import is_crawl, requirements
@@ -43,17 +41,11 @@ REPORTS = ("report", "crawl")
 """Names of the files, without extension, that ``report`` sends."""
 
 
-class _File(NamedTuple):
-    path: Path
-    campaign: CampaignResult | None
-    crawls: list[Mapping[str, Any]]
-
-
 def redteam(request: PageRequest) -> Page:
     """Builds the page."""
     folder = request.app.config.folder / request.app.config.redteam.folder
     found = _read(folder)
-    kept = [(f.path.name, f.campaign) for f in found if f.campaign and _ended_before(f.campaign, request.time)]
+    kept = [(name, campaign) for name, campaign in found if _ended_before(campaign, request.time)]
     kept.sort(key=lambda pair: pair[1].at, reverse=True)
     membership = [(name, campaign) for name, campaign in kept if not is_crawl(campaign) and not campaign.probes]
     extracted = [(name, campaign) for name, campaign in kept if is_crawl(campaign)]
@@ -69,7 +61,7 @@ def redteam(request: PageRequest) -> Page:
         ),
         "extraction": _extraction(extracted[0][1]) if extracted else None,
         "extraction_report": _report_url(request, folder, extracted[0][0]) if extracted else "",
-        "crawls": [_crawl(request, folder, f.path.name, crawl) for f in found for crawl in f.crawls],
+        "crawls": [_crawl(request, folder, name, crawl) for name, campaign in found for crawl in campaign.crawls],
     }
     return Page("redteam.html", context)
 
@@ -114,7 +106,8 @@ def _ended_before(campaign: CampaignResult, time: TimeRange) -> bool:
     return at is None or bool(time.preset) or at < time.end
 
 
-def _read(folder: Path) -> list[_File]:
+def _read(folder: Path) -> list[tuple[str, CampaignResult]]:
+    """The newest results in a folder, by name of the file. Other files are left out."""
     try:
         paths = sorted(folder.glob("*.json"), key=lambda p: p.stat().st_mtime, reverse=True)[:MAX_FILES]
     except OSError:
@@ -123,23 +116,9 @@ def _read(folder: Path) -> list[_File]:
     for path in paths:
         if path.stat().st_size > MAX_BYTES:
             continue
-        try:
-            campaign = scrub(load_result(path))
-            found.append(_File(path, campaign, [asdict(crawl) for crawl in campaign.crawls]))
-        except DataError:
-            if crawls := _read_crawls(path):
-                found.append(_File(path, None, crawls))
+        with suppress(DataError):
+            found.append((path.name, scrub(load_result(path))))
     return found
-
-
-def _read_crawls(path: Path) -> list[Mapping[str, Any]]:
-    """The crawls in a file of ``casemate redteam crawl --json``, or in the file of one crawl."""
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return []
-    given = raw.get("crawls", [raw]) if isinstance(raw, Mapping) else []
-    return [c for c in given if isinstance(c, Mapping) and isinstance(c.get("by_target"), Mapping) and c.get("attack")]
 
 
 def _summary(campaign: CampaignResult) -> dict[str, Any]:
@@ -235,39 +214,24 @@ def _extraction(campaign: CampaignResult) -> dict[str, Any]:
     return _summary(campaign) | {"lines": lines}
 
 
-def _crawl(request: PageRequest, folder: Path, name: str, crawl: Mapping[str, Any]) -> dict[str, Any]:
-    """Extraction against the number of questions. The file may be of any origin, so no field is trusted."""
-    sides = {str(side): result for side, result in crawl["by_target"].items() if isinstance(result, Mapping)}
-    budget = max((_number(result.get("questions")) for result in sides.values()), default=1.0) or 1.0
-    said = "; ".join(f"guard {side}: {_share_text(result)}" for side, result in sides.items())
-    curves = {side: list(_points(result)) for side, result in sides.items()}
-    attack = str(crawl["attack"])
+def _crawl(request: PageRequest, folder: Path, name: str, crawl: Crawl) -> dict[str, Any]:
+    """Extraction against the number of questions: coverage, or the recovered share where coverage is unknown."""
+    budget = max((result.questions for result in crawl.by_target.values()), default=1) or 1
+    said = "; ".join(f"guard {side}: {_share_text(result)}" for side, result in crawl.by_target.items())
+    curves = {
+        side: [(float(at), crr if coverage is None else coverage) for at, coverage, crr in result.curve]
+        for side, result in crawl.by_target.items()
+    }
     return {
         "name": name,
-        "attack": attack,
+        "attack": crawl.attack,
         "said": said,
-        "chart": extraction_chart(curves, budget, said),
-        "url": _sessions_url(_report_url(request, folder, name), attack),
+        "chart": extraction_chart(curves, float(budget), said),
+        "url": _sessions_url(_report_url(request, folder, name), crawl.attack),
     }
 
 
-def _points(result: Mapping[str, Any]) -> Iterator[tuple[float, float]]:
-    """Coverage after each question, or the recovered share where coverage is unknown."""
-    raw = result.get("curve")
-    for point in raw if isinstance(raw, list | tuple) else ():
-        if isinstance(point, list | tuple) and len(point) >= 2:
-            yield _number(point[0]), _number(point[1] if point[1] is not None or len(point) == 2 else point[2])
-
-
-def _share_text(result: Mapping[str, Any]) -> str:
-    if result.get("coverage") is None:
-        return f"{percent(_first(result.get('crr')))} recovered"
-    return f"{percent(_first(result.get('coverage')))} reached"
-
-
-def _first(value: Any) -> float:
-    return _number(value[0]) if isinstance(value, list | tuple) and value else _number(value)
-
-
-def _number(value: Any) -> float:
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else 0.0
+def _share_text(result: ExtractionResult) -> str:
+    if result.coverage is None:
+        return f"{percent(result.crr.value)} recovered"
+    return f"{percent(result.coverage.value)} reached"

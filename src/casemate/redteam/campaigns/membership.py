@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,9 @@ from casemate.redteam.campaigns.pipeline import SCRIPTED_ATTACKS, AttackRunner, 
 from casemate.redteam.lab.capabilities import NotObservable
 from casemate.redteam.lab.experiment import Experiment
 from casemate.redteam.lab.judge import ATLAS, INFERENCE_FAILS, OWASP, MembershipGate, judge_campaign
-from casemate.redteam.lab.results import AttackResult, CampaignResult, Check, CheckStatus, Transcript, Utility
+from casemate.redteam.lab.results import AttackResult, CampaignResult, Check, CheckStatus, Utility
 from casemate.redteam.lab.two_world_audit import TwoWorldFindings
-from casemate.redteam.reporting.sessions import attack_sessions, template_words
-from casemate.redteam.reporting.text import redact
+from casemate.redteam.reporting.sessions import attack_sessions
 
 ENDED_EARLY = "audit_sessions_ended_early"
 """Key of `CampaignResult.evidence`; see `TwoWorldFindings.ended_early`."""
@@ -89,7 +87,6 @@ class MembershipRunner(AttackRunner):
             checks=(*judged.checks, *self.extra_checks()),
             not_tested=(*_unused_attacks(experiment.attacks), *NOT_TESTED),
             simulated=(SCRIPTED_ATTACKS,),
-            transcripts=tuple(transcripts(experiment)),
             sessions=reported.sessions,
             sessions_total=reported.total,
             document_names=reported.names,
@@ -158,13 +155,3 @@ class UnmeasurableRunner(AttackRunner):
 def _unused_attacks(used: Mapping[str, MembershipAttack]) -> Iterator[str]:
     if unused := sorted(set(plugins.names("attack")) - set(used)):
         yield f"Attacks that were not run: {', '.join(unused)}."
-
-
-def transcripts(experiment: Experiment) -> Iterator[Transcript]:
-    """The first exchange about the first member and non-member of each attack, with only the attack's own words."""
-    candidates = {True: experiment.split.members[0], False: experiment.split.nonmembers[0]}
-    for name in experiment.attacks:
-        own = template_words(experiment, name)
-        for target, member in product(experiment.targets, candidates):
-            for exchange in experiment.exchanges(name, target, candidates[member].source)[:1]:
-                yield Transcript(name, target, member, redact(exchange.question, own), redact(exchange.reply, own))

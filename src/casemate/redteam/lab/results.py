@@ -254,14 +254,6 @@ class Crawl:
             },
         )
 
-    def save(self, path: Path) -> None:
-        """Writes the record as JSON, with the question numbers of recovered texts in place of the texts."""
-        record = asdict(self)
-        for result in record["by_target"].values():
-            result["finds"] = [find["query"] for find in result["finds"]]
-            del result["first_recovered"]
-        path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-
 
 @dataclass(frozen=True, slots=True)
 class ExtractionSide:
@@ -355,19 +347,8 @@ class TwoWorldAudit:
 
 
 @dataclass(frozen=True, slots=True)
-class Transcript:
-    """One redacted exchange: words outside the attack's template are replaced by their number."""
-
-    attack: str
-    guard: str
-    member: bool
-    question: str
-    reply: str
-
-
-@dataclass(frozen=True, slots=True)
 class RedactedExchange:
-    """One question of an attack and the reply, redacted like `Transcript`.
+    """One question of an attack and the reply, redacted: words outside the template are replaced by their number.
 
     Attributes:
         question: The question.
@@ -537,7 +518,6 @@ class CampaignResult:
         checks: All checks.
         not_tested: Limits of the campaign, one sentence each.
         simulated: Parts that replaced real ones, one sentence each.
-        transcripts: A few redacted exchanges.
         evidence: Seed, versions, fingerprints of configuration and corpus, sizes of the split.
         cost: Questions, cached answers, model calls, seconds.
         crawls: Results of extraction attacks, without the recovered texts.
@@ -560,7 +540,6 @@ class CampaignResult:
     checks: tuple[Check, ...] = ()
     not_tested: tuple[str, ...] = ()
     simulated: tuple[str, ...] = ()
-    transcripts: tuple[Transcript, ...] = ()
     evidence: Mapping[str, Any] = field(default_factory=dict)
     cost: Mapping[str, float] = field(default_factory=dict)
     crawls: tuple[Crawl, ...] = ()

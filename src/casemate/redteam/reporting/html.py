@@ -23,7 +23,6 @@ from casemate.redteam.lab.results import (
     CheckStatus,
     ExtractionResult,
     RedactedExchange,
-    Transcript,
 )
 from casemate.redteam.reporting.charts import histogram, lowest_auc, recovery, roc, track
 from casemate.redteam.reporting.compare import compare_results, conclusion, flatten
@@ -93,7 +92,6 @@ def render_html(
         extraction=extraction,
         charts=[_charts(a, f"a{i}") for i, a in enumerate(campaign.attacks) if a.off or a.on],
         explorer=_explorer(campaign, script) if campaign.sessions else None,
-        transcripts=[_transcript(t) for t in campaign.transcripts] if not campaign.sessions else [],
         evidence=[(name.replace("_", " "), value) for name, value in flatten(campaign.evidence)],
         cost=[(name.replace("_", " "), _amount(value)) for name, value in campaign.cost.items()],
         cost_note=format_live_costs(campaign.cost),
@@ -246,11 +244,6 @@ def _charts(attack: AttackResult, key: str) -> dict[str, Any]:
         "roc": roc(attack, key),
         "histograms": [(side, histogram(attack, side, key)) for side in ("off", "on")],
     }
-
-
-def _transcript(t: Transcript) -> dict[str, Any]:
-    texts = {name: _parts(text) for name, text in (("question", t.question), ("reply", t.reply))}
-    return {"attack": t.attack, "guard": t.guard, "member": t.member, **texts}
 
 
 def _parts(text: str) -> list[tuple[str, bool]]:

@@ -1,4 +1,4 @@
-"""Report sentences: status, headline, descriptions of attacks and checks, and redaction of transcripts."""
+"""Report sentences: status, headline, descriptions of attacks and checks, and redaction of questions and replies."""
 
 from __future__ import annotations
 
