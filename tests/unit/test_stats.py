@@ -220,61 +220,6 @@ def test_bootstrap_empty_or_unpaired_samples_are_refused():
 # Spacing test and conformal prediction
 
 
-def naive_spacing(s, J):
-    """By its definition, with ranks from 1 and the F distribution of SciPy."""
-    m = len(s)
-    D = {i: i * (s[i - 1] - s[i]) for i in range(1, m)}
-    rest = [D[i] for i in range(J + 1, m)]
-    return scipy_stats.f.sf(D[J] / (sum(rest) / len(rest)), 2, 2 * (m - 1 - J))
-
-
-@given(m=st.integers(3, 60), seed=st.integers(0, 999), block=st.integers(1, 5), scale=st.floats(0.01, 10))
-def test_spacing_test_equals_its_definition(m, seed, block, scale):
-    s = np.sort(np.random.default_rng(seed).exponential(scale, m))[::-1]
-    block = min(block, m - 2)
-    assert stats.spacing_test(s, block) == pytest.approx(naive_spacing(s, block), rel=1e-9)
-    assert stats.spacing_test(3 - 2 * s[::-1], block) == pytest.approx(stats.spacing_test(-s[::-1], block))
-
-
-@pytest.mark.parametrize("block", [1, 2, 5])
-def test_spacing_test_has_its_level_on_exponential_tails(block):
-    rng = np.random.default_rng(6)
-    p = [stats.spacing_test(np.sort(rng.exponential(size=400))[::-1][:50], block) for _ in range(4000)]
-    assert scipy_stats.kstest(p, "uniform").pvalue > 1e-3
-    assert scipy_stats.binomtest(int(np.sum(np.array(p) <= 0.05)), 4000, 0.05).pvalue > 1e-3
-
-
-@pytest.mark.parametrize("copies", [1, 3])
-def test_spacing_test_detects_an_outlying_block_as_a_whole(copies):
-    s = np.sort(np.random.default_rng(7).exponential(0.05, 400))[::-1][:50]
-    s[:copies] = s[0] + 0.6
-    p = {J: stats.spacing_test(np.sort(s)[::-1], J) for J in range(1, 6)}
-    assert min(p, key=p.get) == copies
-    assert p[copies] < 1e-4
-    assert copies == 1 or p[1] == 1  # one copy masks the other in a test of the first alone
-
-
-def test_spacing_test_of_equal_scores():
-    assert stats.spacing_test([0.5] * 10, 1) == 1
-    assert stats.spacing_test([0.9, *[0.5] * 10], 1) == 0
-    assert stats.spacing_test([0.9, 0.9, *[0.5] * 10], 2) == 0
-
-
-@pytest.mark.parametrize(
-    ("s", "block", "says"),
-    [
-        ([1, 2, 3], 1, "non-increasing"),
-        ([3, math.nan, 1], 1, "finite"),
-        ([math.inf, 2, 1], 1, "finite"),
-        ([3, 2, 1], 2, "1 to 1"),
-        ([3, 2, 1], 0, "1 to 1"),
-    ],
-)
-def test_spacing_test_invalid_arguments_are_refused(s, block, says):
-    with pytest.raises(ValueError, match=says):
-        stats.spacing_test(s, block)
-
-
 scores = st.lists(st.integers(0, 9), max_size=60)
 
 

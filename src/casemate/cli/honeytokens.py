@@ -31,8 +31,6 @@ from casemate.plugins import build
 from casemate.system import App
 from casemate.types import DEFAULT_TENANT
 
-CONCURRENCY = 4
-"""Questions to a suspect at the same time."""
 StyleOption = Annotated[Style, typer.Option(help="Style of the corpus.")]
 Folder = Annotated[str, typer.Option(help="Prefix of the records' source names; answers may show it.")]
 

@@ -21,7 +21,7 @@ from casemate.system import App
 from casemate.types import Query
 
 FILE = "canaries.yaml"
-QUESTION, RIGHT, WRONG = "What does it cost to miss an appointment?", "25 crowns", "90 crowns"
+QUESTION, WRONG = "What does it cost to miss an appointment?", "90 crowns"
 SEED = 7
 SHOWN_CHANGES = 4
 """Changes of the alert that are printed."""

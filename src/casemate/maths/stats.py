@@ -214,39 +214,6 @@ def _resampled(
     return Estimate(float(figure(np.arange(n), np.arange(m))), float(low), float(high))
 
 
-def spacing_test(scores: npt.ArrayLike, block: int) -> float:
-    """p-value that the top ``block`` scores stand out from the following ones, by normalized spacings (Renyi 1953).
-
-    If the upper tail is exponential, with any location and scale, the spacings D_i = i (s_i - s_(i+1)) of the best m
-    scores are independent and exponential. With T_J = D_J / mean(D_(J+1) .. D_(m-1)) for a block of J and v = m - 1 -
-    J, T_J follows F(2, 2 v), so p_J = (1 + T_J / v)^-v. The test uses only the m best scores, not the number of
-    documents or their moments. So topics that are close together raise no alarm.
-
-    Args:
-        scores: The m best scores of one query, non-increasing.
-        block: J, from 1 to m - 2.
-
-    Returns:
-        In [0, 1]; small: the block stands out. Equal scores give 1.
-
-    Raises:
-        ValueError: If the scores increase or are not finite, or the block is out of range.
-
-    >>> round(spacing_test([0.9, 0.5, 0.45, 0.42, 0.4], 1), 4)  # D = .4, .1, .09, .08
-    0.0654
-    """
-    s = np.asarray(scores, np.float64)
-    if not np.isfinite(s).all() or (np.diff(s) > 0).any():
-        raise ValueError("the spacing test needs finite, non-increasing scores")
-    if not 1 <= block <= len(s) - 2:
-        raise ValueError(f"a block of {block} is too large for {len(s)} scores; allowed: 1 to {len(s) - 2}")
-    D = np.arange(1, len(s)) * -np.diff(s)
-    own, rest, v = float(D[block - 1]), float(D[block:].sum()), len(s) - 1 - block
-    if not rest:
-        return 0.0 if own else 1.0
-    return math.exp(-v * math.log1p(own / rest))  # T / v = own / rest
-
-
 def conformal_threshold(benign: npt.ArrayLike, rate: float) -> float:
     """Split conformal threshold: a new benign score exceeds it with probability at most ``rate``.
 

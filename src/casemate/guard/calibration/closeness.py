@@ -30,7 +30,7 @@ FEATURES = ("similarity", "gap", "depth", "spacing", "phrases", "margin")
 
 ``similarity``: cosine of the document's best chunk. ``gap``: the same minus the mean of the next three documents (G4).
 ``depth``: standard deviations above the mean of all similarities (Mirabel, Algorithm 1, line 9). ``spacing``: -log10 of
-the p-value of the spacing test (``stats.spacing_test``). ``phrases``: ln(1 + number of distinct four-word phrases that
+the p-value of the spacing test (``_spacing``). ``phrases``: ln(1 + number of distinct four-word phrases that
 question and document share). ``margin``: ln(1 + m), where the document has m content words of the question more than
 any document ranked below.
 """
@@ -215,7 +215,11 @@ def _depth(score: float, similarity_stats: SimilarityStats) -> float:
 
 
 def _spacing(s: Sequence[float]) -> float:
-    """-log10 of ``stats.spacing_test(s, 1)``, at most ``MAX_SPACING``. Skips the checks: it runs on every request."""
+    """-log10 of the p-value that the best score stands out, by normalized spacings (Renyi 1953), with a maximum.
+
+    If the upper tail is exponential, with any location and scale, the spacings D_i = i (s_i - s_(i+1)) are independent
+    and exponential. So D_1 / mean(D_2 ..) follows F(2, 2 v) for v further spacings.
+    """
     v, own = len(s) - 2, s[0] - s[1] if len(s) > 1 else 0.0
     if v < NEXT_DOCUMENTS or own < MIN_SPACING:
         return 0.0

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias
 
 from pydantic import TypeAdapter
 
@@ -29,7 +29,6 @@ QUARANTINE_KIND = "quarantine"
 SCREENING_KIND = "screening"
 """Kind of the events about sources that observe mode indexed although they look poisoned. They contain no text."""
 QuarantineState: TypeAlias = Literal["held", "released", "dropped"]
-STATES: tuple[str, ...] = get_args(QuarantineState)
 
 
 @dataclass(frozen=True, slots=True)
