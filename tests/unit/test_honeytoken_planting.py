@@ -292,10 +292,6 @@ class TestTrainingStrings:
         assert (seen.where, seen.string.kind, seen.string.details["who"]) == ("model output", "training", "vendor B")
         assert seen.string.details["number"] == 3 and seen.string.details["at"] > "20"
 
-    def test_may_be_bare_words(self, world):
-        (bare,) = training_strings(world.keys, world.store, 1, purpose="p", who="w", carried=False)
-        assert [len(w) for w in bare.split()] == [6, 6, 6]
-
     def test_are_not_given_out_without_a_log_entry(self, world):
         world.store.flush = lambda timeout_s=10.0: False
         with pytest.raises(DataError, match="no strings are given out"):

@@ -102,7 +102,6 @@ class EndpointAssessment:
         at: End, ISO 8601.
         seconds: Duration.
         endpoint: The system's name, without secrets.
-        folder: Folder with documents that the system contains.
         found: Documents read.
         compared: Documents of the sample whose chunks the crawl's replies are compared with.
         chunks: Their chunks.
@@ -123,7 +122,6 @@ class EndpointAssessment:
     at: str
     seconds: float
     endpoint: str
-    folder: str
     found: int
     compared: int
     chunks: int
@@ -359,7 +357,6 @@ async def try_endpoint(plan: EndpointPlan, steps: Steps) -> EndpointAssessment:
         at=datetime.now(UTC).isoformat(timespec="seconds"),
         seconds=time.monotonic() - began,
         endpoint=plan.name,
-        folder=str(plan.folder),
         found=len(plan.documents),
         compared=len({chunk.source for chunk in plan.chunks}),
         chunks=len(plan.chunks),

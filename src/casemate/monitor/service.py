@@ -36,7 +36,7 @@ from casemate.monitor.traces.recorder import GuardJudge, JudgedQuestion, Questio
 from casemate.monitor.trends import baseline
 from casemate.monitor.trends.baseline import BASELINE_RUNS, Baseline
 from casemate.monitor.trends.cusum import AlarmLimits, RunAnalysis, WatchedSet
-from casemate.monitor.trends.trend import Trend, compute_trend, read_results
+from casemate.monitor.trends.trend import compute_trend, read_results
 from casemate.monitor.trends.trend_page import TrendSource
 from casemate.plugins import build
 from casemate.protocols import Channel, Defense, DocumentSink, Embedder, EventStore, Generator, Index, Progress, Target
@@ -171,14 +171,6 @@ class CanaryMonitor:
         """When failures become an alarm."""
         section = self.app.config.monitor
         return AlarmLimits(section.runs_per_false_alert, page_rules=section.page_rules)
-
-    def trend(self, since: datetime | None = None) -> Trend:
-        """History of the set.
-
-        Raises:
-            BackendError: If the event store cannot be read.
-        """
-        return self.trend_source(since).trend
 
     def trend_source(self, since: datetime | None = None) -> TrendSource:
         """History of the set with all that its plots need.

@@ -96,7 +96,7 @@ class RegionMap:
         Raises:
             DataError: If the tenant has no documents.
         """
-        documents, E = _sample(index, tenant, np.random.default_rng(seed))
+        documents, E = sample_documents(index, tenant, np.random.default_rng(seed), MAX_CHUNKS)
         labels, centroids, method = _cluster(E, seed)
         genre = ReferenceCorpus([d.content for d in documents[:: math.ceil(len(documents) / GENRE_CHUNKS)]])
         return cls(documents, E, labels, centroids, _region_names(documents, labels), genre, method)
@@ -113,11 +113,16 @@ class RegionMap:
         return np.bincount(self.labels, minlength=len(self.centroids))
 
 
-def _sample(index: Index, tenant: str, rng: np.random.Generator) -> tuple[list[Document], Vector]:
+def sample_documents(index: Index, tenant: str, rng: np.random.Generator, most: int) -> tuple[list[Document], Vector]:
+    """A random sample of a tenant's chunks, in the order of the index, and their vectors; all if there are no more.
+
+    Raises:
+        DataError: If the tenant has no documents.
+    """
     n = index.moments(tenant).n
     if not n:
         raise DataError(f"tenant {tenant!r} has no documents; run 'casemate index' first")
-    wanted = np.ones(n, bool) if n <= MAX_CHUNKS else np.isin(np.arange(n), rng.choice(n, MAX_CHUNKS, replace=False))
+    wanted = np.ones(n, bool) if n <= most else np.isin(np.arange(n), rng.choice(n, most, replace=False))
     documents: list[Document] = []
     rows: list[Vector] = []
     seen = 0

@@ -19,7 +19,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -30,8 +29,9 @@ from pydantic import TypeAdapter
 from casemate.errors import DataError
 from casemate.maths.moments import CorpusMoments
 from casemate.maths.special import gamma_sf
+from casemate.monitor.canaries.coverage import sample_documents
 from casemate.protocols import Embedder, EventStore, Index
-from casemate.types import DEFAULT_TENANT, Document, Event, Vector
+from casemate.types import DEFAULT_TENANT, Event
 
 MOMENTS_KIND = "canary-moments"
 """Kind of the events that store the moments of a corpus."""
@@ -238,23 +238,11 @@ def classify_change(
 
 
 def audit_vectors(
-    index: Index,
-    embedder: Embedder,
-    *,
-    count: int = 200,
-    tenant: str = DEFAULT_TENANT,
-    seed: int = 7,
-    vectors: Callable[[Sequence[Document]], Vector] | None = None,
+    index: Index, embedder: Embedder, *, count: int = 200, tenant: str = DEFAULT_TENANT, seed: int = 7
 ) -> VectorAudit:
     """Re-embeds a random sample of documents and compares the vectors with those in the index.
 
-    Args:
-        index: The index.
-        embedder: The embedder of the index.
-        count: Size of the sample.
-        tenant: The tenant.
-        seed: Seed of the sample; use a new one each time, so that the sample cannot be predicted.
-        vectors: Computes vectors, if a defense changes them at indexing; None: ``embedder`` on title and text.
+    Use a new ``seed`` each time, so that the sample cannot be predicted.
 
     Raises:
         DataError: If the tenant has no documents, or ``count`` is below 1.
@@ -262,17 +250,9 @@ def audit_vectors(
     held = index.moments(tenant).n
     if not held or count < 1:
         raise DataError(f"cannot audit {count} of {held} documents of tenant {tenant!r}; at least 1 is needed")
-    wanted = set(np.random.default_rng(seed).choice(held, min(count, held), replace=False).tolist())
-    documents: list[Document] = []
-    rows: list[Vector] = []
-    seen = 0
-    for page, stored in index.scan(tenant):
-        sampled = [i for i in range(len(page)) if seen + i in wanted]
-        documents += [page[i] for i in sampled]
-        rows.append(stored[sampled])
-        seen += len(page)
-    embedded = vectors(documents) if vectors else embedder.embed([d.content for d in documents])
-    cosines = np.einsum("nd,nd->n", embedded.astype(np.float64), np.concatenate(rows).astype(np.float64))
+    documents, stored = sample_documents(index, tenant, np.random.default_rng(seed), count)
+    embedded = embedder.embed([d.content for d in documents])
+    cosines = np.einsum("nd,nd->n", embedded.astype(np.float64), stored.astype(np.float64))
     wrong = tuple((d.id, float(c)) for d, c in zip(documents, cosines, strict=True) if not c >= MIN_SAME_COSINE)
     return VectorAudit(held, len(documents), wrong, float(cosines.min()))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -23,6 +23,8 @@ from casemate.types import DEFAULT_TENANT, Query
 
 MIN_COSINE = 0.9
 """Minimum cosine of two equal answers, as for canaries; they must also agree in numbers and antonyms."""
+CLIENT = "shadow"
+"""Client name of the queries."""
 REFUSED, ANSWERED, CHANGED = "refused", "answered", "changed"
 
 
@@ -88,8 +90,6 @@ async def shadow_diff(  # noqa: PLR0913  all settings of one replay
     *,
     k: int = 5,
     tenant: str = DEFAULT_TENANT,
-    client: str = "shadow",
-    inserted: Collection[str] | None = None,
     embedder: Embedder | None = None,
     concurrency: int = 8,
     timeout_s: float = 30.0,
@@ -102,8 +102,6 @@ async def shadow_diff(  # noqa: PLR0913  all settings of one replay
         after: The state after.
         k: Documents in a context.
         tenant: The tenant.
-        client: Client name of the queries.
-        inserted: Ids of the documents added in between; None: every document that is new in a context is a suspect.
         embedder: Compares the answers; None: different words are a different answer.
         concurrency: Questions in parallel, at least 1.
         timeout_s: Timeout of one question, in seconds.
@@ -119,27 +117,24 @@ async def shadow_diff(  # noqa: PLR0913  all settings of one replay
         async with limit:
             try:
                 async with asyncio.timeout(timeout_s):
-                    answer = await target.ask(Query(text, client, tenant, k))
+                    answer = await target.ask(Query(text, CLIENT, tenant, k))
                 return observe_answer(answer, getattr(target, "tells", None))
             except Exception:  # any failure of a target is one unanswered question; its message may quote a text
                 return None
 
     answers = await asyncio.gather(*(ask(target, text) for text in questions for target in (before, after)))
     pairs = [(i, a, b) for i, (a, b) in enumerate(zip(answers[::2], answers[1::2], strict=True)) if a and b]
-    return await asyncio.to_thread(_compare_answers, pairs, len(questions) - len(pairs), inserted, embedder)
+    return await asyncio.to_thread(_compare_answers, pairs, len(questions) - len(pairs), embedder)
 
 
 def _compare_answers(
-    pairs: Sequence[tuple[int, ObservedAnswer, ObservedAnswer]],
-    errors: int,
-    inserted: Collection[str] | None,
-    embedder: Embedder | None,
+    pairs: Sequence[tuple[int, ObservedAnswer, ObservedAnswer]], errors: int, embedder: Embedder | None
 ) -> ShadowDiff:
     cosines = _cosines([(a, b) for _, a, b in pairs], embedder)
     flips, entered, flipped = [], Counter[str](), Counter[str]()
     for (number, a, b), cosine in zip(pairs, cosines, strict=True):
         known = set(a.documents)
-        new = tuple(d for d in b.documents if d not in known and (inserted is None or d in inserted))
+        new = tuple(d for d in b.documents if d not in known)
         entered.update(new)
         if kind := _flip_kind(a, b, cosine):
             flips.append(AnswerFlip(number, kind, cosine, new))

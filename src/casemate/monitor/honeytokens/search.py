@@ -68,10 +68,8 @@ class Sighting:
     errors: int
 
 
-def training_strings(
-    keys: HoneytokenKeyFile, store: EventStore, count: int, *, purpose: str, who: str, carried: bool = True
-) -> list[str]:
-    """Makes strings for one data set that a model may be trained on, and logs the recipient.
+def training_strings(keys: HoneytokenKeyFile, store: EventStore, count: int, *, purpose: str, who: str) -> list[str]:
+    """Makes sentences for one data set that a model may be trained on, and logs the recipient.
 
     A model that outputs one has memorized the data set. Insert each into several documents, since a model rarely
     memorizes what occurs once.
@@ -83,7 +81,6 @@ def training_strings(
         count: Number of strings, 1 to 10,000.
         purpose: Data set and purpose.
         who: Recipient.
-        carried: Whether each string is part of a sentence; otherwise it is three made-up words.
 
     Raises:
         ConfigError: If an argument is out of range.
@@ -100,7 +97,7 @@ def training_strings(
     if not store.flush():
         raise DataError("the event store did not confirm the write, so no strings are given out; check the store")
     marks = [_training_mark(key, batch, i) for i in range(count)]
-    return [CARRIERS[i % len(CARRIERS)].format(m) if carried else m for i, m in enumerate(marks)]
+    return [CARRIERS[i % len(CARRIERS)].format(m) for i, m in enumerate(marks)]
 
 
 def planted_strings(

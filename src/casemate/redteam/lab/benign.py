@@ -19,6 +19,8 @@ from casemate.text.synthetic_questions import generate_questions
 from casemate.types import Answer, Document, Query
 
 PLAN = CrawlPlan()
+AT_ONCE = 4
+"""Questions that are asked concurrently."""
 
 
 def benign_questions(
@@ -37,7 +39,6 @@ async def measure_utility(
     queries: Sequence[Query],
     source: str,
     progress: Progress = lambda count: None,
-    concurrency: int = 4,
 ) -> Utility:
     """Asks every question without the guard, then with it, and compares.
 
@@ -50,7 +51,6 @@ async def measure_utility(
         queries: Benign questions with their clients. Invalid ones are skipped.
         source: Origin of the questions, for the report.
         progress: Called with 1 for each question.
-        concurrency: Questions asked concurrently.
 
     Raises:
         DataError: If no question can be answered.
@@ -67,7 +67,7 @@ async def measure_utility(
         exchange = Exchange.from_answer(query.text, after)
         return exchange.withheld, before.reply != after.reply, exchange.failed
 
-    found = [one for one in await map_concurrently(compare, queries, concurrency) if one is not None]
+    found = [one for one in await map_concurrently(compare, queries, AT_ONCE) if one is not None]
     if not found:
         raise DataError("no benign question could be answered; give others, or none to use synthetic ones")
     flagged, changed, failed = (sum(kind) for kind in zip(*found, strict=True))

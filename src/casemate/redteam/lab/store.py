@@ -73,7 +73,8 @@ class Exchange(NamedTuple):
     @classmethod
     def from_json(cls, values: Sequence[Any]) -> Self:
         """The exchange of a decoded JSON array; one of an earlier version has no reasons."""
-        return cls(*(tuple(value) if isinstance(value, list) else value for value in values))
+        fields: list[Any] = [tuple(value) if isinstance(value, list) else value for value in values]
+        return cls(*fields)
 
     @property
     def answered(self) -> bool:
