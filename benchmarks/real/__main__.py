@@ -91,9 +91,8 @@ def _quality(given: argparse.Namespace) -> None:
 
 
 def _table(given: argparse.Namespace) -> None:
-    for corpus in given.corpus:
-        print("\n".join(table.tables(corpus)))
-    print("\n".join(["", *table.forms()]))
+    others = ["squad", "clinic"]
+    print("\n".join([*table.tables("nfcorpus"), "", *table.simulated(others), "", *table.forms()]))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from benchmarks import ROOT
@@ -39,6 +39,21 @@ def tables(corpus: str) -> Iterator[str]:
         author, attack = name.split(":")
         cells = [_rate(rows[name][what]) for what in ("in_context", "withheld")]
         yield f"| `{attack}` | {AUTHORS[author]} | {rows[name]['questions']} | {' | '.join(cells)} |"
+
+
+def simulated(corpora: Sequence[str]) -> Iterator[str]:
+    """Lines of Markdown: AUC with the simulated reader, and what was withheld, from `real_CORPUS`; the worst first."""
+    found = [_results(f"real_{corpus}")[corpus] for corpus in corpora]
+    attacks = [figures["readers"][SIMULATED]["attacks"] for figures in found]
+    columns = "".join(f" {corpus}, off | on | withheld |" for corpus in corpora)
+    yield f"| attack | questions by |{columns}"
+    yield f"|---|---|{'---|---|---|' * len(corpora)}"
+    for name in sorted(attacks[0], key=lambda name: -_worst(name, *attacks)):
+        author, attack = name.split(":")
+        cells = []
+        for own, figures in zip(attacks, found, strict=True):
+            cells += [_auc(own, name, "off"), _auc(own, name, "on"), _rate(figures["withheld"][name]["withheld"])]
+        yield f"| `{attack}` | {AUTHORS[author]} | {' | '.join(cells)} |"
 
 
 def forms() -> Iterator[str]:
