@@ -400,6 +400,7 @@ class Outcome(NamedTuple, Generic[T]):
         value: The value for the next stage.
         verdict: The decision; None if there is none.
         more: The defense needs more hits to decide, and is called again with them. It must not have recorded anything.
+            Without effect if ``Retrieval.exhausted``, also after a defense that replaced unreadable hits.
     """
 
     value: T

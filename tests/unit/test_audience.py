@@ -24,9 +24,11 @@ from casemate.errors import ConfigError
 from casemate.gateway.auth.keys import ApiKeyStore, Grant
 from casemate.gateway.mcp.found_documents import judge_found
 from casemate.guard.audience import AudiencePolicy, EntitlementRule, ReleasedDocument
+from casemate.guard.defenses.honeytoken import HoneyToken
 from casemate.guard.defenses.quorum import Quorum
 from casemate.guard.guard import Guard
 from casemate.guard.turn import turn
+from casemate.guard.watermarks.honeytoken_keys import HoneytokenKeyFile
 from casemate.protocols import Defense
 from casemate.rag import pipeline
 from casemate.rag.pipeline import Rag
@@ -325,6 +327,19 @@ def test_judging_a_turn_s_question_spends_no_single_unit_answer(rag):
         assert not opened(store)
         assert isinstance(context(guard, asked())[-1], ReleasedDocument)
     assert opened(store) == 1
+
+
+def test_a_defense_after_quorum_that_removes_hits_charges_the_budget_once(rag, tmp_path):
+    store, honey = Memory(), HoneyToken(keys=tmp_path / "honey.json", serve_honey=False)
+    key = HoneytokenKeyFile(honey.keys).load_or_create()
+    record = Document("h0", "The harbor bridge: when did it open?", metadata={"department": "press"})
+    notes = [replace(d, text=f"zebra {d.id}") for d in collection(0, 200)]  # below the floor
+    asyncio.run(Guard(rag, []).add([key.seal(record, "default", 1, 0), *notes]))
+    quorum = Quorum(support=9, jitter=1, floor=0.1, break_glass=5, store=store)
+    documents = context(guard_of(rag, defenses=[quorum, honey]), asked(k=3))
+    assert opened(store) == 1
+    assert len(documents) == 2 and "h0" not in [d.id for d in documents]
+    assert isinstance(documents[-1], ReleasedDocument)
 
 
 @pytest.mark.parametrize("k", [2, 5])

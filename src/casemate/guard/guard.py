@@ -270,14 +270,17 @@ class Guard:
         """Runs the defenses; returns None if one of them requests more hits.
 
         Otherwise returns the remaining hits, the verdicts, and the ids of the documents that a turn must withhold. In
-        observe mode, too, each defense judges what the preceding ones would have left.
+        observe mode, too, each defense judges what the preceding ones would have left. After a defense that replaced
+        unreadable hits there are no more to request: to repeat it would charge the budgets of units again.
         """
         kept, verdicts, hidden = found, list[Verdict](), set[str]()
         for defense in self.defenses:
             outcome = await self._run(defense, query, kept, failed.get(_name(defense)))
-            if outcome.more and not found.exhausted:
+            if outcome.more and not (found.exhausted or kept.exhausted):
                 return None
             kept = outcome.value
+            if defense.replaces_unreadable and found.unreadable is not None:
+                kept = replace(kept, exhausted=True)
             if outcome.verdict:
                 verdicts.append(outcome.verdict)
                 hidden.update(() if defense.replaces_unreadable else outcome.verdict.hidden)
