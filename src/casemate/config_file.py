@@ -6,7 +6,6 @@ in nothing but the wanted values.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping
 from functools import reduce
 from pathlib import Path
@@ -49,7 +48,7 @@ def edit(path: Path, candidates: Callable[[str], Iterable[str]], accept: Callabl
         Reason why the file could not be changed; empty if it was.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_bytes().decode("utf-8")  # keeps the line ends
         before = configuration.read(path)
     except (OSError, UnicodeDecodeError, CasemateError):
         return f"there is no {path.name} that can be read in {path.parent.resolve()}"
@@ -79,7 +78,11 @@ def insert(text: str, node: Any, new: str) -> str:
         at = node.start_mark.index + 1
         return f"{text[:at]}{new}{', ' if node.value else ''}{text[at:]}"
     at = node.start_mark.index
-    return f"{text[:at]}{new}\n{' ' * node.start_mark.column}{text[at:]}"
+    return f"{text[:at]}{new}{_line_end(text)}{' ' * node.start_mark.column}{text[at:]}"
+
+
+def _line_end(text: str) -> str:
+    return "\r\n" if "\r\n" in text else "\n"
 
 
 def _is_accepted(changed: str, path: Path, before: Config, accept: Callable[[Config, Config], bool]) -> bool:
@@ -99,7 +102,8 @@ def _with_value(text: str, key: str, value: bool | str) -> str:
     if held is None and getattr(root, "flow_style", False):
         return insert(text, root, f"{section}: {{{name}: {new}}}")
     if held is None:
-        return f"{text.rstrip()}\n{section}: {{{name}: {new}}}\n"
+        end = _line_end(text)
+        return f"{text.rstrip()}{end}{section}: {{{name}: {new}}}{end}"
     present = entry(held, name)
     if present is not None:
         return substitute(text, present, new)
@@ -119,7 +123,7 @@ def _replace_file(path: Path, text: str) -> str:
     try:
         place = path.resolve()
         rights = place.stat().st_mode & 0o777
-        write_atomically(place, text.replace("\n", os.linesep).encode("utf-8"), rights)
+        write_atomically(place, text.encode("utf-8"), rights)
     except (OSError, BackendError) as error:
         cause = error.__cause__ or error
         return f"{path.name} cannot be written: {getattr(cause, 'strerror', None) or type(cause).__name__}"

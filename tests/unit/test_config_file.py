@@ -52,3 +52,16 @@ def test_a_file_that_cannot_be_edited_safely_is_unchanged(tmp_path, text):
     path.write_text(text)
     assert set_values(path, WANTED) and path.read_text() == text
     assert set_values(tmp_path / "none.yaml", WANTED)
+
+
+@pytest.mark.parametrize(
+    "text", ["rag: {k: 3}\n", "guard:\n  mode: observe # mine\nmonitor:\n  interval: 1h\n", "{}\n"]
+)
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_line_ends_are_kept(tmp_path, text, end):
+    path = tmp_path / "casemate.yaml"
+    path.write_bytes(text.replace("\n", end).encode())
+    assert set_values(path, WANTED) == ""
+    written = path.read_bytes().decode()
+    assert written.count("\n") == written.count(end) >= 1 and written.count("\r") == written.count("\r\n")
+    assert (configuration.read(path).guard.mode, configuration.read(path).monitor.gate) == ("enforce", True)
