@@ -4,6 +4,8 @@ import asyncio
 import json
 import os
 import re
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -13,12 +15,13 @@ from casemate import config as configuration
 from casemate import papers, plugins
 from casemate.backends.indexes.sqlite import SqliteIndex
 from casemate.cli import cli
-from casemate.cli.canary import _baseline_failures
+from casemate.cli.canary import _baseline_failures, _comparison
 from casemate.config import PluginSpec
 from casemate.errors import BackendError, ConfigError, DataError
 from casemate.guard.defenses.crawl_limit import CrawlLimit
 from casemate.guard.guard import Guard
-from casemate.monitor.trends.cusum import WatchedCanary, WatchedSet
+from casemate.monitor.canaries.results import CanaryResult, CanaryStatus
+from casemate.monitor.trends.cusum import AlarmLimits, CusumState, WatchedCanary, WatchedSet, analyze_run
 from casemate.monitor.trends.sequential_tests import FlakeCounts
 from casemate.monitor.trends.trend import compute_trend
 from casemate.rag.pipeline import Rag
@@ -174,6 +177,20 @@ class TestCanaries:
 
     def test_without_a_baseline_there_is_no_rate(self):
         assert _baseline_failures(self.summary(0, 0)) == "no baseline"
+
+    def test_a_run_names_the_baseline_that_its_failures_are_compared_with(self):
+        made, at = (
+            WatchedSet("s", (WatchedCanary("a", flakes=FlakeCounts(20, 1)), WatchedCanary("b"))),
+            datetime.now(UTC),
+        )
+        results = [CanaryResult(i, "s@r", at, CanaryStatus.FAIL) for i in ("a", "b")]
+        analysis = analyze_run(CusumState(), results, made, AlarmLimits())
+        said = _comparison(made, analysis)
+        assert "baseline: 5.0 % of the answers failed (1 of 20; 95 % interval 0.1 to 24.9 %)" in said
+        assert f"by chance: {analysis.p_value:.2g}" in said
+        assert "probability" not in _comparison(made, replace(analysis, p_value=1.0))
+        said = _comparison(replace(made, canaries=(WatchedCanary("a"), WatchedCanary("b"))), analysis)
+        assert said.startswith("no baseline yet") and "probability" not in said
 
     def test_help_and_page_agree_on_exit_code_2_of_run(self, run):
         said = " ".join(run("canary", "run", "--help").stdout.split())

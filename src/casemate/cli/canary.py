@@ -36,10 +36,10 @@ from casemate.monitor.canaries.canary_file import canary_json_schema
 from casemate.monitor.canaries.results import CanaryResult, CanaryRun, CanaryStatus
 from casemate.monitor.scheduler.schedule import ScheduleGap
 from casemate.monitor.service import CanaryMonitor, open_canary_monitor
-from casemate.monitor.trends.cusum import RunAnalysis
+from casemate.monitor.trends.cusum import RunAnalysis, WatchedSet
 from casemate.monitor.trends.trend import CanarySummary, Trend
 from casemate.monitor.trends.trend_page import draw_trend, render_trend
-from casemate.reports.format import number
+from casemate.reports.format import number, sample_rate
 from casemate.runtime.files import write_atomically
 from casemate.system import App
 from casemate.types import DEFAULT_TENANT
@@ -192,8 +192,8 @@ def _show_run(
         f"[{style} bold]{status.value.upper()}[/]  {name}: {passed} passed, {failed} failed, {errors} without a verdict"
     )
     _show_failures([r for r in results.values() if r.status is not CanaryStatus.PASS])
-    if analysis.p_value < 1:
-        out.print(f"probability of as many failures by chance, given the baseline: {analysis.p_value:.2g}")
+    if analysis.failed:
+        out.print(_comparison(monitor.watched_set(), analysis), soft_wrap=True)
     _show_notes(monitor)
     still = [i for i, c in analysis.state.canaries.items() if c.alarmed and i not in analysis.alarmed]
     changes: dict[str, Sequence[str]] = {
@@ -204,6 +204,16 @@ def _show_run(
     for what, ids in changes.items():
         if ids:
             out.print(shown(f"{what}: {', '.join(ids)}"), soft_wrap=True)
+
+
+def _comparison(watched: WatchedSet, analysis: RunAnalysis) -> str:
+    """What the failures of a run are compared with, and how probable as many are by chance."""
+    asked, failed = (sum(counts) for counts in zip(*(c.flakes[:2] for c in watched.canaries), strict=True))
+    if not asked:
+        return "no baseline yet, so it is unknown how many failures are normal; run 'casemate canary baseline'"
+    share, about = sample_rate(failed, asked)
+    odds = f"; probability of as many new failures in a run by chance: {analysis.p_value:.2g}"
+    return f"baseline: {share} of the answers failed ({about}){odds if analysis.p_value < 1 else ''}"
 
 
 def _show_failures(failures: Sequence[CanaryResult]) -> None:
