@@ -131,11 +131,11 @@ def run(*words, code=0, **options):
 
 class TestCommand:
     def test_it_shows_the_traffic_and_switches(self, place):
-        record(verdict(1), verdict(2, hidden=("d3#1",)), verdict(3, client="ben", minute=2))
+        record(*map(verdict, range(3, 100)), verdict(1), verdict(2, hidden=("d3#1",), client="ben", minute=2))
         shown = run("--yes").stdout
-        assert "3 questions in 2 sessions" in shown and "1 of 3" in shown
+        assert "99 questions in 2 sessions" in shown and "1 of 99" in shown
         assert "guard.mode is enforce" in shown and "monitor.gate is true" in shown
-        assert "request r2, client ann" in shown and "chunks d3#1" in shown
+        assert "request r2, client ben" in shown and "chunks d3#1" in shown
         written = configuration.read(place / "casemate.yaml")
         assert (written.guard.mode, written.monitor.gate) == ("enforce", True)
         assert "# mine" in (place / "casemate.yaml").read_text()
@@ -157,6 +157,14 @@ class TestCommand:
         assert isinstance(refused.exception, ConfigError)
         assert "no question was recorded" in str(refused.exception) and "add --force" in str(refused.exception)
         assert (place / "casemate.yaml").read_text() == before and settings() == []
+        assert "is enforce" in run("--yes", "--force").stdout
+
+    def test_few_recorded_questions_are_refused_with_the_number_that_is_needed(self, place):
+        record(*map(verdict, range(98)))
+        refused = CliRunner().invoke(cli, ["enforce", "--yes"])
+        assert isinstance(refused.exception, ConfigError) and settings() == []
+        assert "98 questions were recorded" in str(refused.exception) and "at least 99" in str(refused.exception)
+        assert "at least 99 are needed" in run("--dry-run").stderr
         assert "is enforce" in run("--yes", "--force").stdout
 
     def test_it_switches_back(self, place):
@@ -196,8 +204,7 @@ class TestCommand:
 
     def test_a_file_that_cannot_be_edited_is_reported(self, place, monkeypatch):
         monkeypatch.setattr(enforcement, "set_values", lambda path, values: "casemate.yaml cannot be written")
-        record(verdict(1))
-        assert "cannot be written; write 'mode: enforce'" in run("--yes", code=1).stderr
+        assert "cannot be written; write 'mode: enforce'" in run("--yes", "--force", code=1).stderr
 
     @pytest.mark.parametrize("words", [["--yes"], ["--off", "--yes"], ["--dry-run"]])
     def test_a_guard_that_is_off_is_not_switched(self, place, words):

@@ -17,6 +17,7 @@ from casemate.cli.console import ConfigFile, Json, is_terminal, out, print_json,
 from casemate.config import Config
 from casemate.errors import ConfigError
 from casemate.monitor.enforcement import (
+    LEAST_QUESTIONS,
     TOLERABLE,
     EnforcementPreview,
     GuardMode,
@@ -34,6 +35,10 @@ UNSEEN = (
     "no question was recorded in observe mode in this period, so it is unknown what would be withheld. Serve your "
     "users in observe mode first, or choose a longer period with --days"
 )
+TOO_FEW = (
+    f"{{}} recorded in observe mode in this period; at least {LEAST_QUESTIONS} are needed to see what would be "
+    "withheld. Serve your users in observe mode for longer, or choose a longer period with --days"
+)
 EXCESSIVE = (
     f"certainly more than {TOLERABLE:.0%} of the questions would be affected (the 95 % interval lies above it): an "
     "attack, or questions unlike those of the calibration. Look at the clients; if they are harmless, run 'casemate "
@@ -48,7 +53,10 @@ def enforce(
     off: Annotated[bool, typer.Option("--off", help="Switch back to observe mode.")] = False,
     force: Annotated[
         bool,
-        typer.Option("--force", help="With --yes: switch although many questions are affected, or none is recorded."),
+        typer.Option(
+            "--force",
+            help=f"With --yes: switch although many questions are affected, or fewer than {LEAST_QUESTIONS} recorded.",
+        ),
     ] = False,
     config: ConfigFile = None,
     as_json: Json = False,
@@ -87,7 +95,12 @@ def _mode(off: bool) -> GuardMode:
 
 def _objection(preview: EnforcementPreview) -> str:
     """Why the recorded traffic does not support the switch; empty if it does."""
-    return EXCESSIVE if preview.excessive else "" if preview.questions else UNSEEN
+    if preview.excessive:
+        return EXCESSIVE
+    if preview.questions >= LEAST_QUESTIONS:
+        return ""
+    were = "was" if preview.questions == 1 else "were"
+    return TOO_FEW.format(f"{plural(preview.questions, 'question')} {were}") if preview.questions else UNSEEN
 
 
 def _preview(store: EventStore, settings: Config, days: float) -> EnforcementPreview:
@@ -128,8 +141,8 @@ def _show(preview: EnforcementPreview) -> None:
             soft_wrap=True,
         )
         _show_defenses(preview)
-    if preview.excessive:
-        say.print(f"[yellow]note:[/yellow] {EXCESSIVE}", soft_wrap=True)
+    if preview.questions and (why := _objection(preview)):
+        say.print(f"[yellow]note:[/yellow] {why}", soft_wrap=True)
     if preview.sources:
         names = ", ".join(preview.sources[:5]) + (", ..." if len(preview.sources) > 5 else "")
         count = plural(len(preview.sources), "new source")

@@ -36,6 +36,9 @@ EXAMPLES = 5
 TOLERABLE = 0.02
 """Share of affected questions above which harmless traffic is an unlikely cause, or the calibration does not fit it."""
 
+LEAST_QUESTIONS = 99
+"""Recorded questions that a switch without confirmation needs: as ``calibrate --recorded`` at significance .01."""
+
 
 @dataclass(frozen=True, slots=True)
 class WithheldExample:
