@@ -1,8 +1,8 @@
 """Messages that a new user meets first."""
 
 import importlib
+import re
 import socket
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -12,9 +12,11 @@ from typer.testing import CliRunner
 from casemate import plugins
 from casemate.app import open_app
 from casemate.cli import cli
-from casemate.cli.ask import _sentence
 from casemate.errors import ConfigError
+from casemate.guard import defenses
 from casemate.rag.question_file import questions_in
+from casemate.reports import verdicts
+from casemate.reports.verdicts import verdict_lines
 from casemate.types import Action, Document, Verdict
 from tests.fakes import BagOfWords
 
@@ -65,20 +67,77 @@ def test_a_missing_question_file_is_named_once():
     assert str(error.value) == "cannot read the questions in absent.txt: No such file or directory"
 
 
-def test_a_verdict_shows_no_empty_evidence():
-    evidence = {"target": "notes/1.md", "flagged": [], "withheld": [], "why": [], "p": 0.25}
-    text = _sentence(Verdict("mirabel", False, Action.NONE, 1.0, 2.0, (), evidence))
-    assert text == "mirabel: not flagged: score 1.0000, threshold 2.0000 (target notes/1.md, p 0.2500)"
+EVIDENCE = {
+    "mirabel": {"target": "n/1.md", "form": "calibrated", "flagged": [], "withheld": [], "why": [], "p": 0.25, "n": 90},
+    "crawl_limit": {"level": "suspected", "grade": "full", "quotes": 12.5, "echoes": 1.0, "chunks": 40},
+    "honeytoken": {"flagged": ["h1"], "different": 3, "crawler": True},
+    "canary_token": {"marked": ["d1", "d2"], "oracle": "", "ended": "done", "leaked": "d1", "form": "", "errors": 0},
+    "quorum": {
+        "units": 3,
+        "readable": 1,
+        "words": 2,
+        "heard": 3,
+        "support": [3, 3],
+        "lost": 1,
+        "added": 2,
+        "altered": 1,
+    },
+    "query_filter": {"by": "rules", "rules": ["repeat", "paste"]},
+    "reindex": {"version": "2", "mode": "linear", "topic": 4, "topics": 2, "came_in": 1},
+    "personal_data": {"EMAIL": 2, "PERSON": 1},
+    "dp_rag": {"floor": 0.5, "kept": 3, "epsilon": 1.0},
+    "similarity_floor": {"floor": 0.3, "lowest": 0.25, "kept": 4},
+}
+EXPECTED = {
+    "mirabel": "no document is closer than in benign questions (closest source n/1.md; 25 % of benign questions are as "
+    "close)",
+    "crawl_limit": "client suspected: 40 different chunks shown, evidence of long quotes 12.5, of questions that "
+    "repeat answers 1; it is answered from whole chunks",
+    "honeytoken": "planted records in the context: h1; this client has retrieved 3 different ones, as a crawler does",
+    "canary_token": "the answer began to contain the watermark of chunk d1 and was cut",
+    "quorum": "2 keywords released from 3 units that the client may not read; 1 readable document kept; units that "
+    "state each keyword: 3, 3; units that must change to alter the answer: 1",
+    "query_filter": "the wording matches rules: repeat, paste",
+    "reindex": "ordered for topic 4 by version 2 (linear); 1 chunk came into the context, which has 2 topics",
+    "personal_data": "masked: 2 EMAIL, 1 PERSON",
+    "dp_rag": "3 chunks kept above the noisy similarity threshold .50",
+    "similarity_floor": "least similarity in the context .25, floor .30; 4 chunks of the context reach it",
+}
 
 
-@pytest.mark.parametrize(
-    ("enforced", "what"), [(True, "withheld again"), (False, "would be withheld again (observe mode)")]
-)
-def test_a_document_withheld_for_an_earlier_question_is_not_called_flagged(enforced, what):
-    verdict = Verdict("mirabel", True, Action.HIDE, 11.5, 13.7, ("d3",), {"why": ["before"]}, enforced)
-    assert _sentence(verdict) == (
-        f"mirabel: {what}, because an earlier question of this client was flagged; this question flags no other "
-        "document (score 11.5000, threshold 13.7000): d3"
-    )
-    both = replace(verdict, evidence={"why": ["before", "closeness"]})
-    assert _sentence(both).startswith("mirabel: flagged: score 11.5000")
+def test_every_defense_with_verdicts_states_its_reason_in_words():
+    files = Path(defenses.__file__).parent.rglob("*.py")
+    judging = {
+        (f.parent if f.stem == "__init__" else f).stem for f in files if re.search(r"[^.]Verdict\(", f.read_text())
+    }
+    assert judging == set(verdicts.DEFENSES) == set(EXPECTED)
+    for name, evidence in EVIDENCE.items():
+        assert verdicts.reason(name, evidence) == EXPECTED[name]
+    assert verdicts.reason("embargo", {"rule_name": "x", "none": []}) == "rule name: x"
+
+
+def lines(why, flagged=True, hidden=("d3",), enforced=True, threshold=13.7, **evidence):
+    found = {**EVIDENCE["mirabel"], "why": why, **evidence}
+    action = Action.HIDE if hidden else Action.NONE
+    return verdict_lines(Verdict("mirabel", flagged, action, 11.5, threshold, hidden, found, enforced))
+
+
+def test_a_verdict_shows_decision_reason_and_what_is_withheld():
+    first, second, last = lines(["closeness"], withheld=["a.md", "b.md"])
+    assert first == "mirabel: flagged, 1 chunk withheld; score 11.5000, threshold 13.7000"
+    assert second.startswith("  reason: the question is closer to a document than benign questions are (")
+    assert last == "  withheld sources: a.md, b.md"
+    assert lines([], False, ())[0] == "mirabel: not flagged, nothing withheld; score 11.5000, threshold 13.7000"
+    assert "1 chunk would be withheld (observe mode)" in lines(["closeness"], enforced=False)[0]
+    assert lines([], False, (), threshold=None, undecided="3 documents")[:2] == [
+        "mirabel: could not decide, nothing withheld",
+        "  reason: 3 documents",
+    ]
+    failed = Verdict("quorum", False, Action.WITHHOLD, 0.0, None, evidence={"error": "OSError"})
+    assert verdict_lines(failed) == ["quorum: failed, the whole context withheld", "  reason: OSError"]
+
+
+def test_a_document_withheld_for_an_earlier_question_is_not_called_flagged_anew():
+    first, second, _ = lines(["before"])
+    assert first.startswith("mirabel: flagged by an earlier question only, 1 chunk withheld")
+    assert "flagged for this client before, and stays withheld" in second

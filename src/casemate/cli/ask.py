@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import uuid
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
@@ -34,11 +34,10 @@ from casemate.gateway.auth.keys import ApiKey, ApiKeyStore, query_of
 from casemate.protocols import EventStore, EventStoreProxy, Target
 from casemate.rag.pipeline import require_answerable
 from casemate.rag.question_file import read_questions
+from casemate.reports.verdicts import some, verdict_lines
 from casemate.system import App
-from casemate.types import DEFAULT_TENANT, Action, Answer, Event, Query, Verdict
+from casemate.types import DEFAULT_TENANT, Action, Answer, Event, Query
 
-SHOWN = 5
-"""Names in a list on the screen."""
 Mode = Annotated[Literal["enforce", "observe", "off"] | None, typer.Option("--guard", help="Overrides guard.mode.")]
 
 
@@ -146,7 +145,7 @@ def _report_withheld(events: list[Event]) -> None:
     hidden = [i for e in events if e.body["enforced"] for i in e.body["hidden"]]
     if hidden:
         say.print(
-            f"[yellow]note:[/yellow] the guard withheld {shown(_some(hidden))}; --explain shows why",
+            f"[yellow]note:[/yellow] the guard withheld {shown(some(hidden))}; --explain shows why",
             soft_wrap=True,
         )
 
@@ -202,37 +201,7 @@ def _explain(answer: Answer, mode: str) -> None:
         context.add_row(str(rank), f"{hit.score:.4f}", shown(hit.document.id))
     out.print(context)
     for v in answer.verdicts:
-        out.print(_sentence(v), soft_wrap=True)
+        for line in verdict_lines(v):
+            out.print(shown(line), soft_wrap=True)
     if any(v.threshold is not None for v in answer.verdicts):
         out.print("[dim]a defense flags a question whose score exceeds its threshold[/dim]")
-
-
-def _sentence(v: Verdict) -> str:
-    evidence = ", ".join(f"{k} {_short(value)}" for k, value in v.evidence.items() if value not in ([], (), ""))
-    if v.threshold is None:
-        failed = "failed, " if v.enforced else "failed, in enforce mode: "
-        what = f"{failed}{v.action}" if "error" in v.evidence else "undecided"
-        return f"{v.defense}: {what} ({shown(evidence)})"
-    decision = f"score {v.score:.4f}, threshold {v.threshold:.4f} ({shown(evidence)})"
-    if not v.flagged:
-        return f"{v.defense}: not flagged: {decision}"
-    if v.evidence.get("why") == ["before"]:
-        again = "withheld again" if v.enforced else "would be withheld again (observe mode)"
-        return (
-            f"{v.defense}: {again}, because an earlier question of this client was flagged; this question flags no "
-            f"other document (score {v.score:.4f}, threshold {v.threshold:.4f}): {shown(_some(v.hidden))}"
-        )
-    what = "hidden" if v.enforced else "would be hidden (observe mode)"
-    return f"{v.defense}: flagged: {decision}; {what}: {shown(_some(v.hidden))}"
-
-
-def _short(value: object) -> str:
-    if isinstance(value, list):
-        return _some([str(v) for v in value])
-    return f"{value:.4f}" if isinstance(value, float) else str(value)
-
-
-def _some(names: Sequence[str]) -> str:
-    """The first few names, and how many more there are."""
-    more = len(names) - SHOWN
-    return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")

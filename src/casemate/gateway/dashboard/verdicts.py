@@ -16,12 +16,8 @@ from casemate.gateway.dashboard.time_range import by_bin
 from casemate.gateway.dashboard.topics import TopicMapCache
 from casemate.reports.format import percent, plural, sample_rate
 from casemate.reports.svg import FramedChart, score_meter, score_scatter
+from casemate.reports.verdicts import REASONS
 
-REASONS = {
-    "closeness": "the question is closer to a document than benign questions are",
-    "session": "evidence against this client accumulated over several questions",
-    "before": "the document was flagged for this client before, and stays withheld",
-}
 EVIDENCE = {
     "target": "Document that the question is about",
     "form": "Rule",

@@ -14,6 +14,7 @@ from casemate.errors import BackendError, QueryError
 from casemate.gateway.auth.keys import ApiKey, query_of
 from casemate.gateway.dashboard.page import Page, PageRequest
 from casemate.gateway.dashboard.table import Column
+from casemate.reports.verdicts import reason
 from casemate.types import Answer, Query
 
 CONTEXT = (
@@ -62,7 +63,7 @@ def _shown(request: PageRequest, query: Query, answer: Answer) -> dict[str, Any]
             "defense": verdict.defense,
             "flagged": verdict.flagged,
             "hidden": verdict.hidden,
-            "facts": [(name, _text(value)) for name, value in verdict.evidence.items() if value not in ([], (), "")],
+            "reason": reason(verdict.defense, verdict.evidence),
         }
         for verdict in answer.verdicts
     ]
@@ -74,9 +75,3 @@ def _shown(request: PageRequest, query: Query, answer: Answer) -> dict[str, Any]
         "restricted": mode == "enforce" and policy.restricts(query),
         "mode": mode,
     }
-
-
-def _text(value: object) -> str:
-    if isinstance(value, list | tuple):
-        return ", ".join(map(str, value))
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,153 @@
+"""Verdicts in plain words, for the operator: decision, score and threshold, reason, what was withheld."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from casemate.reports.format import number, percent, plural
+from casemate.types import Action, Verdict
+
+REASONS = {
+    "closeness": "the question is closer to a document than benign questions are",
+    "session": "evidence against this client accumulated over several questions",
+    "before": "the document was flagged for this client before, and stays withheld",
+    "unit": "the document is a copy of a flagged one, or belongs to the same unit",
+}
+"""Reasons of ``mirabel``, by their name in the evidence."""
+SHOWN = 5
+"""Names in a list."""
+
+
+def some(names: Sequence[str]) -> str:
+    """The first few names, and how many more there are."""
+    more = len(names) - SHOWN
+    return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def verdict_lines(v: Verdict) -> list[str]:
+    """A line with the decision, a line with the reason, and a line with what is withheld, if anything is."""
+    scored = v.threshold is not None and (v.score or v.threshold)
+    figures = f"; score {v.score:.4f}, threshold {v.threshold:.4f}" if scored else ""
+    lines = [f"{v.defense}: {_decision(v)}{figures}", f"  reason: {reason(v.defense, v.evidence)}"]
+    if sources := v.evidence.get("withheld"):
+        lines.append(f"  withheld sources: {some(sources)}")
+    elif v.hidden:
+        lines.append(f"  withheld chunks: {some(v.hidden)}")
+    return lines
+
+
+def reason(defense: str, evidence: Mapping[str, Any]) -> str:
+    """Why a defense decided as it did. Evidence of a defense that is not built in is listed by its keys."""
+    if "error" in evidence:
+        return str(evidence.get("message") or evidence["error"])
+    if "undecided" in evidence:
+        return str(evidence["undecided"])
+    return DEFENSES.get(defense, _listed)(evidence)
+
+
+def _decision(v: Verdict) -> str:
+    if "error" in v.evidence:
+        what = "failed"
+    elif "undecided" in v.evidence:
+        what = "could not decide"
+    elif v.flagged:
+        what = "flagged by an earlier question only" if v.evidence.get("why") == ["before"] else "flagged"
+    else:
+        what = "not flagged"
+    withheld = "the whole context" if v.action is Action.WITHHOLD and "error" in v.evidence else ""
+    withheld = withheld or (plural(len(v.hidden), "chunk") if v.hidden else "")
+    if v.action is Action.WITHHOLD and not withheld:
+        withheld = "the rest of the answer"
+    if not withheld:
+        return f"{what}, nothing withheld"
+    return f"{what}, {withheld} withheld" if v.enforced else f"{what}, {withheld} would be withheld (observe mode)"
+
+
+def _listed(e: Mapping[str, Any]) -> str:
+    shown = (f"{name.replace('_', ' ')}: {_text(value)}" for name, value in e.items() if value not in ([], (), ""))
+    return "; ".join(shown) or "none given"
+
+
+def _text(value: object) -> str:
+    if isinstance(value, list | tuple):
+        return some([str(v) for v in value])
+    return number(value) if isinstance(value, float) else str(value)
+
+
+def _mirabel(e: Mapping[str, Any]) -> str:
+    if e["form"] != "calibrated":
+        compared = f"mean similarity {number(e['mean'])}, standard deviation {number(e['std'])}"
+        return f"the closest source is {e['target']}, compared with {plural(e['n'], 'chunk')} ({compared})"
+    why = "; ".join(REASONS.get(name, name) for name in e["why"]) or "no document is closer than in benign questions"
+    closest = f"closest source {e['target']}; " if e["target"] else ""
+    return f"{why} ({closest}{percent(e['p'])} of benign questions are as close)"
+
+
+def _crawl_limit(e: Mapping[str, Any]) -> str:
+    grade = {"full": "whole chunks", "extracts": "extracts", "quorum": "no text of a document"}[e["grade"]]
+    tests = f"evidence of long quotes {e['quotes']:.3g}, of questions that repeat answers {e['echoes']:.3g}"
+    return f"client {e['level']}: {plural(e['chunks'], 'different chunk')} shown, {tests}; it is answered from {grade}"
+
+
+def _honeytoken(e: Mapping[str, Any]) -> str:
+    if e.get("what") == "leaked":
+        return f"the answer began to contain the planted {e['form']} (generation {e['generation']}) and was cut"
+    if e.get("what") == "known to the asker":
+        return f"the question contains planted tokens: {some([token['form'] for token in e['tokens']])}"
+    if e.get("what") == "record quoted":
+        return f"the answer quotes planted records: {some(e['records'])}"
+    known = f"this client has retrieved {plural(e['different'], 'different one')}"
+    crawls = ", as a crawler does" if e["crawler"] else ""
+    return f"planted records in the context: {some(e['flagged'])}; {known}{crawls}"
+
+
+def _canary_token(e: Mapping[str, Any]) -> str:
+    if "leaked" in e:
+        return f"the answer began to contain the watermark of chunk {e['leaked']} and was cut"
+    silent = "; the model gave none on request either" if e["oracle"] == "failed" else ""
+    return f"the answer contains the watermark of none of {plural(len(e['marked']), 'chunk')}{silent}"
+
+
+def _quorum(e: Mapping[str, Any]) -> str:
+    said = f"{plural(e['words'], 'keyword')} released from {plural(e['units'], 'unit')} that the client may not read"
+    parts = [said, f"{plural(e['readable'], 'readable document')} kept"]
+    if e.get("support"):
+        parts.append(f"units that state each keyword: {', '.join(map(str, e['support']))}")
+    if "altered" in e:
+        parts.append(f"units that must change to alter the answer: {e['altered']}")
+    if "epsilon" in e:
+        parts.append(f"with noise (epsilon {e['epsilon']:g})" + (", repeated" if e.get("repeated") else ""))
+    if opened := e.get("break_glass"):
+        granted = "one unit answered alone" if opened["granted"] else "a unit alone had no break-glass answer left"
+        parts.append(f"{granted}: {some(opened['sources'])}")
+    return "; ".join(parts)
+
+
+def _query_filter(e: Mapping[str, Any]) -> str:
+    if e["by"] == "judge":
+        return "label of the judge"
+    return f"the wording matches rules: {some(e['rules'])}" if e["rules"] else "the wording matches no rule"
+
+
+def _reindex(e: Mapping[str, Any]) -> str:
+    moved = f"{plural(e['came_in'], 'chunk')} came into the context, which has {plural(e['topics'], 'topic')}"
+    return f"ordered for topic {e['topic']} by version {e['version']} ({e['mode']}); {moved}"
+
+
+DEFENSES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
+    "mirabel": _mirabel,
+    "crawl_limit": _crawl_limit,
+    "honeytoken": _honeytoken,
+    "canary_token": _canary_token,
+    "quorum": _quorum,
+    "query_filter": _query_filter,
+    "reindex": _reindex,
+    "personal_data": lambda e: "masked: " + (", ".join(f"{n} {kind}" for kind, n in e.items()) or "nothing"),
+    "dp_rag": lambda e: f"{plural(e['kept'], 'chunk')} kept above the noisy similarity threshold {number(e['floor'])}",
+    "similarity_floor": lambda e: (
+        f"least similarity in the context {number(e['lowest'])}, floor {number(e['floor'])}; "
+        f"{plural(e['kept'], 'chunk')} of the context reach it"
+    ),
+}
+"""For each defense with verdicts, the reason in words."""
