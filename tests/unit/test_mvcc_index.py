@@ -378,6 +378,34 @@ def test_damaged_manifests_are_reported_and_rebuilt() -> None:
     assert len(contents(opened(server))) == 5
 
 
+def test_more_hits_than_the_store_returns_at_once_are_read_in_pages(monkeypatch) -> None:
+    monkeypatch.setattr(mvcc_index, "PAGE", 3)
+    index = opened(filled())
+    index.add(documents("c", 6, "x" * 70_000), unit(3, 6))  # texts with continuation rows
+    q, expected = unit(9, 1)[0], index.search(unit(9, 1)[0], 11)
+    index.store.max_hits, calls = 4, len(index.store.calls)
+    for k in (5, 11, 1000):
+        found = index.search(q, k)
+        assert found.hits == expected.hits[:k] and found.similarity_stats == expected.similarity_stats
+    assert "nearest" not in index.store.calls[calls:]
+    assert index.search(q, 4).hits == expected.hits[:4] and "nearest" in index.store.calls[calls:]
+
+
+def test_a_row_that_is_removed_during_a_wide_search_is_not_served() -> None:
+    server = filled()
+    index, other = opened(server), opened(server)
+    index.store.max_hits, selects = 2, iter(range(100))
+
+    def remove_before_the_texts_are_read(call: str) -> None:
+        if call == "select" and next(selects) == 2:  # after the pages of vectors
+            other.remove(["a"])
+            other.add(documents("n", 1), unit(4, 1))  # deletes the rows that are out of date
+
+    index.store.before = remove_before_the_texts_are_read
+    found = index.search(unit(9, 1)[0], 5)
+    assert {h.document.source for h in found.hits} in ({"b"}, {"b", "n"})
+
+
 def test_a_transaction_has_a_row_limit(monkeypatch) -> None:
     from casemate.backends.mvcc import transaction
 

@@ -28,7 +28,7 @@ FORMAT = "casemate 1"
 NO_HOLDER = "free"
 """In place of an empty lease holder in a commit record's name."""
 MAX_HITS = 16_384
-"""Largest number of rows that Milvus returns for one search."""
+"""Largest number of rows that Milvus returns at once."""
 REQUEST_BYTES = 16 << 20
 """Size of one insert; Milvus accepts 64 MB."""
 MAX_VARCHAR = 65_535
@@ -46,7 +46,8 @@ class MilvusIndex(MvccIndex):
     consistency; the wait for it happens once per change, not per query). Assumption: a writer that is suspended for
     longer than three times ``timeout_s`` between two calls loses its lease.
 
-    Of more than 16,384 documents at the same distance, an arbitrary subset is found instead of the oldest.
+    Of more than 16,384 documents at the same distance, an arbitrary subset is found instead of the oldest. A search for
+    more hits, as for a key that may read few documents, reads all vectors of the tenant in pages.
 
     Deviation: a ``kind`` other than ``FLAT`` may miss the nearest documents, and with them a detection.
 

@@ -322,6 +322,8 @@ class MvccIndex(Index):
     def _nearest(self, snapshot: _Snapshot, q: Vector, k: int, tenant: str) -> tuple[list[StoredRow], Float64]:
         """The k nearest rows with float64 scores. Fetches more rows while float32 rounding may have misordered them."""
         store, visible = self._store, self._visible(snapshot, tenant)
+        if k > store.max_hits:
+            return self._nearest_of_all(snapshot, q, k, tenant)
         limit = min(max(k + OVERSAMPLING, round(k * store.overfetch)), store.max_hits)
         while True:
             rows = store.nearest(visible, q, limit, snapshot.timestamp()) if k else []
@@ -332,6 +334,21 @@ class MvccIndex(Index):
                 by_key = {row.key: row for row in rows}
                 return [by_key[key] for key in keys.tolist()], top
             limit = min(4 * limit, store.max_hits)
+
+    def _nearest_of_all(self, snapshot: _Snapshot, q: Vector, k: int, tenant: str) -> tuple[list[StoredRow], Float64]:
+        """As ``_nearest``, for more rows than the store returns at once: scores all vectors, page by page."""
+        keys, top = np.empty(0, np.int64), np.empty(0)
+        for page, vectors in self._vectors(snapshot, tenant):
+            keys, top = top_k(np.append(keys, page), np.append(top, inner_products(vectors, q)), k)
+        by_key: dict[int, StoredRow] = {}
+        for i in range(0, len(keys), PAGE):
+            some = RowFilter(keys=keys[i : i + PAGE].tolist())
+            rows = self._store.select(some, PAGE, snapshot.timestamp(), ("label", "body"))
+            by_key |= {row.key: row for row in rows}
+        if len(by_key) < len(keys):  # another process removed rows meanwhile; the caller reads again
+            problem = f"{self._store.where} changed during a search; try again"
+            raise BackendError(problem, backend=self._store.backend, retryable=True)
+        return [by_key[key] for key in keys.tolist()], top
 
     def _columns(self, snapshot: _Snapshot, rows: Sequence[StoredRow]) -> list[list[str]]:
         """The columns of documents, with their continuation rows."""

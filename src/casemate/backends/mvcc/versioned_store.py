@@ -82,7 +82,7 @@ class VersionedStore(Protocol):
         backend: Plug-in name.
         where: Location for messages, without secrets.
         exact: Whether ``nearest`` misses no row, apart from float32 rounding.
-        max_hits: Largest number of rows that ``nearest`` returns.
+        max_hits: Largest number of rows that ``nearest`` returns. For more, ``MvccIndex`` reads all rows in pages.
         overfetch: Factor of rows to fetch above k, for scoring in float64.
     """
 
