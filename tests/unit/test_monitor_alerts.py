@@ -51,7 +51,7 @@ class Story:
         self.set, self.limits = set_ or watched(), limits
         self.state, self.store, self.number, self.history = CusumState(), InMemoryEventStore(), 0, []
 
-    def run(self, letters, documents=None, sources=None):
+    def run(self, letters, documents=None, sources=None, withheld=()):
         """Executes one run; returns the changes of alerts as (phase, alert)."""
         at = NOON + timedelta(hours=self.number)
         self.number += 1
@@ -66,6 +66,7 @@ class Story:
                 refused=x == "F",
                 words=3 if x == "F" else 7,
                 sources=(sources or {}).get(i, (f"https://example.org/old{i}",)) if sources is not None else (),
+                withheld=tuple(withheld) if x == "F" else (),
             )
             for i, x in enumerate(letters)
         ]
@@ -265,6 +266,17 @@ def test_an_alert_shows_the_answer_before_and_after():
     text = render_alert(opened, AlertPhase.OPENED).plain
     assert "- c0 before (2026-03-01 14:00 UTC): an answer of 7 words; context: old0" in text
     assert "- c0 now: a refusal of 3 words; context: poison, old0" in text
+
+
+@pytest.mark.parametrize("withheld", [(), ("fees.md#1", "fees.md#2")])
+def test_the_advice_names_the_guard_first_if_it_withheld_documents(withheld):
+    story = Story()
+    changes = [story.run("P" * 6) for _ in range(3)]
+    changes += [story.run("FPPPPP", documents={0: ("new.md#1", "old0")}, withheld=withheld) for _ in range(6)]
+    (opened,) = [alert for found in changes for phase, alert in found if phase is AlertPhase.OPENED]
+    assert opened.advice[0].startswith("Check the guard first" if withheld else "Check the new documents first")
+    assert any(advice.startswith("Check the new documents") for advice in opened.advice)
+    assert ("; withheld by the guard: fees.md#1, fees.md#2" in "".join(opened.changes)) is bool(withheld)
 
 
 def test_runs_do_not_change_alerts_of_other_detectors():

@@ -3,6 +3,7 @@ import json
 import math
 import time
 from collections import Counter
+from datetime import UTC, datetime
 
 import numpy as np
 import pytest
@@ -14,8 +15,9 @@ from casemate.monitor.canaries import behavior
 from casemate.monitor.canaries.behavior import BehaviorCase
 from casemate.monitor.canaries.canary import Canary
 from casemate.monitor.canaries.check import ObservedAnswer, check_answer, observe_answer
+from casemate.monitor.canaries.results import CanaryResult, CanaryStatus, result_from_event, result_to_event
 from casemate.protocols import Generator
-from casemate.types import UNKNOWN, Answer, Document, Hit, Retrieval, SimilarityStats
+from casemate.types import UNKNOWN, Action, Answer, Document, Hit, Retrieval, SimilarityStats, Verdict
 from tests.fakes import BagOfWords
 from tests.unit.test_monitor_canary import PAGE
 
@@ -290,6 +292,16 @@ def test_details_that_a_target_does_not_report_are_left_out():
     assert observe_answer(answer) == ObservedAnswer("Paris.", ("d0", "d1"), ("s0", "s1"), (1.0, 0.9))
     assert observe_answer(answer, {"sources"}) == ObservedAnswer("Paris.", (), ("s0", "s1"), ())
     assert observe_answer(answer, set()) == ObservedAnswer("Paris.")
+
+
+def test_documents_that_the_guard_withheld_are_kept_unless_it_only_observes():
+    hidden = Verdict("mirabel", True, Action.HIDE, 2.0, 1.0, ("d7", "d8"))
+    observed = Verdict("crawl_limit", False, Action.HIDE, 2.0, 1.0, ("d9",), enforced=False)
+    answer = Answer("Paris.", Retrieval((), SimilarityStats(2, 0.0, 0.1)), (hidden, hidden, observed))
+    assert observe_answer(answer).withheld == ("d7", "d8")
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    result = CanaryResult("c", "s@r", at, CanaryStatus.FAIL, withheld=("d7", "d8"))
+    assert result_from_event(result_to_event(result)) == result
 
 
 @given(st.text(max_size=60), st.text(max_size=60))

@@ -86,6 +86,12 @@ ADVICE = {
     UNREACHABLE: ("Check that the monitored system is running. Until it answers, no canary is checked.",),
     BLIND: ("Check why these questions get no answer while others do: a rate limit, a crash or a missing tenant.",),
 }
+GUARD_WITHHELD = (
+    "Check the guard first: it withheld documents from these answers. Ask the question with 'casemate ask --explain', "
+    "which gives the reason of each defense.",
+    "If these documents are harmless, calibrate on your users' questions: 'casemate calibrate --recorded'. Until then, "
+    "switch back to observe mode: 'casemate enforce --off'.",
+)
 NEW_DOCUMENTS = (
     "Check the new documents first: who added them, when, and whether their content is genuine.",
     "Remove documents of unknown origin from the index, then run the canaries again: 'casemate canary run'.",
@@ -304,15 +310,18 @@ def _merge(alert: Alert | None, finding: TrendFinding, run: RunContext, watched:
         alert_title(finding.kind, watched.name, len(canaries)),
         changes,
         tuple(dict.fromkeys(documents)),
-        (*_advice(finding.kind, bool(documents or sources), watched.external), SHOW_HISTORY),
+        (*_advice(finding, bool(documents or sources), run, watched.external), SHOW_HISTORY),
         tuple(dict.fromkeys(sources)),
     )
 
 
-def _advice(kind: str, new: bool, external: bool) -> tuple[str, ...]:
-    """What to do about an alert of a kind, and about new documents or sources in the answers."""
+def _advice(finding: TrendFinding, new: bool, run: RunContext, external: bool) -> tuple[str, ...]:
+    """What to do about a finding, and first, if the answers show them, about the guard and about new documents."""
     advice = ADVICE | EXTERNAL_ADVICE if external else ADVICE
-    return (*((NEW_SOURCES if external else NEW_DOCUMENTS) if new else ()), *advice.get(kind, advice[CHANGED]))
+    failed = (r for r in run.results if r.canary in finding.canaries and r.status is CanaryStatus.FAIL)
+    guard = GUARD_WITHHELD if any(r.withheld for r in failed) else ()
+    documents = (NEW_SOURCES if external else NEW_DOCUMENTS) if new else ()
+    return (*guard, *documents, *advice.get(finding.kind, advice[CHANGED]))
 
 
 def alert_title(kind: str, about: str, count: int) -> str:
@@ -347,7 +356,9 @@ def _before_and_after(canary: str, failed: CanaryResult, run: RunContext) -> lis
 def _form(result: CanaryResult) -> str:
     kind = "a refusal" if result.refused else "an answer"
     context = [*map(str, result.documents or result.sources)][:SHOWN_CONTEXT]
-    return f"{kind} of {result.words} words; context: {', '.join(sanitize(name) for name in context) or 'unknown'}"
+    names = ", ".join(sanitize(name) for name in context) or "unknown"
+    withheld = ", ".join(sanitize(name) for name in result.withheld[:SHOWN_CONTEXT])
+    return f"{kind} of {result.words} words; context: {names}{'; withheld by the guard: ' * bool(withheld)}{withheld}"
 
 
 def _describe_counts(canaries: Sequence[str], analysis: RunAnalysis) -> tuple[str, ...]:

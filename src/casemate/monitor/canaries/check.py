@@ -38,6 +38,9 @@ from casemate.types import Answer
 MAX_SHOWN = 60
 """Characters of an expected phrase that a message repeats."""
 
+MAX_WITHHELD = 20
+"""Ids of withheld documents that a result keeps."""
+
 
 @dataclass(frozen=True, slots=True)
 class ObservedAnswer:
@@ -49,6 +52,7 @@ class ObservedAnswer:
         sources: Their sources, in the same order; empty if the target does not report them.
         scores: Their cosine similarities, in the same order; empty if the target does not report them.
         judged_refusal: Whether a judge model takes the answer for a refusal; None: it was not asked.
+        withheld: Ids of the documents that the guard withheld from the answer, at most ``MAX_WITHHELD``.
     """
 
     text: str
@@ -56,6 +60,7 @@ class ObservedAnswer:
     sources: tuple[str, ...] = ()
     scores: tuple[float, ...] = ()
     judged_refusal: bool | None = None
+    withheld: tuple[str, ...] = ()
 
     @property
     def refused(self) -> bool:
@@ -81,6 +86,7 @@ def observe_answer(answer: Answer, tells: Collection[str] | None = None) -> Obse
         tuple(h.document.id for h in hits) if "ids" in reported else (),
         tuple(h.document.source for h in hits) if "sources" in reported else (),
         tuple(float(h.score) for h in hits) if "scores" in reported else (),
+        withheld=tuple(dict.fromkeys(i for v in answer.verdicts if v.enforced for i in v.hidden))[:MAX_WITHHELD],
     )
 
 

@@ -66,6 +66,7 @@ class CanaryResult:
         words: Length of the answer.
         text: The answer; stored only with ``privacy.log_text``.
         wording: Which wording was asked: 0 for ``query``, else a paraphrase, from 1.
+        withheld: Ids of documents that the guard withheld from the answer.
     """
 
     canary: str
@@ -82,6 +83,7 @@ class CanaryResult:
     words: int = 0
     text: str = field(default="", repr=False)
     wording: int = 0
+    withheld: tuple[str, ...] = ()
 
 
 _RESULT = TypeAdapter(CanaryResult)

@@ -218,6 +218,7 @@ def _with_answer(result: CanaryResult, answer: ObservedAnswer) -> CanaryResult:
         refused=answer.refused,
         words=answer.length,
         text=answer.text,
+        withheld=answer.withheld,
     )
 
 
