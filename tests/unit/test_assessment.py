@@ -291,7 +291,10 @@ def test_progress_is_printed_in_lines_where_there_is_no_terminal(monkeypatch, ca
         count(1)
         while "embedding" not in lines:
             lines += capsys.readouterr().err
-    assert re.match(r"embedding: 25 % after \d+ s\n", lines)
+    assert re.match(r"embedding: 1 of 4 after \d+ s\n", lines)
+    with console.bar() as progress:
+        progress.add_task("reading", total=4000, completed=1000, unit="bytes")
+        assert console._progress_line(progress.tasks[0]).startswith("reading: 25 % after ")
 
 
 def test_progress_without_a_total_is_a_count_or_only_the_time(monkeypatch, capsys):

@@ -159,7 +159,9 @@ def test_sessions_with_an_alarm_are_counted_once():
 
     sessions = [("ann", ["birch", "amber", "birch"]), ("bo", ["amber"]), ("cy", ["amber", "? hm", "birch"])]
     guarded, bare = Guarded(), OverlapTarget()
-    met = asyncio.run(replay_benign_sessions(guarded, sessions, bare))
+    done = []
+    met = asyncio.run(replay_benign_sessions(guarded, sessions, bare, progress=done.append))
+    assert sum(done) == met.sessions
     assert (met.sessions, met.questions) == (3, 7)
     assert met.alarmed.value == pytest.approx(2 / 3)
     assert met.alarms == {"a": 2, "b": 2}

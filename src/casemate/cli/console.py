@@ -84,8 +84,13 @@ class _ProgressLines(Progress):
 
 
 def _progress_line(task: Task) -> str:
-    """One line about an unfinished task; without a total, only what is known: the count so far, or just the time."""
-    done = f"{task.percentage:.0f} % " if task.total else f"{task.completed:,.0f} done " if task.completed else ""
+    """One line about an unfinished task: n of N, or a percentage of bytes; without a total, the count or the time."""
+    if task.total and task.fields.get("unit") == "bytes":
+        done = f"{task.percentage:.0f} % "
+    elif task.total:
+        done = f"{task.completed:,.0f} of {task.total:,.0f} "
+    else:
+        done = f"{task.completed:,.0f} done " if task.completed else ""
     return f"{task.description}: {done}after {task.elapsed or 0:.0f} s"
 
 

@@ -130,7 +130,7 @@ def _screening_note(gate: ScreeningGate, waiting: int) -> str:
 
 def _run(work: Ingest, plan: IngestPlan) -> IngestReport:
     with bar() as shown_bar:
-        task = shown_bar.add_task(f"embedding {len(plan.todo)} sources", total=plan.bytes or 1)
+        task = shown_bar.add_task(f"embedding {len(plan.todo)} sources", total=plan.bytes or 1, unit="bytes")
         try:
             return asyncio.run(work.run(plan, lambda size: shown_bar.advance(task, size)))
         except KeyboardInterrupt:

@@ -269,7 +269,7 @@ async def assess(
         asked = [*questions, *drafted][:PLAIN_QUESTIONS]
         with steps("asking ordinary questions (off, on)", len(asked)) as count:
             plain = await _ask_plain(app, asked, count)
-        with steps("pasting records (off, on)", None) as count:
+        with steps("pasting records (off, on)", min(RECORDS, len(chunks))) as count:
             pasted = await _paste_records(systems.targets(), chunks, rng, app.config.rag.k, count)
         label = campaign.label(rag, sorted(app.index.digests().items()))
         crawl = await _crawl(systems, store, (chunks, vectors), label, steps)

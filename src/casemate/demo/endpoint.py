@@ -386,8 +386,7 @@ async def _ask_plain(plan: EndpointPlan, target: MeteredTarget, steps: Steps) ->
                 own.append(Exchange(text, "", refused=True))
             count(1)
         left = max(2, plan.queries.plain - len(own))
-        found = await check_liveness(ON, target, plan.documents, section.seed, section.concurrency, left)
-        count(left)
+        found = await check_liveness(ON, target, plan.documents, section, left, count)
     asked = [*own, *found.exchanges]
     if not any(exchange.reply.strip() for exchange in asked):
         raise DataError(

@@ -21,7 +21,13 @@ from casemate.plugins import build
 from casemate.rag.chunking import split_document
 from casemate.redteam.campaigns.external_targets import ExternalTargets, build_external_targets
 from casemate.redteam.campaigns.extraction import ExtractionRunner
-from casemate.redteam.campaigns.liveness_checks import check_liveness, check_reachable, genre_check, refusal_check
+from casemate.redteam.campaigns.liveness_checks import (
+    QUESTIONS_BEFORE,
+    check_liveness,
+    check_reachable,
+    genre_check,
+    refusal_check,
+)
 from casemate.redteam.campaigns.membership import MembershipRunner, UnmeasurableRunner, build_attacks
 from casemate.redteam.campaigns.pipeline import RUN, Campaign, Preparation, Steps, TargetSystem
 from casemate.redteam.lab.benign import benign_questions, measure_lost_answers
@@ -139,8 +145,8 @@ class ExternalSystem(TargetSystem):
             await check_reachable(external, (), section.concurrency)
             return
         for side, target in external.targets.items():
-            with steps(f"asking {external.names[side]} about provided texts", None):
-                found = await check_liveness(side, target, self._documents, section.seed, section.concurrency)
+            with steps(f"asking {external.names[side]} about provided texts", QUESTIONS_BEFORE) as count:
+                found = await check_liveness(side, target, self._documents, section, progress=count)
             self.checks.append(found.check)
 
     async def check_after(self) -> None:
@@ -257,8 +263,8 @@ class ExternalMembershipCampaign(ExternalCampaign):
         section, rng = self.config.redteam, np.random.default_rng(self.config.redteam.seed + 1)
         source, questions = benign_questions(self.benign, split.members, BENIGN_QUESTIONS, rng)
         queries = [Query(text, f"benign-{i}", k=self.config.rag.k) for i, text in enumerate(questions)]
-        with steps("asking benign questions", None):
-            sides = [await external.targets[side].ask_all(queries, section.concurrency) for side in (OFF, ON)]
+        with steps("asking benign questions (off, on)", 2 * len(queries)) as count:
+            sides = [await external.targets[side].ask_all(queries, section.concurrency, count) for side in (OFF, ON)]
         return measure_lost_answers(source, *sides)
 
 

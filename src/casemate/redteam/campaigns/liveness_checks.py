@@ -10,7 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from casemate.config import RedteamSection
 from casemate.maths import stats
+from casemate.protocols import Progress
 from casemate.redteam.campaigns.external_targets import ExternalTargets, MeteredTarget
 from casemate.redteam.lab.datasets import Split
 from casemate.redteam.lab.experiment import Trials
@@ -74,21 +76,21 @@ async def check_liveness(
     name: str,
     target: MeteredTarget,
     documents: Sequence[Document],
-    seed: int,
-    concurrency: int,
+    section: RedteamSection,
     questions: int = QUESTIONS_BEFORE,
+    progress: Progress = lambda count: None,
 ) -> LivenessResult:
     """Asks about provided texts of the target's collection. The first answered question becomes its proof.
 
     Raises:
         BackendError: If the target fails, or refuses the first question.
     """
-    rng = np.random.default_rng(seed + 3)
+    rng = np.random.default_rng(section.seed + 3)
     about = [documents[int(i)] for i in rng.integers(len(documents), size=questions)]
     queries = [Query(_question(document, rng), "benign") for document in about]
-    first = await target.ask_all(queries[:1], 1)
+    first = await target.ask_all(queries[:1], 1, progress)
     target.proof = queries[0]
-    answers = first + await target.ask_all(queries[1:], concurrency)
+    answers = first + await target.ask_all(queries[1:], section.concurrency, progress)
     exchanges = [
         Exchange(q.text, answer.text if answer else "", refused=answer is None)
         for q, answer in zip(queries, answers, strict=True)

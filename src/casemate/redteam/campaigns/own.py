@@ -228,7 +228,7 @@ class OwnMembershipCampaign(OwnCampaign):
         store = self.open_store(resources)
         index: Index = resources.enter_context(closing(SqliteIndex(directory / INDEX)))
         rag = self.bare_system(index, store)
-        with steps("copying the index without the non-members", None) as count:
+        with steps("copying the index without the non-members", self.app.index.moments(self.tenant).n) as count:
             datasets.copy_without_nonmembers(self.app.index, index, split, self.tenant, count)
         systems = TargetFactory(self.config, self.config.folder, rag, await self._calibrate(rag, steps))
         indexed = datasets.indexed_sources(index, {d.source for d in split.members}, self.tenant)
@@ -373,8 +373,8 @@ class OwnExtractionCampaign(OwnCampaign):
         sessions = [
             (f"benign-{i}", [questions[j] for j in rng.permutation(len(questions))[:length]]) for i in range(SESSIONS)
         ]
-        with steps("replaying benign sessions", None):
-            return await replay_benign_sessions(systems.guard(), sessions, systems.rag, plan)
+        with steps("replaying benign sessions", SESSIONS) as count:
+            return await replay_benign_sessions(systems.guard(), sessions, systems.rag, plan, count)
 
 
 def _usable_label(store: CampaignStore, label: str) -> tuple[str, Callable[[], object]]:

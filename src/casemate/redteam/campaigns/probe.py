@@ -229,7 +229,7 @@ class OwnProbeCampaign(OwnCampaign):
         store = self.open_store(resources)
         index: Index = resources.enter_context(closing(SqliteIndex(directory / INDEX)))
         rag = self.bare_system(index, store)
-        with steps("copying the index", None) as count:
+        with steps("copying the index", self.app.index.moments(self.tenant).n) as count:
             datasets.copy_without_nonmembers(self.app.index, index, Split((), (), {}, 0, ""), self.tenant, count)
         screen, finder = await asyncio.to_thread(self.fit_screen, index), section.probe.personal_data
         runner = ProbeRunner(

@@ -103,6 +103,7 @@ async def replay_benign_sessions(
     sessions: Iterable[tuple[str, Sequence[str]]],
     bare: Target | None = None,
     plan: CrawlPlan = PLAN,
+    progress: Progress = lambda count: None,
 ) -> BenignReplay:
     """Replays benign sessions one after another and counts those that raise an alarm.
 
@@ -112,6 +113,7 @@ async def replay_benign_sessions(
         bare: The system without its guard, to count changed answers. Its generator must answer the same prompt the
             same, as a `CachedGenerator` does.
         plan: Provides k, tenant and waits.
+        progress: Called with 1 for each session.
 
     Raises:
         BackendError: If a target fails.
@@ -129,6 +131,7 @@ async def replay_benign_sessions(
         raised = {alarm for e in guarded.exchanges for alarm in e.alarms}
         alarms.update(raised)
         alarmed.append(bool(raised))
+        progress(1)
     return BenignReplay(
         sessions=len(alarmed),
         questions=len(exchanges),
