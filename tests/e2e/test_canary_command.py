@@ -64,6 +64,7 @@ def test_a_poisoned_page_alerts_and_its_removal_recovers(place):
     assert run("index")[0] == 0
     code, found = run("canary", "run", "--json")
     assert (code, found["status"], found["failed"], found["alarmed"]) == (1, "fail", ["fee"], ["fee"])
+    assert found["baseline"] == {"asked": 40, "failed": 0}
     assert [d["kind"] for r in found["results"] if r["canary"] == "fee" for d in r["deviations"]] == ["missing_phrase"]
     assert "text" not in found["results"][0]  # privacy.log_text is off
     code, alerts = run("canary", "alerts", "--json")
@@ -82,7 +83,8 @@ def test_a_poisoned_page_alerts_and_its_removal_recovers(place):
         "by ann",
     ):
         assert part in said
-    assert "still alarmed: fee" in run("canary", "run")[1]
+    said = run("canary", "run")[1]
+    assert "still alarmed: fee" in said and "baseline: 0 % of the answers failed (0 of 40;" in said
     code, trend = run("canary", "trend", "--json")
     assert code == 1
     assert {c["canary"]: c["recent"] for c in trend["canaries"]} == {"fee": "PFF", "beds": "PPP"}

@@ -41,7 +41,6 @@ from casemate.monitor.trends.trend import CanarySummary, Trend
 from casemate.monitor.trends.trend_page import draw_trend, render_trend
 from casemate.reports.format import number, sample_rate
 from casemate.runtime.files import write_atomically
-from casemate.system import App
 from casemate.types import DEFAULT_TENANT
 
 canary = typer.Typer(help="Ask questions with known answers, and alert when the answers change.", no_args_is_help=True)
@@ -84,7 +83,7 @@ def run_command(config: ConfigFile = None, tenant: Tenant = DEFAULT_TENANT, as_j
             analysis = asyncio.run(monitor.run(on_result=on_result))
         status = CanaryRun(analysis.run, tuple(results.values())).status
         if as_json:
-            print_json(_run_json(monitor.app, analysis, results, status))
+            print_json(_run_json(monitor, analysis, results, status))
         else:
             _show_run(monitor, analysis, results, status)
     raise typer.Exit(EXIT_CODES[status])
@@ -165,10 +164,10 @@ def schema_command() -> None:
 
 
 def _run_json(
-    app: App, analysis: RunAnalysis, results: dict[str, CanaryResult], status: CanaryStatus
+    monitor: CanaryMonitor, analysis: RunAnalysis, results: dict[str, CanaryResult], status: CanaryStatus
 ) -> dict[str, Any]:
     rows = [asdict(r) for r in results.values()]
-    for row in rows if not app.config.privacy.log_text else ():
+    for row in rows if not monitor.app.config.privacy.log_text else ():
         del row["text"]
     return {
         "run": analysis.run,
@@ -176,6 +175,7 @@ def _run_json(
         "failed": analysis.failed,
         "errors": analysis.errors,
         "p_value": analysis.p_value,
+        "baseline": dict(zip(("asked", "failed"), _baseline_counts(monitor.watched_set()), strict=True)),
         "alarmed": analysis.alarmed,
         "recovered": analysis.recovered,
         "results": rows,
@@ -206,9 +206,14 @@ def _show_run(
             out.print(shown(f"{what}: {', '.join(ids)}"), soft_wrap=True)
 
 
+def _baseline_counts(watched: WatchedSet) -> tuple[int, int]:
+    """Answers with a verdict in the baseline, and failed ones."""
+    return sum(c.flakes.asked for c in watched.canaries), sum(c.flakes.failed for c in watched.canaries)
+
+
 def _comparison(watched: WatchedSet, analysis: RunAnalysis) -> str:
     """What the failures of a run are compared with, and how probable as many are by chance."""
-    asked, failed = (sum(counts) for counts in zip(*(c.flakes[:2] for c in watched.canaries), strict=True))
+    asked, failed = _baseline_counts(watched)
     if not asked:
         return "no baseline yet, so it is unknown how many failures are normal; run 'casemate canary baseline'"
     share, about = sample_rate(failed, asked)
