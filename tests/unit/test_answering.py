@@ -1,6 +1,7 @@
 """Features of sentences and the models fitted on them."""
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -11,7 +12,9 @@ from casemate.text.answering import (
     BY_VECTORS,
     BY_WORDS,
     FEATURES,
+    NUMBER_WORDS,
     SUPPORT_FEATURES,
+    TYPES,
     WORD_FEATURES,
     Passage,
     Question,
@@ -151,3 +154,26 @@ def test_features_are_finite_for_any_text(question, passages):
     if count:
         assert support_features(table, 0).shape == (len(SUPPORT_FEATURES),)
         assert 0 < BY_VECTORS.probability(table, 0) < 1
+
+
+COUNTS = "|".join(sorted({*NUMBER_WORDS, "one", "half", "third", "quarter", "dozen", "once", "twice", "hundred"}))
+MONTHS = "January|February|March|April|May|June|July|August|September|October|November|December"
+DAYS = "Monday|Tuesday|Wednesday|Thursday|Friday|Saturday|Sunday"
+PLAIN_PATTERNS = {
+    "lacks_person": re.compile(r"(?<=[^.!?:]\s)[A-Z][\w’'-]+|\b[A-Z][\w’'-]+ [A-Z][\w’'-]+"),
+    "lacks_date": re.compile(
+        rf"\b1\d{{3}}|\b20\d\d|\b(?:{MONTHS}|{DAYS})\b|\b\d{{1,2}}[:.]\d\d\b|centur|\bworking day"
+    ),
+    "lacks_duration": re.compile(
+        rf"\b(?:\d+|{COUNTS}|several|few)[ -](?:\w+ )?(?:second|minute|hour|day|night|week|month|year)"
+    ),
+}
+PIECES = st.sampled_from("A Ada-B Ön Mayor May _May 1987 201 9:30 Twenty-two dozen half days few . ! : - ’ _".split())
+
+
+@given(st.lists(st.one_of(PIECES, st.just(" "), TEXT), max_size=16).map("".join))
+def test_types_of_answers_are_found_as_by_the_plain_patterns(text):
+    """Patterns that begin with a set of characters are faster, and find the same."""
+    for kind in TYPES:
+        plain = PLAIN_PATTERNS.get(kind.feature, kind.contained)
+        assert [m.span() for m in kind.contained.finditer(text)] == [m.span() for m in plain.finditer(text)]

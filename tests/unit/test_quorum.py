@@ -6,13 +6,15 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from casemate.errors import BackendError, ConfigError
 from casemate.guard.defenses.quorum import Quorum, ReleasedDocument
 from casemate.guard.defenses.quorum.isolated import ASK, IsolatedAnswers
 from casemate.guard.defenses.quorum.keywords import (
+    FUNCTION_WORDS,
+    TOKEN,
     AskedQuestion,
     Lead,
     Pair,
@@ -20,13 +22,14 @@ from casemate.guard.defenses.quorum.keywords import (
     Word,
     best_sentences,
     lemma,
+    read_text,
     statements,
 )
 from casemate.guard.defenses.quorum.release import Release, Thresholds, compose
 from casemate.guard.units import group_units
 from casemate.protocols import Generator
 from casemate.rag.pipeline import join_stream
-from casemate.text.tokens import content_words
+from casemate.text.tokens import content_words, stem
 from casemate.types import UNKNOWN, Document, Hit, Prompt, Query, Retrieval, Secret, SimilarityStats
 from tests.fakes import Memory, Parrot
 from tests.unit.toy_models import Toy
@@ -418,6 +421,107 @@ def test_stems_that_lack_capitalized_function_words_would_be_noticed(monkeypatch
     monkeypatch.setattr(Sentence, "stems", property(lambda sentence: content_words(sentence.text)))
     with pytest.raises(AssertionError):
         stems_are_those_of_tokens("He saw The Who.", "Who saw it?")
+
+
+# Against the definitions, as slowly as they read
+
+
+def naive_tokens(text):
+    """Words, names and numbers: lemma, as written, function words before, whether punctuation is before, named."""
+    tokens, before, run, starts, breaks, end = [], [], [], False, False, 0
+    for position, match in enumerate(TOKEN.finditer(text)):
+        written, between, end = match[0], text[end : match.start()], match.end()
+        function = written.lower() in FUNCTION_WORDS
+        capital = written[0].isupper() and not (position == 0 and function)
+        if run and capital and between == " ":
+            run.append(written)
+            continue
+        if run:
+            tokens.append((run, before, breaks, starts))
+            run, before, breaks = [], [], False
+        breaks = breaks or bool(between.strip(" '\"“”‘’"))
+        if capital:
+            run, starts = [written], position == 0
+        elif function:
+            before.append(written.lower())
+        else:
+            tokens.append(([written], before, breaks, True))
+            before, breaks = [], False
+    tokens += [(run, before, breaks, starts)] * bool(run)
+    return [
+        (
+            " ".join([*(w.lower() for w in run[:-1]), lemma(run[-1])]),
+            " ".join(run),
+            " ".join(before),
+            breaks,
+            frozenset(stem(w.lower()) for w in run),
+            not starts or len(run) > 1 or run[0][0].isdigit() or any(c.isupper() for c in run[0][1:]),
+        )
+        for run, before, breaks, starts in tokens
+    ]
+
+
+def naive_keywords(question, chosen, most):
+    ranked = {}
+    for row, sentence in enumerate(chosen):
+        expected = question.expects(sentence.text)
+        anchors = [i for i, t in enumerate(sentence.tokens) if question.repeats(t)]
+        for i, token in enumerate(sentence.tokens):
+            if not question.repeats(token) and not question.contains(token.lemma):
+                near = max((1.0 / abs(i - a) for a in anchors), default=0.0)
+                typed = not expected.isdisjoint(w.lower() for w in token.written.split())
+                key = (-(3.0 * typed + 1.0 * token.named + near), row, i)
+                ranked[token.lemma] = min(key, ranked.get(token.lemma, key))
+    return sorted(ranked, key=lambda name: ranked[name])[:most]
+
+
+def naive_certificate(release):
+    """Units until a further word is released, and until anything changes."""
+    distances = {}
+    for item, count in release.support.items():
+        levels = {n: (n // release.thresholds.of(item)).bit_length() for n in range(1, 3 * count + 90)}
+        distances[item] = min(abs(n - count) for n, level in levels.items() if level != levels[count])
+    added = [
+        release.thresholds.of(i) - n
+        for i, n in release.support.items()
+        if isinstance(i, Word) and i not in release.levels
+    ]
+    return tuple(min([*found, release.thresholds.support]) for found in (added, distances.values()))
+
+
+HOSTILE_TEXTS = st.one_of(
+    st.text("aAbBsSeE 01.,'’-_*|`#>\n!?:%ΣςσİıK—", max_size=60),
+    st.lists(
+        st.sampled_from(
+            "The no New York bri*dge* Bridges opened 1,932 2.5% B12 it's ΟΔΟΣ İs Who | > in_May May.".split()
+        ),
+        max_size=20,
+    ).map(" ".join),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@example("The bri*dge* opened.", "Which bridge opened?", 2, 2)
+@given(HOSTILE_TEXTS, HOSTILE_TEXTS, st.integers(1, 4), st.integers(1, 40))
+def test_statements_and_certificates_are_those_of_the_definitions(text, asked, m, jitter):
+    question, read = AskedQuestion.of(asked), read_text(text)
+    for sentence in read:
+        assert [tuple(token) for token in sentence.tokens] == naive_tokens(sentence.text)
+    said = statements(question, read, 5)
+    assert {item.lemma for item in said if isinstance(item, Word)} == set(naive_keywords(question, read, 5))
+    stems = frozenset().union(*(sentence.stems for sentence in read))
+    assert question.stems & stems <= question.possible_stems(text)
+    units = [said, said, statements(question, read[:1], 3), statements(question, read[-1:], 2)]
+    release = Release.of(units, Thresholds(m, jitter, "secret"))
+    found = release.certificate(())
+    assert (found["added"], found["altered"]) == naive_certificate(release)
+
+
+def test_a_unit_that_might_contain_the_questions_words_is_read(monkeypatch):
+    """Letters of the question inside other words do not make a unit speak."""
+    assert best_sentences(AskedQuestion.of("Art in car parks?"), "The party carried sparklers.", "", 2) == ()
+    monkeypatch.setattr(AskedQuestion, "possible_stems", lambda question, text: frozenset())
+    assert best_sentences(AskedQuestion.of(QUESTION), BRIDGE[0], "", 2) == ()  # by this bound alone
 
 
 def test_names_and_numbers_stay_whole_and_negations_count():

@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -72,14 +73,22 @@ class _AnswerType(NamedTuple):
     feature: str
 
 
-_COUNT = "|".join(sorted({*NUMBER_WORDS, "one", "half", "third", "quarter", "dozen", "once", "twice", "hundred"}))
+def _any_of(names: Iterable[str]) -> str:
+    """A pattern of words, by their first letter: faster than one alternative for each word."""
+    groups = groupby(sorted(names), lambda word: word[0])
+    return "|".join(f"{first}(?:{'|'.join(word[1:] for word in group)})" for first, group in groups)
+
+
+_COUNT = _any_of({*NUMBER_WORDS, "one", "half", "third", "quarter", "dozen", "once", "twice", "hundred"})
 _MONTHS = "January|February|March|April|May|June|July|August|September|October|November|December"
 _DAYS = "Monday|Tuesday|Wednesday|Thursday|Friday|Saturday|Sunday"
-_DATE = re.compile(rf"\b1\d{{3}}|\b20\d\d|\b(?:{_MONTHS}|{_DAYS})\b|\b\d{{1,2}}[:.]\d\d\b|centur|\bworking day")
+_DATE = re.compile(
+    rf"(?=[\dA-Zcw])(?:\b1\d{{3}}|\b20\d\d|\b(?:{_MONTHS}|{_DAYS})\b|\b\d{{1,2}}[:.]\d\d\b|centur|\bworking day)"
+)
 _NUMBER = re.compile(rf"{NUMBER.pattern}|\b(?:{_COUNT}|free)\b", re.I)
 _DOSE = re.compile(r"\d\s*(?:mg|g|kg|ml|µg|mcg|micrograms?|units?|IU|tablets?|drops|puffs?|%|mmol)\b", re.I)
 _DURATION = re.compile(rf"\b(?:\d+|{_COUNT}|several|few)[ -](?:\w+ )?(?:second|minute|hour|day|night|week|month|year)")
-_NAME = re.compile(r"(?<=[^.!?:]\s)[A-Z][\w’'-]+|\b[A-Z][\w’'-]+ [A-Z][\w’'-]+")
+_NAME = re.compile(r"[A-Z](?:(?<=[^.!?:]\s[A-Z])[\w’'-]+|(?<!\w[A-Z])[\w’'-]+ [A-Z][\w’'-]+)")
 _PLACE = re.compile(r"\b(?:in|at|on|near|from|to|into|beside|behind) (?:the )?(?:[A-Z]\w+|\w+ (?:of|room|floor|hall))")
 TYPES = tuple(
     _AnswerType(re.compile(asked, re.I), contained, feature)

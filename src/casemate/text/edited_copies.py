@@ -8,9 +8,8 @@ distinct documents that are merged.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
-from typing import NamedTuple
-from zlib import crc32
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -24,44 +23,39 @@ which 22 % of the words were dropped, each at random, have .78 in common."""
 MIN_WORDS = 12
 """Distinct words below which two texts are copies only if their words are equal: short texts share words by chance."""
 CACHED_TEXTS = 4096
-
-
 _BITS = 2048
 _BLOCK = 256
 """Texts whose pairs with all others are held at once."""
 
 
-class TextWords(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class TextWords:
     """The words of a text.
 
     Attributes:
         stems: Stems of its content words.
-        numbers: Those with a digit.
-        bits: A bit for each stem, at a position by its hash: rejects most pairs of texts in one operation.
     """
 
     stems: frozenset[str]
-    numbers: frozenset[str]
-    bits: int
+
+    @cached_property
+    def numbers(self) -> frozenset[str]:
+        """Stems with a digit."""
+        return frozenset(stem for stem in self.stems if any(map(str.isdigit, stem)))
+
+    @cached_property
+    def bits(self) -> int:
+        """A bit for each stem, at a position by its hash: rejects most pairs of texts in one operation."""
+        bits = 0
+        for stem in self.stems:
+            bits |= 1 << hash(stem) % _BITS
+        return bits
 
 
 @lru_cache(maxsize=CACHED_TEXTS)
 def text_words(text: str) -> TextWords:
     """Returns the words of a text. Cached."""
-    stems = content_words(text)
-    bits, numbers = 0, []
-    for word in stems:
-        position, is_number = _described(word)
-        bits |= 1 << position
-        if is_number:
-            numbers.append(word)
-    return TextWords(stems, frozenset(numbers), bits)
-
-
-@lru_cache(maxsize=1 << 16)
-def _described(word: str) -> tuple[int, bool]:
-    """The position of a stem's bit, and whether it contains a digit. Cached."""
-    return crc32(word.encode("utf-8", "surrogatepass")) % _BITS, any(map(str.isdigit, word))
+    return TextWords(content_words(text))
 
 
 def is_edited_copy(first: TextWords, second: TextWords, *, numbers: bool = False) -> bool:
@@ -116,9 +110,10 @@ def copy_groups(texts: Sequence[str]) -> list[int]:
 
 def _possible_copies(words: Sequence[TextWords]) -> Iterator[tuple[int, int]]:
     """All pairs of texts with enough common bits to be copies, and others; found by matrix products of blocks."""
-    packed = b"".join(text.bits.to_bytes(_BITS // 8, "little") for text in words)
-    bits = np.unpackbits(np.frombuffer(packed, np.uint8).reshape(len(words), _BITS // 8), axis=1).astype(np.float32)
-    sizes = np.array([len(text.stems) for text in words], np.float32)
+    sizes = np.array([len(text.stems) for text in words], np.int64)
+    hashes = np.array([hash(stem) for text in words for stem in text.stems], np.int64)
+    bits = np.zeros((len(words), _BITS), np.float32)
+    bits[np.repeat(np.arange(len(words)), sizes), hashes % _BITS] = 1
     collisions = sizes - bits.sum(axis=1)
     for start in range(0, len(words), _BLOCK):
         rows = slice(start, start + _BLOCK)

@@ -8,8 +8,11 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import TypeVar
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
 
 STOP_WORDS = frozenset(
     """a about above after again all also am an and any are as at be because been before being below between both but
@@ -57,8 +60,26 @@ def content_words(text: str) -> frozenset[str]:
     return frozenset(map(stem, set(words(text)) - STOP_WORDS))
 
 
-@lru_cache(maxsize=1 << 16)
-def stem(word: str) -> str:
+class Table(dict[K, V]):
+    """Values of a function, kept. It is emptied when it is full. Unlike in ``lru_cache``, a look-up writes nothing.
+
+    Args:
+        function: Computes a value.
+        size: Largest number of values.
+    """
+
+    def __init__(self, function: Callable[[K], V], size: int = 1 << 16) -> None:
+        super().__init__()
+        self.function, self.size = function, size
+
+    def __missing__(self, key: K) -> V:
+        if len(self) >= self.size:
+            self.clear()
+        self[key] = found = self.function(key)
+        return found
+
+
+def _stem(word: str) -> str:
     """Removes plural and verb endings (light stemming). The stem need not be a word; compare stems only with stems.
 
     >>> [stem(w) for w in ("tests", "tested", "testing", "policies", "glass")]
@@ -69,6 +90,9 @@ def stem(word: str) -> str:
             return word[: -len(ending)]
     return word
 
+
+stem = Table(_stem).__getitem__
+"""The stem of a word, see ``_stem``. Kept: texts share most words."""
 
 NUMBER = re.compile(r"(?<![^\W_])(?<![A-Za-z]-)(?<!\d[.,])\d+(?:[.,]\d+)*")
 """A number in digits, with separators; not a number inside a code such as "B12" or "COVID-19"."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import islice
@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from casemate.text.answering import TYPES, Question
 from casemate.text.sentences import sentences
-from casemate.text.tokens import STOP_WORDS, stem
+from casemate.text.tokens import STOP_WORDS, Table, stem
 from casemate.types import Document
 
 NEGATIONS = frozenset("no not never none neither nor without cannot".split())
@@ -19,7 +19,9 @@ FUNCTION_WORDS = STOP_WORDS - NEGATIONS
 """Words that carry no content. A negation does: it must be released like any other word."""
 TOKEN = re.compile(r"\d+(?:[.,]\d+)*%?(?![^\W_])|[^\W_]+(?:['’.-][^\W_]+)*")
 """A number with separators and percent sign, or a word."""
+_PARTS = re.compile(f"({TOKEN.pattern})")
 MARKUP = re.compile(r"^[\s#>*+•|-]+|[*_`|]+")
+_MARKS = re.compile(r"[*_`|]+")
 MIN_COVERAGE = 0.5
 """Share of the question's words that a unit must contain to be heard. Below, it abstains. With a smaller share, more
 questions are answered, and more answers depend on a single unit."""
@@ -107,15 +109,14 @@ class Sentence:
     @cached_property
     def stems(self) -> frozenset[str]:
         """Stems of the words of its tokens."""
-        first, *others = TOKEN.findall(self.text) or [""]
-        lower = {word.lower() for word in others if word[0].isupper()}
-        lower |= {first.lower(), *map(str.lower, others)} - FUNCTION_WORDS
-        return frozenset(map(stem, lower - {""}))
+        written = TOKEN.findall(self.text)
+        written[:1] = map(str.lower, written[:1])
+        return frozenset(map(_STEMS.__getitem__, written)) - {""}
 
     @cached_property
     def tokens(self) -> tuple[Token, ...]:
         """Its content words. Capitalized words that follow each other are one token."""
-        return tuple(_tokens(self.text))
+        return tuple(_tokens(_PARTS.split(self.text)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +153,14 @@ class AskedQuestion:
         found, most = (len(x) + (NAME_WEIGHT - 1) * len(x & self.names) for x in (stems & self.stems, self.stems))
         return found / most if most else 0.0
 
+    def possible_stems(self, text: str) -> frozenset[str]:
+        """Returns its stems that a word of a text may have, without reading the words: those that occur in its letters.
+
+        A stem is the beginning of its word in lower case. Case folding maps all lower-case forms of a letter to one.
+        """
+        folded = _MARKS.sub("", text).casefold()
+        return frozenset([name for name in self.stems if name.casefold() in folded])
+
     def has_names(self, stems: frozenset[str]) -> bool:
         """Whether at least half of its names and numbers are among some stems, if it has any."""
         return 2 * len(stems & self.names) >= len(self.names)
@@ -160,9 +169,13 @@ class AskedQuestion:
         """Whether a token consists of words of the question."""
         return token.stems <= self.stems
 
+    def asks(self, token: Token) -> bool:
+        """Whether a token is no keyword of an answer: its words, or those of its lemma, are in the question."""
+        return token.stems <= self.stems or self.contains(token.lemma)
+
     def contains(self, name: str) -> bool:
         """Whether a lemma consists of words of the question, in any inflection."""
-        return name in self.lemmas or all(stem(word) in self.stems for word in name.split())
+        return name in self.lemmas or self.stems.issuperset(map(stem, name.split()))
 
     def expects(self, text: str) -> frozenset[str]:
         """The lower-case words of a text that match the expected type of answer, and are not in the question."""
@@ -194,52 +207,83 @@ def lemma(word: str) -> str:
 @lru_cache(maxsize=CACHED_TEXTS)
 def read_text(text: str, questions: bool = False) -> tuple[Sentence, ...]:
     """Splits a text into sentences of content words; without questions, unless ``questions``. Cached."""
-    plain = (" ".join(MARKUP.sub("", s).split()) for s in sentences(text))
+    marked = _MARKS.search(text) is not None
+    bare = (MARKUP.sub("", s) if marked or not s[0].isalnum() else s for s in sentences(text))
+    plain = (" ".join(s.split()) for s in bare)
     found = (Sentence(s) for s in plain if questions or not s.endswith("?"))
     return tuple(islice((s for s in found if s.stems), MAX_SENTENCES))
 
 
-def _tokens(text: str) -> list[Token]:
+class _Word(NamedTuple):
+    """A word or number as written, with what depends on it alone.
+
+    Attributes:
+        written: As written.
+        lower: In lower case.
+        lemma: See ``lemma``.
+        stems: Its stem alone.
+        capital: Whether it begins with a capital.
+        function: Whether it is a function word.
+        named: Whether it is a number, or has a capital after the first character.
+    """
+
+    written: str
+    lower: str
+    lemma: str
+    stems: frozenset[str]
+    capital: bool
+    function: bool
+    named: bool
+
+
+def _word(written: str) -> _Word:
+    lower = written.lower()
+    stems, function = frozenset((stem(lower),)), lower in FUNCTION_WORDS
+    named = written[0].isdigit() or any(c.isupper() for c in written[1:])
+    return _Word(written, lower, lemma(written), stems, written[0].isupper(), function, named)
+
+
+def _counted_stem(written: str) -> str:
+    """The stem of a word; nothing for a function word without a capital."""
+    return "" if written.lower() in FUNCTION_WORDS and not written[0].isupper() else stem(written.lower())
+
+
+_WORDS, _STEMS = Table(_word), Table(_counted_stem)
+
+
+def _tokens(parts: Sequence[str]) -> list[Token]:
     tokens: list[Token] = []
     before: list[str] = []
-    run: list[str] = []  # words of the present name
-    breaks, end, run_starts = False, 0, False
-    for position, match in enumerate(TOKEN.finditer(text)):
-        written, between = match[0], text[end : match.start()]
-        end = match.end()
-        capital = written[0].isupper() and not (position == 0 and written.lower() in FUNCTION_WORDS)
+    run: list[_Word] = []  # words of the present name
+    breaks, run_starts = False, True
+    for position, (between, word) in enumerate(zip(parts[::2], map(_WORDS.__getitem__, parts[1::2]), strict=False)):
+        capital = word.capital and (position > 0 or not word.function)
         if run and capital and between == " ":
-            run.append(written)
+            run.append(word)
             continue
         if run:
             tokens.append(_token(run, before, breaks, run_starts))
             run, before, breaks = [], [], False
-        breaks = breaks or bool(between.strip(" '\"“”‘’"))
+        breaks = breaks or (between != " " and bool(between.strip(" '\"“”‘’")))
         if capital:
-            run, run_starts = [written], position == 0
-        elif written.lower() in FUNCTION_WORDS:
-            before.append(written.lower())
+            run, run_starts = [word], position == 0
+        elif word.function:
+            before.append(word.lower)
         else:
-            tokens.append(_token([written], before, breaks, True))
+            tokens.append(_token([word], before, breaks, True))
             before, breaks = [], False
     if run:
         tokens.append(_token(run, before, breaks, run_starts))
     return tokens
 
 
-def _token(run: Sequence[str], before: Sequence[str], breaks: bool, starts: bool) -> Token:
-    words = [_word(written) for written in run]
-    name = " ".join([*(written.lower() for written in run[:-1]), words[-1].lemma])
-    stems = words[0].stems if len(run) == 1 else frozenset().union(*(word.stems for word in words))
-    named = not starts or len(run) > 1 or words[0].named
-    return Token(name, " ".join(run), " ".join(before), breaks, stems, named)
-
-
-@lru_cache(maxsize=1 << 16)
-def _word(written: str) -> Token:
-    """A word as a token of its own, at the start of a sentence. Cached: texts share most words."""
-    named = written[0].isdigit() or any(c.isupper() for c in written[1:])
-    return Token(lemma(written), written, "", False, frozenset((stem(written.lower()),)), named)
+def _token(run: Sequence[_Word], before: Sequence[str], breaks: bool, starts: bool) -> Token:
+    function_words, last = " ".join(before), run[-1]
+    if len(run) == 1:
+        return Token(last.lemma, last.written, function_words, breaks, last.stems, not starts or last.named)
+    name = " ".join([*[word.lower for word in run[:-1]], last.lemma])
+    written = " ".join([word.written for word in run])
+    return Token(name, written, function_words, breaks, frozenset().union(*[word.stems for word in run]), True)
 
 
 def best_sentences(question: AskedQuestion, text: str, title: str, most: int) -> tuple[Sentence, ...]:
@@ -248,8 +292,9 @@ def best_sentences(question: AskedQuestion, text: str, title: str, most: int) ->
     A sentence scores by the share of the question's words that it contains, half of what its neighbors add, and
     whether it contains the expected type of answer. Depends on this unit and the question alone.
     """
-    found = read_text(text)
-    heading = _heading(title)
+    if question.coverage(question.possible_stems(f"{title}\n{text}")) < MIN_COVERAGE:
+        return ()
+    found, heading = read_text(text), _heading(title)
     if not found or question.coverage(heading.union(*(s.stems for s in found))) < MIN_COVERAGE:
         return ()
     ranked = _ranked(question, found, heading)
@@ -278,7 +323,8 @@ def _heading(title: str) -> frozenset[str]:
 
 def _ranked(question: AskedQuestion, found: Sequence[Sentence], heading: frozenset[str]) -> list[tuple[float, int]]:
     """Worth and position of each sentence, the best first. It is not positive if the sentence says nothing new."""
-    covered = [(s.stems | heading) & question.stems for s in found]
+    titled = heading & question.stems
+    covered = [(s.stems & question.stems) | titled for s in found]
     rows = []
     for i, sentence in enumerate(found):
         near = frozenset().union(*covered[max(0, i - 1) : i + 2])
@@ -303,26 +349,25 @@ def statements(question: AskedQuestion, chosen: Sequence[Sentence], most: int) -
         chosen: The sentences that speak for the unit.
         most: L.
     """
-    ranked: dict[str, tuple[float, int, int]] = {}
-    for row, sentence in enumerate(chosen):
+    ranked: list[tuple[float, int, int, str]] = []
+    read = [[(token, question.asks(token)) for token in sentence.tokens] for sentence in chosen]
+    for row, (sentence, tokens) in enumerate(zip(chosen, read, strict=True)):
         expected = question.expects(sentence.text)
-        anchors = [i for i, t in enumerate(sentence.tokens) if question.repeats(t)]
-        for i, token in enumerate(sentence.tokens):
-            if question.repeats(token) or question.contains(token.lemma):
-                continue
-            near = max((1.0 / abs(i - a) for a in anchors), default=0.0)
-            typed = not expected.isdisjoint(w.lower() for w in token.written.split())
-            key = (-(3.0 * typed + 1.0 * token.named + near), row, i)
-            ranked[token.lemma] = min(key, ranked.get(token.lemma, key))
-    kept = sorted(ranked, key=lambda name: ranked[name])[:most]
-    return frozenset(_items(question, chosen, frozenset(kept))).union(map(Lead, kept[:LEADS]))
+        anchors = [i for i, (token, asked) in enumerate(tokens) if asked and question.repeats(token)]
+        for i, (token, asked) in enumerate(tokens):
+            if not asked:
+                typed = bool(expected) and not expected.isdisjoint(token.written.lower().split())
+                near = 1.0 / min([abs(i - a) for a in anchors]) if anchors else 0.0
+                ranked.append((-(3.0 * typed + 1.0 * token.named + near), row, i, token.lemma))
+    kept = list(dict.fromkeys(name for *_, name in sorted(ranked)))[:most]
+    return frozenset(_items(read, frozenset(kept))).union(map(Lead, kept[:LEADS]))
 
 
-def _items(question: AskedQuestion, chosen: Sequence[Sentence], kept: frozenset[str]) -> Iterable[Item]:
-    for sentence in chosen:
+def _items(read: Sequence[Sequence[tuple[Token, bool]]], kept: frozenset[str]) -> Iterator[Item]:
+    """The statements from sentences; with each token, whether it is of the question."""
+    for tokens in read:
         previous: Token | None = None
-        for token in sentence.tokens:
-            asked = question.repeats(token) or question.contains(token.lemma)
+        for token, asked in tokens:
             if token.lemma not in kept and not asked:
                 previous = None
                 continue

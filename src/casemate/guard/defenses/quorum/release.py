@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hmac
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from casemate.guard.defenses.quorum.keywords import AskedQuestion, Form, Gap, Item, Lead, Pair, Word
@@ -89,19 +89,36 @@ class Release:
         """
         lost = [self.support[w] - self.thresholds.of(w) + 1 for w in map(Word, words) if w in self.levels]
         kept = [item for item in self.support if isinstance(item, Word) and item not in self.levels]
-        added = [self.thresholds.of(item) - self.support[item] for item in kept]
-        unseen = self.thresholds.support
-        altered = min([*map(self._distance, self.support), unseen])
-        return {"lost": min(lost, default=0), "added": min([*added, unseen]), "altered": altered}
+        added = self._least(kept, lambda count, bound: bound - count)
+        return {"lost": min(lost, default=0), "added": added, "altered": self._least(self.support, _distance)}
 
-    def _distance(self, item: Item) -> int:
-        """Units that must be added or removed to change the level of a statement."""
-        count, bound = self.support[item], self.thresholds.of(item)
-        if count < bound:
-            return bound - count
-        while 2 * bound <= count:
-            bound *= 2
-        return min(count - bound + 1, 2 * bound - count)
+    def _least(self, items: Iterable[Item], distance: Callable[[int, int], int]) -> int:
+        """The least distance of the support of some statements, or of an unseen one, to a change.
+
+        Statements that cannot be nearer than what was found are not hashed.
+        """
+        unseen, jitter = self.thresholds.support, self.thresholds.jitter
+        by_count: dict[int, list[Item]] = {}
+        for item in items:
+            by_count.setdefault(self.support[item], []).append(item)
+        possible = {n: range(unseen, max(unseen, min(unseen + jitter - 1, n + 1)) + 1) for n in by_count}
+        bounds = {n: min(distance(n, bound) for bound in possible[n]) for n in by_count}
+        least = unseen
+        for count in sorted(by_count, key=lambda n: bounds[n]):
+            for item in by_count[count]:
+                if bounds[count] >= least:
+                    return least
+                least = min(least, distance(count, self.thresholds.of(item)))
+        return least
+
+
+def _distance(count: int, bound: int) -> int:
+    """Units that must be added or removed to change the level of a statement."""
+    if count < bound:
+        return bound - count
+    while 2 * bound <= count:
+        bound *= 2
+    return min(count - bound + 1, 2 * bound - count)
 
 
 @dataclass(frozen=True, slots=True)
