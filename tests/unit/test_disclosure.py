@@ -1,10 +1,15 @@
 """Words that an answer discloses: worked values, disguises, chance, and bounded work."""
 
 import random
+import re
+from itertools import product
+from string import ascii_lowercase
 
+import numpy as np
 import pytest
 
 from casemate.demo.clinic import case_notes
+from casemate.text import disclosure
 from casemate.text.disclosure import MAX_APART, MAX_SKIP, MIN_CHAIN, DisclosureCounter
 from casemate.text.tokens import STOP_WORDS
 from tests.disguises import DISGUISES
@@ -104,6 +109,106 @@ def test_chains_are_those_of_the_definition(seed):
         for number, chains in enumerate(naive):
             expected[number] |= chains.disclosed(word)
         assert [set(positions(bits)) for bits in counter.covered] == expected
+
+
+class NaiveCounter(DisclosureCounter):
+    """Every word of every form is compared with every text, and every position of letters with every word."""
+
+    def __init__(self, texts, question="", unseen=()):
+        self.ends = {}  # form, text, direction -> position -> time, length, words
+        super().__init__(texts, question, unseen)
+        self.ends = {key: ends for key, ends in self.ends.items() if key[0] != "question"}
+
+    def _read(self, form, words):
+        known = [word for word in words if any(word in text.places for text in self._texts)]
+        for word in known:
+            found = [
+                (n, *self.extended(form, n, text.places[word]))
+                for n, text in enumerate(self._texts)
+                if word in text.places
+            ]
+            for n, length, bits in found:
+                self.found += length > 0
+                self.bits[n] |= bits
+            length, n, bits = max(
+                [(length, -n, bits) for n, length, bits in found if n < self._shown], default=(0, 0, 0)
+            )
+            if length:
+                self._credited[-n] |= bits
+            self.steps += 2 * MAX_SKIP * sum(len(text.places.get(word, ())) for text in self._texts)
+        return known
+
+    def extended(self, form, number, places):
+        now = self.ends[form, number] = self.ends.get((form, number), 0) + 1
+        forwards = self.extended_to(self.ends.setdefault((form, number, -1), {}), -1, places, now)
+        return (
+            forwards if forwards[0] else self.extended_to(self.ends.setdefault((form, number, 1), {}), 1, places, now)
+        )
+
+    def extended_to(self, ends, step, places, now):
+        longest, disclosed = 0, 0
+        for at, mask in places:
+            near = [ends[at + k * step] for k in range(1, MAX_SKIP + 1) if at + k * step in ends]
+            fresh = [end for end in near if now - end[0] <= MAX_APART]
+            _, length, bits = max(fresh, key=lambda end: end[1], default=(0, 0, 0))  # of the longest, the nearest
+            ends[at] = now, length + 1, mask if length >= MIN_CHAIN else bits | mask
+            if length + 1 >= MIN_CHAIN:
+                longest, disclosed = max(longest, length + 1), disclosed | ends[at][2]
+                if step > 0:
+                    break
+        return longest, disclosed
+
+    def _read_letters(self, streams):
+        for form, letters in (stream for stream in streams if len(stream[1]) >= 4):
+            counts = np.array([letters.count(c) for c in ascii_lowercase])
+            best = np.argsort(-(self._alphabet_weights @ counts))[:2] + 1
+            tried = [0, *([] if form in disclosure._PERMUTED else best.tolist())]
+            for number, (order, suffix) in product(tried, ((1, ""), (-1, ", reversed"))):
+                stream = letters[::order].translate(disclosure._TO_ALPHABET[number])
+                self._read(f"{form}, alphabet {number}{suffix}", self.words_in(stream))
+                self.steps += len(letters)
+
+    def words_in(self, stream):
+        found, at = [], 0
+        while at < len(stream):
+            words = {
+                w
+                for text in self._texts
+                for w in text.prefixes.get(stream[at : at + 4], ())
+                if stream.startswith(w, at)
+            }
+            found += [max(words, key=len)] if words else []
+            at += len(found[-1]) if words else 1
+        return found
+
+
+SMALL = "very good dog cat 11 12 no on level deed bridge brdg northern piers the of".split()
+HOSTILE = ["\\", "<b>", "a", "A7", "01 ", "%41", "=41", "VkdobA== ", "\ud800", "très ", "\U000e0064"]
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_counts_equal_those_of_all_comparisons(seed, monkeypatch):
+    """Random and hostile answers: repeated words, one word at several near places, disguises within disguises."""
+    monkeypatch.setattr(disclosure, "_GROUP", 150)  # letters of one block are searched in several groups
+    rng = random.Random(seed)
+    texts = [
+        " ".join(rng.choices(SMALL, k=rng.randrange(30))) if rng.random() < 0.5 else rng.choice(NOTES) for _ in range(5)
+    ]
+    question = rng.choice(["", texts[0], "Which bridge?"])
+    fast, naive = (counter(texts[:3], question, texts[3:]) for counter in (DisclosureCounter, NaiveCounter))
+    for _ in range(3):
+        words = (rng.choice(texts) or TEXT).split()
+        start = rng.randrange(len(words))
+        part = " ".join(words[start : start + rng.randrange(1, 30)])
+        for _ in range(rng.randrange(3)):
+            part = rng.choice(list(DISGUISES.values()))(part)
+        for piece in re.findall(r"\s*\S+", f" {rng.choice(HOSTILE) * rng.randrange(40)} {part}"):
+            for counter in (fast, naive):
+                counter.add(piece)
+            assert (fast.found, fast.covered, fast.credited) == (naive.found, naive.covered, naive.credited)
+    fast.finish(), naive.finish()
+    assert (fast.found, fast.bits, fast.credited) == (naive.found, naive.bits, naive.credited)
+    assert (fast.expected, fast.undecoded_letters, fast.steps) == (naive.expected, 0, naive.steps)
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -15,6 +15,7 @@ positions of each text.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from functools import cached_property, lru_cache
 from statistics import median_low
@@ -25,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from casemate.text.disguises import decodings, fold_text, only_letters, without_vowels
-from casemate.text.tokens import STOP_WORDS
+from casemate.text.tokens import STOP_WORDS, Table
 
 MIN_CHAIN = 4
 """Content words of a chain from which it counts. Shorter ones occur by chance."""
@@ -39,6 +40,8 @@ BLOCK, MAX_BLOCK = 192, 2000
 """Letters and digits without a word of the texts after which these are decoded; characters, at the latest."""
 SIGNS_PER_LETTER = 4
 """Characters that may encode one letter."""
+_GROUP = 1 << 12
+"""Letters of decodings from which these are searched."""
 _MIN_STREAM = 4
 """Letters of a word that is recognized without spaces around it."""
 _LEAST_LETTERS = 0.35
@@ -51,26 +54,21 @@ _ROTATIONS = [ascii_lowercase[k:] + ascii_lowercase[:k] for k in range(26)]
 _ALPHABETS = [*_ROTATIONS, *(alphabet[::-1] for alphabet in _ROTATIONS)]
 """Rotations of the alphabet and of its reverse; the first is the alphabet itself."""
 _TO_ALPHABET = [str.maketrans(ascii_lowercase, alphabet) for alphabet in _ALPHABETS]
-_ALPHABET_CODES = np.array([[ord(c) - 97 for c in alphabet] for alphabet in _ALPHABETS])
+_ALPHABET_CODES = np.array([[ord(c) - 97 for c in alphabet] for alphabet in _ALPHABETS], np.uint16)
 _TRIED_ALPHABETS = 2
-_PLACE_VALUES = 26 ** np.arange(_MIN_STREAM)
 _HASHES = 1 << 16
+"""Numbers of 16 bits."""
 _SHORT_PIECE = 40
 """Characters of a piece of an answer whose words are kept for the next time."""
 _Places: TypeAlias = list[tuple[int, int]]
 """Positions of a word among the content words of a text, each with the word and the function words before it."""
-_Direction: TypeAlias = tuple[list[int], list[tuple[int, int]], int]
-"""For each position of a text, the time of the last chain that ended there, its length and the words of its start; and
-the step from a position to the one before it in the chain, 1 or -1. There are ``MAX_SKIP`` more positions at each end.
-"""
+_End: TypeAlias = tuple[int, int, int]
+"""Time of the last word of a chain, length, and words of its start."""
+_NO_CHAIN = (-MAX_APART - 1, 0, 0)
 
 
 def _is_content(word: str) -> bool:
     return word not in STOP_WORDS and (len(word) > 1 or word.isdigit())
-
-
-def _letter_counts(letters: str) -> npt.NDArray[np.int64]:
-    return np.bincount(np.frombuffer(letters.encode(), np.uint8) - 97, minlength=26)
 
 
 class _IndexedText:
@@ -103,7 +101,7 @@ class _IndexedText:
             self.prefixes.setdefault(word[:_MIN_STREAM], []).append(word)
         self.prefix_codes = _windows(_letter_codes("".join(self.prefixes)))[::_MIN_STREAM]
         self.skeletons = {skeleton: w for w in long_words if len(skeleton := without_vowels(w)) > 2}
-        self.frequencies = _letter_counts("".join(long_words))
+        self.frequencies = np.bincount(_letter_codes("".join(long_words)), minlength=26)
 
 
 _indexed = lru_cache(maxsize=1024)(_IndexedText)
@@ -139,17 +137,18 @@ class DisclosureCounter:
         self.lengths = [text.length for text in self._texts[: self._shown]]
         self.bits = [0] * len(self._texts)
         self._credited = [0] * len(texts)
-        self._chains: dict[str, _Chains] = {}
+        self._chains = defaultdict[str, dict[int, _Chains]](dict)  # by form and text
         self._vocabulary = frozenset().union(*(text.places for text in self._texts))
         self._occurrences: dict[str, list[tuple[int, _Places]]] = {}  # word -> numbers of texts, places in each
-        self._by_prefix: dict[str, list[str]] = {}
+        self._by_prefix = Table(self._words_from)
         self._undecoded, self._letters, self._size = list[str](), 0, 0
         self._asked = [0] * len(self._texts)
         if question:
             self._read("question", _WORD.findall(fold_text(question)))
             self.found = 0
             self._asked, self.bits = self.bits, [0] * len(self._texts)
-            self._credited, self._chains = [0] * len(texts), {}
+            self._credited = [0] * len(texts)
+            self._chains.clear()
 
     @property
     def covered(self) -> list[int]:
@@ -185,10 +184,9 @@ class DisclosureCounter:
 
     def add(self, text: str) -> None:
         """Adds the next part of the answer, which ends at the end of a word and begins with the space before it."""
-        words = _piece_words(text) if len(text) <= _SHORT_PIECE else _WORD.findall(fold_text(text))
-        known = sum([len(w) for w in self._read("plain", words) if not w.isdigit()])
-        length = sum(map(len, words))
-        if 2 * known > length or (not known and words and all(len(w) > 1 and w in STOP_WORDS for w in words)):
+        words, length, negligible = _PIECES[text] if len(text) <= _SHORT_PIECE else _read_piece(text)
+        known = self._read("plain", words)
+        if known and 2 * sum([len(w) for w in known if not w.isdigit()]) > length or negligible and not known:
             return
         self._undecoded.append(text)
         self._letters += length
@@ -201,6 +199,7 @@ class DisclosureCounter:
         block, self._undecoded, self._letters, self._size = "".join(self._undecoded), [], 0, 0
         if not self._texts:
             return
+        streams, size = list[tuple[str, str]](), 0
         for form, text in decodings(block):
             letters = only_letters(text)
             if form == "plain" or len(letters) >= _LEAST_LETTERS * len(text):
@@ -209,7 +208,12 @@ class DisclosureCounter:
                     self._read(form, words)
                 self._read(f"{form}, reversed", [word[::-1] for word in words])
                 self._read(f"{form}, consonants", self._complete(words))
-                self._read_letters(form, letters)
+                streams.append((form, letters))
+                size += len(letters)
+            if size >= _GROUP:
+                self._read_letters(streams)
+                streams, size = [], 0
+        self._read_letters(streams)
 
     @cached_property
     def _prefixes(self) -> npt.NDArray[np.bool_]:
@@ -230,23 +234,32 @@ class DisclosureCounter:
         bare = [w for w in words if len(w) > 2 and without_vowels(w) == w]
         return [text.skeletons[w] for w in bare for text in self._texts if w in text.skeletons]
 
-    def _read_letters(self, form: str, letters: str) -> None:
-        """Reads letters without spaces: as they are, and in the alphabets of which the frequencies fit best."""
-        if len(letters) < _MIN_STREAM:
+    def _read_letters(self, streams: Sequence[tuple[str, str]]) -> None:
+        """Reads letters without spaces: as they are, and in the alphabets of which the frequencies fit best.
+
+        Args:
+            streams: Forms and letters, which are searched together.
+        """
+        streams = [stream for stream in streams if len(stream[1]) >= _MIN_STREAM]
+        if not streams:
             return
-        alphabets = [0]
-        if form not in _PERMUTED:
-            fit = self._alphabet_weights @ _letter_counts(letters)
-            alphabets += (np.argsort(-fit)[:_TRIED_ALPHABETS] + 1).tolist()
-        self.steps += 2 * len(alphabets) * len(letters)
-        codes = _letter_codes(letters)
-        for number in alphabets:
-            coded = _ALPHABET_CODES[number][codes]
-            for order, suffix in ((1, ""), (-1, ", reversed")):
-                starts = np.flatnonzero(self._prefixes[_windows(coded[::order])]).tolist()
-                if starts:
-                    stream = letters[::order].translate(_TO_ALPHABET[number])
-                    self._read(f"{form}, alphabet {number}{suffix}", self._segment(stream, starts))
+        codes = _letter_codes("".join([letters for _, letters in streams]))
+        sizes = np.array([len(letters) for _, letters in streams])
+        ends, owner = np.cumsum(sizes), np.repeat(np.arange(len(streams)), sizes)
+        counts = np.bincount(26 * owner + codes, minlength=26 * len(streams)).reshape(-1, 26)
+        alphabets = np.zeros((1 + _TRIED_ALPHABETS, len(streams)), np.int64)  # the first is the alphabet itself
+        alphabets[1:] = np.argsort(-(counts @ self._alphabet_weights.T))[:, :_TRIED_ALPHABETS].T + 1
+        coded = _ALPHABET_CODES[alphabets[:, owner], codes]
+        mirrored = (2 * ends - sizes - 1)[owner] - np.arange(len(codes))  # each of the streams by itself
+        possible = self._prefixes[_windows(np.stack((coded, coded[:, mirrored])))]
+        tried = [1 if form in _PERMUTED else 1 + _TRIED_ALPHABETS for form, _ in streams]
+        self.steps += 2 * int(sizes @ tried)
+        for i, row, order in np.argwhere(np.logical_or.reduceat(possible, ends - sizes, axis=-1).T).tolist():
+            if row < tried[i]:
+                form, number = streams[i][0], int(alphabets[row, i])
+                starts = np.flatnonzero(possible[order, row, ends[i] - sizes[i] : ends[i]]).tolist()
+                stream = streams[i][1][:: -1 if order else 1].translate(_TO_ALPHABET[number])
+                self._read(f"{form}, alphabet {number}{', reversed' * order}", self._segment(stream, starts))
 
     def _segment(self, letters: str, starts: Iterable[int]) -> list[str]:
         """The longer words of the texts in a sequence of letters, from left to right, the longest first.
@@ -257,7 +270,7 @@ class DisclosureCounter:
         """
         found, end = list[str](), 0
         for at in starts:
-            words = self._words_from(letters[at : at + _MIN_STREAM]) if at >= end else ()
+            words = self._by_prefix[letters[at : at + _MIN_STREAM]] if at >= end else ()
             if word := next((word for word in words if letters.startswith(word, at)), ""):
                 found.append(word)
                 end = at + len(word)
@@ -265,121 +278,115 @@ class DisclosureCounter:
 
     def _words_from(self, prefix: str) -> list[str]:
         """Returns the words of the texts that begin with some letters, the longest first."""
-        found = self._by_prefix.get(prefix)
-        if found is None:
-            words = {word for text in self._texts for word in text.prefixes.get(prefix, ())}
-            found = self._by_prefix[prefix] = sorted(words, key=len, reverse=True)
-        return found
+        return sorted({word for text in self._texts for word in text.prefixes.get(prefix, ())}, key=len, reverse=True)
 
     def _read(self, form: str, words: Iterable[str]) -> list[str]:
         """Extends the chains of a form; returns those words that a text contains."""
         known = [word for word in words if word in self._vocabulary]
-        if not known:
-            return known
-        chains = self._chains.get(form)
-        if chains is None:
-            chains = self._chains[form] = _Chains([text.positions for text in self._texts])
+        chains = self._chains[form] if known else {}
         for word in known:
-            occurrences = self._occurrences.get(word)
-            if occurrences is None:
-                occurrences = [(n, places) for n, text in enumerate(self._texts) if (places := text.places.get(word))]
-                self._occurrences[word] = occurrences
-            self.steps += 2 * MAX_SKIP * sum([len(places) for _, places in occurrences])
             best = 0
-            for number, length, bits in chains.extend(occurrences):
-                self.found += 1
-                self.bits[number] |= bits
+            for number, places in self._occurrences.get(word) or self._find(word):
+                self.steps += 2 * MAX_SKIP * len(places)
+                chain = chains.get(number)
+                if chain is None:
+                    chain = chains[number] = _Chains(self._texts[number].positions)
+                length, bits = chain.extend(places)
+                if length:
+                    self.found += 1
+                    self.bits[number] |= bits
                 if length > best and number < self._shown:
                     best, credited = length, (number, bits)
             if best:
                 self._credited[credited[0]] |= credited[1]
         return known
 
-
-class _Chains:
-    """Chains that end at each position of each text, in both directions.
-
-    Args:
-        positions: For each text, its number of positions.
-    """
-
-    def __init__(self, positions: Sequence[int]) -> None:
-        self._positions = positions
-        self._texts: list[tuple[_Direction, _Direction] | None] = [None] * len(positions)
-        self._time = [0] * len(positions)
-
-    def extend(self, occurrences: Iterable[tuple[int, _Places]]) -> list[tuple[int, int, int]]:
-        """Adds a word.
-
-        Args:
-            occurrences: The numbers of the texts that contain it, with its places in each.
-
-        Returns:
-            For each text with a chain of ``MIN_CHAIN`` words and more that the word extends: its number, the length of
-            the longest of these chains, and the words that they disclose.
-        """
-        found = list[tuple[int, int, int]]()
-        for number, places in occurrences:
-            self._time[number] = now = self._time[number] + 1
-            directions = self._texts[number]
-            if directions is None:
-                directions = self._texts[number] = _no_chains(self._positions[number])
-            forwards, backwards = directions
-            length, bits = _extend(forwards, places, now)
-            if not length:  # the word is not disclosed forwards
-                length, bits = _extend(backwards, places, now)
-            if length:
-                found.append((number, length, bits))
+    def _find(self, word: str) -> list[tuple[int, _Places]]:
+        """Returns the numbers of the texts that contain a word, and its places in each."""
+        found = [(number, text.places[word]) for number, text in enumerate(self._texts) if word in text.places]
+        self._occurrences[word] = found
         return found
 
 
-def _extend(direction: _Direction, places: _Places, now: int) -> tuple[int, int]:
-    """Adds a word at its places in a text, in one direction; backwards up to the first place that is disclosed.
+class _Chains:
+    """Chains of one form in one text.
 
-    Returns:
-        The length of the longest chain that counts, 0 without one, and the words that such chains disclose.
+    Args:
+        positions: Number of positions of the text.
     """
-    times, ends, step = direction
+
+    def __init__(self, positions: int) -> None:
+        self._positions, self._time = positions, 0
+        self._waiting = list[_Places]()  # fewer than ``MIN_CHAIN`` places: no chain counts yet
+        self._forwards, self._backwards = list[_End](), list[_End]()
+
+    def extend(self, places: _Places) -> tuple[int, int]:
+        """Adds a word at its places, forwards, and if it is not disclosed so, backwards.
+
+        Returns:
+            The length of the longest chain of ``MIN_CHAIN`` words and more that the word extends, 0 without one, and
+            the words that these chains disclose.
+        """
+        if not self._forwards:
+            self._waiting.append(places)
+            if sum(map(len, self._waiting)) < MIN_CHAIN:
+                return 0, 0
+            self._forwards, self._backwards = [_NO_CHAIN] * self._positions, [_NO_CHAIN] * self._positions
+            for earlier in self._waiting[:-1]:
+                self._add(earlier)
+        return self._add(places)
+
+    def _add(self, places: _Places) -> tuple[int, int]:
+        self._time = now = self._time + 1
+        found = _extend(self._forwards, 1, 0, places, now)
+        return found if found[0] else _extend(self._backwards, -1, self._positions - 1, places, now)
+
+
+def _extend(ends: list[_End], sign: int, first: int, places: _Places, now: int) -> tuple[int, int]:
+    """Adds a word in one direction; backwards up to the first place that is disclosed.
+
+    Args:
+        ends: For each position, the last chain that ended there.
+        sign: The direction, 1 or -1.
+        first: The position of place 0.
+        places: The places.
+        now: Number of words of the answer so far that the text contains.
+    """
     oldest, longest, disclosed = now - MAX_APART, 0, 0
-    for at, mask in places:
-        length, bits = 0, mask
-        before = at + step
-        if times[before] >= oldest:
-            length, bits = ends[before]
-        before += step
-        if times[before] >= oldest and ends[before][0] > length:
-            length, bits = ends[before]
-        before += step
-        if times[before] >= oldest and ends[before][0] > length:
-            length, bits = ends[before]
+    for place, mask in places:
+        at, length, bits = first + sign * place, 0, mask
+        for end in ends[at - MAX_SKIP : at]:  # of the longest, the nearest
+            if end[1] >= length and end[0] >= oldest:
+                _, length, bits = end
         length += 1
         bits = mask if length > MIN_CHAIN else bits | mask
-        times[at] = now
-        ends[at] = length, bits
+        ends[at] = now, length, bits
         if length >= MIN_CHAIN:
             disclosed |= bits
             longest = max(longest, length)
-            if step > 0:
+            if sign < 0:
                 break
     return longest, disclosed
 
 
-def _no_chains(positions: int) -> tuple[_Direction, _Direction]:
-    """The two directions of a text in which no chain ends yet, forwards first."""
-    never, nothing = [-MAX_APART - 1] * positions, [(0, 0)] * positions
-    return (never, nothing, -1), (never[:], nothing[:], 1)
-
-
-def _letter_codes(letters: str) -> npt.NDArray[np.int64]:
+def _letter_codes(letters: str) -> npt.NDArray[np.uint16]:
     """The numbers of lower-case letters, 0 to 25."""
-    return np.frombuffer(letters.encode(), np.uint8).astype(np.int64) - 97
+    return np.frombuffer(letters.encode(), np.uint8).astype(np.uint16) - 97
 
 
-def _windows(codes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def _windows(codes: npt.NDArray[np.uint16]) -> npt.NDArray[np.uint16]:
     """A number below ``_HASHES`` for each run of ``_MIN_STREAM`` letters; the same for the same letters."""
-    return np.convolve(codes, _PLACE_VALUES, "valid") % _HASHES if len(codes) >= _MIN_STREAM else codes[:0]
+    runs = codes.shape[-1] - _MIN_STREAM + 1
+    found = codes[..., : max(0, runs)]
+    for k in range(1, _MIN_STREAM):
+        found = 26 * found + codes[..., k : max(k, runs + k)]  # modulo ``_HASHES``
+    return found
 
 
-@lru_cache(maxsize=4096)
-def _piece_words(text: str) -> list[str]:
-    return _WORD.findall(fold_text(text))
+def _read_piece(text: str) -> tuple[list[str], int, bool]:
+    """The words of a part of an answer, their letters, and whether all are function words of two letters and more."""
+    words = _WORD.findall(fold_text(text))
+    return words, sum(map(len, words)), bool(words) and all(len(w) > 1 and w in STOP_WORDS for w in words)
+
+
+_PIECES = Table(_read_piece, 4096)

@@ -20,6 +20,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from casemate.text.tokens import Table
+
 MAX_GROWTH = 40
 """Characters of all decodings together, for each character of the text."""
 MAX_LAYERS = 2
@@ -107,16 +109,6 @@ class Decoding(NamedTuple):
     text: str
 
 
-class _FoldTable(dict[int, str]):
-    """Visible characters in compatibility form; for ``str.translate``. Invisible ones and accents become nothing."""
-
-    def __missing__(self, code: int) -> str:
-        if len(self) > 50_000:
-            self.clear()
-        self[code] = found = _visible_character(chr(code))
-        return found
-
-
 def _visible_character(char: str) -> str:
     code = ord(char)
     if 0xE0020 <= code <= 0xE007E:  # tag characters, an invisible copy of ASCII
@@ -133,7 +125,8 @@ def _visible_character(char: str) -> str:
     )
 
 
-_VISIBLE = _FoldTable()
+_VISIBLE: Table[int, str] = Table(lambda code: _visible_character(chr(code)), 50_000)
+"""Visible characters in compatibility form; for ``str.translate``. Invisible ones and accents become nothing."""
 
 
 def visible_text(text: str) -> str:
