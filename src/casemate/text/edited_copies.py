@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import chain
 
 import numpy as np
 
@@ -111,7 +112,7 @@ def copy_groups(texts: Sequence[str]) -> list[int]:
 def _possible_copies(words: Sequence[TextWords]) -> Iterator[tuple[int, int]]:
     """All pairs of texts with enough common bits to be copies, and others; found by matrix products of blocks."""
     sizes = np.array([len(text.stems) for text in words], np.int64)
-    hashes = np.array([hash(stem) for text in words for stem in text.stems], np.int64)
+    hashes = np.fromiter(map(hash, chain.from_iterable(text.stems for text in words)), np.int64)
     bits = np.zeros((len(words), _BITS), np.float32)
     bits[np.repeat(np.arange(len(words)), sizes), hashes % _BITS] = 1
     collisions = sizes - bits.sum(axis=1)

@@ -29,7 +29,7 @@ UNSAFE_CHARACTERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-
 change how a line reads."""
 REPLACEMENT_CHARACTER = "\ufffd"
 """Replaces unsafe characters in output."""
-WORD = re.compile(r"[^\W_]+(?:['’.-][^\W_]+)*")
+WORD = re.compile(r"[^\W_]++(?:['’.-][^\W_]++)*+")
 """A word or number; apostrophes, periods and hyphens inside it do not end it."""
 
 

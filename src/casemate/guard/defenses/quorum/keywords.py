@@ -17,7 +17,7 @@ from casemate.types import Document
 NEGATIONS = frozenset("no not never none neither nor without cannot".split())
 FUNCTION_WORDS = STOP_WORDS - NEGATIONS
 """Words that carry no content. A negation does: it must be released like any other word."""
-TOKEN = re.compile(r"\d+(?:[.,]\d+)*%?(?![^\W_])|[^\W_]+(?:['’.-][^\W_]+)*")
+TOKEN = re.compile(r"\d+(?:[.,]\d+)*%?(?![^\W_])|[^\W_]++(?:['’.-][^\W_]++)*+")
 """A number with separators and percent sign, or a word."""
 _PARTS = re.compile(f"({TOKEN.pattern})")
 MARKUP = re.compile(r"^[\s#>*+•|-]+|[*_`|]+")
