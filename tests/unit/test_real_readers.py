@@ -60,9 +60,7 @@ def test_recorded_questions_are_trials_again() -> None:
     assert all(question for row in rows for question in row["questions"])
 
 
-@pytest.mark.parametrize(
-    "module", [answer_here, judging, output_forms, quality, translation], ids=lambda m: m.__name__
-)
+@pytest.mark.parametrize("module", [answer_here, judging, output_forms, quality, translation], ids=lambda m: m.__name__)
 def test_examples(module: ModuleType) -> None:
     found = doctest.testmod(module)
     assert found.attempted and not found.failed
