@@ -7,7 +7,8 @@ Small collections: texts of a corpus with at most `WORDS` words. Attackers are t
 transforms, and with ``writer=`` also those whose questions a second model writes. All attackers and settings run at the
 same time, so that their answers form batches; the simulated reader answers the same attackers. Answers are kept in
 `build/real_extraction`: an interrupted run begins again, and is answered from there as far as it was, so the defense
-has seen every question. ``measure`` asks no model: it measures as many questions as every attacker was answered.
+has seen every question. ``measure`` asks no model: it measures as many questions as every attacker was answered. An attacker without
+an answer to the next one has an error there.
 """
 
 from __future__ import annotations
@@ -87,6 +88,8 @@ def main() -> None:
         by = _model(writer, corpus, "writer", WRITER_TOKENS, measuring) if writer else None
         with closing(ground.index):
             found = asyncio.run(_crawls(ground, reader, by, attackers, questions))
+            if by and not measuring:  # the writer answers the simulated reader's crawls, too
+                asyncio.run(_crawls(ground, SimulatedReader(), by, attackers, questions))
             if not measuring:
                 print(corpus, f"{time.process_time() - began:.0f} CPU-s", file=sys.stderr)
                 continue
@@ -150,7 +153,7 @@ def _measured(crawler: Crawler, traces: Mapping[str, CrawlTrace], ground: Ground
         name: replace(t, exchanges=t.exchanges[:questions], finds=tuple(f for f in t.finds if f.query <= questions))
         for name, t in traces.items()
     }
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {"errors": {name: t.error for name, t in traces.items() if t.error}}
     for setting in SETTINGS:
         pair = {"off": cut["off"], "on": cut[setting.name]}
         crawl = measure_crawl(crawler, pair, ground.documents, ground.embedder, windows=False)

@@ -44,10 +44,11 @@ def judge(corpus: str, work: Path, models: Sequence[str], complete: bool = False
     sample = {row["id"]: row for row in files.read(work / f"sample_{corpus}.jsonl.gz")}
     given = {model: files.read_answers(work / f"answers_reader_{model}.jsonl.gz") for model in models}
     trials = _trials(corpus, work, sample)
+    withheld = _withheld(trials)
     answered = {model: _complete(trials, given[model][0]) if complete else trials for model in models}
     kept = {planning.trial_key(trial) for own in answered.values() for trial in own}
     trials = [trial for trial in trials if not models or planning.trial_key(trial) in kept]
-    found: dict[str, Any] = {"withheld": _withheld(trials), "benign": _benign(corpus, work), "readers": {}}
+    found: dict[str, Any] = {"withheld": withheld, "benign": _benign(corpus, work), "readers": {}}
     simulated = _simulate(corpus, work, trials)
     for model in (*models, SIMULATED):
         answers, about = given.get(model, (simulated, {"model": "simulated_reader"}))

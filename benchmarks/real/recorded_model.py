@@ -76,8 +76,8 @@ class RecordedModel(Generator):
     async def _generate(self, key: str, prompt: Prompt) -> None:
         """Adds an answer to the file."""
         socket = self.model and shared(self.model)
-        generator = SharedModel(socket, self.tokens) if socket else self.loaded
         try:
+            generator = SharedModel(socket, self.tokens) if socket else self.loaded
             text = "".join([piece async for piece in generator.stream(prompt)])
             self._answers[key] = text
             answer.write_lines(self.file, [{"id": key, "answer": text}])

@@ -72,8 +72,8 @@ async def serve(model: CausalLM, socket: Path) -> None:
         found: dict[str, Any] = {}
         try:
             found["answer"] = await join_stream(own.stream(Prompt(asked["question"], context, asked["instructions"])))
-        except BackendError as error:
-            found["error"] = str(error)
+        except Exception as error:
+            found["error"] = f"{type(error).__name__}: {error}"
         writer.write(json.dumps(found).encode() + b"\n")
         await writer.drain()
         writer.close()

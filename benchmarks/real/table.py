@@ -34,11 +34,13 @@ def tables(corpus: str) -> Iterator[str]:
     yield ""
     yield "| attack | questions by | questions about members | record in the context, guard off | withheld of these |"
     yield "|---|---|---|---|---|"
-    rows = earlier["withheld"] | sample["withheld"]
+    rows = {f"{name} ‡": row for name, row in earlier["withheld"].items() if name not in sample["withheld"]}
+    rows |= sample["withheld"]
     for name in sorted(rows, key=lambda name: rows[name]["withheld"][0] if rows[name]["withheld"] else 0):
         author, attack = name.split(":")
+        attack, _, mark = attack.partition(" ")
         cells = [_rate(rows[name][what]) for what in ("in_context", "withheld")]
-        yield f"| `{attack}` | {AUTHORS[author]} | {rows[name]['questions']} | {' | '.join(cells)} |"
+        yield f"| `{attack}`{mark and f' {mark}'} | {AUTHORS[author]} | {rows[name]['questions']} | {' | '.join(cells)} |"
 
 
 def simulated(corpora: Sequence[str]) -> Iterator[str]:

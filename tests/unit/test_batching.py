@@ -107,20 +107,79 @@ def test_replies_by_number_for_many_threads_and_loops():
     assert found == {n: [10 * x for x in range(100 * n, 100 * n + 50)] for n in range(8)}
 
 
-def test_an_exception_reaches_every_open_request_and_the_next_is_served():
-    fail = [True]
+def test_an_exception_reaches_the_requests_that_were_taken_and_later_ones_are_served():
+    taken, go = threading.Event(), threading.Event()
 
     def serve(arrived):
-        for number, request in arrived():
-            if request == 1 and fail:
-                fail.clear()
-                raise OSError("down")
-            yield number, request
+        new = arrived()
+        if not taken.is_set():
+            taken.set()
+            assert go.wait(20)
+            raise OSError("down")
+        yield from new
 
     async def main():
         batch = ContinuousBatch(serve)
-        found = await asyncio.gather(*(batch.submit(x) for x in range(3)), return_exceptions=True)
-        assert OSError in map(type, found) and set(map(type, found)) <= {OSError, int}
-        assert await batch.submit(1) == 1
+        first = asyncio.ensure_future(batch.submit(1))
+        while not taken.is_set():
+            await asyncio.sleep(0.001)
+        second = asyncio.ensure_future(batch.submit(2))
+        await asyncio.sleep(0)
+        go.set()
+        found = await asyncio.gather(first, second, return_exceptions=True)
+        assert type(found[0]) is OSError and found[1] == 2
+        assert await batch.submit(3) == 3
 
     asyncio.run(main())
+
+
+def test_a_canceled_request_is_not_served():
+    served, go = [], threading.Event()
+
+    def serve(arrived):
+        while new := arrived():
+            served.extend(request for _, request in new)
+            assert go.wait(20)
+            yield from new
+
+    async def main():
+        batch = ContinuousBatch(serve)
+        first = asyncio.ensure_future(batch.submit(1))
+        while not served:
+            await asyncio.sleep(0.001)
+        second, third = (asyncio.ensure_future(batch.submit(x)) for x in (2, 3))
+        await asyncio.sleep(0)
+        second.cancel()
+        await asyncio.sleep(0)
+        go.set()
+        assert await asyncio.gather(first, third) == [1, 3]
+
+    asyncio.run(main())
+    assert served == [1, 3]
+
+
+def test_a_batch_that_ends_without_a_reply_is_an_error():
+    async def main():
+        with pytest.raises(RuntimeError, match="without a reply"):
+            await ContinuousBatch(lambda arrived: iter([] if arrived() else [])).submit(1)
+
+    asyncio.run(main())
+
+
+def test_a_loop_that_ended_stops_no_other():
+    go = threading.Event()
+
+    def serve(arrived):
+        while new := arrived():
+            assert go.wait(20)
+            yield from new
+
+    batch = ContinuousBatch(serve)
+
+    async def gone():
+        asyncio.ensure_future(batch.submit(1))
+        await asyncio.sleep(0.01)
+
+    asyncio.run(gone())
+    go.set()
+    assert asyncio.run(batch.submit(2)) == 2

@@ -41,15 +41,18 @@ def reason(defense: str, evidence: Mapping[str, Any]) -> str:
     """Why a defense decided as it did. Evidence of a defense that is not built in is listed by its keys."""
     if "error" in evidence:
         return str(evidence.get("message") or evidence["error"])
-    if "undecided" in evidence:
+    if "undecided" in evidence and not evidence.get("why"):
         return str(evidence["undecided"])
-    return DEFENSES.get(defense, _listed)(evidence)
+    try:
+        return DEFENSES.get(defense, _listed)(evidence)
+    except KeyError:  # evidence of another version
+        return _listed(evidence)
 
 
 def _decision(v: Verdict) -> str:
     if "error" in v.evidence:
         what = "failed"
-    elif "undecided" in v.evidence:
+    elif "undecided" in v.evidence and not v.flagged:
         what = "could not decide"
     elif v.flagged:
         what = "flagged by an earlier question only" if v.evidence.get("why") == ["before"] else "flagged"
@@ -99,7 +102,8 @@ def _honeytoken(e: Mapping[str, Any]) -> str:
         return f"the answer quotes planted records: {some(e['records'])}"
     known = f"this client has retrieved {plural(e['different'], 'different one')}"
     crawls = ", as a crawler does" if e["crawler"] else ""
-    return f"planted records in the context: {some(e['flagged'])}; {known}{crawls}"
+    found = f"in the context: {some(e['flagged'])}" if e["flagged"] else "among the hits beyond the context"
+    return f"planted records {found}; {known}{crawls}"
 
 
 def _canary_token(e: Mapping[str, Any]) -> str:

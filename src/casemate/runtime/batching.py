@@ -64,55 +64,57 @@ class Coalescer(Generic[Request, Reply]):
 class ContinuousBatch(Generic[Request, Reply]):
     """Serves concurrent calls in one running batch: a request joins it while others are in progress.
 
-    The batch runs in a thread of the event loop whose request started it, and serves the requests of all event loops.
+    The batch runs in a daemon thread of its own. It serves the requests of all event loops.
 
     Args:
-        serve: Serves requests until none is open. Gets a function that returns the requests that arrived since its
-            last call, with their numbers, and yields the number of a request with its reply. Its exception reaches all
-            open requests.
+        serve: Serves requests until none is open. It gets a function that returns the requests that arrived since its
+            last call, each with its number. It yields the number of a request with its reply. Its exception reaches
+            the requests that it has taken; later ones are served by the next call.
     """
 
     def __init__(self, serve: Callable[[Arrivals[Request]], Iterator[tuple[int, Reply]]]) -> None:
         self._serve = serve
-        self._lock = threading.Lock()  # guards the three below
-        self._arrived: list[tuple[int, Request]] = []
-        self._open: dict[int, asyncio.Future[Reply]] = {}
-        self._running = False
         self._numbers = count()
+        self._taken: dict[int, asyncio.Future[Reply]] = {}  # of the thread alone
+        self._lock = threading.Lock()  # guards the two below
+        self._waiting: list[tuple[int, Request, asyncio.Future[Reply]]] = []
+        self._running = False
 
     async def submit(self, request: Request) -> Reply:
-        """Returns the reply to a request. A canceled request may still be served."""
-        loop = asyncio.get_running_loop()
-        reply: asyncio.Future[Reply] = loop.create_future()
+        """Returns the reply to a request. One that is canceled before it is taken is not served."""
+        reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         with self._lock:
-            if not self._running:
-                loop.run_in_executor(None, self._run)
-                self._running = True
-            number = next(self._numbers)
-            self._arrived.append((number, request))
-            self._open[number] = reply
+            self._waiting.append((next(self._numbers), request, reply))
+            start, self._running = not self._running, True
+        if start:
+            threading.Thread(target=self._run, daemon=True).start()
         return await reply
 
     def _run(self) -> None:
         """Serves until nothing is open."""
         while True:
+            problem: Exception = RuntimeError("the batch ended without a reply")
             try:
                 for number, reply in self._serve(self._take):
-                    _resolve(self._open.pop(number), reply, None)
+                    _resolve(self._taken.pop(number), reply, None)
             except Exception as error:
-                with self._lock:
-                    failed, self._open, self._arrived = list(self._open.values()), {}, []
-                for future in failed:
-                    _resolve(future, None, error)
+                problem = error
+            except BaseException as error:  # such as SystemExit, which must not end the caller's event loop
+                problem = RuntimeError(f"the batch was stopped by {type(error).__name__}")
+            for future in self._taken.values():
+                _resolve(future, None, problem)
+            self._taken = {}
             with self._lock:
-                if not self._arrived:
+                if not self._waiting:
                     self._running = False
                     return
 
     def _take(self) -> list[tuple[int, Request]]:
         with self._lock:
-            taken, self._arrived = self._arrived, []
-        return taken
+            waiting, self._waiting = self._waiting, []
+        wanted = [(number, request, reply) for number, request, reply in waiting if not reply.done()]
+        self._taken |= {number: reply for number, _, reply in wanted}
+        return [(number, request) for number, request, _ in wanted]
 
 
 def _resolve(future: asyncio.Future[Reply], reply: Reply | None, error: Exception | None) -> None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from statistics import median_low
 from string import ascii_lowercase
 from typing import TypeAlias
@@ -140,7 +140,7 @@ class DisclosureCounter:
         self._chains = defaultdict[str, dict[int, _Chains]](dict)  # by form and text
         self._vocabulary = frozenset().union(*(text.places for text in self._texts))
         self._occurrences: dict[str, list[tuple[int, _Places]]] = {}  # word -> numbers of texts, places in each
-        self._by_prefix = Table(self._words_from)
+        self._by_prefix = Table(partial(_words_from, self._texts))
         self._undecoded, self._letters, self._size = list[str](), 0, 0
         self._asked = [0] * len(self._texts)
         if question:
@@ -276,10 +276,6 @@ class DisclosureCounter:
                 end = at + len(word)
         return found
 
-    def _words_from(self, prefix: str) -> list[str]:
-        """Returns the words of the texts that begin with some letters, the longest first."""
-        return sorted({word for text in self._texts for word in text.prefixes.get(prefix, ())}, key=len, reverse=True)
-
     def _read(self, form: str, words: Iterable[str]) -> list[str]:
         """Extends the chains of a form; returns those words that a text contains."""
         known = [word for word in words if word in self._vocabulary]
@@ -306,6 +302,11 @@ class DisclosureCounter:
         found = [(number, text.places[word]) for number, text in enumerate(self._texts) if word in text.places]
         self._occurrences[word] = found
         return found
+
+
+def _words_from(texts: Sequence[_IndexedText], prefix: str) -> list[str]:
+    """Returns the words of the texts that begin with some letters, the longest first."""
+    return sorted({word for text in texts for word in text.prefixes.get(prefix, ())}, key=len, reverse=True)
 
 
 class _Chains:

@@ -120,9 +120,9 @@ class PostgresServer:
                 with db:
                     yield db
             finally:
-                pool.putconn(db)
                 with self._state:
                     self._in_use -= 1
+                pool.putconn(db)
 
     @contextmanager
     def stream(self) -> Iterator[Connection[Any]]:
@@ -156,10 +156,11 @@ class PostgresServer:
                 self._retry_at = monotonic() + 2 * self._timeout_s + PAUSE_S
         try:
             db = self._begin(pool, statement)
-        except OperationalError as error:
+        except BaseException as error:
             with self._state:
-                busy = isinstance(error, PoolTimeout) and self._in_use >= self._connections
-                self._retry_at = 0.0 if busy else monotonic() + PAUSE_S
+                busy = isinstance(error, PoolTimeout) and self._in_use > 0
+                down = isinstance(error, OperationalError) and not busy
+                self._retry_at = monotonic() + PAUSE_S if down else 0.0
             raise
         with self._state:
             self._retry_at, self._in_use = 0.0, self._in_use + 1

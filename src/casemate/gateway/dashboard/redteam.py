@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import datetime
@@ -222,6 +223,7 @@ def _crawl(request: PageRequest, folder: Path, name: str, crawl: Crawl) -> dict[
         side: [(float(at), crr if coverage is None else coverage) for at, coverage, crr in result.curve]
         for side, result in crawl.by_target.items()
     }
+    curves = {side: [point for point in points if all(map(math.isfinite, point))] for side, points in curves.items()}
     return {
         "name": name,
         "attack": crawl.attack,

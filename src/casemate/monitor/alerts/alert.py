@@ -23,6 +23,7 @@ from pydantic import TypeAdapter
 from casemate.errors import DataError
 from casemate.monitor.canaries.results import Severity
 from casemate.protocols import EventStore
+from casemate.runtime.stored import read_stored
 from casemate.types import Event
 
 ALERT_KIND = "alert"
@@ -124,7 +125,7 @@ def alert_to_event(alert: Alert, phase: AlertPhase, at: datetime, occasion: str,
 
 def alert_from_event(event: Event) -> Alert:
     """The alert after a change."""
-    return _ALERT.validate_python(event.body)
+    return read_stored(_ALERT, event.body, "alert")
 
 
 def alert_states(events: Iterable[Event]) -> dict[str, AlertState]:

@@ -11,6 +11,7 @@ from pydantic import TypeAdapter
 
 from casemate.errors import BackendError
 from casemate.protocols import EventStore
+from casemate.runtime.stored import read_stored
 from casemate.types import Event
 
 RESULT_KIND = "canary"
@@ -119,7 +120,7 @@ def result_to_event(result: CanaryResult, log_text: bool = False) -> Event:
 
 def result_from_event(event: Event) -> CanaryResult:
     """Converts an event back to its result."""
-    return _RESULT.validate_python({**event.body, "at": event.at})
+    return read_stored(_RESULT, {**event.body, "at": event.at}, "result of a canary")
 
 
 def group_by_canary(results: Iterable[CanaryResult]) -> dict[str, list[CanaryResult]]:

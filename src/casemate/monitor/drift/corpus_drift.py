@@ -31,6 +31,7 @@ from casemate.maths.moments import CorpusMoments
 from casemate.maths.special import gamma_sf
 from casemate.monitor.canaries.coverage import sample_documents
 from casemate.protocols import Embedder, EventStore, Index
+from casemate.runtime.stored import read_stored
 from casemate.types import DEFAULT_TENANT, Event
 
 MOMENTS_KIND = "canary-moments"
@@ -169,7 +170,7 @@ def load_snapshots(store: EventStore, tenant: str) -> list[MomentsSnapshot]:
         BackendError: If the store cannot be read.
     """
     return [
-        _SNAPSHOT.validate_python({**e.body, "at": e.at})
+        read_stored(_SNAPSHOT, {**e.body, "at": e.at}, "snapshot of the corpus")
         for e in store.scan(MOMENTS_KIND)
         if e.body["tenant"] == tenant
     ]

@@ -22,6 +22,7 @@ from casemate.errors import BackendError, DataError
 from casemate.guard.guard import Guard
 from casemate.monitor.poisoning.scoring import ScreeningResult
 from casemate.protocols import EventStore, Index, WithholdingIndex
+from casemate.runtime.stored import read_stored
 from casemate.types import Document, Event
 
 QUARANTINE_KIND = "quarantine"
@@ -112,8 +113,9 @@ class Quarantine:
             BackendError: If the store does not confirm the write; the documents are then neither stored nor indexed.
         """
         event = _held_event(results, tenant)
+        source = _from_event(event)  # first: what cannot be read again must not be stored
         self._append(event)
-        return _from_event(event)
+        return source
 
     def record_observed(self, results: Sequence[ScreeningResult], tenant: str) -> QuarantinedSource:
         """Records a suspicious source without its text, and without quarantining it.
@@ -210,9 +212,10 @@ def _held_event(results: Sequence[ScreeningResult], tenant: str) -> Event:
 
 def _document_as_json(document: Document) -> dict[str, Any]:
     """A document as JSON. Frameworks put any object into metadata: what JSON lacks becomes text."""
-    fields: dict[str, Any] = {name: getattr(document, name) for name in ("id", "text", "title", "source", "digest")}
+    names = ("id", "text", "title", "source", "digest")
+    fields: dict[str, Any] = {name: str(getattr(document, name) or "") for name in names}
     return fields | {"metadata": json.loads(json.dumps(dict(document.metadata), default=str))}
 
 
 def _from_event(event: Event) -> QuarantinedSource:
-    return _SOURCE.validate_python({**event.body, "state": "held", "at": event.at})
+    return read_stored(_SOURCE, {**event.body, "state": "held", "at": event.at}, "quarantined source")

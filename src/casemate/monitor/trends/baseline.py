@@ -35,6 +35,7 @@ from casemate.monitor.canaries.results import (
 from casemate.monitor.trends.cusum import WatchedCanary, WatchedSet
 from casemate.monitor.trends.sequential_tests import FlakeCounts
 from casemate.protocols import EventStore
+from casemate.runtime.stored import read_stored
 from casemate.types import Event
 
 BASELINE_KIND = "canary-baseline"
@@ -214,7 +215,7 @@ def recorded_baselines(store: EventStore, canaries: CanarySet) -> list[Baseline]
         BackendError: If the store cannot be read.
     """
     return [
-        _BASELINE.validate_python(event.body)
+        read_stored(_BASELINE, event.body, "baseline")
         for event in store.scan(BASELINE_KIND)
         if event.body["state"] == "candidate" and event.body["set"] == canaries.name
     ]

@@ -19,6 +19,7 @@ from casemate.monitor.canaries.results import RESULT_KIND, CanaryResult, CanaryS
 from casemate.monitor.trends import sequential_tests
 from casemate.monitor.trends.pooled_evidence import LONGEST_WINDOW, PooledCounts, pooled_evidence
 from casemate.monitor.trends.sequential_tests import ZERO_CUSUMS, Cusums, FlakeCounts
+from casemate.runtime.stored import read_stored
 
 WEIGHTS = {Severity.LOW: 0.5, Severity.MEDIUM: 1.0, Severity.HIGH: 2.0, Severity.CRITICAL: 4.0}
 """Relative shares of the false-alarm budget: a severe canary needs less evidence, at the expense of the others."""
@@ -222,7 +223,7 @@ class CusumState:
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> CusumState:
         """Inverse of ``to_json``."""
-        return _STATE.validate_python(body)
+        return read_stored(_STATE, body, "state of the canaries")
 
 
 _STATE = TypeAdapter(CusumState)
