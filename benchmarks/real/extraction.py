@@ -7,8 +7,8 @@ Small collections: texts of a corpus with at most `WORDS` words. Attackers are t
 transforms, and with ``writer=`` also those whose questions a second model writes. All attackers and settings run at the
 same time, so that their answers form batches; the simulated reader answers the same attackers. Answers are kept in
 `build/real_extraction`: an interrupted run begins again, and is answered from there as far as it was, so the defense
-has seen every question. ``measure`` asks no model: it measures as many questions as every attacker was answered. An attacker without
-an answer to the next one has an error there.
+has seen every question. ``measure`` asks no model: it measures as many questions as every attacker was answered. An
+attacker without an answer to the next one has an error there.
 """
 
 from __future__ import annotations

@@ -39,8 +39,10 @@ def tables(corpus: str) -> Iterator[str]:
     for name in sorted(rows, key=lambda name: rows[name]["withheld"][0] if rows[name]["withheld"] else 0):
         author, attack = name.split(":")
         attack, _, mark = attack.partition(" ")
-        cells = [_rate(rows[name][what]) for what in ("in_context", "withheld")]
-        yield f"| `{attack}`{mark and f' {mark}'} | {AUTHORS[author]} | {rows[name]['questions']} | {' | '.join(cells)} |"
+        row = rows[name]
+        cells = [f"`{attack}` {mark}".strip(), AUTHORS[author], str(row["questions"])]
+        cells += [_rate(row[what]) for what in ("in_context", "withheld")]
+        yield f"| {' | '.join(cells)} |"
 
 
 def simulated(corpora: Sequence[str]) -> Iterator[str]:
