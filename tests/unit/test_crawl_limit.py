@@ -160,11 +160,11 @@ def test_repeating_an_own_question_is_no_evidence():
     assert level(limit) is CLEAR
 
 
-def posts(shared, seed=0):
-    """Five short posts that begin with the same words, and differ in the rest."""
+def posts(shared, seed=0, count=5, own=25):
+    """Short posts that begin with the same words, and differ in the rest."""
     rng = np.random.default_rng(seed)
     opening = " ".join(f"s{seed}x{i}" for i in range(shared))
-    rest = [" ".join(f"w{i}" for i in rng.integers(0, 10**6, 25)) for _ in range(5)]
+    rest = [" ".join(f"w{i}" for i in rng.integers(0, 10**6, own)) for _ in range(count)]
     return [Document(f"p{seed}-{number}", f"{opening} {text}") for number, text in enumerate(rest)]
 
 
@@ -185,7 +185,9 @@ def answer_from(limit, documents, text, question="what then", client="ann"):
 
     async def go():
         await limit.on_retrieve(query, Retrieval(hits, BACKGROUND, exhausted=True))
-        return await join_stream(limit.on_generate(Says(text)).stream(Prompt(question, tuple(documents), "", query.id)))
+        return await join_stream(
+            limit.on_generate(Says(text)).stream(Prompt(question, tuple(documents[:5]), "", query.id))
+        )
 
     return asyncio.run(go())
 
@@ -206,6 +208,16 @@ def test_chunks_that_are_repeated_beyond_the_shared_text_count_each():
         documents = posts(shared=10, seed=number)
         text = " ".join(d.text for d in documents)
         assert len(answer_from(limit, documents, text)) < len(text)
+    assert level(limit) is ALARMED
+
+
+def test_copies_of_forms_that_share_most_words_count():
+    """A form of which an answer to other questions contains three quarters is still disclosed by a whole copy."""
+    limit = CrawlLimit()
+    for number in range(4):
+        documents = posts(shared=46, seed=number, count=10, own=14)
+        text = " ".join(d.text for d in documents[:5])
+        assert len(answer_from(limit, documents, text)) < 0.8 * len(text)
     assert level(limit) is ALARMED
 
 

@@ -15,9 +15,10 @@ positions of each text.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache, partial, reduce
+from operator import or_
 from statistics import median_low
 from string import ascii_lowercase
 from typing import TypeAlias
@@ -159,6 +160,16 @@ class DisclosureCounter:
     def credited(self) -> list[int]:
         """For each text, a bit mask of the words that it discloses and no other text with a longer chain."""
         return [bits & ~asked for bits, asked in zip(self._credited, self._asked, strict=False)]
+
+    @cached_property
+    def own(self) -> list[int]:
+        """For each text in the context, a bit mask of the words that no other text contains."""
+        holders = Counter(word for text in self._texts for word in text.places)
+        masks = []
+        for text in self._texts[: self._shown]:
+            own = [mask for word, places in text.places.items() if holders[word] == 1 for _, mask in places]
+            masks.append(reduce(or_, own, 0))
+        return masks
 
     @property
     def disclosed_words(self) -> int:

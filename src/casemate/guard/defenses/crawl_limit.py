@@ -60,6 +60,8 @@ LEAST_ANSWER = 20
 budgets a tenth of it."""
 MAX_UNSEEN, MIN_UNSEEN, MAX_RECENT, MAX_TENANTS = 5, 3, 16, 1000
 """Texts of the null: at most, and at least for one; recently shown texts kept for each tenant; tenants."""
+OWN_WORDS, OWN_SHARE = 8, 0.8
+"""Words that only one chunk contains: the fewest that count, and the share of them from which the chunk is copied."""
 WORD_LETTERS = 4
 """Letters of a short content word: bounds the words in letters that are not decoded yet."""
 UNDECODED_LETTERS = 32
@@ -491,11 +493,16 @@ class _DisclosureMeter:
     def _exposed(self, new: Sequence[int]) -> list[str]:
         """Returns the chunks with new words of which all answers together disclose more than the share.
 
-        What the answer has in common with texts that were not in the context is chance, and does not count.
+        What the answer has in common with texts that were not in the context is chance, and does not count. Forms share
+        most words; therefore a chunk also counts if an answer discloses nearly all words that only this chunk contains.
         """
         chance, share = self.counter.expected, self.limit.exposure
-        parts = zip(self.ids, new, self.before, self.counter.lengths, strict=True)
-        return [i for i, bits, before, n in parts if bits and _beyond(bits, before, chance) > share * n]
+        parts = zip(self.ids, new, self.before, self.counter.lengths, self.counter.own, strict=True)
+        return [
+            i
+            for i, bits, before, n, own in parts
+            if bits and (_beyond(bits, before, chance) > share * n or _is_copied(bits | before, own))
+        ]
 
     def record(self) -> None:
         """Records what was sent, which may be less than what was read."""
@@ -508,6 +515,12 @@ class _DisclosureMeter:
         self.limit.evidence.record_answer(self.query, text, disclosed, exposed, self.limit_reached, self.cut)
         self.limit.release(self.query, self.reserved)
         self.reserved = 0
+
+
+def _is_copied(disclosed: int, own: int) -> bool:
+    """Whether nearly all words are disclosed that only this chunk contains, if there are enough of them."""
+    count = own.bit_count()
+    return count >= OWN_WORDS and (disclosed & own).bit_count() > OWN_SHARE * count
 
 
 def _beyond(new: int, before: int, chance: int) -> int:
