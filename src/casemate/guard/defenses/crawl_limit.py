@@ -60,7 +60,7 @@ LEAST_ANSWER = 20
 budgets a tenth of it."""
 MAX_UNSEEN, MIN_UNSEEN, MAX_RECENT, MAX_TENANTS = 5, 3, 16, 1000
 """Texts of the null: at most, and at least for one; recently shown texts kept for each tenant; tenants."""
-OWN_WORDS, OWN_SHARE = 8, 0.8
+OWN_WORDS, OWN_SHARE = 4, 0.8
 """Words that only one chunk contains: the fewest that count, and the share of them from which the chunk is copied."""
 WORD_LETTERS = 4
 """Letters of a short content word: bounds the words in letters that are not decoded yet."""
