@@ -14,6 +14,8 @@ from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from casemate.errors import ConfigError
+
 Vector: TypeAlias = npt.NDArray[np.float32]
 """One embedding, (dim,), or several, (n, dim); rows have unit L2 norm."""
 Float64: TypeAlias = npt.NDArray[np.float64]
@@ -135,6 +137,10 @@ class Query:
         id: Id of the request.
         labels: Access labels of the client; documents with other labels are invisible to it. None: no restriction.
         groups: Groups of the client, for ``guard.audience``. None: an operator, who may read every document in full.
+            An empty set: a client without groups.
+
+    Raises:
+        ConfigError: If `labels` or `groups` is a text.
     """
 
     text: str
@@ -144,6 +150,10 @@ class Query:
     id: str = field(default_factory=lambda: uuid.uuid4().hex, compare=False)
     labels: frozenset[str] | None = None
     groups: frozenset[str] | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.labels, str) or isinstance(self.groups, str):
+            raise ConfigError(f"labels={self.labels!r}, groups={self.groups!r}; each must be a set of texts, or None")
 
     def may_read(self, document: Document) -> bool:
         """Whether the client's labels give access to a document."""

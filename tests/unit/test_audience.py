@@ -547,3 +547,9 @@ def test_a_stored_document_named_like_the_defense_lends_the_answer_no_metadata(t
     answer = made.similarity_search(QUESTION, k=3)[-1]
     assert answer.id == "quorum" and "department" not in answer.metadata
     made.protection.close()
+
+
+@pytest.mark.parametrize("wrong", [{"groups": "staff"}, {"labels": "clinic"}])
+def test_a_text_in_place_of_a_set_is_refused(wrong):
+    with pytest.raises(ConfigError, match=f"{next(iter(wrong))}='"):
+        Query("Who?", "ann", **wrong)
