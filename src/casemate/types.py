@@ -14,8 +14,6 @@ from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from casemate.errors import ConfigError
-
 Vector: TypeAlias = npt.NDArray[np.float32]
 """One embedding, (dim,), or several, (n, dim); rows have unit L2 norm."""
 Float64: TypeAlias = npt.NDArray[np.float64]
@@ -140,7 +138,7 @@ class Query:
             An empty set: a client without groups.
 
     Raises:
-        ConfigError: If `labels` or `groups` is a text.
+        TypeError: If `labels` or `groups` is a text.
     """
 
     text: str
@@ -153,7 +151,7 @@ class Query:
 
     def __post_init__(self) -> None:
         if isinstance(self.labels, str) or isinstance(self.groups, str):
-            raise ConfigError(f"labels={self.labels!r}, groups={self.groups!r}; each must be a set of texts, or None")
+            raise TypeError(f"labels={self.labels!r}, groups={self.groups!r}; each must be a set of texts, or None")
 
     def may_read(self, document: Document) -> bool:
         """Whether the client's labels give access to a document."""

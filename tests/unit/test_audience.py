@@ -551,5 +551,5 @@ def test_a_stored_document_named_like_the_defense_lends_the_answer_no_metadata(t
 
 @pytest.mark.parametrize("wrong", [{"groups": "staff"}, {"labels": "clinic"}])
 def test_a_text_in_place_of_a_set_is_refused(wrong):
-    with pytest.raises(ConfigError, match=f"{next(iter(wrong))}='"):
+    with pytest.raises(TypeError, match=f"{next(iter(wrong))}='"):
         Query("Who?", "ann", **wrong)
