@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 from casemate import plugins
 from casemate.app import open_app
@@ -13,6 +14,7 @@ from casemate.backends.indexes.attached import AttachedIndex
 from casemate.config import FILE, Config, PluginSpec, read
 from casemate.errors import CasemateError
 from casemate.guard import generation_costs
+from casemate.guard.audience import AudiencePolicy
 from casemate.guard.defenses.quorum.bounds import describe_bounds
 from casemate.guard.defenses.reindex import Reindex
 from casemate.maths.stats import clopper_pearson
@@ -161,6 +163,7 @@ def _audience(app: App) -> Iterator[Finding]:
             f"{restricted} of {len(clients)} client keys are restricted{how}"
         )
         yield Finding("audience", enforced, detail)
+        yield from _groups(policy, clients)
         wanted = sorted({key for rule in policy.rules for key in rule.metadata or ()})
         for tenant in app.index.tenants() if wanted else ():
             sources = {d.source: d for documents, _ in app.index.scan(tenant) for d in documents}
@@ -170,6 +173,16 @@ def _audience(app: App) -> Iterator[Finding]:
                 yield Finding("audience", None if lacking else True, f"{detail}; no rule with it covers them")
     except CasemateError as error:
         yield Finding("audience", False, str(error))
+
+
+def _groups(policy: AudiencePolicy, clients: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
+    """Compares the groups of rules with those of client keys: an unknown group may be misspelled."""
+    named = {group for rule in policy.rules for group in rule.groups}
+    held = {group for body in clients for group in body.get("groups", ())}
+    if clients and (unused := sorted(named - held)):
+        yield Finding("audience", None, f"no client key has these groups of guard.audience.entitled: {unused}")
+    if policy.function is None and (unnamed := sorted(held - named)):
+        yield Finding("audience", None, f"no rule of guard.audience.entitled names these groups of keys: {unnamed}")
 
 
 def _budgets(app: App) -> Iterator[Finding]:

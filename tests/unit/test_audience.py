@@ -427,9 +427,14 @@ def test_doctor_shows_the_policy(folder):
     found = [f for f in examine(None) if f.name == "audience"]
     assert found[0].ok and "unentitled clients receive quorum" in found[0].detail
     assert "2 of 3 client keys are restricted" in found[0].detail
+    (group,) = [f for f in found if "groups" in f.detail]
+    assert group.ok is None and group.detail.endswith("names these groups of keys: ['visitor']")
     text = (folder / "casemate.yaml").read_text()
     (folder / "casemate.yaml").write_text(text.replace("guard:", "guard:\n  mode: observe"))
     assert [f.ok for f in examine(None) if f.name == "audience"][0] is False
+    (folder / "casemate.yaml").write_text(text.replace("archivist", "archivists"))
+    details = [f.detail for f in examine(None) if f.ok is None]
+    assert any("no client key has these groups of guard.audience.entitled: ['archivists']" in d for d in details)
 
 
 def test_gateway_answers_by_key(folder):
