@@ -437,6 +437,13 @@ def test_doctor_shows_the_policy(folder):
     assert any("no client key has these groups of guard.audience.entitled: ['archivists']" in d for d in details)
 
 
+def test_keys_are_listed_with_groups_and_labels(folder, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    made = json.loads(cli_run("key", "create", "paper", "--label", "red", "--group", "a", "--group", "b", "--json"))
+    (row,) = [line for line in cli_run("key", "list").splitlines() if "paper" in line]
+    assert made["id"] in row and "a, b" in row and "red" in row and "valid" in row
+
+
 def test_gateway_answers_by_key(folder):
     pytest.importorskip("fastapi")
     from tests import gateways

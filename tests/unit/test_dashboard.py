@@ -978,6 +978,7 @@ class TestExploring:
         with visiting(app) as visitor:
             before = len(list(app.store.scan("verdict")))
             assert "/dashboard/clients/view" in visitor.get("/clients").text
+            assert f"staff (default), {ids['staff']}, groups staff<" in visitor.get("/clients/view").text
             shown = {
                 name: visitor.post("/clients/view", client=client, question="only3").text
                 for name, client in ids.items()

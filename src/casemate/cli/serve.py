@@ -9,7 +9,7 @@ from functools import partial
 from typing import Annotated, Any, Literal
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 
 from casemate import config as configuration
 from casemate.app import open_app
@@ -109,11 +109,13 @@ def list_(config: ConfigFile = None, as_json: Json = False) -> None:
     if as_json:
         print_json({"keys": [_as_json(one) for one in found]})
         return
-    table = Table("id", "name", "role", "tenant", "created", "state")
+    names = ("name", "role", "tenant", "groups", "labels", "created", "state")
+    table = Table(Column("id", no_wrap=True), *(Column(name, overflow="fold") for name in names))  # an id is never cut
     for one in found:
         state = f"revoked {one.revoked:%Y-%m-%d %H:%M}" if one.revoked else "valid"
         grant = one.grant
-        row = (one.id, grant.name, grant.role, grant.tenant, f"{one.created:%Y-%m-%d %H:%M}", state)
+        held = ", ".join(grant.groups), ", ".join(grant.labels)
+        row = (one.id, grant.name, grant.role, grant.tenant, *held, f"{one.created:%Y-%m-%d %H:%M}", state)
         table.add_row(*map(shown, row))
     out.print(table)
 

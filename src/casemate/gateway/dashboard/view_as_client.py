@@ -47,8 +47,14 @@ async def ask(request: PageRequest) -> Page:
 def _form(request: PageRequest, chosen: str, question: str) -> dict[str, Any]:
     tenants = request.tenants
     clients = [k for k in request.gateway.keys.all() if _is_client(k) and k.grant.tenant in tenants]
-    names = [(key.id, f"{key.grant.name} ({key.grant.tenant})") for key in clients]
+    names = [(key.id, _described(key)) for key in clients]
     return {"clients": clients, "names": names, "chosen": chosen, "question": question, "answer": None, "error": ""}
+
+
+def _described(key: ApiKey) -> str:
+    """A key in a list: names alone may be the same."""
+    groups = f"groups {', '.join(key.grant.groups)}" if key.grant.groups else "no groups"
+    return f"{key.grant.name} ({key.grant.tenant}), {key.id}, {groups}"
 
 
 def _is_client(key: ApiKey) -> bool:
