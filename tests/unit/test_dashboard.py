@@ -461,6 +461,28 @@ class TestPages:
             assert "closer to a document than benign questions are" in text and "<code>d3</code>" in text
             assert visitor.get("/verdicts/verdict-2").status_code == 404
 
+    def test_a_verdict_says_what_its_defense_withheld(self, tmp_path):
+        leak = {"defense": "honeytoken", "action": "withhold", "hidden": [], "evidence": {"what": "leaked"}}
+        failure = {"action": "withhold", "threshold": None, "evidence": {"error": "OSError"}}
+        crawl = verdict(3, flagged=True, defense="crawl_limit")
+        events = (verdict(0, flagged=True), verdict(1, **leak), verdict(2, **failure), crawl, verdict(4))
+        with visiting(make(tmp_path), *events) as visitor:
+            texts = [visitor.get(f"/verdicts/verdict-{i}").text for i in range(len(events))]
+        said = (
+            "replaced them",
+            "it was cut",
+            "The whole context",
+            "not in the context",
+            "This defense withheld nothing",
+        )
+        assert [[part in text for part in said] for text in texts] == [
+            [True, False, False, True, False],
+            [False, True, False, False, False],
+            [False, False, True, False, False],
+            [False, False, False, True, False],
+            [False, False, False, False, True],
+        ]
+
     def test_questions_are_shown_only_with_privacy_log_text(self, tmp_path):
         for allowed in (False, True):
             folder = tmp_path / str(allowed)
