@@ -461,6 +461,12 @@ class TestPages:
             assert "closer to a document than benign questions are" in text and "<code>d3</code>" in text
             assert visitor.get("/verdicts/verdict-2").status_code == 404
 
+    def test_overview_compares_only_scores_that_flagged_a_request(self, tmp_path):
+        again = verdict(2, flagged=True, score=1.0, evidence={"why": ["before"], "withheld": ["d3"]})
+        with visiting(make(tmp_path), verdict(1, flagged=True), again) as visitor:
+            page = visitor.get("/").text
+        assert "3.00 &gt; 2.00" in page and "1.00 &gt; 2.00" not in page and "withheld again" in page
+
     def test_a_verdict_says_what_its_defense_withheld(self, tmp_path):
         leak = {"defense": "honeytoken", "action": "withhold", "hidden": [], "evidence": {"what": "leaked"}}
         failure = {"action": "withhold", "threshold": None, "evidence": {"error": "OSError"}}
