@@ -88,7 +88,7 @@ def examine(path: Path | None, fix: bool = False) -> Iterator[Finding]:
         yield from _audience(app)
         yield from _budgets(app)
         yield from _reindexed(app)
-        yield _try("event store", lambda: _events(app))
+        yield from _events(app)
         yield Finding("generator", None, f"{config.rag.generator.use}: not checked; try 'casemate ask'")
         yield _vectors(app)
         if config.rag.corpus is not None:
@@ -221,25 +221,30 @@ def _vectors(app: App) -> Finding:
     return _try("embedder", look)
 
 
-def _events(app: App) -> str:
+def _events(app: App) -> Iterator[Finding]:
     """Number of verdicts about clients, share of flagged questions by defense, and cost of generated answers."""
     is_canary = app.config.monitor.is_canary
-    events = [e for e in app.store.scan("verdict") if not is_canary(str(e.body.get("client", "")))]
-    parts = [f"{len(events)} verdicts"]
+    try:
+        events = [e for e in app.store.scan("verdict") if not is_canary(str(e.body.get("client", "")))]
+        figures = generation_costs.summarize_costs(app.store.scan("generation"))
+    except CasemateError as error:
+        yield Finding("event store", False, str(error))
+        return
+    parts, many = [f"{len(events)} verdicts"], []
     for defense in sorted({str(e.body.get("defense")) for e in events}):
         bodies = [e.body for e in events if str(e.body.get("defense")) == defense]
         flags = [body for body in bodies if body.get("flagged")]
         first = sum(body.get("evidence", {}).get("why") != ["before"] for body in flags)
         low, high = clopper_pearson(len(flags), len(bodies))
-        parts.append(
-            f"{defense} flagged {len(flags)} of {len(bodies)} questions: {len(flags) / len(bodies):.2f} "
-            f"[{low:.2f}, {high:.2f}], {first} of them new, the others repeat an earlier decision"
-        )
-        if low > MANY:
-            parts.append(f"more than {100 * MANY:.0f} %: an attack, or questions unlike those of the calibration")
-    if figures := generation_costs.summarize_costs(app.store.scan("generation")):
-        parts.append(generation_costs.format_costs(figures))
-    return "; ".join(parts)
+        new = f", {first} of them new, the others repeat an earlier decision" if flags else ""
+        share = f"{len(flags) / len(bodies):.2f} [{low:.2f}, {high:.2f}]{new}"
+        parts.append(f"{defense} flagged {len(flags)} of {len(bodies)} questions: {share}")
+        many += [defense] if low > MANY else []
+    parts += [generation_costs.format_costs(figures)] if figures else []
+    yield Finding("event store", True, "; ".join(parts))
+    for defense in many:
+        why = "an attack, or questions unlike those of the calibration"
+        yield Finding("flagged", None, f"{defense} flagged more than {100 * MANY:.0f} % of the questions: {why}")
 
 
 def _corpus(app: App, config: Config) -> Finding:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from datetime import UTC, datetime
 from importlib.metadata import EntryPoint
 
 import pytest
@@ -15,7 +16,7 @@ from casemate.monitor.poisoning.quarantine import Quarantine
 from casemate.monitor.poisoning.scoring import ScreeningResult
 from casemate.rag.corpus import Corpus
 from casemate.rag.ingest import Ingest
-from casemate.types import Document
+from casemate.types import Document, Event
 from tests.fakes import documents
 
 
@@ -76,6 +77,21 @@ def test_screening_that_is_off_for_lack_of_documents_is_a_note(gate, folder, mon
     missing = "off until the index has 500 chunks (now 40); new documents are indexed unscreened"
     assert (f"screening: {missing}" in done.stderr) == (gate != "false")
     assert details(folder).get("screening") == (None if gate == "false" else (None, f"tenant 'default': {missing}"))
+
+
+def test_many_flagged_questions_are_a_note(folder):
+    with open_app(folder / "casemate.yaml") as app:
+        for number in range(20):
+            for defense, flagged in (("mirabel", number % 2 == 0), ("crawl_limit", False)):
+                body = {"defense": defense, "flagged": flagged, "client": "somebody", "evidence": {}}
+                app.store.append(Event(f"{defense}-{number}", datetime.now(UTC), "verdict", body))
+    found = details(folder)
+    ok, detail = found["event store"]
+    assert (
+        ok and detail.count("of them new") == 1 and "crawl_limit flagged 0 of 20 questions: 0.00 [0.00, 0.17]" in detail
+    )
+    ok, detail = found["flagged"]
+    assert ok is None and detail.startswith("mirabel flagged more than 20 % of the questions: an attack, or")
 
 
 def test_differences_between_corpus_and_index_are_listed(folder):
