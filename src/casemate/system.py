@@ -100,6 +100,11 @@ class App:
             return "off"
         return "enforce" if self.guard.enforce else "observe"
 
+    @property
+    def ignores_audience(self) -> bool:
+        """Whether ``guard.audience`` restricts clients, and is not carried out because the guard observes."""
+        return self.mode == "observe" and self.guard.audience.unentitled != "full"
+
     def unrecorded_target(self) -> Target:
         """The system that answers, for questions of the operator's own tools. Nothing about them is recorded.
 

@@ -778,6 +778,14 @@ class TestEnforcement:
             assert visitor.post("/enforcement/switch", mode="enforce").status_code == 403
             assert app.mode == "observe"
 
+    @pytest.mark.parametrize("unentitled", ["full", "nothing"])
+    def test_the_overview_warns_that_the_audience_policy_is_not_carried_out(self, unentitled, tmp_path):
+        app = make(tmp_path, mode="observe")
+        app.guard.audience = AudiencePolicy(unentitled)
+        with visiting(app) as visitor:
+            page = visitor.get("/").text
+            assert ("The audience policy is not carried out" in page) == (unentitled == "nothing")
+
     def test_a_guard_that_is_off_is_not_switched(self, tmp_path):
         app = make(tmp_path, mode="off")
         with visiting(app) as visitor:

@@ -54,6 +54,14 @@ def test_serve_says_that_it_observes_and_how_to_create_the_first_key(mode, serve
     assert "create a key" not in start(["serve"]).stderr
 
 
+@pytest.mark.parametrize(("mode", "unentitled"), [("observe", "nothing"), ("observe", "full"), ("enforce", "nothing")])
+def test_serve_warns_that_observe_mode_does_not_carry_out_the_audience_policy(mode, unentitled, server, monkeypatch):
+    Path("casemate.yaml").write_text(f"guard: {{mode: {mode}, audience: {{unentitled: {unentitled}}}}}\n")
+    monkeypatch.setattr(server, "serve", lambda app, show: show("http://x"))
+    warned = CliRunner().invoke(cli, ["serve"], catch_exceptions=False).stderr
+    assert ("the audience policy is not carried out" in warned) == ((mode, unentitled) == ("observe", "nothing"))
+
+
 def test_serve_says_that_the_address_is_in_use(server):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

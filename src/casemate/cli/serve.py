@@ -28,6 +28,9 @@ EMPTY = (
 OBSERVES = (
     "the guard observes: it records what it would withhold, and changes no answer; 'casemate enforce' switches it on"
 )
+AUDIENCE_IGNORED = (
+    "[yellow]warning:[/yellow] the audience policy is not carried out in observe mode: every client reads full texts"
+)
 key = typer.Typer(help="API keys of the gateway: create, list, revoke.", no_args_is_help=True)
 
 
@@ -47,6 +50,8 @@ def serve(
             say.print(EMPTY, soft_wrap=True)
         if app.mode == "observe":
             say.print(OBSERVES, soft_wrap=True)
+        if app.ignores_audience:
+            say.print(AUDIENCE_IGNORED, soft_wrap=True)
         server.serve(app, partial(_print_address, app))
     say.print("stopped; all events are written")
 

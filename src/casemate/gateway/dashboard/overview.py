@@ -53,6 +53,8 @@ def _banner(request: PageRequest) -> dict[str, Any]:
     observe = mode == "observe"
     title = "The guard is in observe mode" if observe else "The guard is off"
     text = "Verdicts are recorded, but nothing is withheld." if observe else "No verdicts, and nothing is withheld."
+    if request.app.ignores_audience:
+        text += " The audience policy is not carried out in observe mode: every client reads full texts."
     return {**state, "tone": "medium", "title": title, "text": text, "off": True, "observe": observe}
 
 
