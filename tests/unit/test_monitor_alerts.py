@@ -412,6 +412,14 @@ def test_quarantined_documents_are_not_described_as_new_in_the_answers():
     assert "new in" not in text.lower() and "baseline" not in text
 
 
+def test_a_honeytoken_alert_names_the_client_and_its_key():
+    body = {"defense": "honeytoken", "flagged": True, "client": "ab12/kim", "evidence": {"what": "leaked"}}
+    alert = alert_for_event(Event("h", NOON, "verdict", body))
+    assert "Client:\n- ab12/kim\n" in render_alert(alert, AlertPhase.OPENED).plain
+    text = render_alert(alert, AlertPhase.OPENED, {"ab12": "clinic"}).plain
+    assert "Client:\n- clinic (ab12/kim)\n" in text and "Canaries" not in text
+
+
 def test_an_older_alert_without_sources_is_read():
     event = alert_to_event(
         Alert("leak-1", "changed", Severity.HIGH, "clinic", (), NOON, "title"), AlertPhase.OPENED, NOON, "x"

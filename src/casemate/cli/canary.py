@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
@@ -29,6 +29,7 @@ from casemate.cli.console import (
     say,
     shown,
 )
+from casemate.gateway.auth.keys import ApiKeyStore
 from casemate.monitor.alerts.alert import AlertState, acknowledge_alert, close_alert, open_alerts
 from casemate.monitor.alerts.messages import render_alert
 from casemate.monitor.canaries.canary import parse_interval
@@ -149,11 +150,13 @@ def alerts_command(
             acknowledge_alert(app.store, ack, by, datetime.now(UTC))
         if close:
             close_alert(app.store, close, f"Closed by {by}: {why}", datetime.now(UTC))
-        states = open_alerts(app.store)
+        states, keys = open_alerts(app.store), ApiKeyStore(app.store)
+        keys.sync()
+        names = {key.id: key.grant.name for key in keys.all()}
     if as_json:
         print_json([asdict(s.alert) | {"acknowledged": s.acknowledged, "opened": s.opened} for s in states])
     else:
-        _show_alerts(states)
+        _show_alerts(states, names)
     raise typer.Exit(FAILED if any(not s.acknowledged for s in states) else OK)
 
 
@@ -298,9 +301,9 @@ def _show_gaps(gaps: Sequence[ScheduleGap]) -> None:
         out.print(f"[yellow]missed:[/yellow] {runs} {when}{still}", soft_wrap=True)
 
 
-def _show_alerts(states: Sequence[AlertState]) -> None:
+def _show_alerts(states: Sequence[AlertState], key_names: Mapping[str, str]) -> None:
     if not states:
         out.print("no open alerts")
     for s in states:
         acknowledged = f"\n\nAcknowledged by {s.acknowledged}." if s.acknowledged else ""
-        out.print(shown(f"{render_alert(s.alert, s.phase).plain}{acknowledged}\n"), soft_wrap=True)
+        out.print(shown(f"{render_alert(s.alert, s.phase, key_names).plain}{acknowledged}\n"), soft_wrap=True)

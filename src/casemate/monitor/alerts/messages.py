@@ -6,7 +6,7 @@ characters by which a chat would mention people, follow a link or run a command.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from casemate.monitor.alerts.alert import Alert, AlertPhase
@@ -20,6 +20,10 @@ HEADINGS = {
     "drift": "Documents in more answers than before",
 }
 """What the documents of an alert are, by its kind; of other kinds they are new in the answers."""
+CLIENTS = {"honey_leak", "honey_known", "honey_crawl"}
+"""Kinds of alerts about a client instead of canaries."""
+SUBJECTS = {**dict.fromkeys(CLIENTS, "Client"), "quarantine": "Tenant", "corpus": "Tenant", "drift": "Series"}
+"""What an alert is about, by its kind; alerts of other kinds are about canaries."""
 MAX_LENGTH = 160
 """Characters of an id or sentence that a message shows."""
 _UNSAFE = str.maketrans({"`": "'", "<": "‹", ">": "›", "@": "＠", "|": "¦", "\\": "/"})
@@ -39,13 +43,19 @@ class AlertText(NamedTuple):
     markdown: str
 
 
-def render_alert(alert: Alert, phase: AlertPhase) -> AlertText:
-    """Renders one change of an alert."""
+def render_alert(alert: Alert, phase: AlertPhase, key_names: Mapping[str, str] | None = None) -> AlertText:
+    """Renders one change of an alert.
+
+    Args:
+        alert: The alert.
+        phase: What changed about it.
+        key_names: Names of API keys by id, shown instead of the ids. None: notifications, which name no person.
+    """
     recovered = phase is AlertPhase.RECOVERED
     title = f"[{'recovered' if recovered else alert.severity}] {sanitize(alert.title)}"
     sections = [
         ("What happened" if recovered else "What changed", [sanitize(c) for c in alert.changes]),
-        ("Canaries", _code_spans(alert.canaries)),
+        (SUBJECTS.get(alert.kind, "Canaries"), _code_spans(_subjects(alert, key_names or {}))),
         ("New sources in the answers", [] if recovered else _code_spans(alert.sources)),
         (document_heading(alert.kind), [] if recovered else _code_spans(alert.documents)),
         ("What to do", list(alert.advice)),
@@ -54,6 +64,15 @@ def render_alert(alert: Alert, phase: AlertPhase) -> AlertText:
     plain = [title, began, *(_plain_section(name, lines) for name, lines in sections if lines)]
     markdown = [f"**{title}**", began, *(_markdown_section(name, lines) for name, lines in sections if lines)]
     return AlertText(title, "\n\n".join(plain), "\n\n".join(markdown))
+
+
+def _subjects(alert: Alert, key_names: Mapping[str, str]) -> list[str]:
+    """What an alert is about; a client has the name of its key, if known, and the id."""
+    found = list(alert.canaries)
+    if alert.kind not in CLIENTS:
+        return found
+    names = [key_names.get(client.partition("/")[0], "") for client in found]
+    return [f"{name} ({client})" if name else client for name, client in zip(names, found, strict=True)]
 
 
 def document_heading(kind: str) -> str:
