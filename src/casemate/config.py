@@ -443,6 +443,12 @@ class Config(Section):
     store: PluginSpec = Field(default=PluginSpec(use="sql"), description="Stores events.")
     privacy: PrivacySection = PrivacySection()
     _folder: Path = PrivateAttr(default=Path())
+    _file: Path = PrivateAttr(default=Path(FILE))
+
+    @property
+    def file(self) -> Path:
+        """The file, as it was named."""
+        return self._file
 
     @property
     def folder(self) -> Path:
@@ -481,7 +487,9 @@ def read(path: Path | None = None, variables_needed: bool = True) -> Config:
         raise ConfigError(f"cannot read the configuration {file}: {why}; run 'casemate init' to create one") from error
     except (yaml.YAMLError, ValueError, OverflowError, RecursionError, LookupError) as error:
         raise ConfigError(f"{file} is not valid YAML: {error}") from error
-    return parse(raw or {}, str(file), file.parent, variables_needed)
+    config = parse(raw or {}, str(file), file.parent, variables_needed)
+    config._file = file
+    return config
 
 
 def parse(raw: Any, name: str = "configuration", folder: Path = Path(), variables_needed: bool = True) -> Config:
@@ -526,7 +534,7 @@ def with_overrides(config: Config, **sections: Mapping[str, Any]) -> Config:
         found = Config.model_validate(dict(config) | merged)
     except ValidationError as error:
         raise ConfigError(_describe(error)) from error
-    found._folder = config.folder
+    found._folder, found._file = config.folder, config.file
     return found
 
 

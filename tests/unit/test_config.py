@@ -23,7 +23,9 @@ def test_an_empty_file_yields_the_defaults(tmp_path):
 
 def test_the_folder_of_a_configuration_is_that_of_its_file(tmp_path):
     (tmp_path / "c.yaml").write_text("rag: {k: 3}")
-    assert config.read(tmp_path / "c.yaml").folder == tmp_path
+    found = config.read(tmp_path / "c.yaml")
+    assert (found.folder, found.file) == (tmp_path, tmp_path / "c.yaml")
+    assert config.with_overrides(found, rag={"k": 4}).file == found.file
 
 
 @pytest.mark.parametrize(

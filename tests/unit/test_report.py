@@ -8,6 +8,7 @@ from dataclasses import fields, is_dataclass, replace
 from enum import StrEnum
 from html.parser import HTMLParser
 from importlib.resources import files
+from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -493,6 +494,17 @@ def test_sarif_has_a_result_for_each_check_that_did_not_pass():
     assert run["properties"]["notTested"] == list(made.not_tested)
 
 
+@pytest.mark.parametrize(
+    ("file", "uri"),
+    [("clinic.yaml", "clinic.yaml"), ("deploy/a b.yaml", "deploy/a%20b.yaml"), ("/etc/x.yaml", "x.yaml"),
+     ("../x.yaml", "x.yaml")],
+)  # fmt: skip
+def test_sarif_names_the_configuration_file(file, uri, tmp_path):
+    (run,) = json.loads(write_report(campaign(), tmp_path, configuration=Path(file))["sarif"].read_text())["runs"]
+    places = [r["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] for r in run["results"]]
+    assert {run["artifacts"][0]["location"]["uri"], *places} == {uri}
+
+
 def fingerprints(made):
     return [
         r["partialFingerprints"]["primaryLocationLineHash"] for r in json.loads(to_sarif(made))["runs"][0]["results"]
@@ -558,7 +570,7 @@ def test_the_same_campaign_gives_the_same_files(tmp_path):
 
 def test_a_failed_rendering_leaves_the_last_report_unchanged(tmp_path, monkeypatch):
     before = {kind: path.read_bytes() for kind, path in write_report(campaign(), tmp_path).items()}
-    monkeypatch.setattr("casemate.redteam.reporting.files.to_sarif", lambda _: 1 / 0)
+    monkeypatch.setattr("casemate.redteam.reporting.files.to_sarif", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         write_report(campaign(id="later"), tmp_path)
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == dict(

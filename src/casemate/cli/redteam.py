@@ -257,7 +257,7 @@ def _import_results(settings: Config, file: Path) -> tuple[CampaignResult, dict[
     """Judges promptfoo's results and writes the reports; their paths by kind."""
     result, folder = judge_results(file, settings.redteam.probe.max_followed), settings.folder / settings.redteam.folder
     with campaign_lock(folder, "an import of results"):
-        files = write_report(result, folder, stem=PROBE)
+        files = write_report(result, folder, stem=PROBE, configuration=settings.file)
     return result, {kind: str(path) for kind, path in files.items()}
 
 

@@ -242,7 +242,7 @@ class Campaign(ABC):
         """Writes the reports into `redteam.folder` and the campaign's directory; see `write_report`."""
         name = result.evidence.get(RUN)
         archive = self.folder / RUNS / name if name else None
-        return write_report(result, self.folder, baseline, self.stem, archive)
+        return write_report(result, self.folder, baseline, self.stem, archive, self.config.file)
 
     @property
     def folder(self) -> Path:

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
+from casemate.config import FILE
 from casemate.errors import BackendError, DataError
 from casemate.redteam.lab.results import CampaignResult, load_result
 from casemate.redteam.reporting.html import render_html
@@ -28,6 +29,7 @@ def write_report(
     baseline: CampaignResult | None = None,
     stem: str = REPORT,
     archive: Path | None = None,
+    configuration: Path = Path(FILE),
 ) -> dict[str, Path]:
     """Writes report.html, .json, .junit.xml and .sarif into a folder, which is created if missing.
 
@@ -42,6 +44,7 @@ def write_report(
         baseline: An earlier result; the page then starts with the changes.
         stem: File name without extension.
         archive: A folder that receives copies of the files; None: none.
+        configuration: The configuration file, which the SARIF report names.
 
     Returns:
         The paths of the reports by kind: `html`, `json`, `junit`, `sarif`.
@@ -53,7 +56,7 @@ def write_report(
     texts = {
         "html": (f"{stem}.html", render_html(campaign, baseline, _last_crawl(folder) if stem == REPORT else None)),
         "junit": (f"{stem}.junit.xml", to_junit(campaign)),
-        "sarif": (f"{stem}.sarif", to_sarif(campaign)),
+        "sarif": (f"{stem}.sarif", to_sarif(campaign, configuration)),
     }
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -7,15 +7,16 @@ import json
 import math
 import re
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
+from casemate.config import FILE
 from casemate.redteam.lab.results import CampaignResult, Check, CheckStatus
 from casemate.redteam.reporting.text import check_message, headline, overall_status, reported_checks
 from casemate.reports.format import scrub
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
-PLACE = "casemate.yaml"
-"""File of every finding: findings concern a running system, but GitHub requires a file, so the one to change."""
 LEVEL = {CheckStatus.FAIL: "error", CheckStatus.ERROR: "error", CheckStatus.INCONCLUSIVE: "warning"}
 HELP = (
     "Casemate ran published attacks against this system. The check compares their success, or the guard's cost, with "
@@ -23,9 +24,16 @@ HELP = (
 )
 
 
-def to_sarif(campaign: CampaignResult) -> str:
-    """SARIF 2.1.0 with a rule for each check and a result for each check that did not pass."""
+def to_sarif(campaign: CampaignResult, file: Path = Path(FILE)) -> str:
+    """SARIF 2.1.0 with a rule for each check and a result for each check that did not pass.
+
+    Args:
+        campaign: The result.
+        file: The configuration. It is the file of every finding: findings concern a running system, but GitHub
+            requires a file, so the one to change. Of a path that leaves the working directory, only the name is shown.
+    """
     campaign = scrub(campaign)
+    uri = quote(file.name if file.is_absolute() or ".." in file.parts else file.as_posix())
     made = reported_checks(campaign)
     names = list(dict.fromkeys(c.name for c in made))
     run = {
@@ -45,8 +53,8 @@ def to_sarif(campaign: CampaignResult) -> str:
                 ],
             }
         ],
-        "artifacts": [{"location": {"uri": PLACE}}],
-        "results": [_result(c, names.index(c.name)) for c in made if c.status is not CheckStatus.PASS],
+        "artifacts": [{"location": {"uri": uri}}],
+        "results": [_result(c, names.index(c.name), uri) for c in made if c.status is not CheckStatus.PASS],
         "properties": {
             "status": overall_status(campaign),
             "summary": headline(campaign),
@@ -78,7 +86,7 @@ def _rule_id(name: str) -> str:
     return f"casemate/{slug}-{fingerprint(name)[:6]}"
 
 
-def _result(check: Check, rule: int) -> dict[str, Any]:
+def _result(check: Check, rule: int, uri: str) -> dict[str, Any]:
     subject = check.attack or "campaign"
     finite = {"value": check.value, "limit": check.limit}
     return {
@@ -88,7 +96,7 @@ def _result(check: Check, rule: int) -> dict[str, Any]:
         "message": {"text": f"{check.attack}: {check_message(check)}" if check.attack else check_message(check)},
         "locations": [
             {
-                "physicalLocation": {"artifactLocation": {"uri": PLACE, "index": 0}, "region": {"startLine": 1}},
+                "physicalLocation": {"artifactLocation": {"uri": uri, "index": 0}, "region": {"startLine": 1}},
                 "logicalLocations": [{"name": subject, "fullyQualifiedName": f"redteam/{subject}", "kind": "module"}],
             }
         ],
