@@ -91,7 +91,14 @@ def test_too_few_trials(tmp_path: Path) -> None:
         ("{", "line 2: no recorded trial"),
         ("[1]", "line 2: no recorded trial"),
         ('{"candidate": "a", "member": "yes", "question": "q", "answer": "a"}', "member must be true or false"),
-        ('{"candidate": "a", "member": true}', "line 2: no recorded trial .KeyError"),
+        (
+            '{"candidate": "a", "member": true}',
+            "field 'question' is missing; a trial needs",
+        ),
+        (
+            '{"candidate": "a", "question": "q"}',
+            "line 2.*the field 'member' is missing",
+        ),
         ('{"candidate": "a", "member": true, "questions": ["q"], "answers": []}', "need as many answers"),
         ('{"candidate": "a", "member": true, "questions": ["q"], "answers": [1]}', "as texts"),
         ('{"candidate": "a", "member": true, "questions": ["q"], "answers": "x"}', "as texts"),

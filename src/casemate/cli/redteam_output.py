@@ -46,7 +46,7 @@ def print_result(result: CampaignResult, out: Console) -> None:
 def print_replay(recorded: RecordedSet, results: Sequence[ReplayResult], out: Console) -> None:
     """Prints the facts about a recorded set and the success of each attack in it."""
     facts = ", ".join(f"{name}: {value}" for name, value in scrub(dict(recorded.about)).items())
-    out.print(escape(facts or "no facts about the set"), soft_wrap=True)
+    out.print(escape(facts or "the file has no first line with facts about the model (optional)"), soft_wrap=True)
     rows = []
     for result in scrub(list(results)):
         auc = [_auc(result.targets.get(target)) for target in (OFF, ON)]

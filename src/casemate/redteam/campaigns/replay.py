@@ -181,6 +181,10 @@ class _Halves(dict[tuple[str, Any], str]):
 
 
 def _trial(row: Mapping[str, Any], half: str) -> RecordedTrial:
+    missing = "member" if "member" not in row else "question" if not {"question", "questions"} & row.keys() else ""
+    if missing:
+        needed = "a trial needs candidate, member (true or false), and question or questions"
+        raise ValueError(f"the field {missing!r} is missing; {needed}")
     questions = row["questions"] if "questions" in row else [row["question"]]
     answers = row["answers"] if "answers" in row else [row["answer"]] if "answer" in row else {}
     answers = _by_target("answers", answers if isinstance(answers, dict) else {OFF: answers})
