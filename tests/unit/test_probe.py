@@ -286,6 +286,8 @@ class TestCommand:
         target = {"use": "http", "url": "http://127.0.0.1:9/", "answer": "a"}
         done = probe(place, redteam={"target": target})
         assert "set redteam.target: own" in str(done.exception)
+        done = probe(place, "--target", "http://127.0.0.1:9/v1")
+        assert "only the own system can be probed" in str(done.exception)
         assert not (place / ".casemate/redteam").exists()
 
     def test_unknown_attacks_and_options_are_refused_before_anything_is_written(self, place):

@@ -193,6 +193,9 @@ def probe(
     results: Annotated[
         Path | None, typer.Option("--import", help="Judge promptfoo's results.json of an exported configuration.")
     ] = None,
+    target: Annotated[
+        str | None, typer.Option("--target", help="Only own: documents are added to a copy of the own index.")
+    ] = None,
     tenant: Tenant = DEFAULT_TENANT,
     as_json: Json = False,
 ) -> None:
@@ -209,10 +212,14 @@ def probe(
     given = {"attacks": _select(settings.redteam.probe.attacks, attack), "questions": questions}
     section = dict(settings.redteam.probe) | {k: v for k, v in given.items() if v is not None}
     settings = configuration.with_overrides(settings, redteam={"probe": section})
+    settings = override_targets(settings, target, None, own=False)
     if export and results:
         raise ConfigError("--export and --import exclude each other; export, run promptfoo, then import")
     if is_external(settings) and not results:
-        raise ConfigError("redteam probe adds documents to a copy of the index; set redteam.target: own")
+        raise ConfigError(
+            "redteam probe adds documents to a copy of the index, so only the own system can be probed: no external "
+            "target offers to remove them again; leave --target out, and set redteam.target: own"
+        )
     benign = questions_in(settings.folder / settings.redteam.benign) if settings.redteam.benign else []
     validate_plan(settings, PROBE)
     if results:
