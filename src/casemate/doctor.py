@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from casemate.config import FILE, Config, PluginSpec, read
 from casemate.errors import CasemateError
 from casemate.guard import generation_costs
 from casemate.guard.audience import AudiencePolicy
+from casemate.guard.client_state.crawl_evidence import is_limited
+from casemate.guard.defenses.crawl_limit import CrawlLimit
 from casemate.guard.defenses.quorum.bounds import describe_bounds
 from casemate.guard.defenses.reindex import Reindex
 from casemate.maths.stats import clopper_pearson
@@ -23,6 +26,7 @@ from casemate.monitor.service import missing_screening
 from casemate.rag.corpus import Corpus
 from casemate.rag.ingest import Ingest
 from casemate.reindexing.registry import reindex_due
+from casemate.reports.format import plural
 from casemate.system import App
 from casemate.types import DEFAULT_TENANT, Query
 
@@ -87,6 +91,7 @@ def examine(path: Path | None, fix: bool = False) -> Iterator[Finding]:
         yield from _guard(app)
         yield from _audience(app)
         yield from _budgets(app)
+        yield from _limited(app)
         yield from _reindexed(app)
         yield from _events(app)
         yield Finding("generator", None, f"{config.rag.generator.use}: not checked; try 'casemate ask'")
@@ -193,6 +198,24 @@ def _budgets(app: App) -> Iterator[Finding]:
             yield Finding("budgets", None if line.startswith("break-glass") else True, line)
     except CasemateError as error:
         yield Finding("budgets", False, str(error))
+
+
+def _limited(app: App) -> Iterator[Finding]:
+    """Counts the clients that ``crawl_limit`` limited lately."""
+    if not any(isinstance(defense, CrawlLimit) for defense in app.guard.defenses):
+        return
+    clients = set()
+    try:
+        for event in app.store.scan("verdict", datetime.now(UTC) - timedelta(hours=24)):
+            body, name = event.body, str(event.body.get("client", ""))
+            verdict = (str(body.get("defense")), body.get("evidence", {}), body.get("hidden", ()))
+            if is_limited(*verdict, body.get("enforced", True)) and not app.config.monitor.is_canary(name):
+                clients.add((body.get("tenant"), name))
+    except CasemateError as error:
+        yield Finding("crawl limit", False, str(error))
+        return
+    detail = f"crawl_limit limited the context of {plural(len(clients), 'client')} in the last 24 hours"
+    yield Finding("crawl limit", None if clients else True, detail + "; see 'casemate client list'" * bool(clients))
 
 
 def _reindexed(app: App) -> Iterator[Finding]:

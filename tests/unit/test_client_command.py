@@ -52,6 +52,24 @@ def test_flagged_clients_are_listed_until_they_are_reset(place):
     place.close()
 
 
+def test_clients_that_only_crawl_limit_limits_are_listed_with_their_requests(place):
+    def at(number, client, grade, hidden=(), **more):
+        body = {"tenant": "default", "client": client, "defense": "crawl_limit", "flagged": False, "enforced": True}
+        body |= {"request": f"r{number // 2}", "hidden": list(hidden), "evidence": {"grade": grade}, **more}
+        place.append(Event(f"e{number}", datetime.now(UTC), "verdict", body))
+
+    at(0, "full", "full")
+    at(2, "observed", "quorum", enforced=False)
+    at(4, "other", "full", ["d1"], defense="mirabel")
+    for number in (6, 7, 8):  # two verdicts belong to one request
+        at(number, "budget", "extracts")
+    at(10, "share", "full", ["d1"])
+    place.flush()
+    found = listed()
+    assert {name: one["limited"] for name, one in found.items()} == {"budget": 2, "share": 1}
+    assert found["share"]["verdicts"] == {}
+
+
 def test_clients_of_canaries_are_listed_on_request_only(place):
     for client in ("canary-fee-7", "eve"):
         place.append(flagged(client))

@@ -990,8 +990,10 @@ class TestExploring:
         for name in ("anna", "ben"):
             held.add("default", name, "d3")
         events = [verdict(i, flagged=i < 4, client=("anna", "ben")[i % 2]) for i in range(6)]
-        with visiting(app, *events, verdict(9, client="calm")) as visitor:
+        limited = {"defense": "crawl_limit", "evidence": {"level": "clear", "grade": "quorum"}}
+        with visiting(app, *events, verdict(9, client="calm"), verdict(10, client="calm", **limited)) as visitor:
             page = visitor.get("/clients").text
+            assert re.findall(r'data-label="Limited"><div>(\d+)<', page) == ["0", "0", "1"]
             assert page.index("anna") < page.index("calm") and "67\u00a0%" in page
             assert "calm" not in visitor.get("/clients?flagged=yes").text.partition("<main")[2]
             token = re.search('name="csrf" value="([^"]*)"', page)[1]

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from importlib.metadata import EntryPoint
 
 import pytest
@@ -92,6 +92,22 @@ def test_many_flagged_questions_are_a_note(folder):
     )
     ok, detail = found["flagged"]
     assert ok is None and detail.startswith("mirabel flagged more than 20 % of the questions: an attack, or")
+
+
+@pytest.mark.parametrize("grades", [("full",), ("full", "extracts", "quorum")])
+def test_clients_that_crawl_limit_limited_are_counted(grades, folder):
+    index(folder, folder / "corpus.jsonl")
+    with (folder / "casemate.yaml").open("w") as file:
+        file.write("rag: {corpus: corpus.jsonl, embedder: bag}\nguard: {defenses: [crawl_limit]}\n")
+    with open_app(folder / "casemate.yaml") as app:
+        for number, (grade, hours) in enumerate([*((grade, 1) for grade in grades), ("quorum", 25)]):
+            body = {"tenant": "default", "client": f"c{number}", "defense": "crawl_limit", "flagged": False}
+            at = datetime.now(UTC) - timedelta(hours=hours)
+            app.store.append(Event(f"e{number}", at, "verdict", body | {"hidden": [], "evidence": {"grade": grade}}))
+    ok, detail = details(folder)["crawl limit"]
+    count = len(grades) - 1
+    assert ok is (None if count else True)
+    assert detail.startswith(f"crawl_limit limited the context of {count} clients in the last 24 hours")
 
 
 def test_differences_between_corpus_and_index_are_listed(folder):

@@ -1,4 +1,4 @@
-"""``client``: list flagged clients, and reset a client's state."""
+"""``client``: list flagged and limited clients, and reset a client's state."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from casemate.cli.serve import open_event_store
 from casemate.errors import ConfigError
 from casemate.gateway.auth.keys import ApiKeyStore
 from casemate.guard.client_state import withheld_documents
+from casemate.guard.client_state.crawl_evidence import is_limited
 from casemate.guard.client_state.feed import RESET
 from casemate.guard.client_state.reset import KINDS as STATE_KINDS
 from casemate.guard.client_state.reset import reset_client
@@ -23,18 +24,19 @@ from casemate.protocols import EventStore
 
 CLIENT_WIDTH = 16
 """Characters of a key's id."""
-client = typer.Typer(help="Clients: list the flagged ones, reset a client's state.", no_args_is_help=True)
+client = typer.Typer(help="Clients: list flagged and limited ones, reset a client's state.", no_args_is_help=True)
 
 
 @dataclass
 class _FlaggedClient:
-    """What a client was flagged for since its last reset."""
+    """What a client was flagged for since its last reset, and its requests that ``crawl_limit`` limited."""
 
     tenant: str
     client: str
     last: datetime
     verdicts: Counter[str] = field(default_factory=Counter)  # by defense
     withheld: set[str] = field(default_factory=set)
+    limited: set[str] = field(default_factory=set)  # requests
 
 
 @client.command("list")
@@ -44,7 +46,7 @@ def list_(
     config: ConfigFile = None,
     as_json: Json = False,
 ) -> None:
-    """List flagged clients, the defenses that flagged them, and the number of sources withheld."""
+    """List clients that were flagged, by which defense, or whose context crawl_limit limited in some requests."""
     is_canary = configuration.read(config).monitor.is_canary
     with open_event_store(config) as store:
         found = _flagged_clients(store, datetime.now(UTC) - timedelta(hours=hours))
@@ -56,14 +58,15 @@ def list_(
         print_json({"clients": [_as_json(one, names) for one in found]})
         return
     if not found:
-        out.print(f"no client was flagged in the last {hours:g} hours")
+        out.print(f"no client was flagged or limited in the last {hours:g} hours")
         return
     whole = Column("client", overflow="fold", min_width=CLIENT_WIDTH)  # 'client reset' needs all of it
-    table = Table(whole, "key", "tenant", "flagged by", "sources withheld", "last")
+    table = Table(whole, "key", "tenant", "flagged by", "sources withheld", "limited", "last")
     for one in found:
         by = ", ".join(f"{defense} {count}" for defense, count in one.verdicts.most_common())
         name = names.get(one.client.partition("/")[0], "")
-        row = (one.client, name, one.tenant, by, str(len(one.withheld)), f"{one.last:%Y-%m-%d %H:%M} UTC")
+        counts = str(len(one.withheld)), str(len(one.limited))
+        row = (one.client, name, one.tenant, by, *counts, f"{one.last:%Y-%m-%d %H:%M} UTC")
         table.add_row(*map(shown, row))
     out.print(table)
 
@@ -90,7 +93,7 @@ def reset(
 
 
 def _flagged_clients(store: EventStore, since: datetime) -> list[_FlaggedClient]:
-    """The flagged clients, the most recent first."""
+    """The flagged and the limited clients, the most recent first."""
     resets = {
         (e.body.get("tenant"), e.body.get("client")): e.at
         for e in store.scan(withheld_documents.KIND, since)
@@ -99,13 +102,18 @@ def _flagged_clients(store: EventStore, since: datetime) -> list[_FlaggedClient]
     found: dict[tuple[str, str], _FlaggedClient] = {}
     for event in store.scan("verdict", since):
         id_ = str(event.body.get("tenant")), str(event.body.get("client"))
-        if not event.body.get("flagged") or event.at <= resets.get(id_, since):
+        body, evidence = event.body, event.body.get("evidence", {})
+        defense, hidden = str(body.get("defense")), body.get("hidden", ())
+        limited = is_limited(defense, evidence, hidden, body.get("enforced", True))
+        if not (body.get("flagged") or limited) or event.at <= resets.get(id_, since):
             continue
         one = found.setdefault(id_, _FlaggedClient(*id_, event.at))
         one.last = max(one.last, event.at)
-        one.verdicts[str(event.body.get("defense"))] += 1
-        withheld = event.body.get("evidence", {}).get("withheld", ())
-        one.withheld.update(map(str, withheld))
+        if limited:
+            one.limited.add(str(body.get("request") or event.id))
+        if body.get("flagged"):
+            one.verdicts[defense] += 1
+            one.withheld.update(map(str, evidence.get("withheld", ())))
     return sorted(found.values(), key=lambda one: one.last, reverse=True)
 
 
@@ -116,5 +124,6 @@ def _as_json(one: _FlaggedClient, names: dict[str, str]) -> dict[str, Any]:
         "tenant": one.tenant,
         "verdicts": dict(one.verdicts),
         "withheld": sorted(one.withheld),
+        "limited": len(one.limited),
         "last": one.last,
     }

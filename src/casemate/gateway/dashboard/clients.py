@@ -16,6 +16,7 @@ from casemate.gateway.dashboard.page import Page, PageRequest
 from casemate.gateway.dashboard.records import VerdictRecord
 from casemate.gateway.dashboard.table import Column, Table
 from casemate.guard.client_state import reset as client_reset
+from casemate.guard.client_state.crawl_evidence import is_limited
 from casemate.reports.format import plural
 
 BRIEF = 8
@@ -34,6 +35,7 @@ class ClientSummary:
         flagged_requests: Ids of those that were flagged.
         defenses: Flagged requests by defense.
         withheld: Sources that were withheld.
+        limited: Ids of its requests whose context ``crawl_limit`` limited.
     """
 
     tenant: str
@@ -43,6 +45,7 @@ class ClientSummary:
     flagged_requests: set[str] = field(default_factory=set)
     defenses: Counter[str] = field(default_factory=Counter)
     withheld: set[str] = field(default_factory=set)
+    limited: set[str] = field(default_factory=set)
 
     @property
     def flagged(self) -> int:
@@ -67,6 +70,8 @@ def by_client(verdicts: Iterable[VerdictRecord]) -> list[ClientSummary]:
         one = found.setdefault((v.tenant, v.client), ClientSummary(v.tenant, v.client, v.at))
         one.last = max(one.last, v.at)
         one.asked.add(v.request or v.id)
+        if is_limited(v.defense, v.evidence, v.hidden, v.enforced):
+            one.limited.add(v.request or v.id)
         if v.flagged:
             one.flagged_requests.add(v.request or v.id)
             one.defenses[v.defense] += 1
@@ -88,6 +93,7 @@ def client_table(request: PageRequest, found: Sequence[ClientSummary], brief: bo
     flagged = Column("Flagged", lambda c: c.flagged, "flagged", True)
     share = Column("Share", lambda c: c.share, "share", True)
     withheld = Column("Sources withheld", lambda c: len(c.withheld), "withheld", True)
+    limited = Column("Limited", lambda c: len(c.limited), "limited", True)
     last = Column("Last request", lambda c: c.last, "last", True)
 
     def show(c: ClientSummary) -> dict[str, Any]:
@@ -96,7 +102,8 @@ def client_table(request: PageRequest, found: Sequence[ClientSummary], brief: bo
     if brief:
         columns = (name, flagged, share, last)
         return request.table("Clients", columns, found, show, order="-flagged", name="clients", size=BRIEF)
-    return request.table("Clients", ("", name, requests, flagged, share, withheld, last), found, show, order="-flagged")
+    all_columns = ("", name, requests, flagged, share, withheld, limited, last)
+    return request.table("Clients", all_columns, found, show, order="-flagged")
 
 
 def clients(request: PageRequest) -> Page:

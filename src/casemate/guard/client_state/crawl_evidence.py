@@ -36,6 +36,12 @@ ECHO_WORDS = 6
 """Length of a phrase by which a question repeats an earlier answer."""
 
 
+def is_limited(defense: str, evidence: Mapping[str, Any], hidden: Sequence[str], enforced: bool) -> bool:
+    """Whether a verdict gave its client less than whole chunks, or withheld chunks because its daily share is used."""
+    grade = evidence.get("grade") if defense == "crawl_limit" and enforced else None
+    return grade is not None and (grade != "full" or bool(hidden))
+
+
 @dataclass(frozen=True, slots=True)
 class SequentialTest:
     """CUSUMs of e-values for an event, one for each rate that crawlers may have; the evidence is their weighted mean.
