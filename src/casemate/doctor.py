@@ -201,11 +201,15 @@ def _budgets(app: App) -> Iterator[Finding]:
 
 
 def _limited(app: App) -> Iterator[Finding]:
-    """Counts the clients that ``crawl_limit`` limited lately."""
-    if not any(isinstance(defense, CrawlLimit) for defense in app.guard.defenses):
+    """Counts the clients that ``crawl_limit`` limited lately, and checks its daily share against the collection."""
+    limits = [defense for defense in app.guard.defenses if isinstance(defense, CrawlLimit)]
+    if not limits or app.config.guard.mode == "off":
         return
     clients = set()
     try:
+        for limit, tenant in product(limits, app.index.tenants()):
+            if small := limit.describe_small_collection(app.index.moments(tenant).n, app.config.rag.k):
+                yield Finding("daily share", None, f"tenant {tenant!r}: {small}")
         for event in app.store.scan("verdict", datetime.now(UTC) - timedelta(hours=24)):
             body, name = event.body, str(event.body.get("client", ""))
             verdict = (str(body.get("defense")), body.get("evidence", {}), body.get("hidden", ()))

@@ -110,6 +110,18 @@ def test_clients_that_crawl_limit_limited_are_counted(grades, folder):
     assert detail.startswith(f"crawl_limit limited the context of {count} clients in the last 24 hours")
 
 
+@pytest.mark.parametrize(("questions", "small"), [(7, False), (8, True)])
+def test_a_daily_share_that_covers_the_collection_is_a_note(questions, small, folder, monkeypatch):
+    defense = f"{{use: crawl_limit, questions: {questions}}}"
+    with (folder / "casemate.yaml").open("w") as file:
+        file.write(f"rag: {{corpus: corpus.jsonl, embedder: bag, k: 5}}\nguard: {{defenses: [{defense}]}}\n")
+    monkeypatch.chdir(folder)
+    done = CliRunner().invoke(cli, ["index"], catch_exceptions=False)
+    detail = "one client may see the whole collection (40 chunks) in 24 hours: set questions of crawl_limit below 8"
+    assert (f"note: {detail}" in done.stderr) == small
+    assert details(folder).get("daily share") == ((None, f"tenant 'default': {detail}") if small else None)
+
+
 def test_differences_between_corpus_and_index_are_listed(folder):
     index(folder, folder / "corpus.jsonl")
     kept, changed = documents(40)[:38], documents(1, seed=2)

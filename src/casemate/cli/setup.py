@@ -41,6 +41,7 @@ from casemate.errors import ConfigError, DataError
 from casemate.guard.calibration.file import read_calibrations, write_calibration
 from casemate.guard.calibration.fitting import RATES
 from casemate.guard.calibration.log_review import log_warnings
+from casemate.guard.defenses.crawl_limit import CrawlLimit
 from casemate.maths.calibration import Calibration
 from casemate.maths.stats import Estimate
 from casemate.monitor.enforcement import record_threshold
@@ -89,7 +90,7 @@ def index(
             app.index.warm(tenant)
         total = app.index.moments(tenant).n
         _report(report, total, as_json)
-        for note in _screening_notes(app, tenant, gate, report.quarantined):
+        for note in (*_screening_notes(app, tenant, gate, report.quarantined), *_crawl_notes(app, total)):
             say.print(note, soft_wrap=True)
         if fit and (why := app.due(tenant)):
             say.print(f"calibrating the guard: {shown(why.partition(': ')[0])}", soft_wrap=True)
@@ -112,6 +113,12 @@ def _screening_notes(app: App, tenant: str, gate: ScreeningGate | None, waiting:
         yield f"[yellow]screening:[/yellow] {missing}"
     if gate and (waiting or gate.quarantined):
         yield _screening_note(gate, waiting)
+
+
+def _crawl_notes(app: App, chunks: int) -> Iterator[str]:
+    for defense in app.guard.defenses if app.config.guard.mode != "off" else ():
+        if isinstance(defense, CrawlLimit) and (small := defense.describe_small_collection(chunks, app.config.rag.k)):
+            yield f"[yellow]note:[/yellow] {small}"
 
 
 def _screening_note(gate: ScreeningGate, waiting: int) -> str:

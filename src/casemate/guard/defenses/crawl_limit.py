@@ -193,6 +193,19 @@ class CrawlLimit(Defense):
         )
         return Outcome(replace(retrieval, hits=tuple(kept)), verdict)
 
+    def describe_small_collection(self, chunks: int, k: int) -> str:
+        """Says that one client may be shown every chunk, and how to prevent it; empty if it may not.
+
+        Args:
+            chunks: Chunks of a tenant.
+            k: Chunks in a context, at least 1.
+        """
+        if not chunks or self.topics or self.questions * k < chunks:
+            return ""
+        least = math.ceil(chunks / k)
+        advice = f"set questions of crawl_limit below {least}" if least > 1 else "index more documents"
+        return f"one client may see the whole collection ({chunks} chunks) in {self.hours:g} hours: {advice}"
+
     def denies_full_text(self, query: Query) -> bool:
         """Whether the client has used up its budget."""
         return self.grade(query) is Grade.QUORUM
