@@ -12,7 +12,19 @@ import typer
 from casemate import config as configuration
 from casemate.app import open_app
 from casemate.cli.canary import canary
-from casemate.cli.console import FAILED, INCOMPLETE, OK, ConfigFile, Json, Tenant, out, print_json, say, shown
+from casemate.cli.console import (
+    FAILED,
+    INCOMPLETE,
+    OK,
+    ConfigFile,
+    Json,
+    Tenant,
+    out,
+    print_json,
+    say,
+    show_progress,
+    shown,
+)
 from casemate.config import PluginSpec
 from casemate.guard.watermarks.honeytoken_keys import HoneytokenKeyFile
 from casemate.monitor.honeytokens.planting import (
@@ -46,8 +58,9 @@ def plant_command(
 ) -> None:
     """Plant made-up records that crawlers retrieve and ordinary questions rarely do. Exit code 3 if none fits."""
     with open_app(configuration.read(config)) as app:
-        with say.status("choosing locations"):
-            result = asyncio.run(plant_records(app.guard, key_file(app), _settings(app, tenant, style, folder), count))
+        with show_progress("writing records", None) as progress:
+            settings = _settings(app, tenant, style, folder)
+            result = asyncio.run(plant_records(app.guard, key_file(app), settings, count, progress))
         _warn_without_defense(app)
     print_json(asdict(result)) if as_json else _show_planted(result)
     raise typer.Exit(OK if result.held else INCOMPLETE)
@@ -62,8 +75,9 @@ def rotate_command(
     as_json: Json = False,
 ) -> None:
     """Replace tokens and records by a new generation. Old ones are still recognized. Exit code 3 if none fits."""
-    with open_app(configuration.read(config)) as app, say.status("rotating"):
-        planted, removed = asyncio.run(rotate_records(app.guard, key_file(app), _settings(app, tenant, style, folder)))
+    with open_app(configuration.read(config)) as app, show_progress("writing records", None) as progress:
+        settings = _settings(app, tenant, style, folder)
+        planted, removed = asyncio.run(rotate_records(app.guard, key_file(app), settings, progress))
     if as_json:
         print_json({"planted": asdict(planted), "removed": asdict(removed)})
     else:

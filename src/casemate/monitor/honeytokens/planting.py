@@ -32,7 +32,7 @@ from casemate.maths.stats import Estimate, proportion
 from casemate.monitor.honeytokens.ownership import facts_text
 from casemate.monitor.honeytokens.records import BAITS, STYLES, TEXTS, CorpusSample, Style, draft_records
 from casemate.monitor.poisoning.retrieval_impact import QuestionScores
-from casemate.protocols import EventStore, Index
+from casemate.protocols import EventStore, Index, Progress
 from casemate.types import DEFAULT_TENANT, Document, Event, Vector
 
 HONEYTOKEN_KIND = "honey"
@@ -141,7 +141,11 @@ def find_records(index: Index, key: HoneytokenKey | None, tenant: str = DEFAULT_
 
 
 async def plant_records(
-    guard: Guard, keys: HoneytokenKeyFile, settings: PlantingSettings, count: int | None = None
+    guard: Guard,
+    keys: HoneytokenKeyFile,
+    settings: PlantingSettings,
+    count: int | None = None,
+    progress: Progress = lambda count: None,
 ) -> PlantingResult:
     """Plants records of the current generation until there are ``count``.
 
@@ -150,6 +154,7 @@ async def plant_records(
         keys: The key file; created if missing.
         settings: Where records are planted, and their form.
         count: Number of records, at least 0; None: 20, or one in 200 documents if that is more.
+        progress: Called with 1 for each record that was drafted.
 
     Raises:
         DataError: If the corpus is empty or the key file is damaged.
@@ -163,7 +168,7 @@ async def plant_records(
     if missing and not n:
         raise DataError(f"tenant {tenant!r} has no documents to plant records among; index documents first")
     writer = _RecordWriter(guard, key, settings, frozenset(r.source for r in existing))
-    written = await asyncio.to_thread(writer.write, missing)
+    written = await asyncio.to_thread(writer.write, missing, progress)
     if written.documents:
         await guard.add(written.documents, tenant)
     new = [r for d in written.documents if (r := key.identify(d, tenant))]
@@ -174,7 +179,7 @@ async def plant_records(
 
 
 async def rotate_records(
-    guard: Guard, keys: HoneytokenKeyFile, settings: PlantingSettings
+    guard: Guard, keys: HoneytokenKeyFile, settings: PlantingSettings, progress: Progress = lambda count: None
 ) -> tuple[PlantingResult, RemovalResult]:
     """Replaces the records by a new generation: plants the new ones first, then removes the old ones.
 
@@ -185,11 +190,12 @@ async def rotate_records(
         guard: See ``plant_records``.
         keys: The key file; its generation is increased.
         settings: See ``plant_records``.
+        progress: See ``plant_records``.
     """
     existing = (await asyncio.to_thread(find_records, guard.rag.index, keys.load_or_create(), settings.tenant)).records
     sizes = [sum(r.generation == g for r in existing) for g in {r.generation for r in existing}]
     keys.rotate()
-    planted = await plant_records(guard, keys, settings, max(sizes, default=0))
+    planted = await plant_records(guard, keys, settings, max(sizes, default=0), progress)
     removed = await remove_records(guard, keys, tenant=settings.tenant, keep_generation=planted.generation)
     return planted, removed
 
@@ -256,7 +262,7 @@ class _RecordWriter:
         self.embed, self.index = guard.rag.embedder.embed, guard.rag.index
         self.key, self.settings, self.without = key, settings, without
 
-    def write(self, numbers: Sequence[int]) -> _WrittenRecords:
+    def write(self, numbers: Sequence[int], progress: Progress) -> _WrittenRecords:
         """One record per number, unless too many benign questions would retrieve every draft of it."""
         chosen, vectors = list[Document](), list[Vector]()
         if not numbers:
@@ -277,6 +283,7 @@ class _RecordWriter:
             if scores is None or entries <= MAX_BENIGN_SHARE * len(scores.questions):
                 chosen.append(drafts[best])
                 vectors.append(drafted[best])
+            progress(1)
         return _WrittenRecords(tuple(chosen), len(numbers) - len(chosen), _benign_share(scores, vectors))
 
     def _question_scores(self) -> QuestionScores | None:
