@@ -59,9 +59,16 @@ TargetName = Annotated[
     str | None,
     typer.Option("--target", help="Target: a name in redteam.targets, an address, module:function, or own."),
 ]
+ProbeTarget = Annotated[
+    str | None, typer.Option("--target", help="Only own: documents are added to a copy of the own index.")
+]
 TargetOff = Annotated[str | None, typer.Option("--target-off", help="The same external target with its guard off.")]
 Own = Annotated[bool, typer.Option("--own", help="Confirm that you own the target, or may attack it.")]
 Restart = Annotated[bool, typer.Option("--restart", help="Abandon an interrupted campaign on an external target.")]
+NO_EXTERNAL_PROBE = (
+    "redteam probe adds documents to a copy of the index, so only the own system can be probed: no external target "
+    "offers to remove them again; leave --target out, and set redteam.target: own"
+)
 COMMANDS = {"attack": "run", "crawler": "crawl", "injector": "probe"}
 """Subcommand that runs the attacks of a role."""
 EXIT_CODES = {
@@ -193,9 +200,7 @@ def probe(
     results: Annotated[
         Path | None, typer.Option("--import", help="Judge promptfoo's results.json of an exported configuration.")
     ] = None,
-    target: Annotated[
-        str | None, typer.Option("--target", help="Only own: documents are added to a copy of the own index.")
-    ] = None,
+    target: ProbeTarget = None,
     tenant: Tenant = DEFAULT_TENANT,
     as_json: Json = False,
 ) -> None:
@@ -216,10 +221,7 @@ def probe(
     if export and results:
         raise ConfigError("--export and --import exclude each other; export, run promptfoo, then import")
     if is_external(settings) and not results:
-        raise ConfigError(
-            "redteam probe adds documents to a copy of the index, so only the own system can be probed: no external "
-            "target offers to remove them again; leave --target out, and set redteam.target: own"
-        )
+        raise ConfigError(NO_EXTERNAL_PROBE)
     benign = questions_in(settings.folder / settings.redteam.benign) if settings.redteam.benign else []
     validate_plan(settings, PROBE)
     if results:
