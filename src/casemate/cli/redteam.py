@@ -272,7 +272,8 @@ def _import_results(settings: Config, file: Path) -> tuple[CampaignResult, dict[
 
 ADVICE = {
     CheckStatus.FAIL: "docs/how-to/read-a-report.md says what to do about a check that failed",
-    CheckStatus.INCONCLUSIVE: "the check names what is missing; often more candidates or questions (docs/how-to/read-a-report.md)",
+    CheckStatus.INCONCLUSIVE: "the check names what is missing; often more candidates or questions "
+    "(docs/how-to/read-a-report.md)",
     CheckStatus.ERROR: "run 'casemate doctor', correct what failed, and run this again",
 }
 """What to do after a verdict that is not PASS."""
