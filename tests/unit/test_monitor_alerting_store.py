@@ -13,13 +13,14 @@ from casemate.backends.event_stores.sql import SqlEventStore
 from casemate.errors import BackendError
 from casemate.guard.defenses.honeytoken import HoneyToken
 from casemate.guard.watermarks.honeytoken_keys import HoneytokenKeyFile, format_credential
-from casemate.monitor.alerts.alert import close_alert, open_alerts
+from casemate.monitor.alerts.alert import AlertPhase, close_alert, open_alerts
 from casemate.monitor.alerts.alerting_store import (
     CLIENT_GROUPS,
     AlertingEventStore,
     MissedAlertScanner,
     alert_for_event,
 )
+from casemate.monitor.alerts.messages import render_alert
 from casemate.monitor.canaries.results import Severity
 from casemate.monitor.poisoning.quarantine import Quarantine
 from casemate.monitor.poisoning.scoring import ScreeningResult
@@ -113,6 +114,13 @@ class TestAlertForEvent:
             alert = alert_for_event(verdict(dict(found.evidence), found.flagged))
             assert (alert and alert.kind) == expected
         assert alert.documents == ("h1", "h2") and alert.canaries == ("mallory",)
+
+    def test_a_crawler_opens_an_alert_and_a_limited_client_does_not(self):
+        evidence = {"level": "alarmed", "grade": "extracts", "chunks": 12}
+        alert = alert_for_event(verdict(evidence, defense="crawl_limit"))
+        assert alert.kind == "crawl" and alert.canaries == ("mallory",) and "12 different chunks" in alert.changes[0]
+        assert "Client" in render_alert(alert, AlertPhase.OPENED).plain
+        assert alert_for_event(verdict(evidence, flagged=False, defense="crawl_limit")) is None
 
     @pytest.mark.parametrize(
         "event",

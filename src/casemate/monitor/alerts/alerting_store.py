@@ -1,4 +1,4 @@
-"""Opens alerts for honeytoken events and quarantined documents as soon as they are recorded.
+"""Opens alerts for honeytoken events, crawlers and quarantined documents as soon as they are recorded.
 
 ``AlertingEventStore`` wraps an event store and opens the alert when the event is appended. ``MissedAlertScanner`` opens
 the same alerts later, for events of processes without the wrapper. Both may run: alert ids follow from the cause, so an
@@ -19,7 +19,8 @@ from casemate.monitor.canaries.results import Severity, append_and_flush
 from casemate.protocols import EventStore, EventStoreProxy
 from casemate.types import Event
 
-DEFENSE = "honeytoken"
+HONEYTOKEN, CRAWL_LIMIT = "honeytoken", "crawl_limit"
+"""Defenses whose verdicts may open an alert."""
 EVENT_KINDS = ("verdict", "quarantine")
 """Kinds of the events that may open an alert."""
 LOOK_BACK = timedelta(days=1)
@@ -28,6 +29,7 @@ SECURITY_SUBJECT = "honey"
 """Subject of these alerts, where others name a canary set."""
 CLIENT_GROUPS = 4
 """Alerts per kind, tenant and hour: client names are hashed into groups, and the first client of a group is named."""
+CRAWLER = "A client appears to crawl the corpus"
 MAX_NAME = 64
 """Characters of a client name that an alert shows."""
 
@@ -81,9 +83,12 @@ def alert_for_event(event: Event) -> Alert | None:
     body = event.body
     if event.kind == "quarantine" and body.get("what") == "held":
         return _quarantine_alert(event)
-    if event.kind != "verdict" or body.get("defense") != DEFENSE or not body.get("flagged"):
+    defense = body.get("defense")
+    if event.kind != "verdict" or defense not in (HONEYTOKEN, CRAWL_LIMIT) or not body.get("flagged"):
         return None
     evidence: Mapping[str, Any] = body.get("evidence", {})
+    if defense == CRAWL_LIMIT:
+        return _crawl_limit_alert(event, evidence)
     if evidence.get("what") == "leaked":
         return _leak_alert(event, evidence)
     if evidence.get("what") == "known to the asker":
@@ -121,7 +126,7 @@ def _known_token_alert(event: Event) -> Alert:
 
 def _crawl_alert(event: Event, evidence: Mapping[str, Any]) -> Alert:
     return replace(
-        _new_alert("honey_crawl", Severity.HIGH, event, "A client appears to crawl the corpus"),
+        _new_alert("honey_crawl", Severity.HIGH, event, CRAWLER),
         changes=(
             f"One client retrieved {evidence.get('different', 'several')} different honeytoken records, which "
             "ordinary questions hardly find.",
@@ -130,6 +135,20 @@ def _crawl_alert(event: Event, evidence: Mapping[str, Any]) -> Alert:
         advice=(
             "Review the other questions of this client; limit it with the defense 'crawl_limit', or block it.",
             "Other clients may do the same: check the verdicts of the honeytoken defense in this hour.",
+        ),
+    )
+
+
+def _crawl_limit_alert(event: Event, evidence: Mapping[str, Any]) -> Alert:
+    return replace(
+        _new_alert("crawl", Severity.HIGH, event, CRAWLER),
+        changes=(
+            "crawl_limit treats a client as a crawler. The client was shown "
+            f"{evidence.get('chunks', 'several')} different chunks, and its answers or questions are those of a copy more often than chance explains.",
+        ),
+        advice=(
+            "Review the questions of this client in the dashboard (Clients, Disclosure), and block its key if needed.",
+            "Other clients of the tenant may crawl with it: 'casemate client list'.",
         ),
     )
 

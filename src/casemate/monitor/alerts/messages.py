@@ -20,7 +20,7 @@ HEADINGS = {
     "drift": "Documents in more answers than before",
 }
 """What the documents of an alert are, by its kind; of other kinds they are new in the answers."""
-CLIENTS = {"honey_leak", "honey_known", "honey_crawl"}
+CLIENTS = {"honey_leak", "honey_known", "honey_crawl", "crawl"}
 """Kinds of alerts about a client instead of canaries."""
 SUBJECTS = {**dict.fromkeys(CLIENTS, "Client"), "quarantine": "Tenant", "corpus": "Tenant", "drift": "Series"}
 """What an alert is about, by its kind; alerts of other kinds are about canaries."""
