@@ -144,7 +144,8 @@ def _crawl_limit_alert(event: Event, evidence: Mapping[str, Any]) -> Alert:
         _new_alert("crawl", Severity.HIGH, event, CRAWLER),
         changes=(
             "crawl_limit treats a client as a crawler. The client was shown "
-            f"{evidence.get('chunks', 'several')} different chunks, and its answers or questions are those of a copy more often than chance explains.",
+            f"{evidence.get('chunks', 'several')} different chunks. Its answers or questions are those of a copy more "
+            "often than chance explains.",
         ),
         advice=(
             "Review the questions of this client in the dashboard (Clients, Disclosure), and block its key if needed.",
