@@ -14,11 +14,9 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
-from unittest.mock import MagicMock
 
 import grpc
 import pytest
-from psycopg_pool import PoolTimeout
 from pymilvus import DataType, MilvusClient
 from pymilvus.grpc_gen import common_pb2, milvus_pb2
 from qdrant_client import models
@@ -254,55 +252,6 @@ def test_a_pgvector_without_hnsw(postgres_url, database, tmp_path) -> None:
         index.close()
 
 
-class Pool:
-    """A connection pool of a server that may be down. ``asked`` counts requests for a connection."""
-
-    def __init__(self) -> None:
-        self.asked, self.problem = 0, PoolTimeout("down")
-
-    def getconn(self) -> Any:
-        self.asked += 1
-        if self.problem:
-            raise self.problem
-        return MagicMock()
-
-    def putconn(self, connection: Any) -> None:
-        pass
-
-
-def test_after_a_failed_connection_others_fail_at_once_and_then_one_tries(monkeypatch) -> None:
-    now = [100.0]
-    monkeypatch.setattr(postgres, "monotonic", lambda: now[0])
-    server = postgres.PostgresServer("pgvector", Secret("postgresql://127.0.0.1/x"), 1, 10.0, "has no index")
-    server._pool = pool = Pool()
-
-    def read() -> bool:
-        with server.transaction("READ ONLY"):
-            return True
-
-    for after, asked in ((0, 1), (1, 1), (postgres.PAUSE_S, 2), (postgres.PAUSE_S / 2, 2)):
-        now[0] += after
-        failing(read, "pgvector", retryable=True, says="check that the server runs")
-        assert pool.asked == asked
-    now[0] += postgres.PAUSE_S
-    pool.getconn, tries = lambda: tries.append(failing(read, "pgvector", retryable=True)) or MagicMock(), list[Any]()
-    assert read() and len(tries) == 1  # while one tries, others fail
-    del pool.getconn
-    pool.problem = None
-    assert read() and pool.asked == 3
-
-
-def test_a_pool_that_is_busy_is_no_server_that_is_down() -> None:
-    server = postgres.PostgresServer("pgvector", Secret("postgresql://127.0.0.1/x"), 1, 10.0, "has no index")
-    server._pool = pool = Pool()
-    pool.problem = None
-    with server.transaction("READ ONLY"):
-        pool.problem = PoolTimeout("busy")
-        for asked in (2, 3):
-            failing(server.transaction("READ ONLY").__enter__, "pgvector", retryable=True, says="raise connections")
-            assert pool.asked == asked
-
-
 # Errors after open
 
 
@@ -359,8 +308,7 @@ def in_qdrant(wire: QdrantWire) -> str:
 
 
 @pytest.fixture(params=STORES)
-def case(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Case]:
-    monkeypatch.setattr(postgres, "PAUSE_S", 0.1)
+def case(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Case]:
     store, options = request.param, dict[str, Any]()
     with ExitStack() as stack:
         if "qdrant" in store:

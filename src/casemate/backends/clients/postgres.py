@@ -32,8 +32,6 @@ PERMANENT = re.compile(
 """Errors that a retry does not cure."""
 STREAM_TIMEOUTS = 60
 """Timeout of a stream of rows in multiples of ``timeout_s``: the server may sort before it answers."""
-PAUSE_S = 2.0
-"""Seconds after a failed connection in which others fail at once, so that a server that is down holds no threads."""
 ABSENT_STATES = {"3F000", "42703", "42P01", "42P07"}
 """No such schema, column or table; or a table that exists already."""
 
@@ -59,7 +57,6 @@ class PostgresServer:
         where, self._password = _parse_url(backend, self._url)
         self.where = f"{where}, {place}" if place else where
         self._if_absent, self._lock = if_absent, threading.Lock()
-        self._state, self._retry_at, self._in_use = threading.Lock(), 0.0, 0
         self._pool: ConnectionPool[Any] | None = None
 
     def open(self) -> None:
@@ -95,7 +92,7 @@ class PostgresServer:
 
     def close(self) -> None:
         """Closes all connections."""
-        pool, self._pool, self._retry_at = self._pool, None, 0.0
+        pool, self._pool = self._pool, None
         if pool is not None:
             pool.close()
 
@@ -115,13 +112,11 @@ class PostgresServer:
         pool = self._opened()
         with self.translate_errors():
             limit = max(1, round(self._timeout_s * 1000))
-            db = self._connection(pool, f"BEGIN {mode}; SET LOCAL statement_timeout = {limit}")
+            db = self._begin(pool, f"BEGIN {mode}; SET LOCAL statement_timeout = {limit}")
             try:
                 with db:
                     yield db
             finally:
-                with self._state:
-                    self._in_use -= 1
                 pool.putconn(db)
 
     @contextmanager
@@ -143,28 +138,6 @@ class PostgresServer:
         if self._pool is None:
             raise self.error("the connection pool is not open")
         return self._pool
-
-    def _connection(self, pool: ConnectionPool[Any], statement: str) -> Connection[Any]:
-        """As ``_begin``; for ``PAUSE_S`` after a failure it fails at once, then one caller tries while others fail."""
-        from psycopg import OperationalError
-        from psycopg_pool import PoolTimeout
-
-        with self._state:
-            if monotonic() < self._retry_at:
-                raise self.error("no connection a moment ago: check that the server runs", retryable=True)
-            if self._retry_at:
-                self._retry_at = monotonic() + 2 * self._timeout_s + PAUSE_S
-        try:
-            db = self._begin(pool, statement)
-        except BaseException as error:
-            with self._state:
-                busy = isinstance(error, PoolTimeout) and self._in_use > 0
-                down = isinstance(error, OperationalError) and not busy
-                self._retry_at = monotonic() + PAUSE_S if down else 0.0
-            raise
-        with self._state:
-            self._retry_at, self._in_use = 0.0, self._in_use + 1
-        return db
 
     def _begin(self, pool: ConnectionPool[Any], statement: str, *, retry: bool = True) -> Connection[Any]:
         """A connection in a transaction. If a pooled one is broken, all are checked, and the statement is run again."""
