@@ -212,8 +212,7 @@ def _limited(app: App) -> Iterator[Finding]:
                 yield Finding("daily share", None, f"tenant {tenant!r}: {small}")
         for event in app.store.scan("verdict", datetime.now(UTC) - timedelta(hours=24)):
             body, name = event.body, str(event.body.get("client", ""))
-            verdict = (str(body.get("defense")), body.get("evidence", {}), body.get("hidden", ()))
-            if is_limited(*verdict, body.get("enforced", True)) and not app.config.monitor.is_canary(name):
+            if is_limited(body) and not app.config.monitor.is_canary(name):
                 clients.add((body.get("tenant"), name))
     except CasemateError as error:
         yield Finding("crawl limit", False, str(error))

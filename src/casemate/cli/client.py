@@ -101,10 +101,8 @@ def _flagged_clients(store: EventStore, since: datetime) -> list[_FlaggedClient]
     }
     found: dict[tuple[str, str], _FlaggedClient] = {}
     for event in store.scan("verdict", since):
-        id_ = str(event.body.get("tenant")), str(event.body.get("client"))
-        body, evidence = event.body, event.body.get("evidence", {})
-        defense, hidden = str(body.get("defense")), body.get("hidden", ())
-        limited = is_limited(defense, evidence, hidden, body.get("enforced", True))
+        body, limited = event.body, is_limited(event.body)
+        id_ = str(body.get("tenant")), str(body.get("client"))
         if not (body.get("flagged") or limited) or event.at <= resets.get(id_, since):
             continue
         one = found.setdefault(id_, _FlaggedClient(*id_, event.at))
@@ -112,8 +110,8 @@ def _flagged_clients(store: EventStore, since: datetime) -> list[_FlaggedClient]
         if limited:
             one.limited.add(str(body.get("request") or event.id))
         if body.get("flagged"):
-            one.verdicts[defense] += 1
-            one.withheld.update(map(str, evidence.get("withheld", ())))
+            one.verdicts[str(body.get("defense"))] += 1
+            one.withheld.update(map(str, body.get("evidence", {}).get("withheld", ())))
     return sorted(found.values(), key=lambda one: one.last, reverse=True)
 
 

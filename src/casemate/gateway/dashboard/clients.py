@@ -16,7 +16,6 @@ from casemate.gateway.dashboard.page import Page, PageRequest
 from casemate.gateway.dashboard.records import VerdictRecord
 from casemate.gateway.dashboard.table import Column, Table
 from casemate.guard.client_state import reset as client_reset
-from casemate.guard.client_state.crawl_evidence import is_limited
 from casemate.reports.format import plural
 
 BRIEF = 8
@@ -70,7 +69,7 @@ def by_client(verdicts: Iterable[VerdictRecord]) -> list[ClientSummary]:
         one = found.setdefault((v.tenant, v.client), ClientSummary(v.tenant, v.client, v.at))
         one.last = max(one.last, v.at)
         one.asked.add(v.request or v.id)
-        if is_limited(v.defense, v.evidence, v.hidden, v.enforced):
+        if v.limited:
             one.limited.add(v.request or v.id)
         if v.flagged:
             one.flagged_requests.add(v.request or v.id)

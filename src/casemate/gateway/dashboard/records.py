@@ -17,6 +17,7 @@ from datetime import datetime
 from typing import Any, Generic, TypeVar
 
 from casemate.gateway.state import REQUEST_KIND
+from casemate.guard.client_state.crawl_evidence import is_limited
 from casemate.monitor.alerts import alert
 from casemate.monitor.canaries import results
 from casemate.monitor.canaries.results import CanaryResult
@@ -43,6 +44,7 @@ class VerdictRecord:
         id: Id of the event.
         at: Time of the event.
         text: The question; empty unless ``privacy.log_text`` is set now, and was set when it was recorded.
+        limited: Whether ``crawl_limit`` limited the context.
     """
 
     id: str
@@ -59,6 +61,7 @@ class VerdictRecord:
     client: str
     tenant: str
     text: str = field(default="", repr=False)
+    limited: bool = False
 
     @property
     def failed(self) -> bool:
@@ -219,6 +222,7 @@ def verdict_from_event(event: Event, text: bool) -> VerdictRecord:
         str(body.get("client", "")),
         str(body.get("tenant", "")),
         str(body.get("text", "")) if text else "",
+        is_limited(body),
     )
 
 

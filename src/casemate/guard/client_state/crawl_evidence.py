@@ -36,10 +36,12 @@ ECHO_WORDS = 6
 """Length of a phrase by which a question repeats an earlier answer."""
 
 
-def is_limited(defense: str, evidence: Mapping[str, Any], hidden: Sequence[str], enforced: bool) -> bool:
-    """Whether a verdict gave its client less than whole chunks, or withheld chunks because its daily share is used."""
-    grade = evidence.get("grade") if defense == "crawl_limit" and enforced else None
-    return grade is not None and (grade != "full" or bool(hidden))
+def is_limited(verdict: Mapping[str, Any]) -> bool:
+    """Whether the verdict of an event gave its client less than whole chunks, or withheld chunks beyond its share."""
+    if verdict.get("defense") != "crawl_limit" or not verdict.get("enforced", True):
+        return False
+    grade = verdict.get("evidence", {}).get("grade")
+    return grade is not None and (grade != "full" or bool(verdict.get("hidden")))
 
 
 @dataclass(frozen=True, slots=True)
