@@ -16,6 +16,7 @@ from casemate.app import open_app
 from casemate.cli.console import ConfigFile, Json, Tenant, out, print_json, say, shown
 from casemate.errors import BackendError, needs
 from casemate.gateway.auth.keys import ApiKey, ApiKeyStore, Grant
+from casemate.guard.audience import IGNORED
 from casemate.plugins import build
 from casemate.protocols import EventStore
 from casemate.system import App
@@ -27,9 +28,6 @@ EMPTY = (
 )
 OBSERVES = (
     "the guard observes: it records what it would withhold, and changes no answer; 'casemate enforce' switches it on"
-)
-AUDIENCE_IGNORED = (
-    "[yellow]warning:[/yellow] the audience policy is not carried out in observe mode: every client reads full texts"
 )
 key = typer.Typer(help="API keys of the gateway: create, list, revoke.", no_args_is_help=True)
 
@@ -51,7 +49,7 @@ def serve(
         if app.mode == "observe":
             say.print(OBSERVES, soft_wrap=True)
         if app.ignores_audience:
-            say.print(AUDIENCE_IGNORED, soft_wrap=True)
+            say.print(f"[yellow]warning:[/yellow] {IGNORED}", soft_wrap=True)
         server.serve(app, partial(_print_address, app))
     say.print("stopped; all events are written")
 

@@ -12,6 +12,7 @@ from casemate.gateway.dashboard.records import VerdictRecord, by_request
 from casemate.gateway.dashboard.requests import latency_chart, latency_table
 from casemate.gateway.dashboard.table import Column
 from casemate.gateway.dashboard.time_range import by_bin
+from casemate.guard.audience import IGNORED
 from casemate.monitor.canaries.results import CanaryStatus, Severity, base_run_id
 from casemate.reports.format import plural, sample_rate, short_rate, utc_time
 from casemate.reports.svg import FramedChart, request_bars
@@ -54,7 +55,7 @@ def _banner(request: PageRequest) -> dict[str, Any]:
     title = "The guard is in observe mode" if observe else "The guard is off"
     text = "Verdicts are recorded, but nothing is withheld." if observe else "No verdicts, and nothing is withheld."
     if request.app.ignores_audience:
-        text += " The audience policy is not carried out in observe mode: every client reads full texts."
+        text += f" {IGNORED[0].upper()}{IGNORED[1:]}."
     return {**state, "tone": "medium", "title": title, "text": text, "off": True, "observe": observe}
 
 
