@@ -143,7 +143,7 @@ def _attacker(name: str, ground: Ground, writer: Generator | None) -> Extraction
     crawler, _, written = crawler.partition(", ")
     attack = _attack(crawler, ground)
     if written:
-        attack = replace(attack, writer=writer)  # type: ignore[type-var]
+        attack = replace(attack, writer=writer)
     return TransformedCrawler(attack, transform) if transform else attack
 
 

@@ -83,7 +83,7 @@ def test_many_flagged_questions_are_a_note(folder):
     with open_app(folder / "casemate.yaml") as app:
         for number in range(20):
             for defense, flagged in (("mirabel", number % 2 == 0), ("crawl_limit", False)):
-                body = {"defense": defense, "flagged": flagged, "client": "somebody", "evidence": {}}
+                body = {"defense": defense, "flagged": flagged, "client": "ann", "evidence": {}}
                 app.store.append(Event(f"{defense}-{number}", datetime.now(UTC), "verdict", body))
     found = details(folder)
     ok, detail = found["event store"]

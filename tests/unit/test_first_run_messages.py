@@ -145,7 +145,7 @@ def test_a_verdict_shows_decision_reason_and_what_is_withheld():
     assert verdict_lines(failed) == ["quorum: failed, the whole context withheld", "  reason: OSError"]
 
 
-def test_a_document_withheld_for_an_earlier_question_is_not_called_flagged_anew():
+def test_a_document_withheld_for_an_earlier_question_is_not_flagged_again():
     first, second, _ = lines(["before"])
     assert first.startswith("mirabel: flagged by an earlier question only, 1 chunk withheld")
     assert "flagged for this client before, and stays withheld" in second

@@ -58,13 +58,18 @@ def _decision(v: Verdict) -> str:
         what = "flagged by an earlier question only" if v.evidence.get("why") == ["before"] else "flagged"
     else:
         what = "not flagged"
-    withheld = "the whole context" if v.action is Action.WITHHOLD and "error" in v.evidence else ""
-    withheld = withheld or (plural(len(v.hidden), "chunk") if v.hidden else "")
-    if v.action is Action.WITHHOLD and not withheld:
-        withheld = "the rest of the answer"
+    withheld = _withheld(v)
     if not withheld:
         return f"{what}, nothing withheld"
     return f"{what}, {withheld} withheld" if v.enforced else f"{what}, {withheld} would be withheld (observe mode)"
+
+
+def _withheld(v: Verdict) -> str:
+    if v.action is Action.WITHHOLD and "error" in v.evidence:
+        return "the whole context"
+    if v.hidden:
+        return plural(len(v.hidden), "chunk")
+    return "the rest of the answer" if v.action is Action.WITHHOLD else ""
 
 
 def _listed(e: Mapping[str, Any]) -> str:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import count
 from typing import Generic, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
@@ -96,13 +97,14 @@ class ContinuousBatch(Generic[Request, Reply]):
             problem: Exception = RuntimeError("the batch ended without a reply")
             try:
                 for number, reply in self._serve(self._take):
-                    _resolve(self._taken.pop(number), reply, None)
+                    future = self._taken.pop(number)
+                    _resolve(future, partial(future.set_result, reply))
             except Exception as error:
                 problem = error
             except BaseException as error:  # such as SystemExit, which must not end the caller's event loop
                 problem = RuntimeError(f"the batch was stopped by {type(error).__name__}")
             for future in self._taken.values():
-                _resolve(future, None, problem)
+                _resolve(future, partial(future.set_exception, problem))
             self._taken = {}
             with self._lock:
                 if not self._waiting:
@@ -117,16 +119,12 @@ class ContinuousBatch(Generic[Request, Reply]):
         return [(number, request) for number, request, _ in wanted]
 
 
-def _resolve(future: asyncio.Future[Reply], reply: Reply | None, error: Exception | None) -> None:
+def _resolve(future: asyncio.Future[Reply], complete: Callable[[], None]) -> None:
     """Completes a future from another thread, unless it was canceled or its event loop has ended."""
 
-    def complete() -> None:
-        if future.done():
-            return
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(reply)  # type: ignore[arg-type]
+    def complete_once() -> None:
+        if not future.done():
+            complete()
 
     with contextlib.suppress(RuntimeError):  # the event loop is closed
-        future.get_loop().call_soon_threadsafe(complete)
+        future.get_loop().call_soon_threadsafe(complete_once)

@@ -109,15 +109,14 @@ class CausalLM(Generator, LanguageModel, TokenModel):
         Raises:
             BackendError: If the prompt is too long for the model, or the model fails or writes nothing.
         """
+        prompt_ids = await asyncio.to_thread(self._prompt_ids, prompt)
         if self.batch > 1:
-            prompt_ids = await asyncio.to_thread(self._prompt_ids, prompt)
             limit = self._max_new_tokens(len(prompt_ids))
             text = self._text(await self._batch.submit((prompt_ids, limit)))
             if not text:
                 raise self._silence(len(prompt_ids))
             yield text
             return
-        prompt_ids = await asyncio.to_thread(self._prompt_ids, prompt)
         random = self._random_source()
         cache: Any = None
         generated: list[int] = []
