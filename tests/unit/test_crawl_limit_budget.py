@@ -14,6 +14,7 @@ from casemate.guard.client_state import crawl_evidence
 from casemate.guard.client_state.crawl_evidence import ALARMED, CrawlEvidence
 from casemate.guard.defenses.crawl_limit import (
     EXTRACTS_FROM,
+    MAX_VOCABULARIES,
     MAX_WORD,
     UNDECODED_LETTERS,
     CrawlLimit,
@@ -25,6 +26,7 @@ from casemate.rag.pipeline import join_stream
 from casemate.text.disclosure import MAX_BLOCK, MIN_CHAIN
 from casemate.types import Document, Hit, Prompt, Query, Retrieval, SimilarityStats
 from tests.disguises import MORSE
+from tests.fakes import BagOfWords
 
 WORDS = 40
 """Words of a chunk. All are content words that no other chunk has."""
@@ -89,6 +91,13 @@ def obtained(replies, form, chunks=60):
     return known & {w for r in replies for w in FORMS[form][1](r).replace("|", " ").split()}
 
 
+class Lexicon(BagOfWords):
+    """An embedder that exposes the words of the collection."""
+
+    def vocabulary(self):
+        return [word for n in range(60) for word in chunk(n).text.split()]
+
+
 def open_limit(**options):
     """Only the budget limits."""
     return CrawlLimit(quote_words=10**6, whole=10**6, questions=10**4, exposure=1.0, alarm=1e-12, **options)
@@ -118,6 +127,39 @@ def test_text_in_another_form_is_decoded_before_it_is_sent(form):
     limit = CrawlLimit(quote_words=30, whole=10**6, exposure=1.0, questions=10**4, budget=10**6)
     reply = asyncio.run(answer(limit, Writes(form), range(5), "ann"))
     assert len(obtained([reply], form)) <= 30 + UNDECODED_LETTERS // 8 + MIN_CHAIN
+
+
+def _key_cipher(text, sign):
+    """Moves each letter by the next letter of a key: no decoder tries keys."""
+    return "".join(
+        chr(97 + (ord(c) - 97 + sign * (ord("lemonade"[i % 8]) - 97)) % 26) if c.isalpha() else c
+        for i, c in enumerate(text)
+    )
+
+
+@pytest.mark.parametrize("learned", [False, True])
+def test_unreadable_answers_count_as_copies(learned, monkeypatch):
+    """A client that asks for a cipher with a key obtains no more than its budget, and is limited afterwards."""
+    monkeypatch.setitem(FORMS, "key", (lambda t: _key_cipher(t, 1), lambda t: _key_cipher(t, -1)))
+    limit = open_limit(budget=150, embedder=None if learned else Lexicon())
+    if learned:
+        limit.learn_words("default", [chunk(n).text for n in range(60)])
+    replies = [asyncio.run(answer(limit, Writes("key"), range(5 * i, 5 * i + 5), "ann")) for i in range(4)]
+    assert sum(map(len, replies)) / 9 <= 150  # a word and a space
+    assert limit.evidence.disclosed_words(Query("", "ann")) > 100
+    assert limit.grade(Query("", "ann")) is not Grade.FULL
+
+
+def test_vocabulary_is_learned_by_tenant_if_the_embedder_exposes_none():
+    limit = CrawlLimit()
+    asyncio.run(answer(limit, Writes(), [0], "ann", tenant="a"))
+    word = chunk(0).text.split()[0]
+    assert limit.vocabulary("a").unknown([word]) == []
+    assert limit.vocabulary("b").unknown([word]) == [word]
+    for number in range(200):
+        limit.vocabulary(f"t{number}")
+    assert len(limit._languages) <= MAX_VOCABULARIES
+    assert CrawlLimit(embedder=Lexicon()).vocabulary("b").unknown([word]) == []
 
 
 @pytest.mark.parametrize("unit", ["x", "QUJD", "a \u200b"])

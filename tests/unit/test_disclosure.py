@@ -2,6 +2,8 @@
 
 import random
 import re
+from base64 import b64encode
+from functools import reduce
 from itertools import product
 from string import ascii_lowercase
 
@@ -12,6 +14,7 @@ from casemate.demo.clinic import case_notes
 from casemate.text import disclosure
 from casemate.text.disclosure import MAX_APART, MAX_SKIP, MIN_CHAIN, DisclosureCounter
 from casemate.text.tokens import STOP_WORDS
+from casemate.text.vocabulary import Vocabulary
 from tests.disguises import DISGUISES
 
 NOTES = [" ".join(text.split()) for _, text in case_notes(60, seed=3)]
@@ -228,6 +231,72 @@ def test_disguised_copy_discloses_more_than_the_share_of_a_chunk(name):
     assert share < 0.1 if name in NOT_DECODED else share > 0.35
     others = [b.bit_count() / n for b, n in zip(bits, counter.lengths, strict=True)]
     assert max(others[:1] + others[2:]) < 0.3
+
+
+KNOWN = Vocabulary(" ".join(NOTES).lower().split())
+ODD = dict(zip(ascii_lowercase, "qjzxkvwpyfmgucbdhlnrtsioea", strict=True))
+UNREADABLE = {
+    "letters between the letters": lambda text: "".join(c + "x" for c in text),
+    "a letter in brackets": lambda text: "".join(f"[{c}]" for c in text),
+    "three times each letter": lambda text: "".join(3 * c for c in text),
+    "another alphabet in every word": lambda text: " ".join(
+        "".join(ascii_lowercase[(ascii_lowercase.find(c) + i) % 26] for c in word)
+        for i, word in enumerate(re.findall("[a-z]+", text.lower()), 1)
+    ),
+    "a permuted alphabet": lambda text: "".join(ODD.get(c, c) for c in text.lower()),
+    "runes": lambda text: text.lower().translate({97 + i: chr(0x16A0 + i) for i in range(26)}),
+    "numbers of words": lambda text: " ".join(str(int.from_bytes(w.encode(), "big")) for w in text.split()),
+    "base64 three times": lambda text: reduce(lambda t, _: b64encode(t.encode()).decode(), range(3), text),
+    "bits of seven": lambda text: " ".join(f"{ord(c):07b}" for c in text if c.isascii()),
+    "dots": lambda text: " ".join(". " * (ord(c) // 12) + "-" * (ord(c) % 12) for c in text if c.isascii()),
+}
+
+
+@pytest.mark.parametrize("name", [*UNREADABLE, *sorted(NOT_DECODED)])
+def test_what_no_decoder_reads_counts_as_a_copy(name):
+    """Otherwise a client could ask for any form that is not known here."""
+    counter = DisclosureCounter(NOTES[5:10], "", NOTES[40:45], KNOWN)
+    counter.read((UNREADABLE | DISGUISES)[name](NOTES[6]))
+    assert counter.covered[1].bit_count() + counter.unreadable_words > 0.5 * counter.lengths[1]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        NOTES[30],
+        NOTES[6],
+        "I don't know.",
+        "The note of 12 March names Zarkonian and 4.5 mg.",
+        "| day | dose |\n|-----|------|\n| one | two |",
+        "<b>" + NOTES[31] + "</b>",
+    ],
+)
+def test_language_of_the_texts_is_readable(answer):
+    counter = DisclosureCounter(NOTES[5:10], "", NOTES[40:45], KNOWN)
+    counter.read(answer)
+    assert counter.unreadable_words == 0
+
+
+def test_decoded_words_are_not_counted_as_unreadable_as_well():
+    counter = DisclosureCounter(NOTES[5:10], "", NOTES[40:45], KNOWN)
+    counter.read(DISGUISES["rot13"](NOTES[6]))
+    whole = counter.lengths[1]
+    assert 0.7 * whole < counter.covered[1].bit_count() + counter.unreadable_words < 1.5 * whole
+
+
+def test_unknown_language_is_not_judged():
+    """A vocabulary without the words of the texts cannot tell which answers are unreadable."""
+    answer = UNREADABLE["a permuted alphabet"](NOTES[6])
+    for vocabulary in (None, Vocabulary(), Vocabulary(["le", "texte", "fran\u00e7ais"])):
+        counter = DisclosureCounter(NOTES[5:10], "", (), vocabulary)
+        counter.read(answer)
+        assert counter.unreadable_words == 0
+    learned = Vocabulary()
+    for text in NOTES[10:40]:
+        learned.add_text(text)
+    counter = DisclosureCounter(NOTES[5:10], "", (), learned)
+    counter.read(answer)
+    assert counter.unreadable_words > 0.5 * counter.lengths[1]
 
 
 def test_words_of_an_answer_count_once_among_texts_that_share_most_words():

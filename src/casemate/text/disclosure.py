@@ -6,7 +6,9 @@ text does not contain never break a chain, so numbers and fillers between the wo
 ``MIN_CHAIN`` words discloses its words, and the function words before each.
 
 Parts of the answer with no word of the texts are decoded (``casemate.text.disguises``), and searched for the texts'
-words run together, reversed, or rotated in the alphabet.
+words run together, reversed, or rotated in the alphabet. What remains unreadable is counted as if it were a copy: an
+answer whose words are mostly neither of the texts nor of their language (``Vocabulary``) may be in a form that no
+decoder knows.
 
 Work is linear in the answer: every decoding is read once, and a word is compared with at most ``MAX_OCCURRENCES``
 positions of each text.
@@ -28,6 +30,7 @@ import numpy.typing as npt
 
 from casemate.text.disguises import decodings, fold_text, only_letters, without_vowels
 from casemate.text.tokens import STOP_WORDS, Table
+from casemate.text.vocabulary import Vocabulary
 
 MIN_CHAIN = 4
 """Content words of a chain from which it counts. Shorter ones occur by chance."""
@@ -41,6 +44,10 @@ BLOCK, MAX_BLOCK = 192, 2000
 """Letters and digits without a word of the texts after which these are decoded; characters, at the latest."""
 SIGNS_PER_LETTER = 4
 """Characters that may encode one letter."""
+UNREADABLE_SHARE = 0.6
+"""Share of an answer's letters in unknown words from which it is unreadable. English prose: below in 99.9 %."""
+LETTERS_PER_WORD = 5
+"""Letters of a word in an unreadable answer."""
 _GROUP = 1 << 12
 """Letters of decodings from which these are searched."""
 _MIN_STREAM = 4
@@ -83,6 +90,7 @@ class _IndexedText:
         prefixes: The words of ``_MIN_STREAM`` letters and more, by their first letters, the longest first.
         prefix_codes: Their first letters, by ``_windows``.
         skeletons: These words by their consonants.
+        shortened: These words by what remains without the first or the last letter.
         frequencies: Counts of their letters.
     """
 
@@ -102,6 +110,7 @@ class _IndexedText:
             self.prefixes.setdefault(word[:_MIN_STREAM], []).append(word)
         self.prefix_codes = _windows(_letter_codes("".join(self.prefixes)))[::_MIN_STREAM]
         self.skeletons = {skeleton: w for w in long_words if len(skeleton := without_vowels(w)) > 2}
+        self.shortened = {part: w for w in long_words if len(w) > _MIN_STREAM for part in (w[1:], w[:-1])}
         self.frequencies = np.bincount(_letter_codes("".join(long_words)), minlength=26)
 
 
@@ -115,13 +124,15 @@ class DisclosureCounter:
         texts: The texts in the context.
         question: The client's question; what it contains is not disclosed to the client.
         unseen: Texts that were not in the context, as the null: what an answer has in common with these is chance.
+        vocabulary: Words of the texts' language; None: nothing is unreadable.
 
     Attributes:
         covered: For each text, a bit mask of its disclosed words.
         credited: The same, but each word of the answer counts for one text only: that of the longest chain.
         disclosed_words: Number of words disclosed so far, as credited.
-        found: Number of words of the answer so far that are in a chain that counts. While it stays the same, all the
-            others do.
+        found: Number of words of the answer so far that are in a chain that counts, or unreadable. While it stays the
+            same, all the others do.
+        unreadable_words: Words of the answer so far that may stand for any words of the texts. They are in no mask.
         lengths: For each text, its number of words.
         steps: Comparisons made so far.
 
@@ -131,8 +142,14 @@ class DisclosureCounter:
     (4, [15], [11])
     """
 
-    def __init__(self, texts: Sequence[str], question: str = "", unseen: Sequence[str] = ()) -> None:
-        self.steps = self.found = 0
+    def __init__(
+        self,
+        texts: Sequence[str],
+        question: str = "",
+        unseen: Sequence[str] = (),
+        vocabulary: Vocabulary | None = None,
+    ) -> None:
+        self.steps = self.found = self.unreadable_words = 0
         self._shown = len(texts)
         self._texts = [_indexed(text) for text in (*texts, *unseen)]
         self.lengths = [text.length for text in self._texts[: self._shown]]
@@ -142,7 +159,8 @@ class DisclosureCounter:
         self._vocabulary = frozenset().union(*(text.places for text in self._texts))
         self._occurrences: dict[str, list[tuple[int, _Places]]] = {}  # word -> numbers of texts, places in each
         self._by_prefix = Table(partial(_words_from, self._texts))
-        self._undecoded, self._letters, self._size = list[str](), 0, 0
+        self._undecoded, self._letters, self._size, self._readable = list[str](), 0, 0, 0
+        self._language, self._question = vocabulary, frozenset(_WORD.findall(fold_text(question)))
         self._asked = [0] * len(self._texts)
         if question:
             self._read("question", _WORD.findall(fold_text(question)))
@@ -198,6 +216,7 @@ class DisclosureCounter:
         words, length, negligible = _PIECES[text] if len(text) <= _SHORT_PIECE else _read_piece(text)
         known = self._read("plain", words)
         if known and 2 * sum([len(w) for w in known if not w.isdigit()]) > length or negligible and not known:
+            self._readable += length
             return
         self._undecoded.append(text)
         self._letters += length
@@ -208,8 +227,9 @@ class DisclosureCounter:
     def finish(self) -> None:
         """Decodes what is left."""
         block, self._undecoded, self._letters, self._size = "".join(self._undecoded), [], 0, 0
-        if not self._texts:
+        if not self._texts or not block:
             return
+        before = self.found
         streams, size = list[tuple[str, str]](), 0
         for form, text in decodings(block):
             letters = only_letters(text)
@@ -219,12 +239,39 @@ class DisclosureCounter:
                     self._read(form, words)
                 self._read(f"{form}, reversed", [word[::-1] for word in words])
                 self._read(f"{form}, consonants", self._complete(words))
+                if form == "plain":
+                    self._read("shortened", self._lengthen(words))
                 streams.append((form, letters))
                 size += len(letters)
             if size >= _GROUP:
                 self._read_letters(streams)
                 streams, size = [], 0
         self._read_letters(streams)
+        self._count_unreadable(block, self.found - before)
+
+    def _count_unreadable(self, block: str, decoded: int) -> None:
+        """Counts the words that a part of the answer may hide, less those that were decoded."""
+        readable, self._readable = self._readable, 0
+        if self._language is None:
+            return
+        words = _WORD.findall(fold_text(block))
+        unknown = [w for w in words if w.isdigit() or w not in self._vocabulary and w not in self._question]
+        letters = sum(map(len, self._language.unknown(unknown)))  # numbers may stand for letters
+        signs = (len("".join(block.split())) - sum(map(len, words))) // SIGNS_PER_LETTER
+        hidden = letters + max(0, signs)
+        if hidden > UNREADABLE_SHARE * (readable + sum(map(len, words)) + signs) and self._is_language_known:
+            count = hidden // LETTERS_PER_WORD - decoded
+            if count >= MIN_CHAIN:
+                self.unreadable_words += count
+                self.found += count
+
+    @cached_property
+    def _is_language_known(self) -> bool:
+        """Whether the vocabulary has most words of the texts in the context, so that it can tell what is unreadable."""
+        assert self._language is not None
+        words = [word for text in self._texts[: self._shown] for word in text.places]
+        unknown = sum(map(len, self._language.unknown(words)))
+        return 2 * unknown < sum(map(len, words))
 
     @cached_property
     def _prefixes(self) -> npt.NDArray[np.bool_]:
@@ -244,6 +291,16 @@ class DisclosureCounter:
         """The words of the texts that have the consonants of words without vowels."""
         bare = [w for w in words if len(w) > 2 and without_vowels(w) == w]
         return [text.skeletons[w] for w in bare for text in self._texts if w in text.skeletons]
+
+    def _lengthen(self, words: Iterable[str]) -> list[str]:
+        """The words of the texts of which the first or the last letter is missing, and the words that are whole."""
+        found = list[str]()
+        for word in words:
+            if word in self._vocabulary:
+                found.append(word)
+            elif whole := next((t.shortened[word] for t in self._texts if word in t.shortened), ""):
+                found.append(whole)
+        return found
 
     def _read_letters(self, streams: Sequence[tuple[str, str]]) -> None:
         """Reads letters without spaces: as they are, and in the alphabets of which the frequencies fit best.

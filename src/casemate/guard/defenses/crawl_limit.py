@@ -3,7 +3,8 @@
 Own work (METHODS C9, METHODS2 L). An extraction attack needs two things that users do not: the words of the chunks,
 and ever new chunks. So each answer may disclose a limited number of words of its context. Each client may be shown a
 limited number of distinct chunks a day, and be given a limited number of new words (``budget``). What an answer
-discloses is counted in whatever form it is written (``casemate.text.disclosure``). Two sequential tests detect
+discloses is counted in whatever form it is written (``casemate.text.disclosure``); a form that cannot be read counts as
+a copy. Two sequential tests detect
 crawlers long before: one counts answers that reach the limit, one counts questions that repeat phrases of earlier
 answers. Both are CUSUMs of e-values. Their false-alarm rate is bounded as long as harmless clients do these things as
 seldom as the test assumes (Shin, Ramdas and Rinaldo 2022).
@@ -39,11 +40,12 @@ from casemate.guard.audience import ReleasedDocument
 from casemate.guard.client_state.crawl_evidence import ALARMED, CLEAR, CrawlEvidence, SuspicionLevel
 from casemate.guard.client_state.withheld_documents import SeenRequests, key_of
 from casemate.maths.clustering import NOISE
-from casemate.protocols import Defense, EventStore, Generator
+from casemate.protocols import Defense, Embedder, EventStore, Generator, exposed_vocabulary
 from casemate.rag.pipeline import closing_stream
 from casemate.reindexing.registry import ReindexRegistry
 from casemate.text.disclosure import DisclosureCounter
 from casemate.text.sentences import extract_sentences
+from casemate.text.vocabulary import Vocabulary
 from casemate.types import Action, Document, Hit, Outcome, Prompt, Query, Retrieval, Verdict
 
 log = logging.getLogger(__name__)
@@ -60,6 +62,8 @@ LEAST_ANSWER = 20
 budgets a tenth of it."""
 MAX_UNSEEN, MIN_UNSEEN, MAX_RECENT, MAX_TENANTS = 5, 3, 16, 1000
 """Texts of the null: at most, and at least for one; recently shown texts kept for each tenant; tenants."""
+MAX_VOCABULARIES = 100
+"""Tenants with a vocabulary of their own."""
 OWN_WORDS, OWN_SHARE = 4, 0.8
 """Words that only one chunk contains: the fewest that count, and the share of them from which the chunk is copied."""
 WORD_LETTERS = 4
@@ -111,6 +115,7 @@ class CrawlLimit(Defense):
         topics: Topics a day of which a client may be shown chunks, as found by ``casemate reindex``; 0: no limit.
         folder: Folder of the versions written by ``casemate reindex``; for ``topics``.
         hours: How long evidence is remembered.
+        embedder: The system's. Its vocabulary tells which answers are unreadable; without one, the texts shown before.
         store: The system's; shares the evidence with other processes and keeps it over a restart.
     """
 
@@ -128,6 +133,7 @@ class CrawlLimit(Defense):
     topics: int = 0
     folder: Path = Path(".casemate/reindex")
     hours: float = 24.0
+    embedder: Embedder | None = field(default=None, repr=False)
     store: EventStore | None = field(default=None, repr=False)
 
     paper: ClassVar[str] = "own: limits and sequential tests by client and tenant (METHODS C9)"
@@ -154,6 +160,9 @@ class CrawlLimit(Defense):
         self._registries: dict[str, ReindexRegistry] = {}
         self._pending: OrderedDict[str, tuple[Query, tuple[str, ...]]] = OrderedDict()  # by request
         self._recent: OrderedDict[str, deque[str]] = OrderedDict()  # texts shown to a tenant
+        words = exposed_vocabulary(self.embedder)
+        self._language = Vocabulary(words) if words else None
+        self._languages: OrderedDict[str, Vocabulary] = OrderedDict()  # of tenants, if the embedder exposes none
         self._in_flight = Counter[tuple[str, str | None]]()  # words of unfinished answers, by client and by tenant
         self._pausing = set[tuple[str, str]]()  # clients
         self._seen = SeenRequests()
@@ -275,6 +284,23 @@ class CrawlLimit(Defense):
         """Returns the query that a prompt belongs to, once, and texts that are not in its context."""
         with self._lock:
             return self._pending.pop(prompt.request, (None, ()))
+
+    def vocabulary(self, tenant: str) -> Vocabulary:
+        """The known words: of the embedder, or of the texts that were shown to a tenant."""
+        if self._language is not None:
+            return self._language
+        with self._lock:
+            found = self._languages.setdefault(tenant, Vocabulary())
+            self._languages.move_to_end(tenant)
+            if len(self._languages) > MAX_VOCABULARIES:
+                self._languages.popitem(last=False)
+            return found
+
+    def learn_words(self, tenant: str, texts: Iterable[str]) -> None:
+        """Makes the words of texts that were shown known, if the embedder exposes no vocabulary."""
+        if self._language is None:
+            for text in texts:
+                self.vocabulary(tenant).add_text(text)
 
     def grade(self, query: Query) -> Grade:
         """Returns what the client is answered from."""
@@ -413,7 +439,7 @@ class _DisclosureMeter:
         context = [d for d in context if not isinstance(d, ReleasedDocument)]
         self.limit, self.query, self.ids, self.limit_reached = limit, query, [d.id for d in context], False
         self.texts, self.unseen = [d.content for d in context], unseen
-        self.counter = DisclosureCounter(self.texts, query.text, unseen)
+        self.counter = DisclosureCounter(self.texts, query.text, unseen, limit.vocabulary(query.tenant))
         evidence = limit.evidence
         self.disclosed = [evidence.disclosed(query, i) for i in self.ids]
         self.disclosed_to_tenant = [evidence.disclosed_to_tenant(query.tenant, i) for i in self.ids]
@@ -478,7 +504,7 @@ class _DisclosureMeter:
         if (self.counter.found, pending) == self._checked:
             return
         self._checked = self.counter.found, pending
-        covered, new = self.counter.covered, self._credited()
+        new = self._credited()
         words = sum(bits.bit_count() for bits in new)
         exposed = self._exposed(new)
         self.limit_reached = words > self.most_words or len(exposed) > self.most
@@ -486,13 +512,13 @@ class _DisclosureMeter:
             self.limit_reached
             or sum(i not in self.exposed_before for i in exposed) > self.chunks_left
             or (not self.clear and words > self.limit.short_quote_words)
-            or not self._within_budget(covered, pending)
+            or not self._within_budget(pending)
         )
 
-    def _within_budget(self, covered: Sequence[int], pending: int) -> bool:
+    def _within_budget(self, pending: int) -> bool:
         """Whether the new words fit the budgets, with those that may be in letters that are not decoded yet."""
         new, tenant_new = (
-            sum((bits & ~disclosed).bit_count() for bits, disclosed in zip(covered, before, strict=True)) + pending
+            sum(bits.bit_count() for bits in self._new(self.counter.covered, before)) + pending
             for before in (self.disclosed, self.disclosed_to_tenant)
         )
         fits = self.limit.reserve(self.query, self.reserved, new, tenant_new)
@@ -501,7 +527,23 @@ class _DisclosureMeter:
 
     def _credited(self) -> list[int]:
         """Returns the new words of each chunk. A word of the answer counts for one chunk, however many contain it."""
-        return [bits & ~before for bits, before in zip(self.counter.credited, self.before, strict=True)]
+        return self._new(self.counter.credited, self.before)
+
+    def _new(self, masks: Iterable[int], before: Iterable[int]) -> list[int]:
+        """Returns the words of each chunk that were not disclosed before.
+
+        Unreadable words may stand for any of a chunk's words. They count as words that were not disclosed, chunk by
+        chunk.
+        """
+        left, found = self.counter.unreadable_words, list[int]()
+        for bits, known, length in zip(masks, before, self.counter.lengths, strict=True):
+            new = bits & ~known
+            if left:
+                hidden = _lowest(((1 << length) - 1) & ~(bits | known), left)
+                left -= hidden.bit_count()
+                new |= hidden
+            found.append(new)
+        return found
 
     def _exposed(self, new: Sequence[int]) -> list[str]:
         """Returns the chunks with new words of which all answers together disclose more than the share.
@@ -521,13 +563,26 @@ class _DisclosureMeter:
         """Records what was sent, which may be less than what was read."""
         text = "".join(self.sent)
         if self.cut:
-            self.counter = DisclosureCounter(self.texts, self.query.text, self.unseen)
+            words = self.limit.vocabulary(self.query.tenant)
+            self.counter = DisclosureCounter(self.texts, self.query.text, self.unseen, words)
             self.counter.read(text)
-        disclosed = dict(zip(self.ids, self.counter.covered, strict=True))
+        self.limit.learn_words(self.query.tenant, self.texts)
+        covered = self.counter.covered
+        disclosed = {
+            i: bits | new for i, bits, new in zip(self.ids, covered, self._new(covered, self.before), strict=True)
+        }
         exposed = self._exposed(self._credited())
         self.limit.evidence.record_answer(self.query, text, disclosed, exposed, self.limit_reached, self.cut)
         self.limit.release(self.query, self.reserved)
         self.reserved = 0
+
+
+def _lowest(bits: int, count: int) -> int:
+    """The lowest bits that are set, at most ``count``."""
+    rest = bits
+    for _ in range(min(count, bits.bit_count())):
+        rest &= rest - 1
+    return bits & ~rest
 
 
 def _is_copied(disclosed: int, own: int) -> bool:
