@@ -1,8 +1,9 @@
-"""Disclosure accounting: share of a disguised text that is counted, time of an answer, harmless sessions.
+"""Disclosure accounting: share of a disguised text that is counted, unreadable answers, times, harmless sessions.
 
 ``python -m benchmarks.disclosure [folder] [corpus ...] [size=number ...]``, or ``python -m benchmarks.disclosure time``
-for the times alone. Disguises are those of
-``tests/disguises.py``, applied to notes of the fictional clinic. Harmless sessions are those of
+for disguises, unreadable answers and times alone. Disguises are those of ``tests/disguises.py``, of notes of the
+fictional clinic. Harmless answers that could seem unreadable: ``ANSWERS`` recorded answers of a **real** model to
+questions about NFCorpus, over the five best chunks; and other documents of each corpus. Harmless sessions are those of
 ``benchmarks.defaults``, under ``crawl_limit`` with its default options, answered by the extractive generator and by the
 **simulated** reader. Corpora that were measured before with the same code and sizes stay in the results.
 """
@@ -13,25 +14,33 @@ import asyncio
 import json
 import sys
 import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks import ROOT, before, code_digest, save
+from benchmarks import ROOT, SEED, before, code_digest, save
 from benchmarks.defaults import CORPORA, SIZES, _index, _limits, load
 from benchmarks.kept import Kept
+from benchmarks.kept import corpus as documents
+from benchmarks.real.files import read as read_set
 from casemate.backends.generators.extractive import ExtractiveGenerator
 from casemate.demo.clinic import case_notes
 from casemate.guard.defenses.crawl_limit import CrawlLimit
 from casemate.guard.guard import Guard
+from casemate.maths.stats import clopper_pearson
+from casemate.protocols import exposed_vocabulary
 from casemate.rag.pipeline import Rag
 from casemate.redteam.lab.experiment import describe_options
 from casemate.text.disclosure import DisclosureCounter
-from tests.disguises import DISGUISES, HELD_OUT
+from casemate.text.vocabulary import Vocabulary
+from tests.disguises import DISGUISES, HELD_OUT, UNREADABLE
 
 NOTES = [" ".join(text.split()) for _, text in case_notes(60, seed=3)]
+RECORDED = ROOT / "benchmarks/recorded/nfcorpus_qwen0.5b.jsonl.gz"
+ANSWERS, OTHERS = 3000, 300
 QUESTION = "Which operation did the patient have, and who referred her?"
 
 
@@ -39,31 +48,86 @@ def main() -> None:
     """Measures disguises, times, and the corpora that are named; all of ``benchmarks.defaults`` by default."""
     if sys.argv[1:] == ["time"]:
         held = json.loads((ROOT / "benchmarks/results/disclosure.json").read_text())["results"]
-        return save("disclosure", held | {"cpu_ms": _times()})
+        return save("disclosure", held | _counted() | {"cpu_ms": _times()})
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else "/tmp/casemate-defaults")
     folder.mkdir(parents=True, exist_ok=True)
     SIZES.update((name, int(size)) for name, _, size in (a.partition("=") for a in sys.argv[2:] if "=" in a))
     about = {"code": code_digest(), "sizes": dict(SIZES), "defense": describe_options(CrawlLimit())}
-    results = before("disclosure", about) | {"disguises": _disguises(), "cpu_ms": _times()}
+    results = before("disclosure", about) | _counted() | {"cpu_ms": _times()}
     for name in [a for a in sys.argv[2:] if "=" not in a] or CORPORA:
         results["corpora"][name] = asyncio.run(_harmless(name, folder))
         save("disclosure", results)
 
 
-def _disguises() -> dict[str, Any]:
-    """Mean share of the words of a note that is counted, by disguise."""
+def _counted() -> dict[str, Any]:
+    embedder = Kept(ROOT / "build/kept.npz")
+    language = Vocabulary(exposed_vocabulary(embedder))
+    try:
+        return {
+            "disguises": _disguises(language, DISGUISES),
+            "without_a_decoder": _disguises(language, UNREADABLE),
+            "charged_as_unreadable": {
+                "answers of a real model": _charged(_recorded_answers(embedder), language),
+                **{name: _charged(_other_documents(name), language) for name in ("nfcorpus", "squad", "mathqa")},
+            },
+        }
+    finally:
+        embedder.save()
+
+
+def _recorded_answers(embedder: Kept) -> Iterator[tuple[str, Sequence[str], str]]:
+    """Question, texts and answer of ``ANSWERS`` recorded exchanges, in a seeded order; of any attack."""
+    answered = [
+        (question, answer)
+        for row in read_set(RECORDED)[1:]
+        for question, answer in zip(row["questions"], row.get("answers", {}).get("off", ()), strict=False)
+        if question and answer
+    ]
+    drawn = [answered[i] for i in np.random.default_rng(SEED).permutation(len(answered))[:ANSWERS]]
+    texts = [d.content for d in documents("nfcorpus")]
+    scores = embedder.embed([question for question, _ in drawn]) @ embedder.embed(texts).T
+    for (question, answer), row in zip(drawn, scores, strict=True):
+        yield question, [texts[i] for i in np.argsort(-row)[:5]], answer
+
+
+def _other_documents(name: str) -> Iterator[tuple[str, Sequence[str], str]]:
+    """Documents as if they were answers from five others: fluent text with other words."""
+    texts = [d.content for d in documents(name)]
+    order = np.random.default_rng(SEED).permutation(len(texts))[: 6 * OTHERS]
+    for i in range(0, len(order) - 5, 6):
+        *shown, other = (texts[j] for j in order[i : i + 6])
+        yield "", shown, other
+
+
+def _charged(exchanges: Iterable[tuple[str, Sequence[str], str]], language: Vocabulary) -> dict[str, Any]:
+    """Answers that are charged for unreadable words: number, of how many, share and interval; the words charged."""
+    words = []
+    for question, texts, answer in exchanges:
+        counter = DisclosureCounter(texts, question, (), language)
+        counter.read(answer)
+        words.append(counter.unreadable_words)
+    count = sum(map(bool, words))
+    return {
+        "answers": [count, len(words), count / len(words), *clopper_pearson(count, len(words))],
+        "words": sorted(filter(None, words)),
+    }
+
+
+def _disguises(language: Vocabulary, disguises: Mapping[str, Callable[[str], str]]) -> dict[str, Any]:
+    """Mean share of the words of a note that is counted, by disguise; at most 1."""
     found = {}
-    for name, disguise in DISGUISES.items():
+    for name, disguise in disguises.items():
         shares = []
         for i in range(0, 30, 5):
-            counter = DisclosureCounter(NOTES[i : i + 5], QUESTION, NOTES[40:45])
-            shares.append(counter.read(disguise(NOTES[i + 1]))[1].bit_count() / counter.lengths[1])
+            counter = DisclosureCounter(NOTES[i : i + 5], QUESTION, NOTES[40:45], language)
+            words = counter.read(disguise(NOTES[i + 1]))[1].bit_count() + counter.unreadable_words
+            shares.append(min(1.0, words / counter.lengths[1]))
         found[name] = round(float(np.mean(shares)), 3)
     above = [name for name, share in found.items() if share > 0.3]
     return {
         "share": found,
         "above_exposure": [len(above), len(found)],
-        "above_exposure_held_out": [len(set(above) & set(HELD_OUT)), len(HELD_OUT)],
+        "above_exposure_held_out": [len(set(above) & set(HELD_OUT)), len(set(found) & set(HELD_OUT))],
     }
 
 

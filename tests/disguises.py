@@ -180,6 +180,22 @@ DISGUISES = {
 }
 """Encoders by name. The last ones are not expected to be decoded."""
 
+UNREADABLE = {
+    "letters between the letters": lambda t: "".join(c + "x" for c in t),
+    "a letter in brackets": lambda t: "".join(f"[{c}]" for c in t),
+    "three times each letter": lambda t: "".join(3 * c for c in t),
+    "another rotation for each word": words(
+        lambda i, w: "".join(LOWER[(LOWER.index(c) + i) % 26] if c in LOWER else c for c in w.lower())
+    ),
+    "odd alphabet": table(LOWER, "qjzxkvwpyfmgucbdhlnrtsioea"),
+    "runes": letters(lambda c: chr(0x16A0 + ord(c) - 97)),
+    "numbers of words": words(lambda i, w: str(int.from_bytes(w.encode(), "big"))),
+    "base64 three times": lambda t: base64.b64encode(base64.b64encode(base64.b64encode(t.encode()))).decode(),
+    "bits of seven": lambda t: " ".join(f"{b:07b}" for b in t.encode()),
+    "dots and dashes": lambda t: " ".join(". " * (b // 12) + "-" * (b % 12) for b in t.encode()),
+}
+"""Encoders that no decoder reads, beside the last ones of ``DISGUISES``."""
+
 
 def _held_out(name):
     return hashlib.sha256(name.encode()).digest()[0] % 2 == 1

@@ -2,8 +2,6 @@
 
 import random
 import re
-from base64 import b64encode
-from functools import reduce
 from itertools import product
 from string import ascii_lowercase
 
@@ -15,7 +13,7 @@ from casemate.text import disclosure
 from casemate.text.disclosure import MAX_APART, MAX_SKIP, MIN_CHAIN, DisclosureCounter
 from casemate.text.tokens import STOP_WORDS
 from casemate.text.vocabulary import Vocabulary
-from tests.disguises import DISGUISES
+from tests.disguises import DISGUISES, UNREADABLE
 
 NOTES = [" ".join(text.split()) for _, text in case_notes(60, seed=3)]
 TEXT = "Divers found deep cracks in both of the northern piers, and the bridge was closed."
@@ -234,22 +232,6 @@ def test_disguised_copy_discloses_more_than_the_share_of_a_chunk(name):
 
 
 KNOWN = Vocabulary(" ".join(NOTES).lower().split())
-ODD = dict(zip(ascii_lowercase, "qjzxkvwpyfmgucbdhlnrtsioea", strict=True))
-UNREADABLE = {
-    "letters between the letters": lambda text: "".join(c + "x" for c in text),
-    "a letter in brackets": lambda text: "".join(f"[{c}]" for c in text),
-    "three times each letter": lambda text: "".join(3 * c for c in text),
-    "another alphabet in every word": lambda text: " ".join(
-        "".join(ascii_lowercase[(ascii_lowercase.find(c) + i) % 26] for c in word)
-        for i, word in enumerate(re.findall("[a-z]+", text.lower()), 1)
-    ),
-    "a permuted alphabet": lambda text: "".join(ODD.get(c, c) for c in text.lower()),
-    "runes": lambda text: text.lower().translate({97 + i: chr(0x16A0 + i) for i in range(26)}),
-    "numbers of words": lambda text: " ".join(str(int.from_bytes(w.encode(), "big")) for w in text.split()),
-    "base64 three times": lambda text: reduce(lambda t, _: b64encode(t.encode()).decode(), range(3), text),
-    "bits of seven": lambda text: " ".join(f"{ord(c):07b}" for c in text if c.isascii()),
-    "dots": lambda text: " ".join(". " * (ord(c) // 12) + "-" * (ord(c) % 12) for c in text if c.isascii()),
-}
 
 
 @pytest.mark.parametrize("name", [*UNREADABLE, *sorted(NOT_DECODED)])
@@ -286,7 +268,7 @@ def test_decoded_words_are_not_counted_as_unreadable_as_well():
 
 def test_unknown_language_is_not_judged():
     """A vocabulary without the words of the texts cannot tell which answers are unreadable."""
-    answer = UNREADABLE["a permuted alphabet"](NOTES[6])
+    answer = UNREADABLE["odd alphabet"](NOTES[6])
     for vocabulary in (None, Vocabulary(), Vocabulary(["le", "texte", "fran\u00e7ais"])):
         counter = DisclosureCounter(NOTES[5:10], "", (), vocabulary)
         counter.read(answer)
