@@ -46,6 +46,8 @@ SIGNS_PER_LETTER = 4
 """Characters that may encode one letter."""
 UNREADABLE_SHARE = 0.6
 """Share of an answer's letters in unknown words from which it is unreadable. English prose: below in 99.9 %."""
+SHORTENED_SHARE = 0.25
+"""The same share from which words with the first or last letter missing are searched."""
 LETTERS_PER_WORD = 5
 """Letters of a word in an unreadable answer."""
 _GROUP = 1 << 12
@@ -239,28 +241,34 @@ class DisclosureCounter:
                     self._read(form, words)
                 self._read(f"{form}, reversed", [word[::-1] for word in words])
                 self._read(f"{form}, consonants", self._complete(words))
-                if form == "plain":
-                    self._read("shortened", self._lengthen(words))
                 streams.append((form, letters))
                 size += len(letters)
             if size >= _GROUP:
                 self._read_letters(streams)
                 streams, size = [], 0
         self._read_letters(streams)
-        self._count_unreadable(block, self.found - before)
+        self._count_unreadable(block, before)
 
-    def _count_unreadable(self, block: str, decoded: int) -> None:
-        """Counts the words that a part of the answer may hide, less those that were decoded."""
+    def _count_unreadable(self, block: str, before: int) -> None:
+        """Counts the words that a part of the answer may hide, less those that were decoded.
+
+        Args:
+            block: The part.
+            before: ``found`` before it was decoded.
+        """
         readable, self._readable = self._readable, 0
         if self._language is None:
             return
         words = _WORD.findall(fold_text(block))
-        unknown = [w for w in words if w.isdigit() or w not in self._vocabulary and w not in self._question]
-        letters = sum(map(len, self._language.unknown(unknown)))  # numbers may stand for letters
-        signs = (len("".join(block.split())) - sum(map(len, words))) // SIGNS_PER_LETTER
-        hidden = letters + max(0, signs)
-        if hidden > UNREADABLE_SHARE * (readable + sum(map(len, words)) + signs) and self._is_language_known:
-            count = hidden // LETTERS_PER_WORD - decoded
+        known = self._vocabulary | self._question
+        unknown = self._language.unknown([w for w in words if w.isdigit() or w not in known])  # digits may be letters
+        letters = sum(map(len, words))
+        signs = max(0, len("".join(block.split())) - letters) // SIGNS_PER_LETTER
+        hidden, total = sum(map(len, unknown)) + signs, readable + letters + signs
+        if hidden > SHORTENED_SHARE * total:
+            self._read("shortened", self._lengthen(words))
+        if hidden > UNREADABLE_SHARE * total and self._is_language_known:
+            count = hidden // LETTERS_PER_WORD - (self.found - before)
             if count >= MIN_CHAIN:
                 self.unreadable_words += count
                 self.found += count
