@@ -92,14 +92,18 @@ def made(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[MakeIndex, boo
     return make, "approximate" not in request.param
 
 
-LONG_ON_MILVUS = ("_is_open_only_when_opened", "_agrees_with_a_scan")
-"""Obligations for which a Milvus server takes more than ten seconds."""
+LONG = {
+    "milvus": ("_is_empty_at_first", "_is_open_only_when_opened", "_agrees_with_a_scan", "_scans_beside_writers"),
+    "qdrant": ("_agrees_with_a_scan", "_scans_beside_writers"),
+    "pgvector-approximate": ("_scans_beside_writers",),
+}
+"""Obligations that take more than five seconds."""
 KIND_AND_OBLIGATION = [
     pytest.param(
         kind,
         obligation,
         id=f"{kind}-{obligation.__name__.strip('_')}",
-        marks=[pytest.mark.slow] if kind == "milvus" and obligation.__name__ in LONG_ON_MILVUS else [],
+        marks=[pytest.mark.slow] if obligation.__name__ in LONG.get(kind, ()) else [],
     )
     for kind in KINDS
     for obligation in INDEX_OBLIGATIONS

@@ -310,6 +310,7 @@ def casemate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., t
     return run
 
 
+@pytest.mark.slow
 def test_by_the_command_line(table_url, tmp_path, casemate, monkeypatch) -> None:
     """Attach, ask, drift, attach again."""
     from casemate.config import PluginSpec

@@ -69,7 +69,7 @@ def test_the_configuration_reference_is_that_of_the_code():
 
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-QUICK = ("guarded_haystack.py", "own_defense.py")
+QUICK = ("own_defense.py",)
 
 
 def test_five_examples_have_fewer_than_40_lines():

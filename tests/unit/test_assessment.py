@@ -104,6 +104,7 @@ def test_an_assessment_holds_documents_out_and_measures_both_sides(tmp_path):
     assert json.dumps(assessment_report.as_json(found))
 
 
+@pytest.mark.slow
 def test_documents_that_were_kept_out_count_for_the_screening(tmp_path, monkeypatch):
     folder = write_notes(tmp_path / "notes", 44)
     for module in (assessment, scoring):  # more chunks than the index has, fewer than the whole folder

@@ -463,6 +463,7 @@ JSON = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(st.lists(JSON.map(json.dumps) | st.fixed_dictionaries({"_id": JSON, "text": JSON}).map(json.dumps) | st.text()))
 def test_any_lines(tmp_path_factory, lines):
     path = tmp_path_factory.mktemp("lines") / "r.jsonl"

@@ -826,6 +826,7 @@ class TestEventTail:
         tail.sync()
         assert tail.all == [1] and not tail.sync()
 
+    @pytest.mark.slow
     @given(st.lists(st.sampled_from(["a", "b"]), max_size=30), st.integers(0, 35))
     def test_latest_returns_the_same_events_as_a_scan(self, tmp_path_factory, kinds, count):
         store = SqlEventStore(path=tmp_path_factory.mktemp("store") / "events.db")

@@ -94,6 +94,7 @@ class TestAnswers:
         assert "." not in text and 0 < len(text) < 200
         assert memory.events[0].body["tokens"] == len(text) + 1
 
+    @pytest.mark.slow
     def test_no_documents_give_the_public_model(self):
         options = {"model": Toy(2, "abc"), "public": 1.0, "tokens": 1, "epsilon": 1.0}
         counts = Counter(whole(made(seed=s, **options), Prompt("a", (), "")) for s in range(4000))

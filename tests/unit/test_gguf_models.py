@@ -124,6 +124,7 @@ def test_a_template_without_system_messages(refusal: str, tmp_path: Path) -> Non
     assert shown.startswith("<|im_start|>user\nBe brief.")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("template", "message"),
     [

@@ -279,6 +279,7 @@ async def test_another_servers_results_pass_the_guard(app):
     assert free[0] == "d7" and len(free) == 5
 
 
+@pytest.mark.slow
 async def test_the_number_of_documents_does_not_depend_on_what_the_other_server_found(app):
     """The other server returns the document only if it has it; without it, nothing or an echo of the query."""
     async with guarded_library(app) as client:
@@ -288,6 +289,7 @@ async def test_the_number_of_documents_does_not_depend_on_what_the_other_server_
                 assert len(ids) == 5 and "d3" not in ids
 
 
+@pytest.mark.slow
 async def test_only_arguments_that_the_operator_names_reach_the_other_server(app, tmp_path):
     async with guarded_library(app) as client:
         (search,) = [tool for tool in (await client.list_tools()).tools if tool.name == "search"]
@@ -304,6 +306,7 @@ async def test_only_arguments_that_the_operator_names_reach_the_other_server(app
         refused(await client.call_tool("search", {"query": "only5", "where": "x"}))
 
 
+@pytest.mark.slow
 async def test_only_tools_that_are_marked_as_read_only_are_offered_unless_they_are_named(app, tmp_path):
     async with guarded_library(app) as client:
         offered = {tool.name: tool for tool in (await client.list_tools()).tools}
@@ -318,6 +321,7 @@ async def test_only_tools_that_are_marked_as_read_only_are_offered_unless_they_a
     assert hints == {"execute": False, "search_unmarked": None, "search_shelf": True, "search": True}
 
 
+@pytest.mark.slow
 async def test_the_question_has_the_limits_of_a_query(app, tmp_path, monkeypatch):
     text, kept = key(app, retrieve=True), []
     monkeypatch.setattr(OpenTurns, "of", lambda *given: kept.append(given))
@@ -334,6 +338,7 @@ async def test_the_question_has_the_limits_of_a_query(app, tmp_path, monkeypatch
     assert not kept and not asked
 
 
+@pytest.mark.slow
 async def test_the_command_gets_only_the_variables_that_are_named(app, monkeypatch):
     monkeypatch.setenv("CASEMATE_TEST_A", "7")  # of this process, not named
     query = {"query": DOCUMENTS["d20"].text}
@@ -342,6 +347,7 @@ async def test_the_command_gets_only_the_variables_that_are_named(app, monkeypat
     assert ids[0] == "d9" and ids[1] != "d7"
 
 
+@pytest.mark.slow
 async def test_without_a_guard_another_servers_results_include_the_document(tmp_path):
     app = build(tmp_path, mcp=True)
     async with guarded_library(app) as client:
@@ -349,6 +355,7 @@ async def test_without_a_guard_another_servers_results_include_the_document(tmp_
         assert "d3" in found(await client.call_tool("search_text", {"query": SECRET}))
 
 
+@pytest.mark.slow
 async def test_results_of_another_form_and_errors_count_as_nothing_found(app):
     async with guarded_library(app) as client:
         for name in ("search_pictures", "search_numbers", "search_broken", "search_elsewhere"):
@@ -356,6 +363,7 @@ async def test_results_of_another_form_and_errors_count_as_nothing_found(app):
             assert len(ids) == 5 and "d3" not in ids
 
 
+@pytest.mark.slow
 async def test_a_client_does_not_see_that_the_other_server_is_too_slow(app, monkeypatch):
     assert upstream.SEARCH_SHARE <= 0.5  # the rest is for the guard
     monkeypatch.setattr(upstream, "SEARCH_SHARE", 0.005)  # .6 of 120 seconds
@@ -372,6 +380,7 @@ async def test_a_call_of_another_servers_tool_has_one_verdict_of_each_defense(ap
     assert verdict.body["flagged"] and verdict.body["hidden"] == ["d3"]
 
 
+@pytest.mark.slow
 def test_an_upstream_server_that_cannot_start_is_one_line_and_an_exit_code(tmp_path):
     for options in ([], ["--http", "--port", "0"]):
         done = subprocess.run(
@@ -387,6 +396,7 @@ def test_an_upstream_server_that_cannot_start_is_one_line_and_an_exit_code(tmp_p
         assert "error: the upstream MCP server cannot be used" in done.stderr
 
 
+@pytest.mark.slow
 async def test_nothing_else_of_the_other_server_is_offered(app):
     async with guarded_library(app, {"search": ()}) as client:
         assert [tool.name for tool in (await client.list_tools()).tools] == ["search"]
@@ -396,6 +406,7 @@ async def test_nothing_else_of_the_other_server_is_offered(app):
             await client.read_resource("library://documents")
 
 
+@pytest.mark.slow
 async def test_a_tool_that_cannot_be_guarded_is_refused_at_the_start(app):
     gateway = Gateway(app)
     for tools in (

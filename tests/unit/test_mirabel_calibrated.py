@@ -910,6 +910,7 @@ def test_the_equality_fails_without_whole_units(tmp_path, monkeypatch, mutation)
     assert any(context != other for context, other, withheld, _ in pairs if withheld)
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(st.integers(0, 10**6), WEIGHTS)
 def test_contexts_of_a_session_are_equal_until_the_document_enters_a_comparison(tmp_path_factory, seed, weights):
@@ -920,6 +921,7 @@ def test_contexts_of_a_session_are_equal_until_the_document_enters_a_comparison(
             assert context == other
 
 
+@pytest.mark.slow
 def test_depth_in_the_score_changes_hardly_any_context(tmp_path):
     """The similarity statistics include withheld chunks beyond the hits; the effect is mostly negligible."""
     pairs = differing = 0

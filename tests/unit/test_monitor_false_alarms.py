@@ -25,6 +25,7 @@ def test_fifty_canaries_of_one_percent_flake_raise_at_most_one_false_alert_in_a_
     assert found.repeats / found.runs <= 2.7  # the cost of repetitions
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sets", [50, pytest.param(100, marks=pytest.mark.slow)])
 def test_canaries_with_higher_flake_rates_keep_the_budget(sets):
     rate = np.concatenate([np.full(40, 0.002), np.full(8, 0.05), np.full(2, 0.1)])

@@ -266,6 +266,7 @@ class TestCommand:
         assert done.stdout.startswith("INCONCLUSIVE") and "the probe shows nothing" in done.stdout
         assert "best case for the operator" in " ".join(done.stdout.split())
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(("gate", "code", "followed"), [(True, 0, False), ("observe", 1, True), (False, 1, True)])
     def test_screening_counts_as_the_guard_only_where_it_quarantines(self, place, monkeypatch, gate, code, followed):
         monkeypatch.setattr("casemate.cli.redteam.fit_screen", lambda app, tenant, index: len)

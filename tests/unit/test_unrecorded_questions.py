@@ -74,6 +74,7 @@ def test_an_unrecorded_question_follows_a_switch_of_enforcement_at_run_time(fold
             assert ("d0" in [h.document.id for h in answer.retrieval.hits]) != enforce
 
 
+@pytest.mark.slow
 def test_campaigns_calibration_and_drafts_leave_no_event(folder):
     with open_app() as app:
         asyncio.run(OwnMembershipCampaign(app).run_and_write(silent))
