@@ -66,7 +66,7 @@ FURTHER = 100
 AUDITED, ASKED = 5, 1000
 FETCHED = 96
 """Hits of which the units are formed, as many as the defense reads at most."""
-SETTINGS = {"m=2": (2, 1), "m=2, J=2": (2, 2), "m=3": (3, 1), "m=3, J=3": (3, 3)}
+SETTINGS = {"m=2": (2, 1), "m=2, J=2": (2, 2), "m=3": (3, 1), "m=3, J=2": (3, 2), "m=3, J=3": (3, 3)}
 WRITTEN = ROOT / "benchmarks/recorded/nfcorpus_qwen1.5b.jsonl.gz"
 FRAMES = ("What is known about {}?", "What about {}?", "What was found on {}?", "How is {} described?")
 QUESTIONS = 100
