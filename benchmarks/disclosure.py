@@ -34,8 +34,7 @@ from casemate.maths.stats import clopper_pearson
 from casemate.protocols import exposed_vocabulary
 from casemate.rag.pipeline import Rag
 from casemate.redteam.lab.experiment import describe_options
-from casemate.text.disclosure import DisclosureCounter
-from casemate.text.vocabulary import Vocabulary
+from casemate.text.disclosure import DisclosureCounter, language_stems
 from tests.disguises import DISGUISES, HELD_OUT, UNREADABLE
 
 NOTES = [" ".join(text.split()) for _, text in case_notes(60, seed=3)]
@@ -61,7 +60,7 @@ def main() -> None:
 
 def _counted() -> dict[str, Any]:
     embedder = Kept(ROOT / "build/kept.npz")
-    language = Vocabulary(exposed_vocabulary(embedder))
+    language = language_stems(exposed_vocabulary(embedder))
     try:
         return {
             "disguises": _disguises(language, DISGUISES),
@@ -69,6 +68,10 @@ def _counted() -> dict[str, Any]:
             "charged_as_unreadable": {
                 "answers of a real model": _charged(_recorded_answers(embedder), language),
                 **{name: _charged(_other_documents(name), language) for name in ("nfcorpus", "squad", "mathqa")},
+            },
+            "without_a_vocabulary": {
+                "disguises": _disguises(frozenset(), UNREADABLE),
+                "answers of a real model": _charged(_recorded_answers(embedder), frozenset()),
             },
         }
     finally:
@@ -99,7 +102,7 @@ def _other_documents(name: str) -> Iterator[tuple[str, Sequence[str], str]]:
         yield "", shown, other
 
 
-def _charged(exchanges: Iterable[tuple[str, Sequence[str], str]], language: Vocabulary) -> dict[str, Any]:
+def _charged(exchanges: Iterable[tuple[str, Sequence[str], str]], language: frozenset[str]) -> dict[str, Any]:
     """Answers that are charged for unreadable words: number, of how many, share and interval; the words charged."""
     words = []
     for question, texts, answer in exchanges:
@@ -113,7 +116,7 @@ def _charged(exchanges: Iterable[tuple[str, Sequence[str], str]], language: Voca
     }
 
 
-def _disguises(language: Vocabulary, disguises: Mapping[str, Callable[[str], str]]) -> dict[str, Any]:
+def _disguises(language: frozenset[str], disguises: Mapping[str, Callable[[str], str]]) -> dict[str, Any]:
     """Mean share of the words of a note that is counted, by disguise; at most 1."""
     found = {}
     for name, disguise in disguises.items():

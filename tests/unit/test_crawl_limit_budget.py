@@ -14,7 +14,6 @@ from casemate.guard.client_state import crawl_evidence
 from casemate.guard.client_state.crawl_evidence import ALARMED, CrawlEvidence
 from casemate.guard.defenses.crawl_limit import (
     EXTRACTS_FROM,
-    MAX_VOCABULARIES,
     MAX_WORD,
     UNDECODED_LETTERS,
     CrawlLimit,
@@ -137,29 +136,15 @@ def _key_cipher(text, sign):
     )
 
 
-@pytest.mark.parametrize("learned", [False, True])
-def test_unreadable_answers_count_as_copies(learned, monkeypatch):
+@pytest.mark.parametrize("embedder", [None, Lexicon()])
+def test_unreadable_answers_count_as_copies(embedder, monkeypatch):
     """A client that asks for a cipher with a key obtains no more than its budget, and is limited afterwards."""
     monkeypatch.setitem(FORMS, "key", (lambda t: _key_cipher(t, 1), lambda t: _key_cipher(t, -1)))
-    limit = open_limit(budget=150, embedder=None if learned else Lexicon())
-    if learned:
-        limit.learn_words("default", [chunk(n).text for n in range(60)])
+    limit = open_limit(budget=150, embedder=embedder)
     replies = [asyncio.run(answer(limit, Writes("key"), range(5 * i, 5 * i + 5), "ann")) for i in range(4)]
     assert sum(map(len, replies)) / 9 <= 150  # a word and a space
     assert limit.evidence.disclosed_words(Query("", "ann")) > 100
     assert limit.grade(Query("", "ann")) is not Grade.FULL
-
-
-def test_vocabulary_is_learned_by_tenant_if_the_embedder_exposes_none():
-    limit = CrawlLimit()
-    asyncio.run(answer(limit, Writes(), [0], "ann", tenant="a"))
-    word = chunk(0).text.split()[0]
-    assert limit.vocabulary("a").unknown([word]) == []
-    assert limit.vocabulary("b").unknown([word]) == [word]
-    for number in range(200):
-        limit.vocabulary(f"t{number}")
-    assert len(limit._languages) <= MAX_VOCABULARIES
-    assert CrawlLimit(embedder=Lexicon()).vocabulary("b").unknown([word]) == []
 
 
 @pytest.mark.parametrize("unit", ["x", "QUJD", "a \u200b"])

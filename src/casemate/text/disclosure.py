@@ -7,8 +7,7 @@ text does not contain never break a chain, so numbers and fillers between the wo
 
 Parts of the answer with no word of the texts are decoded (``casemate.text.disguises``), and searched for the texts'
 words run together, reversed, or rotated in the alphabet. What remains unreadable is counted as if it were a copy: an
-answer whose words are mostly neither of the texts nor of their language (``Vocabulary``) may be in a form that no
-decoder knows.
+answer whose words are mostly neither of the texts nor of their language may be in a form that no decoder knows.
 
 Work is linear in the answer: every decoding is read once, and a word is compared with at most ``MAX_OCCURRENCES``
 positions of each text.
@@ -29,8 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from casemate.text.disguises import decodings, fold_text, only_letters, without_vowels
-from casemate.text.tokens import STOP_WORDS, Table
-from casemate.text.vocabulary import Vocabulary
+from casemate.text.tokens import STOP_WORDS, Table, stem
 
 MIN_CHAIN = 4
 """Content words of a chain from which it counts. Shorter ones occur by chance."""
@@ -46,6 +44,8 @@ SIGNS_PER_LETTER = 4
 """Characters that may encode one letter."""
 UNREADABLE_SHARE = 0.6
 """Share of an answer's letters in unknown words from which it is unreadable. English prose: below in 99.9 %."""
+FOREIGN_SHARE = 0.9
+"""The same in an unknown language: known are the words of the texts and the question, and English function words."""
 SHORTENED_SHARE = 0.25
 """The same share from which words with the first or last letter missing are searched."""
 LETTERS_PER_WORD = 5
@@ -79,6 +79,11 @@ _NO_CHAIN = (-MAX_APART - 1, 0, 0)
 
 def _is_content(word: str) -> bool:
     return word not in STOP_WORDS and (len(word) > 1 or word.isdigit())
+
+
+def language_stems(words: Iterable[str]) -> frozenset[str]:
+    """Returns the stems of words of three letters and more. Shorter tokens of a vocabulary occur in every cipher."""
+    return frozenset(stem(word) for word in words if len(word) > 2)
 
 
 class _IndexedText:
@@ -126,7 +131,7 @@ class DisclosureCounter:
         texts: The texts in the context.
         question: The client's question; what it contains is not disclosed to the client.
         unseen: Texts that were not in the context, as the null: what an answer has in common with these is chance.
-        vocabulary: Words of the texts' language; None: nothing is unreadable.
+        language: Stems of the words of the texts' language, from ``language_stems``.
 
     Attributes:
         covered: For each text, a bit mask of its disclosed words.
@@ -149,7 +154,7 @@ class DisclosureCounter:
         texts: Sequence[str],
         question: str = "",
         unseen: Sequence[str] = (),
-        vocabulary: Vocabulary | None = None,
+        language: frozenset[str] = frozenset(),
     ) -> None:
         self.steps = self.found = self.unreadable_words = 0
         self._shown = len(texts)
@@ -162,7 +167,7 @@ class DisclosureCounter:
         self._occurrences: dict[str, list[tuple[int, _Places]]] = {}  # word -> numbers of texts, places in each
         self._by_prefix = Table(partial(_words_from, self._texts))
         self._undecoded, self._letters, self._size, self._readable = list[str](), 0, 0, 0
-        self._language, self._question = vocabulary, frozenset(_WORD.findall(fold_text(question)))
+        self._language, self._question = language, frozenset(_WORD.findall(fold_text(question)))
         self._asked = [0] * len(self._texts)
         if question:
             self._read("question", _WORD.findall(fold_text(question)))
@@ -257,17 +262,17 @@ class DisclosureCounter:
             before: ``found`` before it was decoded.
         """
         readable, self._readable = self._readable, 0
-        if self._language is None:
-            return
         words = _WORD.findall(fold_text(block))
-        known = self._vocabulary | self._question
-        unknown = self._language.unknown([w for w in words if w.isdigit() or w not in known])  # digits may be letters
+        known = self._vocabulary | self._question | STOP_WORDS
+        unknown, share = [w for w in words if w.isdigit() or w not in known], FOREIGN_SHARE  # digits may be letters
+        if self._is_language_known:
+            unknown, share = [w for w in unknown if stem(w) not in self._language], UNREADABLE_SHARE
         letters = sum(map(len, words))
         signs = max(0, len("".join(block.split())) - letters) // SIGNS_PER_LETTER
         hidden, total = sum(map(len, unknown)) + signs, readable + letters + signs
         if hidden > SHORTENED_SHARE * total:
             self._read("shortened", self._lengthen(words))
-        if hidden > UNREADABLE_SHARE * total and self._is_language_known:
+        if hidden > share * total:
             count = hidden // LETTERS_PER_WORD - (self.found - before)
             if count >= MIN_CHAIN:
                 self.unreadable_words += count
@@ -275,11 +280,9 @@ class DisclosureCounter:
 
     @cached_property
     def _is_language_known(self) -> bool:
-        """Whether the vocabulary has most words of the texts in the context, so that it can tell what is unreadable."""
-        assert self._language is not None
+        """Whether the language has most words of the texts in the context."""
         words = [word for text in self._texts[: self._shown] for word in text.places]
-        unknown = sum(map(len, self._language.unknown(words)))
-        return 2 * unknown < sum(map(len, words))
+        return 2 * sum(len(w) for w in words if stem(w) in self._language) > sum(map(len, words))
 
     @cached_property
     def _prefixes(self) -> npt.NDArray[np.bool_]:

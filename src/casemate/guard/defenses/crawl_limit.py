@@ -43,9 +43,8 @@ from casemate.maths.clustering import NOISE
 from casemate.protocols import Defense, Embedder, EventStore, Generator, exposed_vocabulary
 from casemate.rag.pipeline import closing_stream
 from casemate.reindexing.registry import ReindexRegistry
-from casemate.text.disclosure import DisclosureCounter
+from casemate.text.disclosure import DisclosureCounter, language_stems
 from casemate.text.sentences import extract_sentences
-from casemate.text.vocabulary import Vocabulary
 from casemate.types import Action, Document, Hit, Outcome, Prompt, Query, Retrieval, Verdict
 
 log = logging.getLogger(__name__)
@@ -62,8 +61,6 @@ LEAST_ANSWER = 20
 budgets a tenth of it."""
 MAX_UNSEEN, MIN_UNSEEN, MAX_RECENT, MAX_TENANTS = 5, 3, 16, 1000
 """Texts of the null: at most, and at least for one; recently shown texts kept for each tenant; tenants."""
-MAX_VOCABULARIES = 100
-"""Tenants with a vocabulary of their own."""
 OWN_WORDS, OWN_SHARE = 4, 0.8
 """Words that only one chunk contains: the fewest that count, and the share of them from which the chunk is copied."""
 WORD_LETTERS = 4
@@ -115,7 +112,7 @@ class CrawlLimit(Defense):
         topics: Topics a day of which a client may be shown chunks, as found by ``casemate reindex``; 0: no limit.
         folder: Folder of the versions written by ``casemate reindex``; for ``topics``.
         hours: How long evidence is remembered.
-        embedder: The system's. Its vocabulary tells which answers are unreadable; without one, the texts shown before.
+        embedder: The system's. With its vocabulary, if it exposes one, more answers are recognized as unreadable.
         store: The system's; shares the evidence with other processes and keeps it over a restart.
     """
 
@@ -160,9 +157,7 @@ class CrawlLimit(Defense):
         self._registries: dict[str, ReindexRegistry] = {}
         self._pending: OrderedDict[str, tuple[Query, tuple[str, ...]]] = OrderedDict()  # by request
         self._recent: OrderedDict[str, deque[str]] = OrderedDict()  # texts shown to a tenant
-        words = exposed_vocabulary(self.embedder)
-        self._language = Vocabulary(words) if words else None
-        self._languages: OrderedDict[str, Vocabulary] = OrderedDict()  # of tenants, if the embedder exposes none
+        self.language = language_stems(exposed_vocabulary(self.embedder))
         self._in_flight = Counter[tuple[str, str | None]]()  # words of unfinished answers, by client and by tenant
         self._pausing = set[tuple[str, str]]()  # clients
         self._seen = SeenRequests()
@@ -284,23 +279,6 @@ class CrawlLimit(Defense):
         """Returns the query that a prompt belongs to, once, and texts that are not in its context."""
         with self._lock:
             return self._pending.pop(prompt.request, (None, ()))
-
-    def vocabulary(self, tenant: str) -> Vocabulary:
-        """The known words: of the embedder, or of the texts that were shown to a tenant."""
-        if self._language is not None:
-            return self._language
-        with self._lock:
-            found = self._languages.setdefault(tenant, Vocabulary())
-            self._languages.move_to_end(tenant)
-            if len(self._languages) > MAX_VOCABULARIES:
-                self._languages.popitem(last=False)
-            return found
-
-    def learn_words(self, tenant: str, texts: Iterable[str]) -> None:
-        """Makes the words of texts that were shown known, if the embedder exposes no vocabulary."""
-        if self._language is None:
-            for text in texts:
-                self.vocabulary(tenant).add_text(text)
 
     def grade(self, query: Query) -> Grade:
         """Returns what the client is answered from."""
@@ -439,7 +417,7 @@ class _DisclosureMeter:
         context = [d for d in context if not isinstance(d, ReleasedDocument)]
         self.limit, self.query, self.ids, self.limit_reached = limit, query, [d.id for d in context], False
         self.texts, self.unseen = [d.content for d in context], unseen
-        self.counter = DisclosureCounter(self.texts, query.text, unseen, limit.vocabulary(query.tenant))
+        self.counter = DisclosureCounter(self.texts, query.text, unseen, limit.language)
         evidence = limit.evidence
         self.disclosed = [evidence.disclosed(query, i) for i in self.ids]
         self.disclosed_to_tenant = [evidence.disclosed_to_tenant(query.tenant, i) for i in self.ids]
@@ -563,10 +541,8 @@ class _DisclosureMeter:
         """Records what was sent, which may be less than what was read."""
         text = "".join(self.sent)
         if self.cut:
-            words = self.limit.vocabulary(self.query.tenant)
-            self.counter = DisclosureCounter(self.texts, self.query.text, self.unseen, words)
+            self.counter = DisclosureCounter(self.texts, self.query.text, self.unseen, self.limit.language)
             self.counter.read(text)
-        self.limit.learn_words(self.query.tenant, self.texts)
         covered = self.counter.covered
         disclosed = {
             i: bits | new for i, bits, new in zip(self.ids, covered, self._new(covered, self.before), strict=True)
