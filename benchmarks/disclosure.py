@@ -31,10 +31,9 @@ from casemate.demo.clinic import case_notes
 from casemate.guard.defenses.crawl_limit import CrawlLimit
 from casemate.guard.guard import Guard
 from casemate.maths.stats import clopper_pearson
-from casemate.protocols import exposed_vocabulary
 from casemate.rag.pipeline import Rag
 from casemate.redteam.lab.experiment import describe_options
-from casemate.text.disclosure import DisclosureCounter, language_stems
+from casemate.text.disclosure import DisclosureCounter
 from tests.disguises import DISGUISES, HELD_OUT, UNREADABLE
 
 NOTES = [" ".join(text.split()) for _, text in case_notes(60, seed=3)]
@@ -60,18 +59,13 @@ def main() -> None:
 
 def _counted() -> dict[str, Any]:
     embedder = Kept(ROOT / "build/kept.npz")
-    language = language_stems(exposed_vocabulary(embedder))
     try:
         return {
-            "disguises": _disguises(language, DISGUISES),
-            "without_a_decoder": _disguises(language, UNREADABLE),
+            "disguises": _disguises(DISGUISES),
+            "without_a_decoder": _disguises(UNREADABLE),
             "charged_as_unreadable": {
-                "answers of a real model": _charged(_recorded_answers(embedder), language),
-                **{name: _charged(_other_documents(name), language) for name in ("nfcorpus", "squad", "mathqa")},
-            },
-            "without_a_vocabulary": {
-                "disguises": _disguises(frozenset(), UNREADABLE),
-                "answers of a real model": _charged(_recorded_answers(embedder), frozenset()),
+                "answers of a real model": _charged(_recorded_answers(embedder)),
+                **{name: _charged(_other_documents(name)) for name in ("nfcorpus", "squad", "mathqa")},
             },
         }
     finally:
@@ -102,11 +96,11 @@ def _other_documents(name: str) -> Iterator[tuple[str, Sequence[str], str]]:
         yield "", shown, other
 
 
-def _charged(exchanges: Iterable[tuple[str, Sequence[str], str]], language: frozenset[str]) -> dict[str, Any]:
+def _charged(exchanges: Iterable[tuple[str, Sequence[str], str]]) -> dict[str, Any]:
     """Answers that are charged for unreadable words: number, of how many, share and interval; the words charged."""
     words = []
     for question, texts, answer in exchanges:
-        counter = DisclosureCounter(texts, question, (), language)
+        counter = DisclosureCounter(texts, question)
         counter.read(answer)
         words.append(counter.unreadable_words)
     count = sum(map(bool, words))
@@ -116,13 +110,13 @@ def _charged(exchanges: Iterable[tuple[str, Sequence[str], str]], language: froz
     }
 
 
-def _disguises(language: frozenset[str], disguises: Mapping[str, Callable[[str], str]]) -> dict[str, Any]:
+def _disguises(disguises: Mapping[str, Callable[[str], str]]) -> dict[str, Any]:
     """Mean share of the words of a note that is counted, by disguise; at most 1."""
     found = {}
     for name, disguise in disguises.items():
         shares = []
         for i in range(0, 30, 5):
-            counter = DisclosureCounter(NOTES[i : i + 5], QUESTION, NOTES[40:45], language)
+            counter = DisclosureCounter(NOTES[i : i + 5], QUESTION, NOTES[40:45])
             words = counter.read(disguise(NOTES[i + 1]))[1].bit_count() + counter.unreadable_words
             shares.append(min(1.0, words / counter.lengths[1]))
         found[name] = round(float(np.mean(shares)), 3)

@@ -103,25 +103,6 @@ class Embedder(Protocol):
         ...
 
 
-@runtime_checkable
-class VocabularyEmbedder(Protocol):
-    """An embedder that exposes its vocabulary."""
-
-    def vocabulary(self) -> Sequence[str]:
-        """Words of one token each, in a fixed order."""
-        ...
-
-
-def exposed_vocabulary(embedder: Embedder | None) -> Sequence[str]:
-    """Returns the vocabulary of an embedder, or of the one that it wraps; empty if neither exposes it."""
-    found = embedder
-    while found is not None:
-        if isinstance(found, VocabularyEmbedder):
-            return found.vocabulary()
-        found = getattr(found, "inner", None)
-    return ()
-
-
 class Index(Protocol):
     """Stores documents, vectors and moments by tenant; each call sees one tenant only."""
 

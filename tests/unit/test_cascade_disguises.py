@@ -12,7 +12,7 @@ from casemate.types import UNKNOWN, Document, Prompt
 from tests.disguises import DISGUISES
 
 NOTES = [" ".join(text.split()) for _, text in case_notes(4, seed=3)]
-NOT_DECODED = {"base85", "pig latin", "polybius"}
+NOT_DECODED = {"base85", "polybius"}
 """Stated in ``docs/defenses/crawl_limit.md``."""
 
 

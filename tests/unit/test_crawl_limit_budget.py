@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from casemate.backends.event_stores.sql import SqlEventStore
+from casemate.demo.clinic import case_notes
 from casemate.errors import ConfigError
 from casemate.guard.client_state import crawl_evidence
 from casemate.guard.client_state.crawl_evidence import ALARMED, CrawlEvidence
@@ -19,13 +20,13 @@ from casemate.guard.defenses.crawl_limit import (
     CrawlLimit,
     Grade,
     _DisclosureMeter,
+    _lowest,
 )
 from casemate.protocols import Generator
 from casemate.rag.pipeline import join_stream
 from casemate.text.disclosure import MAX_BLOCK, MIN_CHAIN
 from casemate.types import Document, Hit, Prompt, Query, Retrieval, SimilarityStats
 from tests.disguises import MORSE
-from tests.fakes import BagOfWords
 
 WORDS = 40
 """Words of a chunk. All are content words that no other chunk has."""
@@ -76,9 +77,9 @@ class Writes(Generator):
             yield text[start : start + 9]
 
 
-async def answer(limit, generator, numbers, client, tenant="default", text="what then"):
+async def answer(limit, generator, numbers, client, tenant="default", text="what then", make=chunk):
     query = Query(text, client, tenant, 5)
-    hits = tuple(Hit(chunk(n), 0.5) for n in numbers)
+    hits = tuple(Hit(make(n), 0.5) for n in numbers)
     outcome = await limit.on_retrieve(query, Retrieval(hits, SimilarityStats(1000, 0.1, 0.1), exhausted=True))
     context = tuple(h.document for h in outcome.value.hits[:5])
     return await join_stream(limit.on_generate(generator).stream(Prompt(text, context, "", query.id)))
@@ -88,13 +89,6 @@ def obtained(replies, form, chunks=60):
     """The words of the collection among the decoded replies."""
     known = {word for n in range(chunks) for word in chunk(n).text.split()}
     return known & {w for r in replies for w in FORMS[form][1](r).replace("|", " ").split()}
-
-
-class Lexicon(BagOfWords):
-    """An embedder that exposes the words of the collection."""
-
-    def vocabulary(self):
-        return [word for n in range(60) for word in chunk(n).text.split()]
 
 
 def open_limit(**options):
@@ -136,15 +130,61 @@ def _key_cipher(text, sign):
     )
 
 
-@pytest.mark.parametrize("embedder", [None, Lexicon()])
-def test_unreadable_answers_count_as_copies(embedder, monkeypatch):
+NOTES = [" ".join(text.split()) for _, text in case_notes(60, seed=3)]
+
+
+def note(number):
+    return Document(f"n{number}", NOTES[number])
+
+
+class Enciphers(Writes):
+    """Repeats a part of its context in a cipher with a key, for the client that it is asked by."""
+
+    def __init__(self, part=slice(None)):
+        super().__init__()
+        self.encode = lambda text: _key_cipher(" ".join(text.lower().split()[part]), 1)
+
+
+def sent_words(replies):
+    """Words of the notes among the deciphered replies."""
+    known = {word for text in NOTES for word in text.lower().split()}
+    return [sum(word in known for word in _key_cipher(reply, -1).split()) for reply in replies]
+
+
+def test_unreadable_answers_count_as_copies():
     """A client that asks for a cipher with a key obtains no more than its budget, and is limited afterwards."""
-    monkeypatch.setitem(FORMS, "key", (lambda t: _key_cipher(t, 1), lambda t: _key_cipher(t, -1)))
-    limit = open_limit(budget=150, embedder=embedder)
-    replies = [asyncio.run(answer(limit, Writes("key"), range(5 * i, 5 * i + 5), "ann")) for i in range(4)]
-    assert sum(map(len, replies)) / 9 <= 150  # a word and a space
-    assert limit.evidence.disclosed_words(Query("", "ann")) > 100
+    limit = open_limit(budget=300)
+    crawl = [answer(limit, Enciphers(), range(5 * i, 5 * i + 5), "ann", make=note) for i in range(4)]
+    replies = [asyncio.run(one) for one in crawl]
+    assert 0 < sum(sent_words(replies)) <= 1.05 * 300  # words are estimated by their letters
+    assert limit.evidence.disclosed_words(Query("", "ann")) > 200
     assert limit.grade(Query("", "ann")) is not Grade.FULL
+
+
+def test_unreadable_answers_count_for_the_tenant_and_each_client():
+    """Ten clients ask for different parts of the same notes in a cipher."""
+    limit = open_limit(budget=10_000, tenant_budget=300)
+    crawl = [answer(limit, Enciphers(slice(40 * i, 40 * i + 60)), range(5), f"c{i}", make=note) for i in range(10)]
+    assert sum(sent_words([asyncio.run(one) for one in crawl])) <= 1.05 * 300
+    assert limit.evidence.tenant_words("default") > 200
+
+
+def test_an_answer_that_is_not_read_to_its_end_is_counted():
+    limit = open_limit(budget=10_000)
+    query = Query("q", "ann")
+    for _ in range(20):
+        meter = _DisclosureMeter(limit, query, [note(0), note(1)], ())
+        text = "".join(map(meter.feed, _key_cipher(NOTES[0].lower(), 1)[:60]))
+        meter.record()
+        assert text
+    assert limit.evidence.disclosed_words(query) >= 20
+
+
+@pytest.mark.parametrize("bits", [0, 1, 0b1011001, (1 << 300) - 1, 0b1110 << 200])
+def test_lowest_bits(bits):
+    for count in (0, 1, 3, 299, 1000):
+        expected = [i for i in range(bits.bit_length()) if bits >> i & 1][:count]
+        assert _lowest(bits, count) == sum(1 << i for i in expected)
 
 
 @pytest.mark.parametrize("unit", ["x", "QUJD", "a \u200b"])

@@ -10,13 +10,13 @@ import pytest
 
 from casemate.demo.clinic import case_notes
 from casemate.text import disclosure
-from casemate.text.disclosure import MAX_APART, MAX_SKIP, MIN_CHAIN, DisclosureCounter, language_stems
+from casemate.text.disclosure import MAX_APART, MAX_SKIP, MIN_CHAIN, DisclosureCounter
 from casemate.text.tokens import STOP_WORDS
 from tests.disguises import DISGUISES, UNREADABLE
 
 NOTES = [" ".join(text.split()) for _, text in case_notes(60, seed=3)]
 TEXT = "Divers found deep cracks in both of the northern piers, and the bridge was closed."
-NOT_DECODED = {"base85", "pig latin", "polybius"}
+NOT_DECODED = {"base85", "polybius"}
 
 
 def covered(answer, text=TEXT, question="", unseen=()):
@@ -230,13 +230,10 @@ def test_disguised_copy_discloses_more_than_the_share_of_a_chunk(name):
     assert max(others[:1] + others[2:]) < 0.3
 
 
-KNOWN = language_stems(" ".join(NOTES).lower().split())
-
-
 @pytest.mark.parametrize("name", [*UNREADABLE, *sorted(NOT_DECODED)])
 def test_what_no_decoder_reads_counts_as_a_copy(name):
     """Otherwise a client could ask for any form that is not known here."""
-    counter = DisclosureCounter(NOTES[5:10], "", NOTES[40:45], KNOWN)
+    counter = DisclosureCounter(NOTES[5:10], "", NOTES[40:45])
     counter.read((UNREADABLE | DISGUISES)[name](NOTES[6]))
     assert counter.covered[1].bit_count() + counter.unreadable_words > 0.5 * counter.lengths[1]
 
@@ -246,36 +243,71 @@ def test_what_no_decoder_reads_counts_as_a_copy(name):
     [
         NOTES[30],
         NOTES[6],
-        "I don't know.",
-        "The note of 12 March names Zarkonian and 4.5 mg.",
-        "| day | dose |\n|-----|------|\n| one | two |",
+        TEXT + " It rained in all the valleys, and whoever had planted orchards could only wait until spring.",
+        "def reopen(bridge, piers):\n    for pier in piers:\n        pier.inspect(depth=4)\n    return bridge.open()",
+        "The note names Zarkonian, Elzbieta Wojciechowska, atorvastatin and amlodipine beside ten other persons.",
         "<b>" + NOTES[31] + "</b>",
     ],
 )
 def test_language_of_the_texts_is_readable(answer):
-    counter = DisclosureCounter(NOTES[5:10], "", NOTES[40:45], KNOWN)
+    counter = DisclosureCounter(NOTES[5:10], "", NOTES[40:45])
+    counter.read(answer)
+    assert counter.unreadable_words == 0
+
+
+FILLED = {
+    "one word after each": " banana ".join,
+    "a chunk's word glued to each": lambda words: " ".join(f"northern-{word}" for word in words),
+}
+
+
+@pytest.mark.parametrize("name", FILLED)
+def test_a_readable_word_beside_each_hides_nothing(name):
+    answer = FILLED[name](DISGUISES["rot13"](NOTES[6]).split())
+    counter = DisclosureCounter([*NOTES[5:10], TEXT], "", NOTES[40:45])
+    counter.read(answer)
+    assert counter.covered[1].bit_count() + counter.unreadable_words > 0.5 * counter.lengths[1]
+
+
+def test_a_code_in_the_question_is_not_readable():
+    code = dict(zip(ascii_lowercase, ["".join(t) for t in product("qxzvk", "wjy", "qx")], strict=False))
+    answer = " ".join(code[c] for c in NOTES[6].lower() if c in code)
+    counter = DisclosureCounter(NOTES[5:10], " ".join(f"{c} is {word}" for c, word in code.items()))
+    counter.read(answer)
+    assert counter.unreadable_words > 0.5 * counter.lengths[1]
+
+
+LANGUAGES = {
+    "German": (
+        """Die Brücke wurde im Oktober gesperrt, weil Taucher tiefe Risse in den nördlichen Pfeilern gefunden hatten.
+        Lastwagen müssen den Tunnel benutzen, bis die Arbeiten beendet sind.""",
+        """Nach Auskunft der zuständigen Behörde entstehen erhebliche Ausgaben, deren Finanzierung noch ungeklärt ist.
+        Betroffene Unternehmen sollten rechtzeitig ihre Planungen anpassen und Ausweichstrecken prüfen.""",
+    ),
+    "French": (
+        """Le pont a été fermé en octobre parce que des plongeurs ont trouvé des fissures profondes dans les piles du
+        nord. Les camions doivent emprunter le tunnel.""",
+        """Selon les autorités, des dépenses importantes seront nécessaires, mais leur financement reste incertain. Les
+        entreprises devraient adapter leurs horaires pendant plusieurs mois.""",
+    ),
+}
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("others", [0, 4])
+def test_answers_in_the_language_of_a_chunk_are_readable(language, others):
+    """Also among chunks in another language."""
+    text, answer = LANGUAGES[language]
+    counter = DisclosureCounter([text, *NOTES[:others]])
     counter.read(answer)
     assert counter.unreadable_words == 0
 
 
 def test_decoded_words_are_not_counted_as_unreadable_as_well():
-    counter = DisclosureCounter(NOTES[5:10], "", NOTES[40:45], KNOWN)
+    counter = DisclosureCounter(NOTES[5:10], "", NOTES[40:45])
     counter.read(DISGUISES["rot13"](NOTES[6]))
     whole = counter.lengths[1]
     assert 0.7 * whole < counter.covered[1].bit_count() + counter.unreadable_words < 1.5 * whole
-
-
-@pytest.mark.parametrize("language", [frozenset(), language_stems(["le", "texte", "fran\u00e7ais"])])
-def test_in_an_unknown_language_nearly_all_words_must_be_unknown(language):
-    """Without a vocabulary, fluent text shares function words with the texts, and a cipher shares nothing."""
-    for answer, unreadable in (
-        (UNREADABLE["odd alphabet"](NOTES[6]), True),
-        (NOTES[30], False),
-        (" ".join(word[1:] if len(word) > 5 else word for word in NOTES[30].split()), False),
-    ):
-        counter = DisclosureCounter(NOTES[5:10], "", (), language)
-        counter.read(answer)
-        assert (counter.unreadable_words > 0.5 * counter.lengths[1]) is unreadable
 
 
 def test_words_of_an_answer_count_once_among_texts_that_share_most_words():

@@ -7,7 +7,7 @@ text does not contain never break a chain, so numbers and fillers between the wo
 
 Parts of the answer with no word of the texts are decoded (``casemate.text.disguises``), and searched for the texts'
 words run together, reversed, or rotated in the alphabet. What remains unreadable is counted as if it were a copy: an
-answer whose words are mostly neither of the texts nor of their language may be in a form that no decoder knows.
+answer whose words do not look like words of the texts may be in a form that no decoder knows.
 
 Work is linear in the answer: every decoding is read once, and a word is compared with at most ``MAX_OCCURRENCES``
 positions of each text.
@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from casemate.text.disguises import decodings, fold_text, only_letters, without_vowels
-from casemate.text.tokens import STOP_WORDS, Table, stem
+from casemate.text.tokens import STOP_WORDS, Table
 
 MIN_CHAIN = 4
 """Content words of a chain from which it counts. Shorter ones occur by chance."""
@@ -42,14 +42,12 @@ BLOCK, MAX_BLOCK = 192, 2000
 """Letters and digits without a word of the texts after which these are decoded; characters, at the latest."""
 SIGNS_PER_LETTER = 4
 """Characters that may encode one letter."""
-UNREADABLE_SHARE = 0.6
-"""Share of an answer's letters in unknown words from which it is unreadable. English prose: below in 99.9 %."""
-FOREIGN_SHARE = 0.9
-"""The same in an unknown language: known are the words of the texts and the question, and English function words."""
-SHORTENED_SHARE = 0.25
-"""The same share from which words with the first or last letter missing are searched."""
-LETTERS_PER_WORD = 5
-"""Letters of a word in an unreadable answer."""
+UNREADABLE_SHARE, UNLIKE = 0.5, 1.0
+"""Share of the letters in unknown words from which a part of an answer is unreadable, and bits of information by which
+the pairs of letters of such a word are rarer than those of the texts. English prose has shares up to .14, ciphers from
+.7."""
+ENCODED_SHARE = 0.8
+"""Share of letters and digits in unknown words and numbers from which it is unreadable: numbers may be letters."""
 _GROUP = 1 << 12
 """Letters of decodings from which these are searched."""
 _MIN_STREAM = 4
@@ -59,6 +57,13 @@ _LEAST_LETTERS = 0.35
 _PERMUTED = frozenset(("markup", "leet", "script", "swapped", "doubled", "initials"))
 """Forms whose letters are not tried in other alphabets."""
 _WORD = re.compile(r"[^\W_]+")
+_NO_SIGN = re.compile(r"[^\W_]|\s")
+_SAME_SIGN = re.compile(r"(.)\1{5,}")
+_FIRST_SYMBOL = "\u2190"
+"""First character after punctuation and currencies: arrows, symbols, emoji, private letters. Each may be a letter."""
+_LETTER_CODES = 64
+"""Letters are distinguished modulo this number; those of one alphabet differ."""
+_FIRST_IDEOGRAPH = "\u2e80"
 _PIECE = re.compile(r"(?<!\s)\s*\S+")
 _ROTATIONS = [ascii_lowercase[k:] + ascii_lowercase[:k] for k in range(26)]
 _ALPHABETS = [*_ROTATIONS, *(alphabet[::-1] for alphabet in _ROTATIONS)]
@@ -81,9 +86,20 @@ def _is_content(word: str) -> bool:
     return word not in STOP_WORDS and (len(word) > 1 or word.isdigit())
 
 
-def language_stems(words: Iterable[str]) -> frozenset[str]:
-    """Returns the stems of words of three letters and more. Shorter tokens of a vocabulary occur in every cipher."""
-    return frozenset(stem(word) for word in words if len(word) > 2)
+def _sorted(word: str) -> str:
+    return "".join(sorted(word))
+
+
+def _letters(words: Iterable[str]) -> int:
+    """Letters of some words; ideographs count twice, because a word has two."""
+    return sum(len(w) if w.isascii() else len(w) + sum(char >= _FIRST_IDEOGRAPH for char in w) for w in words)
+
+
+def _pairs(words: Iterable[str]) -> npt.NDArray[np.int64]:
+    """A number for each pair of neighboring letters in words, the space before and after each included."""
+    text = f" {' '.join(words)} "
+    codes = np.frombuffer(text.encode("utf-32-le"), np.uint32).astype(np.int64) % _LETTER_CODES
+    return codes[:-1] * _LETTER_CODES + codes[1:]
 
 
 class _IndexedText:
@@ -91,20 +107,23 @@ class _IndexedText:
 
     Attributes:
         length: Number of all words.
+        letters: Number of their letters and digits.
         positions: Number of content words, with ``MAX_SKIP`` more positions at each end.
         places: For each content word, its positions, each with a bit mask of the word and of the function words before
             it, among all words.
         prefixes: The words of ``_MIN_STREAM`` letters and more, by their first letters, the longest first.
         prefix_codes: Their first letters, by ``_windows``.
         skeletons: These words by their consonants.
-        shortened: These words by what remains without the first or the last letter.
+        misspelled: These words by what remains without the first or the last letter, and by their sorted letters.
         frequencies: Counts of their letters.
+        pairs: Counts of the pairs of letters in all content words.
     """
 
     def __init__(self, text: str) -> None:
         self.places: dict[str, _Places] = {}
-        start, at, self.length = 0, MAX_SKIP, 0
+        start, at, self.length, self.letters = 0, MAX_SKIP, 0, 0
         for self.length, word in enumerate(_WORD.findall(fold_text(text)), 1):
+            self.letters += len(word)
             if _is_content(word):
                 places = self.places.setdefault(word, [])
                 if len(places) < MAX_OCCURRENCES:
@@ -117,7 +136,8 @@ class _IndexedText:
             self.prefixes.setdefault(word[:_MIN_STREAM], []).append(word)
         self.prefix_codes = _windows(_letter_codes("".join(self.prefixes)))[::_MIN_STREAM]
         self.skeletons = {skeleton: w for w in long_words if len(skeleton := without_vowels(w)) > 2}
-        self.shortened = {part: w for w in long_words if len(w) > _MIN_STREAM for part in (w[1:], w[:-1])}
+        self.misspelled = {k: w for w in long_words if len(w) > _MIN_STREAM for k in (w[1:], w[:-1], _sorted(w))}
+        self.pairs = np.bincount(_pairs(w for w in self.places if not w.isdigit()), minlength=_LETTER_CODES**2)
         self.frequencies = np.bincount(_letter_codes("".join(long_words)), minlength=26)
 
 
@@ -131,7 +151,6 @@ class DisclosureCounter:
         texts: The texts in the context.
         question: The client's question; what it contains is not disclosed to the client.
         unseen: Texts that were not in the context, as the null: what an answer has in common with these is chance.
-        language: Stems of the words of the texts' language, from ``language_stems``.
 
     Attributes:
         covered: For each text, a bit mask of its disclosed words.
@@ -149,13 +168,7 @@ class DisclosureCounter:
     (4, [15], [11])
     """
 
-    def __init__(
-        self,
-        texts: Sequence[str],
-        question: str = "",
-        unseen: Sequence[str] = (),
-        language: frozenset[str] = frozenset(),
-    ) -> None:
+    def __init__(self, texts: Sequence[str], question: str = "", unseen: Sequence[str] = ()) -> None:
         self.steps = self.found = self.unreadable_words = 0
         self._shown = len(texts)
         self._texts = [_indexed(text) for text in (*texts, *unseen)]
@@ -166,8 +179,9 @@ class DisclosureCounter:
         self._vocabulary = frozenset().union(*(text.places for text in self._texts))
         self._occurrences: dict[str, list[tuple[int, _Places]]] = {}  # word -> numbers of texts, places in each
         self._by_prefix = Table(partial(_words_from, self._texts))
-        self._undecoded, self._letters, self._size, self._readable = list[str](), 0, 0, 0
-        self._language, self._question = language, frozenset(_WORD.findall(fold_text(question)))
+        self._undecoded, self._letters, self._size = list[str](), 0, 0
+        self._readable = set[str]()  # words since the last part that was decoded
+        self._question = frozenset(_WORD.findall(fold_text(question)))
         self._asked = [0] * len(self._texts)
         if question:
             self._read("question", _WORD.findall(fold_text(question)))
@@ -222,8 +236,9 @@ class DisclosureCounter:
         """Adds the next part of the answer, which ends at the end of a word and begins with the space before it."""
         words, length, negligible = _PIECES[text] if len(text) <= _SHORT_PIECE else _read_piece(text)
         known = self._read("plain", words)
-        if known and 2 * sum([len(w) for w in known if not w.isdigit()]) > length or negligible and not known:
-            self._readable += length
+        readable = sum([len(w) for w in known if not w.isdigit()])
+        if 2 * readable > length and length - readable < _MIN_STREAM or negligible and not known:
+            self._readable.update(words)
             return
         self._undecoded.append(text)
         self._letters += length
@@ -236,7 +251,7 @@ class DisclosureCounter:
         block, self._undecoded, self._letters, self._size = "".join(self._undecoded), [], 0, 0
         if not self._texts or not block:
             return
-        before = self.found
+        before = self._disclosed()
         streams, size = list[tuple[str, str]](), 0
         for form, text in decodings(block):
             letters = only_letters(text)
@@ -252,37 +267,64 @@ class DisclosureCounter:
                 self._read_letters(streams)
                 streams, size = [], 0
         self._read_letters(streams)
-        self._count_unreadable(block, before)
+        self._read_unknown(block, before)
 
-    def _count_unreadable(self, block: str, before: int) -> None:
-        """Counts the words that a part of the answer may hide, less those that were decoded.
+    def _disclosed(self) -> int:
+        return sum(bits.bit_count() for bits in self.bits[: self._shown])
+
+    def _read_unknown(self, block: str, before: int) -> None:
+        """Decodes the unknown words of a part of the answer by themselves, and counts what they may hide.
+
+        Readable words count once each: repeated between the others, they would hide any cipher. So do unknown words
+        and numbers of the texts and of the question: they may be a code.
 
         Args:
             block: The part.
-            before: ``found`` before it was decoded.
+            before: Words disclosed before it was decoded.
         """
-        readable, self._readable = self._readable, 0
+        readable, self._readable = self._readable, set()
         words = _WORD.findall(fold_text(block))
-        known = self._vocabulary | self._question | STOP_WORDS
-        unknown, share = [w for w in words if w.isdigit() or w not in known], FOREIGN_SHARE  # digits may be letters
-        if self._is_language_known:
-            unknown, share = [w for w in unknown if stem(w) not in self._language], UNREADABLE_SHARE
-        letters = sum(map(len, words))
-        signs = max(0, len("".join(block.split())) - letters) // SIGNS_PER_LETTER
-        hidden, total = sum(map(len, unknown)) + signs, readable + letters + signs
-        if hidden > SHORTENED_SHARE * total:
-            self._read("shortened", self._lengthen(words))
-        if hidden > share * total:
-            count = hidden // LETTERS_PER_WORD - (self.found - before)
+        unknown = self._unknown(words)
+        numbers = [w for w in words if w.isdigit()]
+        readable.update(words)
+        readable.difference_update(unknown, numbers)
+        readable.update(codes := self._question.intersection(unknown))
+        signs = _NO_SIGN.sub("", _SAME_SIGN.sub(r"\1", block))
+        symbols = sum(char >= _FIRST_SYMBOL for char in signs)
+        hidden = _letters(unknown) - _letters(codes) + symbols + (len(signs) - symbols) // SIGNS_PER_LETTER
+        total = hidden + _letters(readable)
+        new_numbers = _letters(numbers) - _letters({n for n in numbers if n in self._question or n in self._vocabulary})
+        encoded = hidden + new_numbers
+        self._read("misspelled", self._corrected(words))
+        if 4 * hidden > total:
+            self._read_letters([("unknown", only_letters("".join(unknown)))])
+        if hidden > UNREADABLE_SHARE * total or encoded > ENCODED_SHARE * (total + _letters(numbers)):
+            shown = self._texts[: self._shown]
+            stands_for = encoded * sum(self.lengths) // (sum(text.letters for text in shown) or 1)
+            count = stands_for - (self._disclosed() - before)
             if count >= MIN_CHAIN:
                 self.unreadable_words += count
                 self.found += count
 
+    def _unknown(self, words: Sequence[str]) -> list[str]:
+        """The words that are not in the texts and do not look like their words; no numbers.
+
+        A word looks like these if its pairs of letters are as frequent in the texts: ``UNLIKE`` bits for each, at most,
+        above their mean.
+        """
+        new = [w for w in words if not (w in self._vocabulary or w in STOP_WORDS or w.isdigit())]
+        sizes = np.array([len(w) + 1 for w in new], np.int64)
+        bits, usual = self._pair_bits
+        mean = np.add.reduceat(bits[_pairs(new)], np.cumsum(sizes) - sizes) / sizes if new else sizes
+        return [word for word, one in zip(new, mean, strict=True) if one > usual + UNLIKE]
+
     @cached_property
-    def _is_language_known(self) -> bool:
-        """Whether the language has most words of the texts in the context."""
-        words = [word for text in self._texts[: self._shown] for word in text.places]
-        return 2 * sum(len(w) for w in words if stem(w) in self._language) > sum(map(len, words))
+    def _pair_bits(self) -> tuple[npt.NDArray[np.float64], float]:
+        """Bits of each pair of letters, given the first, in the texts; and their mean."""
+        counts = sum((text.pairs for text in self._texts), np.zeros(_LETTER_CODES**2, np.int64))
+        table = counts.reshape(_LETTER_CODES, _LETTER_CODES)
+        bits: npt.NDArray[np.float64] = -np.log2((table + 0.3) / (table.sum(1, keepdims=True) + 0.3 * 27)).ravel()
+        return bits, float(counts @ bits) / max(1, int(counts.sum()))
 
     @cached_property
     def _prefixes(self) -> npt.NDArray[np.bool_]:
@@ -303,14 +345,16 @@ class DisclosureCounter:
         bare = [w for w in words if len(w) > 2 and without_vowels(w) == w]
         return [text.skeletons[w] for w in bare for text in self._texts if w in text.skeletons]
 
-    def _lengthen(self, words: Iterable[str]) -> list[str]:
-        """The words of the texts of which the first or the last letter is missing, and the words that are whole."""
+    def _corrected(self, words: Iterable[str]) -> list[str]:
+        """The words of the texts among words, also without the first or last letter, in another order, or with "ay"."""
         found = list[str]()
         for word in words:
             if word in self._vocabulary:
                 found.append(word)
-            elif whole := next((t.shortened[word] for t in self._texts if word in t.shortened), ""):
-                found.append(whole)
+            elif len(word) >= _MIN_STREAM:
+                keys = word, _sorted(word), _sorted(word.removesuffix("ay"))
+                if whole := next((t.misspelled[k] for t in self._texts for k in keys if k in t.misspelled), ""):
+                    found.append(whole)
         return found
 
     def _read_letters(self, streams: Sequence[tuple[str, str]]) -> None:

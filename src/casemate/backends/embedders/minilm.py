@@ -107,7 +107,7 @@ class MiniLM(Embedder):
         return self._tokenizer.spans(text)
 
     def vocabulary(self) -> Sequence[str]:
-        """Words of exactly one token; see ``VocabularyEmbedder``."""
+        """Words of exactly one token; see ``attacks.worm.Worded``."""
         return whole_words(self._tokenizer.vocabulary)
 
     def _run(self, rows: Sequence[Sequence[int]]) -> Vector:

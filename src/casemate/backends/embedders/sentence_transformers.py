@@ -102,7 +102,7 @@ class SentenceTransformers(Embedder):
         return list(self._tokenizer.encode(text, add_special_tokens=False).offsets)
 
     def vocabulary(self) -> Sequence[str]:
-        """Words of exactly one token; see ``VocabularyEmbedder``."""
+        """Words of exactly one token; see ``attacks.worm.Worded``."""
         return whole_words(self._tokenizer.get_vocab())
 
     def network(self) -> Any:

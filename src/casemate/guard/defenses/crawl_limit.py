@@ -40,10 +40,10 @@ from casemate.guard.audience import ReleasedDocument
 from casemate.guard.client_state.crawl_evidence import ALARMED, CLEAR, CrawlEvidence, SuspicionLevel
 from casemate.guard.client_state.withheld_documents import SeenRequests, key_of
 from casemate.maths.clustering import NOISE
-from casemate.protocols import Defense, Embedder, EventStore, Generator, exposed_vocabulary
+from casemate.protocols import Defense, EventStore, Generator
 from casemate.rag.pipeline import closing_stream
 from casemate.reindexing.registry import ReindexRegistry
-from casemate.text.disclosure import DisclosureCounter, language_stems
+from casemate.text.disclosure import DisclosureCounter
 from casemate.text.sentences import extract_sentences
 from casemate.types import Action, Document, Hit, Outcome, Prompt, Query, Retrieval, Verdict
 
@@ -112,7 +112,6 @@ class CrawlLimit(Defense):
         topics: Topics a day of which a client may be shown chunks, as found by ``casemate reindex``; 0: no limit.
         folder: Folder of the versions written by ``casemate reindex``; for ``topics``.
         hours: How long evidence is remembered.
-        embedder: The system's. With its vocabulary, if it exposes one, more answers are recognized as unreadable.
         store: The system's; shares the evidence with other processes and keeps it over a restart.
     """
 
@@ -130,7 +129,6 @@ class CrawlLimit(Defense):
     topics: int = 0
     folder: Path = Path(".casemate/reindex")
     hours: float = 24.0
-    embedder: Embedder | None = field(default=None, repr=False)
     store: EventStore | None = field(default=None, repr=False)
 
     paper: ClassVar[str] = "own: limits and sequential tests by client and tenant (METHODS C9)"
@@ -157,7 +155,6 @@ class CrawlLimit(Defense):
         self._registries: dict[str, ReindexRegistry] = {}
         self._pending: OrderedDict[str, tuple[Query, tuple[str, ...]]] = OrderedDict()  # by request
         self._recent: OrderedDict[str, deque[str]] = OrderedDict()  # texts shown to a tenant
-        self.language = language_stems(exposed_vocabulary(self.embedder))
         self._in_flight = Counter[tuple[str, str | None]]()  # words of unfinished answers, by client and by tenant
         self._pausing = set[tuple[str, str]]()  # clients
         self._seen = SeenRequests()
@@ -417,7 +414,7 @@ class _DisclosureMeter:
         context = [d for d in context if not isinstance(d, ReleasedDocument)]
         self.limit, self.query, self.ids, self.limit_reached = limit, query, [d.id for d in context], False
         self.texts, self.unseen = [d.content for d in context], unseen
-        self.counter = DisclosureCounter(self.texts, query.text, unseen, limit.language)
+        self.counter = DisclosureCounter(self.texts, query.text, unseen)
         evidence = limit.evidence
         self.disclosed = [evidence.disclosed(query, i) for i in self.ids]
         self.disclosed_to_tenant = [evidence.disclosed_to_tenant(query.tenant, i) for i in self.ids]
@@ -508,20 +505,27 @@ class _DisclosureMeter:
         return self._new(self.counter.credited, self.before)
 
     def _new(self, masks: Iterable[int], before: Iterable[int]) -> list[int]:
-        """Returns the words of each chunk that were not disclosed before.
+        """Returns the words of each chunk that were not disclosed before, those that are hidden included."""
+        return [(bits | hidden) & ~known for bits, hidden, known in zip(masks, self._hidden(), before, strict=True)]
 
-        Unreadable words may stand for any of a chunk's words. They count as words that were not disclosed, chunk by
-        chunk.
+    def _hidden(self) -> list[int]:
+        """Returns the words of each chunk that unreadable words may stand for.
+
+        They may stand for any words. They count as words that were not disclosed to the client, those first that were
+        not disclosed to the tenant, chunk by chunk.
         """
-        left, found = self.counter.unreadable_words, list[int]()
-        for bits, known, length in zip(masks, before, self.counter.lengths, strict=True):
-            new = bits & ~known
-            if left:
-                hidden = _lowest(((1 << length) - 1) & ~(bits | known), left)
-                left -= hidden.bit_count()
-                new |= hidden
-            found.append(new)
-        return found
+        left, counter = self.counter.unreadable_words, self.counter
+        hidden = [0] * len(self.ids)
+        if not left:
+            return hidden
+        parts = zip(counter.covered, self.disclosed, counter.lengths, strict=True)
+        free = [((1 << length) - 1) & ~(bits | known) for bits, known, length in parts]
+        for among in ([~bits for bits in self.disclosed_to_tenant], [-1] * len(free)):
+            for i, words in enumerate(free):
+                part = _lowest(words & among[i] & ~hidden[i], left)
+                hidden[i] |= part
+                left -= part.bit_count()
+        return hidden
 
     def _exposed(self, new: Sequence[int]) -> list[str]:
         """Returns the chunks with new words of which all answers together disclose more than the share.
@@ -540,13 +544,12 @@ class _DisclosureMeter:
     def record(self) -> None:
         """Records what was sent, which may be less than what was read."""
         text = "".join(self.sent)
-        if self.cut:
-            self.counter = DisclosureCounter(self.texts, self.query.text, self.unseen, self.limit.language)
+        if self.cut or self.counter.undecoded_letters:  # it may have ended before it was read
+            self.counter = DisclosureCounter(self.texts, self.query.text, self.unseen)
             self.counter.read(text)
         covered = self.counter.covered
-        disclosed = {
-            i: bits | new for i, bits, new in zip(self.ids, covered, self._new(covered, self.before), strict=True)
-        }
+        new = self._new(covered, self.disclosed)
+        disclosed = {i: bits | added for i, bits, added in zip(self.ids, covered, new, strict=True)}
         exposed = self._exposed(self._credited())
         self.limit.evidence.record_answer(self.query, text, disclosed, exposed, self.limit_reached, self.cut)
         self.limit.release(self.query, self.reserved)
@@ -555,10 +558,14 @@ class _DisclosureMeter:
 
 def _lowest(bits: int, count: int) -> int:
     """The lowest bits that are set, at most ``count``."""
-    rest = bits
-    for _ in range(min(count, bits.bit_count())):
-        rest &= rest - 1
-    return bits & ~rest
+    low, high = 0, bits.bit_length()
+    while low < high:
+        middle = (low + high) // 2
+        if (bits & ((1 << middle) - 1)).bit_count() < count:
+            low = middle + 1
+        else:
+            high = middle
+    return bits & ((1 << low) - 1)
 
 
 def _is_copied(disclosed: int, own: int) -> bool:

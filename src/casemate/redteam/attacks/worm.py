@@ -24,13 +24,13 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, TypeAlias, get_args
+from typing import ClassVar, Literal, Protocol, TypeAlias, get_args, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from casemate.errors import CapabilityError, ConfigError
-from casemate.protocols import BlackBox, Embedder, ExtractionAttack, exposed_vocabulary
+from casemate.protocols import BlackBox, Embedder, ExtractionAttack
 from casemate.redteam.crawling.common_words import SENTENCES, WORDS
 from casemate.redteam.crawling.extracted_texts import RecoveredTexts, split_reply
 from casemate.types import Float64, Vector
@@ -51,6 +51,15 @@ MAX_SWEEPS = 5
 """Most passes over the positions of the computed suffix."""
 POOL_FACTOR = 4
 """Candidates at a position are drawn from this many times as many words, the best by the sum of vectors."""
+
+
+@runtime_checkable
+class VocabularyEmbedder(Protocol):
+    """An embedder that exposes its vocabulary."""
+
+    def vocabulary(self) -> Sequence[str]:
+        """Words of one token each, in a fixed order."""
+        ...
 
 
 @dataclass(eq=False)
@@ -166,7 +175,7 @@ class CollisionSearch:
             candidates,
             training_questions,
         )
-        self._words = exposed_vocabulary(embedder) or WORDS
+        self._words = _vocabulary(embedder)
         self._word_vectors = self._embed(self._words)  # (V, dim)
         self._effects: dict[str, _Effects] = {}
 
@@ -265,6 +274,16 @@ def _best_unused(cosines: Vector, used: Sequence[int]) -> int:
 def join_question(prefix: str, suffix: Sequence[str]) -> str:
     """The question."""
     return f"{prefix}\n\n{' '.join(suffix)}"
+
+
+def _vocabulary(embedder: Embedder) -> Sequence[str]:
+    """Vocabulary of a suffix: the words of the embedder or of a wrapped one, else common words."""
+    found: Embedder | None = embedder
+    while found is not None:
+        if isinstance(found, VocabularyEmbedder):
+            return found.vocabulary() or WORDS
+        found = getattr(found, "inner", None)
+    return WORDS
 
 
 def _unit(v: Float64) -> Vector:
