@@ -191,12 +191,20 @@ class Retrieval:
         exhausted: Whether these are all hits there are.
         unreadable: Ids of the hits that the client may not read in full (``guard.audience``). None: there is no such
             restriction for this client.
+        left_out: Number of documents that the statistics leave out, because a search found them for a client that may
+            not read them.
     """
 
     hits: tuple[Hit, ...]
     similarity_stats: SimilarityStats
     exhausted: bool = field(default=False, compare=False)
     unreadable: frozenset[str] | None = field(default=None, compare=False)
+    left_out: int = field(default=0, compare=False)
+
+    @property
+    def documents(self) -> int:
+        """Number of documents of the tenant, readable for the client or not."""
+        return self.similarity_stats.n + self.left_out
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,6 +94,20 @@ def test_many_flagged_questions_are_a_note(folder):
     assert ok is None and detail.startswith("mirabel flagged more than 20 % of the questions: an attack, or")
 
 
+def test_failures_are_a_note_and_no_share_counts_them(folder):
+    with open_app(folder / "casemate.yaml") as app:
+        for number, evidence in enumerate([{}, {}, {"error": "DataError", "message": "stale"}, {"undecided": "few"}]):
+            body = {"defense": "mirabel", "flagged": number == 0, "client": "ann", "evidence": evidence}
+            app.store.append(Event(f"v{number}", datetime.now(UTC), "verdict", body))
+    found = details(folder)
+    said = found["event store"][1]
+    assert "mirabel flagged 1 of 2 questions" in said and "mirabel did not decide 2 of 4 questions" in said
+    assert found["failures"] == (
+        None,
+        "guard.on_error decided where a defense failed: mirabel in 1 of 4 questions, last: stale",
+    )
+
+
 @pytest.mark.parametrize("grades", [("full",), ("full", "extracts", "quorum")])
 def test_clients_that_crawl_limit_limited_are_counted(grades, folder):
     index(folder, folder / "corpus.jsonl")

@@ -372,6 +372,19 @@ def test_a_label_does_not_lift_what_was_withheld_for_closeness(make):
     assert len(again[0]) == K
 
 
+@pytest.mark.parametrize("readable", [4, 20])
+def test_few_readable_documents_are_protected(make, readable):
+    """The calibration stays valid, and the size of the collection is the tenant's, however little a client may read."""
+    mine = {f"d{i}" for i in range(readable)}
+    held = [d if d.source in mine else replace(d, metadata={"acl": ["board"]}) for d in HELD]
+    guard = make(held)
+    context, verdict = labeled(guard, record(2))
+    assert "error" not in verdict.evidence and "undecided" not in verdict.evidence
+    assert "d2" in verdict.evidence["withheld"] and "d2" not in context and set(context) <= mine
+    context, verdict = labeled(guard, mild(1))
+    assert verdict.evidence["flagged"] == [] and context and set(context) <= mine
+
+
 # With the similarity as the score
 
 

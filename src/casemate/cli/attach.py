@@ -185,10 +185,11 @@ class AttachReport:
                 f"the configured embedder makes other vectors of the same texts (median cosine {self.agreement:.2f}): "
                 "configure the embedder that made the collection"
             )
-        if f.rows and f.sources == f.rows:
+        if f.rows and f.sources == f.rows and not (f.grouped or getattr(self.index.collection, "source", "")):
             limits.append(
                 "each row is its own source: if a document has several chunks, hiding one leaves the others; "
-                "set rag.index.source_field or source_pattern"
+                "name the field with the document in the collection's option source, or set rag.index.source_field or "
+                "source_pattern"
             )
         if not f.threshold:
             limits.append("near-copies are not grouped: hiding one leaves the others; set rag.index.near_copies")

@@ -220,7 +220,8 @@ def _comparison(watched: WatchedSet, analysis: RunAnalysis) -> str:
     if not asked:
         return "no baseline yet, so it is unknown how many failures are normal; run 'casemate canary baseline'"
     share, about = sample_rate(failed, asked)
-    odds = f"; probability of as many new failures in a run by chance: {analysis.p_value:.2g}"
+    odds = f"; probability of as many new failures in the whole set by chance: {analysis.p_value:.2g}"
+    odds += "; each canary is also tested by itself"
     return f"baseline: {share} of the answers failed ({about}){odds if analysis.p_value < 1 else ''}"
 
 
@@ -244,8 +245,8 @@ def _show_notes(monitor: CanaryMonitor) -> None:
     if outdated := monitor.outdated():
         names = shown(", ".join(outdated))
         say.print(
-            f"[yellow]note:[/yellow] {names}: documents that they depend on were replaced; they do not alert until "
-            "another baseline is accepted"
+            f"[yellow]note:[/yellow] {names}: documents that they depend on were changed or removed; they do not "
+            "alert until another baseline is accepted"
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -145,9 +146,21 @@ def _run(work: Ingest, plan: IngestPlan) -> IngestReport:
             raise typer.Exit(INTERRUPTED) from None
 
 
+SHOWN_PROBLEMS = 5
+"""Records skipped for the same reason that are shown."""
+
+
 def _report(report: IngestReport, total: int, as_json: bool) -> None:
+    repeated = Counter(problem.reason for problem in report.problems)
+    printed = Counter[str]()
     for problem in report.problems:
-        say.print(f"[yellow]skipped:[/yellow] {shown(problem.where)}: {shown(problem.reason)}", soft_wrap=True)
+        printed[problem.reason] += 1
+        if printed[problem.reason] <= SHOWN_PROBLEMS:
+            say.print(f"[yellow]skipped:[/yellow] {shown(problem.where)}: {shown(problem.reason)}", soft_wrap=True)
+    for reason, count in repeated.items():
+        if count > SHOWN_PROBLEMS:
+            more = f"{count - SHOWN_PROBLEMS:,} more for the same reason: {shown(reason)}"
+            say.print(f"[yellow]skipped:[/yellow] {more}; --json lists all", soft_wrap=True)
     if as_json:
         print_json({**report.as_json(), "documents": total})
         return

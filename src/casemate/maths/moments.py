@@ -46,8 +46,9 @@ def without_documents(retrieval: Retrieval, gone: Callable[[Document], bool]) ->
             kept.append(hit)
         elif similarity_stats.n > 2:
             similarity_stats = leave_one_out(similarity_stats, hit.score)
+    left_out = retrieval.documents - similarity_stats.n
     return Retrieval(
-        tuple(kept), similarity_stats, retrieval.exhausted, retrieval.unreadable
+        tuple(kept), similarity_stats, retrieval.exhausted, retrieval.unreadable, left_out
     )  # five times as fast as ``replace``
 
 

@@ -335,14 +335,21 @@ def _load(line: bytes) -> tuple[str, dict[str, Any]]:
         raise DataError(f"not JSON in UTF-8 ({error}); repair the line") from error
     if not isinstance(record, dict):
         raise DataError('not an object; write lines as {"_id": ..., "text": ...}')
-    name = record.get("id") if record.get("_id") is None else record["_id"]
+    name = record.get(_name_field(record))
     if isinstance(name, bool) or not isinstance(name, str | int) or not 0 < len(str(name)) <= MAX_ID:
-        raise DataError(f"no valid id; '_id' or 'id' must be a string of 1 to {MAX_ID} characters, or an integer")
+        raise DataError(
+            f"no valid id; '_id', 'id' or 'source' must be a string of 1 to {MAX_ID} characters, or an integer"
+        )
     return str(name), record
 
 
+def _name_field(record: Mapping[str, Any]) -> str:
+    """The field with the id of a record; ``source`` as in ``POST /v1/documents``."""
+    return next((name for name in ("_id", "id", "source") if record.get(name) is not None), "_id")
+
+
 def _parse_record(record: Mapping[str, Any]) -> Parsed:
-    own = {"title", "text", "id" if record.get("_id") is None else "_id"}
+    own = {"title", "text", _name_field(record)}
     rest = {k: v for k, v in record.items() if k not in own}
     if isinstance(rest.get("metadata"), dict):
         rest = rest.pop("metadata") | rest

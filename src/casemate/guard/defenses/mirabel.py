@@ -132,7 +132,7 @@ class Mirabel(CalibratedDefense):
 
     async def on_retrieve(self, query: Query, retrieval: Retrieval) -> Outcome[Retrieval]:
         """Removes all hits of the documents that the question is too close to."""
-        calibration = self.ready(query.tenant, retrieval.similarity_stats.n)
+        calibration = self.ready(query.tenant, retrieval.documents)
         if calibration is not None and retrieval.hits:
             assert self.significance is not None
             blocked = self.blocked_sources(query)

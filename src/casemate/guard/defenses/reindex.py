@@ -91,7 +91,7 @@ class Reindex(Defense):
 
     async def on_retrieve(self, query: Query, retrieval: Retrieval) -> Outcome[Retrieval]:
         """Re-ranks the hits."""
-        if not retrieval.hits or retrieval.similarity_stats.n < self.min_documents:
+        if not retrieval.hits or retrieval.documents < self.min_documents:
             return Outcome(retrieval)
         reindexing = self.ready(query.tenant)
         if len(retrieval.hits) < query.k + self.candidates and not retrieval.exhausted:
@@ -129,7 +129,7 @@ class Reindex(Defense):
         embedded: Vector = self.embedder.embed([query.text])
         hits = retrieval.hits if self.exact else retrieval.hits[: query.k + self.candidates]
         with self._lock:
-            space = self._space(query.tenant, reindexing, retrieval.similarity_stats.n)
+            space = self._space(query.tenant, reindexing, retrieval.documents)
             q = _QuestionVectors(embedded, space.encode([query.text]) if reindexing.mode == "lora" else None)
             if self.exact and not retrieval.exhausted and space.is_incomplete(q, hits, query.k):
                 return Outcome(retrieval, more=True)
