@@ -42,10 +42,10 @@ BLOCK, MAX_BLOCK = 192, 2000
 """Letters and digits without a word of the texts after which these are decoded; characters, at the latest."""
 SIGNS_PER_LETTER = 4
 """Characters that may encode one letter."""
-UNREADABLE_SHARE, UNLIKE = 0.5, 1.0
+UNREADABLE_SHARE, UNLIKE = 0.5, 1.4
 """Share of the letters in unknown words from which a part of an answer is unreadable, and bits of information by which
-the pairs of letters of such a word are rarer than those of the texts. English prose has shares up to .14, ciphers from
-.7."""
+the pairs of letters of such a word are rarer than those of the texts. Beside five texts, English prose has shares up to
+.43, ciphers from .5 (mean .8)."""
 ENCODED_SHARE = 0.8
 """Share of letters and digits in unknown words and numbers from which it is unreadable: numbers may be letters."""
 _GROUP = 1 << 12
@@ -275,8 +275,8 @@ class DisclosureCounter:
     def _read_unknown(self, block: str, before: int) -> None:
         """Decodes the unknown words of a part of the answer by themselves, and counts what they may hide.
 
-        Readable words count once each: repeated between the others, they would hide any cipher. So do unknown words
-        and numbers of the texts and of the question: they may be a code.
+        Words count once each: a readable word between all others would hide any cipher. Numbers may stand for letters,
+        so only those of the texts and of the question count once. Unknown words of the question may be a code.
 
         Args:
             block: The part.
@@ -291,16 +291,20 @@ class DisclosureCounter:
         readable.update(codes := self._question.intersection(unknown))
         signs = _NO_SIGN.sub("", _SAME_SIGN.sub(r"\1", block))
         symbols = sum(char >= _FIRST_SYMBOL for char in signs)
-        hidden = _letters(unknown) - _letters(codes) + symbols + (len(signs) - symbols) // SIGNS_PER_LETTER
-        total = hidden + _letters(readable)
+        symbols += (len(signs) - symbols) // SIGNS_PER_LETTER
+        repeated = _letters(w for w in unknown if w in codes) - _letters(codes)
+        different = symbols + _letters(set(unknown) - codes) + repeated
         new_numbers = _letters(numbers) - _letters({n for n in numbers if n in self._question or n in self._vocabulary})
-        encoded = hidden + new_numbers
+        encoded = symbols + _letters(unknown) - _letters(codes) + new_numbers
+        total = encoded - new_numbers + _letters(readable)
         self._read("misspelled", self._corrected(words))
-        if 4 * hidden > total:
+        if 4 * different > total:
             self._read_letters([("unknown", only_letters("".join(unknown)))])
-        if hidden > UNREADABLE_SHARE * total or encoded > ENCODED_SHARE * (total + _letters(numbers)):
+        is_cipher = different > UNREADABLE_SHARE * (different + _letters(readable))
+        if is_cipher or encoded > ENCODED_SHARE * (total + _letters(numbers)):
             shown = self._texts[: self._shown]
-            stands_for = encoded * sum(self.lengths) // (sum(text.letters for text in shown) or 1)
+            letters = symbols + _letters(w for w in words if w not in self._vocabulary)
+            stands_for = letters * sum(self.lengths) // (sum(text.letters for text in shown) or 1)
             count = stands_for - (self._disclosed() - before)
             if count >= MIN_CHAIN:
                 self.unreadable_words += count
