@@ -346,10 +346,7 @@ async def _harmless(texts: Sequence[str], rag: Rag, inner: Generator) -> dict[st
     A document that Mirabel hides would only make fewer words that can be quoted.
     """
     (spec,) = (spec for spec in default_specs() if spec.use == "crawl_limit")
-    limit, generator = (
-        CrawlLimit(**spec.options, embedder=rag.embedder),
-        CachedGenerator(inner, ReplyBuffer(), type(inner).__name__),
-    )
+    limit, generator = CrawlLimit(**spec.options), CachedGenerator(inner, ReplyBuffer(), type(inner).__name__)
     limited, rng = limit.on_generate(generator), np.random.default_rng(SEED + 1)
     found = [await rag.retrieve(Query(text, k=4 * K)) for text in texts]
     levels, tests, asked, cut = Counter[str](), Counter[str](), 0, 0
