@@ -259,19 +259,19 @@ def _events(app: App) -> Iterator[Finding]:
     parts, many, failed = [f"{len(events)} verdicts"], [], []
     for defense in sorted({str(e.body.get("defense")) for e in events}):
         given = [e.body for e in events if str(e.body.get("defense")) == defense]
-        without = [body.get("evidence", {}) for body in given]
-        failures = [str(evidence.get("message")) for evidence in without if "error" in evidence]
+        failures = [str(b["evidence"].get("message")) for b in given if "error" in b.get("evidence", {})]
         failed += [f"{defense} in {len(failures)} of {len(given)} questions, last: {failures[-1]}"] if failures else []
         bodies = [body for body in given if not {"error", "undecided"} & body.get("evidence", {}).keys()]
         if len(bodies) < len(given):
             parts.append(f"{defense} did not decide {len(given) - len(bodies)} of {len(given)} questions")
+        if not bodies:
+            continue
         flags = [body for body in bodies if body.get("flagged")]
         first = sum(body.get("evidence", {}).get("why") != ["before"] for body in flags)
-        low, high = clopper_pearson(len(flags), max(1, len(bodies)))
+        low, high = clopper_pearson(len(flags), len(bodies))
         new = f", {first} of them new, the others repeat an earlier decision" if flags else ""
-        share = f"{len(flags) / max(1, len(bodies)):.2f} [{low:.2f}, {high:.2f}]{new}"
-        if bodies:
-            parts.append(f"{defense} flagged {len(flags)} of {len(bodies)} questions: {share}")
+        share = f"{len(flags) / len(bodies):.2f} [{low:.2f}, {high:.2f}]{new}"
+        parts.append(f"{defense} flagged {len(flags)} of {len(bodies)} questions: {share}")
         many += [defense] if low > MANY else []
     parts += [generation_costs.format_costs(figures)] if figures else []
     yield Finding("event store", True, "; ".join(parts))

@@ -191,8 +191,8 @@ class Retrieval:
         exhausted: Whether these are all hits there are.
         unreadable: Ids of the hits that the client may not read in full (``guard.audience``). None: there is no such
             restriction for this client.
-        left_out: Number of documents that the statistics leave out, because a search found them for a client that may
-            not read them.
+        left_out: Number of documents that the statistics leave out: those found for a client that may not read them, and
+            those withheld.
     """
 
     hits: tuple[Hit, ...]

@@ -1,13 +1,12 @@
 """Crawl limit: limits what one client can extract, and detects crawlers.
 
-Own work (METHODS C9, METHODS2 L). An extraction attack needs two things that users do not: the words of the chunks,
-and ever new chunks. So each answer may disclose a limited number of words of its context. Each client may be shown a
+Own work (METHODS C9, METHODS2 L). An extraction attack needs two things that users do not: the words of the chunks, and
+ever new chunks. So each answer may disclose a limited number of words of its context. Each client may be shown a
 limited number of distinct chunks a day, and be given a limited number of new words (``budget``). What an answer
 discloses is counted in whatever form it is written (``casemate.text.disclosure``); a form that cannot be read counts as
-a copy. Two sequential tests detect
-crawlers long before: one counts answers that reach the limit, one counts questions that repeat phrases of earlier
-answers. Both are CUSUMs of e-values. Their false-alarm rate is bounded as long as harmless clients do these things as
-seldom as the test assumes (Shin, Ramdas and Rinaldo 2022).
+a copy. Two sequential tests detect crawlers long before: one counts answers that reach the limit, one counts questions
+that repeat phrases of earlier answers. Both are CUSUMs of e-values. Their false-alarm rate is bounded as long as
+harmless clients do these things as seldom as the test assumes (Shin, Ramdas and Rinaldo 2022).
 
 The response is graded (``Grade``). A suspected client gets shorter answers, and of each chunk only a share. It gets
 neither fewer documents nor extracts: its answers would no longer show whether it copies. An alarmed client, and a
