@@ -191,8 +191,7 @@ class Retrieval:
         exhausted: Whether these are all hits there are.
         unreadable: Ids of the hits that the client may not read in full (``guard.audience``). None: there is no such
             restriction for this client.
-        left_out: Number of documents that the statistics leave out: those found for a client that may not read them, and
-            those withheld.
+        left_out: Number of found documents that the statistics leave out: withheld, or not for this client.
     """
 
     hits: tuple[Hit, ...]

@@ -408,7 +408,7 @@ def test_quarantined_documents_are_not_described_as_new_in_the_answers():
     body = {"what": "held", "key": "k" * 32, "tenant": "default", "source": "s", "documents": [{"id": "p0"}]}
     event = Event("q", NOON, "quarantine", body | {"reasons": ["addresses the model"]})
     text = render_alert(alert_for_event(event), AlertPhase.OPENED).plain
-    assert "Quarantined documents, not in any answer:\n- p0" in text
+    assert "Quarantined documents, in no answer unless released:\n- p0" in text
     assert "new in" not in text.lower() and "baseline" not in text
 
 

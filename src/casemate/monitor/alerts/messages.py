@@ -14,7 +14,7 @@ from casemate.monitor.alerts.alert import Alert, AlertPhase
 MAX_ITEMS = 10
 """Canaries and documents that a message lists; further ones are counted."""
 HEADINGS = {
-    "quarantine": "Quarantined documents, not in any answer",
+    "quarantine": "Quarantined documents, in no answer unless released",
     "honey_crawl": "Honeytoken records that one client retrieved",
     "corpus": "Documents whose vectors do not match their texts",
     "drift": "Documents in more answers than before",
@@ -79,7 +79,7 @@ def document_heading(kind: str) -> str:
     """What the documents of an alert are.
 
     >>> document_heading("quarantine"), document_heading("changed")
-    ('Quarantined documents, not in any answer', 'New documents in the answers')
+    ('Quarantined documents, in no answer unless released', 'New documents in the answers')
     """
     return HEADINGS.get(kind, "New documents in the answers")
 
