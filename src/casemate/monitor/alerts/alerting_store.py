@@ -163,7 +163,7 @@ def _quarantine_alert(event: Event) -> Alert:
         documents=tuple(d["id"] for d in body.get("documents", ())) + tuple(body.get("companions", ())),
         advice=(
             f"Review it, then run 'casemate quarantine release {body.get('key', '?')[:8]}' or '... drop'.",
-            "There is one alert an hour: other documents may be in quarantine, too. List them: 'casemate quarantine list'.",
+            "There is one alert an hour. All documents in quarantine: 'casemate quarantine list'.",
         ),
     )
 
