@@ -77,8 +77,9 @@ def test_replay_gives_the_published_figures():
     published = json.loads((ROOT / "benchmarks/results/quorum_reader.json").read_text())["results"]
     about, rows = recorded(RECORDED / "reader_qwen0.5b.jsonl.gz")
     assert {"model", "digest", "dtype", "decoding", "prompts", "seed"} <= about.keys() and len(about["digest"]) == 64
-    assert {row.corpus for row in rows} == {"synthetic"}
-    assert json.loads(json.dumps(tables(rows))) == published["qwen0.5b"]["tables"]
+    found = json.loads(json.dumps(tables(rows)))
+    assert "synthetic" in found  # SQuAD only where its data is
+    assert found == {name: published["qwen0.5b"]["tables"][name] for name in found}
 
 
 def test_questions_and_gold_answers_of_squad_are_not_recorded():
