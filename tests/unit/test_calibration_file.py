@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import kstest
 
+from casemate.cli.setup import _note_weak_attacks
 from casemate.errors import BackendError, DataError
 from casemate.guard.calibration import file as calibration
 from casemate.guard.calibration.closeness import FEATURES
@@ -42,6 +43,15 @@ MADE = Calibration(
     notes={"seed": 7, "recall": {"direct": {"0.01": {"question": [0.9, 0.8, 0.95]}}}},
 )
 scores = st.floats(-5, 5).map(lambda x: round(x, 2))
+
+
+def test_attacks_of_which_most_questions_pass_are_named_after_indexing(capsys):
+    recall = {a: {"0.01": {"question": [share, 0.0, 1.0]}} for a, share in (("direct", 0.9), ("mba", 0.03))}
+    _note_weak_attacks(replace(MADE, notes={"recall": recall}), 0.01)
+    assert "fewer than half of the questions of these attacks: mba 0.03;" in " ".join(capsys.readouterr().err.split())
+    for harmless in (MADE, replace(MADE, notes={})):
+        _note_weak_attacks(harmless, 0.01)
+    assert capsys.readouterr().err == ""
 
 
 def test_score_is_the_weighted_sum_of_standardized_features():

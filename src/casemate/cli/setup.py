@@ -98,7 +98,9 @@ def index(
             for name, (found, _) in _calibrate(app, _log(app, None), tenant).items():
                 hint = "; 'casemate calibrate' shows the cost" if found.benign else ""
                 say.print(f"{_summary(name, found)}{hint}", soft_wrap=True)
-                _warn(found, next(d.significance or 0.0 for d in app.calibrated if d.name == name))
+                significance = next(d.significance or 0.0 for d in app.calibrated if d.name == name)
+                _warn(found, significance)
+                _note_weak_attacks(found, significance)
     raise typer.Exit(OK if report.complete else INCOMPLETE)
 
 
@@ -300,6 +302,18 @@ def _summary(name: str, found: Calibration) -> str:
 def _warn(found: Calibration, significance: float) -> None:
     for warning in log_warnings(found, significance):
         say.print(f"[yellow]warning:[/yellow] {shown(warning)}", soft_wrap=True)
+
+
+def _note_weak_attacks(found: Calibration, significance: float) -> None:
+    """Names the scripted attacks of which most questions get their document."""
+    by_attack = {a: by[str(significance)] for a, by in found.notes.get("recall", {}).items() if str(significance) in by}
+    weak = [f"{shown(attack)} {_share(c['question'])}" for attack, c in by_attack.items() if c["question"][0] < 0.5]
+    if weak:
+        say.print(
+            "[yellow]note:[/yellow] the guard withholds the document from fewer than half of the questions of these "
+            f"attacks: {', '.join(weak)}; 'casemate calibrate' shows what higher error rates stop",
+            soft_wrap=True,
+        )
 
 
 def _limits(found: Calibration, significance: float) -> dict[str, Any]:
