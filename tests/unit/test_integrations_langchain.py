@@ -320,6 +320,20 @@ def test_wiring_tells_what_is_not_protected(wrap, caplog):
     assert "summarize" in caplog.text
 
 
+def test_too_few_questions_for_the_configured_error_rate_are_a_warning(wrap, caplog, monkeypatch):
+    store = wrap()
+    (present,) = store.protection.guard.defenses
+    made = present.ready("default", len(corpus()))
+
+    async def fit(*_):
+        return {"mirabel": replace(made, benign=made.benign[:5])}
+
+    monkeypatch.setattr(protection, "calibrate_guard", fit)
+    with caplog.at_level(logging.WARNING, "casemate.integrations"):
+        store.protection.calibrate()
+    assert "5 harmless questions are too few for mirabel.significance 0.1, which needs 9" in caplog.text
+
+
 def test_the_store_inside_is_reached_by_its_name_only(wrap):
     store = wrap()
     with pytest.raises(AttributeError, match="unguarded"):
