@@ -96,11 +96,7 @@ def index(
         if fit and (why := app.due(tenant)):
             say.print(f"calibrating the guard: {shown(why.partition(': ')[0])}", soft_wrap=True)
             for name, (found, _) in _calibrate(app, _log(app, None), tenant).items():
-                hint = "; 'casemate calibrate' shows the cost" if found.benign else ""
-                say.print(f"{_summary(name, found)}{hint}", soft_wrap=True)
-                significance = next(d.significance or 0.0 for d in app.calibrated if d.name == name)
-                _warn(found, significance)
-                _note_weak_attacks(found, significance)
+                _say_calibrated(name, found, next(d.significance or 0.0 for d in app.calibrated if d.name == name))
     raise typer.Exit(OK if report.complete else INCOMPLETE)
 
 
@@ -302,6 +298,13 @@ def _summary(name: str, found: Calibration) -> str:
 def _warn(found: Calibration, significance: float) -> None:
     for warning in log_warnings(found, significance):
         say.print(f"[yellow]warning:[/yellow] {shown(warning)}", soft_wrap=True)
+
+
+def _say_calibrated(name: str, found: Calibration, significance: float) -> None:
+    hint = "; 'casemate calibrate' shows the cost" if found.benign else ""
+    say.print(f"{_summary(name, found)}{hint}", soft_wrap=True)
+    _warn(found, significance)
+    _note_weak_attacks(found, significance)
 
 
 def _note_weak_attacks(found: Calibration, significance: float) -> None:
