@@ -243,7 +243,7 @@ def test_what_no_decoder_reads_counts_as_a_copy(name):
     [
         NOTES[30],
         NOTES[6],
-        TEXT + " It rained in all the valleys, and whoever had planted orchards could only wait until spring.",
+        TEXT + " It rained in all the valleys, and farmers with orchards could only wait until spring.",
         "def reopen(bridge, piers):\n    for pier in piers:\n        pier.inspect(depth=4)\n    return bridge.open()",
         "The note names Zarkonian, Elzbieta Wojciechowska, atorvastatin and amlodipine beside ten other persons.",
         "<b>" + NOTES[31] + "</b>",

@@ -149,13 +149,12 @@ SHOWN_PROBLEMS = 5
 
 
 def _report(report: IngestReport, total: int, as_json: bool) -> None:
-    repeated = Counter(problem.reason for problem in report.problems)
-    printed = Counter[str]()
+    counts = Counter[str]()
     for problem in report.problems:
-        printed[problem.reason] += 1
-        if printed[problem.reason] <= SHOWN_PROBLEMS:
+        counts[problem.reason] += 1
+        if counts[problem.reason] <= SHOWN_PROBLEMS:
             say.print(f"[yellow]skipped:[/yellow] {shown(problem.where)}: {shown(problem.reason)}", soft_wrap=True)
-    for reason, count in repeated.items():
+    for reason, count in counts.items():
         if count > SHOWN_PROBLEMS:
             more = f"{count - SHOWN_PROBLEMS:,} more for the same reason: {shown(reason)}"
             say.print(f"[yellow]skipped:[/yellow] {more}; --json lists all", soft_wrap=True)

@@ -95,6 +95,13 @@ def _letters(words: Iterable[str]) -> int:
     return sum(len(w) if w.isascii() else len(w) + sum(char >= _FIRST_IDEOGRAPH for char in w) for w in words)
 
 
+def _symbols(text: str) -> int:
+    """Letters for which the characters of a text that are in no word may stand. A long run of one sign counts once."""
+    signs = _NO_SIGN.sub("", _SAME_SIGN.sub(r"\1", text))
+    symbols = sum(char >= _FIRST_SYMBOL for char in signs)
+    return symbols + (len(signs) - symbols) // SIGNS_PER_LETTER
+
+
 def _pairs(words: Iterable[str]) -> npt.NDArray[np.int64]:
     """A number for each pair of neighboring letters in words, the space before and after each included."""
     text = f" {' '.join(words)} "
@@ -181,10 +188,11 @@ class DisclosureCounter:
         self._by_prefix = Table(partial(_words_from, self._texts))
         self._undecoded, self._letters, self._size = list[str](), 0, 0
         self._readable = set[str]()  # words since the last part that was decoded
-        self._question = frozenset(_WORD.findall(fold_text(question)))
+        asked = _WORD.findall(fold_text(question))
+        self._question = frozenset(asked)
         self._asked = [0] * len(self._texts)
-        if question:
-            self._read("question", _WORD.findall(fold_text(question)))
+        if asked:
+            self._read("question", asked)
             self.found = 0
             self._asked, self.bits = self.bits, [0] * len(self._texts)
             self._credited = [0] * len(texts)
@@ -251,9 +259,9 @@ class DisclosureCounter:
         block, self._undecoded, self._letters, self._size = "".join(self._undecoded), [], 0, 0
         if not self._texts or not block:
             return
-        before = self._disclosed()
+        before, decoded = self._disclosed(), decodings(block)
         streams, size = list[tuple[str, str]](), 0
-        for form, text in decodings(block):
+        for form, text in decoded:
             letters = only_letters(text)
             if form == "plain" or len(letters) >= _LEAST_LETTERS * len(text):
                 words = _WORD.findall(text)
@@ -267,31 +275,28 @@ class DisclosureCounter:
                 self._read_letters(streams)
                 streams, size = [], 0
         self._read_letters(streams)
-        self._read_unknown(block, before)
+        self._read_unknown(_WORD.findall(decoded[0].text), _symbols(block), before)
 
     def _disclosed(self) -> int:
         return sum(bits.bit_count() for bits in self.bits[: self._shown])
 
-    def _read_unknown(self, block: str, before: int) -> None:
+    def _read_unknown(self, words: Sequence[str], symbols: int, before: int) -> None:
         """Decodes the unknown words of a part of the answer by themselves, and counts what they may hide.
 
         Words count once each: a readable word between all others would hide any cipher. Numbers may stand for letters,
         so only those of the texts and of the question count once. Unknown words of the question may be a code.
 
         Args:
-            block: The part.
+            words: The words of the part.
+            symbols: Letters for which its other characters may stand.
             before: Words disclosed before it was decoded.
         """
         readable, self._readable = self._readable, set()
-        words = _WORD.findall(fold_text(block))
         unknown = self._unknown(words)
         numbers = [w for w in words if w.isdigit()]
         readable.update(words)
         readable.difference_update(unknown, numbers)
         readable.update(codes := self._question.intersection(unknown))
-        signs = _NO_SIGN.sub("", _SAME_SIGN.sub(r"\1", block))
-        symbols = sum(char >= _FIRST_SYMBOL for char in signs)
-        symbols += (len(signs) - symbols) // SIGNS_PER_LETTER
         repeated = _letters(w for w in unknown if w in codes) - _letters(codes)
         different = symbols + _letters(set(unknown) - codes) + repeated
         new_numbers = _letters(numbers) - _letters({n for n in numbers if n in self._question or n in self._vocabulary})
