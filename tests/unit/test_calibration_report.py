@@ -16,7 +16,7 @@ from casemate.guard.calibration import file as calibrations
 from casemate.guard.calibration.closeness import FEATURES
 from casemate.guard.calibration.fitting import RATES, CalibrationSettings, calibrate
 from casemate.guard.defenses.mirabel import Mirabel
-from casemate.maths.calibration import Calibration
+from casemate.maths.calibration import Calibration, min_questions
 from casemate.maths.stats import Estimate, proportion
 from casemate.rag.pipeline import Rag
 from casemate.reports.calibration_report import (
@@ -25,7 +25,6 @@ from casemate.reports.calibration_report import (
     CalibrationView,
     _likely,
     merged,
-    min_questions,
     render_html,
 )
 from casemate.reports.svg import AREA

@@ -43,7 +43,7 @@ from casemate.guard.calibration.file import read_calibrations, write_calibration
 from casemate.guard.calibration.fitting import RATES
 from casemate.guard.calibration.log_review import log_warnings
 from casemate.guard.defenses.crawl_limit import CrawlLimit
-from casemate.maths.calibration import Calibration
+from casemate.maths.calibration import Calibration, min_questions
 from casemate.maths.stats import Estimate
 from casemate.monitor.enforcement import record_threshold
 from casemate.monitor.poisoning.screening_gate import ScreeningGate
@@ -54,7 +54,6 @@ from casemate.rag.corpus import Corpus
 from casemate.rag.ingest import Ingest, IngestPlan, IngestReport, MissingPolicy
 from casemate.rag.question_file import questions_in
 from casemate.reports import calibration_report
-from casemate.reports.calibration_report import min_questions
 from casemate.runtime.files import write_atomically
 from casemate.system import App
 from casemate.types import DEFAULT_TENANT
@@ -352,13 +351,8 @@ def _show(name: str, found: Calibration, significance: float) -> None:
         cells = (by_rate[str(r)] for r in usable)
         table.add_row(attack, *(f"{_share(c['question'])} ({_share(c['document'])})" for c in cells))
     out.print(table)
-    needed = min_questions(significance)
-    if len(found.benign) < needed:
-        out.print(
-            f"[yellow]note:[/yellow] {len(found.benign)} harmless questions are too few for {name}.significance "
-            f"{significance}, which needs {needed}: until then it works at {found.attainable_rate(significance):.3f}",
-            soft_wrap=True,
-        )
+    if why := found.shortage(f"{name}.significance", significance):
+        out.print(f"[yellow]note:[/yellow] {why}", soft_wrap=True)
     out.print(f"[dim]* {name}.significance. Attacks are written by script, without a language model.[/dim]")
 
 

@@ -40,7 +40,6 @@ from casemate.monitor.poisoning.quarantine import Quarantine
 from casemate.monitor.service import OWN, open_tenant_screening
 from casemate.protocols import Defense, Embedder, EventStore, Generator, Index, Progress
 from casemate.rag.pipeline import Rag, require_answerable
-from casemate.reports.calibration_report import min_questions
 from casemate.system import audience_policy, calibrate_guard
 from casemate.types import DEFAULT_TENANT, UNKNOWN, Document, Hit, Outcome, Prompt, Query, Retrieval, Vector
 
@@ -255,13 +254,10 @@ class Protection:
         for defense, calibration in found.items():
             _tell(f"{name}: calibrated {defense} on {calibration.source} in {time.monotonic() - began:.0f} s")
         for fitted in calibrated_defenses(self.guard.defenses):
-            rate, benign = fitted.significance or 0.0, len(found[fitted.name].benign)
-            if rate and 0 < benign < min_questions(rate):
-                log.warning(
-                    "%s: %d harmless questions are too few for %s.significance %s, which needs %d: it works at %.3f",
-                    *(name, benign, fitted.name, rate, min_questions(rate)),
-                    found[fitted.name].attainable_rate(rate),
-                )
+            made = found[fitted.name]
+            if fitted.significance and made.benign:
+                if why := made.shortage(f"{fitted.name}.significance", fitted.significance):
+                    log.warning("%s: %s", name, why)
 
     def sync(self) -> None:
         """Reads the store again, after it was changed elsewhere. With ``monitor.gate``, new documents are screened."""

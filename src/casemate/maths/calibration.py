@@ -21,6 +21,15 @@ MAX_SIZE_RATIO = 1.25
 """A calibration is stale once the number of chunks has grown or shrunk by more than this factor."""
 
 
+def min_questions(rate: float) -> int:
+    """Returns the fewest benign questions with a finite threshold at a rate (``stats.conformal_threshold``).
+
+    >>> min_questions(0.01), min_questions(0.002)
+    (99, 499)
+    """
+    return math.ceil(1 / rate - 1e-9) - 1
+
+
 @dataclass(frozen=True)
 class Calibration:
     """The calibration of one defense for one tenant.
@@ -89,6 +98,20 @@ class Calibration:
         The guard uses this rate: too many false alarms are better than no detection.
         """
         return max(rate, 1 / (len(self.benign) + 1)) if self.benign else rate
+
+    def shortage(self, setting: str, rate: float) -> str:
+        """Reason why ``rate`` cannot be guaranteed yet; empty if there are enough benign queries.
+
+        Args:
+            setting: Name of the configured option.
+            rate: Its value, above 0.
+        """
+        if len(self.benign) >= (needed := min_questions(rate)):
+            return ""
+        return (
+            f"{len(self.benign)} harmless questions are too few for {setting} {rate}, which needs {needed}: until then "
+            f"it works at {self.attainable_rate(rate):.3f}"
+        )
 
     def p_value(self, score: float) -> float:
         """Conformal p-value of a score among N benign queries, in [1 / (N + 1), 1]; lower is more unusual."""

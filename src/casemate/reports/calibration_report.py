@@ -16,7 +16,7 @@ import numpy as np
 from casemate.guard.calibration.closeness import FEATURES
 from casemate.guard.calibration.fitting import RATES, REWORDED
 from casemate.guard.calibration.log_review import log_warnings
-from casemate.maths.calibration import MAX_SIZE_RATIO, Calibration
+from casemate.maths.calibration import MAX_SIZE_RATIO, Calibration, min_questions
 from casemate.maths.special import beta_quantile
 from casemate.maths.stats import Estimate
 from casemate.reports.format import scrub, short_rate
@@ -117,15 +117,6 @@ class CalibrationView:
         else:
             said += f"No threshold at {rate}: too few questions."
         return threshold_histogram(scores, self.threshold, said, "scores"), said
-
-
-def min_questions(rate: float) -> int:
-    """Returns the fewest benign questions with a finite threshold at a rate (``stats.conformal_threshold``).
-
-    >>> min_questions(0.01), min_questions(0.002)
-    (99, 499)
-    """
-    return math.ceil(1 / rate - 1e-9) - 1
 
 
 def merged(attacks: Mapping[str, Recall]) -> dict[str, Recall]:

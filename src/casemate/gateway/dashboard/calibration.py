@@ -16,9 +16,9 @@ from casemate.gateway.dashboard.redteam import SANDBOX_CSP
 from casemate.gateway.dashboard.table import Column
 from casemate.guard.calibration import file as calibrations
 from casemate.guard.calibration.fitting import RATES
-from casemate.maths.calibration import Calibration
+from casemate.maths.calibration import Calibration, min_questions
 from casemate.reports import calibration_report
-from casemate.reports.calibration_report import CalibrationView, min_questions
+from casemate.reports.calibration_report import CalibrationView
 from casemate.reports.format import one_in, sample_rate, scrub, short_rate
 from casemate.reports.svg import recall_legend
 
