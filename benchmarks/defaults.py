@@ -34,6 +34,7 @@ import yaml
 
 from benchmarks import DATA, ROOT, SEED, save
 from benchmarks.kept import Kept, rows
+from benchmarks.real.recorded_model import RecordedModel
 from casemate.backends.generators.extractive import ExtractiveGenerator
 from casemate.backends.generators.simulated_reader import SimulatedReader
 from casemate.backends.indexes.sqlite import SqliteIndex
@@ -329,10 +330,18 @@ def _compared(pairs: np.ndarray) -> dict[str, Any]:
     }
 
 
-async def _limits(corpus: Corpus, rag: Rag) -> dict[str, Any]:
-    """Harmless sessions under ``crawl_limit``: by two readers, and with synthetic questions as the red team asks."""
+async def _limits(corpus: Corpus, rag: Rag, model: RecordedModel | None = None) -> dict[str, Any]:
+    """Harmless sessions under ``crawl_limit``: by two readers, and with synthetic questions as the red team asks.
+
+    With a model, that is the only reader.
+    """
     own = [q.text for q in corpus.asked]
     made = generate_questions(corpus.documents, SIZES["questions"], np.random.default_rng(SEED + 4))
+    if model and model.model:
+        asked = {"": own, ", synthetic questions": made}
+        reading = Rag(rag.embedder, rag.index, model)
+        await asyncio.gather(*(reading.ask(Query(t, k=K)) for texts in asked.values() for t in texts))
+        return {model.model.stem + which: await _harmless(texts, rag, model) for which, texts in asked.items()}
     return {
         "extractive": await _harmless(own, rag, ExtractiveGenerator()),
         "simulated_reader": await _harmless(own, rag, SimulatedReader()),

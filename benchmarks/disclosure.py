@@ -1,11 +1,14 @@
 """Disclosure accounting: share of a disguised text that is counted, unreadable answers, times, harmless sessions.
 
 ``python -m benchmarks.disclosure [folder] [corpus ...] [size=number ...]``, or ``python -m benchmarks.disclosure time``
-for disguises, unreadable answers and times alone. Disguises are those of ``tests/disguises.py``, of notes of the
-fictional clinic. Harmless answers that could seem unreadable: ``ANSWERS`` recorded answers of a **real** model to
-questions about NFCorpus, over the five best chunks; and other documents of each corpus. Harmless sessions are those of
-``benchmarks.defaults``, under ``crawl_limit`` with its default options, answered by the extractive generator and by the
-**simulated** reader. Corpora that were measured before with the same code and sizes stay in the results.
+for disguises, unreadable answers and times alone. With ``model=FILE``, the harmless sessions of a **real** model alone;
+its answers are kept in `build/disclosure`.
+
+Disguises are those of ``tests/disguises.py``, of notes of the fictional clinic. Harmless answers that could seem
+unreadable: ``ANSWERS`` recorded answers of a **real** model to questions about NFCorpus, over the five best chunks; and
+other documents of each corpus. Harmless sessions are those of ``benchmarks.defaults``, under ``crawl_limit`` with its
+default options, answered by the extractive generator and by the **simulated** reader, which answers a question of one
+word with whole documents. Corpora that were measured before with the same code and sizes stay in the results.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from benchmarks.defaults import CORPORA, SIZES, _index, _limits, load
 from benchmarks.kept import Kept
 from benchmarks.kept import corpus as documents
 from benchmarks.real.files import read as read_set
+from benchmarks.real.recorded_model import RecordedModel
 from casemate.backends.generators.extractive import ExtractiveGenerator
 from casemate.demo.clinic import case_notes
 from casemate.guard.defenses.crawl_limit import CrawlLimit
@@ -38,7 +42,7 @@ from tests.disguises import DISGUISES, HELD_OUT, UNREADABLE
 
 NOTES = [" ".join(text.split()) for _, text in case_notes(60, seed=3)]
 RECORDED = ROOT / "benchmarks/recorded/nfcorpus_qwen0.5b.jsonl.gz"
-ANSWERS, OTHERS = 3000, 300
+ANSWERS, OTHERS, TOKENS = 3000, 300, 512
 QUESTION = "Which operation did the patient have, and who referred her?"
 
 
@@ -49,11 +53,14 @@ def main() -> None:
         return save("disclosure", held | _counted() | {"cpu_ms": _times()})
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else "/tmp/casemate-defaults")
     folder.mkdir(parents=True, exist_ok=True)
-    SIZES.update((name, int(size)) for name, _, size in (a.partition("=") for a in sys.argv[2:] if "=" in a))
+    given = dict(a.partition("=")[::2] for a in sys.argv[2:] if "=" in a)
+    model = given.pop("model", "")
+    SIZES.update((name, int(size)) for name, size in given.items())
     about = {"code": code_digest(), "sizes": dict(SIZES), "defense": describe_options(CrawlLimit())}
-    results = before("disclosure", about) | _counted() | {"cpu_ms": _times()}
+    results = before("disclosure", about) | ({} if model else _counted() | {"cpu_ms": _times()})
     for name in [a for a in sys.argv[2:] if "=" not in a] or CORPORA:
-        results["corpora"][name] = asyncio.run(_harmless(name, folder))
+        found = asyncio.run(_harmless(name, folder, Path(model) if model else None))
+        results["corpora"][name] = results["corpora"].get(name, {}) | found
         save("disclosure", results)
 
 
@@ -149,13 +156,14 @@ def _times() -> dict[str, Any]:
     }
 
 
-async def _harmless(name: str, folder: Path) -> dict[str, Any]:
+async def _harmless(name: str, folder: Path, model: Path | None) -> dict[str, Any]:
+    reader = RecordedModel(model, ROOT / f"build/disclosure/{model.stem}-{name}.jsonl.gz", TOKENS) if model else None
     embedder, corpus = Kept(folder / f"{name}.npz"), load(name)
     try:
         with closing(_index(folder / f"{name}-disclosure.db", embedder)) as index:
             rag = Rag(embedder, index, ExtractiveGenerator())
             await Guard(rag, []).add(corpus.documents)
-            return await _limits(corpus, rag)
+            return await _limits(corpus, rag, reader)
     finally:
         embedder.save()
 
