@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import codecs
+import random
 from contextlib import closing
 
 import numpy as np
@@ -199,6 +200,39 @@ def test_a_hostile_answer_is_measured_in_linear_time_and_bounded_memory(unit):
     assert sent == 20_000 // len(unit) * len(unit)
     assert waiting <= 2 * MAX_WORD + MAX_BLOCK
     assert meter.counter.steps <= 200 * 20_000
+
+
+class _ChecksEachWord(_DisclosureMeter):
+    """Compares the answer with the limits after every word."""
+
+    def _check(self):
+        self._next_check = -1
+        super()._check()
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_limits_hold_as_if_each_word_were_checked(seed):
+    rng = random.Random(seed)
+    options = {"budget": rng.choice([30, 200, 5000]), "short_quote_words": 20, "questions": rng.choice([2, 50])}
+    options |= {"quote_words": rng.choice([0, 50]), "exposure": rng.choice([0.1, 0.3]), "tenant_budget": 300}
+    limits = CrawlLimit(**options), CrawlLimit(**options)
+    encoders = [encode for form, (encode, _) in FORMS.items() if form != "morse"]
+    notes = [note(i) for i in range(9)]
+    for _ in range(6):
+        context, client = rng.sample(notes[:6], 3), rng.choice("abc")
+        words = " ".join(rng.choice(notes).text for _ in range(3)).split()
+        start = rng.randrange(len(words))
+        text = "".join(
+            rng.choice([f" {word}", f" {rng.choice(encoders)(word)}", " 17", f"\n{word},"])
+            for word in words[start : start + rng.randrange(90)]
+        )
+        sent = []
+        for limit, meter in zip(limits, (_DisclosureMeter, _ChecksEachWord), strict=True):
+            measured = meter(limit, Query("what then", client, k=3), context, [d.text for d in notes[6:]])
+            parts = [measured.feed(text[at : at + 7]) for at in range(0, len(text), 7)] + [measured.finish()]
+            measured.record()
+            sent.append((parts, measured.cut, measured.limit_reached, limit.evidence.summary(Query("", client))))
+        assert sent[0] == sent[1]
 
 
 def test_harmless_answers_cost_what_they_disclose():

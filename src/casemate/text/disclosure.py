@@ -163,8 +163,8 @@ class DisclosureCounter:
         covered: For each text, a bit mask of its disclosed words.
         credited: The same, but each word of the answer counts for one text only: that of the longest chain.
         disclosed_words: Number of words disclosed so far, as credited.
-        found: Number of words of the answer so far that are in a chain that counts, or unreadable. While it stays the
-            same, all the others do.
+        growth: Words by which ``covered`` and ``credited`` grew so far, counted in both, and unreadable words. No mask
+            grows by more.
         unreadable_words: Words of the answer so far that may stand for any words of the texts. They are in no mask.
         lengths: For each text, its number of words.
         steps: Comparisons made so far.
@@ -176,13 +176,14 @@ class DisclosureCounter:
     """
 
     def __init__(self, texts: Sequence[str], question: str = "", unseen: Sequence[str] = ()) -> None:
-        self.steps = self.found = self.unreadable_words = 0
+        self.steps = self.growth = self.unreadable_words = 0
         self._shown = len(texts)
         self._texts = [_indexed(text) for text in (*texts, *unseen)]
         self.lengths = [text.length for text in self._texts[: self._shown]]
         self.bits = [0] * len(self._texts)
         self._credited = [0] * len(texts)
         self._chains = defaultdict[str, dict[int, _Chains]](dict)  # by form and text
+        self._chance = list[tuple[str, list[str]]]()  # words that were not compared with the null yet, by form
         self._vocabulary = frozenset().union(*(text.places for text in self._texts))
         self._occurrences: dict[str, list[tuple[int, _Places]]] = {}  # word -> numbers of texts, places in each
         self._by_prefix = Table(partial(_words_from, self._texts))
@@ -193,10 +194,11 @@ class DisclosureCounter:
         self._asked = [0] * len(self._texts)
         if asked:
             self._read("question", asked)
-            self.found = 0
             self._asked, self.bits = self.bits, [0] * len(self._texts)
             self._credited = [0] * len(texts)
             self._chains.clear()
+            self._chance.clear()
+            self.growth = 0
 
     @property
     def covered(self) -> list[int]:
@@ -231,7 +233,14 @@ class DisclosureCounter:
     @property
     def expected(self) -> int:
         """Words of a text that an answer discloses by chance: the median over the unseen texts; 0 without any."""
-        return median_low([bits.bit_count() for bits in self.bits[self._shown :]] or [0])
+        waiting, self._chance = self._chance, []
+        unseen = range(self._shown, len(self._texts))
+        for form, words in waiting:
+            for word in words:
+                for number in unseen:
+                    if places := self._texts[number].places.get(word):
+                        self.bits[number] |= self._extend(form, number, places)[1]
+        return median_low([self.bits[number].bit_count() for number in unseen] or [0])
 
     def read(self, answer: str) -> list[int]:
         """Adds a whole answer; returns ``covered``."""
@@ -313,7 +322,7 @@ class DisclosureCounter:
             count = stands_for - (self._disclosed() - before)
             if count >= MIN_CHAIN:
                 self.unreadable_words += count
-                self.found += count
+                self.growth += count
 
     def _unknown(self, words: Sequence[str]) -> list[str]:
         """The words that are not in the texts and do not look like their words; no numbers.
@@ -411,27 +420,34 @@ class DisclosureCounter:
     def _read(self, form: str, words: Iterable[str]) -> list[str]:
         """Extends the chains of a form; returns those words that a text contains."""
         known = [word for word in words if word in self._vocabulary]
-        chains = self._chains[form] if known else {}
+        if known:
+            self._chance.append((form, known))
         for word in known:
             best = 0
             for number, places in self._occurrences.get(word) or self._find(word):
-                self.steps += 2 * MAX_SKIP * len(places)
-                chain = chains.get(number)
-                if chain is None:
-                    chain = chains[number] = _Chains(self._texts[number].positions)
-                length, bits = chain.extend(places)
+                length, bits = self._extend(form, number, places)
                 if length:
-                    self.found += 1
+                    self.growth += (bits & ~self.bits[number]).bit_count()
                     self.bits[number] |= bits
-                if length > best and number < self._shown:
-                    best, credited = length, (number, bits)
+                    if length > best:
+                        best, credited = length, (number, bits)
             if best:
-                self._credited[credited[0]] |= credited[1]
+                number, bits = credited
+                self.growth += (bits & ~self._credited[number]).bit_count()
+                self._credited[number] |= bits
         return known
 
+    def _extend(self, form: str, number: int, places: _Places) -> tuple[int, int]:
+        """Extends the chains of a form in a text by a word; see ``_Chains.extend``."""
+        self.steps += 2 * MAX_SKIP * len(places)
+        chains = self._chains[form]
+        if number not in chains:
+            chains[number] = _Chains(self._texts[number].positions)
+        return chains[number].extend(places)
+
     def _find(self, word: str) -> list[tuple[int, _Places]]:
-        """Returns the numbers of the texts that contain a word, and its places in each."""
-        found = [(number, text.places[word]) for number, text in enumerate(self._texts) if word in text.places]
+        """Returns the numbers of the shown texts that contain a word, and its places in each."""
+        found = [(number, t.places[word]) for number, t in enumerate(self._texts[: self._shown]) if word in t.places]
         self._occurrences[word] = found
         return found
 

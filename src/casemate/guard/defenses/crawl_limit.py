@@ -66,6 +66,8 @@ WORD_LETTERS = 4
 """Letters of a short content word: bounds the words in letters that are not decoded yet."""
 UNDECODED_LETTERS = 32
 """Letters of an answer that are sent before they are decoded: fewer than the share of a chunk that may be disclosed."""
+RESERVED_AHEAD = 32
+"""Words of its budget that an unfinished answer reserves before it discloses them."""
 MAX_WORD = 500
 """Characters without white space that are read as one word, at most."""
 
@@ -425,7 +427,7 @@ class _DisclosureMeter:
         self.most_words = limit.quote_words or max(QUOTE_WORDS, QUOTE_SHARE * sum(self.counter.lengths))
         self.incomplete, self.waiting, self.sent = "", list[str](), list[str]()
         self.cut, self.reserved = False, 0
-        self._checked = -1, -1  # words found and words pending at the last check
+        self._next_check = -1
 
     async def passing(self, pieces: AsyncIterator[str]) -> AsyncIterator[str]:
         """Yields the text of an answer up to the limit; records it at the end."""
@@ -474,30 +476,37 @@ class _DisclosureMeter:
         return text
 
     def _check(self) -> None:
+        """Compares the answer with the limits, unless too little was added since the last time to reach one."""
         pending = min(self.counter.undecoded_letters, UNDECODED_LETTERS) // WORD_LETTERS
-        if (self.counter.found, pending) == self._checked:
+        if self.counter.growth + pending < self._next_check:
             return
-        self._checked = self.counter.found, pending
         new = self._credited()
         words = sum(bits.bit_count() for bits in new)
-        exposed = self._exposed(new)
+        exposed, unexposed_words = self._exposed(new)
         self.limit_reached = words > self.most_words or len(exposed) > self.most
         self.cut |= (
             self.limit_reached
             or sum(i not in self.exposed_before for i in exposed) > self.chunks_left
             or (not self.clear and words > self.limit.short_quote_words)
-            or not self._within_budget(pending)
         )
+        most = self.most_words if self.clear else self.limit.short_quote_words
+        left = min(most - words, self._reserve(pending), unexposed_words)
+        self._next_check = self.counter.growth + pending + 1 + max(0, math.floor(left))
 
-    def _within_budget(self, pending: int) -> bool:
-        """Whether the new words fit the budgets, with those that may be in letters that are not decoded yet."""
-        new, tenant_new = (
-            sum(bits.bit_count() for bits in self._new(self.counter.covered, before)) + pending
-            for before in (self.disclosed, self.disclosed_to_tenant)
-        )
-        fits = self.limit.reserve(self.query, self.reserved, new, tenant_new)
-        self.reserved = new if fits else self.reserved
-        return fits
+    def _reserve(self, pending: int) -> int:
+        """Reserves the new words, and those that may be in letters that are not decoded yet, of the budgets.
+
+        Returns:
+            The number of further words that are reserved.
+        """
+        masks = self.disclosed, self.disclosed_to_tenant
+        new, tenant_new = (sum(bits.bit_count() for bits in self._new(self.counter.covered, m)) + pending for m in masks)
+        for ahead in (RESERVED_AHEAD, 0):
+            if self.limit.reserve(self.query, self.reserved, new + ahead, tenant_new + ahead):
+                self.reserved = new + ahead
+                return ahead
+        self.cut = True
+        return 0
 
     def _credited(self) -> list[int]:
         """Returns the new words of each chunk. A word of the answer counts for one chunk, however many contain it."""
@@ -526,19 +535,28 @@ class _DisclosureMeter:
                 left -= part.bit_count()
         return hidden
 
-    def _exposed(self, new: Sequence[int]) -> list[str]:
+    def _exposed(self, new: Sequence[int]) -> tuple[list[str], float]:
         """Returns the chunks with new words of which all answers together disclose more than the share.
 
         What the answer has in common with texts that were not in the context is chance, and does not count. Forms share
         most words; therefore a chunk also counts if an answer discloses nearly all words that only this chunk contains.
+
+        Returns:
+            These chunks, and the number of further words that may be disclosed until there is another one.
         """
-        chance, share = self.counter.expected, self.limit.exposure
-        parts = zip(self.ids, new, self.before, self.counter.lengths, self.counter.own, strict=True)
-        return [
-            i
-            for i, bits, before, n, own in parts
-            if bits and (_beyond(bits, before, chance) > share * n or _is_copied(bits | before, own))
-        ]
+        counter, share, exposed, least = self.counter, self.limit.exposure, list[str](), math.inf
+        for i, bits, before, n, own in zip(self.ids, new, self.before, counter.lengths, counter.own, strict=True):
+            disclosed = bits | before
+            left = share * n - disclosed.bit_count()
+            if left < 0:
+                left += min(counter.expected, bits.bit_count())
+            if (count := own.bit_count()) >= OWN_WORDS:
+                left = min(left, OWN_SHARE * count - (disclosed & own).bit_count())
+            if bits and left < 0:
+                exposed.append(i)
+            else:
+                least = min(least, left)
+        return exposed, least
 
     def record(self) -> None:
         """Records what was sent, which may be less than what was read."""
@@ -549,7 +567,7 @@ class _DisclosureMeter:
         covered = self.counter.covered
         new = self._new(covered, self.disclosed)
         disclosed = {i: bits | added for i, bits, added in zip(self.ids, covered, new, strict=True)}
-        exposed = self._exposed(self._credited())
+        exposed, _ = self._exposed(self._credited())
         self.limit.evidence.record_answer(self.query, text, disclosed, exposed, self.limit_reached, self.cut)
         self.limit.release(self.query, self.reserved)
         self.reserved = 0
@@ -565,14 +583,3 @@ def _lowest(bits: int, count: int) -> int:
         else:
             high = middle
     return bits & ((1 << low) - 1)
-
-
-def _is_copied(disclosed: int, own: int) -> bool:
-    """Whether nearly all words are disclosed that only this chunk contains, if there are enough of them."""
-    count = own.bit_count()
-    return count >= OWN_WORDS and (disclosed & own).bit_count() > OWN_SHARE * count
-
-
-def _beyond(new: int, before: int, chance: int) -> int:
-    """Words that were disclosed, without those of this answer that chance explains."""
-    return (new | before).bit_count() - min(chance, new.bit_count())
