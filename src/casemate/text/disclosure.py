@@ -183,7 +183,7 @@ class DisclosureCounter:
         self.bits = [0] * len(self._texts)
         self._credited = [0] * len(texts)
         self._chains = defaultdict[str, dict[int, _Chains]](dict)  # by form and text
-        self._chance = list[tuple[str, list[str]]]()  # words that were not compared with the null yet, by form
+        self._chance = list[tuple[str, str]]()  # forms and words that were not compared with the null yet
         self._vocabulary = frozenset().union(*(text.places for text in self._texts))
         self._occurrences: dict[str, list[tuple[int, _Places]]] = {}  # word -> numbers of texts, places in each
         self._by_prefix = Table(partial(_words_from, self._texts))
@@ -234,13 +234,11 @@ class DisclosureCounter:
     def expected(self) -> int:
         """Words of a text that an answer discloses by chance: the median over the unseen texts; 0 without any."""
         waiting, self._chance = self._chance, []
-        unseen = range(self._shown, len(self._texts))
-        for form, words in waiting:
-            for word in words:
-                for number in unseen:
-                    if places := self._texts[number].places.get(word):
-                        self.bits[number] |= self._extend(form, number, places)[1]
-        return median_low([self.bits[number].bit_count() for number in unseen] or [0])
+        unseen = list(enumerate(self._texts))[self._shown :]
+        for form, word in waiting:
+            for number, places in _places(word, unseen):
+                self.bits[number] |= self._extend(form, number, places)[1]
+        return median_low([bits.bit_count() for bits in self.bits[self._shown :]] or [0])
 
     def read(self, answer: str) -> list[int]:
         """Adds a whole answer; returns ``covered``."""
@@ -420,22 +418,22 @@ class DisclosureCounter:
     def _read(self, form: str, words: Iterable[str]) -> list[str]:
         """Extends the chains of a form; returns those words that a text contains."""
         known = [word for word in words if word in self._vocabulary]
-        if known:
-            self._chance.append((form, known))
+        self._chance += [(form, word) for word in known]
         for word in known:
             best = 0
             for number, places in self._occurrences.get(word) or self._find(word):
                 length, bits = self._extend(form, number, places)
                 if length:
-                    self.growth += (bits & ~self.bits[number]).bit_count()
-                    self.bits[number] |= bits
-                    if length > best:
-                        best, credited = length, (number, bits)
+                    self._disclose(self.bits, number, bits)
+                if length > best:
+                    best, credited = length, (number, bits)
             if best:
-                number, bits = credited
-                self.growth += (bits & ~self._credited[number]).bit_count()
-                self._credited[number] |= bits
+                self._disclose(self._credited, *credited)
         return known
+
+    def _disclose(self, masks: list[int], number: int, bits: int) -> None:
+        self.growth += (bits & ~masks[number]).bit_count()
+        masks[number] |= bits
 
     def _extend(self, form: str, number: int, places: _Places) -> tuple[int, int]:
         """Extends the chains of a form in a text by a word; see ``_Chains.extend``."""
@@ -447,14 +445,18 @@ class DisclosureCounter:
 
     def _find(self, word: str) -> list[tuple[int, _Places]]:
         """Returns the numbers of the shown texts that contain a word, and its places in each."""
-        found = [(number, t.places[word]) for number, t in enumerate(self._texts[: self._shown]) if word in t.places]
-        self._occurrences[word] = found
+        found = self._occurrences[word] = _places(word, list(enumerate(self._texts))[: self._shown])
         return found
 
 
 def _words_from(texts: Sequence[_IndexedText], prefix: str) -> list[str]:
     """Returns the words of the texts that begin with some letters, the longest first."""
     return sorted({word for text in texts for word in text.prefixes.get(prefix, ())}, key=len, reverse=True)
+
+
+def _places(word: str, texts: Iterable[tuple[int, _IndexedText]]) -> list[tuple[int, _Places]]:
+    """The numbers of the texts that contain a word, and its places in each."""
+    return [(number, text.places[word]) for number, text in texts if word in text.places]
 
 
 class _Chains:

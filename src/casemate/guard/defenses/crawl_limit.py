@@ -499,8 +499,10 @@ class _DisclosureMeter:
         Returns:
             The number of further words that are reserved.
         """
-        masks = self.disclosed, self.disclosed_to_tenant
-        new, tenant_new = (sum(bits.bit_count() for bits in self._new(self.counter.covered, m)) + pending for m in masks)
+        new, tenant_new = (
+            sum(bits.bit_count() for bits in self._new(self.counter.covered, before)) + pending
+            for before in (self.disclosed, self.disclosed_to_tenant)
+        )
         for ahead in (RESERVED_AHEAD, 0):
             if self.limit.reserve(self.query, self.reserved, new + ahead, tenant_new + ahead):
                 self.reserved = new + ahead
