@@ -333,7 +333,8 @@ class MonitorSection(Section):
     concurrency: int = Field(default=8, ge=1, le=64, description="Queries in parallel.")
     timeout_s: float = Field(default=30.0, gt=0, description="Timeout of one answer.")
     page_rules: bool = Field(
-        default=False, description="Alert also on any sudden failure, 8 of the last 10, and 10 % of a run."
+        default=False,
+        description="Alert also if a canary fails suddenly, failed in 8 of its last 10 runs, or more than 10 % of a run fail.",
     )
     runs_per_false_alert: float = Field(
         default=1000.0, gt=0, description="Average number of runs between two false alerts, at least."
