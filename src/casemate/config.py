@@ -334,7 +334,8 @@ class MonitorSection(Section):
     timeout_s: float = Field(default=30.0, gt=0, description="Timeout of one answer.")
     page_rules: bool = Field(
         default=False,
-        description="Alert also if a canary fails suddenly, failed in 8 of its last 10 runs, or more than 10 % of a run fail.",
+        description="Alert also if a canary fails suddenly, failed in 8 of its last 10 runs, or if more than 10 % of a "
+        "run fail.",
     )
     runs_per_false_alert: float = Field(
         default=1000.0, gt=0, description="Average number of runs between two false alerts, at least."
