@@ -221,6 +221,22 @@ def test_filters_reach_the_store_and_open_no_way_round(wrap):
     assert alone == []
 
 
+def test_a_filter_shortens_no_result_and_a_score_is_the_stores_own(wrap, calibration):
+    """Without a memory of the client, a document may be withheld by the judgment of the whole collection alone."""
+    store = wrap(defenses=[mirabel(calibration=calibration, session_hours=0)])
+
+    def few(document):
+        return document.metadata["n"] < 20
+
+    for i in range(20):
+        question = f"Do you know this: {text_of(f'd{i}')}?"
+        scores = {d.id: s for d, s in store.unguarded.similarity_search_with_score(question, k=20, filter=few)}
+        for k in (1, 5):
+            found = store.similarity_search_with_score(question, k=k, filter=few)
+            assert len(found) == k
+            assert all(s == scores[d.id] for d, s in found)
+
+
 def test_a_filter_does_not_hide_that_a_document_stands_out_among_its_neighbours(calibration, tmp_path):
     found = read_calibrations(Path(calibration))["default"]
     zero, one = (0.0,) * len(FEATURES), (1.0,) * len(FEATURES)

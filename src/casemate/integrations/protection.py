@@ -24,6 +24,7 @@ from casemate.errors import CapabilityError, ConfigError, DataError
 from casemate.guard.audience import ReleasedDocument
 from casemate.guard.calibration.fitting import calibrated_defenses
 from casemate.guard.guard import Guard
+from casemate.guard.turn import turn
 from casemate.integrations.adapters import FrameworkCollection, FrameworkEmbedder, document_of, unit_vector
 from casemate.integrations.attachment import FrameworkIndex
 from casemate.integrations.event_loop import EventLoopPool
@@ -300,22 +301,20 @@ class Protection:
         asked.vector = unit_vector(asked.native)
         if asked.given is not None:
             return await self._judged(asked, query, asked.given)
-        gone = set[str]() if asked.whole is None else await self._withheld_unfiltered(asked, query, asked.whole)
-        rows, _ = await self._allowed(asked, query)
-        if not gone:
-            return rows
-        of = self.sources(row.id for row in rows)
-        return [row for row in rows if of.get(row.id, "") not in gone]
+        if asked.whole is None:
+            return (await self._allowed(asked, query))[0]
+        with turn(query.text):  # what is withheld from the whole collection stays withheld, and others take its place
+            await self._judge_unfiltered(asked, query, asked.whole)
+            return (await self._allowed(asked, query))[0]
 
-    async def _withheld_unfiltered(self, asked: GuardedQuery, query: Query, whole: Mapping[str, Any]) -> set[str]:
-        """Sources that the guard withholds when the question is judged on the whole collection.
+    async def _judge_unfiltered(self, asked: GuardedQuery, query: Query, whole: Mapping[str, Any]) -> None:
+        """Judges the question on the whole collection.
 
         Few documents pass a filter, too few for the statistics of a detection. So a filter must not decide alone.
         """
         filtered, asked.options = asked.options, whole
-        _, hidden = await self._allowed(asked, query, delivered=False)
+        await self._allowed(asked, query, delivered=False)
         asked.options = filtered
-        return set(self.sources(hidden).values())
 
     async def _judged(
         self, asked: GuardedQuery, query: Query, given: Sequence[FrameworkDocument]
