@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 from casemate import config as configuration
 from casemate import plugins
+from casemate.backends.indexes.attached import AttachedIndex, one_collection
 from casemate.config import Config, PluginSpec
+from casemate.errors import DataError
+from casemate.guard.calibration.file import read_calibrations
 from casemate.guard.calibration.fitting import calibrated_defenses
 from casemate.guard.guard import Guard
 from casemate.monitor.alerts.alerting_store import AlertingEventStore
 from casemate.plugins import build
-from casemate.protocols import Embedder, EventStore, Index, WithholdingIndex
+from casemate.protocols import CalibratedDefense, Embedder, EventStore, Index, WithholdingIndex
 from casemate.rag.distributed_embedder import DistributedEmbedder
 from casemate.rag.pipeline import INSTRUCTIONS, Rag
 from casemate.runtime.blas_threads import single_blas_thread
@@ -64,7 +67,7 @@ def open_app(
         rag = Rag(embedder, index, generator, config.rag.instructions or INSTRUCTIONS)
         parts = {Embedder: embedder, Index: index, EventStore: store}
         defenses = [build("defense", spec, folder, parts) for spec in config.guard.defenses]
-        calibrated_defenses(defenses)  # refuses a shared calibration file
+        _require_own_calibrations(index, calibrated_defenses(defenses))  # refuses a shared calibration file
         guard = Guard(
             rag,
             defenses,
@@ -75,6 +78,22 @@ def open_app(
             audience=audience_policy(config.guard, config.folder),
         )
         return App(config, guard, store, opened.pop_all(), executor or LocalExecutor())
+
+
+def _require_own_calibrations(index: Index, defenses: Sequence[CalibratedDefense]) -> None:
+    """Refuses the calibration of another attached collection, so that it is neither used nor replaced.
+
+    Raises:
+        DataError: If there is one, or if a file is damaged.
+    """
+    name = index.bound_name if isinstance(index, AttachedIndex) else ""
+    for defense in defenses if name else ():
+        for found in read_calibrations(defense.calibration).values():
+            if found.collection not in ("", name):
+                raise DataError(
+                    f"{defense.calibration} is the calibration of {found.collection!r}, not of {name!r}; "
+                    f"{one_collection(str(defense.calibration))}"
+                )
 
 
 def _build_index(config: Config) -> Index:

@@ -128,7 +128,7 @@ def _index(app: App, fix: bool) -> Iterator[Finding]:
             if missing := missing_screening(app, tenant):
                 yield Finding("screening", None, f"tenant {tenant!r}: {missing}")
         if not app.index.tenants():
-            yield Finding("documents", None, "the index is empty; run 'casemate index FOLDER'")
+            yield Finding("documents", None, f"the index is empty; run '{app.indexing_command}'")
     except CasemateError as error:
         yield Finding("index", False, str(error))
 

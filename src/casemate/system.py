@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
 from casemate import plugins
+from casemate.backends.indexes.attached import AttachedIndex
 from casemate.config import Config, GuardSection, PluginSpec, RedteamSection
 from casemate.errors import ConfigError, DataError
 from casemate.guard.audience import AudiencePolicy, EntitlementFunction, EntitlementRule
@@ -128,6 +129,11 @@ class App:
         """The index."""
         return self.guard.rag.index
 
+    @property
+    def indexing_command(self) -> str:
+        """The command that gives the index its documents."""
+        return f"casemate {'attach' if self.config.rag.index.use == 'attached' else 'index'}"
+
     def require_documents(self, tenant: str) -> None:
         """Refuses a tenant without documents.
 
@@ -137,7 +143,7 @@ class App:
         tenants = self.index.tenants()
         if tenant in tenants:
             return
-        how = f"run 'casemate {'attach' if self.config.rag.index.use == 'attached' else 'index'}'"
+        how = f"run '{self.indexing_command}'"
         if not tenants:
             raise DataError(f"nothing is indexed yet; {how}")
         others = ", ".join(sorted(tenants)[:NAMED_TENANTS])
@@ -272,8 +278,10 @@ async def calibrate_guard(
     for defense in defenses:
         read_calibrations(defense.calibration)  # reports a damaged file before the work, not after it
     settings, found = calibration_settings(config, tenant), dict[str, Calibration]()
+    collection = guard.index.bound_name if isinstance(guard.index, AttachedIndex) else ""
     for defense in defenses:
         made = await calibrate(defense, guard.rag, published_attacks(), log, settings, progress)
+        made = replace(made, collection=collection)
         write_calibration(defense.calibration, tenant, made)
         found[defense.name] = made
     return found

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
+from click.testing import Result
+from typer.testing import CliRunner
 
+from casemate import plugins
 from casemate.backends.indexes.attached import AttachedIndex
 from casemate.backends.sidecar import attach_scan as scanning
 from casemate.backends.sidecar.attach_scan import PageInventoryTask, map_in_thread
 from casemate.backends.sidecar.near_duplicates import MAX_GROUP_SOURCES, NearDuplicateFinder
 from casemate.backends.sidecar.row_inventory import SourceGrouping, inventory_page
+from casemate.cli import cli
 from casemate.errors import BackendError, CapabilityError, ConfigError, DataError
 from casemate.maths.moments import CorpusMoments
 from casemate.maths.vectors import normalize
 from casemate.protocols import CollectionPage
 from casemate.types import Document
+from tests.fakes import BagOfWords, documents
 from tests.unit.folder_collection import FolderCollection
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # the child only runs and is killed
@@ -161,6 +169,75 @@ def test_a_sidecar_belongs_to_one_collection_and_embedder(tmp_path) -> None:
     with pytest.raises(DataError, match="damaged, or not a sidecar database"):
         AttachedIndex(FolderCollection(tmp_path / "collection", DIM), tmp_path / "other.db").open("test", DIM)
     assert os.stat(tmp_path / "attached.db").st_mode & 0o077 == 0
+
+
+def test_collections_that_other_options_select_are_different_ones(tmp_path) -> None:
+    """Otherwise the state of the second would replace that of the first."""
+    collection = filled(tmp_path)
+    collection.only = {"tenant": "a"}
+    opened(collection, tmp_path).attach()
+    other = FolderCollection(tmp_path / "collection", DIM)
+    other.only = {"tenant": "b"}
+    with pytest.raises(DataError, match=r"the folder, only {'tenant': 'a'}.*'b'.*move this casemate.yaml to another"):
+        opened(other, tmp_path)
+
+
+@dataclass(eq=False)
+class FolderPlugin(FolderCollection):
+    """As a plug-in."""
+
+    folder: Path
+    dim: ClassVar[int] = BagOfWords.dim
+
+    def __post_init__(self) -> None:
+        super().__init__(self.folder, self.dim)
+
+    @property
+    def name(self) -> str:
+        return str(self.folder)
+
+
+@pytest.fixture
+def casemate(tmp_path, monkeypatch) -> Callable[..., Result]:
+    """Runs a command in a folder with two collections, ``a`` and ``b``, each with a configuration."""
+    entries = [
+        EntryPoint("bag", "tests.fakes:BagOfWords", "casemate.embedder"),
+        EntryPoint("folder", f"{__name__}:FolderPlugin", "casemate.collection"),
+    ]
+
+    def entry_points(group, name=None):
+        return [e for e in entries if e.group == group and name in {None, e.name}]
+
+    monkeypatch.setattr(plugins, "entry_points", entry_points)
+    monkeypatch.chdir(tmp_path)
+    for name, path in (("a", ".casemate/attached.db"), ("b", "b.db")):
+        rows = documents(40, seed=ord(name))
+        collection = FolderPlugin(tmp_path / name)
+        for document, vector in zip(rows, BagOfWords().embed([d.text for d in rows]), strict=True):
+            collection.put(document, vector)
+        index = f"{{use: attached, path: {path}, collection: {{use: folder, folder: {name}}}}}"
+        fitting = "calibrate: {questions: 20, documents: 20}"
+        (tmp_path / f"{name}.yaml").write_text(f"rag:\n  embedder: bag\n  index: {index}\n{fitting}\n")
+    return lambda *arguments: CliRunner().invoke(cli, arguments)
+
+
+def test_attach_calibrates_the_guard_for_one_collection_in_a_folder(casemate, tmp_path) -> None:
+    done = casemate("attach", "-c", "a.yaml", "--no-calibrate")
+    assert done.exit_code == 0, done.output
+    (why,) = [line for line in done.stderr.splitlines() if line.startswith("warning: ")]
+    assert "run 'casemate calibrate'" in why
+    found = json.loads(casemate("doctor", "-c", "a.yaml", "--json").stdout)["findings"]
+    assert ["guard", False, why.removeprefix("warning: ")] in [[f["name"], f["ok"], f["detail"]] for f in found]
+    assert "calibrat" not in casemate("attach", "-c", "a.yaml", "--dry-run").stderr
+    done = casemate("attach", "-c", "a.yaml")
+    assert done.exit_code == 0, done.output
+    assert "mirabel is calibrated on 20 synthetic questions" in done.stderr
+    assert "calibrat" not in casemate("attach", "-c", "a.yaml").stderr
+    calibrated = (tmp_path / ".casemate/calibration.json").read_bytes()
+    refusal = r"calibration.json is the calibration of '.*a', not of '.*b'; a folder holds the state of one"
+    with pytest.raises(DataError, match=refusal):
+        raise casemate("attach", "-c", "b.yaml").exception
+    assert (tmp_path / ".casemate/calibration.json").read_bytes() == calibrated
 
 
 def test_options_are_checked(tmp_path) -> None:
@@ -433,7 +510,7 @@ def test_beyond_the_drift_limit_searches_are_refused_until_the_next_scan(attache
             attached.collection.put(Document(f"f{i}", "x"), v)
     attached._limit._due = 0.0  # the next count is due
     for _ in range(2):
-        with pytest.raises(DataError, match=r"more than attached.drift = 0.05 allows; run 'casemate attach'"):
+        with pytest.raises(DataError, match=r"more than 5% \(attached.drift\) .* run 'casemate attach'"):
             attached.search(q, 3)
     assert "run 'casemate attach'" in attached.check()[0]
     attached.attach()

@@ -57,7 +57,7 @@ def test_a_sound_installation_has_no_failure(folder):
 
 def test_an_empty_index_and_a_new_corpus_are_notes(folder):
     found = details(folder)
-    assert found["documents"] == (None, "the index is empty; run 'casemate index FOLDER'")
+    assert found["documents"] == (None, "the index is empty; run 'casemate index'")
     assert found["corpus"][0] is None and found["corpus"][1].startswith("0 sources up to date; 40 new, changed or")
 
 

@@ -469,7 +469,7 @@ def test_a_write_that_fails_half_way_leaves_the_moments_right(wrap):
 def test_so_much_written_behind_its_back_that_nothing_is_let_through_until_it_is_told(wrap):
     store = wrap()
     store.unguarded.add_documents([Document(f"new{i} amber", id=f"n{i}") for i in range(20)])
-    with pytest.raises(DataError, match="casemate attach"):
+    with pytest.raises(DataError, match=r"170 rows, 150 when it was read last: .*; call sync\(\) of the wrapper$"):
         store.similarity_search(HARMLESS)
     store.sync()
     assert same(store.protection.index.moments(), moments_of(store))

@@ -19,10 +19,12 @@ from casemate.backends.indexes.attached import AttachedIndex
 from casemate.backends.sidecar.attach_scan import PageMap, RowScreen, ScanSummary, map_in_thread
 from casemate.backends.sidecar.near_duplicates import MAX_GROUP_SOURCES
 from casemate.cli.console import INCOMPLETE, INTERRUPTED, OK, ConfigFile, Json, On, bar, out, print_json, say, shown
+from casemate.cli.setup import calibrate_if_due
 from casemate.errors import ConfigError
 from casemate.monitor.poisoning.quarantine import Quarantine
 from casemate.monitor.service import open_tenant_screening
 from casemate.protocols import Embedder, Index
+from casemate.system import App
 
 SAMPLE = 16
 """Texts that are embedded again to check that the configured embedder made the stored vectors."""
@@ -43,10 +45,11 @@ def attach(
         bool, typer.Option("--dry-run", help="Read everything, print the findings, keep nothing.")
     ] = False,
     restart: Annotated[bool, typer.Option("--restart", help="Discard the progress of an interrupted run.")] = False,
+    fit: Annotated[bool, typer.Option("--calibrate/--no-calibrate", help="Calibrate the guard if needed.")] = True,
     on: On = None,
     as_json: Json = False,
 ) -> None:
-    """Guard an existing vector store: reads the collection of rag.index.
+    """Guard an existing vector store: read the collection of rag.index, calibrate the guard.
 
     Run it again after others changed the collection. It can be interrupted and resumed.
 
@@ -62,10 +65,12 @@ def attach(
             agreement = _agreement(index, app.guard.rag.embedder)
             waiting = len(Quarantine(app.store).pending()) if gates and gates.enforced else 0
             result = AttachReport(index, found, agreement, time.monotonic() - begin, dry_run, waiting)
-    if as_json:
-        print_json(result.as_json())
-    else:
-        result.show()
+        if as_json:
+            print_json(result.as_json())
+        else:
+            result.show()
+        if not dry_run:
+            _calibrate(app, fit)
     raise typer.Exit(INCOMPLETE if result.quarantined else OK)
 
 
@@ -83,6 +88,15 @@ def _opened(index: Index, embedder: Embedder, dry_run: bool) -> Iterator[Attache
         with closing(other):
             other.open(embedder.fingerprint, embedder.dim)
             yield other
+
+
+def _calibrate(app: App, fit: bool) -> None:
+    """Calibrates the guard for each tenant that needs it; without ``fit``, says which need it."""
+    for tenant in app.index.tenants():
+        if fit:
+            calibrate_if_due(app, tenant)
+        elif why := app.due(tenant):
+            say.print(f"[yellow]warning:[/yellow] {shown(why)}", soft_wrap=True)
 
 
 def _read(index: AttachedIndex, restart: bool, map_pages: PageMap, screen: RowScreen | None) -> ScanSummary:
@@ -170,7 +184,8 @@ class AttachReport:
             )
         for what in self.lacking():
             say.print(f"[yellow]not protected:[/yellow] {shown(what)}", soft_wrap=True)
-        out.print("dry run: nothing was kept" if self.dry_run else "done; next: casemate calibrate")
+        if self.dry_run:
+            out.print("dry run: nothing was kept")
 
     def lacking(self) -> list[str]:
         """Limits of the protection, one sentence each."""

@@ -23,8 +23,8 @@ from casemate.system import App
 from casemate.types import DEFAULT_TENANT
 
 EMPTY = (
-    "[yellow]note:[/yellow] the index is empty, so every answer will be \"I don't know\"; run 'casemate index', or add "
-    "documents with POST /v1/documents"
+    "[yellow]note:[/yellow] the index is empty, so every answer will be \"I don't know\"; run '{}', or add documents "
+    "with POST /v1/documents"
 )
 OBSERVES = (
     "the guard observes: it records what it would withhold, and changes no answer; 'casemate enforce' switches it on"
@@ -45,7 +45,7 @@ def serve(
     settings = configuration.with_overrides(settings, gateway=given) if given else settings
     with open_app(settings) as app:
         if not app.index.tenants():
-            say.print(EMPTY, soft_wrap=True)
+            say.print(EMPTY.format(app.indexing_command), soft_wrap=True)
         if app.mode == "observe":
             say.print(OBSERVES, soft_wrap=True)
         if app.ignores_audience:

@@ -92,11 +92,17 @@ def index(
         _report(report, total, as_json)
         for note in (*_screening_notes(app, tenant, gate, report.quarantined), *_crawl_notes(app, total)):
             say.print(note, soft_wrap=True)
-        if fit and (why := app.due(tenant)):
-            say.print(f"calibrating the guard: {shown(why.partition(': ')[0])}", soft_wrap=True)
-            for name, (found, _) in _calibrate(app, _log(app, None), tenant).items():
-                _say_calibrated(name, found, next(d.significance or 0.0 for d in app.calibrated if d.name == name))
+        if fit:
+            calibrate_if_due(app, tenant)
     raise typer.Exit(OK if report.complete else INCOMPLETE)
+
+
+def calibrate_if_due(app: App, tenant: str) -> None:
+    """Calibrates the guard if a tenant's documents need it, and prints what the calibration can guarantee."""
+    if why := app.due(tenant):
+        say.print(f"calibrating the guard: {shown(why.partition(': ')[0])}", soft_wrap=True)
+        for name, (found, _) in _calibrate(app, _log(app, None), tenant).items():
+            _say_calibrated(name, found, next(d.significance or 0.0 for d in app.calibrated if d.name == name))
 
 
 def _open_gate(app: App, tenant: str) -> ScreeningGate | None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from casemate.backends.indexes.attached import AttachedIndex
+from casemate.backends.sidecar.drift import DriftLimit
 from casemate.backends.sidecar.pending_change import PendingChange
 from casemate.backends.sidecar.row_inventory import unit_vectors
 from casemate.backends.sidecar.sidecar import InventoryEntry, Sidecar
@@ -73,6 +74,13 @@ class FrameworkIndex(AttachedIndex):
             self.attach(restart=True)
             self._note(None)
 
+    def _drift_limit(self) -> DriftLimit:
+        return DriftLimit(self.drift, "", "call sync() of the wrapper")
+
+    @property
+    def _remedy(self) -> str:
+        return f"give each store a path of its own, or, if this one replaces the earlier one, delete {self.path}"
+
     def _create_database(self) -> SidecarDatabase:
         return _CountingDatabase(self.path)
 
@@ -88,7 +96,7 @@ class FrameworkIndex(AttachedIndex):
         with database.reading() as (tables, state):
             if state != self._state or self._whole is None or tenant != DEFAULT_TENANT:
                 side = Sidecar(tables, self._dim)
-                side.require_bound(self.collection.name, self._fingerprint)
+                side.require_bound(self.bound_name, self._fingerprint, self._remedy)
                 side.require_scanned()
                 moments = self._moments(side, tenant)
                 if tenant != DEFAULT_TENANT:

@@ -50,6 +50,7 @@ class Calibration:
         at: Time of calibration, ISO 8601.
         labels: Labels of the questions that the documents contain; see ``text.stored_questions``.
         notes: Further figures for reports: seed, counts, recall of each attack.
+        collection: Name of the attached collection; empty: the index is Casemate's own.
     """
 
     fingerprint: str
@@ -67,6 +68,7 @@ class Calibration:
     at: str = ""
     labels: tuple[str, ...] = ()
     notes: Mapping[str, Any] = field(default_factory=dict)
+    collection: str = ""
 
     # Computed some ten times per request: for so few numbers, lists take a twentieth of numpy's time.
 

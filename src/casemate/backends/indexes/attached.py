@@ -41,8 +41,22 @@ from casemate.maths.moments import CorpusMoments
 from casemate.protocols import Index, TransactionalCollection, VectorCollection
 from casemate.types import DEFAULT_TENANT, Document, Hit, Retrieval, Vector
 
+SELECTING = ("database", "tenant", "where", "only")
+"""Options of collections that select rows: with other values, it is another collection."""
 CACHED_TENANTS = 64
 """Tenants whose moments are cached: 1.2 MB each at 384 dimensions."""
+
+
+def one_collection(held: str) -> str:
+    """What the user can do about state of another collection.
+
+    Args:
+        held: Where the state is stored.
+    """
+    return (
+        "a folder holds the state of one collection: move this casemate.yaml to another folder, or, if it replaces the "
+        f"earlier one, delete {held} and run 'casemate attach'"
+    )
 
 
 @dataclass(eq=False)
@@ -90,7 +104,21 @@ class AttachedIndex(Index):
         self.withhold_new = self.unknown == "withhold"
         self._withheld: dict[str, frozenset[str]] = {}
         self._fingerprint, self._dim = "", 0
-        self._limit = DriftLimit(self.drift)
+        self._limit = self._drift_limit()
+
+    def _drift_limit(self) -> DriftLimit:
+        return DriftLimit(self.drift, "attached.drift", "run 'casemate attach'")
+
+    @property
+    def bound_name(self) -> str:
+        """Name of the collection, with the options that select its rows: the sidecar belongs to it alone."""
+        options = {option: getattr(self.collection, option, None) for option in SELECTING}
+        return ", ".join([self.collection.name, *(f"{option} {value}" for option, value in options.items() if value)])
+
+    @property
+    def _remedy(self) -> str:
+        """What the user can do if the sidecar belongs to another collection or embedder."""
+        return one_collection(f"the schema {self.schema!r}" if self.schema else str(self.path))
 
     def open(self, fingerprint: str, dim: int) -> None:
         """See ``Index.open``. Completes pending changes of a killed process."""
@@ -114,7 +142,7 @@ class AttachedIndex(Index):
         database.open()
         with database.transaction(write=True) as tables:
             side = Sidecar(tables, dim)
-            side.bind(self.collection.name, fingerprint)
+            side.bind(self.bound_name, fingerprint, self._remedy)
             scanned, pending = side.epoch, bool(side.pending_changes())
         self._database = database
         if pending:
@@ -146,7 +174,7 @@ class AttachedIndex(Index):
             self.collection, self._require_open(), self._dim, self._grouping, self.near_copies, map_pages, screen
         )
         summary = scan.run(progress, restart)
-        self._limit = DriftLimit(self.drift)
+        self._limit = self._drift_limit()
         return summary
 
     def summary(self) -> ScanSummary | None:
@@ -294,7 +322,7 @@ class AttachedIndex(Index):
         """The sidecar of this collection and embedder, in one transaction."""
         with self._require_open().transaction(write) as tables:
             side = Sidecar(tables, self._dim)
-            side.require_bound(self.collection.name, self._fingerprint)
+            side.require_bound(self.bound_name, self._fingerprint, self._remedy)
             yield side
 
     def _search(self, q: Vector, k: int, tenant: str) -> tuple[Sequence[Hit], dict[str, InventoryEntry], CorpusMoments]:

@@ -35,10 +35,13 @@ class DriftLimit:
 
     Args:
         limit: Largest share of rows that may have been added, removed or changed.
+        setting: The option that sets the limit; empty: none does.
+        rescan: What the user must do to have the collection read again.
     """
 
-    def __init__(self, limit: float) -> None:
+    def __init__(self, limit: float, setting: str, rescan: str) -> None:
         self._limit, self._due, self._refusal = limit, 0.0, ""
+        self._setting, self._rescan = setting, rescan
         self._lock = threading.Lock()
 
     def require(self, name: str, rows: Callable[[], tuple[int, int, int]]) -> None:
@@ -71,9 +74,11 @@ class DriftLimit:
             present, scanned, changed = rows()
         self._refusal = ""
         if self._exceeded(present, scanned, changed):
+            replaced = f", {changed} replaced" if changed else ""
+            setting = f" ({self._setting})" if self._setting else ""
             self._refusal = (
-                f"{name} has {present} rows, {scanned} were scanned, {changed} changed since: "
-                f"more than attached.drift = {self._limit:g} allows; run 'casemate attach'"
+                f"{name} has {present} rows, {scanned} when it was read last{replaced}: other programs changed more "
+                f"than {self._limit:.0%}{setting} of it, so searches are refused; {self._rescan}"
             )
         end = time.monotonic()
         self._due = end + max(COUNT_INTERVAL_S, (end - begin) / COUNT_TIME_SHARE)

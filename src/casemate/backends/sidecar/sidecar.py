@@ -75,18 +75,23 @@ class Sidecar:
                 self._tables.execute("INSERT INTO @meta VALUES (?, ?)", (name, str(value)))
         self.meta = {n: str(v) for n, v in {**self.meta, **values}.items() if v is not None}
 
-    def bind(self, collection: str, fingerprint: str) -> None:
+    def bind(self, collection: str, fingerprint: str, remedy: str) -> None:
         """Binds an empty sidecar to a collection and an embedder, or verifies the binding.
+
+        Args:
+            collection: Name of the collection.
+            fingerprint: Fingerprint of the embedder.
+            remedy: What the user can do if they differ.
 
         Raises:
             DataError: If it belongs to another collection, embedder or dimension.
         """
         if "fingerprint" not in self.meta:
             self.set_meta(collection=collection, fingerprint=fingerprint, dim=self._dim)
-        self.require_bound(collection, fingerprint)
+        self.require_bound(collection, fingerprint, remedy)
 
-    def require_bound(self, collection: str, fingerprint: str) -> None:
-        """Verifies the binding. Raises as ``bind``."""
+    def require_bound(self, collection: str, fingerprint: str, remedy: str) -> None:
+        """Verifies the binding. See ``bind``."""
         for what, stored, configured in (
             ("collection", self.meta.get("collection"), collection),
             ("embedder", self.meta.get("fingerprint"), fingerprint),
@@ -94,8 +99,7 @@ class Sidecar:
         ):
             if stored != configured:
                 raise DataError(
-                    f"the sidecar database belongs to the {what} {stored!r}, not to {configured!r}: "
-                    "set rag.index.path to another file, or run 'casemate attach --restart'"
+                    f"the sidecar database belongs to the {what} {stored!r}, not to {configured!r}; {remedy}"
                 )
 
     def require_scanned(self) -> None:
