@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -174,21 +175,33 @@ async def test_a_key_without_the_permission_to_retrieve_may_only_ask(app):
             assert same == refused(await client.call_tool("no such tool", {}))
 
 
-async def test_labels_and_rate_limits_of_the_key_apply(tmp_path):
+async def test_labels_of_the_key_apply(tmp_path):
     app = build(tmp_path, count=0, mcp=True)
     secret = documents(1, metadata={"acl": ["board"]})
     open_ = documents(5, seed=1)[1:]
     await app.guard.add([*secret, *open_])
     keys = {"board": key(app, retrieve=True, labels=("board",)), "other": key(app, retrieve=True)}
-    limited = key(app, retrieve=True, requests_per_minute=3)
     with serving(app) as url:
         for name, text in keys.items():
             async with connected(url, text) as client:
                 ids = found(await client.call_tool("search", {"query": secret[0].text}))
                 assert ("d0" in ids) == (name == "board")
+
+
+async def test_the_rate_limit_of_the_key_counts_tool_calls_and_other_messages_have_one_of_their_own(app):
+    limited = key(app, retrieve=True, requests_per_minute=2)
+    with serving(app) as url:
+        async with connected(url, limited, "legacy") as client:  # two messages before the first call, or more
+            for _ in range(2):
+                await client.list_tools()
+                found(await client.call_tool("search", {"query": SECRET}))
+            message = refused(await client.call_tool("search", {"query": SECRET}))
         headers = {"Authorization": f"Bearer {limited}"}
-        statuses = [httpx.post(f"{url}/v1/mcp", json={}, headers=headers).status_code for _ in range(5)]
-    assert statuses[3:] == [429, 429]
+        statuses = [httpx.post(f"{url}/v1/mcp", json={}, headers=headers).status_code for _ in range(10)]
+        app.store.flush()
+        assert len(list(app.store.scan("verdict"))) == 2
+    assert re.fullmatch(r"Too many requests for this API key. Try again in \d+ seconds.", message)
+    assert 400 in statuses and statuses[-1] == 429
 
 
 async def test_a_document_withheld_for_the_users_question_stays_withheld_for_all_its_queries(tmp_path):

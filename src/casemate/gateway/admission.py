@@ -37,6 +37,8 @@ HSTS = "max-age=31536000"
 MAX_DRAIN = 65_536
 """Bytes of the body of a refused request that are read to keep the connection open."""
 API = "/v1/"
+MCP = f"{API}mcp"
+"""Its requests are messages, most of which ask nothing. A tool call is counted as a request when it begins."""
 METRICS = "/metrics"
 TRACES = f"{API}traces"
 """Not traced itself: a gateway that exports its traces to itself would never come to an end."""
@@ -115,11 +117,7 @@ class AdmissionMiddleware:
         if rejection := limits.acquire_slot(key):
             raise errors.overloaded(rejection.retry_after_s)
         try:
-            if rejection := await limits.admit(key):
-                refuse = errors.budget_exhausted if rejection.reason == "budget" else errors.rate_limited
-                raise refuse(rejection.retry_after_s)
-            if self._gateway.keys.is_revoked(key.id):  # admission has read the newest key events
-                raise errors.invalid_key()
+            await self._gateway.admit(key, message=scope["path"] == MCP)
             context.admitted = True
             await self._app(scope, receive, send)
         finally:

@@ -16,13 +16,13 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from casemate.errors import CasemateError
-from casemate.gateway.admission import AdmissionMiddleware
+from casemate.gateway.admission import MCP, AdmissionMiddleware
 from casemate.gateway.api import chat, documents, operation, retrieve, traces
 from casemate.gateway.dashboard.page import ROOT
 from casemate.gateway.dashboard.site import make_dashboard
 from casemate.gateway.errors import ANY_REQUEST, WITH_KEY, JsonResponse, documented, to_api_error
 from casemate.gateway.mcp.memory import own_tools
-from casemate.gateway.mcp.server import PATH, HttpEndpoint
+from casemate.gateway.mcp.server import HttpEndpoint
 from casemate.gateway.mcp.tools import ToolSet
 from casemate.gateway.state import Gateway
 from casemate.system import App
@@ -75,7 +75,7 @@ def make_app(app: App, make_tools: Callable[[Gateway], ToolSet] = own_tools) -> 
         api.include_router(routes.router, responses=documented(*WITH_KEY))
     api.include_router(operation.router, responses=documented(*ANY_REQUEST))
     if agents:
-        api.router.routes.append(Route(PATH, agents, methods=["POST"]))
+        api.router.routes.append(Route(MCP, agents, methods=["POST"]))
     api.add_route("/", lambda _: JsonResponse(ADDRESSES), include_in_schema=False)
     api.add_route(ROOT, lambda _: RedirectResponse(f"{ROOT}/"), include_in_schema=False)
     api.mount(ROOT, make_dashboard(gateway))

@@ -139,13 +139,15 @@ def too_many_uploads() -> ApiError:
 def rate_limited(seconds: int) -> ApiError:
     """The API key exceeds its rate limit."""
     headers = {"Retry-After": str(seconds)}
-    return ApiError(429, "Too many requests for this API key.", "rate_limit_exceeded", headers=headers)
+    message = f"Too many requests for this API key. Try again in {seconds} seconds."
+    return ApiError(429, message, "rate_limit_exceeded", headers=headers)
 
 
 def budget_exhausted(seconds: int) -> ApiError:
     """The API key's tokens of the day are used up; the header stops automatic retries of OpenAI's SDK."""
     headers = {"Retry-After": str(seconds), "X-Should-Retry": "false"}
-    return ApiError(429, "The day's budget of this API key is used up.", "insufficient_quota", headers=headers)
+    message = f"The day's budget of this API key is used up. Try again in {seconds} seconds."
+    return ApiError(429, message, "insufficient_quota", headers=headers)
 
 
 def answer_timeout() -> ApiError:

@@ -16,6 +16,7 @@ from starlette.types import Scope
 
 from casemate.config import GatewaySection
 from casemate.errors import BackendError, CasemateError
+from casemate.gateway import errors
 from casemate.gateway.auth.keys import ApiKey, ApiKeyStore
 from casemate.gateway.auth.rate_limits import RateLimits, TokenBudget
 from casemate.gateway.metrics import Metrics
@@ -161,6 +162,20 @@ class Gateway:
     def usage_meter(self, key: ApiKey) -> UsageMeter:
         """Returns the meter that charges an answer to a key."""
         return UsageMeter(TokenBudget(self.limits, key), self.app.store.receipt, self.wait_written, self.metrics)
+
+    async def admit(self, key: ApiKey, *, message: bool = False) -> None:
+        """Counts a request of a key, or an MCP message.
+
+        Raises:
+            ApiError: If the key is over a limit, or revoked.
+            BackendError: If the request cannot be counted.
+        """
+        rejection = await (self.limits.admit_message(key) if message else self.limits.admit(key))
+        if rejection:
+            refuse = errors.budget_exhausted if rejection.reason == "budget" else errors.rate_limited
+            raise refuse(rejection.retry_after_s)
+        if self.keys.is_revoked(key.id):  # admission has read the newest key events
+            raise errors.invalid_key()
 
     def record_request(self, context: RequestContext, route: str, seconds: float) -> None:
         """Appends the event of a finished request, unless it was refused before it reached its route.

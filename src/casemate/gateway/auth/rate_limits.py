@@ -25,11 +25,14 @@ from casemate.errors import CasemateError
 from casemate.gateway.auth.keys import ApiKey
 from casemate.protocols import EventStore
 from casemate.runtime.batching import Coalescer
-from casemate.types import Event, QuotaRequest
+from casemate.types import Event, QuotaGrant, QuotaRequest
 
 KIND = "usage"
 FIRST_BLOCK, LARGEST_BLOCK = 64, 1024
 """Tokens that are reserved at once for a stream: each block is twice as large as the one before."""
+MESSAGES_PER_REQUEST = 5
+"""MCP messages that a key may send for each request of its rate limit. For each call, a client may open a connection
+with two messages, list the tools, call one, and close the connection."""
 FREE_SLOTS = 5
 """Slots of one key for each free slot: alone it gets five sixths, and n keys leave 1 / (5 n + 1) free."""
 _log = logging.getLogger(__name__)
@@ -75,6 +78,7 @@ class RateLimits:
         self._unrecorded: dict[str, Counter[str]] = {}
         self._lock = threading.Lock()
         self._admissions: Coalescer[ApiKey, Rejection | None] = Coalescer(self._admit_batch)
+        self._messages: Coalescer[ApiKey, Rejection | None] = Coalescer(self._admit_messages)
         self._charges: Coalescer[tuple[ApiKey, int], int] = Coalescer(self._consume_batch)
 
     def acquire_slot(self, key: ApiKey) -> Rejection | None:
@@ -102,6 +106,14 @@ class RateLimits:
             BackendError: If it cannot be counted.
         """
         return await self._admissions.submit(key)
+
+    async def admit_message(self, key: ApiKey) -> Rejection | None:
+        """Counts an MCP message, unless the key has sent ``MESSAGES_PER_REQUEST`` times its rate limit.
+
+        Raises:
+            BackendError: If it cannot be counted.
+        """
+        return await self._messages.submit(key)
 
     async def consume_tokens(self, key: ApiKey, tokens: int) -> int:
         """Deducts tokens from the day's budget, as many as are left; a negative number is refunded.
@@ -135,24 +147,27 @@ class RateLimits:
         day = self.today().isoformat()
         grants = self.store.acquire(
             [
-                *(QuotaRequest(f"requests:{i}", counts[i], self._rate(k), self._rate(k) / 60) for i, k in keys.items()),
+                *(_per_minute(f"requests:{i}", counts[i], self._rate(k)) for i, k in keys.items()),
                 *(QuotaRequest(f"tokens:{i}", 0, self._budget(k), period=day) for i, k in keys.items()),
             ]
         )
         requests, tokens = (dict(zip(keys, part, strict=True)) for part in (grants[: len(keys)], grants[len(keys) :]))
-        left = Counter({i: grant.amount for i, grant in requests.items()})
         results = list[Rejection | None]()
-        for key in asked:
-            left[key.id] -= 1
-            if tokens[key.id].used >= self._budget(key):
-                results.append(Rejection("budget", seconds_until_midnight()))
-            elif left[key.id] < 0:
-                rate = self._rate(key)
-                results.append(Rejection("rate", max(1, ceil((1 - (rate - requests[key.id].used)) * 60 / rate))))
-            else:
-                results.append(None)
+        for key, over_rate in zip(asked, _rejections(asked, requests, self._rate), strict=True):
+            over_budget = tokens[key.id].used >= self._budget(key)
+            results.append(Rejection("budget", seconds_until_midnight()) if over_budget else over_rate)
+            if results[-1] is None:
                 self._count(key, "requests", 1)
         return results
+
+    def _admit_messages(self, asked: list[ApiKey]) -> Sequence[Rejection | None]:
+        """Counts one MCP message of each key, in one transaction."""
+        self.before_admission()
+        keys, counts = {key.id: key for key in asked}, Counter(key.id for key in asked)
+        grants = self.store.acquire(
+            [_per_minute(f"messages:{i}", counts[i], self._message_rate(k)) for i, k in keys.items()]
+        )
+        return _rejections(asked, dict(zip(keys, grants, strict=True)), self._message_rate)
 
     def _consume_batch(self, asked: list[tuple[ApiKey, int]]) -> Sequence[int]:
         """Deducts all amounts in one transaction; if a key has too few left, the first requests get them."""
@@ -180,8 +195,29 @@ class RateLimits:
     def _rate(self, key: ApiKey) -> int:
         return key.grant.requests_per_minute or self.requests_per_minute
 
+    def _message_rate(self, key: ApiKey) -> int:
+        return MESSAGES_PER_REQUEST * self._rate(key)
+
     def _budget(self, key: ApiKey) -> int:
         return key.grant.tokens_per_day or self.tokens_per_day
+
+
+def _per_minute(name: str, count: int, rate: int) -> QuotaRequest:
+    return QuotaRequest(name, count, rate, rate / 60)
+
+
+def _rejections(
+    asked: Sequence[ApiKey], grants: Mapping[str, QuotaGrant], rate_of: Callable[[ApiKey], int]
+) -> list[Rejection | None]:
+    """The rejection of each request that its key's grant does not cover; the first requests of a key get it."""
+    left = Counter({id_: grant.amount for id_, grant in grants.items()})
+    results = list[Rejection | None]()
+    for key in asked:
+        left[key.id] -= 1
+        rate = rate_of(key)
+        wait = max(1, ceil((1 - (rate - grants[key.id].used)) * 60 / rate))
+        results.append(Rejection("rate", wait) if left[key.id] < 0 else None)
+    return results
 
 
 @dataclass(slots=True)
