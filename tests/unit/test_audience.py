@@ -437,11 +437,18 @@ def test_doctor_shows_the_policy(folder):
     assert any("no client key has these groups of guard.audience.entitled: ['archivists']" in d for d in details)
 
 
-def test_keys_are_listed_with_groups_and_labels(folder, monkeypatch):
+def test_keys_are_listed_in_a_line_each_and_on_request_with_groups_and_labels(folder, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    made = json.loads(cli_run("key", "create", "paper", "--label", "red", "--group", "a", "--group", "b", "--json"))
-    (row,) = [line for line in cli_run("key", "list").splitlines() if "paper" in line]
-    assert made["id"] in row and "a, b" in row and "red" in row and "valid" in row
+    options = ("--label", "red", "--group", "a", "--group", "b", "--rate", "7")
+    made = json.loads(cli_run("key", "create", "the paper archive", *options, "--json"))
+    cli_run("key", "create", "metrics reader", "--role", "metrics")
+    cli_run("key", "revoke", made["id"])
+    lines = [line.split() for line in cli_run("key", "list").splitlines()]
+    created = made["created"][:10]
+    assert [made["id"], "the", "paper", "archive", "client", "default", created, "revoked"] in lines
+    assert ["metrics", "reader", "metrics", "default", created, "valid"] in [line[1:] for line in lines]
+    details = cli_run("key", "list", "--details")
+    assert all(f"  {line}\n" in details for line in ("groups: a, b", "labels: red", "requests per minute: 7"))
 
 
 def test_gateway_answers_by_key(folder):

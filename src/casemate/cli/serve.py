@@ -9,7 +9,7 @@ from functools import partial
 from typing import Annotated, Any, Literal
 
 import typer
-from rich.table import Column, Table
+from rich.table import Table
 
 from casemate import config as configuration
 from casemate.app import open_app
@@ -104,7 +104,11 @@ def create(
 
 
 @key.command("list")
-def list_(config: ConfigFile = None, as_json: Json = False) -> None:
+def list_(
+    details: Annotated[bool, typer.Option("--details", help="Show groups, labels and limits, too.")] = False,
+    config: ConfigFile = None,
+    as_json: Json = False,
+) -> None:
     """List all keys, without their secrets."""
     with _open_keys(config) as keys:
         keys.sync()
@@ -112,15 +116,38 @@ def list_(config: ConfigFile = None, as_json: Json = False) -> None:
     if as_json:
         print_json({"keys": [_as_json(one) for one in found]})
         return
-    names = ("name", "role", "tenant", "groups", "labels", "created", "state")
-    table = Table(Column("id", no_wrap=True), *(Column(name, overflow="fold") for name in names))  # an id is never cut
+    if details:
+        for one in found:
+            out.print("\n".join(map(shown, _details(one))), soft_wrap=True)
+        return
+    table = Table(box=None)
+    for name in ("id", "name", "role", "tenant", "created", "state"):
+        table.add_column(name, overflow="fold", no_wrap=name not in ("name", "tenant"))
     for one in found:
-        state = f"revoked {one.revoked:%Y-%m-%d %H:%M}" if one.revoked else "valid"
-        grant = one.grant
-        held = ", ".join(grant.groups), ", ".join(grant.labels)
-        row = (one.id, grant.name, grant.role, grant.tenant, *held, f"{one.created:%Y-%m-%d %H:%M}", state)
+        state = "revoked" if one.revoked else "valid"
+        row = (one.id, one.grant.name, one.grant.role, one.grant.tenant, f"{one.created:%Y-%m-%d}", state)
         table.add_row(*map(shown, row))
     out.print(table)
+
+
+def _details(one: ApiKey) -> Iterator[str]:
+    """A line with id and name of a key, and an indented line for each thing that it holds."""
+    grant = one.grant
+    allowed = [name for name in ("retrieve", "trust_user") if getattr(grant, name)]
+    yield f"{one.id} {grant.name}"
+    for name, text in (
+        ("role", grant.role),
+        ("tenant", grant.tenant),
+        ("groups", ", ".join(grant.groups)),
+        ("labels", ", ".join(grant.labels)),
+        ("requests per minute", grant.requests_per_minute),
+        ("tokens per day", grant.tokens_per_day),
+        ("allowed", ", ".join(allowed)),
+        ("created", f"{one.created:%Y-%m-%d %H:%M} UTC"),
+        ("revoked", one.revoked and f"{one.revoked:%Y-%m-%d %H:%M} UTC"),
+    ):
+        if text:
+            yield f"  {name}: {text}"
 
 
 @key.command()
