@@ -33,7 +33,7 @@ from casemate.types import DEFAULT_TENANT, Query
 FEW = 30
 """Documents below which statistical defenses decide nothing (METHODS F1)."""
 MANY = 0.2
-"""Share of flagged questions above which a calibrated guard and harmless clients are an unlikely cause."""
+"""Share of flagged questions above which a calibrated guard and benign clients are an unlikely cause."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -301,7 +301,7 @@ def test_documents_of_other_tenants_do_not_count(system):
 def test_log_without_questions_gives_an_empty_calibration(system, log):
     found = fit(system(corpus(40)), log=log)
     assert nothing(found)
-    assert "no harmless question retrieves its document" in found.source
+    assert "no benign question retrieves its document" in found.source
 
 
 def test_blank_lines_of_a_log_are_skipped(system):

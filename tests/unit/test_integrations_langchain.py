@@ -347,7 +347,7 @@ def test_too_few_questions_for_the_configured_error_rate_are_a_warning(wrap, cap
     monkeypatch.setattr(protection, "calibrate_guard", fit)
     with caplog.at_level(logging.WARNING, "casemate.integrations"):
         store.protection.calibrate()
-    assert "5 harmless questions are too few for mirabel.significance 0.1, which needs 9" in caplog.text
+    assert "5 benign questions are too few for mirabel.significance 0.1, which needs 9" in caplog.text
 
 
 def test_the_store_inside_is_reached_by_its_name_only(wrap):

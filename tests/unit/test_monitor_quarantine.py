@@ -144,7 +144,7 @@ class TestPoisonScreener:
         said = "jetty larch violin saffron quiver jackal mosaic"
         same = [Document(f"c{i}", f"{said} xx{i}") for i in range(4)]
         found = world.screened([*benign(20), *same], world.fitted(world.questions[1:3]))
-        assert all(j.suspicious and "near copies" in " ".join(j.reasons) for j in found[20:])
+        assert all(j.suspicious and "near-duplicates" in " ".join(j.reasons) for j in found[20:])
         assert set(found[20].companions) >= {"c1", "c2", "c3"}
 
     def test_near_copies_one_after_another_are_suspicious_from_the_third_on(self, world):
@@ -157,11 +157,11 @@ class TestPoisonScreener:
             document = Document(f"c{i}", f"{said} xx{i}")
             found += world.screened([document], screener)
             world.index.add([document], BagOfWords().embed([document.content]))
-        assert [any("near copies" in r for r in j.reasons) for j in found] == [False, False, True, True]
+        assert [any("near-duplicates" in r for r in j.reasons) for j in found] == [False, False, True, True]
 
     def test_chunks_of_one_source_are_no_near_copies(self, world):
         chunks = [Document(f"c{i}", f"jetty larch pearl ocean xx{i}", source="one") for i in range(4)]
-        assert not any("near copies" in r for j in world.screened(chunks) for r in j.reasons)
+        assert not any("near-duplicates" in r for j in world.screened(chunks) for r in j.reasons)
 
     @pytest.mark.parametrize(
         ("text", "reason"),

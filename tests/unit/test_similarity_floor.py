@@ -87,7 +87,7 @@ def test_floor_for_is_the_highest_conformal_floor(similarities, share):
     if allowed:
         assert floor_for(similarities, share) == max(allowed)
     else:
-        with pytest.raises(DataError, match=f"{n} harmless questions"):
+        with pytest.raises(DataError, match=f"{n} benign questions"):
             floor_for(similarities, share)
 
 
@@ -99,7 +99,7 @@ def test_floor_for_affects_at_most_its_share_of_further_questions():
 
 @pytest.mark.parametrize(("count", "needed"), [(0, 99), (98, 99)])
 def test_too_few_questions_for_a_share_are_refused(count, needed):
-    with pytest.raises(DataError, match=f"{count} harmless questions; a share of 0.01 needs at least {needed}"):
+    with pytest.raises(DataError, match=f"{count} benign questions; a share of 0.01 needs at least {needed}"):
         floor_for([0.5] * count)
     assert floor_for([0.5] * needed) == 0.5
 

@@ -168,7 +168,7 @@ class AttachReport:
         out.print(f"{where}: {f.rows} rows of {f.dim} numbers in {self.seconds:.0f} s", soft_wrap=True)
         how = f"grouped by {shown(f.grouped)}" if f.grouped else "as the collection names them"
         out.print(f"sources: {f.sources}" + (f", {how}" if f.sources < f.rows else ""), soft_wrap=True)
-        out.print(f"near-copies: {f.copied} rows in {f.copies} groups, cosine at least {f.threshold:g}")
+        out.print(f"near-duplicates: {f.copied} rows in {f.copies} groups, cosine at least {f.threshold:g}")
         for count, what in (
             (f.rescaled, "vectors do not have unit length; similarities are their cosines"),
             (f.textless, "rows have no text and are skipped"),
@@ -207,7 +207,7 @@ class AttachReport:
                 "source_pattern"
             )
         if not f.threshold:
-            limits.append("near-copies are not grouped: hiding one leaves the others; set rag.index.near_copies")
+            limits.append("near-duplicates are not grouped: hiding one leaves the others; set rag.index.near_copies")
         if f.widespread:
             limits.append(
                 f"{f.widespread} texts occur in more than {MAX_GROUP_SOURCES} sources each: hiding one source is no use"

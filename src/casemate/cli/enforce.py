@@ -41,7 +41,7 @@ TOO_FEW = (
 )
 EXCESSIVE = (
     f"certainly more than {TOLERABLE:.0%} of the questions would be affected (the 95 % interval lies above it): an "
-    "attack, or questions unlike those of the calibration. Look at the clients; if they are harmless, run 'casemate "
+    "attack, or questions unlike those of the calibration. Look at the clients; if they are benign, run 'casemate "
     "calibrate --recorded', which adjusts the threshold to the recorded scores, or 'casemate calibrate --log FILE'"
 )
 

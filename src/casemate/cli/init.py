@@ -37,7 +37,7 @@ guard:
 monitor:
   gate: observe             # poisoning: screens new documents; true quarantines suspicious ones
 # calibrate:
-#   query_log: questions.jsonl    # real harmless questions; default: synthetic questions from the corpus
+#   query_log: questions.jsonl    # real benign questions; default: synthetic questions from the corpus
 """
 EXTRACTIVE_LINE = 'extractive     # {use: openai, model: ..., base_url: ..., api_key: "${LLM_KEY}"}'
 

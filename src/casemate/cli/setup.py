@@ -178,7 +178,7 @@ def _report(report: IngestReport, total: int, as_json: bool) -> None:
 def calibrate(
     log: Annotated[
         Path | None,
-        typer.Option(help="Real harmless questions, plain lines or jsonl. Default: calibrate.query_log."),
+        typer.Option(help="Real benign questions, plain lines or jsonl. Default: calibrate.query_log."),
     ] = None,
     config: ConfigFile = None,
     tenant: Tenant = DEFAULT_TENANT,
@@ -193,7 +193,7 @@ def calibrate(
 ) -> None:
     """Calibrate the guard on your documents and questions, and show the cost of each error rate.
 
-    With --recorded, the questions of your users since the last calibration count as harmless: their scores were
+    With --recorded, the questions of your users since the last calibration count as benign: their scores were
     recorded in observe mode, without text.
     """
     if recorded and log:
@@ -246,7 +246,7 @@ def _page(calibration: Path, tenant: str) -> Path:
 
 
 def _log(app: App, path: Path | None) -> list[str]:
-    """The harmless questions of the query log, if one is configured."""
+    """The benign questions of the query log, if one is configured."""
     configured = app.config.calibrate.query_log
     place = path or (app.config.folder / configured if configured else None)
     return questions_in(place) if place else []
@@ -255,7 +255,7 @@ def _log(app: App, path: Path | None) -> list[str]:
 def _calibrate(app: App, log: list[str], tenant: str) -> dict[str, tuple[Calibration, Path]]:
     """Calibrates the guard, and writes an HTML report per defense: name to calibration and report."""
     with bar() as progress:
-        task = progress.add_task("asking harmless questions and scripted attack questions", total=None)
+        task = progress.add_task("asking benign questions and scripted attack questions", total=None)
         found = asyncio.run(app.calibrate(log, tenant, lambda n: progress.advance(task, n)))
     return _write_pages(app, found, tenant)
 
@@ -326,7 +326,7 @@ def _note_weak_attacks(found: Calibration, significance: float) -> None:
 def _limits(found: Calibration, significance: float) -> dict[str, Any]:
     """What the calibration can guarantee, for JSON.
 
-    ``significance`` is the configured rate, None if there are too few harmless questions for it; ``attainable`` is the
+    ``significance`` is the configured rate, None if there are too few benign questions for it; ``attainable`` is the
     rate in use; ``rates`` gives the threshold of each rate, None likewise; ``warnings`` concern the query log.
     """
     finite = {rate: math.isfinite(found.threshold(rate)) for rate in (*RATES, significance) if rate}
@@ -350,7 +350,7 @@ def _show(name: str, found: Calibration, significance: float) -> None:
         title="Share of attack questions whose document is withheld (in brackets: of documents, in any question)",
         title_justify="left",
     )
-    table.add_column("highest share of harmless questions flagged")
+    table.add_column("highest share of benign questions flagged")
     for r in usable:
         table.add_column(f"{r:.1%}" + (" *" if r == significance else ""), justify="right")
     for attack, by_rate in recall.items():

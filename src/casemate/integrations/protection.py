@@ -89,7 +89,7 @@ class Protection:
             framework's.
         path: Folder for corpus moments, calibration and verdicts. None: they are kept in memory.
         fit: True calibrates on synthetic questions whenever the guard has no calibration that fits the store: now,
-            or, if the store is still too small or grows, before the next question. A list of real harmless questions
+            or, if the store is still too small or grows, before the next question. A list of real benign questions
             calibrates on these. False leaves it to ``calibrate``; until then no document is returned.
 
     Raises:
@@ -230,10 +230,10 @@ class Protection:
         return ""
 
     def calibrate(self, questions: Sequence[str] = (), progress: Progress = lambda count: None) -> None:
-        """Calibrates the guard on real harmless questions, else on synthetic ones.
+        """Calibrates the guard on real benign questions, else on synthetic ones.
 
         Args:
-            questions: Real harmless questions.
+            questions: Real benign questions.
             progress: Called with the number of questions just embedded.
         """
         if questions and self._questions is not None:
@@ -428,7 +428,7 @@ class Protected(Guarded):
         return self.protection.protection_report
 
     def calibrate(self, questions: Sequence[str] = ()) -> None:
-        """Calibrates the guard again, on these harmless questions or on synthetic ones. The log says when it is due."""
+        """Calibrates the guard again, on these benign questions or on synthetic ones. The log says when it is due."""
         self.protection.calibrate(questions)
 
     def sync(self) -> None:

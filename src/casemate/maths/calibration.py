@@ -111,7 +111,7 @@ class Calibration:
         if len(self.benign) >= (needed := min_questions(rate)):
             return ""
         return (
-            f"{len(self.benign)} harmless questions are too few for {setting} {rate}, which needs {needed}: until then "
+            f"{len(self.benign)} benign questions are too few for {setting} {rate}, which needs {needed}: until then "
             f"it works at {self.attainable_rate(rate):.3f}"
         )
 

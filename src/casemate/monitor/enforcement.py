@@ -34,7 +34,7 @@ SESSION_GAP = timedelta(minutes=30)
 """A client's question after a longer pause starts a new session."""
 EXAMPLES = 5
 TOLERABLE = 0.02
-"""Share of affected questions above which harmless traffic is an unlikely cause, or the calibration does not fit it."""
+"""Share of affected questions above which benign traffic is an unlikely cause, or the calibration does not fit it."""
 
 LEAST_QUESTIONS = 99
 """Recorded questions that a switch without confirmation needs: as ``calibrate --recorded`` at significance .01."""

@@ -39,7 +39,7 @@ LOOSER = "calibrated, 5 %"
 """The calibrated guard at the false-alarm rate of the paper."""
 ONE_EACH = (
     "One question of each attack about each candidate, of several one drawn at random. The paper: 323, as many as "
-    "there are harmless questions.",
+    "there are benign questions.",
     f"{SCRIPTED_ATTACKS} The paper: GPT-4o and GPT-4o-mini write for IA.",
 )
 AGENT = "agent"
@@ -50,7 +50,7 @@ NOT_RUN = (
 )
 OF_OURS = (
     "'calibrated' is fitted to the dev questions of NFCorpus, and to probes that the same six attacks write about 200 "
-    "documents of the index; the harmless questions here are the test questions. It is to flag 1 % of harmless "
+    "documents of the index; the benign questions here are the test questions. It is to flag 1 % of benign "
     "questions at most, the product's usual rate, and '5 %' what the paper's significance names.",
 )
 BINS = 48
@@ -124,20 +124,20 @@ def _normality(S: Vector, sources: Sequence[str]) -> dict[str, Cell]:
 
 
 async def table2(setting: Setting, steps: Steps, opened: ExitStack) -> Result:
-    """Questions that attack members, against harmless questions and questions that attack non-members."""
+    """Questions that attack members, against benign questions and questions that attack non-members."""
     how = (
-        "Negatives: harmless questions and attacks on non-members, both kinds weighing the same and together as much "
+        "Negatives: benign questions and attacks on non-members, both kinds weighing the same and together as much "
         "as the positives. The paper has as many negatives as positives, and does not say how many of which."
     )
-    title = "Table 2: attacks on members, against harmless questions and attacks on non-members"
+    title = "Table 2: attacks on members, against benign questions and attacks on non-members"
     printed = {AGENT: TABLE_2_AGENT, PAPER: TABLE_2}
     return await _detection(await nfcorpus(setting, steps, opened), title, printed, True, how)
 
 
 async def table8(setting: Setting, steps: Steps, opened: ExitStack) -> Result:
-    """Questions that attack members, against harmless questions."""
-    how = "Negatives: harmless questions, weighing as much as the positives. The paper has as many of both."
-    title = "Table 8: attacks on members, against harmless questions"
+    """Questions that attack members, against benign questions."""
+    how = "Negatives: benign questions, weighing as much as the positives. The paper has as many of both."
+    title = "Table 8: attacks on members, against benign questions"
     printed = {AGENT: TABLE_8_AGENT, PAPER: TABLE_8}
     return await _detection(await nfcorpus(setting, steps, opened), title, printed, False, how)
 
@@ -175,7 +175,7 @@ async def figure1(setting: Setting, steps: Steps, opened: ExitStack) -> Result:
     with steps("comparing questions with all documents", len(questions)) as count:
         for kind, S, _ in similarities(lab, questions):
             best = S.max(axis=1)
-            line = line or _line(S, best)  # harmless questions come first
+            line = line or _line(S, best)  # benign questions come first
             every[kind], largest[kind] = (np.histogram(x, edges)[0] / x.size for x in (S, best))
             rows.append(Row(kind[0], _of(kind), _similarity(S, best, line)))
             count(len(S))
@@ -183,7 +183,7 @@ async def figure1(setting: Setting, steps: Steps, opened: ExitStack) -> Result:
     path = figures.write(setting.folder / "mirabel-figure1.html", "Similarities of questions to documents", panels)
     said = (
         f"The line is at {number(line, 3)}: the rule of Algorithm 1 with mean and deviation of all similarities of all "
-        "harmless questions, their largest left out, as in the paper's figure. The guard takes those of each question.",
+        "benign questions, their largest left out, as in the paper's figure. The guard takes those of each question.",
         "The paper's figure has no numbers.",
     )
     columns = ("mean of S_q", "deviation of S_q", "s_max", "above the line")
@@ -199,7 +199,7 @@ async def figure1(setting: Setting, steps: Steps, opened: ExitStack) -> Result:
 
 
 def _line(S: Vector, best: Vector) -> float:
-    """A global threshold from the similarities of harmless questions, (questions, chunks)."""
+    """A global threshold from the similarities of benign questions, (questions, chunks)."""
     count = S.size - len(best)
     x = S.astype(np.float64)
     middle = (x.sum() - best.sum()) / count
@@ -223,7 +223,7 @@ def _of(kind: Kind) -> str:
 def _panels(
     title: str, edges: Float64, shares: Mapping[Kind, Float64], line: float | None = None
 ) -> Iterator[figures.Panel]:
-    """Questions of each attack beside harmless questions."""
+    """Questions of each attack beside benign questions."""
     for attack in ATTACKS:
         kinds = {"members": (attack, True), "non-members": (attack, False), HARMLESS: (HARMLESS, False)}
         groups = {name: shares[kind] for name, kind in kinds.items() if kind in shares}
@@ -231,7 +231,7 @@ def _panels(
 
 
 async def asked(lab: Lab) -> list[Asked]:
-    """Harmless questions, then one question of each attack about each candidate. Their vectors are cached."""
+    """Benign questions, then one question of each attack about each candidate. Their vectors are cached."""
     found = [Asked(HARMLESS, False, "", text) for text in lab.harmless]
     texts = sorted(document.content for document, _ in lab.split.candidates)
     for name, part in ATTACKS.items():

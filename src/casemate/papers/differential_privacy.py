@@ -144,7 +144,7 @@ async def table10(setting: Setting, steps: Steps, opened: ExitStack) -> Result:
 
 
 async def table7(setting: Setting, steps: Steps, opened: ExitStack) -> Result:
-    """Utility for harmless clients."""
+    """Utility for benign clients."""
     ground = model_pair.pair(setting, DISTRACTORS, 0, SENTENCE, opened)
     asked = [record.asked(i % len(record.facts)) for i, record in enumerate(ground.held[:ASKED_7])]
     rows = []

@@ -128,7 +128,7 @@ class Bench:
         return {name: Guard(self.rag, [m]) for name, m in {PAPER: Mirabel(mode="paper"), **ours}.items()}
 
     async def calibrated(self, log: Sequence[str], k: int, steps: Steps) -> Path:
-        """File with the calibration for this index and these harmless questions; created if missing."""
+        """File with the calibration for this index and these benign questions; created if missing."""
         settings = CalibrationSettings(k=k, seed=self.seed)
         facts = [self.state, list(log), repr(settings)]
         path = self.folder / f"calibration-{digest(facts)}.json"

@@ -1,4 +1,4 @@
-"""Table 3: cost of a guard for harmless clients, on SQuAD and on the open questions of NFCorpus."""
+"""Table 3: cost of a guard for benign clients, on SQuAD and on the open questions of NFCorpus."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ DIFFERS = (
 REMARKS = (
     "EM@k: the answer contains a right one. R@k: one of the k passages does, or for open questions is relevant.",
     "The calibrated guard is fitted, for each k, to 1,000 questions about one half of the articles; measured are "
-    "questions about the other half. On NFCorpus it is fitted to the dev questions. It is to flag 1 % of harmless "
+    "questions about the other half. On NFCorpus it is fitted to the dev questions. It is to flag 1 % of benign "
     "questions at most.",
     "A question of SQuAD was written with one paragraph before its author, so it is closer to one document than "
     "questions usually are.",

@@ -69,7 +69,7 @@ class TrainingTexts:
         chunks: Texts of the chunks, n.
         E: Their vectors, (n, dim).
         labels: Their topics, (n,).
-        questions: Harmless questions whose similarities are preserved, m.
+        questions: Benign questions whose similarities are preserved, m.
         Q: Their vectors, (m, dim).
     """
 

@@ -12,7 +12,7 @@ questions too; mode ``compatible`` does not (the literal reading of the paper).
 Deviation: mean over the anchors, not sum. An anchor without a partner is skipped (its 1/|P(i)| would be 1/0). A chunk
 without a topic is neither anchor nor partner, but stays in A(i).
 Deviation: two regularizers: ``identity_weight`` times the mean of |z - E|^2, and ``keep_weight`` times the mean of
-(q.z - q.E)^2 over harmless questions q, which preserves the ranking of chunks.
+(q.z - q.E)^2 over benign questions q, which preserves the ranking of chunks.
 Deviation: the paper states no temperature, batch size, steps or stopping rule; ours: ``TrainSettings``.
 
 Needs torch.
@@ -209,7 +209,7 @@ class TrainingRun:
     Args:
         E: Unit vectors of the chunks by the embedder, (n, dim).
         labels: Their topics, (n,), at least two.
-        Q: Unit vectors of harmless questions, (m, dim).
+        Q: Unit vectors of benign questions, (m, dim).
         settings: Hyperparameters.
         learner: The trained model.
 
@@ -348,7 +348,7 @@ def train_map(
     Args:
         E: Unit vectors of the chunks, (n, dim).
         labels: Their topics, (n,), at least two.
-        Q: Unit vectors of harmless questions whose similarities are preserved, (m, dim); m may be 0.
+        Q: Unit vectors of benign questions whose similarities are preserved, (m, dim); m may be 0.
         settings: Hyperparameters.
         checkpoint: File to resume from and to write at each evaluation. A damaged file, or one for other data or
             settings, is ignored.

@@ -78,7 +78,7 @@ def _retrieval(scores: list[float], similarity_stats: SimilarityStats, chunks: i
 def _cases() -> Iterator[tuple[str, Retrieval]]:
     """Retrievals: typical ones, attacks and edge cases."""
     usual, falling = SimilarityStats(1000, 0.1, 0.08), [0.3 - i / 100 for i in range(8)]
-    yield "a harmless question", _retrieval(falling, usual)
+    yield "a benign question", _retrieval(falling, usual)
     yield "a question that carries a document", _retrieval([0.97, *falling], usual)
     yield "a question that carries a document of three chunks", _retrieval([0.97, 0.95, 0.94, *falling], usual, 3)
     yield "two documents alike", _retrieval([0.97, 0.97, *falling], usual)

@@ -1,4 +1,4 @@
-"""Synthetic harmless questions, generated from a corpus by rules, for operators without a log of real questions.
+"""Synthetic benign questions, generated from a corpus by rules, for operators without a log of real questions.
 
 They range from single keywords to questions about one fact of one document. Real questions differ in style, so results
 that use synthetic questions are labeled.

@@ -1,1 +1,1 @@
-"""Calibration of the guard on harmless questions."""
+"""Calibration of the guard on benign questions."""

@@ -1,7 +1,7 @@
 """Closeness of a question to one document: six features, each relative to the document's neighbors in the ranking.
 
 A question that contains a document, or asks about its facts one by one, stands out against the other hits: by
-similarity, and by words shared with this document alone. ``fitting`` learns from an owner's harmless questions which
+similarity, and by words shared with this document alone. ``fitting`` learns from an owner's benign questions which
 closeness is unusual.
 
 Every feature is computed from one document and those ranked below it, and withheld documents can be left out. So the

@@ -1,8 +1,8 @@
-"""Calibrates a defense: learns how close harmless questions come, and measures recall at each false-alarm rate.
+"""Calibrates a defense: learns how close benign questions come, and measures recall at each false-alarm rate.
 
-1. Harmless questions come from the owner's query log, or are generated from the corpus. One half, and probes that the
+1. Benign questions come from the owner's query log, or are generated from the corpus. One half, and probes that the
    published attacks write about indexed documents, fit the weights of the score.
-2. The other half gives the distribution of the score among harmless questions. A share of at most ``rate`` of further
+2. The other half gives the distribution of the score among benign questions. A share of at most ``rate`` of further
    ones is then flagged, whatever the distribution (split conformal prediction). This half is used for nothing else.
 3. Probes about other documents measure the recall of every attack at every rate.
 """
@@ -54,7 +54,7 @@ MIN_SCALE = 1e-6
 PENALTY = 1e-3
 """L2 penalty of the weights."""
 DOUBT = 0.75
-"""Share of harmless questions whose sentences are not scored one by one."""
+"""Share of benign questions whose sentences are not scored one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class CalibrationSettings:
 class _RetrievedQuestion(NamedTuple):
     """A question with its hits."""
 
-    attack: str  # empty for a harmless question
+    attack: str  # empty for a benign question
     source: str
     text: str
     retrieval: Retrieval
@@ -120,7 +120,7 @@ async def calibrate(
         defense: The defense to calibrate; only its ``score`` is used.
         rag: The system; its index is only read.
         attacks: By name; they write probes without asking questions.
-        log: Harmless questions from a query log; empty: questions are generated from the corpus.
+        log: Benign questions from a query log; empty: questions are generated from the corpus.
         settings: Settings.
         progress: Called with the number of questions just embedded or scored.
     """
@@ -267,7 +267,7 @@ class _Fitter:
     def fit_weights(
         self, harmless: Sequence[_RetrievedQuestion], probes: Sequence[_RetrievedQuestion]
     ) -> Calibration | None:
-        """Fits the weights: logistic regression of harmless questions against probes, attacks weighted equally.
+        """Fits the weights: logistic regression of benign questions against probes, attacks weighted equally.
 
         Weights are non-negative: a question that is closer in any feature must not score lower. Returns None if the
         classes cannot be separated.
@@ -284,7 +284,7 @@ class _Fitter:
         counts = {attack: attacks.count(attack) for attack in set(attacks)}
         both = np.vstack([np.array(P), N])
         centre, scale = N.mean(axis=0), N.std(axis=0)
-        for other in (both.std(axis=0), 1.0):  # for a feature that is constant among harmless questions
+        for other in (both.std(axis=0), 1.0):  # for a feature that is constant among benign questions
             scale = np.where(scale < MIN_SCALE, other, scale)
         X = (both - centre) / scale
         y = np.r_[np.ones(len(P)), -np.ones(len(N))]
@@ -301,7 +301,7 @@ class _Fitter:
         return {s: f for s, f in features.items() if f is not None}
 
     async def add_distribution(self, weighted: Calibration, judged: Sequence[_RetrievedQuestion]) -> Calibration:
-        """Adds the scores of harmless questions, with jitter per document as the guard draws it."""
+        """Adds the scores of benign questions, with jitter per document as the guard draws it."""
         plain = [max((await self._scores(weighted, q)).values()) for q in judged]
         doubting = replace(weighted, doubt=float(np.quantile(plain, DOUBT)), jitter=JITTER * float(np.std(plain)))
         full = [list((await self._scores(doubting, q)).values()) for q in judged]
@@ -317,8 +317,8 @@ class _Fitter:
     def why_not_fitted(self, harmless: Sequence[_RetrievedQuestion]) -> str:
         """Returns the reason why ``fit_weights`` found no weights."""
         if any(self._features(question) for question in harmless):
-            return "the harmless questions are as close to single documents as attack questions; review the query log"
-        return "no harmless question retrieves its document; there is nothing to learn from"
+            return "the benign questions are as close to single documents as attack questions; review the query log"
+        return "no benign question retrieves its document; there is nothing to learn from"
 
     async def probe_scores(
         self, calibration: Calibration, probes: Sequence[_RetrievedQuestion]

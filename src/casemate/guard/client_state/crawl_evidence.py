@@ -48,11 +48,11 @@ def is_limited(verdict: Mapping[str, Any]) -> bool:
 class SequentialTest:
     """CUSUMs of e-values for an event, one for each rate that crawlers may have; the evidence is their weighted mean.
 
-    The mean has the false-alarm rate of one CUSUM. Several rates, because crawlers ask harmless questions between the
+    The mean has the false-alarm rate of one CUSUM. Several rates, because crawlers ask benign questions between the
     others, and colluders hide among other clients.
 
     Attributes:
-        harmless: The highest rate of the event among harmless clients.
+        harmless: The highest rate of the event among benign clients.
         crawlers: For each rate among crawlers, its weight. The weights sum to 1.
     """
 
@@ -87,7 +87,7 @@ TENANT_TESTS = {
 some client that repeats answers to others, which were not repeated before."""
 SUSPICION = 10.0
 """Evidence above which a client is suspected, and in a suspected tenant alarmed by its next event: one event that
-harmless clients seldom cause."""
+benign clients seldom cause."""
 
 
 class SuspicionLevel(Enum):
@@ -333,7 +333,7 @@ class CrawlEvidence:
     ) -> None:
         """Updates the tests by an event, and raises the client's alarm.
 
-        Among clients who crawl together, one event that harmless clients seldom cause is enough. It must happen then:
+        Among clients who crawl together, one event that benign clients seldom cause is enough. It must happen then:
         what a client did before the tenant was suspected alarms it no sooner.
         """
         if "echo" in body:

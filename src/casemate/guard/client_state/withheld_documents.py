@@ -106,7 +106,7 @@ class WithheldDocuments(ClientSources):
         """Multiplies the evidence by the e-value of one more question.
 
         A CUSUM of e-values: it restarts at 1, and in the long run reaches 1 / alarm in at most one of 1 / alarm
-        harmless questions (Shin et al. 2022). Each process multiplies its own e-values at once, others on arrival.
+        benign questions (Shin et al. 2022). Each process multiplies its own e-values at once, others on arrival.
         """
         if self._multiply(tenant, client, source, e_value):
             self._publish(tenant, client, {"evidence": {source: e_value}})

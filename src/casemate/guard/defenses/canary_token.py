@@ -9,7 +9,7 @@ Deviation: a token consists of words and a checksum, by HMAC of request and chun
 chunk and the request. It is recognized in disguises and with errors.
 Deviation: a token precedes the chunk's first sentence and recurs every ``spacing`` characters, so that a copy from the
 middle contains one.
-Deviation: a missing token on the second path is recorded and blocks nothing: models fail to give it to harmless
+Deviation: a missing token on the second path is recorded and blocks nothing: models fail to give it to benign
 clients, too. The second path runs for a sample of the requests, concurrently with the answer.
 Deviation: tokens are inserted when the prompt goes to the generator, not at retrieval: after all filtering, wherever
 this defense is placed. Verdicts and other defenses see the original documents.

@@ -6,7 +6,7 @@ limited number of distinct chunks a day, and be given a limited number of new wo
 discloses is counted in whatever form it is written (``casemate.text.disclosure``); a form that cannot be read counts as
 a copy. Two sequential tests detect crawlers long before: one counts answers that reach the limit, one counts questions
 that repeat phrases of earlier answers. Both are CUSUMs of e-values. Their false-alarm rate is bounded as long as
-harmless clients do these things as seldom as the test assumes (Shin, Ramdas and Rinaldo 2022).
+benign clients do these things as seldom as the test assumes (Shin, Ramdas and Rinaldo 2022).
 
 The response is graded (``Grade``). A suspected client gets shorter answers, and of each chunk only a share. It gets
 neither fewer documents nor extracts: its answers would no longer show whether it copies. An alarmed client, and a
@@ -108,7 +108,7 @@ class CrawlLimit(Defense):
             the whole chunk.
         pause_s: Seconds that an alarmed client waits for an answer, well below ``gateway.timeout_s``. Only one of its
             questions waits; others are answered meanwhile at once, without documents. 0: no pause.
-        alarm: Probability, per question, of a false alarm for a harmless client, in (0, 1).
+        alarm: Probability, per question, of a false alarm for a benign client, in (0, 1).
         colluders: Number of alarmed clients of a tenant from which all its clients are suspected; 0: never.
         topics: Topics a day of which a client may be shown chunks, as found by ``casemate reindex``; 0: no limit.
         folder: Folder of the versions written by ``casemate reindex``; for ``topics``.
@@ -264,7 +264,11 @@ class CrawlLimit(Defense):
             recent = self._recent.setdefault(query.tenant, deque(maxlen=MAX_RECENT))
             self._recent.move_to_end(query.tenant)
             others = [h.document.content for h in kept[query.k :][:MAX_UNSEEN]]
-            ordered = [*others[: MIN_UNSEEN - 1], *recent, *others]  # near-copies of what is shown are never the median
+            ordered = [
+                *others[: MIN_UNSEEN - 1],
+                *recent,
+                *others,
+            ]  # near-duplicates of shown texts are never the median
             unseen = [text for text in dict.fromkeys(ordered) if text not in shown][:MAX_UNSEEN]
             recent.extendleft(text for text in shown if text not in recent)
             if len(self._recent) > MAX_TENANTS:
@@ -319,7 +323,7 @@ class CrawlLimit(Defense):
     async def restrict(self, query: Query, prompt: Prompt) -> Prompt:
         """Restricts the prompt to what the client's grade permits; an alarmed client first waits, if so configured.
 
-        A suspected client gets whole chunks. Extracts would hide whether it copies, and harmless clients become
+        A suspected client gets whole chunks. Extracts would hide whether it copies, and benign clients become
         suspected too easily for worse answers.
         """
         waited = True

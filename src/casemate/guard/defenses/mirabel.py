@@ -6,7 +6,7 @@ more similar to this document than the maximum of n chance similarities would be
 against the distribution of that maximum, and answers without the document when it is too large.
 
 Modes ``paper``, ``gumbel`` and ``exact`` implement that rule. Mode ``calibrated`` keeps the idea and replaces the
-distribution: the closeness of harmless questions is learned from the owner's own (``casemate calibrate``), closeness is
+distribution: the closeness of benign questions is learned from the owner's own (``casemate calibrate``), closeness is
 more than similarity (``calibration.closeness``), every document of the context is tested, and a document withheld from
 a client stays withheld.
 
@@ -51,9 +51,9 @@ class Mirabel(CalibratedDefense):
     """Hides the source documents that a question is too close to.
 
     Attributes:
-        mode: ``calibrated`` (learned from harmless questions), or a published rule: ``paper`` (Algorithm 1 as printed),
+        mode: ``calibrated`` (learned from benign questions), or a published rule: ``paper`` (Algorithm 1 as printed),
             ``gumbel`` (textbook constants), ``exact`` (the quantile).
-        significance: Share of harmless questions that may be flagged, in (0, 1). Unset: .01 when calibrated; .05
+        significance: Share of benign questions that may be flagged, in (0, 1). Unset: .01 when calibrated; .05
             otherwise, where it holds for normal similarities only.
         min_documents: Number of chunks below which there is no decision; the verdict says so.
         calibration: The file written by ``casemate calibrate``.

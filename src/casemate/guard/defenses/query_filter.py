@@ -2,7 +2,7 @@ r"""Query filter: classifies questions as natural or as probing the documents be
 
 The agent-based detection of Naseh et al. 2025, "Riddle Me This! Stealthy Membership Inference for Retrieval-Augmented
 Generation", CCS (arXiv 2502.00306), a baseline of Mirabel's paper (arXiv 2505.22061, Section 3.1 and Appendix B). It
-sees the question only, so attacks phrased like harmless questions pass: of the interrogation attack's questions it
+sees the question only, so attacks phrased like benign questions pass: of the interrogation attack's questions it
 found 0 to 1.6 %. Use it as a first filter, never as the only defense.
 
 Deviation: the papers refuse a flagged question, which informs the attacker. Here it is answered without any context, as

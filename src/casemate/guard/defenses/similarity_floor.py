@@ -7,7 +7,7 @@ none.
 
 Deviation: the paper drops chunks beyond a distance; here below a cosine similarity. For unit vectors, L2 distance p is
 cosine 1 - p² / 2.
-Deviation: the papers sweep the threshold and leave the choice open; ``floor_for`` derives it from harmless questions.
+Deviation: the papers sweep the threshold and leave the choice open; ``floor_for`` derives it from benign questions.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from casemate.protocols import Defense
 from casemate.types import Action, Outcome, Query, Retrieval, Verdict
 
 NAME = "similarity_floor"
-UNDECIDED = "no floor is set; derive one from harmless questions, see docs/defenses/similarity_floor.md"
+UNDECIDED = "no floor is set; derive one from benign questions, see docs/defenses/similarity_floor.md"
 
 
 @dataclass(eq=False)
@@ -67,14 +67,14 @@ class SimilarityFloor(Defense):
 
 
 def floor_for(similarities: Sequence[float], share: float = 0.01) -> float:
-    """Returns the highest floor that affects at most a share of further harmless questions.
+    """Returns the highest floor that affects at most a share of further benign questions.
 
     Split conformal prediction: of n exchangeable values and one more, the latter is below the r-th smallest with
     probability at most r / (n + 1). So r is the largest number with r / (n + 1) <= share.
 
     Args:
-        similarities: For each of n harmless questions, the cosine of its k-th hit, where k is the size of the context.
-        share: Share of harmless questions that may lose a chunk, in (0, 1).
+        similarities: For each of n benign questions, the cosine of its k-th hit, where k is the size of the context.
+        share: Share of benign questions that may lose a chunk, in (0, 1).
 
     Raises:
         ConfigError: If the share is out of range.
@@ -92,5 +92,5 @@ def floor_for(similarities: Sequence[float], share: float = 0.01) -> float:
     rank = math.floor(share * (len(similarities) + 1) + 1e-9)  # .01 x 100 is not quite 1 in binary
     if rank < 1:
         needed = math.ceil(1 / share - 1e-9) - 1
-        raise DataError(f"{len(similarities)} harmless questions; a share of {share} needs at least {needed}")
+        raise DataError(f"{len(similarities)} benign questions; a share of {share} needs at least {needed}")
     return sorted(similarities)[rank - 1]

@@ -89,7 +89,7 @@ ADVICE = {
 GUARD_WITHHELD = (
     "Check the guard first: it withheld documents from these answers. Ask the question with 'casemate ask --explain', "
     "which gives the reason of each defense.",
-    "If these documents are harmless, calibrate on your users' questions: 'casemate calibrate --recorded'. Until then, "
+    "If these documents are benign, calibrate on your users' questions: 'casemate calibrate --recorded'. Until then, "
     "switch back to observe mode: 'casemate enforce --off'.",
 )
 NEW_DOCUMENTS = (

@@ -44,7 +44,7 @@ class QuarantinedSource:
         at: When it was quarantined.
         score: Highest score of its chunks.
         reasons: Why, one sentence each.
-        companions: Ids of near copies that came with it or shortly before; they may be in the index.
+        companions: Ids of near-duplicates that came with it or shortly before; they may be in the index.
         documents: Its chunks.
     """
 

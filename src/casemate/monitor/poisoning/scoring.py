@@ -4,13 +4,13 @@ Each signal measures one aspect of a document:
 
 - by how much it beats all others for a watched question, and how many contexts it enters;
 - whether it changes the answer to a watched question, and no other document states the new one (``answer_change``);
-- whether near copies come with it;
+- whether near-duplicates come with it;
 - whether it begins with a question and answers it;
 - whether it addresses the model, or contains hidden characters;
 - whether it came with a vector that does not match its text.
 
 The distribution of each signal over benign documents is estimated from the corpus itself: a sample is held out and
-scored as if it were new. Near copies in it are collapsed first: texts that recur in a corpus would else count as many
+scored as if it were new. Near-duplicates in it are collapsed first: texts that recur would else count as many
 benign documents with the signals of poison. The surprise of a value is -log10 of the share of benign documents with at
 least this value. The score is the largest surprise.
 
@@ -71,7 +71,7 @@ SEED = 7
 MAX_COMPANIONS = 30
 """Recent documents that may be nearer to a document than any other, and are skipped."""
 MAX_SHOWN = 5
-"""Questions and near copies reported per document."""
+"""Questions and near-duplicates reported per document."""
 GROWTH = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
 """Factors by which all shares may grow together."""
 BODY_QUANTILE, MAX_SURPRISE = 0.9, 12.0
@@ -83,7 +83,7 @@ REASONS: Mapping[str, str] = {
     "answer": "changes the answer to a watched question, and no other document states the new answer",
     "lift": "ranks before all indexed documents for a watched question, by a cosine of {0:.2f}",
     "entries": "enters the contexts of {0:.0f} watched questions",
-    "block": "has near copies among the new documents, closer by a cosine of {0:.2f} than any indexed one",
+    "block": "has near-duplicates among the new documents, closer by a cosine of {0:.2f} than any indexed one",
     "echo": "begins with a question and answers it",
     "title": "has a question as its title and answers it",
     "orders": "addresses the model",
@@ -105,7 +105,7 @@ class ScreeningResult:
         surprises: Surprise of every signal.
         entered: Questions whose contexts it enters, highest lift first; at most ``MAX_SHOWN``.
         entries: Number of contexts that it enters.
-        companions: Ids of its near copies among recent documents, if these are a reason; some may be indexed already.
+        companions: Ids of its near-duplicates among recent documents, if these are a reason; some may be indexed.
     """
 
     document: Document
@@ -151,7 +151,7 @@ class SignalDistribution:
 
 
 class _RecentDocuments:
-    """The latest new documents, among which near copies are searched.
+    """The latest new documents, among which near-duplicates are searched.
 
     Args:
         size: Documents that each one is compared with: as many as in the sample, since more have nearer neighbors.
@@ -371,7 +371,7 @@ class PoisonScreener:
         return found
 
     def _surprises(self, signals: _Signals) -> dict[str, float]:
-        """Surprise of each signal. Near copies by chance are rarer, the fewer recent documents there are."""
+        """Surprise of each signal. Near-duplicates by chance are rarer, the fewer recent documents there are."""
         found = {name: d.surprise(signals.values[name]) for name, d in self._distributions.items()}
         if signals.values["block"] > 0:
             found["block"] += math.log10(max(self._recent.size / max(signals.compared, 1), 1.0))
@@ -461,7 +461,7 @@ def _signal_thresholds(surprises: Sequence[Mapping[str, float]], modeled: int, r
 
 
 def _distinct(vectors: Vector) -> list[int]:
-    """Rows that are no near copy of an earlier one, in order. At least two are left."""
+    """Rows that are no near-duplicate of an earlier one, in order. At least two are left."""
     kept: list[int] = []
     for i, row in enumerate(vectors @ vectors.T):
         if not kept or row[kept].max() < NEAR_COPY:

@@ -3,8 +3,8 @@
 One poisoned text a day passes a screening that forgets. So each screened document leaves an event: where it lies, which
 source, subject and uploader it has, and how unusual it was. From these events follow, in every process:
 
-- the recent documents, among which near copies are searched: texts about one question in one region of the embedding
-  space, whatever day they come;
+- the recent documents, among which near-duplicates are searched: texts about one question in one region of the
+  embedding space, whatever day they come;
 - for each source, subject and uploader a sequential test. The p-value p of a document gives the e-value
   ``p ** -0.5 / 2``, whose mean over benign documents is at most 1. A running product that restarts at 1 (e-CUSUM)
   exceeds c once in c benign documents on average, at most (Shin, Ramdas and Rinaldo 2022, arXiv 2203.03532).

@@ -1,4 +1,4 @@
-"""IKEA: harmless questions around anchor words, chosen by the quality of earlier answers.
+"""IKEA: benign questions around anchor words, chosen by the quality of earlier answers.
 
 Wang et al. 2026, "Silent leaks: implicit knowledge extraction attack on RAG systems through benign queries", ICLR
 (arXiv 2505.15420). No question asks for the context; the attack collects answers. Anchor words are dissimilar to one

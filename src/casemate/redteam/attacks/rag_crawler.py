@@ -1,4 +1,4 @@
-"""RAGCrawler: harmless questions, planned on a knowledge graph of the answers.
+"""RAGCrawler: benign questions, planned on a knowledge graph of the answers.
 
 Yao et al. 2026, RAGCrawler, USENIX Security (arXiv 2601.15678). Coverage is adaptive submodular, so the greedy choice
 is the question with the largest expected gain. Every answer becomes triples of a graph. A scheduler picks an entity by
