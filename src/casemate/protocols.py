@@ -381,7 +381,7 @@ class VectorCollection(Protocol):
 
     @property
     def name(self) -> str:
-        """Name in messages; contains no password."""
+        """Name in messages; contains no password. With the options database, tenant, where, only it names the rows."""
         ...
 
     def open(self) -> int:
