@@ -116,7 +116,7 @@ def _index(app: App, fix: bool) -> Iterator[Finding]:
             wrong = app.index.check()
         yield from (Finding("index", False, problem) for problem in wrong)
         if not wrong:
-            yield Finding("index", True, "vectors and corpus moments agree; tr(S) = n")
+            yield Finding("index", True, "vectors and corpus moments agree")
         if isinstance(app.index, AttachedIndex) and app.index.summary():
             drift = app.index.measure_drift()
             yield Finding("attached", None if drift.share else True, drift.describe())

@@ -67,6 +67,8 @@ from casemate.types import (
 
 Progress: TypeAlias = Callable[[int], None]
 """Called with the number of items just finished."""
+Steps: TypeAlias = Callable[[str, int | None], AbstractContextManager[Progress]]
+"""Opens a progress display for a step with a title and a number of items, if known; yields a counter."""
 Logits: TypeAlias = npt.NDArray[np.float32]
 """Unnormalized log-probabilities of the next token: (..., vocabulary)."""
 TARGET_DETAILS = frozenset({"sources", "ids", "scores"})

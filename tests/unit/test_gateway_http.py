@@ -813,6 +813,9 @@ def test_documents_are_added_listed_and_removed_by_admins(tmp_path):
         added = http.post("/v1/documents", json=sent).json()
         assert [d["id"] for d in added["data"]] == ["a/b.md", "c"]
         assert added["chunks"] > 3
+        assert added["due"] == ""
+        described = http.get("/openapi.json").json()["paths"]["/v1/documents"]
+        assert all("the guard must be calibrated" in described[how]["description"] for how in ("post", "delete"))
         assert http.get("/v1/documents", params={"limit": 1}).json()["has_more"]
         listed = http.get("/v1/documents", params={"after": "a/b.md"}).json()
         assert ([d["id"] for d in listed["data"]], listed["has_more"], listed["total"]) == (["c"], False, 2)

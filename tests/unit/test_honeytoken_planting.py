@@ -98,14 +98,20 @@ class TestPlanting:
         more = world.plant(6)
         assert len(more.added) == 2 and more.held == 6 and not set(more.added) & set(first.added)
 
-    def test_progress_counts_skipped_records_and_leaves_out_existing_ones(self, world):
+    def test_progress_has_a_total_counts_skipped_records_and_leaves_out_existing_ones(self, world):
         world.plant(2)
-        counts = []
-        asyncio.run(plant_records(world.guard, world.keys, PlantingSettings(), 5, counts.append))
+        counts, totals = [], []
+
+        def steps(title, total):
+            totals.append(total)
+            return contextlib.nullcontext(counts.append)
+
+        asyncio.run(plant_records(world.guard, world.keys, PlantingSettings(), 5, steps))
         questions = ["survey society collection parish study register project minutes founded kept"]
         settings = PlantingSettings(questions=questions, k=200)  # no record fits
-        asyncio.run(plant_records(world.guard, world.keys, settings, 7, counts.append))
+        asyncio.run(plant_records(world.guard, world.keys, settings, 7, steps))
         assert counts == [1] * 5
+        assert totals == [3, 2]
 
     def test_default_number_of_records(self, world):
         assert world.plant().held == 20

@@ -340,8 +340,8 @@ def scaled(blob: bytes, factor: float) -> bytes:
     [
         ("UPDATE tenant SET n = n + 1", "the moments count 501 documents, the index 500"),
         ("UPDATE tenant SET mean = scaled(mean, 1.01)", "the moments do not fit"),
-        ("UPDATE tenant SET scatter = scaled(scatter, 1.0001)", "tr(S) = "),
-        ("UPDATE tenant SET scatter = scaled(scatter, 1e300)", "tr(S) = "),
+        ("UPDATE tenant SET scatter = scaled(scatter, 1.0001)", "the squared lengths sum to "),
+        ("UPDATE tenant SET scatter = scaled(scatter, 1e300)", "the squared lengths sum to "),
         ("UPDATE tenant SET mean = x'00'", "the moments are damaged"),
         ("UPDATE tenant SET n = 0", "the moments count 0 documents"),
         ("DELETE FROM tenant", "the moments count 0 documents"),
@@ -368,7 +368,7 @@ def test_changed_moments_are_reported_and_rebuilt(filled, statement, complaint) 
 
 
 def test_rotated_moments_are_reported(filled) -> None:
-    """Count and tr(S) stay the same."""
+    """Count and squared lengths stay the same."""
     db = sqlite3.connect(filled)
     n, mean, scatter = db.execute("SELECT n, mean, scatter FROM tenant").fetchone()
     m, S = np.frombuffer(mean), np.frombuffer(scatter).reshape(DIM, DIM)

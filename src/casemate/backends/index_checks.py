@@ -233,7 +233,7 @@ def check_tenants(
 def check_moments(tenant: str, load: Callable[[], CorpusMoments], pages: VectorPages) -> list[str]:
     """Compares a tenant's moments with its vectors, in O(n dim) time and constant memory. One sentence per fault.
 
-    Compares the count, the sum of squares (tr(S), which is n for unit vectors), and mean and standard deviation of the
+    Compares the count, the sum of squared lengths (n for unit vectors), and mean and standard deviation of the
     similarities to ``PROBES`` random directions.
 
     Args:
@@ -260,7 +260,8 @@ def check_moments(tenant: str, load: Callable[[], CorpusMoments], pages: VectorP
     if not projected.n:
         return faults
     if not abs(moments.sum_of_squares - squares) <= MOMENT_TOLERANCE * projected.n:  # `not <=` also catches NaN
-        faults.append(f"tenant {tenant!r}: tr(S) = {moments.sum_of_squares:.6f}, the vectors have {squares:.6f}: {FIX}")
+        sums = f"sum to {moments.sum_of_squares:.6f} in the moments, to {squares:.6f} in the vectors"
+        faults.append(f"tenant {tenant!r}: the squared lengths {sums}: {FIX}")
     expected = np.array([[b.mean, b.std] for b in map(moments.similarity_stats, probes.T)])
     actual = np.stack([projected.mean, np.sqrt(np.diag(projected.scatter) / projected.n)], axis=1)
     if not np.allclose(expected, actual, rtol=MOMENT_TOLERANCE, atol=1e-6):

@@ -58,9 +58,8 @@ def plant_command(
 ) -> None:
     """Plant made-up records that crawlers retrieve and ordinary questions rarely do. Exit code 3 if none fits."""
     with open_app(configuration.read(config)) as app:
-        with show_progress("writing records", None) as progress:
-            settings = _settings(app, tenant, style, folder)
-            result = asyncio.run(plant_records(app.guard, key_file(app), settings, count, progress))
+        settings = _settings(app, tenant, style, folder)
+        result = asyncio.run(plant_records(app.guard, key_file(app), settings, count, show_progress))
         _warn_without_defense(app)
     print_json(asdict(result)) if as_json else _show_planted(result)
     raise typer.Exit(OK if result.held else INCOMPLETE)
@@ -75,9 +74,9 @@ def rotate_command(
     as_json: Json = False,
 ) -> None:
     """Replace tokens and records by a new generation. Old ones are still recognized. Exit code 3 if none fits."""
-    with open_app(configuration.read(config)) as app, show_progress("writing records", None) as progress:
+    with open_app(configuration.read(config)) as app:
         settings = _settings(app, tenant, style, folder)
-        planted, removed = asyncio.run(rotate_records(app.guard, key_file(app), settings, progress))
+        planted, removed = asyncio.run(rotate_records(app.guard, key_file(app), settings, show_progress))
     if as_json:
         print_json({"planted": asdict(planted), "removed": asdict(removed)})
     else:

@@ -34,11 +34,10 @@ from casemate.monitor.poisoning.drill import guarded_copy
 from casemate.monitor.poisoning.scoring import MIN_DOCUMENTS, PoisonScreener
 from casemate.monitor.service import FALSE_ANSWER
 from casemate.plugins import build
-from casemate.protocols import Defense, Embedder, EmbedderProxy, Index, MembershipAttack, Progress, Target
+from casemate.protocols import Defense, Embedder, EmbedderProxy, Index, MembershipAttack, Progress, Steps, Target
 from casemate.rag.chunking import split_document
 from casemate.rag.pipeline import Rag
 from casemate.redteam.campaigns.own import OwnExtractionCampaign, OwnMembershipCampaign
-from casemate.redteam.campaigns.pipeline import Steps
 from casemate.redteam.campaigns.run_directory import campaign_lock
 from casemate.redteam.campaigns.workers import TargetFactory
 from casemate.redteam.lab.caching import ReportingEmbedder

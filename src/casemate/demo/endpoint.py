@@ -24,12 +24,11 @@ from casemate.errors import ConfigError, DataError, QueryError
 from casemate.maths import stats
 from casemate.maths.stats import Estimate
 from casemate.plugins import build
-from casemate.protocols import Embedder, MembershipAttack
+from casemate.protocols import Embedder, MembershipAttack, Steps
 from casemate.rag.chunking import split_document
 from casemate.rag.corpus import Problem
 from casemate.redteam.campaigns.external_targets import ExternalTargets, MeteredTarget, build_external_targets
 from casemate.redteam.campaigns.liveness_checks import LivenessResult, check_liveness, genre_check, refusal_check
-from casemate.redteam.campaigns.pipeline import Steps
 from casemate.redteam.lab.caching import CachedEmbedder, ReportingEmbedder
 from casemate.redteam.lab.datasets import MIN_CANDIDATES, IndexedSource, Split, split_from_pools
 from casemate.redteam.lab.experiment import Experiment, ExperimentPlan

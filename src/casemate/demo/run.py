@@ -20,10 +20,10 @@ from casemate.demo.clinic import BENIGN_QUESTIONS, write_corpus
 from casemate.demo.poisoning import show_poisoning
 from casemate.demo.sample import Sample
 from casemate.errors import ConfigError
+from casemate.protocols import Steps
 from casemate.rag.corpus import Corpus
 from casemate.rag.ingest import Ingest
 from casemate.redteam.campaigns.own import OwnMembershipCampaign
-from casemate.redteam.campaigns.pipeline import Steps
 from casemate.redteam.campaigns.run_directory import campaign_lock
 from casemate.redteam.lab.datasets import Split, draw_split, read_documents
 from casemate.redteam.lab.results import CampaignResult

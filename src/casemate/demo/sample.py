@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 
 from casemate.errors import DataError
+from casemate.protocols import Steps
 from casemate.rag.corpus import Corpus, Problem
 from casemate.rag.ingest import Ingest, IngestPlan, IngestReport
-from casemate.redteam.campaigns.pipeline import Steps
 from casemate.redteam.lab.datasets import MIN_CANDIDATES, Split, read_documents, split_from_pools
 from casemate.system import App
 from casemate.types import Document

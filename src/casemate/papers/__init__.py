@@ -16,7 +16,7 @@ from casemate.errors import ConfigError, DataError, did_you_mean
 from casemate.papers import attackers, cascades, detection, differential_privacy, extraction, utility
 from casemate.papers.laboratory import HELP, Setting
 from casemate.papers.result import Result, Row, shown
-from casemate.redteam.campaigns.pipeline import Steps
+from casemate.protocols import Steps
 from casemate.runtime.file_lock import exclusive_lock
 
 __all__ = ["NAMES", "Result", "Row", "Setting", "data_folder", "describe", "reproduce", "require", "shown"]

@@ -15,8 +15,8 @@ from casemate.papers.laboratory import ATTACKS, BARE, CORPUS, OURS, PAPER, K, La
 from casemate.papers.published_numbers import FOUR, SYSTEMS, TABLE_4, TABLE_5, TABLE_9, TABLE_12, Numbers
 from casemate.papers.result import Cell, Result, Row, averaged, balanced_cells, distance, mean
 from casemate.plugins import build
-from casemate.protocols import MembershipAttack, Target
-from casemate.redteam.campaigns.pipeline import SCRIPTED_ATTACKS, SIMULATED_READER, Steps
+from casemate.protocols import MembershipAttack, Steps, Target
+from casemate.redteam.campaigns.pipeline import SCRIPTED_ATTACKS, SIMULATED_READER
 from casemate.redteam.lab import judge
 from casemate.redteam.lab.datasets import Half
 from casemate.redteam.lab.experiment import Experiment, ExperimentPlan

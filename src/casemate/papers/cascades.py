@@ -20,9 +20,8 @@ from casemate.papers.model_pair import Pair
 from casemate.papers.published_numbers import Printed
 from casemate.papers.result import Cell, Result, Row, mean, share
 from casemate.plugins import build
-from casemate.protocols import Defense, Embedder, EventStore, Generator, Target
+from casemate.protocols import Defense, Embedder, EventStore, Generator, Steps, Target
 from casemate.rag.pipeline import join_stream
-from casemate.redteam.campaigns.pipeline import Steps
 from casemate.redteam.lab.extraction_experiment import Crawler, CrawlPlan
 from casemate.redteam.lab.extraction_metrics import measure_crawl
 from casemate.redteam.lab.store import CampaignStore

@@ -26,8 +26,8 @@ from casemate.papers.published_numbers import (
 )
 from casemate.papers.result import Cell, Result, Row, balanced_cells, mean, share
 from casemate.plugins import build
-from casemate.protocols import MembershipAttack
-from casemate.redteam.campaigns.pipeline import SCRIPTED_ATTACKS, Steps
+from casemate.protocols import MembershipAttack, Steps
+from casemate.redteam.campaigns.pipeline import SCRIPTED_ATTACKS
 from casemate.reports.format import number
 from casemate.types import Float64, Query, Vector
 

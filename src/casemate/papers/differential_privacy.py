@@ -19,8 +19,7 @@ from casemate.papers.model_pair import Pair
 from casemate.papers.published_numbers import FOUR, Printed
 from casemate.papers.result import Cell, Result, Row, balanced_cells, distance, share
 from casemate.papers.synthetic_records import Record
-from casemate.protocols import Defense, Progress, Target
-from casemate.redteam.campaigns.pipeline import Steps
+from casemate.protocols import Defense, Progress, Steps, Target
 from casemate.redteam.lab import judge
 from casemate.redteam.lab.datasets import Half
 from casemate.redteam.lab.fitting import cross_fit

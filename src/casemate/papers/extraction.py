@@ -27,9 +27,9 @@ from casemate.papers.published_numbers import Printed
 from casemate.papers.result import Cell, Result, Row, share
 from casemate.papers.utility import Item, halves
 from casemate.plugins import build
-from casemate.protocols import Defense, Embedder, Generator, Progress, Target
+from casemate.protocols import Defense, Embedder, Generator, Progress, Steps, Target
 from casemate.rag.pipeline import INSTRUCTIONS, Rag, join_stream
-from casemate.redteam.campaigns.pipeline import SCRIPTED_ATTACKS, SIMULATED_READER, Steps
+from casemate.redteam.campaigns.pipeline import SCRIPTED_ATTACKS, SIMULATED_READER
 from casemate.redteam.lab.extraction_experiment import Crawler, CrawlPlan
 from casemate.redteam.lab.extraction_metrics import measure_crawl
 from casemate.reindexing.fitting import ReindexSettings, fit

@@ -28,11 +28,10 @@ from casemate.guard.calibration.fitting import CalibrationSettings, calibrate
 from casemate.guard.defenses.mirabel import Mirabel
 from casemate.guard.guard import Guard
 from casemate.plugins import build
-from casemate.protocols import Embedder, EmbedderProxy, Progress
+from casemate.protocols import Embedder, EmbedderProxy, Progress, Steps
 from casemate.rag.corpus import Corpus, Source
 from casemate.rag.ingest import Ingest
 from casemate.rag.pipeline import Rag
-from casemate.redteam.campaigns.pipeline import Steps
 from casemate.redteam.lab import datasets
 from casemate.redteam.lab.caching import CachedEmbedder, CachedGenerator
 from casemate.redteam.lab.datasets import IndexedSource, Split

@@ -24,8 +24,8 @@ from casemate.papers.laboratory import (
 )
 from casemate.papers.published_numbers import TABLE_3, UTILITY
 from casemate.papers.result import Cell, Result, Row, share
-from casemate.protocols import Progress, Target
-from casemate.redteam.campaigns.pipeline import SIMULATED_READER, Steps
+from casemate.protocols import Progress, Steps, Target
+from casemate.redteam.campaigns.pipeline import SIMULATED_READER
 from casemate.types import Query
 
 SIZES = (5, 20, 100)

@@ -175,10 +175,10 @@ def _compare(rows: Sequence[IdentifiedEntry], now: dict[str, int]) -> tuple[int,
 
 
 def _check_sum_of_squares(tenant: str, m: CorpusMoments) -> list[str]:
-    """tr(S) is n for unit vectors."""
+    """The squared lengths of n unit vectors sum to n."""
     if abs(m.sum_of_squares - m.n) <= 1e-6 * max(m.n, 1):  # false for NaN, too
         return []
-    return [f"tenant {tenant!r}: tr(S) = {m.sum_of_squares:.6f} for {m.n} unit vectors: {FIX}"]
+    return [f"tenant {tenant!r}: the squared lengths of {m.n} unit vectors sum to {m.sum_of_squares:.6f}: {FIX}"]
 
 
 def _check_sample(tenant: str, moments: CorpusMoments, sample: CorpusMoments) -> list[str]:

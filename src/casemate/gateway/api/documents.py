@@ -52,7 +52,10 @@ class UploadRequest(RequestModel):
 
 @router.post("", responses=documented(504))
 async def add(body: UploadRequest, request: Request) -> Response:
-    """Adds sources; each replaces the source of the same name. The response is sent once they are on disk."""
+    """Adds sources; each replaces the source of the same name. The response is sent once they are on disk.
+
+    Its field `due` is the reason why the guard must be calibrated before it answers again; empty if it is ready.
+    """
     gateway, key = gateway_of(request), require_role(request, "admin")
     counts = Counter(source.source for source in body.documents)
     if repeated := [name for name, count in counts.items() if count > 1]:
@@ -73,7 +76,10 @@ async def add(body: UploadRequest, request: Request) -> Response:
 async def remove(
     request: Request, source: Annotated[list[Name], Parameter(min_length=1, max_length=MAX_SOURCES)]
 ) -> Response:
-    """Removes sources."""
+    """Removes sources.
+
+    The field `due` of the response is the reason why the guard must be calibrated; empty if it is ready.
+    """
     gateway, key = gateway_of(request), require_role(request, "admin")
     work = gateway.app.guard.remove(source, key.grant.tenant)
     removed = await run_while_connected(request.receive, work, gateway.section.timeout_s)

@@ -13,6 +13,7 @@ import asyncio
 import hashlib
 import uuid
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -32,7 +33,7 @@ from casemate.maths.stats import Estimate, proportion
 from casemate.monitor.honeytokens.ownership import facts_text
 from casemate.monitor.honeytokens.records import BAITS, STYLES, TEXTS, CorpusSample, Style, draft_records
 from casemate.monitor.poisoning.retrieval_impact import QuestionScores
-from casemate.protocols import EventStore, Index, Progress
+from casemate.protocols import EventStore, Index, Progress, Steps
 from casemate.types import DEFAULT_TENANT, Document, Event, Vector
 
 HONEYTOKEN_KIND = "honey"
@@ -145,7 +146,7 @@ async def plant_records(
     keys: HoneytokenKeyFile,
     settings: PlantingSettings,
     count: int | None = None,
-    progress: Progress = lambda count: None,
+    steps: Steps = lambda title, total: nullcontext(lambda count: None),
 ) -> PlantingResult:
     """Plants records of the current generation until there are ``count``.
 
@@ -154,7 +155,7 @@ async def plant_records(
         keys: The key file; created if missing.
         settings: Where records are planted, and their form.
         count: Number of records, at least 0; None: 20, or one in 200 documents if that is more.
-        progress: Called with 1 for each record that was drafted.
+        steps: Opens a display that counts the records that were drafted.
 
     Raises:
         DataError: If the corpus is empty or the key file is damaged.
@@ -168,7 +169,8 @@ async def plant_records(
     if missing and not n:
         raise DataError(f"tenant {tenant!r} has no documents to plant records among; index documents first")
     writer = _RecordWriter(guard, key, settings, frozenset(r.source for r in existing))
-    written = await asyncio.to_thread(writer.write, missing, progress)
+    with steps("writing records", len(missing)) as progress:
+        written = await asyncio.to_thread(writer.write, missing, progress)
     if written.documents:
         await guard.add(written.documents, tenant)
     new = [r for d in written.documents if (r := key.identify(d, tenant))]
@@ -179,7 +181,10 @@ async def plant_records(
 
 
 async def rotate_records(
-    guard: Guard, keys: HoneytokenKeyFile, settings: PlantingSettings, progress: Progress = lambda count: None
+    guard: Guard,
+    keys: HoneytokenKeyFile,
+    settings: PlantingSettings,
+    steps: Steps = lambda title, total: nullcontext(lambda count: None),
 ) -> tuple[PlantingResult, RemovalResult]:
     """Replaces the records by a new generation: plants the new ones first, then removes the old ones.
 
@@ -190,12 +195,12 @@ async def rotate_records(
         guard: See ``plant_records``.
         keys: The key file; its generation is increased.
         settings: See ``plant_records``.
-        progress: See ``plant_records``.
+        steps: See ``plant_records``.
     """
     existing = (await asyncio.to_thread(find_records, guard.rag.index, keys.load_or_create(), settings.tenant)).records
     sizes = [sum(r.generation == g for r in existing) for g in {r.generation for r in existing}]
     keys.rotate()
-    planted = await plant_records(guard, keys, settings, max(sizes, default=0), progress)
+    planted = await plant_records(guard, keys, settings, max(sizes, default=0), steps)
     removed = await remove_records(guard, keys, tenant=settings.tenant, keep_generation=planted.generation)
     return planted, removed
 

@@ -18,6 +18,7 @@ import numpy as np
 from casemate.config import Config
 from casemate.errors import DataError
 from casemate.plugins import build
+from casemate.protocols import Steps
 from casemate.rag.chunking import split_document
 from casemate.redteam.campaigns.external_targets import ExternalTargets, build_external_targets
 from casemate.redteam.campaigns.extraction import ExtractionRunner
@@ -29,7 +30,7 @@ from casemate.redteam.campaigns.liveness_checks import (
     refusal_check,
 )
 from casemate.redteam.campaigns.membership import MembershipRunner, UnmeasurableRunner, build_attacks
-from casemate.redteam.campaigns.pipeline import RUN, Campaign, Preparation, Steps, TargetSystem
+from casemate.redteam.campaigns.pipeline import RUN, Campaign, Preparation, TargetSystem
 from casemate.redteam.lab.benign import benign_questions, measure_lost_answers
 from casemate.redteam.lab.caching import CachedEmbedder
 from casemate.redteam.lab.capabilities import NO_BARE_TARGET, SKIPPED_CHECKS, Capability, NotObservable, unmet_checks

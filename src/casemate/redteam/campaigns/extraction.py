@@ -11,8 +11,8 @@ from typing import Any
 
 from casemate.config import Config, PluginSpec
 from casemate.plugins import build
-from casemate.protocols import Embedder, ExtractionAttack, Target
-from casemate.redteam.campaigns.pipeline import SCRIPTED_ATTACKS, AttackRunner, Steps
+from casemate.protocols import Embedder, ExtractionAttack, Steps, Target
+from casemate.redteam.campaigns.pipeline import SCRIPTED_ATTACKS, AttackRunner
 from casemate.redteam.crawling.transformed import TransformedCrawler
 from casemate.redteam.lab.caching import ReportingEmbedder
 from casemate.redteam.lab.capabilities import NotObservable

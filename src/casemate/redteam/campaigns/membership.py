@@ -10,8 +10,8 @@ from typing import Any
 from casemate import plugins
 from casemate.config import Config
 from casemate.plugins import build
-from casemate.protocols import MembershipAttack
-from casemate.redteam.campaigns.pipeline import SCRIPTED_ATTACKS, AttackRunner, Steps
+from casemate.protocols import MembershipAttack, Steps
+from casemate.redteam.campaigns.pipeline import SCRIPTED_ATTACKS, AttackRunner
 from casemate.redteam.lab.capabilities import NotObservable
 from casemate.redteam.lab.experiment import Experiment
 from casemate.redteam.lab.judge import ATLAS, INFERENCE_FAILS, OWASP, MembershipGate, judge_campaign

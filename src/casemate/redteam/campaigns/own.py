@@ -28,7 +28,7 @@ from casemate.guard.calibration.file import read_calibrations, write_calibration
 from casemate.guard.calibration.fitting import calibrate, calibrated_defenses
 from casemate.guard.defenses.quorum.bounds import describe_bounds
 from casemate.plugins import build
-from casemate.protocols import Embedder, Generator, Index
+from casemate.protocols import Embedder, Generator, Index, Steps
 from casemate.rag.corpus import Corpus
 from casemate.rag.pipeline import Rag
 from casemate.redteam.campaigns.extraction import ExtractionRunner
@@ -38,7 +38,6 @@ from casemate.redteam.campaigns.pipeline import (
     SIMULATED_READER,
     Campaign,
     Preparation,
-    Steps,
     TargetSystem,
     configured_attacks,
 )

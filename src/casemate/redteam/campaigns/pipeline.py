@@ -26,19 +26,20 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from casemate import plugins
 from casemate.config import Config, PluginSpec
 from casemate.errors import BackendError, ConfigError
+from casemate.protocols import Steps
 from casemate.redteam.campaigns.run_directory import RUNS, campaign_lock, open_run_directory
 from casemate.redteam.lab.judge import worst_status
 from casemate.redteam.lab.results import CampaignResult, Check, CheckStatus
@@ -46,8 +47,6 @@ from casemate.redteam.lab.store import CampaignStore
 from casemate.redteam.reporting.files import CRAWL, PROBE, REPORT, write_report
 from casemate.text.output_transforms import TRANSFORMS
 
-Steps: TypeAlias = Callable[[str, int | None], AbstractContextManager[Callable[[int], None]]]
-"""Opens a progress display for a step with a title and a number of items, if known; yields a counter."""
 SIMULATED_READER = (
     "The reader is simulated (`simulated_reader`): a script in place of a capable and obedient language model, which "
     "is the worst case for the operator."

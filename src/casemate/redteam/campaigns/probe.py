@@ -22,9 +22,9 @@ from casemate.guard.defenses.personal_data import find_new
 from casemate.guard.guard import Guard
 from casemate.maths.stats import proportion
 from casemate.plugins import build
-from casemate.protocols import Index, InjectionAttack, PersonalDataFinder, Progress, Target
+from casemate.protocols import Index, InjectionAttack, PersonalDataFinder, Progress, Steps, Target
 from casemate.redteam.campaigns.own import OwnCampaign, OwnSystem
-from casemate.redteam.campaigns.pipeline import AttackRunner, Preparation, Steps
+from casemate.redteam.campaigns.pipeline import AttackRunner, Preparation
 from casemate.redteam.campaigns.run_directory import INDEX
 from casemate.redteam.campaigns.workers import TargetFactory
 from casemate.redteam.lab import datasets
