@@ -5,6 +5,7 @@ import contextlib
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -13,12 +14,13 @@ from casemate.backends.event_stores.sql import SqlEventStore
 from casemate.errors import BackendError
 from casemate.guard.defenses.honeytoken import HoneyToken
 from casemate.guard.watermarks.honeytoken_keys import HoneytokenKeyFile, format_credential
-from casemate.monitor.alerts.alert import AlertPhase, close_alert, open_alerts
+from casemate.monitor.alerts.alert import AlertPhase, acknowledge_alert, alert_states, close_alert, open_alerts
 from casemate.monitor.alerts.alerting_store import (
     CLIENT_GROUPS,
     AlertingEventStore,
     MissedAlertScanner,
     alert_for_event,
+    settle_quarantine_alerts,
 )
 from casemate.monitor.alerts.messages import render_alert
 from casemate.monitor.canaries.results import Severity
@@ -91,6 +93,33 @@ class TestAlertingEventStore:
         assert state.alert.kind == "quarantine" and state.alert.documents == ("p", "q", "r")
         assert source.key[:8] in state.alert.advice[0]
 
+    def test_the_alert_closes_when_the_quarantine_is_empty_and_opens_for_the_next_document(self, store):
+        quarantine = Quarantine(store)
+        first, second, other = (quarantine.add([suspicious(name)], tenant) for name, tenant in NAMES)
+        acknowledge_alert(store, open_alerts(store)[0].alert.id, "ann", NOW)
+        quarantine.approve(first.key)
+        assert sorted(s.alert.canaries[0] for s in open_alerts(store)) == ["acme", "other"]
+        quarantine.approve(second.key)
+        (state,) = open_alerts(store)
+        assert state.alert.canaries == ("other",)  # of another tenant
+        closed = next(s.alert for s in alert_states(store.scan("alert")).values() if s.alert.canaries == ("acme",))
+        assert "none is in quarantine" in closed.changes[0]
+        quarantine.add([suspicious("late")], "acme")  # in the same hour
+        reopened = next(s for s in open_alerts(store) if s.alert.canaries == ("acme",))
+        assert reopened.alert.documents == ("late",) and not reopened.acknowledged
+        close_alert(store, reopened.alert.id, "seen", datetime.now(UTC))
+        settle_quarantine_alerts(store, datetime.now(UTC))
+        assert len(open_alerts(store)) == 1  # what an operator closed stays closed until another document comes
+        quarantine.add([suspicious("later")], "acme")
+        assert len(open_alerts(store)) == 2
+
+
+NAMES = (("a", "acme"), ("b", "acme"), ("c", "other"))
+
+
+def suspicious(name):
+    return ScreeningResult(Document(name, f"text of {name}"), 5.0, 2.5, ("begins with a question",), {}, (), 0)
+
 
 def verdict(evidence, flagged=True, client="mallory", defense="honeytoken", at=NOW):
     body = {"defense": defense, "flagged": flagged, "client": client, "tenant": "t", "request": "r"}
@@ -146,6 +175,19 @@ class TestAlertForEvent:
 
 
 class TestMissedAlertScanner:
+    def test_an_alert_that_two_processes_left_in_the_wrong_state_is_corrected(self):
+        store = Memory()
+        quarantine = Quarantine(store)  # records no alerts
+        scanner = MissedAlertScanner(store)
+        source = quarantine.add([suspicious("a")], "acme")
+        now = datetime.now(UTC)
+        assert scanner.open_missed(now) == 1 and len(open_alerts(store)) == 1
+        quarantine.approve(source.key)
+        assert scanner.open_missed(now) == 0 and not open_alerts(store)
+        store.events.insert(0, replace(store.events[0], id="raced", body=store.events[0].body | {"key": "raced"}))
+        MissedAlertScanner(store).open_missed(now)  # a document that was quarantined before the alert closed
+        assert len(open_alerts(store)) == 1
+
     def test_missed_alerts_are_opened_once(self):
         store = Memory([verdict(LEAK), verdict(LEAK, client=OTHER), verdict({}, flagged=False)])
         scanner = MissedAlertScanner(store)

@@ -141,7 +141,8 @@ def alert_states(events: Iterable[Event]) -> dict[str, AlertState]:
                 found[name] = replace(before, acknowledged=str(event.body["by"]), events=(*before.events, event.id))
             continue
         opened = before.opened if before else event.at
-        by, ids = (before.acknowledged, before.events) if before else ("", ())
+        by = before.acknowledged if before and before.open else ""  # who acknowledged it did so before it was reopened
+        ids = before.events if before else ()
         found[name] = AlertState(alert_from_event(event), phase, opened, event.at, by, (*ids, event.id))
     return found
 

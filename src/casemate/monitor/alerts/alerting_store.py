@@ -3,7 +3,8 @@
 ``AlertingEventStore`` wraps an event store and opens the alert when the event is appended. ``MissedAlertScanner`` opens
 the same alerts later, for events of processes without the wrapper. Both may run: alert ids follow from the cause, so an
 alert exists once. Each kind, tenant and hour has at most ``CLIENT_GROUPS`` alerts, so an attacker with many client
-names cannot bury other alerts.
+names cannot bury other alerts. Both close the quarantine alerts of a tenant when none of its documents is left in
+quarantine.
 """
 
 from __future__ import annotations
@@ -14,14 +15,24 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from casemate.monitor.alerts.alert import ALERT_KIND, Alert, AlertPhase, alert_to_event, make_alert_id
+from casemate.monitor.alerts.alert import (
+    ALERT_KIND,
+    Alert,
+    AlertPhase,
+    AlertState,
+    alert_states,
+    alert_to_event,
+    make_alert_id,
+)
 from casemate.monitor.canaries.results import Severity, append_and_flush
 from casemate.protocols import EventStore, EventStoreProxy
 from casemate.types import Event
 
 HONEYTOKEN, CRAWL_LIMIT = "honeytoken", "crawl_limit"
 """Defenses whose verdicts may open an alert."""
-EVENT_KINDS = ("verdict", "quarantine")
+QUARANTINE = "quarantine"
+"""Kind of the events about quarantined documents, and of their alerts."""
+EVENT_KINDS = ("verdict", QUARANTINE)
 """Kinds of the events that may open an alert."""
 LOOK_BACK = timedelta(days=1)
 """Maximum age of a missed event."""
@@ -32,16 +43,22 @@ CLIENT_GROUPS = 4
 CRAWLER = "A client appears to crawl the corpus"
 MAX_NAME = 64
 """Characters of a client name that an alert shows."""
+SETTLED = "Every document of this tenant was released or dropped; none is in quarantine."
+"""What a closed quarantine alert says."""
 
 
 class AlertingEventStore(EventStoreProxy):
-    """An event store that opens alerts for the events appended through it."""
+    """An event store that opens alerts for the events appended through it, and closes quarantine alerts."""
 
     def append(self, event: Event) -> None:
-        """Appends the event, and the alert that it opens, if any."""
+        """Appends the event, and the alert that it opens, if any. Events of the quarantine are waited for."""
         super().append(event)
         if alert := alert_for_event(event):
             super().append(alert_to_event(alert, AlertPhase.OPENED, event.at, alert.id))
+        if event.kind == QUARANTINE:
+            is_open = any(s.open and s.alert.canaries == (_subject(event),) for s in _quarantine_alerts(self))
+            if is_open != (event.body.get("what") == "held"):
+                settle_quarantine_alerts(self, event.at)
 
 
 class MissedAlertScanner:
@@ -57,6 +74,8 @@ class MissedAlertScanner:
 
     def open_missed(self, now: datetime) -> int:
         """Opens the missing alerts. Each event is read once; events older than ``LOOK_BACK`` are skipped.
+
+        After new events of the quarantine, and at first, ``settle_quarantine_alerts`` runs.
 
         Returns:
             Number of alerts opened.
@@ -74,14 +93,51 @@ class MissedAlertScanner:
         existing = {e.body["id"] for e in self._store.scan(ALERT_KIND, now - 2 * LOOK_BACK)} if found else set()
         missed = [event for name, event in found.items() if name not in existing]
         append_and_flush(self._store, missed)
+        if not any(self._positions.values()) or positions[QUARANTINE] > self._positions[QUARANTINE]:
+            settle_quarantine_alerts(self._store, now)
         self._positions = positions  # only now: after a failed write, the same events are read again
         return len(missed)
+
+
+def settle_quarantine_alerts(store: EventStore, now: datetime) -> None:
+    """Closes the quarantine alerts of tenants without a document in quarantine, and reopens alerts that closed early.
+
+    An alert is reopened if a document is in quarantine that came after an operator closed the alert, or while another
+    process settled it. The alert of the same hour cannot open twice.
+
+    Raises:
+        BackendError: If the store cannot be read or written.
+    """
+    latest = {event.body.get("key"): event for event in store.scan(QUARANTINE)}
+    waiting: dict[str, list[Event]] = {}
+    for event in latest.values():
+        if event.body.get("what") == "held":
+            waiting.setdefault(_subject(event), []).append(event)
+    states = _quarantine_alerts(store)
+    for state in states:
+        if state.open and state.alert.canaries[0] not in waiting:
+            settled = replace(state.alert, changes=(SETTLED,), advice=())
+            store.append(alert_to_event(settled, AlertPhase.RECOVERED, now, now.isoformat()))
+    for tenant, held in waiting.items():
+        of_tenant = [s for s in states if s.alert.canaries[0] == tenant]
+        if not of_tenant or any(s.open for s in of_tenant):
+            continue
+        last = of_tenant[-1]
+        new = held if last.alert.changes == (SETTLED,) else [e for e in held if e.at > last.changed]
+        if new and (alert := alert_for_event(new[-1])):
+            phase = AlertPhase.UPDATED if any(s.alert.id == alert.id for s in of_tenant) else AlertPhase.OPENED
+            store.append(alert_to_event(alert, phase, now, f"{new[-1].id} {now.isoformat()}"))
+
+
+def _quarantine_alerts(store: EventStore) -> list[AlertState]:
+    """States of all quarantine alerts, oldest first."""
+    return [s for s in alert_states(store.scan(ALERT_KIND)).values() if s.alert.kind == QUARANTINE]
 
 
 def alert_for_event(event: Event) -> Alert | None:
     """The alert that an event opens; None if it opens none."""
     body = event.body
-    if event.kind == "quarantine" and body.get("what") == "held":
+    if event.kind == QUARANTINE and body.get("what") == "held":
         return _quarantine_alert(event)
     defense = body.get("defense")
     if event.kind != "verdict" or defense not in (HONEYTOKEN, CRAWL_LIMIT) or not body.get("flagged"):
@@ -158,12 +214,12 @@ def _quarantine_alert(event: Event) -> Alert:
     body = event.body
     reasons = "; ".join(body.get("reasons", ())) or "no reason recorded"
     return replace(
-        _new_alert("quarantine", Severity.MEDIUM, event, "A new document was quarantined"),
+        _new_alert(QUARANTINE, Severity.MEDIUM, event, "A new document was quarantined"),
         changes=(f"A new document of tenant {body.get('tenant')!r} is in quarantine: {reasons}.",),
         documents=tuple(d["id"] for d in body.get("documents", ())) + tuple(body.get("companions", ())),
         advice=(
             f"Review it, then run 'casemate quarantine release {body.get('key', '?')[:8]}' or '... drop'.",
-            "There is one alert an hour. All documents in quarantine: 'casemate quarantine list'.",
+            "There is one alert an hour, closed when no document is left. All of them: 'casemate quarantine list'.",
         ),
     )
 
@@ -173,5 +229,10 @@ def _new_alert(kind: str, severity: Severity, event: Event, title: str) -> Alert
     client, tenant = str(event.body.get("client", "")), str(event.body.get("tenant", ""))
     group = int(hashlib.sha256(client.encode(errors="surrogatepass")).hexdigest(), 16) % CLIENT_GROUPS
     occasion = f"{group}@{event.at:%Y-%m-%dT%H}"
-    subject = client[:MAX_NAME] or tenant[:MAX_NAME]
-    return Alert(make_alert_id(kind, tenant, occasion), kind, severity, SECURITY_SUBJECT, (subject,), event.at, title)
+    about = (_subject(event),)
+    return Alert(make_alert_id(kind, tenant, occasion), kind, severity, SECURITY_SUBJECT, about, event.at, title)
+
+
+def _subject(event: Event) -> str:
+    """The client that an event is about, or the tenant."""
+    return (str(event.body.get("client", "")) or str(event.body.get("tenant", "")))[:MAX_NAME]
