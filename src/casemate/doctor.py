@@ -21,12 +21,14 @@ from casemate.guard.defenses.crawl_limit import CrawlLimit
 from casemate.guard.defenses.quorum.bounds import describe_bounds
 from casemate.guard.defenses.reindex import Reindex
 from casemate.maths.stats import clopper_pearson
+from casemate.monitor.alerts.delivery_queue import DELIVERY_KIND, DeliveryOutcome
+from casemate.monitor.alerts.outbox import LOOK_BACK
 from casemate.monitor.poisoning.quarantine import Quarantine, QuarantineState
-from casemate.monitor.service import missing_screening
+from casemate.monitor.service import missing_screening, open_alert_dispatcher
 from casemate.rag.corpus import Corpus
 from casemate.rag.ingest import Ingest
 from casemate.reindexing.registry import reindex_due
-from casemate.reports.format import plural
+from casemate.reports.format import plural, utc_time
 from casemate.system import App
 from casemate.types import DEFAULT_TENANT, Query
 
@@ -94,6 +96,7 @@ def examine(path: Path | None, fix: bool = False) -> Iterator[Finding]:
         yield from _limited(app)
         yield from _reindexed(app)
         yield from _events(app)
+        yield from _channels(app)
         yield Finding("generator", None, f"{config.rag.generator.use}: not checked; try 'casemate ask'")
         yield _vectors(app)
         if config.rag.corpus is not None:
@@ -280,6 +283,27 @@ def _events(app: App) -> Iterator[Finding]:
     for defense in many:
         why = "an attack, or questions unlike those of the calibration"
         yield Finding("flagged", None, f"{defense} flagged more than {100 * MANY:.0f} % of the questions: {why}")
+
+
+def _channels(app: App) -> Iterator[Finding]:
+    """Shows the last delivery through each notification channel, and why it failed; sends nothing."""
+    test = "test it with 'casemate canary alerts --test'"
+    try:
+        names = [channel.name for channel in open_alert_dispatcher(app).channels]
+        events = app.store.scan(DELIVERY_KIND, datetime.now(UTC) - LOOK_BACK) if names else ()
+    except CasemateError as error:
+        yield Finding("channel", False, str(error))
+        return
+    last = {event.body["channel"]: event for event in events}
+    for name in names:
+        event = last.get(name)
+        if event is None:
+            yield Finding("channel", None, f"{name}: nothing was sent in the last {LOOK_BACK.days} days; {test}")
+        elif event.body["outcome"] == DeliveryOutcome.DELIVERED:
+            yield Finding("channel", True, f"{name}: last delivery {utc_time(event.at)}")
+        else:
+            reason = event.body["reason"].removeprefix(f"channel {name!r}: ")
+            yield Finding("channel", False, f"{name}: the last delivery failed, {utc_time(event.at)}: {reason}; {test}")
 
 
 def _corpus(app: App, config: Config) -> Finding:

@@ -385,7 +385,7 @@ class Notification:
     Attributes:
         key: Idempotency key: equal whenever the same notification is sent again.
         alert: Id of the alert; for a summary, its key.
-        action: ``opened``, ``updated``, ``recovered`` or ``summary``.
+        action: ``opened``, ``updated``, ``recovered``, ``summary`` or ``test``.
         severity: ``low``, ``medium``, ``high`` or ``critical``.
         at: Time of the event.
         title: One line.

@@ -12,12 +12,14 @@ from casemate import plugins
 from casemate.app import open_app
 from casemate.cli import cli
 from casemate.doctor import FEW, examine
+from casemate.errors import ConfigError
 from casemate.monitor.poisoning.quarantine import Quarantine
 from casemate.monitor.poisoning.scoring import ScreeningResult
 from casemate.rag.corpus import Corpus
 from casemate.rag.ingest import Ingest
 from casemate.types import Document, Event
 from tests.fakes import documents
+from tests.unit.listener import Listener
 
 
 @pytest.fixture
@@ -194,3 +196,28 @@ def test_a_wrong_configuration_ends_the_examination(folder):
     (finding,) = examine(folder / "casemate.yaml")
     assert (finding.name, finding.ok) == ("wiring", False)
     assert "did you mean 'guard'?" in finding.detail
+
+
+def test_a_test_notification_shows_a_dead_channel_and_doctor_repeats_it(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    with pytest.raises(ConfigError, match=r"set monitor\.channels"):
+        CliRunner().invoke(cli, ["canary", "alerts", "--test"], catch_exceptions=False)
+    monkeypatch.setenv("KEY", "abc")
+    with Listener() as alive, Listener([500]) as failing:
+        places = {"alive": alive.url, "refused": "http://127.0.0.1:9", "failing": failing.url}
+        for name, url in places.items():
+            monkeypatch.setenv(name.upper(), f"{url}/SECRET")
+        hooks = ", ".join(f"{{use: webhook, name: {n}, url: '${{{n.upper()}}}', secret: '${{KEY}}'}}" for n in places)
+        with (folder / "casemate.yaml").open("a") as file:
+            file.write(f"monitor: {{channels: [{hooks}]}}\n")
+        assert [f.ok for f in examine(folder / "casemate.yaml") if f.name == "channel"] == [None] * 3
+        done = CliRunner().invoke(cli, ["canary", "alerts", "--test"], catch_exceptions=False)
+        (sent,) = alive.bodies
+    assert done.exit_code == 1 and "SECRET" not in done.output
+    lines = dict(line.split(": ", 1) for line in done.stdout.splitlines())
+    assert lines["alive"] == "delivered" and "retried" not in done.stdout
+    assert "ConnectError" in lines["refused"] and "HTTP 500" in lines["failing"]
+    assert sent["action"] == "test" and "no action is needed" in sent["text"]
+    found = {f.detail.partition(":")[0]: f for f in examine(folder / "casemate.yaml") if f.name == "channel"}
+    assert [(name, f.ok) for name, f in found.items()] == [("alive", True), ("refused", False), ("failing", False)]
+    assert "ConnectError" in found["refused"].detail and "SECRET" not in found["refused"].detail

@@ -29,6 +29,7 @@ from casemate.cli.console import (
     say,
     shown,
 )
+from casemate.errors import ConfigError
 from casemate.gateway.auth.keys import ApiKeyStore
 from casemate.monitor.alerts.alert import AlertState, acknowledge_alert, close_alert, open_alerts
 from casemate.monitor.alerts.messages import render_alert
@@ -36,7 +37,8 @@ from casemate.monitor.canaries.canary import parse_interval
 from casemate.monitor.canaries.canary_file import canary_json_schema
 from casemate.monitor.canaries.results import CanaryResult, CanaryRun, CanaryStatus
 from casemate.monitor.scheduler.schedule import ScheduleGap
-from casemate.monitor.service import CanaryMonitor, open_canary_monitor
+from casemate.monitor.scheduler.watch import AlertDispatcher
+from casemate.monitor.service import CanaryMonitor, open_alert_dispatcher, open_canary_monitor
 from casemate.monitor.trends.cusum import RunAnalysis, WatchedSet
 from casemate.monitor.trends.trend import CanarySummary, Trend
 from casemate.monitor.trends.trend_page import draw_trend, render_trend
@@ -142,10 +144,15 @@ def alerts_command(
     close: Annotated[str, typer.Option(help="Close the alert with this id, if it does not recover by itself.")] = "",
     why: Annotated[str, typer.Option(help="Reason for closing it.")] = "resolved",
     by: Annotated[str, typer.Option(help="Who acknowledges or closes it.")] = "operator",
+    test: Annotated[
+        bool, typer.Option("--test", help="Only send a test notification to every channel. Exit code 1 if one fails.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """List the open alerts; acknowledge or close one. Exit code 1 if one is not acknowledged."""
     with open_app(configuration.read(config)) as app:
+        if test:
+            raise typer.Exit(_test_channels(open_alert_dispatcher(app), as_json))
         if ack:
             acknowledge_alert(app.store, ack, by, datetime.now(UTC))
         if close:
@@ -158,6 +165,19 @@ def alerts_command(
     else:
         _show_alerts(states, names)
     raise typer.Exit(FAILED if any(not s.acknowledged for s in states) else OK)
+
+
+def _test_channels(dispatcher: AlertDispatcher, as_json: bool) -> int:
+    """Sends a test notification through every channel, shows the outcomes, and returns the exit code."""
+    if not dispatcher.channels:
+        raise ConfigError("no channel is configured; set monitor.channels in casemate.yaml")
+    reasons = asyncio.run(dispatcher.send_test())
+    if as_json:
+        print_json({"channels": [{"name": n, "delivered": not why, "reason": why} for n, why in reasons.items()]})
+    for name, why in () if as_json else reasons.items():
+        outcome = f"[red]FAILED[/red]: {shown(why)}" if why else "[green]delivered[/green]"
+        out.print(f"{shown(name)}: {outcome}", soft_wrap=True)
+    return FAILED if any(reasons.values()) else OK
 
 
 @canary.command("schema")

@@ -22,7 +22,9 @@ from casemate.monitor.canaries.results import Severity
 from casemate.types import Event, Notification
 
 DELIVERY_KIND = "delivery"
-"""Kind of the events that store one delivery attempt of one alert change."""
+"""Kind of the events that store one delivery attempt of one alert change, or of a test notification."""
+TEST = "test"
+"""Action of a test notification, and what its delivery attempt names as the alert."""
 HOUR = timedelta(hours=1)
 
 
@@ -132,7 +134,8 @@ class DeliveryQueue:
     ) -> None:
         self._channel, self._policy = channel, policy
         self._states = alert_states(alerts)
-        self._last = {e.body["event"]: _attempt_from_event(e) for e in attempts if e.body["channel"] == channel}
+        own = (e for e in attempts if e.body["channel"] == channel and e.body["alert"] != TEST)
+        self._last = {e.body["event"]: _attempt_from_event(e) for e in own}
         self._updates: dict[str, list[PendingUpdate]] = {}
         for event in alerts:
             phase = AlertPhase(event.body["phase"])
@@ -211,18 +214,31 @@ class DeliveryQueue:
         last = self._last.get(update.event.id)
         number = last.number + 1 if last else 1
         retry_at = now + self._policy.backoff(update.event.id, number, failure.retryable)
-        self._last[update.event.id] = DeliveryAttempt(number, outcome, now, retry_at, key)
-        body = {
-            "event": update.event.id,
-            "alert": update.alert.id,
-            "channel": self._channel,
-            "number": number,
-            "outcome": outcome,
-            "retry_at": retry_at.isoformat(),
-            "notification": key,
-            "reason": failure.reason,
-        }
-        return Event(f"{DELIVERY_KIND}:{_digest(update.event.id, self._channel)}:{number}", now, DELIVERY_KIND, body)
+        attempt = self._last[update.event.id] = DeliveryAttempt(number, outcome, now, retry_at, key)
+        return attempt_to_event(attempt, update.event.id, update.alert.id, self._channel, failure.reason)
+
+
+def attempt_to_event(attempt: DeliveryAttempt, event: str, alert: str, channel: str, reason: str) -> Event:
+    """Converts a delivery attempt to an event.
+
+    Args:
+        attempt: The attempt.
+        event: Id of the event that it delivers.
+        alert: Id of the alert, or ``TEST``.
+        channel: Name of the channel.
+        reason: Why it failed; empty: it did not.
+    """
+    body = {
+        "event": event,
+        "alert": alert,
+        "channel": channel,
+        "number": attempt.number,
+        "outcome": attempt.outcome,
+        "retry_at": attempt.retry_at.isoformat(),
+        "notification": attempt.notification,
+        "reason": reason,
+    }
+    return Event(f"{DELIVERY_KIND}:{_digest(event, channel)}:{attempt.number}", attempt.at, DELIVERY_KIND, body)
 
 
 def _attempt_from_event(event: Event) -> DeliveryAttempt:

@@ -9,13 +9,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from casemate.errors import BackendError, CasemateError
 from casemate.monitor.alerts.alert import ALERT_KIND
-from casemate.monitor.alerts.delivery_queue import DELIVERY_KIND, DeliveryFailure, DeliveryPolicy, DeliveryQueue
+from casemate.monitor.alerts.delivery_queue import (
+    DELIVERY_KIND,
+    TEST,
+    DeliveryAttempt,
+    DeliveryFailure,
+    DeliveryOutcome,
+    DeliveryPolicy,
+    DeliveryQueue,
+    attempt_to_event,
+)
+from casemate.monitor.canaries.results import Severity
 from casemate.protocols import Channel, EventStore
 from casemate.types import Event, Notification
 
@@ -25,6 +36,8 @@ LOOK_BACK = timedelta(days=30)
 """Age up to which alerts are read."""
 MAX_REASON = 200
 """Characters of a stored reason of a failure."""
+RETRIED = "; it will be retried"
+"""What channels append to a reason; untrue of a test notification."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +85,25 @@ class Outbox:
                 log.warning("channel %s: delivery of %s failed: %s", name, delivery.notification.key, failure.reason)
             await self._append(queue.record(delivery, now(), failure))
         return queue.next_due(now())
+
+    async def send_test(self, now: datetime) -> str:
+        """Sends a labelled test notification once, and records the outcome.
+
+        Returns:
+            Why it failed; empty: the receiver accepted it.
+
+        Raises:
+            BackendError: If the store cannot be written.
+        """
+        key = f"{TEST}-{uuid.uuid4().hex[:16]}"
+        text = "This is a test of the notification channel. Nothing happened; no action is needed."
+        message = (f"[{TEST}] Casemate: {TEST} notification", text, f"**[{TEST}]** {text}", {"kind": TEST})
+        failure = await self._send(Notification(key, key, TEST, Severity.LOW, now, *message))
+        reason = failure.reason.removesuffix(RETRIED) if failure else ""
+        outcome = DeliveryOutcome.FAILED if failure else DeliveryOutcome.DELIVERED
+        attempt = DeliveryAttempt(1, outcome, now, now, key)
+        await self._append([attempt_to_event(attempt, key, TEST, self.channel.name, reason)])
+        return reason
 
     async def _send(self, notification: Notification) -> DeliveryFailure | None:
         """Sends one notification; returns why it failed, or None. Foreign error messages may contain a secret."""

@@ -176,6 +176,19 @@ class AlertDispatcher:
         await asyncio.to_thread(MissedAlertScanner(self.store).open_missed, self._now())
         return all(await asyncio.gather(*(self._send_once(channel) for channel in self.channels)))
 
+    async def send_test(self) -> dict[str, str]:
+        """Sends a test notification through every channel; needs no lease.
+
+        Returns:
+            For each channel by name, why it failed; empty: the receiver accepted it.
+
+        Raises:
+            BackendError: If the store cannot be written.
+        """
+        boxes = [Outbox(self.store, channel, self.settings.policy) for channel in self.channels]
+        reasons = await asyncio.gather(*(box.send_test(self._now()) for box in boxes))
+        return dict(zip((box.channel.name for box in boxes), reasons, strict=True))
+
     async def _open_missed_forever(self) -> None:
         scanner = MissedAlertScanner(self.store)
         while True:
