@@ -70,6 +70,7 @@ def test_a_poisoned_page_alerts_and_its_removal_recovers(place):
     code, alerts = run("canary", "alerts", "--json")
     assert code == 1
     assert [(a["severity"], a["canaries"], a["documents"]) for a in alerts] == [("critical", ["fee"], ["new-fees.md"])]
+    assert alerts[0]["changed"] == ["billing.md"]
     code, said = run("canary", "alerts", "--ack", alerts[0]["id"], "--by", "ann")
     assert code == 0
     for part in (
@@ -94,6 +95,30 @@ def test_a_poisoned_page_alerts_and_its_removal_recovers(place):
     for _ in range(3):
         assert run("canary", "run")[0] == 0
     assert run("canary", "alerts", "--json") == (0, [])
+
+
+def test_the_trend_shows_what_counts_now_and_how_to_see_the_rest(place):
+    sourced = '  - {id: parking, query: "What does parking cost?", expected_sources: [parking.md]}\n'
+    (place / "canaries.yaml").write_text(CANARIES + sourced)
+    for _ in range(2):
+        assert run("canary", "run")[0] == 0
+    assert run("canary", "trend", "--json")[1]["baseline"] is None
+    assert run("canary", "baseline", "--yes", "--runs", "3")[0] == 0
+    said = run("canary", "trend")[1]
+    assert "no runs since the baseline of" in said and "--all shows earlier ones" in said
+    assert run("canary", "run")[0] == 0
+    write(place, parking="The garage is closed.")
+    (place / "canaries.yaml").write_text((CANARIES + sourced).replace("How many beds", "So how many beds"))
+    said = run("canary", "trend")[1]
+    assert "runs: 1," in said and "--all shows runs before it" in said
+    assert "outdated: not shown without --all: parking (parking.md): documents" in said
+    assert "edited: beds: edited since the baseline" in said
+    assert said.count("parking") == 2  # not in the table
+    said = run("canary", "trend", "--all")[1]
+    assert "runs: 3," in said and "2 of them are older than the baseline of" in said
+    assert "outdated: parking (parking.md)" in said and said.count("parking") == 3
+    code, found = run("canary", "trend", "--json")
+    assert (code, len(found["runs"]), found["outdated"]) == (0, 1, {"parking": ["parking.md"]})
 
 
 def test_the_trend_is_plotted_with_the_change_and_the_alarm(place):

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from casemate.backends.event_stores.sql import SqlEventStore
 from casemate.cli import cli
 from casemate.monitor.canaries.results import CanaryResult, CanaryStatus, result_to_event
+from casemate.monitor.trends.baseline import record_source_updates
 from casemate.types import Event
 from tests.e2e.test_canary_command import CONFIG, PAGES, place, run
 
@@ -53,11 +54,12 @@ def test_drift_of_canaries_alerts_once(place):
         code, found = run("canary", "drift", "--reference", "6", "--json")
         assert (code, found["windows"], len(found["readings"]["canaries"])) == (0, {"canaries": 10, "traffic": 0}, 4)
         runs(store, 3, refused=12, first=10)
+        record_source_updates(store, "default", ["fees.md"], NOW)
         assert store.flush()
     assert run("canary", "drift", "--reference", "6", "--alert")[0] == 1
     code, alerts = run("canary", "alerts", "--json")
     assert [(a["kind"], a["canaries"]) for a in alerts] == [("drift", ["canaries"])]
-    assert "refusals" in alerts[0]["title"]
+    assert "refusals" in alerts[0]["title"] and alerts[0]["changed"] == ["fees.md"]
     again = CliRunner().invoke(cli, ["canary", "drift", "--reference", "6", "--alert"])
     assert "opened no alert" in again.output
     run("canary", "alerts", "--close", alerts[0]["id"], "--why", "another model")

@@ -28,7 +28,7 @@ from casemate.monitor.alerts.alert import (
 )
 from casemate.monitor.alerts.alerting_store import alert_for_event
 from casemate.monitor.alerts.messages import render_alert, summarize_alerts
-from casemate.monitor.alerts.rules import RunContext, alert_events, last_passes, new_documents, new_sources
+from casemate.monitor.alerts.rules import RunContext, alert_events, drift_alert, last_passes, new_documents, new_sources
 from casemate.monitor.canaries.results import CanaryResult, CanaryStatus, Deviation, Severity
 from casemate.monitor.trends.cusum import AlarmLimits, CusumState, WatchedCanary, WatchedSet, analyze_run
 from casemate.monitor.trends.sequential_tests import FlakeCounts
@@ -99,6 +99,19 @@ def test_a_failing_canary_has_one_alert_until_it_recovers():
     assert opened.changes[0].startswith(evidence) and opened.changes[0].endswith(" (alarm at 12,000)")
     assert "answer mismatch: 1 canary" in opened.changes
     assert "c0: c0 says something else" in opened.changes
+
+
+def test_an_alert_names_changed_documents_and_where_all_are_listed():
+    changed = tuple(f"fees{i}.md" for i in range(12))
+    first, *others = watched().canaries
+    story = Story(WatchedSet("clinic", (replace(first, changed=changed), *others)))
+    ((_, alert),) = [x for found in story.runs(*["P" * 6] * 3, *["FPPPPP"] * 4) for x in found]
+    assert alert.changed == changed
+    text = render_alert(alert, AlertPhase.OPENED).plain
+    assert "Documents that were changed or removed:\n- fees0.md\n" in text
+    assert "- and 2 more; 'casemate canary alerts --json' lists all" in text
+    drift = drift_alert("clinic", "canaries", [], NOON, changed)
+    assert drift.changed == tuple(sorted(changed)) and drift.changes[-1].startswith("12 sources were changed")
 
 
 def test_the_severity_of_a_persistent_failure_rises_once():

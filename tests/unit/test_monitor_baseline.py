@@ -12,6 +12,7 @@ from casemate.monitor.trends import baseline as module
 from casemate.monitor.trends.baseline import (
     accept_baseline,
     baseline_changes,
+    changed_sources,
     load_baseline,
     outdated_canaries,
     propose_baseline,
@@ -294,6 +295,15 @@ class TestUpdates:
         record_source_updates(store, "default", ["fees.md", "other.md"], AT + timedelta(hours=1))
         now = {"bridge.md": "v1", "other.md": "v2"}
         assert outdated_canaries(found, now, updated_sources(store, "default", AT)) == {"fee": ("fees.md",)}
+
+    def test_changed_sources_are_named_with_and_without_a_record(self):
+        found = recorded(digests=self.digests)
+        assert changed_sources(found, self.digests, ()) == {}
+        assert changed_sources(found, {"fees.md": "evil"}, ()) == {"fee": ("fees.md",), "bridge": ("bridge.md",)}
+        assert found.canaries["fee"].documents == ("fees#1", "fees#2")
+        assert changed_sources(found, self.digests, {"fees", "other.md"})["fee"] == ("fees",)  # of its context
+        (fee, *_) = watched_set(SET, found, outdated={"fee"}, changed={"fee": ("fees.md",)}).canaries
+        assert fee.outdated and fee.changed == ("fees.md",)
 
     def test_a_source_changed_without_a_record_makes_no_canary_outdated(self, store):
         found = recorded(digests=self.digests)

@@ -85,6 +85,7 @@ def test_each_change_is_delivered_to_each_channel_once():
         "since": NOON.isoformat(),
         "documents": [],
         "sources": [],
+        "changed": [],
     }
     assert "title of a" in one.received[0].text and "**" in one.received[0].markdown
 

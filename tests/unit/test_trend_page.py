@@ -1,6 +1,7 @@
 """Trend plots: band, change, alarm, order of the canaries, limits, and escaping."""
 
 import re
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
 from xml.etree import ElementTree as ET
@@ -241,3 +242,15 @@ def test_alarm_labels_stay_within_the_chart():
             x, size = float(text.get("x")), 7.0 * len(text.text)
             left, right = (x - size, x) if text.get("text-anchor") == "end" else (x, x + size)
             assert 0 <= left and right <= 340
+
+
+def test_older_runs_and_outdated_canaries_are_said():
+    made = source({"a": "PPP", "b": "PFF"})
+    first, second = made.watched.canaries
+    watched = replace(made.watched, canaries=(first, replace(second, alerts=False, outdated=True, changed=("x.md",))))
+    later = replace(made.baseline, at=NOON + timedelta(hours=2))
+    plots = draw_trend(replace(made, watched=watched, baseline=later))
+    assert "It also judges 2 older runs." in plots.sentences
+    said = next(p for p in (*plots.plots, *plots.strips) if p.canary == "b").sentences
+    assert "It is outdated and does not alert: its documents were changed or removed (x.md)." in said
+    assert not any("older run" in sentence for sentence in draw_trend(made).sentences)

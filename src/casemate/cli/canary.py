@@ -39,9 +39,10 @@ from casemate.monitor.canaries.results import CanaryResult, CanaryRun, CanarySta
 from casemate.monitor.scheduler.schedule import ScheduleGap
 from casemate.monitor.scheduler.watch import AlertDispatcher
 from casemate.monitor.service import CanaryMonitor, open_alert_dispatcher, open_canary_monitor
-from casemate.monitor.trends.cusum import RunAnalysis, WatchedSet
-from casemate.monitor.trends.trend import CanarySummary, Trend
-from casemate.monitor.trends.trend_page import draw_trend, render_trend
+from casemate.monitor.trends.baseline import load_baseline
+from casemate.monitor.trends.cusum import RunAnalysis, WatchedCanary, WatchedSet
+from casemate.monitor.trends.trend import CanarySummary
+from casemate.monitor.trends.trend_page import TrendSource, draw_trend, render_trend
 from casemate.reports.format import number, sample_rate
 from casemate.runtime.files import write_atomically
 from casemate.types import DEFAULT_TENANT
@@ -49,6 +50,10 @@ from casemate.types import DEFAULT_TENANT
 canary = typer.Typer(help="Ask questions with known answers, and alert when the answers change.", no_args_is_help=True)
 EXIT_CODES = {CanaryStatus.PASS: OK, CanaryStatus.FAIL: FAILED, CanaryStatus.ERROR: ERROR}
 STOPPED = "stopped; the next watch continues an unfinished run"
+LOOK_BACK = "30d"
+"""How far back the trend goes at most by default."""
+SHOWN = 5
+"""Changed documents of an outdated canary that are named."""
 STYLES = {CanaryStatus.PASS: "green", CanaryStatus.FAIL: "red", CanaryStatus.ERROR: "yellow"}
 
 
@@ -111,7 +116,12 @@ def watch_command(config: ConfigFile = None, tenant: Tenant = DEFAULT_TENANT) ->
 def trend_command(
     config: ConfigFile = None,
     tenant: Tenant = DEFAULT_TENANT,
-    since: Annotated[str, typer.Option(help="How far back, such as 12h or 30d.")] = "30d",
+    since: Annotated[
+        str, typer.Option(help="How far back, such as 12h or 30d. Default: since the accepted baseline, at most 30d.")
+    ] = "",
+    everything: Annotated[
+        bool, typer.Option("--all", help="Also runs before the baseline, and canaries whose documents changed.")
+    ] = False,
     html: Annotated[
         Path | None, typer.Option(help="Write plots to this file: one page without script that loads nothing.")
     ] = None,
@@ -119,8 +129,11 @@ def trend_command(
 ) -> None:
     """Show the history of each canary. Exit code 1 if one is alarmed, or if the target is unreachable."""
     now = datetime.now(UTC)
-    start = now - parse_span(since)
+    start = now - parse_span(since or LOOK_BACK)
     with opened_monitor(config, tenant) as monitor:
+        accepted = load_baseline(monitor.app.store, monitor.set)
+        if accepted and not (since or everything):
+            start = max(start, accepted.at)
         source, gaps = monitor.trend_source(start), monitor.gaps(start)
     trend = source.trend
     if html:
@@ -129,9 +142,11 @@ def trend_command(
     if as_json:
         print_json({"runs": [asdict(r) for r in trend.runs], "canaries": [asdict(c) for c in trend.canaries],
                     "findings": [asdict(f) for f in trend.findings], "alarms": [asdict(a) for a in trend.alarms],
-                    "gaps": [gap._asdict() for gap in gaps]})  # fmt: skip
+                    "gaps": [gap._asdict() for gap in gaps], "since": start,
+                    "baseline": accepted.at if accepted else None,
+                    "outdated": {c.id: c.changed for c in source.watched.canaries if c.outdated}})  # fmt: skip
     else:
-        _show_trend(trend)
+        _show_trend(source, everything)
         _show_gaps(gaps)
     unreachable = trend.state.unanswered_runs >= monitor.limits.errors_in_a_row
     raise typer.Exit(FAILED if unreachable or any(c.alarmed for c in trend.canaries) else OK)
@@ -262,12 +277,18 @@ def _show_notes(monitor: CanaryMonitor) -> None:
             f"[yellow]note:[/yellow] {len(unmeasured)} canaries have no baseline, so their failures count little; "
             "run 'casemate canary baseline'"
         )
-    if outdated := monitor.outdated():
-        names = shown(", ".join(outdated))
-        say.print(
-            f"[yellow]note:[/yellow] {names}: documents that they depend on were changed or removed; they do not "
-            "alert until another baseline is accepted"
-        )
+    if outdated := [c for c in monitor.watched_set().canaries if c.outdated]:
+        say.print(f"[yellow]note:[/yellow] {_describe_outdated(outdated)}", soft_wrap=True)
+
+
+def _describe_outdated(canaries: Sequence[WatchedCanary]) -> str:
+    """Names outdated canaries, each with the first of its changed documents."""
+    named = []
+    for canary in canaries:
+        more = f", and {len(canary.changed) - SHOWN} more" if len(canary.changed) > SHOWN else ""
+        named.append(shown(f"{canary.id} ({', '.join(canary.changed[:SHOWN])}{more})"))
+    why = "documents that they depend on were changed or removed; they do not alert until another baseline is accepted"
+    return f"{', '.join(named)}: {why}"
 
 
 def _say_run(analysis: RunAnalysis) -> None:
@@ -282,16 +303,47 @@ def _say_leader_change(is_leader: bool) -> None:
     say.print("this process is the leader" if is_leader else "standing by; another process is the leader")
 
 
-def _show_trend(trend: Trend) -> None:
+def _show_trend(source: TrendSource, everything: bool) -> None:
+    trend, accepted = source.trend, source.baseline
+    outdated = [c for c in source.watched.canaries if c.outdated]
+    hidden = set() if everything else {c.id for c in outdated}
+    since = f"since the baseline of {_minute(accepted.at)}" if accepted else "in this period"
     if not trend.runs:
-        out.print("no runs in this period; run 'casemate canary run'")
+        earlier = "; --all shows earlier ones" if accepted else ""
+        out.print(f"no runs {since}; run 'casemate canary run'{earlier}", soft_wrap=True)
+    else:
+        silent = sum(not run.judged for run in trend.runs)
+        first, last = (_minute(run.at) for run in (trend.runs[0], trend.runs[-1]))
+        out.print(f"runs: {len(trend.runs)}, from {first} to {last}; without any answer: {silent}")
+        _show_baseline_note(source)
+        _show_canaries([line for line in trend.canaries if line.canary not in hidden])
+    for finding in [f for f in trend.findings if not f.canaries or {*f.canaries} - hidden][-20:]:
+        mark = "[red]alert[/red]" if finding.alerts else "[dim]info[/dim]"
+        out.print(f"{_minute(finding.at)} {mark} {shown(finding.message)}", soft_wrap=True)
+    if outdated:
+        kept = "" if everything else "not shown without --all: "
+        out.print(f"[yellow]outdated:[/yellow] {kept}{_describe_outdated(outdated)}", soft_wrap=True)
+
+
+def _show_baseline_note(source: TrendSource) -> None:
+    """Says which runs the baseline in force does not belong to, and which canaries were edited since it."""
+    if (accepted := source.baseline) is None:
         return
-    silent = sum(not run.judged for run in trend.runs)
-    first, last = (run.at.astimezone().strftime("%Y-%m-%d %H:%M") for run in (trend.runs[0], trend.runs[-1]))
-    out.print(f"runs: {len(trend.runs)}, from {first} to {last}; without any answer: {silent}")
+    if older := sum(run.at < accepted.at for run in source.trend.runs):
+        what = f"{older} of them are older than the baseline of {_minute(accepted.at)}, which they are judged by"
+        out.print(what, soft_wrap=True)
+    else:
+        out.print(f"since the baseline of {_minute(accepted.at)}; --all shows runs before it")
+    edited = [c.id for c in source.canaries.values() if c.id in accepted.canaries and accepted.of(c) is None]
+    if edited:
+        what = "edited since the baseline, so earlier runs asked or expected something else"
+        out.print(f"[yellow]edited:[/yellow] {shown(', '.join(edited))}: {what}", soft_wrap=True)
+
+
+def _show_canaries(lines: Sequence[CanarySummary]) -> None:
     whole = [Column(name, no_wrap=True) for name in ("last runs", "failed", "since")]  # the latest must stay visible
     table = Table(Column("canary", overflow="fold"), *whole, "no answer", "baseline: failed", "evidence")
-    for line in sorted(trend.canaries, key=lambda c: (not c.alarmed, -c.evidence)):
+    for line in sorted(lines, key=lambda c: (not c.alarmed, -c.evidence)):
         since = line.since.astimezone().strftime("%m-%d %H:%M") if line.since else ""
         name = f"[red]{shown(line.canary)}[/red]" if line.alarmed else shown(line.canary)
         failed = f"{line.failed} of {line.judged}"
@@ -299,10 +351,10 @@ def _show_trend(trend: Trend) -> None:
             name, line.recent, failed, since, str(line.errors), _baseline_failures(line), f"{line.evidence:.3g}"
         )
     out.print(table)
-    for finding in trend.findings[-20:]:
-        at = finding.at.astimezone().strftime("%Y-%m-%d %H:%M")
-        mark = "[red]alert[/red]" if finding.alerts else "[dim]info[/dim]"
-        out.print(f"{at} {mark} {shown(finding.message)}", soft_wrap=True)
+
+
+def _minute(at: datetime) -> str:
+    return at.astimezone().strftime("%Y-%m-%d %H:%M")
 
 
 def _baseline_failures(line: CanarySummary) -> str:

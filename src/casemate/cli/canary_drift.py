@@ -45,7 +45,7 @@ from casemate.monitor.drift.answer_drift import (
 from casemate.monitor.drift.corpus_drift import CorpusChange, MeanShift, VectorAudit
 from casemate.monitor.drift.shadow import ShadowDiff, shadow_diff
 from casemate.monitor.service import CanaryMonitor, watched_questions
-from casemate.monitor.trends.baseline import load_baseline
+from casemate.monitor.trends.baseline import load_baseline, updated_sources
 from casemate.monitor.trends.trend import read_results
 from casemate.rag.question_file import questions_in
 from casemate.system import App
@@ -80,7 +80,7 @@ def drift_command(
         readings = readings_of(monitor.app, series, reference)
         alarms = {name: alarms_of(series[name][reference:], steps) for name, steps in readings.items()}
         if alert:
-            raise_drift_alerts(monitor.app, monitor.set.name, alarms)
+            raise_drift_alerts(monitor.app, monitor.set.name, alarms, tenant, start)
     counts = {name: len(windows) for name, windows in series.items()}
     if as_json:
         rows = {
@@ -184,18 +184,21 @@ def _series(monitor: CanaryMonitor, start: datetime, seconds: float) -> dict[str
     }
 
 
-def raise_drift_alerts(app: App, about: str, alarms: Mapping[str, Alarms]) -> None:
-    """Opens an alert for the last alarm of each series.
+def raise_drift_alerts(app: App, about: str, alarms: Mapping[str, Alarms], tenant: str, start: datetime) -> None:
+    """Opens an alert for the last alarm of each series. It names sources that were changed or removed meanwhile.
 
     Args:
         app: The system.
         about: What the series belong to: a canary set, or a tenant.
         alarms: The alarms of each series.
+        tenant: The tenant whose sources count.
+        start: Start of the series.
     """
+    changed = updated_sources(app.store, tenant, start) if any(alarms.values()) else ()
     for name, found in alarms.items():
         if found:
             at, alarming = found[-1]
-            _raise(app, drift_alert(about, name, alarming, at))
+            _raise(app, drift_alert(about, name, alarming, at, changed))
 
 
 def readings_of(app: App, series: Mapping[str, Windows], reference: int) -> Readings:

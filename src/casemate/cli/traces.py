@@ -89,7 +89,8 @@ def report_command(
 ) -> None:
     """Show topics without a canary, flagged shares and drift. Exit codes: 0 no drift, 1 drift, 3 too little data."""
     with open_app(configuration.read(config)) as app:
-        questions = read_traffic(app.store, tenant, datetime.now(UTC) - parse_span(since))
+        start = datetime.now(UTC) - parse_span(since)
+        questions = read_traffic(app.store, tenant, start)
         coverage = _coverage(app, questions, tenant)[1] if questions else None
         seconds = parse_span(window).total_seconds()
         observed = {"traced answers": answers(questions), "traced questions": topics_asked(questions)}
@@ -97,7 +98,7 @@ def report_command(
         readings = readings_of(app, series, reference)
         alarms = {name: alarms_of(series[name][reference:], steps) for name, steps in readings.items()}
         if alert:
-            raise_drift_alerts(app, tenant, alarms)
+            raise_drift_alerts(app, tenant, alarms, tenant, start)
     counts = {name: len(windows) for name, windows in series.items()}
     if as_json:
         rows = {n: [[asdict(r) | {"alarm": r.alarm} for r in step] for step in steps] for n, steps in readings.items()}

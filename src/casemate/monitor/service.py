@@ -157,15 +157,6 @@ class CanaryMonitor:
         watched = _watched_set(self.app, self.set, self.runner.tenant)[0]
         return replace(watched, external=self.runner.target is not self.app.target)
 
-    def outdated(self) -> tuple[str, ...]:
-        """Canaries that do not alert because the operator replaced the documents they depend on.
-
-        Raises:
-            BackendError: If the event store cannot be read.
-        """
-        alerting = {canary.id for canary in self.set.canaries if canary.alert_on_deviation}
-        return tuple(c.id for c in self.watched_set().canaries if c.id in alerting and not c.alerts)
-
     @property
     def limits(self) -> AlarmLimits:
         """When failures become an alarm."""
@@ -206,11 +197,15 @@ class CanaryMonitor:
 def _watched_set(app: App, canaries: CanarySet, tenant: str) -> tuple[WatchedSet, Baseline | None]:
     """A set with the baseline in force, and that baseline. Outdated canaries do not alert."""
     found = baseline.load_baseline(app.store, canaries)
-    outdated = frozenset[str]()
-    if found and (updates := baseline.updated_sources(app.store, tenant, found.at)):
-        outdated = frozenset(baseline.outdated_canaries(found, app.index.digests(tenant), updates))
+    outdated, changed = frozenset[str](), dict[str, tuple[str, ...]]()
+    if found:
+        updates = baseline.updated_sources(app.store, tenant, found.at)
+        compared = any(canary.sources for canary in found.canaries.values())
+        digests = app.index.digests(tenant) if compared else {}
+        outdated = frozenset(baseline.outdated_canaries(found, digests, updates))
+        changed = baseline.changed_sources(found, digests, updates)
     interval_s = parse_interval(app.config.monitor.interval).total_seconds()
-    watched = baseline.watched_set(canaries, found, interval_s, outdated)
+    watched = baseline.watched_set(canaries, found, interval_s, outdated, changed)
     return replace(watched, external=app.config.monitor.target.use != OWN.use), found
 
 

@@ -55,6 +55,7 @@ class Alert:
         documents: Ids of documents in the answers that are not in the baseline.
         advice: What to do, one sentence each.
         sources: Sources in the answers that passed answers never had; also of targets without document ids.
+        changed: Sources that were changed or removed since the baseline, or during the comparison of a drift.
     """
 
     id: str
@@ -68,6 +69,7 @@ class Alert:
     documents: tuple[str, ...] = ()
     advice: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +187,7 @@ def raise_alert(store: EventStore, alert: Alert, at: datetime) -> bool:
             severity=highest_severity([cause.alert.severity, alert.severity]),
             changes=(*cause.alert.changes, alert.title, *alert.changes),
             documents=tuple(dict.fromkeys([*cause.alert.documents, *alert.documents])),
+            changed=tuple(dict.fromkeys([*cause.alert.changed, *alert.changed])),
         )
         occasion = json.dumps([alert.kind, *sorted(alert.canaries)])  # without a time: stored once
         store.append(alert_to_event(joined, AlertPhase.UPDATED, at, occasion, quiet=bool(cause.acknowledged)))

@@ -258,6 +258,7 @@ def _notification(update: PendingUpdate, channel: str) -> Notification:
         "since": alert.since.isoformat(),
         "documents": list(alert.documents),
         "sources": list(alert.sources),
+        "changed": list(alert.changed),
     }
     key = f"{update.event.id}@{channel}"
     return Notification(key, alert.id, update.phase, alert.severity, update.event.at, *text, details)

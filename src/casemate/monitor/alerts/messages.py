@@ -24,6 +24,8 @@ CLIENTS = {"honey_leak", "honey_known", "honey_crawl", "crawl"}
 """Kinds of alerts about a client instead of canaries."""
 SUBJECTS = {**dict.fromkeys(CLIENTS, "Client"), "quarantine": "Tenant", "corpus": "Tenant", "drift": "Series"}
 """What an alert is about, by its kind; alerts of other kinds are about canaries."""
+CHANGED_SOURCES = "Documents that were changed or removed"
+"""What the field ``changed`` of an alert contains."""
 MAX_LENGTH = 160
 """Characters of an id or sentence that a message shows."""
 _UNSAFE = str.maketrans({"`": "'", "<": "‹", ">": "›", "@": "＠", "|": "¦", "\\": "/"})
@@ -58,6 +60,7 @@ def render_alert(alert: Alert, phase: AlertPhase, key_names: Mapping[str, str] |
         (SUBJECTS.get(alert.kind, "Canaries"), _code_spans(_subjects(alert, key_names or {}))),
         ("New sources in the answers", [] if recovered else _code_spans(alert.sources)),
         (document_heading(alert.kind), [] if recovered else _code_spans(alert.documents)),
+        (CHANGED_SOURCES, [] if recovered else _code_spans(alert.changed)),
         ("What to do", list(alert.advice)),
     ]
     began = f"{'Began' if recovered else 'Since'} {alert.since:%Y-%m-%d %H:%M:%S} UTC. Alert {sanitize(alert.id)}."
@@ -125,7 +128,8 @@ def format_duration(seconds: float) -> str:
 
 def _code_spans(names: Sequence[str]) -> list[str]:
     shown = [f"`{sanitize(name)}`" for name in names[:MAX_ITEMS]]
-    return [*shown, *([f"and {len(names) - MAX_ITEMS} more"] if len(names) > MAX_ITEMS else [])]
+    more = f"and {len(names) - MAX_ITEMS} more; 'casemate canary alerts --json' lists all"
+    return [*shown, *([more] if len(names) > MAX_ITEMS else [])]
 
 
 def _plain_section(name: str, lines: Sequence[str]) -> str:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from typing import Any
 
 from casemate.monitor.alerts.alert import (
     Alert,
@@ -52,6 +53,7 @@ MAX_COMPARED, SHOWN_CONTEXT = 3, 5
 """Canaries whose answers before and after an alert shows, and documents of a context that it names."""
 MAX_DOCUMENTS = 20
 """Documents that a drift or corpus alert lists."""
+ALL_UPDATES = "All of them: 'casemate events --kind corpus-update'."
 TRACED = {"traced answers": "Answers in traces", "traced questions": "Questions in traces"}
 """Series of recorded traces."""
 DRIFT_SUBJECTS = {"canaries": "Answers to the canaries", "traffic": "Verdicts about the traffic"} | TRACED
@@ -219,7 +221,9 @@ def last_passes(history: Iterable[CanaryResult], results: Iterable[CanaryResult]
     return {r.canary: r for r in history if r.status is CanaryStatus.PASS and r.canary in failed}
 
 
-def drift_alert(about: str, series: str, readings: Sequence[DriftReading], at: datetime) -> Alert:
+def drift_alert(
+    about: str, series: str, readings: Sequence[DriftReading], at: datetime, changed: Collection[str] = ()
+) -> Alert:
     """Alert for drifted answers.
 
     Args:
@@ -227,7 +231,9 @@ def drift_alert(about: str, series: str, readings: Sequence[DriftReading], at: d
         series: What drifted: one of ``DRIFT_SUBJECTS``.
         readings: The signals that alarm in one window.
         at: Start of that window.
+        changed: Sources that were changed or removed during the comparison.
     """
+    sources = f"{len(changed)} sources were changed or removed during the comparison. {ALL_UPDATES}"
     return Alert(
         make_alert_id("drift", about, f"{series} {at.isoformat()}"),
         "drift",
@@ -240,12 +246,14 @@ def drift_alert(about: str, series: str, readings: Sequence[DriftReading], at: d
             f"{r.signal}: {r.value:.3g}; in the reference {r.reference:.3g}; evidence {r.evidence:.3g} "
             f"(alarm at {r.threshold:.3g})"
             for r in readings
-        ),
+        )
+        + ((sources,) if changed else ()),
         documents=tuple(d for r in readings for d in r.documents)[:MAX_DOCUMENTS],
         advice=(
             "Check what changed: documents, model, embedder or clients. If the change was intended, start a new "
             f"reference after it: 'casemate {'traces report' if series in TRACED else 'canary drift'} --since'.",
         ),
+        changed=tuple(sorted(changed))[:MAX_DOCUMENTS],
     )
 
 
@@ -297,9 +305,12 @@ def _merge(alert: Alert | None, finding: TrendFinding, run: RunContext, watched:
     severity = highest_severity([finding.severity, *([alert.severity] if alert else [])])
     changes = _describe_finding(finding, run)
     sources = [*(alert.sources if alert else ()), *(s for i in finding.canaries for s in run.sources.get(i, ()))]
+    concerned = watched.by_id if finding.kind == DECAY else finding.canaries
+    changed = [*(alert.changed if alert else ()), *(s for i in concerned for s in watched.by_id[i].changed)]
+    lists = {"documents": documents, "sources": sources, "changed": changed}
+    unique: dict[str, Any] = {name: tuple(dict.fromkeys(ids)) for name, ids in lists.items()}
     if alert:
-        joined = replace(alert, canaries=canaries, severity=severity, changes=changes)
-        return replace(joined, documents=tuple(dict.fromkeys(documents)), sources=tuple(dict.fromkeys(sources)))
+        return replace(alert, canaries=canaries, severity=severity, changes=changes, **unique)
     return Alert(
         make_alert_id(finding.kind, watched.name, finding.run),
         finding.kind,
@@ -309,9 +320,8 @@ def _merge(alert: Alert | None, finding: TrendFinding, run: RunContext, watched:
         _began(finding, run),
         alert_title(finding.kind, watched.name, len(canaries)),
         changes,
-        tuple(dict.fromkeys(documents)),
-        (*_advice(finding, bool(documents or sources), run, watched.external), SHOW_HISTORY),
-        tuple(dict.fromkeys(sources)),
+        advice=(*_advice(finding, bool(documents or sources), run, watched.external), SHOW_HISTORY),
+        **unique,
     )
 
 

@@ -285,11 +285,34 @@ def outdated_canaries(
     return {name: sources for name, sources in found.items() if sources}
 
 
+def changed_sources(
+    baseline: Baseline, digests: Mapping[str, str], updates: Collection[str]
+) -> dict[str, tuple[str, ...]]:
+    """Canaries with sources of their baseline that were changed or removed since, and these sources.
+
+    Expected sources are compared by content hash. Of the others in the context, those that the operator changed count.
+
+    Args:
+        baseline: The baseline in force.
+        digests: Content hash of each indexed source.
+        updates: Sources changed by the operator since the recording (``updated_sources``).
+    """
+    found = {}
+    for name, canary in baseline.canaries.items():
+        changed = [source for source, digest in canary.sources.items() if digests.get(source) != digest]
+        context = (d if d in updates else d.rpartition("#")[0] for d in canary.documents)  # the id of a chunk: source#n
+        changed += [source for source in context if source in updates and source not in canary.sources]
+        if changed:
+            found[name] = tuple(dict.fromkeys(changed))
+    return found
+
+
 def watched_set(
     canaries: CanarySet,
     baseline: Baseline | None = None,
     interval_s: float = 3600.0,
     outdated: Collection[str] = (),
+    changed: Mapping[str, tuple[str, ...]] | None = None,
 ) -> WatchedSet:
     """A set with its baseline, as the sequential tests need it.
 
@@ -298,6 +321,7 @@ def watched_set(
         baseline: The baseline in force; None: canaries are assumed to fail often.
         interval_s: Seconds between two runs.
         outdated: Canaries that must not alert (``outdated_canaries``).
+        changed: Changed sources of canaries (``changed_sources``); None: none.
 
     Raises:
         DataError: If the set is empty or its names are too long.
@@ -313,6 +337,8 @@ def watched_set(
                 canary.interval_s or 0.0,
                 canary.alert_on_deviation and canary.id not in outdated,
                 frozenset(measured.documents if measured else ()),
+                (changed or {}).get(canary.id, ()),
+                canary.id in outdated,
             )
         )
     return WatchedSet(canaries.name, tuple(found), interval_s)

@@ -43,6 +43,8 @@ class WatchedCanary:
         interval_s: Seconds between two queries; 0: the interval of the set.
         alerts: Whether failures may alert; otherwise they are only shown.
         documents: Ids of the documents in its context during the baseline.
+        changed: Sources of its baseline that were changed or removed since (``baseline.changed_sources``).
+        outdated: Whether the operator changed sources that it depends on; then it does not alert.
     """
 
     id: str
@@ -51,6 +53,8 @@ class WatchedCanary:
     interval_s: float = 0.0
     alerts: bool = True
     documents: frozenset[str] = frozenset()
+    changed: tuple[str, ...] = ()
+    outdated: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,8 @@ WINDOW = 10
 """Runs whose failure rate a line shows."""
 MAX_CANARIES, MAX_RUNS, MAX_FINDINGS = 60, 1_000, 20
 """What a page shows at most: canaries, the worst first; runs and findings, the newest."""
+MAX_CHANGED = 5
+"""Changed documents of an outdated canary that are named."""
 TOPS = (0.1, 0.2, 0.5, 1.0)
 """Ends of the axis of shares."""
 
@@ -175,6 +177,8 @@ def _set_sentences(source: TrendSource) -> list[str]:
     if asked:
         at = f", recorded {utc_time(source.baseline.at, False)}" if source.baseline else ""
         found.append(f"Baseline: {flaked:,} of {asked:,} answers failed{at}.")
+        if source.baseline and (older := sum(run.at < source.baseline.at for run in trend.runs)):
+            found.append(f"It also judges {plural(older, 'older run')}.")
     else:
         found.append("There is no accepted baseline, so there is no band, and failures count little.")
     found += [_alarm_sentence(trend, a) for a in _alarms(trend, WHOLE_SET)[-1:]]
@@ -299,7 +303,11 @@ def _sentences(
         last = next(s for s in reversed(score.values) if s is not None)
         expected = f"; baseline: {number(score.band[0])} to {number(score.band[1])}" if score.band and base else ""
         found.append(f"Cosine of its best document: {number(last)}{expected}.")
-    if not source.watched.by_id[summary.canary].alerts:
+    watched = source.watched.by_id[summary.canary]
+    if watched.outdated:
+        changed = scrub(", ".join(watched.changed[:MAX_CHANGED])) + ", ..." * (len(watched.changed) > MAX_CHANGED)
+        found.append(f"It is outdated and does not alert: its documents were changed or removed ({changed}).")
+    elif not watched.alerts:
         found.append("It does not alert.")
     return found
 
