@@ -1,6 +1,7 @@
-"""``casemate client``: list flagged clients, and reset one."""
+"""``casemate client``: list flagged clients, and reset one. ``casemate events``: export."""
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -90,3 +91,38 @@ def test_the_table_shows_the_whole_id_of_a_key(place):
     place.flush()
     done = CliRunner().invoke(cli, ["client", "list"], catch_exceptions=False)
     assert key.id in done.stdout
+
+
+def exported(*options):
+    done = CliRunner().invoke(cli, ["events", *options], catch_exceptions=False)
+    assert done.exit_code == 0
+    return done.stdout, [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_events_of_a_time_range_are_exported_without_text_and_digests(place):
+    ApiKeyStore(place).create(Grant("web-shop"))
+    now = datetime.now(UTC)
+    for hours, client in ((30, "too old"), (2, "eve"), (1, "ann")):
+        made = flagged(client, hours)
+        place.append(replace(made, body={**made.body, "text": "RAW question", "new_field": "RAW"}))
+    held = {"what": "held", "key": "k", "reasons": [], "documents": [{"id": "d1", "text": "RAW document"}]}
+    place.append(Event("q", now - timedelta(minutes=5), "quarantine", held))
+    place.append(Event("c", now, "canary-clock", {"secret": "RAW"}))
+    place.flush()
+    place.close()
+    said, found = exported()
+    assert [(e["kind"], e["body"].get("client")) for e in found] == [
+        ("verdict", "eve"),
+        ("verdict", "ann"),
+        ("quarantine", None),
+        ("key", None),
+    ]
+    assert "RAW" not in said and "digest" not in said
+    assert found[2]["body"]["document_ids"] == ["d1"] and found[3]["body"]["name"] == "web-shop"
+    said, found = exported(
+        "--text", "--kind", "verdict", "--since", "40h", "--until", f"{now - timedelta(hours=2):%FT%T}Z"
+    )
+    assert [e["body"]["client"] for e in found] == ["too old"] and "RAW question" in said and "new_field" not in said
+    for options, why in ((["--kind", "keys"], "the kinds are"), (["--until", "25h"], "choose an earlier start")):
+        with pytest.raises(ConfigError, match=why):
+            CliRunner().invoke(cli, ["events", *options], catch_exceptions=False)

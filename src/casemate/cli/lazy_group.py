@@ -31,6 +31,7 @@ COMMANDS: Mapping[str, str] = {
     "canary": "canary:canary",
     "quarantine": "quarantine:quarantine",
     "traces": "traces:traces",
+    "events": "events:events",
     "redteam": "redteam:redteam",
     "report": "redteam:report",
 }
