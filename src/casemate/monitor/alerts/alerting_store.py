@@ -34,8 +34,8 @@ QUARANTINE = "quarantine"
 """Kind of the events about quarantined documents, and of their alerts."""
 EVENT_KINDS = ("verdict", QUARANTINE)
 """Kinds of the events that may open an alert."""
-LOOK_BACK = timedelta(days=1)
-"""Maximum age of a missed event."""
+HOUR, LOOK_BACK = timedelta(hours=1), timedelta(days=1)
+"""How long events of one kind share an alert, and the maximum age of a missed event."""
 SECURITY_SUBJECT = "honey"
 """Subject of these alerts, where others name a canary set."""
 CLIENT_GROUPS = 4
@@ -56,8 +56,9 @@ class AlertingEventStore(EventStoreProxy):
         if alert := alert_for_event(event):
             super().append(alert_to_event(alert, AlertPhase.OPENED, event.at, alert.id))
         if event.kind == QUARANTINE:
-            is_open = any(s.open and s.alert.canaries == (_subject(event),) for s in _quarantine_alerts(self))
-            if is_open != (event.body.get("what") == "held"):
+            recent = event.at - 2 * HOUR if alert else None  # the alert of a quarantined document is of this hour
+            states = _quarantine_alerts(self, recent)
+            if any(s.open and s.alert.canaries == (_subject(event),) for s in states) == (alert is None):
                 settle_quarantine_alerts(self, event.at)
 
 
@@ -129,9 +130,9 @@ def settle_quarantine_alerts(store: EventStore, now: datetime) -> None:
             store.append(alert_to_event(alert, phase, now, f"{new[-1].id} {now.isoformat()}"))
 
 
-def _quarantine_alerts(store: EventStore) -> list[AlertState]:
-    """States of all quarantine alerts, oldest first."""
-    return [s for s in alert_states(store.scan(ALERT_KIND)).values() if s.alert.kind == QUARANTINE]
+def _quarantine_alerts(store: EventStore, since: datetime | None = None) -> list[AlertState]:
+    """States of all quarantine alerts, or of those that changed since a time, oldest first."""
+    return [s for s in alert_states(store.scan(ALERT_KIND, since)).values() if s.alert.kind == QUARANTINE]
 
 
 def alert_for_event(event: Event) -> Alert | None:
