@@ -41,7 +41,9 @@ TEXTS = {"verdict": "text", "canary": "text", "quarantine": "documents"}
 def events(
     since: Annotated[str, typer.Option(help="Start: how far back, such as 24h, or a time in ISO 8601 (UTC).")] = "24h",
     until: Annotated[str, typer.Option(help="End, excluded, in the same form. Default: now.")] = "",
-    kind: Annotated[list[str] | None, typer.Option(help="Only this kind; repeat for several. Default: all.")] = None,
+    kind: Annotated[
+        list[str] | None, typer.Option(metavar="KIND", help="Only this kind; repeat for several. Default: all.")
+    ] = None,
     text: Annotated[
         bool, typer.Option("--text", help="Include questions, answers and quarantined documents, where recorded.")
     ] = False,

@@ -187,7 +187,8 @@ class AlertDispatcher:
         """
         boxes = [Outbox(self.store, channel, self.settings.policy) for channel in self.channels]
         reasons = await asyncio.gather(*(box.send_test(self._now()) for box in boxes))
-        return dict(zip((box.channel.name for box in boxes), reasons, strict=True))
+        names = [channel.name for channel in self.channels]
+        return {name: why.removeprefix(f"channel {name!r}: ") for name, why in zip(names, reasons, strict=True)}
 
     async def _open_missed_forever(self) -> None:
         scanner = MissedAlertScanner(self.store)
