@@ -369,7 +369,7 @@ def in_mid_run(log, finished):
     if not found or found[-1][2] in finished():
         return None
     of_run = [line for line in found if line[2] == found[-1][2]]
-    return found[-1] if 4 <= len(of_run) <= 14 else None
+    return found[-1] if 4 <= len(of_run) <= 8 else None
 
 
 def check_each_run_once(store, log, every=2):
