@@ -34,6 +34,7 @@ import yaml
 
 from benchmarks import DATA, ROOT, SEED, save
 from benchmarks.kept import Kept, rows
+from benchmarks.ranking import ndcg_at_k, recall_at_k
 from benchmarks.real.recorded_model import RecordedModel
 from casemate.backends.generators.extractive import ExtractiveGenerator
 from casemate.backends.generators.simulated_reader import SimulatedReader
@@ -305,8 +306,8 @@ async def _quality(corpus: Corpus, bare: Rag, guarded: Guard) -> dict[str, Any]:
         changed += answers[0].text != answers[1].text
         contexts = [list(dict.fromkeys(h.document.source for h in a.retrieval.hits[:K])) for a in answers]
         if q.relevant:
-            values.setdefault("R@5", []).append(_pair(metrics.recall_at_k(c, q.relevant, K) for c in contexts))
-            values.setdefault("nDCG@5", []).append(_pair(metrics.ndcg_at_k(c, q.relevant, K) for c in contexts))
+            values.setdefault("R@5", []).append(_pair(recall_at_k(c, q.relevant, K) for c in contexts))
+            values.setdefault("nDCG@5", []).append(_pair(ndcg_at_k(c, q.relevant, K) for c in contexts))
         if q.answers:
             values.setdefault("EM", []).append(_pair(metrics.exact_match(a.text, q.answers) for a in answers))
     return {name: _compared(np.array(pairs)) for name, pairs in values.items()} | {

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks import DATA, SEED, median_s, save
+from benchmarks.ranking import ndcg_at_k, recall_at_k
 from casemate.app import open_app
 from casemate.backends.embedders.minilm import BATCH_TOKENS, MiniLM
 from casemate.guard.defenses.mirabel import Mirabel
-from casemate.maths import metrics
 from casemate.maths.stats import THRESHOLD_FORMS, clopper_pearson
 from casemate.rag.corpus import Corpus
 from casemate.rag.ingest import Ingest
@@ -112,9 +112,9 @@ def _retrieval(app: App, questions: dict[str, str], qrels: dict[str, dict[str, f
         relevant = [d for d, gain in qrels[i].items() if gain > 0]
         scores.append(
             [
-                metrics.recall_at_k(ranking, relevant, 5),
-                metrics.recall_at_k(ranking, relevant, 10),
-                metrics.ndcg_at_k(ranking, qrels[i], 10),
+                recall_at_k(ranking, relevant, 5),
+                recall_at_k(ranking, relevant, 10),
+                ndcg_at_k(ranking, qrels[i], 10),
             ]
         )
     return dict(zip(("recall_at_5", "recall_at_10", "ndcg_at_10"), np.mean(scores, axis=0).tolist(), strict=True))

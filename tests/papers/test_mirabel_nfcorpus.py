@@ -8,9 +8,9 @@ import json
 import numpy as np
 import pytest
 
+from benchmarks.ranking import ndcg_at_k
 from casemate.app import open_app
 from casemate.guard.defenses.mirabel import Mirabel
-from casemate.maths import metrics
 from casemate.types import Query
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
@@ -84,7 +84,7 @@ def test_retrieval_is_as_good_as_published(app, questions, qrels):
     scores = []
     for (i, _), q in zip(questions.items(), app.guard.rag.embedder.embed(list(questions.values())), strict=True):
         ranking = list(dict.fromkeys(h.document.source for h in app.index.search(q, 60).hits))
-        scores.append(metrics.ndcg_at_k(ranking, qrels[i], 10))
+        scores.append(ndcg_at_k(ranking, qrels[i], 10))
     assert np.mean(scores) > 0.31
 
 

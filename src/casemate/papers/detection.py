@@ -29,6 +29,7 @@ from casemate.plugins import build
 from casemate.protocols import MembershipAttack, Steps
 from casemate.redteam.campaigns.pipeline import SCRIPTED_ATTACKS
 from casemate.reports.format import number
+from casemate.reports.svg import step_chart
 from casemate.types import Float64, Query, Vector
 
 Kind: TypeAlias = tuple[str, bool]
@@ -227,7 +228,8 @@ def _panels(
     for attack in ATTACKS:
         kinds = {"members": (attack, True), "non-members": (attack, False), HARMLESS: (HARMLESS, False)}
         groups = {name: shares[kind] for name, kind in kinds.items() if kind in shares}
-        yield figures.steps(f"{attack}: {title}", edges, groups, "cosine similarity", line)
+        caption = f"{attack}: {title}"
+        yield caption, step_chart(caption, edges, groups, "cosine similarity", line)
 
 
 async def asked(lab: Lab) -> list[Asked]:
