@@ -846,7 +846,6 @@ def topic_map(
         rings: Index of a point, radius of its ring, tooltip, and address of the events behind it.
         names: Names of the first topics.
     """
-    topics = len(names)
     size = 640.0
     known = len({label for label in labels if label >= 0})
     image = Drawing((size, size), f"Map of {len(points)} chunks in {known} topics")
@@ -856,21 +855,36 @@ def topic_map(
         LinearScale(float(y_low), float(y_high), size - 14, 14.0),
     )
     at = [(x(float(a)), y(float(b))) for a, b in points]
-    image.dots("topic other", [p for p, label in zip(at, labels, strict=True) if not 0 <= label < topics])
-    for topic in range(topics):
-        image.dots(f"topic t{topic}", [p for p, label in zip(at, labels, strict=True) if label == topic])
+    centers = draw_topics(image, at, labels, len(names))
     for i, radius, title, url in rings:
         image.circle("ring", *at[i], radius)
         image.link(url, title, at[i][0] - radius, at[i][1] - radius, 2 * radius, 2 * radius)
     taken: list[Point] = []
-    for topic in range(topics):
-        if own := [p for p, label in zip(at, labels, strict=True) if label == topic]:
-            a, b = (float(v) for v in np.median(np.array(own), axis=0))
-            while any(abs(a - x0) < LABEL_WIDTH and abs(b - y0) < LABEL_HEIGHT for x0, y0 in taken):
-                b += LABEL_HEIGHT
-            taken.append((a, b))
-            image.text(names[topic], a, b + 6)
+    for topic, center in centers.items():
+        a, b = center
+        while any(abs(a - x0) < LABEL_WIDTH and abs(b - y0) < LABEL_HEIGHT for x0, y0 in taken):
+            b += LABEL_HEIGHT
+        taken.append((a, b))
+        image.text(names[topic], a, b + 6)
     return image
+
+
+def draw_topics(image: Drawing, points: Sequence[Point], labels: Sequence[int], topics: int) -> dict[int, Point]:
+    """Draws points as dots in the color of their topic, those of no topic below ``topics`` first and in gray.
+
+    Returns:
+        The median position of each topic that has points.
+    """
+    labeled = list(zip(points, labels, strict=True))
+    image.dots("topic other", [p for p, label in labeled if not 0 <= label < topics])
+    centers = {}
+    for topic in range(topics):
+        own = [p for p, label in labeled if label == topic]
+        image.dots(f"topic t{topic}", own)
+        if own:
+            a, b = np.median(own, axis=0).tolist()
+            centers[topic] = a, b
+    return centers
 
 
 STEP_STYLES = ("curve on", "curve off", "curve axis")

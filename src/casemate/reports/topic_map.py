@@ -2,20 +2,20 @@
 
 Both maps show the same two directions, those of largest variance over both spaces. They are projections from hundreds
 of dimensions, so topics may overlap that do not overlap in the space. The figures above the maps are computed in the
-spaces themselves. The layout is in ``templates/topic_map.svg``.
+spaces themselves.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import xml.etree.ElementTree as ET
+from collections.abc import Sequence
 
 import numpy as np
 
 from casemate.errors import DataError
 from casemate.maths.clustering import NOISE, Labels, knn_impurity, principal_components, silhouette
 from casemate.reports.format import number, percent
-from casemate.reports.render import render
-from casemate.reports.svg import LinearScale
+from casemate.reports.svg import Drawing, LinearScale, draw_topics
 from casemate.types import Float64, Vector
 
 MAX_DRAWN = 1500
@@ -25,6 +25,17 @@ MAX_NAMED = 8
 K = 5
 """Neighbors of the share of neighbors from another topic."""
 SIZE, GAP, EDGE, HEAD, FOOT = 300.0, 24.0, 10.0, 66.0, 34.0
+WIDTH, HEIGHT = 2 * (SIZE + EDGE) + GAP, HEAD + SIZE + FOOT
+STYLE = """
+svg { font: 13px system-ui, sans-serif; --ink: #222; --soft: #666; --line: #ccc; --paper: #fff; }
+@media (prefers-color-scheme: dark) { svg { --ink: #eee; --soft: #aaa; --line: #555; --paper: #1b1b1b; } }
+text { fill: var(--ink); } .soft { fill: var(--soft); } .title { font-weight: 600; } .back { fill: var(--paper); }
+.frame { fill: none; stroke: var(--line); } .topic { fill: none; stroke-linecap: round; stroke-width: 4px; }
+.name { font-weight: 700; paint-order: stroke; stroke: var(--paper); stroke-width: 3px; }
+.topic.other { stroke: var(--soft); opacity: .25; }
+.t0 { stroke: #0072b2; } .t1 { stroke: #e69f00; } .t2 { stroke: #009e73; } .t3 { stroke: #cc79a7; }
+.t4 { stroke: #d55e00; } .t5 { stroke: #56b4e9; } .t6 { stroke: #8a7a00; } .t7 { stroke: #7b5cc4; }
+"""
 
 
 def picture(before: Vector, after: Vector, labels: Labels, seed: int = 7) -> str:
@@ -49,52 +60,33 @@ def picture(before: Vector, after: Vector, labels: Labels, seed: int = 7) -> str
     largest = [int(c) for c in np.argsort(-sizes, kind="stable")[:MAX_NAMED] if sizes[c]]
     drawn = np.sort(np.random.default_rng(seed).permutation(len(before))[:MAX_DRAWN])
     points = principal_components(np.concatenate([before[drawn], after[drawn]]), 2)
-    frame = points.min(axis=0), points.max(axis=0)
-    panels = [
-        _panel([name, *_figures(E, labels)], X, labels[drawn], largest, frame, left)
-        for name, E, X, left in (
-            ("before", before, points[: len(drawn)], EDGE),
-            ("after", after, points[len(drawn) :], EDGE + SIZE + GAP),
-        )
-    ]
+    ranks = {c: i for i, c in enumerate(largest)}
+    topics = [ranks.get(c, NOISE) for c in labels[drawn].tolist()]
+    texts = ["before", *_figures(before, labels)], ["after", *_figures(after, labels)]
     noise = percent(float((labels == NOISE).mean()))
-    return render(
-        "topic_map.svg",
-        panels=panels,
-        note=f"{len(before)} chunks, {int((sizes > 0).sum())} topics, {noise} without one; {len(drawn)} chunks drawn",
-        size=SIZE,
-        edge=EDGE,
-        head=HEAD,
-        width=2 * (SIZE + EDGE) + GAP,
-        height=HEAD + SIZE + FOOT,
-    )
+    note = f"{len(before)} chunks, {int((sizes > 0).sum())} topics, {noise} without one; {len(drawn)} chunks drawn"
+    return str(_draw(points, topics, texts, note))
 
 
-def _panel(
-    lines: list[str],
-    X: Float64,
-    labels: Labels,
-    largest: list[int],
-    frame: tuple[Float64, Float64],
-    left: float,
-) -> dict[str, Any]:
-    """One map: the dots of unnamed topics first, so that the others are drawn on top of them."""
-    (x_low, y_low), (x_high, y_high) = frame
-    x = LinearScale(float(x_low), float(x_high), left + 8, left + SIZE - 8)
-    y = LinearScale(float(y_low), float(y_high), HEAD + SIZE - 8, HEAD + 8)
-    named = [(f"t{i}", X[labels == c]) for i, c in enumerate(largest)]
-    centers = [(i + 1, np.median(X[labels == c], axis=0)) for i, c in enumerate(largest) if (labels == c).any()]
-    return {
-        "lines": lines,
-        "left": left,
-        "topics": [(kind, _dots(own, x, y)) for kind, own in (("other", X[~np.isin(labels, largest)]), *named)],
-        "names": [(text, x(float(a)), y(float(b)) + 4) for text, (a, b) in centers],
-    }
-
-
-def _dots(X: Float64, x: LinearScale, y: LinearScale) -> str:
-    """Path data of circles: one path is lighter than an element for each dot."""
-    return " ".join(f"M{x(a) - 2:.1f},{y(b):.1f} a2,2 0 1,0 4,0 a2,2 0 1,0 -4,0" for a, b in X)
+def _draw(points: Float64, topics: Sequence[int], texts: Sequence[Sequence[str]], note: str) -> Drawing:
+    """Draws the points of the first map, then those of the second, (2n, 2); ``texts`` are a title and figures each."""
+    said = "; ".join(f"{name}: {', '.join(figures)}" for name, *figures in texts)
+    title, said = "Topics before and after re-indexing", f"Two maps of the same chunks. {said}. {note}."
+    image = Drawing((WIDTH, HEIGHT), title, description=said, key="topics")
+    image.root.set("xmlns", "http://www.w3.org/2000/svg")
+    ET.SubElement(image.root, "style").text = STYLE
+    image.rect("back", 0, 0, WIDTH, HEIGHT)
+    (x_low, y_low), (x_high, y_high) = points.min(axis=0).tolist(), points.max(axis=0).tolist()
+    x, y = LinearScale(x_low, x_high, 8, SIZE - 8), LinearScale(y_low, y_high, HEAD + SIZE - 8, HEAD + 8)
+    for left, lines, own in zip((EDGE, EDGE + SIZE + GAP), texts, np.split(points, 2), strict=True):
+        for i, line in enumerate(lines):
+            image.text(line, left, 18 * (i + 1), "start", "" if i else "title")
+        image.rect("frame", left, HEAD, SIZE, SIZE)
+        centers = draw_topics(image, [(left + x(a), y(b)) for a, b in own.tolist()], topics, MAX_NAMED)
+        for topic, (a, b) in centers.items():
+            image.text(str(topic + 1), a, b + 4, kind="name")
+    image.text(note, EDGE, HEIGHT - 12, "start", "soft")
+    return image
 
 
 def _figures(E: Vector, labels: Labels) -> list[str]:
