@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import importlib.util
 import shutil
 import subprocess
@@ -155,11 +156,10 @@ def test_configured_folder_and_cache(minilm: MiniLM, cache: Path, monkeypatch: p
 
 
 def test_a_failed_build_leaves_nothing(minilm: MiniLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(safetensors: Path, path: Path) -> None:
-        path.write_bytes(b"half of it")
-        raise OSError("disk full")
+    def fail(handle: int) -> None:
+        raise OSError(errno.ENOSPC, "disk full")
 
-    monkeypatch.setattr("casemate.backends.embedders.minilm._build_graph", fail)
+    monkeypatch.setattr("casemate.runtime.files.os.fsync", fail)
     with pytest.raises(BackendError, match="disk full.*XDG_CACHE_HOME"):
         MiniLM(cache=tmp_path)
     assert not list(tmp_path.iterdir())

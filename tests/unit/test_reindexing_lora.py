@@ -231,7 +231,7 @@ class TestFineTuning:
         for wrong in ({"rank": 0}, {"alpha": 0}):
             with pytest.raises(ConfigError, match="at least 1"):
                 LoraSettings(**wrong)
-        with pytest.raises(ConfigError, match="device 'cuda:99' cannot be used; use 'auto' or 'cpu'"):
+        with pytest.raises(ConfigError, match="device 'cuda:99' is not available; 'cpu' always is"):
             fine_tune(embedder, texts, SHORT, LoraSettings(device="cuda:99"))
 
     def test_missing_peft_names_the_extra(self, embedder, texts, monkeypatch):

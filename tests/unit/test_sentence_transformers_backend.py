@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import copy
 import importlib.util
 import shutil
 import socket
@@ -216,10 +215,10 @@ class TestRefusals:
         assert caught.value.backend == "sentence_transformers" and not caught.value.retryable
 
     def test_no_fast_tokenizer(self, backend: SentenceTransformers) -> None:
-        from casemate.backends.embedders.sentence_transformers import _own_tokenizer
+        from casemate.runtime.hugging_face import fast_tokenizer
 
         with pytest.raises(ConfigError, match="no fast tokenizer"):
-            _own_tokenizer(copy.copy(object()), "some/model")
+            fast_tokenizer(object(), "some/model")
 
     def test_absent_extra(self) -> None:
         code = """

@@ -284,7 +284,7 @@ class TestRefusals:
             ({"max_tokens": 0}, "max_tokens must be above 0"),
             ({"temperature": -1.0}, "temperature=-1.0"),
             ({"dtype": "int8"}, "unknown dtype 'int8'; allowed: auto, float32, bfloat16, float16"),
-            ({"device": "gpu"}, "the device 'gpu' is not available; 'auto' and 'cpu' always are"),
+            ({"device": "gpu"}, "the device 'gpu' is not available; 'cpu' always is"),
             ({"device": "cuda:99"}, "is not available"),
         ],
     )

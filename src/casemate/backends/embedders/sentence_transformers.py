@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import importlib
 import re
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from casemate.errors import BackendError, ConfigError, DataError, needs
 from casemate.protocols import Embedder, Progress
 from casemate.reindexing.lora import merge_adapter
 from casemate.reindexing.space import Adapter
+from casemate.runtime.hugging_face import fast_tokenizer, local_folder, not_loaded, require_device, silent
 from casemate.text.tokens import whole_words
 from casemate.types import Vector
 
@@ -46,23 +45,27 @@ class SentenceTransformers(Embedder):
     def __post_init__(self) -> None:
         if self.batch < 1:
             raise ConfigError(f"sentence_transformers.batch is {self.batch}; it must be above 0")
-        local = _is_local(self.model)
+        folder = local_folder(self.model)
+        if not folder and not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", self.model):
+            raise DataError(f"no model folder at {self.model!r}; set a folder with modules.json, or a name on the hub")
         with needs("casemate[sentence-transformers]"):
             import sentence_transformers
-        _check_device(self.device)
-        with _no_bars():
+        require_device(self.device)
+        with silent():
             try:
                 self._model: Any = sentence_transformers.SentenceTransformer(
-                    str(Path(self.model).expanduser()) if local else self.model,
+                    folder or self.model,
                     device=self.device,
                     trust_remote_code=self.trust_remote_code,
-                    local_files_only=local,
+                    local_files_only=bool(folder),
                 )
             except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
-                raise _not_loaded(self.model, local, error) from error
+                raise not_loaded(
+                    self.model, error, "set a folder saved by sentence-transformers" if folder else ""
+                ) from error
         self._model.eval()
         self._lock = threading.Lock()
-        self._tokenizer: Any = _own_tokenizer(self._model, self.model)
+        self._tokenizer: Any = fast_tokenizer(copy.deepcopy(getattr(self._model, "tokenizer", None)), self.model)
         self._digest = _weights_digest(self._model)
         self._dim = int(self._encode(["probe"]).shape[1])
 
@@ -133,65 +136,6 @@ class SentenceTransformers(Embedder):
             raise BackendError(message, backend=NAME, retryable=False)
         unit: Vector = vectors / lengths
         return unit
-
-
-def _is_local(model: str) -> bool:
-    """Whether the model is a folder.
-
-    Raises:
-        DataError: If it can only be a folder and does not exist.
-    """
-    if model and Path(model).expanduser().is_dir():
-        return True
-    if re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", model):
-        return False
-    raise DataError(f"no model folder at {model!r}; set a folder with modules.json, or a name on the hub")
-
-
-def _not_loaded(model: str, local: bool, error: Exception) -> DataError:
-    remedy = (
-        "set a folder saved by sentence-transformers"
-        if local
-        else "correct the name or path; without network, set a local folder"
-    )
-    return DataError(f"the model {model!r} cannot be loaded ({type(error).__name__}); {remedy}")
-
-
-def _check_device(device: str) -> None:
-    import torch
-
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ConfigError(f"the device {device!r} is not available; 'cpu' always is") from error
-
-
-@contextmanager
-def _no_bars() -> Iterator[None]:
-    """Disables the progress bars of the Hugging Face libraries during the block."""
-    hub: Any = importlib.import_module("huggingface_hub.utils")
-    logging: Any = importlib.import_module("transformers.utils.logging")
-    shown = logging.is_progress_bar_enabled() and not hub.are_progress_bars_disabled()
-    logging.disable_progress_bar()  # both libraries' bars
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
-
-
-def _own_tokenizer(model: Any, name: str) -> Any:
-    """A private copy of the fast tokenizer, without truncation and padding."""
-    from tokenizers import Tokenizer
-
-    original = getattr(model, "tokenizer", None)
-    original = getattr(original, "backend_tokenizer", original)
-    if not isinstance(original, Tokenizer):
-        raise ConfigError(f"the model {name!r} has no fast tokenizer (tokenizer.json); use a model that has one")
-    copy = Tokenizer.from_str(original.to_str())
-    copy.no_truncation()
-    copy.no_padding()
-    return copy
 
 
 def _weights_digest(model: Any) -> str:

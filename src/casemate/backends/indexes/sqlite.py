@@ -27,8 +27,9 @@ from casemate.backends import index_checks
 from casemate.backends.index_checks import COLUMNS
 from casemate.errors import BackendError, DataError, needs
 from casemate.maths.moments import CorpusMoments
-from casemate.maths.nearest import BLOCK, HNSW, ApproximateSearch, ExactSearch, Keys, checksum
+from casemate.maths.nearest import BLOCK, HNSW, ApproximateSearch, ExactSearch, Keys
 from casemate.protocols import Index
+from casemate.runtime.files import file_checksum
 from casemate.runtime.sqlite import BUSY_S, enable_wal, file_identity
 from casemate.types import DEFAULT_TENANT, Document, Hit, Retrieval, Vector
 
@@ -291,7 +292,7 @@ class SqliteIndex(Index):
         if self._is_approximate(n):
             path, cache.neighbors = self._graph_path(tenant), ApproximateSearch(self._dim)
             record = db.execute("SELECT value FROM meta WHERE name = ?", (path.name,)).fetchone()
-            if record and path.exists() and record[0].split()[1] == checksum(path):
+            if record and path.exists() and record[0].split()[1] == file_checksum(path):
                 saved = ApproximateSearch.load(path, self._dim)
                 keys = db.execute("SELECT key FROM document WHERE tenant = ?", (tenant,)).fetchall()
                 saved.retain(np.array(keys, np.int64).ravel())
@@ -308,11 +309,11 @@ class SqliteIndex(Index):
         path = self._graph_path(tenant)
         with self._transaction() as db:
             record = db.execute("SELECT value FROM meta WHERE name = ?", (path.name,)).fetchone()
-        if record and path.exists() and record[0] == f"{last_key} {checksum(path)}":
+        if record and path.exists() and record[0] == f"{last_key} {file_checksum(path)}":
             return
         try:
             graph.save(path)
-            value = f"{last_key} {checksum(path)}"
+            value = f"{last_key} {file_checksum(path)}"
         except (OSError, RuntimeError) as error:
             raise BackendError(f"cannot save the graph {path}: {error}", backend="sqlite", retryable=True) from error
         with self._transaction(write=True) as db:

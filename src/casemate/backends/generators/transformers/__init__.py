@@ -20,9 +20,10 @@ from casemate.backends.generators.transformers import gguf
 from casemate.backends.generators.transformers.batch import BatchDecoder, Job, NaNError
 from casemate.backends.generators.transformers.chat_template import ChatTemplate
 from casemate.backends.generators.transformers.decoding import NAME, CachedDecodingSession, DecodingModel
-from casemate.errors import BackendError, ConfigError, DataError, needs
+from casemate.errors import BackendError, ConfigError, needs
 from casemate.protocols import Generator, LanguageModel, TokenModel
 from casemate.runtime.batching import Arrivals, ContinuousBatch
+from casemate.runtime.hugging_face import fast_tokenizer, local_folder, not_loaded, require_device, silent
 from casemate.types import Prompt, TokenScore
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -82,10 +83,12 @@ class CausalLM(Generator, LanguageModel, TokenModel):
         with needs("casemate[transformers]"):
             importlib.import_module("torch")
             importlib.import_module("transformers")
-        self._device = _device(self.device)
+        cuda = self.device == "auto" and importlib.import_module("torch").cuda.is_available()
+        self._device = "cuda" if cuda else "cpu" if self.device == "auto" else self.device
+        require_device(self._device)
         folder = self._folder()
         self._model, self._chat = _load(folder, self.dtype, self._device, folder != self.model)
-        self._tokenizer = _fast_tokenizer(self._chat, self.model)
+        self._tokenizer = fast_tokenizer(self._chat, self.model)
         source = self._chat.get_chat_template() if self._chat.chat_template else ""
         self._template = ChatTemplate.load(source, self._chat.special_tokens_map, self.model) if source else None
         self._start = [] if self._chat.bos_token_id is None else [int(self._chat.bos_token_id)]
@@ -342,72 +345,31 @@ def _windows(count: int, size: int) -> Iterator[tuple[int, int, int]]:
         first = end
 
 
-def _device(name: str) -> str:
-    import torch
-
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ConfigError(f"the device {name!r} is not available; 'auto' and 'cpu' always are") from error
-    return name
-
-
 def _load(name: str, dtype: str, device: str, converted: bool) -> tuple[Any, Any]:
     """Model and tokenizer; `converted`: the folder was made from a GGUF file."""
     import torch
     from safetensors import SafetensorError
 
     transformers: Any = importlib.import_module("transformers")
-    local = bool(name) and Path(name).expanduser().is_dir()
-    place = str(Path(name).expanduser()) if local else name
+    folder = local_folder(name)
+    options = {"pretrained_model_name_or_path": folder or name, "local_files_only": bool(folder)}
     if dtype == "auto" and device == "cpu":
         dtype = "float32"  # half precision is slow there, or fails
     kind = dtype if dtype == "auto" else getattr(torch, dtype)
-    with _no_bars():
+    with silent():
         try:
-            tokenizer = transformers.AutoTokenizer.from_pretrained(place, local_files_only=local)
-            model = transformers.AutoModelForCausalLM.from_pretrained(place, dtype=kind, local_files_only=local)
+            tokenizer = transformers.AutoTokenizer.from_pretrained(**options)
+            model = transformers.AutoModelForCausalLM.from_pretrained(**options, dtype=kind)
         except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
-            remedy = (
-                "set a folder written by save_pretrained, of a model that generates text"
-                if local
-                else "correct the name or path; without network, set a local folder"
-            )
+            remedy = "set a folder written by save_pretrained, of a model that generates text" if folder else ""
             if converted:
                 remedy = "the conversion of a GGUF file is damaged: delete the folder, and the file is converted again"
-            raise DataError(f"the model {name!r} cannot be loaded ({type(error).__name__}); {remedy}") from error
+            raise not_loaded(name, error, remedy) from error
     try:
         return model.to(device).eval(), tokenizer
     except RuntimeError as error:
         remedy = "use a smaller model, a dtype of half the size, or another device"
         raise ConfigError(f"the model {name!r} does not fit on {device} ({type(error).__name__}); {remedy}") from error
-
-
-@contextmanager
-def _no_bars() -> Iterator[None]:
-    """Disables the progress bars of the Hugging Face libraries during the block."""
-    logging: Any = importlib.import_module("transformers.utils.logging")
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
-
-
-def _fast_tokenizer(chat: Any, name: str) -> Any:
-    """The thread-safe fast tokenizer, without truncation and padding."""
-    from tokenizers import Tokenizer
-
-    tokenizer = getattr(chat, "backend_tokenizer", None)
-    if not isinstance(tokenizer, Tokenizer):
-        raise ConfigError(f"the model {name!r} has no fast tokenizer (tokenizer.json); use a model that has one")
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer
 
 
 def _ends(*ids: int | Sequence[int] | None) -> frozenset[int]:

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import logging
 import os
 import shutil
 import struct
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from casemate.errors import BackendError, DataError, needs
+from casemate.runtime.files import cache_folder
+from casemate.runtime.hugging_face import silent
 
 SUFFIX = ".gguf"
 MAGIC = b"GGUF"
@@ -45,7 +44,7 @@ def converted(file: Path, sha256: str = "", cache: Path | None = None) -> Path:
         BackendError: If the cache cannot be written.
     """
     digest = _checked_digest(file, sha256)
-    folder = (cache or _cache_folder()) / f"{file.stem}-{digest[:16]}-{FORMAT}"
+    folder = (cache or cache_folder() / "models") / f"{file.stem}-{digest[:16]}-{FORMAT}"
     if (folder / "config.json").exists():  # complete: the folder appears by one rename
         return folder
     with needs("casemate[transformers]"):
@@ -136,7 +135,7 @@ def _convert(file: Path, folder: Path, dtype: str) -> None:
     unpacked = getattr(transformers, "GgufConfig", None)  # older versions always unpack
     more = {"quantization_config": unpacked(dequantize=True)} if unpacked else {}
     try:
-        with _quiet():
+        with silent(warnings=False):
             tokenizer = transformers.AutoTokenizer.from_pretrained(**source, local_files_only=True)
             model = transformers.AutoModelForCausalLM.from_pretrained(
                 **source, **more, dtype=torch.float32, local_files_only=True
@@ -152,33 +151,14 @@ def _convert(file: Path, folder: Path, dtype: str) -> None:
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
     try:
-        with _quiet():
+        with silent(warnings=False):
             tokenizer.save_pretrained(folder)
             model.save_pretrained(folder)
     except SafetensorError as error:
         raise OSError(str(error)) from error
 
 
-def _cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "casemate" / "models"
-
-
 def _no_room(folder: Path, error: OSError) -> BackendError:
     problem = f"the converted model cannot be written to {folder.parent} ({error.strerror or type(error).__name__})"
     remedy = "free two bytes per parameter there, or set another folder by 'cache' or XDG_CACHE_HOME"
     return BackendError(f"{problem}; {remedy}", backend="transformers", retryable=True)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Disables progress bars and warnings of transformers during the block."""
-    settings: Any = importlib.import_module("transformers.utils.logging")
-    bars, level = settings.is_progress_bar_enabled(), settings.get_verbosity()
-    settings.disable_progress_bar()
-    settings.set_verbosity(logging.ERROR)
-    try:
-        yield
-    finally:
-        settings.set_verbosity(level)
-        if bars:
-            settings.enable_progress_bar()
