@@ -138,36 +138,11 @@ class CausalLM(Generator, LanguageModel, TokenModel):
         elif not sent:
             raise self._silence(len(prompt_ids))
 
-    def answers(self, prompts: Sequence[Prompt]) -> Iterator[tuple[int, str | BackendError]]:
-        """Generates greedily for many prompts, ``batch`` at once; with batch 1 one after the other.
-
-        In float32 the answers are those of ``stream``; in half precision, sums over a batch round differently.
-
-        Yields:
-            Number of the prompt and its answer, or the error of this prompt, as they finish.
-
-        Raises:
-            BackendError: If the model fails.
-        """
-        jobs, lengths = [], {}
-        for number, prompt in enumerate(prompts):
-            try:
-                ids = self._prompt_ids(prompt)
-                jobs.append(Job(number, ids, self._max_new_tokens(len(ids))))
-                lengths[number] = len(ids)
-            except BackendError as error:
-                yield number, error
-        with self._translate_errors():
-            for number, tokens in self._decoder().decode(jobs):
-                yield number, self._text(tokens) or self._silence(lengths[number])
-
     def _decode(self, arrived: Arrivals[tuple[list[int], int]]) -> Iterator[tuple[int, list[int]]]:
         """Decodes prompts, and those that arrive meanwhile."""
+        decoder = BatchDecoder(self._model, len(self._vocabulary), self._ends, self.batch, self._last)
         with self._translate_errors():
-            yield from self._decoder().decode(arrived=lambda: [Job(number, *asked) for number, asked in arrived()])
-
-    def _decoder(self) -> BatchDecoder:
-        return BatchDecoder(self._model, len(self._vocabulary), self._ends, self.batch, self._last)
+            yield from decoder.decode(arrived=lambda: [Job(number, *asked) for number, asked in arrived()])
 
     def _silence(self, tokens: int) -> BackendError:
         problem = f"the model {self.model!r} wrote nothing after {tokens} tokens"
