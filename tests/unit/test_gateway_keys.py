@@ -85,7 +85,7 @@ def test_a_key_that_is_not_written_is_not_returned():
         def flush(self, timeout_s=10.0):
             return False
 
-    with pytest.raises(BackendError, match="not written"):
+    with pytest.raises(BackendError, match="did not confirm the key"):
         ApiKeyStore(Full()).create(Grant("a"))
 
 

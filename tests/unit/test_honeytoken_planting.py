@@ -17,7 +17,7 @@ import pytest
 
 from casemate.backends.event_stores.sql import SqlEventStore
 from casemate.backends.indexes.sqlite import SqliteIndex
-from casemate.errors import ConfigError, DataError
+from casemate.errors import BackendError, ConfigError, DataError
 from casemate.guard.guard import Guard
 from casemate.guard.watermarks.detection import WatermarkDetector
 from casemate.guard.watermarks.honeytoken_keys import HoneytokenKeyFile
@@ -127,6 +127,13 @@ class TestPlanting:
         assert none.added == () and none.skipped == 5 and none.benign is None
         some = world.plant(5, questions=["amber birch"] * 3, k=1)
         assert len(some.added) == 5 and some.benign.value == 0
+
+    def test_an_unconfirmed_list_of_records_is_an_error_and_a_repetition_completes_it(self, world):
+        world.store.flush = lambda timeout_s=10.0: False
+        with pytest.raises(BackendError, match="did not confirm the list of planted records; .* run the same again"):
+            world.plant(3)
+        del world.store.flush
+        assert world.plant(3).added == () and len(world.records()) == 3
 
     def test_each_record_is_logged_once(self, world):
         world.plant(3)
@@ -309,7 +316,7 @@ class TestTrainingStrings:
 
     def test_are_not_given_out_without_a_log_entry(self, world):
         world.store.flush = lambda timeout_s=10.0: False
-        with pytest.raises(DataError, match="no strings are given out"):
+        with pytest.raises(BackendError, match="no strings are given out"):
             training_strings(world.keys, world.store, 1, purpose="p", who="w")
 
     @pytest.mark.parametrize("wrong", [{"count": 0}, {"count": 10**6}, {"purpose": " "}, {"who": ""}])

@@ -18,7 +18,7 @@ from casemate.app import open_app
 from casemate.cli.canary import parse_span
 from casemate.cli.canary_drift import Alerting, alarms_of, raise_drift_alerts, readings_of, show_drift
 from casemate.cli.console import FAILED, INCOMPLETE, OK, ConfigFile, Json, Tenant, bar, out, print_json, say, shown
-from casemate.errors import BackendError, ConfigError, DataError
+from casemate.errors import ConfigError, DataError
 from casemate.monitor.canaries.canary_file import read_canaries
 from casemate.monitor.canaries.coverage import RegionMap
 from casemate.monitor.drift.answer_drift import windows_by_time
@@ -37,6 +37,7 @@ from casemate.monitor.traces.traffic import (
     topics_asked,
 )
 from casemate.reports.format import plural, sample_rate
+from casemate.runtime.events import append_durably
 from casemate.system import App
 from casemate.types import DEFAULT_TENANT
 
@@ -160,9 +161,7 @@ def _record(app: App, spans: Sequence[Span], tenant: str) -> RecordedSpans:
         for start in range(0, len(spans), BATCH):
             batch = spans[start : start + BATCH]
             total = total.plus(asyncio.run(recorder.record(batch, tenant, datetime.now(UTC))))
-            if not app.store.flush():
-                why = "the event store did not confirm the spans; check it, and import again: no span is counted twice"
-                raise BackendError(why, backend="store", retryable=True)
+            append_durably(app.store, (), "the spans", "check the store, and import again: no span is counted twice")
             progress.advance(task, len(batch))
     return total
 

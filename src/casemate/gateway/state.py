@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 
 from starlette.types import Scope
 
@@ -29,8 +27,8 @@ from casemate.monitor.enforcement import GuardModeSync
 from casemate.monitor.service import open_alert_dispatcher, open_document_sink, open_trace_recorder
 from casemate.protocols import Generator
 from casemate.runtime.batching import Coalescer
+from casemate.runtime.events import append_or_log
 from casemate.system import App
-from casemate.types import Event
 
 REQUEST_KIND = "request"
 """Kind of the event that records a finished request: client, route, status and durations, never a text."""
@@ -197,10 +195,7 @@ class Gateway:
             "first_token": context.first_token,
             "stages": context.stages,
         }
-        try:
-            self.app.store.append(Event(uuid.uuid4().hex, datetime.now(UTC), REQUEST_KIND, body))
-        except Exception as error:  # the answer has been sent
-            _log.error("request %s was not recorded: %s", context.id, type(error).__name__)
+        append_or_log(self.app.store, REQUEST_KIND, body, f"request {context.id}")
 
     async def pace(self) -> None:
         """Waits for a multiple of the response interval; meanwhile events are written, which takes longer for more."""

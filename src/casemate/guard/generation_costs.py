@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import logging
-import uuid
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 from casemate.protocols import EventStore
+from casemate.runtime.events import append_or_log
 from casemate.types import Event
 
 COUNTS = ("flops_paper", "flops_honest")
-log = logging.getLogger(__name__)
 
 
 def append(store: EventStore | None, defense: str, request: str, figures: Mapping[str, Any]) -> None:
@@ -24,13 +21,7 @@ def append(store: EventStore | None, defense: str, request: str, figures: Mappin
         request: Id of the request.
         figures: The costs. No text.
     """
-    if store is None:
-        return
-    body = {"defense": defense, "request": request, **figures}
-    try:
-        store.append(Event(uuid.uuid4().hex, datetime.now(UTC), "generation", body))
-    except Exception as error:
-        log.error("the costs of an answer were not appended to the event store: %s", type(error).__name__)
+    append_or_log(store, "generation", {"defense": defense, "request": request, **figures}, "the cost of an answer")
 
 
 def summarize_costs(events: Sequence[Event]) -> dict[str, float]:

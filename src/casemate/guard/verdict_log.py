@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import logging
-import uuid
 from dataclasses import fields
-from datetime import UTC, datetime
 
 from casemate.protocols import EventStore
-from casemate.types import Event, Query, Verdict
+from casemate.runtime.events import append_or_log
+from casemate.types import Query, Verdict
 
 FIELDS = tuple(field.name for field in fields(Verdict))
-log = logging.getLogger(__name__)
 
 
 def append(store: EventStore | None, query: Query, verdict: Verdict, log_text: bool = False) -> None:
@@ -28,7 +25,4 @@ def append(store: EventStore | None, query: Query, verdict: Verdict, log_text: b
     body = {name: getattr(verdict, name) for name in FIELDS}
     body |= {"request": query.id, "client": query.client, "tenant": query.tenant, "k": query.k}
     body |= {"text": query.text} if log_text else {}
-    try:
-        store.append(Event(uuid.uuid4().hex, datetime.now(UTC), "verdict", body))
-    except Exception as error:
-        log.error("a verdict of %s was not appended to the event store: %s", verdict.defense, type(error).__name__)
+    append_or_log(store, "verdict", body, f"a verdict of {verdict.defense}")

@@ -21,9 +21,10 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Literal, TypeAlias, get_args
 
-from casemate.errors import BackendError, ConfigError
+from casemate.errors import ConfigError
 from casemate.protocols import EventStore
 from casemate.rag.pipeline import require_tenant
+from casemate.runtime.events import append_durably
 from casemate.types import DEFAULT_TENANT, Event, Query, Secret
 
 KIND = "key"
@@ -208,10 +209,7 @@ class ApiKeyStore:
 
     def _write(self, body: Mapping[str, Any]) -> None:
         event = Event(uuid.uuid4().hex, datetime.now(UTC), KIND, body)
-        self._store.append(event)
-        if not self._store.flush():
-            message = "the key was not written in time; check the event store, and then 'casemate key list'"
-            raise BackendError(message, backend="store", retryable=True)
+        append_durably(self._store, [event], "the key", "check the store, and then 'casemate key list'")
         self._apply(event)
 
     def _apply(self, event: Event) -> None:

@@ -17,9 +17,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from casemate.errors import BackendError
 from casemate.gateway.auth.keys import ApiKey, ApiKeyStore
 from casemate.protocols import EventStore
+from casemate.runtime.events import append_durably
 from casemate.types import DEFAULT_TENANT, Event, QuotaRequest
 
 KIND = "login"
@@ -149,8 +149,7 @@ class SessionStore:
 
     def _record(self, action: str, digest: str, key: str) -> None:
         self._append(action, digest, key)
-        if not self._store.flush():
-            raise BackendError("the login cannot be written to the event store", backend="store", retryable=True)
+        append_durably(self._store, (), "the login")
         self._sync()
 
     def _append(self, action: str, digest: str, key: str) -> None:

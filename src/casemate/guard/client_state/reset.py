@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from casemate.errors import BackendError
 from casemate.guard.client_state import crawl_evidence, withheld_documents
 from casemate.guard.client_state.feed import RESET, ClientEventFeed
 from casemate.protocols import EventStore
+from casemate.runtime.events import append_durably
 
 KINDS = (withheld_documents.KIND, crawl_evidence.KIND)
 """Kinds of events that contain client state."""
@@ -19,5 +19,4 @@ def reset_client(store: EventStore, tenant: str, client: str) -> None:
     """
     for kind in KINDS:
         ClientEventFeed(store, kind, 0.0, lambda *_: None).publish(tenant, client, {RESET: True})
-    if not store.flush():
-        raise BackendError("the event store did not write the reset; try again", backend="store", retryable=True)
+    append_durably(store, (), "the reset")

@@ -24,8 +24,9 @@ from casemate.monitor.alerts.alert import (
     alert_to_event,
     make_alert_id,
 )
-from casemate.monitor.canaries.results import Severity, append_and_flush
+from casemate.monitor.canaries.results import Severity
 from casemate.protocols import EventStore, EventStoreProxy
+from casemate.runtime.events import append_durably
 from casemate.types import Event
 
 HONEYTOKEN, CRAWL_LIMIT = "honeytoken", "crawl_limit"
@@ -93,7 +94,7 @@ class MissedAlertScanner:
                 found.setdefault(alert.id, alert_to_event(alert, AlertPhase.OPENED, event.at, alert.id))
         existing = {e.body["id"] for e in self._store.scan(ALERT_KIND, now - 2 * LOOK_BACK)} if found else set()
         missed = [event for name, event in found.items() if name not in existing]
-        append_and_flush(self._store, missed)
+        append_durably(self._store, missed, "the monitor's events")
         if not any(self._positions.values()) or positions[QUARANTINE] > self._positions[QUARANTINE]:
             settle_quarantine_alerts(self._store, now)
         self._positions = positions  # only now: after a failed write, the same events are read again

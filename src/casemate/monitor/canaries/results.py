@@ -9,8 +9,6 @@ from enum import StrEnum
 
 from pydantic import TypeAdapter
 
-from casemate.errors import BackendError
-from casemate.protocols import EventStore
 from casemate.runtime.stored import read_stored
 from casemate.types import Event
 
@@ -138,15 +136,3 @@ def base_run_id(run: str) -> str:
     'clinic@2026-03-01T12:00:00Z'
     """
     return run.partition("~")[0]
-
-
-def append_and_flush(store: EventStore, events: Iterable[Event]) -> None:
-    """Appends events and waits until they are durable.
-
-    Raises:
-        BackendError: If the store does not confirm the write in time.
-    """
-    for event in events:
-        store.append(event)
-    if not store.flush():
-        raise BackendError("the event store did not confirm the monitor's events", backend="store", retryable=True)

@@ -34,6 +34,7 @@ from casemate.monitor.honeytokens.ownership import facts_text
 from casemate.monitor.honeytokens.records import BAITS, STYLES, TEXTS, CorpusSample, Style, draft_records
 from casemate.monitor.poisoning.retrieval_impact import QuestionScores
 from casemate.protocols import EventStore, Index, Progress, Steps
+from casemate.runtime.events import append_durably
 from casemate.types import DEFAULT_TENANT, Document, Event, Vector
 
 HONEYTOKEN_KIND = "honey"
@@ -331,12 +332,17 @@ def _benign_share(scores: QuestionScores | None, vectors: Sequence[Vector]) -> E
 
 
 def _log_records(store: EventStore | None, what: str, records: Sequence[HoneyRecord]) -> None:
-    """Logs planted or removed records; each planted record once, however often it is repeated."""
+    """Logs planted or removed records; each planted record once, however often it is repeated.
+
+    Raises:
+        BackendError: If the store does not confirm the write.
+    """
     if store is None:
         return
+    events = []
     for record in records:
         label = hashlib.sha256(f"{record.tenant}\n{record.source}\n{record.generation}".encode()).hexdigest()[:32]
         suffix = label if what == "planted" else uuid.uuid4().hex
         body: dict[str, Any] = {"what": what, "tenant": record.tenant, **record_fields(record)}
-        store.append(Event(f"{HONEYTOKEN_KIND}:{what}:{suffix}", datetime.now(UTC), HONEYTOKEN_KIND, body))
-    store.flush()
+        events.append(Event(f"{HONEYTOKEN_KIND}:{what}:{suffix}", datetime.now(UTC), HONEYTOKEN_KIND, body))
+    append_durably(store, events, f"the list of {what} records", "check the store and run the same again")

@@ -22,6 +22,7 @@ from casemate.guard.watermarks.detection import WatermarkDetector
 from casemate.guard.watermarks.honeytoken_keys import HoneyRecord, HoneytokenKey, HoneytokenKeyFile
 from casemate.monitor.honeytokens.planting import HONEYTOKEN_KIND, find_records
 from casemate.protocols import EventStore, Index
+from casemate.runtime.events import append_durably
 from casemate.text.disguises import DecodedText
 from casemate.types import Event
 
@@ -84,7 +85,7 @@ def training_strings(keys: HoneytokenKeyFile, store: EventStore, count: int, *, 
 
     Raises:
         ConfigError: If an argument is out of range.
-        DataError: If the store does not confirm the write.
+        BackendError: If the store does not confirm the write.
     """
     if not 1 <= count <= MAX_STRINGS or not purpose.strip() or not who.strip():
         raise ConfigError(
@@ -93,9 +94,8 @@ def training_strings(keys: HoneytokenKeyFile, store: EventStore, count: int, *, 
         )
     key, batch = keys.load_or_create(), uuid.uuid4().hex
     body = {"what": "training", "purpose": purpose, "who": who, "batch": batch, "count": count}
-    store.append(Event(f"{HONEYTOKEN_KIND}:training:{batch}", datetime.now(UTC), HONEYTOKEN_KIND, body))
-    if not store.flush():
-        raise DataError("the event store did not confirm the write, so no strings are given out; check the store")
+    event = Event(f"{HONEYTOKEN_KIND}:training:{batch}", datetime.now(UTC), HONEYTOKEN_KIND, body)
+    append_durably(store, [event], "the write, so no strings are given out")
     marks = [_training_mark(key, batch, i) for i in range(count)]
     return [CARRIERS[i % len(CARRIERS)].format(m) for i, m in enumerate(marks)]
 

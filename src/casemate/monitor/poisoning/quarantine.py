@@ -18,10 +18,11 @@ from typing import Any, Literal, TypeAlias
 
 from pydantic import TypeAdapter
 
-from casemate.errors import BackendError, DataError
+from casemate.errors import DataError
 from casemate.guard.guard import Guard
 from casemate.monitor.poisoning.scoring import ScreeningResult
 from casemate.protocols import EventStore, Index, WithholdingIndex
+from casemate.runtime.events import append_durably
 from casemate.runtime.stored import read_stored
 from casemate.types import Document, Event
 
@@ -174,10 +175,7 @@ class Quarantine:
         self._append(Event(event_id, now, QUARANTINE_KIND, body))
 
     def _append(self, event: Event) -> None:
-        self.store.append(event)
-        if not self.store.flush():
-            message = "the event store did not confirm the change of the quarantine; check the store and try again"
-            raise BackendError(message, backend="quarantine", retryable=True)
+        append_durably(self.store, [event], "the change of the quarantine")
 
 
 def _change_rows(index: Index, source: QuarantinedSource, *, admit: bool) -> int:

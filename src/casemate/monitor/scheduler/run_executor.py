@@ -19,7 +19,6 @@ from casemate.monitor.alerts.rules import RunContext, alert_events, last_passes,
 from casemate.monitor.canaries.results import (
     CanaryResult,
     CanaryStatus,
-    append_and_flush,
     base_run_id,
     result_to_event,
 )
@@ -35,6 +34,7 @@ from casemate.monitor.trends.cusum import (
 )
 from casemate.monitor.trends.trend import read_results
 from casemate.protocols import EventStore
+from casemate.runtime.events import append_durably
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ class RunExecutor:
             raise LostLease
         gap = schedule.gap_event(timetable, history, latest, _now(clock))
         start = schedule.run_started_event(timetable, latest, history.last_slot, _now(clock))
-        await asyncio.to_thread(append_and_flush, self.store, [gap, start] if gap else [start])
+        await asyncio.to_thread(append_durably, self.store, [gap, start] if gap else [start], "the monitor's events")
         started = StartedRun(latest, timetable.run_id(latest), tuple(start.body["canaries"]))
         return [*found, await self._execute(started, clock, may_write)]
 
@@ -148,7 +148,7 @@ class RunExecutor:
         except Exception as error:
             reason = f"the run was interrupted ({type(error).__name__})"
             log.exception("the canary run %s was interrupted", run)
-        await asyncio.to_thread(append_and_flush, self.store, [])
+        await asyncio.to_thread(append_durably, self.store, [], "the monitor's events")
         done = {r.canary for r in await asyncio.to_thread(self._results, run, since) if r.run == run}
         for canary in (i for i in missing if i not in done):
             self._record(CanaryResult(canary, run, datetime.now(UTC), CanaryStatus.ERROR, error=reason))
@@ -182,7 +182,7 @@ class RunExecutor:
         run = RunContext(state, analysis, results, documents, sources, passed)
         events = alert_events(states, run, self.watched, self.limits)
         end = schedule.run_finished_event(self.watched, analysis, started.slot, now)
-        append_and_flush(self.store, [*events, end])
+        append_durably(self.store, [*events, end], "the monitor's events")
         return analysis
 
 

@@ -29,12 +29,12 @@ from casemate.monitor.canaries.results import (
     CanaryResult,
     CanaryRun,
     CanaryStatus,
-    append_and_flush,
     group_by_canary,
 )
 from casemate.monitor.trends.cusum import WatchedCanary, WatchedSet
 from casemate.monitor.trends.sequential_tests import FlakeCounts
 from casemate.protocols import EventStore
+from casemate.runtime.events import append_durably
 from casemate.runtime.stored import read_stored
 from casemate.types import Event
 
@@ -180,7 +180,8 @@ def propose_baseline(store: EventStore, baseline: Baseline) -> None:
         BackendError: If the store does not confirm the write.
     """
     body = _to_body(baseline) | {"state": "candidate"}
-    append_and_flush(store, [Event(f"{BASELINE_KIND}:{baseline.id}", baseline.at, BASELINE_KIND, body)])
+    event = Event(f"{BASELINE_KIND}:{baseline.id}", baseline.at, BASELINE_KIND, body)
+    append_durably(store, [event], "the monitor's events")
 
 
 def accept_baseline(store: EventStore, canaries: CanarySet, id_: str, by: str, at: datetime) -> Baseline:
@@ -204,7 +205,7 @@ def accept_baseline(store: EventStore, canaries: CanarySet, id_: str, by: str, a
         )
     body = {"state": "accepted", "set": canaries.name, "id": found[0].id, "by": by}
     event = Event(f"{BASELINE_KIND}:{found[0].id}:{at.timestamp():.6f}", at, BASELINE_KIND, body)
-    append_and_flush(store, [event])
+    append_durably(store, [event], "the monitor's events")
     return found[0]
 
 
@@ -255,7 +256,7 @@ def record_source_updates(store: EventStore, tenant: str, sources: Collection[st
     """
     names = sorted(sources)
     batches = [names[i : i + SOURCES_PER_EVENT] for i in range(0, len(names), SOURCES_PER_EVENT)]
-    append_and_flush(store, [_update_event(tenant, batch, at) for batch in batches])
+    append_durably(store, [_update_event(tenant, batch, at) for batch in batches], "the monitor's events")
 
 
 def updated_sources(store: EventStore, tenant: str, since: datetime) -> frozenset[str]:
