@@ -25,11 +25,12 @@ from casemate.rag.corpus import Corpus
 from casemate.rag.pipeline import Rag
 from casemate.redteam.lab import datasets
 from casemate.redteam.lab.benign import measure_utility
-from casemate.redteam.lab.caching import CachedEmbedder, CachedGenerator
+from casemate.redteam.lab.caching import CachedGenerator
 from casemate.redteam.lab.experiment import Experiment, ExperimentPlan
 from casemate.redteam.lab.judge import membership_metrics
 from casemate.redteam.lab.results import MembershipMetrics
 from casemate.redteam.lab.store import CampaignStore
+from casemate.runtime.cached_embedder import CachedEmbedder
 from casemate.system import App
 from casemate.types import Query
 

@@ -36,10 +36,10 @@ from casemate.protocols import Generator, Target
 from casemate.rag.pipeline import Rag
 from casemate.redteam.attacks.composite import ILLNESSES
 from casemate.redteam.attacks.mextra import Mextra
-from casemate.redteam.lab.caching import CachedEmbedder
 from casemate.redteam.lab.extraction_experiment import Crawler, CrawlPlan
 from casemate.redteam.lab.extraction_metrics import measure_crawl
 from casemate.redteam.lab.store import CampaignStore
+from casemate.runtime.cached_embedder import CachedEmbedder
 from casemate.text.sentences import sentences
 from casemate.types import Document, Query
 

@@ -36,11 +36,12 @@ from casemate.maths import metrics, stats
 from casemate.protocols import Defense, ExtractionAttack, Target
 from casemate.rag.pipeline import Rag
 from casemate.redteam.lab.benign import replay_benign_sessions
-from casemate.redteam.lab.caching import CachedEmbedder, CachedGenerator
+from casemate.redteam.lab.caching import CachedGenerator
 from casemate.redteam.lab.experiment import describe_options, digest
 from casemate.redteam.lab.extraction_experiment import Crawler, CrawlPlan
 from casemate.redteam.lab.extraction_metrics import measure_crawl
 from casemate.redteam.lab.store import CampaignStore
+from casemate.runtime.cached_embedder import CachedEmbedder
 from casemate.text.synthetic_questions import generate_questions
 from casemate.types import Document, Query
 

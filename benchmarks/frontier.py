@@ -37,7 +37,6 @@ from casemate.guard.guard import Guard
 from casemate.maths import clustering, stats
 from casemate.maths.clustering import TopicSettings
 from casemate.protocols import Defense, Embedder, Target
-from casemate.redteam.lab.caching import CachedEmbedder
 from casemate.redteam.lab.extraction_experiment import Crawler, CrawlPlan
 from casemate.redteam.lab.extraction_metrics import measure_crawl
 from casemate.reindexing.fitting import ReindexSettings, fit
@@ -45,6 +44,7 @@ from casemate.reindexing.lora import DEFAULT_TRAINING as LORA
 from casemate.reindexing.registry import ReindexRegistry
 from casemate.reindexing.space import Adapter
 from casemate.reindexing.supcon import TrainSettings
+from casemate.runtime.cached_embedder import CachedEmbedder
 from casemate.types import Query
 
 SHORT = replace(LORA, classes=6, learning_rate=1e-3, steps=50, eval_interval=10)

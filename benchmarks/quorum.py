@@ -46,13 +46,14 @@ from casemate.maths.stats import clopper_pearson
 from casemate.protocols import MembershipAttack, Target
 from casemate.rag.pipeline import Rag
 from casemate.redteam.crawling.transformed import TransformedCrawler
-from casemate.redteam.lab.caching import CachedEmbedder, CachedGenerator
+from casemate.redteam.lab.caching import CachedGenerator
 from casemate.redteam.lab.experiment import Experiment
 from casemate.redteam.lab.extraction_experiment import Crawler, CrawlPlan
 from casemate.redteam.lab.extraction_metrics import measure_crawl
 from casemate.redteam.lab.judge import membership_metrics
 from casemate.redteam.lab.results import MembershipMetrics
 from casemate.redteam.lab.store import CampaignStore
+from casemate.runtime.cached_embedder import CachedEmbedder
 from casemate.text.output_transforms import TRANSFORMS
 from casemate.text.sentences import clauses
 from casemate.text.tokens import join_words, keywords

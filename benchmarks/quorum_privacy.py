@@ -30,7 +30,7 @@ from casemate.guard.guard import Guard
 from casemate.maths.stats import clopper_pearson
 from casemate.protocols import EventStore, Target
 from casemate.rag.pipeline import Rag
-from casemate.redteam.lab.caching import CachedEmbedder
+from casemate.runtime.cached_embedder import CachedEmbedder
 from casemate.types import Document, Query, QuotaGrant, QuotaRequest
 
 REDUNDANCY = (1, 2, 3, 5, 8, 12, 16, 20, 24, 30, 40)

@@ -27,12 +27,12 @@ from casemate.backends.embedders.minilm import MiniLM
 from casemate.backends.indexes.sqlite import SqliteIndex
 from casemate.guard.defenses.reindex import Reindex
 from casemate.maths.clustering import NOISE, TopicSettings, silhouette
-from casemate.redteam.lab.caching import CachedEmbedder
 from casemate.reindexing.fitting import ReindexSettings, fit
 from casemate.reindexing.registry import ReindexRegistry
 from casemate.reindexing.retrieval_quality import cross_topic_share, found_in_top_k
 from casemate.reindexing.space import Reindexing, chunk_key
 from casemate.reindexing.supcon import TrainSettings
+from casemate.runtime.cached_embedder import CachedEmbedder
 from casemate.types import Document, Query, Vector
 
 CHUNKS, ASKED, K, ENDS, POOL = 2500, 600, 5, 25, 64

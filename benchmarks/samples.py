@@ -21,9 +21,10 @@ from casemate.backends.generators.simulated_reader import SimulatedReader
 from casemate.protocols import Index, MembershipAttack, Target
 from casemate.rag.pipeline import Rag
 from casemate.redteam.lab import datasets
-from casemate.redteam.lab.caching import CachedEmbedder, CachedGenerator
+from casemate.redteam.lab.caching import CachedGenerator
 from casemate.redteam.lab.experiment import Experiment, ExperimentPlan
 from casemate.redteam.lab.store import CampaignStore
+from casemate.runtime.cached_embedder import CachedEmbedder
 from casemate.system import App
 from casemate.text.grounding import grounding_score
 from casemate.types import Document, Probe, Reply

@@ -45,10 +45,10 @@ from casemate.protocols import Defense, Target
 from casemate.rag.pipeline import join_stream
 from casemate.redteam.crawling.extracted_texts import split_reply
 from casemate.redteam.crawling.transformed import TransformedCrawler
-from casemate.redteam.lab.caching import CachedEmbedder
 from casemate.redteam.lab.experiment import describe_options
 from casemate.redteam.lab.extraction_experiment import Crawler, CrawlPlan, CrawlTrace
 from casemate.redteam.lab.extraction_metrics import measure_crawl
+from casemate.runtime.cached_embedder import CachedEmbedder
 from casemate.text.output_transforms import TRANSFORMS
 from casemate.text.refusals import is_refusal
 from casemate.types import Answer, Document, Prompt, Query

@@ -36,11 +36,11 @@ from casemate.guard.guard import Guard
 from casemate.protocols import ExtractionAttack, Generator, Target
 from casemate.rag.pipeline import Rag
 from casemate.redteam.crawling.transformed import TransformedCrawler
-from casemate.redteam.lab.caching import CachedEmbedder
 from casemate.redteam.lab.experiment import describe_options
 from casemate.redteam.lab.extraction_experiment import Crawler, CrawlPlan, CrawlTrace
 from casemate.redteam.lab.extraction_metrics import measure_crawl
 from casemate.redteam.lab.store import CampaignStore
+from casemate.runtime.cached_embedder import CachedEmbedder
 from casemate.types import Document
 
 CORPORA = ("mathqa", "squad", "nfcorpus")

@@ -12,7 +12,7 @@ from benchmarks.real import files
 from benchmarks.real.questions import RecordedWriter, attacks, prepared, prompt_row
 from benchmarks.real.sample import Sample, benign_test, open_guarded, open_sample
 from casemate.protocols import MembershipAttack
-from casemate.redteam.lab.caching import CachedEmbedder
+from casemate.runtime.cached_embedder import CachedEmbedder
 from casemate.system import App
 from casemate.types import Document, Prompt, Query
 

@@ -42,7 +42,7 @@ from casemate.guard.defenses.mirabel import Mirabel
 from casemate.maths import stats
 from casemate.maths.calibration import Calibration
 from casemate.rag.pipeline import Rag
-from casemate.redteam.lab.caching import CachedEmbedder
+from casemate.runtime.cached_embedder import CachedEmbedder
 from casemate.text.synthetic_questions import FEW_WORDS, generate_questions
 from casemate.types import Document
 

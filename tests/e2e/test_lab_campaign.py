@@ -20,12 +20,13 @@ from casemate.protocols import Defense
 from casemate.rag.pipeline import Rag
 from casemate.redteam.lab import datasets, results
 from casemate.redteam.lab.benign import measure_utility
-from casemate.redteam.lab.caching import CachedEmbedder, CachedGenerator
+from casemate.redteam.lab.caching import CachedGenerator
 from casemate.redteam.lab.experiment import Experiment, ExperimentPlan
 from casemate.redteam.lab.judge import judge_campaign
 from casemate.redteam.lab.results import CampaignResult, CheckStatus
 from casemate.redteam.lab.store import CampaignStore
 from casemate.redteam.lab.two_world_audit import two_world_audit
+from casemate.runtime.cached_embedder import CachedEmbedder
 from casemate.types import Outcome, Query
 from tests.fakes import BagOfWords, Parrot, documents
 from tests.lab_setting import Coin, Name, setting, verdict

@@ -10,7 +10,7 @@ from casemate.backends.generators.simulated_reader.requests import Task, parse_r
 from casemate.errors import CapabilityError, ConfigError
 from casemate.redteam.attacks.worm import PREFIXES, VARIANTS, CollisionSearch, Worm, join_question
 from casemate.redteam.crawling.common_words import SENTENCES, WORDS
-from casemate.redteam.lab.caching import CachedEmbedder
+from casemate.runtime.cached_embedder import CachedEmbedder
 from tests.fakes import BagOfWords
 from tests.unit.crawls import NOTES, Stubborn, System, crawl, share
 

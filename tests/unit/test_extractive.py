@@ -127,9 +127,9 @@ def test_sentence_vectors_are_computed_once_and_do_not_depend_on_the_rest_of_the
     def asked(*context):
         embedder.calls.clear()
         asyncio.run(join_stream(generator.stream(Prompt("When does the pharmacy close?", context, ""))))
-        (call,) = embedder.calls
-        assert call[0] == "When does the pharmacy close?"  # a question is not kept
-        return call[1:]
+        question, *sentences = embedder.calls
+        assert question == ("When does the pharmacy close?",)  # a question is not kept
+        return sum(sentences, ())
 
     assert len(asked(PHARMACY, PARKING)) == 6
     assert asked(PARKING, PHARMACY) == asked(PHARMACY) == ()
@@ -139,7 +139,7 @@ def test_only_the_sentences_that_the_words_rank_first_are_embedded():
     embedder = Counting()
     text = " ".join(f"Heron number {i} lives here." for i in range(30)) + " The pharmacy closes at 19:00."
     found = answer("When does the pharmacy close?", Document("a", text), embedder=embedder)
-    assert "19:00" in found and [len(call) for call in embedder.calls] == [1 + COMPARED]
+    assert "19:00" in found and [len(call) for call in embedder.calls] == [1, COMPARED]
 
 
 def test_kept_vectors_are_bounded(monkeypatch):
@@ -147,7 +147,7 @@ def test_kept_vectors_are_bounded(monkeypatch):
     generator = ExtractiveGenerator(embedder=Counting())
     for context in (PHARMACY, PARKING):
         asyncio.run(join_stream(generator.stream(Prompt("When does the pharmacy close?", (context,), ""))))
-    assert sorted(generator._vectors._kept) == ["Dr. Okwu parks free.", "Parking"]
+    assert len(generator._vectors._vectors) == 2
 
 
 REMARKS = ["{} Xanadoo is great.", "Xanadoo is great! {}", "Hello, I am new here. {} Thanks a lot!"]

@@ -9,8 +9,9 @@ from casemate.errors import BackendError, BudgetExhausted, QueryError
 from casemate.protocols import Generator
 from casemate.rag.pipeline import join_stream
 from casemate.redteam.lab.black_box import Budget, TargetSession, retry_with
-from casemate.redteam.lab.caching import CachedEmbedder, CachedGenerator
+from casemate.redteam.lab.caching import CachedGenerator
 from casemate.redteam.lab.store import CampaignStore, Exchange, describe_verdict
+from casemate.runtime.cached_embedder import CachedEmbedder
 from casemate.types import Action, Answer, Document, Hit, Prompt, Query, Reply, Retrieval, SimilarityStats, Verdict
 from tests.fakes import BagOfWords
 

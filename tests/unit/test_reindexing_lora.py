@@ -13,12 +13,12 @@ from casemate.guard.defenses.reindex import Reindex
 from casemate.guard.guard import Guard
 from casemate.maths.clustering import silhouette
 from casemate.rag.pipeline import Rag
-from casemate.redteam.lab.caching import CachedEmbedder
 from casemate.reindexing import lora
 from casemate.reindexing.fitting import ReindexSettings, fit
 from casemate.reindexing.lora import LoraSettings, TrainingTexts, TrainSettings, fine_tune
 from casemate.reindexing.registry import ReindexRegistry, reindex_due
 from casemate.reindexing.space import ADAPTER_FILES, adapter_digest, chunk_key, require_tunable
+from casemate.runtime.cached_embedder import CachedEmbedder
 from casemate.types import Query
 from tests import tiny_encoder
 from tests.fakes import Parrot

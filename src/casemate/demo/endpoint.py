@@ -29,7 +29,7 @@ from casemate.rag.chunking import split_document
 from casemate.rag.corpus import Problem
 from casemate.redteam.campaigns.external_targets import ExternalTargets, MeteredTarget, build_external_targets
 from casemate.redteam.campaigns.liveness_checks import LivenessResult, check_liveness, genre_check, refusal_check
-from casemate.redteam.lab.caching import CachedEmbedder, ReportingEmbedder
+from casemate.redteam.lab.caching import ReportingEmbedder
 from casemate.redteam.lab.datasets import MIN_CANDIDATES, IndexedSource, Split, split_from_pools
 from casemate.redteam.lab.experiment import Experiment, ExperimentPlan
 from casemate.redteam.lab.extraction_experiment import Crawler, CrawlPlan
@@ -37,6 +37,7 @@ from casemate.redteam.lab.extraction_metrics import measure_crawl
 from casemate.redteam.lab.judge import ON, attack_result
 from casemate.redteam.lab.results import AttackResult, CheckStatus, ExtractionResult
 from casemate.redteam.lab.store import CampaignStore, Exchange
+from casemate.runtime.cached_embedder import CachedEmbedder
 from casemate.text.sentences import sentences
 from casemate.text.tokens import words
 from casemate.types import Document, Query

@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
-from threading import Lock
 from typing import TypeAlias
-
-import numpy as np
 
 from casemate.errors import CapabilityError
 from casemate.guard import generation_costs
 from casemate.protocols import Embedder, EventStore, Generator
+from casemate.runtime.cached_embedder import CachedEmbedder
 from casemate.types import Document, Prompt, Vector
 
 CACHED_PASSAGES = 4096
@@ -42,29 +40,16 @@ class ContextFilter(Generator):
         if embedder is None:
             raise CapabilityError(f"{name} needs an embedder, and there is none; set the option embedder")
         self._name, self._generator, self._store, self._choose = name, generator, store, choose
-        self._embedder, self._lock = embedder, Lock()
-        self._kept: dict[str, Vector] = {}
+        self._embedder = CachedEmbedder(embedder, most=CACHED_PASSAGES)
 
     async def stream(self, prompt: Prompt) -> AsyncIterator[str]:
         """Streams the answer to the rest of the context."""
         removed: frozenset[int] = frozenset()
         if len(prompt.context) > 1:
             texts = [document.content for document in prompt.context]
-            removed = await asyncio.to_thread(self._choose, prompt.context, lambda: self._vectors(texts))
+            removed = await asyncio.to_thread(self._choose, prompt.context, lambda: self._embedder.embed(texts))
         figures = {"passages": len(prompt.context), "removed": len(removed)}
         generation_costs.append(self._store, self._name, prompt.request, figures)
         kept = tuple(document for i, document in enumerate(prompt.context) if i not in removed)
         async for piece in self._generator.stream(replace(prompt, context=kept)):
             yield piece
-
-    def _vectors(self, texts: Sequence[str]) -> Vector:
-        with self._lock:
-            found = {text: self._kept.pop(text) for text in dict.fromkeys(texts) if text in self._kept}
-        new = [text for text in dict.fromkeys(texts) if text not in found]
-        if new:
-            found |= dict(zip(new, self._embedder.embed(new), strict=True))
-        with self._lock:
-            self._kept |= found
-            for text in list(self._kept)[:-CACHED_PASSAGES]:
-                del self._kept[text]
-        return np.stack([found[text] for text in texts])

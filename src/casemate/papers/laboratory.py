@@ -33,10 +33,11 @@ from casemate.rag.corpus import Corpus, Source
 from casemate.rag.ingest import Ingest
 from casemate.rag.pipeline import Rag
 from casemate.redteam.lab import datasets
-from casemate.redteam.lab.caching import CachedEmbedder, CachedGenerator
+from casemate.redteam.lab.caching import CachedGenerator
 from casemate.redteam.lab.datasets import IndexedSource, Split
 from casemate.redteam.lab.store import CampaignStore
 from casemate.runtime.blas_threads import single_blas_thread
+from casemate.runtime.cached_embedder import CachedEmbedder
 from casemate.system import published_attacks
 from casemate.types import Document, Vector
 

@@ -22,8 +22,8 @@ from casemate.papers.synthetic_records import Record, records
 from casemate.plugins import build
 from casemate.protocols import Embedder
 from casemate.rag.pipeline import Rag
-from casemate.redteam.lab.caching import CachedEmbedder
 from casemate.runtime.blas_threads import single_blas_thread
+from casemate.runtime.cached_embedder import CachedEmbedder
 
 ROOT = Path(__file__).parents[3]
 VARIABLE = "CASEMATE_MODELS"

@@ -12,13 +12,13 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
-from threading import Lock
 from typing import NamedTuple
 
 import numpy as np
 
 from casemate.errors import ConfigError
 from casemate.protocols import Embedder, Generator
+from casemate.runtime.cached_embedder import CachedEmbedder
 from casemate.text.answering import (
     BY_VECTORS,
     BY_WORDS,
@@ -32,7 +32,7 @@ from casemate.text.answering import (
 )
 from casemate.text.sentences import sentences
 from casemate.text.tokens import content_words
-from casemate.types import UNKNOWN, Document, Float64, Prompt, Vector
+from casemate.types import UNKNOWN, Document, Float64, Prompt
 
 MARKUP = re.compile(r"^[\s#>*+•|-]+|[*_`|]+")
 MAX_SENTENCES = 64
@@ -77,7 +77,7 @@ class ExtractiveGenerator(Generator):
         if self.embedder is not None and not self.embedder.fingerprint.startswith(VECTORS_OF):
             self.embedder = None
         self._model = BY_WORDS if self.embedder is None else BY_VECTORS
-        self._vectors = _Vectors(self.embedder) if self.embedder is not None else None
+        self._vectors = CachedEmbedder(self.embedder, most=CACHED_SENTENCES) if self.embedder is not None else None
 
     async def stream(self, prompt: Prompt) -> AsyncIterator[str]:
         """Streams one sentence at a time with the number of its source, then the list of sources."""
@@ -130,32 +130,12 @@ class ExtractiveGenerator(Generator):
             f"{title}\n{places[n].text}" if title else places[n].text for title, n in zip(titles, compared, strict=True)
         ]
         assert self._vectors is not None
-        vector, *others = self._vectors.of(question.focus, texts)
+        (vector,) = self._vectors.inner.embed([question.focus])  # a question's vector is not kept
+        others = self._vectors.embed(texts)
         cosines = np.full(len(places), np.nan)
         # Without rounding, the answer could depend on the batch in which a vector was computed.
         cosines[compared] = np.round([v.astype(np.float64) @ vector.astype(np.float64) for v in others], 4)
         return cosines
-
-
-class _Vectors:
-    """Vectors of the sentences seen last. Missing ones are computed in one call."""
-
-    def __init__(self, embedder: Embedder) -> None:
-        self._embedder, self._lock = embedder, Lock()
-        self._kept: dict[str, Vector] = {}
-
-    def of(self, question: str, texts: Sequence[str]) -> list[Vector]:
-        """The vectors of a question, which is not kept, and of texts, each (dim,)."""
-        with self._lock:
-            found = {t: self._kept.pop(t) for t in dict.fromkeys(texts) if t in self._kept}
-        new = [t for t in dict.fromkeys(texts) if t not in found]
-        asked, *vectors = self._embedder.embed([question, *new])
-        found |= dict(zip(new, vectors, strict=True))
-        with self._lock:
-            self._kept |= found
-            for text in list(self._kept)[:-CACHED_SENTENCES]:
-                del self._kept[text]
-        return [asked, *(found[t] for t in texts)]
 
 
 def _ranked(model: AnswerModel, features: Float64, numbers: Sequence[int]) -> tuple[list[int], Float64]:

@@ -32,7 +32,6 @@ from casemate.redteam.campaigns.liveness_checks import (
 from casemate.redteam.campaigns.membership import MembershipRunner, UnmeasurableRunner, build_attacks
 from casemate.redteam.campaigns.pipeline import RUN, Campaign, Preparation, TargetSystem
 from casemate.redteam.lab.benign import benign_questions, measure_lost_answers
-from casemate.redteam.lab.caching import CachedEmbedder
 from casemate.redteam.lab.capabilities import NO_BARE_TARGET, SKIPPED_CHECKS, Capability, NotObservable, unmet_checks
 from casemate.redteam.lab.datasets import IndexedSource, Split
 from casemate.redteam.lab.experiment import Experiment, ExperimentPlan, digest
@@ -42,6 +41,7 @@ from casemate.redteam.lab.provided_members import read_provided, split_provided
 from casemate.redteam.lab.results import Utility
 from casemate.redteam.lab.store import CampaignStore
 from casemate.redteam.reporting.files import CRAWL
+from casemate.runtime.cached_embedder import CachedEmbedder
 from casemate.types import Document, Query
 
 BENIGN_QUESTIONS = 100

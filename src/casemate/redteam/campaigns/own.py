@@ -45,7 +45,7 @@ from casemate.redteam.campaigns.run_directory import INDEX
 from casemate.redteam.campaigns.workers import TargetFactory, WorkerSpec, calibration_files, read_files, run_on_cluster
 from casemate.redteam.lab import datasets
 from casemate.redteam.lab.benign import benign_questions, measure_utility, replay_benign_sessions
-from casemate.redteam.lab.caching import CachedEmbedder, CachedGenerator
+from casemate.redteam.lab.caching import CachedGenerator
 from casemate.redteam.lab.capabilities import OWN_SYSTEM
 from casemate.redteam.lab.datasets import IndexedSource, Split
 from casemate.redteam.lab.experiment import Experiment, ExperimentPlan, RunOnWorkers
@@ -55,6 +55,7 @@ from casemate.redteam.lab.results import BenignReplay, Check, CheckStatus, Utili
 from casemate.redteam.lab.store import CampaignStore
 from casemate.redteam.lab.two_world_audit import TwoWorldFindings, two_world_audit
 from casemate.redteam.reporting.files import CRAWL
+from casemate.runtime.cached_embedder import CachedEmbedder
 from casemate.runtime.executor import LocalExecutor
 from casemate.system import App, EmbeddingTask, calibration_settings, published_attacks
 from casemate.types import DEFAULT_TENANT, Document, Query, Secret

@@ -28,11 +28,12 @@ from casemate.rag.pipeline import Rag
 from casemate.redteam.campaigns.membership import build_attacks
 from casemate.redteam.campaigns.run_directory import INDEX
 from casemate.redteam.lab.budgets import BudgetsInMemory
-from casemate.redteam.lab.caching import CachedEmbedder, CachedGenerator, ReplyBuffer
+from casemate.redteam.lab.caching import CachedGenerator, ReplyBuffer
 from casemate.redteam.lab.datasets import IndexedSource, Split
 from casemate.redteam.lab.experiment import Experiment, ExperimentPlan, RunOnWorkers, WorkItem, WorkResult
 from casemate.redteam.lab.judge import OFF, ON
 from casemate.redteam.lab.store import CampaignStore
+from casemate.runtime.cached_embedder import CachedEmbedder
 from casemate.runtime.executor import Executor, Shared, Stopped
 from casemate.system import EmbeddingTask, audience_policy
 

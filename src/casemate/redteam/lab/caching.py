@@ -1,16 +1,13 @@
-"""Caches for campaigns: replies of a generator, kept in the campaign store, and vectors of an embedder, in memory."""
+"""Caches for campaigns: replies of a generator, kept in the campaign store."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import threading
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-
-import numpy as np
 
 from casemate.protocols import Embedder, EmbedderProxy, Generator, Progress
 from casemate.rag.pipeline import join_stream
@@ -97,40 +94,3 @@ class ReportingEmbedder(EmbedderProxy):
     def embed(self, texts: Sequence[str], progress: Progress | None = None) -> Vector:
         """See `Embedder.embed`."""
         return self.inner.embed(texts, progress or self._progress)
-
-
-class CachedEmbedder(EmbedderProxy):
-    """Caches the most recently used vectors: guard off and on embed the same questions.
-
-    Attributes:
-        calls: Texts embedded.
-        hits: Texts served from the cache.
-    """
-
-    def __init__(self, inner: Embedder, megabytes: float = 100) -> None:
-        """Limits the cache to this many megabytes of vectors."""
-        super().__init__(inner)
-        self.calls = self.hits = 0
-        self._capacity = max(1, int(megabytes * 1e6 / (4 * inner.dim)))
-        self._vectors: OrderedDict[bytes, Vector] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def embed(self, texts: Sequence[str], progress: Progress | None = None) -> Vector:
-        """See `Embedder.embed`."""
-        keys = [hashlib.blake2b(t.encode("utf-8", "surrogatepass"), digest_size=16).digest() for t in texts]
-        with self._lock:
-            found = {key: self._vectors[key] for key in keys if key in self._vectors}
-        new = {key: text for key, text in zip(keys, texts, strict=True) if key not in found}
-        if new:
-            found |= zip(new, self.inner.embed(list(new.values()), progress), strict=True)
-        with self._lock:
-            self.calls += len(new)
-            self.hits += len(texts) - len(new)
-            for key in keys:
-                self._vectors[key] = found[key]
-                self._vectors.move_to_end(key)
-            while len(self._vectors) > self._capacity:
-                self._vectors.popitem(last=False)
-        if progress is not None and (cached := len(texts) - len(new)) >= bool(new):
-            progress(cached)
-        return np.stack([found[key] for key in keys]) if keys else np.empty((0, self.dim), np.float32)

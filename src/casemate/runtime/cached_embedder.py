@@ -1,0 +1,54 @@
+"""Vectors of an embedder, cached in memory."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import numpy as np
+
+from casemate.protocols import Embedder, EmbedderProxy, Progress
+from casemate.types import Vector
+
+
+class CachedEmbedder(EmbedderProxy):
+    """Caches the most recently used vectors. Keys are digests, so no text is kept.
+
+    Args:
+        inner: The embedder.
+        megabytes: Largest size of the vectors.
+        most: Largest number of vectors, in place of their size.
+
+    Attributes:
+        calls: Texts embedded.
+        hits: Texts served from the cache.
+    """
+
+    def __init__(self, inner: Embedder, megabytes: float = 100, most: int | None = None) -> None:
+        super().__init__(inner)
+        self.calls = self.hits = 0
+        self._capacity = most or max(1, int(megabytes * 1e6 / (4 * inner.dim)))
+        self._vectors: OrderedDict[bytes, Vector] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def embed(self, texts: Sequence[str], progress: Progress | None = None) -> Vector:
+        """See `Embedder.embed`."""
+        keys = [hashlib.blake2b(t.encode("utf-8", "surrogatepass"), digest_size=16).digest() for t in texts]
+        with self._lock:
+            found = {key: self._vectors[key] for key in keys if key in self._vectors}
+        new = {key: text for key, text in zip(keys, texts, strict=True) if key not in found}
+        if new:
+            found |= zip(new, self.inner.embed(list(new.values()), progress), strict=True)
+        with self._lock:
+            self.calls += len(new)
+            self.hits += len(texts) - len(new)
+            for key in keys:
+                self._vectors[key] = found[key]
+                self._vectors.move_to_end(key)
+            while len(self._vectors) > self._capacity:
+                self._vectors.popitem(last=False)
+        if progress is not None and (cached := len(texts) - len(new)) >= bool(new):
+            progress(cached)
+        return np.stack([found[key] for key in keys]) if keys else np.empty((0, self.dim), np.float32)
