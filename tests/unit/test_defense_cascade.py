@@ -95,7 +95,7 @@ class TestWiring:
             made(reference=Toy(2, "bac "))
 
     def test_generator_without_probabilities_is_no_reference(self):
-        with pytest.raises(CapabilityError, match="needs a reference model: Parrot provides no token probabilities"):
+        with pytest.raises(CapabilityError, match="Parrot provides none; set 'reference'"):
             made(generator=Parrot())
 
     def test_model_that_cannot_rewind_is_refused(self):

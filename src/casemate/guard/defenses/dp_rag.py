@@ -17,9 +17,8 @@ of answers add up.
 
 from __future__ import annotations
 
-import asyncio
 import math
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -31,10 +30,10 @@ from casemate.guard.token_models import require_token_model
 from casemate.maths.cascade import sample_token
 from casemate.maths.dp import next_token_distribution, sample_threshold, threshold_distribution, token_scores
 from casemate.protocols import DecodingSession, Defense, EventStore, Generator, TokenModel
+from casemate.runtime.growing_text import stream_growth
 from casemate.types import Action, Outcome, Prompt, Query, Retrieval, Verdict
 
 NAME = "dp_rag"
-INCOMPLETE = "\ufffd"
 """Decoding of a character whose last tokens are still missing."""
 MAX_TOKENS = 4096
 
@@ -188,26 +187,22 @@ class _PrivateGenerator(Generator):
         contexts = [replace(prompt, context=(document,)) for document in prompt.context]
         prompts = [self._model.encode(p) for p in (*contexts, replace(prompt, context=()))]
         session = self._model.begin(prompts)
-        rng = self._draws(prompt.question)
         limit = self._model.limit
         room = self._mechanism.tokens if limit is None else min(self._mechanism.tokens, limit - max(map(len, prompts)))
-        answer: list[int] = []
-        sent = drawn = 0
+        drawn: list[int] = []
         try:
-            while drawn < room:
-                token = await asyncio.to_thread(self._next, session, answer, rng)
-                drawn += 1
-                if token in self._model.ends:
-                    break
-                answer.append(token)
-                text = self._text(answer)
-                if len(text) > sent and not text.endswith(INCOMPLETE):
-                    yield text[sent:]
-                    sent = len(text)
-            if rest := self._text(answer)[sent:]:
-                yield rest
+            async for piece in stream_growth(self._texts(session, drawn, room, self._draws(prompt.question))):
+                yield piece
         finally:
-            self._append(prompt, self._figures(prompt, drawn, session))
+            self._append(prompt, self._figures(prompt, len(drawn), session))
+
+    def _texts(self, session: DecodingSession, drawn: list[int], room: int, rng: np.random.Generator) -> Iterator[str]:
+        """The answer after each token; appends the tokens to ``drawn``, that of the end as well."""
+        while len(drawn) < room:
+            drawn.append(self._next(session, drawn, rng))
+            if drawn[-1] in self._model.ends:
+                return
+            yield self._model.text(drawn).lstrip()
 
     def _next(self, session: DecodingSession, answer: list[int], rng: np.random.Generator) -> int:
         mechanism = self._mechanism
@@ -217,9 +212,6 @@ class _PrivateGenerator(Generator):
             scored, logits[-1], mechanism.epsilon, mechanism.temperature, mechanism.public
         )
         return sample_token(probabilities, rng.random())
-
-    def _text(self, answer: list[int]) -> str:
-        return self._model.text(answer).lstrip()
 
     def _figures(self, prompt: Prompt, drawn: int, session: DecodingSession) -> dict[str, Any]:
         length = len(self._model.encode(prompt))

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, TypeAlias, get_args
 
@@ -39,6 +39,7 @@ from casemate.guard.defenses.quorum.release import Release, Thresholds, compose
 from casemate.guard.token_models import require_token_model
 from casemate.maths.cascade import softmax
 from casemate.protocols import DecodingSession, Defense, EventStore, Generator, Logits, TokenModel
+from casemate.runtime.growing_text import stream_growth
 from casemate.types import UNKNOWN, Document, Float64, Prompt
 
 NAME = "robust_rag"
@@ -48,7 +49,6 @@ MOST_KEYWORDS = 64
 SENTENCES = 2
 ABSTAINS = 0.99
 """Probability of "I don't know." above which a passage does not take part in decoding."""
-INCOMPLETE = "\ufffd"
 WRITE = (
     "Answer the question in at most two short sentences, with the help of the keywords in the document. They come from "
     f"several sources. When they do not answer the question, say: {UNKNOWN}"
@@ -161,21 +161,17 @@ class _Decoding(Generator):
         if len(prompts) < 2:
             yield UNKNOWN
             return
+        async for piece in stream_growth(self._texts(prompts)):
+            yield piece
+
+    def _texts(self, prompts: Sequence[Sequence[int]]) -> Iterator[str]:
+        """The answer after each token."""
         session, limit = self.model.begin(prompts), self.model.limit
         room = self.tokens if limit is None else min(self.tokens, limit - max(map(len, prompts)))
         answer: list[int] = []
-        sent = 0
-        for _ in range(room):
-            token = await asyncio.to_thread(self._next, session, answer)
-            if token in self.model.ends:
-                break
+        while len(answer) < room and (token := self._next(session, answer)) not in self.model.ends:
             answer.append(token)
-            text = self.model.text(answer).lstrip()
-            if len(text) > sent and not text.endswith(INCOMPLETE):
-                yield text[sent:]
-                sent = len(text)
-        if rest := self.model.text(answer).lstrip()[sent:]:
-            yield rest
+            yield self.model.text(answer).lstrip()
 
     def _heard(self, prompt: Prompt) -> list[list[int]]:
         """Token ids of the passages that do not abstain, one prompt for each, and of no passage, which is last."""

@@ -23,6 +23,7 @@ from casemate.backends.generators.transformers.decoding import NAME, CachedDecod
 from casemate.errors import BackendError, ConfigError, needs
 from casemate.protocols import Generator, LanguageModel, TokenModel
 from casemate.runtime.batching import Arrivals, ContinuousBatch
+from casemate.runtime.growing_text import stream_growth
 from casemate.runtime.hugging_face import fast_tokenizer, local_folder, not_loaded, require_device, silent
 from casemate.types import Prompt, TokenScore
 
@@ -32,7 +33,6 @@ DATA_NOTE = (
 )
 NOT_A_NUMBER = "the model {model!r} returned NaN; use dtype float32 or bfloat16"
 
-_INCOMPLETE = "\ufffd"  # decodes a character whose last tokens are missing
 _POSITIONS = 256  # positions per float32 conversion of logits
 
 
@@ -120,23 +120,18 @@ class CausalLM(Generator, LanguageModel, TokenModel):
                 raise self._silence(len(prompt_ids))
             yield text
             return
-        random = self._random_source()
-        cache: Any = None
-        generated: list[int] = []
-        sent = 0
+        async for piece in stream_growth(self._texts(prompt_ids), self._silence(len(prompt_ids))):
+            yield piece
+
+    def _texts(self, prompt_ids: list[int]) -> Iterator[str]:
+        """The answer after each token."""
+        random, cache, generated = self._random_source(), None, list[int]()
         for _ in range(self._max_new_tokens(len(prompt_ids))):
-            token, cache = await asyncio.to_thread(self._next, generated[-1:] or prompt_ids, cache, random)
+            token, cache = self._next(generated[-1:] or prompt_ids, cache, random)
             if token in self._ends:
-                break
+                return
             generated.append(token)
-            text = self._text(generated)
-            if len(text) > sent and not text.endswith(_INCOMPLETE):
-                yield text[sent:]
-                sent = len(text)
-        if rest := self._text(generated)[sent:]:
-            yield rest
-        elif not sent:
-            raise self._silence(len(prompt_ids))
+            yield self._text(generated)
 
     def _decode(self, arrived: Arrivals[tuple[list[int], int]]) -> Iterator[tuple[int, list[int]]]:
         """Decodes prompts, and those that arrive meanwhile."""

@@ -17,9 +17,9 @@ documented in ``casemate.maths.cascade`` and ``decoding``.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -27,12 +27,13 @@ from casemate.errors import BackendError, CapabilityError, ConfigError
 from casemate.guard import generation_costs
 from casemate.guard.defenses.cascade.decoding import Bonus, CascadeDecoding, DecodingSettings, View
 from casemate.guard.defenses.cascade.rewriting import RewritingGenerator, quotation_stats
+from casemate.guard.token_models import require_token_model
 from casemate.maths.cascade import DeferralRule, DeferralRuleName
 from casemate.protocols import Defense, EventStore, Generator, Logits, TokenModel
+from casemate.runtime.growing_text import stream_growth
 from casemate.text.copying import Alphabet, CopyDetector
 from casemate.types import Prompt
 
-INCOMPLETE = "\ufffd"
 """Decoding of a character whose last tokens are still missing."""
 VIEWS = ("same", "ablated", "summary", "guarded")
 ROUNDING = 0.1
@@ -122,7 +123,8 @@ class Cascade(Defense):
                     "be 'same'; use ablated, summary or guarded, or set a draft model"
                 )
             return RewritingGenerator(generator, self.reference_view, self.run, self.budget, self.share, self._append)
-        reference = self.reference or _token_model(generator)
+        instead = ", or remove 'draft' to measure whole answers instead"
+        reference = require_token_model("cascade", self.reference, generator, instead, "reference")
         _require_one_vocabulary(self.draft, reference)
         for name, model in (("draft", self.draft), ("reference", reference)):
             _require_rewinding(name, model)
@@ -160,22 +162,11 @@ class _CascadeGenerator(Generator):
             BackendError: If the prompt is too long for one of the models, a model fails, or they write nothing.
         """
         decoding = await asyncio.to_thread(self.decoding, prompt)
-        sent = 0
+        message = "the models of the cascade wrote nothing; use models trained to answer"
         try:
-            while not decoding.finished:
-                await asyncio.to_thread(decoding.block)
-                text = self._text(decoding)
-                if len(text) > sent and not text.endswith(INCOMPLETE):
-                    yield text[sent:]
-                    sent = len(text)
-            if rest := self._text(decoding)[sent:]:
-                yield rest
-            elif not sent:
-                raise BackendError(
-                    "the models of the cascade wrote nothing; use models trained to answer",
-                    backend="cascade",
-                    retryable=False,
-                )
+            empty = BackendError(message, backend="cascade", retryable=False)
+            async for piece in stream_growth(self._texts(decoding), empty):
+                yield piece
         finally:
             chunks = range(len(prompt.context))
             figures = quotation_stats(decoding.copying, decoding.state, chunks) | asdict(decoding.stats)
@@ -192,17 +183,11 @@ class _CascadeGenerator(Generator):
         copying = self._copying(chunks, question)
         return CascadeDecoding(self._models, prompt, self._settings, copying, self._alphabet, rng)
 
-    def _text(self, decoding: CascadeDecoding) -> str:
-        return self._models[1].text(decoding.answer).lstrip()
-
-
-def _token_model(generator: Generator) -> TokenModel:
-    if TokenModel not in type(generator).__mro__:
-        raise CapabilityError(
-            f"cascade needs a reference model: {type(generator).__name__} provides no token probabilities; set "
-            "'reference', or remove 'draft' to measure whole answers instead"
-        )
-    return cast(TokenModel, generator)
+    def _texts(self, decoding: CascadeDecoding) -> Iterator[str]:
+        """The answer after each block."""
+        while not decoding.finished:
+            decoding.block()
+            yield self._models[1].text(decoding.answer).lstrip()
 
 
 def _single_line(text: str) -> str:
