@@ -44,12 +44,7 @@ def open_app(
         DataError: If the index is damaged, is not an index, or was built with another embedder.
         BackendError: If an external system cannot be reached.
     """
-    if isinstance(config, str | Path):
-        config = configuration.read(Path(config))
-    elif config is None:
-        config = configuration.read()
-    elif not isinstance(config, Config):
-        config = configuration.parse(config)
+    config = configuration.read() if config is None else configuration.resolve(config)
     folder = config.folder
     for spec in config.guard.defenses:  # reports wrong options before anything is opened
         if not plugins.injected(plugins.load("defense", spec.use)).keys() & spec.options:  # would load a model twice

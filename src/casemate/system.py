@@ -17,7 +17,7 @@ from casemate.config import Config, GuardSection, PluginSpec, RedteamSection
 from casemate.errors import ConfigError, DataError
 from casemate.guard.audience import AudiencePolicy, EntitlementFunction, EntitlementRule
 from casemate.guard.calibration.file import read_calibrations, write_calibration
-from casemate.guard.calibration.fitting import CalibrationSettings, calibrate, calibrated_defenses
+from casemate.guard.calibration.fitting import CalibrationSettings, calibrate, calibrated_defenses, calibration_due
 from casemate.guard.guard import Guard
 from casemate.maths.calibration import Calibration
 from casemate.plugins import build
@@ -175,12 +175,7 @@ class App:
 
     def due(self, tenant: str = DEFAULT_TENANT) -> str:
         """Reason why the guard must be calibrated before it can answer a tenant's queries; empty if it is ready."""
-        try:
-            for defense in self.calibrated:
-                defense.ready(tenant, self.index.moments(tenant).n)
-        except DataError as error:
-            return str(error)
-        return ""
+        return calibration_due(self.guard.defenses, self.index, tenant)
 
     def close(self) -> None:
         """Writes pending events, and closes files and connections."""

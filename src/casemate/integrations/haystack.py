@@ -53,7 +53,7 @@ class HaystackCollection(FrameworkCollection):
         return self._held(self.retriever.document_store.filter_documents(wanted))
 
     def search_store(self, vector: Any, k: int, options: dict[str, Any]) -> Sequence[FrameworkDocument]:
-        """See ``FrameworkCollection.look``."""
+        """See ``FrameworkCollection.search_store``."""
         retriever = self._unfiltered if options.pop("whole", True) else self.retriever
         found = retriever.run(query_embedding=vector, top_k=k, **options, **self._vectors)["documents"]
         return [self.row(document) for document in found]

@@ -54,9 +54,7 @@ class GuardedDocumentJoiner:
             return {"documents": []}
         who = client_identity(client, tenant)
         asked = GuardedQuery(query, self.retriever._embedded(query), len(given), who, {"whole": False}, given=given)
-        found = {row.id: row for row in protection.retrieve(asked)}
-        kept = [found.pop(row.id) for row in given if row.id in found]
-        return {"documents": self.retriever._shown([*kept, *found.values()])}
+        return {"documents": self.retriever._shown(protection.retrieve(asked))}
 
     def to_dict(self) -> dict[str, Any]:
         """See ``GuardedHaystackRetriever.to_dict``. A loaded pipeline has a guard of its own in the joiner."""

@@ -291,14 +291,14 @@ class JudgedRetriever(_GuardedRetriever):
     ) -> list[Document]:
         found = self.retriever.invoke(query, {"callbacks": []}, **kwargs)
         asked = self._asked(query, self.store._embedded(query), found)
-        return _kept(asked.given or (), self.store.protection.retrieve(asked)) if asked else []
+        return [to_langchain(row) for row in self.store.protection.retrieve(asked)] if asked else []
 
     async def _aget_relevant_documents(
         self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, **kwargs: Any
     ) -> list[Document]:
         found = await self.retriever.ainvoke(query, {"callbacks": []}, **kwargs)
         asked = self._asked(query, await self.store._aembedded(query), found)
-        return _kept(asked.given or (), await self.store.protection.aretrieve(asked)) if asked else []
+        return [to_langchain(row) for row in await self.store.protection.aretrieve(asked)] if asked else []
 
     def _asked(self, query: str, vector: list[float], found: Sequence[Document]) -> GuardedQuery | None:
         named = self.store._collection_of().id_of
@@ -476,10 +476,3 @@ def _ids(documents: Sequence[Document], kwargs: Mapping[str, Any]) -> list[str]:
         raise ValueError(f"ids must be as many as documents: {len(given)} ids for {len(documents)} documents")
     own = given or [d.id for d in documents]
     return [name or str(uuid.uuid4()) for name in own]
-
-
-def _kept(given: Sequence[FrameworkDocument], rows: Sequence[FrameworkDocument]) -> list[Document]:
-    """The allowed documents in the other retriever's order, then those that replace withheld ones."""
-    left = {row.id: row for row in rows}
-    kept = [to_langchain(left.pop(row.id)) for row in given if row.id in left]
-    return kept + [to_langchain(row) for row in left.values()]

@@ -72,7 +72,7 @@ class LangChainCollection(FrameworkCollection):
         return source if number is None else f"{source}#{number}"
 
     def search_store(self, vector: Any, k: int, options: dict[str, Any]) -> Sequence[FrameworkDocument]:
-        """See ``FrameworkCollection.look``."""
+        """See ``FrameworkCollection.search_store``."""
         for name in WITH_SCORE:
             if hasattr(self.store, name):
                 return [self.row(d, float(s)) for d, s in getattr(self.store, name)(vector, k=k, **options)]
@@ -94,7 +94,7 @@ class InMemory(LangChainCollection):
             yield self._held(held)
 
     def search_store(self, vector: Any, k: int, options: dict[str, Any]) -> Sequence[FrameworkDocument]:
-        """See ``FrameworkCollection.look``. The score is the exact cosine."""
+        """See ``FrameworkCollection.search_store``. The score is the exact cosine."""
         found = self.store.similarity_search_with_score_by_vector(vector, k=k, **options)
         return [self.row(d, s, s) for d, s in found]
 
@@ -127,7 +127,7 @@ class Faiss(LangChainCollection):
             yield self._held(name, place)
 
     def search_store(self, vector: Any, k: int, options: dict[str, Any]) -> Sequence[FrameworkDocument]:
-        """See ``FrameworkCollection.look``."""
+        """See ``FrameworkCollection.search_store``."""
         found = self.store.similarity_search_with_score_by_vector(vector, k=k, **options)
         return [self.row(d, float(s)) for d, s in found]
 
@@ -369,7 +369,7 @@ class CustomStore(LangChainCollection):
             yield self.row(document), vector
 
     def search_store(self, vector: Any, k: int, options: dict[str, Any]) -> Sequence[FrameworkDocument]:
-        """See ``FrameworkCollection.look``."""
+        """See ``FrameworkCollection.search_store``."""
         found = super().search_store(vector, k, options)
         return [row._replace(cosine=None if row.score is None else self._cosine(row.score)) for row in found]
 

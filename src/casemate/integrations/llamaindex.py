@@ -82,7 +82,7 @@ class LlamaIndexCollection(FrameworkCollection):
         return ((_row(self.index.docstore.get_node(name)), held[name]) for name in ids if name in held)
 
     def search_store(self, vector: Any, k: int, options: dict[str, Any]) -> Sequence[FrameworkDocument]:
-        """See ``FrameworkCollection.look``. Bypasses the retriever's callbacks: a trace would reveal withheld nodes."""
+        """See ``FrameworkCollection.search_store``. No callbacks: a trace would reveal withheld nodes."""
         retriever = copy.copy(options.get("retriever", self._plain))
         retriever.similarity_top_k = k
         bundle = QueryBundle(options.get("text", ""), embedding=vector)
@@ -193,7 +193,7 @@ class GuardedPostprocessor(Guarded, BaseNodePostprocessor):
         if bundle.embedding is None and nodes:
             bundle.embedding = self._model.get_agg_embedding_from_queries(bundle.embedding_strs)
         asked = self._asked(nodes, bundle)
-        return _kept(nodes, self._protection.retrieve(asked)) if asked else []
+        return [_scored(row) for row in self._protection.retrieve(asked)] if asked else []
 
     async def _apostprocess_nodes(
         self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
@@ -202,7 +202,7 @@ class GuardedPostprocessor(Guarded, BaseNodePostprocessor):
         if bundle.embedding is None and nodes:
             bundle.embedding = await self._model.aget_agg_embedding_from_queries(bundle.embedding_strs)
         asked = self._asked(nodes, bundle)
-        return _kept(nodes, await self._protection.aretrieve(asked)) if asked else []
+        return [_scored(row) for row in await self._protection.aretrieve(asked)] if asked else []
 
     def _asked(self, nodes: Sequence[NodeWithScore], bundle: QueryBundle) -> GuardedQuery | None:
         given = self._protection.given(_row(n.node, n.score) for n in nodes)
@@ -288,13 +288,6 @@ def _scored(row: FrameworkDocument) -> NodeWithScore:
         node = node.model_copy(deep=True)
         node.set_content(row.text)
     return NodeWithScore(node=node, score=row.score)
-
-
-def _kept(nodes: Sequence[NodeWithScore], rows: Sequence[FrameworkDocument]) -> list[NodeWithScore]:
-    """The allowed documents in the other retriever's order, then those that replace withheld ones."""
-    left = {row.id: row for row in rows}
-    kept = [_scored(left.pop(n.node.node_id)) for n in nodes if n.node.node_id in left]
-    return kept + [_scored(row) for row in left.values()]
 
 
 def _required(bundle: QueryBundle | None) -> QueryBundle:

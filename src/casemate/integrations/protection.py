@@ -20,9 +20,9 @@ from casemate import config as configuration
 from casemate import plugins
 from casemate.backends.sidecar.sidecar_database import MEMORY
 from casemate.config import Config, PluginSpec
-from casemate.errors import CapabilityError, ConfigError, DataError
+from casemate.errors import CapabilityError, ConfigError
 from casemate.guard.audience import ReleasedDocument
-from casemate.guard.calibration.fitting import calibrated_defenses
+from casemate.guard.calibration.fitting import calibrated_defenses, calibration_due
 from casemate.guard.guard import Guard
 from casemate.guard.turn import turn
 from casemate.integrations.adapters import FrameworkCollection, FrameworkEmbedder, document_of, unit_vector
@@ -106,7 +106,7 @@ class Protection:
         fit: bool | Sequence[str] = True,
     ) -> None:
         self.store, self.embedder, self.texts = store, embedder, TextLookup(store)
-        self.config = _read(config)
+        self.config = Config() if config is None else configuration.resolve(config)
         _refuse_own_reader(self.config)
         with ExitStack() as opened:
             held = path if path is not None else opened.enter_context(tempfile.TemporaryDirectory(prefix="casemate-"))
@@ -222,12 +222,7 @@ class Protection:
     @property
     def due(self) -> str:
         """Why the guard needs a calibration before it allows documents; empty if it does not."""
-        try:
-            for defense in calibrated_defenses(self.guard.defenses):
-                defense.ready(DEFAULT_TENANT, self._count)
-        except DataError as error:
-            return str(error)
-        return ""
+        return calibration_due(self.guard.defenses, self.index)
 
     def calibrate(self, questions: Sequence[str] = (), progress: Progress = lambda count: None) -> None:
         """Calibrates the guard on real benign questions, else on synthetic ones.
@@ -284,7 +279,7 @@ class Protection:
         return withheld
 
     def retrieve(self, asked: GuardedQuery) -> list[FrameworkDocument]:
-        """Retrieves the documents that the guard allows, best first."""
+        """Retrieves the documents that the guard allows, best first; given ones in their order."""
         self._fit()
         return self.loops.run(lambda: self._retrieved(asked))
 
@@ -319,7 +314,7 @@ class Protection:
     async def _judged(
         self, asked: GuardedQuery, query: Query, given: Sequence[FrameworkDocument]
     ) -> list[FrameworkDocument]:
-        """Judges another retriever's documents and fills up with allowed ones to the same number.
+        """The allowed documents of another retriever, in its order, then as many others as replace withheld ones.
 
         The second retrieval alone composes an answer of unreadable sources, so budgets of units are charged once.
         """
@@ -332,7 +327,8 @@ class Protection:
         stored = [row for row in others if row.native is not None]
         texts = [*kept, *(r for r in stored if r.id not in mine and of.get(r.id, "") not in gone)]
         released = [row for row in others if row.native is None and (row.text != UNKNOWN or not texts)]
-        return [*texts[: asked.k - len(released)], *released]
+        rows = {row.id: row for row in (*texts[: asked.k - len(released)], *released)}
+        return [*(rows.pop(row.id) for row in given if row.id in rows), *rows.values()]
 
     async def _allowed(
         self, asked: GuardedQuery, query: Query, *, delivered: bool = True
@@ -536,11 +532,3 @@ def _refuse_own_reader(config: Config) -> None:
             f"monitor.gate_reader: {OWN.use!r} is the system's generator, and a framework wrapper has none; "
             "name another generator, or remove the line to quote sentences without a model"
         )
-
-
-def _read(config: Config | Mapping[str, Any] | Path | str | None) -> Config:
-    if isinstance(config, str | Path):
-        return configuration.read(Path(config))
-    if config is None or isinstance(config, Config):
-        return config or Config()
-    return configuration.parse(config)

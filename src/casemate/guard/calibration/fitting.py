@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from casemate.errors import ConfigError, QueryError
+from casemate.errors import ConfigError, DataError, QueryError
 from casemate.guard.calibration.closeness import FEATURES, LOOKAHEAD, FeatureExtractor, Features, unique_sources
 from casemate.guard.calibration.log_review import AS_CLOSE, UNFAMILIAR, as_close_as_attacks, unfamiliar_share
 from casemate.maths.calibration import Calibration
@@ -101,6 +101,16 @@ def calibrated_defenses(defenses: Iterable[Defense]) -> tuple[CalibratedDefense,
                     f"{defense.calibration}; set the option 'calibration' of one to another file"
                 )
     return tuple(by_file.values())
+
+
+def calibration_due(defenses: Iterable[Defense], index: Index, tenant: str = DEFAULT_TENANT) -> str:
+    """Reason why a guard must be calibrated before it can answer a tenant's queries; empty if it is ready."""
+    try:
+        for defense in calibrated_defenses(defenses):
+            defense.ready(tenant, index.moments(tenant).n)
+    except DataError as error:
+        return str(error)
+    return ""
 
 
 async def calibrate(
