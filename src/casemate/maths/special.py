@@ -15,6 +15,11 @@ EPSILON = 3e-16
 MAX_TERMS = 100_000
 
 
+def log_beta(a: float, b: float) -> float:
+    """Logarithm of the beta function."""
+    return math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b)
+
+
 def beta_cdf(x: float, a: float, b: float) -> float:
     """Cumulative distribution function of Beta(a, b): the regularized incomplete beta function I_x(a, b).
 

@@ -107,7 +107,7 @@ def make_alert_id(kind: str, about: str, occasion: str) -> str:
     >>> make_alert_id("changed", "clinic", "clinic@2026-03-01T12:00:00Z")
     'changed-aea553bdbccfabe9'
     """
-    return f"{kind[:60]}-{_digest(kind, about, occasion)}"
+    return f"{kind[:60]}-{digest(kind, about, occasion)}"
 
 
 def alert_to_event(alert: Alert, phase: AlertPhase, at: datetime, occasion: str, quiet: bool = False) -> Event:
@@ -120,7 +120,7 @@ def alert_to_event(alert: Alert, phase: AlertPhase, at: datetime, occasion: str,
         occasion: The run or other cause. The store keeps the same change of the same occasion once.
         quiet: Whether no notification is sent.
     """
-    about = "" if phase is AlertPhase.OPENED else f":{_digest(occasion)}"
+    about = "" if phase is AlertPhase.OPENED else f":{digest(occasion)}"
     body = asdict(alert) | {"since": alert.since.isoformat(), "phase": phase, "quiet": quiet}
     return Event(f"{ALERT_KIND}:{phase}:{alert.id}{about}", at, ALERT_KIND, body)
 
@@ -205,7 +205,7 @@ def acknowledge_alert(store: EventStore, alert_id: str, by: str, at: datetime) -
     """
     _require_open(store, alert_id)
     body = {"id": alert_id, "phase": AlertPhase.ACKNOWLEDGED, "by": by}
-    event_id = f"{ALERT_KIND}:{AlertPhase.ACKNOWLEDGED}:{alert_id}:{_digest(by, at.isoformat())}"
+    event_id = f"{ALERT_KIND}:{AlertPhase.ACKNOWLEDGED}:{alert_id}:{digest(by, at.isoformat())}"
     store.append(Event(event_id, at, ALERT_KIND, body))
 
 
@@ -243,5 +243,6 @@ def _require_open(store: EventStore, alert_id: str) -> Alert:
     return found[alert_id]
 
 
-def _digest(*parts: str) -> str:
-    return hashlib.sha256("\0".join(parts).encode(errors="surrogatepass")).hexdigest()[:16]
+def digest(*parts: str, length: int = 16) -> str:
+    """SHA-256 of some texts, shortened, in hexadecimal."""
+    return hashlib.sha256("\0".join(parts).encode(errors="surrogatepass")).hexdigest()[:length]

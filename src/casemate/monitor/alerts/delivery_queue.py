@@ -8,7 +8,6 @@ critical alerts, so noise cannot block them.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -16,7 +15,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from casemate.errors import ConfigError
-from casemate.monitor.alerts.alert import Alert, AlertPhase, alert_from_event, alert_states, highest_severity
+from casemate.monitor.alerts.alert import Alert, AlertPhase, alert_from_event, alert_states, digest, highest_severity
 from casemate.monitor.alerts.messages import render_alert, summarize_alerts
 from casemate.monitor.canaries.results import Severity
 from casemate.types import Event, Notification
@@ -66,7 +65,7 @@ class DeliveryPolicy:
 
         The jitter is derived from the key, so retries after one outage are spread, and reproducible.
         """
-        jitter = int(_digest(key, str(number))[:8], 16) / 2**32
+        jitter = int(digest(key, str(number))[:8], 16) / 2**32
         length = min(self.first_backoff_s * 2.0 ** min(number - 1, 40), self.max_backoff_s)
         return timedelta(seconds=(length if retryable else self.max_backoff_s) * (0.5 + jitter))
 
@@ -238,7 +237,8 @@ def attempt_to_event(attempt: DeliveryAttempt, event: str, alert: str, channel: 
         "notification": attempt.notification,
         "reason": reason,
     }
-    return Event(f"{DELIVERY_KIND}:{_digest(event, channel)}:{attempt.number}", attempt.at, DELIVERY_KIND, body)
+    event_id = f"{DELIVERY_KIND}:{digest(event, channel, length=32)}:{attempt.number}"
+    return Event(event_id, attempt.at, DELIVERY_KIND, body)
 
 
 def _attempt_from_event(event: Event) -> DeliveryAttempt:
@@ -268,10 +268,6 @@ def _summary(updates: Sequence[PendingUpdate], channel: str) -> Notification:
     """Several alert changes as one notification."""
     text = summarize_alerts([(u.alert, u.phase) for u in updates])
     severity = highest_severity([u.alert.severity for u in updates])
-    key = f"summary-{_digest(channel, *(u.event.id for u in updates))}"
+    key = f"summary-{digest(channel, *(u.event.id for u in updates), length=32)}"
     details = {"alerts": sorted({u.alert.id for u in updates})}
     return Notification(key, key, "summary", severity, max(u.event.at for u in updates), *text, details)
-
-
-def _digest(*parts: str) -> str:
-    return hashlib.sha256("\0".join(parts).encode(errors="surrogatepass")).hexdigest()[:32]

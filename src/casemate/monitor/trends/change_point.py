@@ -15,12 +15,12 @@ Pure functions: no clock, no store.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from casemate.maths.special import log_beta
 from casemate.monitor.trends.pooled_evidence import PooledCounts
 
 CREDIBILITY = 0.9
@@ -64,15 +64,11 @@ def _posterior(runs: Sequence[PooledCounts], baseline: PooledCounts) -> np.ndarr
     failures, passes = baseline.failed + 0.5, baseline.asked - baseline.failed + 0.5
     logs = []
     for run in runs:
-        before = _log_beta(failures, passes)
-        after = _log_beta(failed + 1.0, asked - failed + 1.0)
+        before = log_beta(failures, passes)
+        after = log_beta(failed + 1.0, asked - failed + 1.0)
         logs.append(before + after)
         failures, passes = failures + run.failed, passes + run.asked - run.failed
         asked, failed = asked - run.asked, failed - run.failed
     weights = np.exp(np.array(logs) - max(logs))
     found: np.ndarray = weights / weights.sum()
     return found
-
-
-def _log_beta(a: float, b: float) -> float:
-    return math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b)

@@ -25,6 +25,7 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
+from casemate.maths.special import log_beta
 from casemate.maths.stats import clopper_pearson
 from casemate.types import Float64
 
@@ -137,7 +138,7 @@ def failure_chance(own: FlakeCounts, flakes: tuple[FlakeCounts, ...], failed: in
     if not asked:
         return UNMEASURED_FLAKE_RATE
     parts = _posterior_parts(asked, count, tuple(f.fresh for f in flakes))
-    weights = [w + _log_beta(a + failed, b + passed) - _log_beta(a, b) for a, b, w in parts]
+    weights = [w + log_beta(a + failed, b + passed) - log_beta(a, b) for a, b, w in parts]
     most = max(weights)
     scaled = [math.exp(w - most) for w in weights]
     mean = sum(w * (a + failed) / (a + b + failed + passed) for (a, b, _), w in zip(parts, scaled, strict=True))
@@ -184,11 +185,7 @@ def _priors() -> tuple[tuple[float, float], ...]:
 
 def _log_marginal(a: float, b: float, asked: int, failed: int) -> float:
     """Log probability of a baseline under Beta(a, b), without the binomial coefficient, which cancels."""
-    return _log_beta(a + failed, b + asked - failed) - _log_beta(a, b)
-
-
-def _log_beta(a: float, b: float) -> float:
-    return math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b)
+    return log_beta(a + failed, b + asked - failed) - log_beta(a, b)
 
 
 class AfterFailure(NamedTuple):
@@ -259,7 +256,7 @@ def repeat_ratios(rate: float, trials: int, failed: int, passed: int) -> Cusums:
     [2.2, 0.84, 0.0]
     """
     a, b = REPEAT_TRIALS * rate, REPEAT_TRIALS * (1 - rate) + trials
-    null = math.exp(_log_beta(a + failed, b + passed) - _log_beta(a, b))
+    null = math.exp(log_beta(a + failed, b + passed) - log_beta(a, b))
     return tuple(min(p**failed * (1 - p) ** passed / null, MAX_EVIDENCE) for p in ALTERNATIVES)
 
 
