@@ -1,3 +1,4 @@
+import asyncio
 import gzip
 import json
 
@@ -8,11 +9,14 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from casemate.backends import index_checks
 from casemate.backends.indexes.sqlite import SqliteIndex
 from casemate.errors import DataError
+from casemate.monitor.poisoning.drill import guarded_copy
+from casemate.rag import index_copy
 from casemate.rag.corpus import Corpus
+from casemate.rag.pipeline import Rag
 from casemate.redteam.lab import datasets
 from casemate.text.tokens import words
 from casemate.types import Document
-from tests.fakes import BagOfWords, documents
+from tests.fakes import BagOfWords, Parrot, documents
 
 
 @pytest.fixture
@@ -174,7 +178,7 @@ def test_a_second_copy_does_nothing_and_another_split_copies_only_the_difference
 
 
 def test_an_interrupted_copy_resumes(make, monkeypatch):
-    monkeypatch.setattr(datasets, "COPY_BATCH", 30)
+    monkeypatch.setattr(index_copy, "COPY_BATCH", 30)
     monkeypatch.setattr(index_checks, "SCAN_PAGE", 10)
     whole, chunks = chunked(80)
     split = datasets.draw_split(whole, 20, 30, 0)
@@ -223,12 +227,24 @@ class Mixed:
 
 
 def test_an_interleaved_source_is_copied_whole(make, monkeypatch):
-    monkeypatch.setattr(datasets, "COPY_BATCH", 10)
+    monkeypatch.setattr(index_copy, "COPY_BATCH", 10)
     whole, chunks = chunked(80)
     split = datasets.draw_split(whole, 20, 30, 0)
     lab = make()
     assert datasets.copy_without_nonmembers(Mixed(make(chunks)), lab, split) == 150
     assert lab.moments().n == 150
+
+
+def test_the_copy_of_a_drill_has_every_chunk_of_a_source_on_two_pages(make, monkeypatch):
+    monkeypatch.setattr(index_checks, "SCAN_PAGE", 10)  # the fourth source has chunks on the first and second page
+    owner = make(chunked(80)[1])
+
+    async def copied():
+        rag = Rag(BagOfWords(), owner, Parrot())
+        async with guarded_copy(rag, lambda folder: SqliteIndex(folder / "copy.db"), lambda index: []) as guard:
+            return [d for documents, _ in guard.rag.index.scan() for d in documents]
+
+    assert sorted(d.id for d in asyncio.run(copied())) == sorted(d.id for ds, _ in owner.scan() for d in ds)
 
 
 def test_members_missing_from_the_index_are_an_error(make):

@@ -22,6 +22,7 @@ from casemate.guard.guard import Guard
 from casemate.monitor.canaries.results import CanaryRun, CanaryStatus
 from casemate.monitor.canaries.run import CanaryRunner
 from casemate.protocols import Defense, Index, PoisoningAttack, Progress, Target
+from casemate.rag.index_copy import copy_index
 from casemate.rag.pipeline import Rag
 from casemate.text.tokens import words
 from casemate.types import DEFAULT_TENANT, Document, Query
@@ -81,13 +82,15 @@ async def guarded_copy(
         make_index: Makes an empty index in a folder.
         make_defenses: Makes the guard's defenses for that index.
         tenant: The tenant.
+
+    Raises:
+        DataError: If the tenant has no documents, or the index changed during the copy.
     """
     with tempfile.TemporaryDirectory(prefix="casemate-drill-") as folder:
         index = make_index(Path(folder))
         with closing(index):
             index.open(rag.embedder.fingerprint, rag.embedder.dim)
-            for documents, vectors in rag.index.scan(tenant):
-                await asyncio.to_thread(index.add, documents, vectors, tenant)
+            await asyncio.to_thread(copy_index, rag.index, index, tenant)
             yield Guard(Rag(rag.embedder, index, rag.generator, rag.instructions), make_defenses(index))
 
 

@@ -23,13 +23,12 @@ from casemate.guard.guard import Guard
 from casemate.maths.stats import proportion
 from casemate.plugins import build
 from casemate.protocols import Index, InjectionAttack, PersonalDataFinder, Progress, Steps, Target
+from casemate.rag.index_copy import copy_index
 from casemate.redteam.campaigns.own import OwnCampaign, OwnSystem
 from casemate.redteam.campaigns.pipeline import AttackRunner, Preparation
 from casemate.redteam.campaigns.run_directory import INDEX
 from casemate.redteam.campaigns.workers import TargetFactory
-from casemate.redteam.lab import datasets
 from casemate.redteam.lab.benign import benign_questions
-from casemate.redteam.lab.datasets import Split
 from casemate.redteam.lab.judge import OFF, ON, defense_check
 from casemate.redteam.lab.probes import (
     EXAMPLES,
@@ -230,7 +229,7 @@ class OwnProbeCampaign(OwnCampaign):
         index: Index = resources.enter_context(closing(SqliteIndex(directory / INDEX)))
         rag = self.bare_system(index, store)
         with steps("copying the index", self.app.index.moments(self.tenant).n) as count:
-            datasets.copy_without_nonmembers(self.app.index, index, Split((), (), {}, 0, ""), self.tenant, count)
+            copy_index(self.app.index, index, self.tenant, progress=count)
         screen, finder = await asyncio.to_thread(self.fit_screen, index), section.probe.personal_data
         runner = ProbeRunner(
             self.config,

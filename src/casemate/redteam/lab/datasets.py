@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -17,9 +17,9 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from casemate.errors import DataError
-from casemate.maths.moments import CorpusMoments
 from casemate.protocols import Index, Progress
 from casemate.rag.corpus import Corpus
+from casemate.rag.index_copy import copy_index
 from casemate.text.tfidf import TfIdf
 from casemate.types import DEFAULT_TENANT, Document, Vector
 
@@ -29,10 +29,6 @@ MIN_CANDIDATES = 10
 """Minimum number of members, and of non-members, for meaningful metrics."""
 NEAR_DUPLICATE = 0.95
 """TF-IDF cosine from which two texts are near-duplicates (Naseh et al. 2025, arXiv 2502.00306)."""
-COPY_BATCH = 2048
-"""Documents in one batch when an index is copied."""
-MOMENT_TOLERANCE = 1e-7
-"""Tolerance for sums of the same unit vectors in different orders. One different vector exceeds it."""
 SPLIT_KEYS = (("members", "nonmembers"), ("mem_indices", "non_mem_indices"))
 """Accepted keys of a split file: `members` and `nonmembers`, or those of splits published with attacks."""
 
@@ -178,43 +174,17 @@ def split_from_pools(
 def copy_without_nonmembers(
     index: Index, target: Index, split: Split, tenant: str = DEFAULT_TENANT, progress: Progress = lambda count: None
 ) -> int:
-    """Copies an index without the non-members. Nothing is embedded again.
-
-    Documents already copied are kept, so an interrupted copy resumes and a finished one is reused. At the end the
-    moments of both indexes must agree: they are sums over all vectors, so one document too many or too few shows.
-
-    Args:
-        index: The own index; only read.
-        target: The lab's index, opened for the same embedder.
-        split: The non-members to leave out.
-        tenant: Tenant in both indexes.
-        progress: Called with the number of chunks just copied.
-
-    Returns:
-        Number of chunks copied.
+    """Copies an index without the non-members; see `copy_index`.
 
     Raises:
         DataError: If a member is not in the index, or the index changed during the copy.
     """
     out = {d.source for d in split.nonmembers}
-    wanted = {source: digest for source, digest in index.digests(tenant).items() if source not in out}
-    absent = [d.source for d in split.members if d.source not in wanted]
+    held = index.digests(tenant).keys() - out
+    absent = [d.source for d in split.members if d.source not in held]
     if absent:
         raise DataError(f"{len(absent)} members are not in the index, {absent[0]!r} first; run 'casemate index'")
-    sizes, moments = _sizes_and_moments(index, wanted, tenant)
-    copied = 0
-    for keep in (True, False):  # if the reused part does not match, everything is copied again
-        stale = [s for s, digest in target.digests(tenant).items() if not keep or wanted.get(s) != digest]
-        if stale:
-            target.remove(stale, tenant)
-        missing = wanted.keys() - target.digests(tenant).keys()
-        for documents, vectors in _read_sources(index, {s: sizes[s] for s in missing if s in sizes}, tenant):
-            target.add(documents, vectors, tenant)
-            copied += len(documents)
-            progress(len(documents))
-        if target.digests(tenant) == wanted and _same_moments(target.moments(tenant), moments):
-            return copied
-    raise DataError("the index changed during the copy; run again when no process writes to it")
+    return copy_index(index, target, tenant, out, progress)
 
 
 def indexed_sources(index: Index, sources: Collection[str], tenant: str = DEFAULT_TENANT) -> dict[str, IndexedSource]:
@@ -297,42 +267,3 @@ def _without_near_duplicates(documents: Sequence[Document], pool: Sequence[int],
         while bad := [i for i in chosen if known[i] - chosen]:  # a returned row may be a near-duplicate of another
             chosen.difference_update(bad)
     return [i for i in pool if i in chosen], taken - len(chosen)
-
-
-def _sizes_and_moments(index: Index, wanted: Collection[str], tenant: str) -> tuple[Counter[str], CorpusMoments]:
-    """The number of chunks of each source, and the moments of all of them."""
-    sizes: Counter[str] = Counter()
-    total = None
-    for documents, vectors in index.scan(tenant):
-        mine = [i for i, d in enumerate(documents) if d.source in wanted]
-        sizes.update(documents[i].source for i in mine)
-        part = CorpusMoments.of(vectors[mine])
-        total = part if total is None else total + part
-    if total is None:
-        raise DataError(f"tenant {tenant!r} has no documents; run 'casemate index' first")
-    return sizes, total
-
-
-def _read_sources(index: Index, sizes: Mapping[str, int], tenant: str) -> Iterator[tuple[list[Document], Vector]]:
-    """Chunks with their vectors, about `COPY_BATCH` at a time, in whole sources: adding replaces a source."""
-    parts: dict[str, list[tuple[Document, Vector]]] = {}
-    whole: list[tuple[Document, Vector]] = []
-    for documents, vectors in index.scan(tenant) if sizes else ():
-        for document, vector in zip(documents, vectors, strict=True):
-            if document.source in sizes:
-                part = parts.setdefault(document.source, [])
-                part.append((document, vector.copy()))
-                whole += parts.pop(document.source) if len(part) == sizes[document.source] else ()
-        if len(whole) >= COPY_BATCH:
-            yield [d for d, _ in whole], np.stack([v for _, v in whole])
-            whole = []
-    if whole:
-        yield [d for d, _ in whole], np.stack([v for _, v in whole])
-
-
-def _same_moments(a: CorpusMoments, b: CorpusMoments) -> bool:
-    return (
-        a.n == b.n
-        and float(np.abs(a.mean - b.mean).max()) <= MOMENT_TOLERANCE
-        and float(np.abs(a.scatter - b.scatter).max()) <= MOMENT_TOLERANCE
-    )
