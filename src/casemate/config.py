@@ -528,7 +528,7 @@ def parse(raw: Any, name: str = "configuration", folder: Path = Path(), variable
         config = Config.model_validate(_expand_variables(raw, name, variables_needed))
     except ValidationError as error:
         raise ConfigError(f"{name}: {_describe(error)}") from error
-    config._folder = folder
+    config._folder, config._file = folder, folder / FILE
     return config
 
 

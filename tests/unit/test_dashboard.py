@@ -752,9 +752,10 @@ class TestOperatingPoint:
 
 class TestEnforcement:
     def test_the_page_shows_what_would_be_withheld_and_switches(self, tmp_path):
-        path = tmp_path / "casemate.yaml"
+        path = tmp_path / "other.yaml"
         path.write_text("guard:\n  mode: observe # mine\nmonitor: {gate: observe}\n")
         app = make(tmp_path, mode="observe")
+        app.config._file = path  # as named by --config
         observed = {"enforced": False, "client": HOSTILE}
         with visiting(app, verdict(1, **observed), verdict(2, flagged=True, **observed), verdict(3)) as visitor:
             assert "/dashboard/enforcement" in visitor.get("/").text

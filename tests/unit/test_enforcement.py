@@ -4,6 +4,7 @@ import asyncio
 import importlib
 import json
 import os
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -249,10 +250,10 @@ class TestSwitch:
 
     def test_a_file_that_was_edited_later_keeps_its_mode(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
-        app = make_app(tmp_path, defenses=[])
+        file = tmp_path / "other.yaml"  # as named by --config
+        file.write_text("{}")
+        app = replace(make_app(tmp_path, defenses=[]), config=configuration.read(file))
         enforcement.switch(app.store, tmp_path / "none.yaml", "observe", "me")
-        file = app.config.folder / "casemate.yaml"
-        file.write_text("")
         os.utime(file, (NOW.timestamp() + 3600, NOW.timestamp() + 3600))
         GuardModeSync(app).sync()
         assert app.mode == "enforce"

@@ -171,13 +171,15 @@ def test_doctor_examines_its_calibration(folder):
 
 
 def test_its_operating_point_is_changed_recorded_saved_and_followed(folder):
-    with opened(folder) as app, open_app(folder / "casemate.yaml") as other:
+    file = (folder / "casemate.yaml").rename(folder / "other.yaml")
+    with open_app(file) as app, open_app(file) as other:
+        asyncio.run(app.guard.add(documents(80, words=14)))
         assert operating_point.change(app, 0.02, "operator") == ""
         assert app.calibrated[0].significance == 0.02
         assert [e.body["name"] for e in app.store.scan("setting")] == ["top_similarity.significance"]
         operating_point.OperatingPointSync(other).sync()
         assert other.calibrated[0].significance == 0.02
-    with open_app(folder / "casemate.yaml") as again:
+    with open_app(file) as again:
         assert again.calibrated[0].significance == 0.02
 
 

@@ -7,24 +7,21 @@ event store follow seconds later (``OperatingPointSync``). To persist, the value
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from itertools import product
 from pathlib import Path
 
 import yaml
 
 from casemate import config_file
-from casemate.config import FILE, Config, PluginSpec
+from casemate.config import Config, PluginSpec
 from casemate.config_file import entry, insert, substitute
 from casemate.errors import DataError
+from casemate.monitor.enforcement import SETTING_KIND, record_setting
 from casemate.protocols import CalibratedDefense
 from casemate.reports.format import short_rate
 from casemate.system import App
-from casemate.types import Event
 
-KIND = "setting"
 OPTION = "significance"
 
 
@@ -54,12 +51,9 @@ def change(app: App, significance: float, by: str) -> str:
         raise DataError("no defense has an operating point; add a calibrated one, such as mirabel, to guard.defenses")
     if not 0 < significance < 1:
         raise DataError(f"the significance is {significance}; it must lie between 0 and 1")
-    body = {"name": f"{defense.name}.{OPTION}", "before": defense.significance, "after": significance, "by": by}
-    app.store.append(Event(uuid.uuid4().hex, datetime.now(UTC), KIND, body))
-    if not app.store.flush():
-        raise DataError("the event store did not take the change, so it was not made; see that it can be written")
+    record_setting(app.store, f"{defense.name}.{OPTION}", significance, by, before=defense.significance)
     defense.significance = significance
-    return write_config(app.config.folder / FILE, defense.name, significance)
+    return write_config(app.config.file, defense.name, significance)
 
 
 class OperatingPointSync:
@@ -81,7 +75,7 @@ class OperatingPointSync:
         Raises:
             BackendError: If the store cannot be read.
         """
-        events, self._offset = self._app.store.read_since(KIND, self._offset)
+        events, self._offset = self._app.store.read_since(SETTING_KIND, self._offset)
         defenses = [d for d in self._app.guard.defenses if isinstance(d, CalibratedDefense)]
         for body, defense in product((event.body for event in events), defenses):
             if body.get("name") == f"{defense.name}.{OPTION}" and defense.significance == body["before"]:

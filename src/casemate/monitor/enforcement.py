@@ -12,10 +12,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from casemate import config as configuration
-from casemate.config import FILE
 from casemate.config_file import set_values
 from casemate.errors import BackendError, CasemateError, DataError
 from casemate.guard.client_state import crawl_evidence
@@ -208,11 +207,7 @@ def switch(store: EventStore, path: Path, mode: GuardMode, by: str) -> str:
     Raises:
         BackendError: If the switch could not be recorded; nothing changes then.
     """
-    body = {"name": SETTING, "after": mode, "by": by}
-    store.append(Event(uuid.uuid4().hex, datetime.now(UTC), SETTING_KIND, body))
-    if not store.flush():
-        message = "the event store did not record the switch, so nothing was changed; check the store and try again"
-        raise BackendError(message, backend="store", retryable=True)
+    record_setting(store, SETTING, mode, by)
     return set_values(path, setting_values(path, mode))
 
 
@@ -240,7 +235,7 @@ class GuardModeSync:
 
     def __init__(self, app: App) -> None:
         self._app, self._offset = app, 0
-        file = app.config.folder / FILE
+        file = app.config.file
         self._since = datetime.fromtimestamp(file.stat().st_mtime if file.exists() else 0, UTC)
 
     def sync(self) -> None:
@@ -261,10 +256,19 @@ def record_threshold(store: EventStore, defense: str, tenant: str, before: float
     Raises:
         BackendError: If the adjustment could not be recorded.
     """
-    body = {"name": THRESHOLD, "defense": defense, "tenant": tenant, "before": before, "after": after, "by": by}
+    record_setting(store, THRESHOLD, after, by, before=before, defense=defense, tenant=tenant)
+
+
+def record_setting(store: EventStore, name: str, after: Any, by: str, **more: Any) -> None:
+    """Records the new value of a setting. Blocks.
+
+    Raises:
+        BackendError: If it could not be recorded.
+    """
+    body = {"name": name, "after": after, "by": by, **more}
     store.append(Event(uuid.uuid4().hex, datetime.now(UTC), SETTING_KIND, body))
     if not store.flush():
-        message = "the event store did not record the new threshold; check the store and try again"
+        message = f"the event store did not record the new value of {name}; check the store and try again"
         raise BackendError(message, backend="store", retryable=True)
 
 

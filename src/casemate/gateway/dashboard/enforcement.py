@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from casemate.config import FILE
 from casemate.gateway.dashboard.page import Page, PageRequest
 from casemate.gateway.dashboard.records import MAX_VERDICTS
 from casemate.gateway.dashboard.table import Column
@@ -69,8 +68,8 @@ async def switch(request: PageRequest) -> str:
     """Switches enforcement on or off; returns the address to go to."""
     mode: GuardMode = "enforce" if request.form.get("mode") == "enforce" else "observe"
     enforcement.require_guard(request.app.mode)
-    path = request.app.config.folder / FILE
-    why = await request.in_thread(enforcement.switch, request.app.store, path, mode, request.session.name)
+    file = request.app.config.file
+    why = await request.in_thread(enforcement.switch, request.app.store, file, mode, request.session.name)
     request.app.guard.enforce = mode == "enforce"
     text = "Enforcement is on." if mode == "enforce" else "The guard observes: nothing is withheld."
     request.note_setting(text, "for running gateways", why)
