@@ -105,15 +105,6 @@ def test_exchanges_are_in_the_order_of_asking_not_of_answering():
     assert [e.question for e in made.exchanges] == ["a", "b"]
 
 
-def test_a_question_beyond_the_candidate_s_budget_is_refused():
-    budget = Budget(per_candidate=2)
-    made = session(Echo(), budget=budget)
-    with pytest.raises(BudgetExhausted, match="all 2 questions for this candidate"):
-        ask(made, "a", "b", "c")
-    assert (budget.spent, budget.exhausted, made.truncated) == (2, False, False)
-    ask(session(Echo(), budget=budget), "a", "b")  # each candidate has its own
-
-
 def test_a_question_beyond_the_campaign_s_budget_is_refused():
     budget = Budget(total=3)
     ask(session(Echo(), budget=budget), "a", "b")

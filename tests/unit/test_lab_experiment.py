@@ -116,7 +116,7 @@ def test_progress_counts_to_the_total(lab):
 
 @pytest.mark.parametrize(
     "change",
-    [{"seed": 8}, {"k": 3}, {"identity": "question"}, {"per_candidate": 9}, {"label": "other"}],
+    [{"seed": 8}, {"k": 3}, {"identity": "question"}, {"label": "other"}],
 )
 def test_trials_of_another_campaign_are_not_reused(lab, change):
     run(lab.experiment())
@@ -158,35 +158,34 @@ def test_a_budget_ends_the_campaign_and_a_second_run_resumes(lab):
     assert (rest.missing, rest.cost["questions"]) == (0, 240)
 
 
-def test_a_candidate_over_its_budget_is_missing(lab):
-    trials = run(lab.experiment({"name": Name(questions=3), "coin": Coin()}, per_candidate=2))
-    assert trials.done["name", "off"] == ()
-    assert len(trials.done["coin", "off"]) == 40
-    assert trials.missing == 40
-    assert "40 trials needed more than 2 questions" in trials.why
+def test_the_reason_of_trials_beyond_the_target_s_own_limit_is_the_target_s(lab):
+    class Limited(RecordClients):
+        async def ask(self, query):
+            if len(self.clients) == 10:
+                raise BudgetExhausted("all 10 requests to localhost are sent")
+            return await super().ask(query)
+
+    trials = run(lab.experiment({"name": Name(questions=3)}, {"off": Limited(lab.rag)}, concurrency=1))
+    assert (len(trials.done["name", "off"]), trials.missing) == (3, 37)
+    assert trials.why == "all 10 requests to localhost are sent"
 
 
 @dataclass
 class AskUntilExhausted(Name):
-    """Asks until the budget is exhausted and measures the replies so far."""
+    """Asks four times or until the budget is exhausted, and measures the replies so far."""
 
     async def run(self, candidate, box, rng):
         found = []
         try:
-            while True:
+            for _ in range(4):
                 found.append(await box.ask(candidate.text))
         except BudgetExhausted:
-            return await self.measure(candidate, Probe(()), found)
-
-
-def test_an_attack_may_use_up_the_candidate_s_budget(lab):
-    trials = run(lab.experiment({"frugal": AskUntilExhausted()}, per_candidate=3))
-    assert {t.questions for t in trials.done["frugal", "off"]} == {3}
-    assert trials.missing == 0
+            pass
+        return await self.measure(candidate, Probe(()), found)
 
 
 def test_a_trial_truncated_by_the_campaign_s_budget_is_not_stored(lab):
-    trials = run(lab.experiment({"frugal": AskUntilExhausted()}, questions=10, per_candidate=4, concurrency=1))
+    trials = run(lab.experiment({"frugal": AskUntilExhausted()}, questions=10, concurrency=1))
     assert [t.questions for t in trials.done["frugal", "off"]] == [4, 4]
     assert trials.missing == 38
 

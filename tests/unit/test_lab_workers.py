@@ -103,14 +103,6 @@ def test_an_item_that_exceeds_its_lease_runs_here(lab, tmp_path, monkeypatch):
     assert found.cost["questions"] == 160
 
 
-def test_a_trial_over_its_candidate_s_budget_is_not_repeated(lab, tmp_path):
-    worker = Worker(tmp_path / "worker", per_candidate=1)
-    found = run(experiment(lab, send=worker, per_candidate=1))
-    assert found.missing == 80
-    assert found.why == "80 trials needed more than 1 questions for their candidate"
-    assert not lab.rag.generator.prompts
-
-
 def test_an_attack_aborted_on_a_worker_is_aborted(lab, tmp_path):
     def broken(target):
         return Unreliable(target, 10**9, retryable=False)

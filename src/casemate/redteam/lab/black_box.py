@@ -28,14 +28,12 @@ class Budget:
 
     Attributes:
         total: Limit of the campaign; None: unlimited.
-        per_candidate: Limit of one trial; None: unlimited.
         spent: Questions asked so far.
         exhausted: Whether a question was rejected because the total was spent.
         leased: Questions reserved by work items in progress.
     """
 
     total: int | None = None
-    per_candidate: int | None = None
     spent: int = 0
     exhausted: bool = False
     leased: int = 0
@@ -54,8 +52,8 @@ class Budget:
         self.leased -= leased if self.total is not None else 0
         self.spent += asked
 
-    def require(self, asked: int) -> None:
-        """Checks that a trial which has asked this many questions may ask another.
+    def require(self) -> None:
+        """Checks that another question may be asked.
 
         Raises:
             BudgetExhausted: If it may not.
@@ -63,8 +61,6 @@ class Budget:
         if self.total is not None and self.spent >= self.total:
             self.exhausted = True
             raise BudgetExhausted(f"all {self.total} questions of the campaign are asked; raise its budget")
-        if self.per_candidate is not None and asked >= self.per_candidate:
-            raise BudgetExhausted(f"all {self.per_candidate} questions for this candidate are asked; raise its budget")
 
 
 class SupportsAsk(Protocol):
@@ -156,7 +152,7 @@ class TargetSession:
     def _spend_question(self) -> int:
         """Takes one question from the budget; returns its number in this session."""
         try:
-            self.budget.require(self._asked)
+            self.budget.require()
         except BudgetExhausted:
             self.truncated |= self.budget.exhausted
             raise

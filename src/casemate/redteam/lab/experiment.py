@@ -53,7 +53,6 @@ class ExperimentPlan:
             With `campaign`, order matters to a guard with state: trials run one at a time, and a resumed campaign meets
             a guard that has lost its state.
         questions: Budget of the campaign, earlier runs included; None: unlimited.
-        per_candidate: Budget of one trial; None: unlimited.
         concurrency: Trials that run concurrently.
         waits: Seconds to wait before each retry of an unavailable target.
         label: Fingerprint of everything else that results depend on: configuration, corpus, versions. Trials with
@@ -65,7 +64,6 @@ class ExperimentPlan:
     tenant: str = DEFAULT_TENANT
     identity: Identity = "candidate"
     questions: int | None = None
-    per_candidate: int | None = None
     concurrency: int = 4
     waits: tuple[float, ...] = (1.0, 5.0, 20.0)
     label: str = ""
@@ -126,7 +124,6 @@ class WorkResult:
         candidate: Source of the attacked document.
         trials: Finished trials with their exchanges, by target.
         asked: Questions asked, those of unfinished trials included.
-        over_budget: Trials that needed more questions than the candidate's budget.
         error: Why the attack was aborted; empty if it was not.
         replies: Replies generated, by key of `CachedGenerator`.
         cached: Replies served from the worker's cache.
@@ -136,7 +133,6 @@ class WorkResult:
     candidate: str
     trials: dict[str, tuple[Trial, tuple[Exchange, ...]]] = field(default_factory=dict)
     asked: int = 0
-    over_budget: int = 0
     error: str = ""
     replies: Mapping[str, str] = field(default_factory=dict)
     cached: int = 0
@@ -170,9 +166,8 @@ class Experiment:
     plan: ExperimentPlan = ExperimentPlan()
     run_on_workers: RunOnWorkers | None = None
     _errors: dict[str, str] = field(default_factory=dict, init=False)
-    _over_budget: int = field(default=0, init=False)
+    _target_limit: str = field(default="", init=False)
     _studied: set[str] = field(default_factory=set, init=False)
-    _given_up: set[tuple[str, str]] = field(default_factory=set, init=False)
     _budget: Budget = field(default_factory=Budget, init=False)
     _seconds: float = field(default=0.0, init=False)
 
@@ -196,8 +191,7 @@ class Experiment:
             raise DataError(f"{len(unknown)} members are not in the index, {unknown[0]!r} first; copy the index again")
         began = time.monotonic()
         done = self._finished_trials()
-        self._reset(Budget(self.plan.questions, self.plan.per_candidate, _questions(done)))
-        self._given_up.clear()
+        self._reset(Budget(self.plan.questions, _questions(done)))
         progress(sum(map(len, done.values())))
         try:
             if self.run_on_workers is not None and self.plan.identity != "campaign":
@@ -214,7 +208,7 @@ class Experiment:
     async def run_item(self, item: WorkItem) -> WorkResult:
         """Runs one work item without the store: its trials are returned."""
         result = WorkResult(item.attack, item.candidate.source)
-        self._reset(Budget(item.questions, self.plan.per_candidate))
+        self._reset(Budget(item.questions))
         if item.attack not in self._studied:
             await self._study([item.attack])
             self._studied.add(item.attack)
@@ -225,8 +219,7 @@ class Experiment:
         await self._attack(item, record)
         if item.attack in self._errors:
             self._studied.discard(item.attack)
-        result.asked, result.over_budget = self._budget.spent, self._over_budget
-        result.error = self._errors.get(item.attack, "")
+        result.asked, result.error = self._budget.spent, self._errors.get(item.attack, "")
         return result
 
     def trials(self) -> Trials:
@@ -252,7 +245,7 @@ class Experiment:
                     yield name, document, self.exchanges(name, target, document.source)
 
     def _reset(self, budget: Budget) -> None:
-        self._budget, self._over_budget = budget, 0
+        self._budget, self._target_limit = budget, ""
         self._errors.clear()
 
     def _missing_reason(self, missing: int) -> str:
@@ -261,16 +254,13 @@ class Experiment:
             return ""
         if self._budget.exhausted:
             return f"the budget of {self.plan.questions} questions ran out; raise it and run again to continue"
-        if self._over_budget:
-            return (
-                f"{self._over_budget} trials needed more than {self.plan.per_candidate} questions for their candidate"
-            )
-        return "the campaign was interrupted; run again to continue"
+        return self._target_limit or "the campaign was interrupted; run again to continue"
 
     def _campaign(self, attack: str) -> str:
         """Fingerprint of everything that the results of an attack depend on."""
         plan = self.plan
-        facts = [plan.label, plan.seed, plan.k, plan.tenant, plan.identity, plan.per_candidate, self.split.fingerprint]
+        # None stands for an option that is gone, so that stored trials can still be reused
+        facts = [plan.label, plan.seed, plan.k, plan.tenant, plan.identity, None, self.split.fingerprint]
         return digest(*facts, attack, describe_options(self.attacks[attack]))
 
     def _finished_trials(self) -> dict[tuple[str, str], dict[str, Trial]]:
@@ -297,7 +287,7 @@ class Experiment:
         for document, member in self.split.candidates:
             for name in self.attacks:
                 left = tuple(target for target in self.targets if document.source not in done[name, target])
-                if left and (name, document.source) not in self._given_up:
+                if left:
                     yield WorkItem(name, document, member, left)
 
     async def _distribute(self, run: RunOnWorkers, items: Iterator[WorkItem], progress: Progress) -> None:
@@ -327,9 +317,6 @@ class Experiment:
     def _apply(self, result: WorkResult, progress: Progress) -> None:
         """Stores the result of a work item."""
         self._budget.settle(LEASE_QUESTIONS, result.asked)
-        self._over_budget += result.over_budget
-        if result.over_budget:
-            self._given_up.add((result.attack, result.candidate))
         for key, text in result.replies.items():
             self.store.put_reply(key, text)
         for target, (trial, exchanges) in result.trials.items():
@@ -354,8 +341,8 @@ class Experiment:
             try:
                 attempt = partial(self._attempt, item.attack, target, item.candidate, probes)
                 features, session = await retry_with(self.plan.waits, attempt)
-            except BudgetExhausted:
-                self._over_budget += not self._budget.exhausted
+            except BudgetExhausted as error:
+                self._target_limit = str(error)  # read only if the campaign's own budget is left
                 continue
             except Exception as error:
                 self._abort(item.attack, error)

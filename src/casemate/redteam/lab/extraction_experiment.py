@@ -201,7 +201,7 @@ class CrawlSession(TargetSession):
         """See `TargetSession.ask`. Raises the first error again on every later call."""
         if self.fault is not None:
             raise self.fault
-        self.budget.require(self._asked)
+        self.budget.require()
         number = self._asked
         try:
             exchange = self._stored(number, text)
