@@ -24,7 +24,7 @@ def test_a_set_names_its_origin_and_holds_no_document(path: Path) -> None:
     recorded = read_recorded(path)
     assert {"corpus", "model", "digest", "dtype", "decoding", "prompts", "seed"} <= recorded.about.keys()
     assert len(recorded.about["digest"]) == 64
-    assert not any(trial.candidate.text for trial in recorded.trials)
+    assert not any(trial.text for trial in recorded.trials)
 
 
 @pytest.mark.parametrize("path", SETS, ids=lambda path: path.name)

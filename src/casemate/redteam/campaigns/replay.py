@@ -20,16 +20,17 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
-import math
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, ValidationError, model_validator
 
 from casemate.config import PluginSpec
-from casemate.errors import CasemateError, DataError
+from casemate.errors import CasemateError, DataError, validation_reason
 from casemate.plugins import build
 from casemate.protocols import MembershipAttack
 from casemate.redteam.lab.datasets import Half
@@ -39,22 +40,47 @@ from casemate.types import Document, Probe, Reply
 
 MOST_BYTES = 1_000_000_000
 """Largest uncompressed size of a set."""
+HELP = "see 'casemate redteam replay --help' for the format"
+Name: TypeAlias = Annotated[str, BeforeValidator(str)]
+TargetName: TypeAlias = Literal["off", "on"]
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedTrial:
+class RecordedTrial(BaseModel):
     """One recorded trial; see the module for the fields."""
 
-    attack: str
-    author: str
-    candidate: Document
+    model_config = ConfigDict(strict=True, frozen=True)
+    attack: Name = "menta"
+    author: Name = ""
+    candidate: Name
+    text: Name = ""
+    title: Name = ""
     member: bool
-    questions: tuple[str, ...]
-    answers: Mapping[str, tuple[str, ...]]
-    key: Mapping[str, Any]
-    features: Mapping[str, tuple[float, ...]]
-    withheld: tuple[bool, ...]
-    half: str
+    questions: list[str] = Field(min_length=1)
+    answers: dict[TargetName, list[str]] = {}
+    key: dict[str, Any] = {}
+    features: dict[TargetName, Annotated[list[FiniteFloat], Field(min_length=1)]] = {}
+    withheld: list[bool] = []
+    half: Half | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _plural(cls, row: dict[str, Any]) -> dict[str, Any]:
+        """Accepts one question and one answer, and answers of the unguarded target without its name."""
+        row = {f"{n}s": [row[n]] for n in ("question", "answer") if n in row} | row
+        return row | {"answers": {OFF: row["answers"]}} if isinstance(row.get("answers"), list) else row
+
+    @model_validator(mode="after")
+    def _one_for_each_question(self) -> RecordedTrial:
+        given = [("answers", answers) for answers in self.answers.values()]
+        for name, values in [*given, *[("withheld", self.withheld)] * ("withheld" in self.model_fields_set)]:
+            if len(values) != len(self.questions):
+                raise ValueError(f"{len(self.questions)} questions need as many {name}, not {len(values)}")
+        return self
+
+    @property
+    def document(self) -> Document:
+        """The attacked document."""
+        return Document(self.candidate, self.text, self.title)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,14 +131,16 @@ def read_recorded(path: Path) -> RecordedSet:
         try:
             row = json.loads(line)
             if "candidate" in row:
-                trials.append(_trial(row, drawn[row["candidate"], row.get("member")]))
-                _check_widths(trials[-1], widths)
+                trial = RecordedTrial.model_validate(row)
+                half = drawn[trial.candidate, trial.member]
+                trials.append(trial if trial.half else trial.model_copy(update={"half": half}))
+                _check_widths(trial, widths)
             else:
                 about |= row
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
-            raise DataError(f"{path}, line {number}: no recorded trial ({type(error).__name__}: {error})") from error
+        except (ValueError, TypeError, RecursionError) as error:
+            raise DataError(f"{path}, line {number}: no recorded trial ({_reason(error)}); {HELP}") from error
     if not trials:
-        raise DataError(f"{path} contains no recorded trial; see 'casemate redteam replay --help' for the format")
+        raise DataError(f"{path} contains no recorded trial; {HELP}")
     return RecordedSet(about, tuple(trials))
 
 
@@ -126,39 +154,39 @@ def replay(recorded: RecordedSet) -> list[ReplayResult]:
     groups: dict[tuple[str, str], list[RecordedTrial]] = defaultdict(list)
     for trial in recorded.trials:
         groups[trial.attack, trial.author].append(trial)
-    genre = sorted({t.candidate.content for t in recorded.trials if t.candidate.text})
+    genre = sorted({t.document.content for t in recorded.trials if t.text})
     return [_replay(name, author, trials, genre) for (name, author), trials in sorted(groups.items())]
 
 
 def _replay(name: str, author: str, trials: Sequence[RecordedTrial], genre: Sequence[str]) -> ReplayResult:
     attack: MembershipAttack = build("attack", PluginSpec(use=name))
     attack.study(genre)
-    half: dict[str, Half] = {t.candidate.source: "A" if t.half == "A" else "B" for t in trials}
+    half: dict[str, Half] = {t.candidate: t.half or "A" for t in trials}
     found: dict[str, MembershipMetrics | None] = {}
     for target in (OFF, ON):
         scored = [s for t in trials if (s := _scored(attack, t, target)) is not None]
         if scored:
             found[target] = membership_metrics(scored, half, guarded=target == ON)
     hidden = [h for t in trials if t.member for h in t.withheld]
-    rescored = sum(bool(t.candidate.text and t.answers) for t in trials)
+    rescored = sum(bool(t.text and t.answers) for t in trials)
     return ReplayResult(name, author, found, sum(hidden) / len(hidden) if hidden else None, rescored)
 
 
 def _scored(attack: MembershipAttack, trial: RecordedTrial, target: str) -> Trial | None:
     """The trial against one target, scored from its answers if they and the text are there."""
-    source = trial.candidate.source
-    if target in trial.answers and trial.candidate.text:
+    source = trial.candidate
+    if target in trial.answers and trial.text:
         replies = [Reply(text) for text in trial.answers[target]]
-        probe = Probe(trial.questions, trial.key)
+        probe = Probe(tuple(trial.questions), trial.key)
         try:
-            features = tuple(map(float, asyncio.run(attack.measure(trial.candidate, probe, replies))))
+            features = tuple(map(float, asyncio.run(attack.measure(trial.document, probe, replies))))
         except CasemateError:
             raise
         except Exception as error:
             message = f"the trial of {source!r} cannot be scored ({type(error).__name__})"
             raise DataError(f"{message}; record the attack's 'key' and an answer to every question") from error
     elif target in trial.features:
-        features = trial.features[target]
+        features = tuple(trial.features[target])
     elif target in trial.answers:
         raise DataError(f"the trial of {source!r} has answers, but neither the candidate's 'text' nor 'features'")
     else:
@@ -167,79 +195,25 @@ def _scored(attack: MembershipAttack, trial: RecordedTrial, target: str) -> Tria
     return Trial(source, trial.member, features, len(trial.questions), hidden, hidden)
 
 
-class _Halves(dict[tuple[str, Any], str]):
+class _Halves(dict[tuple[str, bool], Half]):
     """The half of each candidate by name and membership: in turn within each kind."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._counts: Counter[Any] = Counter()
+        self._counts: Counter[bool] = Counter()
 
-    def __missing__(self, key: tuple[str, Any]) -> str:
+    def __missing__(self, key: tuple[str, bool]) -> Half:
         self._counts[key[1]] += 1
-        self[key] = "AB"[self._counts[key[1]] % 2]
+        self[key] = "B" if self._counts[key[1]] % 2 else "A"
         return self[key]
 
 
-def _trial(row: Mapping[str, Any], half: str) -> RecordedTrial:
-    missing = "member" if "member" not in row else "question" if not {"question", "questions"} & row.keys() else ""
-    if missing:
-        needed = "a trial needs candidate, member (true or false), and question or questions"
-        raise ValueError(f"the field {missing!r} is missing; {needed}")
-    questions = row["questions"] if "questions" in row else [row["question"]]
-    answers = row["answers"] if "answers" in row else [row["answer"]] if "answer" in row else {}
-    answers = _by_target("answers", answers if isinstance(answers, dict) else {OFF: answers})
-    features = _by_target("features", row.get("features", {}))
-    if not isinstance(row["member"], bool):
-        raise ValueError("member must be true or false")
-    if not _is_list(questions, str) or not questions:
-        raise ValueError("questions must be a list of texts, with at least one")
-    for given in answers.values():
-        if not _is_list(given, str) or len(given) != len(questions):
-            raise ValueError(f"{len(questions)} questions need as many answers, as texts")
-    if "withheld" in row and (not _is_list(row["withheld"], bool) or len(row["withheld"]) != len(questions)):
-        raise ValueError(f"withheld must be a list of true or false, one for each of {len(questions)} questions")
-    if row.get("half", half) not in ("A", "B"):
-        raise ValueError(f"half must be A or B, not {row['half']!r}")
-    return RecordedTrial(
-        attack=str(row.get("attack", "menta")),
-        author=str(row.get("author", "")),
-        candidate=Document(str(row["candidate"]), str(row.get("text", "")), str(row.get("title", ""))),
-        member=row["member"],
-        questions=tuple(questions),
-        answers={target: tuple(given) for target, given in answers.items()},
-        key=dict(row.get("key", {})),
-        features={target: _numbers(f"features.{target}", values) for target, values in features.items()},
-        withheld=tuple(row.get("withheld", ())),
-        half=row.get("half", half),
-    )
-
-
-def _is_list(value: object, kind: type) -> bool:
-    """Whether a value is a list with elements of one type."""
-    return isinstance(value, list) and all(isinstance(element, kind) for element in value)
-
-
-def _by_target(name: str, value: object) -> dict[str, Any]:
-    """A field with one value for each target."""
-    if not isinstance(value, dict):
-        raise ValueError(f"{name} must be a mapping from {OFF!r} and {ON!r}")
-    if unknown := sorted(value.keys() - {OFF, ON}):
-        raise ValueError(f"{name}: unknown target {unknown[0]!r}; the targets are {OFF!r} and {ON!r}")
-    return value
-
-
-def _numbers(name: str, values: object) -> tuple[float, ...]:
-    """Finite numbers, at least one."""
-    message = f"{name} must be a list of finite numbers, with at least one"
-    if not isinstance(values, list) or not values or not all(type(value) in (int, float) for value in values):
-        raise ValueError(message)
-    try:
-        found = tuple(map(float, values))
-    except OverflowError as error:
-        raise ValueError(message) from error
-    if not all(map(math.isfinite, found)):
-        raise ValueError(message)
-    return found
+def _reason(error: Exception) -> str:
+    """The first fault of a line, with its field."""
+    if not isinstance(error, ValidationError):
+        return f"{type(error).__name__}: {error}"
+    fault = error.errors()[0]
+    return ": ".join(filter(None, (".".join(map(str, fault["loc"])), validation_reason(fault))))
 
 
 def _check_widths(trial: RecordedTrial, widths: dict[tuple[str, str, str], int]) -> None:
