@@ -255,12 +255,11 @@ def test_only_folders_of_killed_runs_are_removed(tmp_path):
     assert (running / "index.db").exists() and not list(made.iterdir())
 
 
-def test_a_report_that_replaces_a_readable_file_is_for_its_owner_only(tmp_path, monkeypatch):
+def test_a_report_that_replaces_a_readable_file_is_for_its_owner_only(tmp_path):
     page = tmp_path / "report.html"
     page.write_text("old")
     page.chmod(0o644)
-    monkeypatch.setattr(assessment_report, "render_assessment", lambda found: "new")
-    assert assessment_report.write_assessment(None, page).read_text() == "new"
+    assert assessment_report.write_page("new", page).read_text() == "new"
     assert page.stat().st_mode & 0o777 == 0o600
     assert list(tmp_path.iterdir()) == [page]
 

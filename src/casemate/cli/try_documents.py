@@ -48,11 +48,12 @@ from casemate.demo.assessment_report import (
     guard_note,
     headlines,
     reader_label,
+    render_assessment,
     scope,
-    write_assessment,
+    write_page,
 )
 from casemate.demo.endpoint import MIN_QUERIES, QUERIES, EndpointAssessment, plan_endpoint, try_endpoint
-from casemate.demo.endpoint_report import endpoint_headlines, endpoint_json, endpoint_scope, write_endpoint
+from casemate.demo.endpoint_report import endpoint_headlines, endpoint_json, endpoint_scope, render_endpoint
 from casemate.errors import BackendError, ConfigError
 from casemate.runtime.file_lock import exclusive_lock
 
@@ -117,7 +118,7 @@ def try_documents(
 def _try_folder(folder: Path, questions: Sequence[str], output: Path, seconds: float, as_json: bool) -> NoReturn:
     with _work_folder(output) as work:
         result = asyncio.run(try_folder(folder, work, questions, seconds, show_progress))
-    page = write_assessment(result, output)
+    page = write_page(render_assessment(result), output)
     if as_json:
         print_json({**assessment_json(result), "report": str(page)})
     else:
@@ -143,7 +144,7 @@ def _try_endpoint(
         say.print(shown(plan.describe()), soft_wrap=True)
         with key_explained(key_env):
             result = asyncio.run(try_endpoint(plan, show_progress))
-    page = write_endpoint(result, output)
+    page = write_page(render_endpoint(result), output)
     if as_json:
         print_json({**endpoint_json(result), "report": str(page)})
     else:

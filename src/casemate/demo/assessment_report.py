@@ -160,13 +160,13 @@ def render_assessment(assessment: Assessment) -> str:
     )
 
 
-def write_assessment(assessment: Assessment, path: Path) -> Path:
-    """Writes the page, readable by its owner only, because it quotes documents.
+def write_page(page: str, path: Path) -> Path:
+    """Writes a page, readable by its owner only, because it quotes documents.
 
     Raises:
         BackendError: If it cannot be written.
     """
-    write_atomically(path, render_assessment(assessment).encode("utf-8"))
+    write_atomically(path, page.encode("utf-8"))
     return path
 
 

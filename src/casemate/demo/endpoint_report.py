@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from casemate.demo.assessment import CRAWLER, QUOTE_WORDS
@@ -15,7 +14,6 @@ from casemate.redteam.lab.judge import ON
 from casemate.redteam.reporting.charts import recovery
 from casemate.reports.format import measured, number, percent, plural, scrub
 from casemate.reports.render import render
-from casemate.runtime.files import write_atomically
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,16 +131,6 @@ def render_endpoint(found: EndpointAssessment) -> str:
         limits=list(_limits(found)),
         unread=[(p.where, p.reason) for p in found.problems[:20]],
     )
-
-
-def write_endpoint(found: EndpointAssessment, path: Path) -> Path:
-    """Writes the page, readable by its owner only, because it quotes documents.
-
-    Raises:
-        BackendError: If it cannot be written.
-    """
-    write_atomically(path, render_endpoint(found).encode("utf-8"))
-    return path
 
 
 def _limits(found: EndpointAssessment) -> Iterator[str]:

@@ -15,7 +15,7 @@ from rich.panel import Panel
 
 from casemate.app import open_app
 from casemate.demo.assessment import Assessment, PastedRecord, assess
-from casemate.demo.assessment_report import as_json, write_assessment
+from casemate.demo.assessment_report import as_json, render_assessment, write_page
 from casemate.demo.clinic import BENIGN_QUESTIONS, write_corpus
 from casemate.demo.poisoning import show_poisoning
 from casemate.demo.sample import Sample
@@ -94,7 +94,7 @@ async def run_demo(
         _show_probe(assessment.pasted, out)
         result = assessment.membership
         paths = campaign.write(result)
-        page = write_assessment(assessment, folder / REPORT)
+        page = write_page(render_assessment(assessment), folder / REPORT)
     show(result, out)
     show_assessment(assessment, page)
     command = "casemate" if shutil.which("casemate") else sys.argv[0]
