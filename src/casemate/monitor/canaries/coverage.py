@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -101,6 +101,20 @@ class RegionMap:
         genre = ReferenceCorpus([d.content for d in documents[:: math.ceil(len(documents) / GENRE_CHUNKS)]])
         return cls(documents, E, labels, centroids, _region_names(documents, labels), genre, method)
 
+    @property
+    def region_of(self) -> dict[str, int]:
+        """Region of each chunk, by id."""
+        return {d.id: int(label) for d, label in zip(self.documents, self.labels, strict=True)}
+
+    def covering(self, contexts: Mapping[str, Collection[str]]) -> dict[int, tuple[str, ...]]:
+        """The canaries that cover each region, from the ids of the documents in the context of each canary."""
+        region_of = self.region_of
+        found: dict[int, tuple[str, ...]] = {}
+        for name, ids in contexts.items():
+            for region in {region_of[i] for i in ids if i in region_of}:
+                found[region] = (*found.get(region, ()), name)
+        return found
+
     def documents_of(self, region: int) -> list[Document]:
         """The chunks of a region, closest to its centroid first."""
         members = np.flatnonzero(self.labels == region)
@@ -188,21 +202,14 @@ def measure_coverage(  # noqa: PLR0913  one call, one measurement
     """
     vectors = embedder.embed(list(queries.values())) if queries else np.empty((0, embedder.dim), np.float32)
     found = [index.search(vector, k, tenant).hits for vector in vectors]
-    region_of = {d.id: int(label) for d, label in zip(corpus.documents, corpus.labels, strict=True)}
-    contexts = {
-        name: {h.document.id for h in hits} & region_of.keys() for name, hits in zip(queries, found, strict=True)
-    }
-    covering: dict[int, list[str]] = {}
-    for name, ids in contexts.items():
-        for region in {region_of[i] for i in ids}:
-            covering.setdefault(region, []).append(name)
-    sizes = corpus.sizes
+    contexts = {name: {h.document.id for h in hits} for name, hits in zip(queries, found, strict=True)}
+    covering, sizes, known = corpus.covering(contexts), corpus.sizes, corpus.region_of.keys()
     order = np.argsort(-sizes, kind="stable").tolist()
-    regions = tuple(CorpusRegion(corpus.names[r], int(sizes[r]), tuple(covering.get(r, ()))) for r in order)
+    regions = tuple(CorpusRegion(corpus.names[r], int(sizes[r]), covering.get(r, ())) for r in order)
     last = np.array([hits[-1].score if len(hits) == k else -1.0 for hits in found])
-    covered = set[str]().union(*contexts.values())
+    covered = known & set[str]().union(*contexts.values())
     sample = _sample_questions(questions, seed)
-    return Coverage(regions, len(covered) / len(region_of), _traffic_covered(embedder, vectors, last, sample))
+    return Coverage(regions, len(covered) / len(known), _traffic_covered(embedder, vectors, last, sample))
 
 
 def _sample_questions(questions: Sequence[str], seed: int) -> list[str]:

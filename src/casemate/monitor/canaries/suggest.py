@@ -18,9 +18,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, islice
+from itertools import chain, islice, product
 from typing import NamedTuple
 
 import numpy as np
@@ -121,12 +121,8 @@ class CanarySuggestion:
     @property
     def text(self) -> str:
         """The set as a YAML file with comments, for ``read_canaries``."""
-        found = [*_header(self), f"name: {_yaml_scalar(self.canaries.name)}", "canaries:"]
-        for canary in self.canaries.canaries:
-            row = canary.model_dump(mode="json", exclude_unset=True)
-            dumped = yaml.safe_dump([row], sort_keys=False, allow_unicode=True, width=110)
-            found += ["", f"# {self.notes[canary.id]}", dumped.rstrip()]
-        return "\n".join(found) + "\n"
+        header = [*_header(self), f"name: {_yaml_scalar(self.canaries.name)}"]
+        return canaries_yaml(header, self.canaries.canaries, self.notes)
 
 
 async def suggest_canaries(
@@ -311,43 +307,47 @@ class _DraftTrial:
         """The worst result of each draft over several context sizes; None if there is no target."""
         if self.target is None:
             return [(i, draft, None) for i, draft in drafts.items()]
+        settings, k = self.settings, self.settings.k
         strict = {i: _stricter(Canary(id=f"draft-{number}-{i}", **draft.fields)) for i, draft in drafts.items()}
-        found: dict[str, CanaryResult] = {}
-        for k in self._context_sizes:
-            passing = [c for c in strict.values() if c.id not in found or found[c.id].status is CanaryStatus.PASS]
-            done = await self._run(passing, self.target, number, k)
-            found |= {result.canary: result for result in done}
-            if done and all(result.status is CanaryStatus.ERROR for result in done):
-                raise DataError(f"the target answered none of {len(done)} drafts: {done[0].error}")
-        return [(i, drafts[i], found[canary.id]) for i, canary in strict.items()]
-
-    @property
-    def _context_sizes(self) -> list[int]:
-        """k, fewer and more documents: simulates a corpus that shrinks or grows."""
-        k = self.settings.k
-        return [k, max(k // 2, 1), min(2 * k, MAX_K)]
-
-    async def _run(self, canaries: Sequence[Canary], target: Target, number: int, k: int) -> Sequence[CanaryResult]:
-        for canary in canaries:
-            if errors := unsupported_expectations(canary, k=k, tells=self._tells):
+        sizes = [k, max(k // 2, 1), min(2 * k, MAX_K)]  # simulates a corpus that shrinks or grows
+        for canary, size in product(strict.values(), sizes):
+            if errors := unsupported_expectations(canary, k=size, tells=self._tells):
                 raise DataError(f"this target cannot be monitored with these canaries: {errors[0]}")
-        if not canaries:
-            return ()
-        settings = self.settings
-        runner = CanaryRunner(
-            canaries,
-            target,
-            k,
-            self.embedder,
-            settings.concurrency,
-            settings.timeout_s,
-            settings.tenant,
-            settings.client,
-        )
-        return (await runner.run(f"suggest-{number}-{k}")).results
+        limits = settings.concurrency, settings.timeout_s, settings.tenant, settings.client
+        runner = CanaryRunner(tuple(strict.values()), self.target, k, self.embedder, *limits)
+        found = await run_with_contexts(runner, sizes, f"suggest-{number}")
+        if found and all(result.status is CanaryStatus.ERROR for result in found.values()):
+            why = next(iter(found.values())).error
+            raise DataError(f"the target answered none of {len(found)} drafts: {why}")
+        return [(i, drafts[i], found[canary.id]) for i, canary in strict.items()]
 
     def _drop(self, kind: str, region: int, reason: str) -> None:
         self.dropped.append(DroppedDraft(kind, self.corpus.names[region] if region != NOISE else "", reason))
+
+
+async def run_with_contexts(runner: CanaryRunner, sizes: Iterable[int], run: str) -> dict[str, CanaryResult]:
+    """Asks canaries with these numbers of documents in a context, so that those that pass do so with a margin.
+
+    Returns:
+        The first failure of each canary, or its last result, by id.
+    """
+    found: dict[str, CanaryResult] = {}
+    for k in sizes:
+        passing = [c for c in runner.canaries if c.id not in found or found[c.id].status is CanaryStatus.PASS]
+        if passing:
+            done = await replace(runner, canaries=passing, k=k).run(f"{run}-{k}")
+            found |= {result.canary: result for result in done.results}
+    return found
+
+
+def canaries_yaml(header: Iterable[str], canaries: Sequence[Canary], notes: Mapping[str, str]) -> str:
+    """Canaries as a YAML file for ``read_canaries``, each below its note (by id)."""
+    lines = [*header, "canaries:" if canaries else "canaries: []"]
+    for canary in canaries:
+        row = canary.model_dump(mode="json", exclude_unset=True)
+        dumped = yaml.safe_dump([row], sort_keys=False, allow_unicode=True, width=110)
+        lines += ["", f"# {' '.join(notes[canary.id].split())}", dumped.rstrip()]
+    return "\n".join(lines) + "\n"
 
 
 def allocate(count: int, shares: Mapping[str, float]) -> dict[str, int]:

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
 import numpy as np
-import yaml
 
 from casemate.monitor.canaries.canary import Canary
 from casemate.monitor.canaries.coverage import RegionMap
 from casemate.monitor.canaries.drafts import SENTINEL, CanaryDrafter
 from casemate.monitor.canaries.results import CanaryStatus
 from casemate.monitor.canaries.run import CanaryRunner
+from casemate.monitor.canaries.suggest import canaries_yaml, run_with_contexts
 from casemate.monitor.traces.traffic import TracedQuestion, TrafficCoverage
 from casemate.protocols import TARGET_DETAILS, Embedder, Target
 from casemate.reports.format import plural
@@ -73,14 +73,8 @@ class CanaryCandidates:
         lines = [
             "# Canaries drafted by casemate from recorded traffic. This file may contain questions of your users and",
             "# text of your documents: protect it like them. Review it, then add its canaries to your set.",
-            "canaries:" if self.canaries else "canaries: []",
         ]
-        for canary in self.canaries:
-            row = yaml.safe_dump(
-                [canary.model_dump(mode="json", exclude_unset=True)], sort_keys=False, allow_unicode=True
-            )
-            lines += ["", f"# {' '.join(self.notes[canary.id].split())}", row.rstrip()]
-        return "\n".join(lines) + "\n"
+        return canaries_yaml(lines, self.canaries, self.notes)
 
 
 @dataclass
@@ -106,12 +100,15 @@ async def draft_candidates(
     """
     slots = dict(enumerate(_slots(corpus, coverage, questions, settings)))
     tells = getattr(settings.target, "tells", TARGET_DETAILS)
+    k, tenant = settings.k, settings.tenant
+    runner = CanaryRunner((), settings.target, k, settings.embedder, tenant=tenant, client=settings.client)
     kept: dict[int, Canary] = {}
     for number in range(DRAFTS):
         drafts = {i: query for i, slot in slots.items() if i not in kept and (query := next(slot.drafts, ""))}
         canaries = {i: _canary(i, query, slots[i].document, tells) for i, query in drafts.items()}
-        passed = await _passed(list(canaries.values()), settings, number)
-        kept |= {i: canary for i, canary in canaries.items() if canary.id in passed}
+        asked = replace(runner, canaries=tuple(canaries.values()))
+        found = await run_with_contexts(asked, {k, max(k // 2, 1)}, f"traffic-{number}")
+        kept |= {i: canary for i, canary in canaries.items() if found[canary.id].status is CanaryStatus.PASS}
     notes = {
         canary.id: f"topic: {slots[i].topic}; its document is the nearest to {plural(slots[i].asked, 'question')}"
         for i, canary in kept.items()
@@ -153,20 +150,3 @@ def _canary(number: int, query: str, document: Document, tells: Collection[str])
     elif "sources" in tells:
         expected = {"expected_sources": (document.source,)}
     return Canary(id=f"traffic-{number + 1:02d}", category=CATEGORY, query=query, **expected)
-
-
-async def _passed(canaries: Sequence[Canary], settings: CandidateSettings, number: int) -> set[str]:
-    """Ids of the canaries that pass, also with a context of half the size, so that they pass with a margin."""
-    passed = {canary.id for canary in canaries}
-    for k in {settings.k, max(settings.k // 2, 1)} if canaries else ():
-        runner = CanaryRunner(
-            [canary for canary in canaries if canary.id in passed],
-            settings.target,
-            k,
-            settings.embedder,
-            tenant=settings.tenant,
-            client=settings.client,
-        )
-        results = (await runner.run(f"traffic-{number}-{k}")).results
-        passed &= {result.canary for result in results if result.status is CanaryStatus.PASS}
-    return passed

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any, TypeAlias
 
 from casemate.maths.stats import Estimate, proportion
-from casemate.monitor.canaries.coverage import RegionMap
+from casemate.monitor.canaries.coverage import CorpusRegion, RegionMap
 from casemate.monitor.drift.answer_drift import Observation
 from casemate.monitor.traces.recorder import TRACE_KIND
 from casemate.monitor.traces.span_content import QuestionPlace, TracedDocument, wording_order
@@ -54,22 +54,16 @@ class TracedQuestion:
 
 
 @dataclass(frozen=True, slots=True)
-class TrafficTopic:
+class TrafficTopic(CorpusRegion):
     """A region of the corpus with the questions about it.
 
     Attributes:
         region: Its number in the ``RegionMap``.
-        name: Words that distinguish it.
-        chunks: Number of its chunks.
         questions: Number of traced questions whose nearest document, of those still in the index, is in it.
-        canaries: Ids of the canaries with one of its chunks in their context.
     """
 
     region: int
-    name: str
-    chunks: int
     questions: int
-    canaries: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +200,7 @@ def measure_traffic(corpus: RegionMap, contexts: Contexts, questions: Sequence[T
         contexts: The contexts of the canaries.
         questions: The traffic.
     """
-    region_of = {d.id: int(label) for d, label in zip(corpus.documents, corpus.labels, strict=True)}
+    region_of, covering = corpus.region_of, corpus.covering(contexts)
     watched = frozenset[str]().union(*contexts.values())
     asked, hits = Counter[int](), 0
     for question in questions:
@@ -214,13 +208,9 @@ def measure_traffic(corpus: RegionMap, contexts: Contexts, questions: Sequence[T
         if document is not None:
             asked[region_of[document]] += 1
             hits += document in watched
-    covering: dict[int, list[str]] = {}
-    for name, ids in contexts.items():
-        for region in sorted({region_of[i] for i in ids if i in region_of}):
-            covering.setdefault(region, []).append(name)
     sizes, placed = corpus.sizes, asked.total()
     topics = [
-        TrafficTopic(region, corpus.names[region], int(sizes[region]), count, tuple(covering.get(region, ())))
+        TrafficTopic(corpus.names[region], int(sizes[region]), covering.get(region, ()), region, count)
         for region, count in asked.most_common()
     ]
     share = proportion(hits, placed) if placed else None
