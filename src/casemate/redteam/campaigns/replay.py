@@ -71,8 +71,9 @@ class RecordedTrial(BaseModel):
 
     @model_validator(mode="after")
     def _one_for_each_question(self) -> RecordedTrial:
-        given = [("answers", answers) for answers in self.answers.values()]
-        for name, values in [*given, *[("withheld", self.withheld)] * ("withheld" in self.model_fields_set)]:
+        lists: list[tuple[str, Sequence[object]]] = [("answers", answers) for answers in self.answers.values()]
+        lists += [("withheld", self.withheld)] if "withheld" in self.model_fields_set else []
+        for name, values in lists:
             if len(values) != len(self.questions):
                 raise ValueError(f"{len(self.questions)} questions need as many {name}, not {len(values)}")
         return self
