@@ -1002,7 +1002,10 @@ class TestExploring:
             chosen = [json.dumps(["default", name]) for name in ("anna", "ben")]
             done = visitor.http.post("/dashboard/clients/reset?range=7d", data={"csrf": token, "selected": chosen})
             assert done.headers["location"] == "/dashboard/clients?range=7d"
-            assert "Reset 2 clients" in visitor.get("/clients").text
+            page = visitor.get("/clients").text
+            assert "Reset 2 clients" in page
+            shares = r'data-label="(?:Requests|Share)"><div>([^<]*)<'
+            assert sorted(re.findall(shares, page)) == ["0\u00a0%"] * 3 + ["2", "3", "3"]
             held.sync()
             assert not held.sources("default", "anna") and not held.sources("default", "ben")
             visitor.post("/clients/reset")

@@ -17,9 +17,8 @@ from casemate.errors import ConfigError
 from casemate.gateway.auth.keys import ApiKeyStore
 from casemate.guard.client_state import withheld_documents
 from casemate.guard.client_state.crawl_evidence import is_limited
-from casemate.guard.client_state.feed import RESET
 from casemate.guard.client_state.reset import KINDS as STATE_KINDS
-from casemate.guard.client_state.reset import reset_client
+from casemate.guard.client_state.reset import reset_client, reset_of
 from casemate.protocols import EventStore
 
 CLIENT_WIDTH = 16
@@ -94,11 +93,7 @@ def reset(
 
 def _flagged_clients(store: EventStore, since: datetime) -> list[_FlaggedClient]:
     """The flagged and the limited clients, the most recent first."""
-    resets = {
-        (e.body.get("tenant"), e.body.get("client")): e.at
-        for e in store.scan(withheld_documents.KIND, since)
-        if e.body.get(RESET)
-    }
+    resets = dict(filter(None, map(reset_of, store.scan(withheld_documents.KIND, since))))
     found: dict[tuple[str, str], _FlaggedClient] = {}
     for event in store.scan("verdict", since):
         body, limited = event.body, is_limited(event.body)

@@ -62,13 +62,18 @@ class ClientSummary:
         return json.dumps([self.tenant, self.client])
 
 
-def by_client(verdicts: Iterable[VerdictRecord]) -> list[ClientSummary]:
-    """Summarizes verdicts by client."""
+def by_client(
+    verdicts: Iterable[VerdictRecord], resets: Iterable[tuple[tuple[str, str], datetime]]
+) -> list[ClientSummary]:
+    """Summarizes verdicts by client. What was flagged, withheld or limited counts since the client's last reset."""
+    last_reset = dict(resets)
     found: dict[tuple[str, str], ClientSummary] = {}
     for v in verdicts:
         one = found.setdefault((v.tenant, v.client), ClientSummary(v.tenant, v.client, v.at))
         one.last = max(one.last, v.at)
         one.asked.add(v.request or v.id)
+        if (at := last_reset.get((v.tenant, v.client))) and v.at <= at:
+            continue
         if v.limited:
             one.limited.add(v.request or v.id)
         if v.flagged:
@@ -116,7 +121,7 @@ def clients(request: PageRequest) -> Page:
     ]
     found = [
         c
-        for c in by_client(verdicts)
+        for c in by_client(verdicts, request.records.resets.all)
         if wanted["client"].lower() in f"{c.client} {request.client_name(c.client).full}".lower()
         and wanted["flagged"] in ("", "yes" if c.flagged else "no")
     ]
@@ -138,6 +143,7 @@ async def reset(request: PageRequest) -> str:
         raise HTTPException(403, "Your key is not for this tenant.")
     for tenant, client in chosen:
         await request.in_thread(client_reset.reset_client, request.app.store, tenant, client)
+    await request.in_thread(request.records.sync, True)
     names = ", ".join(request.client_name(client).short for _, client in chosen[:3])
     more = f", and {len(chosen) - 3} more" if len(chosen) > 3 else ""
     if chosen:

@@ -26,12 +26,13 @@ def overview(request: PageRequest) -> Page:
     verdicts = request.verdicts(tenants)
     asked = [v for v in verdicts if not request.is_canary(v.client)]
     finished = request.requests(tenants)
+    flagged = [c for c in by_client(asked, request.records.resets.all) if c.flagged]
     context = {
         "banner": _banner(request),
         "tiles": list(_tiles(request, asked, len(verdicts) - len(asked))),
         "requests": _requests_over_time(request, asked),
         "flagged": _flagged_table(request, [v for v in asked if v.flagged]),
-        "clients": client_table(request, [c for c in by_client(asked) if c.flagged], brief=True),
+        "clients": client_table(request, flagged, brief=True),
         "latency": latency_table(request, finished),
         "latency_chart": latency_chart(request, finished),
         "states": _states(request, tenants),

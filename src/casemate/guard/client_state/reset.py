@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from casemate.guard.client_state import crawl_evidence, withheld_documents
 from casemate.guard.client_state.feed import RESET, ClientEventFeed
 from casemate.protocols import EventStore
 from casemate.runtime.events import append_durably
+from casemate.types import Event
 
 KINDS = (withheld_documents.KIND, crawl_evidence.KIND)
 """Kinds of events that contain client state."""
+
+
+def reset_of(event: Event) -> tuple[tuple[str, str], datetime] | None:
+    """Tenant and client that an event of `KINDS` resets, and when; None if it resets none."""
+    body = event.body
+    return ((str(body.get("tenant")), str(body.get("client"))), event.at) if body.get(RESET) else None
 
 
 def reset_client(store: EventStore, tenant: str, client: str) -> None:
