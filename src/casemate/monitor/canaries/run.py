@@ -16,7 +16,7 @@ import asyncio
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
@@ -29,6 +29,7 @@ from casemate.monitor.canaries.canary import Canary, unsupported_expectations
 from casemate.monitor.canaries.check import ObservedAnswer, check_answer, observe_answer
 from casemate.monitor.canaries.results import CanaryResult, CanaryRun, CanaryStatus, Deviation
 from casemate.protocols import Embedder, Generator, Target
+from casemate.runtime.concurrency import map_concurrently
 from casemate.text.refusals import judge_refusal
 from casemate.types import DEFAULT_TENANT, MAX_K, Answer, Query, T
 
@@ -126,17 +127,15 @@ class CanaryRunner:
         """Like ``run``, but asks only the canaries in ``baseline_documents``."""
         self.require_supported()
         wanted = [canary for canary in self.canaries if canary.id in baseline_documents]
-        pending = iter(_shuffled(wanted, run_id))
         found: dict[str, CanaryResult] = {}
 
-        async def work() -> None:
-            for canary in pending:  # all workers share one iterator
-                number = _draw_wording(canary, run_id) if wording is None else wording % (len(canary.paraphrases) + 1)
-                result = await self._result(canary.worded(number), run_id, baseline_documents[canary.id])
-                found[canary.id] = replace(result, wording=number)
-                on_result(found[canary.id])
+        async def ask_one(canary: Canary) -> None:
+            number = _draw_wording(canary, run_id) if wording is None else wording % (len(canary.paraphrases) + 1)
+            result = await self._result(canary.worded(number), run_id, baseline_documents[canary.id])
+            found[canary.id] = replace(result, wording=number)
+            on_result(found[canary.id])
 
-        await _run_workers(work, min(self.concurrency, len(wanted)))
+        await map_concurrently(ask_one, _shuffled(wanted, run_id), min(self.concurrency, len(wanted)))
         return CanaryRun(run_id, tuple(found[c.id] for c in wanted))
 
     async def _result(self, canary: Canary, run_id: str, known: Collection[str]) -> CanaryResult:
@@ -232,13 +231,3 @@ def _shuffled(canaries: Sequence[Canary], run_id: str) -> list[Canary]:
     """The canaries in an order that follows from the run id."""
     seed = int.from_bytes(hashlib.sha256(run_id.encode()).digest()[:8], "big")
     return [canaries[i] for i in np.random.default_rng(seed).permutation(len(canaries))]
-
-
-async def _run_workers(work: Callable[[], Coroutine[None, None, None]], count: int) -> None:
-    """Runs workers concurrently; the first exception cancels the others and is raised as it is."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            for _ in range(count):
-                group.create_task(work())
-    except BaseExceptionGroup as errors:
-        raise errors.exceptions[0] from None

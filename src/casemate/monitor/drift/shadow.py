@@ -11,6 +11,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import NamedTuple
 
 from casemate.errors import ConfigError
@@ -19,6 +20,7 @@ from casemate.monitor.canaries import matching
 from casemate.monitor.canaries.check import ObservedAnswer, observe_answer
 from casemate.monitor.drift.compare import rank_biased_overlap
 from casemate.protocols import Embedder, Target
+from casemate.runtime.concurrency import map_concurrently
 from casemate.types import DEFAULT_TENANT, Query
 
 MIN_COSINE = 0.9
@@ -111,18 +113,17 @@ async def shadow_diff(  # noqa: PLR0913  all settings of one replay
     """
     if concurrency < 1 or not timeout_s > 0:
         raise ConfigError(f"concurrency={concurrency}, timeout_s={timeout_s}: both must be above 0")
-    limit = asyncio.Semaphore(concurrency)
 
-    async def ask(target: Target, text: str) -> ObservedAnswer | None:
-        async with limit:
-            try:
-                async with asyncio.timeout(timeout_s):
-                    answer = await target.ask(Query(text, CLIENT, tenant, k))
-                return observe_answer(answer, getattr(target, "tells", None))
-            except Exception:  # any failure of a target is one unanswered question; its message may quote a text
-                return None
+    async def ask(asked: tuple[str, Target]) -> ObservedAnswer | None:
+        text, target = asked
+        try:
+            async with asyncio.timeout(timeout_s):
+                answer = await target.ask(Query(text, CLIENT, tenant, k))
+            return observe_answer(answer, getattr(target, "tells", None))
+        except Exception:  # any failure of a target is one unanswered question; its message may quote a text
+            return None
 
-    answers = await asyncio.gather(*(ask(target, text) for text in questions for target in (before, after)))
+    answers = await map_concurrently(ask, product(questions, (before, after)), concurrency)
     pairs = [(i, a, b) for i, (a, b) in enumerate(zip(answers[::2], answers[1::2], strict=True)) if a and b]
     return await asyncio.to_thread(_compare_answers, pairs, len(questions) - len(pairs), embedder)
 
