@@ -16,11 +16,12 @@ from typing import Any, Literal, TypeAlias
 
 from casemate import config as configuration
 from casemate.config_file import set_values
-from casemate.errors import BackendError, CasemateError, DataError
+from casemate.errors import CasemateError, DataError
 from casemate.guard.client_state import crawl_evidence
 from casemate.maths.stats import clopper_pearson
 from casemate.monitor.poisoning.quarantine import SCREENING_KIND
 from casemate.protocols import EventStore
+from casemate.runtime.events import append_durably
 from casemate.system import App
 from casemate.types import Action, Event
 
@@ -266,10 +267,7 @@ def record_setting(store: EventStore, name: str, after: Any, by: str, **more: An
         BackendError: If it could not be recorded.
     """
     body = {"name": name, "after": after, "by": by, **more}
-    store.append(Event(uuid.uuid4().hex, datetime.now(UTC), SETTING_KIND, body))
-    if not store.flush():
-        message = f"the event store did not record the new value of {name}; check the store and try again"
-        raise BackendError(message, backend="store", retryable=True)
+    append_durably(store, [Event(uuid.uuid4().hex, datetime.now(UTC), SETTING_KIND, body)], f"the new value of {name}")
 
 
 def _judged_again(verdicts: Sequence[Event], moves: Sequence[Event]) -> list[Event]:
