@@ -13,7 +13,7 @@ from casemate.backends.event_stores.sql import SqlEventStore
 from casemate.demo.clinic import case_notes
 from casemate.errors import ConfigError
 from casemate.guard.client_state import crawl_evidence
-from casemate.guard.client_state.crawl_evidence import ALARMED, CrawlEvidence
+from casemate.guard.client_state.crawl_evidence import ALARMED, SUSPECTED, CrawlEvidence
 from casemate.guard.defenses.crawl_limit import (
     EXTRACTS_FROM,
     MAX_WORD,
@@ -206,33 +206,132 @@ class _ChecksEachWord(_DisclosureMeter):
     """Compares the answer with the limits after every word."""
 
     def _check(self):
-        self._next_check = -1
+        self.stale = True
         super()._check()
 
 
-@pytest.mark.parametrize("seed", range(16))
-def test_limits_hold_as_if_each_word_were_checked(seed):
-    rng = random.Random(seed)
-    options = {"budget": rng.choice([30, 200, 5000]), "short_quote_words": 20, "questions": rng.choice([2, 50])}
-    options |= {"quote_words": rng.choice([0, 50]), "exposure": rng.choice([0.1, 0.3]), "tenant_budget": 300}
-    limits = CrawlLimit(**options), CrawlLimit(**options)
-    encoders = [encode for form, (encode, _) in FORMS.items() if form != "morse"]
-    notes = [note(i) for i in range(9)]
-    for _ in range(6):
-        context, client = rng.sample(notes[:6], 3), rng.choice("abc")
-        words = " ".join(rng.choice(notes).text for _ in range(3)).split()
+def _mixed_answer(rng, notes):
+    """Parts of notes in several forms, with unreadable words between them."""
+    parts = []
+    for _ in range(rng.randrange(1, 7)):
+        words = rng.choice(notes).text.split()
         start = rng.randrange(len(words))
-        text = "".join(
-            rng.choice([f" {word}", f" {rng.choice(encoders)(word)}", " 17", f"\n{word},"])
-            for word in words[start : start + rng.randrange(90)]
+        words = words[start : start + rng.choice([2, 5, 8, 15, 30, 60])]
+        text = " ".join(words)
+        parts += rng.choice(
+            [
+                [text],
+                [text],
+                [base64.b64encode(text.encode()).decode()],
+                [FORMS["base64 by word"][0](text), " 17\n3"],
+                [_key_cipher(text.lower(), 1)],
+                [FORMS["numbered"][0](text)],
+                [text[::-1], "".join(words)],
+                ["".join(rng.choices("qzxjkvwy", k=rng.randrange(2, 40)))],
+            ]
         )
+    return " ".join(parts)
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_limits_hold_as_if_each_word_were_checked(seed, monkeypatch):
+    rng = random.Random(seed)
+    options = {"budget": rng.choice([60, 200, 5000]), "short_quote_words": rng.randrange(5, 40)}
+    options |= {"questions": rng.choice([1, 2, 50]), "whole": rng.choice([0, 9]), "tenant_budget": rng.choice([0, 300])}
+    options |= {"quote_words": rng.choice([0, rng.randrange(5, 90)]), "exposure": rng.choice([0.1, 0.3, 0.6, 1.0])}
+    limits = CrawlLimit(**options), CrawlLimit(**options)
+    if rng.random() < 0.4:
+        monkeypatch.setattr(CrawlEvidence, "level", lambda self, query: SUSPECTED)
+    make = rng.choice([chunk, note])
+    documents = [make(i) for i in range(9)]
+    for _ in range(4):
+        context, client, text = rng.sample(documents[:6], 3), rng.choice("abc"), _mixed_answer(rng, documents)
         sent = []
         for limit, meter in zip(limits, (_DisclosureMeter, _ChecksEachWord), strict=True):
-            measured = meter(limit, Query("what then", client, k=3), context, [d.text for d in notes[6:]])
+            measured = meter(limit, Query("what then", client, k=3), context, [d.text for d in documents[6:]])
             parts = [measured.feed(text[at : at + 7]) for at in range(0, len(text), 7)] + [measured.finish()]
             measured.record()
+            assert not limit._in_flight
             sent.append((parts, measured.cut, measured.limit_reached, limit.evidence.summary(Query("", client))))
         assert sent[0] == sent[1]
+
+
+class _Part(Generator):
+    """A part of each chunk of its context, word by word."""
+
+    def __init__(self, start, words, chunks=1):
+        self.part, self.chunks = slice(start, start + words), chunks
+
+    async def stream(self, prompt):
+        for document in prompt.context[: self.chunks]:
+            for word in document.text.split()[self.part]:
+                await asyncio.sleep(0)
+                yield f"{word} "
+
+
+@pytest.mark.parametrize("colluding", [False, True])
+def test_answers_at_the_same_time_share_the_part_of_a_chunk(colluding, monkeypatch):
+    """Each stays below the share, and together they are the chunk."""
+    monkeypatch.setattr(CrawlEvidence, "is_colluding", lambda self, tenant: colluding)
+    monkeypatch.setattr(CrawlEvidence, "level", lambda self, query: SUSPECTED)
+    limit = CrawlLimit()
+
+    async def ask():
+        parts = [(start, f"client {start * colluding}") for start in range(0, WORDS, 10)]
+        return await asyncio.gather(
+            *(answer(limit, _Part(at, 10), range(3), who, text=f"words from {at}") for at, who in parts)
+        )
+
+    disclosed = set(" ".join(asyncio.run(ask())).split()) & set(chunk(0).text.split())
+    assert 0 < len(disclosed) <= 0.3 * WORDS + 4 * MIN_CHAIN  # what each answer says before a chain counts
+    assert not limit._in_flight and not limit.unfinished._by_chunk and not limit.unfinished._by_client
+
+
+def test_answers_at_the_same_time_share_the_number_of_disclosed_chunks():
+    limit = CrawlLimit(questions=5)
+
+    async def ask():
+        contexts = [[i, 100 + i, 200 + i] for i in range(20)]
+        return await asyncio.gather(*(answer(limit, _Part(0, 25), numbers, "ann") for numbers in contexts))
+
+    replies = asyncio.run(ask())
+    assert sum(len(reply.split()) == 25 for reply in replies) == 5
+    assert len(limit.evidence.exposed_chunks(Query("", "ann"))) == 5
+
+
+def test_answers_that_are_cut_reserve_no_words_of_the_tenant(monkeypatch):
+    level = CrawlEvidence.level
+    monkeypatch.setattr(
+        CrawlEvidence, "level", lambda self, query: SUSPECTED if query.client > "n" else level(self, query)
+    )
+    limit = CrawlLimit(tenant_budget=600, short_quote_words=12)
+
+    async def ask():
+        copying = [answer(limit, _Part(0, 40, 3), range(3 * i, 3 * i + 3), f"z{i}") for i in range(6)]
+        benign = [answer(limit, _Part(0, 10), [50 + i, 60, 61], f"a{i}") for i in range(5)]
+        return (await asyncio.gather(*copying, *benign))[6:]
+
+    assert [len(reply.split()) for reply in asyncio.run(ask())] == [10] * 5
+
+
+def test_benign_answers_at_the_same_time_are_whole_while_the_budget_lasts():
+    limit = CrawlLimit(budget=500)
+
+    async def ask():
+        return await asyncio.gather(*(answer(limit, _Part(0, 10), [i, 100 + i, 200 + i], "ann") for i in range(20)))
+
+    assert [len(reply.split()) for reply in asyncio.run(ask())] == [10] * 20
+
+
+def test_a_failed_record_ends_the_reservation(monkeypatch):
+    def fail(*_, **__):
+        raise OSError("disk full")
+
+    limit = CrawlLimit()
+    monkeypatch.setattr(limit.evidence, "record_answer", fail)
+    with pytest.raises(OSError, match="disk full"):
+        asyncio.run(answer(limit, _Part(0, 30), range(3), "ann"))
+    assert not limit._in_flight and not limit.unfinished._by_client
 
 
 def test_harmless_answers_cost_what_they_disclose():

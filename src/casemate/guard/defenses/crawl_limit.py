@@ -29,8 +29,11 @@ import re
 import threading
 from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import reduce
+from operator import or_
 from pathlib import Path
 from typing import ClassVar
 
@@ -67,7 +70,8 @@ WORD_LETTERS = 4
 UNDECODED_LETTERS = 32
 """Letters of an answer that are sent before they are decoded: fewer than the share of a chunk that may be disclosed."""
 RESERVED_AHEAD = 32
-"""Words of its budget that an unfinished answer reserves before it discloses them."""
+"""Words of its budget that an unfinished answer reserves before it discloses them, at most, and the part of the free
+words that these are."""
 MAX_WORD = 500
 """Characters without white space that are read as one word, at most."""
 
@@ -157,6 +161,7 @@ class CrawlLimit(Defense):
         self._pending: OrderedDict[str, tuple[Query, tuple[str, ...]]] = OrderedDict()  # by request
         self._recent: OrderedDict[str, deque[str]] = OrderedDict()  # texts shown to a tenant
         self._in_flight = Counter[tuple[str, str | None]]()  # words of unfinished answers, by client and by tenant
+        self.unfinished = _UnfinishedAnswers()
         self._pausing = set[tuple[str, str]]()  # clients
         self._seen = SeenRequests()
         self._lock = threading.Lock()
@@ -292,25 +297,31 @@ class CrawlLimit(Defense):
         scarce = any(used >= EXTRACTS_FROM * budget for budget, used in budgets)
         return Grade.EXTRACTS if scarce or self.evidence.level(query) is ALARMED else Grade.FULL
 
-    def reserve(self, query: Query, words: int, new: int, tenant_new: int) -> bool:
-        """Whether an unfinished answer may disclose as many new words; if so, reserves them.
+    def reserve(self, query: Query, words: int, new: int, tenant_new: int) -> int:
+        """Reserves new words for an unfinished answer, and a small part of those that are free.
 
         Args:
             query: The question.
             words: Words that the answer has reserved already.
             new: Words that are new to the client, with those that may be in text not decoded yet.
             tenant_new: The same for the tenant.
+
+        Returns:
+            The number of words that are reserved beyond ``new``; -1 if the answer may not disclose as many new words.
         """
         client, tenant = key_of(query.tenant, query.client), (query.tenant, None)
         disclosed, disclosed_to_tenant = self.evidence.disclosed_words(query), self.evidence.tenant_words(query.tenant)
         with self._lock:
-            fits = disclosed + self._in_flight[client] - words + new <= self.budget
+            free = self.budget - disclosed - self._in_flight[client] + words - new
             if self.tenant_budget:
-                fits &= disclosed_to_tenant + self._in_flight[tenant] - words + tenant_new <= self.tenant_budget
-            if fits:
-                self._in_flight[client] += new - words
-                self._in_flight[tenant] += new - words
-            return fits
+                of_tenant = self.tenant_budget - disclosed_to_tenant - self._in_flight[tenant] + words - tenant_new
+                free = min(free, of_tenant)
+            if free < 0:
+                return -1
+            ahead = min(RESERVED_AHEAD, free // RESERVED_AHEAD)
+            self._in_flight[client] += new + ahead - words
+            self._in_flight[tenant] += new + ahead - words
+            return ahead
 
     def release(self, query: Query, words: int) -> None:
         """Ends the reservation of an answer."""
@@ -398,12 +409,76 @@ class _MeasuredGenerator(Generator):
 
     def _measure(self, query: Query, context: Iterable[Document], unseen: Sequence[str], text: str) -> None:
         try:
-            meter = _DisclosureMeter(self._limit, query, context, unseen)
-            meter.feed(text)
-            meter.finish()
-            meter.record()
+            with closing(_DisclosureMeter(self._limit, query, context, unseen)) as meter:
+                meter.feed(text)
+                meter.finish()
+                meter.record()
         except Exception as error:  # the answer must not depend on it
             log.error("crawl_limit could not measure an answer in observe mode: %s", type(error).__name__)
+
+
+class _UnfinishedAnswers:
+    """Meters of the answers that are not recorded yet: together they must not exceed the limits."""
+
+    def __init__(self) -> None:
+        self._by_chunk: dict[tuple[str, str], list[_DisclosureMeter]] = {}  # tenant and chunk
+        self._by_client: dict[tuple[str, str], list[_DisclosureMeter]] = {}
+        self._lock = threading.Lock()
+
+    def add(self, meter: _DisclosureMeter) -> None:
+        """Adds an answer that begins."""
+        with self._lock:
+            self._by_client.setdefault(key_of(meter.query.tenant, meter.query.client), []).append(meter)
+            for chunk in meter.ids:
+                sharing = self._by_chunk.setdefault((meter.query.tenant, chunk), [])
+                _recheck(sharing)
+                sharing.append(meter)
+
+    def remove(self, meter: _DisclosureMeter) -> None:
+        """Removes an answer that is recorded, if it is there."""
+        with self._lock:
+            _remove(self._by_client, key_of(meter.query.tenant, meter.query.client), meter)
+            for chunk in meter.ids:
+                _recheck(_remove(self._by_chunk, (meter.query.tenant, chunk), meter))
+
+    def disclosing(self, meter: _DisclosureMeter, whole_tenant: bool) -> tuple[list[int], bool]:
+        """For each chunk of an answer, the words that others to its client, or to its tenant, disclose so far.
+
+        Returns:
+            The words, and whether there are such answers.
+        """
+        client, tenant = meter.query.client, meter.query.tenant
+        with self._lock:
+            others = [
+                [
+                    m.disclosing[chunk]
+                    for m in self._by_chunk.get((tenant, chunk), ())
+                    if m is not meter and (whole_tenant or m.query.client == client)
+                ]
+                for chunk in meter.ids
+            ]
+        return [reduce(or_, masks, 0) for masks in others], any(others)
+
+    def exposing(self, meter: _DisclosureMeter) -> frozenset[str]:
+        """The chunks of which other answers to the client disclose more than the share."""
+        with self._lock:
+            others = self._by_client.get(key_of(meter.query.tenant, meter.query.client), ())
+            return frozenset().union(*(m.exposed for m in others if m is not meter))
+
+
+def _recheck(meters: Iterable[_DisclosureMeter]) -> None:
+    for meter in meters:
+        meter.stale = True
+
+
+def _remove(
+    held: dict[tuple[str, str], list[_DisclosureMeter]], key: tuple[str, str], meter: _DisclosureMeter
+) -> list[_DisclosureMeter]:
+    """Removes a meter; returns those that are left."""
+    left = [m for m in held.pop(key, ()) if m is not meter]
+    if left:
+        held[key] = left
+    return left
 
 
 class _DisclosureMeter:
@@ -420,18 +495,24 @@ class _DisclosureMeter:
         self.limit, self.query, self.ids, self.limit_reached = limit, query, [d.id for d in context], False
         self.texts, self.unseen = [d.content for d in context], unseen
         self.counter = DisclosureCounter(self.texts, query.text, unseen)
-        evidence = limit.evidence
-        self.disclosed = [evidence.disclosed(query, i) for i in self.ids]
-        self.disclosed_to_tenant = [evidence.disclosed_to_tenant(query.tenant, i) for i in self.ids]
-        self.before = self.disclosed_to_tenant if evidence.is_colluding(query.tenant) else self.disclosed
-        self.clear = evidence.level(query) is CLEAR
-        self.exposed_before = evidence.exposed_chunks(query) if self.clear else frozenset[str]()
-        self.chunks_left = max(0, limit.questions - len(self.exposed_before)) if self.clear else 0
+        self.clear = limit.evidence.level(query) is CLEAR
         self.most = limit.whole or max(1, min(3, query.k - 1))
         self.most_words = limit.quote_words or max(QUOTE_WORDS, QUOTE_SHARE * sum(self.counter.lengths))
         self.incomplete, self.waiting, self.sent = "", list[str](), list[str]()
         self.cut, self.reserved = False, 0
-        self._next_check = -1
+        self.disclosing, self.exposed = dict.fromkeys(self.ids, 0), frozenset[str]()
+        self._checked_to = self._reserved_to = -1.0
+        self._read_evidence()
+        limit.unfinished.add(self)
+
+    def _read_evidence(self) -> None:
+        """Reads what earlier answers disclosed, and what others that are not finished disclose so far."""
+        evidence, query = self.limit.evidence, self.query
+        self.disclosed = [evidence.disclosed(query, i) for i in self.ids]
+        self.disclosed_to_tenant = [evidence.disclosed_to_tenant(query.tenant, i) for i in self.ids]
+        colluding = evidence.is_colluding(query.tenant)
+        self.before = self.disclosed_to_tenant if colluding else self.disclosed
+        self.beside, self.stale = self.limit.unfinished.disclosing(self, colluding)
 
     async def passing(self, pieces: AsyncIterator[str]) -> AsyncIterator[str]:
         """Yields the text of an answer up to the limit; records it at the end."""
@@ -482,37 +563,48 @@ class _DisclosureMeter:
     def _check(self) -> None:
         """Compares the answer with the limits, unless too little was added since the last time to reach one."""
         pending = min(self.counter.undecoded_letters, UNDECODED_LETTERS) // WORD_LETTERS
-        if self.counter.growth + pending < self._next_check:
+        growth = self.counter.growth
+        if not self.stale and growth <= self._checked_to and growth + pending <= self._reserved_to:
             return
+        if self.stale:
+            self._read_evidence()
         new = self._credited()
         words = sum(bits.bit_count() for bits in new)
-        exposed, unexposed_words = self._exposed(new)
+        exposed, left = self._exposed(new)
         self.limit_reached = words > self.most_words or len(exposed) > self.most
         self.cut |= (
             self.limit_reached
-            or sum(i not in self.exposed_before for i in exposed) > self.chunks_left
+            or self._exceeds_chunks(exposed)
             or (not self.clear and words > self.limit.short_quote_words)
         )
-        most = self.most_words if self.clear else self.limit.short_quote_words
-        left = min(most - words, self._reserve(pending), unexposed_words)
-        self._next_check = self.counter.growth + pending + 1 + max(0, math.floor(left))
+        if not self.cut:
+            ahead = self._reserve(pending)
+            self._reserved_to = growth + pending + ahead
+            self.cut = ahead < 0
+        if self.cut:  # it is read on until its limit is known, and nothing of it is sent
+            self._reserved_to = math.inf
+        else:
+            self.exposed = frozenset(exposed)
+        most = self.most_words if self.cut or self.clear else min(self.most_words, self.limit.short_quote_words)
+        self._checked_to = growth + max(0, math.floor(min(most - words, left)))
+        self.disclosing = dict(zip(self.ids, self._new(self.counter.covered, [0] * len(self.ids)), strict=True))
+
+    def _exceeds_chunks(self, exposed: Sequence[str]) -> bool:
+        """Whether more chunks are disclosed above the share than are left to the client; none is to a suspected one."""
+        if not self.clear:
+            return bool(exposed)
+        before = self.limit.evidence.exposed_chunks(self.query) | self.limit.unfinished.exposing(self)
+        return sum(i not in before for i in exposed) > max(0, self.limit.questions - len(before))
 
     def _reserve(self, pending: int) -> int:
-        """Reserves the new words, and those that may be in letters that are not decoded yet, of the budgets.
-
-        Returns:
-            The number of further words that are reserved.
-        """
+        """Reserves the new words, and those that may be in letters that are not decoded yet; see ``reserve``."""
         new, tenant_new = (
             sum(bits.bit_count() for bits in self._new(self.counter.covered, before)) + pending
             for before in (self.disclosed, self.disclosed_to_tenant)
         )
-        for ahead in (RESERVED_AHEAD, 0):
-            if self.limit.reserve(self.query, self.reserved, new + ahead, tenant_new + ahead):
-                self.reserved = new + ahead
-                return ahead
-        self.cut = True
-        return 0
+        ahead = self.limit.reserve(self.query, self.reserved, new, tenant_new)
+        self.reserved = new + ahead if ahead >= 0 else self.reserved
+        return ahead
 
     def _credited(self) -> list[int]:
         """Returns the new words of each chunk. A word of the answer counts for one chunk, however many contain it."""
@@ -551,8 +643,9 @@ class _DisclosureMeter:
             These chunks, and the number of further words that may be disclosed until there is another one.
         """
         counter, share, exposed, least = self.counter, self.limit.exposure, list[str](), math.inf
-        for i, bits, before, n, own in zip(self.ids, new, self.before, counter.lengths, counter.own, strict=True):
-            disclosed = bits | before
+        parts = zip(self.ids, new, self.before, self.beside, counter.lengths, counter.own, strict=True)
+        for i, bits, before, beside, n, own in parts:
+            disclosed = bits | before | beside
             left = share * n - disclosed.bit_count()
             if left < 0:
                 left += min(counter.expected, bits.bit_count())
@@ -565,18 +658,27 @@ class _DisclosureMeter:
         return exposed, least
 
     def record(self) -> None:
-        """Records what was sent, which may be less than what was read."""
-        text = "".join(self.sent)
-        if self.cut or self.counter.undecoded_letters:  # it may have ended before it was read
-            self.counter = DisclosureCounter(self.texts, self.query.text, self.unseen)
-            self.counter.read(text)
-        covered = self.counter.covered
-        new = self._new(covered, self.disclosed)
-        disclosed = {i: bits | added for i, bits, added in zip(self.ids, covered, new, strict=True)}
-        exposed, _ = self._exposed(self._credited())
-        self.limit.evidence.record_answer(self.query, text, disclosed, exposed, self.limit_reached, self.cut)
+        """Records what was sent, which may be less than what was read, and closes the meter."""
+        try:
+            text = "".join(self.sent)
+            if self.cut or self.counter.undecoded_letters:  # it may have ended before it was read
+                self.counter = DisclosureCounter(self.texts, self.query.text, self.unseen)
+                self.counter.read(text)
+            self._read_evidence()
+            self.beside = [0] * len(self.ids)  # others are compared with this one when they are recorded
+            covered = self.counter.covered
+            new = self._new(covered, self.disclosed)
+            disclosed = {i: bits | added for i, bits, added in zip(self.ids, covered, new, strict=True)}
+            exposed, _ = self._exposed(self._credited())
+            self.limit.evidence.record_answer(self.query, text, disclosed, exposed, self.limit_reached, self.cut)
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Ends the reservation. The answer no longer counts as unfinished."""
         self.limit.release(self.query, self.reserved)
         self.reserved = 0
+        self.limit.unfinished.remove(self)
 
 
 def _lowest(bits: int, count: int) -> int:
