@@ -14,15 +14,8 @@ from casemate.demo.clinic import case_notes
 from casemate.errors import ConfigError
 from casemate.guard.client_state import crawl_evidence
 from casemate.guard.client_state.crawl_evidence import ALARMED, SUSPECTED, CrawlEvidence
-from casemate.guard.defenses.crawl_limit import (
-    EXTRACTS_FROM,
-    MAX_WORD,
-    UNDECODED_LETTERS,
-    CrawlLimit,
-    Grade,
-    _DisclosureMeter,
-    _lowest,
-)
+from casemate.guard.defenses.crawl_limit import EXTRACTS_FROM, CrawlLimit, Grade
+from casemate.guard.defenses.crawl_limit.meter import MAX_WORD, UNDECODED_LETTERS, DisclosureMeter, _lowest
 from casemate.protocols import Generator
 from casemate.rag.pipeline import join_stream
 from casemate.text.disclosure import MAX_BLOCK, MIN_CHAIN
@@ -174,7 +167,7 @@ def test_an_answer_that_is_not_read_to_its_end_is_counted():
     limit = open_limit(budget=10_000)
     query = Query("q", "ann")
     for _ in range(20):
-        meter = _DisclosureMeter(limit, query, [note(0), note(1)], ())
+        meter = DisclosureMeter(limit, query, [note(0), note(1)], ())
         text = "".join(map(meter.feed, _key_cipher(NOTES[0].lower(), 1)[:60]))
         meter.record()
         assert text
@@ -191,7 +184,7 @@ def test_lowest_bits(bits):
 @pytest.mark.parametrize("unit", ["x", "QUJD", "a \u200b"])
 def test_a_hostile_answer_is_measured_in_linear_time_and_bounded_memory(unit):
     """Without white space, too, text is read in words of bounded length."""
-    meter = _DisclosureMeter(CrawlLimit(), Query("q", "ann"), [chunk(0), chunk(1)], ())
+    meter = DisclosureMeter(CrawlLimit(), Query("q", "ann"), [chunk(0), chunk(1)], ())
     sent = waiting = 0
     for _ in range(20_000 // len(unit)):
         sent += len(meter.feed(unit))
@@ -202,7 +195,7 @@ def test_a_hostile_answer_is_measured_in_linear_time_and_bounded_memory(unit):
     assert meter.counter.steps <= 200 * 20_000
 
 
-class _ChecksEachWord(_DisclosureMeter):
+class _ChecksEachWord(DisclosureMeter):
     """Compares the answer with the limits after every word."""
 
     def _check(self):
@@ -247,7 +240,7 @@ def test_limits_hold_as_if_each_word_were_checked(seed, monkeypatch):
     for _ in range(4):
         context, client, text = rng.sample(documents[:6], 3), rng.choice("abc"), _mixed_answer(rng, documents)
         sent = []
-        for limit, meter in zip(limits, (_DisclosureMeter, _ChecksEachWord), strict=True):
+        for limit, meter in zip(limits, (DisclosureMeter, _ChecksEachWord), strict=True):
             measured = meter(limit, Query("what then", client, k=3), context, [d.text for d in documents[6:]])
             parts = [measured.feed(text[at : at + 7]) for at in range(0, len(text), 7)] + [measured.finish()]
             measured.record()

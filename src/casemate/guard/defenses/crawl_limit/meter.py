@@ -1,0 +1,309 @@
+"""Measures what an answer discloses while it is written, and cuts it at the limits of ``crawl_limit``."""
+
+from __future__ import annotations
+
+import math
+import re
+import threading
+from collections.abc import AsyncIterator, Iterable, Sequence
+from functools import reduce
+from operator import or_
+from typing import TYPE_CHECKING
+
+from casemate.guard.audience import ReleasedDocument
+from casemate.guard.client_state.crawl_evidence import CLEAR
+from casemate.guard.client_state.withheld_documents import key_of
+from casemate.text.disclosure import DisclosureCounter
+from casemate.types import Document, Query
+
+if TYPE_CHECKING:
+    from casemate.guard.defenses.crawl_limit import CrawlLimit
+
+_BEFORE_SPACE = re.compile(r"(?<=\S)(?=\s)")
+QUOTE_WORDS, QUOTE_SHARE = 300, 0.5
+"""Default of ``quote_words``: the share of the words of the context, and at least so many words. Ordinary answers from
+long documents disclose more than 300 words, but less than half of what was read for them."""
+OWN_WORDS, OWN_SHARE = 4, 0.8
+"""Words that only one chunk contains: the fewest that count, and the share of them from which the chunk is copied."""
+WORD_LETTERS = 4
+"""Letters of a short content word: bounds the words in letters that are not decoded yet."""
+UNDECODED_LETTERS = 32
+"""Letters of an answer that are sent before they are decoded: fewer than the share of a chunk that may be disclosed."""
+MAX_WORD = 500
+"""Characters without white space that are read as one word, at most."""
+
+
+class UnfinishedAnswers:
+    """Meters of the answers that are not recorded yet: together they must not exceed the limits."""
+
+    def __init__(self) -> None:
+        self._by_chunk: dict[tuple[str, str], list[DisclosureMeter]] = {}  # tenant and chunk
+        self._by_client: dict[tuple[str, str], list[DisclosureMeter]] = {}
+        self._lock = threading.Lock()
+
+    def add(self, meter: DisclosureMeter) -> None:
+        """Adds an answer that begins."""
+        with self._lock:
+            self._by_client.setdefault(key_of(meter.query.tenant, meter.query.client), []).append(meter)
+            for chunk in meter.ids:
+                sharing = self._by_chunk.setdefault((meter.query.tenant, chunk), [])
+                _recheck(sharing)
+                sharing.append(meter)
+
+    def remove(self, meter: DisclosureMeter) -> None:
+        """Removes an answer that is recorded, if it is there."""
+        with self._lock:
+            _remove(self._by_client, key_of(meter.query.tenant, meter.query.client), meter)
+            for chunk in meter.ids:
+                _recheck(_remove(self._by_chunk, (meter.query.tenant, chunk), meter))
+
+    def disclosing(self, meter: DisclosureMeter, whole_tenant: bool) -> tuple[list[int], bool]:
+        """For each chunk of an answer, the words that others to its client, or to its tenant, disclose so far.
+
+        Returns:
+            The words, and whether there are such answers.
+        """
+        client, tenant = meter.query.client, meter.query.tenant
+        with self._lock:
+            others = [
+                [
+                    m.disclosing[chunk]
+                    for m in self._by_chunk.get((tenant, chunk), ())
+                    if m is not meter and (whole_tenant or m.query.client == client)
+                ]
+                for chunk in meter.ids
+            ]
+        return [reduce(or_, masks, 0) for masks in others], any(others)
+
+    def exposing(self, meter: DisclosureMeter) -> frozenset[str]:
+        """The chunks of which other answers to the client disclose more than the share."""
+        with self._lock:
+            others = self._by_client.get(key_of(meter.query.tenant, meter.query.client), ())
+            return frozenset().union(*(m.exposed for m in others if m is not meter))
+
+
+def _recheck(meters: Iterable[DisclosureMeter]) -> None:
+    for meter in meters:
+        meter.stale = True
+
+
+def _remove(
+    held: dict[tuple[str, str], list[DisclosureMeter]], key: tuple[str, str], meter: DisclosureMeter
+) -> list[DisclosureMeter]:
+    """Removes a meter; returns those that are left."""
+    left = [m for m in held.pop(key, ()) if m is not meter]
+    if left:
+        held[key] = left
+    return left
+
+
+class DisclosureMeter:
+    """Measures what one answer discloses, and cuts it at the limits.
+
+    Attributes:
+        limit_reached: Whether the answer discloses more than any client may be given. The answer to a suspected client
+            is cut earlier, but read on until this is known. Otherwise the limit event, which is evidence, would be
+            likelier for suspected clients.
+    """
+
+    def __init__(self, limit: CrawlLimit, query: Query, context: Iterable[Document], unseen: Sequence[str]) -> None:
+        context = [d for d in context if not isinstance(d, ReleasedDocument)]
+        self.limit, self.query, self.ids, self.limit_reached = limit, query, [d.id for d in context], False
+        self.texts, self.unseen = [d.content for d in context], unseen
+        self.counter = DisclosureCounter(self.texts, query.text, unseen)
+        self.clear = limit.evidence.level(query) is CLEAR
+        self.most = limit.whole or max(1, min(3, query.k - 1))
+        self.most_words = limit.quote_words or max(QUOTE_WORDS, QUOTE_SHARE * sum(self.counter.lengths))
+        self.incomplete, self.waiting, self.sent = "", list[str](), list[str]()
+        self.cut, self.reserved = False, 0
+        self.disclosing, self.exposed = dict.fromkeys(self.ids, 0), frozenset[str]()
+        self._checked_to = self._reserved_to = -1.0
+        self._read_evidence()
+        limit.unfinished.add(self)
+
+    def _read_evidence(self) -> None:
+        """Reads what earlier answers disclosed, and what others that are not finished disclose so far."""
+        evidence, query = self.limit.evidence, self.query
+        self.disclosed = [evidence.disclosed(query, i) for i in self.ids]
+        self.disclosed_to_tenant = [evidence.disclosed_to_tenant(query.tenant, i) for i in self.ids]
+        colluding = evidence.is_colluding(query.tenant)
+        self.before = self.disclosed_to_tenant if colluding else self.disclosed
+        self.beside, self.stale = self.limit.unfinished.disclosing(self, colluding)
+
+    async def passing(self, pieces: AsyncIterator[str]) -> AsyncIterator[str]:
+        """Yields the text of an answer up to the limit; records it at the end."""
+        try:
+            async for piece in pieces:
+                if text := self.feed(piece):
+                    yield text
+                if self.limit_reached:
+                    break
+            if text := self.finish():
+                yield text
+        finally:
+            self.record()
+
+    def feed(self, piece: str) -> str:
+        """Adds a piece; returns the whole words that may be sent."""
+        *words, self.incomplete = _BEFORE_SPACE.split(self.incomplete + piece)
+        if len(self.incomplete) > MAX_WORD:
+            words, self.incomplete = [*words, self.incomplete], ""
+        return "".join(map(self._read, words))
+
+    def finish(self) -> str:
+        """Returns the rest, at the end of the answer."""
+        text = self._read(self.incomplete)
+        self.counter.finish()
+        self._check()
+        return text + self._release()
+
+    def _read(self, word: str) -> str:
+        """Measures a word; returns the words that may be sent.
+
+        A word that may be in another form waits until it is decoded. Otherwise an answer could exceed every limit by
+        the letters of one decoded part.
+        """
+        if self.limit_reached:
+            return ""
+        self.counter.add(word)
+        self._check()
+        self.waiting.append(word)
+        return self._release() if self.counter.undecoded_letters <= UNDECODED_LETTERS else ""
+
+    def _release(self) -> str:
+        """Returns the words that wait; none once the answer is cut."""
+        text, self.waiting = "" if self.cut else "".join(self.waiting), []
+        self.sent.append(text)
+        return text
+
+    def _check(self) -> None:
+        """Compares the answer with the limits, unless too little was added since the last time to reach one."""
+        pending = min(self.counter.undecoded_letters, UNDECODED_LETTERS) // WORD_LETTERS
+        growth = self.counter.growth
+        if not self.stale and growth <= self._checked_to and growth + pending <= self._reserved_to:
+            return
+        if self.stale:
+            self._read_evidence()
+        new = self._credited()
+        words = sum(bits.bit_count() for bits in new)
+        exposed, left = self._exposed(new)
+        self.limit_reached = words > self.most_words or len(exposed) > self.most
+        self.cut |= (
+            self.limit_reached
+            or self._exceeds_chunks(exposed)
+            or (not self.clear and words > self.limit.short_quote_words)
+        )
+        if not self.cut:
+            ahead = self._reserve(pending)
+            self._reserved_to = growth + pending + ahead
+            self.cut = ahead < 0
+        if self.cut:  # it is read on until its limit is known, and nothing of it is sent
+            self._reserved_to = math.inf
+        else:
+            self.exposed = frozenset(exposed)
+        most = self.most_words if self.cut or self.clear else min(self.most_words, self.limit.short_quote_words)
+        self._checked_to = growth + max(0, math.floor(min(most - words, left)))
+        self.disclosing = dict(zip(self.ids, self._new(self.counter.covered, [0] * len(self.ids)), strict=True))
+
+    def _exceeds_chunks(self, exposed: Sequence[str]) -> bool:
+        """Whether more chunks are disclosed above the share than are left to the client; none is to a suspected one."""
+        if not self.clear:
+            return bool(exposed)
+        before = self.limit.evidence.exposed_chunks(self.query) | self.limit.unfinished.exposing(self)
+        return sum(i not in before for i in exposed) > max(0, self.limit.questions - len(before))
+
+    def _reserve(self, pending: int) -> int:
+        """Reserves the new words, and those that may be in letters that are not decoded yet; see ``reserve``."""
+        new, tenant_new = (
+            sum(bits.bit_count() for bits in self._new(self.counter.covered, before)) + pending
+            for before in (self.disclosed, self.disclosed_to_tenant)
+        )
+        ahead = self.limit.reserve(self.query, self.reserved, new, tenant_new)
+        self.reserved = new + ahead if ahead >= 0 else self.reserved
+        return ahead
+
+    def _credited(self) -> list[int]:
+        """Returns the new words of each chunk. A word of the answer counts for one chunk, however many contain it."""
+        return self._new(self.counter.credited, self.before)
+
+    def _new(self, masks: Iterable[int], before: Iterable[int]) -> list[int]:
+        """Returns the words of each chunk that were not disclosed before, those that are hidden included."""
+        return [(bits | hidden) & ~known for bits, hidden, known in zip(masks, self._hidden(), before, strict=True)]
+
+    def _hidden(self) -> list[int]:
+        """Returns the words of each chunk that unreadable words may stand for.
+
+        They may stand for any words. They count as words that were not disclosed to the client, those first that were
+        not disclosed to the tenant, chunk by chunk.
+        """
+        left, counter = self.counter.unreadable_words, self.counter
+        hidden = [0] * len(self.ids)
+        if not left:
+            return hidden
+        parts = zip(counter.covered, self.disclosed, counter.lengths, strict=True)
+        free = [((1 << length) - 1) & ~(bits | known) for bits, known, length in parts]
+        for among in ([~bits for bits in self.disclosed_to_tenant], [-1] * len(free)):
+            for i, words in enumerate(free):
+                part = _lowest(words & among[i] & ~hidden[i], left)
+                hidden[i] |= part
+                left -= part.bit_count()
+        return hidden
+
+    def _exposed(self, new: Sequence[int]) -> tuple[list[str], float]:
+        """Returns the chunks with new words of which all answers together disclose more than the share.
+
+        What the answer has in common with texts that were not in the context is chance, and does not count. Forms share
+        most words; therefore a chunk also counts if an answer discloses nearly all words that only this chunk contains.
+
+        Returns:
+            These chunks, and the number of further words that may be disclosed until there is another one.
+        """
+        counter, share, exposed, least = self.counter, self.limit.exposure, list[str](), math.inf
+        parts = zip(self.ids, new, self.before, self.beside, counter.lengths, counter.own, strict=True)
+        for i, bits, before, beside, n, own in parts:
+            disclosed = bits | before | beside
+            left = share * n - disclosed.bit_count()
+            if left < 0:
+                left += min(counter.expected, bits.bit_count())
+            if (count := own.bit_count()) >= OWN_WORDS:
+                left = min(left, OWN_SHARE * count - (disclosed & own).bit_count())
+            if bits and left < 0:
+                exposed.append(i)
+            else:
+                least = min(least, left)
+        return exposed, least
+
+    def record(self) -> None:
+        """Records what was sent, which may be less than what was read, and closes the meter."""
+        try:
+            text = "".join(self.sent)
+            if self.cut or self.counter.undecoded_letters:  # it may have ended before it was read
+                self.counter = DisclosureCounter(self.texts, self.query.text, self.unseen)
+                self.counter.read(text)
+            self._read_evidence()
+            self.beside = [0] * len(self.ids)  # others are compared with this one when they are recorded
+            covered = self.counter.covered
+            new = self._new(covered, self.disclosed)
+            disclosed = {i: bits | added for i, bits, added in zip(self.ids, covered, new, strict=True)}
+            exposed, _ = self._exposed(self._credited())
+            self.limit.evidence.record_answer(self.query, text, disclosed, exposed, self.limit_reached, self.cut)
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Ends the reservation. The answer no longer counts as unfinished."""
+        self.limit.release(self.query, self.reserved)
+        self.reserved = 0
+        self.limit.unfinished.remove(self)
+
+
+def _lowest(bits: int, count: int) -> int:
+    """The lowest bits that are set, at most ``count``."""
+    low, high = 0, bits.bit_length()
+    while low < high:
+        middle = (low + high) // 2
+        if (bits & ((1 << middle) - 1)).bit_count() < count:
+            low = middle + 1
+        else:
+            high = middle
+    return bits & ((1 << low) - 1)
