@@ -198,6 +198,13 @@ def test_nothing_equals_a_collection_without_those_sources(tmp_path_factory, k, 
     assert found[0] == found[1]
 
 
+def test_quorum_does_nothing_where_unreadable_sources_do_not_exist(rag):
+    far = Query("a question far from every document", groups=STRANGER, k=3)
+    found = context(guard_of(rag, "nothing"), far)
+    assert found == context(guard_of(rag, "nothing", []), far)
+    assert found and "quorum" not in [d.id for d in found]
+
+
 class Denies(Defense):
     """Denies the client the full text of all sources."""
 

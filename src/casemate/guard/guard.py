@@ -255,7 +255,7 @@ class Guard:
             exhausted = len(found.hits) < wanted
             if current is not None:
                 found = current.visible(found, self.index, query.tenant)
-            if entitles is not None:
+            if entitles is not None and not excluded:
                 unreadable = frozenset(h.document.id for h in found.hits if not entitles(h.document))
                 found = replace(found, unreadable=unreadable)
             sizes = Counter(h.document.source for h in found.hits if h.document.source not in blocked)
