@@ -178,7 +178,7 @@ def test_collections_that_other_options_select_are_different_ones(tmp_path) -> N
     opened(collection, tmp_path).attach()
     other = FolderCollection(tmp_path / "collection", DIM)
     other.only = {"tenant": "b"}
-    with pytest.raises(DataError, match=r"the folder, only {'tenant': 'a'}.*'b'.*move this casemate.yaml to another"):
+    with pytest.raises(DataError, match=r'the folder, only {"tenant": "a"}.*"b".*move this casemate.yaml to another'):
         opened(other, tmp_path)
 
 
@@ -510,7 +510,7 @@ def test_beyond_the_drift_limit_searches_are_refused_until_the_next_scan(attache
             attached.collection.put(Document(f"f{i}", "x"), v)
     attached._limit._due = 0.0  # the next count is due
     for _ in range(2):
-        with pytest.raises(DataError, match=r"more than 5% \(attached.drift\) .* run 'casemate attach'"):
+        with pytest.raises(DataError, match=r"more than 5 % \(attached.drift\) .* run 'casemate attach'"):
             attached.search(q, 3)
     assert "run 'casemate attach'" in attached.check()[0]
     attached.attach()

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from casemate.backends.clients.rest import RestServer
+from casemate.backends.clients.rest import RestServer, without_credentials
 from casemate.backends.sidecar.row_collection import RowCollection, StoredRow
 from casemate.errors import ConfigError
 from casemate.types import Secret, Vector
@@ -52,7 +52,7 @@ class PineconeIndex(RowCollection):
             raise ConfigError("pinecone_index: text and api_key must not be empty, timeout_s must be above 0")
         self.url, self.api_key = Secret(self.url), Secret(self.api_key)
         headers = {"Api-Key": str(self.api_key), "X-Pinecone-Api-Version": API_VERSION}
-        self.name = f"pinecone {self.url}, namespace {self.namespace or 'default'}"
+        self.name = f"pinecone {without_credentials(self.url)}, namespace {self.namespace or 'default'}"
         if_absent = "the address is not of a Pinecone index; use the index's host"
         self._server = RestServer("pinecone_index", self.name, self.url, headers, self.timeout_s, if_absent)
         self._space = {"namespace": self.namespace} if self.namespace else {}

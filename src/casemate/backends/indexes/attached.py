@@ -7,6 +7,7 @@ the next scan. Beyond a limit of such drift, searches are refused, and the guard
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -113,7 +114,8 @@ class AttachedIndex(Index):
     def bound_name(self) -> str:
         """Name of the collection, with the options that select its rows: the sidecar belongs to it alone."""
         options = {option: getattr(self.collection, option, None) for option in SELECTING}
-        return ", ".join([self.collection.name, *(f"{option} {value}" for option, value in options.items() if value)])
+        written = {o: v.strip() if isinstance(v, str) else json.dumps(v, sort_keys=True) for o, v in options.items()}
+        return ", ".join([self.collection.name, *(f"{o} {v}" for o, v in written.items() if options[o])])
 
     @property
     def _remedy(self) -> str:

@@ -78,7 +78,7 @@ class DriftLimit:
             setting = f" ({self._setting})" if self._setting else ""
             self._refusal = (
                 f"{name} has {present} rows, {scanned} when it was read last{replaced}: other programs changed more "
-                f"than {self._limit:.0%}{setting} of it, so searches are refused; {self._rescan}"
+                f"than {100 * self._limit:g} %{setting} of it, so searches are refused; {self._rescan}"
             )
         end = time.monotonic()
         self._due = end + max(COUNT_INTERVAL_S, (end - begin) / COUNT_TIME_SHARE)
