@@ -543,12 +543,17 @@ def with_overrides(config: Config, **sections: Mapping[str, Any]) -> Config:
         ConfigError: If a key is unknown or a value out of range.
     """
     try:
-        merged = {name: dict(getattr(config, name)) | dict(values) for name, values in sections.items()}
+        merged = {name: _set_values(getattr(config, name)) | dict(values) for name, values in sections.items()}
         found = Config.model_validate(dict(config) | merged)
     except ValidationError as error:
         raise ConfigError(_describe(error)) from error
     found._folder, found._file = config.folder, config.file
     return found
+
+
+def _set_values(section: BaseModel) -> dict[str, Any]:
+    """The values that were given, without defaults: a copy then still knows which they are."""
+    return {name: value for name, value in section if name in section.model_fields_set}
 
 
 def _expand_variables(value: Any, name: str, needed: bool) -> Any:

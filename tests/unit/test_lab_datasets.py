@@ -141,6 +141,42 @@ def test_too_few_documents_give_a_smaller_split_with_a_note_or_none_at_all():
         datasets.draw_split(documents(30), 0, 0, 0)
 
 
+@pytest.mark.parametrize(
+    ("fixed", "asked", "drawn"),
+    [
+        ((), (200, 200), (22, 22)),
+        (("nonmembers",), (200, 10), (34, 10)),
+        (("nonmembers",), (200, 12), (32, 12)),
+        (("members",), (30, 200), (30, 14)),
+        (("members", "nonmembers"), (20, 24), (20, 24)),
+    ],
+)
+def test_a_number_that_was_given_is_kept_and_only_the_other_is_reduced(fixed, asked, drawn):
+    split = datasets.draw_split(documents(44), *asked, 0, fixed)
+    assert (len(split.members), len(split.nonmembers)) == drawn
+
+
+def test_fixed_nonmembers_with_near_duplicates_are_replaced_by_members():
+    held = documents(44)
+    held[1::2] = [Document(f"copy{d.id}", d.text) for d in held[0:20:2]] + held[21::2]
+    split = datasets.draw_split(held, 200, 10, 0, ("nonmembers",))
+    assert len(split.nonmembers) == 10
+    assert len(split.members) >= datasets.MIN_CANDIDATES
+
+
+@pytest.mark.parametrize(("fixed", "asked"), [(("nonmembers",), (200, 40)), (("members", "nonmembers"), (30, 30))])
+def test_numbers_that_do_not_fit_are_refused_with_numbers_that_work(fixed, asked):
+    with pytest.raises(DataError, match="these work: --members 22 --nonmembers 22"):
+        datasets.draw_split(documents(44), *asked, 0, fixed)
+
+
+@pytest.mark.parametrize(("least", "drawn"), [(20, (22, 22)), (30, (30, 14)), (40, (22, 22))])
+def test_fewer_nonmembers_are_drawn_so_that_the_index_stays_large_enough(least, drawn):
+    """Unless even the fewest non-members are too many."""
+    split = datasets.draw_split(documents(44), 200, 200, 0, (), lambda outside: 44 - len(outside) >= least)
+    assert (len(split.members), len(split.nonmembers)) == drawn
+
+
 def test_the_fingerprint_covers_the_texts_and_their_roles():
     held = documents(100)
     changed = [*held[:-1], Document(held[-1].id, "another text")]

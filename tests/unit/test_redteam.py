@@ -12,9 +12,14 @@ from casemate.app import open_app
 from casemate.cli.redteam import _exit_code, _override_attacks, _print
 from casemate.cli.redteam_output import print_result
 from casemate.errors import ConfigError, DataError
+from casemate.guard.defenses.crawl_limit import CrawlLimit
+from casemate.guard.defenses.mirabel import Mirabel
 from casemate.rag.question_file import questions_in
-from casemate.redteam.lab.results import CheckStatus
+from casemate.redteam.campaigns.own import describe_undecided
+from casemate.redteam.lab.judge import INFERENCE_FAILS, without_decisions, worst_status
+from casemate.redteam.lab.results import Check, CheckStatus
 from casemate.redteam.reporting.compare import ReportChange, ReportDiff
+from casemate.redteam.reporting.html import render_html
 from tests.campaigns import campaign
 
 BEYOND = ReportDiff(worse=(ReportChange("AUC", ".5", ".9"),), compared=1)
@@ -31,6 +36,25 @@ def test_printed_results_have_no_control_characters_and_no_better_status_than_th
     assert told.startswith(("FAIL", "ERROR"))
     assert "[bold]not ours[/bold]" in told
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f]", told)
+
+
+def test_if_a_defense_decided_nothing_the_verdict_is_inconclusive_and_the_reason_is_above_the_table(tmp_path):
+    why = describe_undecided([CrawlLimit(), Mirabel()], 22)
+    assert why == "mirabel decided nothing: 22 chunks are indexed, it needs 30"
+    assert not describe_undecided([Mirabel()], 30) and not describe_undecided([CrawlLimit()], 22)
+    failed = Check(INFERENCE_FAILS, CheckStatus.FAIL, 0.5, 0.05, "", "mba")
+    checks = without_decisions([failed], why)
+    assert without_decisions([failed], "") == [failed]
+    assert {check.status for check in checks} == {CheckStatus.INCONCLUSIVE}
+    found = replace(campaign(), status=worst_status(c.status for c in checks), checks=tuple(checks))
+    console = Console(width=200)
+    with console.capture() as held:
+        print_result(found, console)
+    assert held.get().startswith("INCONCLUSIVE")
+    assert held.get().index(why) < held.get().index("Membership inference: AUC")
+    assert f"<strong>{why}" in render_html(found)
+    found.save(tmp_path / "report.json")
+    assert why in (tmp_path / "report.json").read_text()
 
 
 @pytest.mark.parametrize(
@@ -54,6 +78,9 @@ def test_command_line_options_override_keys_and_keep_the_options_of_an_attack():
     changed = _override_attacks(settings, ["mba", "dcmi"], None, 30, None).redteam
     assert [(part.use, part.options) for part in changed.attacks] == [("mba", {"masks": 3}), ("dcmi", {})]
     assert (changed.members, changed.nonmembers, changed.budget) == (20, 30, None)
+    assert {"members", "nonmembers"} & _override_attacks(settings, None, None, None, 5).redteam.model_fields_set == {
+        "members"
+    }
     with pytest.raises(ConfigError, match=r"redteam\.members is 3: input should be greater than or equal to 10"):
         _override_attacks(settings, None, 3, None, None)
 

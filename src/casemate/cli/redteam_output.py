@@ -20,7 +20,13 @@ from casemate.redteam.lab.results import (
     Crawl,
     MembershipMetrics,
 )
-from casemate.redteam.reporting.text import describe_checks, describe_extracted, describe_personal_data, overall_status
+from casemate.redteam.reporting.text import (
+    describe_checks,
+    describe_extracted,
+    describe_personal_data,
+    overall_status,
+    undecided_note,
+)
 from casemate.reports.format import measured, scrub
 
 COLORS = {
@@ -37,6 +43,8 @@ def print_result(result: CampaignResult, out: Console) -> None:
     status = overall_status(result)
     out.print(f"[bold {COLORS[status]}]{status.upper()}[/bold {COLORS[status]}]")
     out.print(_target(result), soft_wrap=True)
+    if note := undecided_note(result):
+        out.print(f"[yellow]note:[/yellow] {escape(note)}", soft_wrap=True)
     for table in _tables(result):
         out.print(table)
     for line in _lines(result):

@@ -14,7 +14,7 @@ from casemate.protocols import MembershipAttack, Steps
 from casemate.redteam.campaigns.pipeline import SCRIPTED_ATTACKS, AttackRunner
 from casemate.redteam.lab.capabilities import NotObservable
 from casemate.redteam.lab.experiment import Experiment
-from casemate.redteam.lab.judge import ATLAS, INFERENCE_FAILS, OWASP, MembershipGate, judge_campaign
+from casemate.redteam.lab.judge import ATLAS, INFERENCE_FAILS, OWASP, MembershipGate, judge_campaign, without_decisions
 from casemate.redteam.lab.results import AttackResult, CampaignResult, Check, CheckStatus, Utility
 from casemate.redteam.lab.two_world_audit import TwoWorldFindings
 from casemate.redteam.reporting.sessions import attack_sessions
@@ -43,6 +43,7 @@ class MembershipRunner(AttackRunner):
         audit_worlds: Makes the two-world audit; None: not possible.
         not_observable: Checks that an external target does not permit; None: an own system permits all.
         extra_checks: Made at the end.
+        undecided: Why a defense decided nothing; the checks of the guarded system are then INCONCLUSIVE.
     """
 
     experiment: Experiment
@@ -51,6 +52,7 @@ class MembershipRunner(AttackRunner):
     audit_worlds: Callable[[Steps], Awaitable[TwoWorldFindings]] | None = None
     not_observable: NotObservable | None = None
     extra_checks: Callable[[], Sequence[Check]] = lambda: ()
+    undecided: str = ""
     _utility: Utility | None = field(default=None, init=False)
     _worlds: TwoWorldFindings | None = field(default=None, init=False)
 
@@ -84,7 +86,7 @@ class MembershipRunner(AttackRunner):
             attacks=judged.attacks,
             utility=self._utility,
             audit=audit,
-            checks=(*judged.checks, *self.extra_checks()),
+            checks=(*without_decisions(judged.checks, self.undecided), *self.extra_checks()),
             not_tested=(*_unused_attacks(experiment.attacks), *NOT_TESTED),
             simulated=(SCRIPTED_ATTACKS,),
             sessions=reported.sessions,

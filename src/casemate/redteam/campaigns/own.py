@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 import json
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -26,9 +27,10 @@ from casemate.config import Config, PluginSpec
 from casemate.guard import generation_costs
 from casemate.guard.calibration.file import read_calibrations, write_calibration
 from casemate.guard.calibration.fitting import calibrate, calibrated_defenses
+from casemate.guard.defenses.mirabel import Mirabel
 from casemate.guard.defenses.quorum.bounds import describe_bounds
 from casemate.plugins import build
-from casemate.protocols import Embedder, Generator, Index, Steps
+from casemate.protocols import Defense, Embedder, Generator, Index, Steps
 from casemate.rag.corpus import Corpus
 from casemate.rag.pipeline import Rag
 from casemate.redteam.campaigns.extraction import ExtractionRunner
@@ -248,6 +250,7 @@ class OwnMembershipCampaign(OwnCampaign):
             MembershipGate(section.gate.adjusted_accuracy, section.gate.harmless),
             measure_utility=partial(self._measure_utility, systems, experiment),
             audit_worlds=partial(self._audit_worlds, systems, experiment) if self.two_worlds else None,
+            undecided=describe_undecided(self.app.guard.defenses, index.moments(self.tenant).n),
         )
         system = OwnSystem(self.app, rag, self.tenant, directory, before)
         return Preparation(system, runner)
@@ -260,7 +263,15 @@ class OwnMembershipCampaign(OwnCampaign):
         documents = datasets.read_documents(files, self.app.index.digests(self.tenant).keys())
         if section.split is not None:
             return datasets.read_split(self.config.folder / section.split, documents, section.seed)
-        return datasets.draw_split(documents, section.members, section.nonmembers, section.seed)
+        fixed, least = section.model_fields_set & {"members", "nonmembers"}, fewest_chunks(self.app.guard.defenses)
+        chunks = (
+            Counter(d.source for found, _ in self.app.index.scan(self.tenant) for d in found) if least else Counter()
+        )
+
+        def leaves_enough(nonmembers: Sequence[Document]) -> bool:
+            return chunks.total() - sum(chunks[d.source] for d in nonmembers) >= least
+
+        return datasets.draw_split(documents, section.members, section.nonmembers, section.seed, fixed, leaves_enough)
 
     async def _calibrate(self, rag: Rag, steps: Steps) -> Path | None:
         """Calibrates the lab's guard on the lab's index, so that no calibration depends on the non-members.
@@ -375,6 +386,17 @@ class OwnExtractionCampaign(OwnCampaign):
         ]
         with steps("replaying benign sessions", SESSIONS) as count:
             return await replay_benign_sessions(systems.guard(), sessions, systems.rag, plan, count)
+
+
+def fewest_chunks(defenses: Sequence[Defense]) -> int:
+    """The number of chunks from which mirabel decides; 0 without it."""
+    return max((d.min_documents for d in defenses if isinstance(d, Mirabel)), default=0)
+
+
+def describe_undecided(defenses: Sequence[Defense], chunks: int) -> str:
+    """Says that mirabel decides nothing in an index of this many chunks; empty if it decides."""
+    least = fewest_chunks(defenses)
+    return f"mirabel decided nothing: {chunks:,} chunks are indexed, it needs {least}" if chunks < least else ""
 
 
 def _usable_label(store: CampaignStore, label: str) -> tuple[str, Callable[[], object]]:

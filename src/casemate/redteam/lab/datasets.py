@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -99,7 +99,14 @@ def read_documents(corpus: Corpus, indexed: Collection[str]) -> list[Document]:
     return found
 
 
-def draw_split(documents: Sequence[Document], members: int, nonmembers: int, seed: int) -> Split:
+def draw_split(
+    documents: Sequence[Document],
+    members: int,
+    nonmembers: int,
+    seed: int,
+    fixed: Collection[str] = (),
+    leaves_enough: Callable[[Sequence[Document]], bool] = lambda nonmembers: True,
+) -> Split:
     """Draws members and non-members at random.
 
     Args:
@@ -107,20 +114,29 @@ def draw_split(documents: Sequence[Document], members: int, nonmembers: int, see
         members: Number of members.
         nonmembers: Number of non-members. One with a near-duplicate that stays in the index is replaced by another.
         seed: Seed of the draw.
+        fixed: Which of `members` and `nonmembers` must not be reduced.
+        leaves_enough: Whether the index is large enough without these non-members. If not, fewer are drawn, but
+            not fewer than `MIN_CANDIDATES`.
 
     Returns:
-        The requested numbers, or fewer of both with a note.
+        The requested numbers, or fewer with a note.
 
     Raises:
         DataError: If there are too few documents.
     """
     rng = np.random.default_rng(seed)
-    share = min(1.0, len(documents) / max(members + nonmembers, 1))
-    m, n = int(members * share), int(nonmembers * share)
-    _require_minimum(m, n, f"{members} and {nonmembers} were requested from {len(documents)} documents")
+    m, n = _fit_counts(len(documents), members, nonmembers, fixed)
     order = rng.permutation(len(documents)).tolist()
-    kept, dropped = _without_near_duplicates(documents, order[m:], n)
-    return _split(documents, order[:m], kept, (dropped, members, nonmembers), rng)
+    draws = []
+    for inside, outside in _attempts((m, n), members, fixed):
+        kept, dropped = _without_near_duplicates(documents, order[inside:], outside)
+        draws.append((inside, kept, dropped))
+        if len(kept) == n if "nonmembers" in fixed else leaves_enough([documents[i] for i in kept]):
+            break
+    else:
+        draws = draws[:1]
+    inside, kept, dropped = draws[-1]
+    return _split(documents, order[:inside], kept, (dropped, members, nonmembers), rng)
 
 
 def read_split(path: Path, documents: Sequence[Document], seed: int) -> Split:
@@ -237,6 +253,51 @@ def _split(
         )
     named = [[documents[i] for i in kind] for kind in (inside, outside)]
     return Split(tuple(named[0]), tuple(named[1]), half, dropped, _fingerprint(documents, *named), tuple(notes))
+
+
+def _fit_counts(total: int, members: int, nonmembers: int, fixed: Collection[str]) -> tuple[int, int]:
+    """Members and non-members that fit into this number of documents: a fixed number stays, the other is reduced.
+
+    Raises:
+        DataError: If fewer than `MIN_CANDIDATES` of either remain, or both are fixed and do not fit.
+    """
+    m, n = members, nonmembers
+    why = f"{members} and {nonmembers} were requested from {total} documents; {_numbers_that_work(total)}"
+    if members + nonmembers > total:
+        share = total / (members + nonmembers)
+        match sorted(fixed):
+            case ["members", "nonmembers"]:
+                raise DataError(f"there are too few documents: {why}")
+            case ["members"]:
+                n = max(total - members, 0)
+            case ["nonmembers"]:
+                m = max(total - nonmembers, 0)
+            case _:
+                m, n = int(members * share), int(nonmembers * share)
+    _require_minimum(m, n, why)
+    return m, n
+
+
+def _numbers_that_work(total: int) -> str:
+    """Numbers of members and non-members that this number of documents allows."""
+    if total < 2 * MIN_CANDIDATES:
+        return "no numbers work"
+    return f"these work: --members {total - total // 2} --nonmembers {total // 2}"
+
+
+def _attempts(counts: tuple[int, int], members: int, fixed: Collection[str]) -> Iterator[tuple[int, int]]:
+    """Numbers of members and non-members to draw, the preferred ones first.
+
+    Fixed non-members that have near-duplicates are replaced by members that are not fixed. Other non-members are
+    reduced, and members added up to the requested number.
+    """
+    m, n = counts
+    if "members" in fixed and "nonmembers" in fixed:
+        yield m, n
+    elif "nonmembers" in fixed:
+        yield from ((inside, n) for inside in range(m, MIN_CANDIDATES - 1, -max(1, m // 20)))
+    else:
+        yield from ((min(members, m + n - outside), outside) for outside in range(n, MIN_CANDIDATES - 1, -1))
 
 
 def _require_minimum(members: int, nonmembers: int, why: str) -> None:

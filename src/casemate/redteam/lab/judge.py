@@ -55,6 +55,9 @@ ATLAS_LEAKAGE = ("AML.T0057",)
 INFERENCE_FAILS = "Membership is not inferred with the guard"
 INFERENCE_FAILS_BARE = "Membership is not inferred, without a guard"
 EXTRACTION_FAILS = "Crawlers recover little of the collection"
+EVERY_DEFENSE_DECIDES = "Every defense decides"
+"""Made only if it does not pass: a defense had too few chunks, so the configured guard was not tested."""
+MORE_CHUNKS = "Index more documents, or hold out fewer with --nonmembers"
 WEAK_CRR = 0.02
 """A crawler with a lower recovery rate without the guard is no evidence about the guard."""
 
@@ -154,6 +157,24 @@ def defense_check(failures: Mapping[str, int]) -> Check:
         "'casemate doctor', correct the defense, and run again"
     )
     return Check(NO_DEFENSE_FAILED, CheckStatus.ERROR, float(total), 0.0, why)
+
+
+def without_decisions(checks: Sequence[Check], why: str) -> list[Check]:
+    """The checks of a campaign in which a defense decided nothing: how well the guard works is then unknown.
+
+    Args:
+        checks: All checks.
+        why: Why the defense decided nothing; empty: it decided.
+    """
+    if not why:
+        return list(checks)
+    undecided = [
+        dataclasses.replace(check, status=CheckStatus.INCONCLUSIVE, why=f"{why}, so the guard's effect is unknown")
+        if check.name == INFERENCE_FAILS
+        else check
+        for check in checks
+    ]
+    return [Check(EVERY_DEFENSE_DECIDES, CheckStatus.INCONCLUSIVE, None, None, f"{why}. {MORE_CHUNKS}"), *undecided]
 
 
 def crawl_check(crawl: Crawl, limit: float, accept_without_bare: bool = False) -> Check:

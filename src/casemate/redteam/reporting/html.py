@@ -40,6 +40,7 @@ from casemate.redteam.reporting.text import (
     overall_status,
     reported_checks,
     strongest_attack,
+    undecided_note,
     with_full_stop,
 )
 from casemate.reports.format import measured, number, plural, scrub
@@ -83,6 +84,7 @@ def render_html(
         target=campaign.evidence.get("target", "own"),
         headline=headline(campaign),
         strongest=strongest_attack(campaign),
+        undecided=undecided_note(campaign),
         checks=list(requirements(reported_checks(campaign))),
         comparison=_comparison(campaign, scrub(baseline)) if baseline else None,
         membership=not is_crawl(campaign) and not campaign.probes,

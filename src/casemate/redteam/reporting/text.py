@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
 from casemate.maths.stats import Estimate
-from casemate.redteam.lab.judge import worst_status
+from casemate.redteam.lab.judge import EVERY_DEFENSE_DECIDES, worst_status
 from casemate.redteam.lab.results import (
     AttackResult,
     CampaignResult,
@@ -87,6 +87,11 @@ def overall_status(campaign: CampaignResult) -> CheckStatus:
     incomplete = not campaign.checks or any(a.off is None and a.on is None for a in campaign.attacks)
     found = [campaign.status, *(check.status for check in campaign.checks)]
     return worst_status([*found, CheckStatus.INCONCLUSIVE] if incomplete else found)
+
+
+def undecided_note(campaign: CampaignResult) -> str:
+    """Says which defense decided nothing, and what to do; empty if all decided."""
+    return " ".join(with_full_stop(check.why) for check in campaign.checks if check.name == EVERY_DEFENSE_DECIDES)
 
 
 def reported_checks(campaign: CampaignResult) -> tuple[Check, ...]:
