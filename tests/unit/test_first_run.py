@@ -64,7 +64,9 @@ class TestAsk:
         (tmp_path / "docs/fees.md").write_text("The fee is 90 crowns.")
         for document in documents(40):
             (tmp_path / f"docs/{document.id}.md").write_text(document.text)
-        assert run("index", "docs", "--no-calibrate").exit_code == 0
+        done = run("index", "docs", "--no-calibrate")
+        assert done.exit_code == 0
+        assert "warning: " in done.stderr and "run 'casemate calibrate'" in done.stderr
         done = run("ask", "What is the fee?", "--guard", "observe")
         assert "90 crowns" in done.stdout and "withheld" not in done.stderr
         assert "the guard could not judge (" in done.stderr

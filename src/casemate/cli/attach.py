@@ -24,7 +24,6 @@ from casemate.errors import ConfigError
 from casemate.monitor.poisoning.quarantine import Quarantine
 from casemate.monitor.service import open_tenant_screening
 from casemate.protocols import Embedder, Index
-from casemate.system import App
 
 SAMPLE = 16
 """Texts that are embedded again to check that the configured embedder made the stored vectors."""
@@ -70,7 +69,8 @@ def attach(
         else:
             result.show()
         if not dry_run:
-            _calibrate(app, fit)
+            for tenant in app.index.tenants():
+                calibrate_if_due(app, tenant, fit)
     raise typer.Exit(INCOMPLETE if result.quarantined else OK)
 
 
@@ -88,15 +88,6 @@ def _opened(index: Index, embedder: Embedder, dry_run: bool) -> Iterator[Attache
         with closing(other):
             other.open(embedder.fingerprint, embedder.dim)
             yield other
-
-
-def _calibrate(app: App, fit: bool) -> None:
-    """Calibrates the guard for each tenant that needs it; without ``fit``, says which need it."""
-    for tenant in app.index.tenants():
-        if fit:
-            calibrate_if_due(app, tenant)
-        elif why := app.due(tenant):
-            say.print(f"[yellow]warning:[/yellow] {shown(why)}", soft_wrap=True)
 
 
 def _read(index: AttachedIndex, restart: bool, map_pages: PageMap, screen: RowScreen | None) -> ScanSummary:

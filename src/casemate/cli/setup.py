@@ -92,14 +92,19 @@ def index(
         _report(report, total, as_json)
         for note in (*_screening_notes(app, tenant, gate, report.quarantined), *_crawl_notes(app, total)):
             say.print(note, soft_wrap=True)
-        if fit:
-            calibrate_if_due(app, tenant)
+        calibrate_if_due(app, tenant, fit)
     raise typer.Exit(OK if report.complete else INCOMPLETE)
 
 
-def calibrate_if_due(app: App, tenant: str) -> None:
-    """Calibrates the guard if a tenant's documents need it, and prints what the calibration can guarantee."""
-    if why := app.due(tenant):
+def calibrate_if_due(app: App, tenant: str, fit: bool) -> None:
+    """Calibrates the guard if a tenant's documents need it, and prints what the calibration can guarantee.
+
+    Without ``fit``, it only warns that a calibration is needed.
+    """
+    why = app.due(tenant)
+    if why and not fit:
+        say.print(f"[yellow]warning:[/yellow] {shown(why)}", soft_wrap=True)
+    elif why:
         say.print(f"calibrating the guard: {shown(why.partition(': ')[0])}", soft_wrap=True)
         for name, (found, _) in _calibrate(app, _log(app, None), tenant).items():
             _say_calibrated(name, found, next(d.significance or 0.0 for d in app.calibrated if d.name == name))
