@@ -13,7 +13,7 @@ from casemate import plugins
 from casemate.app import open_app
 from casemate.backends.indexes.attached import AttachedIndex
 from casemate.config import FILE, Config, PluginSpec, read
-from casemate.errors import CasemateError
+from casemate.errors import CasemateError, DataError
 from casemate.guard import generation_costs
 from casemate.guard.audience import AudiencePolicy
 from casemate.guard.client_state.crawl_evidence import is_limited
@@ -34,6 +34,8 @@ from casemate.types import DEFAULT_TENANT, Query
 
 FEW = 30
 """Documents below which statistical defenses decide nothing (METHODS F1)."""
+PARSED = 20
+"""Largest number of new or changed sources that are parsed to find those that cannot be read."""
 MANY = 0.2
 """Share of flagged questions above which a calibrated guard and benign clients are an unlikely cause."""
 
@@ -317,19 +319,39 @@ def _corpus(app: App, config: Config) -> Finding:
     except CasemateError as error:
         return Finding("corpus", False, str(error))
     states = {name: decided.get((name, digest)) for name, digest in plan.todo.items()}
+    new = [name for name, state in states.items() if state not in ("held", "dropped")]
+    unread = [problem.where for problem in corpus.problems if not problem.harmless]
+    damaged = _unreadable(corpus, new)
+    new = [name for name in new if name not in damaged]
     parts, due = [f"{plan.unchanged} sources up to date"], []
     for what, names, advice in (
-        ("new, changed or without text", [n for n, s in states.items() if s not in ("held", "dropped")], "index"),
-        ("in quarantine", [name for name, state in states.items() if state == "held"], "quarantine list"),
+        ("new, changed or without text", new, "run 'casemate index'"),
+        (
+            "in quarantine",
+            [name for name, state in states.items() if state == "held"],
+            "run 'casemate quarantine list'",
+        ),
         ("rejected in quarantine", [name for name, state in states.items() if state == "dropped"], ""),
-        ("with the name of another source", list(plan.clashing), "index"),
-        ("in the index only", list(plan.gone), "index"),
-        ("cannot be read", [p.where for p in corpus.problems if not p.harmless], "index"),
+        ("with the name of another source", list(plan.clashing), "run 'casemate index'"),
+        ("in the index only", list(plan.gone), "run 'casemate index'"),
+        ("cannot be read", [*unread, *damaged], "repair or remove what cannot be read; 'casemate index' says why"),
     ):
         if names:
             parts.append(f"{len(names)} {what}: {', '.join(names[:3])}{', ...' if names[3:] else ''}")
-            due += [f"run 'casemate {advice}'"] if advice else []
+            due += [advice] if advice else []
     return Finding("corpus", None if due else True, "; ".join([*parts, *dict.fromkeys(due)]))
+
+
+def _unreadable(corpus: Corpus, names: Sequence[str]) -> list[str]:
+    """Those of these sources that cannot be parsed. More than `PARSED` are not parsed: it may take minutes."""
+    found = []
+    for source in corpus.sources() if 0 < len(names) <= PARSED else ():
+        if source.name in names:
+            try:
+                source.parse()
+            except DataError:
+                found.append(source.name)
+    return found
 
 
 def _quarantined(app: App) -> dict[tuple[str, str], QuarantineState]:

@@ -149,6 +149,19 @@ def test_differences_between_corpus_and_index_are_listed(folder):
     )
 
 
+@pytest.mark.parametrize("name", ["scan.pdf", "bad.jsonl"])
+def test_files_that_cannot_be_read_are_to_be_repaired_not_indexed(name, folder):
+    """Indexing skips them again."""
+    (folder / "corpus").mkdir()
+    (folder / "corpus/fee.md").write_text("The fee is 90 crowns.")
+    (folder / "corpus" / name).write_bytes(b"no pdf and no json")
+    (folder / "casemate.yaml").write_text("rag: {corpus: corpus, embedder: bag}\nguard: {mode: 'off'}\n")
+    index(folder, folder / "corpus")
+    where = name + ":1" * (name == "bad.jsonl")
+    advice = "repair or remove what cannot be read; 'casemate index' says why"
+    assert details(folder)["corpus"] == (None, f"1 sources up to date; 1 cannot be read: {where}; {advice}")
+
+
 def test_quarantined_sources_are_counted_apart(folder, monkeypatch):
     index(folder, folder / "corpus.jsonl")
     write(folder / "corpus.jsonl", documents(42))
