@@ -1,6 +1,7 @@
 """Console output, exit codes and command-line options of campaigns."""
 
 import asyncio
+import json
 import re
 from dataclasses import replace
 
@@ -8,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from casemate import config as configuration
+from casemate import plugins
 from casemate.app import open_app
 from casemate.cli.redteam import _exit_code, _override_attacks, _print
 from casemate.cli.redteam_output import print_result
@@ -15,12 +17,13 @@ from casemate.errors import ConfigError, DataError
 from casemate.guard.defenses.crawl_limit import CrawlLimit
 from casemate.guard.defenses.mirabel import Mirabel
 from casemate.rag.question_file import questions_in
-from casemate.redteam.campaigns.own import describe_undecided
+from casemate.redteam.campaigns.own import OwnMembershipCampaign, describe_undecided
 from casemate.redteam.lab.judge import INFERENCE_FAILS, without_decisions, worst_status
 from casemate.redteam.lab.results import Check, CheckStatus
 from casemate.redteam.reporting.compare import ReportChange, ReportDiff
 from casemate.redteam.reporting.html import render_html
 from tests.campaigns import campaign
+from tests.fakes import BagOfWords, documents
 
 BEYOND = ReportDiff(worse=(ReportChange("AUC", ".5", ".9"),), compared=1)
 
@@ -36,6 +39,20 @@ def test_printed_results_have_no_control_characters_and_no_better_status_than_th
     assert told.startswith(("FAIL", "ERROR"))
     assert "[bold]not ours[/bold]" in told
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f]", told)
+
+
+@pytest.mark.parametrize(("given", "drawn"), [({}, (31, 13)), ({"nonmembers": 20}, (24, 20))])
+def test_the_split_keeps_enough_chunks_for_mirabel_even_without_one_member(given, drawn, tmp_path, monkeypatch):
+    """The two-world audit removes a member from the copy."""
+    load = plugins.load
+    monkeypatch.setattr(plugins, "load", lambda role, name: BagOfWords if name == "minilm" else load(role, name))
+    records = [json.dumps({"_id": d.id, "text": d.text}) for d in documents(44)]
+    (tmp_path / "corpus.jsonl").write_text("\n".join(records))
+    settings = configuration.parse({"rag": {"corpus": "corpus.jsonl"}, "redteam": given}, folder=tmp_path)
+    with open_app(settings) as app:
+        asyncio.run(app.guard.add(documents(44)))
+        split = OwnMembershipCampaign(app)._split()
+    assert (len(split.members), len(split.nonmembers)) == drawn
 
 
 def test_if_a_defense_decided_nothing_the_verdict_is_inconclusive_and_the_reason_is_above_the_table(tmp_path):

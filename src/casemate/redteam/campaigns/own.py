@@ -263,13 +263,15 @@ class OwnMembershipCampaign(OwnCampaign):
         documents = datasets.read_documents(files, self.app.index.digests(self.tenant).keys())
         if section.split is not None:
             return datasets.read_split(self.config.folder / section.split, documents, section.seed)
+        # the two-world audit removes one member from the copy, and mirabel must decide without it, too
         fixed, least = section.model_fields_set & {"members", "nonmembers"}, fewest_chunks(self.app.guard.defenses)
         chunks = (
             Counter(d.source for found, _ in self.app.index.scan(self.tenant) for d in found) if least else Counter()
         )
 
         def leaves_enough(nonmembers: Sequence[Document]) -> bool:
-            return chunks.total() - sum(chunks[d.source] for d in nonmembers) >= least
+            left = chunks - Counter({d.source: chunks[d.source] for d in nonmembers})
+            return left.total() - max(left.values(), default=0) >= least
 
         return datasets.draw_split(documents, section.members, section.nonmembers, section.seed, fixed, leaves_enough)
 

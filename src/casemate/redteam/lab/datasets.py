@@ -127,15 +127,11 @@ def draw_split(
     rng = np.random.default_rng(seed)
     m, n = _fit_counts(len(documents), members, nonmembers, fixed)
     order = rng.permutation(len(documents)).tolist()
-    draws = []
+    inside, kept, dropped = m, list[int](), 0
     for inside, outside in _attempts((m, n), members, fixed):
         kept, dropped = _without_near_duplicates(documents, order[inside:], outside)
-        draws.append((inside, kept, dropped))
         if len(kept) == n if "nonmembers" in fixed else leaves_enough([documents[i] for i in kept]):
             break
-    else:
-        draws = draws[:1]
-    inside, kept, dropped = draws[-1]
     return _split(documents, order[:inside], kept, (dropped, members, nonmembers), rng)
 
 
