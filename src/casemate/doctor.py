@@ -17,6 +17,7 @@ from casemate.errors import CasemateError, DataError
 from casemate.guard import generation_costs
 from casemate.guard.audience import AudiencePolicy
 from casemate.guard.client_state.crawl_evidence import is_limited
+from casemate.guard.daily_share import daily_share_notes
 from casemate.guard.defenses.crawl_limit import CrawlLimit
 from casemate.guard.defenses.quorum.bounds import describe_bounds
 from casemate.guard.defenses.reindex import Reindex
@@ -212,9 +213,9 @@ def _limited(app: App) -> Iterator[Finding]:
         return
     clients = set()
     try:
-        for limit, tenant in product(limits, app.index.tenants()):
-            if small := limit.describe_small_collection(app.index.moments(tenant).n, app.config.rag.k):
-                yield Finding("daily share", None, f"tenant {tenant!r}: {small}")
+        for tenant in app.index.tenants():
+            for note in daily_share_notes(limits, app.index.moments(tenant).n, app.config.rag.k):
+                yield Finding("daily share", None, f"tenant {tenant!r}: {note}")
         for event in app.store.scan("verdict", datetime.now(UTC) - timedelta(hours=24)):
             body, name = event.body, str(event.body.get("client", ""))
             if is_limited(body) and not app.config.monitor.is_canary(name):

@@ -134,6 +134,12 @@ def test_too_few_documents_give_no_figure_but_a_reason(tmp_path):
     assert "at least 10 of each" in head.why
     page = assessment_report.render_assessment(found)
     assert "could not be calibrated" in page
+    note = f"one client may see the whole collection ({found.sample.chunks} chunks) in 24 hours: "
+    assert found.daily_share.startswith(note) and note in page
+    console = Console(width=200)
+    with console.capture() as held:
+        try_documents.show_assessment(found, tmp_path / "report.html", console)
+    assert note in held.get()
     assert all(f"casemate redteam {name}" in page for name in ("run", "crawl", "probe"))
 
 

@@ -134,6 +134,7 @@ def test_a_daily_share_that_covers_the_collection_is_a_note(questions, small, fo
     monkeypatch.chdir(folder)
     done = CliRunner().invoke(cli, ["index"], catch_exceptions=False)
     detail = "one client may see the whole collection (40 chunks) in 24 hours: set questions of crawl_limit below 8"
+    detail += ". In casemate.yaml: - {use: crawl_limit, questions: 7}"
     assert (f"note: {detail}" in done.stderr) == small
     assert details(folder).get("daily share") == ((None, f"tenant 'default': {detail}") if small else None)
 

@@ -42,7 +42,7 @@ from casemate.errors import ConfigError, DataError
 from casemate.guard.calibration.file import read_calibrations, write_calibration
 from casemate.guard.calibration.fitting import RATES
 from casemate.guard.calibration.log_review import log_warnings
-from casemate.guard.defenses.crawl_limit import CrawlLimit
+from casemate.guard.daily_share import daily_share_notes
 from casemate.maths.calibration import Calibration, min_questions
 from casemate.maths.stats import Estimate
 from casemate.monitor.enforcement import record_threshold
@@ -125,9 +125,9 @@ def _screening_notes(app: App, tenant: str, gate: ScreeningGate | None, waiting:
 
 
 def _crawl_notes(app: App, chunks: int) -> Iterator[str]:
-    for defense in app.guard.defenses if app.config.guard.mode != "off" else ():
-        if isinstance(defense, CrawlLimit) and (small := defense.describe_small_collection(chunks, app.config.rag.k)):
-            yield f"[yellow]note:[/yellow] {small}"
+    if app.config.guard.mode != "off":
+        for note in daily_share_notes(app.guard.defenses, chunks, app.config.rag.k):
+            yield f"[yellow]note:[/yellow] {note}"
 
 
 def _screening_note(gate: ScreeningGate, waiting: int) -> str:

@@ -45,8 +45,8 @@ from casemate.demo.assessment_report import as_json as assessment_json
 from casemate.demo.assessment_report import (
     costs,
     failures,
-    guard_note,
     headlines,
+    notes,
     reader_label,
     render_assessment,
     scope,
@@ -214,7 +214,7 @@ def show_assessment(result: Assessment, page: Path, console: Console = out) -> N
     console.print(f"\n{shown(scope(result))}\n", soft_wrap=True)
     for line in failures(result):
         console.print(f"[red]failed:[/red] {shown(line)}", soft_wrap=True)
-    if note := guard_note(result):
+    for note in notes(result):
         console.print(f"[yellow]note:[/yellow] {shown(note)}", soft_wrap=True)
     console.print("Guard off -> guard on, \\[95 % interval]:")
     for head in headlines(result):

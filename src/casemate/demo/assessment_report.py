@@ -189,6 +189,7 @@ def as_json(assessment: Assessment) -> dict[str, Any]:
         "reader": assessment.reader,
         "guard_gap": assessment.guard_gap,
         "guard_note": guard_note(assessment),
+        "daily_share": assessment.daily_share,
         "failures": failures(assessment),
         "sample": {k: getattr(sample, k) for k in ("found", "indexed", "chunks", "held_out", "left_out", "ignored")},
         "problems": [asdict(p) for p in sample.problems],
@@ -295,12 +296,16 @@ def guard_note(assessment: Assessment) -> str:
     )
 
 
+def notes(assessment: Assessment) -> list[str]:
+    """What an operator must know about the guard before the figures."""
+    return [note for note in (guard_note(assessment), assessment.daily_share) if note]
+
+
 def _limits(assessment: Assessment) -> Iterator[str]:
     yield reader_label(assessment.reader)
     yield "The attacks' questions, the ordinary questions and the planted documents were written by script."
     yield f"The samples are small: read the intervals. If an interval contains {number(0.5)}, the AUC may be chance."
-    if note := guard_note(assessment):
-        yield note
+    yield from notes(assessment)
     sample = assessment.sample
     if not sample.whole:
         yield "Only a part of the folder was indexed. In a larger collection each document is harder to find."
