@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from casemate import config as configuration
@@ -74,6 +75,12 @@ class TestAsk:
         done = run("ask", "What is the fee?", "--guard", "enforce")
         assert "90 crowns" not in done.stdout
         assert "the guard failed and withheld the whole context: " in done.stderr
+
+
+def test_the_example_of_an_attached_collection_starts_in_observe_mode():
+    page = (ROOT / "docs/how-to/attach-a-collection.md").read_text(encoding="utf-8")
+    example = yaml.safe_load(re.search(r"```yaml\n(.*?)```", page, re.DOTALL)[1])
+    assert example["guard"]["mode"] == "observe"
 
 
 @pytest.mark.parametrize("words", [["calibrate"], ["redteam", "run"], ["redteam", "crawl"], ["redteam", "probe"]])
