@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -24,6 +25,7 @@ from casemate.errors import DataError
 from casemate.monitor.poisoning import scoring
 from casemate.redteam.campaigns.run_directory import campaign_lock
 from casemate.runtime.file_lock import LockHeld
+from casemate.types import Document
 from tests.fakes import BagOfWords
 
 try_documents = importlib.import_module("casemate.cli.try_documents")  # `casemate.cli` has a function of this name
@@ -78,6 +80,14 @@ def run(folder, tmp_path, seconds=60.0):
     return asyncio.run(assessment.try_folder(folder, work, ["When is the pharmacy open?"], seconds, steps))
 
 
+def test_drafted_questions_keep_the_capital_letters_of_names():
+    text = "Priya Natarajan works on audits. Invoices of the bakery went to the auditors."
+    chunks = [Document(f"d{i}", text) for i in range(8)]
+    found = assessment._questions(chunks, 2, np.random.default_rng(1))
+    assert "Priya Natarajan" in " ".join(found)
+    assert "priya" not in " ".join(found)
+
+
 def test_an_assessment_holds_documents_out_and_measures_both_sides(tmp_path):
     found = run(write_notes(tmp_path / "notes", 44), tmp_path)
     held = found.sample
@@ -87,6 +97,8 @@ def test_an_assessment_holds_documents_out_and_measures_both_sides(tmp_path):
     assert found.membership.evidence["members"] == len(held.split.members)
     assert found.pasted.quoted.off.value > 0.8
     assert found.pasted.quoted.on.value < 0.3
+    page = assessment_report.render_assessment(found)
+    assert "<code>guard.audience</code> decide who may read the others" in page
     crawl = found.crawl.by_side
     assert crawl["off"].crr.value > crawl["on"].crr.value
     assert found.poisoning.false_answers.on is None  # 44 notes are too few for the screening

@@ -50,6 +50,7 @@ from casemate.redteam.lab.results import CampaignResult, ExtractionResult
 from casemate.redteam.lab.store import CampaignStore, Exchange
 from casemate.system import App
 from casemate.text.refusals import is_refusal
+from casemate.text.sentences import restore_names
 from casemate.text.synthetic_questions import generate_questions, generate_with_documents
 from casemate.text.tokens import ReferenceCorpus, ngrams, words
 from casemate.types import Document, Query, Vector
@@ -297,7 +298,9 @@ def _questions(chunks: Sequence[Document], count: int, rng: np.random.Generator)
     drawn = [chunks[i] for i in rng.permutation(len(chunks))[: 4 * count]]
     drafter = CanaryDrafter(ReferenceCorpus([d.content for d in drawn]), rng)
     drafts = (next(drafter.about(SENTINEL, d, -1), None) for d in drawn)
-    found = list(islice((d.query for d in drafts if d and d.query.startswith(OPENINGS)), count))
+    asked = islice((d.query for d in drafts if d and d.query.startswith(OPENINGS)), count)
+    text = "\n\n".join(d.content for d in drawn)
+    found = [restore_names(query, text) for query in asked]
     return [*found, *generate_questions(chunks, count - len(found), rng)]
 
 

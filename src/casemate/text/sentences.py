@@ -22,6 +22,7 @@ _CONNECTIVES = frozenset(
     "additionally although cannot compared either finally furthermore however moreover neither since still than "
     "through throughout thus together toward towards upon versus via whereas whether yet".split()
 )
+_BEFORE_CAPITAL = re.compile(r"\b[A-Z][a-z]+(?= [A-Z][a-z])")
 _VERB_OR_ADVERB = re.compile(r"[a-z]{2}(?:ed|ly)$")
 
 
@@ -51,6 +52,21 @@ def proper_nouns(text: str) -> list[str]:
         if inner or (word[0].isupper() and len(word) > 2 and not begins):
             found.append(word)
     return found
+
+
+def restore_names(question: str, text: str) -> str:
+    """Writes names in a question as in a text.
+
+    A name is a word that the text has within a sentence, or before a capitalized word, with a capital letter, and
+    nowhere without it.
+
+    >>> restore_names("What do we have about priya Natarajan and bread?", "Priya Natarajan works. Bread is baked at 5.")
+    'What do we have about Priya Natarajan and bread?'
+    """
+    small = {word for word in WORD.findall(text) if word[0].islower()}
+    capitalized = [*(name for name in proper_nouns(text) if name.istitle()), *_BEFORE_CAPITAL.findall(text)]
+    names = {name.lower(): name for name in capitalized if name.lower() not in small}
+    return WORD.sub(lambda match: names.get(match[0], match[0]), question)
 
 
 def extract_sentences(question: str, text: str, most: int) -> str:
