@@ -166,7 +166,7 @@ def test_fixed_nonmembers_with_near_duplicates_are_replaced_by_members():
 
 @pytest.mark.parametrize(("fixed", "asked"), [(("nonmembers",), (200, 40)), (("members", "nonmembers"), (30, 30))])
 def test_numbers_that_do_not_fit_are_refused_with_numbers_that_work(fixed, asked):
-    with pytest.raises(DataError, match="these work: --members 22 --nonmembers 22"):
+    with pytest.raises(DataError, match="these work: --members 33 --nonmembers 11"):
         datasets.draw_split(documents(44), *asked, 0, fixed)
 
 

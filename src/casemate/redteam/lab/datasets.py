@@ -278,7 +278,8 @@ def _numbers_that_work(total: int) -> str:
     """Numbers of members and non-members that this number of documents allows."""
     if total < 2 * MIN_CANDIDATES:
         return "no numbers work"
-    return f"these work: --members {total - total // 2} --nonmembers {total // 2}"
+    outside = max(total // 4, MIN_CANDIDATES)  # as many members as possible stay in the index: the guard needs chunks
+    return f"these work: --members {total - outside} --nonmembers {outside}"
 
 
 def _attempts(counts: tuple[int, int], members: int, fixed: Collection[str]) -> Iterator[tuple[int, int]]:
