@@ -12,6 +12,10 @@ from casemate.cli import cli
 from casemate.errors import ConfigError
 from casemate.gateway.auth.keys import ApiKeyStore, Grant
 from casemate.guard.client_state.withheld_documents import WithheldDocuments
+from casemate.monitor.alerts.alert import Alert, AlertPhase, alert_to_event
+from casemate.monitor.canaries.canary import Canary
+from casemate.monitor.canaries.check import ObservedAnswer, check_answer
+from casemate.monitor.canaries.results import CanaryResult, CanaryStatus, Severity, result_to_event
 from casemate.types import Event
 
 
@@ -126,3 +130,24 @@ def test_events_of_a_time_range_are_exported_without_text_and_digests(place):
     for options, why in ((["--kind", "keys"], "the kinds are"), (["--until", "25h"], "choose an earlier start")):
         with pytest.raises(ConfigError, match=why):
             CliRunner().invoke(cli, ["events", *options], catch_exceptions=False)
+
+
+def test_phrases_of_canaries_are_exported_with_text_only(place):
+    now = datetime.now(UTC)
+    canary = Canary(
+        id="a", query="q", expected_answer="Patient Maria Huber has cancer", should_not_contain=["7741-ZEBRA"]
+    )
+    deviations = check_answer(canary, ObservedAnswer("The code is 7741-ZEBRA."))
+    place.append(result_to_event(CanaryResult("a", "run", now, CanaryStatus.FAIL, deviations)))
+    changes = tuple(d.message for d in deviations)
+    alert = Alert("x", "changed", Severity.HIGH, "clinic", ("a",), now, "clinic: 1 canary fails", changes)
+    place.append(alert_to_event(alert, AlertPhase.OPENED, now, "run"))
+    place.flush()
+    place.close()
+    said, found = exported()
+    assert "Maria" not in said and "ZEBRA" not in said
+    by_kind = {e["kind"]: e["body"] for e in found}
+    assert by_kind["canary"]["deviations"] == [{"kind": "answer_mismatch"}, {"kind": "unexpected_phrase"}]
+    assert by_kind["alert"]["title"] == "clinic: 1 canary fails"
+    said, found = exported("--text")
+    assert said.count("Maria Huber") == said.count("ZEBRA") == 2

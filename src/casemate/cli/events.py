@@ -19,8 +19,8 @@ EXPORTED: Mapping[str, tuple[str, ...]] = {
     "verdict": ("request", "client", "tenant", "k", "defense", "flagged", "action", "score", "threshold", "hidden",
                 "evidence", "enforced"),
     "request": ("request", "client", "tenant", "route", "status", "seconds"),
-    "alert": ("id", "phase", "kind", "severity", "set", "canaries", "since", "title", "changes", "documents", "sources",
-              "changed", "advice", "by"),
+    "alert": ("id", "phase", "kind", "severity", "set", "canaries", "since", "title", "documents", "sources", "changed",
+              "advice", "by"),
     "delivery": ("alert", "channel", "number", "outcome", "reason", "notification"),
     "quarantine": ("what", "key", "tenant", "source", "score", "reasons", "companions"),
     "screening": ("key", "tenant", "source", "score", "reasons"),
@@ -30,12 +30,17 @@ EXPORTED: Mapping[str, tuple[str, ...]] = {
     "login": ("action", "key"),
     "setting": ("name", "defense", "tenant", "before", "after", "by"),
     "canary-run": ("set", "run", "judged", "failed", "errors", "p_value", "alarmed", "recovered", "unreachable"),
-    "canary": ("canary", "run", "status", "deviations", "error", "seconds", "documents", "sources", "refused", "words",
-               "withheld"),
+    "canary": ("canary", "run", "status", "error", "seconds", "documents", "sources", "refused", "words", "withheld"),
 }  # fmt: skip
 """Fields of each kind that are exported. Others are not: they may be texts, digests of secrets, or internal state."""
-TEXTS = {"verdict": "text", "canary": "text", "quarantine": "documents"}
-"""Fields with raw text: a question, an answer, quarantined documents. The first two need ``privacy.log_text``."""
+TEXTS: Mapping[str, tuple[str, ...]] = {
+    "verdict": ("text",),
+    "canary": ("text", "deviations"),
+    "alert": ("changes",),
+    "quarantine": ("documents",),
+}
+"""Fields with raw text: a question, an answer, expected and forbidden phrases, quarantined documents. Those named
+``text`` are recorded only with ``privacy.log_text``."""
 
 
 def events(
@@ -45,7 +50,8 @@ def events(
         list[str] | None, typer.Option(metavar="KIND", help="Only this kind; repeat for several. Default: all.")
     ] = None,
     text: Annotated[
-        bool, typer.Option("--text", help="Include questions, answers and quarantined documents, where recorded.")
+        bool,
+        typer.Option("--text", help="Include questions, answers, phrases of canaries and quarantined documents."),
     ] = False,
     config: ConfigFile = None,
 ) -> None:
@@ -72,10 +78,11 @@ def _parse_time(text: str, now: datetime) -> datetime:
 
 
 def _as_json(event: Event, text: bool) -> dict[str, Any]:
-    """The exported part of an event; of quarantined documents the ids."""
-    body = {name: event.body[name] for name in EXPORTED[event.kind] if name in event.body}
+    """The exported part of an event; of quarantined documents the ids, of deviations the kinds."""
+    names = (*EXPORTED[event.kind], *(TEXTS.get(event.kind, ()) if text else ()))
+    body = {name: event.body[name] for name in names if name in event.body}
     if event.kind == "quarantine":
         body["document_ids"] = [document["id"] for document in event.body.get("documents", ())]
-    if text and (field := TEXTS.get(event.kind)) in event.body:
-        body[str(field)] = event.body[str(field)]
+    if event.kind == "canary" and not text:  # the messages of deviations quote phrases
+        body["deviations"] = [{"kind": deviation["kind"]} for deviation in event.body.get("deviations", ())]
     return {"id": event.id, "at": event.at.isoformat(), "kind": event.kind, "body": body}

@@ -6,7 +6,8 @@ derived from the run, so processing a run again writes the same events, and the 
 Canaries that begin to fail in the same run, or because of the same new document, share one alert. While it is open, its
 canaries open no other. Other detectors, such as the honeytoken defense, open alerts with ``raise_alert``.
 
-An alert contains no text of an answer or a document, only document ids.
+An alert contains document ids, and no text of a document. Of an answer, ``changes`` quotes at most a phrase that a
+canary forbids, and of a canary the phrases that it expects.
 """
 
 from __future__ import annotations

@@ -39,7 +39,8 @@ class Deviation:
 
     Attributes:
         kind: Machine-readable kind: ``answer_mismatch``, ``missing_phrase``, ``source_mismatch`` and so on.
-        message: Expected and measured value, in one sentence. Never contains text of the answer or of a document.
+        message: Expected and measured value, in one sentence. It quotes phrases of the canary, also a forbidden phrase
+            that the answer contains: treat it as raw text.
     """
 
     kind: str
