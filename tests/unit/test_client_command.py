@@ -151,3 +151,24 @@ def test_phrases_of_canaries_are_exported_with_text_only(place):
     assert by_kind["alert"]["title"] == "clinic: 1 canary fails"
     said, found = exported("--text")
     assert said.count("Maria Huber") == said.count("ZEBRA") == 2
+
+
+def test_each_event_is_exported_once_in_ascii_and_verdicts_on_canaries_are_marked(place):
+    for number, client in enumerate(("canary-fee-7", "\u00e9ve\u2028")):
+        place.append(replace(flagged(client), id=str(number)))
+    place.flush()
+    place.close()
+    said, found = exported("--kind", "verdict", "--kind", "verdict")
+    assert said.isascii()
+    assert {e["body"]["client"]: e["body"].get("canary") for e in found} == {
+        "canary-fee-7": True,
+        "\u00e9ve\u2028": None,
+    }
+    assert len(found) == 2
+
+
+@pytest.mark.parametrize("since", ["yesterday", "999999d", "0001-01-01T00:00:00+14:00"])
+def test_a_start_that_is_no_time_is_refused(place, since):
+    place.close()
+    with pytest.raises(ConfigError, match="ISO 8601"):
+        CliRunner().invoke(cli, ["events", "--since", since], catch_exceptions=False)

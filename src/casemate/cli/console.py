@@ -45,8 +45,8 @@ def is_terminal() -> bool:
 
 
 def print_json(value: Any, indent: int | None = 2) -> None:
-    """Prints one JSON object to stdout."""
-    text = json.dumps(value, ensure_ascii=False, indent=indent, default=str)
+    """Prints one JSON object to stdout. On one line (``indent`` is None) it is ASCII, so that no reader splits it."""
+    text = json.dumps(value, ensure_ascii=indent is None, indent=indent, default=str)
     print(UNSAFE_CHARACTERS.sub(lambda c: f"\\u{ord(c[0]):04x}", text))
 
 

@@ -10,9 +10,9 @@ import typer
 
 from casemate import config as configuration
 from casemate.app import open_app
-from casemate.cli.canary import parse_span
 from casemate.cli.console import ConfigFile, print_json
 from casemate.errors import ConfigError
+from casemate.monitor.canaries.canary import INTERVAL, parse_interval
 from casemate.types import Event
 
 EXPORTED: Mapping[str, tuple[str, ...]] = {
@@ -62,19 +62,29 @@ def events(
     start, end = _parse_time(since, now), _parse_time(until, now) if until else now
     if not start < end:
         raise ConfigError(f"--since {since!r} is not before --until {until or 'now'!r}; choose an earlier start")
-    with open_app(configuration.read(config)) as app:
-        found = [event for name in kind or EXPORTED for event in app.store.scan(name, start) if event.at < end]
+    settings = configuration.read(config)
+    with open_app(settings) as app:
+        names = dict.fromkeys(kind or EXPORTED)
+        found = [event for name in names for event in app.store.scan(name, start) if event.at < end]
     for event in sorted(found, key=lambda event: event.at):
-        print_json(_as_json(event, text), indent=None)
+        line = _as_json(event, text)
+        if settings.monitor.is_canary(str(event.body.get("client", ""))):
+            line["body"]["canary"] = True
+        print_json(line, indent=None)
 
 
 def _parse_time(text: str, now: datetime) -> datetime:
     """A time in ISO 8601, in UTC unless it names a zone; or how far back."""
     try:
+        if INTERVAL.fullmatch(text):
+            return now - parse_interval(text)
         at = datetime.fromisoformat(text)
-    except ValueError:
-        return now - parse_span(text)
-    return at if at.tzinfo else at.replace(tzinfo=UTC)
+        return (at if at.tzinfo else at.replace(tzinfo=UTC)).astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise ConfigError(
+            f"{text!r} is no time between the years 1 and 9999; write how far back, such as 24h (s, m, h or d), or a "
+            "time in ISO 8601, such as 2026-03-01T12:00:00Z"
+        ) from None
 
 
 def _as_json(event: Event, text: bool) -> dict[str, Any]:

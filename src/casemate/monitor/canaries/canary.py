@@ -35,7 +35,7 @@ TRIGGER_CATEGORY = "trigger_detection"
 """Category whose questions are also asked without their trigger."""
 MAX_SOURCE_SHARE, MIN_HITS_FOR_DOMINANCE = 0.8, 3
 """A source dominates above this share of the hits; with fewer hits there is no verdict."""
-_INTERVAL = re.compile(r"([1-9]\d{0,5})([smhd])")
+INTERVAL = re.compile(r"([1-9]\d{0,5})([smhd])")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 
@@ -212,7 +212,7 @@ def parse_interval(text: str) -> timedelta:
     Raises:
         ValueError: If the text is no such interval.
     """
-    found = _INTERVAL.fullmatch(text)
+    found = INTERVAL.fullmatch(text)
     if not found:
         raise ValueError("write a number and s, m, h or d, such as 15m")
     return timedelta(**{_UNITS[found[2]]: int(found[1])})
