@@ -144,6 +144,7 @@ class TestPoisonScreener:
         said = "jetty larch violin saffron quiver jackal mosaic"
         same = [Document(f"c{i}", f"{said} xx{i}") for i in range(4)]
         found = world.screened([*benign(20), *same], world.fitted(world.questions[1:3]))
+        assert {name for one in found for name in one.companions} == {"c0", "c1", "c2", "c3"}  # no unrelated document
         assert all(j.suspicious and "near-duplicates" in " ".join(j.reasons) for j in found[20:])
         assert set(found[20].companions) >= {"c1", "c2", "c3"}
 

@@ -204,14 +204,14 @@ class _Signals(NamedTuple):
 
     Attributes:
         values: Value of each signal.
-        companions: Ids of its nearest recent documents.
+        companions: Its nearest recent documents: by how much each is nearer than the indexed ones, and its id.
         compared: Number of documents that it was compared with.
         entered: Contexts that it enters, highest lift first.
         specific: ``specific_lifts`` of the first ``MAX_SHOWN`` of them in which it ranks first.
     """
 
     values: dict[str, float]
-    companions: tuple[str, ...]
+    companions: tuple[tuple[float, str], ...]
     compared: int
     entered: Sequence[ContextEntry] = ()
     specific: Sequence[float] = ()
@@ -351,7 +351,7 @@ class PoisonScreener:
         lifts, contexts = self.question_scores.impact(vectors, sources)
         found = []
         for i, (document, entered) in enumerate(zip(documents, contexts, strict=True)):
-            near = companions[i]
+            near = tuple((cosine - float(second[i]), name) for cosine, name in companions[i])
             first = [e for e in entered[:MAX_SHOWN] if e.lift > 0]
             questions = [self.question_scores.questions[e.question] for e in first]
             specific = specific_lifts(questions, document.content, [e.lift for e in first])
@@ -359,7 +359,7 @@ class PoisonScreener:
                 "answer": max(specific, default=0.0),
                 "lift": float(lifts[i]),
                 "entries": math.log1p(len(entered)),  # a few benign documents enter very many
-                "block": near[1][0] - float(second[i]) if len(near) > 1 else -1.0,  # one copy may be another version
+                "block": near[1][0] if len(near) > 1 else -1.0,  # one copy may be another version
                 "echo": question_echo(document),
                 "title": title_echo(document),
                 "orders": float(len(model_instructions(document))),
@@ -367,15 +367,18 @@ class PoisonScreener:
                 "mismatch": float(off[i]) if off is not None and off[i] > ROUNDING else 0.0,
             }
             size = min(len(recent.ids), recent.size)
-            found.append(_Signals(values, tuple(name for _, name in near), size, entered, specific))
+            found.append(_Signals(values, near, size, entered, specific))
         return found
 
     def _surprises(self, signals: _Signals) -> dict[str, float]:
-        """Surprise of each signal. Near-duplicates by chance are rarer, the fewer recent documents there are."""
+        """Surprise of each signal."""
         found = {name: d.surprise(signals.values[name]) for name, d in self._distributions.items()}
-        if signals.values["block"] > 0:
-            found["block"] += math.log10(max(self._recent.size / max(signals.compared, 1), 1.0))
-        return found
+        return found | {"block": self._block_surprise(signals.values["block"], signals.compared)}
+
+    def _block_surprise(self, nearer: float, compared: int) -> float:
+        """Surprise of ``block``. Near-duplicates by chance are rarer, the fewer recent documents there are."""
+        found = self._distributions["block"].surprise(nearer)
+        return found + math.log10(max(self._recent.size / max(compared, 1), 1.0)) if nearer > 0 else found
 
     def _above(self, surprises: Mapping[str, float]) -> list[str]:
         """Signals above their thresholds, most surprising first."""
@@ -383,6 +386,7 @@ class PoisonScreener:
 
     def _result(self, document: Document, signals: _Signals, above: Sequence[str]) -> ScreeningResult:
         surprises, entered = self._surprises(signals), signals.entered
+        limit = self.thresholds["block"] if "block" in above else math.inf
         return ScreeningResult(
             document,
             (score := max(surprises.values())),
@@ -391,7 +395,9 @@ class PoisonScreener:
             surprises,
             tuple(entered[:MAX_SHOWN]),
             len(entered),
-            signals.companions if "block" in above else (),
+            tuple(
+                name for nearer, name in signals.companions if self._block_surprise(nearer, signals.compared) > limit
+            ),
         )
 
     def _changing(self, documents: Sequence[Document], vectors: Vector, signals: Sequence[_Signals]) -> list[bool]:
