@@ -56,7 +56,7 @@ def open_app(
     with ExitStack() as opened:
         opened.enter_context(single_blas_thread())
         index = opened.enter_context(closing(_build_index(config)))
-        store = AlertingEventStore(opened.enter_context(closing(build("store", config.store, folder))))
+        store = opened.enter_context(closing(AlertingEventStore(build("store", config.store, folder))))
         if rebuild:  # last, once everything else has been opened
             index.clear()
         rag = Rag(embedder, index, generator, config.rag.instructions or INSTRUCTIONS)

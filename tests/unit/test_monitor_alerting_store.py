@@ -26,7 +26,7 @@ from casemate.monitor.alerts.messages import render_alert
 from casemate.monitor.canaries.results import Severity
 from casemate.monitor.poisoning.quarantine import Quarantine
 from casemate.monitor.poisoning.scoring import ScreeningResult
-from casemate.protocols import Generator
+from casemate.protocols import EventStoreProxy, Generator
 from casemate.rag.pipeline import join_stream
 from casemate.types import Document, Event, Prompt, Query
 from tests.fakes import Memory
@@ -112,6 +112,25 @@ class TestAlertingEventStore:
         assert len(open_alerts(store)) == 1  # what an operator closed stays closed until another document comes
         quarantine.add([suspicious("later")], "acme")
         assert len(open_alerts(store)) == 2
+
+    def test_the_alert_of_an_hour_counts_the_documents_and_lists_the_most_suspicious_first(self, tmp_path):
+        with contextlib.closing(SqlEventStore(path=tmp_path / "q.db")) as inner, contextlib.ExitStack() as opened:
+            store = opened.enter_context(contextlib.closing(AlertingEventStore(Unclosed(inner))))
+            quarantine, scores = Quarantine(store), [3.2, *([11.3] * 4), 12.0, *([4.0] * 8)]
+            sources = [quarantine.add([replace(suspicious(f"d{i}"), score=s)], "acme") for i, s in enumerate(scores)]
+            assert open_alerts(store)[0].alert.title == "8 new documents are in quarantine"
+            opened.close()
+            (state,) = open_alerts(inner)
+            assert state.alert.title == "14 new documents are in quarantine"
+            assert len(state.alert.documents) == 10 and state.alert.documents[0] == "d5"
+            assert "d0" not in state.alert.documents and sources[5].key[:8] in state.alert.advice[0]
+            quiet = [e.body["quiet"] for e in inner.scan("alert")]
+            assert quiet == [False, False, False, False, True]  # at 1, 2, 4, 8, and with the last one
+
+
+class Unclosed(EventStoreProxy):
+    def close(self):
+        pass
 
 
 NAMES = (("a", "acme"), ("b", "acme"), ("c", "other"))

@@ -141,7 +141,7 @@ class Protection:
             if not kept and not self.config.monitor.gate:
                 return None
             part = PluginSpec.model_validate({"use": "sql", "path": str(self.folder / "events.db")})
-        return AlertingEventStore(opened.enter_context(closing(plugins.build("store", part, self.config.folder))))
+        return opened.enter_context(closing(AlertingEventStore(plugins.build("store", part, self.config.folder))))
 
     def _defenses(self, parts: Sequence[PluginSpec]) -> list[Defense]:
         given: dict[Any, Any] = {Embedder: self.embedder, Index: self.index}

@@ -4,17 +4,20 @@
 the same alerts later, for events of processes without the wrapper. Both may run: alert ids follow from the cause, so an
 alert exists once. Each kind, tenant and hour has at most ``CLIENT_GROUPS`` alerts, so an attacker with many client
 names cannot bury other alerts. Both close the quarantine alerts of a tenant when none of its documents is left in
-quarantine.
+quarantine. Until then the open alert of a tenant lists how many documents wait, the most suspicious first.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from casemate.errors import BackendError
 from casemate.monitor.alerts.alert import (
     ALERT_KIND,
     Alert,
@@ -44,6 +47,8 @@ CLIENT_GROUPS = 4
 CRAWLER = "A client appears to crawl the corpus"
 MAX_NAME = 64
 """Characters of a client name that an alert shows."""
+MAX_LISTED = 10
+"""Quarantined documents that an alert lists."""
 SETTLED = "Every document of this tenant was released or dropped; none is in quarantine."
 """What a closed quarantine alert says."""
 
@@ -51,16 +56,41 @@ SETTLED = "Every document of this tenant was released or dropped; none is in qua
 class AlertingEventStore(EventStoreProxy):
     """An event store that opens alerts for the events appended through it, and closes quarantine alerts."""
 
+    def __init__(self, store: EventStore) -> None:
+        super().__init__(store)
+        self._quarantined: Counter[str] = Counter()
+        self._unsettled = False
+
     def append(self, event: Event) -> None:
-        """Appends the event, and the alert that it opens, if any. Events of the quarantine are waited for."""
+        """Appends the event, and the alert that it opens, if any. Events of the quarantine are waited for.
+
+        The alert of quarantined documents is updated with the second, fourth, eighth one and so on; with all others
+        by ``close`` or by ``MissedAlertScanner``. So many documents cause few reads and few notifications.
+        """
         super().append(event)
         if alert := alert_for_event(event):
             super().append(alert_to_event(alert, AlertPhase.OPENED, event.at, alert.id))
         if event.kind == QUARANTINE:
             recent = event.at - 2 * HOUR if alert else None  # the alert of a quarantined document is of this hour
             states = _quarantine_alerts(self, recent)
-            if any(s.open and s.alert.canaries == (_subject(event),) for s in states) == (alert is None):
+            is_open = any(s.open and s.alert.canaries == (_subject(event),) for s in states)
+            if is_open == (alert is None) or (alert and self._is_due(alert)):
                 settle_quarantine_alerts(self, event.at)
+                self._unsettled = False
+
+    def close(self) -> None:
+        """Brings the alerts of the quarantine up to date, and closes the store."""
+        with contextlib.suppress(BackendError):  # the scanner of the monitor does the same
+            if self._unsettled:
+                settle_quarantine_alerts(self, datetime.now(UTC))
+        super().close()
+
+    def _is_due(self, alert: Alert) -> bool:
+        """Whether the number of documents that belong to an alert has doubled since the last update."""
+        self._quarantined[alert.id] += 1
+        count = self._quarantined[alert.id]
+        self._unsettled = count > 1
+        return count > 1 and not count & (count - 1)
 
 
 class MissedAlertScanner:
@@ -102,8 +132,9 @@ class MissedAlertScanner:
 
 
 def settle_quarantine_alerts(store: EventStore, now: datetime) -> None:
-    """Closes the quarantine alerts of tenants without a document in quarantine, and reopens alerts that closed early.
+    """Brings the quarantine alerts up to date: closes those of tenants without a document in quarantine.
 
+    The newest open alert of any other tenant lists the documents that are in quarantine since it began.
     An alert is reopened if a document is in quarantine that came after an operator closed the alert, or while another
     process settled it. The alert of the same hour cannot open twice.
 
@@ -122,13 +153,34 @@ def settle_quarantine_alerts(store: EventStore, now: datetime) -> None:
             store.append(alert_to_event(settled, AlertPhase.RECOVERED, now, now.isoformat()))
     for tenant, held in waiting.items():
         of_tenant = [s for s in states if s.alert.canaries[0] == tenant]
-        if not of_tenant or any(s.open for s in of_tenant):
+        if not of_tenant:
+            continue
+        if open_ := [s for s in of_tenant if s.open]:
+            _update_quarantine_alert(store, open_[-1], held, now)
             continue
         last = of_tenant[-1]
         new = held if last.alert.changes == (SETTLED,) else [e for e in held if e.at > last.changed]
-        if new and (alert := alert_for_event(new[-1])):
+        if new:
+            alert = _quarantine_alert(new)
             phase = AlertPhase.UPDATED if any(s.alert.id == alert.id for s in of_tenant) else AlertPhase.OPENED
             store.append(alert_to_event(alert, phase, now, f"{new[-1].id} {now.isoformat()}"))
+
+
+def _update_quarantine_alert(store: EventStore, state: AlertState, held: Sequence[Event], now: datetime) -> None:
+    """Lists in an open alert what is in quarantine since it began. Notifies if the number has at least doubled."""
+    counted = [event for event in held if event.at >= state.alert.since]
+    if not counted:
+        return
+    found = _quarantine_alert(counted)
+    alert = replace(
+        state.alert, title=found.title, changes=found.changes, documents=found.documents, advice=found.advice
+    )
+    if alert == state.alert:
+        return
+    known = sum(event.at <= state.changed for event in counted)
+    quiet = bool(state.acknowledged) or len(counted) < 2 * known
+    occasion = f"{len(counted)} {counted[-1].id} {now.isoformat()}"
+    store.append(alert_to_event(alert, AlertPhase.UPDATED, now, occasion, quiet))
 
 
 def _quarantine_alerts(store: EventStore, since: datetime | None = None) -> list[AlertState]:
@@ -140,7 +192,7 @@ def alert_for_event(event: Event) -> Alert | None:
     """The alert that an event opens; None if it opens none."""
     body = event.body
     if event.kind == QUARANTINE and body.get("what") == "held":
-        return _quarantine_alert(event)
+        return _quarantine_alert([event])
     defense = body.get("defense")
     if event.kind != "verdict" or defense not in (HONEYTOKEN, CRAWL_LIMIT) or not body.get("flagged"):
         return None
@@ -212,18 +264,34 @@ def _crawl_limit_alert(event: Event, evidence: Mapping[str, Any]) -> Alert:
     )
 
 
-def _quarantine_alert(event: Event) -> Alert:
-    body = event.body
-    reasons = "; ".join(body.get("reasons", ())) or "no reason recorded"
+def _quarantine_alert(held: Sequence[Event]) -> Alert:
+    """The alert about quarantined documents of one tenant, of the hour of the newest one."""
+    ranked = sorted(held, key=lambda event: -float(event.body.get("score", 0.0)))
+    first, count = ranked[0].body, len(ranked)
+    made = _new_alert(QUARANTINE, Severity.MEDIUM, max(held, key=lambda event: event.at), "")
+    ids = [[d["id"] for d in event.body.get("documents", ())] for event in ranked]
+    if count == 1:
+        title, documents = "A new document was quarantined", [*ids[0], *first.get("companions", ())]
+    else:  # one chunk of each source: a long source must not hide the others
+        title, documents = f"{count} new documents are in quarantine", [name for chunks in ids for name in chunks[:1]]
+    which = "it" if count == 1 else "the most suspicious one first"
     return replace(
-        _new_alert(QUARANTINE, Severity.MEDIUM, event, "A new document was quarantined"),
-        changes=(f"A new document of tenant {body.get('tenant')!r} is in quarantine: {reasons}.",),
-        documents=tuple(d["id"] for d in body.get("documents", ())) + tuple(body.get("companions", ())),
+        made,
+        since=min(event.at for event in held),
+        title=title,
+        changes=tuple(_describe_quarantined(event.body) for event in ranked[:MAX_LISTED]),
+        documents=tuple(documents[:MAX_LISTED]),
         advice=(
-            f"Review it, then run 'casemate quarantine release {body.get('key', '?')[:8]}' or '... drop'.",
+            f"Review {which}: 'casemate quarantine show {first.get('key', '?')[:8]}'. Then release or drop it.",
             "There is one alert an hour, closed when no document is left. All of them: 'casemate quarantine list'.",
         ),
     )
+
+
+def _describe_quarantined(body: Mapping[str, Any]) -> str:
+    reasons = "; ".join(body.get("reasons", ())) or "no reason recorded"
+    score = float(body.get("score", 0.0))
+    return f"A new document of tenant {body.get('tenant')!r} is in quarantine, with score {score:.1f}: {reasons}."
 
 
 def _new_alert(kind: str, severity: Severity, event: Event, title: str) -> Alert:
