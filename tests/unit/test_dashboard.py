@@ -701,6 +701,11 @@ class TestOperatingPoint:
                 assert visitor.post("/calibration/apply", significance=wrong).status_code == 409
             assert defense.significance == 0.2
 
+    def test_verdicts_on_canaries_are_not_counted(self, tmp_path):
+        events = (verdict(1), *(verdict(n, client=f"canary-beds-{n}") for n in range(2, 9)))
+        with visiting(make(tmp_path, defenses=[Mirabel(mode="paper")]), *events) as visitor:
+            assert "(0 of 1;" in visitor.get("/calibration").text
+
     @pytest.mark.parametrize(
         "text",
         [

@@ -33,7 +33,8 @@ def page(request: PageRequest) -> Page:
     tenant = request.tenant(tenants)
     chosen = _parse_rate(request.parameter("at")) or now
     found = _calibration(request, tenant)
-    decided = [v for v in request.verdicts(tenants) if v.defense == defense.name and not v.undecided]
+    asked = [v for v in request.verdicts(tenants) if not request.is_canary(v.client)]
+    decided = [v for v in asked if v.defense == defense.name and not v.undecided]
     rate, about = sample_rate(sum(v.flagged for v in decided), len(decided))
     context: dict[str, Any] = {
         "defense": defense,
@@ -41,7 +42,7 @@ def page(request: PageRequest) -> Page:
         "chosen": chosen,
         "flagged": rate,
         "flagged_about": about,
-        "flagged_url": request.url("verdicts", defense=defense.name, outcome="flagged", asker="all"),
+        "flagged_url": request.url("verdicts", defense=defense.name, outcome="flagged"),
         "tenants": tenants,
         "tenant": tenant,
         "missing": found if isinstance(found, str) else "",
