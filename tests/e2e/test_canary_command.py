@@ -89,6 +89,9 @@ def test_a_poisoned_page_alerts_and_its_removal_recovers(place):
     code, trend = run("canary", "trend", "--json")
     assert code == 1
     assert {c["canary"]: c["recent"] for c in trend["canaries"]} == {"fee": "PFF", "beds": "PPP"}
+    said = run("canary", "trend")[1]
+    (fee,) = [line for line in said.splitlines() if "PFF" in line]
+    assert "fee" in fee and "alarmed" in fee and "no answer" not in said and "evidence: below 1" in said
     (place / "docs" / "new-fees.md").unlink()
     (place / "docs" / "billing.md").write_text(PAGES["billing"])
     assert run("index")[0] == 0

@@ -55,6 +55,8 @@ LOOK_BACK = "30d"
 SHOWN = 5
 """Changed documents of an outdated canary that are named."""
 STYLES = {CanaryStatus.PASS: "green", CanaryStatus.FAIL: "red", CanaryStatus.ERROR: "yellow"}
+EVIDENCE = "evidence: below 1 while nothing indicates a change; failures multiply it, passes lower it"
+"""Explains the column."""
 
 
 @contextmanager
@@ -341,16 +343,23 @@ def _show_baseline_note(source: TrendSource) -> None:
 
 
 def _show_canaries(lines: Sequence[CanarySummary]) -> None:
-    whole = [Column(name, no_wrap=True) for name in ("last runs", "failed", "since")]  # the latest must stay visible
-    table = Table(Column("canary", overflow="fold"), *whole, "no answer", "baseline: failed", "evidence")
-    for line in sorted(lines, key=lambda c: (not c.alarmed, -c.evidence)):
-        since = line.since.astimezone().strftime("%m-%d %H:%M") if line.since else ""
-        name = f"[red]{shown(line.canary)}[/red]" if line.alarmed else shown(line.canary)
-        failed = f"{line.failed} of {line.judged}"
-        table.add_row(
-            name, line.recent, failed, since, str(line.errors), _baseline_failures(line), f"{line.evidence:.3g}"
-        )
+    lines = sorted(lines, key=lambda c: (not c.alarmed, -c.evidence))
+    since = [line.since.astimezone().strftime("%m-%d %H:%M") if line.since else "" for line in lines]
+    columns = {
+        "canary": [f"[red]{shown(line.canary)}[/red]" if line.alarmed else shown(line.canary) for line in lines],
+        "last runs": [line.recent for line in lines],
+        "failed": [f"{line.failed} of {line.judged}" for line in lines],
+        **({"since": since} if any(since) else {}),
+        **({"no answer": [str(line.errors) for line in lines]} if any(line.errors for line in lines) else {}),
+        "baseline: failed": [_baseline_failures(line) for line in lines],
+        "evidence": ["alarmed" if line.alarmed else f"{line.evidence:.3g}" for line in lines],
+    }
+    whole = {"last runs", "failed", "since"}  # the latest must stay visible
+    table = Table(*(Column(name, no_wrap=name in whole, overflow="fold") for name in columns))
+    for row in zip(*columns.values(), strict=True):
+        table.add_row(*row)
     out.print(table)
+    out.print(EVIDENCE, soft_wrap=True)
 
 
 def _minute(at: datetime) -> str:
