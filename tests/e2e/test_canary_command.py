@@ -151,6 +151,12 @@ def test_a_baseline_takes_effect_when_accepted(place):
     assert "have no baseline" not in CliRunner().invoke(cli, ["canary", "run"]).output
 
 
+def test_unchanged_canaries_are_counted_and_the_command_is_on_one_line(place):
+    assert run("canary", "baseline", "--yes", "--runs", "3")[0] == 0
+    said = run("canary", "baseline", "--runs", "2")[1].splitlines()
+    assert said[0] == "2 unchanged" and len(said) == 2 and "casemate canary baseline --accept " in said[1]
+
+
 def test_two_systems_are_compared(place):
     (place / "other.yaml").write_text(
         "monitor: {target: {use: python, call: 'answers:tell'}}\nstore: {use: sql, path: o.db}\n"

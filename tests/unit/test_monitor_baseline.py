@@ -19,6 +19,7 @@ from casemate.monitor.trends.baseline import (
     record_baseline,
     record_source_updates,
     recorded_baselines,
+    unchanged_canaries,
     updated_sources,
     watched_set,
 )
@@ -229,6 +230,13 @@ class TestChanges:
     def test_no_changes_and_the_first_baseline(self):
         assert baseline_changes(recorded(), recorded(AT + timedelta(days=1))) == []
         assert baseline_changes(None, recorded()) == ["first baseline, of 3 canaries"]
+
+    def test_as_few_failures_in_fewer_runs_are_no_change(self):
+        runs = [CanaryRun(f"r{n}", tuple(result(c.id, n) for c in SET.canaries)) for n in range(2)]
+        short = record_baseline(runs, SET, at=AT)
+        assert baseline_changes(recorded(), short) == [] and unchanged_canaries(recorded(), short) == 3
+        poisoned = recorded(fee=lambda n: result("fee", n, documents=("fees#1", "poison")))
+        assert unchanged_canaries(recorded(), poisoned) == 2
 
     def test_added_removed_and_edited_canaries(self):
         edited = CanarySet(

@@ -277,7 +277,8 @@ def _show_notes(monitor: CanaryMonitor) -> None:
     if unmeasured:
         say.print(
             f"[yellow]note:[/yellow] {len(unmeasured)} canaries have no baseline, so their failures count little; "
-            "run 'casemate canary baseline'"
+            "run 'casemate canary baseline'",
+            soft_wrap=True,
         )
     if outdated := [c for c in monitor.watched_set().canaries if c.outdated]:
         say.print(f"[yellow]note:[/yellow] {_describe_outdated(outdated)}", soft_wrap=True)

@@ -91,8 +91,8 @@ def suggest_command(
         print_json({"written": str(file), "canaries": written, "coverage": asdict(found.coverage), "dropped": dropped})
         return
     _show_suggestion(found, file, count)
-    out.print(f"next: review it, {'' if is_configured else 'set monitor.canaries to this file, '}", end="")
-    out.print("then run 'casemate canary baseline'")
+    configure = "" if is_configured else "set monitor.canaries to this file, "
+    out.print(f"next: review it, {configure}then run 'casemate canary baseline'", soft_wrap=True)
 
 
 def _target(app: App, tenant: str) -> Target:
@@ -131,7 +131,8 @@ def paraphrase_command(
         none = f"; none tried: {', '.join(one.why)}" if one.why and not one.dropped else ""
         out.print(shown(f"{one.canary}: {len(one.kept)} paraphrases{dropped}{none}"), soft_wrap=True)
     if added:
-        out.print("next: review them, then run 'casemate canary baseline'; the edited canaries have no baseline now")
+        what = "review them, then run 'casemate canary baseline'; the edited canaries have no baseline now"
+        out.print(f"next: {what}", soft_wrap=True)
     else:
         out.print("the file was not changed")
 
@@ -165,7 +166,8 @@ def baseline_command(
         canaries = {name: asdict(c) for name, c in found.canaries.items()}
         print_json({"id": found.id, "accepted": accepted, "changes": changes, "canaries": canaries})
     else:
-        _show_baseline(changes, found, accepted)
+        same = baseline.unchanged_canaries(before, found) if before else 0
+        _show_baseline([*changes, *([f"{same} unchanged"] if same else [])], found, accepted)
 
 
 @canary.command("compare")
@@ -261,7 +263,7 @@ def _show_baseline(changes: Sequence[str], found: Baseline, accepted: bool) -> N
         out.print(f"[green]baseline {found.id} is in force[/green]")
     else:
         command = f"casemate canary baseline --accept {found.id}"
-        out.print(f"recorded baseline {found.id}; it has no effect until you accept it: {command}")
+        out.print(f"recorded baseline {found.id}; it has no effect until you accept it: {command}", soft_wrap=True)
 
 
 def _show_comparison(comparison: Comparison) -> None:

@@ -248,6 +248,11 @@ def baseline_changes(old: Baseline | None, new: Baseline) -> list[str]:
     return found
 
 
+def unchanged_canaries(old: Baseline, new: Baseline) -> int:
+    """Number of canaries that behave as in the old baseline."""
+    return sum(name in old.canaries and not [*_differences(old.canaries[name], c)] for name, c in new.canaries.items())
+
+
 def record_source_updates(store: EventStore, tenant: str, sources: Collection[str], at: datetime) -> None:
     """Records that the operator changed or removed sources.
 
@@ -400,7 +405,7 @@ def best_cosine(canary: Canary, result: CanaryResult) -> float | None:
 def _differences(old: CanaryBaseline, new: CanaryBaseline) -> Iterable[str]:
     if old.fingerprint != new.fingerprint:
         yield "edited since the old baseline"
-    if (old.asked, old.failed) != (new.asked, new.failed):
+    if old.failed * new.asked != new.failed * old.asked:  # the rates differ
         yield f"failed in {new.failed} of {new.asked} runs; before: {old.failed} of {old.asked}"
     if added := [d for d in new.documents if d not in old.documents]:
         yield f"new in its context: {', '.join(added)}"
