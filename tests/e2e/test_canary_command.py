@@ -1,6 +1,7 @@
 """``casemate canary``: draft, baseline, failure, alert, recovery."""
 
 import json
+import logging
 import sys
 
 import pytest
@@ -8,6 +9,7 @@ from typer.testing import CliRunner
 
 from casemate.cli import cli
 from casemate.errors import BackendError, ConfigError, DataError
+from casemate.monitor.service import CanaryMonitor
 from casemate.system import App
 
 PAGES = {
@@ -149,6 +151,21 @@ def test_a_baseline_takes_effect_when_accepted(place):
     assert "have no baseline" in CliRunner().invoke(cli, ["canary", "run"]).output
     assert run("canary", "baseline", "--accept", first["id"][:6])[0] == 0
     assert "have no baseline" not in CliRunner().invoke(cli, ["canary", "run"]).output
+
+
+def test_the_same_error_of_the_guard_is_logged_once_with_its_number(place, monkeypatch, caplog):
+    ask = CanaryMonitor.run
+
+    async def failing(self, **options):
+        for _ in range(3):
+            logging.getLogger("casemate.guard.guard").error("the calibration is stale")
+        return await ask(self, **options)
+
+    monkeypatch.setattr(CanaryMonitor, "run", failing)
+    assert run("canary", "run")[0] == 0
+    assert [r.getMessage() for r in caplog.records if "stale" in r.getMessage()] == [
+        "the calibration is stale (3 times)"
+    ]
 
 
 def test_unchanged_canaries_are_counted_and_the_command_is_on_one_line(place):

@@ -130,7 +130,7 @@ def test_a_failing_store_is_retried(monkeypatch):
 
 
 def test_channel_names_must_be_unique():
-    with pytest.raises(ConfigError, match="same name: channel, channel"):
+    with pytest.raises(ConfigError, match="same name: channel, channel; .* set `name:`"):
         AlertDispatcher(InMemoryEventStore(), (FakeChannel(), FakeChannel()))
     AlertDispatcher(InMemoryEventStore(), (FakeChannel(), FakeChannel("x" * 500)))
 

@@ -24,6 +24,7 @@ from casemate.cli.console import (
     Json,
     Tenant,
     bar,
+    counted_errors,
     out,
     print_json,
     say,
@@ -90,7 +91,8 @@ def run_command(config: ConfigFile = None, tenant: Tenant = DEFAULT_TENANT, as_j
                 progress.advance(task, result.canary not in results)
                 results[result.canary] = result
 
-            analysis = asyncio.run(monitor.run(on_result=on_result))
+            with counted_errors():
+                analysis = asyncio.run(monitor.run(on_result=on_result))
         status = CanaryRun(analysis.run, tuple(results.values())).status
         if as_json:
             print_json(_run_json(monitor, analysis, results, status))
@@ -352,7 +354,7 @@ def _show_canaries(lines: Sequence[CanarySummary]) -> None:
         "failed": [f"{line.failed} of {line.judged}" for line in lines],
         **({"since": since} if any(since) else {}),
         **({"no answer": [str(line.errors) for line in lines]} if any(line.errors for line in lines) else {}),
-        "baseline: failed": [_baseline_failures(line) for line in lines],
+        "baseline": [_baseline_failures(line) for line in lines],
         "evidence": ["alarmed" if line.alarmed else f"{line.evidence:.3g}" for line in lines],
     }
     whole = {"last runs", "failed", "since"}  # the latest must stay visible

@@ -26,6 +26,7 @@ from casemate.cli.console import (
     Json,
     Tenant,
     bar,
+    counted_errors,
     out,
     print_json,
     say,
@@ -155,7 +156,7 @@ def baseline_command(
         if accept:
             found = baseline.accept_baseline(store, monitor.set, accept, by, datetime.now(UTC))
         else:
-            with bar() as progress:
+            with bar() as progress, counted_errors():
                 task = progress.add_task("asking", total=runs)
                 found = asyncio.run(monitor.measure_baseline(runs, force, lambda n: progress.advance(task, n)))
             if yes:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -101,6 +103,27 @@ def bar() -> Progress:
     text = TextColumn("{task.description}")
     columns = (SpinnerColumn(), text, BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     return Progress(*columns, console=say, transient=True)
+
+
+@contextmanager
+def counted_errors() -> Iterator[None]:
+    """Logs each error of the guard once at the end, with its number. Else each question of a run logs the same one."""
+    log = logging.getLogger("casemate.guard.guard")
+    counts: Counter[str] = Counter()
+
+    def count(record: logging.LogRecord) -> bool:
+        if record.levelno < logging.ERROR:
+            return True
+        counts[record.getMessage()] += 1
+        return False
+
+    log.addFilter(count)
+    try:
+        yield
+    finally:
+        log.removeFilter(count)
+        for message, number in counts.items():
+            log.error("%s%s", message, f" ({number} times)" if number > 1 else "")
 
 
 @contextmanager

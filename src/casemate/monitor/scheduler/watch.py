@@ -154,7 +154,10 @@ class AlertDispatcher:
     def __post_init__(self) -> None:
         names = [channel.name for channel in self.channels]
         if len(set(names)) < len(names):
-            raise ConfigError(f"channels with the same name: {', '.join(sorted(names))}; names must be unique")
+            raise ConfigError(
+                f"channels with the same name: {', '.join(sorted(names))}; names must be unique, so set `name:` of "
+                "each channel in monitor.channels"
+            )
 
     async def run(self) -> None:
         """Delivers alerts until cancelled."""
