@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import hmac
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 
 import pytest
@@ -52,6 +55,17 @@ def notice(**fields):
 
 def send(channel, what=None):
     asyncio.run(channel.send(what or notice()))
+
+
+def send_headers_slowly(server):
+    """Answers one request with a header each tenth of a second, for two seconds."""
+    connection, _ = server.accept()
+    with connection, contextlib.suppress(OSError):
+        connection.sendall(b"HTTP/1.1 200 OK\r\n")
+        for _ in range(20):
+            connection.sendall(b"X-More: 1\r\n")
+            time.sleep(0.1)
+        connection.sendall(b"Content-Length: 0\r\n\r\n")
 
 
 class TestWebhook:
@@ -95,6 +109,13 @@ class TestWebhook:
         assert payload["custom_details"]["documents"] == ["d"]
         assert "X-Casemate-Signature" not in listener.posts[0][0]
 
+    def test_the_incident_of_a_test_is_resolved(self):
+        with Listener([202, 202]) as listener:
+            channel = WebhookChannel(Secret(listener.url), format="pagerduty", routing_key=Secret("r0ute"))
+            send(channel, notice(action="test", alert="test-1"))
+        events = [(body["event_action"], body["dedup_key"]) for body in listener.bodies]
+        assert events == [("trigger", "test-1"), ("resolve", "test-1")]
+
     @pytest.mark.parametrize(
         ("status", "retryable"),
         [(500, True), (503, True), (429, True), (408, True), (400, False), (401, False), (302, False)],
@@ -114,6 +135,14 @@ class TestWebhook:
     def test_timeouts_are_retryable(self):
         with Listener(hold=threading.Event()) as listener, pytest.raises(BackendError, match="Timeout") as caught:
             send(WebhookChannel(Secret(listener.url), KEY, timeout_s=0.2))
+        assert caught.value.retryable
+
+    def test_a_receiver_that_sends_headers_slowly_times_out(self):
+        with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
+            pool.submit(send_headers_slowly, server)
+            url = Secret(f"http://127.0.0.1:{server.getsockname()[1]}/t0ken")
+            with pytest.raises(BackendError, match="TimeoutError") as caught:
+                send(WebhookChannel(url, KEY, timeout_s=0.3))
         assert caught.value.retryable
 
     def test_the_response_body_is_not_read(self):
@@ -139,7 +168,8 @@ class TestWebhook:
         caplog.set_level(logging.DEBUG)
         with Listener() as listener:
             send(WebhookChannel(Secret(listener.url), KEY))
-        assert len(listener.posts) == 1
+            send(WebhookChannel(Secret(listener.url + " \u00e9"), KEY))  # httpx logs it as %20%C3%A9
+        assert len(listener.posts) == 2
         assert "t0ken" not in caplog.text
         assert not logging.getLogger("httpx").filters
 

@@ -17,17 +17,18 @@ False
 In another language: join timestamp, ".", and the raw body; compute the HMAC; compare in constant time.
 
 ``format: pagerduty`` posts events for PagerDuty's Events API v2 or a compatible one. The alert's id is the
-``dedup_key``, so an update changes the incident and a recovery resolves it.
+``dedup_key``, so an update changes the incident and a recovery resolves it. A test opens an incident and resolves it.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import json
 import logging
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from casemate.errors import BackendError, ConfigError, needs
@@ -52,7 +53,7 @@ class WebhookChannel(Channel):
         format: ``casemate``: the notification as JSON. ``pagerduty``: an event for an events API.
         routing_key: Key of the PagerDuty integration. Required for ``pagerduty``.
         name: Name of the channel in the delivery log, unique among channels.
-        timeout_s: Limit of one delivery.
+        timeout_s: Limit of one delivery, in seconds, from the connection to the status of the response.
     """
 
     url: Secret = field(repr=False)
@@ -81,20 +82,25 @@ class WebhookChannel(Channel):
         with needs("casemate[notify]"):
             import httpx
         body = json.dumps(self._body(notification), ensure_ascii=True).encode()
-        with _RedactUrl(self.url):
-            try:
+        try:
+            written = httpx.URL(self.url)
+            with _RedactUrl(self.url, str(written)):
                 async with (
+                    asyncio.timeout(self.timeout_s),  # httpx limits each read, and a receiver can send many small parts
                     httpx.AsyncClient(timeout=self.timeout_s) as client,
-                    client.stream(
-                        "POST", self.url, content=body, headers=self._headers(notification, body)
-                    ) as response,
+                    client.stream("POST", written, content=body, headers=self._headers(notification, body)) as response,
                 ):
                     status = response.status_code
-            except (httpx.InvalidURL, httpx.UnsupportedProtocol, UnicodeError) as error:
-                raise self._failure(f"invalid url ({type(error).__name__})", "correct it", False) from None
-            except httpx.HTTPError as error:
-                problem = f"the connection failed ({type(error).__name__})"
-                raise self._failure(problem, "it will be retried", True) from None
+        except (httpx.InvalidURL, httpx.UnsupportedProtocol, UnicodeError) as error:
+            raise self._failure(f"invalid url ({type(error).__name__})", "correct it", False) from None
+        except (httpx.HTTPError, TimeoutError) as error:
+            problem = f"the connection failed ({type(error).__name__})"
+            raise self._failure(problem, "it will be retried", True) from None
+        self._require_success(status)
+        if self.format == "pagerduty" and notification.action == "test":
+            await self.send(replace(notification, action="recovered"))
+
+    def _require_success(self, status: int) -> None:
         if not 200 <= status < 300:
             transient = status in {408, 425, 429} or status >= 500
             remedy = "it will be retried" if transient else "check url and keys"
@@ -174,14 +180,18 @@ def _ascii(text: str) -> str:
 
 
 class _RedactUrl(logging.Filter):
-    """Drops httpx's log records with the URL, which it logs at level INFO."""
+    """Drops httpx's log records with the URL, which it logs at level INFO.
 
-    def __init__(self, url: str) -> None:
+    Args:
+        urls: The URL as configured, and as httpx writes it.
+    """
+
+    def __init__(self, *urls: str) -> None:
         super().__init__()
-        self._url = url
+        self._urls = urls
 
     def filter(self, record: logging.LogRecord) -> bool:
-        return self._url not in record.getMessage()
+        return not any(url in record.getMessage() for url in self._urls)
 
     def __enter__(self) -> None:
         logging.getLogger("httpx").addFilter(self)
