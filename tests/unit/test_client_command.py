@@ -9,14 +9,16 @@ from typer.testing import CliRunner
 
 from casemate.backends.event_stores.sql import SqlEventStore
 from casemate.cli import cli
-from casemate.errors import ConfigError
+from casemate.errors import ConfigError, DataError
 from casemate.gateway.auth.keys import ApiKeyStore, Grant
 from casemate.guard.client_state.withheld_documents import WithheldDocuments
 from casemate.monitor.alerts.alert import Alert, AlertPhase, alert_to_event
 from casemate.monitor.canaries.canary import Canary
 from casemate.monitor.canaries.check import ObservedAnswer, check_answer
 from casemate.monitor.canaries.results import CanaryResult, CanaryStatus, Severity, result_to_event
-from casemate.types import Event
+from casemate.monitor.poisoning.quarantine import Quarantine
+from casemate.monitor.poisoning.scoring import ScreeningResult
+from casemate.types import Document, Event
 
 
 @pytest.fixture
@@ -165,6 +167,19 @@ def test_each_event_is_exported_once_in_ascii_and_verdicts_on_canaries_are_marke
         "\u00e9ve\u2028": None,
     }
     assert len(found) == 2
+
+
+def test_several_quarantined_sources_are_dropped_at_once_and_none_if_a_key_is_wrong(place):
+    quarantined = Quarantine(place)
+    for name in "abc":
+        quarantined.add([ScreeningResult(Document(name, f"text {name}"), 5.0, 0.01, (), {})], "default")
+    with pytest.raises(DataError, match="'x' matches 0"):
+        CliRunner().invoke(cli, ["quarantine", "drop", "a", "x"], catch_exceptions=False)
+    assert len(quarantined.pending()) == 3
+    done = CliRunner().invoke(cli, ["quarantine", "drop", "a", "b", "a"], catch_exceptions=False)
+    assert (done.exit_code, done.stdout) == (0, "dropped: a\ndropped: b\n")
+    assert [source.source for source in quarantined.pending()] == ["c"]
+    place.close()
 
 
 @pytest.mark.parametrize("since", ["yesterday", "999999d", "0001-01-01T00:00:00+14:00"])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,10 +13,13 @@ import typer
 from casemate import config as configuration
 from casemate.app import open_app
 from casemate.cli.console import FAILED, OK, ConfigFile, Json, out, print_json, shown
+from casemate.guard.guard import Guard
 from casemate.monitor.poisoning.quarantine import Quarantine, QuarantinedSource
 
 quarantine = typer.Typer(help="Review new documents that look poisoned.", no_args_is_help=True)
-Key = Annotated[str, typer.Argument(help="Key of the source, a unique prefix of it, or the name of the source.")]
+NAMING = "Key of the source, a unique prefix of it, or the name of the source"
+Key = Annotated[str, typer.Argument(help=f"{NAMING}.")]
+Keys = Annotated[list[str], typer.Argument(metavar="KEY", help=f"{NAMING}; several are possible.")]
 
 
 @quarantine.command("list")
@@ -32,7 +37,7 @@ def list_command(config: ConfigFile = None, as_json: Json = False) -> None:
         for reason in source.reasons:
             out.print(f"  {shown(reason)}", soft_wrap=True)
     if pending and not as_json:
-        out.print("next: casemate quarantine show|release|drop KEY", soft_wrap=True)
+        out.print("next: casemate quarantine show KEY, then release|drop KEY ...", soft_wrap=True)
     raise typer.Exit(FAILED if pending else OK)
 
 
@@ -46,18 +51,30 @@ def show_command(key: Key, config: ConfigFile = None) -> None:
 
 
 @quarantine.command("release")
-def release_command(key: Key, config: ConfigFile = None) -> None:
-    """Index a source. The same content is not screened again."""
-    with open_app(configuration.read(config)) as app:
-        _show_decision(asyncio.run(Quarantine(app.store).release(key, app.guard)))
+def release_command(keys: Keys, config: ConfigFile = None) -> None:
+    """Index sources. The same content is not screened again."""
+    _decide(config, keys, Quarantine.release)
 
 
 @quarantine.command("drop")
-def drop_command(key: Key, config: ConfigFile = None) -> None:
-    """Reject a source. The same content stays out of the index."""
+def drop_command(keys: Keys, config: ConfigFile = None) -> None:
+    """Reject sources. The same content stays out of the index."""
+    _decide(config, keys, Quarantine.drop)
+
+
+def _decide(
+    config: Path | None,
+    keys: Sequence[str],
+    decide: Callable[[Quarantine, str, Guard], Coroutine[None, None, QuarantinedSource]],
+) -> None:
+    """Makes one decision about several sources: none if a key is wrong."""
     with open_app(configuration.read(config)) as app:
-        _show_decision(asyncio.run(Quarantine(app.store).drop(key, app.guard)))
+        quarantined = Quarantine(app.store)
+        found = list(dict.fromkeys(quarantined.get(key).key for key in keys))
 
+        async def decide_all() -> None:
+            for key in found:
+                source = await decide(quarantined, key, app.guard)
+                out.print(f"{source.state}: {shown(source.source)}", soft_wrap=True)
 
-def _show_decision(source: QuarantinedSource) -> None:
-    out.print(f"{source.state}: {shown(source.source)}")
+        asyncio.run(decide_all())
