@@ -37,7 +37,7 @@ def list_command(config: ConfigFile = None, as_json: Json = False) -> None:
         for reason in source.reasons:
             out.print(f"  {shown(reason)}", soft_wrap=True)
     if pending and not as_json:
-        out.print("next: casemate quarantine show KEY, then release|drop KEY ...", soft_wrap=True)
+        out.print("next: casemate quarantine show|release|drop KEY", soft_wrap=True)
     raise typer.Exit(FAILED if pending else OK)
 
 

@@ -290,8 +290,8 @@ def _quarantine_alert(held: Sequence[Event]) -> Alert:
 
 def _describe_quarantined(body: Mapping[str, Any]) -> str:
     reasons = "; ".join(body.get("reasons", ())) or "no reason recorded"
-    score = float(body.get("score", 0.0))
-    return f"A new document of tenant {body.get('tenant')!r} is in quarantine, with score {score:.1f}: {reasons}."
+    score, source = float(body.get("score", 0.0)), str(body.get("source", "?"))[:MAX_NAME]
+    return f"{source!r} of tenant {body.get('tenant')!r} is in quarantine, with score {score:.1f}: {reasons}."
 
 
 def _new_alert(kind: str, severity: Severity, event: Event, title: str) -> Alert:
