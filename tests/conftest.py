@@ -1,8 +1,8 @@
 """Fixtures and test tiers shared by all tests.
 
 Two tiers: ``make test`` runs every test that is not marked ``slow``; ``make test-all`` runs everything. A test is
-slow if it is marked so, lies in ``tests/e2e``, or uses a fixture in ``SLOW_FIXTURES``; the marker ``smoke`` keeps it in
-the first tier.
+slow if it is marked so, lies in ``tests/e2e``, or uses a fixture in ``SLOW_FIXTURES`` or a server in ``SLOW_SERVERS``.
+The marker ``smoke`` keeps it in the first tier.
 """
 
 from __future__ import annotations
@@ -66,12 +66,15 @@ def one_torch_thread() -> Iterator[None]:
 
 SLOW_FIXTURES = {"milvus_url", "nfcorpus_index"}
 """Fixtures that take more than ten seconds."""
+SLOW_SERVERS = ("milvus",)
+"""Servers that take more than ten seconds to start, by the beginning of the parameters of a test."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Assigns each test to its tier and runs the first tier first."""
     for item in items:
         heavy = "e2e" in item.path.parts or SLOW_FIXTURES.intersection(getattr(item, "fixturenames", ()))
+        heavy = heavy or item.name.partition("[")[2].startswith(SLOW_SERVERS)
         if heavy and item.get_closest_marker("smoke") is None:
             item.add_marker("slow")
     items.sort(key=lambda item: item.get_closest_marker("slow") is not None)

@@ -66,6 +66,7 @@ def test_a_canary_that_always_fails_alarms_in_the_first_run():
     assert (delays(1.0, 200, 0.0, sets=20, confirm=0, longest=9) == 3).all()
 
 
+@pytest.mark.slow
 def test_a_canary_that_fails_in_half_of_the_runs_alarms_within_a_few():
     late = delays(0.5, 20, 0.01, sets=200, longest=60)
     assert np.median(late) <= 8

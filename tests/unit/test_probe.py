@@ -251,6 +251,7 @@ class TestCommand:
         assert shown.stdout.startswith("FAIL") and "injection: marker" in shown.stdout
         assert not list(folder.glob("runs/*/report.*"))
 
+    @pytest.mark.slow
     def test_a_reader_that_follows_only_the_user_passes_with_enough_questions(self, place):
         with FakeOpenAI(always="answer", answer=careful) as reader:
             done = probe(place, reader=reader, questions=80)
