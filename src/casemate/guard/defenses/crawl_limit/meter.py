@@ -117,6 +117,7 @@ class DisclosureMeter:
         self.incomplete, self.waiting, self.sent = "", list[str](), list[str]()
         self.cut, self.reserved = False, 0
         self.disclosing, self.exposed = dict.fromkeys(self.ids, 0), frozenset[str]()
+        self._hidden = [0] * len(self.ids)
         self._checked_to = self._reserved_to = -1.0
         self._read_evidence()
         limit.unfinished.add(self)
@@ -184,6 +185,7 @@ class DisclosureMeter:
             return
         if self.stale:
             self._read_evidence()
+        self._hidden = self._find_hidden()
         new = self._credited()
         words = sum(bits.bit_count() for bits in new)
         exposed, left = self._exposed(new)
@@ -203,7 +205,7 @@ class DisclosureMeter:
             self.exposed = frozenset(exposed)
         most = self.most_words if self.cut or self.clear else min(self.most_words, self.limit.short_quote_words)
         self._checked_to = growth + max(0, math.floor(min(most - words, left)))
-        self.disclosing = dict(zip(self.ids, self._new(self.counter.covered, [0] * len(self.ids)), strict=True))
+        self.disclosing = dict(zip(self.ids, map(or_, self.counter.covered, self._hidden), strict=True))
 
     def _exceeds_chunks(self, exposed: Sequence[str]) -> bool:
         """Whether more chunks are disclosed above the share than are left to the client; none is to a suspected one."""
@@ -228,9 +230,9 @@ class DisclosureMeter:
 
     def _new(self, masks: Iterable[int], before: Iterable[int]) -> list[int]:
         """Returns the words of each chunk that were not disclosed before, those that are hidden included."""
-        return [(bits | hidden) & ~known for bits, hidden, known in zip(masks, self._hidden(), before, strict=True)]
+        return [(bits | hidden) & ~known for bits, hidden, known in zip(masks, self._hidden, before, strict=True)]
 
-    def _hidden(self) -> list[int]:
+    def _find_hidden(self) -> list[int]:
         """Returns the words of each chunk that unreadable words may stand for.
 
         They may stand for any words. They count as words that were not disclosed to the client, those first that were
@@ -282,6 +284,7 @@ class DisclosureMeter:
                 self.counter.read(text)
             self._read_evidence()
             self.beside = [0] * len(self.ids)  # others are compared with this one when they are recorded
+            self._hidden = self._find_hidden()
             covered = self.counter.covered
             new = self._new(covered, self.disclosed)
             disclosed = {i: bits | added for i, bits, added in zip(self.ids, covered, new, strict=True)}
