@@ -17,8 +17,7 @@ from casemate.errors import CasemateError, DataError
 from casemate.guard import generation_costs
 from casemate.guard.audience import AudiencePolicy
 from casemate.guard.client_state.crawl_evidence import is_limited
-from casemate.guard.daily_share import daily_share_notes
-from casemate.guard.defenses.crawl_limit import CrawlLimit
+from casemate.guard.defenses.crawl_limit import CrawlLimit, daily_share_notes
 from casemate.guard.defenses.quorum.bounds import describe_bounds
 from casemate.guard.defenses.reindex import Reindex
 from casemate.maths.stats import clopper_pearson

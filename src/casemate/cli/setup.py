@@ -42,7 +42,7 @@ from casemate.errors import ConfigError, DataError
 from casemate.guard.calibration.file import read_calibrations, write_calibration
 from casemate.guard.calibration.fitting import RATES
 from casemate.guard.calibration.log_review import log_warnings
-from casemate.guard.daily_share import daily_share_notes
+from casemate.guard.defenses.crawl_limit import daily_share_notes
 from casemate.maths.calibration import Calibration, min_questions
 from casemate.maths.stats import Estimate
 from casemate.monitor.enforcement import record_threshold

@@ -25,7 +25,7 @@ from casemate.backends.indexes.sqlite import SqliteIndex
 from casemate.config import PluginSpec
 from casemate.demo.sample import Sample, SampledCorpus, index_sample
 from casemate.errors import DataError
-from casemate.guard.daily_share import daily_share_notes
+from casemate.guard.defenses.crawl_limit import daily_share_notes
 from casemate.guard.guard import Guard
 from casemate.maths import stats
 from casemate.maths.calibration import MAX_SIZE_RATIO

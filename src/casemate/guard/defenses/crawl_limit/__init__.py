@@ -27,7 +27,7 @@ import logging
 import math
 import threading
 from collections import Counter, OrderedDict, deque
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -196,8 +196,10 @@ class CrawlLimit(Defense):
         """
         if not chunks or self.topics or self.questions * k < chunks:
             return ""
-        least = math.ceil(chunks / k)
-        advice = f"set questions of crawl_limit below {least}" if least > 1 else "index more documents"
+        most, advice = math.ceil(chunks / k) - 1, "index more documents"
+        if most:
+            advice = f"set questions of crawl_limit below {most + 1}. "
+            advice += f"In casemate.yaml: - {{use: crawl_limit, questions: {most}}}"
         return f"one client may see the whole collection ({chunks} chunks) in {self.hours:g} hours: {advice}"
 
     def denies_full_text(self, query: Query) -> bool:
@@ -352,6 +354,12 @@ class CrawlLimit(Defense):
             with self._lock:
                 self._pausing.discard(client)
         return True
+
+
+def daily_share_notes(defenses: Iterable[Defense], chunks: int, k: int) -> Iterator[str]:
+    """Yields what ``describe_small_collection`` says of each ``crawl_limit``."""
+    limits = (defense for defense in defenses if isinstance(defense, CrawlLimit))
+    yield from filter(None, (limit.describe_small_collection(chunks, k) for limit in limits))
 
 
 class _LimitedGenerator(Generator):
