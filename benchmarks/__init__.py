@@ -16,10 +16,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import cache
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,7 @@ def save(name: str, results: dict[str, Any]) -> None:
             "system": platform.platform(),
             "python": sys.version.split()[0],
         },
-        "versions": {p: version(p) for p in ("casemate", "numpy", "onnxruntime", "usearch")},
+        "versions": dict(_versions()),
         "load_before": LOAD,
     }
     file = ROOT / "benchmarks/results" / f"{name}.json"
@@ -60,8 +60,20 @@ def save(name: str, results: dict[str, Any]) -> None:
     print(f"written: {file.relative_to(ROOT)}", file=sys.stderr)
 
 
+def _versions() -> Iterator[tuple[str, str]]:
+    """Packages that are installed, and their versions."""
+    for package in ("casemate", "numpy", "onnxruntime", "usearch", "torch"):
+        with suppress(PackageNotFoundError):
+            yield package, version(package)
+
+
 def _commit() -> str:
-    """The commit, with ``-dirty`` if any file but results and recorded answers differs from it."""
+    """The commit, with ``-dirty`` if any file but results and recorded answers differs from it.
+
+    ``COMMIT`` names it where the repository has no history.
+    """
+    if not (ROOT / ".git").exists():
+        return os.environ.get("COMMIT", "unknown")
 
     def git(*words: str) -> str:
         return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()

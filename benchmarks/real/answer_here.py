@@ -5,11 +5,13 @@
 Input, output and resume are those of ``answer.py``. On a processor, reading a prompt costs its tokens, whether alone or
 in a batch. So prompts are read one after the other, in the order of their tokens, and each reads only what follows its
 common beginning with the one before: the system message, and often the first documents. Answers are decoded in batches.
+If another process serves the model (`shared_model`), that process answers.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import copy
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,12 +20,15 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from benchmarks.real import answer
+from benchmarks.real.shared_model import ask, shared
 from casemate.backends.generators.transformers import gguf
 from casemate.backends.generators.transformers.batch import BatchDecoder, Job
 
 ROWS = 16
 AT_ONCE = 64
 """Prompts that are ordered and answered together, so that a run that is stopped has answered the first ones."""
+SHARED_AT_ONCE = 256
+"""Prompts that a shared model is asked at once."""
 
 
 Chat: TypeAlias = tuple[str, list[dict[str, str]], int]
@@ -114,10 +119,15 @@ def run(given: argparse.Namespace) -> None:
     chats = [chat for chat in first if chat[0] not in done]
     if not chats:
         return
-    model, tokenizer = answer.load(gguf.converted(given.model), "cpu", "bfloat16")
+    socket = shared(given.model)
     if not given.answers.exists():
-        about = {"model": given.model.name, "digest": answer.digest(given.model), "dtype": "bfloat16", "device": "cpu"}
+        about = {"model": given.model.name, "digest": answer.digest(given.model), "dtype": "bfloat16"}
+        about |= {"device": "cuda" if socket and torch.cuda.is_available() else "cpu"}
         answer.write_lines(given.answers, [{**about, "torch": torch.__version__, "decoding": "greedy"}])
+    if socket:
+        asyncio.run(_answered_elsewhere(socket, given.answers, chats))
+        return
+    model, tokenizer = answer.load(gguf.converted(given.model), "cpu", "bfloat16")
     ends = answer.stop_tokens(model, tokenizer)
     for group in pieces(chats, AT_ONCE):
         for rows in pieces(answered(model, tokenizer, ends, group), ROWS):
@@ -125,6 +135,24 @@ def run(given: argparse.Namespace) -> None:
         if time.process_time() > 60 * given.minutes:
             print(f"stopped after {given.minutes:g} CPU minutes")
             return
+
+
+async def _answered_elsewhere(socket: Path, answers: Path, chats: Sequence[Chat]) -> None:
+    """Writes the answers of a model in another process."""
+    free, began = asyncio.Semaphore(SHARED_AT_ONCE), time.monotonic()
+
+    async def row(chat: Chat) -> dict[str, Any]:
+        name, messages, limit = chat
+        async with free:
+            return {"id": name} | await ask(socket, {"messages": messages, "tokens": limit})
+
+    rows, tasks = [], [asyncio.create_task(row(chat)) for chat in chats]
+    for count, done in enumerate(asyncio.as_completed(tasks), 1):
+        rows.append(await done)
+        if len(rows) == SHARED_AT_ONCE or count == len(chats):
+            answer.write_lines(answers, rows)
+            print(f"{count}/{len(chats)} answers, {time.monotonic() - began:.0f} s", flush=True)
+            rows = []
 
 
 def pieces(items: Iterable[Item], size: int) -> Iterator[list[Item]]:

@@ -3,7 +3,8 @@
     python -m benchmarks.real.shared_model FILE.gguf SOCKET [rows]
 
 Other parts ask it if the environment variable `SHARED_MODELS` names the folder of the socket, and the socket is called
-like the model. A connection carries one prompt as a JSON line, and its answer.
+like the model. A connection carries one prompt or chat as a JSON line, and its answer. On an accelerator, the cache of
+the batch has a fixed size (`accelerated`).
 """
 
 from __future__ import annotations
@@ -13,15 +14,18 @@ import copy
 import json
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.real.accelerated import FixedCacheDecoder
 from casemate.backends.generators.transformers import CausalLM
+from casemate.backends.generators.transformers.batch import Job
 from casemate.errors import BackendError
 from casemate.protocols import Generator
 from casemate.rag.pipeline import join_stream
+from casemate.runtime.batching import ContinuousBatch
 from casemate.types import Document, Prompt
 
 ROWS = 192
@@ -49,16 +53,29 @@ class SharedModel(Generator):
 
     async def stream(self, prompt: Prompt) -> AsyncIterator[str]:
         """The whole answer."""
-        reader, writer = await asyncio.open_unix_connection(str(self.socket), limit=LONGEST_LINE)
         asked = {"tokens": self.tokens, "question": prompt.question, "instructions": prompt.instructions}
-        writer.write(json.dumps(asked | {"context": [asdict(d) for d in prompt.context]}).encode() + b"\n")
-        try:
-            found = json.loads(await reader.readline() or "{}")
-        finally:
-            writer.close()
-        if "answer" not in found:
-            raise BackendError(found.get("error", "the shared model has ended"), backend="shared", retryable=False)
-        yield found["answer"]
+        yield (await ask(self.socket, asked | {"context": [asdict(d) for d in prompt.context]}))["answer"]
+
+
+async def ask(socket: Path, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """The row of one answer.
+
+    Args:
+        socket: Of the model.
+        asked: `tokens`, the largest length of the answer, and a chat (`messages`) or the parts of a `Prompt`.
+
+    Raises:
+        BackendError: If the model fails, or its process has ended.
+    """
+    reader, writer = await asyncio.open_unix_connection(str(socket), limit=LONGEST_LINE)
+    writer.write(json.dumps(asked).encode() + b"\n")
+    try:
+        found: dict[str, Any] = json.loads(await reader.readline() or "{}")
+    finally:
+        writer.close()
+    if "answer" not in found:
+        raise BackendError(found.get("error", "the shared model has ended"), backend="shared", retryable=False)
+    return found
 
 
 async def serve(model: CausalLM, socket: Path) -> None:
@@ -66,12 +83,9 @@ async def serve(model: CausalLM, socket: Path) -> None:
 
     async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         asked = json.loads(await reader.readline())
-        own = copy.copy(model)  # the same weights and the same batch
-        own.max_tokens = asked["tokens"]
-        context = tuple(Document(**document) for document in asked["context"])
         found: dict[str, Any] = {}
         try:
-            found["answer"] = await join_stream(own.stream(Prompt(asked["question"], context, asked["instructions"])))
+            found = await (_chat if "messages" in asked else _prompt)(model, asked)
         except Exception as error:
             found["error"] = f"{type(error).__name__}: {error}"
         writer.write(json.dumps(found).encode() + b"\n")
@@ -83,11 +97,37 @@ async def serve(model: CausalLM, socket: Path) -> None:
         await server.serve_forever()
 
 
+async def _prompt(model: CausalLM, asked: Mapping[str, Any]) -> dict[str, Any]:
+    own = copy.copy(model)  # the same weights and the same batch
+    own.max_tokens = asked["tokens"]
+    context = tuple(Document(**document) for document in asked["context"])
+    return {"answer": await join_stream(own.stream(Prompt(asked["question"], context, asked["instructions"])))}
+
+
+async def _chat(model: CausalLM, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """A row as `answer` writes it."""
+    chat, limit = model._chat, asked["tokens"]
+    text = chat.apply_chat_template(asked["messages"], tokenize=False, add_generation_prompt=True)
+    tokens = await model._batch.submit((chat(text, add_special_tokens=False).input_ids, limit))
+    written = chat.decode(tokens, skip_special_tokens=True).strip()
+    return {"answer": written, "tokens": len(tokens), "stopped": len(tokens) < limit}
+
+
+def accelerate(model: CausalLM) -> None:
+    """Replaces the model's decoder by one with a fixed cache."""
+    decoder = FixedCacheDecoder(model._model, len(model.vocabulary), model.ends, model.batch, model._last)
+    model._batch = ContinuousBatch(
+        lambda arrived: decoder.decode(arrived=lambda: [Job(n, *job) for n, job in arrived()])
+    )
+
+
 def main() -> None:
     """Loads the model, and serves it."""
     file, socket = Path(sys.argv[1]), Path(sys.argv[2])
     rows = int(sys.argv[3]) if len(sys.argv) > 3 else ROWS
     model = CausalLM(str(file), dtype="bfloat16", batch=rows)
+    if model._device == "cuda":
+        accelerate(model)
     socket.unlink(missing_ok=True)
     asyncio.run(serve(model, socket))
 
