@@ -7,8 +7,9 @@ Small collections: texts of a corpus with at most `WORDS` words. Attackers are t
 transforms, and with ``writer=`` also those whose questions a second model writes. All attackers and settings run at the
 same time, so that their answers form batches; the simulated reader answers the same attackers. Answers are kept in
 `build/real_extraction`: an interrupted run begins again, and is answered from there as far as it was, so the defense
-has seen every question. ``measure`` asks no model: it measures as many questions as every attacker was answered. An
-attacker without an answer to the next one has an error there.
+has seen every question. ``measure`` asks no model: it measures each attacker as far as it was answered without a
+defense and in every setting, and keeps what it measured of others. An attacker without an answer to the next question
+has an error there.
 """
 
 from __future__ import annotations
@@ -93,17 +94,17 @@ def main() -> None:
             if not measuring:
                 print(corpus, f"{time.process_time() - began:.0f} CPU-s", file=sys.stderr)
                 continue
-            least = min(len(trace.exchanges) for _, traces in found.values() for trace in traces.values())
-            simulated = asyncio.run(_crawls(ground, SimulatedReader(), by, attackers, least))
-            crawls = {
-                name: {attack: _measured(*pair, ground, least) for attack, pair in runs.items()}
-                for name, runs in ((model.name, found), ("simulated", simulated))
-            }
+            simulated = asyncio.run(_crawls(ground, SimulatedReader(), by, attackers, questions))
+            crawls = {model.name: {}, "simulated": {}}
+            for attack, (crawler, traces) in found.items():
+                asked = min(len(trace.exchanges) for trace in traces.values())
+                crawls[model.name][attack] = _measured(crawler, traces, ground, asked)
+                crawls["simulated"][attack] = _measured(*simulated[attack], ground, asked)
         results = before("real_extraction", about)
         held = results["corpora"].setdefault(corpus, {"chunks": len(ground.documents), "readers": {}})
         for name, crawl in crawls.items():
             head = files.read(reader.file)[0] if name == model.name else {}
-            held["readers"][name] = {"about": head, "questions": least, "crawls": crawl}
+            held["readers"].setdefault(name, {"about": head, "crawls": {}})["crawls"].update(crawl)
         save("real_extraction", results)
 
 
@@ -153,7 +154,8 @@ def _measured(crawler: Crawler, traces: Mapping[str, CrawlTrace], ground: Ground
         name: replace(t, exchanges=t.exchanges[:questions], finds=tuple(f for f in t.finds if f.query <= questions))
         for name, t in traces.items()
     }
-    found: dict[str, Any] = {"errors": {name: t.error for name, t in traces.items() if t.error}}
+    found: dict[str, Any] = {"questions": questions}
+    found["errors"] = {name: t.error for name, t in traces.items() if t.error}
     for setting in SETTINGS:
         pair = {"off": cut["off"], "on": cut[setting.name]}
         crawl = measure_crawl(crawler, pair, ground.documents, ground.embedder, windows=False)
