@@ -57,11 +57,12 @@ def main() -> None:
     model = given.pop("model", "")
     SIZES.update((name, int(size)) for name, size in given.items())
     about = {"code": code_digest(), "sizes": dict(SIZES), "defense": describe_options(CrawlLimit())}
-    results = before("disclosure", about) | ({} if model else _counted() | {"cpu_ms": _times()})
+    saved = "disclosure_reader" if model else "disclosure"
+    results = before(saved, about) | ({} if model else _counted() | {"cpu_ms": _times()})
     for name in [a for a in sys.argv[2:] if "=" not in a] or CORPORA:
         found = asyncio.run(_harmless(name, folder, Path(model) if model else None))
         results["corpora"][name] = results["corpora"].get(name, {}) | found
-        save("disclosure", results)
+        save(saved, results)
 
 
 def _counted() -> dict[str, Any]:

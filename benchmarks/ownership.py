@@ -25,6 +25,7 @@ import numpy as np
 
 from benchmarks import ROOT, SEED, before, code_digest, save
 from benchmarks.kept import Kept, rows
+from benchmarks.real import files
 from benchmarks.real.recorded_model import RecordedModel
 from casemate.backends.generators.extractive import ExtractiveGenerator
 from casemate.backends.generators.simulated_reader import SimulatedReader
@@ -47,14 +48,15 @@ CAPITALIZED = re.compile(r"\b[A-Z]\w+ [A-Z]\w+ [A-Z]\w+\b")
 def main() -> None:
     """Measures both corpora."""
     model = next((a.removeprefix("model=") for a in sys.argv[1:] if a.startswith("model=")), "")
-    results = before("ownership", {"documents": DOCUMENTS, "records": RECORDS})
+    name = "_".join(["ownership", *([files.short_name(Path(model))] if model else [])])
+    results = before(name, {"documents": DOCUMENTS, "records": RECORDS})
     for corpus in [a for a in sys.argv[1:] if "=" not in a] or CORPORA:
         with tempfile.TemporaryDirectory() as folder:
             embedder = Kept(Path("/tmp/casemate-ownership.npz"))
             found = asyncio.run(_measured(corpus, Path(folder), embedder, model))
             embedder.save()
         results["corpora"][corpus] = {"code": code_digest(), "model": Path(model).name, **found}
-        save("ownership", results)
+        save(name, results)
 
 
 async def _measured(corpus: str, folder: Path, embedder: Embedder, model: str) -> dict[str, Any]:
