@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -29,7 +29,7 @@ from casemate.protocols import (
     EventStoreProxy,
     Index,
     MembershipAttack,
-    Progress,
+    Steps,
     Target,
 )
 from casemate.rag.pipeline import require_tenant
@@ -155,14 +155,17 @@ class App:
         return calibrated_defenses(self.guard.defenses)
 
     async def calibrate(
-        self, log: Sequence[str] = (), tenant: str = DEFAULT_TENANT, progress: Progress = lambda count: None
+        self,
+        log: Sequence[str] = (),
+        tenant: str = DEFAULT_TENANT,
+        steps: Steps = lambda title, total: nullcontext(lambda count: None),
     ) -> dict[str, Calibration]:
         """Calibrates every calibrated defense on a tenant's documents, and writes the calibration files.
 
         Args:
             log: Benign queries from real users; empty: synthetic questions are generated from the documents.
             tenant: The tenant.
-            progress: Called with the number of queries just embedded or scored.
+            steps: Opens a display for each defense, which counts the queries that were embedded or scored.
 
         Returns:
             Calibrations by name of the defense.
@@ -171,7 +174,7 @@ class App:
             ConfigError: If no configured defense uses a calibration.
             DataError: If a calibration file is damaged.
         """
-        return await calibrate_guard(self.guard, self.config, log, tenant, progress)
+        return await calibrate_guard(self.guard, self.config, log, tenant, steps)
 
     def due(self, tenant: str = DEFAULT_TENANT) -> str:
         """Reason why the guard must be calibrated before it can answer a tenant's queries; empty if it is ready."""
@@ -263,7 +266,7 @@ def _build_embedder(task: EmbeddingTask) -> Embedder:
 
 
 async def calibrate_guard(
-    guard: Guard, config: Config, log: Sequence[str], tenant: str, progress: Progress
+    guard: Guard, config: Config, log: Sequence[str], tenant: str, steps: Steps
 ) -> dict[str, Calibration]:
     """Calibrates every calibrated defense of a guard. See ``App.calibrate``."""
     defenses = calibrated_defenses(guard.defenses)
@@ -275,7 +278,7 @@ async def calibrate_guard(
     settings, found = calibration_settings(config, tenant), dict[str, Calibration]()
     collection = guard.index.bound_name if isinstance(guard.index, AttachedIndex) else ""
     for defense in defenses:
-        made = await calibrate(defense, guard.rag, published_attacks(), log, settings, progress)
+        made = await calibrate(defense, guard.rag, published_attacks(), log, settings, steps)
         made = replace(made, collection=collection)
         write_calibration(defense.calibration, tenant, made)
         found[defense.name] = made

@@ -96,7 +96,7 @@ def records():
 
 def test_records_are_planted_hit_reported_rotated_and_removed(place, tmp_path):
     code, planted = run("canary", "plant", "--count", "4", "--json")
-    assert code == 0 and planted["held"] >= 3
+    assert planted["held"] >= 3 and code == (0 if planted["held"] == 4 else 3)
     first = records()
     assert len(first) == planted["held"]
     with Gateway() as gateway:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import ClassVar
@@ -349,8 +350,14 @@ def test_questions_per_attack_and_document_are_limited(system, monkeypatch):
         return await real(work, questions)
 
     monkeypatch.setattr(module._Fitter, "retrieve", look)
-    attack, counts = Talkative(), []
-    fit(system(corpus(60)), {"talkative": attack}, progress=counts.append)
+    attack, counts, totals = Talkative(), [], []
+
+    def steps(title, total):
+        totals.append(total)
+        return nullcontext(counts.append)
+
+    fit(system(corpus(60)), {"talkative": attack}, steps=steps)
+    assert totals == [sum(counts)]
     by_document = [source for kind, source, _ in looked if kind == "talkative"]
     assert len(by_document) == 40 * QUESTIONS_PER_ATTACK
     assert {by_document.count(source) for source in by_document} == {QUESTIONS_PER_ATTACK}

@@ -11,6 +11,7 @@ from casemate.errors import ConfigError, DataError
 from casemate.guard.client_state import crawl_evidence
 from casemate.guard.client_state.crawl_evidence import ALARMED, CLEAR, SUSPECTED
 from casemate.guard.defenses.crawl_limit import CrawlLimit
+from casemate.guard.verdict_log import collect_verdicts
 from casemate.protocols import Generator
 from casemate.rag.pipeline import join_stream
 from casemate.reindexing.registry import ReindexRegistry
@@ -244,6 +245,53 @@ def test_observe_mode_measures_answers_and_changes_none(store):
         cut.append(len([e for e in store.scan("crawl") if e.body.get(crawl_evidence.SHORTENED)]))
     assert cut == [1, 2, 3, 4, 5, 6]
     assert verdict.flagged and level(limit) is ALARMED
+
+
+def crawl(limit, questions, client="ann"):
+    """Asks questions about other chunks; returns the last verdicts about the answer and about the client."""
+    for question in range(questions):
+        with collect_verdicts() as about_answer:
+            outcome, _ = ask(limit, range(5 * question, 5 * question + 5), client)
+    return [(v.evidence["cut"], v.enforced, v.flagged) for v in about_answer], outcome.verdict
+
+
+@pytest.mark.parametrize(
+    ("options", "questions", "cut"),
+    [
+        ({"quote_words": 10}, 1, "quote_words"),
+        ({"whole": 1}, 1, "whole"),
+        ({"questions": 1, "whole": 100}, 1, "questions"),
+        ({"budget": 40}, 1, "budget"),
+        ({"whole": 1}, 2, "exposure"),  # suspected
+        ({"exposure": 1.0, "quote_words": 100, "short_quote_words": 9}, 3, "short_quote_words"),
+    ],
+)
+def test_the_operator_sees_which_limit_cut_an_answer(options, questions, cut):
+    found, _ = crawl(CrawlLimit(**options), questions)
+    assert found == [(cut, True, False)]
+
+
+def test_the_operator_sees_in_observe_mode_which_limit_would_cut_an_answer():
+    limit = CrawlLimit(quote_words=50)
+    with collect_verdicts() as found:
+        observe(limit, range(5))
+        observe(limit, range(5), dump=False)
+    assert [(v.evidence, v.enforced) for v in found] == [({"cut": "quote_words", "most": 50}, False)]
+
+
+def test_a_verdict_compares_the_evidence_with_the_limit_that_alarms_the_client():
+    limit = CrawlLimit(quote_words=10)
+    before = [crawl(limit, 1)[1]]
+    while not before[-1].flagged:
+        before.append(ask(limit, range(5 * len(before), 5 * len(before) + 5))[0].verdict)
+    assert [v.flagged for v in before] == [v.score > v.threshold for v in before]
+    assert before[-1].threshold == len(crawl_evidence.TESTS) / limit.alarm
+    assert before[-1].score == max(before[-1].evidence[name] for name in crawl_evidence.TESTS)
+    crawl(limit, 2, client="eve")
+    make_suspected(limit)
+    assert ask(limit, range(5), client="bob")[0].verdict.threshold == crawl_evidence.SUSPICION
+    eve = ask(limit, range(5), client="eve", dump=False)[0].verdict  # what it did before does not alarm it
+    assert crawl_evidence.SUSPICION < eve.score < eve.threshold and not eve.flagged
 
 
 def test_ordinary_answers_are_not_counted_as_cut_in_observe_mode(store):

@@ -42,6 +42,7 @@ from casemate.monitor.canaries.results import CanaryResult, CanaryStatus, Deviat
 from casemate.monitor.poisoning.quarantine import Quarantine
 from casemate.monitor.poisoning.scoring import ScreeningResult
 from casemate.monitor.service import trend_of_results
+from casemate.monitor.trends.baseline import BASELINE_KIND, UPDATE_KIND
 from casemate.monitor.trends.trend_page import draw_trend
 from casemate.redteam.lab.results import Crawl, ExtractionResult, ExtractionSide
 from casemate.redteam.reporting.files import write_report
@@ -612,9 +613,12 @@ class TestForms:
             assert "d3" in visitor.get("/documents?source=d3").text
             assert "Remove 1 source" in visitor.get("/documents/remove?source=d3&tenant=default").text
             assert "d3" in app.index.digests(), "the confirmation page removed it"
+            app.store.append(Event("baseline", NOW, BASELINE_KIND, {"set": "none"}))
+            app.store.flush()
             assert visitor.post("/documents/remove", selected="d3", tenant="default").status_code == 303
             assert "d3" not in app.index.digests()
             assert visitor.post("/documents/remove", selected="d3", tenant="default").status_code == 404
+            assert [e.body["sources"] for e in app.store.scan(UPDATE_KIND)] == [["d3"]]
 
     def test_quarantined_sources_are_released_and_dropped(self, tmp_path):
         app = make(tmp_path)

@@ -5,6 +5,7 @@ import contextlib
 import json
 import threading
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 
 import pytest
 
@@ -22,10 +23,11 @@ from casemate.redteam.campaigns.liveness_checks import QUESTIONS_AFTER, QUESTION
 from casemate.redteam.lab.capabilities import NO_BARE_TARGET, SKIPPED_CHECKS, Capability
 from casemate.redteam.lab.provided_members import genre_auc, split_provided
 from casemate.redteam.lab.results import CheckStatus, load_result
-from casemate.redteam.reporting.files import write_report
+from casemate.redteam.reporting.files import newest_report, write_report
 from casemate.runtime.http_client import HttpResponse
 from casemate.types import Document, Query
 from tests import external_system
+from tests.campaigns import campaign
 
 UNSEEN = ["two_worlds", "defense_errors"]
 PROVIDED = {"members": "known/in", "nonmembers": "known/out"}
@@ -76,6 +78,28 @@ def of(campaign, status):
 
 def http(fake, **more):
     return {"use": "http", "url": fake.url, "retries": 0, "timeout_s": 20} | more
+
+
+def test_each_target_has_reports_of_its_own_and_none_replaces_those_of_the_own_system(place, tmp_path):
+    lab = tmp_path / "lab"
+
+    def attack(target):
+        made = ExternalMembershipCampaign(settings(place, tmp_path, target, provided={}))
+        return asyncio.run(made.run_and_write(silent))[1]["json"]
+
+    def target(path):
+        return load_result(path).evidence["target"].rpartition(":")[2]
+
+    first = attack("bare")
+    assert first.parent.parent == lab / "targets"
+    assert target(first) == target(lab / "report.json") == "bare"
+    second = attack("guarded")
+    assert (target(first), target(second), target(lab / "report.json")) == ("bare", "guarded", "guarded")
+    own = campaign()
+    write_report(replace(own, evidence={**own.evidence, "target": "own"}), lab)
+    assert attack("bare") == first
+    assert (target(first), target(lab / "report.json")) == ("bare", "own")
+    assert newest_report(lab) == first
 
 
 class TestVerdicts:

@@ -76,6 +76,19 @@ class TestAsk:
         assert "90 crowns" not in done.stdout
         assert "the guard failed and withheld the whole context: " in done.stderr
 
+    def test_an_answer_that_a_limit_cut_is_reported(self, run, tmp_path):
+        (tmp_path / "docs").mkdir()
+        (tmp_path / "docs/fees.md").write_text("The fee for each visit of the northern museum is 90 crowns.")
+        (tmp_path / "casemate.yaml").write_text("guard: {defenses: [{use: crawl_limit, quote_words: 3}]}")
+        assert run("index", "docs").exit_code == 0
+        question = "What is the fee?"
+        explained = run("ask", question, "--explain").stdout
+        assert "crawl_limit: not flagged, the rest of the answer withheld\n" in explained
+        assert "one answer may (quote_words 3)" in explained
+        assert json.loads(run("ask", question, "--json").stdout)["verdicts"][-1]["evidence"]["cut"] == "quote_words"
+        assert run("ask", question).stderr == "note: the guard withheld the rest of the answer; --explain shows why\n"
+        assert "would be withheld (observe mode)" in run("ask", question, "--explain", "--guard", "observe").stdout
+
 
 def test_the_example_of_an_attached_collection_starts_in_observe_mode():
     page = (ROOT / "docs/how-to/attach-a-collection.md").read_text(encoding="utf-8")

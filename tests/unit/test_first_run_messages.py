@@ -114,10 +114,9 @@ EXPECTED = {
 
 
 def test_every_defense_with_verdicts_states_its_reason_in_words():
-    files = Path(defenses.__file__).parent.rglob("*.py")
-    judging = {
-        (f.parent if f.stem == "__init__" else f).stem for f in files if re.search(r"[^.]Verdict\(", f.read_text())
-    }
+    root = Path(defenses.__file__).parent
+    files = [f for f in root.rglob("*.py") if re.search(r"[^.]Verdict\(", f.read_text())]
+    judging = {Path(f.relative_to(root).parts[0]).stem for f in files}
     assert judging == set(verdicts.DEFENSES) == set(EXPECTED)
     for name, evidence in EVIDENCE.items():
         assert verdicts.reason(name, evidence) == EXPECTED[name]
@@ -143,6 +142,21 @@ def test_a_verdict_shows_decision_reason_and_what_is_withheld():
     ]
     failed = Verdict("quorum", False, Action.WITHHOLD, 0.0, None, evidence={"error": "OSError"})
     assert verdict_lines(failed) == ["quorum: failed, the whole context withheld", "  reason: OSError"]
+
+
+def test_each_withheld_source_is_shown_with_its_score():
+    last = lines(["closeness", "before"], withheld=["a.md", "b.md", "c.md"], scores={"a.md": 14.25, "c.md": 13.8})[-1]
+    assert last == "  withheld sources: a.md (score 14.2500), b.md, c.md (score 13.8000)"
+
+
+def test_the_evidence_of_crawl_limit_is_shown_with_its_own_limits():
+    evidence = EVIDENCE["crawl_limit"] | {"suspected_above": 10.0, "alarmed_from": 1e5}
+    assert "repeat answers 1 (suspected above 10, alarmed from 100,000)" in verdicts.reason("crawl_limit", evidence)
+    assert verdicts.reason("crawl_limit", evidence | {"level": "alarmed"}).startswith(
+        "client alarmed by an earlier question: "
+    )
+    now = evidence | {"level": "alarmed", "quotes": 2e5}
+    assert verdicts.reason("crawl_limit", now).startswith("client alarmed: ")
 
 
 def test_a_document_withheld_for_an_earlier_question_is_not_flagged_again():

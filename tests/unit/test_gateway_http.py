@@ -10,6 +10,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 import httpx
 import openai
@@ -21,8 +22,9 @@ from casemate.gateway import state
 from casemate.gateway.auth.keys import ApiKeyStore
 from casemate.gateway.errors import to_api_error
 from casemate.gateway.response_timing import PacedGenerator, ResponsePacer
+from casemate.monitor.trends.baseline import BASELINE_KIND, UPDATE_KIND
 from casemate.protocols import Defense
-from casemate.types import UNKNOWN, Document, Outcome, Prompt
+from casemate.types import UNKNOWN, Document, Event, Outcome, Prompt
 from tests.fake_openai import FakeOpenAI
 from tests.fakes import Parrot
 from tests.gateways import (
@@ -831,6 +833,29 @@ def test_documents_are_added_listed_and_removed_by_admins(tmp_path):
     kept = [(e.body["action"], e.body["sources"]) for e in again.store.scan("ingest")]
     again.close()
     assert kept == [("added", 2), ("removed", 1)]
+
+
+def test_sources_that_an_upload_replaces_or_a_removal_deletes_are_updates_for_canaries(tmp_path):
+    app = make(tmp_path, count=0)
+    updates = lambda: [e.body["sources"] for e in app.store.scan(UPDATE_KIND)]  # noqa: E731
+
+    def upload(text, name="c"):
+        sent = {"source": name, "text": text}
+        assert http.post("/v1/documents", json={"documents": [sent]}).status_code == 200
+
+    with client(app, key(app, "admin")) as http:
+        upload("Boats.")
+        upload("Ships.")
+        assert updates() == []  # nothing depends on them yet
+        app.store.append(Event("baseline", datetime.now(UTC), BASELINE_KIND, {}))
+        app.store.flush()
+        upload("Ships.")
+        upload("New.", "d")
+        assert updates() == []
+        upload("Boats again.")
+        assert updates() == [["c"]]
+        assert http.delete("/v1/documents", params={"source": ["none", "d"]}).status_code == 200
+        assert updates() == [["c"], ["d"]]
 
 
 @pytest.mark.parametrize(

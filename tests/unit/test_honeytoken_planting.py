@@ -11,17 +11,22 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from casemate.backends.event_stores.sql import SqlEventStore
 from casemate.backends.indexes.sqlite import SqliteIndex
+from casemate.cli import cli
+from casemate.cli import honeytokens as command
 from casemate.errors import BackendError, ConfigError, DataError
 from casemate.guard.guard import Guard
 from casemate.guard.watermarks.detection import WatermarkDetector
 from casemate.guard.watermarks.honeytoken_keys import HoneytokenKeyFile
 from casemate.monitor.honeytokens.planting import (
+    PlantingResult,
     PlantingSettings,
     find_records,
     plant_records,
@@ -124,7 +129,7 @@ class TestPlanting:
     def test_skips_records_that_benign_questions_would_retrieve(self, world):
         words = "survey society collection parish study register project minutes founded kept"
         none = world.plant(5, questions=[words], k=200)  # a question with k = 200 retrieves everything
-        assert none.added == () and none.skipped == 5 and none.benign is None
+        assert none.added == () and none.skipped == none.wanted == 5 and none.benign is None
         some = world.plant(5, questions=["amber birch"] * 3, k=1)
         assert len(some.added) == 5 and some.benign.value == 0
 
@@ -398,3 +403,20 @@ class TestLocations:
         assert sample.locations(3, np.random.default_rng(0)) == [0, 0, 0]
         found = draft_records("zakeno mirodo pilafe", "bido", sample.terms(0), BAITS, np.random.default_rng(0))
         assert all("Zakeno Mirodo Pilafe" in text and text.endswith("See also Bido.") for _, text in found)
+
+
+@pytest.mark.parametrize(("count", "held", "code"), [(20, 20, 0), (20, 13, 3), (None, 13, 0), (None, 0, 3), (20, 0, 3)])
+def test_the_command_says_how_many_records_were_asked_for_and_planted_and_why_not_all(monkeypatch, count, held, code):
+    async def planted(*_):
+        return PlantingResult(("honey/a",) * held, held, 1, 20, 20 - held)
+
+    for name in ("_settings", "key_file", "_warn_without_defense"):
+        monkeypatch.setattr(command, name, lambda *_: None)
+    monkeypatch.setattr(command.configuration, "read", lambda path: None)
+    monkeypatch.setattr(command, "open_app", lambda _: contextlib.nullcontext(SimpleNamespace(guard=None)))
+    monkeypatch.setattr(command, "plant_records", planted)
+    done = CliRunner().invoke(cli, ["canary", "plant", *(["--count", str(count)] if count else [])])
+    assert done.exit_code == code
+    assert f"20 records asked for, {held} planted; generation 1 has {held}\n" in done.stdout
+    why = f"{20 - held} records not planted: more than 0.1 % of the benign questions would retrieve each draft."
+    assert (why in done.stdout) == (held < 20)

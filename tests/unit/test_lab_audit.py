@@ -13,7 +13,8 @@ from casemate.protocols import CalibratedDefense, Defense
 from casemate.redteam.lab import datasets
 from casemate.redteam.lab.benign import measure_utility
 from casemate.redteam.lab.experiment import ExperimentPlan
-from casemate.redteam.lab.results import TwoWorldAudit
+from casemate.redteam.lab.judge import MembershipGate, _audit_check
+from casemate.redteam.lab.results import CheckStatus, TwoWorldAudit
 from casemate.redteam.lab.two_world_audit import IndexWithout, two_world_audit
 from casemate.types import Action, Document, Outcome, Query, Verdict
 from tests.fakes import BagOfWords, documents
@@ -235,6 +236,29 @@ def test_a_member_that_is_a_fifth_of_the_collection_is_counted_and_not_compared(
         assert worlds.audit.pairs == 40 - 2 * expected
     lab.indexed[member] = own._replace(ids=(*own.ids, *others))
     assert audited(lab, lambda: Hide(lab.secret)).audit.not_compared == 0  # nothing is calibrated
+
+
+@dataclass
+class HideFromMany(Hide):
+    """`Hide` that decides nothing in a small index."""
+
+    min_documents: int = 0
+
+    async def on_retrieve(self, query, retrieval):
+        few = retrieval.similarity_stats.n < self.min_documents
+        return Outcome(retrieval) if few else await super().on_retrieve(query, retrieval)
+
+
+def test_a_member_without_which_a_defense_has_too_few_chunks_is_counted_and_not_compared(lab):
+    chunks = lab.index.moments().n
+    size = max(len(source.ids) for source in lab.indexed.values())
+    enough = audited(lab, lambda: HideFromMany(lab.secret, chunks - size)).audit
+    assert (enough.pairs, enough.differing, enough.not_compared) == (40, 0, 0)
+    few = audited(lab, lambda: HideFromMany(lab.secret, chunks), attacks=None).audit
+    assert (few.pairs, few.differing, few.not_compared) == (0, 0, 20)
+    check = _audit_check(few, MembershipGate())
+    assert check.status is CheckStatus.INCONCLUSIVE
+    assert check.why.startswith("Nothing was compared. 20 sessions were not compared: ") and "--nonmembers" in check.why
 
 
 def test_a_guard_that_withholds_nothing_leaves_nothing_to_compare(lab):

@@ -15,7 +15,7 @@ import pytest
 
 pytest.importorskip("mcp", reason="the extra casemate[mcp] is not installed")
 import httpx2
-from mcp import Client, StdioServerParameters
+from mcp import Client, MCPError, StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -26,7 +26,10 @@ from casemate.cli import cli
 from casemate.errors import BackendError, ConfigError
 from casemate.gateway import state
 from casemate.gateway.auth.keys import ApiKeyStore
+from casemate.gateway.auth.rate_limits import RateLimits, Rejection
+from casemate.gateway.errors import ApiError
 from casemate.gateway.mcp import upstream
+from casemate.gateway.mcp.server import _Stdio
 from casemate.gateway.mcp.tools import GuardedTools
 from casemate.gateway.mcp.upstream import Upstream, UpstreamTools
 from casemate.gateway.server import uvicorn_config
@@ -251,6 +254,26 @@ async def test_a_call_has_a_span_within_its_request_and_an_unknown_tool_has_none
     }
     assert {span.name for span in spans if span.parent and span.parent.span_id == call.context.span_id} >= {"retrieval"}
     assert not any("secretword" in span.to_json() or HIDDEN in span.to_json() for span in spans)
+
+
+@pytest.mark.parametrize("stdio", [False, True])
+async def test_a_full_gateway_tells_the_client_when_to_try_again(app, monkeypatch, stdio):
+    text, told = key(app, retrieve=True), "The service is busy. Try again in 1 second."
+    if stdio:
+        admission = _Stdio(Gateway(app), ApiKeyStore(app.store).named("someone"))
+        admission.gateway.limits.concurrency = 0
+        with pytest.raises(ApiError, match=told):
+            async with admission.call(None):
+                pass
+        return
+    with serving(app) as url:
+        async with connected(url, text, "legacy") as client:
+            await client.list_tools()
+            monkeypatch.setattr(RateLimits, "acquire_slot", lambda self, key: Rejection("busy", 1))
+            with pytest.raises(MCPError) as refusal:
+                await client.call_tool("search", {"query": SECRET})
+    assert refusal.value.error.message == told
+    assert refusal.value.error.data == {"code": "overloaded", "retry_after_s": 1}
 
 
 async def test_a_failure_tells_the_client_nothing_about_its_cause(tmp_path):

@@ -163,6 +163,8 @@ def test_near_copy_under_another_name_is_hidden_too(make):
     guard = make([*HELD, copy])
     context, verdict = ask(guard, HELD[0].text)
     assert verdict.evidence["flagged"] == ["d0", "copy"]
+    assert verdict.evidence["scores"].keys() == {"d0", "copy"}
+    assert min(verdict.evidence["scores"].values()) > verdict.threshold
     assert not {"d0", "copy"} & set(context)
     assert len(context) == K
 

@@ -333,6 +333,16 @@ class TestDrafts:
     def drafter(self, **fields):
         return drafts.CanaryDrafter(ReferenceCorpus([d.content for d in towns()]), np.random.default_rng(1), **fields)
 
+    @pytest.mark.parametrize("kind", [drafts.SENTINEL, drafts.FACT, drafts.TRIGGER])
+    def test_questions_write_names_as_the_document_does(self, kind):
+        text = (
+            "Priya Natarajan repairs each old wooden ferry of the harbor before spring. "
+            "Priya Natarajan leads the harbor office of the lower town since 1998."
+        )
+        made = [d.fields for d in self.drafter().about(kind, Document("d", text), 0)]
+        asked = " ".join(fields[name] for fields in made for name in ("query", "baseline_query") if name in fields)
+        assert "Priya Natarajan" in asked and "priya" not in asked
+
     def test_answer_spans_are_the_only_ones_of_their_kind(self):
         sentence = "In 1901 the mayor Elvin sold 40 barrels and 12 carts to Corbury."
         assert drafts._answer_spans(sentence) == ["1901"]

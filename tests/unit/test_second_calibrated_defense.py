@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from casemate import plugins
 from casemate.app import open_app
-from casemate.cli import cli
+from casemate.cli import cli, console
 from casemate.doctor import examine
 from casemate.errors import ConfigError, DataError
 from casemate.gateway import operating_point
@@ -149,8 +149,11 @@ def test_the_command_line_calibrates_it_and_writes_its_report(folder, monkeypatc
     write(folder, "{use: mirabel, calibration: mirabel.json}", "top_similarity")
     opened(folder).close()
     monkeypatch.chdir(folder)
+    stop, last = console._ProgressLines.stop, []
+    monkeypatch.setattr(console._ProgressLines, "stop", lambda bar: [last.extend(bar.tasks), stop(bar)])
     done = CliRunner().invoke(cli, ["calibrate", "--json"])
     assert done.exit_code == 0, done.output
+    assert [task.completed == task.total > 0 for task in last] == [True, True]
     figures = json.loads(done.stdout)
     assert figures["tenant"] == "default" and figures["defenses"].keys() == {"mirabel", "top_similarity"}
     assert all(each["rates"]["0.1"] is not None for each in figures["defenses"].values())

@@ -30,6 +30,19 @@ from tests.wrapped import config, corpus, mirabel
 calibration = wrappers.calibration
 
 
+@pytest.fixture(autouse=True)
+def closed_event_loop():
+    """Closes the event loop that synchronous calls of LlamaIndex use: one that they make themselves is never closed.
+
+    The garbage collector would report it during any later test.
+    """
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    yield
+    asyncio.set_event_loop(None)
+    loop.close()
+
+
 @pytest.fixture
 def leg(calibration):
     """A guarded retriever that remembers nothing about its clients, so that only the turn connects queries."""

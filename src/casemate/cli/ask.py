@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import sys
 import uuid
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import chain
 from typing import Annotated, Any, Literal
 
@@ -31,12 +31,13 @@ from casemate.cli.console import (
 from casemate.config import Config
 from casemate.errors import BackendError, ConfigError, QueryError
 from casemate.gateway.auth.keys import ApiKey, ApiKeyStore, query_of
-from casemate.protocols import EventStore, EventStoreProxy, Target
+from casemate.guard import verdict_log
+from casemate.protocols import Target
 from casemate.rag.pipeline import require_answerable
 from casemate.rag.question_file import read_questions
 from casemate.reports.verdicts import some, verdict_lines
 from casemate.system import App
-from casemate.types import DEFAULT_TENANT, Action, Answer, Event, Query
+from casemate.types import DEFAULT_TENANT, Action, Answer, Query, Verdict
 
 Mode = Annotated[Literal["enforce", "observe", "off"] | None, typer.Option("--guard", help="Overrides guard.mode.")]
 
@@ -75,7 +76,7 @@ def ask(
         require_answerable(asker.query(question))
         app.require_documents(asker.tenant)
         if as_json or explain:
-            answer = asyncio.run(asker.target.ask(asker.query(question)))
+            answer = asyncio.run(verdict_log.ask(asker.target, asker.query(question)))
             print_json(_as_json(answer)) if as_json else _explain(answer, settings.guard.mode)
         else:
             asker.print_stream(question)
@@ -120,41 +121,28 @@ class _Asker:
         if self.key is not None:
             asyncio.run(_print_stream(self.target.stream(self.query(question))))
             return
-        recorder = _EventRecorder(self.app.store)
-        recorded = replace(self.app, guard=self.app.guard.instrumented(store=recorder))
-        asyncio.run(_print_stream(recorded.target.stream(self.query(question))))
-        _report_withheld(recorder.events)
+        with verdict_log.collect_verdicts() as verdicts:
+            asyncio.run(_print_stream(self.target.stream(self.query(question))))
+        _report_withheld(verdicts)
 
 
-class _EventRecorder(EventStoreProxy):
-    """Keeps a copy of the appended events."""
-
-    def __init__(self, store: EventStore) -> None:
-        super().__init__(store)
-        self.events: list[Event] = []
-
-    def append(self, event: Event) -> None:
-        self.events.append(event)
-        super().append(event)
-
-
-def _report_withheld(events: list[Event]) -> None:
-    """Reports withheld documents on stderr: the user of the command line is the operator."""
-    for line in dict.fromkeys(_failure(e.body) for e in events if e.body["evidence"].get("message")):
+def _report_withheld(verdicts: list[Verdict]) -> None:
+    """Reports on stderr what was withheld: the user of the command line is the operator."""
+    for line in dict.fromkeys(_failure(v) for v in verdicts if v.evidence.get("message")):
         say.print(line, soft_wrap=True)
-    hidden = [i for e in events if e.body["enforced"] for i in e.body["hidden"]]
-    if hidden:
-        say.print(
-            f"[yellow]note:[/yellow] the guard withheld {shown(some(hidden))}; --explain shows why",
-            soft_wrap=True,
-        )
+    enforced = [v for v in verdicts if v.enforced and "error" not in v.evidence]
+    withheld = [some(hidden)] if (hidden := [i for v in enforced for i in v.hidden]) else []
+    withheld += ["the rest of the answer"] if any(v.action is Action.WITHHOLD for v in enforced) else []
+    if withheld:
+        what = shown(" and ".join(withheld))
+        say.print(f"[yellow]note:[/yellow] the guard withheld {what}; --explain shows why", soft_wrap=True)
 
 
-def _failure(verdict: Mapping[str, Any]) -> str:
-    message = verdict["evidence"]["message"]
-    if verdict["action"] != Action.WITHHOLD:  # guard.on_error is open
+def _failure(verdict: Verdict) -> str:
+    message = verdict.evidence["message"]
+    if verdict.action is not Action.WITHHOLD:  # guard.on_error is open
         return f"[red]the guard could not judge and withheld nothing:[/red] {shown(message)}"
-    if verdict["enforced"]:
+    if verdict.enforced:
         return f"[red]the guard failed and withheld the whole context:[/red] {shown(message)}"
     return (
         f"[yellow]the guard could not judge[/yellow] ({shown(message)}). "
@@ -182,7 +170,7 @@ async def _answer_file(asker: _Asker, questions: Iterator[tuple[str, str | None]
         try:
             if text is None:
                 raise QueryError('the line is not a question; write plain text, or {"_id": ..., "text": ...}')
-            line = {"id": label, **_as_json(await target.ask(asker.query(text)))}
+            line = {"id": label, **_as_json(await verdict_log.ask(target, asker.query(text)))}
         except (QueryError, BackendError) as error:
             line, complete = {"id": label, "error": str(error)}, False
         print_json(line, indent=None)

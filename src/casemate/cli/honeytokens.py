@@ -28,6 +28,7 @@ from casemate.cli.console import (
 from casemate.config import PluginSpec
 from casemate.guard.watermarks.honeytoken_keys import HoneytokenKeyFile
 from casemate.monitor.honeytokens.planting import (
+    MAX_BENIGN_SHARE,
     PlantingResult,
     PlantingSettings,
     RemovalResult,
@@ -40,6 +41,7 @@ from casemate.monitor.honeytokens.records import Style
 from casemate.monitor.honeytokens.search import search_files, training_strings
 from casemate.monitor.service import watched_questions
 from casemate.plugins import build
+from casemate.reports.format import percent, plural
 from casemate.system import App
 from casemate.types import DEFAULT_TENANT
 
@@ -56,13 +58,17 @@ def plant_command(
     tenant: Tenant = DEFAULT_TENANT,
     as_json: Json = False,
 ) -> None:
-    """Plant made-up records that crawlers retrieve and ordinary questions rarely do. Exit code 3 if none fits."""
+    """Plant made-up records that crawlers retrieve and ordinary questions rarely do.
+
+    Exit code 3 if none fits, or fewer than --count.
+    """
     with open_app(configuration.read(config)) as app:
         settings = _settings(app, tenant, style, folder)
         result = asyncio.run(plant_records(app.guard, key_file(app), settings, count, show_progress))
         _warn_without_defense(app)
     print_json(asdict(result)) if as_json else _show_planted(result)
-    raise typer.Exit(OK if result.held else INCOMPLETE)
+    complete = bool(result.held) if count is None else result.held >= count
+    raise typer.Exit(OK if complete else INCOMPLETE)
 
 
 @canary.command("rotate")
@@ -161,15 +167,20 @@ def _warn_without_defense(app: App) -> None:
 
 
 def _show_planted(result: PlantingResult) -> None:
-    out.print(f"planted {len(result.added)} records; generation {result.generation} has {result.held}")
+    asked = f"{plural(result.wanted, 'record')} asked for, {len(result.added)} planted"
+    out.print(f"{asked}; generation {result.generation} has {result.held}")
     if result.benign is not None:
         rate = result.benign
         share = f"{rate.value:.1%} [{rate.low:.1%}, {rate.high:.1%}]"
         out.print(f"{share} of the benign questions retrieve a new record", markup=False)
     if result.skipped:
-        out.print(f"skipped {result.skipped} records: too many benign questions would retrieve them")
-    if not result.held:
-        out.print("no record fits: the corpus is too small, or too similar to the records; try another --style")
+        most = f"{percent(MAX_BENIGN_SHARE)} of the benign questions"
+        out.print(
+            f"{plural(result.skipped, 'record')} not planted: more than {most} would retrieve each draft. "
+            "Index more documents, or try another --style",
+            markup=False,
+            soft_wrap=True,
+        )
 
 
 def _show_removed(result: RemovalResult) -> None:

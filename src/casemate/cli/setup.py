@@ -259,10 +259,7 @@ def _log(app: App, path: Path | None) -> list[str]:
 
 def _calibrate(app: App, log: list[str], tenant: str) -> dict[str, tuple[Calibration, Path]]:
     """Calibrates the guard, and writes an HTML report per defense: name to calibration and report."""
-    with bar() as progress:
-        task = progress.add_task("asking benign questions and scripted attack questions", total=None)
-        found = asyncio.run(app.calibrate(log, tenant, lambda n: progress.advance(task, n)))
-    return _write_pages(app, found, tenant)
+    return _write_pages(app, asyncio.run(app.calibrate(log, tenant, show_progress)), tenant)
 
 
 def _recalibrate(app: App, tenant: str) -> dict[str, tuple[Calibration, Path]]:

@@ -234,8 +234,7 @@ async def try_folder(folder: Path, work: Path, questions: Sequence[str], seconds
     config = configuration.with_overrides(config, rag={"corpus": corpus.path})
     with open_app(config) as app, campaign_lock(config.folder / config.redteam.folder, "an assessment"):
         sample = await index_sample(app, corpus, seconds, steps)
-        with steps("calibrating the guard on these documents", None) as count:
-            calibrations = await app.calibrate(progress=count)
+        calibrations = await app.calibrate(steps=steps)
         membership = OwnMembershipCampaign(app, split=sample.split, two_worlds=False) if sample.split else None
         result = await assess(app, sample, membership, questions, steps)
     idle = "; ".join(f"{name}: {found.source}" for name, found in calibrations.items() if not found.benign)

@@ -126,8 +126,7 @@ async def _index(app: App, clinic: Path, split: Split, steps: Steps) -> None:
     with steps(f"embedding {len(plan.todo)} pages and notes", plan.bytes or None) as count:
         await work.run(plan, lambda size: count(int(size)))
     if app.due():
-        with steps("calibrating the guard", None) as count:
-            await app.calibrate(progress=count)
+        await app.calibrate(steps=steps)
 
 
 def _sample(app: App, clinic: Path, split: Split) -> Sample:

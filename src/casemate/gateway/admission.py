@@ -80,7 +80,7 @@ class AdmissionMiddleware:
             except Exception as error:
                 log_failure(error, context)
                 if not context.status:
-                    await _error_response(error, Headers(scope=scope))(scope, receive, send)
+                    await _error_response(error, scope)(scope, receive, send)
             finally:
                 route, seconds = getattr(scope.get("route"), "path", "none"), monotonic() - context.start
                 self._gateway.metrics.observe_request(route, scope["method"], context.status or 499, seconds)
@@ -150,9 +150,11 @@ class AdmissionMiddleware:
         return wrapped
 
 
-def _error_response(error: Exception, headers: Headers) -> Response:
-    response = to_api_error(error).response()
-    if _has_long_body(headers):
+def _error_response(error: Exception, scope: Scope) -> Response:
+    refusal = to_api_error(error)
+    later = scope["path"] == MCP and "Retry-After" in (refusal.headers or {})
+    response = refusal.rpc_response() if later else refusal.response()
+    if _has_long_body(Headers(scope=scope)):
         response.headers.update(CLOSE)
     return response
 

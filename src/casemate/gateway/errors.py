@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from typing import Any
 
@@ -15,11 +15,14 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from casemate.errors import CasemateError, QueryError, validation_reason
+from casemate.reports.format import plural
 
 RETRY_S = 5
 """Seconds after which a client may retry a failed backend."""
 CLOSE = {"Connection": "close"}
 """Closes the connection, so that the rest of an unwanted body is not read."""
+RPC_REFUSED = -32000
+"""JSON-RPC code of a message that the gateway refused."""
 MAX_MESSAGE = 300
 """Characters of a message."""
 
@@ -98,6 +101,13 @@ class ApiError(HTTPException):
         """The error as an HTTP response."""
         return JsonResponse(self.body, self.status_code, dict(self.headers) if self.headers else None)
 
+    def rpc_response(self) -> Response:
+        """The error, which names ``Retry-After``, for a JSON-RPC message that was not read. So it has no id."""
+        headers = dict(self.headers or {})
+        data = {"code": self.code, "retry_after_s": int(headers["Retry-After"])}
+        error = {"code": RPC_REFUSED, "message": self.message[:MAX_MESSAGE], "data": data}
+        return JsonResponse({"jsonrpc": "2.0", "id": None, "error": error}, self.status_code, headers)
+
 
 def invalid_http() -> ApiError:
     """The data is not HTTP/1.1, or its headers are too long."""
@@ -127,13 +137,14 @@ def body_timeout() -> ApiError:
 
 def overloaded(seconds: int) -> ApiError:
     """``gateway.concurrency`` requests are in progress."""
-    headers = {"Retry-After": str(seconds)}
-    return ApiError(503, "The service is busy. Try again shortly.", "overloaded", headers=headers)
+    message = f"The service is busy. Try again in {plural(seconds, 'second')}."
+    return ApiError(503, message, "overloaded", headers={"Retry-After": str(seconds)})
 
 
 def too_many_uploads() -> ApiError:
     """The bodies that a key sends at once are too many or too large together."""
-    return ApiError(503, "The service is busy. Try again shortly.", "overloaded", headers={"Retry-After": "1", **CLOSE})
+    error = overloaded(1)
+    return replace(error, headers={**(error.headers or {}), **CLOSE})
 
 
 def rate_limited(seconds: int) -> ApiError:

@@ -2,13 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import fields, replace
 
-from casemate.protocols import EventStore
+from casemate.protocols import EventStore, Target
 from casemate.runtime.events import append_or_log
-from casemate.types import Query, Verdict
+from casemate.types import Answer, Query, Verdict
 
 FIELDS = tuple(field.name for field in fields(Verdict))
+_COLLECTED: ContextVar[list[Verdict] | None] = ContextVar("casemate_verdicts", default=None)
+
+
+@contextmanager
+def collect_verdicts() -> Iterator[list[Verdict]]:
+    """Collects the verdicts of the block, also those about an answer while it is written."""
+    found = list[Verdict]()
+    token = _COLLECTED.set(found)
+    try:
+        yield found
+    finally:
+        _COLLECTED.reset(token)
+
+
+async def ask(target: Target, query: Query) -> Answer:
+    """Answers a query; the verdicts include those about the answer, such as that a limit cut it."""
+    with collect_verdicts() as found:
+        answer = await target.ask(query)
+    return replace(answer, verdicts=(*answer.verdicts, *(v for v in found if v not in answer.verdicts)))
 
 
 def append(store: EventStore | None, query: Query, verdict: Verdict, log_text: bool = False) -> None:
@@ -20,6 +42,8 @@ def append(store: EventStore | None, query: Query, verdict: Verdict, log_text: b
         verdict: The verdict.
         log_text: Whether to include the text of the query.
     """
+    if (collected := _COLLECTED.get()) is not None:
+        collected.append(verdict)
     if store is None:
         return
     body = {name: getattr(verdict, name) for name in FIELDS}

@@ -11,7 +11,7 @@ import threading
 import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -244,9 +244,12 @@ class Protection:
                 told = now
                 _tell(f"{name}: calibrating, {count:,} questions after {now - began:.0f} s")
 
+        def show(title: str, total: int | None) -> AbstractContextManager[Progress]:
+            return nullcontext(advance)
+
         kind = "your" if questions else "generated"
         _tell(f"{name}: calibrating the guard on {kind} questions and scripted attacks, often about a minute")
-        found = self.loops.run(lambda: calibrate_guard(self.guard, self.config, questions, DEFAULT_TENANT, advance))
+        found = self.loops.run(lambda: calibrate_guard(self.guard, self.config, questions, DEFAULT_TENANT, show))
         for defense, calibration in found.items():
             _tell(f"{name}: calibrated {defense} on {calibration.source} in {time.monotonic() - began:.0f} s")
         for fitted in calibrated_defenses(self.guard.defenses):

@@ -133,9 +133,8 @@ class Bench:
         facts = [self.state, list(log), repr(settings)]
         path = self.folder / f"calibration-{digest(facts)}.json"
         if not calibration.read_calibrations(path):
-            with steps(f"calibrating, k = {k}", None) as count:
-                defense = Mirabel(embedder=self.rag.embedder, index=self.rag.index)
-                found = await calibrate(defense, self.rag, published_attacks(), log, settings, count)
+            defense = Mirabel(embedder=self.rag.embedder, index=self.rag.index)
+            found = await calibrate(defense, self.rag, published_attacks(), log, settings, steps)
             calibration.write_calibration(path, settings.tenant, found)
         return path
 

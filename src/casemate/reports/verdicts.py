@@ -15,6 +15,15 @@ REASONS = {
     "unit": "the document is a copy of a flagged one, or belongs to the same unit",
 }
 """Reasons of ``mirabel``, by their name in the evidence."""
+CUTS = {
+    "quote_words": "it would disclose more new words of its context than one answer may",
+    "whole": "it would disclose most of more chunks than one answer may",
+    "questions": "it would disclose most of more chunks than the client may be given in a period",
+    "exposure": "it would disclose a larger share of a chunk than a suspected client may be given",
+    "short_quote_words": "it would disclose more new words than an answer to a suspected client may",
+    "budget": "the new words that the client, or its tenant, may be given in a period are used up",
+}
+"""Limits of ``crawl_limit`` that cut an answer, by the name of the option."""
 SHOWN = 5
 """Names in a list."""
 
@@ -31,7 +40,9 @@ def verdict_lines(v: Verdict) -> list[str]:
     figures = f"; score {v.score:.4f}, threshold {v.threshold:.4f}" if scored else ""
     lines = [f"{v.defense}: {_decision(v)}{figures}", f"  reason: {reason(v.defense, v.evidence)}"]
     if sources := v.evidence.get("withheld"):
-        lines.append(f"  withheld sources: {some(sources)}")
+        scores = v.evidence.get("scores", {})
+        judged = [f"{s} (score {scores[s]:.4f})" if s in scores else s for s in sources]
+        lines.append(f"  withheld sources: {some(judged)}")
     elif v.hidden:
         lines.append(f"  withheld chunks: {some(v.hidden)}")
     return lines
@@ -93,9 +104,16 @@ def _mirabel(e: Mapping[str, Any]) -> str:
 
 
 def _crawl_limit(e: Mapping[str, Any]) -> str:
+    if "cut" in e:
+        return f"the answer was cut: {CUTS[e['cut']]} ({e['cut']} {e['most']:g})"
     grade = {"full": "whole chunks", "extracts": "extracts", "quorum": "no text of a document"}[e["grade"]]
     tests = f"evidence of long quotes {e['quotes']:.3g}, of questions that repeat answers {e['echoes']:.3g}"
-    return f"client {e['level']}: {plural(e['chunks'], 'different chunk')} shown, {tests}; it is answered from {grade}"
+    level = e["level"]
+    if "alarmed_from" in e:  # events of earlier versions have no limits
+        tests += f" (suspected above {e['suspected_above']:g}, alarmed from {e['alarmed_from']:,.0f})"
+        earlier = level == "alarmed" and max(e["quotes"], e["echoes"]) < e["alarmed_from"]
+        level += " by an earlier question" if earlier else ""
+    return f"client {level}: {plural(e['chunks'], 'different chunk')} shown, {tests}; it is answered from {grade}"
 
 
 def _honeytoken(e: Mapping[str, Any]) -> str:

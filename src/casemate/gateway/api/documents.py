@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import itertools
+import json
 import threading
 import uuid
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -16,12 +18,14 @@ from fastapi import Query as Parameter
 from pydantic import Field
 from starlette.responses import Response
 
+from casemate.config import ChunkSection
 from casemate.gateway.api.caller import gateway_of, require_role
 from casemate.gateway.api.openai_schema import RequestModel, Text
 from casemate.gateway.api.streaming import run_while_connected
 from casemate.gateway.auth.keys import ApiKey
 from casemate.gateway.errors import ApiError, JsonResponse, documented
 from casemate.gateway.state import Gateway
+from casemate.monitor.trends.baseline import record_if_changed
 from casemate.rag.chunking import split_document
 from casemate.types import Document, Event
 
@@ -81,7 +85,7 @@ async def remove(
     The field `due` of the response is the reason why the guard must be calibrated; empty if it is ready.
     """
     gateway, key = gateway_of(request), require_role(request, "admin")
-    work = gateway.app.guard.remove(source, key.grant.tenant)
+    work = _remove(gateway, source, key.grant.tenant)
     removed = await run_while_connected(request.receive, work, gateway.section.timeout_s)
     if not removed:
         raise ApiError(404, "No document has this source.", "not_found", "source")
@@ -117,10 +121,21 @@ async def _add(gateway: Gateway, uploads: Sequence[SourceUpload], key: ApiKey) -
 
     try:
         documents = await asyncio.to_thread(_split, gateway, uploads, stopped)
+        await _record(gateway, key.grant.tenant, {d.source: d.digest for d in documents})
         withheld = await gateway.documents.add(documents, key.grant.tenant, raise_if_stopped, f"key {key.id}")
     finally:
         stopped.set()
     return sum(d.source not in withheld for d in documents), withheld.keys()
+
+
+async def _remove(gateway: Gateway, sources: Sequence[str], tenant: str) -> int:
+    await _record(gateway, tenant, dict.fromkeys(sources, ""))
+    return await gateway.app.guard.remove(sources, tenant)
+
+
+async def _record(gateway: Gateway, tenant: str, new: Mapping[str, str]) -> None:
+    """Records which sources change, so that their canaries become outdated instead of failing."""
+    await asyncio.to_thread(record_if_changed, gateway.app.store, gateway.app.index, tenant, new)
 
 
 def _split(gateway: Gateway, uploads: Sequence[SourceUpload], stopped: threading.Event) -> list[Document]:
@@ -129,9 +144,16 @@ def _split(gateway: Gateway, uploads: Sequence[SourceUpload], stopped: threading
     for upload in uploads:
         if stopped.is_set():
             break
-        whole = Document(upload.source, upload.text, upload.title, metadata=upload.metadata)
+        digest = _digest(upload, recipe)
+        whole = Document(upload.source, upload.text, upload.title, digest=digest, metadata=upload.metadata)
         documents += split_document(whole, embedder, recipe.tokens or embedder.max_tokens, recipe.overlap)
     return documents
+
+
+def _digest(upload: SourceUpload, recipe: ChunkSection) -> str:
+    """Content hash of a source. It has no part before ``@``, so ``casemate index`` takes it for no file of its own."""
+    content = [upload.text, upload.title, dict(upload.metadata), recipe.tokens, recipe.overlap]
+    return f"@upload-{hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]}"
 
 
 def record_ingest(gateway: Gateway, key: ApiKey, action: str, sources: int, chunks: int, quarantined: int = 0) -> None:

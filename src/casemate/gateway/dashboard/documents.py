@@ -17,6 +17,7 @@ from casemate.gateway.dashboard.page import Page, PageRequest
 from casemate.gateway.dashboard.records import VerdictRecord
 from casemate.gateway.dashboard.table import Column
 from casemate.monitor.poisoning.quarantine import Quarantine, QuarantinedSource
+from casemate.monitor.trends.baseline import record_if_changed
 from casemate.reports.format import plural
 from casemate.types import Document, Event, Vector
 
@@ -81,6 +82,7 @@ async def remove(request: PageRequest) -> str:
     """Removes the selected sources; returns the address to go to."""
     tenants = await request.in_thread(lambda: request.tenants)
     tenant, sources = _form_tenant(request, tenants), list(request.selected)
+    await request.in_thread(record_if_changed, request.app.store, request.app.index, tenant, dict.fromkeys(sources, ""))
     removed = await request.app.guard.remove(sources, tenant) if sources else 0
     if not removed:
         raise HTTPException(404, "No document has this source. It may have been removed.")

@@ -23,6 +23,7 @@ EVIDENCE = {
     "form": "Rule",
     "flagged": "Sources flagged now",
     "withheld": "Sources withheld",
+    "scores": "Scores of withheld sources that were judged now",
     "why": "Reasons",
     "p": "Share of benign questions at least as close",
     "n": "Chunks compared with",

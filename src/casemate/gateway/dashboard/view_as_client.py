@@ -14,6 +14,7 @@ from casemate.errors import BackendError, QueryError
 from casemate.gateway.auth.keys import ApiKey, query_of
 from casemate.gateway.dashboard.page import Page, PageRequest
 from casemate.gateway.dashboard.table import Column
+from casemate.guard import verdict_log
 from casemate.reports.verdicts import reason
 from casemate.types import Answer, Query
 
@@ -38,7 +39,7 @@ async def ask(request: PageRequest) -> Page:
         raise HTTPException(403, "This is no client key of your tenants. Choose one from the list.")
     query = query_of(key, question, key.id, request.app.config.rag.k)
     try:
-        answer = await request.app.unrecorded_target().ask(query)
+        answer = await verdict_log.ask(request.app.unrecorded_target(), query)
     except (QueryError, BackendError) as error:
         return Page("view_as_client.html", context | {"error": str(error)})
     return Page("view_as_client.html", context | _shown(request, query, answer))

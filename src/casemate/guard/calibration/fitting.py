@@ -13,6 +13,7 @@ import asyncio
 import math
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,7 +27,7 @@ from casemate.guard.calibration.log_review import AS_CLOSE, UNFAMILIAR, as_close
 from casemate.maths.calibration import Calibration
 from casemate.maths.logistic import logistic_regression
 from casemate.maths.stats import Estimate, proportion
-from casemate.protocols import CalibratedDefense, Defense, Index, MembershipAttack, Progress
+from casemate.protocols import CalibratedDefense, Defense, Index, MembershipAttack, Progress, Steps
 from casemate.rag.pipeline import Rag, require_answerable
 from casemate.text.sentences import sentences
 from casemate.text.stored_questions import question_labels, stored_question
@@ -119,7 +120,7 @@ async def calibrate(
     attacks: Mapping[str, MembershipAttack],
     log: Sequence[str] = (),
     settings: CalibrationSettings = CalibrationSettings(),
-    progress: Progress = lambda count: None,
+    steps: Steps = lambda title, total: nullcontext(lambda count: None),
 ) -> Calibration:
     """Fits and validates a calibration on the documents of one tenant.
 
@@ -132,32 +133,32 @@ async def calibrate(
         attacks: By name; they write probes without asking questions.
         log: Benign questions from a query log; empty: questions are generated from the corpus.
         settings: Settings.
-        progress: Called with the number of questions just embedded or scored.
+        steps: Opens a display that counts the questions that were embedded or scored.
     """
-    fitter = _Fitter(defense, rag, settings, progress)
+    fitter = _Fitter(defense, rag, settings)
     documents = await asyncio.to_thread(whole_documents, rag.index, settings.tenant, settings.documents, settings.seed)
     if len(documents) < MIN_DOCUMENTS:
         return fitter.empty(f"{len(documents)} documents; a calibration needs at least {MIN_DOCUMENTS}")
-    half = len(documents) // 2
     fitter.labels = question_labels(d.content for d in documents)
     synthetic = fitter.synthetic_questions(documents, stored := [] if log else await fitter.stored_questions())
-    logged = list(log)
-    if len(logged) > settings.questions:
-        logged = [logged[i] for i in sorted(fitter.rng.choice(len(logged), settings.questions, replace=False))]
-    harmless = logged or synthetic
+    harmless = (logged := fitter.drawn(log)) or synthetic
     few = log and len(harmless) < MIN_LOG
     to_fit, to_judge = (synthetic, harmless) if few else (harmless[::2], harmless[1::2])
-    probes = await fitter.retrieve(await fitter.probes(attacks, documents))
-    fitted_on = {d.source for d in documents[:half]}
-    fitting = await fitter.retrieve([("", "", text) for text in to_fit])
-    weighted = fitter.fit_weights(fitting, [p for p in probes if p.source in fitted_on])
-    judged = await fitter.retrieve([("", "", text) for text in to_judge])
-    if weighted is None or not judged:
-        return fitter.empty(fitter.why_not_fitted(fitting if judged else ()))
-    calibration = await fitter.add_distribution(weighted, judged)
+    written = await fitter.probes(attacks, documents)
+    fitted_on = {d.source for d in documents[: len(documents) // 2]}
+    scored = sum(source not in fitted_on for _, source, _ in written) + 2 * len(to_judge)
+    work = len(written) + len(to_fit) + len(to_judge) + scored
+    with steps(f"calibrating {defense.name}: benign questions and scripted attack questions", work) as fitter.progress:
+        probes = await fitter.retrieve(written)
+        fitting = await fitter.retrieve([("", "", text) for text in to_fit])
+        weighted = fitter.fit_weights(fitting, [p for p in probes if p.source in fitted_on])
+        judged = await fitter.retrieve([("", "", text) for text in to_judge])
+        if weighted is None or not judged:
+            return fitter.empty(fitter.why_not_fitted(fitting if judged else ()))
+        calibration = await fitter.add_distribution(weighted, judged)
+        scores = await fitter.probe_scores(calibration, [p for p in probes if p.source not in fitted_on])
     of_them = f", {len(stored)} of them from the documents" if stored else ""
     source = f"{len(logged)} questions of a query log" if log else f"{len(synthetic)} synthetic questions{of_them}"
-    scores = await fitter.probe_scores(calibration, [p for p in probes if p.source not in fitted_on])
     known = {attack: _by_document(found) for attack, found in sorted(scores.items())}
     notes = {"seed": settings.seed, "documents": len(documents), "judged": len(judged), "probes": known}
     notes["recall"] = recall_of_probes(replace(calibration, notes=notes))
@@ -184,9 +185,9 @@ def whole_documents(index: Index, tenant: str, count: int, seed: int) -> list[Do
 class _Fitter:
     """The steps of a calibration."""
 
-    def __init__(self, defense: CalibratedDefense, rag: Rag, settings: CalibrationSettings, progress: Progress) -> None:
-        self.defense = defense
-        self.rag, self.settings, self.progress = rag, settings, progress
+    def __init__(self, defense: CalibratedDefense, rag: Rag, settings: CalibrationSettings) -> None:
+        self.defense, self.rag, self.settings = defense, rag, settings
+        self.progress: Progress = lambda count: None
         self.rng = np.random.default_rng(settings.seed)
         self.salt = secrets.token_hex(32)  # secret, hence not from the seed
         self.labels: tuple[str, ...] = ()
@@ -211,6 +212,12 @@ class _Fitter:
             at=datetime.now(UTC).isoformat(timespec="seconds"),
             labels=self.labels,
         )
+
+    def drawn(self, log: Sequence[str]) -> list[str]:
+        """Returns the questions of a log; if there are too many, some of them at random, in their order."""
+        if len(log) <= self.settings.questions:
+            return list(log)
+        return [log[i] for i in sorted(self.rng.choice(len(log), self.settings.questions, replace=False))]
 
     async def stored_questions(self) -> list[str]:
         """Returns questions that random documents contain, at most a share ``STORED_SHARE`` of all."""

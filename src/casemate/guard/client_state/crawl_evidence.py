@@ -202,13 +202,29 @@ class CrawlEvidence:
             return bool(self._colluders) and (alarmed >= self._colluders or state.suspected_until > now)
 
     def score(self, query: Query) -> float:
-        """Returns the strongest evidence, on the scale of 1 / alarm."""
-        return self._client(query).strongest / len(TESTS)
+        """Returns the strongest evidence."""
+        return self._client(query).strongest
+
+    def alarm_limit(self, query: Query) -> float:
+        """Returns the evidence from which the client is alarmed.
+
+        In a suspected tenant it is lower, but for what the client does then: a client that had more evidence before has
+        the usual limit until its next event.
+        """
+        with self._lock:
+            limit = self._alarm_limit(self._tenant(query.tenant), time.time())
+            before = self.score(query) >= limit and self.level(query) is not ALARMED
+            return len(TESTS) / self._alarm if before else limit
+
+    def _alarm_limit(self, tenant: _TenantEvidence, at: float) -> float:
+        colluding = bool(self._colluders) and tenant.suspected_until > at
+        return SUSPICION if colluding else len(TESTS) / self._alarm
 
     def summary(self, query: Query) -> dict[str, float]:
-        """Returns the evidence of each test, and the number of distinct chunks shown, for a verdict."""
+        """Returns the evidence of each test with its limits, and the number of distinct chunks shown, for a verdict."""
         client = self._client(query)
-        return {**client.evidence(), "chunks": len(client.shown)}
+        limits = {"suspected_above": SUSPICION, "alarmed_from": self.alarm_limit(query)}
+        return {**client.evidence(), **limits, "chunks": len(client.shown)}
 
     def was_shown(self, query: Query, chunk: str) -> bool:
         """Whether a chunk was shown to the client before."""
@@ -342,9 +358,8 @@ class CrawlEvidence:
             state.cusums["quotes"] = TESTS["quotes"].step(state.cusums["quotes"], bool(body["cut"]))
             if "quotes" not in state.counted:
                 self._test_tenant("quotes", state, together, self._count_limit_event(together, body, at), at)
-        colluding = bool(self._colluders) and together.suspected_until > at
         event = bool(body.get("echo") or body.get("cut"))
-        if state.strongest >= (SUSPICION if colluding and event else len(TESTS) / self._alarm):
+        if state.strongest >= (self._alarm_limit(together, at) if event else len(TESTS) / self._alarm):
             state.alarmed_until = max(state.alarmed_until, at + self._seconds)
             together.alarms[name] = state.alarmed_until
 

@@ -390,6 +390,7 @@ class _Decision:
             "form": "calibrated",
             "flagged": list(flagged),
             "withheld": list(withheld),
+            "scores": {s: scores[s] for s in withheld if s in scores},
             "why": list(why),
             "p": self.calibration.p_value(score),
             "n": self.given.similarity_stats.n,

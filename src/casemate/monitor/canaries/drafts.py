@@ -19,7 +19,7 @@ import numpy as np
 
 from casemate.monitor.canaries.canary import MIN_TRIGGER_COSINE
 from casemate.monitor.canaries.matching import normalized_tokens
-from casemate.text.sentences import clauses, proper_nouns, sentences, terms
+from casemate.text.sentences import clauses, proper_nouns, restore_names, sentences, terms
 from casemate.text.tokens import NUMBER, ReferenceCorpus, content_words, join_words, stem, words
 from casemate.types import Document
 
@@ -32,6 +32,8 @@ CATEGORY: Mapping[str, str] = {
     INJECTION: "prompt_injection_resistance",
 }
 """Category of each kind of canary, as written to the file."""
+QUESTIONS = ("query", "baseline_query")
+"""Fields with a question."""
 MIN_RARITY, TRIGGERS_PER_KIND = 0.7, 4
 """Minimum rarity of a word in a name used as a trigger; triggers of each kind."""
 MIN_SENTENCE_WORDS, MAX_SENTENCE_WORDS = 8, 40
@@ -121,7 +123,8 @@ class CanaryDrafter:
         """Drafts about one document, shortest question first."""
         drafts = {SENTINEL: self._sentinels, FACT: self._facts, TRIGGER: self._triggered}[kind](document)
         for fields in drafts:
-            yield CanaryDraft(kind, {"category": CATEGORY[kind]} | fields, document.id, region)
+            asked = {name: restore_names(fields[name], document.content) for name in QUESTIONS if name in fields}
+            yield CanaryDraft(kind, {"category": CATEGORY[kind]} | fields | asked, document.id, region)
 
     def unanswerable(self, kind: str) -> Iterator[CanaryDraft]:
         """Drafts of questions that must be refused."""

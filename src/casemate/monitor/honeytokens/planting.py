@@ -86,6 +86,7 @@ class PlantingResult:
         added: Sources of the new records.
         held: Number of records of this generation in the index.
         generation: Generation of the key.
+        wanted: Number of records that were asked for.
         skipped: Records that were not planted, since too many benign questions would retrieve every draft.
         benign: Share of the benign questions that retrieve a new record; None without questions. The locations were
             chosen with these questions: expect a slightly larger share for others.
@@ -94,6 +95,7 @@ class PlantingResult:
     added: tuple[str, ...]
     held: int
     generation: int
+    wanted: int
     skipped: int = 0
     benign: Estimate | None = None
 
@@ -177,7 +179,7 @@ async def plant_records(
     new = [r for d in written.documents if (r := key.identify(d, tenant))]
     _log_records(guard.store, "planted", [r for r in (*existing, *new) if r.generation == key.generation])
     return PlantingResult(
-        tuple(r.source for r in new), len(current) + len(new), key.generation, written.skipped, written.benign
+        tuple(r.source for r in new), len(current) + len(new), key.generation, wanted, written.skipped, written.benign
     )
 
 

@@ -186,9 +186,9 @@ def _change_rows(index: Index, source: QuarantinedSource, *, admit: bool) -> int
 
 
 def quarantine_key(documents: Sequence[Document], tenant: str) -> str:
-    """Key of the content of a source: from its digest, or from its texts if it has none."""
+    """Key of the content of a source: from the digest of its file, or from its texts if it has none."""
     first = documents[0]
-    content = [first.digest] if first.digest else [[d.id, d.title, d.text] for d in documents]
+    content = [first.digest] if first.digest.partition("@")[0] else [[d.id, d.title, d.text] for d in documents]
     return hashlib.sha256(json.dumps([tenant, first.source, content]).encode()).hexdigest()[:32]
 
 

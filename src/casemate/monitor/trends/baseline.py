@@ -33,7 +33,7 @@ from casemate.monitor.canaries.results import (
 )
 from casemate.monitor.trends.cusum import WatchedCanary, WatchedSet
 from casemate.monitor.trends.sequential_tests import FlakeCounts
-from casemate.protocols import EventStore
+from casemate.protocols import EventStore, Index
 from casemate.runtime.events import append_durably
 from casemate.runtime.stored import read_stored
 from casemate.types import Event
@@ -262,6 +262,26 @@ def record_source_updates(store: EventStore, tenant: str, sources: Collection[st
     names = sorted(sources)
     batches = [names[i : i + SOURCES_PER_EVENT] for i in range(0, len(names), SOURCES_PER_EVENT)]
     append_durably(store, [_update_event(tenant, batch, at) for batch in batches], "the monitor's events")
+
+
+def record_if_changed(store: EventStore, index: Index, tenant: str, new: Mapping[str, str]) -> None:
+    """Records sources that an upload replaces by other content, or that are removed, before either happens. Blocks.
+
+    Does nothing while no baseline exists: an index may take long to list its sources.
+
+    Args:
+        store: The event store.
+        index: The index, before the change.
+        tenant: The tenant.
+        new: Content hash of each source; empty: it is removed.
+
+    Raises:
+        BackendError: If index or store fail.
+    """
+    if store.latest(BASELINE_KIND, 1):
+        held = index.digests(tenant)
+        changed = [name for name, digest in new.items() if name in held and (not digest or held[name] != digest)]
+        record_source_updates(store, tenant, changed, datetime.now(UTC))
 
 
 def updated_sources(store: EventStore, tenant: str, since: datetime) -> frozenset[str]:

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -38,9 +39,9 @@ from casemate.redteam.lab.experiment import Experiment, ExperimentPlan, digest
 from casemate.redteam.lab.extraction_experiment import CrawlPlan
 from casemate.redteam.lab.judge import OFF, ON, MembershipGate
 from casemate.redteam.lab.provided_members import read_provided, split_provided
-from casemate.redteam.lab.results import Utility
+from casemate.redteam.lab.results import CampaignResult, Utility
 from casemate.redteam.lab.store import CampaignStore
-from casemate.redteam.reporting.files import CRAWL
+from casemate.redteam.reporting.files import CRAWL, has_own_reports, target_folder
 from casemate.runtime.cached_embedder import CachedEmbedder
 from casemate.types import Document, Query
 
@@ -189,6 +190,11 @@ class ExternalCampaign(Campaign):
         fingerprint = digest(current.label)
         external.set_nonce(fingerprint[:8])
         return replace(current, directory=self.open_directory(fingerprint).name)
+
+    def report_folders(self, result: CampaignResult) -> Sequence[Path]:
+        """The target's own folder; also `redteam.folder`, unless that has reports of the operator's system."""
+        own = target_folder(self.folder, str(result.evidence["target"]))
+        return [own] if has_own_reports(self.folder) else [own, self.folder]
 
     def validate(self) -> None:
         """See `Campaign.validate`. Requires confirmed ownership."""

@@ -290,8 +290,7 @@ class OwnMembershipCampaign(OwnCampaign):
         guard = TargetFactory(self.config, self.config.folder, rag, folder).guard()
         for defense in calibrated_defenses(guard.defenses):
             if self.tenant not in read_calibrations(defense.calibration):
-                with steps(f"calibrating {defense.name} for the campaign", None) as count:
-                    found = await calibrate(defense, rag, published_attacks(), self.query_log, settings, count)
+                found = await calibrate(defense, rag, published_attacks(), self.query_log, settings, steps)
                 write_calibration(defense.calibration, self.tenant, found)
         return folder
 

@@ -238,10 +238,20 @@ class Campaign(ABC):
             return self._judge(prepared, interruption, time.monotonic() - began)
 
     def write(self, result: CampaignResult, baseline: CampaignResult | None = None) -> dict[str, Path]:
-        """Writes the reports into `redteam.folder` and the campaign's directory; see `write_report`."""
+        """Writes the reports into their folders and the campaign's directory; see `write_report`.
+
+        Returns:
+            The paths in the first folder.
+        """
         name = result.evidence.get(RUN)
         archive = self.folder / RUNS / name if name else None
-        return write_report(result, self.folder, baseline, self.stem, archive, self.config.file)
+        folders = self.report_folders(result)
+        written = [write_report(result, f, baseline, self.stem, archive, self.config.file) for f in folders]
+        return written[0]
+
+    def report_folders(self, result: CampaignResult) -> Sequence[Path]:
+        """The folders that receive the reports. Default: `redteam.folder`."""
+        return [self.folder]
 
     @property
     def folder(self) -> Path:

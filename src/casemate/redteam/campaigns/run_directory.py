@@ -5,7 +5,8 @@
       campaigns.db           finished trials and cached replies of all campaigns, by fingerprint
       calibration-*/         calibrations of the lab's guard, by fingerprint
       runs/NAME/             one campaign: the lab's index, and its reports
-      report.*, crawl.*      the newest reports
+      report.*, crawl.*      the newest reports of the operator's system; without one, of any target
+      targets/NAME/          the newest reports of one external target
 
 A campaign that is repeated or resumed has the same directory, because the name is a fingerprint of the campaign.
 """

@@ -422,7 +422,11 @@ def _audit_check(audit: TwoWorldAudit | None, gate: MembershipGate) -> Check:
     if audit is None:
         why = "The two-world audit was not made"
     elif not audit.pairs:
-        why = "The guard withheld no candidate, so there was nothing to compare"
+        why = (
+            "Nothing was compared"
+            if audit.not_compared
+            else "The guard withheld no candidate, so there was nothing to compare"
+        )
     elif audit.differing:
         status = CheckStatus.FAIL
         why = f"Contexts revealed a withheld document in {audit.differing} of {audit.pairs} questions"
@@ -435,8 +439,9 @@ def _audit_check(audit: TwoWorldAudit | None, gate: MembershipGate) -> Check:
         why = f"Contexts matched a corpus without the record in all {audit.pairs:,} questions"
     if audit and audit.not_compared:
         why += (
-            f". {audit.not_compared} sessions were not compared: their record is so large a part of the collection "
-            "that the guard's calibration does not fit without it. Add documents, or attack smaller ones"
+            f". {audit.not_compared} sessions were not compared: without the record, the guard's calibration does not "
+            "fit, or a defense has too few chunks to decide. Attack smaller documents. "
+            f"{MORE_CHUNKS}"
         )
     return Check(NO_TRACE, status, value, 0.0, why, "", OWASP, ATLAS)
 

@@ -336,7 +336,7 @@ class TwoWorldAudit:
         differing: Questions with different contexts.
         rate: Their share; anything above 0 is a leak.
         failed: Replayed questions in which a defense failed, in either world.
-        not_compared: Sessions about sources that are so large that no calibration fits the index with and without them.
+        not_compared: Sessions about sources without which no calibration fits, or a defense has too few chunks.
     """
 
     pairs: int

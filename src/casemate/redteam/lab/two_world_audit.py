@@ -10,7 +10,6 @@ The unit is the candidate with its edited copies in the whole index, and sources
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
@@ -190,7 +189,7 @@ async def two_world_audit(
     question that shows the member. From then on the client's history differs for any guard, and the attacker has seen
     the member: that counts as exposure. The comparison also ends at the first question that neither shows nor withholds
     the member but has a different context: later differences are no trace of withholding. This is counted separately.
-    A member that is so large a part of the index that no calibration fits both worlds is counted, but not compared.
+    A member is counted, but not compared, if no calibration fits both worlds, or a defense has too few chunks in one.
 
     Args:
         index: The lab's index; must not change during the audit.
@@ -216,7 +215,7 @@ async def two_world_audit(
         exposed += sum(not own.isdisjoint(e.context) for e in exchanges)
         if any(not own.isdisjoint(e.hidden) for e in exchanges):
             guards = [make_guard(i) for i in (index, IndexWithout(index, unit, plan.tenant))]
-            if len(own.ids) > _largest_source(index, guards[0], plan.tenant):
+            if not _comparable(index.moments(plan.tenant).n, len(own.ids), guards[0]):
                 not_compared += 1
                 progress(1)
                 continue
@@ -243,12 +242,13 @@ def _units(index: Index, guard: Guard, members: Collection[str], tenant: str) ->
     return {member: {source: chunks[source] for source in unit} for member, unit in units.items()}
 
 
-def _largest_source(index: Index, guard: Guard, tenant: str) -> float:
-    """Number of chunks beyond which no calibration fits the index both with a unit and without it."""
-    if not any(isinstance(d, CalibratedDefense) and d.uses_calibration for d in guard.defenses):
-        return math.inf
-    chunks = index.moments(tenant).n
-    return chunks - chunks / MAX_SIZE_RATIO
+def _comparable(chunks: int, removed: int, guard: Guard) -> bool:
+    """Whether each defense decides in an index of so many chunks as it does without the removed ones."""
+    left = chunks - removed
+    fits = chunks <= left * MAX_SIZE_RATIO
+    if not fits and any(isinstance(d, CalibratedDefense) and d.uses_calibration for d in guard.defenses):
+        return False
+    return not any(left < getattr(d, "min_documents", 0) <= chunks for d in guard.defenses)
 
 
 def _diverged(present: Exchange, absent: Exchange, own: IndexedSource) -> bool:

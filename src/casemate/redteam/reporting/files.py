@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import re
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -19,6 +21,8 @@ from casemate.runtime.files import write_atomically
 
 REPORT, CRAWL, PROBE = "report", "crawl", "probe"
 """File names of membership, extraction and injection reports."""
+OWN, TARGETS = "own", "targets"
+"""Name of the operator's system in a report; folder of the reports of other targets."""
 NAMES = "document-names.json"
 """File with the name of every document by its alias in the report. It stays with the operator."""
 
@@ -53,8 +57,9 @@ def write_report(
         BackendError: If the folder cannot be written.
     """
     campaign = scrub(campaign)
+    last = _load(folder / f"{CRAWL}.json") if stem == REPORT else None
     texts = {
-        "html": (f"{stem}.html", render_html(campaign, baseline, _last_crawl(folder) if stem == REPORT else None)),
+        "html": (f"{stem}.html", render_html(campaign, baseline, last)),
         "junit": (f"{stem}.junit.xml", to_junit(campaign)),
         "sarif": (f"{stem}.sarif", to_sarif(campaign, configuration)),
     }
@@ -82,10 +87,31 @@ def _copy_all(paths: Iterable[Path], archive: Path | None) -> None:
             write_atomically(archive / path.name, path.read_bytes())
 
 
-def _last_crawl(folder: Path) -> CampaignResult | None:
-    """The last result of `casemate redteam crawl`; None if missing or damaged."""
+def target_folder(folder: Path, name: str) -> Path:
+    """The folder with the reports of an external target.
+
+    Args:
+        folder: `redteam.folder`.
+        name: The target's name or address.
+
+    >>> target_folder(Path("lab"), "staging").as_posix()
+    'lab/targets/staging'
+    """
+    plain = re.sub(r"[^A-Za-z0-9_]+", "-", name).strip("-")[:60]
+    label = hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()[:8]
+    return folder / TARGETS / (name if plain == name else f"{plain}-{label}")
+
+
+def has_own_reports(folder: Path) -> bool:
+    """Whether a folder has a report of the operator's system."""
+    found = (_load(folder / f"{stem}.json") for stem in (REPORT, CRAWL, PROBE))
+    return any(one is not None and one.evidence.get("target", OWN) == OWN for one in found)
+
+
+def _load(path: Path) -> CampaignResult | None:
+    """A result; None if missing or damaged."""
     try:
-        return load_result(folder / f"{CRAWL}.json")
+        return load_result(path)
     except DataError:
         return None
 
@@ -103,7 +129,8 @@ def newest_report(folder: Path) -> Path:
     Raises:
         DataError: If there is none.
     """
-    found = [path for stem in (REPORT, CRAWL, PROBE) if (path := folder / f"{stem}.json").is_file()]
+    folders = (folder, *(folder / TARGETS).glob("*"))
+    found = [path for stem in (REPORT, CRAWL, PROBE) for f in folders if (path := f / f"{stem}.json").is_file()]
     if not found:
         raise DataError(f"no report in {folder}; run 'casemate redteam run', or give the path of a report.json")
     return max(found, key=lambda path: path.stat().st_mtime_ns)

@@ -181,7 +181,7 @@ class CrawlLimit(Defense):
             level is ALARMED,
             Action.HIDE if hidden else Action.NONE,
             evidence.score(query),
-            1 / self.alarm,
+            evidence.alarm_limit(query),
             hidden,
             {"level": level.value, "grade": grade.value, **evidence.summary(query)},
         )
@@ -404,7 +404,7 @@ class _MeasuredGenerator(Generator):
 
     def _measure(self, query: Query, context: Iterable[Document], unseen: Sequence[str], text: str) -> None:
         try:
-            with closing(DisclosureMeter(self._limit, query, context, unseen)) as meter:
+            with closing(DisclosureMeter(self._limit, query, context, unseen, enforced=False)) as meter:
                 meter.feed(text)
                 meter.finish()
                 meter.record()

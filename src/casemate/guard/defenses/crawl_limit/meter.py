@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 from casemate.guard.audience import ReleasedDocument
 from casemate.guard.client_state.crawl_evidence import CLEAR
 from casemate.guard.client_state.withheld_documents import key_of
+from casemate.guard.verdict_log import append
 from casemate.text.disclosure import DisclosureCounter
-from casemate.types import Document, Query
+from casemate.types import Action, Document, Query, Verdict
 
 if TYPE_CHECKING:
     from casemate.guard.defenses.crawl_limit import CrawlLimit
@@ -104,9 +105,18 @@ class DisclosureMeter:
         limit_reached: Whether the answer discloses more than any client may be given. The answer to a suspected client
             is cut earlier, but read on until this is known. Otherwise the limit event, which is evidence, would be
             likelier for suspected clients.
+        cut_by: Name of the limit at which the answer was cut; empty: it was not.
     """
 
-    def __init__(self, limit: CrawlLimit, query: Query, context: Iterable[Document], unseen: Sequence[str]) -> None:
+    def __init__(
+        self,
+        limit: CrawlLimit,
+        query: Query,
+        context: Iterable[Document],
+        unseen: Sequence[str],
+        *,
+        enforced: bool = True,
+    ) -> None:
         context = [d for d in context if not isinstance(d, ReleasedDocument)]
         self.limit, self.query, self.ids, self.limit_reached = limit, query, [d.id for d in context], False
         self.texts, self.unseen = [d.content for d in context], unseen
@@ -115,12 +125,17 @@ class DisclosureMeter:
         self.most = limit.whole or max(1, min(3, query.k - 1))
         self.most_words = limit.quote_words or max(QUOTE_WORDS, QUOTE_SHARE * sum(self.counter.lengths))
         self.incomplete, self.waiting, self.sent = "", list[str](), list[str]()
-        self.cut, self.reserved = False, 0
+        self.cut_by, self.reserved, self.enforced = "", 0, enforced
         self.disclosing, self.exposed = dict.fromkeys(self.ids, 0), frozenset[str]()
         self._hidden = [0] * len(self.ids)
         self._checked_to = self._reserved_to = -1.0
         self._read_evidence()
         limit.unfinished.add(self)
+
+    @property
+    def cut(self) -> bool:
+        """Whether the answer was cut; in observe mode, whether it would have been."""
+        return bool(self.cut_by)
 
     def _read_evidence(self) -> None:
         """Reads what earlier answers disclosed, and what others that are not finished disclose so far."""
@@ -190,15 +205,11 @@ class DisclosureMeter:
         words = sum(bits.bit_count() for bits in new)
         exposed, left = self._exposed(new)
         self.limit_reached = words > self.most_words or len(exposed) > self.most
-        self.cut |= (
-            self.limit_reached
-            or self._exceeds_chunks(exposed)
-            or (not self.clear and words > self.limit.short_quote_words)
-        )
+        self.cut_by = self.cut_by or self._exceeded(words, exposed)
         if not self.cut:
             ahead = self._reserve(pending)
             self._reserved_to = growth + pending + ahead
-            self.cut = ahead < 0
+            self.cut_by = "budget" if ahead < 0 else ""
         if self.cut:  # it is read on until its limit is known, and nothing of it is sent
             self._reserved_to = math.inf
         else:
@@ -207,12 +218,22 @@ class DisclosureMeter:
         self._checked_to = growth + max(0, math.floor(min(most - words, left)))
         self.disclosing = dict(zip(self.ids, map(or_, self.counter.covered, self._hidden), strict=True))
 
-    def _exceeds_chunks(self, exposed: Sequence[str]) -> bool:
-        """Whether more chunks are disclosed above the share than are left to the client; none is to a suspected one."""
+    def _exceeded(self, words: int, exposed: Sequence[str]) -> str:
+        """Returns the name of the limit that an answer with so many new words exceeds; empty if none.
+
+        Args:
+            words: New words.
+            exposed: Chunks disclosed above the share. A suspected client may be given none.
+        """
+        if words > self.most_words:
+            return "quote_words"
+        if len(exposed) > self.most:
+            return "whole"
         if not self.clear:
-            return bool(exposed)
+            return "exposure" if exposed else "short_quote_words" if words > self.limit.short_quote_words else ""
         before = self.limit.evidence.exposed_chunks(self.query) | self.limit.unfinished.exposing(self)
-        return sum(i not in before for i in exposed) > max(0, self.limit.questions - len(before))
+        left = max(0, self.limit.questions - len(before))
+        return "questions" if sum(i not in before for i in exposed) > left else ""
 
     def _reserve(self, pending: int) -> int:
         """Reserves the new words, and those that may be in letters that are not decoded yet; see ``reserve``."""
@@ -290,8 +311,16 @@ class DisclosureMeter:
             disclosed = {i: bits | added for i, bits, added in zip(self.ids, covered, new, strict=True)}
             exposed, _ = self._exposed(self._credited())
             self.limit.evidence.record_answer(self.query, text, disclosed, exposed, self.limit_reached, self.cut)
+            if self.cut:  # for the operator; the event above is what is kept
+                append(None, self.query, self._verdict())
         finally:
             self.close()
+
+    def _verdict(self) -> Verdict:
+        limits = {"quote_words": self.most_words, "whole": self.most}
+        most = limits.get(self.cut_by) or getattr(self.limit, self.cut_by)
+        evidence = {"cut": self.cut_by, "most": most}
+        return Verdict("crawl_limit", False, Action.WITHHOLD, 0.0, None, evidence=evidence, enforced=self.enforced)
 
     def close(self) -> None:
         """Ends the reservation. The answer no longer counts as unfinished."""
