@@ -58,6 +58,9 @@ HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
 SHOWN = [path for path in PAGES if "{" not in path and not path.endswith(("result", "report", "remove"))]
 
 
+FLAGGED = {"form": "calibrated", "target": "", "why": ["closeness"], "withheld": ["d3"], "p": 0.004}
+
+
 def verdict(number=0, flagged=False, **more):
     body = {
         "defense": "mirabel",
@@ -66,7 +69,7 @@ def verdict(number=0, flagged=False, **more):
         "score": 3.0 if flagged else 1.0,
         "threshold": 2.0,
         "hidden": ["d3"] if flagged else [],
-        "evidence": {"why": ["closeness"], "withheld": ["d3"], "p": 0.004} if flagged else {},
+        "evidence": FLAGGED if flagged else {},
         "enforced": True,
         "request": f"r{number}",
         "client": "somebody",
@@ -459,7 +462,7 @@ class TestPages:
         with visiting(make(tmp_path), verdict(1, flagged=True)) as visitor:
             text = visitor.get("/verdicts/verdict-1").text
             assert "The score 3.000 is above the threshold 2.000." in text
-            assert "closer to a document than benign questions are" in text and "<code>d3</code>" in text
+            assert "closer to a document than benign questions are (" in text and "<code>d3</code>" in text
             assert visitor.get("/verdicts/verdict-2").status_code == 404
 
     def test_overview_compares_only_scores_that_flagged_a_request(self, tmp_path):
