@@ -13,7 +13,7 @@ from casemate.gateway.dashboard.requests import latency_chart, latency_table
 from casemate.gateway.dashboard.table import Column
 from casemate.gateway.dashboard.time_range import by_bin
 from casemate.guard.audience import IGNORED
-from casemate.monitor.canaries.results import CanaryStatus, Severity, base_run_id
+from casemate.monitor.canaries.results import CanaryStatus, base_run_id
 from casemate.reports.format import plural, sample_rate, short_rate, utc_time
 from casemate.reports.svg import FramedChart, request_bars
 
@@ -45,7 +45,7 @@ def _banner(request: PageRequest) -> dict[str, Any]:
     mode, state = request.app.mode, {"alerts": False, "off": False, "observe": False}
     opened = [s for s in request.records.alert_states if s.open] if request.session.installation else []
     if new := [s for s in opened if not s.acknowledged]:
-        worst = max(new, key=lambda s: list(Severity).index(s.alert.severity))
+        worst = max(new, key=lambda s: s.alert.severity.rank)
         title = f"{plural(len(new), 'alert')} not acknowledged"
         return {**state, "tone": worst.alert.severity, "title": title, "text": worst.alert.title, "alerts": True}
     if mode == "enforce":

@@ -194,9 +194,8 @@ class DeliveryQueue:
 
     def _due(self, now: datetime) -> list[list[PendingUpdate]]:
         """Undelivered changes of each alert that is not in backoff, most severe alert first."""
-        order = list(Severity)
         due = [updates for updates in self._pending() if not self._in_backoff(updates, now)]
-        return sorted(due, key=lambda updates: -max(order.index(u.alert.severity) for u in updates))
+        return sorted(due, key=lambda updates: -max(u.alert.severity.rank for u in updates))
 
     def _delivered_in_last_hour(self, now: datetime) -> list[datetime]:
         """Delivery time of each notification of the last hour."""

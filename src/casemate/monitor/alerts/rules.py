@@ -19,9 +19,7 @@ from casemate.monitor.alerts.alert import (
     AlertState,
     alert_to_event,
     highest_severity,
-    is_more_severe,
     make_alert_id,
-    next_severity,
 )
 from casemate.monitor.alerts.messages import MAX_ITEMS, format_duration, sanitize
 from casemate.monitor.canaries.results import CanaryResult, CanaryStatus, Severity
@@ -415,8 +413,8 @@ def _escalate(alert: Alert, run: RunContext, watched: WatchedSet) -> Alert:
     shared = Counter(d for i in present for d in run.documents.get(i, ()))
     persists = any(i in states and states[i].persistent and states[i].alarmed for i in present)
     if len(present) >= MANY_CANARIES or persists or max(shared.values(), default=0) > 1:
-        severity = next_severity(severity)
-    return replace(alert, severity=severity) if is_more_severe(severity, alert.severity) else alert
+        severity = list(Severity)[min(severity.rank + 1, Severity.CRITICAL.rank)]
+    return replace(alert, severity=severity) if severity.rank > alert.severity.rank else alert
 
 
 def _change(before: AlertState | None, alert: Alert, run: RunContext, limits: AlarmLimits) -> Event | None:
@@ -424,7 +422,7 @@ def _change(before: AlertState | None, alert: Alert, run: RunContext, limits: Al
     at, occasion = run.analysis.at, run.analysis.run
     if before is None:
         return alert_to_event(alert, AlertPhase.OPENED, at, occasion)
-    rose = is_more_severe(alert.severity, before.alert.severity)
+    rose = alert.severity.rank > before.alert.severity.rank
     joined = set(alert.canaries) - set(before.alert.canaries)
     if rose or joined:
         title = alert_title(alert.kind, alert.set, len(alert.canaries))

@@ -301,7 +301,7 @@ def _alarms(analysis: RunAnalysis, watched: WatchedSet, limits: AlarmLimits) -> 
         )
         return [TrendFinding(MANY, Severity.CRITICAL, *at, message, True), *pooled]
     by_id = watched.by_id
-    severity = max((by_id[i].severity for i in analysis.alarmed), key=list(Severity).index)
+    severity = max((by_id[i].severity for i in analysis.alarmed), key=lambda severity: severity.rank)
     return [
         TrendFinding(
             CHANGED, severity, *at, f"{', '.join(analysis.alarmed)}: more failures than in the baseline", True

@@ -18,7 +18,7 @@ from statistics import median
 
 from casemate.maths.stats import predicted_share
 from casemate.monitor.canaries.canary import Canary
-from casemate.monitor.canaries.results import CanaryResult, CanaryStatus, Severity, base_run_id
+from casemate.monitor.canaries.results import CanaryResult, CanaryStatus, base_run_id
 from casemate.monitor.trends.baseline import Baseline, CanaryBaseline, best_cosine
 from casemate.monitor.trends.cusum import WatchedSet
 from casemate.monitor.trends.trend import WHOLE_SET, AlarmEpisode, CanarySummary, Trend, TrendFinding
@@ -140,7 +140,7 @@ def draw_trend(source: TrendSource) -> TrendPlots:
 def _rank(source: TrendSource, summary: CanarySummary) -> tuple[bool, bool, int, float, int]:
     """Sorts the worst canary first: alarmed, alarmed before, severe, much evidence, many failures."""
     alarms = _alarms(source.trend, summary.canary)
-    severity = list(Severity).index(source.watched.by_id[summary.canary].severity) if alarms else 0
+    severity = source.watched.by_id[summary.canary].severity.rank if alarms else 0
     return not summary.alarmed, not alarms, -severity, -summary.evidence, -summary.failed
 
 
