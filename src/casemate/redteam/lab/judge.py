@@ -58,6 +58,10 @@ EXTRACTION_FAILS = "Crawlers recover little of the collection"
 EVERY_DEFENSE_DECIDES = "Every defense decides"
 """Made only if it does not pass: a defense had too few chunks, so the configured guard was not tested."""
 MORE_CHUNKS = "Index more documents, or hold out fewer with --nonmembers"
+MIN_UNGUARDED_AUC = 0.6
+"""AUC that an attack must exceed on the bare system: a weak attack proves nothing."""
+MAX_UNDETECTED = 0.05
+"""Share of differing contexts that a two-world audit without a finding must exclude."""
 WEAK_CRR = 0.02
 """A crawler with a lower recovery rate without the guard is no evidence about the guard."""
 
@@ -69,14 +73,10 @@ class MembershipGate:
     Attributes:
         adjusted_accuracy: Adjusted accuracy that an attacker may reach, in [0, 0.5].
         harmless: Share of benign questions that may be answered differently than without the guard.
-        min_unguarded_auc: AUC that an attack must exceed on the bare system: a weak attack proves nothing.
-        max_undetected: Share of differing contexts that a two-world audit without a finding must exclude.
     """
 
     adjusted_accuracy: float = 0.05
     harmless: float = 0.05
-    min_unguarded_auc: float = 0.6
-    max_undetected: float = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ def judge_campaign(
             "benign questions": utility.failed if utility else 0,
             "two-world audit": worlds.failed if worlds else 0,
         }
-        checks += [_utility_check(utility, gate), _audit_check(worlds, gate), defense_check(failures)]
+        checks += [_utility_check(utility, gate), _audit_check(worlds), defense_check(failures)]
     if not_observable:
         checks = [*(c for c in checks if not not_observable.covers(c.name)), *not_observable.checks()]
     checks.append(_completeness_check(trials))
@@ -362,7 +362,7 @@ def _attack_checks(result: AttackResult, failed: bool, guarded: bool, gate: Memb
     if failed:
         why = f"{result.name} was aborted, so its result is unknown: {result.error}"
         return [Check("The attack completed", CheckStatus.ERROR, None, None, why, result.name, OWASP, ATLAS)]
-    auc, status, limit = result.off.auc if result.off else None, CheckStatus.INCONCLUSIVE, gate.min_unguarded_auc
+    auc, status, limit = result.off.auc if result.off else None, CheckStatus.INCONCLUSIVE, MIN_UNGUARDED_AUC
     if auc is None:
         why = "The attack was not run on the bare system, or on too few candidates; the guard's effect is unknown"
     elif auc.low > limit:
@@ -416,7 +416,7 @@ def _utility_check(utility: Utility | None, gate: MembershipGate) -> Check:
     return Check(BENIGN_UNCHANGED, status, rate.value, gate.harmless, why)
 
 
-def _audit_check(audit: TwoWorldAudit | None, gate: MembershipGate) -> Check:
+def _audit_check(audit: TwoWorldAudit | None) -> Check:
     """Any difference is a leak; no difference in too few pairs is no proof."""
     status, value = CheckStatus.INCONCLUSIVE, audit.rate.value if audit and audit.pairs else None
     if audit is None:
@@ -430,8 +430,8 @@ def _audit_check(audit: TwoWorldAudit | None, gate: MembershipGate) -> Check:
     elif audit.differing:
         status = CheckStatus.FAIL
         why = f"Contexts revealed a withheld document in {audit.differing} of {audit.pairs} questions"
-    elif audit.rate.high > gate.max_undetected:
-        why = f"No difference in {audit.pairs} questions; too few to exclude {gate.max_undetected:.0%} that differ"
+    elif audit.rate.high > MAX_UNDETECTED:
+        why = f"No difference in {audit.pairs} questions; too few to exclude {MAX_UNDETECTED:.0%} that differ"
     elif audit.not_compared:
         why = f"No difference in {audit.pairs} questions, but not every record was compared"
     else:
