@@ -41,7 +41,7 @@ from casemate.monitor.scheduler.schedule import ScheduleGap
 from casemate.monitor.scheduler.watch import AlertDispatcher
 from casemate.monitor.service import CanaryMonitor, open_alert_dispatcher, open_canary_monitor
 from casemate.monitor.trends.baseline import load_baseline
-from casemate.monitor.trends.cusum import RunAnalysis, WatchedCanary, WatchedSet
+from casemate.monitor.trends.cusum import ERRORS_IN_A_ROW, RunAnalysis, WatchedCanary, WatchedSet
 from casemate.monitor.trends.trend import CanarySummary
 from casemate.monitor.trends.trend_page import TrendSource, draw_trend, render_trend
 from casemate.reports.format import number, sample_rate
@@ -152,7 +152,7 @@ def trend_command(
     else:
         _show_trend(source, everything)
         _show_gaps(gaps)
-    unreachable = trend.state.unanswered_runs >= monitor.limits.errors_in_a_row
+    unreachable = trend.state.unanswered_runs >= ERRORS_IN_A_ROW
     raise typer.Exit(FAILED if unreachable or any(c.alarmed for c in trend.canaries) else OK)
 
 

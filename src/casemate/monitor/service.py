@@ -19,7 +19,6 @@ from casemate.backends.indexes.sqlite import SqliteIndex
 from casemate.config import Config, PluginSpec
 from casemate.errors import ConfigError, DataError
 from casemate.guard.guard import Guard
-from casemate.monitor.alerts.delivery_queue import DeliveryPolicy
 from casemate.monitor.canaries.canary import CanarySet, parse_interval
 from casemate.monitor.canaries.canary_file import read_canaries
 from casemate.monitor.canaries.results import CanaryResult, CanaryStatus
@@ -191,7 +190,8 @@ class CanaryMonitor:
 
     @property
     def _settings(self) -> WatchSettings:
-        return WatchSettings(self.limits, _delivery_policy(self.app), log_text=self.app.config.privacy.log_text)
+        config = self.app.config
+        return WatchSettings(self.limits, config.monitor.notifications_per_hour, log_text=config.privacy.log_text)
 
 
 def _watched_set(app: App, canaries: CanarySet, tenant: str) -> tuple[WatchedSet, Baseline | None]:
@@ -271,7 +271,7 @@ def open_alert_dispatcher(app: App) -> AlertDispatcher:
     Raises:
         ConfigError: If a channel cannot be built.
     """
-    return AlertDispatcher(app.store, _channels(app), WatchSettings(policy=_delivery_policy(app)))
+    return AlertDispatcher(app.store, _channels(app), WatchSettings(per_hour=app.config.monitor.notifications_per_hour))
 
 
 def open_target(app: App, spec: PluginSpec, recorded: bool = True) -> Target:
@@ -507,7 +507,3 @@ async def run_drill(
 
 def _channels(app: App) -> list[Channel]:
     return [build("channel", spec, app.config.folder) for spec in app.config.monitor.channels]
-
-
-def _delivery_policy(app: App) -> DeliveryPolicy:
-    return DeliveryPolicy(per_hour=app.config.monitor.notifications_per_hour)

@@ -25,7 +25,7 @@ from casemate.monitor.alerts.messages import MAX_ITEMS, format_duration, sanitiz
 from casemate.monitor.canaries.results import CanaryResult, CanaryStatus, Severity
 from casemate.monitor.drift.answer_drift import DriftReading
 from casemate.monitor.drift.corpus_drift import MIN_SAME_COSINE, CorpusChange, VectorAudit
-from casemate.monitor.trends.cusum import AlarmLimits, CusumState, RunAnalysis, WatchedSet
+from casemate.monitor.trends.cusum import MIN_PASSES, AlarmLimits, CusumState, RunAnalysis, WatchedSet
 from casemate.monitor.trends.trend import (
     BLIND,
     CHANGED,
@@ -154,7 +154,7 @@ def alert_events(
         alert = _merge(_matching_alert(current.values(), finding, run), finding, run, watched)
         current[alert.id] = alert
     escalated = {name: _escalate(alert, run, watched) for name, alert in current.items()}
-    return [event for name, alert in escalated.items() if (event := _change(before.get(name), alert, run, limits))]
+    return [event for name, alert in escalated.items() if (event := _change(before.get(name), alert, run))]
 
 
 def new_documents(
@@ -417,7 +417,7 @@ def _escalate(alert: Alert, run: RunContext, watched: WatchedSet) -> Alert:
     return replace(alert, severity=severity) if severity.rank > alert.severity.rank else alert
 
 
-def _change(before: AlertState | None, alert: Alert, run: RunContext, limits: AlarmLimits) -> Event | None:
+def _change(before: AlertState | None, alert: Alert, run: RunContext) -> Event | None:
     """The event for an alert after a run; None if nothing changed."""
     at, occasion = run.analysis.at, run.analysis.run
     if before is None:
@@ -429,7 +429,7 @@ def _change(before: AlertState | None, alert: Alert, run: RunContext, limits: Al
         changes = alert.changes if joined else _describe_escalation(before.alert, alert, run)
         changed = replace(alert, title=title, changes=changes)
         return alert_to_event(changed, AlertPhase.UPDATED, at, occasion, quiet=bool(before.acknowledged) and not rose)
-    if _has_recovered(alert, run.analysis, limits):
+    if _has_recovered(alert, run.analysis):
         ended = replace(alert, changes=_recovery_message(alert, before.opened, at), advice=())
         return alert_to_event(ended, AlertPhase.RECOVERED, at, occasion)
     return None
@@ -455,13 +455,13 @@ def _recovery_message(alert: Alert, opened: datetime, at: datetime) -> tuple[str
     return (f"{reason}. The alert was open for {format_duration((at - opened).total_seconds())}.",)
 
 
-def _has_recovered(alert: Alert, analysis: RunAnalysis, limits: AlarmLimits) -> bool:
+def _has_recovered(alert: Alert, analysis: RunAnalysis) -> bool:
     """Whether the condition has ended. Canaries removed from the set do not keep an alert open."""
     canaries = [c for i in alert.canaries if (c := analysis.state.canaries.get(i))]
     if alert.kind in SEQUENTIAL_KINDS:
         return not any(c.alarmed for c in canaries)
     if alert.kind in PAGE_RULE_KINDS:
-        return all(c.passes_in_a_row >= limits.min_passes for c in canaries)
+        return all(c.passes_in_a_row >= MIN_PASSES for c in canaries)
     if alert.kind == DECAY:
         return not analysis.state.decayed
     if alert.kind == BLIND:

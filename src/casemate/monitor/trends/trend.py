@@ -30,6 +30,7 @@ from casemate.monitor.canaries.results import (
 from casemate.monitor.trends import sequential_tests
 from casemate.monitor.trends.change_point import estimate_change
 from casemate.monitor.trends.cusum import (
+    ERRORS_IN_A_ROW,
     RECENT,
     AlarmLimits,
     CanaryCusum,
@@ -229,7 +230,7 @@ def run_findings(
         *_sudden_failures(before, analysis, watched, limits),
         *_failure_rate(analysis, limits),
         *_alarms(analysis, watched, limits),
-        *_missing_answers(before, analysis, limits),
+        *_missing_answers(before, analysis),
     ]
 
 
@@ -327,18 +328,16 @@ def describe_odds(p: float) -> str:
     return f"one in {1 / p:,.0f}" if p >= 1e-6 else "less than one in a million"
 
 
-def _missing_answers(before: CusumState, analysis: RunAnalysis, limits: AlarmLimits) -> list[TrendFinding]:
+def _missing_answers(before: CusumState, analysis: RunAnalysis) -> list[TrendFinding]:
     """Targets and canaries without answers, reported in the run in which that begins to count."""
     findings = []
-    if analysis.unreachable and before.unanswered_runs < limits.errors_in_a_row:
+    if analysis.unreachable and before.unanswered_runs < ERRORS_IN_A_ROW:
         asked = analysis.errors + analysis.judged
         message = f"the target did not answer {analysis.errors} of {asked} canaries in the last run"
         findings.append(TrendFinding(UNREACHABLE, Severity.HIGH, (), analysis.run, analysis.at, message, True))
-    blind = [
-        i for i in analysis.blind if i not in before.canaries or before.canaries[i].errors < limits.errors_in_a_row
-    ]
+    blind = [i for i in analysis.blind if i not in before.canaries or before.canaries[i].errors < ERRORS_IN_A_ROW]
     if blind:
-        runs = f"no answer in {limits.errors_in_a_row} consecutive runs"
+        runs = f"no answer in {ERRORS_IN_A_ROW} consecutive runs"
         message = f"{', '.join(blind)}: {runs}, while other canaries got answers"
         findings.append(TrendFinding(BLIND, Severity.MEDIUM, tuple(blind), analysis.run, analysis.at, message, True))
     return findings
