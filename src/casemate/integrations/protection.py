@@ -36,6 +36,7 @@ from casemate.integrations.guarded_query import (
     GuardedQuery,
 )
 from casemate.integrations.text_lookup import TextLookup
+from casemate.maths.moments import given_first
 from casemate.monitor.alerts.alerting_store import AlertingEventStore
 from casemate.monitor.poisoning.quarantine import Quarantine
 from casemate.monitor.service import OWN, open_tenant_screening
@@ -468,20 +469,14 @@ class _Rag(Rag):
         return self.index.search(vector, k, tenant)
 
     def _given(self, asked: GuardedQuery, vector: Vector, k: int, tenant: str) -> Retrieval:
-        """The other retriever's documents, followed by documents of the store with lower scores than all of them.
-
-        Documents in between are left out. This can only make a document look closer, never less close.
-        """
+        """The other retriever's documents, then documents of the store."""
         assert asked.given is not None
         found = self.index.search(vector, k + len(asked.given), tenant)
         cosine = self.index.cosines([row.id for row in asked.given], vector)
         documents = self.index.named([document_of(row) for row in asked.given])
         known = sorted((Hit(d, cosine[d.id]) for d in documents), key=lambda hit: -hit.score)
         asked.found.update((row.id, row) for row in asked.given)
-        lowest = known[-1].score if known else 2.0
-        ids = {h.document.id for h in known}
-        below = [h for h in found.hits if h.score < lowest and h.document.id not in ids]
-        return replace(found, hits=(*known, *below)[:k])
+        return given_first(found, known, k)
 
 
 class _NoGenerator(Generator):

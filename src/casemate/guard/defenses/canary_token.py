@@ -28,13 +28,13 @@ from typing import Any, ClassVar
 
 from casemate.errors import ConfigError
 from casemate.guard.verdict_log import append
-from casemate.guard.watermarks.detection import WatermarkDetector, WatermarkFilter, WatermarkMatch
+from casemate.guard.watermarks.detection import WatermarkDetector, WatermarkFilter
 from casemate.guard.watermarks.tokens import TokenGenerator
 from casemate.protocols import Defense, EventStore, Generator
 from casemate.rag.pipeline import closing_stream
 from casemate.text.disguises import DecodedText
 from casemate.text.sentences import BLOCK_END, SENTENCE_END
-from casemate.types import UNKNOWN, Action, Document, Outcome, Prompt, Query, Retrieval, Secret, Verdict
+from casemate.types import Action, Document, Outcome, Prompt, Query, Retrieval, Secret, Verdict
 
 log = logging.getLogger(__name__)
 
@@ -145,8 +145,10 @@ class _MarkedRequest:
     chunks: Mapping[str, str]
     sampled: bool
 
-    def verdict(self, match: WatermarkMatch | None, oracle: str, ended: str) -> Verdict:
+    def verdict(self, watermark_filter: WatermarkFilter, oracle: str) -> Verdict:
         """The verdict of both paths; only a token in the answer is flagged."""
+        match = watermark_filter.found
+        ended = "cut" if match else "whole" if watermark_filter.finished else "broke off"
         score = LEAKED if match else SILENT if oracle == "failed" else CLEAN
         evidence: dict[str, Any] = {"marked": list(self.chunks.values()), "oracle": oracle, "ended": ended}
         if match:
@@ -168,20 +170,11 @@ class _WatermarkedGenerator(Generator):
         context = tuple(self.defense._mark(document, request) for document in prompt.context)
         marked, detector = replace(prompt, context=context), WatermarkDetector(request.chunks)
         oracle = asyncio.create_task(self._oracle(marked, detector)) if request.sampled and context else None
-        watermark_filter = WatermarkFilter(detector)
-        sent, ended, outcome = False, "broke off", "not asked"
+        watermark_filter, outcome = WatermarkFilter(detector), "not asked"
         try:
-            async with (
-                closing_stream(self.generator.stream(marked)) as pieces,
-                closing_stream(watermark_filter.passing(pieces)) as passing,
-            ):
-                async for out in passing:
-                    sent = sent or bool(out.strip())
+            async with closing_stream(watermark_filter.answer(self.generator.stream(marked))) as answer:
+                async for out in answer:
                     yield out
-                rest = watermark_filter.finish()
-                ended = "cut" if watermark_filter.found else "whole"
-                if rest or (watermark_filter.found and not sent):
-                    yield rest or UNKNOWN
                 if oracle and not watermark_filter.found:
                     outcome = await oracle
         finally:
@@ -189,7 +182,7 @@ class _WatermarkedGenerator(Generator):
                 oracle.cancel()
                 await asyncio.wait([oracle])
             if context:
-                self.defense._append(request, request.verdict(watermark_filter.found, outcome, ended))
+                self.defense._append(request, request.verdict(watermark_filter, outcome))
 
     async def _oracle(self, prompt: Prompt, detector: WatermarkDetector) -> str:
         """The second path: whether the model, after the same question, gives a token on request."""

@@ -45,7 +45,7 @@ from casemate.guard.watermarks.honeytoken_keys import (
 from casemate.protocols import Defense, EventStore, Generator
 from casemate.rag.pipeline import closing_stream
 from casemate.text.disguises import DecodedText
-from casemate.types import UNKNOWN, Action, Outcome, Prompt, Query, Retrieval, Verdict
+from casemate.types import Action, Outcome, Prompt, Query, Retrieval, Verdict
 
 log = logging.getLogger(__name__)
 
@@ -155,22 +155,16 @@ class _HoneytokenGenerator(Generator):
         known = [m.token for m in planted.detector.matches(DecodedText(prompt.question)) if not m.errors]
         watermark_filter = WatermarkFilter(planted.detector_without(known))
         quoted = _QuotedRecords(planted.key, defense._pending.get(prompt.request), prompt)
-        sent = False
+
+        def append_leak(match: WatermarkMatch) -> None:
+            defense._append(prompt.request, planted.leak_verdict(match))
+
+        stream = watermark_filter.answer(self._generator.stream(planted.plant(prompt, defense)), append_leak)
         try:
-            async with (
-                closing_stream(self._generator.stream(planted.plant(prompt, defense))) as pieces,
-                closing_stream(watermark_filter.passing(pieces)) as passing,
-            ):
-                async for out in passing:
-                    sent = sent or bool(out.strip())
+            async with closing_stream(stream):
+                async for out in stream:
                     quoted.feed(out)
                     yield out
-                rest = watermark_filter.finish()
-                if watermark_filter.found:
-                    defense._append(prompt.request, planted.leak_verdict(watermark_filter.found))
-                quoted.feed(rest)
-                if rest or (watermark_filter.found and not sent):
-                    yield rest or UNKNOWN
         finally:
             for verdict in (planted.known_verdict(known), quoted.verdict()):
                 if verdict:
