@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from casemate.backends.indexes.sqlite import SqliteIndex
 from casemate.config import Config, PluginSpec
 from casemate.errors import ConfigError, DataError
 from casemate.guard.guard import Guard
@@ -38,7 +37,7 @@ from casemate.monitor.trends.cusum import AlarmLimits, RunAnalysis, WatchedSet
 from casemate.monitor.trends.trend import compute_trend, read_results
 from casemate.monitor.trends.trend_page import TrendSource
 from casemate.plugins import build
-from casemate.protocols import Channel, Defense, DocumentSink, Embedder, EventStore, Generator, Index, Progress, Target
+from casemate.protocols import Channel, DocumentSink, Embedder, EventStore, Generator, Index, Progress, Target
 from casemate.rag.question_file import questions_in
 from casemate.system import App
 from casemate.text.synthetic_questions import generate_with_documents
@@ -488,10 +487,6 @@ async def run_drill(
     app, tenant, folder = monitor.app, monitor.runner.tenant, monitor.app.config.folder
     rag = app.guard.rag
     parts: dict[Any, Any] = {Embedder: rag.embedder}
-
-    def make_defenses(index: Index) -> list[Defense]:
-        return [build("defense", spec, folder, parts | {Index: index}) for spec in app.config.guard.defenses]
-
     canaries = monitor.set.canaries
     watched = [c.query for c in canaries if c.expected_answer or c.expected_answer_contains][:count]
     questions = _watched(app.config, app.index, tenant, (), WATCHED_QUESTIONS)
@@ -499,7 +494,7 @@ async def run_drill(
         DrillQuestion(question, FALSE_ANSWER, question in watched) for question in (*watched, *list(questions)[-count:])
     ]
     attacks = {name: build("poisoner", spec, folder, parts) for name, spec in DRILL_ATTACKS.items()}
-    async with guarded_copy(rag, lambda path: SqliteIndex(path / "copy.db"), make_defenses, tenant) as guard:
+    async with guarded_copy(rag, app.config, tenant) as guard:
         screen = await asyncio.to_thread(_fit_screen, app, guard.rag.index, questions, tenant)
         drill = PoisoningDrill(guard, monitor.runner, screen, app.config.redteam.seed)
         return await drill.run(attacks, attacked, progress)
