@@ -471,6 +471,17 @@ class TestPages:
             page = visitor.get("/").text
         assert "3.00 &gt; 2.00" in page and "1.00 &gt; 2.00" not in page and "withheld again" in page
 
+    def test_a_request_with_several_verdicts_is_one_flagged_request(self, tmp_path):
+        """Two queries of a turn, and two defenses; the other request is not flagged."""
+        same = {"request": "r1", "hidden": ["d1", "d2"]}
+        crawl = verdict(3, flagged=True, defense="crawl_limit", **same)
+        events = (verdict(1, flagged=True), verdict(2, flagged=True, **same), crawl, verdict(4))
+        with visiting(make(tmp_path, defenses=[Mirabel(mode="paper")]), *events) as visitor:
+            overview, clients, page = (visitor.get(path).text for path in ("/", "/clients", "/calibration"))
+        assert overview.count('<tr id="v-') == 1 and 'id="v-verdict-2"' in overview
+        assert "mirabel 1, crawl_limit 1" in clients or "crawl_limit 1, mirabel 1" in clients
+        assert "1 of 2" in overview and "(1 of 2;" in page
+
     def test_a_verdict_says_what_its_defense_withheld(self, tmp_path):
         leak = {"defense": "honeytoken", "action": "withhold", "hidden": [], "evidence": {"what": "leaked"}}
         failure = {"action": "withhold", "threshold": None, "evidence": {"error": "OSError"}}

@@ -31,7 +31,7 @@ def overview(request: PageRequest) -> Page:
         "banner": _banner(request),
         "tiles": list(_tiles(request, asked, len(verdicts) - len(asked))),
         "requests": _requests_over_time(request, asked),
-        "flagged": _flagged_table(request, [v for v in asked if v.flagged]),
+        "flagged": _flagged_table(request, by_request([v for v in asked if v.flagged])),
         "clients": client_table(request, flagged, brief=True),
         "latency": latency_table(request, finished),
         "latency_chart": latency_chart(request, finished),
@@ -114,7 +114,9 @@ def _requests_over_time(request: PageRequest, asked: Sequence[VerdictRecord]) ->
     return request_bars(counts, links, said)
 
 
-def _flagged_table(request: PageRequest, flagged: Sequence[VerdictRecord]) -> Any:
+def _flagged_table(request: PageRequest, flagged: Sequence[Sequence[VerdictRecord]]) -> Any:
+    """The flagged requests, each with the verdict that withheld most."""
+    shown = [max(one, key=lambda v: len(v.hidden)) for one in flagged]
     columns = (
         Column("Time", lambda v: v.at, "at", True),
         Column("Client", lambda v: request.client_name(v.client).full.lower(), "client"),
@@ -125,7 +127,7 @@ def _flagged_table(request: PageRequest, flagged: Sequence[VerdictRecord]) -> An
     def show(v: VerdictRecord) -> dict[str, Any]:
         return {"verdict": v, "client": request.client_name(v.client)}
 
-    return request.table("Flagged requests", columns, flagged, order="-at", name="flagged", size=MAX_FLAGGED, show=show)
+    return request.table("Flagged requests", columns, shown, order="-at", name="flagged", size=MAX_FLAGGED, show=show)
 
 
 def _states(request: PageRequest, tenants: Sequence[str]) -> list[dict[str, Any]]:
