@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from casemate.text.disguises import decodings, fold_text, only_letters, without_vowels
-from casemate.text.tokens import STOP_WORDS, Table
+from casemate.text.tokens import STOP_WORDS, FunctionCache
 
 MIN_CHAIN = 4
 """Content words of a chain from which it counts. Shorter ones occur by chance."""
@@ -186,7 +186,7 @@ class DisclosureCounter:
         self._chance = list[tuple[str, str]]()  # forms and words that were not compared with the null yet
         self._vocabulary = frozenset().union(*(text.places for text in self._texts))
         self._occurrences: dict[str, list[tuple[int, _Places]]] = {}  # word -> numbers of texts, places in each
-        self._by_prefix = Table(partial(_words_from, self._texts))
+        self._by_prefix = FunctionCache(partial(_words_from, self._texts))
         self._undecoded, self._letters, self._size = list[str](), 0, 0
         self._readable = set[str]()  # words since the last part that was decoded
         asked = _WORD.findall(fold_text(question))
@@ -540,4 +540,4 @@ def _read_piece(text: str) -> tuple[list[str], int, bool]:
     return words, sum(map(len, words)), bool(words) and all(len(w) > 1 and w in STOP_WORDS for w in words)
 
 
-_PIECES = Table(_read_piece, 4096)
+_PIECES = FunctionCache(_read_piece, 4096)
