@@ -26,7 +26,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from casemate.errors import ConfigError
+from casemate.errors import ConfigError, require_range
 from casemate.guard.verdict_log import append
 from casemate.guard.watermarks.detection import WatermarkDetector, WatermarkFilter
 from casemate.guard.watermarks.tokens import TokenGenerator
@@ -82,11 +82,9 @@ class CanaryToken(Defense):
         self.secret = Secret(self.secret)
         if 0 < len(self.secret) < SECRET_CHARACTERS:
             raise ConfigError(f"{NAME}.secret is too short; it must have at least {SECRET_CHARACTERS} characters")
-        if self.spacing < 50 or self.lead < 0 or not 0 <= self.oracle_share <= 1:
-            raise ConfigError(
-                f"{NAME}: spacing={self.spacing}, lead={self.lead}, oracle_share={self.oracle_share}; spacing must be "
-                "at least 50, lead at least 0, oracle_share between 0 and 1"
-            )
+        require_range(NAME, self, "spacing", at_least=50)
+        require_range(NAME, self, "lead", at_least=0)
+        require_range(NAME, self, "oracle_share", at_least=0, at_most=1)
         self._tokens = TokenGenerator(self.secret or secrets.token_hex(32))
 
     async def on_retrieve(self, query: Query, retrieval: Retrieval) -> Outcome[Retrieval]:

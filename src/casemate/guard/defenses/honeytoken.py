@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import re
 import threading
 from collections import OrderedDict
@@ -30,7 +29,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from casemate.errors import CasemateError, ConfigError
+from casemate.errors import CasemateError, ConfigError, require_range
 from casemate.guard.client_state.withheld_documents import ClientSources
 from casemate.guard.verdict_log import append
 from casemate.guard.watermarks.detection import WatermarkDetector, WatermarkFilter, WatermarkMatch
@@ -91,10 +90,8 @@ class HoneyToken(Defense):
             raise ConfigError(f"{NAME}.formats is {list(self.formats)}; allowed are, once each: {', '.join(FORMS)}")
         if not _DOMAIN.fullmatch(self.domain):
             raise ConfigError(f"{NAME}.domain is {self.domain!r}; it must be a domain name such as example.net")
-        if self.records < 1 or not 0 < self.hours < math.inf:
-            raise ConfigError(
-                f"{NAME}: records={self.records}, hours={self.hours}; records must be at least 1, hours above 0"
-            )
+        require_range(NAME, self, "records", at_least=1)
+        require_range(NAME, self, "hours", above=0)
         self._keys = HoneytokenKeyFile(self.keys)
         self._shown = ClientSources(NAME, self.hours * 3600, self.store)
         self._pending: OrderedDict[str, Query] = OrderedDict()  # by request

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 
-from casemate.errors import ConfigError
+from casemate.errors import ConfigError, require_range
 from casemate.monitor.alerts.alerting_store import MissedAlertScanner
 from casemate.monitor.alerts.delivery_queue import PER_HOUR
 from casemate.monitor.alerts.outbox import Outbox
@@ -65,11 +65,8 @@ class WatchSettings:
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 
     def __post_init__(self) -> None:
-        if not min(self.lease_s, self.poll_s) > 0 or not self.pause_s >= 0:
-            raise ConfigError(
-                f"lease_s={self.lease_s}, poll_s={self.poll_s}, pause_s={self.pause_s}: the first two must be above 0, "
-                "and pause_s at least 0"
-            )
+        require_range("watch", self, "lease_s poll_s", above=0)
+        require_range("watch", self, "pause_s", at_least=0)
 
 
 async def watch(  # noqa: PLR0913  all that a watch needs, in one call

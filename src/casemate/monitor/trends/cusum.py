@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter
 
-from casemate.errors import ConfigError, DataError
+from casemate.errors import DataError, require_range
 from casemate.monitor.canaries.results import RESULT_KIND, CanaryResult, CanaryStatus, Severity, base_run_id
 from casemate.monitor.trends import sequential_tests
 from casemate.monitor.trends.pooled_evidence import LONGEST_WINDOW, PooledCounts, pooled_evidence
@@ -141,11 +141,8 @@ class AlarmLimits:
     page_rules: bool = False
 
     def __post_init__(self) -> None:
-        if not self.runs_per_false_alert > 0 or not 0 <= self.max_repeats <= 9:
-            raise ConfigError(
-                f"runs_per_false_alert={self.runs_per_false_alert}, max_repeats={self.max_repeats}: "
-                "runs_per_false_alert must be above 0, and max_repeats 0 to 9"
-            )
+        require_range("monitor", self, "runs_per_false_alert", above=0)
+        require_range("monitor", self, "max_repeats", at_least=0, at_most=9)
 
 
 @dataclass(frozen=True, slots=True)
