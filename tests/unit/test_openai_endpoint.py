@@ -184,7 +184,7 @@ def test_the_size_of_an_answer_is_limited(server):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"model": ""}, "need a model"),
+        ({"model": ""}, "model is empty"),
         ({"max_tokens": 0}, "max_tokens=0"),
         ({"base_url": "ftp://x"}, "must begin with http"),
         ({"base_url": "", "api_key": Secret("")}, "no key for api.openai.com"),

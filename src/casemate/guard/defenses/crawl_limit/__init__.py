@@ -34,7 +34,7 @@ from enum import Enum
 from pathlib import Path
 from typing import ClassVar
 
-from casemate.errors import ConfigError, DataError
+from casemate.errors import ConfigError, DataError, require_range
 from casemate.guard.audience import ReleasedDocument
 from casemate.guard.client_state.crawl_evidence import ALARMED, CrawlEvidence, SuspicionLevel
 from casemate.guard.client_state.crawl_evidence import CLEAR as CLEAR
@@ -141,8 +141,7 @@ class CrawlLimit(Defense):
         if not (0 < self.exposure <= 1 and 0 < self.alarm < 1 and 0 < self.hours < math.inf):
             what = f"exposure={self.exposure}, alarm={self.alarm}, hours={self.hours}"
             raise ConfigError(f"crawl_limit: {what}; exposure in (0, 1], alarm in (0, 1), hours above 0")
-        if not 0 <= self.pause_s < math.inf:
-            raise ConfigError(f"crawl_limit.pause_s is {self.pause_s}; it must be 0 or more seconds")
+        require_range("crawl_limit", self, "pause_s", at_least=0)
         self.evidence = CrawlEvidence(self.alarm, self.colluders, self.hours * 3600, self.store)
         self._registries: dict[str, ReindexRegistry] = {}
         self._pending: OrderedDict[str, tuple[Query, tuple[str, ...]]] = OrderedDict()  # by request
