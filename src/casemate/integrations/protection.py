@@ -13,6 +13,7 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -460,13 +461,10 @@ class _Rag(Rag):
         asked = CURRENT_QUERY.get()
         if asked is None:
             return await super().search(vector, k, tenant)
-        search_store = self._look if asked.given is None else self._given
+        search = self.index.search if asked.given is None else partial(self._given, asked)
         if asked.inline:
-            return search_store(asked, vector, k, tenant)
-        return await asyncio.to_thread(search_store, asked, vector, k, tenant)
-
-    def _look(self, asked: GuardedQuery, vector: Vector, k: int, tenant: str) -> Retrieval:
-        return self.index.search(vector, k, tenant)
+            return search(vector, k, tenant)
+        return await asyncio.to_thread(search, vector, k, tenant)
 
     def _given(self, asked: GuardedQuery, vector: Vector, k: int, tenant: str) -> Retrieval:
         """The other retriever's documents, then documents of the store."""

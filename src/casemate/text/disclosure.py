@@ -82,10 +82,6 @@ _End: TypeAlias = tuple[int, int, int]
 _NO_CHAIN = (-MAX_APART - 1, 0, 0)
 
 
-def _is_content(word: str) -> bool:
-    return word not in STOP_WORDS and (len(word) > 1 or word.isdigit())
-
-
 def _sorted(word: str) -> str:
     return "".join(sorted(word))
 
@@ -131,7 +127,7 @@ class _IndexedText:
         start, at, self.length, self.letters = 0, MAX_SKIP, 0, 0
         for self.length, word in enumerate(_WORD.findall(fold_text(text)), 1):
             self.letters += len(word)
-            if _is_content(word):
+            if word not in STOP_WORDS and (len(word) > 1 or word.isdigit()):
                 places = self.places.setdefault(word, [])
                 if len(places) < MAX_OCCURRENCES:
                     places.append((at, (1 << self.length) - (1 << start)))

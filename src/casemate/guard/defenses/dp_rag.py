@@ -238,8 +238,9 @@ def composed_epsilon(each: float, delta: float, times: int) -> float:
     with needs("casemate[dp]"):
         from dp_accounting.pld import privacy_loss_distribution
         from dp_accounting.pld.common import DifferentialPrivacyParameters
+    grid = max(1e-4, each / 200)  # of the losses: fine for small ones, coarse enough for large ones to be fast
     one = privacy_loss_distribution.from_privacy_parameters(
-        DifferentialPrivacyParameters(each, 0.0), value_discretization_interval=_grid(each)
+        DifferentialPrivacyParameters(each, 0.0), value_discretization_interval=grid
     )
     return min(each * times, float(one.self_compose(times).get_epsilon_for_delta(delta)))
 
@@ -262,8 +263,3 @@ def affordable_tokens(epsilon: float, delta: float, each: float) -> int:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if composed_epsilon(each, delta, middle) <= epsilon else (low, middle - 1)
     return low
-
-
-def _grid(each: float) -> float:
-    """Discretization interval of the losses: fine for small ones, coarse enough for large ones to be fast."""
-    return max(1e-4, each / 200)

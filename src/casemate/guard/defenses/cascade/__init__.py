@@ -175,7 +175,9 @@ class _CascadeGenerator(Generator):
         Tokenizes question and context, and seeds the random generator.
         """
         texts = [prompt.question, *(document.content for document in prompt.context)]
-        question, *chunks = (self._alphabet.encode(self._models[1].tokens(_single_line(text))) for text in texts)
+        question, *chunks = (
+            self._alphabet.encode(self._models[1].tokens(" " + " ".join(text.split()))) for text in texts
+        )
         rng = np.random.default_rng(self._seed)
         copying = self._copying(chunks, question)
         return CascadeDecoding(self._models, prompt, self._settings, copying, self._alphabet, rng)
@@ -185,11 +187,6 @@ class _CascadeGenerator(Generator):
         while not decoding.finished:
             decoding.block()
             yield self._models[1].text(decoding.answer).lstrip()
-
-
-def _single_line(text: str) -> str:
-    """Formats a text as in a recitation: one line, a space before each word."""
-    return " " + " ".join(text.split())
 
 
 def _require_one_vocabulary(draft: TokenModel, reference: TokenModel) -> None:
