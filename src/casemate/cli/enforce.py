@@ -68,7 +68,8 @@ def enforce(
     path = config or Path(configuration.FILE)
     if not path.exists():
         raise ConfigError(f"there is no {path}; create one with 'casemate init', or name it with --config")
-    settings, mode = configuration.read(path), ("observe" if off else "enforce")
+    settings = configuration.read(path)
+    mode: GuardMode = "observe" if off else "enforce"
     require_guard(settings.guard.mode)
     values = setting_values(path, mode)
     with closing(build("store", settings.store, settings.folder)) as store:
