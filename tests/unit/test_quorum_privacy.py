@@ -314,7 +314,7 @@ def test_without_its_ledger_nothing_leaves_and_only_the_operator_sees_why(store,
         ({"epsilon": 0.0}, "must be above 0 and finite"),
         ({"epsilon": float("inf")}, "must be above 0 and finite"),
         ({"epsilon": 1.0, "delta": 0.0}, "delta=0.0; it must be above 0 and below 1"),
-        ({"epsilon": 1.0, "answers": 0}, "answers is 0"),
+        ({"epsilon": 1.0, "answers": 0}, "answers=0"),
         ({"epsilon": 1.0, "break_glass": 1}, "set one of them only"),
     ],
 )

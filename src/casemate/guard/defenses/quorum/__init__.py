@@ -106,9 +106,7 @@ class Quorum(Defense):
     def __post_init__(self) -> None:
         if self.support < 2:
             raise ConfigError(f"{NAME}.support is {self.support}; it must be at least 2: one unit is no quorum")
-        for name in ("jitter", "period_days", "units", "words", "sentences", "answers"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{NAME}.{name} is {getattr(self, name)}; it must be at least 1")
+        require_range(NAME, self, "jitter period_days units words sentences answers", at_least=1)
         require_range(NAME, self, "break_glass", at_least=0)
         require_range(NAME, self, "floor", at_least=-1, at_most=1)
         self.secret = Secret(self.secret)
