@@ -104,7 +104,7 @@ def test_kept_conversations_are_bounded(server, monkeypatch):
 
 
 def test_turns_must_not_be_negative(server):
-    with pytest.raises(ConfigError, match=r"openai_endpoint\.turns is -1; it must be at least 0"):
+    with pytest.raises(ConfigError, match="openai_endpoint: turns=-1; it must be at least 0"):
         endpoint(server, turns=-1)
 
 
