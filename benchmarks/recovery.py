@@ -19,7 +19,7 @@ import numpy as np
 
 from benchmarks import SEED, save
 from casemate.maths import recovery
-from casemate.maths.recovery import Recovery, Segments, chunk_recovery, segments, window_sizes
+from casemate.maths.recovery import ROUGE_LEVELS, Recovery, Segments, chunk_recovery, segments, window_sizes
 from casemate.text.tokens import words
 from casemate.types import Vector
 
@@ -109,7 +109,7 @@ def measure(world: World, chunks: list[str], answers: list[str]) -> dict[str, An
     start, cpu = time.perf_counter(), time.process_time()
     result = chunk_recovery(chunks, E, found, S)
     compare_s, cpu_s = time.perf_counter() - start, time.process_time() - cpu
-    levels = [str(level) for level in result.levels]
+    levels = [str(level) for level in ROUGE_LEVELS]
     return {
         "chunks": len(chunks),
         "answers": len(answers),
@@ -164,12 +164,12 @@ def _checked(
         near = np.flatnonzero(cosines > recovery.MIN_COSINE)[:MOST]
         last = found.queries[near[-1]] if len(near) == MOST else np.inf  # from here on not all is looked at
         a = words(chunks[i])
-        firsts = np.zeros((2, len(result.levels)), np.int64)
+        firsts = np.zeros((2, len(ROUGE_LEVELS)), np.int64)
         for j in near:
             b = words(found.texts[j])
             common, tables = _table(a, b), tables + 1
             for measure, score in enumerate((2 * common / (len(a) + len(b)), common / len(a))):
-                passed = (firsts[measure] == 0) & (np.array(result.levels) < score)
+                passed = (firsts[measure] == 0) & (np.array(ROUGE_LEVELS) < score)
                 firsts[measure][passed] = found.queries[j]
         told = np.stack([result.f1[:, i], result.recall[:, i]])
         wrong += not np.array_equal(np.where(firsts < last, firsts, 0), np.where(told < last, told, 0))

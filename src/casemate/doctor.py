@@ -25,12 +25,12 @@ from casemate.monitor.alerts.delivery_queue import DELIVERY_KIND, DeliveryOutcom
 from casemate.monitor.alerts.outbox import LOOK_BACK
 from casemate.monitor.poisoning.quarantine import Quarantine, QuarantineState
 from casemate.monitor.service import missing_screening, open_alert_dispatcher
-from casemate.rag.corpus import Corpus
+from casemate.rag.corpus import Corpus, Source
 from casemate.rag.ingest import Ingest
 from casemate.reindexing.registry import reindex_due
 from casemate.reports.format import plural, utc_time
 from casemate.system import App
-from casemate.types import DEFAULT_TENANT, Query
+from casemate.types import DEFAULT_TENANT, Event, Query
 
 FEW = 30
 """Documents below which statistical defenses decide nothing (METHODS F1)."""
@@ -95,7 +95,6 @@ def examine(path: Path | None, fix: bool = False) -> Iterator[Finding]:
         yield from _guard(app)
         yield from _audience(app)
         yield from _budgets(app)
-        yield from _limited(app)
         yield from _reindexed(app)
         yield from _events(app)
         yield from _channels(app)
@@ -205,23 +204,17 @@ def _budgets(app: App) -> Iterator[Finding]:
         yield Finding("budgets", False, str(error))
 
 
-def _limited(app: App) -> Iterator[Finding]:
+def _limited(app: App, verdicts: Sequence[Event]) -> Iterator[Finding]:
     """Counts the clients that ``crawl_limit`` limited lately, and checks its daily share against the collection."""
     limits = [defense for defense in app.guard.defenses if isinstance(defense, CrawlLimit)]
     if not limits or app.config.guard.mode == "off":
         return
-    clients = set()
-    try:
-        for tenant in app.index.tenants():
-            for note in daily_share_notes(limits, app.index.moments(tenant).n, app.config.rag.k):
-                yield Finding("daily share", None, f"tenant {tenant!r}: {note}")
-        for event in app.store.scan("verdict", datetime.now(UTC) - timedelta(hours=24)):
-            body, name = event.body, str(event.body.get("client", ""))
-            if is_limited(body) and not app.config.monitor.is_canary(name):
-                clients.add((body.get("tenant"), name))
-    except CasemateError as error:
-        yield Finding("crawl limit", False, str(error))
-        return
+    for tenant in app.index.tenants():
+        for note in daily_share_notes(limits, app.index.moments(tenant).n, app.config.rag.k):
+            yield Finding("daily share", None, f"tenant {tenant!r}: {note}")
+    since = datetime.now(UTC) - timedelta(hours=24)
+    bodies = [event.body for event in verdicts if event.at >= since and is_limited(event.body)]
+    clients = {(body.get("tenant"), str(body.get("client", ""))) for body in bodies}
     detail = f"crawl_limit limited the context of {plural(len(clients), 'client')} in the last 24 hours"
     yield Finding("crawl limit", None if clients else True, detail + "; see 'casemate client list'" * bool(clients))
 
@@ -253,14 +246,18 @@ def _vectors(app: App) -> Finding:
 
 
 def _events(app: App) -> Iterator[Finding]:
-    """Number of verdicts about clients, share of flagged questions by defense, and cost of generated answers."""
+    """Checks the event store, and what it says of the verdicts about clients."""
     is_canary = app.config.monitor.is_canary
     try:
         events = [e for e in app.store.scan("verdict") if not is_canary(str(e.body.get("client", "")))]
-        figures = generation_costs.summarize_costs(app.store.scan("generation"))
+        yield from _limited(app, events)
+        yield from _verdicts(events, generation_costs.summarize_costs(app.store.scan("generation")))
     except CasemateError as error:
         yield Finding("event store", False, str(error))
-        return
+
+
+def _verdicts(events: Sequence[Event], costs: Mapping[str, float]) -> Iterator[Finding]:
+    """Number of verdicts, share of flagged questions by defense, and cost of generated answers."""
     parts, many, failed = [f"{len(events)} verdicts"], [], []
     for defense in sorted({str(e.body.get("defense")) for e in events}):
         given = [e.body for e in events if str(e.body.get("defense")) == defense]
@@ -278,7 +275,7 @@ def _events(app: App) -> Iterator[Finding]:
         share = f"{len(flags) / len(bodies):.2f} [{low:.2f}, {high:.2f}]{new}"
         parts.append(f"{defense} flagged {len(flags)} of {len(bodies)} questions: {share}")
         many += [defense] if low > MANY else []
-    parts += [generation_costs.format_costs(figures)] if figures else []
+    parts += [generation_costs.format_costs(costs)] if costs else []
     yield Finding("event store", True, "; ".join(parts))
     if failed:
         yield Finding("failures", None, f"guard.on_error decided where a defense failed: {'; '.join(failed)}")
@@ -310,28 +307,29 @@ def _channels(app: App) -> Iterator[Finding]:
 
 def _corpus(app: App, config: Config) -> Finding:
     """Compares index and corpus. Differences and unreadable files are notes, not failures."""
-    chunk = config.rag.chunk
+    chunk, undecided = config.rag.chunk, dict[str, Source]()
     assert config.rag.corpus is not None
+
+    def keep(source: Source, digest: str) -> None:
+        if len(undecided) <= PARSED and (source.name, digest) not in decided:
+            undecided[source.name] = source
+
     try:
-        corpus = Corpus(config.folder / config.rag.corpus, config.rag.max_file_mb)
-        plan = Ingest(app.guard, corpus, chunk.tokens, chunk.overlap, missing="keep").plan()
         decided = _quarantined(app)
+        corpus = Corpus(config.folder / config.rag.corpus, config.rag.max_file_mb)
+        plan = Ingest(app.guard, corpus, chunk.tokens, chunk.overlap, missing="keep").plan(keep)
     except CasemateError as error:
         return Finding("corpus", False, str(error))
     states = {name: decided.get((name, digest)) for name, digest in plan.todo.items()}
-    new = [name for name, state in states.items() if state not in ("held", "dropped")]
+    new = [name for name, state in states.items() if state is None]
     unread = [problem.where for problem in corpus.problems if not problem.harmless]
-    damaged = _unreadable(corpus, new)
+    damaged = [n for n in new if n in undecided and _damaged(undecided[n])] if len(new) <= PARSED else []
     new = [name for name in new if name not in damaged]
     parts, due = [f"{plan.unchanged} sources up to date"], []
     for what, names, advice in (
         ("new, changed or without text", new, "run 'casemate index'"),
-        (
-            "in quarantine",
-            [name for name, state in states.items() if state == "held"],
-            "run 'casemate quarantine list'",
-        ),
-        ("rejected in quarantine", [name for name, state in states.items() if state == "dropped"], ""),
+        ("in quarantine", [n for n, state in states.items() if state == "held"], "run 'casemate quarantine list'"),
+        ("rejected in quarantine", [n for n, state in states.items() if state == "dropped"], ""),
         ("with the name of another source", list(plan.clashing), "run 'casemate index'"),
         ("in the index only", list(plan.gone), "run 'casemate index'"),
         ("cannot be read", [*unread, *damaged], "repair or remove what cannot be read; 'casemate index' says why"),
@@ -342,19 +340,16 @@ def _corpus(app: App, config: Config) -> Finding:
     return Finding("corpus", None if due else True, "; ".join([*parts, *dict.fromkeys(due)]))
 
 
-def _unreadable(corpus: Corpus, names: Sequence[str]) -> list[str]:
-    """Those of these sources that cannot be parsed. More than `PARSED` are not parsed: it may take minutes."""
-    found = []
-    for source in corpus.sources() if 0 < len(names) <= PARSED else ():
-        if source.name in names:
-            try:
-                source.parse()
-            except DataError:
-                found.append(source.name)
-    return found
+def _damaged(source: Source) -> bool:
+    try:
+        source.parse()
+    except DataError:
+        return True
+    return False
 
 
 def _quarantined(app: App) -> dict[tuple[str, str], QuarantineState]:
-    """States of the default tenant's quarantined sources, by name and digest of the content."""
+    """States of the default tenant's sources in quarantine or rejected, by name and digest of the content."""
     found = [one for one in Quarantine(app.store).all().values() if one.tenant == DEFAULT_TENANT]
-    return {(one.source, one.documents[0].digest.partition("@")[0]): one.state for one in found}
+    states = {(one.source, one.documents[0].digest.partition("@")[0]): one.state for one in found}
+    return {key: state for key, state in states.items() if state != "released"}

@@ -17,6 +17,8 @@ A message states what failed, which value, what is allowed, and what to do. A fl
 from __future__ import annotations
 
 import difflib
+import math
+import operator
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -90,6 +92,27 @@ def needs(install: str) -> Iterator[None]:
     except ModuleNotFoundError as error:
         command = install if install.startswith("pip ") else f"pip install '{install}'"
         raise MissingExtra(f"the package {error.name!r} is not installed: {command}") from error
+
+
+def require_range(owner: str, options: object, names: str, **limits: float) -> None:
+    """Checks that options are finite numbers in a range.
+
+    Args:
+        owner: Name of the plug-in or section, for the error.
+        options: The object with the options.
+        names: Names of the options, separated by spaces.
+        **limits: ``above``, ``at_least``, ``at_most``, ``below``.
+
+    Raises:
+        ConfigError: If a value is out of range.
+    """
+    holds = {"above": operator.gt, "at_least": operator.ge, "at_most": operator.le, "below": operator.lt}
+    for name in names.split():
+        value = getattr(options, name)
+        if not math.isfinite(value) or not all(holds[word](value, limit) for word, limit in limits.items()):
+            allowed = [f"{word.replace('_', ' ')} {limit:g}" for word, limit in limits.items()]
+            allowed += [] if math.isfinite(value) else ["finite"]
+            raise ConfigError(f"{owner}: {name}={value}; it must be {' and '.join(allowed)}")
 
 
 def validation_reason(error: Mapping[str, object]) -> str:

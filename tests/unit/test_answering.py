@@ -20,6 +20,7 @@ from casemate.text.answering import (
     Question,
     sentence_features,
     support_features,
+    with_cosines,
 )
 
 PASSAGES = [
@@ -30,7 +31,9 @@ PASSAGES = [
 
 
 def column(name, question, passages=PASSAGES, cosines=None):
-    return sentence_features(Question(question), passages, cosines)[:, FEATURES.index(name)].round(6).tolist()
+    table = sentence_features(Question(question), passages)
+    table = table if cosines is None else with_cosines(table, passages, np.array(cosines))
+    return table[:, FEATURES.index(name)].round(6).tolist()
 
 
 @pytest.mark.parametrize(
@@ -149,7 +152,7 @@ TEXT = st.text("abAB 12.?'-\n", max_size=60)
 def test_features_are_finite_for_any_text(question, passages):
     context = [Passage(*p) for p in passages]
     asked, count = Question(question), sum(len(p.sentences) for p in context)
-    table = sentence_features(asked, context, np.linspace(-1, 1, count))
+    table = with_cosines(sentence_features(asked, context), context, np.linspace(-1, 1, count))
     assert table.shape == (count, len(FEATURES)) and np.isfinite(table).all()
     if count:
         assert support_features(table, 0).shape == (len(SUPPORT_FEATURES),)

@@ -255,7 +255,7 @@ class TestDecoys:
 
     @pytest.mark.parametrize("shares", [(), (1.0, -0.5)])
     def test_invalid_shares_are_rejected(self, shares):
-        with pytest.raises(ConfigError, match="shares at least one number, none negative"):
+        with pytest.raises(ConfigError, match="must have at least one number, and none below 0"):
             Decoys(shares=shares)
 
 

@@ -69,7 +69,7 @@ def test_other_replies_score_zero(reply):
 
 
 def test_a_limit_of_zero_characters_is_rejected():
-    with pytest.raises(ConfigError, match=r"direct.max_characters is 0; it must be at least 1"):
+    with pytest.raises(ConfigError, match="direct: max_characters=0; it must be at least 1"):
         Direct(max_characters=0)
 
 

@@ -185,8 +185,8 @@ class TestReply:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"masks": 0}, "mba: masks=0, max_characters=2048; both must be at least 1"),
-        ({"max_characters": 0}, "both must be at least 1"),
+        ({"masks": 0}, "mba: masks=0; it must be at least 1"),
+        ({"max_characters": 0}, "max_characters=0; it must be at least 1"),
         ({"policy": "hard"}, "mba.policy is 'hard'; known: idf, difficulty, random"),
         ({"policy": "difficulty"}, "needs a language model: set mba.model, or take 'idf'"),
     ],

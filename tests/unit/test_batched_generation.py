@@ -178,5 +178,5 @@ def test_nan_is_an_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("options", [{"batch": 0}, {"batch": 2, "temperature": 0.5}])
 def test_options(options: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="batch must be at least 1, and 1 with a temperature above 0"):
+    with pytest.raises(ConfigError, match="must be (at least 1|1 with a temperature above 0)"):
         CausalLM(str(tmp_path), **options)

@@ -26,8 +26,9 @@ from casemate.backends.channels.webhook import WebhookChannel, signature, verify
 from casemate.backends.event_stores.sql import SqlEventStore
 from casemate.config import PluginSpec
 from casemate.errors import BackendError, ConfigError
+from casemate.monitor.alerts import delivery_queue
 from casemate.monitor.alerts.alert import Alert, raise_alert
-from casemate.monitor.alerts.delivery_queue import DELIVERY_KIND, DeliveryPolicy
+from casemate.monitor.alerts.delivery_queue import DELIVERY_KIND
 from casemate.monitor.alerts.outbox import Outbox
 from casemate.monitor.canaries.results import Severity
 from casemate.plugins import build
@@ -264,14 +265,13 @@ def test_channels_are_built_from_configuration_and_secrets_from_the_environment(
         build("channel", PluginSpec(use="webhook", url="https://x", secret=KEY))
 
 
-def test_retried_deliveries_have_the_same_key(tmp_path):
+def test_retried_deliveries_have_the_same_key(tmp_path, monkeypatch):
+    monkeypatch.setattr(delivery_queue, "MAX_BACKOFF_S", 0.05)
     store = SqlEventStore(path=tmp_path / "events.db")
     alert = Alert("a", "changed", Severity.HIGH, "clinic", ("c0",), NOON, "c0 fails")
     raise_alert(store, alert, datetime.now(UTC))
     with Listener([503, 500, 429]) as listener:
-        outbox = Outbox(
-            store, WebhookChannel(Secret(listener.url), KEY), DeliveryPolicy(first_backoff_s=0.05, max_backoff_s=0.1)
-        )
+        outbox = Outbox(store, WebhookChannel(Secret(listener.url), KEY))
 
         async def until_done():
             while (due := await outbox.deliver(lambda: datetime.now(UTC))) is not None:

@@ -58,6 +58,9 @@ HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
 SHOWN = [path for path in PAGES if "{" not in path and not path.endswith(("result", "report", "remove"))]
 
 
+FLAGGED = {"form": "calibrated", "target": "", "why": ["closeness"], "withheld": ["d3"], "p": 0.004}
+
+
 def verdict(number=0, flagged=False, **more):
     body = {
         "defense": "mirabel",
@@ -66,7 +69,7 @@ def verdict(number=0, flagged=False, **more):
         "score": 3.0 if flagged else 1.0,
         "threshold": 2.0,
         "hidden": ["d3"] if flagged else [],
-        "evidence": {"why": ["closeness"], "withheld": ["d3"], "p": 0.004} if flagged else {},
+        "evidence": FLAGGED if flagged else {},
         "enforced": True,
         "request": f"r{number}",
         "client": "somebody",
@@ -459,7 +462,7 @@ class TestPages:
         with visiting(make(tmp_path), verdict(1, flagged=True)) as visitor:
             text = visitor.get("/verdicts/verdict-1").text
             assert "The score 3.000 is above the threshold 2.000." in text
-            assert "closer to a document than benign questions are" in text and "<code>d3</code>" in text
+            assert "closer to a document than benign questions are (" in text and "<code>d3</code>" in text
             assert visitor.get("/verdicts/verdict-2").status_code == 404
 
     def test_overview_compares_only_scores_that_flagged_a_request(self, tmp_path):
@@ -467,6 +470,17 @@ class TestPages:
         with visiting(make(tmp_path), verdict(1, flagged=True), again) as visitor:
             page = visitor.get("/").text
         assert "3.00 &gt; 2.00" in page and "1.00 &gt; 2.00" not in page and "withheld again" in page
+
+    def test_a_request_with_several_verdicts_is_one_flagged_request(self, tmp_path):
+        """Two queries of a turn, and two defenses; the other request is not flagged."""
+        same = {"request": "r1", "hidden": ["d1", "d2"]}
+        crawl = verdict(3, flagged=True, defense="crawl_limit", **same)
+        events = (verdict(1, flagged=True), verdict(2, flagged=True, **same), crawl, verdict(4))
+        with visiting(make(tmp_path, defenses=[Mirabel(mode="paper")]), *events) as visitor:
+            overview, clients, page = (visitor.get(path).text for path in ("/", "/clients", "/calibration"))
+        assert overview.count('<tr id="v-') == 1 and 'id="v-verdict-2"' in overview
+        assert "mirabel 1, crawl_limit 1" in clients or "crawl_limit 1, mirabel 1" in clients
+        assert "1 of 2" in overview and "(1 of 2;" in page
 
     def test_a_verdict_says_what_its_defense_withheld(self, tmp_path):
         leak = {"defense": "honeytoken", "action": "withhold", "hidden": [], "evidence": {"what": "leaked"}}

@@ -132,5 +132,5 @@ def test_large_epsilon_threshold_selects_the_wanted_number():
 
 
 def test_equal_similarities_still_give_a_threshold():
-    edges, shares = threshold_distribution(np.full(5, 1.0), 2, 1.0, 1.0, 1.0)
+    edges, shares = threshold_distribution(np.full(5, 1.0), 2, 1.0)
     assert -1 <= sample_threshold(edges, shares, np.random.default_rng(0)) <= 1

@@ -167,10 +167,14 @@ def test_without_tracing_no_trace_headers_are_sent(tmp_path):
     assert "traceparent" not in received.headers
 
 
-def test_tracing_is_off_by_default(tmp_path):
-    assert open_tracer("", {}) is None
-    assert open_tracer("", {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318", "OTEL_SDK_DISABLED": "true"}) is None
-    assert open_tracer("", {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318", "OTEL_TRACES_EXPORTER": "none"}) is None
+def test_tracing_is_off_by_default(tmp_path, monkeypatch):
+    assert open_tracer("") is None
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://c:4318")
+    for name, value in (("OTEL_SDK_DISABLED", "true"), ("OTEL_TRACES_EXPORTER", "none")):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, value)
+            assert open_tracer("") is None
+    monkeypatch.undo()
     with pytest.raises(ConfigError, match="otlp_endpoint"):
         make(tmp_path, otlp_endpoint="http://user:secret@collector/v1/traces")
 

@@ -13,7 +13,7 @@ from casemate.protocols import CalibratedDefense, Defense
 from casemate.redteam.lab import datasets
 from casemate.redteam.lab.benign import measure_utility
 from casemate.redteam.lab.experiment import ExperimentPlan
-from casemate.redteam.lab.judge import MembershipGate, _audit_check
+from casemate.redteam.lab.judge import _audit_check
 from casemate.redteam.lab.results import CheckStatus, TwoWorldAudit
 from casemate.redteam.lab.two_world_audit import IndexWithout, two_world_audit
 from casemate.types import Action, Document, Outcome, Query, Verdict
@@ -256,7 +256,7 @@ def test_a_member_without_which_a_defense_has_too_few_chunks_is_counted_and_not_
     assert (enough.pairs, enough.differing, enough.not_compared) == (40, 0, 0)
     few = audited(lab, lambda: HideFromMany(lab.secret, chunks), attacks=None).audit
     assert (few.pairs, few.differing, few.not_compared) == (0, 0, 20)
-    check = _audit_check(few, MembershipGate())
+    check = _audit_check(few)
     assert check.status is CheckStatus.INCONCLUSIVE
     assert check.why.startswith("Nothing was compared. 20 sessions were not compared: ") and "--nonmembers" in check.why
 

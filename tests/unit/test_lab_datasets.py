@@ -8,6 +8,7 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 
 from casemate.backends import index_checks
 from casemate.backends.indexes.sqlite import SqliteIndex
+from casemate.config import Config
 from casemate.errors import DataError
 from casemate.monitor.poisoning.drill import guarded_copy
 from casemate.rag import index_copy
@@ -277,7 +278,7 @@ def test_the_copy_of_a_drill_has_every_chunk_of_a_source_on_two_pages(make, monk
 
     async def copied():
         rag = Rag(BagOfWords(), owner, Parrot())
-        async with guarded_copy(rag, lambda folder: SqliteIndex(folder / "copy.db"), lambda index: []) as guard:
+        async with guarded_copy(rag, Config(guard={"defenses": []})) as guard:
             return [d for documents, _ in guard.rag.index.scan() for d in documents]
 
     assert sorted(d.id for d in asyncio.run(copied())) == sorted(d.id for ds, _ in owner.scan() for d in ds)

@@ -15,7 +15,7 @@ from casemate.redteam.lab.datasets import Split
 from casemate.redteam.lab.experiment import Trials
 from casemate.redteam.lab.fitting import CrossFit
 from casemate.redteam.lab.judge import (
-    MembershipGate,
+    MembershipLimits,
     adjusted_accuracy,
     attack_result,
     clustered_rate,
@@ -293,8 +293,8 @@ def test_a_limit_is_kept_or_broken_by_the_whole_interval(rate, status):
 
 def test_the_limits_are_configurable(split):
     trials = campaign(split, made(split, 2.0), made(split, 0.5, 1))
-    gate = MembershipGate(adjusted_accuracy=0.2)
-    found = judge_campaign(trials, split, {"name": Name()}, gate, UTILITY, AUDIT)
+    limits = MembershipLimits(adjusted_accuracy=0.2)
+    found = judge_campaign(trials, split, {"name": Name()}, limits, UTILITY, AUDIT)
     assert found.status is CheckStatus.PASS
 
 

@@ -119,8 +119,8 @@ def test_timeout():
         ({"runnable": "text"}, "write module:function"),
         ({"runnable": f"{HERE}:PAGES"}, r"has no invoke\(\)"),
         ({"tells": frozenset({"scores"})}, "tells has 'scores'; allowed: ids, sources"),
-        ({"threads": 0}, "threads must be at least 1"),
-        ({"timeout_s": 0}, "timeout_s must be above 0"),
+        ({"threads": 0}, "threads=0; it must be at least 1"),
+        ({"timeout_s": 0}, "timeout_s=0; it must be above 0"),
     ],
 )
 def test_invalid_options_are_refused(options, message):

@@ -108,7 +108,7 @@ def test_rounding_among_equal_documents_is_not_flagged():
     ("option", "value", "says"),
     [
         ("mode", "papper", "known: calibrated, paper, gumbel, exact"),
-        ("significance", 1.5, "between 0 and 1"),
+        ("significance", 1.5, "above 0 and below 1"),
         ("min_documents", 1, "at least 3"),
     ],
 )

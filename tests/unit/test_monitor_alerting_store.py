@@ -14,15 +14,17 @@ from casemate.backends.event_stores.sql import SqlEventStore
 from casemate.errors import BackendError
 from casemate.guard.defenses.honeytoken import HoneyToken
 from casemate.guard.watermarks.honeytoken_keys import HoneytokenKeyFile, format_credential
-from casemate.monitor.alerts.alert import AlertPhase, acknowledge_alert, alert_states, close_alert, open_alerts
-from casemate.monitor.alerts.alerting_store import (
+from casemate.monitor.alerts.alert import (
     CLIENT_GROUPS,
-    AlertingEventStore,
-    MissedAlertScanner,
-    alert_for_event,
-    settle_quarantine_alerts,
+    AlertPhase,
+    acknowledge_alert,
+    alert_states,
+    close_alert,
+    open_alerts,
 )
+from casemate.monitor.alerts.alerting_store import AlertingEventStore, MissedAlertScanner, alert_for_event
 from casemate.monitor.alerts.messages import render_alert
+from casemate.monitor.alerts.quarantine_alerts import settle_quarantine_alerts
 from casemate.monitor.canaries.results import Severity
 from casemate.monitor.poisoning.quarantine import Quarantine
 from casemate.monitor.poisoning.scoring import ScreeningResult

@@ -123,12 +123,6 @@ def test_repetitions_belong_to_their_run():
     assert found.state.canaries["c0"].recent == "F"
 
 
-def test_it_continues_from_a_given_state():
-    runs = history(*["FPP"] * 6, *["PPP"] * 6)
-    half = compute_trend(runs[:9], watched(3), ONCE)
-    assert compute_trend(runs[9:], watched(3), ONCE, half.state).state == compute_trend(runs, watched(3), ONCE).state
-
-
 def test_an_empty_history_has_no_findings():
     found = compute_trend([], watched(2), ONCE)
     assert (found.runs, found.findings, found.state) == ((), (), CusumState())

@@ -104,7 +104,7 @@ def test_kept_conversations_are_bounded(server, monkeypatch):
 
 
 def test_turns_must_not_be_negative(server):
-    with pytest.raises(ConfigError, match=r"openai_endpoint\.turns is -1; it must be at least 0"):
+    with pytest.raises(ConfigError, match="openai_endpoint: turns=-1; it must be at least 0"):
         endpoint(server, turns=-1)
 
 
@@ -184,7 +184,7 @@ def test_the_size_of_an_answer_is_limited(server):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"model": ""}, "need a model"),
+        ({"model": ""}, "model is empty"),
         ({"max_tokens": 0}, "max_tokens=0"),
         ({"base_url": "ftp://x"}, "must begin with http"),
         ({"base_url": "", "api_key": Secret("")}, "no key for api.openai.com"),

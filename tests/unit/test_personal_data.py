@@ -128,7 +128,7 @@ def test_presidio_finds_patterns_without_a_model_and_without_a_network(presidio)
     [
         ({"model": "no_such_model"}, "no installed model of spaCy is named 'no_such_model'"),
         ({"kinds": ["NO_SUCH_KIND"]}, "unknown NO_SUCH_KIND; known: .*EMAIL_ADDRESS"),
-        ({"min_score": 2}, "min_score is 2"),
+        ({"min_score": 2}, "min_score=2"),
     ],
 )
 def test_presidio_refuses_options_that_it_cannot_follow(presidio, options, why):

@@ -169,7 +169,7 @@ def test_invalid_return_values_raise(question, message):
         ({"call": f"{HERE}:no_such"}, "no_such"),
         ({"call": f"{HERE}:NOT_CALLABLE"}, "is not callable"),
         ({"tells": frozenset({"titles"})}, "allowed: ids, scores, sources"),
-        ({"threads": 0}, "threads must be at least 1"),
+        ({"threads": 0}, "threads=0; it must be at least 1"),
     ],
 )
 def test_invalid_options_are_refused(options, message):

@@ -239,5 +239,5 @@ class TestJudge:
 
 
 def test_short_paste_limit_is_refused():
-    with pytest.raises(ConfigError, match="query_filter.paste is 9"):
+    with pytest.raises(ConfigError, match="query_filter: paste=9"):
         QueryFilter(paste=9)

@@ -371,9 +371,9 @@ def test_more_units_than_the_index_has_is_no_error():
         ({}, "secret has 0 characters"),
         ({"secret": Secret("short")}, "secret has 5 characters"),
         ({"support": 1}, "must be at least 2"),
-        ({"jitter": 0}, "jitter is 0"),
-        ({"jitter": 1, "units": 0}, "units is 0"),
-        ({"jitter": 1, "floor": 2.0}, "floor is 2.0"),
+        ({"jitter": 0}, "jitter=0"),
+        ({"jitter": 1, "units": 0}, "units=0"),
+        ({"jitter": 1, "floor": 2.0}, "floor=2.0"),
     ],
 )
 def test_bad_options_are_refused(options, message):

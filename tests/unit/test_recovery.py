@@ -158,8 +158,8 @@ def test_one_segment_must_meet_both_conditions():
 
 def test_limits_are_exclusive():
     half = Segments(("a b x y",), np.array([1]))
-    result = chunk_recovery(["a b c d"], unit([(1, 0)]), half, unit([(1, 0)]), levels=(0.3, 0.5))
-    assert result.f1[:, 0].tolist() == result.recall[:, 0].tolist() == [1, 0]
+    result = chunk_recovery(["a b c d"], unit([(1, 0)]), half, unit([(1, 0)]))
+    assert result.f1[:, 0].tolist() == result.recall[:, 0].tolist() == [1, 0, 0, 0]
     same = Segments(("a b c d",), np.array([1]))
     along, aside = np.array([[1, 0]], np.float32), np.array([[0.5, np.sqrt(0.75)]], np.float32)
     assert not chunk_recovery(["a b c d"], along, same, aside, semantic=0.5).f1.any()
@@ -189,19 +189,16 @@ def test_largest_cosine_of_each_chunk():
 
 
 @pytest.mark.parametrize(
-    ("E", "S", "levels", "says"),
+    ("E", "S", "says"),
     [
-        (np.ones((2, 2)), unit([(1, 0)]), ROUGE_LEVELS, "each of 1 texts"),
-        (unit([(1, 0)]), np.array([[2.0, 0]]), ROUGE_LEVELS, "unit length, got lengths from 2 to 2"),
-        (unit([(1, 0)]), np.array([[np.nan, 0]]), ROUGE_LEVELS, "unit length"),
-        (unit([(1, 0)]), unit([(1, 0)]), (0.5, 0.3), "must be ascending"),
-        (unit([(1, 0)]), unit([(1, 0)]), (0.5, 1), "must be ascending"),
-        (unit([(1, 0)]), unit([(1, 0)]), (), "must be ascending"),
+        (np.ones((2, 2)), unit([(1, 0)]), "each of 1 texts"),
+        (unit([(1, 0)]), np.array([[2.0, 0]]), "unit length, got lengths from 2 to 2"),
+        (unit([(1, 0)]), np.array([[np.nan, 0]]), "unit length"),
     ],
 )
-def test_invalid_vectors_and_levels_are_refused(E, S, levels, says):
+def test_invalid_vectors_are_refused(E, S, says):
     with pytest.raises(ValueError, match=says):
-        chunk_recovery(["a"], E, Segments(("a",), np.array([1])), S, levels=levels)
+        chunk_recovery(["a"], E, Segments(("a",), np.array([1])), S)
 
 
 # Segments.

@@ -11,7 +11,7 @@ from rich.console import Console
 from casemate import config as configuration
 from casemate import plugins
 from casemate.app import open_app
-from casemate.cli.redteam import _exit_code, _override_attacks, _print
+from casemate.cli.redteam import _exit_code, _override, _print
 from casemate.cli.redteam_output import print_result
 from casemate.errors import ConfigError, DataError
 from casemate.guard.defenses.crawl_limit import CrawlLimit
@@ -92,14 +92,12 @@ def test_the_exit_code_is_that_of_the_worst_status(status, change, code):
 
 def test_command_line_options_override_keys_and_keep_the_options_of_an_attack():
     settings = configuration.parse({"redteam": {"attacks": [{"use": "mba", "masks": 3}], "members": 20}})
-    changed = _override_attacks(settings, ["mba", "dcmi"], None, 30, None).redteam
+    changed = _override(settings, "", ["mba", "dcmi"], members=None, nonmembers=30).redteam
     assert [(part.use, part.options) for part in changed.attacks] == [("mba", {"masks": 3}), ("dcmi", {})]
     assert (changed.members, changed.nonmembers, changed.budget) == (20, 30, None)
-    assert {"members", "nonmembers"} & _override_attacks(settings, None, None, None, 5).redteam.model_fields_set == {
-        "members"
-    }
+    assert {"members", "nonmembers"} & _override(settings, "", None, budget=5).redteam.model_fields_set == {"members"}
     with pytest.raises(ConfigError, match=r"redteam\.members is 3: input should be greater than or equal to 10"):
-        _override_attacks(settings, None, 3, None, None)
+        _override(settings, "", None, members=3)
 
 
 def test_a_file_without_questions_is_refused_and_not_replaced_by_synthetic_ones(tmp_path):

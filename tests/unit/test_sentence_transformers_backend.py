@@ -203,7 +203,7 @@ class TestRefusals:
             SentenceTransformers(str(folder), device=device)
 
     def test_batch(self, folder: Path) -> None:
-        with pytest.raises(ConfigError, match="batch is 0; it must be above 0"):
+        with pytest.raises(ConfigError, match="batch=0; it must be at least 1"):
             SentenceTransformers(str(folder), batch=0)
 
     def test_weights_with_invalid_vectors(self, folder: Path, tmp_path: Path) -> None:

@@ -391,7 +391,7 @@ def test_invalid_urls_are_refused(url, words):
 
 @pytest.mark.parametrize("options", [{"capacity": 0}, {"retry_s": 0.0}])
 def test_options_out_of_range(options, make):
-    with pytest.raises(ConfigError, match="above 0"):
+    with pytest.raises(ConfigError, match="must be (above 0|at least 1)"):
         make(**options)
 
 

@@ -147,5 +147,5 @@ class TestWriter:
 
 
 def test_zero_sentences_are_refused():
-    with pytest.raises(ConfigError, match="summarize.sentences is 0"):
+    with pytest.raises(ConfigError, match="summarize: sentences=0"):
         Summarize(sentences=0)

@@ -281,7 +281,7 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            ({"max_tokens": 0}, "max_tokens must be above 0"),
+            ({"max_tokens": 0}, "max_tokens=0; it must be at least 1"),
             ({"temperature": -1.0}, "temperature=-1.0"),
             ({"dtype": "int8"}, "unknown dtype 'int8'; allowed: auto, float32, bfloat16, float16"),
             ({"device": "gpu"}, "the device 'gpu' is not available; 'cpu' always is"),

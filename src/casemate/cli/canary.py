@@ -41,9 +41,9 @@ from casemate.monitor.scheduler.schedule import ScheduleGap
 from casemate.monitor.scheduler.watch import AlertDispatcher
 from casemate.monitor.service import CanaryMonitor, open_alert_dispatcher, open_canary_monitor
 from casemate.monitor.trends.baseline import load_baseline
-from casemate.monitor.trends.cusum import RunAnalysis, WatchedCanary, WatchedSet
+from casemate.monitor.trends.cusum import ERRORS_IN_A_ROW, RunAnalysis, WatchedCanary, WatchedSet
 from casemate.monitor.trends.trend import CanarySummary
-from casemate.monitor.trends.trend_page import TrendSource, draw_trend, render_trend
+from casemate.monitor.trends.trend_page import TrendSource, baseline_counts, draw_trend, render_trend
 from casemate.reports.format import number, sample_rate
 from casemate.runtime.files import write_atomically
 from casemate.types import DEFAULT_TENANT
@@ -152,7 +152,7 @@ def trend_command(
     else:
         _show_trend(source, everything)
         _show_gaps(gaps)
-    unreachable = trend.state.unanswered_runs >= monitor.limits.errors_in_a_row
+    unreachable = trend.state.unanswered_runs >= ERRORS_IN_A_ROW
     raise typer.Exit(FAILED if unreachable or any(c.alarmed for c in trend.canaries) else OK)
 
 
@@ -217,7 +217,7 @@ def _run_json(
         "failed": analysis.failed,
         "errors": analysis.errors,
         "p_value": analysis.p_value,
-        "baseline": dict(zip(("asked", "failed"), _baseline_counts(monitor.watched_set()), strict=True)),
+        "baseline": dict(zip(("asked", "failed"), baseline_counts(monitor.watched_set()), strict=True)),
         "alarmed": analysis.alarmed,
         "recovered": analysis.recovered,
         "results": rows,
@@ -248,14 +248,9 @@ def _show_run(
             out.print(shown(f"{what}: {', '.join(ids)}"), soft_wrap=True)
 
 
-def _baseline_counts(watched: WatchedSet) -> tuple[int, int]:
-    """Answers with a verdict in the baseline, and failed ones."""
-    return sum(c.flakes.asked for c in watched.canaries), sum(c.flakes.failed for c in watched.canaries)
-
-
 def _comparison(watched: WatchedSet, analysis: RunAnalysis) -> str:
     """What the failures of a run are compared with, and how probable as many are by chance."""
-    asked, failed = _baseline_counts(watched)
+    asked, failed = baseline_counts(watched)
     if not asked:
         return "no baseline yet, so it is unknown how many failures are normal; run 'casemate canary baseline'"
     share, about = sample_rate(failed, asked)

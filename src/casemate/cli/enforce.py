@@ -68,7 +68,8 @@ def enforce(
     path = config or Path(configuration.FILE)
     if not path.exists():
         raise ConfigError(f"there is no {path}; create one with 'casemate init', or name it with --config")
-    settings, mode = configuration.read(path), _mode(off)
+    settings = configuration.read(path)
+    mode: GuardMode = "observe" if off else "enforce"
     require_guard(settings.guard.mode)
     values = setting_values(path, mode)
     with closing(build("store", settings.store, settings.folder)) as store:
@@ -87,10 +88,6 @@ def enforce(
         _report(path, mode, values, settings.monitor.gate is True, problem)
     if problem:
         raise typer.Exit(1)
-
-
-def _mode(off: bool) -> GuardMode:
-    return "observe" if off else "enforce"
 
 
 def _objection(preview: EnforcementPreview) -> str:

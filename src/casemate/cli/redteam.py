@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 from rich.table import Table
@@ -118,13 +118,11 @@ def run(
 
     Exit codes: 0 PASS, 1 FAIL (or worse than the baseline), 3 INCONCLUSIVE, 2 ERROR.
     """
-    settings = _override_attacks(configuration.read(config), attack, members, nonmembers, budget)
+    given = {"members": members, "nonmembers": nonmembers, "budget": budget}
+    settings = _override(configuration.read(config), "", attack, **given)
     settings = override_targets(settings, target, target_off, own)
     before = load_result(baseline) if baseline else None
-    query_log, benign = (
-        questions_in(settings.folder / file) if file else []
-        for file in (settings.calibrate.query_log, settings.redteam.benign)
-    )
+    query_log, benign = (_questions(settings, f) for f in (settings.calibrate.query_log, settings.redteam.benign))
     if on and is_external(settings):
         raise ConfigError("--cluster requires the own system; an external target is asked from this machine only")
     validate_plan(settings)  # before the system is opened, which creates its files
@@ -165,17 +163,11 @@ def crawl(
 
     Exit codes: 0 PASS, 1 FAIL, 3 INCONCLUSIVE, 2 ERROR.
     """
-    settings = configuration.read(config)
-    given = {
-        "attacks": _select(settings.redteam.crawl.attacks, attack),
-        "questions": questions,
-        "clients": clients,
-        "transforms": tuple(TRANSFORMS) if transform and "all" in transform else tuple(transform or ()) or None,
-    }
-    section = dict(settings.redteam.crawl) | {k: v for k, v in given.items() if v is not None}
-    settings = configuration.with_overrides(settings, redteam={"crawl": section})
+    transforms = tuple(TRANSFORMS) if transform and "all" in transform else tuple(transform or ()) or None
+    given = {"questions": questions, "clients": clients, "transforms": transforms}
+    settings = _override(configuration.read(config), "crawl", attack, **given)
     settings = override_targets(settings, target, target_off, own)
-    benign = questions_in(settings.folder / settings.redteam.benign) if settings.redteam.benign else []
+    benign = _questions(settings, settings.redteam.benign)
     validate_plan(settings, CRAWL)
     with interruptible():
         if is_external(settings):
@@ -183,11 +175,7 @@ def crawl(
         else:
             with open_app(settings) as app:
                 result, files = _run(OwnExtractionCampaign(app, benign, tenant))
-    if as_json:
-        print_json(result.summary())
-    else:
-        _print(result, files["html"])
-    raise typer.Exit(EXIT_CODES[result.status])
+    _finish(result, files["html"], as_json)
 
 
 @redteam.command()
@@ -213,16 +201,13 @@ def probe(
 
     Exit codes: 0 PASS, 1 FAIL, 3 INCONCLUSIVE, 2 ERROR.
     """
-    settings = configuration.read(config)
-    given = {"attacks": _select(settings.redteam.probe.attacks, attack), "questions": questions}
-    section = dict(settings.redteam.probe) | {k: v for k, v in given.items() if v is not None}
-    settings = configuration.with_overrides(settings, redteam={"probe": section})
+    settings = _override(configuration.read(config), "probe", attack, questions=questions)
     settings = override_targets(settings, target, None, own=False)
     if export and results:
         raise ConfigError("--export and --import exclude each other; export, run promptfoo, then import")
     if is_external(settings) and not results:
         raise ConfigError(NO_EXTERNAL_PROBE)
-    benign = questions_in(settings.folder / settings.redteam.benign) if settings.redteam.benign else []
+    benign = _questions(settings, settings.redteam.benign)
     validate_plan(settings, PROBE)
     if results:
         result, files = _import_results(settings, results)
@@ -235,11 +220,7 @@ def probe(
                 say.print(f"{count:,} tests in {shown(str(export))}; next: promptfoo eval --output results.json")
                 return
             result, files = _run(campaign)
-    if as_json:
-        print_json(result.summary())
-    else:
-        _print(result, files["html"])
-    raise typer.Exit(EXIT_CODES[result.status])
+    _finish(result, files["html"], as_json)
 
 
 @redteam.command()
@@ -292,19 +273,29 @@ def _print(result: CampaignResult, page: str) -> None:
     out.print(f"report: {shown(page)}", soft_wrap=True)
 
 
-def _override_attacks(
-    settings: Config, attack: list[str] | None, members: int | None, nonmembers: int | None, budget: int | None
-) -> Config:
-    """Applies command-line options to a configuration."""
-    attacks = _select(settings.redteam.attacks, attack)
-    given = {"attacks": attacks, "members": members, "nonmembers": nonmembers, "budget": budget}
-    return configuration.with_overrides(settings, redteam={k: v for k, v in given.items() if v is not None})
+def _override(settings: Config, section: str, names: list[str] | None, **options: object) -> Config:
+    """Applies command-line options to a section below ``redteam``, or to ``redteam`` itself; None: not given.
+
+    Attacks that are named keep their configured options.
+    """
+    before = getattr(settings.redteam, section) if section else settings.redteam
+    known = {part.use: part for part in before.attacks}
+    attacks = tuple(known.get(name, PluginSpec(use=name)) for name in names) if names else None
+    given = {name: value for name, value in {"attacks": attacks, **options}.items() if value is not None}
+    return configuration.with_overrides(settings, redteam={section: dict(before) | given} if section else given)
 
 
-def _select(configured: tuple[PluginSpec, ...], names: list[str] | None) -> tuple[PluginSpec, ...] | None:
-    """The attacks with these names, with their configured options; None without names."""
-    known = {part.use: part for part in configured}
-    return tuple(known.get(name, PluginSpec(use=name)) for name in names) if names else None
+def _questions(settings: Config, file: Path | None) -> list[str]:
+    return questions_in(settings.folder / file) if file else []
+
+
+def _finish(result: CampaignResult, page: str, as_json: bool) -> NoReturn:
+    """Prints the result of a campaign and exits with its code."""
+    if as_json:
+        print_json(result.summary())
+    else:
+        _print(result, page)
+    raise typer.Exit(EXIT_CODES[result.status])
 
 
 def _exit_code(status: CheckStatus, change: ReportDiff | None) -> int:

@@ -21,7 +21,6 @@ import numpy as np
 
 from casemate import config as configuration
 from casemate.app import open_app
-from casemate.backends.indexes.sqlite import SqliteIndex
 from casemate.config import PluginSpec
 from casemate.demo.sample import Sample, SampledCorpus, index_sample
 from casemate.errors import DataError
@@ -35,7 +34,7 @@ from casemate.monitor.poisoning.drill import guarded_copy
 from casemate.monitor.poisoning.scoring import MIN_DOCUMENTS, PoisonScreener
 from casemate.monitor.service import FALSE_ANSWER
 from casemate.plugins import build
-from casemate.protocols import Defense, Embedder, EmbedderProxy, Index, MembershipAttack, Progress, Steps, Target
+from casemate.protocols import Embedder, EmbedderProxy, MembershipAttack, Progress, Steps, Target
 from casemate.rag.chunking import split_document
 from casemate.rag.pipeline import Rag
 from casemate.redteam.campaigns.own import OwnExtractionCampaign, OwnMembershipCampaign
@@ -419,14 +418,9 @@ async def _poison(
         questions: Questions to attack.
         count: Reports progress.
     """
-    folder, injected = app.config.folder, {Embedder: rag.embedder}
     rag = Rag(rag.embedder, rag.index, app.guard.rag.generator, rag.instructions)
-
-    def make_defenses(index: Index) -> list[Defense]:
-        return [build("defense", p, folder, injected | {Index: index}) for p in app.config.guard.defenses]
-
-    attack = build("poisoner", PluginSpec(use="poison"), folder, injected)
-    async with guarded_copy(rag, lambda path: SqliteIndex(path / "copy.db"), make_defenses) as guard:
+    attack = build("poisoner", PluginSpec(use="poison"), app.config.folder, {Embedder: rag.embedder})
+    async with guarded_copy(rag, app.config) as guard:
         chunks = await _extended(guard, *contents)
         screener, gap = await asyncio.to_thread(_screener, guard.rag, chunks, app.config.rag.k)
         cases = list[_PoisonedQuestion]()

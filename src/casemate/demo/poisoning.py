@@ -15,6 +15,7 @@ from casemate.monitor.alerts.alert import Alert, open_alerts
 from casemate.monitor.alerts.messages import sanitize
 from casemate.monitor.service import open_canary_monitor
 from casemate.monitor.trends import baseline
+from casemate.monitor.trends.cusum import MIN_PASSES
 from casemate.redteam.attacks.poison import Poison
 from casemate.reports.format import plural
 from casemate.system import App
@@ -64,7 +65,7 @@ async def show_poisoning(app: App, out: Console) -> Act:
         await app.guard.remove([page.source for page in pages])
     ids = {page.id for page in pages}
     alert = next((s.alert for s in raised if ids & set(s.alert.documents)), None)
-    for _ in range(canaries.limits.min_passes):
+    for _ in range(MIN_PASSES):
         await canaries.run(pause_s=0)
     over = alert is not None and alert.id not in {s.alert.id for s in open_alerts(app.store, canaries.set.name)}
     out.print(Panel(_story(answer.text, alert, over), title="poisoning", title_align="left"))

@@ -182,16 +182,15 @@ def model_attributes(config: RagSection, embedder: Embedder, generator: Generato
     return found
 
 
-def open_tracer(endpoint: str, environment: Mapping[str, str] | None = None) -> RequestTracer | None:
+def open_tracer(endpoint: str) -> RequestTracer | None:
     """Opens a tracer if an endpoint is configured, here or by OpenTelemetry's environment variables; else None.
 
     Raises:
         MissingExtra: If an endpoint is configured, and the SDK is not installed.
     """
-    variables = os.environ if environment is None else environment
-    disabled = variables.get("OTEL_SDK_DISABLED", "").lower() == "true"
-    disabled = disabled or variables.get("OTEL_TRACES_EXPORTER", "otlp") == "none"
-    if not endpoint and (disabled or not any(variables.get(name) for name in ENDPOINT_VARIABLES)):
+    disabled = os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true"
+    disabled = disabled or os.environ.get("OTEL_TRACES_EXPORTER", "otlp") == "none"
+    if not endpoint and (disabled or not any(os.environ.get(name) for name in ENDPOINT_VARIABLES)):
         return None
     with needs("casemate[otel]"):
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter

@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from typing import TypeAlias
 
 from casemate.protocols import Index
-from casemate.text.edited_copies import copy_groups, is_edited_copy, text_words
+from casemate.text.edited_copies import copy_groups, is_edited_copy, root, text_words
 from casemate.types import DEFAULT_TENANT, Document, Hit
 
 UnitName: TypeAlias = tuple[str, Hashable]
@@ -42,20 +42,14 @@ def group_units(hits: Sequence[Hit], keys: Sequence[str] = ()) -> list[tuple[Hit
     """
     copies = copy_groups([hit.document.text for hit in hits])
     parent = list(range(len(hits)))
-
-    def root(i: int) -> int:
-        while parent[i] != i:
-            i = parent[i]
-        return i
-
     first: dict[UnitName, int] = {}
     for i, hit in enumerate(hits):
         for name in (("copy", copies[i]), *_counted_names(hit.document, keys)):
-            low, high = sorted((root(first.setdefault(name, i)), root(i)))
+            low, high = sorted((root(parent, first.setdefault(name, i)), root(parent, i)))
             parent[high] = low
     units: dict[int, list[Hit]] = {}
     for i, hit in enumerate(hits):
-        units.setdefault(root(i), []).append(hit)
+        units.setdefault(root(parent, i), []).append(hit)
     return [tuple(unit) for unit in units.values()]
 
 

@@ -13,6 +13,7 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from casemate.integrations.guarded_query import (
     GuardedQuery,
 )
 from casemate.integrations.text_lookup import TextLookup
+from casemate.maths.moments import given_first
 from casemate.monitor.alerts.alerting_store import AlertingEventStore
 from casemate.monitor.poisoning.quarantine import Quarantine
 from casemate.monitor.service import OWN, open_tenant_screening
@@ -459,29 +461,20 @@ class _Rag(Rag):
         asked = CURRENT_QUERY.get()
         if asked is None:
             return await super().search(vector, k, tenant)
-        search_store = self._look if asked.given is None else self._given
+        search = self.index.search if asked.given is None else partial(self._given, asked)
         if asked.inline:
-            return search_store(asked, vector, k, tenant)
-        return await asyncio.to_thread(search_store, asked, vector, k, tenant)
-
-    def _look(self, asked: GuardedQuery, vector: Vector, k: int, tenant: str) -> Retrieval:
-        return self.index.search(vector, k, tenant)
+            return search(vector, k, tenant)
+        return await asyncio.to_thread(search, vector, k, tenant)
 
     def _given(self, asked: GuardedQuery, vector: Vector, k: int, tenant: str) -> Retrieval:
-        """The other retriever's documents, followed by documents of the store with lower scores than all of them.
-
-        Documents in between are left out. This can only make a document look closer, never less close.
-        """
+        """The other retriever's documents, then documents of the store."""
         assert asked.given is not None
         found = self.index.search(vector, k + len(asked.given), tenant)
         cosine = self.index.cosines([row.id for row in asked.given], vector)
         documents = self.index.named([document_of(row) for row in asked.given])
         known = sorted((Hit(d, cosine[d.id]) for d in documents), key=lambda hit: -hit.score)
         asked.found.update((row.id, row) for row in asked.given)
-        lowest = known[-1].score if known else 2.0
-        ids = {h.document.id for h in known}
-        below = [h for h in found.hits if h.score < lowest and h.document.id not in ids]
-        return replace(found, hits=(*known, *below)[:k])
+        return given_first(found, known, k)
 
 
 class _NoGenerator(Generator):

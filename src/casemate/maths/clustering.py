@@ -40,6 +40,8 @@ MIN_RANGE = 1e-5
 """If no coordinate has a larger range, all texts count as equal."""
 IMPURITY_SAMPLE, IMPURITY_SEED = 2000, 7
 """Most chunks whose neighbors ``knn_impurity`` looks up, and the seed of the sample."""
+MAX_ROUNDS = 30
+"""Most iterations of k-means."""
 MIN_CHUNKS = 20
 """Smallest number of chunks that can be clustered."""
 
@@ -166,14 +168,13 @@ def principal_components(E: Vector, dimensions: int) -> Float64:
     return found
 
 
-def spherical_kmeans(E: Vector, classes: int, seed: int, rounds: int = 30) -> Labels:
+def spherical_kmeans(E: Vector, classes: int, seed: int) -> Labels:
     """Spherical k-means (Dhillon and Modha 2001) with k-means++ initialization; no cluster is empty.
 
     Args:
         E: Unit vectors, (n, dim), at least ``classes`` of them.
         classes: Number of clusters.
         seed: Random seed of the initialization.
-        rounds: Maximum number of iterations.
 
     Returns:
         Labels, (n,), from 0.
@@ -183,7 +184,7 @@ def spherical_kmeans(E: Vector, classes: int, seed: int, rounds: int = 30) -> La
     """
     C = _kmeans_plus_plus(E, classes, np.random.default_rng(seed))
     labels = np.full(len(E), NOISE, np.int64)
-    for _ in range(rounds):
+    for _ in range(MAX_ROUNDS):
         S = E @ C.T
         found = S.argmax(axis=1).astype(np.int64)
         worst = S[np.arange(len(E)), found].argsort()

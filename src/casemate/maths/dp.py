@@ -85,30 +85,26 @@ def next_token_distribution(
     return np.asarray(shares / shares.sum(), np.float64)
 
 
-def threshold_distribution(
-    similarities: Floats, wanted: int, epsilon: float, low: float = -1.0, high: float = 1.0
-) -> tuple[Float64, Float64]:
+def threshold_distribution(similarities: Floats, wanted: int, epsilon: float) -> tuple[Float64, Float64]:
     """Distribution of a similarity threshold that about ``wanted`` documents reach, epsilon-DP in each document.
 
     Exponential mechanism with utility -|count - wanted|. Adding or removing one document changes the count by at
     most 1. All thresholds between two adjacent similarities have the same density.
 
     Args:
-        similarities: Of the documents, (n,), clipped to the range.
+        similarities: Cosines of the documents, (n,).
         wanted: Target number of documents at or above the threshold.
         epsilon: Privacy budget of this choice.
-        low: Smallest threshold.
-        high: Largest threshold.
 
     Returns:
         Interval limits (n + 2,), ascending, and the probability of each interval (n + 1,).
 
-    >>> edges, shares = threshold_distribution(np.array([0.9, 0.5, 0.1]), 2, 50.0, 0.0, 1.0)
+    >>> edges, shares = threshold_distribution(np.array([0.9, 0.5, 0.1]), 2, 50.0)
     >>> edges.tolist(), shares.round(3).tolist()
-    ([0.0, 0.1, 0.5, 0.9, 1.0], [0.0, 1.0, 0.0, 0.0])
+    ([-1.0, 0.1, 0.5, 0.9, 1.0], [0.0, 1.0, 0.0, 0.0])
     """
-    inside = np.sort(np.clip(similarities.astype(np.float64), low, high))
-    edges = np.concatenate([[low], inside, [high]])
+    inside = np.sort(np.clip(similarities.astype(np.float64), -1.0, 1.0))
+    edges = np.concatenate([[-1.0], inside, [1.0]])
     reached = len(inside) - np.arange(len(inside) + 1)  # count of similarities above each interval
     weights = -epsilon * np.abs(reached - wanted) / 2
     shares = np.exp(weights - weights.max()) * np.diff(edges)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
 
-from casemate.types import Document, Float64, Retrieval, SimilarityStats, Vector
+from casemate.types import Document, Float64, Hit, Retrieval, SimilarityStats, Vector
 
 MIN_VARIANCE = 1e-12
 """A smaller variance is rounding noise: all documents are equal."""
@@ -50,6 +50,16 @@ def without_documents(retrieval: Retrieval, gone: Callable[[Document], bool]) ->
     return Retrieval(
         tuple(kept), similarity_stats, retrieval.exhausted, retrieval.unreadable, left_out
     )  # five times as fast as ``replace``
+
+
+def given_first(retrieval: Retrieval, given: Sequence[Hit], k: int) -> Retrieval:
+    """The retrieval with the given hits first, followed by its hits with lower scores than all of them; at most k.
+
+    Hits in between are left out. This can only make a document look closer, never less close.
+    """
+    ids, lowest = {hit.document.id for hit in given}, min((hit.score for hit in given), default=math.inf)
+    below = (hit for hit in retrieval.hits if hit.score < lowest and hit.document.id not in ids)
+    return replace(retrieval, hits=(*given, *below)[:k])
 
 
 @dataclass(frozen=True, slots=True)

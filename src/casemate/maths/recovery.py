@@ -149,8 +149,7 @@ class Recovery:
     """The query at which each of n chunks was recovered. The cosine must exceed its limit at every level.
 
     Attributes:
-        levels: Levels of ROUGE-L, ascending.
-        f1: First query with a segment of ROUGE-L F1 above each level, (levels, n). At ``MIN_ROUGE_L`` this is CRR.
+        f1: First query with a segment of ROUGE-L F1 above each of ``ROUGE_LEVELS``, (levels, n): CRR at MIN_ROUGE_L.
         recall: The same with ROUGE-L recall, the share of the chunk that the segment contains in order, (levels, n). At
             ``MIN_ROUGE_L`` this is CRR-recall. Either measure can be larger: a long answer that contains the chunk has
             recall 1 and low F1; half of the chunk has recall .5 and F1 .67.
@@ -158,7 +157,6 @@ class Recovery:
             RAGCrawler's semantic fidelity.
     """
 
-    levels: tuple[float, ...]
     f1: FirstQueries
     recall: FirstQueries
     closest: Float64
@@ -170,7 +168,6 @@ def chunk_recovery(
     found: Segments,
     S: Vector,
     semantic: float = MIN_COSINE,
-    levels: Sequence[float] = ROUGE_LEVELS,
 ) -> Recovery:
     """Finds the first query that recovered each chunk, by an exact search over all pairs of chunk and segment.
 
@@ -184,16 +181,13 @@ def chunk_recovery(
         found: The extracted segments.
         S: Embeddings of the segments, (segments, dim), unit vectors, by the same embedder.
         semantic: Limit of the cosine, in [-1, 1]; at -1 every pair is compared by words, which is slow.
-        levels: Levels of ROUGE-L, ascending in [0, 1).
 
     Raises:
         ValueError: If the vectors do not match the texts, are not of unit length, or a limit is out of range.
     """
     _require(E, len(chunks))
     _require(S, len(found.texts))
-    if list(levels) != sorted(set(levels)) or not levels or not 0 <= levels[0] <= levels[-1] < 1:
-        raise ValueError(f"the levels of ROUGE-L must be ascending in [0, 1), got {tuple(levels)}")
-    search = _Search(chunks, found, levels)
+    search = _Search(chunks, found)
     closest = np.full(len(chunks), -1.0)
     near = semantic - E.shape[1] * 2.0**-23  # a float32 product of unit rows is off by dim * 2^-24 at most
     for first in range(0, len(chunks), CHUNK_BLOCK):
@@ -207,7 +201,7 @@ def chunk_recovery(
                 i, js = first + int(row), start + np.flatnonzero(hits[row])
                 exact = S[js].astype(np.float64) @ E[i].astype(np.float64)
                 search.compare(i, js[exact > semantic])
-    return Recovery(tuple(levels), search.first_queries[0], search.first_queries[1], closest)
+    return Recovery(search.first_queries[0], search.first_queries[1], closest)
 
 
 def _require(vectors: Vector, count: int) -> None:
@@ -230,17 +224,17 @@ class _Text(NamedTuple):
 class _Search:
     """Finds the first segment with which each chunk exceeds each level."""
 
-    def __init__(self, chunks: Sequence[str], found: Segments, levels: Sequence[float]) -> None:
+    def __init__(self, chunks: Sequence[str], found: Segments) -> None:
         self._vocabulary = {"": 0}  # a dummy entry that every text has, so that no bag of words is empty
         for chunk in chunks:
             for word in words(chunk):
                 self._vocabulary.setdefault(word, len(self._vocabulary))
-        self._chunks, self._found, self._levels = chunks, found, np.array([*levels, np.inf])
+        self._chunks, self._found, self._levels = chunks, found, np.array([*ROUGE_LEVELS, np.inf])
         self._block: dict[int, _Text] = {}
         self._segments: dict[int, _Text] = {}
         self._chunk_counts = np.zeros(len(self._vocabulary), np.int32)
         self._passed = np.zeros((2, len(chunks)), np.int64)  # levels, by F1 and by recall
-        self.first_queries = np.zeros((2, len(levels), len(chunks)), np.int64)
+        self.first_queries = np.zeros((2, len(ROUGE_LEVELS), len(chunks)), np.int64)
 
     def load(self, block: slice) -> None:
         """Prepares a block of chunks for ``compare`` and drops the previous block."""

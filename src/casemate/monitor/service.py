@@ -15,11 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from casemate.backends.indexes.sqlite import SqliteIndex
 from casemate.config import Config, PluginSpec
 from casemate.errors import ConfigError, DataError
 from casemate.guard.guard import Guard
-from casemate.monitor.alerts.delivery_queue import DeliveryPolicy
 from casemate.monitor.canaries.canary import CanarySet, parse_interval
 from casemate.monitor.canaries.canary_file import read_canaries
 from casemate.monitor.canaries.results import CanaryResult, CanaryStatus
@@ -39,7 +37,7 @@ from casemate.monitor.trends.cusum import AlarmLimits, RunAnalysis, WatchedSet
 from casemate.monitor.trends.trend import compute_trend, read_results
 from casemate.monitor.trends.trend_page import TrendSource
 from casemate.plugins import build
-from casemate.protocols import Channel, Defense, DocumentSink, Embedder, EventStore, Generator, Index, Progress, Target
+from casemate.protocols import Channel, DocumentSink, Embedder, EventStore, Generator, Index, Progress, Target
 from casemate.rag.question_file import questions_in
 from casemate.system import App
 from casemate.text.synthetic_questions import generate_with_documents
@@ -191,7 +189,8 @@ class CanaryMonitor:
 
     @property
     def _settings(self) -> WatchSettings:
-        return WatchSettings(self.limits, _delivery_policy(self.app), log_text=self.app.config.privacy.log_text)
+        config = self.app.config
+        return WatchSettings(self.limits, config.monitor.notifications_per_hour, log_text=config.privacy.log_text)
 
 
 def _watched_set(app: App, canaries: CanarySet, tenant: str) -> tuple[WatchedSet, Baseline | None]:
@@ -271,7 +270,7 @@ def open_alert_dispatcher(app: App) -> AlertDispatcher:
     Raises:
         ConfigError: If a channel cannot be built.
     """
-    return AlertDispatcher(app.store, _channels(app), WatchSettings(policy=_delivery_policy(app)))
+    return AlertDispatcher(app.store, _channels(app), WatchSettings(per_hour=app.config.monitor.notifications_per_hour))
 
 
 def open_target(app: App, spec: PluginSpec, recorded: bool = True) -> Target:
@@ -488,10 +487,6 @@ async def run_drill(
     app, tenant, folder = monitor.app, monitor.runner.tenant, monitor.app.config.folder
     rag = app.guard.rag
     parts: dict[Any, Any] = {Embedder: rag.embedder}
-
-    def make_defenses(index: Index) -> list[Defense]:
-        return [build("defense", spec, folder, parts | {Index: index}) for spec in app.config.guard.defenses]
-
     canaries = monitor.set.canaries
     watched = [c.query for c in canaries if c.expected_answer or c.expected_answer_contains][:count]
     questions = _watched(app.config, app.index, tenant, (), WATCHED_QUESTIONS)
@@ -499,7 +494,7 @@ async def run_drill(
         DrillQuestion(question, FALSE_ANSWER, question in watched) for question in (*watched, *list(questions)[-count:])
     ]
     attacks = {name: build("poisoner", spec, folder, parts) for name, spec in DRILL_ATTACKS.items()}
-    async with guarded_copy(rag, lambda path: SqliteIndex(path / "copy.db"), make_defenses, tenant) as guard:
+    async with guarded_copy(rag, app.config, tenant) as guard:
         screen = await asyncio.to_thread(_fit_screen, app, guard.rag.index, questions, tenant)
         drill = PoisoningDrill(guard, monitor.runner, screen, app.config.redteam.seed)
         return await drill.run(attacks, attacked, progress)
@@ -507,7 +502,3 @@ async def run_drill(
 
 def _channels(app: App) -> list[Channel]:
     return [build("channel", spec, app.config.folder) for spec in app.config.monitor.channels]
-
-
-def _delivery_policy(app: App) -> DeliveryPolicy:
-    return DeliveryPolicy(per_hour=app.config.monitor.notifications_per_hour)

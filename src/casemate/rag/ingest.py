@@ -115,8 +115,11 @@ class Ingest:
         if self.tokens > maximum:
             raise ConfigError(f"rag.chunk.tokens is {self.tokens}; the embedder reads at most {maximum} tokens")
 
-    def plan(self) -> IngestPlan:
+    def plan(self, see: Callable[[Source, str], object] = lambda source, digest: None) -> IngestPlan:
         """Compares the corpus with the index by content hash. Reads all files, but parses and embeds none.
+
+        Args:
+            see: Called with each new or changed source and its digest.
 
         Raises:
             DataError: If ``missing`` is ``auto`` and more than half of the sources from this path would be removed.
@@ -129,6 +132,7 @@ class Ingest:
             digest = found[source.name] = self._digest(source)
             if content.get(source.name) != digest:
                 sizes[source.name] = source.size
+                see(source, digest)
         origins = self._origins(held, found)
         clashing = {n for n in held.keys() & sizes.keys() if held[n][2] not in origins and self.missing != "remove"}
         todo = {n: found[n] for n in sizes if n not in clashing}

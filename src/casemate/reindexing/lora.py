@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from casemate.errors import ConfigError, DataError, needs
+from casemate.errors import ConfigError, DataError, needs, require_range
 from casemate.maths.clustering import Labels
 from casemate.reindexing.space import ADAPTER_FILES, Adapter, TunableEmbedder
 from casemate.reindexing.supcon import Learner, StepCallback, TrainingResult, TrainingRun, TrainSettings
@@ -58,8 +58,7 @@ class LoraSettings:
     checkpointing: bool = False
 
     def __post_init__(self) -> None:
-        if self.rank < 1 or self.alpha < 1:
-            raise ConfigError(f"lora needs rank and alpha of at least 1; got {self.rank} and {self.alpha}")
+        require_range("lora", self, "rank alpha", at_least=1)
 
 
 @dataclass(frozen=True)

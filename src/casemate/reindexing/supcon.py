@@ -31,7 +31,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from casemate.errors import ConfigError, DataError, needs
+from casemate.errors import ConfigError, DataError, needs, require_range
 from casemate.maths.clustering import NOISE, Labels, silhouette
 from casemate.reindexing.space import Weights, apply_map
 from casemate.runtime.files import write_atomically
@@ -86,14 +86,10 @@ class TrainSettings:
     def __post_init__(self) -> None:
         if self.mode not in ("adapter", "compatible"):
             raise ConfigError(f"supcon: mode is {self.mode!r}; known: adapter, compatible")
-        if not self.temperature > 0 or not self.learning_rate > 0:
-            raise ConfigError(f"supcon: temperature and learning_rate must be above 0; got {self}")
-        if min(self.identity_weight, self.keep_weight, self.weight_decay) < 0:
-            raise ConfigError(f"supcon: identity_weight, keep_weight and weight_decay must be at least 0; got {self}")
-        if min(self.classes, self.per_class) < 2 or min(self.negatives, self.questions) < 0:
-            raise ConfigError(f"supcon needs classes and per_class >= 2, negatives and questions >= 0; got {self}")
-        if min(self.steps, self.eval_interval) < 1:
-            raise ConfigError(f"supcon needs steps and eval_interval >= 1; got {self}")
+        require_range("supcon", self, "temperature learning_rate", above=0)
+        require_range("supcon", self, "identity_weight keep_weight weight_decay negatives questions", at_least=0)
+        require_range("supcon", self, "classes per_class", at_least=2)
+        require_range("supcon", self, "steps eval_interval", at_least=1)
 
 
 @dataclass(frozen=True)

@@ -56,8 +56,13 @@ def reason(defense: str, evidence: Mapping[str, Any]) -> str:
         return str(evidence["undecided"])
     try:
         return DEFENSES.get(defense, _listed)(evidence)
-    except KeyError:  # evidence of another version
+    except (KeyError, TypeError, ValueError):  # evidence of another version
         return _listed(evidence)
+
+
+def evidence_items(evidence: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The recorded evidence as names and values."""
+    return [(name.replace("_", " "), _text(value)) for name, value in evidence.items()]
 
 
 def _decision(v: Verdict) -> str:
@@ -84,14 +89,17 @@ def _withheld(v: Verdict) -> str:
 
 
 def _listed(e: Mapping[str, Any]) -> str:
-    shown = (f"{name.replace('_', ' ')}: {_text(value)}" for name, value in e.items() if value not in ([], (), ""))
-    return "; ".join(shown) or "none given"
+    return "; ".join(f"{name}: {value}" for name, value in evidence_items(e) if value) or "none given"
 
 
 def _text(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}: {_text(one)}" for name, one in value.items())
     if isinstance(value, list | tuple):
-        return some([str(v) for v in value])
-    return number(value) if isinstance(value, float) else str(value)
+        return ", ".join(map(_text, value))
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _mirabel(e: Mapping[str, Any]) -> str:

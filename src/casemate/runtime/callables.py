@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import importlib
 import inspect
-import math
 import queue
 import sys
 import threading
@@ -16,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from casemate.errors import BackendError, ConfigError
+from casemate.errors import BackendError, ConfigError, require_range
 from casemate.runtime.outgoing_rate_limit import RateLimiter
 from casemate.runtime.retry import exponential_backoff, retry
 
@@ -94,14 +93,9 @@ class FunctionCaller:
     requests: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        limits = (self.timeout_s, self.retries, self.requests_per_s)
-        if not (0 < self.timeout_s < math.inf and self.retries >= 0 and 0 <= self.requests_per_s < math.inf):
-            raise ConfigError(
-                f"{self.backend}: timeout_s, retries, requests_per_s={limits}; timeout_s must be above 0, the others "
-                "not below"
-            )
-        if self.threads < 1:
-            raise ConfigError(f"{self.backend}: threads={self.threads}; threads must be at least 1")
+        require_range(self.backend, self, "timeout_s", above=0)
+        require_range(self.backend, self, "retries requests_per_s", at_least=0)
+        require_range(self.backend, self, "threads", at_least=1)
         self._rate_limiter = RateLimiter(self.requests_per_s)
         self._threads = _DaemonThreads(self.backend, self.threads)
         weakref.finalize(self, self._threads.close)

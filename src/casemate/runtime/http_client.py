@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import re
 import ssl
 from collections.abc import Mapping
@@ -19,7 +18,7 @@ from functools import partial
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 
-from casemate.errors import BackendError, BudgetExhausted, ConfigError, needs
+from casemate.errors import BackendError, BudgetExhausted, ConfigError, needs, require_range
 from casemate.runtime.outgoing_rate_limit import RateLimiter
 from casemate.runtime.retry import MAX_RETRY_AFTER_S, exponential_backoff, retry
 
@@ -85,13 +84,8 @@ class HttpClient:
     def __post_init__(self) -> None:
         with needs("casemate[http]"):
             import httpx  # noqa: F401
-        valid = 0 < self.timeout_s < math.inf and self.retries >= 0 and 0 <= self.requests_per_s < math.inf
-        if not valid or self.max_bytes < 1 or self.max_requests < 0:
-            raise ConfigError(
-                f"{self.backend}: timeout_s={self.timeout_s}, retries={self.retries}, requests_per_s="
-                f"{self.requests_per_s}, max_bytes={self.max_bytes}, max_requests={self.max_requests}; timeout_s and "
-                "max_bytes must be above 0, the others not below"
-            )
+        require_range(self.backend, self, "timeout_s max_bytes", above=0)
+        require_range(self.backend, self, "retries requests_per_s max_requests", at_least=0)
         self._rate_limiter = RateLimiter(self.requests_per_s)
 
     async def send(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> HttpResponse:

@@ -200,14 +200,12 @@ def refers_back(sentence: str) -> bool:
     return bool(_REFERS_BACK.match(sentence))
 
 
-def sentence_features(question: Question, passages: Sequence[Passage], cosines: Float64 | None = None) -> Float64:
-    """Features of all sentences.
+def sentence_features(question: Question, passages: Sequence[Passage]) -> Float64:
+    """Features of all sentences; the vector features are 0 (see ``with_cosines``).
 
     Args:
         question: The question.
         passages: The context, best passage first.
-        cosines: Cosine of question and sentence, (n,), NaN where unknown; None: all unknown. The vector features of
-            those sentences are 0.
 
     Returns:
         (n, len(FEATURES)), in order of passages and sentences.
@@ -220,12 +218,11 @@ def sentence_features(question: Question, passages: Sequence[Passage], cosines: 
         for row in _passage_rows(question, weights, rank, passage, found)
     ]
     table = np.array(rows, np.float64).reshape(len(rows), len(WORD_FEATURES))
-    table = np.hstack([table, np.zeros((len(rows), len(VECTOR_FEATURES)))])
-    return table if cosines is None else with_cosines(table, passages, cosines)
+    return np.hstack([table, np.zeros((len(rows), len(VECTOR_FEATURES)))])
 
 
 def with_cosines(features: Float64, passages: Sequence[Passage], cosines: Float64) -> Float64:
-    """Features of all sentences with the vector features of those whose cosine is known; see ``sentence_features``."""
+    """Features of all sentences with the vector features of those whose cosine with the question, (n,), is not NaN."""
     known = ~np.isnan(cosines)
     if not known.any():
         return features

@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from casemate.text.disguises import decodings, fold_text, only_letters, without_vowels
-from casemate.text.tokens import STOP_WORDS, Table
+from casemate.text.tokens import STOP_WORDS, FunctionCache
 
 MIN_CHAIN = 4
 """Content words of a chain from which it counts. Shorter ones occur by chance."""
@@ -82,10 +82,6 @@ _End: TypeAlias = tuple[int, int, int]
 _NO_CHAIN = (-MAX_APART - 1, 0, 0)
 
 
-def _is_content(word: str) -> bool:
-    return word not in STOP_WORDS and (len(word) > 1 or word.isdigit())
-
-
 def _sorted(word: str) -> str:
     return "".join(sorted(word))
 
@@ -131,7 +127,7 @@ class _IndexedText:
         start, at, self.length, self.letters = 0, MAX_SKIP, 0, 0
         for self.length, word in enumerate(_WORD.findall(fold_text(text)), 1):
             self.letters += len(word)
-            if _is_content(word):
+            if word not in STOP_WORDS and (len(word) > 1 or word.isdigit()):
                 places = self.places.setdefault(word, [])
                 if len(places) < MAX_OCCURRENCES:
                     places.append((at, (1 << self.length) - (1 << start)))
@@ -186,7 +182,7 @@ class DisclosureCounter:
         self._chance = list[tuple[str, str]]()  # forms and words that were not compared with the null yet
         self._vocabulary = frozenset().union(*(text.places for text in self._texts))
         self._occurrences: dict[str, list[tuple[int, _Places]]] = {}  # word -> numbers of texts, places in each
-        self._by_prefix = Table(partial(_words_from, self._texts))
+        self._by_prefix = FunctionCache(partial(_words_from, self._texts))
         self._undecoded, self._letters, self._size = list[str](), 0, 0
         self._readable = set[str]()  # words since the last part that was decoded
         asked = _WORD.findall(fold_text(question))
@@ -540,4 +536,4 @@ def _read_piece(text: str) -> tuple[list[str], int, bool]:
     return words, sum(map(len, words)), bool(words) and all(len(w) > 1 and w in STOP_WORDS for w in words)
 
 
-_PIECES = Table(_read_piece, 4096)
+_PIECES = FunctionCache(_read_piece, 4096)

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from casemate.text.tokens import Table
+from casemate.text.tokens import FunctionCache
 
 MAX_GROWTH = 40
 """Characters of all decodings together, for each character of the text."""
@@ -125,7 +125,7 @@ def _visible_character(char: str) -> str:
     )
 
 
-_VISIBLE: Table[int, str] = Table(lambda code: _visible_character(chr(code)), 50_000)
+_VISIBLE: FunctionCache[int, str] = FunctionCache(lambda code: _visible_character(chr(code)), 50_000)
 """Visible characters in compatibility form; for ``str.translate``. Invisible ones and accents become nothing."""
 
 

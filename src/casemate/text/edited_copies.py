@@ -96,17 +96,18 @@ def copy_groups(texts: Sequence[str]) -> list[int]:
     """
     words = [text_words(text) for text in texts]
     parent = list(range(len(texts)))
-
-    def root(i: int) -> int:
-        while parent[i] != i:
-            i = parent[i]
-        return i
-
     for i, j in _possible_copies(words):
-        low, high = sorted((root(i), root(j)))
+        low, high = sorted((root(parent, i), root(parent, j)))
         if low != high and is_edited_copy(words[i], words[j]):
             parent[high] = low
-    return [root(i) for i in range(len(texts))]
+    return [root(parent, i) for i in range(len(texts))]
+
+
+def root(parent: Sequence[int], i: int) -> int:
+    """The first element of a group, if each other element has its parent in the group, and the first itself."""
+    while parent[i] != i:
+        i = parent[i]
+    return i
 
 
 def _possible_copies(words: Sequence[TextWords]) -> Iterator[tuple[int, int]]:

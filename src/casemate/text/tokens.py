@@ -60,7 +60,7 @@ def content_words(text: str) -> frozenset[str]:
     return frozenset(map(stem, set(words(text)) - STOP_WORDS))
 
 
-class Table(dict[K, V]):
+class FunctionCache(dict[K, V]):
     """Values of a function, kept. It is emptied when it is full. Unlike in ``lru_cache``, a look-up writes nothing.
 
     Args:
@@ -91,7 +91,7 @@ def _stem(word: str) -> str:
     return word
 
 
-stem = Table(_stem).__getitem__
+stem = FunctionCache(_stem).__getitem__
 """The stem of a word, see ``_stem``. Kept: texts share most words."""
 
 NUMBER = re.compile(r"(?<![^\W_])(?<![A-Za-z]-)(?<!\d[.,])\d+(?:[.,]\d+)*")

@@ -173,7 +173,7 @@ class RayCluster(Executor):
             self._ray = importlib.import_module("ray")
         if self._ray.is_initialized():
             raise ConfigError("this process is connected to a Ray cluster already; disconnect first: ray.shutdown()")
-        own = _new_seal() if self.local else None
+        own = MessageSeal(secrets.token_hex(SECRET_LENGTH).encode()) if self.local else None
         with _environment(own.secret.decode()) if own else nullcontext():  # its processes inherit it
             self._connect()
         try:
@@ -321,11 +321,6 @@ def _fetch(shared: _SharedValue) -> Any:
     """A shared value, cached in the worker process."""
     message = importlib.import_module("ray").get(shared.handle)
     return _seal_from_environment().open(message, SHARED.format(shared.name))
-
-
-def _new_seal() -> MessageSeal:
-    """A seal with a random secret."""
-    return MessageSeal(secrets.token_hex(SECRET_LENGTH).encode())
 
 
 def _seal_from_environment() -> MessageSeal:

@@ -91,7 +91,8 @@ class LancedbTable(RowCollection):
     def stored(self, ids: Sequence[str]) -> Iterable[StoredRow]:
         """See ``RowCollection``."""
         listed = ", ".join("'" + name.replace("'", "''") + "'" for name in ids)
-        query = self._latest().search().where(self._both(f"`{self.id}` IN ({listed})"))
+        condition = f"`{self.id}` IN ({listed})"
+        query = self._latest().search().where(f"({self.where}) AND {condition}" if self.where else condition)
         return self._rows(query.limit(len(ids)).to_list())
 
     def close(self) -> None:
@@ -121,9 +122,6 @@ class LancedbTable(RowCollection):
 
     def _condition(self, query: Any) -> Any:
         return query.where(self.where) if self.where else query
-
-    def _both(self, condition: str) -> str:
-        return f"({self.where}) AND {condition}" if self.where else condition
 
     def _rows(self, found: Iterable[Any]) -> list[StoredRow]:
         return [StoredRow(str(row[self.id]), row[self.vector], row) for row in found]

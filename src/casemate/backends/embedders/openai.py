@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from casemate.backends.clients.openai import NAME, OpenAIServer, utf8
-from casemate.errors import ConfigError, needs
+from casemate.errors import needs, require_range
 from casemate.protocols import Embedder, Progress
 from casemate.runtime.trace_context import forwarded_headers
 from casemate.types import Secret, Vector
@@ -45,11 +45,8 @@ class OpenAIEmbedder(Embedder):
 
     def __post_init__(self) -> None:
         self.api_key = Secret(self.api_key)
-        if self.batch < 1 or self.token_limit < 1 or self.dimensions < 0:
-            raise ConfigError(
-                f"openai: batch={self.batch}, token_limit={self.token_limit}, dimensions={self.dimensions}; batch and "
-                "token_limit must be above 0, dimensions at least 0"
-            )
+        require_range("openai", self, "batch token_limit", at_least=1)
+        require_range("openai", self, "dimensions", at_least=0)
         self._server = OpenAIServer(self.model, self.base_url, self.api_key, self.timeout_s, self.retries)
         with needs("casemate[openai]"):
             from openai import OpenAI

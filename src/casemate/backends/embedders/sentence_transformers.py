@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from casemate.errors import BackendError, ConfigError, DataError, needs
+from casemate.errors import BackendError, DataError, needs, require_range
 from casemate.protocols import Embedder, Progress
 from casemate.reindexing.lora import merge_adapter
 from casemate.reindexing.space import Adapter
@@ -43,8 +43,7 @@ class SentenceTransformers(Embedder):
     trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
-        if self.batch < 1:
-            raise ConfigError(f"sentence_transformers.batch is {self.batch}; it must be above 0")
+        require_range("sentence_transformers", self, "batch", at_least=1)
         folder = local_folder(self.model)
         if not folder and not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", self.model):
             raise DataError(f"no model folder at {self.model!r}; set a folder with modules.json, or a name on the hub")

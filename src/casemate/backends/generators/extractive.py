@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from casemate.errors import ConfigError
+from casemate.errors import require_range
 from casemate.protocols import Embedder, Generator
 from casemate.runtime.cached_embedder import CachedEmbedder
 from casemate.text.answering import (
@@ -69,11 +69,8 @@ class ExtractiveGenerator(Generator):
     embedder: Embedder | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        if self.sentences < 1 or not 0 < self.support <= 1:
-            raise ConfigError(
-                f"extractive: sentences={self.sentences}, support={self.support}; "
-                "sentences must be at least 1, support above 0 and at most 1"
-            )
+        require_range("extractive", self, "sentences", at_least=1)
+        require_range("extractive", self, "support", above=0, at_most=1)
         if self.embedder is not None and not self.embedder.fingerprint.startswith(VECTORS_OF):
             self.embedder = None
         self._model = BY_WORDS if self.embedder is None else BY_VECTORS

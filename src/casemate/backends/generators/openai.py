@@ -15,7 +15,7 @@ from typing import Any
 
 from casemate.backends.chat_prompt import user_message
 from casemate.backends.clients.openai import ERROR_CODE, OpenAIServer, utf8
-from casemate.errors import ConfigError, needs
+from casemate.errors import needs, require_range
 from casemate.protocols import Generator
 from casemate.runtime.trace_context import forwarded_headers
 from casemate.types import Prompt, Secret
@@ -52,8 +52,7 @@ class OpenAIGenerator(Generator):
 
     def __post_init__(self) -> None:
         self.api_key = Secret(self.api_key)
-        if self.max_tokens < 1:
-            raise ConfigError(f"openai.max_tokens is {self.max_tokens}; it must be above 0")
+        require_range("openai", self, "max_tokens", at_least=1)
         self._server = OpenAIServer(self.model, self.base_url, self.api_key, self.timeout_s, self.retries)
         with needs("casemate[openai]"):
             import openai  # noqa: F401

@@ -18,7 +18,7 @@ import numpy as np
 from casemate.backends.clients.milvus import MilvusServer
 from casemate.backends.mvcc.index import MvccIndex
 from casemate.backends.mvcc.versioned_store import KEY_LIMIT, CommitRecord, IndexDescriptor, RowFilter, StoredRow
-from casemate.errors import BackendError, ConfigError, DataError
+from casemate.errors import BackendError, ConfigError, DataError, require_range
 from casemate.types import Secret, Vector
 
 if TYPE_CHECKING:
@@ -87,11 +87,8 @@ class MilvusIndex(MvccIndex):
             raise ConfigError(
                 f"milvus.collection is {self.collection!r}; allowed: letters, digits and _, not beginning with a digit"
             )
-        numbers = (self.m, self.ef_construct, self.ef, self.nlist, self.nprobe, self.overfetch)
-        if min(numbers) < 1 or not self.timeout_s > 0:
-            raise ConfigError(
-                "milvus: m, ef_construct, ef, nlist, nprobe and overfetch must be at least 1, timeout_s above 0"
-            )
+        require_range("milvus", self, "m ef_construct ef nlist nprobe overfetch", at_least=1)
+        require_range("milvus", self, "timeout_s", above=0)
         if self.kind not in ("FLAT", "HNSW", "IVF_FLAT"):
             raise ConfigError(f"milvus.kind is {self.kind!r}; allowed: FLAT, HNSW, IVF_FLAT")
         self.url, self.token = Secret(self.url), Secret(self.token)

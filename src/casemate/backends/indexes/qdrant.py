@@ -19,7 +19,7 @@ from casemate.backends.clients.qdrant import QdrantServer
 from casemate.backends.clients.rest import without_credentials
 from casemate.backends.mvcc.index import MvccIndex
 from casemate.backends.mvcc.versioned_store import KEY_LIMIT, CommitRecord, IndexDescriptor, RowFilter, StoredRow
-from casemate.errors import ConfigError, DataError, needs
+from casemate.errors import ConfigError, DataError, needs, require_range
 from casemate.types import Secret, Vector
 
 if TYPE_CHECKING:
@@ -72,8 +72,8 @@ class QdrantIndex(MvccIndex):
             raise ConfigError(
                 f"qdrant.collection is {self.collection!r}; allowed: at most 100 letters, digits, _ and -"
             )
-        if min(self.m, self.ef_construct, self.ef, self.overfetch) < 1 or not self.timeout_s > 0:
-            raise ConfigError("qdrant: m, ef_construct, ef and overfetch must be at least 1, timeout_s above 0")
+        require_range("qdrant", self, "m ef_construct ef overfetch", at_least=1)
+        require_range("qdrant", self, "timeout_s", above=0)
         if self.search_by not in ("exact", "hnsw"):
             raise ConfigError(f"qdrant.search_by is {self.search_by!r}; allowed: exact, hnsw")
         self.url, self.api_key = Secret(self.url), Secret(self.api_key)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from casemate.errors import ConfigError, needs
+from casemate.errors import ConfigError, needs, require_range
 from casemate.protocols import PersonalDataFinder
 from casemate.types import PersonalData
 
@@ -46,8 +46,7 @@ class Presidio(PersonalDataFinder):
     min_score: float = 0.4
 
     def __post_init__(self) -> None:
-        if not 0 <= self.min_score <= 1:
-            raise ConfigError(f"presidio.min_score is {self.min_score}; it must be from 0 to 1")
+        require_range("presidio", self, "min_score", at_least=0, at_most=1)
         with needs("casemate[presidio]"):
             import tldextract
             from presidio_analyzer import AnalyzerEngine, RecognizerRegistry

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from casemate.backends.clients.openai import server_address
 from casemate.backends.local_servers import chat_models
 from casemate.backends.target_answers import partial_answer
-from casemate.errors import BackendError, ConfigError
+from casemate.errors import BackendError, ConfigError, require_range
 from casemate.protocols import Target
 from casemate.runtime.http_client import HttpClient, HttpResponse, RequestRefused, host_of, require_address
 from casemate.types import Answer, Query, Secret
@@ -66,12 +66,10 @@ class OpenAIEndpoint(Target):
     def __post_init__(self) -> None:
         base, key = server_address(self.base_url, self.api_key)
         require_address("openai_endpoint.base_url", base)
-        if not self.model or self.max_tokens < 1:
-            raise ConfigError(
-                f"need a model and max_tokens > 0, got model={self.model!r}, max_tokens={self.max_tokens}"
-            )
-        if self.turns < 0:
-            raise ConfigError(f"{NAME}.turns is {self.turns}; it must be at least 0")
+        if not self.model:
+            raise ConfigError(f"{NAME}.model is empty; set a model")
+        require_range(NAME, self, "max_tokens", at_least=1)
+        require_range(NAME, self, "turns", at_least=0)
         self.api_key = Secret(key)
         self._url = f"{base}/chat/completions"
         self._http = HttpClient(

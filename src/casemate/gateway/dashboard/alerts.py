@@ -9,8 +9,7 @@ from typing import Any, TypeAlias
 from casemate.errors import DataError
 from casemate.gateway.dashboard.page import Page, PageRequest
 from casemate.monitor.alerts import alert
-from casemate.monitor.alerts.alert import AlertState
-from casemate.monitor.alerts.alerting_store import SECURITY_SUBJECT
+from casemate.monitor.alerts.alert import SECURITY_SUBJECT, AlertState
 from casemate.monitor.alerts.messages import document_heading
 from casemate.monitor.canaries.results import Severity
 from casemate.protocols import EventStore
@@ -23,18 +22,17 @@ MARKS = {"low": "·", "medium": "!", "high": "!!", "critical": "!!!"}
 def alerts(request: PageRequest) -> Page:
     """Builds the page."""
     states = request.records.alert_states
-    order = list(Severity)
     wanted = {name: request.parameter(name) for name in ("severity", "search")}
     matching = [s for s in states if _matches(s, wanted["severity"], wanted["search"])]
     opened = sorted(
         (s for s in matching if s.open),
-        key=lambda s: (bool(s.acknowledged), -order.index(s.alert.severity), -s.changed.timestamp()),
+        key=lambda s: (bool(s.acknowledged), -s.alert.severity.rank, -s.changed.timestamp()),
     )
     past = [s for s in matching if not s.open and s.changed in request.time]
     past = sorted(past, key=lambda s: s.changed, reverse=True)[:MAX_PAST]
     context = {
         "wanted": wanted,
-        "severities": [("", "all"), *((str(s), str(s)) for s in reversed(order))],
+        "severities": [("", "all"), *((str(s), str(s)) for s in reversed(Severity))],
         "past_count": sum(not s.open for s in states),
         "open": [_card(request, s) for s in opened],
         "past": [_card(request, s) for s in past],

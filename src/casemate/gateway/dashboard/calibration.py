@@ -12,6 +12,7 @@ from starlette.responses import Response
 from casemate.errors import DataError
 from casemate.gateway import operating_point
 from casemate.gateway.dashboard.page import Page, PageRequest
+from casemate.gateway.dashboard.records import by_request
 from casemate.gateway.dashboard.redteam import SANDBOX_CSP
 from casemate.gateway.dashboard.table import Column
 from casemate.guard.calibration import file as calibrations
@@ -34,8 +35,8 @@ def page(request: PageRequest) -> Page:
     chosen = _parse_rate(request.parameter("at")) or now
     found = _calibration(request, tenant)
     asked = [v for v in request.verdicts(tenants) if not request.is_canary(v.client)]
-    decided = [v for v in asked if v.defense == defense.name and not v.undecided]
-    rate, about = sample_rate(sum(v.flagged for v in decided), len(decided))
+    decided = by_request([v for v in asked if v.defense == defense.name and not v.undecided])
+    rate, about = sample_rate(sum(any(v.flagged for v in one) for one in decided), len(decided))
     context: dict[str, Any] = {
         "defense": defense,
         "now": now,

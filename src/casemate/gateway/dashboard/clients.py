@@ -31,8 +31,7 @@ class ClientSummary:
         client: Its id.
         last: Time of the last verdict.
         asked: Ids of its requests.
-        flagged_requests: Ids of those that were flagged.
-        defenses: Flagged requests by defense.
+        flagged_by: Ids of those that were flagged, each with the defense.
         withheld: Sources that were withheld.
         limited: Ids of its requests whose context ``crawl_limit`` limited.
     """
@@ -41,15 +40,19 @@ class ClientSummary:
     client: str
     last: datetime
     asked: set[str] = field(default_factory=set)
-    flagged_requests: set[str] = field(default_factory=set)
-    defenses: Counter[str] = field(default_factory=Counter)
+    flagged_by: set[tuple[str, str]] = field(default_factory=set)
     withheld: set[str] = field(default_factory=set)
     limited: set[str] = field(default_factory=set)
 
     @property
     def flagged(self) -> int:
         """Number of flagged requests."""
-        return len(self.flagged_requests)
+        return len({request for request, _ in self.flagged_by})
+
+    @property
+    def defenses(self) -> Counter[str]:
+        """Number of flagged requests by defense."""
+        return Counter(defense for _, defense in self.flagged_by)
 
     @property
     def share(self) -> float:
@@ -77,8 +80,7 @@ def by_client(
         if v.limited:
             one.limited.add(v.request or v.id)
         if v.flagged:
-            one.flagged_requests.add(v.request or v.id)
-            one.defenses[v.defense] += 1
+            one.flagged_by.add((v.request or v.id, v.defense))
             withheld = v.evidence.get("withheld")
             one.withheld.update(map(str, withheld if isinstance(withheld, list | tuple) else v.hidden))
     return list(found.values())

@@ -13,7 +13,7 @@ from casemate.gateway.dashboard.requests import latency_chart, latency_table
 from casemate.gateway.dashboard.table import Column
 from casemate.gateway.dashboard.time_range import by_bin
 from casemate.guard.audience import IGNORED
-from casemate.monitor.canaries.results import CanaryStatus, Severity, base_run_id
+from casemate.monitor.canaries.results import CanaryStatus, base_run_id
 from casemate.reports.format import plural, sample_rate, short_rate, utc_time
 from casemate.reports.svg import FramedChart, request_bars
 
@@ -31,7 +31,7 @@ def overview(request: PageRequest) -> Page:
         "banner": _banner(request),
         "tiles": list(_tiles(request, asked, len(verdicts) - len(asked))),
         "requests": _requests_over_time(request, asked),
-        "flagged": _flagged_table(request, [v for v in asked if v.flagged]),
+        "flagged": _flagged_table(request, by_request([v for v in asked if v.flagged])),
         "clients": client_table(request, flagged, brief=True),
         "latency": latency_table(request, finished),
         "latency_chart": latency_chart(request, finished),
@@ -45,7 +45,7 @@ def _banner(request: PageRequest) -> dict[str, Any]:
     mode, state = request.app.mode, {"alerts": False, "off": False, "observe": False}
     opened = [s for s in request.records.alert_states if s.open] if request.session.installation else []
     if new := [s for s in opened if not s.acknowledged]:
-        worst = max(new, key=lambda s: list(Severity).index(s.alert.severity))
+        worst = max(new, key=lambda s: s.alert.severity.rank)
         title = f"{plural(len(new), 'alert')} not acknowledged"
         return {**state, "tone": worst.alert.severity, "title": title, "text": worst.alert.title, "alerts": True}
     if mode == "enforce":
@@ -114,7 +114,9 @@ def _requests_over_time(request: PageRequest, asked: Sequence[VerdictRecord]) ->
     return request_bars(counts, links, said)
 
 
-def _flagged_table(request: PageRequest, flagged: Sequence[VerdictRecord]) -> Any:
+def _flagged_table(request: PageRequest, flagged: Sequence[Sequence[VerdictRecord]]) -> Any:
+    """The flagged requests, each with the verdict that withheld most."""
+    shown = [max(one, key=lambda v: len(v.hidden)) for one in flagged]
     columns = (
         Column("Time", lambda v: v.at, "at", True),
         Column("Client", lambda v: request.client_name(v.client).full.lower(), "client"),
@@ -125,7 +127,7 @@ def _flagged_table(request: PageRequest, flagged: Sequence[VerdictRecord]) -> An
     def show(v: VerdictRecord) -> dict[str, Any]:
         return {"verdict": v, "client": request.client_name(v.client)}
 
-    return request.table("Flagged requests", columns, flagged, order="-at", name="flagged", size=MAX_FLAGGED, show=show)
+    return request.table("Flagged requests", columns, shown, order="-at", name="flagged", size=MAX_FLAGGED, show=show)
 
 
 def _states(request: PageRequest, tenants: Sequence[str]) -> list[dict[str, Any]]:

@@ -20,8 +20,7 @@ from casemate.gateway.dashboard.time_range import TimeRange
 from casemate.guard.generation_costs import format_live_costs
 from casemate.redteam.lab.results import CampaignResult, Crawl, ExtractionResult, load_result
 from casemate.redteam.reporting.charts import lowest_auc, roc, track
-from casemate.redteam.reporting.compare import compare_results, conclusion
-from casemate.redteam.reporting.html import is_crawl, requirements
+from casemate.redteam.reporting.html import describe_comparison, is_crawl, requirements
 from casemate.redteam.reporting.text import (
     describe_crawl,
     describe_extracted,
@@ -51,12 +50,13 @@ def redteam(request: PageRequest) -> Page:
     membership = [(name, campaign) for name, campaign in kept if not is_crawl(campaign) and not campaign.probes]
     extracted = [(name, campaign) for name, campaign in kept if is_crawl(campaign)]
     newest = membership[0] if membership else None
+    change = [describe_comparison(membership[0][1], before) | {"name": name} for name, before in membership[1:2]]
     shown = [at for _, one in (membership[:1] + extracted[:1]) if (at := _time(one))]
     context = {
         "outside": bool(shown) and not any(at in request.time for at in shown),
         "folder": str(folder),
         "campaign": _campaign(request, newest[1], _report_url(request, folder, newest[0])) if newest else None,
-        "comparison": _comparison(newest[1], *membership[1]) if newest and membership[1:] else None,
+        "comparison": change[0] if change else None,
         "earlier": request.table(
             "Earlier campaigns", EARLIER, [_earlier(*one) for one in membership[1:]], order="-at", name="earlier"
         ),
@@ -190,17 +190,6 @@ EARLIER = (
     Column("Verdict", lambda row: row["status"], "verdict"),
     Column("Highest AUC, guard on", lambda row: row["strongest"] and row["strongest"][0], "auc", True),
 )
-
-
-def _comparison(newest: CampaignResult, name: str, before: CampaignResult) -> dict[str, Any]:
-    """The changes since the campaign before."""
-    change = compare_results(newest, before)
-    groups = (
-        ("Not comparable, because this differs", change.settings),
-        ("Worse", change.worse),
-        ("Better", change.better),
-    )
-    return {"name": name, "at": before.at, "conclusion": conclusion(change), "groups": groups}
 
 
 def _earlier(name: str, campaign: CampaignResult) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,27 +14,9 @@ from casemate.gateway.dashboard.records import VerdictRecord, by_request
 from casemate.gateway.dashboard.table import Column
 from casemate.gateway.dashboard.time_range import by_bin
 from casemate.gateway.dashboard.topics import TopicMapCache
-from casemate.reports.format import percent, plural, sample_rate
+from casemate.reports.format import plural, sample_rate
 from casemate.reports.svg import FramedChart, score_meter, score_scatter
-from casemate.reports.verdicts import REASONS
-
-EVIDENCE = {
-    "target": "Document that the question is about",
-    "form": "Rule",
-    "flagged": "Sources flagged now",
-    "withheld": "Sources withheld",
-    "scores": "Scores of withheld sources that were judged now",
-    "why": "Reasons",
-    "p": "Share of benign questions at least as close",
-    "n": "Chunks compared with",
-    "mean": "Mean similarity to all chunks",
-    "std": "Standard deviation of the similarities",
-    "undecided": "No decision, because",
-    "error": "The defense failed with",
-    "message": "Error message",
-}
-"""Keys of the evidence, in the order in which they are shown."""
-
+from casemate.reports.verdicts import evidence_items, reason
 
 OUTCOMES = (
     ("", "all"),
@@ -96,9 +78,8 @@ def detail(request: PageRequest) -> Page:
         "outcome": word,
         "tone": tone,
         "meter": score_meter(found.score, found.threshold, _span([*similar, found]), found.flagged),
-        "reasons": [REASONS.get(reason, reason) for reason in _texts(found.evidence.get("why"))],
-        "undecided": found.evidence.get("undecided"),
-        "evidence": _evidence(found.evidence),
+        "reason": reason(found.defense, found.evidence),
+        "evidence": evidence_items(found.evidence),
         "client": request.client_name(found.client),
         "log_text": request.app.config.privacy.log_text,
         "client_key": json.dumps([found.tenant, found.client]),
@@ -234,23 +215,3 @@ def _row(request: PageRequest, v: VerdictRecord, span: tuple[float, float]) -> d
 
 def _texts(value: Any) -> list[str]:
     return [str(x) for x in value] if isinstance(value, list | tuple) else []
-
-
-def _evidence(evidence: Mapping[str, Any]) -> list[tuple[str, str]]:
-    order = {name: i for i, name in enumerate(EVIDENCE)}
-    return [
-        (EVIDENCE.get(name, name), percent(value) if name == "p" and isinstance(value, float) else _value(value))
-        for name, value in sorted(evidence.items(), key=lambda pair: order.get(pair[0], len(order)))
-    ]
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    if isinstance(value, list | tuple):
-        return ", ".join(_value(v) for v in value) or "none"
-    if isinstance(value, Mapping):
-        return ", ".join(f"{k}: {_value(v)}" for k, v in value.items()) or "none"
-    return str(value)

@@ -47,7 +47,8 @@ async def ask(request: PageRequest) -> Page:
 
 def _form(request: PageRequest, chosen: str, question: str) -> dict[str, Any]:
     tenants = request.tenants
-    clients = [k for k in request.gateway.keys.all() if _is_client(k) and k.grant.tenant in tenants]
+    keys = (k for k in request.gateway.keys.all() if k.grant.role == "client" and k.revoked is None)
+    clients = [k for k in keys if k.grant.tenant in tenants]
     names = [(key.id, _described(key)) for key in clients]
     return {"clients": clients, "names": names, "chosen": chosen, "question": question, "answer": None, "error": ""}
 
@@ -56,10 +57,6 @@ def _described(key: ApiKey) -> str:
     """A key in a list: names alone may be the same."""
     groups = f"groups {', '.join(key.grant.groups)}" if key.grant.groups else "no groups"
     return f"{key.grant.name} ({key.grant.tenant}), {key.id}, {groups}"
-
-
-def _is_client(key: ApiKey) -> bool:
-    return key.grant.role == "client" and key.revoked is None
 
 
 def _shown(request: PageRequest, query: Query, answer: Answer) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from dataclasses import replace
 from casemate.guard.audience import ReleasedDocument
 from casemate.guard.guard import Guard, UnreadableRemoval
 from casemate.guard.verdict_log import append
-from casemate.maths.moments import without_documents
+from casemate.maths.moments import given_first, without_documents
 from casemate.rag.pipeline import Rag
 from casemate.types import Action, Document, Hit, Query, Retrieval, Vector, Verdict
 
@@ -107,9 +107,6 @@ def find_documents(texts: Sequence[str], documents: Sequence[Document]) -> list[
 class _FoundRag(Rag):
     """A ``Rag`` for one query whose vector is known, over the documents that were found for it.
 
-    Documents of the index follow the found ones, with lower scores than all of them. Those in between are left out,
-    which can only make a document look closer.
-
     Args:
         rag: The system.
         vector: The query's vector, (dim,).
@@ -135,9 +132,7 @@ class _FoundRag(Rag):
             left = without_documents(found, lambda document: document.source in self._gone)
             return replace(left, hits=left.hits[:k])
         found = await super().search(vector, k + len(self._given), tenant)
-        ids, lowest = {hit.document.id for hit in self._given}, self._given[-1].score
-        below = [h for h in found.hits if h.document.id not in ids and h.score < lowest]
-        return replace(found, hits=(*self._given, *below)[:k])
+        return given_first(found, self._given, k)
 
 
 def merge_verdicts(verdicts: Iterable[Verdict]) -> list[Verdict]:

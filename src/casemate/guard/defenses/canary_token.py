@@ -26,15 +26,15 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from casemate.errors import ConfigError
+from casemate.errors import ConfigError, require_range
 from casemate.guard.verdict_log import append
-from casemate.guard.watermarks.detection import WatermarkDetector, WatermarkFilter, WatermarkMatch
+from casemate.guard.watermarks.detection import WatermarkDetector, WatermarkFilter
 from casemate.guard.watermarks.tokens import TokenGenerator
 from casemate.protocols import Defense, EventStore, Generator
 from casemate.rag.pipeline import closing_stream
 from casemate.text.disguises import DecodedText
 from casemate.text.sentences import BLOCK_END, SENTENCE_END
-from casemate.types import UNKNOWN, Action, Document, Outcome, Prompt, Query, Retrieval, Secret, Verdict
+from casemate.types import Action, Document, Outcome, Prompt, Query, Retrieval, Secret, Verdict
 
 log = logging.getLogger(__name__)
 
@@ -82,11 +82,9 @@ class CanaryToken(Defense):
         self.secret = Secret(self.secret)
         if 0 < len(self.secret) < SECRET_CHARACTERS:
             raise ConfigError(f"{NAME}.secret is too short; it must have at least {SECRET_CHARACTERS} characters")
-        if self.spacing < 50 or self.lead < 0 or not 0 <= self.oracle_share <= 1:
-            raise ConfigError(
-                f"{NAME}: spacing={self.spacing}, lead={self.lead}, oracle_share={self.oracle_share}; spacing must be "
-                "at least 50, lead at least 0, oracle_share between 0 and 1"
-            )
+        require_range(NAME, self, "spacing", at_least=50)
+        require_range(NAME, self, "lead", at_least=0)
+        require_range(NAME, self, "oracle_share", at_least=0, at_most=1)
         self._tokens = TokenGenerator(self.secret or secrets.token_hex(32))
 
     async def on_retrieve(self, query: Query, retrieval: Retrieval) -> Outcome[Retrieval]:
@@ -145,8 +143,10 @@ class _MarkedRequest:
     chunks: Mapping[str, str]
     sampled: bool
 
-    def verdict(self, match: WatermarkMatch | None, oracle: str, ended: str) -> Verdict:
+    def verdict(self, watermark_filter: WatermarkFilter, oracle: str) -> Verdict:
         """The verdict of both paths; only a token in the answer is flagged."""
+        match = watermark_filter.found
+        ended = "cut" if match else "whole" if watermark_filter.finished else "broke off"
         score = LEAKED if match else SILENT if oracle == "failed" else CLEAN
         evidence: dict[str, Any] = {"marked": list(self.chunks.values()), "oracle": oracle, "ended": ended}
         if match:
@@ -168,20 +168,11 @@ class _WatermarkedGenerator(Generator):
         context = tuple(self.defense._mark(document, request) for document in prompt.context)
         marked, detector = replace(prompt, context=context), WatermarkDetector(request.chunks)
         oracle = asyncio.create_task(self._oracle(marked, detector)) if request.sampled and context else None
-        watermark_filter = WatermarkFilter(detector)
-        sent, ended, outcome = False, "broke off", "not asked"
+        watermark_filter, outcome = WatermarkFilter(detector), "not asked"
         try:
-            async with (
-                closing_stream(self.generator.stream(marked)) as pieces,
-                closing_stream(watermark_filter.passing(pieces)) as passing,
-            ):
-                async for out in passing:
-                    sent = sent or bool(out.strip())
+            async with closing_stream(watermark_filter.answer(self.generator.stream(marked))) as answer:
+                async for out in answer:
                     yield out
-                rest = watermark_filter.finish()
-                ended = "cut" if watermark_filter.found else "whole"
-                if rest or (watermark_filter.found and not sent):
-                    yield rest or UNKNOWN
                 if oracle and not watermark_filter.found:
                     outcome = await oracle
         finally:
@@ -189,7 +180,7 @@ class _WatermarkedGenerator(Generator):
                 oracle.cancel()
                 await asyncio.wait([oracle])
             if context:
-                self.defense._append(request, request.verdict(watermark_filter.found, outcome, ended))
+                self.defense._append(request, request.verdict(watermark_filter, outcome))
 
     async def _oracle(self, prompt: Prompt, detector: WatermarkDetector) -> str:
         """The second path: whether the model, after the same question, gives a token on request."""

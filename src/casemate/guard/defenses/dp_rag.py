@@ -17,14 +17,13 @@ of answers add up.
 
 from __future__ import annotations
 
-import math
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
 
-from casemate.errors import ConfigError, needs
+from casemate.errors import ConfigError, needs, require_range
 from casemate.guard import generation_costs
 from casemate.guard.token_models import require_token_model
 from casemate.maths.cascade import sample_token
@@ -110,23 +109,19 @@ class DPRAG(Defense):
         self._mechanism = TokenMechanism(each, tokens, self.temperature, self.public, self.steepness)
 
     def _require_valid(self) -> None:
-        positive = {name: getattr(self, name) for name in ("epsilon", "temperature", "steepness", "threshold_epsilon")}
+        require_range(NAME, self, "epsilon temperature steepness threshold_epsilon", above=0)
         if self.token_epsilon is not None:
-            positive["token_epsilon"] = self.token_epsilon
-        for name, value in positive.items():
-            if not 0 < value < math.inf:
-                raise ConfigError(f"{NAME}.{name} is {value}; it must be above 0 and finite")
-        if not 0 <= self.delta < 1 or not 0 <= self.public < math.inf:
-            raise ConfigError(f"{NAME}: delta={self.delta}, public={self.public}; need delta in [0, 1), public >= 0")
-        if not 1 <= self.tokens <= MAX_TOKENS:
-            raise ConfigError(f"{NAME}.tokens is {self.tokens}; it must lie between 1 and {MAX_TOKENS}")
+            require_range(NAME, self, "token_epsilon", above=0)
+        require_range(NAME, self, "delta", at_least=0, below=1)
+        require_range(NAME, self, "public", at_least=0)
+        require_range(NAME, self, "tokens", at_least=1, at_most=MAX_TOKENS)
         if self.wanted is not None and (self.wanted < 1 or self.threshold_epsilon >= self.epsilon):
             raise ConfigError(
                 f"{NAME}: wanted={self.wanted}, threshold_epsilon={self.threshold_epsilon}, epsilon={self.epsilon}; "
                 "need wanted > 0, and threshold_epsilon below epsilon"
             )
-        if self.seed is not None and self.seed < 0:
-            raise ConfigError(f"{NAME}.seed is {self.seed}; it must not be negative")
+        if self.seed is not None:
+            require_range(NAME, self, "seed", at_least=0)
 
     async def on_retrieve(self, query: Query, retrieval: Retrieval) -> Outcome[Retrieval]:
         """Keeps the hits above a private threshold among the k nearest; without ``wanted``, all.
@@ -238,8 +233,9 @@ def composed_epsilon(each: float, delta: float, times: int) -> float:
     with needs("casemate[dp]"):
         from dp_accounting.pld import privacy_loss_distribution
         from dp_accounting.pld.common import DifferentialPrivacyParameters
+    grid = max(1e-4, each / 200)  # of the losses: fine for small ones, coarse enough for large ones to be fast
     one = privacy_loss_distribution.from_privacy_parameters(
-        DifferentialPrivacyParameters(each, 0.0), value_discretization_interval=_grid(each)
+        DifferentialPrivacyParameters(each, 0.0), value_discretization_interval=grid
     )
     return min(each * times, float(one.self_compose(times).get_epsilon_for_delta(delta)))
 
@@ -262,8 +258,3 @@ def affordable_tokens(epsilon: float, delta: float, each: float) -> int:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if composed_epsilon(each, delta, middle) <= epsilon else (low, middle - 1)
     return low
-
-
-def _grid(each: float) -> float:
-    """Discretization interval of the losses: fine for small ones, coarse enough for large ones to be fast."""
-    return max(1e-4, each / 200)

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import re
 import threading
 from collections import OrderedDict
@@ -30,7 +29,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from casemate.errors import CasemateError, ConfigError
+from casemate.errors import CasemateError, ConfigError, require_range
 from casemate.guard.client_state.withheld_documents import ClientSources
 from casemate.guard.verdict_log import append
 from casemate.guard.watermarks.detection import WatermarkDetector, WatermarkFilter, WatermarkMatch
@@ -45,7 +44,7 @@ from casemate.guard.watermarks.honeytoken_keys import (
 from casemate.protocols import Defense, EventStore, Generator
 from casemate.rag.pipeline import closing_stream
 from casemate.text.disguises import DecodedText
-from casemate.types import UNKNOWN, Action, Outcome, Prompt, Query, Retrieval, Verdict
+from casemate.types import Action, Outcome, Prompt, Query, Retrieval, Verdict
 
 log = logging.getLogger(__name__)
 
@@ -91,10 +90,8 @@ class HoneyToken(Defense):
             raise ConfigError(f"{NAME}.formats is {list(self.formats)}; allowed are, once each: {', '.join(FORMS)}")
         if not _DOMAIN.fullmatch(self.domain):
             raise ConfigError(f"{NAME}.domain is {self.domain!r}; it must be a domain name such as example.net")
-        if self.records < 1 or not 0 < self.hours < math.inf:
-            raise ConfigError(
-                f"{NAME}: records={self.records}, hours={self.hours}; records must be at least 1, hours above 0"
-            )
+        require_range(NAME, self, "records", at_least=1)
+        require_range(NAME, self, "hours", above=0)
         self._keys = HoneytokenKeyFile(self.keys)
         self._shown = ClientSources(NAME, self.hours * 3600, self.store)
         self._pending: OrderedDict[str, Query] = OrderedDict()  # by request
@@ -155,22 +152,16 @@ class _HoneytokenGenerator(Generator):
         known = [m.token for m in planted.detector.matches(DecodedText(prompt.question)) if not m.errors]
         watermark_filter = WatermarkFilter(planted.detector_without(known))
         quoted = _QuotedRecords(planted.key, defense._pending.get(prompt.request), prompt)
-        sent = False
+
+        def append_leak(match: WatermarkMatch) -> None:
+            defense._append(prompt.request, planted.leak_verdict(match))
+
+        stream = watermark_filter.answer(self._generator.stream(planted.plant(prompt, defense)), append_leak)
         try:
-            async with (
-                closing_stream(self._generator.stream(planted.plant(prompt, defense))) as pieces,
-                closing_stream(watermark_filter.passing(pieces)) as passing,
-            ):
-                async for out in passing:
-                    sent = sent or bool(out.strip())
+            async with closing_stream(stream):
+                async for out in stream:
                     quoted.feed(out)
                     yield out
-                rest = watermark_filter.finish()
-                if watermark_filter.found:
-                    defense._append(prompt.request, planted.leak_verdict(watermark_filter.found))
-                quoted.feed(rest)
-                if rest or (watermark_filter.found and not sent):
-                    yield rest or UNKNOWN
         finally:
             for verdict in (planted.known_verdict(known), quoted.verdict()):
                 if verdict:

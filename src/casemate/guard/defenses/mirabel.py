@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from casemate.errors import ConfigError, DataError
+from casemate.errors import ConfigError, DataError, require_range
 from casemate.guard.calibration.closeness import LOOKAHEAD, FeatureExtractor, Features, unique_sources
 from casemate.guard.calibration.file import CalibrationFile
 from casemate.guard.client_state.withheld_documents import SeenRequests, WithheldDocuments
@@ -91,12 +91,9 @@ class Mirabel(CalibratedDefense):
             raise ConfigError(f"mirabel.mode is {self.mode!r}; known: {known}")
         if self.significance is None:
             self.significance = CALIBRATED_SIGNIFICANCE if self.mode == "calibrated" else PUBLISHED_SIGNIFICANCE
-        for name, value in (("significance", self.significance), ("session_alarm", self.session_alarm)):
-            if not 0 < value < 1:
-                raise ConfigError(f"mirabel.{name} is {value}; it must lie between 0 and 1")
-        if self.min_documents < 3 or not 0 <= self.session_hours < math.inf:
-            what = f"min_documents={self.min_documents}, session_hours={self.session_hours}"
-            raise ConfigError(f"mirabel needs min_documents of at least 3 and session_hours of at least 0, got {what}")
+        require_range("mirabel", self, "significance session_alarm", above=0, below=1)
+        require_range("mirabel", self, "min_documents", at_least=3)
+        require_range("mirabel", self, "session_hours", at_least=0)
         self._calibrations = CalibrationFile(self.calibration)
         self.withheld = WithheldDocuments("mirabel", self.session_hours * 3600, self.store)
         self.seen_requests, self.seen_questions = SeenRequests(), SeenRequests()

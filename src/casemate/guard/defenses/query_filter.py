@@ -17,14 +17,13 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import math
 import re
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from casemate.errors import BackendError, ConfigError
+from casemate.errors import BackendError, require_range
 from casemate.protocols import Defense, Generator
 from casemate.rag.pipeline import closing_stream
 from casemate.text.reasoning import without_reasoning
@@ -115,10 +114,8 @@ class QueryFilter(Defense):
     max_hidden_sources: ClassVar[int] = 0  # all or nothing: there is no context to fill
 
     def __post_init__(self) -> None:
-        if self.paste < 10:
-            raise ConfigError(f"{NAME}.paste is {self.paste}; it must be at least 10 words")
-        if not 0 < self.timeout_s < math.inf:
-            raise ConfigError(f"{NAME}.timeout_s is {self.timeout_s}; it must be above 0 and finite")
+        require_range(NAME, self, "paste", at_least=10)
+        require_range(NAME, self, "timeout_s", above=0)
         self._labels: OrderedDict[bytes, bool] = OrderedDict()
 
     async def on_retrieve(self, query: Query, retrieval: Retrieval) -> Outcome[Retrieval]:

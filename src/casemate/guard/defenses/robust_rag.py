@@ -24,7 +24,7 @@ from typing import ClassVar, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from casemate.errors import ConfigError
+from casemate.errors import ConfigError, require_range
 from casemate.guard import generation_costs
 from casemate.guard.defenses.quorum.isolated import IsolatedAnswers
 from casemate.guard.defenses.quorum.keywords import (
@@ -85,11 +85,9 @@ class RobustRAG(Defense):
         if self.aggregation not in get_args(Aggregation):
             allowed = ", ".join(get_args(Aggregation))
             raise ConfigError(f"{NAME}.aggregation is {self.aggregation!r}; allowed are {allowed}")
-        if not 0 < self.share <= 1 or self.most < 1 or not 0 <= self.margin < math.inf or self.tokens < 1:
-            raise ConfigError(
-                f"{NAME}: share={self.share}, most={self.most}, margin={self.margin}, tokens={self.tokens}; share must "
-                "lie in (0, 1], most and tokens be at least 1, margin at least 0 and finite"
-            )
+        require_range(NAME, self, "share", above=0, at_most=1)
+        require_range(NAME, self, "most tokens", at_least=1)
+        require_range(NAME, self, "margin", at_least=0)
 
     def on_generate(self, generator: Generator) -> Generator:
         """Replaces the generator by the aggregation.

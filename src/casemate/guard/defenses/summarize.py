@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from casemate.errors import BackendError, ConfigError
+from casemate.errors import BackendError, require_range
 from casemate.protocols import Defense, Generator
 from casemate.text.sentences import extract_sentences
 from casemate.types import Document, Prompt
@@ -52,8 +52,7 @@ class Summarize(Defense):
     paper: ClassVar[str] = "Zeng et al. 2024, Section 5.2 (summarization with relevant query), arXiv 2402.16893"
 
     def __post_init__(self) -> None:
-        if self.sentences < 1:
-            raise ConfigError(f"summarize.sentences is {self.sentences}; it must be at least 1")
+        require_range("summarize", self, "sentences", at_least=1)
 
     def on_generate(self, generator: Generator) -> Generator:
         """Wraps the generator: it reads summaries."""

@@ -21,7 +21,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from casemate.errors import ConfigError
+from casemate.errors import require_range
 from casemate.guard.context_filter import ContextFilter
 from casemate.maths.clustering import Labels, spherical_kmeans
 from casemate.maths.recovery import rouge_l
@@ -63,10 +63,8 @@ class TrustRAG(Defense):
     paper: ClassVar[str] = "Zhou et al. 2025, TrustRAG, arXiv 2501.00879"
 
     def __post_init__(self) -> None:
-        if not 0 <= self.overlap <= 1 or not -1 <= self.cosine <= 1:
-            raise ConfigError(
-                f"{NAME}: overlap={self.overlap}, cosine={self.cosine}; overlap must lie in [0, 1], cosine in [-1, 1]"
-            )
+        require_range(NAME, self, "overlap", at_least=0, at_most=1)
+        require_range(NAME, self, "cosine", at_least=-1, at_most=1)
 
     def on_generate(self, generator: Generator) -> Generator:
         """Wraps the generator: stage 1, then stage 2 if there is a ``writer``."""

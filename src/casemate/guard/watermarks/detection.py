@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Collection, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
 from typing import NamedTuple
 
 from casemate.guard.watermarks.tokens import LETTERS, WORD_LETTERS
+from casemate.rag.pipeline import closing_stream
 from casemate.text.disguises import (
     DecodedText,
     alphabet_differences,
@@ -26,6 +27,7 @@ from casemate.text.disguises import (
     without_markup,
     without_vowels,
 )
+from casemate.types import UNKNOWN
 
 MAX_ERRORS = 2
 """Letters that may be wrong, missing or added."""
@@ -142,6 +144,7 @@ class WatermarkFilter:
 
     Attributes:
         found: The first match; no text passes after it.
+        finished: Whether the stream was searched to its end, or to the match.
 
     Args:
         detector: Detects the tokens to stop.
@@ -149,6 +152,7 @@ class WatermarkFilter:
 
     def __init__(self, detector: WatermarkDetector) -> None:
         self.found: WatermarkMatch | None = None
+        self.finished = False
         self._detector, self._held, self._new = detector, "", 0
 
     def feed(self, piece: str) -> str:
@@ -157,18 +161,33 @@ class WatermarkFilter:
         self._new += len(piece)
         return self._release(_safe_length(self._held)) if self._new >= SEARCH_INTERVAL else ""
 
-    async def passing(self, pieces: AsyncIterator[str]) -> AsyncIterator[str]:
-        """Yields the text of a stream that may pass; ends early at a match. Call ``finish`` afterwards."""
-        async for piece in pieces:
-            if out := self.feed(piece):
-                yield out
+    async def answer(
+        self, pieces: AsyncIterator[str], on_match: Callable[[WatermarkMatch], None] = lambda match: None
+    ) -> AsyncIterator[str]:
+        """Yields an answer with a short delay; cut at a token, then ``UNKNOWN`` if nothing was sent yet.
+
+        Args:
+            pieces: The answer; it is closed.
+            on_match: Called before the end of a cut answer.
+        """
+        sent = False
+        async with closing_stream(pieces):
+            async for piece in pieces:
+                if out := self.feed(piece):
+                    sent = sent or bool(out.strip())
+                    yield out
+                if self.found:
+                    break
+            rest = self.finish()
             if self.found:
-                return
+                on_match(self.found)
+            if rest or (self.found and not sent):
+                yield rest or UNKNOWN
 
     def finish(self) -> str:
         """Returns the remaining text at the end of the stream."""
         rest = self._release(len(self._held))
-        self.found = self.found or self._detector.partial_match(rest)
+        self.found, self.finished = self.found or self._detector.partial_match(rest), True
         return "" if self.found else rest
 
     def _release(self, count: int) -> str:

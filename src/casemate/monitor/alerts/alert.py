@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
@@ -29,6 +29,12 @@ from casemate.types import Event
 
 ALERT_KIND = "alert"
 """Kind of the events that store one change of one alert."""
+SECURITY_SUBJECT = "honey"
+"""Subject of the alerts about clients and documents, where others name a canary set."""
+CLIENT_GROUPS = 4
+"""Alerts per kind, tenant and hour: client names are hashed into groups, and the first client of a group is named."""
+MAX_NAME = 64
+"""Characters of a client name that an alert shows."""
 
 
 class AlertPhase(StrEnum):
@@ -109,6 +115,20 @@ def make_alert_id(kind: str, about: str, occasion: str) -> str:
     'changed-aea553bdbccfabe9'
     """
     return f"{kind[:60]}-{digest(kind, about, occasion)}"
+
+
+def security_alert(kind: str, severity: Severity, event: Event, title: str) -> Alert:
+    """An alert per kind, tenant, group of clients and hour."""
+    client, tenant = str(event.body.get("client", "")), str(event.body.get("tenant", ""))
+    group = int(digest(client, length=64), 16) % CLIENT_GROUPS
+    occasion = f"{group}@{event.at:%Y-%m-%dT%H}"
+    name, about = make_alert_id(kind, tenant, occasion), (alert_subject(event),)
+    return Alert(name, kind, severity, SECURITY_SUBJECT, about, event.at, title)
+
+
+def alert_subject(event: Event) -> str:
+    """The client that an event is about, or the tenant."""
+    return (str(event.body.get("client", "")) or str(event.body.get("tenant", "")))[:MAX_NAME]
 
 
 def alert_to_event(alert: Alert, phase: AlertPhase, at: datetime, occasion: str, quiet: bool = False) -> Event:
@@ -221,20 +241,9 @@ def close_alert(store: EventStore, alert_id: str, reason: str, at: datetime) -> 
     store.append(alert_to_event(closed, AlertPhase.RECOVERED, at, at.isoformat()))
 
 
-def is_more_severe(one: Severity, other: Severity) -> bool:
-    """Whether the first severity is higher than the second."""
-    return list(Severity).index(one) > list(Severity).index(other)
-
-
 def highest_severity(severities: Collection[Severity]) -> Severity:
     """The highest severity; LOW if there are none."""
-    return max(severities, key=list(Severity).index, default=Severity.LOW)
-
-
-def next_severity(severity: Severity) -> Severity:
-    """The next higher severity, if there is one."""
-    order: Sequence[Severity] = list(Severity)
-    return order[min(order.index(severity) + 1, len(order) - 1)]
+    return max(severities, key=lambda severity: severity.rank, default=Severity.LOW)
 
 
 def _require_open(store: EventStore, alert_id: str) -> Alert:

@@ -2,19 +2,17 @@
 
 Pure: computed from the events of alerts and of delivery attempts. Notifications of one alert keep their order; one that
 waits for a retry delays those behind it. The most severe alert goes first. Above the rate limit
-``DeliveryPolicy.per_hour``, everything pending is combined into one summary. One notification per hour is reserved for
+``per_hour``, everything pending is combined into one summary. One notification per hour is reserved for
 critical alerts, so noise cannot block them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import NamedTuple
 
-from casemate.errors import ConfigError
 from casemate.monitor.alerts.alert import Alert, AlertPhase, alert_from_event, alert_states, digest, highest_severity
 from casemate.monitor.alerts.messages import render_alert, summarize_alerts
 from casemate.monitor.canaries.results import Severity
@@ -27,47 +25,23 @@ TEST = "test"
 HOUR = timedelta(hours=1)
 
 
-@dataclass(frozen=True, slots=True)
-class DeliveryPolicy:
-    """Rate limit, retries and expiry of notifications.
+FIRST_BACKOFF_S, MAX_BACKOFF_S = 5.0, 3600.0
+"""Backoff after the first failed attempt, which doubles with each further one, and the longest backoff."""
+EXPIRY = timedelta(days=1)
+"""Age at which a pending notification expires, unless it is the latest of an open alert."""
+PER_HOUR = 20
+"""Default of the notifications per channel and hour."""
 
-    Attributes:
-        per_hour: Notifications per channel and hour, at least 1.
-        first_backoff_s: Backoff after the first failed attempt; doubles with each further one.
-        max_backoff_s: Longest backoff; also used after failures that a retry does not fix.
-        expire_s: Age at which a pending notification expires, unless it is the latest of an open alert.
-        timeout_s: Timeout of one delivery.
 
-    Raises:
-        ConfigError: If a value is out of range.
+def backoff(key: str, number: int, retryable: bool = True) -> timedelta:
+    """Exponential backoff after the failed attempt ``number``, with a jitter factor between 0.5 and 1.5.
+
+    It is the longest if a retry does not fix the failure. The jitter is derived from the key, so retries after one
+    outage are spread, and reproducible.
     """
-
-    per_hour: int = 20
-    first_backoff_s: float = 5.0
-    max_backoff_s: float = 3600.0
-    expire_s: float = 86_400.0
-    timeout_s: float = 60.0
-
-    def __post_init__(self) -> None:
-        if (
-            self.per_hour < 1
-            or not 0 < self.first_backoff_s <= self.max_backoff_s
-            or not min(self.expire_s, self.timeout_s) > 0
-        ):
-            raise ConfigError(
-                f"per_hour={self.per_hour}, first_backoff_s={self.first_backoff_s}, max_backoff_s="
-                f"{self.max_backoff_s}, expire_s={self.expire_s}, timeout_s={self.timeout_s}: all must be above 0, and "
-                "first_backoff_s at most max_backoff_s"
-            )
-
-    def backoff(self, key: str, number: int, retryable: bool = True) -> timedelta:
-        """Exponential backoff after the failed attempt ``number``, with a jitter factor between 0.5 and 1.5.
-
-        The jitter is derived from the key, so retries after one outage are spread, and reproducible.
-        """
-        jitter = int(digest(key, str(number))[:8], 16) / 2**32
-        length = min(self.first_backoff_s * 2.0 ** min(number - 1, 40), self.max_backoff_s)
-        return timedelta(seconds=(length if retryable else self.max_backoff_s) * (0.5 + jitter))
+    jitter = int(digest(key, str(number))[:8], 16) / 2**32
+    length = min(FIRST_BACKOFF_S * 2.0 ** min(number - 1, 40), MAX_BACKOFF_S)
+    return timedelta(seconds=(length if retryable else MAX_BACKOFF_S) * (0.5 + jitter))
 
 
 class DeliveryOutcome(StrEnum):
@@ -125,13 +99,11 @@ class DeliveryQueue:
         alerts: Events of alerts, in the order written.
         attempts: Events of delivery attempts of any channel, in the order written.
         channel: Name of the channel.
-        policy: Rate limit, retries and expiry.
+        per_hour: Notifications per hour, at least 1.
     """
 
-    def __init__(
-        self, alerts: Sequence[Event], attempts: Iterable[Event], channel: str, policy: DeliveryPolicy
-    ) -> None:
-        self._channel, self._policy = channel, policy
+    def __init__(self, alerts: Sequence[Event], attempts: Iterable[Event], channel: str, per_hour: int) -> None:
+        self._channel, self._per_hour = channel, per_hour
         self._states = alert_states(alerts)
         own = (e for e in attempts if e.body["channel"] == channel and e.body["alert"] != TEST)
         self._last = {e.body["event"]: _attempt_from_event(e) for e in own}
@@ -145,8 +117,8 @@ class DeliveryQueue:
     def next_delivery(self, now: datetime) -> Delivery | None:
         """The notification to send now; None if nothing is due or the rate limit is reached."""
         pending = [update for updates in self._due(now) for update in updates]
-        remaining = self._policy.per_hour - len(self._delivered_in_last_hour(now))
-        if self._policy.per_hour > 1 and not any(u.alert.severity is Severity.CRITICAL for u in pending):
+        remaining = self._per_hour - len(self._delivered_in_last_hour(now))
+        if self._per_hour > 1 and not any(u.alert.severity is Severity.CRITICAL for u in pending):
             remaining -= 1  # reserved for critical alerts
         if not pending or remaining < 1:
             return None
@@ -171,7 +143,7 @@ class DeliveryQueue:
 
     def expire(self, now: datetime) -> list[Event]:
         """Drops notifications that are too old and not the latest of an open alert, and returns the events."""
-        limit = now - timedelta(seconds=self._policy.expire_s)
+        limit = now - EXPIRY
         old = [u for updates in self._pending() for u in updates if u.event.at < limit and not self._is_latest(u)]
         reason = DeliveryFailure("expired", retryable=False)
         return [self._record(u, DeliveryOutcome.EXPIRED, now, "", reason) for u in old]
@@ -194,9 +166,8 @@ class DeliveryQueue:
 
     def _due(self, now: datetime) -> list[list[PendingUpdate]]:
         """Undelivered changes of each alert that is not in backoff, most severe alert first."""
-        order = list(Severity)
         due = [updates for updates in self._pending() if not self._in_backoff(updates, now)]
-        return sorted(due, key=lambda updates: -max(order.index(u.alert.severity) for u in updates))
+        return sorted(due, key=lambda updates: -max(u.alert.severity.rank for u in updates))
 
     def _delivered_in_last_hour(self, now: datetime) -> list[datetime]:
         """Delivery time of each notification of the last hour."""
@@ -212,7 +183,7 @@ class DeliveryQueue:
     ) -> Event:
         last = self._last.get(update.event.id)
         number = last.number + 1 if last else 1
-        retry_at = now + self._policy.backoff(update.event.id, number, failure.retryable)
+        retry_at = now + backoff(update.event.id, number, failure.retryable)
         attempt = self._last[update.event.id] = DeliveryAttempt(number, outcome, now, retry_at, key)
         return attempt_to_event(attempt, update.event.id, update.alert.id, self._channel, failure.reason)
 

@@ -18,11 +18,11 @@ from casemate.errors import BackendError, CasemateError
 from casemate.monitor.alerts.alert import ALERT_KIND
 from casemate.monitor.alerts.delivery_queue import (
     DELIVERY_KIND,
+    PER_HOUR,
     TEST,
     DeliveryAttempt,
     DeliveryFailure,
     DeliveryOutcome,
-    DeliveryPolicy,
     DeliveryQueue,
     attempt_to_event,
 )
@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 
 LOOK_BACK = timedelta(days=30)
 """Age up to which alerts are read."""
+TIMEOUT_S = 60.0
+"""Timeout of one delivery."""
 MAX_REASON = 200
 """Characters of a stored reason of a failure."""
 RETRIED = "; it will be retried"
@@ -47,12 +49,12 @@ class Outbox:
     Attributes:
         store: Event store with alerts and delivery attempts.
         channel: The channel.
-        policy: Rate limit, retries and expiry.
+        per_hour: Notifications per hour, at least 1.
     """
 
     store: EventStore
     channel: Channel
-    policy: DeliveryPolicy = DeliveryPolicy()
+    per_hour: int = PER_HOUR
 
     async def deliver(
         self, now: Callable[[], datetime], may_send: Callable[[], bool] = lambda: True
@@ -75,7 +77,7 @@ class Outbox:
             return None
         name = self.channel.name
         attempts = await asyncio.to_thread(self.store.scan, DELIVERY_KIND, since)
-        queue = DeliveryQueue(alerts, attempts, name, self.policy)
+        queue = DeliveryQueue(alerts, attempts, name, self.per_hour)
         if expired := queue.expire(now()):
             log.error("channel %s: %d notifications expired without delivery", name, len(expired))
             await self._append(expired)
@@ -108,7 +110,7 @@ class Outbox:
     async def _send(self, notification: Notification) -> DeliveryFailure | None:
         """Sends one notification; returns why it failed, or None. Foreign error messages may contain a secret."""
         try:
-            async with asyncio.timeout(self.policy.timeout_s):
+            async with asyncio.timeout(TIMEOUT_S):
                 await self.channel.send(notification)
         except BackendError as error:
             return DeliveryFailure(str(error)[:MAX_REASON], error.retryable)
@@ -116,9 +118,7 @@ class Outbox:
             return DeliveryFailure(str(error)[:MAX_REASON], retryable=False)
         except Exception as error:
             timed_out = isinstance(error, TimeoutError)
-            return DeliveryFailure(
-                f"no answer within {self.policy.timeout_s:g} s" if timed_out else type(error).__name__
-            )
+            return DeliveryFailure(f"no answer within {TIMEOUT_S:g} s" if timed_out else type(error).__name__)
         return None
 
     async def _append(self, events: Sequence[Event]) -> None:

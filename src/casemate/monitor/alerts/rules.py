@@ -19,15 +19,13 @@ from casemate.monitor.alerts.alert import (
     AlertState,
     alert_to_event,
     highest_severity,
-    is_more_severe,
     make_alert_id,
-    next_severity,
 )
 from casemate.monitor.alerts.messages import MAX_ITEMS, format_duration, sanitize
 from casemate.monitor.canaries.results import CanaryResult, CanaryStatus, Severity
 from casemate.monitor.drift.answer_drift import DriftReading
 from casemate.monitor.drift.corpus_drift import MIN_SAME_COSINE, CorpusChange, VectorAudit
-from casemate.monitor.trends.cusum import AlarmLimits, CusumState, RunAnalysis, WatchedSet
+from casemate.monitor.trends.cusum import MIN_PASSES, AlarmLimits, CusumState, RunAnalysis, WatchedSet
 from casemate.monitor.trends.trend import (
     BLIND,
     CHANGED,
@@ -156,7 +154,7 @@ def alert_events(
         alert = _merge(_matching_alert(current.values(), finding, run), finding, run, watched)
         current[alert.id] = alert
     escalated = {name: _escalate(alert, run, watched) for name, alert in current.items()}
-    return [event for name, alert in escalated.items() if (event := _change(before.get(name), alert, run, limits))]
+    return [event for name, alert in escalated.items() if (event := _change(before.get(name), alert, run))]
 
 
 def new_documents(
@@ -415,23 +413,23 @@ def _escalate(alert: Alert, run: RunContext, watched: WatchedSet) -> Alert:
     shared = Counter(d for i in present for d in run.documents.get(i, ()))
     persists = any(i in states and states[i].persistent and states[i].alarmed for i in present)
     if len(present) >= MANY_CANARIES or persists or max(shared.values(), default=0) > 1:
-        severity = next_severity(severity)
-    return replace(alert, severity=severity) if is_more_severe(severity, alert.severity) else alert
+        severity = list(Severity)[min(severity.rank + 1, Severity.CRITICAL.rank)]
+    return replace(alert, severity=severity) if severity.rank > alert.severity.rank else alert
 
 
-def _change(before: AlertState | None, alert: Alert, run: RunContext, limits: AlarmLimits) -> Event | None:
+def _change(before: AlertState | None, alert: Alert, run: RunContext) -> Event | None:
     """The event for an alert after a run; None if nothing changed."""
     at, occasion = run.analysis.at, run.analysis.run
     if before is None:
         return alert_to_event(alert, AlertPhase.OPENED, at, occasion)
-    rose = is_more_severe(alert.severity, before.alert.severity)
+    rose = alert.severity.rank > before.alert.severity.rank
     joined = set(alert.canaries) - set(before.alert.canaries)
     if rose or joined:
         title = alert_title(alert.kind, alert.set, len(alert.canaries))
         changes = alert.changes if joined else _describe_escalation(before.alert, alert, run)
         changed = replace(alert, title=title, changes=changes)
         return alert_to_event(changed, AlertPhase.UPDATED, at, occasion, quiet=bool(before.acknowledged) and not rose)
-    if _has_recovered(alert, run.analysis, limits):
+    if _has_recovered(alert, run.analysis):
         ended = replace(alert, changes=_recovery_message(alert, before.opened, at), advice=())
         return alert_to_event(ended, AlertPhase.RECOVERED, at, occasion)
     return None
@@ -457,13 +455,13 @@ def _recovery_message(alert: Alert, opened: datetime, at: datetime) -> tuple[str
     return (f"{reason}. The alert was open for {format_duration((at - opened).total_seconds())}.",)
 
 
-def _has_recovered(alert: Alert, analysis: RunAnalysis, limits: AlarmLimits) -> bool:
+def _has_recovered(alert: Alert, analysis: RunAnalysis) -> bool:
     """Whether the condition has ended. Canaries removed from the set do not keep an alert open."""
     canaries = [c for i in alert.canaries if (c := analysis.state.canaries.get(i))]
     if alert.kind in SEQUENTIAL_KINDS:
         return not any(c.alarmed for c in canaries)
     if alert.kind in PAGE_RULE_KINDS:
-        return all(c.passes_in_a_row >= limits.min_passes for c in canaries)
+        return all(c.passes_in_a_row >= MIN_PASSES for c in canaries)
     if alert.kind == DECAY:
         return not analysis.state.decayed
     if alert.kind == BLIND:

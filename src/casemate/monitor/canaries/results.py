@@ -32,6 +32,11 @@ class Severity(StrEnum):
     HIGH = "high"
     CRITICAL = "critical"
 
+    @property
+    def rank(self) -> int:
+        """Its place in the order, from 0."""
+        return list(Severity).index(self)
+
 
 @dataclass(frozen=True, slots=True)
 class Deviation:

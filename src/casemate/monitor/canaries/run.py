@@ -22,7 +22,7 @@ from datetime import UTC, datetime
 
 import numpy as np
 
-from casemate.errors import CasemateError, ConfigError
+from casemate.errors import CasemateError, ConfigError, require_range
 from casemate.monitor.canaries import behavior
 from casemate.monitor.canaries.behavior import BehaviorCase
 from casemate.monitor.canaries.canary import Canary, unsupported_expectations
@@ -70,11 +70,9 @@ class CanaryRunner:
     judge: Generator | None = None
 
     def __post_init__(self) -> None:
-        if self.concurrency < 1 or not self.timeout_s > 0 or not 1 <= self.k <= MAX_K:
-            raise ConfigError(
-                f"concurrency={self.concurrency}, timeout_s={self.timeout_s}, k={self.k}: the first two must be "
-                f"above 0, and k must be between 1 and {MAX_K}"
-            )
+        require_range("canaries", self, "concurrency", at_least=1)
+        require_range("canaries", self, "timeout_s", above=0)
+        require_range("canaries", self, "k", at_least=1, at_most=MAX_K)
 
     def require_supported(self) -> None:
         """Checks that the system reports what the canaries expect.

@@ -14,14 +14,17 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from casemate.backends.indexes.sqlite import SqliteIndex
+from casemate.config import Config
 from casemate.guard.guard import Guard
 from casemate.monitor.canaries.results import CanaryRun, CanaryStatus
 from casemate.monitor.canaries.run import CanaryRunner
-from casemate.protocols import Defense, Index, PoisoningAttack, Progress, Target
+from casemate.plugins import build
+from casemate.protocols import Embedder, Index, PoisoningAttack, Progress, Target
 from casemate.rag.index_copy import copy_index
 from casemate.rag.pipeline import Rag
 from casemate.text.tokens import words
@@ -69,29 +72,24 @@ class DrillResult:
 
 
 @asynccontextmanager
-async def guarded_copy(
-    rag: Rag,
-    make_index: Callable[[Path], Index],
-    make_defenses: Callable[[Index], Sequence[Defense]],
-    tenant: str = DEFAULT_TENANT,
-) -> AsyncIterator[Guard]:
+async def guarded_copy(rag: Rag, config: Config, tenant: str = DEFAULT_TENANT) -> AsyncIterator[Guard]:
     """A guarded copy of a system with a tenant's documents, deleted at the end.
 
     Args:
         rag: The operator's system; its embedder and generator are used.
-        make_index: Makes an empty index in a folder.
-        make_defenses: Makes the guard's defenses for that index.
+        config: The operator's configuration, with the guard's defenses.
         tenant: The tenant.
 
     Raises:
         DataError: If the tenant has no documents, or the index changed during the copy.
     """
     with tempfile.TemporaryDirectory(prefix="casemate-drill-") as folder:
-        index = make_index(Path(folder))
-        with closing(index):
+        with closing(SqliteIndex(Path(folder) / "copy.db")) as index:
             index.open(rag.embedder.fingerprint, rag.embedder.dim)
             await asyncio.to_thread(copy_index, rag.index, index, tenant)
-            yield Guard(Rag(rag.embedder, index, rag.generator, rag.instructions), make_defenses(index))
+            parts: dict[Any, Any] = {Embedder: rag.embedder, Index: index}
+            defenses = [build("defense", spec, config.folder, parts) for spec in config.guard.defenses]
+            yield Guard(Rag(rag.embedder, index, rag.generator, rag.instructions), defenses)
 
 
 @dataclass(frozen=True, slots=True)

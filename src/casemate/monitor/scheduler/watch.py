@@ -18,9 +18,9 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 
-from casemate.errors import ConfigError
+from casemate.errors import ConfigError, require_range
 from casemate.monitor.alerts.alerting_store import MissedAlertScanner
-from casemate.monitor.alerts.delivery_queue import DeliveryPolicy
+from casemate.monitor.alerts.delivery_queue import PER_HOUR
 from casemate.monitor.alerts.outbox import Outbox
 from casemate.monitor.scheduler import schedule
 from casemate.monitor.scheduler.leader_election import LeaderElection, new_holder_name, run_concurrently
@@ -41,7 +41,7 @@ class WatchSettings:
 
     Attributes:
         limits: When failures become an alarm.
-        policy: Rate limit, retries and expiry of notifications.
+        per_hour: Notifications per channel and hour, at least 1.
         lease_s: Length of a lease: how long after a crash another process takes over, in seconds.
         pause_s: Pause before failures are repeated within a run, in seconds.
         poll_s: Interval at which new alerts are looked for, in seconds; other processes may open alerts.
@@ -55,7 +55,7 @@ class WatchSettings:
     """
 
     limits: AlarmLimits = AlarmLimits()
-    policy: DeliveryPolicy = DeliveryPolicy()
+    per_hour: int = PER_HOUR
     lease_s: float = 30.0
     pause_s: float = 2.0
     poll_s: float = 5.0
@@ -65,11 +65,8 @@ class WatchSettings:
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 
     def __post_init__(self) -> None:
-        if not min(self.lease_s, self.poll_s) > 0 or not self.pause_s >= 0:
-            raise ConfigError(
-                f"lease_s={self.lease_s}, poll_s={self.poll_s}, pause_s={self.pause_s}: the first two must be above 0, "
-                "and pause_s at least 0"
-            )
+        require_range("watch", self, "lease_s poll_s", above=0)
+        require_range("watch", self, "pause_s", at_least=0)
 
 
 async def watch(  # noqa: PLR0913  all that a watch needs, in one call
@@ -188,7 +185,7 @@ class AlertDispatcher:
         Raises:
             BackendError: If the store cannot be written.
         """
-        boxes = [Outbox(self.store, channel, self.settings.policy) for channel in self.channels]
+        boxes = [Outbox(self.store, channel, self.settings.per_hour) for channel in self.channels]
         reasons = await asyncio.gather(*(box.send_test(self._now()) for box in boxes))
         names = [channel.name for channel in self.channels]
         return {name: why.removeprefix(f"channel {name!r}: ") for name, why in zip(names, reasons, strict=True)}
@@ -200,7 +197,7 @@ class AlertDispatcher:
             await self.settings.sleep(self.settings.poll_s)
 
     async def _send_forever(self, election: LeaderElection, channel: Channel) -> None:
-        outbox = Outbox(self.store, channel, self.settings.policy)
+        outbox = Outbox(self.store, channel, self.settings.per_hour)
         while True:
             await outbox.deliver(self._now, lambda: election.is_leader)
             await self.settings.sleep(self.settings.poll_s)
@@ -210,7 +207,7 @@ class AlertDispatcher:
         if not await election.acquire():
             return False
         try:
-            outbox = Outbox(self.store, channel, self.settings.policy)
+            outbox = Outbox(self.store, channel, self.settings.per_hour)
             return await election.run_while_leader(outbox.deliver(self._now, lambda: election.is_leader))
         finally:
             await election.release()

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter
 
-from casemate.errors import ConfigError, DataError
+from casemate.errors import DataError, require_range
 from casemate.monitor.canaries.results import RESULT_KIND, CanaryResult, CanaryStatus, Severity, base_run_id
 from casemate.monitor.trends import sequential_tests
 from casemate.monitor.trends.pooled_evidence import LONGEST_WINDOW, PooledCounts, pooled_evidence
@@ -112,6 +112,16 @@ class WatchedSet:
         return {canary.id: canary for canary in self.canaries}
 
 
+REPEAT_FAILURE_RATE = 0.1
+"""Failure rate of immediate repetitions after a chance failure, whose cause may last some seconds. It is used where it
+exceeds the flake rate and the measured ``AfterFailure.repeat_bound``.
+"""
+ERRORS_IN_A_ROW = 3
+"""Consecutive runs without an answer after which the target is unreachable, or a canary blind."""
+MIN_PASSES = 3
+"""Minimum number of consecutive passes after which an alarmed canary is recovered."""
+
+
 @dataclass(frozen=True, slots=True)
 class AlarmLimits:
     """When failures become an alarm.
@@ -120,12 +130,6 @@ class AlarmLimits:
         runs_per_false_alert: Runs per allowed false alarm, above 0. Half of the budget goes to the tests of single
             canaries, a quarter each to that of many failures in one run and to that of all canaries together.
         max_repeats: How often a failed canary is asked again within the run, 0 to 9.
-        repeat_failure_rate: Failure rate of immediate repetitions after a chance failure, at least 0 and below 1; used
-            where it exceeds the flake rate and the measured ``AfterFailure.repeat_bound``. The cause of a chance
-            failure may last some seconds.
-        errors_in_a_row: Consecutive runs without an answer after which the target is unreachable, or a canary blind;
-            at least 1.
-        min_passes: Minimum number of consecutive passes, 1 to 10, after which an alarmed canary is recovered.
         page_rules: Whether the rules of the wiki page "Canary Queries" alert too.
 
     Raises:
@@ -134,26 +138,11 @@ class AlarmLimits:
 
     runs_per_false_alert: float = 1000.0
     max_repeats: int = 5
-    repeat_failure_rate: float = 0.1
-    errors_in_a_row: int = 3
-    min_passes: int = 3
     page_rules: bool = False
 
     def __post_init__(self) -> None:
-        valid = (
-            self.runs_per_false_alert > 0
-            and 0 <= self.max_repeats <= 9
-            and 0 <= self.repeat_failure_rate < 1
-            and self.errors_in_a_row >= 1
-            and 1 <= self.min_passes <= RECENT
-        )
-        if not valid:
-            raise ConfigError(
-                f"runs_per_false_alert={self.runs_per_false_alert}, max_repeats={self.max_repeats}, "
-                f"repeat_failure_rate={self.repeat_failure_rate}, errors_in_a_row={self.errors_in_a_row}, "
-                f"min_passes={self.min_passes}: runs_per_false_alert must be above 0, max_repeats 0 to 9, "
-                f"repeat_failure_rate at least 0 and below 1, errors_in_a_row at least 1, min_passes 1 to {RECENT}"
-            )
+        require_range("monitor", self, "runs_per_false_alert", above=0)
+        require_range("monitor", self, "max_repeats", at_least=0, at_most=9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,12 +282,12 @@ def analyze_run(
     verdicts = _verdicts(results, by_id)
     canaries = {i: _with_baseline(state.canaries.get(i), by_id[i].flakes) for i in by_id}
     before = {i: c.alarmed for i, c in canaries.items()}
-    unanswered = _unanswered_runs(state, verdicts, len(by_id), limits)
+    unanswered = _unanswered_runs(state, verdicts, len(by_id))
     baselines = tuple(c.flakes for c in watched.canaries)
     lasting = {i for i, c in canaries.items() if c.failing}
     for canary, (at, passed) in verdicts.items():
         if passed or not unanswered:  # an unreachable target is no error of the canary
-            canaries[canary] = _update_canary(canaries[canary], at, passed, baselines, limits)
+            canaries[canary] = _update_canary(canaries[canary], at, passed, baselines)
     judged = {i: passed for i, (_, passed) in verdicts.items() if passed}
     p_value, together = _test_failure_count(judged, {i for i in by_id if before[i]} | lasting, by_id, limits)
     evidence = _test_single_canaries(judged, canaries, by_id, limits)
@@ -318,10 +307,8 @@ def analyze_run(
         len(verdicts) - len(judged),
         bool(together),
         p_value,
-        unanswered >= limits.errors_in_a_row,
-        tuple(
-            i for i, c in canaries.items() if c.errors >= limits.errors_in_a_row and unanswered < limits.errors_in_a_row
-        ),
+        unanswered >= ERRORS_IN_A_ROW,
+        tuple(i for i, c in canaries.items() if c.errors >= ERRORS_IN_A_ROW and unanswered < ERRORS_IN_A_ROW),
         evidence,
         decayed and not state.decayed,
     )
@@ -370,7 +357,6 @@ def _update_canary(
     at: datetime,
     passed: Sequence[bool],
     baselines: tuple[FlakeCounts, ...],
-    limits: AlarmLimits,
 ) -> CanaryCusum:
     """State of a canary after one more run; the answers after the first are repetitions."""
     if not passed:
@@ -378,7 +364,7 @@ def _update_canary(
     if cusum.settled and len(passed) == 1 and passed[0]:
         return cusum  # the usual case: keeps long histories fast
     failed = not passed[0]
-    cusums = ZERO_CUSUMS if cusum.alarmed else _updated_cusums(cusum, passed, baselines, limits)
+    cusums = ZERO_CUSUMS if cusum.alarmed else _updated_cusums(cusum, passed, baselines)
     since, asked, count = cusum.since, cusum.asked + 1, cusum.failed + failed
     if not cusum.alarmed and sequential_tests.evidence(cusums) <= 1:
         since, asked, count = None, 0, 0
@@ -386,12 +372,10 @@ def _update_canary(
         since, asked, count = at, 1, int(failed)
     recent = (cusum.recent + ("F" if failed else "P"))[-RECENT:]
     after = CanaryCusum(cusum.flakes, cusums, recent, 0, since, asked, count, cusum.alarmed)
-    return CanaryCusum(cusum.flakes, recent=recent) if after.alarmed and _has_recovered(after, limits) else after
+    return CanaryCusum(cusum.flakes, recent=recent) if after.alarmed and _has_recovered(after) else after
 
 
-def _updated_cusums(
-    cusum: CanaryCusum, passed: Sequence[bool], baselines: tuple[FlakeCounts, ...], limits: AlarmLimits
-) -> Cusums:
+def _updated_cusums(cusum: CanaryCusum, passed: Sequence[bool], baselines: tuple[FlakeCounts, ...]) -> Cusums:
     """CUSUMs after one more run. After a failed answer, the rate at which failures last applies."""
     flake_rate = sequential_tests.flake_rate_bound(cusum.flakes)
     after = sequential_tests.answers_after_failures(baselines)
@@ -402,7 +386,7 @@ def _updated_cusums(
         return sequential_tests.update_cusums(cusum.cusums, first)
     failed = list(passed[1:]).count(False)
     counts = (failed, len(passed) - 1 - failed)
-    assumed = max(limits.repeat_failure_rate, sequential_tests.MIN_FLAKE_RATE)
+    assumed = max(REPEAT_FAILURE_RATE, sequential_tests.MIN_FLAKE_RATE)
     if after.repeats_failed or flake_rate > assumed:
         repeats = sequential_tests.likelihood_ratios(max(flake_rate, after.repeat_bound, assumed), *counts)
     else:
@@ -410,11 +394,11 @@ def _updated_cusums(
     return sequential_tests.update_cusums(cusum.cusums, first, repeats)
 
 
-def _has_recovered(cusum: CanaryCusum, limits: AlarmLimits) -> bool:
+def _has_recovered(cusum: CanaryCusum) -> bool:
     """Whether an alarmed canary has passed often enough in a row."""
     passes = cusum.passes_in_a_row
     return passes >= sequential_tests.passes_to_recover(
-        cusum.failed, max(cusum.asked - passes, cusum.failed), limits.min_passes, RECENT
+        cusum.failed, max(cusum.asked - passes, cusum.failed), MIN_PASSES, RECENT
     )
 
 
@@ -478,12 +462,10 @@ def _test_single_canaries(
     return {i: AlarmEvidence(found[i], budget / len(rejected) / weights[i]) for i in failing if i in rejected}
 
 
-def _unanswered_runs(
-    state: CusumState, verdicts: Mapping[str, tuple[datetime, Sequence[bool]]], canaries: int, limits: AlarmLimits
-) -> int:
+def _unanswered_runs(state: CusumState, verdicts: Mapping[str, tuple[datetime, Sequence[bool]]], canaries: int) -> int:
     """Consecutive runs with hardly any answer. A run without any answer counts as all that are needed for an alarm."""
     silent = sum(not passed for _, passed in verdicts.values())
     if not verdicts or 2 * silent < len(verdicts):
         return 0
     none_answered = silent == len(verdicts) and len(verdicts) >= min(3, canaries)
-    return max(state.unanswered_runs + 1, limits.errors_in_a_row if none_answered else 0)
+    return max(state.unanswered_runs + 1, ERRORS_IN_A_ROW if none_answered else 0)

@@ -30,6 +30,7 @@ from casemate.monitor.canaries.results import (
 from casemate.monitor.trends import sequential_tests
 from casemate.monitor.trends.change_point import estimate_change
 from casemate.monitor.trends.cusum import (
+    ERRORS_IN_A_ROW,
     RECENT,
     AlarmLimits,
     CanaryCusum,
@@ -190,7 +191,6 @@ def compute_trend(
     history: Sequence[CanaryResult],
     watched: WatchedSet,
     limits: AlarmLimits | None = None,
-    start: CusumState | None = None,
 ) -> Trend:
     """Analyzes a history.
 
@@ -198,9 +198,8 @@ def compute_trend(
         history: Results of the set's runs and their repetitions, in order of asking.
         watched: The set.
         limits: When failures become an alarm; None: the defaults.
-        start: State before the history; None: the empty state.
     """
-    limits, state = limits or AlarmLimits(), start or CusumState()
+    limits, state = limits or AlarmLimits(), CusumState()
     analyses: list[RunAnalysis] = []
     findings: list[TrendFinding] = []
     with _gc_paused():
@@ -212,7 +211,7 @@ def compute_trend(
     if analyses:
         findings += persistent_failures(analyses[-1], watched, limits)
     runs = tuple(RunSummary(a.run, a.at, a.judged, len(a.failed), a.errors, a.p_value) for a in analyses)
-    alarms = _alarm_episodes(analyses, history, watched, start or CusumState())
+    alarms = _alarm_episodes(analyses, history, watched)
     return Trend(runs, _summaries(history, watched, state), tuple(findings), state, alarms)
 
 
@@ -231,7 +230,7 @@ def run_findings(
         *_sudden_failures(before, analysis, watched, limits),
         *_failure_rate(analysis, limits),
         *_alarms(analysis, watched, limits),
-        *_missing_answers(before, analysis, limits),
+        *_missing_answers(before, analysis),
     ]
 
 
@@ -301,7 +300,7 @@ def _alarms(analysis: RunAnalysis, watched: WatchedSet, limits: AlarmLimits) -> 
         )
         return [TrendFinding(MANY, Severity.CRITICAL, *at, message, True), *pooled]
     by_id = watched.by_id
-    severity = max((by_id[i].severity for i in analysis.alarmed), key=list(Severity).index)
+    severity = max((by_id[i].severity for i in analysis.alarmed), key=lambda severity: severity.rank)
     return [
         TrendFinding(
             CHANGED, severity, *at, f"{', '.join(analysis.alarmed)}: more failures than in the baseline", True
@@ -329,18 +328,16 @@ def describe_odds(p: float) -> str:
     return f"one in {1 / p:,.0f}" if p >= 1e-6 else "less than one in a million"
 
 
-def _missing_answers(before: CusumState, analysis: RunAnalysis, limits: AlarmLimits) -> list[TrendFinding]:
+def _missing_answers(before: CusumState, analysis: RunAnalysis) -> list[TrendFinding]:
     """Targets and canaries without answers, reported in the run in which that begins to count."""
     findings = []
-    if analysis.unreachable and before.unanswered_runs < limits.errors_in_a_row:
+    if analysis.unreachable and before.unanswered_runs < ERRORS_IN_A_ROW:
         asked = analysis.errors + analysis.judged
         message = f"the target did not answer {analysis.errors} of {asked} canaries in the last run"
         findings.append(TrendFinding(UNREACHABLE, Severity.HIGH, (), analysis.run, analysis.at, message, True))
-    blind = [
-        i for i in analysis.blind if i not in before.canaries or before.canaries[i].errors < limits.errors_in_a_row
-    ]
+    blind = [i for i in analysis.blind if i not in before.canaries or before.canaries[i].errors < ERRORS_IN_A_ROW]
     if blind:
-        runs = f"no answer in {limits.errors_in_a_row} consecutive runs"
+        runs = f"no answer in {ERRORS_IN_A_ROW} consecutive runs"
         message = f"{', '.join(blind)}: {runs}, while other canaries got answers"
         findings.append(TrendFinding(BLIND, Severity.MEDIUM, tuple(blind), analysis.run, analysis.at, message, True))
     return findings
@@ -355,17 +352,17 @@ def _group_by_run(history: Iterable[CanaryResult]) -> list[list[CanaryResult]]:
 
 
 def _alarm_episodes(
-    analyses: Sequence[RunAnalysis], history: Iterable[CanaryResult], watched: WatchedSet, start: CusumState
+    analyses: Sequence[RunAnalysis], history: Iterable[CanaryResult], watched: WatchedSet
 ) -> tuple[AlarmEpisode, ...]:
     """Each alarm with its change and its end. Runs before the end of an earlier alarm do not count for the change."""
-    counts = _counts_by_run(analyses, history, start)
+    counts = _counts_by_run(analyses, history)
     baselines = {c.id: PooledCounts(*c.flakes.fresh) for c in watched.canaries}
     alerting = [baselines[c.id] for c in watched.canaries if c.alerts]
     baselines[WHOLE_SET] = PooledCounts(sum(b.asked for b in alerting), sum(b.failed for b in alerting))
     found: dict[tuple[str, int], AlarmEpisode] = {}
     current: dict[str, tuple[str, int]] = {}
     first: dict[str, int] = {}
-    decayed = start.decayed
+    decayed = False
     for run, analysis in enumerate(analyses):
         for canary in (*analysis.alarmed, *((WHOLE_SET,) if analysis.decayed else ())):
             since = first.get(canary, 0)
@@ -384,7 +381,7 @@ def _alarm_episodes(
 
 
 def _counts_by_run(
-    analyses: Sequence[RunAnalysis], history: Iterable[CanaryResult], start: CusumState
+    analyses: Sequence[RunAnalysis], history: Iterable[CanaryResult]
 ) -> dict[str, dict[int, PooledCounts]]:
     """Counts by canary and run: of each canary with its repetitions, of the set those of the pooled test."""
     position = {analysis.run: i for i, analysis in enumerate(analyses)}
@@ -394,7 +391,7 @@ def _counts_by_run(
             of_canary, run = found.setdefault(result.canary, {}), position[base_run_id(result.run)]
             asked, failed = of_canary.get(run, (0, 0))
             of_canary[run] = PooledCounts(asked + 1, failed + (result.status is CanaryStatus.FAIL))
-    before = start.pooled
+    before = CusumState().pooled
     for i, analysis in enumerate(analyses):
         if analysis.state.pooled is not before:  # the run counted for the pooled test
             found[WHOLE_SET][i] = analysis.state.pooled[-1]

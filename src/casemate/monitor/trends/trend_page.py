@@ -18,7 +18,7 @@ from statistics import median
 
 from casemate.maths.stats import predicted_share
 from casemate.monitor.canaries.canary import Canary
-from casemate.monitor.canaries.results import CanaryResult, CanaryStatus, Severity, base_run_id
+from casemate.monitor.canaries.results import CanaryResult, CanaryStatus, base_run_id
 from casemate.monitor.trends.baseline import Baseline, CanaryBaseline, best_cosine
 from casemate.monitor.trends.cusum import WatchedSet
 from casemate.monitor.trends.trend import WHOLE_SET, AlarmEpisode, CanarySummary, Trend, TrendFinding
@@ -140,7 +140,7 @@ def draw_trend(source: TrendSource) -> TrendPlots:
 def _rank(source: TrendSource, summary: CanarySummary) -> tuple[bool, bool, int, float, int]:
     """Sorts the worst canary first: alarmed, alarmed before, severe, much evidence, many failures."""
     alarms = _alarms(source.trend, summary.canary)
-    severity = list(Severity).index(source.watched.by_id[summary.canary].severity) if alarms else 0
+    severity = source.watched.by_id[summary.canary].severity.rank if alarms else 0
     return not summary.alarmed, not alarms, -severity, -summary.evidence, -summary.failed
 
 
@@ -173,7 +173,7 @@ def _set_sentences(source: TrendSource) -> list[str]:
         f"{plural(len(trend.runs), 'run')}, {period}; {failed:,} of {judged:,} answers failed"
         + (f"; {plural(silent, 'run')} without any answer." if silent else ".")
     ]
-    asked, flaked = _baseline_counts(source.watched)
+    asked, flaked = baseline_counts(source.watched)
     if asked:
         at = f", recorded {utc_time(source.baseline.at, False)}" if source.baseline else ""
         found.append(f"Baseline: {flaked:,} of {asked:,} answers failed{at}.")
@@ -187,7 +187,8 @@ def _set_sentences(source: TrendSource) -> list[str]:
     return found
 
 
-def _baseline_counts(watched: WatchedSet) -> tuple[int, int]:
+def baseline_counts(watched: WatchedSet) -> tuple[int, int]:
+    """Answers with a verdict in the baseline, and failed ones."""
     return sum(c.flakes.asked for c in watched.canaries), sum(c.flakes.failed for c in watched.canaries)
 
 
@@ -197,7 +198,7 @@ def _overview(source: TrendSource) -> Drawing:
     runs = trend.runs
     shares = [r.failed / r.judged if r.judged else None for r in runs]
     rates = _rates([(r.judged, r.failed) if r.judged else None for r in runs])
-    asked, flaked = _baseline_counts(source.watched)
+    asked, flaked = baseline_counts(source.watched)
     usual = int(median([r.judged for r in runs if r.judged] or [1]))
     band = predicted_share(flaked, asked, WINDOW * usual) if asked else None
     top = next(t for t in TOPS if max([0.0, *(s for s in shares if s), *(band or ())]) <= t)

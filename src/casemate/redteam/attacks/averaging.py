@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from casemate.errors import ConfigError
+from casemate.errors import require_range
 from casemate.redteam.adaptive_attack import FRAMES, AdaptiveAttack
 from casemate.text.sentences import clauses
 from casemate.text.tokens import keywords
@@ -52,11 +52,7 @@ class Averaging(AdaptiveAttack):
     features: ClassVar[tuple[str, ...]] = ("mean", "majority")
 
     def __post_init__(self) -> None:
-        if min(self.questions, self.words, self.facts) < 1:
-            raise ConfigError(
-                f"averaging: questions={self.questions}, words={self.words}, facts={self.facts}; "
-                "each must be at least 1"
-            )
+        require_range("averaging", self, "questions words facts", at_least=1)
 
     async def prepare(self, candidate: Document, rng: np.random.Generator) -> Probe:
         """The wordings. Empty for a text without words."""

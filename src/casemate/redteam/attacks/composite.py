@@ -19,7 +19,7 @@ from typing import ClassVar, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from casemate.errors import ConfigError
+from casemate.errors import ConfigError, require_range
 from casemate.protocols import BlackBox, ExtractionAttack, Generator
 from casemate.redteam.crawling.common_words import WORDS
 from casemate.redteam.crawling.extracted_texts import RecoveredTexts, crawl_question, split_reply
@@ -123,11 +123,8 @@ class Composite(ExtractionAttack):
         if self.information not in INFORMATION_KINDS:
             allowed = ", ".join(INFORMATION_KINDS)
             raise ConfigError(f"composite: information is {self.information!r}; allowed are {allowed}")
-        if self.questions < 1 or not 1 <= self.tokens <= len(WORDS):
-            raise ConfigError(
-                f"composite: questions={self.questions}, tokens={self.tokens}; "
-                f"questions must be at least 1, tokens between 1 and {len(WORDS)}"
-            )
+        require_range("composite", self, "questions", at_least=1)
+        require_range("composite", self, "tokens", at_least=1, at_most=len(WORDS))
 
     async def extract(self, box: BlackBox, rng: np.random.Generator) -> AsyncIterator[str]:
         """Yields every recovered text that was not recovered word for word before."""

@@ -17,7 +17,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from casemate.errors import ConfigError
+from casemate.errors import require_range
 from casemate.protocols import Generator, MembershipAttack
 from casemate.text.refusals import says_yes
 from casemate.text.tokens import STOP_WORDS, WORD, words
@@ -82,11 +82,8 @@ class DCMI(MembershipAttack):
     features: ClassVar[tuple[str, ...]] = ("difference",)
 
     def __post_init__(self) -> None:
-        if not 0 < self.share <= 1 or self.max_characters < 1:
-            raise ConfigError(
-                f"dcmi: share={self.share}, max_characters={self.max_characters}; "
-                "share must be above 0 and at most 1, max_characters at least 1"
-            )
+        require_range("dcmi", self, "share", above=0, at_most=1)
+        require_range("dcmi", self, "max_characters", at_least=1)
 
     async def prepare(self, candidate: Document, rng: np.random.Generator) -> Probe:
         """Two questions in the same words: about the text, and about its perturbed copy."""

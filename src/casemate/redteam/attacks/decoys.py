@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from casemate.errors import ConfigError
+from casemate.errors import ConfigError, require_range
 from casemate.redteam.adaptive_attack import AdaptiveAttack
 from casemate.text.sentences import clauses
 from casemate.text.tokens import content_words, keywords
@@ -42,11 +42,10 @@ class Decoys(AdaptiveAttack):
     features: ClassVar[tuple[str, ...]] = ("score", "share")
 
     def __post_init__(self) -> None:
-        if self.questions < 1 or self.words < 2 or self.best < 1 or not self.shares or min(self.shares) < 0:
-            raise ConfigError(
-                f"decoys: questions={self.questions}, shares={self.shares}, words={self.words}, best={self.best}; "
-                "questions and best must be at least 1, words at least 2, shares at least one number, none negative"
-            )
+        require_range("decoys", self, "questions best", at_least=1)
+        require_range("decoys", self, "words", at_least=2)
+        if not self.shares or min(self.shares) < 0:
+            raise ConfigError(f"decoys.shares is {self.shares}; it must have at least one number, and none below 0")
 
     async def prepare(self, candidate: Document, rng: np.random.Generator) -> Probe:
         """Questions with own words between decoys, and one word to ask for. Empty for a text without words."""

@@ -16,7 +16,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from casemate.errors import ConfigError
+from casemate.errors import require_range
 from casemate.protocols import MembershipAttack
 from casemate.text.refusals import says_yes
 from casemate.types import Document, Probe, Reply
@@ -38,8 +38,7 @@ class Direct(MembershipAttack):
     features: ClassVar[tuple[str, ...]] = ("yes",)
 
     def __post_init__(self) -> None:
-        if self.max_characters < 1:
-            raise ConfigError(f"direct.max_characters is {self.max_characters}; it must be at least 1")
+        require_range("direct", self, "max_characters", at_least=1)
 
     async def prepare(self, candidate: Document, rng: np.random.Generator) -> Probe:
         """One question that contains the text."""

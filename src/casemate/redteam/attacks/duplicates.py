@@ -15,7 +15,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from casemate.errors import ConfigError
+from casemate.errors import require_range
 from casemate.redteam.adaptive_attack import AdaptiveAttack
 from casemate.text.sentences import clauses
 from casemate.text.tokens import STOP_WORDS, WORD, keywords, stem
@@ -51,10 +51,7 @@ class Duplicates(AdaptiveAttack):
     features: ClassVar[tuple[str, ...]] = ("score", "share")
 
     def __post_init__(self) -> None:
-        if self.questions < 1 or self.texts < 1 or self.best < 1:
-            raise ConfigError(
-                f"duplicates: questions={self.questions}, texts={self.texts}, best={self.best}; each must be at least 1"
-            )
+        require_range("duplicates", self, "questions texts best", at_least=1)
 
     def study(self, texts: Sequence[str]) -> None:
         """Counts the texts in which two words are adjacent."""

@@ -22,7 +22,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from casemate.errors import ConfigError
+from casemate.errors import require_range
 from casemate.protocols import BlackBox, Embedder, ExtractionAttack, Generator
 from casemate.redteam.crawling.anchors import (
     TextVectors,
@@ -89,18 +89,17 @@ class IKEA(ExtractionAttack):
     paper: ClassVar[str] = "Wang et al. 2026, arXiv 2505.15420"
 
     def __post_init__(self) -> None:
-        for name in ("min_topic_similarity", "min_question_similarity", "penalty_similarity", "min_answer_similarity"):
-            self._check_option(name, -1 <= getattr(self, name) <= 1, "must lie in [-1, 1]")
-        for name in ("max_anchor_similarity", "max_repeat_similarity"):
-            self._check_option(name, 0 < getattr(self, name) <= 1, "must lie in (0, 1]")
-        for name in ("refusal_penalty", "unrelated_penalty"):
-            self._check_option(name, 0 <= getattr(self, name) < math.inf, "must be finite and at least 0")
-        self._check_option("trust_region", 0 <= self.trust_region <= 1, "must lie in [0, 1]")
-        self._check_option("concepts", self.concepts >= 1, "must be at least 1")
-
-    def _check_option(self, name: str, holds: bool, what: str) -> None:
-        if not holds:
-            raise ConfigError(f"ikea: {name}={getattr(self, name)}; it {what}")
+        require_range(
+            "ikea",
+            self,
+            "min_topic_similarity min_question_similarity penalty_similarity min_answer_similarity",
+            at_least=-1,
+            at_most=1,
+        )
+        require_range("ikea", self, "max_anchor_similarity max_repeat_similarity", above=0, at_most=1)
+        require_range("ikea", self, "refusal_penalty unrelated_penalty", at_least=0)
+        require_range("ikea", self, "trust_region", at_least=0, at_most=1)
+        require_range("ikea", self, "concepts", at_least=1)
 
     async def extract(self, box: BlackBox, rng: np.random.Generator) -> AsyncIterator[str]:
         """Yields informative answers, each once; ends when no anchor is left.

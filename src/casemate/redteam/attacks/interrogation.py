@@ -20,7 +20,7 @@ from typing import ClassVar, TypeAlias
 
 import numpy as np
 
-from casemate.errors import ConfigError
+from casemate.errors import require_range
 from casemate.protocols import Generator, MembershipAttack
 from casemate.redteam.crawling.candidate_writer import generate, summarize, write_questions
 from casemate.text.refusals import is_refusal
@@ -84,11 +84,8 @@ class Interrogation(MembershipAttack):
     features: ClassVar[tuple[str, ...]] = ("score", "correct", "known")
 
     def __post_init__(self) -> None:
-        if self.questions < MIN_QUESTIONS or not 0 <= self.penalty < float("inf"):
-            raise ConfigError(
-                f"interrogation: questions={self.questions}, penalty={self.penalty}; "
-                f"questions must be at least {MIN_QUESTIONS}, penalty finite and not negative"
-            )
+        require_range("interrogation", self, "questions", at_least=MIN_QUESTIONS)
+        require_range("interrogation", self, "penalty", at_least=0)
 
     def study(self, texts: Sequence[str]) -> None:
         """Collects names of the genre."""

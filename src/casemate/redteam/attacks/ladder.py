@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from casemate.errors import ConfigError
+from casemate.errors import require_range
 from casemate.redteam.adaptive_attack import AdaptiveAttack
 from casemate.text.grounding import grounding_score
 from casemate.text.sentences import clauses, sentences
@@ -44,11 +44,8 @@ class Ladder(AdaptiveAttack):
     features: ClassVar[tuple[str, ...]] = ("best", "drop")
 
     def __post_init__(self) -> None:
-        if self.repeats < 1 or self.max_characters < 100:
-            raise ConfigError(
-                f"ladder: repeats={self.repeats}, max_characters={self.max_characters}; "
-                "repeats must be at least 1, max_characters at least 100"
-            )
+        require_range("ladder", self, "repeats", at_least=1)
+        require_range("ladder", self, "max_characters", at_least=100)
 
     async def prepare(self, candidate: Document, rng: np.random.Generator) -> Probe:
         """The questions from far to near; the key holds the rung of each. Empty for a text without words."""

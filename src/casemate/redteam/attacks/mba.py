@@ -25,7 +25,7 @@ from typing import ClassVar, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 
-from casemate.errors import ConfigError
+from casemate.errors import ConfigError, require_range
 from casemate.protocols import LanguageModel, MembershipAttack
 from casemate.text.tokens import STOP_WORDS, WORD, words
 from casemate.types import Document, Probe, Reply
@@ -85,8 +85,7 @@ class MBA(MembershipAttack):
     features: ClassVar[tuple[str, ...]] = ("accuracy",)
 
     def __post_init__(self) -> None:
-        if self.masks < 1 or self.max_characters < 1:
-            raise ConfigError(f"mba: masks={self.masks}, max_characters={self.max_characters}; both must be at least 1")
+        require_range("mba", self, "masks max_characters", at_least=1)
         if self.policy is not None and self.policy not in POLICIES:
             raise ConfigError(f"mba.policy is {self.policy!r}; known: {', '.join(POLICIES)}")
         if self.policy == "difficulty" and not self.model:

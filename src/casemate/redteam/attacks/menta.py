@@ -21,7 +21,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from casemate.errors import ConfigError
+from casemate.errors import require_range
 from casemate.protocols import Generator, MembershipAttack
 from casemate.redteam.crawling.candidate_writer import generate, summarize, write_questions
 from casemate.text.refusals import is_refusal, judge_refusal
@@ -77,11 +77,9 @@ class MEntA(MembershipAttack):
     features: ClassVar[tuple[str, ...]] = ("score", "entailed", "answered")
 
     def __post_init__(self) -> None:
-        if self.questions < 1 or not 0 < self.support <= 1 or not 0 <= self.novelty < math.inf:
-            raise ConfigError(
-                f"menta: questions={self.questions}, support={self.support}, novelty={self.novelty}; questions must be "
-                "at least 1, support above 0 and at most 1, novelty finite and not negative"
-            )
+        require_range("menta", self, "questions", at_least=1)
+        require_range("menta", self, "support", above=0, at_most=1)
+        require_range("menta", self, "novelty", at_least=0)
 
     def study(self, texts: Sequence[str]) -> None:
         """Counts document frequencies of the genre."""

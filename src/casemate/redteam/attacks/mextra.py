@@ -20,7 +20,7 @@ from typing import ClassVar, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from casemate.errors import ConfigError
+from casemate.errors import ConfigError, require_range
 from casemate.protocols import BlackBox, ExtractionAttack, Generator
 from casemate.redteam.crawling.common_words import WORDS
 from casemate.redteam.crawling.extracted_texts import RecoveredTexts, split_reply
@@ -79,8 +79,7 @@ class Mextra(ExtractionAttack):
     def __post_init__(self) -> None:
         if self.variant not in VARIANTS:
             raise ConfigError(f"mextra: variant is {self.variant!r}; allowed are {', '.join(VARIANTS)}")
-        if self.questions < 1:
-            raise ConfigError(f"mextra: questions={self.questions}; it must be at least 1")
+        require_range("mextra", self, "questions", at_least=1)
 
     async def extract(self, box: BlackBox, rng: np.random.Generator) -> AsyncIterator[str]:
         """Yields every recovered text that was not recovered word for word before."""

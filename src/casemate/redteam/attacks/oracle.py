@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from casemate.errors import ConfigError
+from casemate.errors import require_range
 from casemate.protocols import BlackBox
 from casemate.redteam.adaptive_attack import AdaptiveAttack
 from casemate.text.grounding import GROUNDED, grounding_score
@@ -51,11 +51,8 @@ class Oracle(AdaptiveAttack):
     features: ClassVar[tuple[str, ...]] = ("score", "share")
 
     def __post_init__(self) -> None:
-        if self.questions < 1 or self.texts < 0 or self.best < 1:
-            raise ConfigError(
-                f"oracle: questions={self.questions}, texts={self.texts}, best={self.best}; "
-                "questions and best must be at least 1, texts at least 0"
-            )
+        require_range("oracle", self, "questions best", at_least=1)
+        require_range("oracle", self, "texts", at_least=0)
 
     async def prepare(self, candidate: Document, rng: np.random.Generator) -> Probe:
         """Questions with the fewest words: no limit is measured yet."""

@@ -14,7 +14,6 @@ not end.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from casemate.errors import ConfigError
+from casemate.errors import require_range
 from casemate.protocols import BlackBox, Embedder, ExtractionAttack, Generator
 from casemate.redteam.crawling.anchors import (
     TextVectors,
@@ -86,22 +85,10 @@ class Pirates(ExtractionAttack):
     paper: ClassVar[str] = "Di Maio et al. 2024, arXiv 2412.18295"
 
     def __post_init__(self) -> None:
-        if (
-            self.anchors < 1
-            or self.anchors_per_chunk < 1
-            or not 0 < self.temperature < math.inf
-            or not 0 <= self.min_relevance < 1
-        ):
-            raise ConfigError(
-                f"pirates: anchors={self.anchors}, anchors_per_chunk={self.anchors_per_chunk}, "
-                f"temperature={self.temperature}, min_relevance={self.min_relevance}; anchors and anchors_per_chunk "
-                "must be at least 1, temperature above 0, min_relevance in [0, 1)"
-            )
-        if not 0 < self.chunk_similarity <= 1 or not 0 < self.anchor_similarity <= 1:
-            raise ConfigError(
-                f"pirates: chunk_similarity={self.chunk_similarity}, anchor_similarity={self.anchor_similarity}; "
-                "both must lie in (0, 1]"
-            )
+        require_range("pirates", self, "anchors anchors_per_chunk", at_least=1)
+        require_range("pirates", self, "temperature", above=0)
+        require_range("pirates", self, "min_relevance", at_least=0, below=1)
+        require_range("pirates", self, "chunk_similarity anchor_similarity", above=0, at_most=1)
 
     async def extract(self, box: BlackBox, rng: np.random.Generator) -> AsyncIterator[str]:
         """Yields chunks as they are found; ends when no anchor is relevant.

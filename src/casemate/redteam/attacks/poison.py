@@ -24,7 +24,7 @@ from typing import ClassVar, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from casemate.errors import CapabilityError, ConfigError
+from casemate.errors import CapabilityError, ConfigError, require_range
 from casemate.protocols import Embedder, Generator, PoisoningAttack
 from casemate.redteam.crawling.hotflip import candidate_words, crafted_document, flip_words
 from casemate.text.tokens import keywords
@@ -90,11 +90,8 @@ class Poison(PoisoningAttack):
     def __post_init__(self) -> None:
         if self.method not in METHODS:
             raise ConfigError(f"poison: method is {self.method!r}; allowed are {', '.join(METHODS)}")
-        if self.texts < 1 or self.passes < 0 or self.candidates < 1:
-            raise ConfigError(
-                f"poison: texts={self.texts}, passes={self.passes}, candidates={self.candidates}; texts and candidates "
-                "must be at least 1, passes at least 0"
-            )
+        require_range("poison", self, "texts candidates", at_least=1)
+        require_range("poison", self, "passes", at_least=0)
 
     async def craft(self, question: str, desired: str, rng: np.random.Generator) -> Sequence[Document]:
         """Crafts the texts against one question.

@@ -32,7 +32,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from casemate.errors import ConfigError
+from casemate.errors import require_range
 from casemate.protocols import BlackBox, Embedder, ExtractionAttack, Generator
 from casemate.redteam.crawling.anchors import (
     MAX_ANCHOR_CHARACTERS,
@@ -119,16 +119,9 @@ class RAGCrawler(ExtractionAttack):
     paper: ClassVar[str] = "Yao et al. 2026, arXiv 2601.15678"
 
     def __post_init__(self) -> None:
-        for name in ("exploration", "deficit_weight", "novelty", "salience"):
-            self._check_option(name, 0 <= getattr(self, name) < math.inf, "must be finite and at least 0")
-        for name in ("top_entities", "max_attempts", "window"):
-            self._check_option(name, getattr(self, name) >= 1, "must be at least 1")
-        for name in ("question_similarity", "entity_similarity"):
-            self._check_option(name, 0 < getattr(self, name) <= 1, "must lie in (0, 1]")
-
-    def _check_option(self, name: str, holds: bool, what: str) -> None:
-        if not holds:
-            raise ConfigError(f"rag_crawler: {name}={getattr(self, name)}; it {what}")
+        require_range("rag_crawler", self, "exploration deficit_weight novelty salience", at_least=0)
+        require_range("rag_crawler", self, "top_entities max_attempts window", at_least=1)
+        require_range("rag_crawler", self, "question_similarity entity_similarity", above=0, at_most=1)
 
     async def extract(self, box: BlackBox, rng: np.random.Generator) -> AsyncIterator[str]:
         """Yields informative answers, each once; ends when no entity is left."""

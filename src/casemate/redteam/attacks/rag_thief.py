@@ -26,7 +26,7 @@ from typing import ClassVar, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from casemate.errors import ConfigError
+from casemate.errors import ConfigError, require_range
 from casemate.protocols import BlackBox, ExtractionAttack, Generator
 from casemate.redteam.crawling.common_words import SENTENCES, WORDS
 from casemate.redteam.crawling.extracted_texts import RecoveredTexts, crawl_question, split_reply
@@ -87,17 +87,12 @@ class RAGThief(ExtractionAttack):
     paper: ClassVar[str] = "Jiang et al. 2024, arXiv 2411.14110"
 
     def __post_init__(self) -> None:
-        if min(self.forward, self.backward, self.recent) < 0 or self.forward + self.backward < 1:
-            raise ConfigError(
-                f"rag_thief: forward={self.forward}, backward={self.backward}, recent={self.recent}; "
-                "none may be negative, and forward and backward not both 0"
-            )
-        if self.window_words < 4 or not 0 < self.rouge_threshold <= 1 or self.patience < 1:
-            raise ConfigError(
-                f"rag_thief: window_words={self.window_words}, rouge_threshold={self.rouge_threshold}, "
-                f"patience={self.patience}; window_words must be at least 4, rouge_threshold above 0 and at most 1, "
-                "patience at least 1"
-            )
+        require_range("rag_thief", self, "forward backward recent", at_least=0)
+        if self.forward + self.backward < 1:
+            raise ConfigError("rag_thief: forward and backward are both 0; one of them must be at least 1")
+        require_range("rag_thief", self, "window_words", at_least=4)
+        require_range("rag_thief", self, "rouge_threshold", above=0, at_most=1)
+        require_range("rag_thief", self, "patience", at_least=1)
         if self.order not in ORDERS:
             raise ConfigError(f"rag_thief: order is {self.order!r}; allowed are {', '.join(ORDERS)}")
 

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from casemate.errors import ConfigError
+from casemate.errors import require_range
 from casemate.redteam.adaptive_attack import FRAMES, AdaptiveAttack
 from casemate.text.sentences import clauses
 from casemate.text.tokens import join_words, keywords, ngrams
@@ -42,11 +42,8 @@ class SplitFacts(AdaptiveAttack):
     features: ClassVar[tuple[str, ...]] = ("score", "share")
 
     def __post_init__(self) -> None:
-        if self.questions < 1 or self.words < 2 or self.best < 1:
-            raise ConfigError(
-                f"split_facts: questions={self.questions}, words={self.words}, best={self.best}; "
-                "questions and best must be at least 1, words at least 2"
-            )
+        require_range("split_facts", self, "questions best", at_least=1)
+        require_range("split_facts", self, "words", at_least=2)
 
     async def prepare(self, candidate: Document, rng: np.random.Generator) -> Probe:
         """Questions of two words first, which are least suspicious, then longer ones. Empty for an empty text."""

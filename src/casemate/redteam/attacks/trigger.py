@@ -18,7 +18,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from casemate.errors import ConfigError
+from casemate.errors import ConfigError, require_range
 from casemate.protocols import Embedder, PoisoningAttack
 from casemate.redteam.crawling.common_words import SENTENCES
 from casemate.redteam.crawling.hotflip import candidate_words, crafted_document, flip_words
@@ -67,18 +67,8 @@ class Trigger(PoisoningAttack):
     def __post_init__(self) -> None:
         if not self.trigger.strip():
             raise ConfigError("trigger: trigger is empty; it must be a word that questions may contain")
-        if (
-            self.texts < 1
-            or self.words < 1
-            or self.passes < 0
-            or self.candidates < 1
-            or not 0 <= self.avoid_weight < np.inf
-        ):
-            raise ConfigError(
-                f"trigger: texts={self.texts}, words={self.words}, passes={self.passes}, "
-                f"candidates={self.candidates}, avoid_weight={self.avoid_weight}; texts, words and candidates must be "
-                "at least 1, passes at least 0, avoid_weight finite and not negative"
-            )
+        require_range("trigger", self, "texts words candidates", at_least=1)
+        require_range("trigger", self, "passes avoid_weight", at_least=0)
 
     async def craft(self, question: str, desired: str, rng: np.random.Generator) -> Sequence[Document]:
         """Crafts the documents.

@@ -21,7 +21,6 @@ Deviation: the paper uses Enron mails as English texts; here plain sentences of 
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, Protocol, TypeAlias, get_args, runtime_checkable
@@ -29,7 +28,7 @@ from typing import ClassVar, Literal, Protocol, TypeAlias, get_args, runtime_che
 import numpy as np
 import numpy.typing as npt
 
-from casemate.errors import CapabilityError, ConfigError
+from casemate.errors import CapabilityError, ConfigError, require_range
 from casemate.protocols import BlackBox, Embedder, ExtractionAttack
 from casemate.redteam.crawling.common_words import SENTENCES, WORDS
 from casemate.redteam.crawling.extracted_texts import RecoveredTexts, split_reply
@@ -95,18 +94,11 @@ class Worm(ExtractionAttack):
     def __post_init__(self) -> None:
         if self.variant not in VARIANTS:
             raise ConfigError(f"worm: variant is {self.variant!r}; allowed are {', '.join(VARIANTS)}")
-        if min(self.rounds, self.candidates) < 1 or min(self.iterations, self.training_questions) < 0:
-            raise ConfigError(
-                f"worm: rounds={self.rounds}, candidates={self.candidates}, iterations={self.iterations}, "
-                f"training_questions={self.training_questions}; the first two must be at least 1, the others at least 0"
-            )
-        if not 1 <= self.suffix <= len(WORDS):
-            raise ConfigError(f"worm: suffix={self.suffix}; it must be between 1 and {len(WORDS)}")
-        if not 0 <= self.noise < math.inf or len(self.texts) == 1:
-            raise ConfigError(
-                f"worm: noise={self.noise} and {len(self.texts)} texts; "
-                "noise must be finite and not negative, texts none or at least 2"
-            )
+        require_range("worm", self, "rounds candidates", at_least=1)
+        require_range("worm", self, "iterations training_questions noise", at_least=0)
+        require_range("worm", self, "suffix", at_least=1, at_most=len(WORDS))
+        if len(self.texts) == 1:
+            raise ConfigError("worm.texts has 1 text; it must have none or at least 2")
 
     async def extract(self, box: BlackBox, rng: np.random.Generator) -> AsyncIterator[str]:
         """Yields every recovered text that was not recovered word for word before.

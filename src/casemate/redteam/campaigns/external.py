@@ -37,7 +37,7 @@ from casemate.redteam.lab.capabilities import NO_BARE_TARGET, SKIPPED_CHECKS, Ca
 from casemate.redteam.lab.datasets import IndexedSource, Split
 from casemate.redteam.lab.experiment import Experiment, ExperimentPlan, digest
 from casemate.redteam.lab.extraction_experiment import CrawlPlan
-from casemate.redteam.lab.judge import OFF, ON, MembershipGate
+from casemate.redteam.lab.judge import OFF, ON, MembershipLimits
 from casemate.redteam.lab.provided_members import read_provided, split_provided
 from casemate.redteam.lab.results import CampaignResult, Utility
 from casemate.redteam.lab.store import CampaignStore
@@ -242,7 +242,7 @@ class ExternalMembershipCampaign(ExternalCampaign):
         comparable = OFF in external.targets and "harmless" not in section.skip_checks
         runner = MembershipRunner(
             experiment,
-            MembershipGate(section.gate.adjusted_accuracy, section.gate.harmless),
+            MembershipLimits(section.gate.adjusted_accuracy, section.gate.harmless),
             measure_utility=partial(self._measure_utility, external, split) if comparable else None,
             not_observable=not_observable,
             extra_checks=lambda: (genre_check(split), refusal_check(experiment.trials())),

@@ -14,7 +14,14 @@ from casemate.protocols import MembershipAttack, Steps
 from casemate.redteam.campaigns.pipeline import SCRIPTED_ATTACKS, AttackRunner
 from casemate.redteam.lab.capabilities import NotObservable
 from casemate.redteam.lab.experiment import Experiment
-from casemate.redteam.lab.judge import ATLAS, INFERENCE_FAILS, OWASP, MembershipGate, judge_campaign, without_decisions
+from casemate.redteam.lab.judge import (
+    ATLAS,
+    INFERENCE_FAILS,
+    OWASP,
+    MembershipLimits,
+    judge_campaign,
+    without_decisions,
+)
 from casemate.redteam.lab.results import AttackResult, CampaignResult, Check, CheckStatus, Utility
 from casemate.redteam.lab.two_world_audit import TwoWorldFindings
 from casemate.redteam.reporting.sessions import attack_sessions
@@ -38,7 +45,7 @@ class MembershipRunner(AttackRunner):
 
     Attributes:
         experiment: Attacks, targets and candidates.
-        gate: Limits of the checks.
+        limits: Limits of the checks.
         measure_utility: Measures the guard's cost for benign users; None: not possible.
         audit_worlds: Makes the two-world audit; None: not possible.
         not_observable: Checks that an external target does not permit; None: an own system permits all.
@@ -47,7 +54,7 @@ class MembershipRunner(AttackRunner):
     """
 
     experiment: Experiment
-    gate: MembershipGate
+    limits: MembershipLimits
     measure_utility: Callable[[Steps], Awaitable[Utility | None]] | None = None
     audit_worlds: Callable[[Steps], Awaitable[TwoWorldFindings]] | None = None
     not_observable: NotObservable | None = None
@@ -80,7 +87,7 @@ class MembershipRunner(AttackRunner):
         reported = attack_sessions(experiment)
         trials, audit = experiment.trials(), worlds.audit if worlds else None
         judged = judge_campaign(
-            trials, experiment.split, experiment.attacks, self.gate, self._utility, self.not_observable or audit
+            trials, experiment.split, experiment.attacks, self.limits, self._utility, self.not_observable or audit
         )
         return CampaignResult(
             attacks=judged.attacks,

@@ -16,7 +16,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from casemate.errors import BudgetExhausted, ConfigError, DataError
+from casemate.errors import BudgetExhausted, DataError, require_range
 from casemate.protocols import ExtractionAttack, Progress, Target
 from casemate.redteam.lab.black_box import Budget, MeteredBlackBox, TargetSession
 from casemate.redteam.lab.experiment import describe_error, describe_options, digest
@@ -61,8 +61,7 @@ class CrawlPlan:
     label: str = ""
 
     def __post_init__(self) -> None:
-        if self.questions < 1 or self.clients < 1:
-            raise ConfigError(f"crawl: questions={self.questions}, clients={self.clients}; both must be at least 1")
+        require_range("crawl", self, "questions clients", at_least=1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from casemate.maths import recovery
-from casemate.maths.recovery import MIN_ROUGE_L, FirstQueries, Recovery
+from casemate.maths.recovery import MIN_ROUGE_L, ROUGE_LEVELS, FirstQueries, Recovery
 from casemate.maths.stats import RESAMPLES, Estimate, bootstrap, paired_bootstrap, proportion
 from casemate.protocols import Embedder, ExtractionAttack
 from casemate.redteam.crawling.extracted_texts import split_reply
@@ -115,7 +115,7 @@ def _measure_trace(
     texts = {chunk.id: chunk.text for chunk in chunks}
     exchanges, queries, n = trace.exchanges, len(trace.exchanges), len(chunks)
     result, segments = found
-    at = result.levels.index(MIN_ROUGE_L)
+    at = ROUGE_LEVELS.index(MIN_ROUGE_L)
     contexts = [[i for i in e.context if i in texts] if e.answered else [] for e in exchanges]
     seen = recovery.first_retrieved(list(texts), contexts)
     metrics = ExtractionResult(
@@ -124,8 +124,8 @@ def _measure_trace(
         segments=segments,
         crr=_rate(result.f1[at]),
         crr_recall=_rate(result.recall[at]),
-        crr_at=_by_level(result.levels, result.f1),
-        crr_recall_at=_by_level(result.levels, result.recall),
+        crr_at=_by_level(result.f1),
+        crr_recall_at=_by_level(result.recall),
         crr_ikea=_context_overlap(exchanges, texts, seed),
         fidelity=float(result.closest.mean()),
         coverage=_rate(seen),
@@ -204,8 +204,8 @@ def _rate(firsts: FirstQueries) -> Estimate:
     return proportion(int((firsts > 0).sum()), len(firsts))
 
 
-def _by_level(levels: Sequence[float], firsts: FirstQueries) -> dict[str, Estimate]:
-    return {str(level): _rate(row) for level, row in zip(levels, firsts, strict=True) if level != MIN_ROUGE_L}
+def _by_level(firsts: FirstQueries) -> dict[str, Estimate]:
+    return {str(level): _rate(row) for level, row in zip(ROUGE_LEVELS, firsts, strict=True) if level != MIN_ROUGE_L}
 
 
 def _questions_to_share(firsts: FirstQueries) -> dict[str, int | None]:

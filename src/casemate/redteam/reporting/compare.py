@@ -172,7 +172,9 @@ def _attack_settings(new: CampaignResult, old: CampaignResult) -> Iterator[Repor
             yield ReportChange(f"{now.name}: backend", was.backend, now.backend)
         if (a := _sample_size(was)) and (b := _sample_size(now)) and a != b:
             yield ReportChange(f"{now.name}: candidates", a, b)
-        if now.off and was.off and now.on and was.on and _differ(now.off.auc, was.off.auc):
+        if not (now.off and was.off and now.on and was.on):
+            continue
+        if now.off.auc.low > was.off.auc.high or was.off.auc.low > now.off.auc.high:
             yield ReportChange(f"{now.name}: strength (AUC with the guard off)", *_describe_aucs(was.off, now.off))
     if new.utility and old.utility and new.utility.source != old.utility.source:
         yield ReportChange("benign questions", old.utility.source, new.utility.source)
@@ -185,10 +187,6 @@ def _describe_aucs(*metrics: MembershipMetrics) -> list[str]:
 def _sample_size(attack: AttackResult) -> str:
     metrics = attack.on or attack.off
     return f"{metrics.members} members, {metrics.nonmembers} non-members" if metrics else ""
-
-
-def _differ(a: Estimate, b: Estimate) -> bool:
-    return a.low > b.high or b.low > a.high
 
 
 def _directed_rates(campaign: CampaignResult) -> dict[tuple[str, str], _DirectedRate]:

@@ -86,7 +86,7 @@ def render_html(
         strongest=strongest_attack(campaign),
         undecided=undecided_note(campaign),
         checks=list(requirements(reported_checks(campaign))),
-        comparison=_comparison(campaign, scrub(baseline)) if baseline else None,
+        comparison=describe_comparison(campaign, scrub(baseline)) if baseline else None,
         membership=not is_crawl(campaign) and not campaign.probes,
         probes=campaign.probes,
         personal_data=describe_personal_data(campaign.personal_data) if campaign.personal_data else "",
@@ -135,7 +135,8 @@ def requirements(checks: Iterable[Check]) -> Iterator[dict[str, Any]]:
         }
 
 
-def _comparison(campaign: CampaignResult, baseline: CampaignResult) -> dict[str, Any]:
+def describe_comparison(campaign: CampaignResult, baseline: CampaignResult) -> dict[str, Any]:
+    """The changes since an earlier campaign, in groups with a title."""
     change = compare_results(campaign, baseline)
     groups = (
         ("Not comparable, because this differs", change.settings),

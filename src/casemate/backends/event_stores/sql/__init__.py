@@ -36,7 +36,8 @@ from casemate.backends.event_stores.sql.database import (
     sqlite_url,
 )
 from casemate.backends.event_stores.sql.event_rows import EventRow, decode_events, encode_event, events_table, utc
-from casemate.errors import ConfigError
+from casemate.errors import ConfigError as ConfigError
+from casemate.errors import require_range
 from casemate.protocols import EventStore
 from casemate.types import Event, QuotaGrant, QuotaRequest, Secret
 
@@ -72,8 +73,8 @@ class SqlEventStore(EventStore):
     retry_s: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.capacity < 1 or self.retry_s <= 0:
-            raise ConfigError(f"capacity={self.capacity}, retry_s={self.retry_s}: both must be above 0")
+        require_range("sql", self, "capacity", at_least=1)
+        require_range("sql", self, "retry_s", above=0)
         address = parse_url(self.url) if self.url else sqlite_url(self.path)
         self._where = address.set(query={}).render_as_string(hide_password=True)
         self._engine = self._open(address)

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from casemate.backends.generators.simulated_reader import judging, passages
 from casemate.backends.generators.simulated_reader.requests import Request, Task, parse_request
-from casemate.errors import ConfigError
+from casemate.errors import ConfigError as ConfigError
+from casemate.errors import require_range
 from casemate.protocols import Generator
 from casemate.text.output_transforms import requested_transform
 from casemate.text.sentences import sentences
@@ -39,11 +40,8 @@ class SimulatedReader(Generator):
     support: float = 0.35
 
     def __post_init__(self) -> None:
-        if self.sentences < 1 or not 0 < self.support <= 1:
-            raise ConfigError(
-                f"simulated_reader: sentences={self.sentences}, support={self.support}; "
-                "sentences must be at least 1, support above 0 and at most 1"
-            )
+        require_range("simulated_reader", self, "sentences", at_least=1)
+        require_range("simulated_reader", self, "support", above=0, at_most=1)
 
     async def stream(self, prompt: Prompt) -> AsyncIterator[str]:
         """Streams the answer sentence by sentence."""

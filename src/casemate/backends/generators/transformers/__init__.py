@@ -20,7 +20,7 @@ from casemate.backends.generators.transformers import gguf
 from casemate.backends.generators.transformers.batch import BatchDecoder, Job, NaNError
 from casemate.backends.generators.transformers.chat_template import ChatTemplate
 from casemate.backends.generators.transformers.decoding import NAME, CachedDecodingSession, DecodingModel
-from casemate.errors import BackendError, ConfigError, needs
+from casemate.errors import BackendError, ConfigError, needs, require_range
 from casemate.protocols import Generator, LanguageModel, TokenModel
 from casemate.runtime.batching import Arrivals, ContinuousBatch
 from casemate.runtime.growing_text import stream_growth
@@ -68,16 +68,10 @@ class CausalLM(Generator, LanguageModel, TokenModel):
     cache: Path | None = None
 
     def __post_init__(self) -> None:
-        if self.max_tokens < 1 or self.temperature < 0:
-            raise ConfigError(
-                f"transformers: max_tokens={self.max_tokens}, temperature={self.temperature}; max_tokens must be "
-                "above 0, temperature at least 0"
-            )
-        if self.batch < 1 or (self.batch > 1 and self.temperature):
-            raise ConfigError(
-                f"transformers: batch={self.batch}, temperature={self.temperature}; batch must be at least 1, and 1 "
-                "with a temperature above 0"
-            )
+        require_range("transformers", self, "max_tokens batch", at_least=1)
+        require_range("transformers", self, "temperature", at_least=0)
+        if self.batch > 1 and self.temperature:
+            raise ConfigError(f"transformers.batch is {self.batch}; it must be 1 with a temperature above 0")
         if self.dtype not in DTYPES:
             raise ConfigError(f"unknown dtype {self.dtype!r}; allowed: {', '.join(DTYPES)}")
         with needs("casemate[transformers]"):

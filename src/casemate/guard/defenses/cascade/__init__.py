@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from casemate.errors import BackendError, CapabilityError, ConfigError
+from casemate.errors import BackendError, CapabilityError, ConfigError, require_range
 from casemate.guard import generation_costs
 from casemate.guard.defenses.cascade.decoding import Bonus, CascadeDecoding, DecodingSettings, View
 from casemate.guard.defenses.cascade.rewriting import RewritingGenerator, quotation_stats
@@ -95,11 +95,8 @@ class Cascade(Defense):
             what = f"reference_view={self.reference_view!r}, bonus={self.bonus!r}"
             known = f"{', '.join(VIEWS)}; verifier, mixture"
             raise ConfigError(f"cascade: {what}; known: {known}")
-        if self.gamma < 1 or self.max_tokens < 1 or self.temperature < 0 or self.seed < 0:
-            raise ConfigError(
-                f"cascade needs gamma > 0, max_tokens > 0, temperature >= 0 and seed >= 0, got gamma={self.gamma}, "
-                f"max_tokens={self.max_tokens}, temperature={self.temperature}, seed={self.seed}"
-            )
+        require_range("cascade", self, "gamma max_tokens", at_least=1)
+        require_range("cascade", self, "temperature seed", at_least=0)
         if self.reference is not None and self.draft is None:
             raise ConfigError(
                 "cascade has a reference model but no draft; set 'draft' to a small model of the same vocabulary"
@@ -178,7 +175,9 @@ class _CascadeGenerator(Generator):
         Tokenizes question and context, and seeds the random generator.
         """
         texts = [prompt.question, *(document.content for document in prompt.context)]
-        question, *chunks = (self._alphabet.encode(self._models[1].tokens(_single_line(text))) for text in texts)
+        question, *chunks = (
+            self._alphabet.encode(self._models[1].tokens(" " + " ".join(text.split()))) for text in texts
+        )
         rng = np.random.default_rng(self._seed)
         copying = self._copying(chunks, question)
         return CascadeDecoding(self._models, prompt, self._settings, copying, self._alphabet, rng)
@@ -188,11 +187,6 @@ class _CascadeGenerator(Generator):
         while not decoding.finished:
             decoding.block()
             yield self._models[1].text(decoding.answer).lstrip()
-
-
-def _single_line(text: str) -> str:
-    """Formats a text as in a recitation: one line, a space before each word."""
-    return " " + " ".join(text.split())
 
 
 def _require_one_vocabulary(draft: TokenModel, reference: TokenModel) -> None:

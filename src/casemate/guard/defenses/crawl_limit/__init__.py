@@ -34,7 +34,8 @@ from enum import Enum
 from pathlib import Path
 from typing import ClassVar
 
-from casemate.errors import ConfigError, DataError
+from casemate.errors import ConfigError as ConfigError
+from casemate.errors import DataError, require_range
 from casemate.guard.audience import ReleasedDocument
 from casemate.guard.client_state.crawl_evidence import ALARMED, CrawlEvidence, SuspicionLevel
 from casemate.guard.client_state.crawl_evidence import CLEAR as CLEAR
@@ -126,23 +127,11 @@ class CrawlLimit(Defense):
     paper: ClassVar[str] = "own: limits and sequential tests by client and tenant (METHODS C9)"
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("questions", 1),
-            ("budget", 1),
-            ("tenant_budget", 0),
-            ("quote_words", 0),
-            ("short_quote_words", 1),
-            ("whole", 0),
-            ("sentences", 0),
-            ("colluders", 0),
-        ):
-            if getattr(self, name) < least:
-                raise ConfigError(f"crawl_limit.{name} is {getattr(self, name)}; it must be at least {least}")
-        if not (0 < self.exposure <= 1 and 0 < self.alarm < 1 and 0 < self.hours < math.inf):
-            what = f"exposure={self.exposure}, alarm={self.alarm}, hours={self.hours}"
-            raise ConfigError(f"crawl_limit: {what}; exposure in (0, 1], alarm in (0, 1), hours above 0")
-        if not 0 <= self.pause_s < math.inf:
-            raise ConfigError(f"crawl_limit.pause_s is {self.pause_s}; it must be 0 or more seconds")
+        require_range("crawl_limit", self, "questions budget short_quote_words", at_least=1)
+        require_range("crawl_limit", self, "tenant_budget quote_words whole sentences colluders pause_s", at_least=0)
+        require_range("crawl_limit", self, "exposure", above=0, at_most=1)
+        require_range("crawl_limit", self, "alarm", above=0, below=1)
+        require_range("crawl_limit", self, "hours", above=0)
         self.evidence = CrawlEvidence(self.alarm, self.colluders, self.hours * 3600, self.store)
         self._registries: dict[str, ReindexRegistry] = {}
         self._pending: OrderedDict[str, tuple[Query, tuple[str, ...]]] = OrderedDict()  # by request

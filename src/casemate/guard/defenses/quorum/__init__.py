@@ -23,7 +23,7 @@ from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from casemate.errors import ConfigError
+from casemate.errors import ConfigError, require_range
 from casemate.guard import generation_costs
 from casemate.guard.audience import ReleasedDocument
 from casemate.guard.defenses.quorum.isolated import IsolatedAnswers
@@ -106,13 +106,9 @@ class Quorum(Defense):
     def __post_init__(self) -> None:
         if self.support < 2:
             raise ConfigError(f"{NAME}.support is {self.support}; it must be at least 2: one unit is no quorum")
-        for name in ("jitter", "period_days", "units", "words", "sentences", "answers"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{NAME}.{name} is {getattr(self, name)}; it must be at least 1")
-        if self.break_glass < 0:
-            raise ConfigError(f"{NAME}.break_glass is {self.break_glass}; it must be at least 0")
-        if not -1 <= self.floor <= 1:
-            raise ConfigError(f"{NAME}.floor is {self.floor}; it must be a cosine, from -1 to 1")
+        require_range(NAME, self, "jitter period_days units words sentences answers", at_least=1)
+        require_range(NAME, self, "break_glass", at_least=0)
+        require_range(NAME, self, "floor", at_least=-1, at_most=1)
         self.secret = Secret(self.secret)
         self.private = None if self.epsilon is None else self._private_answers(self.epsilon)
         if self.private is None and self.jitter > 1 and len(self.secret) < SECRET_CHARACTERS:
@@ -133,10 +129,9 @@ class Quorum(Defense):
         return Ledger(self.store, "break-glass", self.break_glass, self.period_days)
 
     def _private_answers(self, epsilon: float) -> PrivateAnswers:
-        if not 0 < epsilon < math.inf or not 0 < self.delta < 1:
-            raise ConfigError(
-                f"{NAME}: epsilon={epsilon}, delta={self.delta}; need epsilon above 0 and finite, delta in (0, 1)"
-            )
+        if not 0 < epsilon < math.inf:
+            raise ConfigError(f"{NAME}: epsilon={epsilon}; it must be above 0 and finite")
+        require_range(NAME, self, "delta", above=0, below=1)
         if self.break_glass:
             raise ConfigError(
                 f"{NAME}: epsilon={epsilon}, break_glass={self.break_glass}; an answer of one unit has no noise; set "

@@ -51,7 +51,7 @@ class IsolatedAnswers:
         began = time.perf_counter()
         keys = [_key(question, unit) for unit in units]
         held = {key: self._cache[key] for key in keys if key in self._cache}
-        prompts = {key: _prompt(question, unit) for key, unit in zip(keys, units, strict=True) if key not in held}
+        prompts = {key: Prompt(question, (u,), ASK) for key, u in zip(keys, units, strict=True) if key not in held}
         written = dict(zip(prompts, await asyncio.gather(*map(self._write, prompts.values())), strict=True))
         found = held | written  # the cache may have changed meanwhile
         for key in keys:
@@ -90,10 +90,6 @@ class IsolatedAnswers:
         except Exception as error:  # one unit must not decide whether there is an answer
             log.error("quorum: the writer failed for one unit, which abstains: %s", type(error).__name__)
             return None
-
-
-def _prompt(question: str, unit: Document) -> Prompt:
-    return Prompt(question, (unit,), ASK)
 
 
 def _key(question: str, unit: Document) -> bytes:

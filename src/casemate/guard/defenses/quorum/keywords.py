@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from casemate.text.answering import TYPES, Question
 from casemate.text.sentences import sentences
-from casemate.text.tokens import STOP_WORDS, Table, stem
+from casemate.text.tokens import STOP_WORDS, FunctionCache, stem
 from casemate.types import Document
 
 NEGATIONS = frozenset("no not never none neither nor without cannot".split())
@@ -248,7 +248,7 @@ def _counted_stem(written: str) -> str:
     return "" if written.lower() in FUNCTION_WORDS and not written[0].isupper() else stem(written.lower())
 
 
-_WORDS, _STEMS = Table(_word), Table(_counted_stem)
+_WORDS, _STEMS = FunctionCache(_word), FunctionCache(_counted_stem)
 
 
 def _tokens(parts: Sequence[str]) -> list[Token]:
