@@ -36,7 +36,6 @@ from casemate.backends.event_stores.sql.database import (
     sqlite_url,
 )
 from casemate.backends.event_stores.sql.event_rows import EventRow, decode_events, encode_event, events_table, utc
-from casemate.errors import ConfigError as ConfigError
 from casemate.errors import require_range
 from casemate.protocols import EventStore
 from casemate.types import Event, QuotaGrant, QuotaRequest, Secret

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from casemate.backends.generators.simulated_reader import judging, passages
 from casemate.backends.generators.simulated_reader.requests import Request, Task, parse_request
-from casemate.errors import ConfigError as ConfigError
 from casemate.errors import require_range
 from casemate.protocols import Generator
 from casemate.text.output_transforms import requested_transform

@@ -34,7 +34,6 @@ from enum import Enum
 from pathlib import Path
 from typing import ClassVar
 
-from casemate.errors import ConfigError as ConfigError
 from casemate.errors import DataError, require_range
 from casemate.guard.audience import ReleasedDocument
 from casemate.guard.client_state.crawl_evidence import ALARMED, CrawlEvidence, SuspicionLevel
