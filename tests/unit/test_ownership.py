@@ -12,23 +12,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats as scipy_stats
+from typer import Exit
 from typer.testing import CliRunner
 
 from casemate.backends.embedders.minilm import MiniLM
 from casemate.backends.generators.extractive import ExtractiveGenerator
 from casemate.backends.indexes.sqlite import SqliteIndex
-from casemate.cli import cli
-from casemate.errors import ConfigError, DataError
+from casemate.cli import cli, ownership
+from casemate.config import PluginSpec
+from casemate.errors import BackendError, ConfigError, DataError
 from casemate.guard.guard import Guard
 from casemate.guard.watermarks.honeytoken_keys import HoneyRecord, HoneytokenKey, HoneytokenKeyFile
 from casemate.maths.stats import poisson_binomial_tail
 from casemate.monitor.honeytokens.ownership import (
     CHOICES,
+    LEVEL,
     VALUES,
     facts,
     facts_text,
     ownership_questions,
     ownership_test,
+    questions_needed,
+    records_needed,
 )
 from casemate.monitor.honeytokens.planting import PlantingSettings, find_records, plant_records
 from casemate.monitor.honeytokens.search import planted_records
@@ -181,6 +186,54 @@ def test_the_same_documents_without_the_records_are_no_copy(planted, tmp_path):
     plain = [d for d in planted[3] if "honey" not in d.source]
     assert len(plain) == 150
     assert suspect_p_value(planted, tmp_path, plain).p_value > 0.01
+
+
+class TestSuspect:
+    """Answers of a suspect that fails at some questions, and collected ones."""
+
+    def ask(self, folder, failing):
+        """The answers of a copy that fails at the questions about some facts."""
+        asked = ownership_questions(key_of(0), RECORDS[:3])
+        answers = {q.text: q.value for q in asked if q.attribute not in failing}
+        (folder / f"suspect{len(failing)}.py").write_text(f"answer = {answers!r}.__getitem__\n")
+        spec = PluginSpec(use="python", call=f"suspect{len(failing)}:answer", folder=str(folder))
+        return asked, asyncio.run(ownership._ask_suspect(spec, asked))
+
+    def test_that_fails_at_some_questions_is_proven_by_the_others(self, tmp_path, capsys):
+        asked, replies = self.ask(tmp_path, ["town"])
+        result = ownership_test(list(zip(asked, replies, strict=True)))
+        assert (result.answered, result.correct) == (9, 9) and result.p_value < 1e-8
+        assert "failed at 3 questions" in capsys.readouterr().err
+
+    def test_that_fails_at_every_question_is_an_error(self, tmp_path):
+        with pytest.raises(BackendError, match="KeyError"):
+            self.ask(tmp_path, list(VALUES))
+
+    def test_answers_in_a_file_may_contain_line_separators(self, tmp_path):
+        asked = ownership_questions(key_of(0), RECORDS[:1])
+        rows = [{"question": q.text, "answer": f"one\u2028two\u2029three\x85{q.value}"} for q in asked]
+        file = tmp_path / "a.jsonl"
+        file.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), "utf-8")
+        assert ownership._collected_answers(file, asked) == [row["answer"] for row in rows]
+
+    @pytest.mark.parametrize(("records", "level", "code"), [(1, LEVEL, 3), (2, LEVEL, 1), (1, 1e-4, 1), (2, 1e-12, 3)])
+    def test_too_few_questions_for_the_level_give_no_conclusion(self, records, level, code, capsys):
+        asked = ownership_questions(key_of(0), RECORDS[:records])
+        result = ownership_test([(q, q.value) for q in asked])
+        with pytest.raises(Exit) as ended:
+            ownership._conclude(result, len(asked), level, as_json=False)
+        assert ended.value.exit_code == code
+        needed = f"about {records_needed(level)} records"
+        assert (needed in capsys.readouterr().out) == (code == 3)
+
+
+def test_the_number_of_records_that_a_proof_needs():
+    assert [records_needed(level) for level in (1.0, 0.05, LEVEL, 1e-12, 0.0)] == [0, 1, 2, 3, 68]
+    asked = ownership_questions(key_of(0), RECORDS)
+    for level in (0.05, LEVEL, 1e-12):
+        n = questions_needed(level)
+        best = [ownership_test([(q, q.value) for q in asked[:count]]).p_value for count in (n - 1, n)]
+        assert best[0] > level >= best[1]
 
 
 class TestCommand:

@@ -27,6 +27,7 @@ from casemate.cli.console import (
 )
 from casemate.config import PluginSpec
 from casemate.guard.watermarks.honeytoken_keys import HoneytokenKeyFile
+from casemate.monitor.honeytokens.ownership import LEVEL, records_needed
 from casemate.monitor.honeytokens.planting import (
     MAX_BENIGN_SHARE,
     PlantingResult,
@@ -181,6 +182,8 @@ def _show_planted(result: PlantingResult) -> None:
             markup=False,
             soft_wrap=True,
         )
+    if result.held < (needed := records_needed(LEVEL)):
+        out.print(f"'casemate canary prove' needs at least {needed} records for its level of {LEVEL:g}")
 
 
 def _show_removed(result: RemovalResult) -> None:

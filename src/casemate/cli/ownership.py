@@ -13,7 +13,7 @@ import typer
 from casemate import config as configuration
 from casemate.app import open_app
 from casemate.cli.canary import canary
-from casemate.cli.console import FAILED, INCOMPLETE, OK, ConfigFile, Json, bar, out, print_json
+from casemate.cli.console import FAILED, INCOMPLETE, OK, ConfigFile, Json, bar, out, print_json, say, shown
 from casemate.cli.endpoints import (
     ANSWER,
     BODY,
@@ -29,13 +29,15 @@ from casemate.cli.endpoints import (
 )
 from casemate.cli.honeytokens import key_file
 from casemate.config import PluginSpec
-from casemate.errors import ConfigError, DataError
+from casemate.errors import BackendError, ConfigError, DataError
 from casemate.monitor.honeytokens.ownership import (
     LEVEL,
     OwnershipQuestion,
     OwnershipResult,
     ownership_questions,
     ownership_test,
+    questions_needed,
+    records_needed,
 )
 from casemate.monitor.honeytokens.search import planted_records
 from casemate.plugins import build
@@ -70,7 +72,8 @@ def prove_command(
 
     Prints the probability that a system without the collection gives as many correct answers.
 
-    Exit codes: 1 a copy, 0 no proof of a copy, 2 error, 3 fewer than half of the questions were answered.
+    Exit codes: 1 a copy, 0 no proof of a copy, 2 error, 3 no conclusion: fewer than half of the questions were
+    answered, or there are too few questions for the level.
     """
     with open_app(configuration.read(config)) as app:
         asked = _ownership_questions(app)[:most]
@@ -97,7 +100,8 @@ def _conclude(result: OwnershipResult, asked: int, level: float, as_json: bool) 
         _show_ownership(result, asked, level)
     if result.p_value <= level:
         raise typer.Exit(FAILED)
-    raise typer.Exit(OK if 2 * result.answered >= asked else INCOMPLETE)
+    conclusive = 2 * result.answered >= asked and result.smallest_p_value <= level
+    raise typer.Exit(OK if conclusive else INCOMPLETE)
 
 
 def _ownership_questions(app: App) -> list[OwnershipQuestion]:
@@ -115,12 +119,24 @@ def _ownership_questions(app: App) -> list[OwnershipQuestion]:
 
 
 async def _ask_suspect(spec: PluginSpec, asked: Sequence[OwnershipQuestion]) -> list[str]:
-    """The answers of the suspect; empty for a refused question."""
-    target = MeteredTarget(build("target", spec))
+    """The answers of the suspect; empty for a refused question, and for one at which it fails.
+
+    Raises:
+        BackendError: If it fails at every question.
+    """
+    target, failures = MeteredTarget(build("target", spec)), list[BackendError]()
     with bar() as progress:
         task = progress.add_task("asking", total=len(asked))
         queries = [Query(question.text, "ownership") for question in asked]
-        replies = await target.ask_all(queries, CONCURRENCY, lambda count: progress.advance(task, count))
+        replies = await target.ask_all(queries, CONCURRENCY, lambda count: progress.advance(task, count), failures)
+    if failures and len(failures) == len(asked):
+        raise failures[0]
+    if failures:
+        say.print(
+            f"the suspect failed at {len(failures)} questions, which count as wrong; the first error: "
+            f"{shown(str(failures[0]))}",
+            soft_wrap=True,
+        )
     return [reply.text if reply is not None else "" for reply in replies]
 
 
@@ -131,7 +147,7 @@ def _collected_answers(file: Path, asked: Sequence[OwnershipQuestion]) -> list[s
         DataError: If the file cannot be read.
     """
     try:
-        lines = file.read_text("utf-8").splitlines()
+        lines = file.read_text("utf-8").split("\n")  # JSON texts may contain other line separators
     except (OSError, UnicodeError) as error:
         raise DataError(f"cannot read {file}: {getattr(error, 'strerror', None) or error}") from error
     found = dict[str, str]()
@@ -152,3 +168,10 @@ def _show_ownership(result: OwnershipResult, asked: int, level: float) -> None:
     out.print(f"a system without the collection would name {result.expected:.1f} by chance")
     verdict = "[red]a copy of the collection[/red]" if result.p_value <= level else "no proof of a copy"
     out.print(f"p = {result.p_value:.2g}: {verdict} (level {level:g})")
+    if result.smallest_p_value > level:
+        out.print(
+            f"{asked} questions give p = {result.smallest_p_value:.2g} at best, so a copy cannot be proven; level "
+            f"{level:g} needs {questions_needed(level)} questions (--most) about {records_needed(level)} records "
+            "('casemate canary plant --count')",
+            soft_wrap=True,
+        )

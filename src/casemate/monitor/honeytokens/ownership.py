@@ -81,12 +81,27 @@ class OwnershipResult(NamedTuple):
         correct: Answers that name the right value.
         expected: Correct answers expected from a system without the collection.
         p_value: Probability that such a system has at least as many.
+        smallest_p_value: The p-value if every answer were right and named one value.
     """
 
     answered: int
     correct: int
     expected: float
     p_value: float
+    smallest_p_value: float
+
+
+def questions_needed(level: float) -> int:
+    """Smallest number of questions whose p-value can be at most ``level``."""
+    count = 0
+    while _smallest_p_value(count) > level:
+        count += 1
+    return count
+
+
+def records_needed(level: float) -> int:
+    """Smallest number of records whose facts can give a p-value of at most ``level``."""
+    return -(-questions_needed(level) // len(VALUES))
 
 
 def facts(key: HoneytokenKey, tenant: str, generation: int, number: int) -> dict[str, str]:
@@ -140,7 +155,13 @@ def ownership_test(asked: Sequence[tuple[OwnershipQuestion, str]]) -> OwnershipR
         correct += question.value in named
         chances.append(len(named) / CHOICES)
     p_value = poisson_binomial_tail(chances, correct)
-    return OwnershipResult(sum(bool(a.strip()) for _, a in asked), correct, float(np.sum(chances)), p_value)
+    answered, smallest = sum(bool(a.strip()) for _, a in asked), _smallest_p_value(len(asked))
+    return OwnershipResult(answered, correct, float(np.sum(chances)), p_value, smallest)
+
+
+def _smallest_p_value(questions: int) -> float:
+    """The p-value if each answer names the right value and no other."""
+    return float(CHOICES) ** -questions
 
 
 def _values_in(answer: str, question: OwnershipQuestion) -> set[str]:

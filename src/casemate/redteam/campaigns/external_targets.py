@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from casemate import config as configuration
 from casemate import plugins
 from casemate.config import Config, PluginSpec, RedteamSection
-from casemate.errors import ConfigError, QueryError
+from casemate.errors import BackendError, ConfigError, QueryError
 from casemate.plugins import build
 from casemate.protocols import Progress, Target
 from casemate.redteam.lab.capabilities import Capability, external_capabilities
@@ -77,9 +77,20 @@ class MeteredTarget(Target):
         yield (await self.ask(query)).text
 
     async def ask_all(
-        self, queries: Sequence[Query], concurrency: int, progress: Progress = lambda count: None
+        self,
+        queries: Sequence[Query],
+        concurrency: int,
+        progress: Progress = lambda count: None,
+        failures: list[BackendError] | None = None,
     ) -> list[Answer | None]:
         """The answers to several queries; None for a refused one.
+
+        Args:
+            queries: The queries.
+            concurrency: Queries at the same time.
+            progress: Counts the queries.
+            failures: Receives the error of each query at which the target fails, whose answer is then None; None: such
+                an error is raised.
 
         Raises:
             BackendError: If the target fails.
@@ -89,6 +100,11 @@ class MeteredTarget(Target):
             try:
                 return await self.ask(query)
             except QueryError:
+                return None
+            except BackendError as error:
+                if failures is None:
+                    raise
+                failures.append(error)
                 return None
             finally:
                 progress(1)
