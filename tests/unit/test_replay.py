@@ -61,13 +61,13 @@ def test_features_stand_in_for_missing_texts(tmp_path: Path) -> None:
             side: list(asyncio.run(measure(candidate, probe, [Reply(a) for a in answers])))
             for side, answers in row["answers"].items()
         }
-        rows.append({name: value for name, value in row.items() if name not in ("answers", "text")})
+        rows.append({name: value for name, value in row.items() if name not in ("answers", "text", "questions")})
     (shown,) = replay(read_recorded(write(tmp_path / "a", rows)))
     (whole,) = replay(read_recorded(write(tmp_path / "b", trials())))
     assert shown.targets == whole.targets and shown.rescored == 0
 
 
-def test_single_questions_are_open_ones_with_the_guard_off(tmp_path: Path) -> None:
+def test_single_questions_are_open_ones_as_recorded(tmp_path: Path) -> None:
     text = "The north bridge was closed in May for repairs of its eastern pillar."
     rows = [
         {"candidate": f"d{i}", "member": i % 2 == 0, "text": f"{text} Note {i}.", "question": "What happened?"}
@@ -76,13 +76,23 @@ def test_single_questions_are_open_ones_with_the_guard_off(tmp_path: Path) -> No
     ]
     (result,) = replay(read_recorded(write(tmp_path / "set", rows)))
     assert (result.attack, result.author, result.withheld) == ("menta", "", None)
-    assert list(result.targets) == ["off"]
-    assert result.targets["off"] is not None and result.targets["off"].auc.value > 0.9
+    assert list(result.targets) == ["recorded"]
+    assert result.targets["recorded"] is not None and result.targets["recorded"].auc.value > 0.9
 
 
 def test_too_few_trials(tmp_path: Path) -> None:
     (result,) = replay(read_recorded(write(tmp_path / "set", trials(2))))
     assert result.targets == {"off": None, "on": None}
+    assert "half A has 1 members and 1 non-members" in result.missing["off"]
+
+
+def test_only_members_or_one_candidate_are_too_few_and_the_reason_is_said(tmp_path: Path) -> None:
+    members = [row | {"member": True} for row in trials()]
+    one = [row | {"candidate": "d", "member": True, "questions": [f"Is it {i}?"]} for i, row in enumerate(trials())]
+    for rows, reason in ((members, "12 members and 0 non-members"), (one, "24 trials of 1 candidates")):
+        found = CliRunner().invoke(cli, ["redteam", "replay", str(write(tmp_path / "set", rows))])
+        assert found.exit_code == 3
+        assert "too few trials of direct, script (guard on)" in found.output and reason in found.output
 
 
 @pytest.mark.parametrize(
@@ -106,7 +116,10 @@ def test_too_few_trials(tmp_path: Path) -> None:
             '{"candidate": "a", "member": true, "questions": ["q"], "answers": []}',
             "1 questions need as many answers, not 0",
         ),
-        ('{"candidate": "a", "member": true, "questions": ["q"], "answers": [1]}', r"answers\.off\.0: input .* string"),
+        (
+            '{"candidate": "a", "member": true, "questions": ["q"], "answers": [1]}',
+            r"answers\.recorded\.0: input .* string",
+        ),
         ('{"candidate": "a", "member": true, "questions": ["q"], "answers": "x"}', "answers: input .* dictionary"),
         (
             '{"candidate": "a", "member": true, "questions": "q", "answers": ["x"]}',
@@ -114,7 +127,7 @@ def test_too_few_trials(tmp_path: Path) -> None:
         ),
         (
             '{"candidate": "a", "member": true, "question": "q", "answers": {"guarded": ["x"]}}',
-            "answers.guarded.*should be 'off' or 'on'",
+            "answers.guarded.*should be 'off', 'on' or 'recorded'",
         ),
         (
             '{"candidate": "a", "member": true, "question": "q", "features": [0.1]}',
@@ -122,7 +135,7 @@ def test_too_few_trials(tmp_path: Path) -> None:
         ),
         (
             '{"candidate": "a", "member": true, "question": "q", "features": {"no": [1]}}',
-            "features.no.*should be 'off' or 'on'",
+            "features.no.*should be 'off', 'on' or 'recorded'",
         ),
         (
             '{"candidate": "a", "member": true, "question": "q", "features": {"on": [NaN]}}',
@@ -133,6 +146,15 @@ def test_too_few_trials(tmp_path: Path) -> None:
             f'{{"candidate": "a", "member": true, "question": "q", "features": {{"on": [{10**399}]}}}}',
             r"line 2.*features\.on\.0: input .* number",
         ),
+        (
+            '{"candidate": "a", "member": true, "features": {"on": [2e100]}}',
+            r"features\.on\.0: .* from -1e100 to 1e100",
+        ),
+        (
+            '{"candidate": "a", "member": true, "features": {"on": [-1e308]}}',
+            r"features\.on\.0: .* from -1e100 to 1e100",
+        ),
+        ('{"candidate": "a", "member": true, "features": {"on": [1]}, "answers": {"on": []}}', "questions: field req"),
         (
             '{"candidate": "a", "member": true, "question": "q", "answer": "x", "half": "a"}',
             "half: input should be 'A' or 'B'",
@@ -172,6 +194,43 @@ def test_features_of_different_lengths_are_an_error(tmp_path: Path) -> None:
         read_recorded(write(tmp_path / "set", rows))
 
 
+def test_a_candidate_has_one_membership(tmp_path: Path) -> None:
+    rows = [*trials(4), trials(1, member=False, questions=["Another?"])[0]]
+    with pytest.raises(DataError, match="line 5.*'d0' has another 'member' in line 1"):
+        read_recorded(write(tmp_path / "set", rows))
+
+
+def test_the_same_questions_count_once_for_each_target(tmp_path: Path) -> None:
+    split = [row | {"answers": {side: row["answers"][side]}} for row in trials() for side in ("off", "on")]
+    (whole,), (parts,) = (replay(read_recorded(write(tmp_path / "set", rows))) for rows in (trials(), split))
+    assert {t: m and m.auc for t, m in parts.targets.items()} == {t: m and m.auc for t, m in whole.targets.items()}
+    with pytest.raises(DataError, match=r"line 5.*repeats line 2: the same questions about 'd0' \(on\)"):
+        read_recorded(write(tmp_path / "set", [*split[:4], split[1]]))
+
+
+def test_the_largest_features_are_judged(tmp_path: Path) -> None:
+    values = [[1e100, -1e100, float(i)] for i in range(24)]
+    rows = [
+        {"candidate": f"d{i}", "member": i % 2 == 0, "features": {"off": [v * (-1) ** i for v in values[i]]}}
+        for i in range(24)
+    ]
+    (result,) = replay(read_recorded(write(tmp_path / "set", rows)))
+    assert result.targets["off"] is not None and result.targets["off"].auc.value == 1.0
+
+
+def test_features_of_another_length_than_scored_answers_are_an_error(tmp_path: Path) -> None:
+    rows = trials()
+    rows[0] = {"attack": "direct", "author": "script", "candidate": "d0", "member": True, "features": {"off": [1, 2]}}
+    with pytest.raises(DataError, match="another number of values"):
+        replay(read_recorded(write(tmp_path / "set", rows)))
+
+
+def test_a_file_that_expands_too_much_is_not_read_whole(tmp_path: Path) -> None:
+    (tmp_path / "set").write_bytes(gzip.compress(b"\n" * 2_000_000, mtime=0))
+    with pytest.raises(DataError, match="cannot be read .more than 100,000 blank lines"):
+        read_recorded(tmp_path / "set")
+
+
 @pytest.mark.parametrize("content", [b"", b"{}\n", gzip.compress(b"{}\n" * 99, mtime=0)[:20], b"\xff\xfe"])
 def test_a_file_without_trials(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "set").write_bytes(content)
@@ -190,9 +249,18 @@ def test_answers_without_text_or_features(tmp_path: Path) -> None:
         replay(recorded)
 
 
-def test_a_missing_key(tmp_path: Path) -> None:
-    recorded = read_recorded(write(tmp_path / "set", trials(attack="interrogation")))
-    with pytest.raises(DataError, match="'d0' cannot be scored .KeyError.; record the attack's 'key'"):
+@pytest.mark.parametrize(
+    ("attack", "key", "error"),
+    [
+        ("interrogation", {}, "KeyError"),
+        ("interrogation", {"truth": []}, "ValueError"),
+        ("mba", {}, "ZeroDivisionError"),
+        ("mba", {"masks": "heron"}, "KeyError"),
+    ],
+)
+def test_a_missing_key(attack: str, key: dict[str, Any], error: str, tmp_path: Path) -> None:
+    recorded = read_recorded(write(tmp_path / "set", [{}, *trials(attack=attack, key=key)]))
+    with pytest.raises(DataError, match=f"line 2: the trial of 'd0' cannot be scored .{error}.; record the attack's"):
         replay(recorded)
 
 

@@ -231,9 +231,12 @@ def replay(
     """Score recorded questions and answers of any system. Nothing is asked, and no configuration is read.
 
     A line is one trial: candidate (name), member (true or false), question and answer, or questions and answers (a
-    list, or lists by target: off, on). Further fields: attack (default menta, for open questions), author, text and
-    title of the candidate, key (what the attack needs, such as the masked words), features (recorded measurements),
+    list, or lists by target: off, on; a list is shown "as recorded"). Further fields: attack (default menta, for open
+    questions), author, text and title of the candidate, key (what the attack needs, such as the masked words), features
+    (measurements by target; no questions needed),
     withheld (for each question), half (A or B). A line without a candidate holds facts about the set.
+
+    Exit codes: 0 scored, 2 error, 3 too few trials of an attack.
     """
     recorded = read_recorded(file)
     results = replay_recorded(recorded)
@@ -241,6 +244,7 @@ def replay(
         print_json({"about": dict(recorded.about), "attacks": [asdict(result) for result in results]})
     else:
         print_replay(recorded, results, out)
+    raise typer.Exit(INCOMPLETE if any(result.missing for result in results) else OK)
 
 
 def _import_results(settings: Config, file: Path) -> tuple[CampaignResult, dict[str, str]]:

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from casemate.maths.stats import Estimate
 from casemate.redteam.campaigns.membership import ENDED_EARLY
-from casemate.redteam.campaigns.replay import RecordedSet, ReplayResult
+from casemate.redteam.campaigns.replay import RECORDED, RecordedSet, ReplayResult
 from casemate.redteam.lab.judge import EXTRACTION_FAILS, OFF, ON
 from casemate.redteam.lab.results import (
     SEVERITY,
@@ -36,6 +36,9 @@ COLORS = {
     CheckStatus.ERROR: "red",
 }
 
+REPLAY_COLUMNS = {RECORDED: "as recorded", OFF: "guard off", ON: "guard on"}
+"""Heading of each target of a recorded set."""
+
 
 def print_result(result: CampaignResult, out: Console) -> None:
     """Prints the status, the table guard off against guard on, and every check that did not pass."""
@@ -55,17 +58,24 @@ def print_replay(recorded: RecordedSet, results: Sequence[ReplayResult], out: Co
     """Prints the facts about a recorded set and the success of each attack in it."""
     facts = ", ".join(f"{name}: {value}" for name, value in scrub(dict(recorded.about)).items())
     out.print(escape(facts or "the file has no first line with facts about the model (optional)"), soft_wrap=True)
+    used = {target for result in results for target in result.targets}
+    columns = {target: name for target, name in REPLAY_COLUMNS.items() if target in used}
     rows = []
     for result in scrub(list(results)):
-        auc = [_auc(result.targets.get(target)) for target in (OFF, ON)]
+        auc = [_auc(result, target) for target in columns]
         share = "not recorded" if result.withheld is None else f"{result.withheld:.0%}"
         rows.append((escape(result.attack), escape(result.author) or "not recorded", *auc, share))
-    columns = ("attack", "questions by", "guard off", "guard on", "withheld")
-    out.print(_table("Recorded trials: AUC [95 %]; 0.5 is chance", columns, rows))
+    headings = ("attack", "questions by", *columns.values(), "withheld")
+    out.print(_table("Recorded trials: AUC [95 %]; 0.5 is chance", headings, rows))
+    for result in scrub(list(results)):
+        name = f"{result.attack}, {result.author}" if result.author else result.attack
+        for target, why in result.missing.items():
+            out.print(escape(f"too few trials of {name} ({REPLAY_COLUMNS[target]}): {why}"), soft_wrap=True)
 
 
-def _auc(metrics: MembershipMetrics | None) -> str:
-    return _rate(metrics.auc) if metrics else "too few trials"
+def _auc(result: ReplayResult, target: str) -> str:
+    metrics = result.targets.get(target)
+    return _rate(metrics.auc) if metrics else "too few trials" if target in result.missing else "not recorded"
 
 
 def _target(result: CampaignResult) -> str:

@@ -241,7 +241,7 @@ class Corpus:
         """Yields position and source of each record."""
         number = 0
         try:
-            for number, line in enumerate(_lines(path, self._limit), 1):
+            for number, line in enumerate(read_lines(path, self._limit, path.lower().endswith(".gz")), 1):
                 if len(line) > self._limit:
                     self._problem(f"{name}:{number}", self._too_big, unknown=True)
                 elif line.strip():
@@ -290,9 +290,14 @@ def _clean(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _lines(path: str, limit: int) -> Iterator[bytes]:
-    """Yields the lines of a file. A line over the limit is truncated to ``limit`` + 1 bytes."""
-    zipped = path.lower().endswith(".gz")
+def read_lines(path: str, limit: int, zipped: bool) -> Iterator[bytes]:
+    """Yields the lines of a file. A line over the limit is truncated to ``limit`` + 1 bytes.
+
+    Raises:
+        OSError: If the file cannot be read.
+        EOFError: If it ends early, has too many blank lines in a row, or expands too much.
+        zlib.error: If it is damaged.
+    """
     if zipped and not os.path.getsize(path):
         raise EOFError("an empty file is not a gzip file")
     most = MB * 64 + MAX_EXPANSION * os.path.getsize(path)

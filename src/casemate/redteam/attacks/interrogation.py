@@ -103,7 +103,7 @@ class Interrogation(MembershipAttack):
     async def measure(self, candidate: Document, probe: Probe, replies: Sequence[Reply]) -> tuple[float, ...]:
         """Mean of [correct] - penalty * [unknown], in [-penalty, 1]; share correct; share not unknown."""
         truth = probe.key["truth"]
-        if not truth:
+        if not probe.questions:
             return (-self.penalty, 0.0, 0.0)
         answers = [yes_no_answer(reply.text) for reply in replies]
         correct = sum(a == b for a, b in zip(answers, truth, strict=True)) / len(truth)

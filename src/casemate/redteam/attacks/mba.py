@@ -108,11 +108,11 @@ class MBA(MembershipAttack):
 
     async def measure(self, candidate: Document, probe: Probe, replies: Sequence[Reply]) -> tuple[float, ...]:
         """Share of correctly restored masks, in [0, 1]."""
-        if not probe.key:
+        if not probe.questions:
             return (0.0,)
-        given = parse_mask_answers(replies[0].text, len(probe.key))
-        correct = sum(_matches(word, given.get(number, "")) for number, word in probe.key.items())
-        return (correct / len(probe.key),)
+        given, masks = parse_mask_answers(replies[0].text, len(probe.key)), [str(i + 1) for i in range(len(probe.key))]
+        correct = sum(_matches(probe.key[number], given.get(number, "")) for number in masks)
+        return (correct / len(masks),)
 
     async def _difficulty(self, text: str, rng: np.random.Generator) -> Difficulty:
         policy = self.policy or ("difficulty" if self.model else "idf")

@@ -353,8 +353,18 @@ def _auc_drop(off: Sequence[Trial], on: Sequence[Trial], half: Mapping[str, Half
 
 def enough_trials(trials: Sequence[Trial], half: Mapping[str, Half]) -> bool:
     """Whether each half has enough members and non-members to fit a decision rule on it."""
+    return not missing_trials(trials, half)
+
+
+def missing_trials(trials: Sequence[Trial], half: Mapping[str, Half]) -> str:
+    """Why there are too few trials to fit a decision rule on each half; empty if there are enough."""
     kinds = [(t.member, half[t.candidate]) for t in trials]
-    return all(kinds.count((member, name)) >= MIN_PER_HALF for member in (True, False) for name in ("A", "B"))
+    counts = {name: [kinds.count((member, name)) for member in (True, False)] for name in ("A", "B")}
+    if all(count >= MIN_PER_HALF for pair in counts.values() for count in pair):
+        return ""
+    found = "; ".join(f"half {name} has {m} members and {n} non-members" for name, (m, n) in counts.items())
+    candidates = len({t.candidate for t in trials})
+    return f"{len(trials)} trials of {candidates} candidates; {found}; each needs at least {MIN_PER_HALF} of both"
 
 
 def _attack_checks(result: AttackResult, failed: bool, guarded: bool, limits: MembershipLimits) -> list[Check]:
