@@ -132,6 +132,41 @@ def test_two_forms_with_other_figures_are_two_records_but_count_once():
     assert len(group_units([Hit(document, 0.5) for document in documents])) == 1
 
 
+NOTE = "The harbor gate of Varna was closed on Monday by order of captain Iliev."
+
+
+def counted(documents, *keys):
+    return len(group_units([Hit(document, 0.5) for document in documents], keys))
+
+
+def test_copies_of_a_short_note_with_words_dropped_count_once():
+    words = NOTE.split()
+    copies = [" ".join(words[:i] + words[i + 1 :]) for i in range(len(words))]
+    assert counted([Document(f"d{i}", text) for i, text in enumerate([*copies, NOTE])]) == 1
+    assert related_sources([Document("a", NOTE), Document("b", copies[2])], ["a"]) == frozenset()  # for counting only
+
+
+def test_a_text_of_few_words_does_not_unite_the_texts_that_contain_them():
+    other = "The harbor gate of Burgas opened again in spring after repairs."
+    notes = [NOTE, other, "The harbor gate."]
+    assert counted([Document(f"d{i}", text) for i, text in enumerate(notes)]) == 2
+    assert counted([Document(f"d{i}", text) for i, text in enumerate([NOTE, other, ""])]) == 3
+
+
+@pytest.mark.parametrize("name", ["MALLORY ", "Mal\u200blory", "M\u0430llory", "\uff2dallory", "<b>Mallory</b>"])
+def test_values_that_look_alike_are_one(name):
+    documents = [Document(f"d{i}", f"own {i}", metadata={"author": n}) for i, n in enumerate(["Mallory", name, "Ito"])]
+    assert counted(documents, "author") == 2
+    assert related_sources(documents, ["d0"], ["author"]) == {"d1"}
+
+
+def test_values_of_markup_alone_are_distinct():
+    named = ["<ito@clinic.example>", "<sato@clinic.example>", "<ITO@clinic.example>"]
+    documents = [Document(f"d{i}", f"own {i}", metadata={"author": name}) for i, name in enumerate(named)]
+    assert related_sources(documents, ["d0"], ["author"]) == {"d2"}
+    assert counted(documents, "author") == 2
+
+
 SOME_WORDS = tuple(f"word{i}" if i % 3 else f"{i}" for i in range(24))
 OVERLAPPING = st.lists(st.lists(st.sampled_from(SOME_WORDS), max_size=24, unique=True).map(" ".join), max_size=9)
 
@@ -141,10 +176,18 @@ def naive_groups(texts):
     words = [edited_copies.text_words(text) for text in texts]
     group = list(range(len(texts)))
     for i, j in combinations(range(len(texts)), 2):
-        if group[i] != group[j] and edited_copies.is_edited_copy(words[i], words[j]):
-            low, high = sorted((group[i], group[j]))
-            group = [low if g == high else g for g in group]
+        if edited_copies.is_edited_copy(words[i], words[j]):
+            group = united(group, i, j)
+    for i, short in enumerate(words):
+        around = [(len(w.stems), j) for j, w in enumerate(words) if short.stems < w.stems]
+        if around and 0 < len(short.stems) < edited_copies.MIN_WORDS:
+            group = united(group, i, min(around)[1])
     return group
+
+
+def united(group, i, j):
+    low, high = sorted((group[i], group[j]))
+    return [low if g == high else g for g in group]
 
 
 @pytest.fixture

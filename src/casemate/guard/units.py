@@ -1,6 +1,7 @@
 """Units of independence: the documents behind which one source, one text or one declared interest stands.
 
-A unit is a source with all its chunks and edited copies, and all sources with a common value of a metadata key. Hiding
+A unit is a source with all its chunks and edited copies, and all sources with a common value of a metadata key. Values
+are equal whatever their case, accents, invisible characters and look-alike letters. Hiding
 withholds whole units, the two-world audit removes whole units, and ``quorum`` counts units.
 
 Units are formed at query time, from the hits (ADR 0015). A copy that ranks in the context has its original among the
@@ -19,6 +20,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from typing import TypeAlias
 
 from casemate.protocols import Index
+from casemate.text.disguises import fold_text
 from casemate.text.edited_copies import copy_groups, is_edited_copy, root, text_words
 from casemate.types import DEFAULT_TENANT, Document, Hit
 
@@ -160,5 +162,10 @@ def _names(document: Document, keys: Sequence[str]) -> Iterator[UnitName]:
 def _values(document: Document, key: str) -> list[str]:
     value = document.metadata.get(key)
     values = value if isinstance(value, list | tuple) else [value]
-    named = (" ".join(str(v).split()).casefold() for v in values if v is not None)
+    named = (_folded(str(v)) for v in values if v is not None)
     return [name for name in named if name]
+
+
+def _folded(value: str) -> str:
+    """A value without what a reader does not see or distinguish; only without its case if nothing else is left."""
+    return " ".join(fold_text(value).split()) or " ".join(value.split()).casefold()

@@ -89,17 +89,33 @@ def is_edited_copy(first: TextWords, second: TextWords, *, numbers: bool = False
 
 
 def copy_groups(texts: Sequence[str]) -> list[int]:
-    """Groups edited copies. Returns for each text the position of the first text of its group.
+    """Groups edited copies, to count them. Returns for each text the position of the first text of its group.
+
+    A short text (``MIN_WORDS``) also belongs to the group of the smallest text that contains all its words. It joins
+    one text only, so that a text of few words does not unite the texts that contain them.
 
     >>> copy_groups(["a note", "another text", "A NOTE."])
     [0, 1, 0]
+    >>> copy_groups(["The ferry leaves at noon.", "The ferry leaves.", "The ferry sank."])
+    [0, 0, 2]
     """
     words = [text_words(text) for text in texts]
     parent = list(range(len(texts)))
-    for i, j in _possible_copies(words):
+
+    def unite(i: int, j: int) -> None:
         low, high = sorted((root(parent, i), root(parent, j)))
-        if low != high and is_edited_copy(words[i], words[j]):
-            parent[high] = low
+        parent[high] = low
+
+    containing: dict[int, tuple[int, int]] = {}  # of a short text: size and position of the smallest text around it
+    for i, j in _possible_copies(words):
+        short, long = sorted((i, j), key=lambda k: len(words[k].stems))
+        if is_edited_copy(words[i], words[j]):
+            unite(i, j)
+        elif len(words[short].stems) < MIN_WORDS and words[short].stems < words[long].stems and words[short].stems:
+            found = len(words[long].stems), long
+            containing[short] = min(found, containing.get(short, found))
+    for short, (_, long) in containing.items():
+        unite(short, long)
     return [root(parent, i) for i in range(len(texts))]
 
 
