@@ -12,7 +12,7 @@ from typing import Literal
 from casemate.errors import ConfigError
 from casemate.guard.units import UnitName
 from casemate.protocols import EventStore
-from casemate.types import QuotaRequest
+from casemate.types import QuotaGrant, QuotaRequest
 
 DAY_S = 86_400
 
@@ -29,7 +29,8 @@ class Ledger:
         purpose: What is counted: keywords with noise, or single-unit answers.
         most: Budget of a name in one period.
         period_days: Length of a period, by the clock of this process. The budget belongs to the period's name, so two
-            processes with different clocks never reset each other's.
+            processes with different clocks never reset each other's. A clock that is set back opens no earlier period:
+            each name of a unit is charged in its latest period or a later one.
     """
 
     store: EventStore | None
@@ -39,7 +40,10 @@ class Ledger:
 
     def period(self) -> str:
         """Name of the present period."""
-        return f"{self.period_days}d{int(time.time() // (DAY_S * self.period_days))}"
+        return f"{self.period_days}d{self._number()}"
+
+    def _number(self) -> int:
+        return int(time.time() // (DAY_S * self.period_days))
 
     async def spend(self, tenant: str, wanted: Sequence[tuple[Collection[UnitName], int]]) -> list[int]:
         """Charges units in one transaction. Returns only after the charge is on disk.
@@ -61,11 +65,22 @@ class Ledger:
                 "quorum has no event store, so it cannot count the budgets of units; build it by open_app(), or pass "
                 "store"
             )
-        requests = [
-            QuotaRequest(self._entry(tenant, name), amount, self.most) for names, amount in wanted for name in names
-        ]
-        grants = iter(await asyncio.to_thread(self.store.acquire, requests) if requests else ())
+        charges = [(name, amount) for names, amount in wanted for name in names]
+        grants = iter(await asyncio.to_thread(self._charge, self.store, tenant, charges) if charges else ())
         return [min(next(grants).amount for _ in names) for names, _ in wanted]
+
+    def _charge(self, store: EventStore, tenant: str, charges: Sequence[tuple[UnitName, int]]) -> Sequence[QuotaGrant]:
+        """Charges each name in its period: the present one, or a later one in which it was charged."""
+        now = self._number()
+        latest = f"quorum {self.purpose} latest {self.period_days}d"  # a quota whose usage is the latest period
+        marks = store.acquire([QuotaRequest(self._entry(latest, tenant, name), now, now) for name, _ in charges])
+        periods = [max(now, int(mark.used)) for mark in marks]
+        return store.acquire(
+            [
+                QuotaRequest(self._entry(self._prefix(period), tenant, name), amount, self.most)
+                for period, (name, amount) in zip(periods, charges, strict=True)
+            ]
+        )
 
     def spent(self) -> list[int]:
         """Amounts charged in the present period, one for each source that was charged, of all tenants.
@@ -75,13 +90,13 @@ class Ledger:
         """
         if self.store is None:
             return []
-        return [int(used) for used in self.store.quota_usage(f"{self._prefix()} source ").values()]
+        return [int(used) for used in self.store.quota_usage(f"{self._prefix(self._number())} source ").values()]
 
-    def _prefix(self) -> str:
-        return f"quorum {self.purpose} {self.period()}"
+    def _prefix(self, period: int) -> str:
+        return f"quorum {self.purpose} {self.period_days}d{period}"
 
-    def _entry(self, tenant: str, name: UnitName) -> str:
+    def _entry(self, prefix: str, tenant: str, name: UnitName) -> str:
         """Name of the quota. A digest stands for the unit: names of sources may be long or identify a person."""
         text = repr((tenant, name)).encode("utf-8", "surrogatepass")
         kind = "source" if name[0] == "source" else "key"
-        return f"{self._prefix()} {kind} {hashlib.blake2b(text, digest_size=16).hexdigest()}"
+        return f"{prefix} {kind} {hashlib.blake2b(text, digest_size=16).hexdigest()}"
