@@ -165,6 +165,14 @@ class TestRotation:
         assert set(cleaned.removed["default"]) == set(old) and not cleaned.left
         assert {r.generation for r in world.records()} == {2} and len(world.texts()) == 65
 
+    def test_old_records_stay_if_no_new_one_fits(self, world):
+        old = world.plant(2).added
+        questions = ["survey society collection parish study register project minutes founded kept"]
+        planted, cleaned = world.rotate(questions=questions, k=200)
+        assert (planted.held, planted.wanted, cleaned.removed) == (0, 2, {})
+        assert {r.source for r in world.records()} == set(old)
+        assert len(world.rotate()[0].added) == 2 and not {r.source for r in world.records()} & set(old)
+
     def test_old_strings_are_still_recognized(self, world):
         world.plant(2)
         old = {world.keys.load().record_token("default", 1, i) for i in range(2)}

@@ -247,6 +247,14 @@ class TestCommand:
         assert run(cli, ["index", "--no-calibrate"]).exit_code == 0
         return run
 
+    @pytest.mark.parametrize("command", [["plant"], ["rotate"], ["shadow", "own", "bare"]])
+    def test_without_documents_the_error_says_what_to_do(self, command, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "casemate.yaml").write_text("rag: {corpus: docs}\n")
+        failed = CliRunner().invoke(cli, ["canary", *command])
+        assert isinstance(failed.exception, DataError) and "run 'casemate index'" in str(failed.exception)
+        assert not (tmp_path / ".casemate/honey.json").exists()
+
     def test_without_records_there_is_nothing_to_prove(self, tmp_path, monkeypatch):
         run = self.setting(tmp_path, monkeypatch)
         nothing = run(cli, ["canary", "prove", "--answers", "a.jsonl"])

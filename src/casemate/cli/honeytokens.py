@@ -80,7 +80,10 @@ def rotate_command(
     tenant: Tenant = DEFAULT_TENANT,
     as_json: Json = False,
 ) -> None:
-    """Replace tokens and records by a new generation. Old ones are still recognized. Exit code 3 if none fits."""
+    """Replace tokens and records by a new generation. Old ones are still recognized.
+
+    Exit code 3 if no new record fits: the old records then stay.
+    """
     with open_app(configuration.read(config)) as app:
         settings = _settings(app, tenant, style, folder)
         planted, removed = asyncio.run(rotate_records(app.guard, key_file(app), settings, show_progress))
@@ -89,7 +92,9 @@ def rotate_command(
     else:
         _show_planted(planted)
         _show_removed(removed)
-    raise typer.Exit(FAILED if removed.left else OK if planted.held or not removed.removed else INCOMPLETE)
+    if planted.wanted and not planted.held:
+        say.print("no new record fits, so the old records stay; index more documents, or try another --style")
+    raise typer.Exit(FAILED if removed.left else OK if planted.held or not planted.wanted else INCOMPLETE)
 
 
 @canary.command("clean")
@@ -154,8 +159,13 @@ def key_file(app: App) -> HoneytokenKeyFile:
 
 
 def _settings(app: App, tenant: str, style: Style, folder: str) -> PlantingSettings:
-    """Settings; questions about records that are planted already are no benign ones."""
-    planted = {r.source for r in find_records(app.index, key_file(app).load_or_create(), tenant).records}
+    """Settings; questions about records that are planted already are no benign ones. Writes no key file.
+
+    Raises:
+        DataError: If the tenant has no documents.
+    """
+    app.require_documents(tenant)
+    planted = {r.source for r in find_records(app.index, key_file(app).load(), tenant).records}
     questions = watched_questions(app, tenant, 500, planted)
     return PlantingSettings(tenant, style, questions, app.config.rag.k, folder)
 

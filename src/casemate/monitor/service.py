@@ -392,7 +392,11 @@ def _screening_enforced(guard: Guard, config: Config) -> bool:
 def watched_questions(
     app: App, tenant: str = DEFAULT_TENANT, count: int = WATCHED_QUESTIONS, without: Collection[str] = ()
 ) -> list[str]:
-    """Questions of the canaries, filled up with synthetic ones about documents of other sources than ``without``."""
+    """Questions of the canaries, filled up with synthetic ones about documents of other sources than ``without``.
+
+    Raises:
+        DataError: If synthetic ones are needed, and there is no such document.
+    """
     return list(_watched(app.config, app.index, tenant, (), count, without))
 
 
@@ -406,6 +410,8 @@ def _watched(
     found += query_log
     watched = dict.fromkeys(found[:count], "")
     documents = [d for page, _ in index.scan(tenant) for d in page if d.source not in without]
+    if count > len(found) and not documents:
+        raise DataError(f"tenant {tenant!r} has no documents to ask about; run 'casemate index' first")
     rng = np.random.default_rng(config.calibrate.seed)
     for question, document in generate_with_documents(documents, max(0, count - len(found)), rng):
         watched.setdefault(question, document.source)

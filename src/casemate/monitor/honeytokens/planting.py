@@ -191,6 +191,8 @@ async def rotate_records(
 ) -> tuple[PlantingResult, RemovalResult]:
     """Replaces the records by a new generation: plants the new ones first, then removes the old ones.
 
+    If no new record fits, the old ones stay.
+
     The token in the instructions changes too. Old tokens and strings are still recognized. If interrupted and repeated,
     it makes one more generation and removes all earlier ones. Records of other tenants stay, as an old generation.
 
@@ -204,6 +206,8 @@ async def rotate_records(
     sizes = [sum(r.generation == g for r in existing) for g in {r.generation for r in existing}]
     keys.rotate()
     planted = await plant_records(guard, keys, settings, max(sizes, default=0), steps)
+    if planted.wanted and not planted.held:
+        return planted, RemovalResult({}, ())
     removed = await remove_records(guard, keys, tenant=settings.tenant, keep_generation=planted.generation)
     return planted, removed
 
