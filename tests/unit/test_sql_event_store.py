@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from casemate.backends.event_stores.sql import SqlEventStore
+from casemate.backends.event_stores.sql.database import advice
 from casemate.errors import BackendError, ConfigError, MissingExtra
 from casemate.types import Event
 
@@ -334,8 +335,27 @@ def test_a_database_of_a_newer_version(make, path):
     with sqlite3.connect(path) as connection:
         connection.execute("UPDATE casemate_schema SET version_num = '9999'")
     connection.close()
-    with pytest.raises(BackendError, match="9999"):
+    with pytest.raises(BackendError, match="written by a newer Casemate .schema 9999.*; upgrade Casemate") as caught:
         make()
+    assert "moved away" not in str(caught.value) and not caught.value.retryable
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        (sqlite3.SQLITE_CORRUPT, "can be moved away"),
+        (sqlite3.SQLITE_NOTADB, "can be moved away"),
+        (sqlite3.SQLITE_BUSY, "try again"),
+        (sqlite3.SQLITE_IOERR_READ, "disk works"),
+        (sqlite3.SQLITE_READONLY, "can be written"),
+        (sqlite3.SQLITE_FULL, "has room"),
+    ],
+)
+def test_only_a_damaged_file_is_to_be_moved_away(code, expected):
+    error = sqlite3.OperationalError("failed")
+    error.sqlite_errorcode = code
+    said = advice("sqlite:///events.db", error)
+    assert expected in said and ("moved away" in said) == (expected == "can be moved away")
 
 
 def test_a_damaged_table_fails_reads_but_not_append(make, path):

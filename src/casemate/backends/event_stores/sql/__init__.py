@@ -193,7 +193,9 @@ class SqlEventStore(EventStore):
             with self._engine.connect() as connection:
                 return connection.execute(query, values or {}).all()
         except SQLAlchemyError as error:
-            raise backend_error(f"cannot read {self._where}: {first_line(error)}", advice(self._where), True) from error
+            raise backend_error(
+                f"cannot read {self._where}: {first_line(error)}", advice(self._where, error), True
+            ) from error
 
     def flush(self, timeout_s: float = 10.0) -> bool:
         """Waits until all events appended so far are on disk. False: it took longer, or some were dropped."""
@@ -288,7 +290,7 @@ class SqlEventStore(EventStore):
                 yield connection
         except SQLAlchemyError as error:
             what = f"cannot write to {self._where}: {first_line(error)}"
-            raise backend_error(what, advice(self._where), True) from error
+            raise backend_error(what, advice(self._where, error), True) from error
 
     def close(self) -> None:
         """Refuses new events, flushes, stops the writer thread and closes the database. Idempotent."""
@@ -410,5 +412,5 @@ class SqlEventStore(EventStore):
             if engine:
                 engine.dispose()
             what = f"cannot open the event store {self._where}: {first_line(error)}"
-            raise backend_error(what, advice(self._where), isinstance(error, OperationalError)) from error
+            raise backend_error(what, advice(self._where, error), isinstance(error, OperationalError)) from error
         return engine

@@ -8,6 +8,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from casemate.backends.event_stores.sql.migrations import MigrationError
 from casemate.errors import BackendError, ConfigError, needs
 from casemate.runtime.sqlite import enable_wal, file_identity
 
@@ -114,14 +115,18 @@ def first_line(error: Exception) -> str:
     return (str(getattr(error, "orig", None) or error) or type(error).__name__).splitlines()[0]
 
 
-def advice(where: str) -> str:
-    """What the operator can do."""
-    if where.startswith("sqlite"):
-        return (
-            "check that the disk has room and that folder and file can be written; a file that is damaged or no event "
-            "store can be moved away, and a new one is created"
-        )
-    return "check that the server runs and that the user may log in and create tables"
+def advice(where: str, error: Exception) -> str:
+    """What the operator can do. Only a damaged file is to be moved away: its events and budgets are lost."""
+    if isinstance(error, MigrationError):
+        return "upgrade Casemate to the version that wrote it"
+    if not where.startswith("sqlite"):
+        return "check that the server runs and that the user may log in and create tables"
+    code = getattr(getattr(error, "orig", None) or error, "sqlite_errorcode", 0) & 0xFF
+    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        return "the file is damaged or no event store; it can be moved away, and a new one is created"
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return "another process holds its lock; end that process, or try again"
+    return "check that the disk works and has room, and that folder and file can be written"
 
 
 def backend_error(problem: str, advice: str, retryable: bool) -> BackendError:

@@ -28,8 +28,12 @@ def upgrade(engine: Engine) -> None:
     Raises:
         MigrationError: If the database has a schema that is not known here.
     """
-    if _revision(engine) == max(file.stem[:4] for file in (Path(__file__).parent / "versions").glob("[0-9]*.py")):
+    found = _revision(engine)
+    newest = max(file.stem[:4] for file in (Path(__file__).parent / "versions").glob("[0-9]*.py"))
+    if found == newest:
         return
+    if found.isdecimal() and found > newest:
+        raise MigrationError(f"it was written by a newer Casemate (schema {found}, and this one knows {newest})")
     from alembic import command
     from alembic.config import Config
     from alembic.util import CommandError
