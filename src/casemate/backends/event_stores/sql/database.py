@@ -116,7 +116,7 @@ def first_line(error: Exception) -> str:
 
 
 def advice(where: str, error: Exception) -> str:
-    """What the operator can do. Only a damaged file is to be moved away: its events and budgets are lost."""
+    """What the operator can do. A new file loses events and budgets, so only a damaged one may be moved away."""
     if isinstance(error, MigrationError):
         return "upgrade Casemate to the version that wrote it"
     if not where.startswith("sqlite"):
