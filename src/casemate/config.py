@@ -135,6 +135,14 @@ class GuardSection(Section):
     )
     audience: AudienceSection = AudienceSection()
 
+    @field_validator("defenses")
+    @classmethod
+    def _each_defense_once(cls, value: tuple[PluginSpec, ...]) -> tuple[PluginSpec, ...]:
+        names = [spec.use for spec in value]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"{', '.join(twice)} is given more than once; name each defense once")
+        return value
+
     @model_validator(mode="after")
     def _audience_is_carried_out(self) -> GuardSection:
         wanted = self.audience.unentitled

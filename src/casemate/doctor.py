@@ -25,6 +25,7 @@ from casemate.monitor.alerts.delivery_queue import DELIVERY_KIND, DeliveryOutcom
 from casemate.monitor.alerts.outbox import LOOK_BACK
 from casemate.monitor.poisoning.quarantine import Quarantine, QuarantineState
 from casemate.monitor.service import missing_screening, open_alert_dispatcher
+from casemate.protocols import Defense
 from casemate.rag.corpus import Corpus, Source
 from casemate.rag.ingest import Ingest
 from casemate.reindexing.registry import reindex_due
@@ -32,6 +33,8 @@ from casemate.reports.format import plural, utc_time
 from casemate.system import App
 from casemate.types import DEFAULT_TENANT, Event, Query
 
+KEEPS_HITS = frozenset({"canary_token", "honeytoken"})
+"""Defenses that see hits and, by default, withhold none."""
 FEW = 30
 """Documents below which statistical defenses decide nothing (METHODS F1)."""
 PARSED = 20
@@ -93,6 +96,7 @@ def examine(path: Path | None, fix: bool = False) -> Iterator[Finding]:
     with app:
         yield from _index(app, fix)
         yield from _guard(app)
+        yield from _order(app)
         yield from _audience(app)
         yield from _budgets(app)
         yield from _reindexed(app)
@@ -151,6 +155,17 @@ def _guard(app: App) -> Iterator[Finding]:
             detail = f"{defense.name}, tenant {tenant!r}: calibrated on {found.source}, {found.at}"
             inactive = "" if found.benign else "; nothing will be withheld"
             yield Finding("guard", None if inactive else True, detail + inactive)
+
+
+def _order(app: App) -> Iterator[Finding]:
+    """Names the defenses that withhold hits after ``crawl_limit`` has counted them as shown."""
+    names = [spec.use for spec in app.config.guard.defenses]
+    if "crawl_limit" not in names or app.config.guard.mode == "off":
+        return
+    for name, defense in list(zip(names, app.guard.defenses, strict=True))[names.index("crawl_limit") + 1 :]:
+        if type(defense).on_retrieve is not Defense.on_retrieve and name not in KEEPS_HITS:
+            detail = f"{name} withholds chunks that crawl_limit, before it, has counted as shown"
+            yield Finding("order of defenses", None, f"{detail}; place {name} before crawl_limit")
 
 
 def _audience(app: App) -> Iterator[Finding]:

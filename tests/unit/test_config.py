@@ -93,8 +93,14 @@ def test_the_error_about_a_missing_file_suggests_init():
 
 
 def test_a_plug_in_is_a_name_or_a_mapping():
-    found = config.parse({"guard": {"defenses": ["mirabel", {"name": "mirabel", "significance": 0.1}]}})
-    assert [(d.use, d.options) for d in found.guard.defenses] == [("mirabel", {}), ("mirabel", {"significance": 0.1})]
+    found = config.parse({"guard": {"defenses": ["crawl_limit", {"name": "mirabel", "significance": 0.1}]}})
+    options = {"crawl_limit": {}, "mirabel": {"significance": 0.1}}
+    assert {d.use: d.options for d in found.guard.defenses} == options
+
+
+def test_a_defense_is_named_once():
+    with pytest.raises(ConfigError, match="crawl_limit is given more than once; name each defense once"):
+        config.parse({"guard": {"defenses": ["crawl_limit", "mirabel", {"use": "crawl_limit", "questions": 5}]}})
 
 
 def test_environment_variables_are_expanded_and_hidden_in_repr(monkeypatch):

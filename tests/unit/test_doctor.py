@@ -126,6 +126,16 @@ def test_clients_that_crawl_limit_limited_are_counted(grades, folder):
     assert detail.startswith(f"crawl_limit limited the context of {count} clients in the last 24 hours")
 
 
+@pytest.mark.parametrize(
+    ("defenses", "late"), [("mirabel, crawl_limit, canary_token", None), ("crawl_limit, similarity_floor", "floor")]
+)
+def test_a_defense_that_withholds_after_crawl_limit_is_a_note(defenses, late, folder):
+    with (folder / "casemate.yaml").open("w") as file:
+        file.write(f"rag: {{corpus: corpus.jsonl, embedder: bag}}\nguard: {{defenses: [{defenses}]}}\n")
+    said = "similarity_floor withholds chunks that crawl_limit, before it, has counted as shown; place similarity_floor"
+    assert details(folder).get("order of defenses") == ((None, f"{said} before crawl_limit") if late else None)
+
+
 @pytest.mark.parametrize(("questions", "small"), [(7, False), (8, True)])
 def test_a_daily_share_that_covers_the_collection_is_a_note(questions, small, folder, monkeypatch):
     defense = f"{{use: crawl_limit, questions: {questions}}}"
