@@ -42,6 +42,7 @@ from casemate.monitor.honeytokens.ownership import (
 from casemate.monitor.honeytokens.search import planted_records
 from casemate.plugins import build
 from casemate.redteam.campaigns.external_targets import MeteredTarget
+from casemate.reports.format import plural
 from casemate.system import App
 from casemate.types import Query
 
@@ -133,7 +134,7 @@ async def _ask_suspect(spec: PluginSpec, asked: Sequence[OwnershipQuestion]) -> 
         raise failures[0]
     if failures:
         say.print(
-            f"the suspect failed at {len(failures)} questions, which count as wrong; the first error: "
+            f"the suspect failed at {plural(len(failures), 'question')}, counted as wrong; the first error: "
             f"{shown(str(failures[0]))}",
             soft_wrap=True,
         )
