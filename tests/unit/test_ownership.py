@@ -247,7 +247,7 @@ class TestCommand:
         assert run(cli, ["index", "--no-calibrate"]).exit_code == 0
         return run
 
-    @pytest.mark.parametrize("command", [["plant"], ["rotate"], ["shadow", "own", "bare"]])
+    @pytest.mark.parametrize("command", [["plant"], ["shadow", "own", "bare"]])
     def test_without_documents_the_error_says_what_to_do(self, command, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         (tmp_path / "casemate.yaml").write_text("rag: {corpus: docs}\n")
