@@ -28,6 +28,7 @@ from casemate.system import App, EmbeddingTask, audience_policy
 def open_app(
     config: Config | Mapping[str, Any] | Path | str | None = None,
     *,
+    folder: Path | str = ".",
     rebuild: bool = False,
     executor: Executor | None = None,
 ) -> App:
@@ -36,6 +37,7 @@ def open_app(
     Args:
         config: Path of a ``casemate.yaml``, or its content as a mapping or ``Config``; None: the file in the working
             directory, or the defaults if there is none.
+        folder: Folder of a mapping's relative paths: of the index, the events and the calibration, ``.casemate/...``.
         rebuild: Clears the index of all tenants first, so that another embedder can be used.
         executor: Executor of distributed work, closed by the caller; None: this process.
 
@@ -44,7 +46,7 @@ def open_app(
         DataError: If the index is damaged, is not an index, or was built with another embedder.
         BackendError: If an external system cannot be reached.
     """
-    config = configuration.read() if config is None else configuration.resolve(config)
+    config = configuration.read() if config is None else configuration.resolve(config, Path(folder))
     folder = config.folder
     for spec in config.guard.defenses:  # reports wrong options before anything is opened
         if not plugins.injected(plugins.load("defense", spec.use)).keys() & spec.options:  # would load a model twice

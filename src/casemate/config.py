@@ -502,15 +502,15 @@ def read(path: Path | None = None, variables_needed: bool = True) -> Config:
     return config
 
 
-def resolve(config: Config | Mapping[str, Any] | Path | str) -> Config:
-    """A configuration that is given as such, as a file, or as a mapping.
+def resolve(config: Config | Mapping[str, Any] | Path | str, folder: Path = Path()) -> Config:
+    """A configuration that is given as such, as a file, or as a mapping with the folder of its relative paths.
 
     Raises:
         ConfigError: See ``read``.
     """
     if isinstance(config, Config):
         return config
-    return read(Path(config)) if isinstance(config, str | Path) else parse(config)
+    return read(Path(config)) if isinstance(config, str | Path) else parse(config, folder=folder)
 
 
 def parse(raw: Any, name: str = "configuration", folder: Path = Path(), variables_needed: bool = True) -> Config:

@@ -23,6 +23,7 @@ from casemate.guard.defenses.reindex import Reindex
 from casemate.maths.stats import clopper_pearson
 from casemate.monitor.alerts.delivery_queue import DELIVERY_KIND, DeliveryOutcome
 from casemate.monitor.alerts.outbox import LOOK_BACK
+from casemate.monitor.honeytokens.planting import find_records
 from casemate.monitor.poisoning.quarantine import Quarantine, QuarantineState
 from casemate.monitor.service import missing_screening, open_alert_dispatcher
 from casemate.protocols import Defense
@@ -105,7 +106,7 @@ def examine(path: Path | None, fix: bool = False) -> Iterator[Finding]:
         yield Finding("generator", None, f"{config.rag.generator.use}: not checked; try 'casemate ask'")
         yield _vectors(app)
         if config.rag.corpus is not None:
-            yield _corpus(app, config)
+            yield from _corpus(app, config)
 
 
 def _try(name: str, look: Callable[[], str]) -> Finding:
@@ -320,7 +321,7 @@ def _channels(app: App) -> Iterator[Finding]:
             yield Finding("channel", False, f"{name}: the last delivery failed, {utc_time(event.at)}: {reason}; {test}")
 
 
-def _corpus(app: App, config: Config) -> Finding:
+def _corpus(app: App, config: Config) -> Iterator[Finding]:
     """Compares index and corpus. Differences and unreadable files are notes, not failures."""
     chunk, undecided = config.rag.chunk, dict[str, Source]()
     assert config.rag.corpus is not None
@@ -333,8 +334,10 @@ def _corpus(app: App, config: Config) -> Finding:
         decided = _quarantined(app)
         corpus = Corpus(config.folder / config.rag.corpus, config.rag.max_file_mb)
         plan = Ingest(app.guard, corpus, chunk.tokens, chunk.overlap, missing="keep").plan(keep)
+        honeytokens = find_records(app.index, None).doubtful if plan.added else ()  # without a key, all of them
     except CasemateError as error:
-        return Finding("corpus", False, str(error))
+        yield Finding("corpus", False, str(error))
+        return
     states = {name: decided.get((name, digest)) for name, digest in plan.todo.items()}
     new = [name for name, state in states.items() if state is None]
     unread = [problem.where for problem in corpus.problems if not problem.harmless]
@@ -352,7 +355,11 @@ def _corpus(app: App, config: Config) -> Finding:
         if names:
             parts.append(f"{len(names)} {what}: {', '.join(names[:3])}{', ...' if names[3:] else ''}")
             due += [advice] if advice else []
-    return Finding("corpus", None if due else True, "; ".join([*parts, *dict.fromkeys(due)]))
+    yield Finding("corpus", None if due else True, "; ".join([*parts, *dict.fromkeys(due)]))
+    if added := [] if isinstance(app.index, AttachedIndex) else sorted({*plan.added}.difference(honeytokens)):
+        some = f"{', '.join(added[:2])}{', ...' if added[2:] else ''}"
+        detail = f"{plural(len(added), 'source')} in the index, not from rag.corpus but added by a program: {some}"
+        yield Finding("other sources", None, f"{detail}; to remove them: app.guard.remove(names) in Python")
 
 
 def _damaged(source: Source) -> bool:

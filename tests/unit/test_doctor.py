@@ -13,6 +13,7 @@ from casemate.app import open_app
 from casemate.cli import cli
 from casemate.doctor import FEW, examine
 from casemate.errors import ConfigError
+from casemate.guard.watermarks.honeytoken_keys import METADATA
 from casemate.monitor.poisoning.quarantine import Quarantine
 from casemate.monitor.poisoning.scoring import ScreeningResult
 from casemate.rag.corpus import Corpus
@@ -192,6 +193,24 @@ def test_quarantined_sources_are_counted_apart(folder, monkeypatch):
         assert done.stdout == f"dropped: {name}\n"
     detail = "40 sources up to date; 2 rejected in quarantine: d40, d41"
     assert details(folder)["corpus"] == (True, detail)
+
+
+def test_sources_that_a_program_added_are_a_note_but_honeytokens_are_not(folder):
+    index(folder, folder / "corpus.jsonl")
+    honeytoken = Document("h", "a record", metadata={METADATA: "seal"})
+    with open_app(folder / "casemate.yaml") as app:
+        asyncio.run(app.guard.add([honeytoken, *(Document(f"note-{n}", f"fictional note {n}") for n in range(3))]))
+    ok, detail = details(folder)["other sources"]
+    assert ok is None
+    assert "3 sources in the index, not from rag.corpus but added by a program: note-0, note-1, ...;" in detail
+
+
+def test_the_folder_of_a_mapping_holds_its_index(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    with open_app({"rag": {"embedder": "bag"}, "guard": {"mode": "off"}}, folder=folder / "other") as app:
+        asyncio.run(app.guard.add(documents(2)))
+    assert (folder / "other/.casemate/index.db").exists()
+    assert not (folder / ".casemate").exists()
 
 
 def test_name_clashes_with_another_corpus_are_listed(folder):

@@ -46,6 +46,7 @@ class IngestPlan:
         gone: Indexed sources to remove.
         clashing: Names that another corpus or a program has given to other content; not indexed.
         held: All names in the index.
+        added: Indexed sources that a program added and the corpus lacks; never removed.
     """
 
     todo: Mapping[str, str]
@@ -54,6 +55,7 @@ class IngestPlan:
     gone: tuple[str, ...]
     clashing: tuple[str, ...]
     held: frozenset[str]
+    added: tuple[str, ...]
 
 
 @dataclass(slots=True)
@@ -152,6 +154,7 @@ class Ingest:
             gone=tuple(sorted(gone)),
             clashing=tuple(sorted(clashing)),
             held=frozenset(held),
+            added=tuple(sorted(name for name in missing if not content[name])),
         )
 
     def _origins(self, held: Mapping[str, tuple[str, str, str]], found: Mapping[str, str]) -> set[str]:
