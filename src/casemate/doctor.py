@@ -16,7 +16,7 @@ from casemate.config import FILE, Config, PluginSpec, read
 from casemate.errors import CasemateError, DataError
 from casemate.guard import generation_costs
 from casemate.guard.audience import AudiencePolicy
-from casemate.guard.client_state.crawl_evidence import is_limited
+from casemate.guard.client_state.crawl_evidence import RecordedLimits
 from casemate.guard.defenses.crawl_limit import CrawlLimit, daily_share_notes
 from casemate.guard.defenses.quorum.bounds import describe_bounds
 from casemate.guard.defenses.reindex import Reindex
@@ -228,10 +228,14 @@ def _limited(app: App, verdicts: Sequence[Event]) -> Iterator[Finding]:
     for tenant in app.index.tenants():
         for note in daily_share_notes(limits, app.index.moments(tenant).n, app.config.rag.k):
             yield Finding("daily share", None, f"tenant {tenant!r}: {note}")
-    since = datetime.now(UTC) - timedelta(hours=24)
-    bodies = [event.body for event in verdicts if event.at >= since and is_limited(event.body)]
-    clients = {(body.get("tenant"), str(body.get("client", ""))) for body in bodies}
-    detail = f"crawl_limit limited the context of {plural(len(clients), 'client')} in the last 24 hours"
+    now = datetime.now(UTC)
+    since = now - timedelta(hours=max(24.0, *(limit.hours for limit in limits)))
+    recorded, clients = RecordedLimits(app.store, since), set[tuple[Any, str]]()
+    for event in verdicts:
+        if event.at >= since and recorded.add(event) and event.at > now - timedelta(hours=24):
+            clients.add((event.body.get("tenant"), str(event.body.get("client", ""))))
+    yield from (Finding("crawl limit", None, line) for line in recorded.describe())
+    detail = f"crawl_limit limited the context or the answers of {plural(len(clients), 'client')} in the last 24 hours"
     yield Finding("crawl limit", None if clients else True, detail + "; see 'casemate client list'" * bool(clients))
 
 

@@ -1,5 +1,6 @@
 """``casemate client``: list flagged clients, and reset one. ``casemate events``: export."""
 
+import asyncio
 import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -12,13 +13,15 @@ from casemate.cli import cli
 from casemate.errors import ConfigError, DataError
 from casemate.gateway.auth.keys import ApiKeyStore, Grant
 from casemate.guard.client_state.withheld_documents import WithheldDocuments
+from casemate.guard.defenses.crawl_limit import CrawlLimit
 from casemate.monitor.alerts.alert import Alert, AlertPhase, alert_to_event
+from casemate.monitor.alerts.alerting_store import alert_for_event
 from casemate.monitor.canaries.canary import Canary
 from casemate.monitor.canaries.check import ObservedAnswer, check_answer
 from casemate.monitor.canaries.results import CanaryResult, CanaryStatus, Severity, result_to_event
 from casemate.monitor.poisoning.quarantine import Quarantine
 from casemate.monitor.poisoning.scoring import ScreeningResult
-from casemate.types import Document, Event
+from casemate.types import Document, Event, Query, Retrieval, SimilarityStats
 
 
 @pytest.fixture
@@ -75,6 +78,46 @@ def test_clients_that_only_crawl_limit_limits_are_listed_with_their_requests(pla
     found = listed()
     assert {name: one["limited"] for name, one in found.items()} == {"budget": 2, "share": 1}
     assert found["share"]["verdicts"] == {}
+
+
+def restrict(store, limit):
+    """Lets four clients copy, so that all clients of the tenant are restricted; then a new client asks."""
+    for number in range(4):
+        limit.evidence.record_answer(Query("q", f"c{number}"), "", {f"d{number}": 1}, (), True)
+    query, nothing = Query("What is new?", "new"), Retrieval((), SimilarityStats(0, 0.0, 0.0))
+    verdict = asyncio.run(limit.on_retrieve(query, nothing)).verdict
+    body = {"tenant": "default", "client": "new", "defense": "crawl_limit", "flagged": verdict.flagged}
+    body |= {"hidden": [], "evidence": verdict.evidence, "enforced": True, "request": query.id}
+    store.append(Event(query.id, datetime.now(UTC), "verdict", body))
+    limit.evidence.record_answer(query, "an answer", {"d9": 1}, (), False, shortened=True)
+    store.flush()
+    return Event(query.id, datetime.now(UTC), "verdict", body)
+
+
+def test_a_restriction_of_all_clients_is_shown_and_ends_with_a_reset_of_the_tenant(place):
+    limit, other = CrawlLimit(store=place), CrawlLimit(store=place)
+    alert = alert_for_event(restrict(place, limit))
+    assert alert.kind == "crawl_tenant" and "all clients of tenant 'default' are restricted until" in alert.changes[0]
+    assert listed()["new"]["limited"] == 1  # its answer was cut
+    done = CliRunner().invoke(cli, ["client", "list"], catch_exceptions=False)
+    assert "all clients of tenant 'default' are restricted until 20" in done.stdout
+    done = CliRunner().invoke(cli, ["client", "reset", "--tenant", "default"], catch_exceptions=False)
+    assert done.exit_code == 0
+    for each in (limit, other, CrawlLimit(store=place)):
+        each.sync()
+        assert not each.evidence.is_colluding("default")
+        assert "tenant_until" not in each.evidence.summary(Query("q", "new"))
+    assert "all clients" not in CliRunner().invoke(cli, ["client", "list"], catch_exceptions=False).stdout
+    restrict(place, CrawlLimit())
+    assert "all clients" in CliRunner().invoke(cli, ["client", "list"], catch_exceptions=False).stdout
+    place.close()
+
+
+def test_a_reset_needs_a_client_or_a_tenant(place):
+    place.close()
+    for given in ([], ["ann", "--tenant", "default"]):
+        with pytest.raises(ConfigError, match="either a client or --tenant"):
+            CliRunner().invoke(cli, ["client", "reset", *given], catch_exceptions=False)
 
 
 def test_clients_of_canaries_are_listed_on_request_only(place):

@@ -121,10 +121,15 @@ def test_clients_that_crawl_limit_limited_are_counted(grades, folder):
             body = {"tenant": "default", "client": f"c{number}", "defense": "crawl_limit", "flagged": False}
             at = datetime.now(UTC) - timedelta(hours=hours)
             app.store.append(Event(f"e{number}", at, "verdict", body | {"hidden": [], "evidence": {"grade": grade}}))
+        until = datetime.now(UTC).timestamp() + 3600 * (len(grades) > 1)
+        evidence = {"grade": "full", "tenant_since": until - 3600, "tenant_until": until}
+        app.store.append(Event("new", datetime.now(UTC), "verdict", body | {"hidden": [], "evidence": evidence}))
+    said = [f.detail for f in examine(folder / "casemate.yaml") if "all clients of tenant" in f.detail]
+    assert len(said) == (len(grades) > 1)
     ok, detail = details(folder)["crawl limit"]
     count = len(grades) - 1
     assert ok is (None if count else True)
-    assert detail.startswith(f"crawl_limit limited the context of {count} clients in the last 24 hours")
+    assert detail.startswith(f"crawl_limit limited the context or the answers of {count} clients in the last 24 hours")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""``client``: list flagged and limited clients, and reset a client's state."""
+"""``client``: list flagged and limited clients, and reset a client or a tenant."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from casemate.cli.serve import open_event_store
 from casemate.errors import ConfigError
 from casemate.gateway.auth.keys import ApiKeyStore
 from casemate.guard.client_state import withheld_documents
-from casemate.guard.client_state.crawl_evidence import is_limited
+from casemate.guard.client_state.crawl_evidence import RecordedLimits
 from casemate.guard.client_state.reset import KINDS as STATE_KINDS
-from casemate.guard.client_state.reset import reset_client, reset_of
+from casemate.guard.client_state.reset import reset_client, reset_of, reset_tenant
 from casemate.protocols import EventStore
 
 CLIENT_WIDTH = 16
 """Characters of a key's id."""
-client = typer.Typer(help="Clients: list flagged and limited ones, reset a client's state.", no_args_is_help=True)
+client = typer.Typer(help="Clients: list flagged and limited ones, reset a client or a tenant.", no_args_is_help=True)
 
 
 @dataclass
@@ -45,17 +45,24 @@ def list_(
     config: ConfigFile = None,
     as_json: Json = False,
 ) -> None:
-    """List clients that were flagged, by which defense, or whose context crawl_limit limited in some requests."""
+    """List clients that were flagged, by which defense, or that crawl_limit limited: fewer documents or a cut answer.
+
+    Says first if crawl_limit restricts all clients of a tenant.
+    """
     is_canary = configuration.read(config).monitor.is_canary
     with open_event_store(config) as store:
-        found = _flagged_clients(store, datetime.now(UTC) - timedelta(hours=hours))
+        since = datetime.now(UTC) - timedelta(hours=hours)
+        limits = RecordedLimits(store, since)
+        found = _flagged_clients(store, since, limits)
         found = [one for one in found if canaries or not is_canary(one.client)]
         keys = ApiKeyStore(store)
         keys.sync()
         names = {key.id: key.grant.name for key in keys.all()}
     if as_json:
-        print_json({"clients": [_as_json(one, names) for one in found]})
+        print_json({"clients": [_as_json(one, names) for one in found], "restricted_tenants": limits.restricted()})
         return
+    for line in limits.describe():
+        out.print(shown(line), soft_wrap=True)
     if not found:
         out.print(f"no client was flagged or limited in the last {hours:g} hours")
         return
@@ -72,31 +79,46 @@ def list_(
 
 @client.command()
 def reset(
-    name: Annotated[str, typer.Argument(metavar="CLIENT", help="Client from 'casemate client list'.")],
+    name: Annotated[
+        str | None, typer.Argument(metavar="[CLIENT]", help="Client from 'casemate client list'.", show_default=False)
+    ] = None,
+    tenant: Annotated[
+        str | None, typer.Option(help="Tenant: end the restriction of all its clients.", show_default=False)
+    ] = None,
     config: ConfigFile = None,
 ) -> None:
     """Reset a client: make withheld documents available again, and delete the evidence against it.
 
+    With --tenant: end the restriction of all clients of a tenant. Clients that are crawlers by themselves stay limited.
+    What is deleted cannot be restored.
+
     New questions are judged as before. To let a client read a document in any case, name it under 'readers' in the
     document's metadata. All gateways apply the reset with the client's next question.
     """
+    if (name is None) == (tenant is None):
+        raise ConfigError("give either a client or --tenant; 'casemate client list' shows both")
     with open_event_store(config) as store:
+        if tenant is not None:
+            reset_tenant(store, tenant)
+            out.print(f"reset tenant {shown(tenant)}: the evidence about its clients together is deleted")
+            return
+        assert name is not None
         tenants = sorted(
             {str(e.body["tenant"]) for kind in STATE_KINDS for e in store.scan(kind) if e.body.get("client") == name}
         )
         if not tenants:
             raise ConfigError(f"there is no state of client {name[:120]!r}; 'casemate client list' shows the clients")
-        for tenant in tenants:
-            reset_client(store, tenant, name)
-    out.print(f"reset {shown(name)}")
+        for one in tenants:
+            reset_client(store, one, name)
+    out.print(f"reset {shown(name)}: the evidence is deleted, and withheld documents are available again")
 
 
-def _flagged_clients(store: EventStore, since: datetime) -> list[_FlaggedClient]:
-    """The flagged and the limited clients, the most recent first."""
+def _flagged_clients(store: EventStore, since: datetime, limits: RecordedLimits) -> list[_FlaggedClient]:
+    """The flagged and the limited clients, the most recent first. Adds the verdicts to ``limits``."""
     resets = dict(filter(None, map(reset_of, store.scan(withheld_documents.KIND, since))))
     found: dict[tuple[str, str], _FlaggedClient] = {}
     for event in store.scan("verdict", since):
-        body, limited = event.body, is_limited(event.body)
+        body, limited = event.body, limits.add(event)
         id_ = str(body.get("tenant")), str(body.get("client"))
         if not (body.get("flagged") or limited) or event.at <= resets.get(id_, since):
             continue

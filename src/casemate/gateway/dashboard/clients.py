@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -33,7 +33,7 @@ class ClientSummary:
         asked: Ids of its requests.
         flagged_by: Ids of those that were flagged, each with the defense.
         withheld: Sources that were withheld.
-        limited: Ids of its requests whose context ``crawl_limit`` limited.
+        limited: Ids of its requests whose context or answer ``crawl_limit`` limited.
     """
 
     tenant: str
@@ -66,9 +66,17 @@ class ClientSummary:
 
 
 def by_client(
-    verdicts: Iterable[VerdictRecord], resets: Iterable[tuple[tuple[str, str], datetime]]
+    verdicts: Iterable[VerdictRecord],
+    resets: Iterable[tuple[tuple[str, str], datetime]],
+    cut: Collection[str] = (),
 ) -> list[ClientSummary]:
-    """Summarizes verdicts by client. What was flagged, withheld or limited counts since the client's last reset."""
+    """Summarizes verdicts by client. What was flagged, withheld or limited counts since the client's last reset.
+
+    Args:
+        verdicts: The verdicts.
+        resets: Tenant and client of each reset, and its time.
+        cut: Ids of requests whose answers ``crawl_limit`` cut.
+    """
     last_reset = dict(resets)
     found: dict[tuple[str, str], ClientSummary] = {}
     for v in verdicts:
@@ -77,7 +85,7 @@ def by_client(
         one.asked.add(v.request or v.id)
         if (at := last_reset.get((v.tenant, v.client))) and v.at <= at:
             continue
-        if v.limited:
+        if v.limited or (v.defense == "crawl_limit" and v.enforced and v.request in cut):
             one.limited.add(v.request or v.id)
         if v.flagged:
             one.flagged_by.add((v.request or v.id, v.defense))
@@ -123,7 +131,7 @@ def clients(request: PageRequest) -> Page:
     ]
     found = [
         c
-        for c in by_client(verdicts, request.records.resets.all)
+        for c in by_client(verdicts, request.records.resets.all, {*request.records.cut.all})
         if wanted["client"].lower() in f"{c.client} {request.client_name(c.client).full}".lower()
         and wanted["flagged"] in ("", "yes" if c.flagged else "no")
     ]

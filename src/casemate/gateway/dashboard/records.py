@@ -18,7 +18,8 @@ from typing import Any, Generic, TypeVar
 
 from casemate.gateway.state import REQUEST_KIND
 from casemate.guard.client_state import withheld_documents
-from casemate.guard.client_state.crawl_evidence import is_limited
+from casemate.guard.client_state.crawl_evidence import KIND as CRAWL_KIND
+from casemate.guard.client_state.crawl_evidence import SHORTENED, is_limited
 from casemate.guard.client_state.reset import reset_of
 from casemate.monitor.alerts import alert
 from casemate.monitor.canaries import results
@@ -174,6 +175,9 @@ class Records:
         self.alerts: EventTail[Event] = EventTail(app.store, alert.ALERT_KIND, MAX_ALERTS, lambda event: event)
         self.gaps: EventTail[ScheduleGap] = EventTail(app.store, SLOT_KIND, MAX_SLOTS, gap_from_event)
         self.resets = EventTail(app.store, withheld_documents.KIND, MAX_VERDICTS, reset_of)
+        self.cut: EventTail[str] = EventTail(
+            app.store, CRAWL_KIND, MAX_VERDICTS, lambda event: event.body.get(SHORTENED)
+        )
         self.version = 0
         self.threads = ThreadPoolExecutor(THREADS, "casemate-dashboard")
         self._read_at = float("-inf")
@@ -191,7 +195,7 @@ class Records:
         with self._lock:
             if not now and time.monotonic() - self._read_at < SYNC_S:
                 return
-            tails = self.verdicts, self.requests, self.results, self.alerts, self.gaps, self.resets
+            tails = self.verdicts, self.requests, self.results, self.alerts, self.gaps, self.resets, self.cut
             self.version += any([tail.sync() for tail in tails])
             self._read_at = time.monotonic()
 

@@ -14,6 +14,7 @@ import zlib
 from collections import OrderedDict, deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from enum import Enum
 from typing import Any
 
@@ -23,12 +24,14 @@ from casemate.guard.client_state.feed import RESET, ClientEventFeed
 from casemate.guard.client_state.withheld_documents import key_of, put_latest
 from casemate.protocols import EventStore
 from casemate.text.tokens import ngrams
-from casemate.types import Query
+from casemate.types import Event, Query
 
 KIND = "crawl"
 """Kind of the events."""
 SHORTENED = "shortened"
 """Key of an event with the id of a request whose answer was cut, or would have been in observe mode."""
+TENANT_RESET = "forgiven_tenant"
+"""Key in the body of an event that discards the evidence about the clients of a tenant together."""
 MAX_CLIENTS, MAX_CHUNKS, MAX_PHRASES, MAX_QUOTED, MAX_TENANT_PHRASES = 10_000, 5_000, 4_000, 1_000_000, 20_000
 """Clients; chunks and answer phrases per client; disclosed chunks per tenant, and answer phrases. The oldest are
 forgotten first."""
@@ -42,6 +45,54 @@ def is_limited(verdict: Mapping[str, Any]) -> bool:
         return False
     grade = verdict.get("evidence", {}).get("grade")
     return grade is not None and (grade != "full" or bool(verdict.get("hidden")))
+
+
+class RecordedLimits:
+    """What ``crawl_limit`` did to clients, by the events in a store.
+
+    Args:
+        store: The event store.
+        since: Time from which events count.
+
+    Raises:
+        BackendError: If the store cannot be read.
+    """
+
+    def __init__(self, store: EventStore, since: datetime) -> None:
+        self._cut, self._resets = set[str](), dict[str, datetime]()
+        self._until: dict[str, datetime] = {}  # of each tenant, by its newest verdict
+        for event in store.scan(KIND, since):
+            if SHORTENED in event.body:
+                self._cut.add(str(event.body[SHORTENED]))
+            if event.body.get(TENANT_RESET):
+                self._resets[str(event.body.get("tenant"))] = event.at
+
+    def add(self, event: Event) -> bool:
+        """Adds a verdict, in order of time; returns whether its client was limited, or its answer was cut."""
+        body, tenant = event.body, str(event.body.get("tenant"))
+        if body.get("defense") != "crawl_limit" or not body.get("enforced", True):
+            return False
+        if tenant not in self._resets or event.at > self._resets[tenant]:
+            self._until[tenant] = datetime.fromtimestamp(body.get("evidence", {}).get("tenant_until", 0.0), UTC)
+        return is_limited(body) or body.get("request") in self._cut
+
+    def restricted(self) -> dict[str, datetime]:
+        """Returns the tenants of which all clients are restricted, and until when."""
+        now = datetime.now(UTC)
+        return {t: at for t, at in self._until.items() if at > now}
+
+    def describe(self) -> list[str]:
+        """Says of which tenants all clients are restricted, and how to end it."""
+        return [
+            f"{describe_restriction(tenant, until)}; to end it: 'casemate client reset --tenant {tenant}'"
+            for tenant, until in sorted(self.restricted().items())
+        ]
+
+
+def describe_restriction(tenant: str, until: datetime) -> str:
+    """Says that all clients of a tenant are restricted, and why."""
+    when = f"{until:%Y-%m-%d %H:%M} UTC"
+    return f"all clients of tenant {tenant!r} are restricted until {when}, since several appear to crawl together"
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +184,7 @@ class _TenantEvidence:
         default_factory=lambda: {name: test.start() for name, test in TENANT_TESTS.items()}
     )
     suspected_until: float = 0.0
+    restricted_since: float = 0.0
     phrases: OrderedDict[int, tuple[str, float]] = field(default_factory=OrderedDict)
     """Phrase of an answer -> client and time of the last answer that contained it."""
     disclosed: OrderedDict[str, tuple[int, float]] = field(default_factory=OrderedDict)
@@ -140,6 +192,12 @@ class _TenantEvidence:
     limit_at: OrderedDict[str, float] = field(default_factory=OrderedDict)  # chunk id -> time of a counted limit event
     disclosed_at: deque[tuple[float, int]] = field(default_factory=deque)  # time, number of words new to the tenant
     disclosed_words: int = 0  # their sum
+
+    def reset(self) -> None:
+        """Ends the restriction of all clients. What was disclosed still counts."""
+        self.alarms.clear()
+        self.cusums = {name: test.start() for name, test in TENANT_TESTS.items()}
+        self.suspected_until = self.restricted_since = 0.0
 
 
 class CrawlEvidence:
@@ -197,9 +255,14 @@ class CrawlEvidence:
     def is_colluding(self, tenant: str) -> bool:
         """Whether several clients of a tenant appear to crawl together."""
         with self._lock:
-            state, now = self._tenant(tenant), time.time()
-            alarmed = sum(until > now for until in state.alarms.values())
-            return bool(self._colluders) and (alarmed >= self._colluders or state.suspected_until > now)
+            return self._restricted_until(self._tenant(tenant)) > time.time()
+
+    def _restricted_until(self, tenant: _TenantEvidence) -> float:
+        """Time until which all clients of a tenant are suspected."""
+        if not self._colluders:
+            return 0.0
+        ends = sorted(tenant.alarms.values(), reverse=True)
+        return max(tenant.suspected_until, *ends[self._colluders - 1 : self._colluders], 0.0)
 
     def score(self, query: Query) -> float:
         """Returns the strongest evidence."""
@@ -221,10 +284,17 @@ class CrawlEvidence:
         return SUSPICION if colluding else len(TESTS) / self._alarm
 
     def summary(self, query: Query) -> dict[str, float]:
-        """Returns the evidence of each test with its limits, and the number of distinct chunks shown, for a verdict."""
-        client = self._client(query)
-        limits = {"suspected_above": SUSPICION, "alarmed_from": self.alarm_limit(query)}
-        return {**client.evidence(), **limits, "chunks": len(client.shown)}
+        """Returns the evidence of each test with its limits, and the number of distinct chunks shown, for a verdict.
+
+        If all clients of the tenant are restricted, also since when and until when.
+        """
+        with self._lock:
+            client, tenant = self._client(query), self._tenant(query.tenant)
+            limits = {"suspected_above": SUSPICION, "alarmed_from": self.alarm_limit(query)}
+            found = {**client.evidence(), **limits, "chunks": len(client.shown)}
+            if (until := self._restricted_until(tenant)) > time.time():
+                found |= {"tenant_since": tenant.restricted_since, "tenant_until": until}
+            return found
 
     def was_shown(self, query: Query, chunk: str) -> bool:
         """Whether a chunk was shown to the client before."""
@@ -321,6 +391,9 @@ class CrawlEvidence:
             self._clients.pop(key_of(tenant, client), None)
             self._tenant(tenant).alarms.pop(client, None)
             return
+        if body.get(TENANT_RESET):
+            self._tenant(tenant).reset()
+            return
         state, together = self._named(tenant, client), self._tenant(tenant)
         for phrase in _unpack(body.get("repeated", "")):
             state.phrases.pop(phrase, None)  # the client used it, so repeating it is no further evidence
@@ -361,7 +434,10 @@ class CrawlEvidence:
         event = bool(body.get("echo") or body.get("cut"))
         if state.strongest >= (self._alarm_limit(together, at) if event else len(TESTS) / self._alarm):
             state.alarmed_until = max(state.alarmed_until, at + self._seconds)
-            together.alarms[name] = state.alarmed_until
+            if event or name in together.alarms:  # after a reset of the tenant, an alarm needs a new event to count
+                together.alarms[name] = state.alarmed_until
+        restricted = self._restricted_until(together) > at
+        together.restricted_since = (together.restricted_since or at) if restricted else 0.0
 
     def _test_repeating(
         self, client: _ClientEvidence, others: Sequence[_ClientEvidence], tenant: _TenantEvidence, at: float

@@ -1,4 +1,4 @@
-"""Resets a client: discards the withheld documents and the evidence, in every process on the event store."""
+"""Resets a client or a tenant: discards withheld documents and evidence, in every process on the event store."""
 
 from __future__ import annotations
 
@@ -28,4 +28,15 @@ def reset_client(store: EventStore, tenant: str, client: str) -> None:
     """
     for kind in KINDS:
         ClientEventFeed(store, kind, 0.0, lambda *_: None).publish(tenant, client, {RESET: True})
+    append_durably(store, (), "the reset")
+
+
+def reset_tenant(store: EventStore, tenant: str) -> None:
+    """Discards the evidence about the clients of a tenant together. The evidence against single clients remains.
+
+    Raises:
+        BackendError: If the reset could not be written.
+    """
+    feed = ClientEventFeed(store, crawl_evidence.KIND, 0.0, lambda *_: None)
+    feed.publish(tenant, "", {crawl_evidence.TENANT_RESET: True})
     append_durably(store, (), "the reset")

@@ -10,10 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from casemate.monitor.alerts.alert import ALERT_KIND, Alert, AlertPhase, alert_to_event, security_alert
+from casemate.guard.client_state.crawl_evidence import describe_restriction
+from casemate.monitor.alerts.alert import (
+    ALERT_KIND,
+    MAX_NAME,
+    SECURITY_SUBJECT,
+    Alert,
+    AlertPhase,
+    alert_to_event,
+    make_alert_id,
+    security_alert,
+)
 from casemate.monitor.alerts.quarantine_alerts import QuarantineAlerts, quarantine_alert, settle_quarantine_alerts
 from casemate.monitor.canaries.results import Severity
 from casemate.monitor.poisoning.quarantine import QUARANTINE_KIND
@@ -95,11 +105,11 @@ def alert_for_event(event: Event) -> Alert | None:
     if event.kind == QUARANTINE_KIND and body.get("what") == "held":
         return quarantine_alert([event])
     defense = body.get("defense")
-    if event.kind != "verdict" or defense not in (HONEYTOKEN, CRAWL_LIMIT) or not body.get("flagged"):
-        return None
     evidence: Mapping[str, Any] = body.get("evidence", {})
-    if defense == CRAWL_LIMIT:
-        return _crawl_limit_alert(event, evidence)
+    if event.kind == "verdict" and defense == CRAWL_LIMIT:
+        return (_crawl_limit_alert if body.get("flagged") else _restricted_tenant_alert)(event, evidence)
+    if event.kind != "verdict" or defense != HONEYTOKEN or not body.get("flagged"):
+        return None
     if evidence.get("what") == "leaked":
         return _leak_alert(event, evidence)
     if evidence.get("what") == "known to the asker":
@@ -161,5 +171,27 @@ def _crawl_limit_alert(event: Event, evidence: Mapping[str, Any]) -> Alert:
         advice=(
             "Review the questions of this client in the dashboard (Clients, Disclosure), and block its key if needed.",
             "Other clients of the tenant may crawl with it: 'casemate client list'.",
+        ),
+    )
+
+
+def _restricted_tenant_alert(event: Event, evidence: Mapping[str, Any]) -> Alert | None:
+    """The alert that all clients of a tenant are restricted, one for each restriction; None if they are not."""
+    if "tenant_until" not in evidence or not event.body.get("enforced", True):
+        return None
+    tenant, since = str(event.body.get("tenant", "")), datetime.fromtimestamp(evidence["tenant_since"], UTC)
+    until = datetime.fromtimestamp(evidence["tenant_until"], UTC)
+    return Alert(
+        make_alert_id("crawl_tenant", tenant, f"{since:%Y-%m-%dT%H}"),
+        "crawl_tenant",
+        Severity.HIGH,
+        SECURITY_SUBJECT,
+        (tenant[:MAX_NAME],),
+        event.at,
+        "All clients of a tenant are restricted",
+        changes=(f"{describe_restriction(tenant[:MAX_NAME], until)}.",),
+        advice=(
+            "Find the crawlers and block their keys: 'casemate client list'.",
+            f"End the restriction: 'casemate client reset --tenant {tenant[:MAX_NAME]}'.",
         ),
     )

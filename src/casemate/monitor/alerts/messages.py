@@ -22,7 +22,13 @@ HEADINGS = {
 """What the documents of an alert are, by its kind; of other kinds they are new in the answers."""
 CLIENTS = {"honey_leak", "honey_known", "honey_crawl", "crawl"}
 """Kinds of alerts about a client instead of canaries."""
-SUBJECTS = {**dict.fromkeys(CLIENTS, "Client"), "quarantine": "Tenant", "corpus": "Tenant", "drift": "Series"}
+SUBJECTS = {
+    **dict.fromkeys(CLIENTS, "Client"),
+    "quarantine": "Tenant",
+    "crawl_tenant": "Tenant",
+    "corpus": "Tenant",
+    "drift": "Series",
+}
 """What an alert is about, by its kind; alerts of other kinds are about canaries."""
 CHANGED_SOURCES = "Documents that were changed or removed"
 """What the field ``changed`` of an alert contains."""
