@@ -24,7 +24,6 @@ from casemate.app import open_app
 from casemate.config import PluginSpec
 from casemate.demo.sample import Sample, SampledCorpus, index_sample
 from casemate.errors import DataError
-from casemate.guard.defenses.crawl_limit import daily_share_notes
 from casemate.guard.guard import Guard
 from casemate.maths import stats
 from casemate.maths.calibration import MAX_SIZE_RATIO
@@ -186,7 +185,6 @@ class Assessment:
         poisoning: Planted documents.
         membership: Membership inference; None: see `sample.gap`.
         guard_gap: Why mirabel could not be calibrated and withholds nothing; empty if it could.
-        daily_share: Says that one client may see the whole collection; empty if it may not.
     """
 
     at: str
@@ -199,7 +197,6 @@ class Assessment:
     poisoning: Poisoning
     membership: CampaignResult | None
     guard_gap: str = ""
-    daily_share: str = ""
 
 
 CONFIG: dict[str, Any] = {
@@ -287,7 +284,6 @@ async def assess(
         crawl=crawl,
         poisoning=poisoning,
         membership=found,
-        daily_share=next(daily_share_notes(app.guard.defenses, len(chunks), app.config.rag.k), ""),
     )
 
 

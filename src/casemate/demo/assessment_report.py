@@ -28,7 +28,7 @@ FEWEST_DOCUMENTS = 40
 SHOWN = 900
 """Characters of a reply that are shown."""
 READERS = {
-    "simulated_reader": "Simulated reader: a script that obeys every request, in place of a model: the worst case.",
+    "simulated_reader": "Simulated reader: no model, but a script that obeys commands to repeat or continue a context.",
     "extractive": "Extractive reader: a script that quotes sentences of the context.",
 }
 SPECIFIC = (
@@ -189,7 +189,6 @@ def as_json(assessment: Assessment) -> dict[str, Any]:
         "reader": assessment.reader,
         "guard_gap": assessment.guard_gap,
         "guard_note": guard_note(assessment),
-        "daily_share": assessment.daily_share,
         "failures": failures(assessment),
         "sample": {k: getattr(sample, k) for k in ("found", "indexed", "chunks", "held_out", "left_out", "ignored")},
         "problems": [asdict(p) for p in sample.problems],
@@ -298,7 +297,7 @@ def guard_note(assessment: Assessment) -> str:
 
 def notes(assessment: Assessment) -> list[str]:
     """What an operator must know about the guard before the figures."""
-    return [note for note in (guard_note(assessment), assessment.daily_share) if note]
+    return [note] if (note := guard_note(assessment)) else []
 
 
 def _limits(assessment: Assessment) -> Iterator[str]:

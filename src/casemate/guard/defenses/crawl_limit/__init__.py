@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import threading
 from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
@@ -176,19 +175,26 @@ class CrawlLimit(Defense):
         return Outcome(replace(retrieval, hits=tuple(kept)), verdict)
 
     def describe_small_collection(self, chunks: int, k: int) -> str:
-        """Says that one client may be shown every chunk, and how to prevent it; empty if it may not.
+        """Says that one client may be shown more than half of all chunks, and how to show it about a quarter.
+
+        Empty if it may not, or if a client with a single question a day may be shown as much.
 
         Args:
             chunks: Chunks of a tenant.
             k: Chunks in a context, at least 1.
         """
-        if not chunks or self.topics or self.questions * k < chunks:
+        seen, quarter = min(self.questions * k, chunks), max(1, chunks // (4 * k))
+        left = min(quarter * k, chunks)  # with the suggested value
+        if self.topics or 2 * seen <= chunks or (left == seen < chunks):
             return ""
-        most, advice = math.ceil(chunks / k) - 1, "index more documents"
-        if most:
-            advice = f"set questions of crawl_limit below {most + 1}. "
-            advice += f"In casemate.yaml: - {{use: crawl_limit, questions: {most}}}"
-        return f"one client may see the whole collection ({chunks} chunks) in {self.hours:g} hours: {advice}"
+        advice = "index more documents"
+        if left < seen:
+            advice = (
+                f"with questions: {quarter} it may see {left} ({100 * left / chunks:.0f} %), in as many whole answers. "
+            )
+            advice += f"In casemate.yaml: - {{use: crawl_limit, questions: {quarter}}}"
+        share = f"{seen} of {chunks} chunks ({100 * seen / chunks:.0f} %)"
+        return f"one client may see {share} in {self.hours:g} hours; {advice}"
 
     def denies_full_text(self, query: Query) -> bool:
         """Whether the client has used up its budget."""
