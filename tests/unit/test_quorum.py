@@ -359,6 +359,9 @@ def test_requests_more_hits_until_enough_units_are_found():
 
 def test_chunks_below_the_floor_are_not_heard():
     assert answer(BRIDGE, score=0.2) == UNKNOWN
+    evidence = asyncio.run(Quorum(jitter=1).on_retrieve(Query(QUESTION), retrieval(BRIDGE, score=0.2))).verdict.evidence
+    assert (evidence["best"], evidence["floor"]) == (0.2, 0.3)
+    assert "best" not in asyncio.run(Quorum(jitter=1).on_retrieve(Query(QUESTION), retrieval(BRIDGE))).verdict.evidence
 
 
 def test_more_units_than_the_index_has_is_no_error():

@@ -115,13 +115,15 @@ def _crawl_limit(e: Mapping[str, Any]) -> str:
     if "cut" in e:
         return f"the answer was cut: {CUTS[e['cut']]} ({e['cut']} {e['most']:g})"
     grade = {"full": "whole chunks", "extracts": "extracts", "quorum": "no text of a document"}[e["grade"]]
+    together = "; all clients of the tenant are restricted" if "tenant_until" in e else ""
     tests = f"evidence of long quotes {e['quotes']:.3g}, of questions that repeat answers {e['echoes']:.3g}"
     level = e["level"]
     if "alarmed_from" in e:  # events of earlier versions have no limits
         tests += f" (suspected above {e['suspected_above']:g}, alarmed from {e['alarmed_from']:,.0f})"
         earlier = level == "alarmed" and max(e["quotes"], e["echoes"]) < e["alarmed_from"]
         level += " by an earlier question" if earlier else ""
-    return f"client {level}: {plural(e['chunks'], 'different chunk')} shown, {tests}; it is answered from {grade}"
+    seen = f"client {level}: {plural(e['chunks'], 'different chunk')} shown"
+    return f"{seen}, {tests}; it is answered from {grade}{together}"
 
 
 def _honeytoken(e: Mapping[str, Any]) -> str:
@@ -145,6 +147,9 @@ def _canary_token(e: Mapping[str, Any]) -> str:
 
 
 def _quorum(e: Mapping[str, Any]) -> str:
+    if "best" in e:
+        far = f"no source is similar enough to the question (best {number(e['best'])}, floor {number(e['floor'])})"
+        return f"{far}; {plural(e['readable'], 'readable document')} kept"
     said = f"{plural(e['words'], 'keyword')} released from {plural(e['units'], 'unit')} that the client may not read"
     parts = [said, f"{plural(e['readable'], 'readable document')} kept"]
     if e.get("support"):
