@@ -3,6 +3,7 @@
 import importlib
 import re
 import socket
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
@@ -12,8 +13,10 @@ from typer.testing import CliRunner
 from casemate import plugins
 from casemate.app import open_app
 from casemate.cli import cli
+from casemate.cli.canary import _describe_counts
 from casemate.errors import ConfigError
 from casemate.guard import defenses
+from casemate.monitor.canaries.results import CanaryResult, CanaryStatus
 from casemate.rag.question_file import questions_in
 from casemate.reports import verdicts
 from casemate.reports.verdicts import verdict_lines
@@ -120,7 +123,19 @@ def test_every_defense_with_verdicts_states_its_reason_in_words():
     assert judging == set(verdicts.DEFENSES) == set(EXPECTED)
     for name, evidence in EVIDENCE.items():
         assert verdicts.reason(name, evidence) == EXPECTED[name]
+    assert verdicts.reason("quorum", {"units": 0, "readable": 0, "words": 0, "best": 0.17, "floor": 0.3}) == (
+        "no source is similar enough to the question (best .17, floor .30); 0 readable documents kept"
+    )
     assert verdicts.reason("embargo", {"rule_name": "x", "none": []}) == "rule name: x"
+
+
+def test_a_canary_that_passed_after_a_repetition_is_named():
+    fact, fee = (CanaryResult(name, "r", datetime.now(UTC), CanaryStatus.PASS) for name in ("fact-05", "fee"))
+    results = {"fact-05": fact, "fee": fee}
+    assert _describe_counts(results, ["fact-05"]) == (
+        "1 passed at once, 1 after a repetition (fact-05), 0 failed, 0 without a verdict"
+    )
+    assert _describe_counts(results, []) == "2 passed, 0 failed, 0 without a verdict"
 
 
 def lines(why, flagged=True, hidden=("d3",), enforced=True, threshold=13.7, **evidence):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
@@ -227,12 +227,8 @@ def _run_json(
 def _show_run(
     monitor: CanaryMonitor, analysis: RunAnalysis, results: dict[str, CanaryResult], status: CanaryStatus
 ) -> None:
-    counts = {s: sum(r.status is s for r in results.values()) for s in CanaryStatus}
-    passed, failed, errors = (counts[s] for s in (CanaryStatus.PASS, CanaryStatus.FAIL, CanaryStatus.ERROR))
-    style, name = STYLES[status], shown(monitor.set.name)
-    out.print(
-        f"[{style} bold]{status.value.upper()}[/]  {name}: {passed} passed, {failed} failed, {errors} without a verdict"
-    )
+    counted = shown(f"{monitor.set.name}: {_describe_counts(results, analysis.failed)}")
+    out.print(f"[{STYLES[status]} bold]{status.value.upper()}[/]  {counted}", soft_wrap=True)
     _show_failures([r for r in results.values() if r.status is not CanaryStatus.PASS])
     if analysis.failed:
         out.print(_comparison(monitor.watched_set(), analysis), soft_wrap=True)
@@ -246,6 +242,17 @@ def _show_run(
     for what, ids in changes.items():
         if ids:
             out.print(shown(f"{what}: {', '.join(ids)}"), soft_wrap=True)
+
+
+def _describe_counts(results: Mapping[str, CanaryResult], failed_first: Collection[str]) -> str:
+    """Counts the last results. Names canaries that passed only when repeated: the trend counts their first answers."""
+    counts = {s: sum(r.status is s for r in results.values()) for s in CanaryStatus}
+    passed, failed, errors = (counts[s] for s in (CanaryStatus.PASS, CanaryStatus.FAIL, CanaryStatus.ERROR))
+    late = [i for i, r in results.items() if r.status is CanaryStatus.PASS and i in failed_first]
+    how = f"{passed} passed"
+    if late:
+        how = f"{passed - len(late)} passed at once, {len(late)} after a repetition ({', '.join(late)})"
+    return f"{how}, {failed} failed, {errors} without a verdict"
 
 
 def _comparison(watched: WatchedSet, analysis: RunAnalysis) -> str:

@@ -77,9 +77,10 @@ def enforce(
         if preview and not as_json:
             _show(preview)
         needed = _needed(settings, path, mode, values) and not dry_run
-        if needed and yes and preview and not force and (why := _objection(preview)):
+        why = _objection(preview) if preview and not force else ""
+        if needed and yes and why:
             raise ConfigError(f"nothing was changed: {why}; or add --force")
-        done = needed and _confirmed(mode, yes, as_json)
+        done = needed and _confirmed(mode, yes, as_json, why)
         problem = switch(store, path, mode, AUTHOR) if done else ""
     if as_json:
         shown_preview = asdict(preview) if preview else None
@@ -112,8 +113,8 @@ def _needed(settings: Config, path: Path, mode: GuardMode, values: Collection[st
     return needed
 
 
-def _confirmed(mode: GuardMode, yes: bool, as_json: bool) -> bool:
-    """Asks for confirmation on a terminal.
+def _confirmed(mode: GuardMode, yes: bool, as_json: bool, why: str) -> bool:
+    """Asks for confirmation on a terminal. ``why``: what ``--yes`` alone would be refused for, if anything.
 
     Raises:
         ConfigError: If there is no terminal, and no ``--yes``.
@@ -121,7 +122,8 @@ def _confirmed(mode: GuardMode, yes: bool, as_json: bool) -> bool:
     if yes:
         return True
     if as_json or not is_terminal():
-        raise ConfigError(f"nothing was changed: there is no terminal to confirm on; add --yes to switch to {mode}")
+        options = f"--yes and --force to switch to {mode} although {why}" if why else f"--yes to switch to {mode}"
+        raise ConfigError(f"nothing was changed: there is no terminal to confirm on; add {options}")
     return typer.confirm(f"Set guard.mode to {mode}?", default=False, err=True)
 
 
