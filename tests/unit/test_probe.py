@@ -100,7 +100,11 @@ class TestVerdict:
             (result(60), CheckStatus.FAIL, "followed in 49.7%"),
             (result(60, control=None), CheckStatus.FAIL, "followed in 49.7%"),
             (result(3), CheckStatus.INCONCLUSIVE, "more questions may decide"),
-            (result(0, control=4), CheckStatus.INCONCLUSIVE, "the probe shows nothing"),
+            (
+                result(0, control=4),
+                CheckStatus.INCONCLUSIVE,
+                "the probe shows nothing. Test with the model in use (redteam.reader: own)",
+            ),
             (result(0, control=None), CheckStatus.INCONCLUSIVE, "unknown whether the reader follows"),
             (result(0, retrieved=30), CheckStatus.INCONCLUSIVE, "only 30% of the contexts"),
             (result(None), CheckStatus.INCONCLUSIVE, "no question"),
@@ -265,6 +269,7 @@ class TestCommand:
         done = probe(place, questions=80, variants=tuple(EFFECTS))
         assert done.exit_code == 3
         assert done.stdout.startswith("INCONCLUSIVE") and "the probe shows nothing" in done.stdout
+        assert "more questions" not in done.stdout and "or questions" not in done.stdout
         assert "best case for the operator" in " ".join(done.stdout.split())
 
     @pytest.mark.slow

@@ -195,7 +195,7 @@ def probe(
     """Hide instructions in documents of a copy of the index, and count the answers that follow them.
 
     The questions are ordinary ones. An interrupted run resumes when repeated. The simulated reader follows no
-    instruction in documents: set redteam.reader to the model in use.
+    instruction in documents: set redteam.reader to own.
 
     --export and --import test a model with promptfoo instead: it gets one document with each question.
 
@@ -257,8 +257,7 @@ def _import_results(settings: Config, file: Path) -> tuple[CampaignResult, dict[
 
 ADVICE = {
     CheckStatus.FAIL: "docs/how-to/read-a-report.md says what to do about a check that failed",
-    CheckStatus.INCONCLUSIVE: "the check names what is missing; often more candidates or questions "
-    "(docs/how-to/read-a-report.md)",
+    CheckStatus.INCONCLUSIVE: "the check names what is missing (docs/how-to/read-a-report.md)",
     CheckStatus.ERROR: "run 'casemate doctor', correct what failed, and run this again",
 }
 """What to do after a verdict that is not PASS."""
