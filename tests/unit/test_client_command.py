@@ -6,10 +6,12 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from casemate.backends.event_stores.sql import SqlEventStore
 from casemate.cli import cli
+from casemate.cli import client as client_command
 from casemate.errors import ConfigError, DataError
 from casemate.gateway.auth.keys import ApiKeyStore, Grant
 from casemate.guard.client_state.withheld_documents import WithheldDocuments
@@ -140,6 +142,20 @@ def test_the_table_shows_the_whole_id_of_a_key(place):
     place.flush()
     done = CliRunner().invoke(cli, ["client", "list"], catch_exceptions=False)
     assert key.id in done.stdout
+
+
+def test_the_table_loses_no_content_at_80_columns(place, monkeypatch):
+    name = "a-shop-with-a-long-name"
+    key, _ = ApiKeyStore(place).create(Grant(name))
+    place.append(
+        replace(flagged(key.id), body={**flagged(key.id).body, "evidence": {"withheld": [str(n) for n in range(120)]}})
+    )
+    place.flush()
+    monkeypatch.setattr(client_command, "out", Console(width=80))
+    shown = CliRunner().invoke(cli, ["client", "list"], catch_exceptions=False).stdout
+    assert "…" not in shown and key.id in shown and "120" in shown and "default" in shown
+    cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in shown.splitlines() if "│" in line]
+    assert "".join(row[1] for row in cells) == name
 
 
 def exported(*options):

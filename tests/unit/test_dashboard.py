@@ -1158,7 +1158,7 @@ class TestDisclosure:
             {"d1"},
             1,
         )
-        assert [words for _, words in new] == [6, 1, 8]
+        assert [words for _, words in new] == [6, 1]  # as in the table
 
     def test_page_shows_clients_the_trend_and_the_map(self, tmp_path):
         app = make(tmp_path, count=60)

@@ -39,6 +39,7 @@ from casemate.monitor.canaries.paraphrase import SPARE, paraphrase_canaries
 from casemate.monitor.canaries.suggest import CanarySuggestion, SuggestionSettings, suggest_canaries
 from casemate.monitor.drift.compare import REPEATS, Comparison, Conclusion, compare_targets
 from casemate.monitor.poisoning.drill import DrillResult
+from casemate.monitor.poisoning.scoring import MIN_DOCUMENTS
 from casemate.monitor.service import DRILL_ATTACKS, canary_file, open_target, run_drill
 from casemate.monitor.trends import baseline
 from casemate.monitor.trends.baseline import BASELINE_RUNS, Baseline
@@ -238,17 +239,20 @@ def _show_suggestion(found: CanarySuggestion, file: Path, wanted: int) -> None:
 
 def _show_drill(found: Sequence[DrillResult]) -> None:
     """One line per attack on questions with a canary, and one on others."""
-    columns = ("canary asks", "false answers: no guard", "guarded", "quarantined", "detected", "restored")
-    table = Table(Column("attack", min_width=12), *columns)
+    columns = ("canary", "off", "on", "gate", "detected", "restored")
+    table = Table(Column("attack", overflow="fold"), *(Column(name, no_wrap=True) for name in columns))
     for attack, watched in dict.fromkeys((d.attack, d.watched) for d in found):
         some = [d for d in found if (d.attack, d.watched) == (attack, watched)]
         outcomes = zip(*((d.false_unguarded, d.false_guarded, bool(d.detected_by)) for d in some), strict=True)
         unguarded, guarded, detected = (f"{sum(side)} of {len(some)}" for side in outcomes)
         planted, screened = sum(d.documents for d in some), [d.quarantined for d in some if d.quarantined is not None]
-        gate = f"{sum(screened)} of {planted}" if screened else "no gate"
+        gate = f"{sum(screened)} of {planted}" if screened else "none"
         restored = "yes" if all(d.restored for d in some) else "[red]no[/red]"
         table.add_row(attack, "yes" if watched else "no", unguarded, guarded, gate, detected, restored)
     out.print(table)
+    out.print("off, on: false answers without and with the guard; gate: documents quarantined", soft_wrap=True)
+    if any(d.quarantined is None for d in found):
+        out.print(f"no gate: screening needs an index of at least {MIN_DOCUMENTS} chunks", soft_wrap=True)
     slowest = max(d.seconds for d in found)
     out.print(f"a run of the canaries took up to {slowest:.1f} s; before the next run, only the gate can detect poison")
 

@@ -67,14 +67,20 @@ def list_(
         out.print(f"no client was flagged or limited in the last {hours:g} hours")
         return
     whole = Column("client", overflow="fold", min_width=CLIENT_WIDTH)  # 'client reset' needs all of it
-    table = Table(whole, "key", "tenant", "flagged by", "sources withheld", "limited", "last")
+    others = ("key", "tenant", "flagged", "sources", "limited", "last")
+    table = Table(whole, *(Column(name, overflow="fold") for name in others))
     for one in found:
         by = ", ".join(f"{defense} {count}" for defense, count in one.verdicts.most_common())
         name = names.get(one.client.partition("/")[0], "")
         counts = str(len(one.withheld)), str(len(one.limited))
-        row = (one.client, name, one.tenant, by, *counts, f"{one.last:%Y-%m-%d %H:%M} UTC")
+        row = (one.client, name, one.tenant, by, *counts, f"{one.last:%m-%d %H:%M}")
         table.add_row(*map(shown, row))
     out.print(table)
+    out.print(
+        "flagged: verdicts by defense; sources: withheld; limited: requests with fewer documents or a cut answer; "
+        "last: UTC",
+        soft_wrap=True,
+    )
 
 
 @client.command()
@@ -110,7 +116,8 @@ def reset(
             raise ConfigError(f"there is no state of client {name[:120]!r}; 'casemate client list' shows the clients")
         for one in tenants:
             reset_client(store, one, name)
-    out.print(f"reset {shown(name)}: the evidence is deleted, and withheld documents are available again")
+    done = "withheld documents are available again, and the evidence is deleted; this cannot be undone"
+    out.print(f"reset {shown(name)}: {done}", soft_wrap=True)
 
 
 def _flagged_clients(store: EventStore, since: datetime, limits: RecordedLimits) -> list[_FlaggedClient]:

@@ -104,8 +104,8 @@ def _tables(result: CampaignResult) -> Iterator[Table]:
 
 def _table(title: str, columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Table:
     table = Table(title=title, title_justify="left")
-    for column in columns:
-        table.add_column(column, no_wrap=True)
+    for number, column in enumerate(columns):
+        table.add_column(column, no_wrap=number > 0, overflow="fold")
     for row in rows:
         table.add_row(*row)
     return table

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import chain
 from typing import Any
 
 from casemate.gateway.dashboard.page import Page, PageRequest
@@ -64,18 +65,23 @@ class ClientDisclosure:
 
 
 def by_client(events: Iterable[Event]) -> tuple[list[ClientDisclosure], list[tuple[datetime, int]]]:
-    """Sums up events by client; returns the clients, and the time and number of words of each event with new words."""
+    """Sums up events by client since its last reset.
+
+    Returns:
+        The clients, and the time and number of words of each event with new words, by time.
+    """
     found: dict[tuple[str, str], ClientDisclosure] = {}
-    new = list[tuple[datetime, int]]()
+    new: dict[tuple[str, str], list[tuple[datetime, int]]] = {}
     for event in events:
         key = (_tenant(event), str(event.body.get("client", "")))
         if event.body.get(RESET):
             found.pop(key, None)
+            new.pop(key, None)
             continue
         one = found.setdefault(key, ClientDisclosure(*key, event.at))
         if words := one.add(event.at, event.body):
-            new.append((event.at, words))
-    return [one for one in found.values() if one.chunks or one.shortened], new
+            new.setdefault(key, []).append((event.at, words))
+    return [one for one in found.values() if one.chunks or one.shortened], sorted(chain.from_iterable(new.values()))
 
 
 def _tenant(event: Event) -> str:
