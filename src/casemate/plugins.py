@@ -289,7 +289,9 @@ def _option_value(where: str, kind: Any, value: Any) -> Any:
     """Converts the value to the type of its field."""
     if kind is Secret:
         if not isinstance(value, Secret):
-            raise ConfigError(f"{where} is a secret: write ${{NAME}} and set NAME in the environment")
+            raise ConfigError(
+                f"{where} is a secret: write ${{NAME}} and set NAME in the environment; leave it out if none is needed"
+            )
         return value
     try:
         return TypeAdapter(kind).validate_python(value)

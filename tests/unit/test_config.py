@@ -139,7 +139,7 @@ def test_an_unset_variable_is_reported_by_name(monkeypatch):
             "generator",
             PluginSpec(use="openai", model="m", api_key="written"),
             ConfigError,
-            "is a secret: write ${NAME}",
+            "is a secret: write ${NAME} and set NAME in the environment; leave it out if none is needed",
         ),
         ("defense", PluginSpec(use="mirabel", mode="tight"), ConfigError, "option 'mode' is 'tight'"),
     ],

@@ -144,6 +144,11 @@ def lines(why, flagged=True, hidden=("d3",), enforced=True, threshold=13.7, **ev
     return verdict_lines(Verdict("mirabel", flagged, action, 11.5, threshold, hidden, found, enforced))
 
 
+def test_the_score_of_crawl_limit_is_evidence_against_a_bound():
+    found = Verdict("crawl_limit", False, Action.NONE, 0.5, 49999.99999999999, (), EVIDENCE["crawl_limit"])
+    assert verdict_lines(found)[0] == "crawl_limit: not flagged, nothing withheld; evidence 0.5 of 50,000"
+
+
 def test_a_verdict_shows_decision_reason_and_what_is_withheld():
     first, second, last = lines(["closeness"], withheld=["a.md", "b.md"])
     assert first == "mirabel: flagged, 1 chunk withheld; score 11.5000, threshold 13.7000"

@@ -357,6 +357,13 @@ def test_the_store_inside_is_reached_by_its_name_only(wrap):
     assert isinstance(store.unguarded, Store)
 
 
+def test_unknown_options_are_refused():
+    with pytest.raises(ConfigError, match="no option 'mode' here; allowed: config, path, fit, source"):
+        guarded(filled(), mode="observe")
+    with pytest.raises(ConfigError, match="no option 'mode'"):
+        guarded(filled().as_retriever(), mode="observe")
+
+
 def test_guarding_twice_is_guarding_once(wrap):
     store = wrap()
     assert guarded(store) is store

@@ -211,6 +211,13 @@ def test_what_does_not_search_by_similarity_alone_is_refused_at_wiring():
         guarded(guarded_like())
 
 
+def test_unknown_options_are_refused():
+    with pytest.raises(ConfigError, match="no option 'mode' here; allowed: config, path, fit, similarity_top_k"):
+        guarded(filled(), mode="observe")
+    with pytest.raises(ConfigError, match="no option 'similarity_top_k' here; allowed: config, path, fit$"):
+        guarded(filled().as_retriever(), similarity_top_k=3)  # the retriever has its own
+
+
 def guarded_like():
     class Other(BaseRetriever):
         def _retrieve(self, query_bundle):

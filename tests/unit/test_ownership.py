@@ -19,6 +19,8 @@ from casemate.backends.embedders.minilm import MiniLM
 from casemate.backends.generators.extractive import ExtractiveGenerator
 from casemate.backends.indexes.sqlite import SqliteIndex
 from casemate.cli import cli, ownership
+from casemate.cli.endpoints import ANSWER, BODY, EndpointOptions, endpoint_target
+from casemate.cli.ownership import QUESTIONED
 from casemate.config import PluginSpec
 from casemate.errors import BackendError, ConfigError, DataError
 from casemate.guard.guard import Guard
@@ -259,6 +261,12 @@ class TestCommand:
         run = self.setting(tmp_path, monkeypatch)
         nothing = run(cli, ["canary", "prove", "--answers", "a.jsonl"])
         assert isinstance(nothing.exception, DataError) and "canary plant" in str(nothing.exception)
+
+    def test_a_remote_suspect_needs_a_confirmation_that_speaks_of_no_attack(self):
+        options = EndpointOptions("", BODY, ANSWER, "NO_KEY")
+        with pytest.raises(ConfigError, match="rag.example would be asked the questions .* pass --own") as refused:
+            endpoint_target("https://rag.example/ask", options, None, False, QUESTIONED)
+        assert "attack" not in str(refused.value)
 
     @pytest.mark.slow
     def test_answers_from_a_file(self, tmp_path, monkeypatch):

@@ -55,20 +55,31 @@ class EndpointOptions(NamedTuple):
     key_env: str
 
 
-def endpoint_target(endpoint: str, options: EndpointOptions, config: Path | None, own: bool) -> PluginSpec:
-    """The target plug-in of a system that the caller owns, or may attack.
+ATTACK = (
+    "{} would be attacked, with many questions and possibly at a cost",
+    "Is it yours, or did its owner authorize you?",
+    "if it is yours, or its owner has authorized you, pass --own",
+)
+"""What happens to a system, the question before, and what to do without a terminal."""
+
+
+def endpoint_target(
+    endpoint: str, options: EndpointOptions, config: Path | None, own: bool, texts: tuple[str, str, str] = ATTACK
+) -> PluginSpec:
+    """The target plug-in of a system that the caller may question.
 
     Args:
         endpoint: An address, or a name in `redteam.targets` of the configuration.
         options: Its options, for an address.
         config: The configuration file; None: casemate.yaml here, if any.
-        own: Whether ownership was confirmed.
+        own: Whether that was confirmed.
+        texts: See ``ATTACK``.
 
     Raises:
         ConfigError: If the name or the model is unknown, or ownership is not confirmed.
     """
     target = _parse(endpoint, options, config)
-    _confirm_ownership(target, own)
+    _confirm(target, own, texts)
     return _with_model(target, options.key_env)
 
 
@@ -124,8 +135,8 @@ def key_explained(key_env: str) -> Iterator[None]:
         raise BackendError(why, backend=error.backend, retryable=False) from error
 
 
-def _confirm_ownership(target: PluginSpec, own: bool) -> None:
-    """Requires confirmed ownership of a system that is not on this machine.
+def _confirm(target: PluginSpec, own: bool, texts: tuple[str, str, str]) -> None:
+    """Requires a confirmation for a system that is not on this machine.
 
     Raises:
         ConfigError: If it is not confirmed.
@@ -134,7 +145,8 @@ def _confirm_ownership(target: PluginSpec, own: bool) -> None:
     host = host_of(str(options.get("url") or options.get("base_url") or ""))
     if own or urlsplit(f"//{host}").hostname in LOCAL:
         return
-    name = f"{host or target.use} would be attacked, with many questions and possibly at a cost"
-    if is_terminal() and typer.confirm(f"{name}. Is it yours, or did its owner authorize you?", err=True):
+    what, question, advice = texts
+    what = what.format(host or target.use)
+    if is_terminal() and typer.confirm(f"{what}. {question}", err=True):
         return
-    raise ConfigError(f"{name}; if it is yours, or its owner has authorized you, pass --own")
+    raise ConfigError(f"{what}; {advice}")

@@ -23,7 +23,6 @@ from casemate.cli.endpoints import (
     EndpointOptions,
     KeyVariable,
     Model,
-    Own,
     endpoint_target,
     key_explained,
 )
@@ -48,6 +47,13 @@ from casemate.types import Query
 
 CONCURRENCY = 4
 """Questions to a suspect at the same time."""
+QUESTIONED = (
+    "{} would be asked the questions that --questions prints, possibly at a cost",
+    "May you ask it?",
+    "if you may ask it, pass --own; or ask by hand, and pass --answers",
+)
+"""What happens to the suspect, the question before, and what to do without a terminal."""
+Own = Annotated[bool, typer.Option("--own", help="Confirm that you may ask the suspect these questions.")]
 Suspect = Annotated[str | None, typer.Option("--target", help="The suspect: an address, or a name in redteam.targets.")]
 CollectedAnswers = Annotated[
     Path | None, typer.Option(help="Instead: answers that you collected, JSON lines with question and answer.")
@@ -87,7 +93,7 @@ def prove_command(
     if answers is not None:
         replies = _collected_answers(answers, asked)
     else:
-        spec = endpoint_target(target or "", EndpointOptions(model, body, answer, key_env), config, own)
+        spec = endpoint_target(target or "", EndpointOptions(model, body, answer, key_env), config, own, QUESTIONED)
         with key_explained(key_env):
             replies = asyncio.run(_ask_suspect(spec, asked))
     _conclude(ownership_test(list(zip(asked, replies, strict=True))), len(asked), level, as_json)

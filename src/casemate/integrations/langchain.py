@@ -37,7 +37,8 @@ from casemate.integrations.langchain_stores import (
     to_langchain,
     vectors_of,
 )
-from casemate.integrations.protection import Protected, Protection
+from casemate.integrations.protection import OPTIONS as PROTECTION_OPTIONS
+from casemate.integrations.protection import Protected, Protection, refuse_unknown
 from casemate.protocols import VectorCollection
 
 with needs("casemate[langchain]"):
@@ -53,6 +54,8 @@ with needs("casemate[langchain]"):
 log = logging.getLogger("casemate.integrations")
 COMPOSE = ("base_compressor", "docstore")
 """Attributes of retrievers that return texts composed of documents: compressors, and those that return parents."""
+OPTIONS = (*PROTECTION_OPTIONS, "source", "collection", "vectors", "cosine")
+"""Options of ``guarded`` for a vector store."""
 K = 4
 """LangChain's default number of documents."""
 
@@ -378,10 +381,12 @@ def guarded(
             raise ConfigError(f"the store is already guarded; remove {', '.join(options)}")
         return inner
     if isinstance(inner, VectorStore):
+        refuse_unknown(options, OPTIONS)
         return GuardedVectorStore(inner, _protection(inner, **options))
     if isinstance(inner, VectorStoreRetriever) and "store" not in options:
         return _on(guarded(inner.vectorstore, **options), inner)
     if has_legs(inner):
+        refuse_unknown(options, ("store",))
         return _fused(inner, **options)
     held = options.pop("store", None)
     if not isinstance(held, GuardedVectorStore) or options:

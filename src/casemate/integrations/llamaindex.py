@@ -8,6 +8,7 @@ engine = RetrieverQueryEngine.from_args(retriever)
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Iterator, Sequence
 from typing import Any, overload
 
@@ -28,7 +29,7 @@ from casemate.integrations.llamaindex_fusion import (
     unguarded_legs,
     with_guarded_legs,
 )
-from casemate.integrations.protection import Protected, Protection, ProtectionReport
+from casemate.integrations.protection import OPTIONS, Protected, Protection, ProtectionReport, refuse_unknown
 
 with needs("casemate[llamaindex]"):
     from llama_index.core.base.base_retriever import BaseRetriever
@@ -39,6 +40,9 @@ with needs("casemate[llamaindex]"):
     from llama_index.core.postprocessor.types import BaseNodePostprocessor
     from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore, QueryBundle, TextNode
     from llama_index.core.vector_stores.types import VectorStoreQueryMode
+
+RETRIEVER_OPTIONS = (*list(inspect.signature(VectorIndexRetriever).parameters)[1:-1], "vector_store_kwargs")
+"""Options of LlamaIndex's own retriever, after the index; it ignores any other."""
 
 
 class LlamaIndexCollection(FrameworkCollection):
@@ -238,8 +242,11 @@ def guarded(
             retriever that combines others, the message names each leg that nothing judges.
     """
     if isinstance(source, BaseRetriever) and (judge is not None or has_legs(source)):
+        refuse_unknown(options, ("judge",))
         return _judged(source, judge)
-    ours = {name: options.pop(name) for name in ("config", "path", "fit") if name in options}
+    ours = {name: options.pop(name) for name in OPTIONS if name in options}
+    takes = RETRIEVER_OPTIONS if isinstance(source, VectorStoreIndex) else ()
+    refuse_unknown(options, (*OPTIONS, *takes))
     retriever = VectorIndexRetriever(source, **options) if isinstance(source, VectorStoreIndex) else source
     if not isinstance(retriever, VectorIndexRetriever):
         raise ConfigError(

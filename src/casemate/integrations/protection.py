@@ -80,6 +80,20 @@ class ProtectionReport:
         return f"{self.mode}: {acts} on retrieved documents. Not protected: {lacks}"
 
 
+OPTIONS = ("config", "path", "fit")
+"""Options of ``Protection`` that ``guarded`` of every framework takes."""
+
+
+def refuse_unknown(options: Iterable[str], allowed: Sequence[str]) -> None:
+    """Refuses options of ``guarded`` that do not exist, or that have no effect on what is guarded.
+
+    Raises:
+        ConfigError: If there is one.
+    """
+    if unknown := sorted(set(options).difference(allowed)):
+        raise ConfigError(f"guarded() has no option {unknown[0]!r} here; allowed: {', '.join(allowed) or 'none'}")
+
+
 class Protection:
     """A guard in front of a framework's store.
 

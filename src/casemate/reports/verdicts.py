@@ -37,8 +37,10 @@ def some(names: Sequence[str]) -> str:
 def verdict_lines(v: Verdict) -> list[str]:
     """A line with the decision, a line with the reason, and a line with what is withheld, if anything is."""
     scored = v.threshold is not None and (v.score or v.threshold)
-    figures = f"; score {v.score:.4f}, threshold {v.threshold:.4f}" if scored else ""
-    lines = [f"{v.defense}: {_decision(v)}{figures}", f"  reason: {reason(v.defense, v.evidence)}"]
+    lines = [
+        f"{v.defense}: {_decision(v)}{_figures(v) if scored else ''}",
+        f"  reason: {reason(v.defense, v.evidence)}",
+    ]
     if sources := v.evidence.get("withheld"):
         scores = v.evidence.get("scores", {})
         judged = [f"{s} (score {scores[s]:.4f})" if s in scores else s for s in sources]
@@ -78,6 +80,12 @@ def _decision(v: Verdict) -> str:
     if not withheld:
         return f"{what}, nothing withheld"
     return f"{what}, {withheld} withheld" if v.enforced else f"{what}, {withheld} would be withheld (observe mode)"
+
+
+def _figures(v: Verdict) -> str:
+    if v.defense == "crawl_limit":
+        return f"; evidence {v.score:.3g} of {v.threshold:,.0f}"
+    return f"; score {v.score:.4f}, threshold {v.threshold:.4f}"
 
 
 def _withheld(v: Verdict) -> str:

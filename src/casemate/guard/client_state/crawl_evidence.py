@@ -72,8 +72,9 @@ class RecordedLimits:
         body, tenant = event.body, str(event.body.get("tenant"))
         if body.get("defense") != "crawl_limit" or not body.get("enforced", True):
             return False
-        if tenant not in self._resets or event.at > self._resets[tenant]:
-            self._until[tenant] = datetime.fromtimestamp(body.get("evidence", {}).get("tenant_until", 0.0), UTC)
+        evidence = body.get("evidence", {})
+        if "grade" in evidence and (tenant not in self._resets or event.at > self._resets[tenant]):
+            self._until[tenant] = datetime.fromtimestamp(evidence.get("tenant_until", 0.0), UTC)
         return is_limited(body) or body.get("request") in self._cut
 
     def restricted(self) -> dict[str, datetime]:

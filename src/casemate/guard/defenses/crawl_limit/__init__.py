@@ -168,7 +168,7 @@ class CrawlLimit(Defense):
             level is ALARMED,
             Action.HIDE if hidden else Action.NONE,
             evidence.score(query),
-            evidence.alarm_limit(query),
+            round(evidence.alarm_limit(query), 6),  # 100,000, not 99,999.99999999999
             hidden,
             {"level": level.value, "grade": grade.value, **evidence.summary(query)},
         )
