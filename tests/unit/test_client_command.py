@@ -92,6 +92,8 @@ def restrict(store, limit):
     body |= {"hidden": [], "evidence": verdict.evidence, "enforced": True, "request": query.id}
     store.append(Event(query.id, datetime.now(UTC), "verdict", body))
     limit.evidence.record_answer(query, "an answer", {"d9": 1}, (), False, shortened=True)
+    cut = body | {"evidence": {"cut": "quote_words", "most": 60}}  # the verdict on the answer
+    store.append(Event(f"{query.id} cut", datetime.now(UTC), "verdict", cut))
     store.flush()
     return Event(query.id, datetime.now(UTC), "verdict", body)
 
