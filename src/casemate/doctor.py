@@ -363,7 +363,7 @@ def _corpus(app: App, config: Config) -> Iterator[Finding]:
     if added := [] if isinstance(app.index, AttachedIndex) else sorted({*plan.added}.difference(honeytokens)):
         some = f"{', '.join(added[:2])}{', ...' if added[2:] else ''}"
         detail = f"{plural(len(added), 'source')} in the index, not from rag.corpus but added by a program: {some}"
-        yield Finding("other sources", None, f"{detail}; to remove them: app.guard.remove(names) in Python")
+        yield Finding("other sources", None, f"{detail}; to remove them in Python: await app.guard.remove(names)")
 
 
 def _damaged(source: Source) -> bool:
