@@ -189,9 +189,7 @@ class CrawlLimit(Defense):
             return ""
         advice = "index more documents"
         if left < seen:
-            advice = (
-                f"with questions: {quarter} it may see {left} ({100 * left / chunks:.0f} %), in as many whole answers. "
-            )
+            advice = f"with questions: {quarter} it may see {left} ({100 * left / chunks:.0f} %), then only these. "
             advice += f"In casemate.yaml: - {{use: crawl_limit, questions: {quarter}}}"
         share = f"{seen} of {chunks} chunks ({100 * seen / chunks:.0f} %)"
         return f"one client may see {share} in {self.hours:g} hours; {advice}"
