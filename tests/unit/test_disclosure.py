@@ -12,7 +12,7 @@ from casemate.demo.clinic import case_notes
 from casemate.text import disclosure
 from casemate.text.disclosure import MAX_APART, MAX_SKIP, MIN_CHAIN, DisclosureCounter
 from casemate.text.tokens import STOP_WORDS
-from tests.disguises import DISGUISES, UNREADABLE
+from tests.disguises import DISGUISES, INVISIBLE, UNREADABLE
 
 NOTES = [" ".join(text.split()) for _, text in case_notes(60, seed=3)]
 TEXT = "Divers found deep cracks in both of the northern piers, and the bridge was closed."
@@ -232,11 +232,11 @@ def test_disguised_copy_discloses_more_than_the_share_of_a_chunk(name):
     assert max(others[:1] + others[2:]) < 0.3
 
 
-@pytest.mark.parametrize("name", [*UNREADABLE, *sorted(NOT_DECODED)])
+@pytest.mark.parametrize("name", [*UNREADABLE, *INVISIBLE, *sorted(NOT_DECODED)])
 def test_what_no_decoder_reads_counts_as_a_copy(name):
     """Otherwise a client could ask for any form that is not known here."""
     counter = DisclosureCounter(NOTES[5:10], "", NOTES[40:45])
-    counter.read((UNREADABLE | DISGUISES)[name](NOTES[6]))
+    counter.read((UNREADABLE | INVISIBLE | DISGUISES)[name](NOTES[6]))
     assert counter.covered[1].bit_count() + counter.unreadable_words > 0.5 * counter.lengths[1]
 
 
@@ -249,6 +249,9 @@ def test_what_no_decoder_reads_counts_as_a_copy(name):
         "def reopen(bridge, piers):\n    for pier in piers:\n        pier.inspect(depth=4)\n    return bridge.open()",
         "The note names Zarkonian, Elzbieta Wojciechowska, atorvastatin and amlodipine beside ten other persons.",
         "<b>" + NOTES[31] + "</b>",
+        re.sub(r"(?<=[a-z]{3})(?=[a-z]{2})", "\u00ad", NOTES[30]),
+        "\U0001f468\u200d\U0001f469\u200d\U0001f467 \u200e" + NOTES[30].replace(" the ", " the\u00a0 "),
+        NOTES[30].replace(" and ", "\n \t").replace(". ", ".  \n"),
     ],
 )
 def test_language_of_the_texts_is_readable(answer):
@@ -269,6 +272,14 @@ def test_a_readable_word_beside_each_hides_nothing(name):
     counter = DisclosureCounter([*NOTES[5:10], TEXT], "", NOTES[40:45])
     counter.read(answer)
     assert counter.covered[1].bit_count() + counter.unreadable_words > 0.5 * counter.lengths[1]
+
+
+@pytest.mark.parametrize("word", ["the", "northern"])
+def test_invisible_characters_behind_readable_words_are_counted_while_the_answer_streams(word):
+    counter = DisclosureCounter([*NOTES[5:10], TEXT])
+    for _ in range(3):
+        counter.add(f" {word}{INVISIBLE['bytes as variation selectors'](NOTES[6])[4:104]}")
+    assert counter.unreadable_words > 30 and counter.undecoded_letters == 100
 
 
 def test_a_code_in_the_question_is_not_readable():

@@ -59,12 +59,18 @@ _PERMUTED = frozenset(("markup", "leet", "script", "swapped", "doubled", "initia
 _WORD = re.compile(r"[^\W_]+")
 _NO_SIGN = re.compile(r"[^\W_]|\s")
 _SAME_SIGN = re.compile(r"(.)\1{5,}")
-_FIRST_SYMBOL = "\u2190"
-"""First character after punctuation and currencies: arrows, symbols, emoji, private letters. Each may be a letter."""
+_SYMBOL = re.compile(
+    r"[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\xad\u034f\u061c\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e"
+    r"\u2060-\u206f\u2190-\U0010ffff]"
+)
+"""Controls, invisible characters, and all after punctuation and currencies: arrows, symbols, emoji, private letters.
+Each may be a letter."""
+_OTHER_SPACE = re.compile(r"(?<= )[^\S ]|(?<=\t)[^\S\t]|(?<=\s)[^\S \t\n\r]")
+"""White space after other white space, such as a tab after a space. Each may be a letter."""
 _LETTER_CODES = 64
 """Letters are distinguished modulo this number; those of one alphabet differ."""
 _FIRST_IDEOGRAPH = "\u2e80"
-_PIECE = re.compile(r"(?<!\s)\s*\S+")
+_PIECE = re.compile(r"(?<!\s)\s*\S+|\s+\Z")
 _ROTATIONS = [ascii_lowercase[k:] + ascii_lowercase[:k] for k in range(26)]
 _ALPHABETS = [*_ROTATIONS, *(alphabet[::-1] for alphabet in _ROTATIONS)]
 """Rotations of the alphabet and of its reverse; the first is the alphabet itself."""
@@ -93,9 +99,10 @@ def _letters(words: Iterable[str]) -> int:
 
 def _symbols(text: str) -> int:
     """Letters for which the characters of a text that are in no word may stand. A long run of one sign counts once."""
-    signs = _NO_SIGN.sub("", _SAME_SIGN.sub(r"\1", text))
-    symbols = sum(char >= _FIRST_SYMBOL for char in signs)
-    return symbols + (len(signs) - symbols) // SIGNS_PER_LETTER
+    text = _SAME_SIGN.sub(r"\1", text)
+    signs = _NO_SIGN.sub("", text)
+    symbols = len(_SYMBOL.findall(signs))
+    return symbols + (len(signs) - symbols) // SIGNS_PER_LETTER + len(_OTHER_SPACE.findall(text))
 
 
 def _pairs(words: Iterable[str]) -> npt.NDArray[np.int64]:
@@ -245,14 +252,16 @@ class DisclosureCounter:
 
     def add(self, text: str) -> None:
         """Adds the next part of the answer, which ends at the end of a word and begins with the space before it."""
-        words, length, negligible = _PIECES[text] if len(text) <= _SHORT_PIECE else _read_piece(text)
+        words, length, symbols, negligible = _PIECES[text] if len(text) <= _SHORT_PIECE else _read_piece(text)
         known = self._read("plain", words)
         readable = sum([len(w) for w in known if not w.isdigit()])
         if 2 * readable > length and length - readable < _MIN_STREAM or negligible and not known:
             self._readable.update(words)
-            return
+            if not symbols:
+                return
+            text, length = _WORD.sub("", text), 0
         self._undecoded.append(text)
-        self._letters += length
+        self._letters += length + symbols
         self._size += len(text)
         if self._letters >= BLOCK or self._size >= MAX_BLOCK:
             self.finish()
@@ -530,10 +539,11 @@ def _windows(codes: npt.NDArray[np.uint16]) -> npt.NDArray[np.uint16]:
     return found
 
 
-def _read_piece(text: str) -> tuple[list[str], int, bool]:
-    """The words of a part of an answer, their letters, and whether all are function words of two letters and more."""
+def _read_piece(text: str) -> tuple[list[str], int, int, bool]:
+    """The words of a part of an answer, their letters, its symbols, and whether it has only longer function words."""
     words = _WORD.findall(fold_text(text))
-    return words, sum(map(len, words)), bool(words) and all(len(w) > 1 and w in STOP_WORDS for w in words)
+    negligible = bool(words) and all(len(w) > 1 and w in STOP_WORDS for w in words)
+    return words, sum(map(len, words)), _symbols(text), negligible
 
 
 _PIECES = FunctionCache(_read_piece, 4096)
