@@ -226,6 +226,12 @@ INVISIBLE = {
 }
 """Encoders whose output a reader does not see."""
 
+OTHER_SCRIPTS = {
+    name: letters(lambda c, first=first: chr(first + ord(c)))
+    for name, first in {"phonetic": 0x200, "Armenian": 0x500, "Ethiopic": 0x1200, "CJK": 0x4E00, "Yi": 0xA000}.items()
+}
+"""Letters of scripts that the texts do not use, as many places apart as those of ASCII."""
+
 
 def _held_out(name):
     return hashlib.sha256(name.encode()).digest()[0] % 2 == 1
