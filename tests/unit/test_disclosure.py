@@ -318,7 +318,7 @@ def test_invisible_characters_behind_readable_words_are_counted_while_the_answer
     counter = DisclosureCounter([*NOTES[5:10], TEXT])
     for _ in range(3):
         counter.add(f" {word}{INVISIBLE['bytes as variation selectors'](NOTES[6])[4:104]}")
-    assert counter.unreadable_words > 30 and counter.undecoded_letters == 100
+    assert counter.covered[1].bit_count() + counter.unreadable_words > 30 and counter.undecoded_letters == 100
 
 
 def test_a_code_in_the_question_is_not_readable():

@@ -30,7 +30,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from casemate.text.disguises import decodings, fold_text, only_letters, without_vowels
+from casemate.text.disguises import INVISIBLE, decodings, fold_text, only_letters, without_vowels
 from casemate.text.tokens import STOP_WORDS, FunctionCache
 
 MIN_CHAIN = 4
@@ -65,10 +65,7 @@ _PERMUTED = frozenset(("markup", "leet", "script", "swapped", "doubled", "initia
 _WORD = re.compile(r"[^\W_]+")
 _NO_SIGN = re.compile(r"[^\W_]|\s")
 _SAME_SIGN = re.compile(r"(.)\1{5,}")
-_SYMBOL = re.compile(
-    r"[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\xad\u034f\u061c\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e"
-    r"\u2060-\u206f\u2190-\U0010ffff]"
-)
+_SYMBOL = re.compile(rf"[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f{INVISIBLE}\u2190-\U0010ffff]")
 """Controls, invisible characters, and all after punctuation and currencies: arrows, symbols, emoji, private letters.
 Each may be a letter."""
 _OTHER_SPACE = re.compile(r"(?<= )[^\S ]|(?<=\t)[^\S\t]|(?<=\s)[^\S \t\n\r]")
