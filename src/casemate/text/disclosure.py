@@ -22,6 +22,7 @@ import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from functools import cached_property, lru_cache, partial, reduce
+from itertools import chain
 from operator import or_
 from statistics import median_low
 from string import ascii_lowercase
@@ -247,10 +248,14 @@ class DisclosureCounter:
         return [bits & ~asked for bits, asked in zip(self._credited, self._asked, strict=False)]
 
     @cached_property
-    def _own_words(self) -> list[list[str]]:
+    def _unseen_words(self) -> frozenset[str]:
+        return frozenset[str]().union(*(text.places for text in self._texts[self._shown :]))
+
+    @cached_property
+    def _own_words(self) -> list[set[str]]:
         """For each text in the context, the words that no other text contains."""
-        holders = Counter(word for text in self._texts for word in text.places)
-        return [[word for word in text.places if holders[word] == 1] for text in self._texts[: self._shown]]
+        holders = Counter(chain.from_iterable(text.places for text in self._texts))
+        return [{word for word in text.places if holders[word] == 1} for text in self._texts[: self._shown]]
 
     @cached_property
     def own(self) -> list[int]:
@@ -479,37 +484,38 @@ class DisclosureCounter:
 
     def _read_unordered(self, known: Iterable[str]) -> None:
         """Adds words of the texts, and discloses those of a text that the answer repeats in whatever order."""
-        unseen = self._texts[self._shown :]
+        said, repeated = self._said, self._repeated
         for word in known:
-            self._said[word] = times = self._said.get(word, 0) + 1
+            said[word] = times = said.get(word, 0) + 1
+            if word in self._question:
+                continue
             holders = self._occurrences.get(word) or self._find(word)
-            new = times == 1 and len(holders) == 1 and word not in self._question
-            if new and not any(word in text.places for text in unseen):
+            if times == 1 and len(holders) == 1 and word not in self._unseen_words:
                 self._add_own(holders[0][0])
-            if self._repeated:
-                self._disclose_said(word, self._repeated)
+            if repeated:
+                self._disclose_said(word, times, repeated)
 
     def _add_own(self, number: int) -> None:
         """Adds an own word of a text, and discloses all that the answer said of it if these are enough."""
         self._own_said[number] += 1
         if self._own_said[number] < UNORDERED_WORDS or number in self._repeated:
             return
-        own = sum(word not in self._question for word in self._own_words[number])
+        own = len(self._own_words[number] - self._question)
         if self._own_said[number] >= UNORDERED_SHARE * own:
             self._repeated.add(number)
-            for word in self._said:
-                self._disclose_said(word, {number})
+            for word in self._texts[number].places.keys() & self._said.keys() - self._question:
+                for times in range(1, self._said[word] + 1):
+                    self._disclose_said(word, times, {number})
 
-    def _disclose_said(self, word: str, among: Collection[int]) -> None:
-        """Discloses a word in some texts, as often as it was said. It is credited if it is in no other text shown."""
-        if word in self._question:
-            return
-        holders = self._occurrences.get(word) or self._find(word)
+    def _disclose_said(self, word: str, times: int, among: Collection[int]) -> None:
+        """Discloses a word that was said so often in some texts. It is credited if it is in no other text shown."""
+        holders = self._occurrences[word]
         for number, places in holders:
-            if number in among:
-                bits = reduce(or_, (mask for _, mask in places[: self._said[word]]), 0)
-                self._disclose(self.bits, number, bits)
-                if len(holders) == 1:
+            if number in among and times <= len(places):
+                bits = places[times - 1][1]
+                if bits & ~self.bits[number]:
+                    self._disclose(self.bits, number, bits)
+                if len(holders) == 1 and bits & ~self._credited[number]:
                     self._disclose(self._credited, number, bits)
 
     def _disclose(self, masks: list[int], number: int, bits: int) -> None:
