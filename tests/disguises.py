@@ -197,6 +197,42 @@ UNREADABLE = {
 """Encoders that no decoder reads, beside the last ones of ``DISGUISES``."""
 
 
+def hidden(code, size=400):
+    """What a reader sees is the word "the", once for each part of the invisible characters."""
+    return lambda text: "".join(f" the{code(text)[i : i + size]}" for i in range(0, len(code(text)), size))
+
+
+def in_signs(signs, bits):
+    """The bits of a text, ``bits`` at a time, each number as one of the signs."""
+    places = range(8 - bits, -1, -bits)
+    return lambda text: "".join(signs[b >> at & (1 << bits) - 1] for b in text.encode() for at in places)
+
+
+INVISIBLE = {
+    "bytes as variation selectors": hidden(lambda t: "".join(chr(0xE0100 + b) for b in t.encode())),
+    "variation selectors of both blocks": hidden(
+        lambda t: "".join(chr((0xFE00 if b < 16 else 0xE0100 - 16) + b) for b in t.encode())
+    ),
+    "bits of zero width": hidden(in_signs("\u200b\u200c", 1)),
+    "other bits of zero width": hidden(in_signs("\u2060\u200d", 1)),
+    "pairs of bits of zero width": hidden(in_signs("\u200b\u200c\u200d\u2060", 2)),
+    "half bytes of zero width": hidden(
+        in_signs("\u200b\u200c\u200d\u200e\u200f" + "".join(map(chr, range(0x2060, 0x206C))), 4)
+    ),
+    "bits as spaces and tabs": hidden(in_signs(" \t", 1)),
+    "half bytes as spaces": hidden(
+        in_signs("\u00a0\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000 ", 4)
+    ),
+}
+"""Encoders whose output a reader does not see."""
+
+OTHER_SCRIPTS = {
+    name: letters(lambda c, first=first: chr(first + ord(c)))
+    for name, first in {"phonetic": 0x200, "Armenian": 0x500, "Ethiopic": 0x1200, "CJK": 0x4E00, "Yi": 0xA000}.items()
+}
+"""Letters of scripts that the texts do not use, as many places apart as those of ASCII."""
+
+
 def _held_out(name):
     return hashlib.sha256(name.encode()).digest()[0] % 2 == 1
 

@@ -1,5 +1,6 @@
 """Words that an answer discloses: worked values, disguises, chance, and bounded work."""
 
+import json
 import random
 import re
 from itertools import product
@@ -12,7 +13,7 @@ from casemate.demo.clinic import case_notes
 from casemate.text import disclosure
 from casemate.text.disclosure import MAX_APART, MAX_SKIP, MIN_CHAIN, DisclosureCounter
 from casemate.text.tokens import STOP_WORDS
-from tests.disguises import DISGUISES, UNREADABLE
+from tests.disguises import DISGUISES, INVISIBLE, OTHER_SCRIPTS, UNREADABLE
 
 NOTES = [" ".join(text.split()) for _, text in case_notes(60, seed=3)]
 TEXT = "Divers found deep cracks in both of the northern piers, and the bridge was closed."
@@ -92,8 +93,9 @@ class NaiveChains:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_chains_are_those_of_the_definition(seed):
+def test_chains_are_those_of_the_definition(seed, monkeypatch):
     """Words of several texts in runs, forwards and backwards, with skips and repetitions."""
+    monkeypatch.setattr(disclosure, "UNORDERED_SHARE", 2)  # chains alone
     rng = random.Random(seed)
     texts = [[f"t{n}w{i}x" for i in range(20)] for n in range(3)]
     said = []
@@ -232,11 +234,11 @@ def test_disguised_copy_discloses_more_than_the_share_of_a_chunk(name):
     assert max(others[:1] + others[2:]) < 0.3
 
 
-@pytest.mark.parametrize("name", [*UNREADABLE, *sorted(NOT_DECODED)])
+@pytest.mark.parametrize("name", [*UNREADABLE, *INVISIBLE, *OTHER_SCRIPTS, *sorted(NOT_DECODED)])
 def test_what_no_decoder_reads_counts_as_a_copy(name):
     """Otherwise a client could ask for any form that is not known here."""
     counter = DisclosureCounter(NOTES[5:10], "", NOTES[40:45])
-    counter.read((UNREADABLE | DISGUISES)[name](NOTES[6]))
+    counter.read((UNREADABLE | INVISIBLE | OTHER_SCRIPTS | DISGUISES)[name](NOTES[6]))
     assert counter.covered[1].bit_count() + counter.unreadable_words > 0.5 * counter.lengths[1]
 
 
@@ -249,12 +251,52 @@ def test_what_no_decoder_reads_counts_as_a_copy(name):
         "def reopen(bridge, piers):\n    for pier in piers:\n        pier.inspect(depth=4)\n    return bridge.open()",
         "The note names Zarkonian, Elzbieta Wojciechowska, atorvastatin and amlodipine beside ten other persons.",
         "<b>" + NOTES[31] + "</b>",
+        re.sub(r"(?<=[a-z]{3})(?=[a-z]{2})", "\u00ad", NOTES[30]),
+        "\U0001f468\u200d\U0001f469\u200d\U0001f467 \u200e" + NOTES[30].replace(" the ", " the\u00a0 "),
+        NOTES[30].replace(" and ", "\n \t").replace(". ", ".  \n"),
     ],
 )
 def test_language_of_the_texts_is_readable(answer):
     counter = DisclosureCounter(NOTES[5:10], "", NOTES[40:45])
     counter.read(answer)
     assert counter.unreadable_words == 0
+
+
+def steps(n, split=str.split):
+    """Every n-th word, then every n-th from the second word on, and so on."""
+    return lambda text: " ".join(word for i in range(n) for word in split(text)[i::n])
+
+
+UNORDERED = {
+    **{f"every {n}th word": steps(n) for n in (5, 7, 9, 12, 20)},
+    "alphabetical order": lambda text: " ".join(sorted(text.lower().split())),
+    "shuffled keys": lambda text: json.dumps(
+        {f"k{i}": word for i, word in random.Random(3).sample(list(enumerate(text.split())), len(text.split()))}
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNORDERED)
+def test_words_of_a_text_in_another_order_are_counted(name):
+    counter = DisclosureCounter(NOTES[5:10], "", NOTES[40:45])
+    bits = counter.read(UNORDERED[name](NOTES[6]))
+    assert bits[1].bit_count() > 0.5 * counter.lengths[1]
+    assert max(b.bit_count() / n for b, n in zip(bits[:1] + bits[2:], counter.lengths[1:], strict=True)) < 0.3
+    assert counter.credited[1].bit_count() > 0.3 * counter.lengths[1] > 0
+
+
+def test_words_in_another_order_count_from_half_of_those_that_no_other_text_has():
+    """A word of the question is not disclosed, and one of another text is credited to neither."""
+    shared = [f"both{i}x" for i in range(48)]
+    words = [word for i in range(16) for word in (f"own{i}x", *shared[3 * i : 3 * i + 3])]  # too far apart for a chain
+    counter = DisclosureCounter([" ".join(words), " ".join(shared)], "Is it own0x?")
+    said = ["own0x", shared[40], *(f"own{i}x" for i in (5, 10, 15, 1, 6, 11, 2))]
+    counter.read(" ".join(said))
+    assert counter.covered == [0, 0]
+    counter.read(" own7x")
+    assert {words[at] for at in positions(counter.covered[0])} == {*said[1:], "own7x"}
+    assert {words[at] for at in positions(counter.credited[0])} == {*said[2:], "own7x"}
+    assert counter.covered[1] == 0
 
 
 FILLED = {
@@ -269,6 +311,14 @@ def test_a_readable_word_beside_each_hides_nothing(name):
     counter = DisclosureCounter([*NOTES[5:10], TEXT], "", NOTES[40:45])
     counter.read(answer)
     assert counter.covered[1].bit_count() + counter.unreadable_words > 0.5 * counter.lengths[1]
+
+
+@pytest.mark.parametrize("word", ["the", "northern"])
+def test_invisible_characters_behind_readable_words_are_counted_while_the_answer_streams(word):
+    counter = DisclosureCounter([*NOTES[5:10], TEXT])
+    for _ in range(3):
+        counter.add(f" {word}{INVISIBLE['bytes as variation selectors'](NOTES[6])[4:104]}")
+    assert counter.covered[1].bit_count() + counter.unreadable_words > 30 and counter.undecoded_letters == 100
 
 
 def test_a_code_in_the_question_is_not_readable():
@@ -291,6 +341,12 @@ LANGUAGES = {
         nord. Les camions doivent emprunter le tunnel.""",
         """Selon les autorités, des dépenses importantes seront nécessaires, mais leur financement reste incertain. Les
         entreprises devraient adapter leurs horaires pendant plusieurs mois.""",
+    ),
+    "Russian": (
+        """Мост закрыли в октябре, потому что водолазы нашли глубокие трещины в северных опорах. Грузовики должны ехать
+        через тоннель, пока работы не закончатся.""",
+        """По словам властей, понадобятся значительные расходы, но откуда возьмутся деньги, пока неясно. Предприятиям
+        стоит заранее изменить расписание перевозок на несколько месяцев.""",
     ),
 }
 

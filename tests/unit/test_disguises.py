@@ -16,7 +16,7 @@ from casemate.text.disguises import (
     only_letters,
     visible_text,
 )
-from tests.disguises import DEVELOPED, DISGUISES, HELD_OUT
+from tests.disguises import DEVELOPED, DISGUISES, HELD_OUT, INVISIBLE
 
 GENERATOR = TokenGenerator("a key for tests")
 TOKENS = [GENERATOR.token("request", f"chunk {i}") for i in range(4)]
@@ -31,6 +31,22 @@ def test_watermark_is_found_in_disguise(name):
     found = [detector.best_match(DecodedText(f"{BEFORE}{DISGUISES[name](t)}{AFTER}")) for t in TOKENS]
     decoded = [match.token if match else None for match in found]
     assert decoded == ([None] * len(TOKENS) if name in NOT_DECODED else TOKENS)
+
+
+@pytest.mark.parametrize("name", INVISIBLE)
+def test_watermark_in_invisible_characters_is_found(name):
+    """Not in spaces, which are shown, nor in sixteen characters of which only a part occurs in a token."""
+    found = WatermarkDetector(TOKENS).best_match(DecodedText(f"{BEFORE}{INVISIBLE[name](TOKENS[1])}{AFTER}"))
+    if name in ("bits as spaces and tabs", "half bytes as spaces", "half bytes of zero width"):
+        assert found is None
+    else:
+        assert (found.token, found.form) == (TOKENS[1], "invisible")
+
+
+def test_codes_of_seven_bits_and_emoji():
+    bits = "".join(f"{ord(c):07b}" for c in TOKENS[1]).translate({48: "\u200b", 49: "\u200c"})
+    assert WatermarkDetector(TOKENS).best_match(DecodedText(f"No.{bits} Sorry.")).token == TOKENS[1]
+    assert "invisible" not in DecodedText(5 * "\U0001f468\u200d\U0001f469\u200d\u2764\ufe0f").views
 
 
 def test_held_out_disguises_are_decoded_as_often_as_the_others():
@@ -59,6 +75,7 @@ def readable(text):
 HOSTILE = [
     *("\\", "<", "a", "aa", "<!--", "1-", "01", "A7", "ff", ". ", "%41", "%25", "&#65;", "\U000e0041", "a1", "=41"),
     *("[b", "1 ", "=4", "\\u", "&#", "\u0301", "a\u200b", "*a*", "Zm9v", "\ud800", "VkdobA== "),
+    *("\u200b\u200c", "\u200b\u200c\u200d\u2060", "\U000e0141", "\U000e0166", "\ufe0f"),
 ]
 
 

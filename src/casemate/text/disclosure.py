@@ -3,7 +3,9 @@ r"""Counts the words of given texts that an answer discloses, in whatever form, 
 The content words of an answer are compared with those of each text. A *chain* is a common subsequence of both in which
 neighbors are at most ``MAX_SKIP`` content words apart in the text, forwards or backwards. Words of the answer that the
 text does not contain never break a chain, so numbers and fillers between the words hide nothing. A chain of
-``MIN_CHAIN`` words discloses its words, and the function words before each.
+``MIN_CHAIN`` words discloses its words, and the function words before each. An answer may also repeat a text in another
+order. Therefore an answer with ``UNORDERED_SHARE`` of the words that only one text contains discloses all words of this
+text that it says.
 
 Parts of the answer with no word of the texts are decoded (``casemate.text.disguises``), and searched for the texts'
 words run together, reversed, or rotated in the alphabet. What remains unreadable is counted as if it were a copy: an
@@ -16,9 +18,11 @@ positions of each text.
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import cached_property, lru_cache, partial, reduce
+from itertools import chain
 from operator import or_
 from statistics import median_low
 from string import ascii_lowercase
@@ -27,7 +31,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from casemate.text.disguises import decodings, fold_text, only_letters, without_vowels
+from casemate.text.disguises import INVISIBLE, decodings, fold_text, only_letters, without_vowels
 from casemate.text.tokens import STOP_WORDS, FunctionCache
 
 MIN_CHAIN = 4
@@ -38,6 +42,9 @@ MAX_APART = 8
 """Distance in the answer of two neighbors of a chain, counting words that the text contains."""
 MAX_OCCURRENCES = 6
 """Positions of a word in one text that are compared."""
+UNORDERED_WORDS, UNORDERED_SHARE = 8, 0.5
+"""Own words of a text, and share of them, from which an answer repeats the text, in whatever order. Of 3,000 recorded
+answers of a model and 900 other documents, two disclose more words than by chains alone: 2 and 3."""
 BLOCK, MAX_BLOCK = 192, 2000
 """Letters and digits without a word of the texts after which these are decoded; characters, at the latest."""
 SIGNS_PER_LETTER = 4
@@ -59,12 +66,20 @@ _PERMUTED = frozenset(("markup", "leet", "script", "swapped", "doubled", "initia
 _WORD = re.compile(r"[^\W_]+")
 _NO_SIGN = re.compile(r"[^\W_]|\s")
 _SAME_SIGN = re.compile(r"(.)\1{5,}")
-_FIRST_SYMBOL = "\u2190"
-"""First character after punctuation and currencies: arrows, symbols, emoji, private letters. Each may be a letter."""
+_SYMBOL = re.compile(rf"[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f{INVISIBLE}\u2190-\U0010ffff]")
+"""Controls, invisible characters, and all after punctuation and currencies: arrows, symbols, emoji, private letters.
+Each may be a letter."""
+_OTHER_SPACE = re.compile(r"(?<= )[^\S ]|(?<=\t)[^\S\t]|(?<=\s)[^\S \t\n\r]")
+"""White space after other white space, such as a tab after a space. Each may be a letter."""
 _LETTER_CODES = 64
-"""Letters are distinguished modulo this number; those of one alphabet differ."""
+"""Letters are distinguished modulo this number; those of one alphabet differ. Letters of other scripts than those of
+the texts have this number as their code."""
+_OTHER_SCRIPT, _OTHER_SCRIPT_BITS = "\U0010ffff", 10.0
+"""Stands for a letter of a script that the texts do not use; bits of information of a pair with one."""
+_LAST_LATIN, _SCRIPT_SHARE = "\u017f", 0.05
+"""Letters up to this one are of every script. Least share of a text's letters from which it uses a script."""
 _FIRST_IDEOGRAPH = "\u2e80"
-_PIECE = re.compile(r"(?<!\s)\s*\S+")
+_PIECE = re.compile(r"(?<!\s)\s*\S+|\s+\Z")
 _ROTATIONS = [ascii_lowercase[k:] + ascii_lowercase[:k] for k in range(26)]
 _ALPHABETS = [*_ROTATIONS, *(alphabet[::-1] for alphabet in _ROTATIONS)]
 """Rotations of the alphabet and of its reverse; the first is the alphabet itself."""
@@ -93,16 +108,35 @@ def _letters(words: Iterable[str]) -> int:
 
 def _symbols(text: str) -> int:
     """Letters for which the characters of a text that are in no word may stand. A long run of one sign counts once."""
-    signs = _NO_SIGN.sub("", _SAME_SIGN.sub(r"\1", text))
-    symbols = sum(char >= _FIRST_SYMBOL for char in signs)
-    return symbols + (len(signs) - symbols) // SIGNS_PER_LETTER
+    text = _SAME_SIGN.sub(r"\1", text)
+    signs = _NO_SIGN.sub("", text)
+    symbols = len(_SYMBOL.findall(signs))
+    return symbols + (len(signs) - symbols) // SIGNS_PER_LETTER + len(_OTHER_SPACE.findall(text))
 
 
-def _pairs(words: Iterable[str]) -> npt.NDArray[np.int64]:
-    """A number for each pair of neighboring letters in words, the space before and after each included."""
+def _pairs(words: Iterable[str], scripts: Collection[str]) -> npt.NDArray[np.int64]:
+    """A number for each pair of neighboring letters in words, the space before and after each included.
+
+    Args:
+        words: The words.
+        scripts: Scripts that are distinguished from all others.
+    """
     text = f" {' '.join(words)} "
-    codes = np.frombuffer(text.encode("utf-32-le"), np.uint32).astype(np.int64) % _LETTER_CODES
-    return codes[:-1] * _LETTER_CODES + codes[1:]
+    if not text.isascii():
+        others = (char for char in set(text) if char > _LAST_LATIN and _SCRIPTS[char] not in scripts)
+        text = text.translate({ord(char): _OTHER_SCRIPT for char in others})
+    codes = np.frombuffer(text.encode("utf-32-le"), np.uint32).astype(np.int64)
+    codes = np.where(codes == ord(_OTHER_SCRIPT), _LETTER_CODES, codes % _LETTER_CODES)
+    return codes[:-1] * (_LETTER_CODES + 1) + codes[1:]
+
+
+def _script(char: str) -> str:
+    """The script of a letter. Each rare Latin letter is one by itself: there are some with the codes of an alphabet."""
+    name = unicodedata.name(char, "")
+    return char if name.startswith("LATIN") else name.partition(" ")[0]
+
+
+_SCRIPTS = FunctionCache(_script)
 
 
 class _IndexedText:
@@ -119,6 +153,7 @@ class _IndexedText:
         skeletons: These words by their consonants.
         misspelled: These words by what remains without the first or the last letter, and by their sorted letters.
         frequencies: Counts of their letters.
+        scripts: The scripts of its letters, beside Latin.
         pairs: Counts of the pairs of letters in all content words.
     """
 
@@ -140,7 +175,10 @@ class _IndexedText:
         self.prefix_codes = _windows(_letter_codes("".join(self.prefixes)))[::_MIN_STREAM]
         self.skeletons = {skeleton: w for w in long_words if len(skeleton := without_vowels(w)) > 2}
         self.misspelled = {k: w for w in long_words if len(w) > _MIN_STREAM for k in (w[1:], w[:-1], _sorted(w))}
-        self.pairs = np.bincount(_pairs(w for w in self.places if not w.isdigit()), minlength=_LETTER_CODES**2)
+        scripts = Counter(_SCRIPTS[char] for word in self.places for char in word if char > _LAST_LATIN)
+        self.scripts = {script for script, count in scripts.items() if count >= _SCRIPT_SHARE * self.letters}
+        pairs = _pairs((w for w in self.places if not w.isdigit()), self.scripts)
+        self.pairs = np.bincount(pairs, minlength=(_LETTER_CODES + 1) ** 2)
         self.frequencies = np.bincount(_letter_codes("".join(long_words)), minlength=26)
 
 
@@ -182,6 +220,9 @@ class DisclosureCounter:
         self._chance = list[tuple[str, str]]()  # forms and words that were not compared with the null yet
         self._vocabulary = frozenset().union(*(text.places for text in self._texts))
         self._occurrences: dict[str, list[tuple[int, _Places]]] = {}  # word -> numbers of texts, places in each
+        self._said: dict[str, int] = {}  # how often the answer says each word of the texts
+        self._own_said = [0] * len(texts)
+        self._repeated = set[int]()  # numbers of the texts that the answer repeats
         self._by_prefix = FunctionCache(partial(_words_from, self._texts))
         self._undecoded, self._letters, self._size = list[str](), 0, 0
         self._readable = set[str]()  # words since the last part that was decoded
@@ -207,14 +248,22 @@ class DisclosureCounter:
         return [bits & ~asked for bits, asked in zip(self._credited, self._asked, strict=False)]
 
     @cached_property
+    def _unseen_words(self) -> frozenset[str]:
+        return frozenset[str]().union(*(text.places for text in self._texts[self._shown :]))
+
+    @cached_property
+    def _own_words(self) -> list[set[str]]:
+        """For each text in the context, the words that no other text contains."""
+        holders = Counter(chain.from_iterable(text.places for text in self._texts))
+        return [{word for word in text.places if holders[word] == 1} for text in self._texts[: self._shown]]
+
+    @cached_property
     def own(self) -> list[int]:
         """For each text in the context, a bit mask of the words that no other text contains."""
-        holders = Counter(word for text in self._texts for word in text.places)
-        masks = []
-        for text in self._texts[: self._shown]:
-            own = [mask for word, places in text.places.items() if holders[word] == 1 for _, mask in places]
-            masks.append(reduce(or_, own, 0))
-        return masks
+        return [
+            reduce(or_, (mask for word in words for _, mask in text.places[word]), 0)
+            for text, words in zip(self._texts, self._own_words, strict=False)
+        ]
 
     @property
     def disclosed_words(self) -> int:
@@ -245,14 +294,17 @@ class DisclosureCounter:
 
     def add(self, text: str) -> None:
         """Adds the next part of the answer, which ends at the end of a word and begins with the space before it."""
-        words, length, negligible = _PIECES[text] if len(text) <= _SHORT_PIECE else _read_piece(text)
+        words, length, symbols, negligible = _PIECES[text] if len(text) <= _SHORT_PIECE else _read_piece(text)
         known = self._read("plain", words)
+        self._read_unordered(known)
         readable = sum([len(w) for w in known if not w.isdigit()])
         if 2 * readable > length and length - readable < _MIN_STREAM or negligible and not known:
             self._readable.update(words)
-            return
+            if not symbols:
+                return
+            text, length = _WORD.sub("", text), 0
         self._undecoded.append(text)
-        self._letters += length
+        self._letters += length + symbols
         self._size += len(text)
         if self._letters >= BLOCK or self._size >= MAX_BLOCK:
             self.finish()
@@ -327,16 +379,19 @@ class DisclosureCounter:
         new = [w for w in words if not (w in self._vocabulary or w in STOP_WORDS or w.isdigit())]
         sizes = np.array([len(w) + 1 for w in new], np.int64)
         bits, usual = self._pair_bits
-        mean = np.add.reduceat(bits[_pairs(new)], np.cumsum(sizes) - sizes) / sizes if new else sizes
+        scripts = frozenset[str]().union(*(text.scripts for text in self._texts))
+        mean = np.add.reduceat(bits[_pairs(new, scripts)], np.cumsum(sizes) - sizes) / sizes if new else sizes
         return [word for word, one in zip(new, mean, strict=True) if one > usual + UNLIKE]
 
     @cached_property
     def _pair_bits(self) -> tuple[npt.NDArray[np.float64], float]:
         """Bits of each pair of letters, given the first, in the texts; and their mean."""
-        counts = sum((text.pairs for text in self._texts), np.zeros(_LETTER_CODES**2, np.int64))
-        table = counts.reshape(_LETTER_CODES, _LETTER_CODES)
-        bits: npt.NDArray[np.float64] = -np.log2((table + 0.3) / (table.sum(1, keepdims=True) + 0.3 * 27)).ravel()
-        return bits, float(counts @ bits) / max(1, int(counts.sum()))
+        codes = _LETTER_CODES + 1
+        counts = sum((text.pairs for text in self._texts), np.zeros(codes**2, np.int64))
+        table = counts.reshape(codes, codes)
+        bits: npt.NDArray[np.float64] = -np.log2((table + 0.3) / (table.sum(1, keepdims=True) + 0.3 * 27))
+        bits[-1], bits[:, -1] = _OTHER_SCRIPT_BITS, _OTHER_SCRIPT_BITS
+        return bits.ravel(), float(counts @ bits.ravel()) / max(1, int(counts.sum()))
 
     @cached_property
     def _prefixes(self) -> npt.NDArray[np.bool_]:
@@ -426,6 +481,42 @@ class DisclosureCounter:
             if best:
                 self._disclose(self._credited, *credited)
         return known
+
+    def _read_unordered(self, known: Iterable[str]) -> None:
+        """Adds words of the texts, and discloses those of a text that the answer repeats in whatever order."""
+        said, repeated = self._said, self._repeated
+        for word in known:
+            said[word] = times = said.get(word, 0) + 1
+            if word in self._question:
+                continue
+            holders = self._occurrences.get(word) or self._find(word)
+            if times == 1 and len(holders) == 1 and word not in self._unseen_words:
+                self._add_own(holders[0][0])
+            if repeated:
+                self._disclose_said(word, times, repeated)
+
+    def _add_own(self, number: int) -> None:
+        """Adds an own word of a text, and discloses all that the answer said of it if these are enough."""
+        self._own_said[number] += 1
+        if self._own_said[number] < UNORDERED_WORDS or number in self._repeated:
+            return
+        own = len(self._own_words[number] - self._question)
+        if self._own_said[number] >= UNORDERED_SHARE * own:
+            self._repeated.add(number)
+            for word in self._texts[number].places.keys() & self._said.keys() - self._question:
+                for times in range(1, self._said[word] + 1):
+                    self._disclose_said(word, times, {number})
+
+    def _disclose_said(self, word: str, times: int, among: Collection[int]) -> None:
+        """Discloses a word that was said so often in some texts. It is credited if it is in no other text shown."""
+        holders = self._occurrences[word]
+        for number, places in holders:
+            if number in among and times <= len(places):
+                bits = places[times - 1][1]
+                if bits & ~self.bits[number]:
+                    self._disclose(self.bits, number, bits)
+                if len(holders) == 1 and bits & ~self._credited[number]:
+                    self._disclose(self._credited, number, bits)
 
     def _disclose(self, masks: list[int], number: int, bits: int) -> None:
         self.growth += (bits & ~masks[number]).bit_count()
@@ -530,10 +621,11 @@ def _windows(codes: npt.NDArray[np.uint16]) -> npt.NDArray[np.uint16]:
     return found
 
 
-def _read_piece(text: str) -> tuple[list[str], int, bool]:
-    """The words of a part of an answer, their letters, and whether all are function words of two letters and more."""
+def _read_piece(text: str) -> tuple[list[str], int, int, bool]:
+    """The words of a part of an answer, their letters, its symbols, and whether it has only longer function words."""
     words = _WORD.findall(fold_text(text))
-    return words, sum(map(len, words)), bool(words) and all(len(w) > 1 and w in STOP_WORDS for w in words)
+    negligible = bool(words) and all(len(w) > 1 and w in STOP_WORDS for w in words)
+    return words, sum(map(len, words)), _symbols(text), negligible
 
 
 _PIECES = FunctionCache(_read_piece, 4096)

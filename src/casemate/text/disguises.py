@@ -87,6 +87,14 @@ _WORD = re.compile("[a-z]+")
 _SPACED = re.compile(r"(?<!\S)\S(?: \S(?!\S)){2,}")
 _DOUBLED = re.compile(r"([a-z])\1")
 _DOUBLED_RUN = re.compile(r"(?:([a-z])\1[^a-z]{0,3}){6,}")
+INVISIBLE = (
+    r"\xad\u034f\u061c\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff"
+    r"\U000e0000-\U000e001f\U000e007f-\U000e01ff"
+)
+"""Characters that are not shown, as ranges of a regular expression; without the tag characters that copy ASCII."""
+_VISIBLE_RUN = re.compile(f"[^{INVISIBLE}]+")
+_LEAST_INVISIBLE = 16
+"""Invisible characters from which these are decoded: ordinary text has a few, in emoji."""
 _NO_LETTER = bytes(c for c in range(256) if not 97 <= c <= 122)
 _NO_DIGIT = bytes(c for c in range(256) if not 48 <= c <= 57)
 _LETTERS_OR_SPACE = bytes(c if 97 <= c <= 122 else 32 for c in range(256))
@@ -101,7 +109,7 @@ class Decoding(NamedTuple):
     Attributes:
         form: The outermost encoding: ``plain``, ``markup`` (as plain, with the markup kept), ``spaced``, ``script``,
             ``swapped``, ``doubled``, ``initials``, ``base64``, ``base32``, ``hex``, ``binary``, ``octal``, ``codes``
-            (decimal), ``numbers`` (of letters) or ``morse``.
+            (decimal), ``numbers`` (of letters), ``morse`` or ``invisible``.
         text: Folded: lower case, ASCII where there is an equivalent.
     """
 
@@ -186,7 +194,7 @@ def _decode_layer(text: str, found: list[Decoding], layers: int, outer: str) -> 
     plain = found[0].text if visible is text and not outer else fold_text(visible)
     for form, decoded in _rewritings(visible, plain):
         found.append(Decoding(outer or form, decoded))
-    for form, code, readable in _binary_decodings(visible):
+    for form, code, readable in (*_invisible_decodings(text), *_binary_decodings(visible)):
         decoded = code.decode("latin-1")
         found.append(Decoding(outer or form, _fold(decoded)))
         if readable and layers > 1:
@@ -260,6 +268,32 @@ def _binary_decodings(visible: str) -> Iterator[tuple[str, bytes, bool]]:
             yield "binary", *_printable(int(part or "0", 2).to_bytes(len(part) // 8 or 1, "big"))
     for run in _OCTAL_RUN.findall(visible) if digits >= 18 else ():
         yield "octal", *_printable(bytes(int(code, 8) for code in _OCTAL_CODE.findall(run)))
+
+
+def _invisible_decodings(text: str) -> Iterator[tuple[str, bytes, bool]]:
+    """Yields what invisible characters may encode: bytes by variation selectors, or digits by two or four characters.
+
+    Both common numberings of variation selectors are tried. Digits follow the order of the characters in Unicode, or
+    the reverse, and form bytes or codes of seven bits.
+    """
+    if text.isascii():
+        return
+    found = _VISIBLE_RUN.sub("", text)
+    if len(found) < _LEAST_INVISIBLE:
+        return
+    for first in (0xE0100, 0xE0100 - 16):
+        numbers = (ord(c) - (0xFE00 if c < "\ufe10" else first) for c in found if c >= "\ufe00")
+        yield "invisible", *_printable(bytes(n for n in numbers if 0 <= n < 256))
+    signs = sorted(set(found))
+    if len(signs) not in (2, 4):
+        return
+    for order in (signs, signs[::-1]):
+        digit = {ord(sign): f"{i:0{len(signs) // 2}b}" for i, sign in enumerate(order)}
+        bits = found.translate(digit)
+        for size in (8, 7):
+            for start in range(size):
+                groups = (bits[i : i + size] for i in range(start, len(bits) - size + 1, size))
+                yield "invisible", *_printable(bytes(int(group, 2) for group in groups))
 
 
 def _digits(text: str) -> int:
