@@ -69,8 +69,7 @@ _SAME_SIGN = re.compile(r"(.)\1{5,}")
 _SYMBOL = re.compile(rf"[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f{INVISIBLE}\u2190-\U0010ffff]")
 """Controls, invisible characters, and all after punctuation and currencies: arrows, symbols, emoji, private letters.
 Each may be a letter."""
-_OTHER_SPACE = re.compile(r"(?<= )[^\S ]|(?<=\t)[^\S\t]|(?<=\s)[^\S \t\n\r]")
-"""White space after other white space, such as a tab after a space. Each may be a letter."""
+_SPACES = re.compile(r"\s{2,}")
 _LETTER_CODES = 64
 """Letters are distinguished modulo this number; those of one alphabet differ. Letters of other scripts than those of
 the texts have this number as their code."""
@@ -106,12 +105,17 @@ def _letters(words: Iterable[str]) -> int:
     return sum(len(w) if w.isascii() else len(w) + sum(char >= _FIRST_IDEOGRAPH for char in w) for w in words)
 
 
+def _other_spaces(run: str) -> int:
+    """Characters of white space after others, such as a tab after a space. Each may be a letter."""
+    return sum(b not in " \t\n\r" or a in " \t" and a != b for a, b in zip(run, run[1:], strict=False))
+
+
 def _symbols(text: str) -> int:
     """Letters for which the characters of a text that are in no word may stand. A long run of one sign counts once."""
     text = _SAME_SIGN.sub(r"\1", text)
     signs = _NO_SIGN.sub("", text)
     symbols = len(_SYMBOL.findall(signs))
-    return symbols + (len(signs) - symbols) // SIGNS_PER_LETTER + len(_OTHER_SPACE.findall(text))
+    return symbols + (len(signs) - symbols) // SIGNS_PER_LETTER + sum(map(_other_spaces, _SPACES.findall(text)))
 
 
 def _pairs(words: Iterable[str], scripts: Collection[str]) -> npt.NDArray[np.int64]:
