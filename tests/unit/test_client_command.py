@@ -14,6 +14,7 @@ from casemate.cli import cli
 from casemate.cli import client as client_command
 from casemate.errors import ConfigError, DataError
 from casemate.gateway.auth.keys import ApiKeyStore, Grant
+from casemate.guard.client_state.reset import reset_tenant
 from casemate.guard.client_state.withheld_documents import WithheldDocuments
 from casemate.guard.defenses.crawl_limit import CrawlLimit
 from casemate.monitor.alerts.alert import Alert, AlertPhase, alert_to_event
@@ -82,10 +83,10 @@ def test_clients_that_only_crawl_limit_limits_are_listed_with_their_requests(pla
     assert found["share"]["verdicts"] == {}
 
 
-def restrict(store, limit):
+def restrict(store, limit, first=0):
     """Lets four clients copy, so that all clients of the tenant are restricted; then a new client asks."""
     for number in range(4):
-        limit.evidence.record_answer(Query("q", f"c{number}"), "", {f"d{number}": 1}, (), True)
+        limit.evidence.record_answer(Query("q", f"c{number}"), "", {f"d{(number + first) % 4}": 1}, (), True)
     query, nothing = Query("What is new?", "new"), Retrieval((), SimilarityStats(0, 0.0, 0.0))
     verdict = asyncio.run(limit.on_retrieve(query, nothing)).verdict
     body = {"tenant": "default", "client": "new", "defense": "crawl_limit", "flagged": verdict.flagged}
@@ -112,8 +113,22 @@ def test_a_restriction_of_all_clients_is_shown_and_ends_with_a_reset_of_the_tena
         assert not each.evidence.is_colluding("default")
         assert "tenant_until" not in each.evidence.summary(Query("q", "new"))
     assert "all clients" not in CliRunner().invoke(cli, ["client", "list"], catch_exceptions=False).stdout
-    restrict(place, CrawlLimit())
+    restrict(place, limit, first=1)  # the same clients and chunks, other pairs
     assert "all clients" in CliRunner().invoke(cli, ["client", "list"], catch_exceptions=False).stdout
+    place.close()
+
+
+def test_clients_that_repeat_answers_to_one_another_count_again_after_a_reset_of_the_tenant(place):
+    evidence = CrawlLimit(store=place).evidence
+    for day in ("monday", "sunday"):
+        for number in range(4):
+            text = " ".join(f"{day}{number}{word}" for word in "abcdefgh")
+            evidence.record_answer(Query("q", f"told{number}"), text, {}, (), False)
+            assert not evidence.is_colluding("default")
+            evidence.record_question(Query(text, f"asks{number}"))
+        assert evidence.is_colluding("default")
+        reset_tenant(place, "default")
+        evidence.sync()
     place.close()
 
 

@@ -197,6 +197,7 @@ class _TenantEvidence:
     def reset(self) -> None:
         """Ends the restriction of all clients. What was disclosed still counts."""
         self.alarms.clear()
+        self.limit_at.clear()
         self.cusums = {name: test.start() for name, test in TENANT_TESTS.items()}
         self.suspected_until = self.restricted_since = 0.0
 
@@ -393,7 +394,7 @@ class CrawlEvidence:
             self._tenant(tenant).alarms.pop(client, None)
             return
         if body.get(TENANT_RESET):
-            self._tenant(tenant).reset()
+            self._reset_tenant(tenant)
             return
         state, together = self._named(tenant, client), self._tenant(tenant)
         for phrase in _unpack(body.get("repeated", "")):
@@ -417,6 +418,14 @@ class CrawlEvidence:
             others = [self._named(tenant, str(name)) for name in body["from"]]
             self._test_repeating(state, others, together, at)
         self._test(client, state, together, body, at)
+
+    def _reset_tenant(self, tenant: str) -> None:
+        """Discards the evidence about the clients together; the next event of each client counts again."""
+        self._tenant(tenant).reset()
+        for (of, _), client in self._clients.items():
+            if of == tenant:
+                client.counted.clear()
+                client.repeated = False
 
     def _test(
         self, name: str, state: _ClientEvidence, together: _TenantEvidence, body: Mapping[str, Any], at: float
