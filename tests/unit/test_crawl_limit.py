@@ -16,6 +16,7 @@ from casemate.protocols import Generator
 from casemate.rag.pipeline import join_stream
 from casemate.reindexing.registry import ReindexRegistry
 from casemate.reindexing.space import Reindexing, chunk_key, unique_keys
+from casemate.reports.verdicts import reason
 from casemate.types import Document, Event, Hit, Prompt, Query, Retrieval, SimilarityStats
 
 BACKGROUND = SimilarityStats(1000, 0.1, 0.1)
@@ -262,6 +263,8 @@ def crawl(limit, questions, client="ann"):
         ({"whole": 1}, 1, "whole"),
         ({"questions": 1, "whole": 100}, 1, "questions"),
         ({"budget": 40}, 1, "budget"),
+        ({"budget": 1000, "tenant_budget": 40}, 1, "tenant_budget"),
+        ({"budget": 40, "tenant_budget": 40}, 1, "budget"),
         ({"whole": 1}, 2, "exposure"),  # suspected
         ({"exposure": 1.0, "quote_words": 100, "short_quote_words": 9}, 3, "short_quote_words"),
     ],
@@ -269,6 +272,13 @@ def crawl(limit, questions, client="ann"):
 def test_the_operator_sees_which_limit_cut_an_answer(options, questions, cut):
     found, _ = crawl(CrawlLimit(**options), questions)
     assert found == [(cut, True, False)]
+
+
+def test_a_cut_by_the_budget_of_the_tenant_says_so():
+    with collect_verdicts() as found:
+        ask(CrawlLimit(tenant_budget=40), range(5))
+    assert found[-1].evidence == {"cut": "tenant_budget", "most": 40}
+    assert "all clients of the tenant together" in reason("crawl_limit", found[-1].evidence)
 
 
 def test_the_operator_sees_in_observe_mode_which_limit_would_cut_an_answer():

@@ -21,7 +21,8 @@ CUTS = {
     "questions": "it would disclose most of more chunks than the client may be given in a period",
     "exposure": "it would disclose a larger share of a chunk than a suspected client may be given",
     "short_quote_words": "it would disclose more new words than an answer to a suspected client may",
-    "budget": "the new words that the client, or its tenant, may be given in a period are used up",
+    "budget": "the new words that the client may be given in a period are used up",
+    "tenant_budget": "the new words that all clients of the tenant together may be given in a period are used up",
 }
 """Limits of ``crawl_limit`` that cut an answer, by the name of the option."""
 SHOWN = 5

@@ -278,7 +278,7 @@ class CrawlLimit(Defense):
         scarce = any(used >= EXTRACTS_FROM * budget for budget, used in budgets)
         return Grade.EXTRACTS if scarce or self.evidence.level(query) is ALARMED else Grade.FULL
 
-    def reserve(self, query: Query, words: int, new: int, tenant_new: int) -> int:
+    def reserve(self, query: Query, words: int, new: int, tenant_new: int) -> tuple[int, str]:
         """Reserves new words for an unfinished answer, and a small part of those that are free.
 
         Args:
@@ -288,21 +288,22 @@ class CrawlLimit(Defense):
             tenant_new: The same for the tenant.
 
         Returns:
-            The number of words that are reserved beyond ``new``; -1 if the answer may not disclose as many new words.
+            The number of words that are reserved beyond ``new``, and the name of the budget that has too few for
+            ``new``; empty: neither. The client's comes first. Then nothing is reserved.
         """
         client, tenant = key_of(query.tenant, query.client), (query.tenant, None)
         disclosed, disclosed_to_tenant = self.evidence.disclosed_words(query), self.evidence.tenant_words(query.tenant)
         with self._lock:
-            free = self.budget - disclosed - self._in_flight[client] + words - new
+            free = {"budget": self.budget - disclosed - self._in_flight[client] + words - new}
             if self.tenant_budget:
-                of_tenant = self.tenant_budget - disclosed_to_tenant - self._in_flight[tenant] + words - tenant_new
-                free = min(free, of_tenant)
-            if free < 0:
-                return -1
-            ahead = min(RESERVED_AHEAD, free // RESERVED_AHEAD)
+                left = self.tenant_budget - disclosed_to_tenant - self._in_flight[tenant] + words - tenant_new
+                free["tenant_budget"] = left
+            if exhausted := [name for name, left in free.items() if left < 0]:
+                return 0, exhausted[0]
+            ahead = min(RESERVED_AHEAD, min(free.values()) // RESERVED_AHEAD)
             self._in_flight[client] += new + ahead - words
             self._in_flight[tenant] += new + ahead - words
-            return ahead
+            return ahead, ""
 
     def release(self, query: Query, words: int) -> None:
         """Ends the reservation of an answer."""

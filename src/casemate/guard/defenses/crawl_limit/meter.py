@@ -207,9 +207,8 @@ class DisclosureMeter:
         self.limit_reached = words > self.most_words or len(exposed) > self.most
         self.cut_by = self.cut_by or self._exceeded(words, exposed)
         if not self.cut:
-            ahead = self._reserve(pending)
+            ahead, self.cut_by = self._reserve(pending)
             self._reserved_to = growth + pending + ahead
-            self.cut_by = "budget" if ahead < 0 else ""
         if self.cut:  # it is read on until its limit is known, and nothing of it is sent
             self._reserved_to = math.inf
         else:
@@ -235,15 +234,15 @@ class DisclosureMeter:
         left = max(0, self.limit.questions - len(before))
         return "questions" if sum(i not in before for i in exposed) > left else ""
 
-    def _reserve(self, pending: int) -> int:
+    def _reserve(self, pending: int) -> tuple[int, str]:
         """Reserves the new words, and those that may be in letters that are not decoded yet; see ``reserve``."""
         new, tenant_new = (
             sum(bits.bit_count() for bits in self._new(self.counter.covered, before)) + pending
             for before in (self.disclosed, self.disclosed_to_tenant)
         )
-        ahead = self.limit.reserve(self.query, self.reserved, new, tenant_new)
-        self.reserved = new + ahead if ahead >= 0 else self.reserved
-        return ahead
+        ahead, exhausted = self.limit.reserve(self.query, self.reserved, new, tenant_new)
+        self.reserved = self.reserved if exhausted else new + ahead
+        return ahead, exhausted
 
     def _credited(self) -> list[int]:
         """Returns the new words of each chunk. A word of the answer counts for one chunk, however many contain it."""
