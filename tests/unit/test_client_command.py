@@ -147,10 +147,14 @@ def test_clients_of_canaries_are_listed_on_request_only(place):
     assert listed("--canaries").keys() == {"canary-fee-7", "eve"}
 
 
-def test_resetting_an_unknown_client_is_an_error(place):
+def test_resetting_an_unknown_client_or_tenant_is_an_error(place):
+    place.append(flagged("eve"))
     place.close()
     with pytest.raises(ConfigError, match="there is no state of client 'ann'"):
         CliRunner().invoke(cli, ["client", "reset", "ann"], catch_exceptions=False)
+    with pytest.raises(ConfigError, match="no client of tenant 'defualt' has asked"):
+        CliRunner().invoke(cli, ["client", "reset", "--tenant", "defualt"], catch_exceptions=False)
+    assert CliRunner().invoke(cli, ["client", "reset", "--tenant", "default"]).exit_code == 0
 
 
 def test_the_table_shows_the_whole_id_of_a_key(place):

@@ -148,6 +148,7 @@ def verdict(evidence, flagged=True, client="mallory", defense="honeytoken", at=N
 
 
 LEAK = {"what": "leaked", "form": "url", "generation": 2, "disguise": "base64"}
+RESTRICTED = {"tenant_since": NOW.timestamp(), "tenant_until": NOW.timestamp() + 3600}
 
 
 OTHER = next(
@@ -171,6 +172,12 @@ class TestAlertForEvent:
         assert alert.kind == "crawl" and alert.canaries == ("mallory",) and "12 different chunks" in alert.changes[0]
         assert "Client" in render_alert(alert, AlertPhase.OPENED).plain
         assert alert_for_event(verdict(evidence, flagged=False, defense="crawl_limit")) is None
+
+    def test_the_alert_of_a_restricted_tenant_gives_its_whole_name(self):
+        tenant = "north-" * 20
+        body = {"defense": "crawl_limit", "flagged": False, "client": "c", "tenant": tenant, "evidence": RESTRICTED}
+        alert = alert_for_event(Event("v", NOW, "verdict", body))
+        assert f"{tenant!r}" in alert.changes[0] and f"--tenant {tenant}'" in alert.advice[1]
 
     @pytest.mark.parametrize(
         "event",

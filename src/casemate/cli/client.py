@@ -16,6 +16,7 @@ from casemate.cli.serve import open_event_store
 from casemate.errors import ConfigError
 from casemate.gateway.auth.keys import ApiKeyStore
 from casemate.guard.client_state import withheld_documents
+from casemate.guard.client_state.crawl_evidence import KIND as CRAWL
 from casemate.guard.client_state.crawl_evidence import RecordedLimits
 from casemate.guard.client_state.reset import KINDS as STATE_KINDS
 from casemate.guard.client_state.reset import reset_client, reset_of, reset_tenant
@@ -105,6 +106,8 @@ def reset(
         raise ConfigError("give either a client or --tenant; 'casemate client list' shows both")
     with open_event_store(config) as store:
         if tenant is not None:
+            if not any(e.body.get("tenant") == tenant for kind in (CRAWL, "verdict") for e in store.scan(kind)):
+                raise ConfigError(f"no client of tenant {tenant!r} has asked; 'casemate client list' shows the tenants")
             reset_tenant(store, tenant)
             out.print(f"reset tenant {shown(tenant)}: the evidence about its clients together is deleted")
             return

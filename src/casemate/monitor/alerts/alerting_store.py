@@ -189,9 +189,9 @@ def _restricted_tenant_alert(event: Event, evidence: Mapping[str, Any]) -> Alert
         (tenant[:MAX_NAME],),
         event.at,
         "All clients of a tenant are restricted",
-        changes=(f"{describe_restriction(tenant[:MAX_NAME], until)}.",),
+        changes=(f"{describe_restriction(tenant, until)}.",),
         advice=(
             "Find the crawlers and block their keys: 'casemate client list'.",
-            f"End the restriction: 'casemate client reset --tenant {tenant[:MAX_NAME]}'.",
+            f"End the restriction: 'casemate client reset --tenant {tenant}'.",
         ),
     )
