@@ -18,7 +18,7 @@ from casemate.guard.client_state.reset import reset_tenant
 from casemate.guard.client_state.withheld_documents import WithheldDocuments
 from casemate.guard.defenses.crawl_limit import CrawlLimit
 from casemate.monitor.alerts.alert import Alert, AlertPhase, alert_to_event
-from casemate.monitor.alerts.alerting_store import alert_for_event
+from casemate.monitor.alerts.alerting_store import alerts_for_event
 from casemate.monitor.canaries.canary import Canary
 from casemate.monitor.canaries.check import ObservedAnswer, check_answer
 from casemate.monitor.canaries.results import CanaryResult, CanaryStatus, Severity, result_to_event
@@ -101,7 +101,7 @@ def restrict(store, limit, first=0):
 
 def test_a_restriction_of_all_clients_is_shown_and_ends_with_a_reset_of_the_tenant(place):
     limit, other = CrawlLimit(store=place), CrawlLimit(store=place)
-    alert = alert_for_event(restrict(place, limit))
+    (alert,) = alerts_for_event(restrict(place, limit))
     assert alert.kind == "crawl_tenant" and "all clients of tenant 'default' are restricted until" in alert.changes[0]
     assert listed()["new"]["limited"] == 1  # its answer was cut
     done = CliRunner().invoke(cli, ["client", "list"], catch_exceptions=False)

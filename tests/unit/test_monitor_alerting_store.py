@@ -22,7 +22,7 @@ from casemate.monitor.alerts.alert import (
     close_alert,
     open_alerts,
 )
-from casemate.monitor.alerts.alerting_store import AlertingEventStore, MissedAlertScanner, alert_for_event
+from casemate.monitor.alerts.alerting_store import AlertingEventStore, MissedAlertScanner, alerts_for_event
 from casemate.monitor.alerts.messages import render_alert
 from casemate.monitor.alerts.quarantine_alerts import settle_quarantine_alerts
 from casemate.monitor.canaries.results import Severity
@@ -135,6 +135,10 @@ class Unclosed(EventStoreProxy):
         pass
 
 
+def alert_for_event(event):
+    return next(iter(alerts_for_event(event)), None)
+
+
 NAMES = (("a", "acme"), ("b", "acme"), ("c", "other"))
 
 
@@ -172,6 +176,16 @@ class TestAlertForEvent:
         assert alert.kind == "crawl" and alert.canaries == ("mallory",) and "12 different chunks" in alert.changes[0]
         assert "Client" in render_alert(alert, AlertPhase.OPENED).plain
         assert alert_for_event(verdict(evidence, flagged=False, defense="crawl_limit")) is None
+
+    def test_a_crawler_opens_the_alert_of_its_restricted_tenant_too(self, store):
+        events = [verdict({"chunks": n} | RESTRICTED, client=f"c{n}", defense="crawl_limit") for n in range(2)]
+        for event in events:
+            store.append(event)
+        assert {s.alert.kind for s in open_alerts(store)} == {"crawl", "crawl_tenant"}
+        assert [s.alert.canaries for s in open_alerts(store) if s.alert.kind == "crawl_tenant"] == [("t",)]
+        assert MissedAlertScanner(store).open_missed(NOW) == 0
+        missed = Memory(events[:1])
+        assert MissedAlertScanner(missed).open_missed(NOW) == 2 == len(open_alerts(missed))
 
     def test_the_alert_of_a_restricted_tenant_gives_its_whole_name(self):
         tenant = "north-" * 20

@@ -24,7 +24,7 @@ from casemate.monitor.alerts.alert import (
     open_alerts,
     raise_alert,
 )
-from casemate.monitor.alerts.alerting_store import alert_for_event
+from casemate.monitor.alerts.alerting_store import alerts_for_event
 from casemate.monitor.alerts.messages import render_alert, summarize_alerts
 from casemate.monitor.alerts.rules import RunContext, alert_events, drift_alert, last_passes, new_documents, new_sources
 from casemate.monitor.canaries.results import CanaryResult, CanaryStatus, Deviation, Severity
@@ -414,14 +414,14 @@ def test_advice_fits_the_target():
 def test_quarantined_documents_are_not_described_as_new_in_the_answers():
     body = {"what": "held", "key": "k" * 32, "tenant": "default", "source": "s", "documents": [{"id": "p0"}]}
     event = Event("q", NOON, "quarantine", body | {"reasons": ["addresses the model"]})
-    text = render_alert(alert_for_event(event), AlertPhase.OPENED).plain
+    text = render_alert(alerts_for_event(event)[0], AlertPhase.OPENED).plain
     assert "Quarantined documents, in no answer unless released:\n- p0" in text
     assert "new in" not in text.lower() and "baseline" not in text
 
 
 def test_a_honeytoken_alert_names_the_client_and_its_key():
     body = {"defense": "honeytoken", "flagged": True, "client": "ab12/kim", "evidence": {"what": "leaked"}}
-    alert = alert_for_event(Event("h", NOON, "verdict", body))
+    (alert,) = alerts_for_event(Event("h", NOON, "verdict", body))
     assert "Client:\n- ab12/kim\n" in render_alert(alert, AlertPhase.OPENED).plain
     text = render_alert(alert, AlertPhase.OPENED, {"ab12": "clinic"}).plain
     assert "Client:\n- clinic (ab12/kim)\n" in text and "Canaries" not in text

@@ -48,12 +48,13 @@ class AlertingEventStore(EventStoreProxy):
         self._quarantine = QuarantineAlerts(self)
 
     def append(self, event: Event) -> None:
-        """Appends the event, and the alert that it opens, if any. Events of the quarantine are waited for."""
+        """Appends the event, and the alerts that it opens. Events of the quarantine are waited for."""
         super().append(event)
-        if alert := alert_for_event(event):
+        alerts = alerts_for_event(event)
+        for alert in alerts:
             super().append(alert_to_event(alert, AlertPhase.OPENED, event.at, alert.id))
         if event.kind == QUARANTINE_KIND:
-            self._quarantine.update(event, alert)
+            self._quarantine.update(event, next(iter(alerts), None))
 
     def close(self) -> None:
         """Brings the alerts of the quarantine up to date, and closes the store."""
@@ -87,8 +88,8 @@ class MissedAlertScanner:
         positions = dict(self._positions)
         for kind, position in self._positions.items():
             events, positions[kind] = self._store.read_since(kind, position, now - LOOK_BACK)
-            alerts = ((event, alert) for event in events if (alert := alert_for_event(event)))
-            for event, alert in alerts:
+            opening = ((event, alert) for event in events for alert in alerts_for_event(event))
+            for event, alert in opening:
                 found.setdefault(alert.id, alert_to_event(alert, AlertPhase.OPENED, event.at, alert.id))
         existing = {e.body["id"] for e in self._store.scan(ALERT_KIND, now - 2 * LOOK_BACK)} if found else set()
         missed = [event for name, event in found.items() if name not in existing]
@@ -99,17 +100,21 @@ class MissedAlertScanner:
         return len(missed)
 
 
-def alert_for_event(event: Event) -> Alert | None:
-    """The alert that an event opens; None if it opens none."""
-    body = event.body
-    if event.kind == QUARANTINE_KIND and body.get("what") == "held":
-        return quarantine_alert([event])
-    defense = body.get("defense")
+def alerts_for_event(event: Event) -> list[Alert]:
+    """The alerts that an event opens: of a client or a document, and of a tenant whose clients are all restricted."""
+    body, alerts = event.body, list[Alert | None]()
     evidence: Mapping[str, Any] = body.get("evidence", {})
-    if event.kind == "verdict" and defense == CRAWL_LIMIT:
-        return (_crawl_limit_alert if body.get("flagged") else _restricted_tenant_alert)(event, evidence)
-    if event.kind != "verdict" or defense != HONEYTOKEN or not body.get("flagged"):
-        return None
+    if event.kind == QUARANTINE_KIND and body.get("what") == "held":
+        alerts = [quarantine_alert([event])]
+    elif event.kind == "verdict" and body.get("defense") == CRAWL_LIMIT:
+        of_client = _crawl_limit_alert(event, evidence) if body.get("flagged") else None
+        alerts = [of_client, _restricted_tenant_alert(event, evidence)]
+    elif event.kind == "verdict" and body.get("defense") == HONEYTOKEN and body.get("flagged"):
+        alerts = [_honeytoken_alert(event, evidence)]
+    return [alert for alert in alerts if alert is not None]
+
+
+def _honeytoken_alert(event: Event, evidence: Mapping[str, Any]) -> Alert | None:
     if evidence.get("what") == "leaked":
         return _leak_alert(event, evidence)
     if evidence.get("what") == "known to the asker":
