@@ -146,7 +146,12 @@ def _guard(app: App) -> Iterator[Finding]:
     """Checks that the calibration fits the collection."""
     if app.config.guard.mode == "off":
         return
-    for defense, tenant in product(app.calibrated, app.index.tenants()):
+    try:
+        tenants = app.index.tenants()
+    except CasemateError as error:
+        yield Finding("guard", False, str(error))
+        return
+    for defense, tenant in product(app.calibrated, tenants):
         try:
             found = defense.ready(tenant, app.index.moments(tenant).n)
         except CasemateError as error:
@@ -225,9 +230,12 @@ def _limited(app: App, verdicts: Sequence[Event]) -> Iterator[Finding]:
     limits = [defense for defense in app.guard.defenses if isinstance(defense, CrawlLimit)]
     if not limits or app.config.guard.mode == "off":
         return
-    for tenant in app.index.tenants():
-        for note in daily_share_notes(limits, app.index.moments(tenant).n, app.config.rag.k):
-            yield Finding("daily share", None, f"tenant {tenant!r}: {note}")
+    try:
+        for tenant in app.index.tenants():
+            for note in daily_share_notes(limits, app.index.moments(tenant).n, app.config.rag.k):
+                yield Finding("daily share", None, f"tenant {tenant!r}: {note}")
+    except CasemateError as error:
+        yield Finding("daily share", False, str(error))
     now = datetime.now(UTC)
     since = now - timedelta(hours=max(24.0, *(limit.hours for limit in limits)))
     recorded, clients = RecordedLimits(app.store, since), set[tuple[Any, str]]()
@@ -244,7 +252,12 @@ def _reindexed(app: App) -> Iterator[Finding]:
     for defense in app.guard.defenses:
         if not isinstance(defense, Reindex):
             continue
-        for tenant in app.index.tenants():
+        try:
+            tenants = app.index.tenants()
+        except CasemateError as error:
+            yield Finding("reindex", False, str(error))
+            continue
+        for tenant in tenants:
             try:
                 why = reindex_due(defense.ready(tenant), app.index)
                 state = f"{why}: run 'casemate reindex'" if why else "fits the collection"

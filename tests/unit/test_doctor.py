@@ -10,9 +10,10 @@ from typer.testing import CliRunner
 
 from casemate import plugins
 from casemate.app import open_app
+from casemate.backends.indexes.sqlite import SqliteIndex
 from casemate.cli import cli
 from casemate.doctor import FEW, examine
-from casemate.errors import ConfigError
+from casemate.errors import ConfigError, DataError
 from casemate.guard.watermarks.honeytoken_keys import METADATA
 from casemate.monitor.poisoning.quarantine import Quarantine
 from casemate.monitor.poisoning.scoring import ScreeningResult
@@ -130,6 +131,19 @@ def test_clients_that_crawl_limit_limited_are_counted(grades, folder):
     count = len(grades) - 1
     assert ok is (None if count else True)
     assert detail.startswith(f"crawl_limit limited the context or the answers of {count} clients in the last 24 hours")
+
+
+def test_an_index_that_cannot_be_read_is_not_reported_as_the_event_store(folder, monkeypatch):
+    def fail(_):
+        raise DataError("the index is damaged")
+
+    monkeypatch.setattr(SqliteIndex, "tenants", fail)
+    with (folder / "casemate.yaml").open("w") as file:
+        file.write("rag: {corpus: corpus.jsonl, embedder: bag}\nguard: {defenses: [mirabel, reindex, crawl_limit]}\n")
+    found = details(folder)
+    failed = {name for name, (_, detail) in found.items() if detail == "the index is damaged"}
+    assert failed == {"index", "guard", "budgets", "reindex", "daily share"}
+    assert found["event store"] == (True, "0 verdicts") and found["crawl limit"][0] is True
 
 
 @pytest.mark.parametrize(
