@@ -248,10 +248,14 @@ def test_a_unit_without_budget_is_not_heard_until_the_next_period(monkeypatch):
 def test_a_clock_that_is_set_back_opens_no_budget(days, monkeypatch):
     store, found = Memory(), hits(40)
     ask(private(store), found)
+    spent = private(store).private.ledger.spent()
     earlier = time.time() + days * 86_400
     monkeypatch.setattr("casemate.guard.defenses.quorum.ledger.time.time", lambda: earlier)
+    assert private(store).private.ledger.spent() == spent == [5] * 40
     assert ask(private(store), found).verdict.evidence["charged"] == 0
     assert ask(private(ReadOnlyEventStore(store)), found).verdict.evidence["charged"] == 0
+    ask(private(store), hits(1, metadata={"subject": "Ito"}), tenant="other")  # its latest period is the earlier one
+    assert sorted(private(store).private.ledger.spent()) == [5] * 41
 
 
 def test_a_repeated_question_gets_the_same_answer_for_no_budget():

@@ -72,8 +72,7 @@ class Ledger:
     def _charge(self, store: EventStore, tenant: str, charges: Sequence[tuple[UnitName, int]]) -> Sequence[QuotaGrant]:
         """Charges each name in its period: the present one, or a later one in which it was charged."""
         now = self._number()
-        latest = f"quorum {self.purpose} latest {self.period_days}d"  # a quota whose usage is the latest period
-        marks = store.acquire([QuotaRequest(self._entry(latest, tenant, name), now, now) for name, _ in charges])
+        marks = store.acquire([QuotaRequest(self._entry(self._latest, tenant, name), now, now) for name, _ in charges])
         periods = [max(now, int(mark.used)) for mark in marks]
         return store.acquire(
             [
@@ -85,12 +84,30 @@ class Ledger:
     def spent(self) -> list[int]:
         """Amounts charged in the present period, one for each source that was charged, of all tenants.
 
+        Of a source that was charged in a later period, before the clock was set back, the amount in its latest one.
+
         Raises:
             BackendError: If the event store cannot be read.
         """
         if self.store is None:
             return []
-        return [int(used) for used in self.store.quota_usage(f"{self._prefix(self._number())} source ").values()]
+        now, marks = self._number(), self._usage_by_source(self.store, self._latest)
+        later = {source: int(mark) for source, mark in marks.items() if mark > now}
+        return [
+            int(used)
+            for period in sorted({now, *later.values()})
+            for source, used in self._usage_by_source(self.store, self._prefix(period)).items()
+            if later.get(source, now) == period
+        ]
+
+    def _usage_by_source(self, store: EventStore, prefix: str) -> dict[str, float]:
+        """The usage of the quotas of sources with a prefix, by the digest of the source."""
+        return {name.rpartition(" ")[2]: used for name, used in store.quota_usage(f"{prefix} source ").items()}
+
+    @property
+    def _latest(self) -> str:
+        """Prefix of the quotas whose usage is the latest period of a name."""
+        return f"quorum {self.purpose} latest {self.period_days}d"
 
     def _prefix(self, period: int) -> str:
         return f"quorum {self.purpose} {self.period_days}d{period}"
