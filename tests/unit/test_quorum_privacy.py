@@ -326,7 +326,7 @@ def test_without_its_ledger_nothing_leaves_and_only_the_operator_sees_why(store,
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"epsilon": 0.0}, "must be above 0 and finite"),
+        ({"epsilon": 0.0}, "epsilon=0.0; it must be above 0"),
         ({"epsilon": float("inf")}, "must be above 0 and finite"),
         ({"epsilon": 1.0, "delta": 0.0}, "delta=0.0; it must be above 0 and below 1"),
         ({"epsilon": 1.0, "answers": 0}, "answers=0"),

@@ -1,8 +1,8 @@
 """Units of independence: the documents behind which one source, one text or one declared interest stands.
 
 A unit is a source with all its chunks and edited copies, and all sources with a common value of a metadata key. Values
-are equal whatever their case, accents, invisible characters and look-alike letters. Hiding
-withholds whole units, the two-world audit removes whole units, and ``quorum`` counts units.
+are equal whatever their case, accents, invisible characters and look-alike letters. Hiding withholds whole units, the
+two-world audit removes whole units, and ``quorum`` counts units.
 
 Units are formed at query time, from the hits (ADR 0015). A copy that ranks in the context has its original among the
 hits around it, for the two are about equally similar to every question. ``unit_sources`` forms a unit from the whole

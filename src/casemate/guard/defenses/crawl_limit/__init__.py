@@ -14,8 +14,8 @@ client that has reached its daily share, is answered from chunks it was shown be
 has used most of its budget, is answered from extracts. Beyond the budget it is answered like a client that may read no
 source: by ``quorum``, or from no documents. When several clients of a tenant are alarmed, start to reach the limit at
 the same time, or repeat answers to one another, all clients of the tenant are suspected and share one record of
-disclosed words. In the last two cases, a client that then
-reaches the limit once, or repeats an answer to it once, is alarmed.
+disclosed words. In the last two cases, a client that then reaches the limit once, or repeats an answer to it once, is
+alarmed.
 
 Place it last in the list of defenses: it counts what is shown. In observe mode answers are measured and not cut.
 """

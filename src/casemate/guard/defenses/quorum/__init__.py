@@ -17,7 +17,6 @@ Deviation: noise and budgets only with the option ``epsilon`` (``privacy``). Oth
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass, field, replace
@@ -129,8 +128,7 @@ class Quorum(Defense):
         return Ledger(self.store, "break-glass", self.break_glass, self.period_days)
 
     def _private_answers(self, epsilon: float) -> PrivateAnswers:
-        if not 0 < epsilon < math.inf:
-            raise ConfigError(f"{NAME}: epsilon={epsilon}; it must be above 0 and finite")
+        require_range(NAME, self, "epsilon", above=0)
         require_range(NAME, self, "delta", above=0, below=1)
         if self.break_glass:
             raise ConfigError(
