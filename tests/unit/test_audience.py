@@ -323,7 +323,7 @@ def test_what_another_defense_hides_stays_hidden_in_a_turn_with_quorum(rag):
 
 
 def opened(store):
-    return sum(store.tallies[name][0] for name in store.tallies if " source " in name)
+    return sum(store.tallies[name][0] for name in store.tallies if " source " in name and " latest " not in name)
 
 
 def test_judging_a_turn_s_question_spends_no_single_unit_answer(rag):
