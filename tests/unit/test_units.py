@@ -153,6 +153,21 @@ def test_a_text_of_few_words_does_not_unite_the_texts_that_contain_them():
     assert counted([Document(f"d{i}", text) for i, text in enumerate([NOTE, other, ""])]) == 3
 
 
+def test_chunks_of_one_word_in_one_source_unite_no_other_sources():
+    texts = [record(seed, 1) for seed in (1, 2, 3)]
+    planted = [Document(f"p{i}", f"{text.split()[0]}.", source="planted") for i, text in enumerate(texts)]
+    documents = [*(Document(f"d{i}", text) for i, text in enumerate(texts)), *planted]
+    units = group_units([Hit(document, 0.5) for document in documents])
+    assert [[hit.document.id for hit in unit] for unit in units] == [["d0"], ["d1"], ["d2"]]
+    own = Document("p3", "Quartz lanterns glow.", source="planted")
+    assert counted([*documents, own]) == 4
+
+
+def test_copies_of_a_statement_with_words_dropped_count_once():
+    copies = ["Alma Reyes takes cordivol evening.", "Alma Reyes takes cordivol every evening.", "Alma takes cordivol."]
+    assert counted([Document(f"d{i}", text) for i, text in enumerate(copies)]) == 1
+
+
 @pytest.mark.parametrize("name", ["MALLORY ", "Mal\u200blory", "M\u0430llory", "\uff2dallory", "<b>Mallory</b>"])
 def test_values_that_look_alike_are_one(name):
     documents = [Document(f"d{i}", f"own {i}", metadata={"author": n}) for i, n in enumerate(["Mallory", name, "Ito"])]
@@ -178,11 +193,12 @@ def naive_groups(texts):
     for i, j in combinations(range(len(texts)), 2):
         if edited_copies.is_edited_copy(words[i], words[j]):
             group = united(group, i, j)
-    for i, short in enumerate(words):
-        around = [(len(w.stems), j) for j, w in enumerate(words) if short.stems < w.stems]
-        if around and 0 < len(short.stems) < edited_copies.MIN_WORDS:
-            group = united(group, i, min(around)[1])
-    return group
+    contained = {
+        i
+        for i, short in enumerate(words)
+        if 0 < len(short.stems) < edited_copies.MIN_WORDS and any(short.stems < text.stems for text in words)
+    }
+    return group, contained
 
 
 def united(group, i, j):

@@ -36,13 +36,14 @@ def group_units(hits: Sequence[Hit], keys: Sequence[str] = ()) -> list[tuple[Hit
     """Groups hits into units, to count them; best hit first.
 
     The grouping is transitive. All hits that lack a value for a key are one unit: a document must not gain support by
-    leaving out its author, nor by copies with another figure. The number of copies is not limited.
+    leaving out its author, nor by copies with another figure. The number of copies is not limited. A short hit whose
+    words are all in another hit is in no unit, for it would count as one more; it does not unite the two sources.
 
     Args:
         hits: By decreasing score.
         keys: Metadata keys, such as ``author``. A list as value names several.
     """
-    copies = copy_groups([hit.document.text for hit in hits])
+    copies, contained = copy_groups([hit.document.text for hit in hits])
     parent = list(range(len(hits)))
     first: dict[UnitName, int] = {}
     for i, hit in enumerate(hits):
@@ -51,6 +52,8 @@ def group_units(hits: Sequence[Hit], keys: Sequence[str] = ()) -> list[tuple[Hit
             parent[high] = low
     units: dict[int, list[Hit]] = {}
     for i, hit in enumerate(hits):
+        if i in contained:
+            continue
         units.setdefault(root(parent, i), []).append(hit)
     return [tuple(unit) for unit in units.values()]
 

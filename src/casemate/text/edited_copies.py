@@ -88,35 +88,30 @@ def is_edited_copy(first: TextWords, second: TextWords, *, numbers: bool = False
     return not numbers or len(small.numbers & large.numbers) >= MIN_NUMBERS * fewer
 
 
-def copy_groups(texts: Sequence[str]) -> list[int]:
-    """Groups edited copies, to count them. Returns for each text the position of the first text of its group.
+def copy_groups(texts: Sequence[str]) -> tuple[list[int], frozenset[int]]:
+    """Groups edited copies, to count them.
 
-    A short text (``MIN_WORDS``) also belongs to the group of the smallest text that contains all its words. It joins
-    one text only, so that a text of few words does not unite the texts that contain them.
+    A short text (``MIN_WORDS``) all of whose words are in one larger text says nothing of its own. It must not count,
+    but it links no texts: one source may have many texts of one word.
+
+    Returns:
+        For each text the position of the first text of its group, and the positions of the texts that do not count.
 
     >>> copy_groups(["a note", "another text", "A NOTE."])
-    [0, 1, 0]
+    ([0, 1, 0], frozenset())
     >>> copy_groups(["The ferry leaves at noon.", "The ferry leaves.", "The ferry sank."])
-    [0, 0, 2]
+    ([0, 1, 2], frozenset({1}))
     """
     words = [text_words(text) for text in texts]
-    parent = list(range(len(texts)))
-
-    def unite(i: int, j: int) -> None:
-        low, high = sorted((root(parent, i), root(parent, j)))
-        parent[high] = low
-
-    containing: dict[int, tuple[int, int]] = {}  # of a short text: size and position of the smallest text around it
+    parent, contained = list(range(len(texts))), set[int]()
     for i, j in _possible_copies(words):
         short, long = sorted((i, j), key=lambda k: len(words[k].stems))
         if is_edited_copy(words[i], words[j]):
-            unite(i, j)
-        elif len(words[short].stems) < MIN_WORDS and words[short].stems < words[long].stems and words[short].stems:
-            found = len(words[long].stems), long
-            containing[short] = min(found, containing.get(short, found))
-    for short, (_, long) in containing.items():
-        unite(short, long)
-    return [root(parent, i) for i in range(len(texts))]
+            low, high = sorted((root(parent, i), root(parent, j)))
+            parent[high] = low
+        elif 0 < len(words[short].stems) < MIN_WORDS and words[short].stems < words[long].stems:
+            contained.add(short)
+    return [root(parent, i) for i in range(len(texts))], frozenset(contained)
 
 
 def root(parent: Sequence[int], i: int) -> int:
