@@ -49,6 +49,14 @@ def test_codes_of_seven_bits_and_emoji():
     assert "invisible" not in DecodedText(5 * "\U0001f468\u200d\U0001f469\u200d\u2764\ufe0f").views
 
 
+@pytest.mark.parametrize("other", ["\u2764\ufe0f", "\xad", "\u2764\ufe0f\u200f\xad"])
+@pytest.mark.parametrize("name", ["bits of zero width", "pairs of bits of zero width"])
+def test_other_invisible_characters_do_not_disable_the_decoding(name, other):
+    text = f"{BEFORE}{INVISIBLE[name](TOKENS[1])}{other}{AFTER}{other}"
+    found = WatermarkDetector(TOKENS).best_match(DecodedText(f"{other}{text}"))
+    assert found is not None and (found.token, found.form) == (TOKENS[1], "invisible")
+
+
 def test_held_out_disguises_are_decoded_as_often_as_the_others():
     """The decoder was written without the held-out ones: 53 of 55 were decoded at the first trial, 32 before."""
     assert not set(DEVELOPED) & set(HELD_OUT) and set(DEVELOPED) | set(HELD_OUT) == set(DISGUISES)
@@ -84,7 +92,8 @@ def test_decodings_grow_linearly(unit):
     """Each decoder scans once, so output counts the work: no form repeats the text a number of times that grows."""
     sizes = [sum(len(d.text) for d in decodings(unit * (size // len(unit)))) for size in (4_000, 32_000)]
     assert sizes[0] <= MAX_GROWTH * 4_000
-    assert sizes[1] <= MAX_GROWTH * 32_000 and sizes[1] <= 8 * sizes[0] + 5_000
+    rounding = 8_000  # each decoder omits an incomplete group: a larger share of the smaller text
+    assert sizes[1] <= MAX_GROWTH * 32_000 and sizes[1] <= 8 * sizes[0] + rounding
 
 
 @pytest.mark.slow

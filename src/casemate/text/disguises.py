@@ -14,6 +14,7 @@ import base64
 import re
 import string
 import unicodedata
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from typing import NamedTuple
@@ -273,8 +274,9 @@ def _binary_decodings(visible: str) -> Iterator[tuple[str, bytes, bool]]:
 def _invisible_decodings(text: str) -> Iterator[tuple[str, bytes, bool]]:
     """Yields what invisible characters may encode: bytes by variation selectors, or digits by two or four characters.
 
-    Both common numberings of variation selectors are tried. Digits follow the order of the characters in Unicode, or
-    the reverse, and form bytes or codes of seven bits.
+    Both common numberings of variation selectors are tried. The digits are the most frequent characters, because emoji
+    and hyphenation add others. They follow the order of the characters in Unicode, or the reverse, and form bytes or
+    codes of seven bits.
     """
     if text.isascii():
         return
@@ -284,12 +286,18 @@ def _invisible_decodings(text: str) -> Iterator[tuple[str, bytes, bool]]:
     for first in (0xE0100, 0xE0100 - 16):
         numbers = (ord(c) - (0xFE00 if c < "\ufe10" else first) for c in found if c >= "\ufe00")
         yield "invisible", *_printable(bytes(n for n in numbers if 0 <= n < 256))
-    signs = sorted(set(found))
-    if len(signs) not in (2, 4):
-        return
+    frequent = [sign for sign, _ in Counter(found).most_common(4)]
+    for count in (2, 4):
+        if count <= len(frequent):
+            yield from _bit_decodings(found, sorted(frequent[:count]))
+
+
+def _bit_decodings(found: str, signs: list[str]) -> Iterator[tuple[str, bytes, bool]]:
+    """Yields what two signs encode as one bit each, or four as two bits each. Other characters are removed."""
+    rest = dict.fromkeys(map(ord, set(found).difference(signs)), "")
     for order in (signs, signs[::-1]):
         digit = {ord(sign): f"{i:0{len(signs) // 2}b}" for i, sign in enumerate(order)}
-        bits = found.translate(digit)
+        bits = found.translate(rest | digit)
         for size in (8, 7):
             for start in range(size):
                 groups = (bits[i : i + size] for i in range(start, len(bits) - size + 1, size))
