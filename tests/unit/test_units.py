@@ -168,11 +168,37 @@ def test_copies_of_a_statement_with_words_dropped_count_once():
     assert counted([Document(f"d{i}", text) for i, text in enumerate(copies)]) == 1
 
 
-@pytest.mark.parametrize("name", ["MALLORY ", "Mal\u200blory", "M\u0430llory", "\uff2dallory", "<b>Mallory</b>"])
+ALIKE = [
+    "MALLORY ",
+    "Mallory\u200b",
+    "Mal\u200blory",
+    "M\u0430llory",
+    "\uff2dallory",
+    "Mall\xf3ry",
+    "Mall\u0585\u034f\u0301ry",
+]
+
+
+@pytest.mark.parametrize("name", ALIKE)
 def test_values_that_look_alike_are_one(name):
     documents = [Document(f"d{i}", f"own {i}", metadata={"author": n}) for i, n in enumerate(["Mallory", name, "Ito"])]
     assert counted(documents, "author") == 2
     assert related_sources(documents, ["d0"], ["author"]) == {"d1"}
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("Smith <a@x.org>", "Smith <b@y.org>"),
+        ("patient [a]", "patient [b]"),
+        ("\u0915\u0941\u0932", "\u0915\u0942\u0932"),  # Devanagari ku, kuu
+        ("\u304b\u306a", "\u304c\u306a"),  # kana ka, ga
+    ],
+)
+def test_values_that_look_different_are_two(names):
+    documents = [Document(f"d{i}", f"own {i}", metadata={"author": n}) for i, n in enumerate(names)]
+    assert counted(documents, "author") == 2
+    assert related_sources(documents, ["d0"], ["author"]) == frozenset()
 
 
 def test_values_of_markup_alone_are_distinct():

@@ -1,8 +1,8 @@
 """Units of independence: the documents behind which one source, one text or one declared interest stands.
 
 A unit is a source with all its chunks and edited copies, and all sources with a common value of a metadata key. Values
-are equal whatever their case, accents, invisible characters and look-alike letters. Hiding withholds whole units, the
-two-world audit removes whole units, and ``quorum`` counts units.
+are equal whatever their case, invisible characters, look-alike letters, and accents of Latin, Greek and Cyrillic
+letters. Hiding withholds whole units, the two-world audit removes whole units, and ``quorum`` counts units.
 
 Units are formed at query time, from the hits (ADR 0015). A copy that ranks in the context has its original among the
 hits around it, for the two are about equally similar to every question. ``unit_sources`` forms a unit from the whole
@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from typing import TypeAlias
 
 from casemate.protocols import Index
-from casemate.text.disguises import fold_text
+from casemate.text.disguises import fold_name
 from casemate.text.edited_copies import copy_groups, is_edited_copy, root, text_words
 from casemate.types import DEFAULT_TENANT, Document, Hit
 
@@ -171,4 +171,4 @@ def _values(document: Document, key: str) -> list[str]:
 
 def _folded(value: str) -> str:
     """A value without what a reader does not see or distinguish; only without its case if nothing else is left."""
-    return " ".join(fold_text(value).split()) or " ".join(value.split()).casefold()
+    return " ".join(fold_name(value).split()) or " ".join(value.split()).casefold()

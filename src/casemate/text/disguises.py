@@ -94,6 +94,8 @@ INVISIBLE = (
 )
 """Characters that are not shown, as ranges of a regular expression; without the tag characters that copy ASCII."""
 _VISIBLE_RUN = re.compile(f"[^{INVISIBLE}]+")
+_ACCENTED = ("LATIN", "GREEK", "CYRILLIC")
+"""Scripts whose letters keep their identity without their marks; beginnings of names of characters."""
 _LEAST_INVISIBLE = 16
 """Invisible characters from which these are decoded: ordinary text has a few, in emoji."""
 _NO_LETTER = bytes(c for c in range(256) if not 97 <= c <= 122)
@@ -144,14 +146,19 @@ def visible_text(text: str) -> str:
     >>> visible_text("z\u200ba\u0301%6B &#101; ﬁ")
     'zak e fi'
     """
+    text = _unescaped(text)
+    if text.isascii():
+        return text
+    return text.translate(_VISIBLE)
+
+
+def _unescaped(text: str) -> str:
     for _ in range(MAX_LAYERS if _SPECIAL.search(text) else 0):
         decoded = _ESCAPE.sub(_decode_escape, text)
         if decoded == text:
             break
         text = decoded
-    if text.isascii():
-        return text
-    return text.translate(_VISIBLE)
+    return text
 
 
 def fold_text(text: str) -> str:
@@ -163,6 +170,28 @@ def fold_text(text: str) -> str:
     if text.isascii() and not _SPECIAL.search(text):
         return text.lower()
     return _fold(_MARKUP.sub("", visible_text(text)))
+
+
+def fold_name(name: str) -> str:
+    """Returns a name without what a reader does not see or distinguish; names that look different stay different.
+
+    Unlike ``fold_text``, keeps what looks like markup. Marks above or below letters remain in scripts in which they are
+    sounds, not accents: all but Latin, Greek and Cyrillic.
+
+    >>> fold_name("M\u0430llor\u00fd <M@x.org>"), fold_name("\u304c") == fold_name("\u304b")
+    ('mallory <m@x.org>', False)
+    """
+    name = _unescaped(name)
+    if name.isascii():
+        return name.lower()
+    kept, letter = list[str](), ""
+    for char in unicodedata.normalize("NFKD", name):
+        if letter.isalpha() and unicodedata.category(char) == "Mn" and _VISIBLE_RUN.match(char):
+            kept.append("" if unicodedata.name(letter, "").startswith(_ACCENTED) else char)
+        elif folded := _fold(_VISIBLE[ord(char)]):
+            kept.append(folded)
+            letter = letter if unicodedata.category(char) == "Mc" else folded[-1]
+    return unicodedata.normalize("NFC", "".join(kept))
 
 
 def without_markup(text: str) -> str:
