@@ -8,10 +8,9 @@ Qwen2 family (biased projections, RMSNorm, rotary positions, grouped keys, SwiGL
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-from casemate.backends.generators.transformers.batch import BatchDecoder, Decoded, Job
+from casemate.backends.generators.transformers.batch import BatchDecoder, Decoded, Job, Row
 
 POSITIONS = 4096
 """Of a row. Longer prompts are decoded one by one, without a fixed cache."""
@@ -21,15 +20,6 @@ READ_AT_ONCE = 12_288
 """Tokens of prompts, padding included, that are read in one pass."""
 STEPS = 12
 """Steps between two passes of prompts, while rows are free."""
-
-
-@dataclass(slots=True)
-class _Row:
-    """An answer in progress; `position` is where its next token is written."""
-
-    job: Job
-    position: int
-    answer: list[int] = field(default_factory=list)
 
 
 class FixedCacheDecoder:
@@ -68,7 +58,7 @@ class FixedCacheDecoder:
         self._places = torch.zeros(rows, dtype=torch.long, device=device)
         self._columns = torch.arange(POSITIONS, device=device)
         self._graphs: dict[int, tuple[Any, Any]] = {}
-        self._rows: list[_Row | None] = [None] * rows
+        self._rows: list[Row | None] = [None] * rows
 
     def decode(self, jobs: Sequence[Job] = (), arrived: Callable[[], Sequence[Job]] = tuple) -> Iterator[Decoded]:
         """Yields answers as they finish, in any order.
@@ -138,7 +128,7 @@ class FixedCacheDecoder:
         ends = torch.tensor(lengths, device=device) - 1
         tokens = self._likeliest(hidden[torch.arange(len(group), device=device), ends])
         for row, job in zip(rows, group, strict=True):
-            self._rows[row] = _Row(job, len(job.prompt))
+            self._rows[row] = Row(job, len(job.prompt))
         yield from self._append(dict(zip(rows, tokens.tolist(), strict=True)))
 
     def _step(self) -> Iterator[Decoded]:
@@ -226,9 +216,7 @@ class FixedCacheDecoder:
         for i, token in tokens.items():
             row = self._rows[i]
             assert row
-            if token not in self._ends:
-                row.answer.append(token)
-            if token in self._ends or len(row.answer) == row.job.limit:
+            if row.add(token, self._ends):
                 self._rows[i] = None
                 yield row.job.number, row.answer
 

@@ -42,12 +42,18 @@ class Job(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Row:
+class Row:
     """An answer in progress; `position` is the position id of its next token."""
 
     job: Job
     position: int
     answer: list[int] = field(default_factory=list)
+
+    def add(self, token: int, ends: Collection[int]) -> bool:
+        """Appends a token unless it ends the answer; returns whether the answer is finished."""
+        if token not in ends:
+            self.answer.append(token)
+        return token in ends or len(self.answer) == self.job.limit
 
 
 class BatchDecoder:
@@ -63,7 +69,7 @@ class BatchDecoder:
 
     def __init__(self, model: Any, size: int, ends: Collection[int], rows: int, last: dict[str, Any]) -> None:
         self._model, self._size, self._ends, self._most, self._last = model, size, ends, rows, last
-        self._rows: list[_Row] = []
+        self._rows: list[Row] = []
         self._cache: Any = None
         self._mask: Any = None  # (rows, positions); 0: padding
 
@@ -93,7 +99,7 @@ class BatchDecoder:
         """Reads prompts and adds their rows to the batch."""
         for group in by_prefix(jobs):
             logits, cache, mask = self._read([job.prompt for job in group])
-            rows = [_Row(job, len(job.prompt)) for job in group]
+            rows = [Row(job, len(job.prompt)) for job in group]
             self._merge(rows, cache, mask)
             yield from self._append(rows, logits)
 
@@ -126,7 +132,7 @@ class BatchDecoder:
         )
         return out.logits[:, -1, : self._size].float(), cache, mask
 
-    def _merge(self, rows: Sequence[_Row], cache: Any, mask: Any) -> None:
+    def _merge(self, rows: Sequence[Row], cache: Any, mask: Any) -> None:
         """Adds rows to the batch: the shorter cache is padded on the left."""
         import torch
 
@@ -157,15 +163,13 @@ class BatchDecoder:
             row.position += 1
         yield from self._append(self._rows, out.logits[:, -1, : self._size].float())
 
-    def _append(self, rows: Sequence[_Row], logits: Any) -> Iterator[Decoded]:
+    def _append(self, rows: Sequence[Row], logits: Any) -> Iterator[Decoded]:
         """Appends the likeliest token to each row, and removes the rows that are finished."""
         if logits.isnan().any():
             raise NaNError
         finished = set()
         for row, token in zip(rows, logits.argmax(dim=-1).tolist(), strict=True):
-            if token not in self._ends:
-                row.answer.append(token)
-            if token in self._ends or len(row.answer) == row.job.limit:
+            if row.add(token, self._ends):
                 finished.add(row.job.number)
                 yield row.job.number, row.answer
         if finished:
