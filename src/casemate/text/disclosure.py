@@ -256,6 +256,10 @@ class DisclosureCounter:
         return frozenset[str]().union(*(text.places for text in self._texts[self._shown :]))
 
     @cached_property
+    def _scripts(self) -> frozenset[str]:
+        return frozenset[str]().union(*(text.scripts for text in self._texts))
+
+    @cached_property
     def _own_words(self) -> list[set[str]]:
         """For each text in the context, the words that no other text contains."""
         holders = Counter(chain.from_iterable(text.places for text in self._texts))
@@ -383,8 +387,7 @@ class DisclosureCounter:
         new = [w for w in words if not (w in self._vocabulary or w in STOP_WORDS or w.isdigit())]
         sizes = np.array([len(w) + 1 for w in new], np.int64)
         bits, usual = self._pair_bits
-        scripts = frozenset[str]().union(*(text.scripts for text in self._texts))
-        mean = np.add.reduceat(bits[_pairs(new, scripts)], np.cumsum(sizes) - sizes) / sizes if new else sizes
+        mean = np.add.reduceat(bits[_pairs(new, self._scripts)], np.cumsum(sizes) - sizes) / sizes if new else sizes
         return [word for word, one in zip(new, mean, strict=True) if one > usual + UNLIKE]
 
     @cached_property
