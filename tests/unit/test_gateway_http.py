@@ -837,7 +837,9 @@ def test_documents_are_added_listed_and_removed_by_admins(tmp_path):
 
 def test_sources_that_an_upload_replaces_or_a_removal_deletes_are_updates_for_canaries(tmp_path):
     app = make(tmp_path, count=0)
-    updates = lambda: [e.body["sources"] for e in app.store.scan(UPDATE_KIND)]  # noqa: E731
+
+    def updates():
+        return [e.body["sources"] for e in app.store.scan(UPDATE_KIND)]
 
     def upload(text, name="c"):
         sent = {"source": name, "text": text}
