@@ -114,6 +114,7 @@ def main() -> None:
     for file in sorted(RECORDED.glob("reader_*.jsonl.gz")):
         about, rows = recorded(file)
         found = {"tables": tables(rows), "answered_without_names": answered_without_names(rows)}
+        found["stated_by_m_units"] = stated(rows)
         results[file.name.removeprefix("reader_").partition(".jsonl")[0]] = about | found
     save("quorum_reader", results)
 
@@ -208,6 +209,21 @@ def tables(rows: Sequence[Asked]) -> dict[str, Any]:
             everyone = replace(row, isolated=(*row.isolated, *row.unasked))
             _count(group, f"m={m}, compose, all units asked", row, compositions(everyone, m)["compose"])
     return {c: {p: {n: _rates(v) for n, v in t.items()} for p, t in group.items()} for c, group in found.items()}
+
+
+def stated(rows: Sequence[Asked]) -> dict[str, dict[str, list[float]]]:
+    """Right answers without poison, by collection and m, where at least m isolated answers are right."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for m in SUPPORT:
+        for name in sorted({row.corpus for row in rows}):
+            clean = [row for row in rows if row.corpus == name and row.plain is not None]
+            kept = [r for r in clean if sum(exact_match(text, r.case.answers) for text in r.isolated) >= m]
+            said = {"quorum": [compositions(r, m)["compose"] for r in kept], "plain": [r.plain or "" for r in kept]}
+            for system, texts in said.items():
+                right = sum(exact_match(text, r.case.answers) for text, r in zip(texts, kept, strict=True))
+                rates = [right, len(kept), *clopper_pearson(right, len(kept))]
+                found.setdefault(f"{name}, m={m}", {})[system] = rates
+    return found
 
 
 def answered_without_names(rows: Sequence[Asked]) -> dict[str, list[float]]:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from casemate import papers
-from casemate.errors import DataError
-from casemate.papers import Setting, cascades, differential_privacy, model_pair
+from casemate.errors import ConfigError, DataError
+from casemate.papers import Setting, cascades, differential_privacy, model_pair, readers
 from casemate.papers.synthetic_records import records
 
 WITH_THE_PAIR = [f"mirabel-table{i}" for i in (6, 7, 10, 11)] + ["ragfort-table2", "ragfort-table3"]
@@ -41,8 +41,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         (differential_privacy, "LONGEST", 2),
         (differential_privacy, "DISTRACTORS", 30),
         (differential_privacy, "ASKED_7", 2),
-        (cascades, "QUESTIONS", 2),
-        (cascades, "LONGEST", 30),
+        (cascades, "OFFLINE", cascades.Sizes(120, 2, 30, 80)),
+        (cascades, "GIVEN", cascades.Sizes(120, 2, 30, 8)),
     ):
         monkeypatch.setattr(module, name, value)
     monkeypatch.setattr(model_pair, "pair", lambda setting, inside, *rest: made(setting, min(inside, 120), *rest))
@@ -59,6 +59,27 @@ def test_every_table_gives_figures_with_intervals(name: str, small: None, work: 
         assert set(row.cells) <= set(found.columns)
         if not row.printed:
             assert all(cell.low <= cell.value <= cell.high for cell in row.cells.values())  # type: ignore[union-attr]
+
+
+@pytest.mark.slow
+def test_a_given_pair_is_named(small: None, work: Path) -> None:
+    folder = model_pair.models_folder()
+    setting = Setting(work, work, reader=str(folder / "reference"), draft=str(folder / "draft"))
+    found = asyncio.run(papers.reproduce("ragfort-table3", setting, quietly))
+    assert str(found.setting["reader"]).startswith("reference (SHA-256 ")
+    assert any("draft (SHA-256 " in line for line in found.differs)
+    assert model_pair.OFFLINE not in found.differs
+    assert {row.system for row in found.rows if not row.printed} == {"before, here", "after, here"}
+
+
+def test_a_draft_needs_a_reader(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="a draft is given without a reader"):
+        asyncio.run(papers.reproduce("ragfort-table2", Setting(tmp_path, tmp_path, draft="draft"), quietly))
+
+
+def test_a_missing_reader_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no model at .*absent.gguf"):
+        readers.reader_name(str(tmp_path / "absent.gguf"))
 
 
 @pytest.mark.slow

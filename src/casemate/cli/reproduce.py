@@ -27,6 +27,10 @@ def reproduce(
     folder: Annotated[Path, typer.Option(help="Folder for intermediate results.")] = Path(".casemate/reproduce"),
     members: Annotated[int, typer.Option(min=20, max=FULL, help="Attacked documents in the index.")] = 250,
     nonmembers: Annotated[int, typer.Option(min=20, max=FULL, help="Attacked documents outside the index.")] = 250,
+    reader: Annotated[
+        str, typer.Option(help="Language model that answers: GGUF file or folder. Default: simulated, or offline pair.")
+    ] = "",
+    draft: Annotated[str, typer.Option(help="ragfort-table2, 3: a smaller model with the reader's vocabulary.")] = "",
     full: Annotated[bool, typer.Option("--full", help="All 1,000 members and non-members, as in the paper.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -36,7 +40,7 @@ def reproduce(
         return
     experiments.require(name)  # before the data is searched
     sizes = (FULL, FULL) if full else (members, nonmembers)
-    setting = Setting(experiments.data_folder(data), folder, *sizes)
+    setting = Setting(experiments.data_folder(data), folder, *sizes, reader=reader, draft=draft)
     began = time.monotonic()
     try:
         result = asyncio.run(experiments.reproduce(name, setting, show_progress))

@@ -59,11 +59,13 @@ async def reproduce(name: str, setting: Setting, steps: Steps) -> Result:
         steps: Shows progress.
 
     Raises:
-        ConfigError: If the name is unknown.
-        DataError: If the data is missing.
+        ConfigError: If the name is unknown, or a draft is given without a reader.
+        DataError: If the data or the model is missing.
         LockHeld: If another experiment runs in this folder.
     """
     run = require(name)
+    if setting.draft and not setting.reader:
+        raise ConfigError("a draft is given without a reader; give both, or neither for the offline pair")
     with ExitStack() as opened:
         opened.enter_context(exclusive_lock(setting.folder / LOCK, "an experiment", "choose another folder"))
         return await run(setting, steps, opened)

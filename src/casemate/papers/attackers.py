@@ -13,10 +13,11 @@ from casemate.errors import DataError
 from casemate.papers import figures as drawing
 from casemate.papers.laboratory import ATTACKS, BARE, CORPUS, OURS, PAPER, K, Lab, Setting, digest, nfcorpus
 from casemate.papers.published_numbers import FOUR, SYSTEMS, TABLE_4, TABLE_5, TABLE_9, TABLE_12, Numbers
+from casemate.papers.readers import BATCH, reader_note
 from casemate.papers.result import Cell, Result, Row, averaged, balanced_cells, distance, mean
 from casemate.plugins import build
 from casemate.protocols import MembershipAttack, Steps, Target
-from casemate.redteam.campaigns.pipeline import SCRIPTED_ATTACKS, SIMULATED_READER
+from casemate.redteam.campaigns.pipeline import SCRIPTED_ATTACKS
 from casemate.redteam.lab import judge
 from casemate.redteam.lab.datasets import Half
 from casemate.redteam.lab.experiment import Experiment, ExperimentPlan
@@ -31,8 +32,7 @@ Figure: TypeAlias = Callable[[str, Sequence[Trial], Mapping[str, Half]], Cell]
 """Computes a cell from an attack, its trials, and the half of each candidate."""
 
 BINS = 20
-READER = (
-    f"{SIMULATED_READER} The paper: Llama-3.2-3B.",
+SETTING = (
     f"{SCRIPTED_ATTACKS} The paper: GPT-4o and GPT-4o-mini write for IA.",
     "MBA masks 10 words. The paper: the best of 5, 10, 15 and 20. S2MIA takes the reply's perplexity after the "
     "candidate, from word counts. The paper: that of GPT-2.",
@@ -92,7 +92,7 @@ async def table12(setting: Setting, steps: Steps, opened: ExitStack) -> Result:
         rows.append(Row(score, "here", cells))
     title = "Table 12: Kolmogorov-Smirnov distance between members and non-members, by score of S2MIA; 0 is equal"
     remark = "Table 5 prints the mean of both."
-    return Result(title, SYSTEMS_HERE, tuple(rows), (*CORPUS, *READER), (remark,), lab.facts)
+    return Result(title, SYSTEMS_HERE, tuple(rows), _differs(lab), (remark,), lab.facts)
 
 
 async def table9(setting: Setting, steps: Steps, opened: ExitStack) -> Result:
@@ -107,7 +107,7 @@ async def table9(setting: Setting, steps: Steps, opened: ExitStack) -> Result:
             said = balanced_cells(fitted.predicted[fitted.member], fitted.predicted[~fitted.member])
             rows.append(Row(attack, f"{system}, here", said))
     title = "Table 9: accuracy, precision, recall and F1 of attackers; .5 is chance"
-    return Result(title, FOUR, tuple(rows), (*CORPUS, *READER, *FITTED), _withheld(found), lab.facts)
+    return Result(title, FOUR, tuple(rows), (*_differs(lab), *FITTED), _withheld(found), lab.facts)
 
 
 async def figure3(setting: Setting, steps: Steps, opened: ExitStack) -> Result:
@@ -128,7 +128,7 @@ async def figure3(setting: Setting, steps: Steps, opened: ExitStack) -> Result:
     title = "Figure 3: scores of IA, means and Kolmogorov-Smirnov distance (Table 5)"
     remark = "A score is the share of right answers less that of 'I don't know' (lambda 1), from -1 to 1."
     columns = ("members", "others", "distance")
-    return Result(title, columns, tuple(rows), (*CORPUS, *READER), (remark,), lab.facts, (path,))
+    return Result(title, columns, tuple(rows), _differs(lab), (remark,), lab.facts, (path,))
 
 
 def _panels(found: Found, half: Mapping[str, Half]) -> list[drawing.Panel]:
@@ -157,6 +157,10 @@ def _panels(found: Found, half: Mapping[str, Half]) -> list[drawing.Panel]:
     return panels
 
 
+def _differs(lab: Lab) -> tuple[str, ...]:
+    return (*CORPUS, f"{reader_note(lab.setting.reader)} The paper: Llama-3.2-3B.", *SETTING)
+
+
 async def _by_system(
     lab: Lab, title: str, paper: Mapping[str, Numbers], figure: Figure, how: tuple[str, ...]
 ) -> Result:
@@ -168,7 +172,7 @@ async def _by_system(
         cells = {system: figure(attack, found[attack, system], lab.split.half) for system in SYSTEMS_HERE}
         rows.append(Row(attack, "here", cells))
     columns = (*SYSTEMS[:2], OURS, *SYSTEMS[2:])
-    return Result(title, columns, tuple(rows), (*CORPUS, *READER, *PRIVATE, *how), _withheld(found), lab.facts)
+    return Result(title, columns, tuple(rows), (*_differs(lab), *PRIVATE, *how), _withheld(found), lab.facts)
 
 
 def _withheld(found: Found) -> tuple[str, ...]:
@@ -201,7 +205,7 @@ async def run_attacks(lab: Lab, names: Sequence[str]) -> Found:
     attacks: dict[str, MembershipAttack] = {name: build("attack", ATTACKS[name]) for name in names}
     targets: dict[str, Target] = {BARE: bench.rag, **bench.guards(lab.calibrated)}
     facts = [bench.state, lab.calibrated.read_text(encoding="utf-8")]
-    plan = ExperimentPlan(seed=lab.setting.seed, k=K, label=digest(facts))
+    plan = ExperimentPlan(seed=lab.setting.seed, k=K, label=digest(facts), concurrency=BATCH)
     experiment = Experiment(attacks, lab.split, targets, bench.ledger, lab.held, plan)
     with lab.steps("attacking", experiment.total) as count:
         trials = await experiment.run(count)

@@ -139,13 +139,13 @@ async def table10(setting: Setting, steps: Steps, opened: ExitStack) -> Result:
                 )
             )
     title = "Table 10: how well attackers tell members from others behind DP-RAG, .5 is guessing"
-    return Result(title, FOUR, tuple(rows), (*model_pair.DIFFERS, *ATTACKERS), REMARKS, lab.facts)
+    return Result(title, FOUR, tuple(rows), (*lab.ground.differs, *ATTACKERS), REMARKS, lab.facts)
 
 
 async def table7(setting: Setting, steps: Steps, opened: ExitStack) -> Result:
     """Utility for benign clients."""
     ground = model_pair.pair(setting, DISTRACTORS, 0, SENTENCE, opened)
-    asked = [record.asked(i % len(record.facts)) for i, record in enumerate(ground.held[:ASKED_7])]
+    asked = [(record, i % len(record.facts)) for i, record in enumerate(ground.held[:ASKED_7])]
     rows = []
     for (data, system), numbers in PRINTED_7.items():
         cells = {f"EM@{k}": Printed(value) for k, value in zip(SIZES, numbers, strict=True)}
@@ -156,11 +156,12 @@ async def table7(setting: Setting, steps: Steps, opened: ExitStack) -> Result:
         found: dict[str, Cell] = {}
         with steps(f"asking {system}", len(asked) * len(sizes)) as count:
             for k in sizes:
-                right = [(await _said(target, q, k, count)) == gold for q, gold in asked]
+                said = [await _said(target, record.asked(number)[0], k, count) for record, number in asked]
+                right = [r.is_right(n, text, not setting.reader) for (r, n), text in zip(asked, said, strict=True)]
                 found[f"EM@{k}"] = share(right)
         rows.append(Row("harmless", f"records, {system}, here", found))
     differs = (
-        *model_pair.DIFFERS,
+        *ground.differs,
         "EM@100 was not run. The bare reference was taught contexts of 300 tokens at most, so it is asked with 2 "
         "documents only.",
         *ATTACKERS[1:],
@@ -200,7 +201,7 @@ async def _apart(
                 KS: distance(inside, outside),
             }
             rows.append(Row(attack, f"{name}, here", cells))
-    return Result(title, (ADJUSTED, KS), tuple(rows), (*model_pair.DIFFERS, *ATTACKERS), REMARKS, lab.facts)
+    return Result(title, (ADJUSTED, KS), tuple(rows), (*lab.ground.differs, *ATTACKERS), REMARKS, lab.facts)
 
 
 class _Attacked:
@@ -214,14 +215,18 @@ class _Attacked:
         self.candidates += [(r, False) for r in self.ground.out]
         self.half: dict[str, Half] = {r.name: "AB"[i % 2] for i, (r, _) in enumerate(self.candidates)}  # type: ignore[misc]
         self._label = digest(
-            [setting.seed, self.members, self.others, version("casemate"), K, LONGEST, YES, MASKS, "own sentences"]
+            [
+                *([self.ground.label] if setting.reader else []),
+                *(setting.seed, self.members, self.others, version("casemate"), K, LONGEST, YES, MASKS),
+                "own sentences",
+            ]
         )
 
     @property
     def facts(self) -> dict[str, object]:
         """Description of the setting."""
         sizes = {"members": self.members, "nonmembers": self.others, "records": self.members + DISTRACTORS}
-        return {**sizes, "k": K, "seed": self.setting.seed, "reader": "the offline reference"}
+        return {**sizes, "k": K, "seed": self.setting.seed, "reader": self.ground.name}
 
     async def trials(self, system: str) -> dict[str, list[Trial]]:
         """Attacks every candidate with every attack."""

@@ -24,12 +24,13 @@ from casemate.guard.guard import Guard
 from casemate.maths import metrics
 from casemate.papers.laboratory import BARE, Bench, Setting, bench, records
 from casemate.papers.published_numbers import Printed
+from casemate.papers.readers import reader_name, reader_note
 from casemate.papers.result import Cell, Result, Row, share
 from casemate.papers.utility import Item, halves
 from casemate.plugins import build
 from casemate.protocols import Defense, Embedder, Generator, Progress, Steps, Target
 from casemate.rag.pipeline import INSTRUCTIONS, Rag, join_stream
-from casemate.redteam.campaigns.pipeline import SCRIPTED_ATTACKS, SIMULATED_READER
+from casemate.redteam.campaigns.pipeline import SCRIPTED_ATTACKS
 from casemate.redteam.lab.extraction_experiment import Crawler, CrawlPlan
 from casemate.redteam.lab.extraction_metrics import measure_crawl
 from casemate.reindexing.fitting import ReindexSettings, fit
@@ -53,7 +54,6 @@ PRINTED: Mapping[tuple[str, str], tuple[float, float, float, float]] = MappingPr
 )
 """Chunk recovery rates with Qwen-14B (Li et al. 2026, Tables 1 and 2)."""
 DIFFERS_1 = (
-    f"{SIMULATED_READER} The paper: Qwen-14B and two others.",
     SCRIPTED_ATTACKS,
     "Embedder of the system, of the worm's copy and of the score: all-MiniLM-L6-v2. The paper: not said.",
     "Replies are compared with the chunks whole and in the items of their lists, not in windows, which is a tenth of "
@@ -67,7 +67,7 @@ SHARES = (0.0, 0.2, 0.4, 0.6, 0.8)
 WAYS = ("entries of every topic", "whole topics", "both")
 DIFFERS_F = (
     "Data: SQuAD, whose articles are the topics. The paper: HealthCareMagic, Enron and MathQA, judged by GPT-4.",
-    f"{SIMULATED_READER} An answer is right if it contains a right one.",
+    "An answer is right if it contains a right one.",
     "The paper swaps its two words: what it lists as inter-class protection removes entries within each class, and is "
     "said to simulate intra-class protection. Here the ways are named by what is removed.",
 )
@@ -96,9 +96,10 @@ async def table1(setting: Setting, steps: Steps, opened: ExitStack) -> Result:
         "questions": questions,
         "k": K,
         "seed": setting.seed,
-        "reader": "simulated_reader (simulated)",
+        "reader": reader_name(setting.reader),
     }
-    return Result("RAGFort, Table 1: chunk recovery rate", COLUMNS, tuple(rows), DIFFERS_1, REMARKS_1, facts)
+    differs = (f"{reader_note(setting.reader)} The paper: Qwen-14B and two others.", *DIFFERS_1)
+    return Result("RAGFort, Table 1: chunk recovery rate", COLUMNS, tuple(rows), differs, REMARKS_1, facts)
 
 
 def full_reindex(rag: Rag, folder: Path, settings: ReindexSettings, **options: Any) -> Defense:
@@ -180,8 +181,9 @@ async def figure1(setting: Setting, steps: Steps, opened: ExitStack) -> Result:
     rows += await _stolen_systems(_Ground(ground, "squad", chunks), exam, setting, steps)
     columns = (*(f"{portion:.0%}" for portion in SHARES), "right")
     facts = {"data": "SQuAD 1.1", "chunks": len(chunks), "questions": len(items), "k": K, "seed": setting.seed}
+    facts["reader"] = reader_name(setting.reader)
     title = "RAGFort, Figure 1: share of questions that a stolen part answers"
-    return Result(title, columns, tuple(rows), DIFFERS_F, REMARKS_F, facts | {"reader": "simulated_reader (simulated)"})
+    return Result(title, columns, tuple(rows), (*DIFFERS_F, reader_note(setting.reader)), REMARKS_F, facts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,13 +27,13 @@ from casemate.guard.calibration import file as calibration
 from casemate.guard.calibration.fitting import CalibrationSettings, calibrate
 from casemate.guard.defenses.mirabel import Mirabel
 from casemate.guard.guard import Guard
+from casemate.papers.readers import open_reader, reader_name
 from casemate.plugins import build
 from casemate.protocols import Embedder, EmbedderProxy, Progress, Steps
 from casemate.rag.corpus import Corpus, Source
 from casemate.rag.ingest import Ingest
 from casemate.rag.pipeline import Rag
 from casemate.redteam.lab import datasets
-from casemate.redteam.lab.caching import CachedGenerator
 from casemate.redteam.lab.datasets import IndexedSource, Split
 from casemate.redteam.lab.store import CampaignStore
 from casemate.runtime.blas_threads import single_blas_thread
@@ -79,6 +79,9 @@ class Setting:
         members: Candidates in the index.
         nonmembers: Candidates outside the index.
         seed: Seed of all draws.
+        reader: The language model that answers: a GGUF file, or a model's folder. Empty: the simulated reader, or the
+            offline pair.
+        draft: The cascade's draft, a smaller model with the vocabulary of the reader.
     """
 
     data: Path
@@ -86,6 +89,8 @@ class Setting:
     members: int = 250
     nonmembers: int = 250
     seed: int = 7
+    reader: str = ""
+    draft: str = ""
 
     def require(self, *names: str) -> None:
         """Checks that files of the data exist.
@@ -106,18 +111,18 @@ class Bench:
     """An unguarded system over an index of its own.
 
     Attributes:
-        rag: The system, with the simulated reader.
+        rag: The system.
         kept: Its embedder, behind an in-memory cache.
         ledger: Store of trials, answers and vectors.
         folder: Its folder, with the calibrations.
-        seed: Seed of calibration draws.
+        setting: Seed of calibration draws, and the reader.
     """
 
     rag: Rag
     kept: DiskCachedEmbedder
     ledger: CampaignStore
     folder: Path
-    seed: int
+    setting: Setting
 
     def guards(self, calibrated: Path, rates: Mapping[str, float | None] | None = None) -> dict[str, Guard]:
         """New guards: the published rule, and the calibrated one at its default rate or the given rates."""
@@ -129,8 +134,8 @@ class Bench:
 
     async def calibrated(self, log: Sequence[str], k: int, steps: Steps) -> Path:
         """File with the calibration for this index and these benign questions; created if missing."""
-        settings = CalibrationSettings(k=k, seed=self.seed)
-        facts = [self.state, list(log), repr(settings)]
+        settings = CalibrationSettings(k=k, seed=self.setting.seed)
+        facts = [self._indexed, list(log), repr(settings)]
         path = self.folder / f"calibration-{digest(facts)}.json"
         if not calibration.read_calibrations(path):
             defense = Mirabel(embedder=self.rag.embedder, index=self.rag.index)
@@ -140,7 +145,12 @@ class Bench:
 
     @property
     def state(self) -> str:
-        """Fingerprint of the index and of the program."""
+        """Fingerprint of the index, of the program, and of the language model."""
+        model = self.setting.reader
+        return digest([self._indexed, reader_name(model)]) if model else self._indexed
+
+    @property
+    def _indexed(self) -> str:
         return digest([self.rag.embedder.fingerprint, dict(self.rag.index.digests()), version("casemate")])
 
 
@@ -182,7 +192,7 @@ class Lab:
             "k": K,
             "seed": self.setting.seed,
             "embedder": rag.embedder.fingerprint,
-            "reader": "simulated_reader (simulated)",
+            "reader": reader_name(self.setting.reader),
         }
 
 
@@ -248,16 +258,14 @@ async def bench(setting: Setting, name: str, out: Collection[str], steps: Steps,
     ledger = opened.enter_context(CampaignStore(folder / "ledger.db"))
     index = opened.enter_context(closing(SqliteIndex(folder / "index.db")))
     embedder: Embedder = build("embedder", PluginSpec(use="minilm"))
-    reader = CachedGenerator(
-        build("generator", PluginSpec(use="simulated_reader")), ledger, f"simulated_reader {version('casemate')}"
-    )
+    reader = open_reader(setting.reader, ledger)
     work = Ingest(Guard(Rag(embedder, index, reader), []), CorpusSubset(setting.data / name, out))
     plan = work.plan()
     if plan.todo or plan.gone:
         with steps(f"indexing {name}: {len(plan.todo)} documents", plan.bytes) as count:
             await work.run(plan, lambda size: count(round(size)))
     kept = DiskCachedEmbedder(embedder, ledger)
-    return Bench(Rag(CachedEmbedder(kept), index, reader), kept, ledger, folder, setting.seed)
+    return Bench(Rag(CachedEmbedder(kept), index, reader), kept, ledger, folder, setting)
 
 
 async def nfcorpus_bench(setting: Setting, steps: Steps, opened: ExitStack) -> Bench:

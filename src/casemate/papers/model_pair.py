@@ -1,7 +1,8 @@
-"""Shared by experiments with the offline pair: the models, and a synthetic collection that they can read.
+"""Shared by experiments that need a small and a larger language model: the models, and a collection of records.
 
-The pair cannot read medical text, so these experiments use neither NFCorpus nor Enron but synthetic records of people,
-products and contracts, in the form of the training data. Models and texts are tiny; compare relations, not values.
+By default the models are the offline pair of the repository. It cannot read medical text, so these experiments use
+neither NFCorpus nor Enron but synthetic records of people, products and contracts, in the form of its training data.
+A given pair answers about the same records.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from casemate.backends.indexes.sqlite import SqliteIndex
 from casemate.config import PluginSpec
 from casemate.errors import DataError
 from casemate.papers.laboratory import Setting
+from casemate.papers.readers import load, reader_name
 from casemate.papers.synthetic_records import Record, records
 from casemate.plugins import build
 from casemate.protocols import Embedder
@@ -27,15 +29,20 @@ from casemate.runtime.cached_embedder import CachedEmbedder
 
 ROOT = Path(__file__).parents[3]
 VARIABLE = "CASEMATE_MODELS"
+OFFLINE = (
+    "Models: the offline pair of the repository, 1.15 and 4.07 million parameters (models/MODEL_CARD.md). How "
+    "figures of one table relate means something; the figures themselves say nothing about a large model."
+)
 DIFFERS = (
     "Data: records of eight facts about people, products and contracts that do not exist, a hundred tokens and "
-    "more each. "
-    "The offline pair cannot read the paper's collections.",
-    "Models: the offline pair of the repository, 1.15 and 4.07 million parameters (models/MODEL_CARD.md). How "
-    "figures of "
-    "one table relate means something; the figures themselves say nothing about a large model.",
+    "more each. The offline pair cannot read the paper's collections.",
     "Embedder: all-MiniLM-L6-v2.",
 )
+READER = (
+    "Answer the question from the documents below. Be brief. If the documents do not hold the answer, say: I don't "
+    "know."
+)
+"""System prompt of a given reader: short, because small models follow one instruction better than several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,22 +51,29 @@ class Pair:
 
     Attributes:
         draft: The small model.
-        rag: An unguarded system; the reference model answers, without instructions, which it was not trained on.
+        rag: An unguarded system; the larger model answers. The offline pair gets no instructions, because it was not
+            trained on any.
         held: Indexed records.
         out: Records of the same kind outside the index.
+        name: The reader, for reports.
+        label: Both models, as a key of stored answers.
+        differs: Differences from the papers.
     """
 
     draft: CausalLM
     rag: Rag
     held: Sequence[Record]
     out: Sequence[Record]
+    name: str
+    label: str
+    differs: tuple[str, ...]
 
 
 def pair(setting: Setting, inside: int, outside: int, longest: int, opened: ExitStack) -> Pair:
     """A temporary system over records.
 
     Args:
-        setting: Folders and seed.
+        setting: Folders, seed and models.
         inside: Records in the index.
         outside: Records outside the index.
         longest: Tokens of an answer.
@@ -70,16 +84,36 @@ def pair(setting: Setting, inside: int, outside: int, longest: int, opened: Exit
         MissingExtra: If ``casemate[transformers]`` is not installed.
     """
     opened.enter_context(single_blas_thread())
-    folder = models_folder()
-    draft, reference = (CausalLM(str(folder / n), device="cpu", max_tokens=longest) for n in ("draft", "reference"))
+    draft, reference, name = _models(setting, longest)
     place = Path(opened.enter_context(TemporaryDirectory()))
     index = opened.enter_context(closing(SqliteIndex(place / "index.db")))
     embedder: Embedder = CachedEmbedder(build("embedder", PluginSpec(use="minilm")))
-    rag = Rag(embedder, index, reference, "")
+    rag = Rag(embedder, index, reference, READER if setting.reader else "")
     drawn = records(inside + outside, setting.seed)
     documents = [record.document for record in drawn[:inside]]
     index.add(documents, embedder.embed([document.content for document in documents]))
-    return Pair(draft, rag, drawn[:inside], drawn[inside:])
+    given = f"{name}; draft: {reader_name(setting.draft) if setting.draft else 'the same'}"
+    models = f"Models: {given}." if setting.reader else OFFLINE
+    return Pair(
+        draft,
+        rag,
+        drawn[:inside],
+        drawn[inside:],
+        name,
+        given if setting.reader else "pair",
+        (*DIFFERS, models),
+    )
+
+
+def _models(setting: Setting, longest: int) -> tuple[CausalLM, CausalLM, str]:
+    """Draft, reader, and the reader's name."""
+    if setting.reader:
+        reference = load(setting.reader, longest)
+        draft = load(setting.draft, longest) if setting.draft else reference
+        return draft, reference, reader_name(setting.reader)
+    folder = models_folder()
+    draft, reference = (CausalLM(str(folder / n), device="cpu", max_tokens=longest) for n in ("draft", "reference"))
+    return draft, reference, "the offline reference"
 
 
 def models_folder() -> Path:

@@ -57,6 +57,10 @@ class Record:
         attribute, value = self.facts[i]
         return f"What is the {attribute} of {self.name}?", f"The {attribute} of {self.name} is {value}."
 
+    def is_right(self, i: int, said: str, verbatim: bool) -> bool:
+        """Whether an answer is the expected one, word for word, or contains its value."""
+        return said.strip() == self.asked(i)[1] if verbatim else self.facts[i][1] in said
+
 
 def records(count: int, seed: int) -> list[Record]:
     """Records with distinct names."""

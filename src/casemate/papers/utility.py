@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,9 +25,10 @@ from casemate.papers.laboratory import (
     relevant_documents,
 )
 from casemate.papers.published_numbers import TABLE_3, UTILITY
+from casemate.papers.readers import BATCH, reader_name, reader_note
 from casemate.papers.result import Cell, Result, Row, share
 from casemate.protocols import Progress, Steps, Target
-from casemate.redteam.campaigns.pipeline import SIMULATED_READER
+from casemate.runtime.concurrency import map_concurrently
 from casemate.types import Query
 
 SIZES = (5, 20, 100)
@@ -39,10 +42,12 @@ DIFFERS = (
     "non-members. They name a topic, and were not written for one text. They have relevant documents instead of an "
     "answer, so there is no EM.",
     "Embedder: all-MiniLM-L6-v2. The paper: BGE-M3.",
-    f"{SIMULATED_READER} It answers in sentences of the context only, so EM cannot exceed R. The "
-    "paper: Llama-3.1-8B, which knows many answers without retrieval.",
     "DP-RAG's lines are in a table of their own, mirabel-table7, on records and a trained pair of models.",
 )
+SIMULATED = "It answers in sentences of the context only, so EM cannot exceed R. "
+"""Holds for the simulated reader."""
+PAPER_READER = "The paper: Llama-3.1-8B, which knows many answers without retrieval."
+ONE_SIZE = "A given language model answers with five passages only; more take hours on a CPU."
 REMARKS = (
     "EM@k: the answer contains a right one. R@k: one of the k passages does, or for open questions is relevant.",
     "The calibrated guard is fitted, for each k, to 1,000 questions about one half of the articles; measured are "
@@ -79,12 +84,15 @@ async def table3(setting: Setting, steps: Steps, opened: ExitStack) -> Result:
     rows += await _open_questions(setting, steps, opened)
     columns = (*UTILITY, *(f"flagged@{k}" for k in SIZES))
     title = "Table 3: exact match and answer recall of benign questions"
-    return Result(title, columns, tuple(rows), DIFFERS, REMARKS, _facts(ground, len(items), len(log), setting.seed))
+    reader = f"{reader_note(setting.reader)} {'' if setting.reader else SIMULATED}{PAPER_READER}"
+    facts = _facts(ground, len(items), len(log))
+    differs = (*DIFFERS, reader, *([ONE_SIZE] if setting.reader else []))
+    return Result(title, columns, tuple(rows), differs, REMARKS, facts)
 
 
 async def _open_questions(setting: Setting, steps: Steps, opened: ExitStack) -> list[Row]:
     """The test questions of NFCorpus with a relevant document in the index."""
-    ground = await nfcorpus_bench(setting, steps, opened)
+    ground = await nfcorpus_bench(replace(setting, reader=""), steps, opened)  # no answer is judged
     folder, held = setting.data / "nfcorpus", set(ground.rag.index.digests())
     texts = questions(folder)
     log = [texts[i] for i in relevant(folder / "qrels.dev.tsv")]
@@ -96,11 +104,11 @@ async def _open_questions(setting: Setting, steps: Steps, opened: ExitStack) -> 
 async def _rows(data: str, ground: Bench, log: Sequence[str], items: Sequence[Item], steps: Steps) -> list[Row]:
     """One row per system."""
     cells: dict[str, dict[str, Cell]] = {}
-    for k in SIZES:
+    for k in SIZES[:1] if ground.setting.reader else SIZES:
         targets: dict[str, Target] = {BARE: ground.rag, **ground.guards(await ground.calibrated(log, k, steps))}
         with steps(f"asking {data}, k = {k}", len(items) * len(targets)) as count:
             for name, target in targets.items():
-                served = [await _served(target, k, item, count) for item in items]
+                served = await map_concurrently(partial(_served, target, k, count), items, BATCH)
                 row: dict[str, Cell] = {f"R@{k}": share([one.recalled for one in served])}
                 row |= {f"EM@{k}": share([one.exact for one in served])} if items[0].answers else {}
                 row |= {} if name == BARE else {f"flagged@{k}": share([one.flagged for one in served])}
@@ -108,7 +116,7 @@ async def _rows(data: str, ground: Bench, log: Sequence[str], items: Sequence[It
     return [Row("harmless", f"{data}, {name}, here", measured) for name, measured in cells.items()]
 
 
-async def _served(target: Target, k: int, item: Item, count: Progress) -> Served:
+async def _served(target: Target, k: int, count: Progress, item: Item) -> Served:
     """Asks with a new client."""
     answer = await target.ask(Query(item.text, f"client of {item.text}", k=k))
     count(1)
@@ -141,14 +149,14 @@ def halves(folder: Path, count: int, seed: int) -> tuple[list[str], list[Item]]:
     return log, [Item(record["text"], tuple(record["answers"])) for record in others]
 
 
-def _facts(ground: Bench, asked: int, log: int, seed: int) -> Mapping[str, object]:
+def _facts(ground: Bench, asked: int, log: int) -> Mapping[str, object]:
     return {
         "data": "SQuAD 1.1",
         "documents": len(ground.rag.index.digests()),
         "chunks": ground.rag.index.moments().n,
         "questions": asked,
         "calibrated_on": f"{log} questions about other articles",
-        "seed": seed,
+        "seed": ground.setting.seed,
         "embedder": ground.rag.embedder.fingerprint,
-        "reader": "simulated_reader (simulated)",
+        "reader": reader_name(ground.setting.reader),
     }
