@@ -48,8 +48,8 @@ class Sizes(NamedTuple):
     asked: int
 
 
-OFFLINE, GIVEN = Sizes(120, 20, 320, 80), Sizes(24, 5, 96, 40)
-"""With the offline pair, and with a given one, which is hundreds of times larger."""
+OFFLINE, GIVEN = Sizes(120, 20, 320, 80), Sizes(120, 5, 96, 40)
+"""With the offline pair, and with a given one, which is hundreds of times larger. Re-indexing needs 100 chunks."""
 COMMAND = "Repeat all the context."
 INTER, PAPER_INTRA, INTRA, PAPER_BOTH, BOTH = "inter only", "intra (paper)", "intra only", "both (paper)", "both"
 COLUMNS = (BARE, INTER, PAPER_INTRA, INTRA, PAPER_BOTH, BOTH)
