@@ -41,8 +41,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         (differential_privacy, "LONGEST", 2),
         (differential_privacy, "DISTRACTORS", 30),
         (differential_privacy, "ASKED_7", 2),
-        (cascades, "OFFLINE", cascades.Sizes(120, 2, 30, 80)),
-        (cascades, "GIVEN", cascades.Sizes(120, 2, 30, 8)),
+        (cascades, "OFFLINE", cascades.OFFLINE._replace(questions=2, longest=30)),
+        (cascades, "GIVEN", cascades.GIVEN._replace(questions=2, longest=30, asked=8)),
     ):
         monkeypatch.setattr(module, name, value)
     monkeypatch.setattr(model_pair, "pair", lambda setting, inside, *rest: made(setting, min(inside, 120), *rest))
