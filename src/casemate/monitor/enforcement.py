@@ -1,7 +1,7 @@
 """Switches enforcement on or off, after a preview of what would have been withheld from recorded traffic.
 
 A switch is an event of kind ``setting``. Running gateways on the same event store follow it (``GuardModeSync``), and it
-is written into casemate.yaml, where it is permanent.
+is written into casemate.yaml, where it is permanent. Functions that use the store raise ``BackendError`` if it fails.
 """
 
 from __future__ import annotations
@@ -42,14 +42,7 @@ LEAST_QUESTIONS = 99
 
 @dataclass(frozen=True, slots=True)
 class WithheldExample:
-    """A question from which a defense would have withheld something. It contains ids only.
-
-    Attributes:
-        request: Id of the request.
-        at: Time of the verdict.
-        client: The client.
-        hidden: Ids of the chunks.
-    """
+    """A question from which a defense would have withheld chunks. It contains ids only."""
 
     request: str
     at: datetime
@@ -62,12 +55,9 @@ class DefensePreview:
     """What one defense would have done.
 
     Attributes:
-        questions: Questions that it judged.
         affected: Questions from which it would have withheld something, or whose answer it would have cut.
-        sessions: Sessions with such a question.
         undecided: Questions on which it could not decide, for example without a calibration.
         failed: Questions on which it failed. In enforce mode, ``guard.on_error`` applies to them.
-        examples: The latest affected questions.
     """
 
     questions: int
@@ -83,12 +73,9 @@ class EnforcementPreview:
     """What enforcement would have changed in the traffic that was recorded in observe mode.
 
     Attributes:
-        since: Start of the period.
         questions: Questions of clients, without canaries.
-        sessions: Sessions: questions of one client with pauses of at most 30 minutes.
+        sessions: Questions of one client with pauses of at most 30 minutes are one session.
         affected: Questions that any defense would have affected.
-        affected_sessions: Sessions with such a question.
-        defenses: By name.
         sources: New sources that would have been quarantined.
     """
 
@@ -129,12 +116,7 @@ def read_preview(
 ) -> EnforcementPreview:
     """Reads the verdicts of a period and summarizes those of observe mode. Blocks.
 
-    Args:
-        store: The event store.
-        since: Start of the period.
-        is_canary: Whether a client name is that of a canary.
-        limit: Largest number of events of each kind, the newest; None: all.
-        until: End of the period; None: none.
+    Canaries do not count. ``limit`` is the largest number of events of each kind, the newest; None: all.
 
     Raises:
         BackendError: If the store cannot be read.
@@ -182,11 +164,7 @@ def summarize(judgments: Sequence[_Judgment], since: datetime, sources: Iterable
 
 
 def require_guard(mode: str) -> None:
-    """Refuses a switch while the guard is off: running gateways have no guard then, and would not follow.
-
-    Raises:
-        DataError: In mode ``off``.
-    """
+    """Raises ``DataError`` while the guard is off: running gateways then have no guard, and cannot follow a switch."""
     if mode == "off":
         raise DataError("the guard is off; set guard.mode: observe in casemate.yaml and restart the gateway")
 
@@ -194,16 +172,8 @@ def require_guard(mode: str) -> None:
 def switch(store: EventStore, path: Path, mode: GuardMode, by: str) -> str:
     """Records a switch, which running gateways follow, and writes it into the configuration file. Blocks.
 
-    With ``enforce``, the screening of new documents quarantines, too, if ``monitor.gate`` is ``observe``.
-
-    Args:
-        store: The event store.
-        path: The configuration file.
-        mode: The new mode.
-        by: Who switches, for the record.
-
-    Returns:
-        Reason why the file could not be changed; empty if it was.
+    With ``enforce``, the screening of new documents quarantines, too, if ``monitor.gate`` is ``observe``. Returns why
+    the file could not be changed; empty if it was.
 
     Raises:
         BackendError: If the switch could not be recorded; nothing changes then.
@@ -227,11 +197,8 @@ def setting_values(path: Path, mode: GuardMode) -> dict[str, str | bool]:
 class GuardModeSync:
     """Applies switches of enforcement that other processes on the event store made, or this one before a restart.
 
-    A switch applies if it is later than the last change of casemate.yaml before the start. So a file that was edited
-    by hand since keeps its mode.
-
-    Args:
-        app: The system. Mode ``off`` stays.
+    A switch applies if it is later than the last change of casemate.yaml before the start. So a file that was edited by
+    hand since keeps its mode. Mode ``off`` stays.
     """
 
     def __init__(self, app: App) -> None:
@@ -240,11 +207,7 @@ class GuardModeSync:
         self._since = datetime.fromtimestamp(file.stat().st_mtime if file.exists() else 0, UTC)
 
     def sync(self) -> None:
-        """Applies the switches recorded since the last call. Blocks.
-
-        Raises:
-            BackendError: If the store cannot be read.
-        """
+        """Applies the switches recorded since the last call. Blocks."""
         events, self._offset = self._app.store.read_since(SETTING_KIND, self._offset)
         for event in events:
             if event.body.get("name") == SETTING and event.at > self._since and self._app.mode != "off":
@@ -252,20 +215,12 @@ class GuardModeSync:
 
 
 def record_threshold(store: EventStore, defense: str, tenant: str, before: float, after: float, by: str) -> None:
-    """Records that a threshold was adjusted, so that previews apply the new one to earlier scores. Blocks.
-
-    Raises:
-        BackendError: If the adjustment could not be recorded.
-    """
+    """Records that a threshold was adjusted, so that previews apply the new one to earlier scores. Blocks."""
     record_setting(store, THRESHOLD, after, by, before=before, defense=defense, tenant=tenant)
 
 
 def record_setting(store: EventStore, name: str, after: Any, by: str, **more: Any) -> None:
-    """Records the new value of a setting. Blocks.
-
-    Raises:
-        BackendError: If it could not be recorded.
-    """
+    """Records the new value of a setting. Blocks."""
     body = {"name": name, "after": after, "by": by, **more}
     append_durably(store, [Event(uuid.uuid4().hex, datetime.now(UTC), SETTING_KIND, body)], f"the new value of {name}")
 

@@ -28,18 +28,10 @@ def recorded_scores(
 ) -> list[float]:
     """Scores of the questions that a defense judged by a calibration in observe mode. Blocks.
 
-    Left out: canaries, failures, questions with a larger context than the calibration's, and those from which an
-    earlier decision would have withheld a document, because the defense did not judge this document again.
-
-    Args:
-        store: The event store.
-        defense: Name of the defense.
-        tenant: The tenant.
-        calibration: Only verdicts after it count: earlier ones have scores on another scale.
-        is_canary: Whether a client name is that of a canary.
-
-    Returns:
-        Each score plus the reduction of the threshold for that client and document.
+    Each is increased by the reduction of the threshold for that client and document. Left out: verdicts before the
+    calibration, on another scale; canaries; failures; questions with a larger context than the calibration's; and those
+    from which an earlier decision would have withheld a document, because the defense did not judge this document
+    again.
     """
     found, of_client = list[float](), Counter[str]()
     for event in store.scan("verdict", datetime.fromisoformat(calibration.at)):
@@ -60,12 +52,9 @@ def _usable(event: Event, calibration: Calibration) -> bool:
 
 
 def recalibrated(calibration: Calibration, scores: Sequence[float], significance: float) -> Calibration:
-    """The calibration with recorded scores in place of its benign ones.
+    """The calibration with recorded scores (``recorded_scores``) in place of its benign ones.
 
-    Args:
-        calibration: The present one.
-        scores: Of recorded questions (``recorded_scores``).
-        significance: The configured share of benign questions that may be flagged, in (0, 1).
+    ``significance`` is the configured share of benign questions that may be flagged, in (0, 1).
 
     Raises:
         DataError: If the scores are too few for the significance, or the calibration flags nothing.

@@ -1,6 +1,7 @@
 """The monitor of a configured system: canaries, screening of new documents, and alert delivery.
 
 The only module of the monitor that reads the configuration. It wires the areas below and adds no logic of its own.
+Functions that use the event store raise ``BackendError`` if it fails.
 """
 
 from __future__ import annotations
@@ -54,15 +55,7 @@ RECENT_VERDICTS, RECENT_QUESTIONS = 5000, 1000
 
 @dataclass(frozen=True, slots=True)
 class CanaryMonitor:
-    """The canaries of a system.
-
-    Attributes:
-        app: The system.
-        file: The canary file.
-        set: The canaries.
-        runner: Asks the canaries.
-        channels: Channels that receive alerts.
-    """
+    """The canaries of a system, with what asks them and the channels that receive their alerts."""
 
     app: App
     file: Path
@@ -73,15 +66,10 @@ class CanaryMonitor:
     async def run(
         self, pause_s: float = 2.0, on_result: Callable[[CanaryResult], None] = lambda result: None
     ) -> RunAnalysis:
-        """Asks all canaries now, analyzes the results, and delivers alerts.
-
-        Args:
-            pause_s: Pause before failures are repeated, in seconds.
-            on_result: Called with each result.
+        """Asks all canaries now, repeats failures after a pause in seconds, and delivers alerts.
 
         Raises:
             ConfigError: If a canary expects what the target does not report.
-            BackendError: If the event store fails.
         """
         self.runner.require_supported()
         store, log_text = self.app.store, self.app.config.privacy.log_text
@@ -115,17 +103,13 @@ class CanaryMonitor:
         progress: Progress = lambda count: None,
         pause_s: float = 2.0,
     ) -> Baseline:
-        """Asks all canaries repeatedly and stores the recorded baseline as a candidate. Failures are repeated once.
+        """Asks all canaries repeatedly and stores the recorded baseline as a candidate.
 
-        Args:
-            runs: Number of runs.
-            force: Whether to accept canaries that never pass.
-            progress: Called with 1 for each run.
-            pause_s: Pause before failures are repeated, in seconds.
+        Failures are repeated once, after a pause in seconds. With ``force``, canaries may never pass. ``progress`` gets
+        1 for each run.
 
         Raises:
             DataError: If canaries never pass, or the target answers none in a run.
-            BackendError: If the event store fails.
         """
         recorded, repeats = [], list[CanaryResult]()
         for number in range(runs):
@@ -147,11 +131,7 @@ class CanaryMonitor:
         return found
 
     def watched_set(self) -> WatchedSet:
-        """The set with the baseline in force. Outdated canaries do not alert.
-
-        Raises:
-            BackendError: If the event store cannot be read.
-        """
+        """The set with the baseline in force. Outdated canaries do not alert."""
         watched = _watched_set(self.app, self.set, self.runner.tenant)[0]
         return replace(watched, external=self.runner.target is not self.app.target)
 
@@ -162,11 +142,7 @@ class CanaryMonitor:
         return AlarmLimits(section.runs_per_false_alert, page_rules=section.page_rules)
 
     def trend_source(self, since: datetime | None = None) -> TrendSource:
-        """History of the set with all that its plots need.
-
-        Raises:
-            BackendError: If the event store cannot be read.
-        """
+        """History of the set with all that its plots need."""
         history, watched = read_results(self.app.store, self.set.name, since), self.watched_set()
         return TrendSource(
             compute_trend(history, watched, self.limits),
@@ -177,11 +153,7 @@ class CanaryMonitor:
         )
 
     def gaps(self, since: datetime | None = None) -> list[ScheduleGap]:
-        """Missed runs, oldest first; the last gap may continue.
-
-        Raises:
-            BackendError: If the event store cannot be read.
-        """
+        """Missed runs, oldest first; the last gap may continue."""
         now, store = datetime.now(UTC), self.app.store
         history = schedule.load_history(store, self.set.name, now)
         current = schedule.current_gap(self.watched_set(), history, now.timestamp())
@@ -211,17 +183,12 @@ def _watched_set(app: App, canaries: CanarySet, tenant: str) -> tuple[WatchedSet
 def trend_of_results(
     app: App, name: str, results: Sequence[CanaryResult], links: Mapping[str, tuple[str, str]]
 ) -> TrendSource:
-    """History of the configured set from results that were read already. Needs no target and no channel.
+    """History of the configured set from results that were read already, oldest first. Needs no target and no channel.
 
-    Args:
-        app: The system.
-        name: Name of the set that the results belong to.
-        results: Its results, oldest first.
-        links: Address and title of each run, by id.
+    ``links`` has the address and title of each run, by id.
 
     Raises:
         DataError: If the canary file cannot be read, or its set has another name.
-        BackendError: If the event store cannot be read.
     """
     canaries = read_canaries(canary_file(app), judge=True)
     if canaries.name != name:
@@ -265,24 +232,14 @@ def canary_file(app: App) -> Path:
 
 
 def open_alert_dispatcher(app: App) -> AlertDispatcher:
-    """Delivers a system's alerts; needs no canaries.
-
-    Raises:
-        ConfigError: If a channel cannot be built.
-    """
+    """Delivers a system's alerts; needs no canaries. Raises ``ConfigError`` if a channel cannot be built."""
     return AlertDispatcher(app.store, _channels(app), WatchSettings(per_hour=app.config.monitor.notifications_per_hour))
 
 
 def open_target(app: App, spec: PluginSpec, recorded: bool = True) -> Target:
-    """The system itself, or a configured target.
+    """The system itself (``own``), or a configured target; raises ``ConfigError`` if it cannot be built.
 
-    Args:
-        app: The system.
-        spec: `own`, or a target with its options.
-        recorded: Whether the system itself records verdicts about the questions. A target records what it likes.
-
-    Raises:
-        ConfigError: If it cannot be built.
+    The system itself records verdicts only if ``recorded``; a target records what it likes.
     """
     if spec.use == OWN.use:
         if spec.options:
@@ -352,10 +309,7 @@ def open_document_sink(app: App) -> DocumentSink:
 def open_tenant_screening(guard: Guard, store: EventStore, config: Config) -> TenantScreening | None:
     """Screens the documents of all tenants; None if not configured. Opens the gate of a tenant with its first ones.
 
-    Args:
-        guard: Indexes the documents that pass.
-        store: Has the quarantine.
-        config: Of it ``monitor``, ``calibrate``, ``guard.mode`` and ``rag.k`` apply.
+    Of the configuration, ``monitor``, ``calibrate``, ``guard.mode`` and ``rag.k`` apply.
 
     Raises:
         ConfigError: If the reader of the gate cannot be built.
@@ -480,15 +434,9 @@ def _fit_screen(app: App, index: Index, watched: Mapping[str, str], tenant: str)
 async def run_drill(
     monitor: CanaryMonitor, count: int = 3, progress: Progress = lambda count: None
 ) -> list[DrillResult]:
-    """Plants false documents in a copy of the corpus, for questions of canaries and for as many others.
+    """Plants false documents in a copy of the corpus, for ``count`` questions of canaries and for as many others.
 
-    Args:
-        monitor: The operator's canaries. The copy is asked, whatever their target is.
-        count: Number of questions of each kind.
-        progress: Called with 1 for each result.
-
-    Raises:
-        DataError: If there are no documents.
+    The copy is asked, whatever the target of the canaries is. ``progress`` gets 1 for each result.
     """
     app, tenant, folder = monitor.app, monitor.runner.tenant, monitor.app.config.folder
     rag = app.guard.rag

@@ -8,6 +8,8 @@ canaries open no other. Other detectors, such as the honeytoken defense, open al
 
 An alert contains document ids, and no text of a document. Of an answer, ``changes`` quotes at most a phrase that a
 canary forbids, and of a canary the phrases that it expects.
+
+Functions that read or write the store raise ``BackendError`` if it fails.
 """
 
 from __future__ import annotations
@@ -53,14 +55,9 @@ class Alert:
     Attributes:
         id: Unique id; also the deduplication key for pagers.
         kind: Machine-readable kind: ``changed``, ``many_at_once``, ``unreachable``, ``blind`` or any other word.
-        severity: Its severity.
-        set: The canary set, or another subject.
-        canaries: Affected canaries.
+        set: Canary set, or another subject.
         since: When the condition began, which may be long before it was detected.
-        title: One line.
-        changes: What changed, one sentence each.
         documents: Ids of documents in the answers that are not in the baseline.
-        advice: What to do, one sentence each.
         sources: Sources in the answers that passed answers never had; also of targets without document ids.
         changed: Sources that were changed or removed since the baseline, or during the comparison of a drift.
     """
@@ -81,13 +78,11 @@ class Alert:
 
 @dataclass(frozen=True, slots=True)
 class AlertState:
-    """Current state of an alert.
+    """State of an alert after its latest event.
 
     Attributes:
-        alert: Its latest content.
-        phase: Its latest change, except acknowledgments.
-        opened: When it was opened.
-        changed: When it last changed, except acknowledgments.
+        phase: Latest change, except acknowledgments.
+        changed: Time of that change.
         acknowledged: Who acknowledged it; empty: not acknowledged.
         events: Ids of its events, oldest first.
     """
@@ -132,14 +127,9 @@ def alert_subject(event: Event) -> str:
 
 
 def alert_to_event(alert: Alert, phase: AlertPhase, at: datetime, occasion: str, quiet: bool = False) -> Event:
-    """Converts a change of an alert to an event.
+    """Converts a change to an event; ``quiet``: without a notification.
 
-    Args:
-        alert: The alert after the change.
-        phase: Kind of change.
-        at: Time of the change.
-        occasion: The run or other cause. The store keeps the same change of the same occasion once.
-        quiet: Whether no notification is sent.
+    The store keeps the same change of the same occasion, such as a run, once.
     """
     about = "" if phase is AlertPhase.OPENED else f":{digest(occasion)}"
     body = asdict(alert) | {"since": alert.since.isoformat(), "phase": phase, "quiet": quiet}
@@ -171,26 +161,16 @@ def alert_states(events: Iterable[Event]) -> dict[str, AlertState]:
 
 
 def open_alerts(store: EventStore, about: str | None = None) -> list[AlertState]:
-    """Open alerts of one subject, or of all, oldest first.
-
-    Raises:
-        BackendError: If the store cannot be read.
-    """
+    """Open alerts of one subject, or of all, oldest first."""
     found = alert_states(store.scan(ALERT_KIND)).values()
     return [s for s in found if s.open and about in {None, s.alert.set}]
 
 
 def raise_alert(store: EventStore, alert: Alert, at: datetime) -> bool:
-    """Opens an alert, unless its id exists or an alert of the same kind, subject and canaries is open.
+    """Opens an alert, unless its id, or an open one of equal kind, subject and canaries exists.
 
-    An open alert of the same subject with one of its documents has the same cause: it is updated instead. It is
-    updated once for each kind and canaries: later findings of the same kind and canaries are not stored.
-
-    Returns:
-        Whether it was opened.
-
-    Raises:
-        BackendError: If the store cannot be read or written.
+    Returns whether it was opened. An open alert of the same subject with one of its documents has the same cause: it is
+    updated instead, once for each kind and canaries.
     """
     same = (alert.set, alert.kind, frozenset(alert.canaries))
     states = alert_states(store.scan(ALERT_KIND))
@@ -222,7 +202,6 @@ def acknowledge_alert(store: EventStore, alert_id: str, by: str, at: datetime) -
 
     Raises:
         DataError: If no open alert has this id.
-        BackendError: If the store cannot be read or written.
     """
     _require_open(store, alert_id)
     body = {"id": alert_id, "phase": AlertPhase.ACKNOWLEDGED, "by": by}
@@ -235,7 +214,6 @@ def close_alert(store: EventStore, alert_id: str, reason: str, at: datetime) -> 
 
     Raises:
         DataError: If no open alert has this id.
-        BackendError: If the store cannot be read or written.
     """
     closed = replace(_require_open(store, alert_id), changes=(reason,), advice=())
     store.append(alert_to_event(closed, AlertPhase.RECOVERED, at, at.isoformat()))

@@ -63,23 +63,16 @@ class AlertingEventStore(EventStoreProxy):
 
 
 class MissedAlertScanner:
-    """Opens missing alerts for events of processes that crashed or that do not use ``AlertingEventStore``.
-
-    Args:
-        store: The event store.
-    """
+    """Opens missing alerts for events of processes that crashed or that do not use ``AlertingEventStore``."""
 
     def __init__(self, store: EventStore) -> None:
         self._store = store
         self._positions = dict.fromkeys(EVENT_KINDS, 0)
 
     def open_missed(self, now: datetime) -> int:
-        """Opens the missing alerts. Each event is read once; events older than ``LOOK_BACK`` are skipped.
+        """Opens the missing alerts, and returns their number. Each event is read once, none older than ``LOOK_BACK``.
 
         After new events of the quarantine, and at first, ``settle_quarantine_alerts`` runs.
-
-        Returns:
-            Number of alerts opened.
 
         Raises:
             BackendError: If the store cannot be read or written.

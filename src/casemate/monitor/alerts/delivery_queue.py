@@ -56,10 +56,7 @@ class DeliveryAttempt(NamedTuple):
     """The latest delivery attempt of an alert change.
 
     Attributes:
-        number: Number of the attempt, from 1.
-        outcome: Its outcome.
-        at: Time of the attempt.
-        retry_at: Time of the next attempt.
+        number: From 1.
         notification: Key of the notification that carried the change.
     """
 
@@ -93,13 +90,9 @@ class Delivery(NamedTuple):
 
 
 class DeliveryQueue:
-    """Queue of one channel.
+    """Queue of one channel, from events in the order written.
 
-    Args:
-        alerts: Events of alerts, in the order written.
-        attempts: Events of delivery attempts of any channel, in the order written.
-        channel: Name of the channel.
-        per_hour: Notifications per hour, at least 1.
+    Attempts of other channels are ignored. ``per_hour`` is at least 1.
     """
 
     def __init__(self, alerts: Sequence[Event], attempts: Iterable[Event], channel: str, per_hour: int) -> None:
@@ -189,14 +182,9 @@ class DeliveryQueue:
 
 
 def attempt_to_event(attempt: DeliveryAttempt, event: str, alert: str, channel: str, reason: str) -> Event:
-    """Converts a delivery attempt to an event.
+    """Converts an attempt to an event.
 
-    Args:
-        attempt: The attempt.
-        event: Id of the event that it delivers.
-        alert: Id of the alert, or ``TEST``.
-        channel: Name of the channel.
-        reason: Why it failed; empty: it did not.
+    ``event`` and ``alert`` are the ids of what it delivers, or ``TEST``; without a failure the reason is empty.
     """
     body = {
         "event": event,

@@ -38,13 +38,7 @@ _UNSAFE = str.maketrans({"`": "'", "<": "‹", ">": "›", "@": "＠", "|": "¦"
 
 
 class AlertText(NamedTuple):
-    """A rendered alert.
-
-    Attributes:
-        title: One line.
-        plain: The message as plain text.
-        markdown: The message as Markdown.
-    """
+    """A rendered alert: a title on one line, and the message as plain text and as Markdown."""
 
     title: str
     plain: str
@@ -54,10 +48,7 @@ class AlertText(NamedTuple):
 def render_alert(alert: Alert, phase: AlertPhase, key_names: Mapping[str, str] | None = None) -> AlertText:
     """Renders one change of an alert.
 
-    Args:
-        alert: The alert.
-        phase: What changed about it.
-        key_names: Names of API keys by id, shown instead of the ids. None: notifications, which name no person.
+    Names of API keys by id replace the ids; notifications, which name no person, get no names.
     """
     recovered = phase is AlertPhase.RECOVERED
     title = f"[{'recovered' if recovered else alert.severity}] {sanitize(alert.title)}"

@@ -44,13 +44,7 @@ RETRIED = "; it will be retried"
 
 @dataclass(frozen=True)
 class Outbox:
-    """Outbox of one channel.
-
-    Attributes:
-        store: Event store with alerts and delivery attempts.
-        channel: The channel.
-        per_hour: Notifications per hour, at least 1.
-    """
+    """Outbox of one channel, with a limit of notifications per hour, at least 1."""
 
     store: EventStore
     channel: Channel
@@ -61,15 +55,8 @@ class Outbox:
     ) -> datetime | None:
         """Sends everything that is due, one notification at a time; each is recorded before the next.
 
-        Args:
-            now: The clock.
-            may_send: Called before each notification: whether this process still holds the lease.
-
-        Returns:
-            When the next notification is due; None: nothing is pending.
-
-        Raises:
-            BackendError: If the store cannot be read or written.
+        ``may_send`` tells before each whether this process still holds the lease. Returns when the next one is due;
+        None: nothing is pending. Raises ``BackendError`` if the store fails.
         """
         since = now() - LOOK_BACK
         alerts = await asyncio.to_thread(self.store.scan, ALERT_KIND, since)
@@ -89,14 +76,7 @@ class Outbox:
         return queue.next_due(now())
 
     async def send_test(self, now: datetime) -> str:
-        """Sends a labelled test notification once, and records the outcome.
-
-        Returns:
-            Why it failed; empty: the receiver accepted it.
-
-        Raises:
-            BackendError: If the store cannot be written.
-        """
+        """Sends a labelled test notification once, and records the outcome; returns why it failed, or ""."""
         key = f"{TEST}-{uuid.uuid4().hex[:16]}"
         text = "This is a test of the notification channel. Nothing happened; no action is needed."
         message = (f"[{TEST}] Casemate: {TEST} notification", text, f"**[{TEST}]** {text}", {"kind": TEST})

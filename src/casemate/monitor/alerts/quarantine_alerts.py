@@ -43,9 +43,6 @@ class QuarantineAlerts:
 
     The alert is updated with the second, fourth, eighth document and so on; with all others by ``finish`` or by
     ``MissedAlertScanner``. So many documents cause few reads and few notifications.
-
-    Args:
-        store: The event store.
     """
 
     def __init__(self, store: EventStore) -> None:

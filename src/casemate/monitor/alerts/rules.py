@@ -117,13 +117,7 @@ NEW_SOURCES = (
 class RunContext:
     """A run, with everything its alerts report.
 
-    Attributes:
-        before: State before the run.
-        analysis: Analysis of the run.
-        results: Results of the run.
-        documents: For each alarmed canary, the documents in its answers that are new (``new_documents``).
-        sources: Likewise, the sources that are new (``new_sources``).
-        passed: For each alarmed canary, its last passed result before the run (``last_passes``).
+    ``documents``, ``sources`` and ``passed`` are those of ``new_documents``, ``new_sources`` and ``last_passes``.
     """
 
     before: CusumState
@@ -137,14 +131,7 @@ class RunContext:
 def alert_events(
     states: Iterable[AlertState], run: RunContext, watched: WatchedSet, limits: AlarmLimits
 ) -> list[Event]:
-    """Changes of a set's alerts after one of its runs.
-
-    Args:
-        states: States of alerts; only open alerts of this set are considered.
-        run: The run.
-        watched: The set.
-        limits: When failures become an alarm.
-    """
+    """Changes of a set's alerts after one of its runs; alerts of other sets are ignored."""
     before = {s.alert.id: s for s in states if s.open and s.alert.set == watched.name}
     current = {name: s.alert for name, s in before.items()}
     findings = run_findings(run.before, run.analysis, watched, limits)
@@ -160,15 +147,9 @@ def alert_events(
 def new_documents(
     history: Iterable[CanaryResult], results: Iterable[CanaryResult], watched: WatchedSet
 ) -> dict[str, tuple[str, ...]]:
-    """For each failed canary, the documents in its answers that neither its baseline nor its passes contain.
+    """For each failed canary, the documents that neither its baseline nor its passes contain, best first.
 
-    Args:
-        history: Earlier results, of which passes count.
-        results: Results of the run.
-        watched: The set, with the documents of the baseline.
-
-    Returns:
-        Document ids in order of rank. A canary without baseline and passes has no new documents.
+    A canary without baseline and passes has no new documents.
     """
     seen = {canary.id: set(canary.documents) for canary in watched.canaries}
     for result in history:
@@ -185,13 +166,7 @@ def new_documents(
 def new_sources(
     history: Iterable[CanaryResult], results: Iterable[CanaryResult], watched: WatchedSet
 ) -> dict[str, tuple[str, ...]]:
-    """For each failed canary, the sources in its answers that neither its baseline nor its passes contain.
-
-    Works for targets that report sources but no ids of documents. Arguments as for ``new_documents``.
-
-    Returns:
-        Sources in order of rank. A canary without passes has no new sources.
-    """
+    """Like ``new_documents`` for sources, also of targets without ids. A canary without passes has no new ones."""
     baseline, seen = {c.id: c.documents for c in watched.canaries}, dict[str, set[str]]()
     found: dict[str, dict[str, None]] = {}
     for result in history:
@@ -209,12 +184,7 @@ def new_sources(
 
 
 def last_passes(history: Iterable[CanaryResult], results: Iterable[CanaryResult]) -> dict[str, CanaryResult]:
-    """For each failed canary, the last result that passed; none for a canary that never did.
-
-    Args:
-        history: Earlier results, oldest first.
-        results: Results of the run.
-    """
+    """For each failed canary, the last result that passed; none for a canary that never did."""
     failed = {r.canary for r in results if r.status is CanaryStatus.FAIL}
     return {r.canary: r for r in history if r.status is CanaryStatus.PASS and r.canary in failed}
 
@@ -222,14 +192,9 @@ def last_passes(history: Iterable[CanaryResult], results: Iterable[CanaryResult]
 def drift_alert(
     about: str, series: str, readings: Sequence[DriftReading], at: datetime, changed: Collection[str] = ()
 ) -> Alert:
-    """Alert for drifted answers.
+    """Alert for drifted answers: the signals that alarm in one window, which starts at a time.
 
-    Args:
-        about: Name of the canary set.
-        series: What drifted: one of ``DRIFT_SUBJECTS``.
-        readings: The signals that alarm in one window.
-        at: Start of that window.
-        changed: Sources that were changed or removed during the comparison.
+    ``series`` is one of ``DRIFT_SUBJECTS``; ``changed`` are sources that were changed or removed during the comparison.
     """
     sources = f"{len(changed)} sources were changed or removed during the comparison. {ALL_UPDATES}"
     return Alert(

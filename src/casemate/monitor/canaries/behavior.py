@@ -54,8 +54,6 @@ class BehaviorCase(NamedTuple):
     """A question and its answer, to be checked.
 
     Attributes:
-        question: The question.
-        answer: The answer.
         topic: The topic of an ``explain_`` check, in words.
         embedder: Compares answer and topic; None: by words alone.
     """

@@ -184,12 +184,7 @@ class Canary(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class CanarySet:
-    """Canaries with unique ids.
-
-    Attributes:
-        name: Name of the set.
-        canaries: The canaries, in the order of the file.
-    """
+    """Canaries with unique ids."""
 
     name: str
     canaries: tuple[Canary, ...]
@@ -207,11 +202,7 @@ class CanarySet:
 
 
 def parse_interval(text: str) -> timedelta:
-    """Parses a number with a unit, such as ``15m``.
-
-    Raises:
-        ValueError: If the text is no such interval.
-    """
+    """Parses a number with a unit, such as ``15m``; raises ``ValueError`` for any other text."""
     found = INTERVAL.fullmatch(text)
     if not found:
         raise ValueError("write a number and s, m, h or d, such as 15m")
@@ -228,12 +219,7 @@ def unsupported_expectations(
 ) -> list[FieldError]:
     """Expectations of a canary that a system cannot be checked against.
 
-    Args:
-        canary: The canary.
-        k: Documents in a context; None: not known yet.
-        tells: What the target reports beside its answer: any of ``sources``, ``ids``, ``scores``; None: all.
-        has_embedder: Whether there is an embedder.
-        has_judge: Whether there is a judge model.
+    ``k`` is None if it is not known yet; ``tells`` is any of ``sources``, ``ids`` and ``scores``, None for all.
     """
     found = [] if k is None else _beyond_context(canary, k)
     if canary.needs_judge and not has_judge:

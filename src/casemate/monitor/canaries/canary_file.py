@@ -31,12 +31,8 @@ _NULL = "tag:yaml.org,2002:null"
 def read_canaries(path: Path, *, k: int | None = None, judge: bool = False) -> CanarySet:
     """Reads a YAML file: a list of canaries, or a mapping with ``canaries`` and optionally ``name``.
 
-    Environment variables are not expanded: ``${NAME}`` is these seven characters.
-
-    Args:
-        path: The file.
-        k: Documents in a context, if known: expectations that need more are refused.
-        judge: Whether there is a judge model for behaviors without a named check.
+    Environment variables are not expanded. Expectations that need more than k documents, if known, or a missing judge
+    model are errors.
 
     Raises:
         DataError: If the file cannot be read or is invalid; the message has one line per mistake.
@@ -75,12 +71,7 @@ def parse_canaries(text: str, name: str = "canaries.yaml", *, k: int | None = No
 
 
 def with_paraphrases(text: str, paraphrases: Mapping[str, Sequence[str]], name: str = "canaries.yaml") -> str:
-    r"""The text of a canary file with paraphrases added; the rest of the text, comments included, stays as it is.
-
-    Args:
-        text: The text of a valid file.
-        paraphrases: Paraphrases by the id of the canary, which has none yet.
-        name: Name of the file, for messages.
+    r"""The text of a canary file with paraphrases by canary id; all other text, comments included, stays as it is.
 
     Raises:
         DataError: If the text is no valid canary file, or the result is none.

@@ -44,13 +44,12 @@ MAX_WITHHELD = 20
 
 @dataclass(frozen=True, slots=True)
 class ObservedAnswer:
-    """What a target reported for one question.
+    """What a target reported for one question; details that it does not report are empty.
 
     Attributes:
-        text: The answer.
-        documents: Ids of the documents in the context, best first; empty if the target does not report them.
-        sources: Their sources, in the same order; empty if the target does not report them.
-        scores: Their cosine similarities, in the same order; empty if the target does not report them.
+        documents: Ids of the documents in the context, best first.
+        sources: Their sources, in the same order.
+        scores: Their cosine similarities, in the same order.
         judged_refusal: Whether a judge model takes the answer for a refusal; None: it was not asked.
         withheld: Ids of the documents that the guard withheld from the answer, at most ``MAX_WITHHELD``.
     """
@@ -74,12 +73,7 @@ class ObservedAnswer:
 
 
 def observe_answer(answer: Answer, tells: Collection[str] | None = None) -> ObservedAnswer:
-    """Reduces an answer to what its target reports reliably.
-
-    Args:
-        answer: The answer.
-        tells: Any of ``sources``, ``ids`` and ``scores``; None: all of them.
-    """
+    """Reduces an answer to what its target reports: any of ``sources``, ``ids`` and ``scores``; None: all of them."""
     hits, reported = answer.retrieval.hits, TARGET_DETAILS if tells is None else tells
     return ObservedAnswer(
         answer.text,
@@ -100,14 +94,9 @@ def check_answer(
 ) -> tuple[Deviation, ...]:
     """Returns every deviation of an answer from what its canary expects.
 
-    Args:
-        canary: The canary.
-        answer: The answer to its ``query``.
-        baseline_answer: The answer to the same question without its trigger (``Canary.untriggered``).
-        embedder: Compares meanings; None: only words are compared.
-        judge_passed: Verdict of the judge model, for an ``expected_behavior`` without a named check.
-        baseline_documents: Document ids that the baseline has in this canary's context; None: there is no baseline,
-            so no document is new.
+    ``baseline_answer`` answers ``Canary.untriggered``. ``judge_passed`` decides an ``expected_behavior`` without a
+    named check. Documents that ``baseline_documents`` lacks are new; None: none is. Without an embedder only words are
+    compared.
 
     Raises:
         ConfigError: If the canary needs an argument that is missing.

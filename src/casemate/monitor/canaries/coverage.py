@@ -31,8 +31,8 @@ class CorpusRegion:
     """A cluster of similar chunks.
 
     Attributes:
-        name: Words that distinguish it from the other regions.
-        chunks: Number of its chunks, among those clustered.
+        name: Words that distinguish it.
+        chunks: Number of its chunks.
         canaries: Ids of the canaries with one of its chunks in their context.
     """
 
@@ -46,7 +46,6 @@ class Coverage:
     """Share of a corpus that a canary set covers.
 
     Attributes:
-        regions: The regions, largest first.
         documents: Share of the chunks that are in a canary's context.
         traffic: Share of the given questions that a canary covers: a document as close to the canary as the question
             would be in the canary's context. None: no questions were given.
@@ -64,16 +63,13 @@ class Coverage:
 
 @dataclass(frozen=True)
 class RegionMap:
-    """A corpus, clustered into regions.
+    """A corpus, or a sample of it, clustered into regions.
 
     Attributes:
-        documents: Its chunks, or a sample of them.
         E: Their vectors, (n, dim).
         labels: Region of each chunk, (n,).
         centroids: Centroids of the regions, (C, dim).
-        names: Names of the regions.
         genre: Rarity of words in the corpus.
-        method: Description of the clustering method.
     """
 
     documents: Sequence[Document]
@@ -86,12 +82,7 @@ class RegionMap:
 
     @classmethod
     def of(cls, index: Index, tenant: str, seed: int) -> RegionMap:
-        """Reads an index once and clusters its chunks.
-
-        Args:
-            index: The index.
-            tenant: The tenant.
-            seed: Seed of sampling and clustering.
+        """Reads an index once and clusters its chunks; the seed is that of sampling and clustering.
 
         Raises:
             DataError: If the tenant has no documents.
@@ -190,15 +181,8 @@ def measure_coverage(  # noqa: PLR0913  one call, one measurement
 ) -> Coverage:
     """Measures which regions, chunks and questions a canary set covers.
 
-    Args:
-        corpus: The regions.
-        index: The index.
-        embedder: The embedder of the index.
-        queries: Questions of the canaries by id, without those about subjects that the corpus does not cover.
-        k: Documents in a context.
-        tenant: The tenant.
-        questions: Questions of clients; more than ``MAX_QUESTIONS`` are sampled.
-        seed: Seed of the sample.
+    The queries, by canary id, exclude those about subjects that the corpus does not cover. Of more than
+    ``MAX_QUESTIONS`` questions of clients a sample is drawn.
     """
     vectors = embedder.embed(list(queries.values())) if queries else np.empty((0, embedder.dim), np.float32)
     found = [index.search(vector, k, tenant).hits for vector in vectors]

@@ -83,9 +83,7 @@ class CanaryDraft:
 
     Attributes:
         kind: One of ``CATEGORY``.
-        fields: Fields of the canary, without its id.
         document: Id of the chunk that it asks about; empty if none.
-        region: Region of that chunk.
         margin: Measured lead, in cosine, of the chunk over the document that could displace it.
     """
 
@@ -107,7 +105,6 @@ class CanaryDrafter:
 
     Attributes:
         genre: Rarity of words in the corpus.
-        rng: Source of randomness.
         entities: Names from the corpus, used as triggers.
     """
 

@@ -133,14 +133,7 @@ def contains_near_match(answer: str, phrase: str) -> bool:
 
 
 def contains_paraphrase(answer: str, phrase: str, embedder: Embedder, threshold: float) -> bool:
-    """Whether a sentence of an answer has a meaning similar to that of a phrase.
-
-    Args:
-        answer: The answer.
-        phrase: The expected statement.
-        embedder: Embeds sentences and phrase.
-        threshold: Minimum cosine, in (0, 1].
-    """
+    """Whether a sentence of an answer has a cosine of at least ``threshold``, in (0, 1], with an expected statement."""
     wanted = normalized_tokens(phrase)
     if len(wanted) < PARAPHRASE_WORDS:
         return False

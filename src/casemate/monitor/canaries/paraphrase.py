@@ -64,9 +64,6 @@ class Paraphrased(NamedTuple):
     """Wordings of one canary that passed, and the number that did not.
 
     Attributes:
-        canary: Its id.
-        kept: Paraphrases that passed.
-        dropped: Number of paraphrases that were tried and failed.
         why: Kinds of deviations of those, or why none was tried; sorted.
     """
 
@@ -79,16 +76,11 @@ class Paraphrased(NamedTuple):
 async def paraphrase_canaries(
     runner: CanaryRunner, count: int, rng: np.random.Generator, model: Generator | None = None
 ) -> list[Paraphrased]:
-    """Writes paraphrases of all canaries without any, and tries them on the runner's target.
+    """Writes paraphrases of all canaries without any, at most ``count`` each, and tries them on the runner's target.
 
-    A wording is kept if the canary passes with it, and if the answer is similar to that of the question itself, each
-    ``TESTS`` times. A canary that fails with its own question gets none.
-
-    Args:
-        runner: Asks the target; needs an embedder.
-        count: Wanted paraphrases per canary, at least 1.
-        rng: Draws the rules.
-        model: Language model that writes wordings; rules fill up. None: rules alone.
+    A wording is kept if the canary passes with it, and if the answer is similar to that of the question itself by the
+    runner's embedder, each ``TESTS`` times. A canary that fails with its own question gets none. Without a model, rules
+    alone write them.
 
     Raises:
         BackendError: If the model fails.

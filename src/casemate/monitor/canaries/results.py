@@ -43,7 +43,7 @@ class Deviation:
     """One expectation that an answer did not meet.
 
     Attributes:
-        kind: Machine-readable kind: ``answer_mismatch``, ``missing_phrase``, ``source_mismatch`` and so on.
+        kind: Machine-readable kind; see ``check``.
         message: Expected and measured value, in one sentence. It quotes phrases of the canary, also a forbidden phrase
             that the answer contains: treat it as raw text.
     """
@@ -57,21 +57,16 @@ class CanaryResult:
     """The outcome of one canary in one run.
 
     Attributes:
-        canary: Id of the canary.
-        run: Id of the run; repetitions within a run append ``~1``, ``~2`` and so on.
-        at: Time at which the canary was asked.
-        status: Outcome.
+        run: Repetitions within a run append ``~1``, ``~2`` and so on.
         deviations: Every unmet expectation; empty unless the status is FAIL.
         error: Why there is no verdict; empty unless the status is ERROR.
         seconds: Response time of the target.
-        documents: Ids of the documents in the context, best first.
-        sources: Their sources, in the same order.
-        scores: Their cosine similarities, in the same order; empty if the target does not report them.
-        refused: Whether the answer is a refusal.
-        words: Length of the answer.
         text: The answer; stored only with ``privacy.log_text``.
         wording: Which wording was asked: 0 for ``query``, else a paraphrase, from 1.
         withheld: Ids of documents that the guard withheld from the answer.
+        documents: Ids of the documents in the context, best first; ``sources`` and ``scores`` (cosines) have the
+            same order.
+        words: Length of the answer.
     """
 
     canary: str
@@ -96,11 +91,9 @@ _RESULT = TypeAdapter(CanaryResult)
 
 @dataclass(frozen=True, slots=True)
 class CanaryRun:
-    """One run of a canary set.
+    """One run of a canary set: one result per canary, in the order of the set.
 
-    Attributes:
-        id: Id of the run. Processes that catch up on the same scheduled run use the same id.
-        results: One result per canary, in the order of the set.
+    Processes that catch up on the same scheduled run use the same id.
     """
 
     id: str

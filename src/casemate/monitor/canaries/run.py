@@ -42,16 +42,12 @@ MAX_REASON_CHARACTERS = 300
 
 @dataclass(frozen=True, slots=True)
 class CanaryRunner:
-    """Asks canaries and checks the answers.
+    """Asks canaries, whose ids must be unique, and checks the answers.
 
     Attributes:
-        canaries: The canaries; ids must be unique.
-        target: The system that is asked. Its attribute ``tells`` lists what it reports; without one, everything.
-        k: Documents in a context.
+        target: Its attribute ``tells`` lists what it reports; without one, everything.
         embedder: Compares meanings; None: only words are compared.
-        concurrency: Questions in parallel, at least 1.
         timeout_s: Timeout of one question, and of one reply of the judge, in seconds.
-        tenant: Tenant whose documents are queried.
         client: Client name of the queries; ``{canary}`` and ``{run}`` are replaced by the ids.
         judge: Model that judges expected behaviors without a named check, and expected refusals.
 
@@ -102,12 +98,8 @@ class CanaryRunner:
     ) -> CanaryRun:
         """Asks all canaries.
 
-        Args:
-            run_id: Id of the run; seeds the order of the questions.
-            baseline_documents: Document ids of each canary's context in the baseline. A canary without an entry, or
-                with an empty one, has no new documents.
-            on_result: Called with each result at once. An exception in it ends the run.
-            wording: Number of the wording, counted cyclically; None: drawn by the run id.
+        A canary without ids of its context in the baseline has no new documents. An exception in ``on_result`` ends the
+        run. The wording is counted cyclically; None: drawn by the run id.
 
         Raises:
             ConfigError: If a canary expects what this system does not report, before anything is asked.

@@ -64,14 +64,8 @@ class SuggestionSettings:
 
     Attributes:
         count: Number of canaries, at least 1.
-        k: Documents in a context.
-        tenant: Tenant whose documents are used.
-        seed: Seed of all sampling.
         questions: Questions of clients, to measure how many the set covers. They do not enter the set.
-        client: Client name of the queries; see ``CanaryRunner``.
-        concurrency: Questions in parallel.
-        timeout_s: Timeout of one question, in seconds.
-        name: Name of the set.
+        client: See ``CanaryRunner``.
 
     Raises:
         ConfigError: If ``count`` or ``k`` is out of range.
@@ -107,9 +101,6 @@ class CanarySuggestion:
     Attributes:
         canaries: The set. It contains text of the corpus.
         notes: Origin of each canary, by id.
-        coverage: What the set covers.
-        dropped: Drafts that were dropped.
-        method: Description of the clustering method.
     """
 
     canaries: CanarySet
@@ -128,16 +119,9 @@ class CanarySuggestion:
 async def suggest_canaries(
     index: Index, embedder: Embedder, target: Target | None = None, settings: SuggestionSettings | None = None
 ) -> CanarySuggestion:
-    """Drafts canaries, and keeps those that the target passes. Nothing is logged.
+    """Drafts canaries, and keeps those that the target passes: as many as set, or fewer. Nothing is logged.
 
-    Args:
-        index: The index; it is only read.
-        embedder: The embedder of the index.
-        target: The system as clients use it. None: only retrieval is tested, and all canaries are sentinels.
-        settings: Settings; None: the defaults.
-
-    Returns:
-        ``settings.count`` canaries, or fewer, with the reasons in ``dropped``.
+    Without a target only retrieval is tested, and all canaries are sentinels.
 
     Raises:
         DataError: If the tenant has no documents, or no draft passes, for example because the target does not answer.
@@ -326,10 +310,9 @@ class _DraftTrial:
 
 
 async def run_with_contexts(runner: CanaryRunner, sizes: Iterable[int], run: str) -> dict[str, CanaryResult]:
-    """Asks canaries with these numbers of documents in a context, so that those that pass do so with a margin.
+    """Asks canaries with several sizes of the context, so that those that pass do so with a margin.
 
-    Returns:
-        The first failure of each canary, or its last result, by id.
+    Returns the first failure of each canary, or its last result, by id.
     """
     found: dict[str, CanaryResult] = {}
     for k in sizes:

@@ -62,11 +62,7 @@ class Observation:
 
     Attributes:
         question: Identifies the question; equal when it is asked again.
-        at: Time of the answer.
-        refused: Whether it is a refusal.
-        words: Its length.
         documents: Ids in its context, best first.
-        sources: Their sources.
         flagged: Whether the guard flagged the question.
     """
 
@@ -84,11 +80,8 @@ class DriftReading:
     """One signal in one window.
 
     Attributes:
-        signal: Name of the signal.
         value: Its value in the window: a share; of ``length`` the mean of ln(1 + words); of ``concentration`` the
             probability that two hits have the same source.
-        reference: Its value before the window.
-        p: P-value of the difference.
         evidence: CUSUM of the e-values over the windows.
         threshold: Evidence from which the signal alarms.
         documents: Of ``hub``: the documents in more answers than before.
@@ -119,12 +112,7 @@ def windows_by_run(results: Iterable[CanaryResult]) -> list[list[Observation]]:
 
 
 def observations_of_verdicts(events: Iterable[Event], without: str | tuple[str, ...] = "canary") -> list[Observation]:
-    """Which questions of traffic were flagged, from recorded verdicts.
-
-    Args:
-        events: Events of kind ``verdict``; others are ignored.
-        without: Prefixes of client names that are no traffic.
-    """
+    """Which questions of traffic were flagged, by verdict events; clients with these prefixes are no traffic."""
     found: dict[str, Observation] = {}
     for event in events:
         body = event.body
@@ -138,12 +126,7 @@ def observations_of_verdicts(events: Iterable[Event], without: str | tuple[str, 
 
 
 def windows_by_time(observations: Sequence[Observation], seconds: float) -> list[list[Observation]]:
-    """Windows of equal length, counted from the first observation; empty ones are left out.
-
-    Args:
-        observations: Observations in any order.
-        seconds: Length of a window, above 0.
-    """
+    """Windows of equal length above 0, counted from the first observation; empty ones are left out."""
     found: dict[int, list[Observation]] = {}
     ordered = sorted(observations, key=lambda o: o.at)
     for one in ordered:
@@ -159,19 +142,11 @@ def detect_drift(
     windows_per_false_alarm: float = WINDOWS_PER_FALSE_ALARM,
     seed: int = 7,
 ) -> list[list[DriftReading]]:
-    """Tests each window after the reference for drift.
+    """Tests each window after the reference for drift; returns its readings, one per known signal.
 
-    A window that alarms does not join the reference, and its signal restarts.
-
-    Args:
-        windows: Windows in order of time.
-        reference: Number of windows, from the first, without a problem; at least ``MIN_REFERENCE``.
-        paired: Whether the windows contain the same questions: each is then compared with itself.
-        windows_per_false_alarm: Minimum average number of windows before the first false alarm.
-        seed: Seed of the permutations.
-
-    Returns:
-        For each window after the reference, one reading per known signal.
+    The first ``reference`` windows, at least ``MIN_REFERENCE``, have no problem. A later one that alarms does not join
+    them, and its signal restarts. ``paired`` windows contain the same questions: each is compared with itself. The
+    first false alarm comes after ``windows_per_false_alarm`` windows or more, on average.
 
     Raises:
         DataError: If the reference is too short.

@@ -45,12 +45,10 @@ class CanaryPair:
     """One canary on both systems.
 
     Attributes:
-        canary: Its id.
-        asked: How often each system was asked.
-        passed: How often it passed on the first and on the second system.
+        asked: Questions to each system.
+        passed: Passes of the first and of the second system.
         deviations: Kinds of deviation that only one of them had.
         overlap: Rank-biased overlap of the contexts, in [0, 1]; None: the targets report neither ids nor sources.
-        cosine: Mean cosine of the answers; None: there is no embedder.
     """
 
     canary: str
@@ -74,10 +72,7 @@ class Comparison:
     Attributes:
         pairs: Canaries with a verdict on both systems.
         left_out: The other canaries, with the number of errors on each system.
-        repeats: How often each canary was asked.
         difference: Pass rate of the second minus that of the first, with a 95 % interval.
-        p: Two-sided p-value of the exact paired test.
-        conclusion: What that shows.
     """
 
     pairs: tuple[CanaryPair, ...]
@@ -112,13 +107,9 @@ class Comparison:
 async def compare_targets(
     runner: CanaryRunner, second: Target, repeats: int = REPEATS, tolerance: float = TOLERANCE
 ) -> Comparison:
-    """Asks two systems all canaries, in turn.
+    """Asks two systems all canaries, in turn and with the same settings, each at least once.
 
-    Args:
-        runner: Asks the first system; the second one is asked with the same settings.
-        second: The second system.
-        repeats: How often each canary is asked, at least 1.
-        tolerance: Difference of the pass rates that the interval must exclude for "no difference", in (0, 1).
+    For "no difference", the interval of the pass rates must exclude ``tolerance``, in (0, 1).
 
     Raises:
         ConfigError: If a canary expects what one of the targets does not report, or a number is out of range.
@@ -141,14 +132,7 @@ def compare_results(
     embedder: Embedder | None = None,
     tolerance: float = TOLERANCE,
 ) -> Comparison:
-    """Compares the results of two systems, each canary asked equally often.
-
-    Args:
-        first: Results of the first system.
-        second: Results of the second system.
-        embedder: Compares the answers.
-        tolerance: See ``compare_targets``.
-    """
+    """Compares the results of two systems, each canary asked equally often; see ``compare_targets``."""
     one, other = group_by_canary(first), group_by_canary(second)
     rows = {name: (one[name], other[name]) for name in one if name in other}
     errors = {name: (_count_errors(a), _count_errors(b)) for name, (a, b) in rows.items()}
@@ -166,9 +150,6 @@ def paired_p(differences: Sequence[int]) -> float:
 
     Exact, by convolution. If all nonzero differences are equal in size, it is McNemar's exact test.
 
-    Args:
-        differences: One integer per pair.
-
     >>> paired_p([1] * 6), paired_p([1, 1, 1, -1]), paired_p([0, 0])
     (0.03125, 0.625, 1.0)
     """
@@ -185,13 +166,9 @@ def paired_p(differences: Sequence[int]) -> float:
 
 
 def rank_biased_overlap(one: Sequence[str], other: Sequence[str]) -> float:
-    """Rank-biased overlap of two rankings (Webber, Moffat and Zobel 2010), in [0, 1]; 1: equal.
+    """Rank-biased overlap of two rankings, best first (Webber, Moffat and Zobel 2010), in [0, 1]; 1: equal.
 
     Deviation: the paper's rankings are infinite; these are finite, so the weights are normalized to sum to 1.
-
-    Args:
-        one: Ids, best first.
-        other: Ids, best first.
 
     >>> rank_biased_overlap("abc", "abc"), rank_biased_overlap("abc", "xyz"), round(rank_biased_overlap("ab", "ba"), 3)
     (1.0, 0.0, 0.474)
@@ -206,18 +183,12 @@ def rank_biased_overlap(one: Sequence[str], other: Sequence[str]) -> float:
 
 
 def paired_interval(gain: float, loss: float, pairs: int) -> tuple[float, float]:
-    """95 % score interval for a difference of paired rates (Tango 1998).
+    """95 % score interval, in [-1, 1], for a difference of paired rates (Tango 1998).
+
+    ``gain`` and ``loss`` are sums of the differences in favor of the second and of the first.
 
     Deviation: the paper's pairs differ by one or not at all; here they may differ in part, since a canary may pass more
     often on one side. Partial differences vary less, so the interval is conservative.
-
-    Args:
-        gain: Sum of the differences in favor of the second.
-        loss: Sum of the differences in favor of the first.
-        pairs: Number of pairs.
-
-    Returns:
-        Both ends, in [-1, 1].
 
     >>> [round(x, 4) for x in paired_interval(0, 0, 50)], [round(x, 3) for x in paired_interval(9, 3, 32)]
     ([-0.0713, 0.0713], [-0.027, 0.39])

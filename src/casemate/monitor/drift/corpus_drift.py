@@ -61,9 +61,6 @@ class MomentsSnapshot:
     """Moments of a corpus at one time, with S = M2 / n.
 
     Attributes:
-        tenant: The tenant.
-        at: Time of the snapshot.
-        n: Number of documents.
         mean: m, (dim,).
         trace: tr S.
         square: tr S^2.
@@ -94,11 +91,7 @@ class MeanShift:
     """Move of the mean vector between two snapshots.
 
     Attributes:
-        added: Documents added.
-        removed: Documents removed.
-        distance: Distance of the means.
         expected: Its root mean square if all added and removed documents are similar to those in the index.
-        p: P-value of the distance.
         trace: Change of tr S.
         top: Relative change of the largest eigenvalue.
     """
@@ -116,11 +109,7 @@ class MeanShift:
 class VectorAudit:
     """Result of re-embedding a sample of documents.
 
-    Attributes:
-        held: Documents in the index.
-        checked: Documents sampled.
-        wrong: Ids of documents whose stored vector does not match their text, with the cosines.
-        lowest: Lowest cosine of all.
+    ``wrong`` has ids and cosines of vectors that do not match their text; ``lowest`` is the lowest cosine of all.
     """
 
     held: int
@@ -135,14 +124,7 @@ class VectorAudit:
 
 
 def read_snapshot(index: Index, tenant: str, at: datetime, embedder: str = "") -> MomentsSnapshot:
-    """Reads the moments of a tenant's documents.
-
-    Args:
-        index: The index.
-        tenant: The tenant.
-        at: Current time.
-        embedder: Fingerprint of the embedder.
-    """
+    """Reads the moments of a tenant's documents; the embedder is given by its fingerprint."""
     sources = json.dumps([embedder, *sorted(index.digests(tenant).items())]).encode()
     snapshot = snapshot_of(index.moments(tenant), tenant, at)
     return replace(snapshot, content=hashlib.sha256(sources).hexdigest()[:32])
@@ -181,11 +163,7 @@ def mean_shift(
 ) -> MeanShift:
     """Compares the move of the mean with that expected for documents similar to those in the index.
 
-    Args:
-        before: The first snapshot.
-        after: The second snapshot.
-        added: Documents added in between; None: computed from the sizes and ``removed``.
-        removed: Documents removed in between; None: computed from the sizes and ``added``.
+    Numbers of documents added and removed that are None are computed from the sizes.
 
     Raises:
         DataError: If the first snapshot has fewer than two documents, the dimensions differ, or the numbers are
@@ -214,15 +192,9 @@ def mean_shift(
 def classify_change(
     before: MomentsSnapshot, after: MomentsSnapshot, removed: int | None = None
 ) -> tuple[CorpusChange, MeanShift | None]:
-    """Classifies the change between two snapshots.
+    """Classifies the change between two snapshots, and returns the shift; None if the numbers do not determine it.
 
-    Args:
-        before: The first snapshot.
-        after: The second snapshot.
-        removed: Documents removed or replaced in between; None: unknown.
-
-    Returns:
-        The class, and the shift; None if the numbers do not determine it.
+    ``removed`` counts documents that were removed or replaced; None: unknown.
 
     Raises:
         DataError: See ``mean_shift``.
@@ -261,10 +233,7 @@ def audit_vectors(
 def max_wrong(held: int, checked: int, found: int) -> int:
     """Upper end of an exact one-sided 95 % interval for the number of wrong items in a population (hypergeometric).
 
-    Args:
-        held: Size of the population.
-        checked: Size of the sample, drawn without replacement.
-        found: Wrong items in the sample.
+    The population has ``held`` items, a sample of ``checked`` without replacement has ``found`` wrong ones.
 
     >>> max_wrong(5000, 200, 0), max_wrong(5000, 5000, 0), max_wrong(10, 5, 5)
     (72, 0, 10)

@@ -32,10 +32,9 @@ REFUSED, ANSWERED, CHANGED = "refused", "answered", "changed"
 
 @dataclass(frozen=True, slots=True)
 class AnswerFlip:
-    """A question with a different answer.
+    """A question, by its index, with a different answer.
 
     Attributes:
-        question: Its index among the replayed questions.
         kind: ``refused`` (answered before), ``answered`` (refused before) or ``changed``.
         cosine: Cosine of the two answers; None: there is no embedder, and the words differ.
         new: Documents that are new in its context, best first.
@@ -62,9 +61,6 @@ class ShadowDiff:
     Attributes:
         asked: Questions that both answered.
         errors: Questions that one of them did not answer.
-        flips: Questions with a different answer.
-        suspects: Documents that entered a context; most flips first.
-        overlap: Mean overlap of the contexts, in [0, 1].
         unexplained: Flips without a new document in their context.
     """
 
@@ -77,11 +73,7 @@ class ShadowDiff:
 
     @property
     def share(self) -> Estimate:
-        """Share of flipped answers, with its 95 % interval.
-
-        Raises:
-            ValueError: If no question was answered.
-        """
+        """Share of flipped answers, with its 95 % interval; ``ValueError`` if no question was answered."""
         return proportion(len(self.flips), self.asked)
 
 
@@ -96,17 +88,10 @@ async def shadow_diff(  # noqa: PLR0913  all settings of one replay
     concurrency: int = 8,
     timeout_s: float = 30.0,
 ) -> ShadowDiff:
-    """Replays questions on both states.
+    """Replays questions of clients, from a log that may contain them (``privacy.log_text``), on two states.
 
-    Args:
-        questions: A sample of clients' questions, from a log that may contain them (``privacy.log_text``).
-        before: The state before.
-        after: The state after.
-        k: Documents in a context.
-        tenant: The tenant.
-        embedder: Compares the answers; None: different words are a different answer.
-        concurrency: Questions in parallel, at least 1.
-        timeout_s: Timeout of one question, in seconds.
+    Without an embedder different words are a different answer. ``concurrency`` is at least 1; a question times out
+    after ``timeout_s`` seconds.
 
     Raises:
         ConfigError: If a number is out of range.

@@ -60,13 +60,7 @@ LEVEL = 1e-6
 
 
 class OwnershipQuestion(NamedTuple):
-    """A question that only the collection answers.
-
-    Attributes:
-        text: The question.
-        attribute: One of ``VALUES``.
-        value: The right value.
-    """
+    """A question that only the collection answers: about an attribute of ``VALUES``, with its right value."""
 
     text: str
     attribute: str
@@ -77,10 +71,8 @@ class OwnershipResult(NamedTuple):
     """Result of the test.
 
     Attributes:
-        answered: Questions with an answer.
-        correct: Answers that name the right value.
         expected: Correct answers expected from a system without the collection.
-        p_value: Probability that such a system has at least as many.
+        p_value: Probability that such a system has as many or more.
         smallest_p_value: The p-value if every answer were right and named one value.
     """
 
@@ -137,15 +129,11 @@ def ownership_questions(key: HoneytokenKey, records: Iterable[HoneyRecord]) -> l
 def ownership_test(asked: Sequence[tuple[OwnershipQuestion, str]]) -> OwnershipResult:
     """Tests whether answers contain more right values than a system without the collection can give.
 
-    Args:
-        asked: Different questions, and their answers. The questions must be chosen before the first answer; an empty
-            answer counts as wrong.
+    The questions must be chosen before the first answer; an empty answer counts as wrong. The result is exact, by the
+    distribution of a sum of independent events with different probabilities.
 
     Raises:
         ConfigError: If a question occurs twice: the same guess would count as two.
-
-    Returns:
-        The exact result, by the distribution of a sum of independent events with different probabilities.
     """
     if len({question.text for question, _ in asked}) < len(asked):
         raise ConfigError("the same question was asked twice; ask each question about ownership once")

@@ -54,10 +54,8 @@ class PlantingSettings:
     """Where records are planted, and their form.
 
     Attributes:
-        tenant: The tenant.
-        style: Style of the texts, to match the corpus: ``article``, ``abstract`` or ``note``.
+        style: To match the corpus: ``article``, ``abstract`` or ``note``.
         questions: Benign questions, some hundreds at least, that should not retrieve a record.
-        k: Documents in a context, at least 1.
         folder: Sources are named ``folder/`` and eight characters. Answers may show the name.
 
     Raises:
@@ -83,10 +81,7 @@ class PlantingResult:
     """Result of planting.
 
     Attributes:
-        added: Sources of the new records.
         held: Number of records of this generation in the index.
-        generation: Generation of the key.
-        wanted: Number of records that were asked for.
         skipped: Records that were not planted, since too many benign questions would retrieve every draft.
         benign: Share of the benign questions that retrieve a new record; None without questions. The locations were
             chosen with these questions: expect a slightly larger share for others.
@@ -102,12 +97,7 @@ class PlantingResult:
 
 @dataclass(frozen=True, slots=True)
 class RemovalResult:
-    """Result of removing records.
-
-    Attributes:
-        removed: Sources of the removed records, by tenant.
-        left: Sources that resemble records and were not removed, one sentence each.
-    """
+    """Result of removing records: their sources by tenant, and what resembles a record and was left, in sentences."""
 
     removed: dict[str, tuple[str, ...]]
     left: tuple[str, ...]
@@ -118,8 +108,7 @@ class RecordInventory:
     """Records among a tenant's documents.
 
     Attributes:
-        records: Records with a valid seal.
-        doubtful: Sources with the metadata of a record but no valid seal, or with other documents beside a record.
+        doubtful: Sources with the metadata of a record but no valid seal, or with other documents beside one.
     """
 
     records: tuple[HoneyRecord, ...]
@@ -151,14 +140,9 @@ async def plant_records(
     count: int | None = None,
     steps: Steps = lambda title, total: nullcontext(lambda count: None),
 ) -> PlantingResult:
-    """Plants records of the current generation until there are ``count``.
+    """Plants records of the current generation until there are ``count``; None: 20, or one in 200 documents if more.
 
-    Args:
-        guard: Indexes the records.
-        keys: The key file; created if missing.
-        settings: Where records are planted, and their form.
-        count: Number of records, at least 0; None: 20, or one in 200 documents if that is more.
-        steps: Opens a display that counts the records that were drafted.
+    A missing key file is created.
 
     Raises:
         DataError: If the corpus is empty or the key file is damaged.
@@ -195,12 +179,6 @@ async def rotate_records(
 
     The token in the instructions changes too. Old tokens and strings are still recognized. If interrupted and repeated,
     it makes one more generation and removes all earlier ones. Records of other tenants stay, as an old generation.
-
-    Args:
-        guard: See ``plant_records``.
-        keys: The key file; its generation is increased.
-        settings: See ``plant_records``.
-        steps: See ``plant_records``.
     """
     existing = (await asyncio.to_thread(find_records, guard.rag.index, keys.load_or_create(), settings.tenant)).records
     sizes = [sum(r.generation == g for r in existing) for g in {r.generation for r in existing}]
@@ -220,14 +198,10 @@ async def remove_records(
     keep_generation: int | None = None,
     force: bool = False,
 ) -> RemovalResult:
-    """Removes records until none is found.
+    """Removes records until none is found: of one tenant or of all, except a generation to keep.
 
-    Args:
-        guard: Removes the documents.
-        keys: The key file. Without it no seal can be verified, and nothing is removed.
-        tenant: The tenant; None: all tenants.
-        keep_generation: A generation to keep; None: none.
-        force: Whether to remove documents with the metadata of a record and no valid seal too.
+    Without a key file no seal can be verified, and nothing is removed. With ``force``, documents with the metadata of a
+    record and no valid seal are removed too.
 
     Raises:
         DataError: If the key file is damaged.
@@ -338,11 +312,7 @@ def _benign_share(scores: QuestionScores | None, vectors: Sequence[Vector]) -> E
 
 
 def _log_records(store: EventStore | None, what: str, records: Sequence[HoneyRecord]) -> None:
-    """Logs planted or removed records; each planted record once, however often it is repeated.
-
-    Raises:
-        BackendError: If the store does not confirm the write.
-    """
+    """Logs planted or removed records; each planted record once, however often it is repeated."""
     if store is None:
         return
     events = []

@@ -115,12 +115,7 @@ BAITS: tuple[tuple[str, str], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class CorpusSample:
-    """A random sample of a corpus.
-
-    Attributes:
-        documents: The documents.
-        vectors: Their embeddings, (n, dim).
-    """
+    """A random sample of a corpus: documents and their embeddings, (n, dim)."""
 
     documents: tuple[Document, ...]
     vectors: Vector
@@ -169,14 +164,10 @@ class CorpusSample:
 def draft_records(
     mark: str, following: str, terms: Sequence[str], texts: Sequence[tuple[str, str]], rng: np.random.Generator
 ) -> list[tuple[str, str]]:
-    """Titles and texts of fictitious records, in the terms of a neighborhood.
+    """Titles and texts of fictitious records, in the terms of a neighborhood, at least one.
 
-    Args:
-        mark: The three words of the unique name.
-        following: Those of the record that it refers to.
-        terms: Terms of the neighborhood, at least one.
-        texts: Templates: of ``TEXTS``, or ``BAITS``.
-        rng: Draws terms and numbers.
+    ``mark`` are the three words of the unique name, ``following`` those of the record that it refers to. The templates
+    are those of ``TEXTS`` or ``BAITS``.
     """
     link, found = LINK.format(following.split(maxsplit=1)[0].title()), []
     for i in range(DRAFTS):

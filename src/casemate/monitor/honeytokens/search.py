@@ -57,8 +57,6 @@ class Sighting:
     """A planted string found in a text.
 
     Attributes:
-        where: Name of the text or file.
-        string: Origin of the string.
         form: Form in which it was found, as in ``DecodedText.views``.
         errors: Wrong, missing or additional letters; -1: unknown.
     """
@@ -70,18 +68,11 @@ class Sighting:
 
 
 def training_strings(keys: HoneytokenKeyFile, store: EventStore, count: int, *, purpose: str, who: str) -> list[str]:
-    """Makes sentences for one data set that a model may be trained on, and logs the recipient.
+    """Makes 1 to 10,000 sentences for one data set that a model may be trained on, and logs the recipient.
 
     A model that outputs one has memorized the data set. Insert each into several documents, since a model rarely
-    memorizes what occurs once.
-
-    Args:
-        keys: The key file; created if missing.
-        store: Logs recipient and purpose, without which the origin of a string is lost. The strings are not stored:
-            they are computed from the key.
-        count: Number of strings, 1 to 10,000.
-        purpose: Data set and purpose.
-        who: Recipient.
+    memorizes what occurs once. The strings are computed from the key, and not stored: without the log, their origin is
+    lost.
 
     Raises:
         ConfigError: If an argument is out of range.
@@ -105,10 +96,7 @@ def planted_strings(
 ) -> dict[str, PlantedString]:
     """Every string ever planted, as far as key, store and index show, by its mark.
 
-    Args:
-        key: Determines all tokens of the instructions.
-        store: Lists records and strings for data sets.
-        index: Contains the current records, in case the store is lost.
+    The index contains the current records, in case the store is lost.
     """
     found = {
         mark: PlantedString("prompt", {"form": form, "generation": generation})
@@ -145,13 +133,9 @@ def search_texts(
     store: EventStore | None = None,
     index: Index | None = None,
 ) -> list[Sighting]:
-    """Finds every planted string in some texts.
+    """Finds every planted string in named texts: answers, model outputs, any found material.
 
-    Args:
-        texts: Names and texts: answers, model outputs, any found material.
-        keys: The key file.
-        store: Provides the origin.
-        index: Provides the origin of records, in case the store is lost.
+    Store or index provide the origin.
 
     Raises:
         DataError: If the key file is missing or damaged.

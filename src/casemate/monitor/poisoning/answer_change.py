@@ -65,14 +65,7 @@ _LAST_CITATION = re.compile(r"(?<!\s)\s*\[[0-9]{1,3}\]$")
 
 
 class EnteredQuestion(NamedTuple):
-    """A question and a new document that ranks first for it.
-
-    Attributes:
-        question: The question.
-        question_vector: Its embedding, (dim,).
-        document: The document.
-        vector: Its embedding, (dim,).
-    """
+    """A question and a new document that ranks first for it, with their embeddings, (dim,)."""
 
     question: str
     question_vector: Vector
@@ -84,8 +77,6 @@ class AnswerChange(NamedTuple):
     """What a new document does to the answer to one question.
 
     Attributes:
-        before: Answer without the document.
-        after: Answer with it.
         changed: Whether the answer states something else, is a refusal now, or could not be written.
         supporters: Other units that state the new answer.
     """
@@ -102,8 +93,6 @@ class AnswerCheck:
 
     Attributes:
         index: The documents without the new one.
-        tenant: The tenant.
-        k: Documents in a context.
         reader: Answers; the default quotes one sentence, without a model.
     """
 
@@ -117,9 +106,6 @@ class AnswerCheck:
 
         Equal prompts are asked once. Indexed versions of a document's source are left out. Takes at most ``ANSWER_S``
         for each ``AT_ONCE`` prompts and once more.
-
-        Args:
-            entered: The questions, each with a document.
 
         Raises:
             CasemateError: If the reader answers no prompt, and may later.
@@ -235,15 +221,8 @@ def specific_lifts(questions: Sequence[str], text: str, lifts: Sequence[float]) 
     """How strongly a document that ranks first for some questions is about each of them alone.
 
     The lift times the root of the F1 of the content words that question and text share. A text of one question shares
-    most of its words with it; a document of many facts does not.
-
-    Args:
-        questions: The questions.
-        text: The text.
-        lifts: For each question the cosine of document and question, minus that of the best document so far; above 0.
-
-    Returns:
-        A value from 0 to its lift for each question.
+    most of its words with it; a document of many facts does not. A lift is above 0: the cosine of document and
+    question, minus that of the best document so far.
 
     >>> text = "The north bridge was built by Ottilie Brandt."
     >>> asked = ["Who built the north bridge?", "When is the fair?"]

@@ -47,16 +47,11 @@ class DrillResult:
     """Result of one attack on one question.
 
     Attributes:
-        attack: Name of the attack.
-        question: The question.
-        watched: Whether a canary asks it.
-        documents: Documents planted.
         quarantined: How many of them the screening gate would have quarantined; None: there is no gate.
         false_unguarded: Whether the system without its guard gives the false answer.
-        false_guarded: Whether the system with its guard gives the false answer.
+        false_guarded: The same with its guard.
         detected_by: Canaries that passed before and fail now.
         seconds: From planting to the end of the next run of the canaries; the wait for that run is not included.
-        restored: Whether all canaries are as before after the documents were removed.
     """
 
     attack: str
@@ -75,10 +70,7 @@ class DrillResult:
 async def guarded_copy(rag: Rag, config: Config, tenant: str = DEFAULT_TENANT) -> AsyncIterator[Guard]:
     """A guarded copy of a system with a tenant's documents, deleted at the end.
 
-    Args:
-        rag: The operator's system; its embedder and generator are used.
-        config: The operator's configuration, with the guard's defenses.
-        tenant: The tenant.
+    It uses the operator's embedder, generator and defenses.
 
     Raises:
         DataError: If the tenant has no documents, or the index changed during the copy.
@@ -97,10 +89,8 @@ class PoisoningDrill:
     """A drill on a guarded copy.
 
     Attributes:
-        guard: The copy.
         runner: Asks the canaries; its target is replaced by the copy.
         screen: The screening gate, fitted to the copy before the attacks; None: there is none.
-        seed: Seed of the attacks.
     """
 
     guard: Guard
@@ -114,13 +104,7 @@ class PoisoningDrill:
         questions: Sequence[DrillQuestion],
         progress: Progress = lambda count: None,
     ) -> list[DrillResult]:
-        """Plants the documents of each attack for each question, one after another, and removes them again.
-
-        Args:
-            attacks: Attacks by name.
-            questions: Questions to attack.
-            progress: Called with 1 for each result.
-        """
+        """Plants the documents of each attack for each question, one after another, and removes them again."""
         before, found = await self._ask_canaries("drill-before"), []
         for number, (name, question) in enumerate((name, question) for name in attacks for question in questions):
             rng = np.random.default_rng([self.seed, number])

@@ -3,6 +3,9 @@
 A quarantined source is stored with all its chunks in the event store, and not in the index. The latest decision stays
 in force as long as the content is the same: released content is indexed without screening, dropped content stays out.
 The event store therefore contains texts of documents: protect it like the index.
+
+All methods raise ``BackendError`` if the store fails. Those that take a key raise ``DataError`` if it matches no
+source, or several.
 """
 
 from __future__ import annotations
@@ -39,14 +42,9 @@ class QuarantinedSource:
 
     Attributes:
         key: Identifies this content of this source of this tenant; a unique prefix of its 32 characters suffices.
-        tenant: The tenant.
-        source: Name of the source.
         state: ``held`` (no decision yet), ``released`` or ``dropped``.
-        at: When it was quarantined.
         score: Highest score of its chunks.
-        reasons: Why, one sentence each.
         companions: Ids of near-duplicates that came with it or shortly before; they may be in the index.
-        documents: Its chunks.
     """
 
     key: str
@@ -64,11 +62,7 @@ _SOURCE = TypeAdapter(QuarantinedSource)
 
 
 class Quarantine:
-    """Quarantined sources, stored as events.
-
-    Args:
-        store: The event store.
-    """
+    """Quarantined sources, stored as events."""
 
     def __init__(self, store: EventStore) -> None:
         self.store = store
@@ -94,11 +88,7 @@ class Quarantine:
         return [s for s in self.all().values() if s.state == "held" and tenant in (None, s.tenant)]
 
     def get(self, key: str) -> QuarantinedSource:
-        """The source with this key, key prefix or name.
-
-        Raises:
-            DataError: If no source matches, or several do.
-        """
+        """The source with this key, key prefix or name."""
         sources = self.all()
         if key in sources:  # first: an uploaded source may have any name, also the key of another
             return sources[key]
@@ -108,45 +98,27 @@ class Quarantine:
         return found[0]
 
     def add(self, results: Sequence[ScreeningResult], tenant: str) -> QuarantinedSource:
-        """Quarantines one source with all its chunks.
-
-        Raises:
-            BackendError: If the store does not confirm the write; the documents are then neither stored nor indexed.
-        """
+        """Quarantines one source with all its chunks; if that fails, they are neither stored nor indexed."""
         event = _held_event(results, tenant)
         source = _from_event(event)  # first: what cannot be read again must not be stored
         self._append(event)
         return source
 
     def record_observed(self, results: Sequence[ScreeningResult], tenant: str) -> QuarantinedSource:
-        """Records a suspicious source without its text, and without quarantining it.
-
-        Raises:
-            BackendError: If the store does not confirm the write.
-        """
+        """Records a suspicious source without its text, and without quarantining it."""
         event = _held_event(results, tenant)
         body = {name: event.body[name] for name in ("key", "tenant", "source", "score", "reasons")}
         self._append(Event(f"{SCREENING_KIND}:{body['key']}", event.at, SCREENING_KIND, body))
         return _from_event(event)
 
     def approve(self, key: str) -> QuarantinedSource:
-        """Allows a source without indexing it: the application that owns the store adds it again.
-
-        Raises:
-            DataError: If the key matches no source, or several.
-            BackendError: If the store does not confirm the write.
-        """
+        """Allows a source without indexing it: the application that owns the store adds it again."""
         source = self.get(key)
         self._decide(source, "released")
         return replace(source, state="released")
 
     async def release(self, key: str, guard: Guard) -> QuarantinedSource:
-        """Indexes a quarantined or dropped source.
-
-        Raises:
-            DataError: If the key matches no source, or several.
-            BackendError: If the store does not confirm the write.
-        """
+        """Indexes a quarantined or dropped source."""
         source = await asyncio.to_thread(self.get, key)
         # first: after a crash here, it is still in quarantine
         if not await asyncio.to_thread(_change_rows, guard.index, source, admit=True):
@@ -155,12 +127,7 @@ class Quarantine:
         return replace(source, state="released")
 
     async def drop(self, key: str, guard: Guard) -> QuarantinedSource:
-        """Rejects a source, and removes it from the index if this content was released before.
-
-        Raises:
-            DataError: If the key matches no source, or several.
-            BackendError: If the store does not confirm the write.
-        """
+        """Rejects a source, and removes it from the index if this content was released before."""
         source = await asyncio.to_thread(self.get, key)
         await asyncio.to_thread(self._decide, source, "dropped")
         if source.state == "released":

@@ -23,12 +23,10 @@ NO_SCORE = -1.0
 
 
 class ContextEntry(NamedTuple):
-    """A question whose context a document enters.
+    """A question, by its index, whose context a document enters.
 
     Attributes:
-        question: Index of the question.
-        rank: Rank of the document in the context, from 1.
-        score: Cosine of document and question.
+        rank: From 1.
         lift: Cosine minus that of the best document so far; above 0 if the document ranks first.
     """
 
@@ -43,7 +41,6 @@ class QuestionScores:
     """Watched questions, and the scores that a new document must reach to enter their contexts.
 
     Attributes:
-        questions: The questions.
         vectors: Their embeddings, (m, dim).
         best: Scores of their k best documents, best first, (m, k); ``NO_SCORE`` where there are fewer.
         origins: For each question the source that it was generated from, or "". A source does not enter the contexts
@@ -65,36 +62,20 @@ class QuestionScores:
         tenant: str = DEFAULT_TENANT,
         without: Collection[str] = (),
     ) -> QuestionScores:
-        """Computes the scores from a tenant's documents. Reads the whole index once, in constant memory.
+        """Computes the scores from a tenant's documents, except some sources.
 
-        Args:
-            questions: The questions, at least one.
-            vectors: Their embeddings, (m, dim).
-            index: The index.
-            k: Documents in a context, at least 1.
-            tenant: The tenant.
-            without: Sources to ignore.
+        Reads the whole index once, in constant memory. There is at least one question; their embeddings are (m, dim).
         """
         return cls(tuple(questions), vectors, best_scores(index, vectors, k, tenant, without))
 
     def entries(self, vector: Vector, source: str = "") -> list[ContextEntry]:
-        """Questions whose context a document would enter, highest lift first. A tie enters.
-
-        Args:
-            vector: Embedding of the document, (dim,).
-            source: Its source.
-        """
+        """Questions whose context a document, (dim,), would enter, highest lift first. A tie enters."""
         return self.impact(vector[None], [source])[1][0]
 
     def impact(self, vectors: Vector, sources: Sequence[str] = ()) -> tuple[Vector, list[list[ContextEntry]]]:
-        """For each document, its highest lift over all questions, (n,), and the contexts that it enters.
+        """For n documents, (n, dim), the highest lift over all questions, (n,), and the contexts that each enters.
 
-        Args:
-            vectors: Embeddings of the documents, (n, dim).
-            sources: Their sources, n; none: unknown.
-
-        Returns:
-            The lifts; and for each document the entries, highest lift first. A tie enters.
+        The entries have the highest lift first; a tie enters. Without sources, these are unknown.
         """
         scores = self._scores(vectors, sources)  # (n, m)
         lifts: Vector = (scores - self.best[:, 0]).max(axis=1)
@@ -110,11 +91,7 @@ class QuestionScores:
         return sorted(found, key=lambda e: -e.lift)
 
     def margins(self, vectors: Vector) -> Vector:
-        """Score of each document minus that of the last one in each context, (n, m); 0 or more enters.
-
-        Args:
-            vectors: Embeddings of the documents, (n, dim).
-        """
+        """Score of each document, (n, dim), minus that of the last one in each context, (n, m); 0 or more enters."""
         above: Vector = vectors @ self.vectors.T - self.best[:, -1]
         return above
 
@@ -127,11 +104,7 @@ class QuestionScores:
         return scores
 
     def admit(self, vectors: Vector) -> None:
-        """Updates the scores after documents were indexed.
-
-        Args:
-            vectors: Their embeddings, (n, dim).
-        """
+        """Updates the scores after documents, (n, dim), were indexed."""
         if len(vectors):
             self.best = _merge_scores(self.best, self.vectors @ vectors.T)
 
@@ -139,15 +112,7 @@ class QuestionScores:
 def best_scores(
     index: Index, vectors: Vector, k: int, tenant: str = DEFAULT_TENANT, without: Collection[str] = ()
 ) -> Vector:
-    """Scores of a tenant's k documents nearest to each vector, best first: (m, k).
-
-    Args:
-        index: The index.
-        vectors: The vectors, (m, dim).
-        k: At least 1.
-        tenant: The tenant.
-        without: Sources to ignore.
-    """
+    """Scores of a tenant's k documents nearest to each vector, best first: (m, dim) to (m, k). Ignores some sources."""
     best = np.full((len(vectors), k), NO_SCORE, np.float32)
     ignored = frozenset(without)
     for documents, held in index.scan(tenant):

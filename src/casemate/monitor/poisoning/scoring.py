@@ -98,14 +98,12 @@ class ScreeningResult:
     """Screening of one new document.
 
     Attributes:
-        document: The document.
         score: The largest surprise: 2 is one benign document in a hundred, 3 one in a thousand.
         p_value: Share of benign documents with at least this score.
         reasons: One sentence per signal above its threshold, most surprising first.
-        surprises: Surprise of every signal.
         entered: Questions whose contexts it enters, highest lift first; at most ``MAX_SHOWN``.
-        entries: Number of contexts that it enters.
         companions: Ids of its near-duplicates among recent documents, if these are a reason; some may be indexed.
+        entries: Number of contexts that it enters.
     """
 
     document: Document
@@ -126,8 +124,7 @@ class ScreeningResult:
 class SignalDistribution:
     """Distribution of one signal over benign documents: empirical, with an exponential tail.
 
-    Args:
-        values: Values of benign documents, at least one, finite.
+    Needs one value or more, all finite.
     """
 
     def __init__(self, values: npt.ArrayLike) -> None:
@@ -151,11 +148,7 @@ class SignalDistribution:
 
 
 class _RecentDocuments:
-    """The latest new documents, among which near-duplicates are searched.
-
-    Args:
-        size: Documents that each one is compared with: as many as in the sample, since more have nearer neighbors.
-    """
+    """The latest ``size`` new documents, among which near-duplicates are searched: as many as in the sample."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -203,9 +196,7 @@ class _Signals(NamedTuple):
     """Signals of a document.
 
     Attributes:
-        values: Value of each signal.
         companions: Its nearest recent documents: by how much each is nearer than the indexed ones, and its id.
-        compared: Number of documents that it was compared with.
         entered: Contexts that it enters, highest lift first.
         specific: ``specific_lifts`` of the first ``MAX_SHOWN`` of them in which it ranks first.
     """
@@ -221,11 +212,8 @@ class PoisonScreener:
     """Screens new documents of one tenant, batch by batch.
 
     Attributes:
-        tenant: The tenant.
-        question_scores: The watched questions.
         thresholds: Surprise above which each signal makes a document suspicious.
         answers: Leave-one-out check of documents above the threshold of ``answer``. Replace it for another reader.
-        calibration_size: Number of distinct benign documents that the thresholds were estimated from.
     """
 
     def __init__(self, index: Index, question_scores: QuestionScores, answers: AnswerCheck) -> None:
@@ -247,16 +235,11 @@ class PoisonScreener:
         tenant: str = DEFAULT_TENANT,
         rate: float = FALSE_POSITIVE_RATE,
     ) -> PoisonScreener:
-        """Estimates distributions and threshold from a tenant's documents. Reads the whole index twice.
+        """Estimates distributions and thresholds from a tenant's documents. Reads the whole index twice.
 
-        Args:
-            index: The index.
-            questions: Watched questions: logged, of canaries, or synthetic; some thousands, at least one. A mapping
-                has the source that each was generated from, or "".
-            vectors: Their embeddings, (m, dim).
-            k: Documents in a context.
-            tenant: The tenant.
-            rate: Share of benign documents that may be quarantined, in (0, 1).
+        The watched questions are logged, of canaries, or synthetic; some thousands, at least one. A mapping has the
+        source that each was generated from, or "". Their embeddings are (m, dim). ``rate`` is the share of benign
+        documents that may be quarantined, in (0, 1).
 
         Raises:
             DataError: If there are fewer than ``MIN_DOCUMENTS`` documents, or no questions.
@@ -293,10 +276,8 @@ class PoisonScreener:
     ) -> list[ScreeningResult]:
         """Scores new documents that come together; they count as recent afterwards.
 
-        Args:
-            documents: New documents; the index may contain an older version of the same sources.
-            vectors: Embeddings of their texts, computed here, (n, dim).
-            given: Vectors that came with the documents, if they were embedded elsewhere.
+        The index may contain an older version of their sources. ``vectors`` are computed here from their texts, (n,
+        dim); ``given`` came with them, if they were embedded elsewhere.
         """
         second = np.array([self._second_nearest(v) for v in vectors])
         off = None if given is None else 1 - (np.asarray(given, np.float64) * vectors).sum(axis=1)
@@ -337,14 +318,10 @@ class PoisonScreener:
         recent: _RecentDocuments,
         off: Float64 | None = None,
     ) -> list[_Signals]:
-        """All signals of each document.
+        """All signals of each document; adds them to the recent ones.
 
-        Args:
-            documents: Documents that come together.
-            vectors: Their embeddings, (n, dim).
-            second: Cosine of the second nearest indexed document, (n,).
-            recent: Recent documents; these are added.
-            off: 1 minus the cosine of each vector and the one it came with, (n,).
+        ``second``: cosine of the second nearest indexed document, (n,). ``off``: 1 minus the cosine of each vector and
+        the one it came with, (n,).
         """
         companions = recent.add(documents, vectors)
         sources = [d.source for d in documents]
@@ -401,11 +378,7 @@ class PoisonScreener:
         )
 
     def _changing(self, documents: Sequence[Document], vectors: Vector, signals: Sequence[_Signals]) -> list[bool]:
-        """Whether each document gives an answer above the threshold that no other one supports. One batch of answers.
-
-        Raises:
-            BackendError: If the reader fails.
-        """
+        """Whether each document gives an answer above the threshold that no other one supports, in one batch."""
         scores, surprise = self.question_scores, self._distributions["answer"].surprise
         owners, entered = list[int](), list[EnteredQuestion]()
         for i, (document, vector, found) in enumerate(zip(documents, vectors, signals, strict=True)):
@@ -428,12 +401,8 @@ def _reason(name: str, value: float, document: Document) -> str:
 def _joint_thresholds(surprises: Sequence[Mapping[str, float]], modeled: int, rate: float) -> dict[str, float]:
     """Thresholds of all signals that together flag at most this share of benign documents, by a conformal count.
 
-    The shares grow while the count allows it; without growth each signal keeps to its own share.
-
-    Args:
-        surprises: Of benign documents that the model was not fitted to.
-        modeled: Number of documents that it was fitted to.
-        rate: Allowed share of false alarms of all signals together.
+    The shares grow while the count allows it; without growth each signal keeps to its own share. The surprises are
+    those of documents that the model was not fitted to; ``modeled`` counts the others.
     """
     found = _signal_thresholds(surprises, modeled, rate)
     for factor in GROWTH[1:]:
@@ -446,15 +415,10 @@ def _joint_thresholds(surprises: Sequence[Mapping[str, float]], modeled: int, ra
 
 
 def _signal_thresholds(surprises: Sequence[Mapping[str, float]], modeled: int, rate: float) -> dict[str, float]:
-    """Threshold of each signal's surprise.
+    """Threshold of each signal's surprise. Arguments as for ``_joint_thresholds``.
 
     The tail model and the counts of other documents must both agree that a value is rare enough. With few documents
     neither can: then what the sample does not show at all suffices, rather than no alarm.
-
-    Args:
-        surprises: Of benign documents that the model was not fitted to.
-        modeled: Number of documents that it was fitted to.
-        rate: Allowed share of false alarms of all signals together.
     """
     unseen, attainable = math.log10(modeled + 1) + 0.99, 1 / (len(surprises) + 1)
     return {

@@ -52,12 +52,7 @@ class _Row(NamedTuple):
 
 
 class ScreeningEvidence:
-    """The evidence about the documents of one tenant, shared by all processes on an event store.
-
-    Args:
-        store: The event store.
-        tenant: The tenant.
-    """
+    """The evidence about the documents of one tenant, shared by all processes on an event store."""
 
     def __init__(self, store: EventStore, tenant: str) -> None:
         self._store, self._tenant = store, tenant
@@ -67,8 +62,7 @@ class ScreeningEvidence:
     def sync(self, now: datetime | None = None) -> tuple[list[Document], list[Vector]]:
         """Reads what other processes, or earlier ones, have screened since the last call.
 
-        Returns:
-            The documents, oldest first, with ids and sources but without texts; and their vectors.
+        Returns the documents, oldest first, with ids and sources but without texts; and their vectors.
 
         Raises:
             BackendError: If the store cannot be read.

@@ -43,20 +43,13 @@ class _SinkBeforeGuard(DocumentSink):
 
 
 class ScreeningGate(_SinkBeforeGuard):
-    """A document sink in front of the guard: quarantines suspicious sources and passes on the others.
+    """A document sink in front of the guard: quarantines suspicious sources and passes on the others. Thread-safe.
 
-    Thread-safe.
-
-    Args:
-        guard: Indexes the documents that pass.
-        screener: Scores new documents, for one tenant.
-        quarantine: Stores suspicious sources.
-        enforce: False is observe mode: suspicious sources are recorded, and indexed like all others.
+    With ``enforce`` False, in observe mode, suspicious sources are recorded, and indexed like all others.
 
     Attributes:
         quarantined: Sources quarantined so far; in observe mode, those that would have been.
         skipped: Sources that were not screened again: in quarantine or dropped.
-        evidence: Evidence about earlier documents, by any process.
     """
 
     def __init__(self, guard: Guard, screener: PoisonScreener, quarantine: Quarantine, *, enforce: bool = True) -> None:
@@ -105,15 +98,9 @@ class ScreeningGate(_SinkBeforeGuard):
     ) -> Mapping[str, Withheld]:
         """Screens documents without indexing them, and quarantines suspicious sources. Blocks.
 
-        Args:
-            documents: The chunks, whole sources at a time. Released content is not screened.
-            vectors: Embeddings of their texts, computed here, (n, dim).
-            tenant: The tenant.
-            uploader: See ``DocumentSink.add``.
-            given: Vectors that came with the documents, (n, dim), if they were embedded elsewhere.
-
-        Returns:
-            The sources that may not be indexed: none in observe mode.
+        The chunks come whole sources at a time; released content is not screened. ``vectors`` are computed here from
+        their texts; ``given`` came with them, if they were embedded elsewhere; both (n, dim). Returns the sources that
+        may not be indexed: none in observe mode.
 
         Raises:
             BackendError: If the event store does not confirm the write, the gate's reader fails, or the check of other
@@ -144,11 +131,7 @@ class ScreeningGate(_SinkBeforeGuard):
         return dict.fromkeys(suspicious, "quarantined") if self.enforce else {}
 
     def screen_rows(self, tenant: str, documents: Sequence[Document], vectors: Vector) -> set[str]:
-        """Screens rows that are in a collection of another program already. Blocks.
-
-        Returns:
-            Ids of the rows to withhold from retrieval.
-        """
+        """Screens rows of another program's collection; returns ids of those to withhold from retrieval. Blocks."""
         decided = self.decided(documents, tenant)
         open_ = [i for i, d in enumerate(documents) if d.source not in decided]
         found = {**decided, **self.screen([documents[i] for i in open_], vectors[open_], tenant)}
@@ -184,11 +167,8 @@ class TenantScreening(_SinkBeforeGuard):
     """A document sink for all tenants of a long-running process: a screening gate for each.
 
     A tenant's gate opens with its first documents, and again when the corpus has changed by ``REFIT_SHARE``.
-
-    Args:
-        guard: Indexes the documents that pass.
-        open_gate: Opens the gate of a tenant; None: its corpus is too small to compare with, and it is not screened.
-        enforced: Whether suspicious sources are quarantined at present; else they are recorded.
+    ``open_gate`` returns None for a corpus that is too small to compare with: it is not screened. ``enforced`` tells
+    whether suspicious sources are quarantined at present; else they are recorded.
     """
 
     def __init__(

@@ -58,14 +58,11 @@ INSTRUCTION_PATTERNS: dict[str, re.Pattern[str]] = {
 
 
 def question_echo(document: Document) -> float:
-    """How far a text begins with a question and then answers it.
+    """How far a text begins with a question and then answers it, in [0, 2]; above 1: probably.
 
     The share of the beginning's content words that recur in the next ``ANSWER_WORDS`` words, plus 1 if the beginning is
     a question by its form, or 1/2 if it may be one. A question mark is not required, since poison often copies typed
     queries, some of which are unfinished sentences.
-
-    Returns:
-        In [0, 2]; above 1: probably a question with its answer.
 
     >>> text = "who built the north bridge. The north bridge was built by Ottilie Brandt in 1931."
     >>> round(question_echo(Document("a", text)), 2)

@@ -54,10 +54,7 @@ class LeaderElection:
     """One process's part in a leader election.
 
     Attributes:
-        store: Event store with the lease.
-        name: Name of the lease.
-        lease_s: Length of the lease in seconds: how long after a crash another process takes over.
-        holder: Unique name of this process.
+        lease_s: Seconds after a crash until another process takes over.
 
     Raises:
         ConfigError: If the length of the lease is not positive.
@@ -93,12 +90,9 @@ class LeaderElection:
         return self.is_leader
 
     async def run_while_leader(self, *work: Coroutine[Any, Any, object]) -> bool:
-        """Runs coroutines until the first one ends or the lease is lost; then cancels the others.
+        """Runs coroutines until the first one ends or the lease is lost, then cancels the others. Requires the lease.
 
-        Requires the lease.
-
-        Returns:
-            Whether the lease was kept.
+        Returns whether the lease was kept.
         """
         renewal = asyncio.ensure_future(self._renew())
         tasks = [renewal, *(asyncio.ensure_future(w) for w in work)]
@@ -110,10 +104,8 @@ class LeaderElection:
     ) -> None:
         """Runs work whenever this process is the leader, until cancelled; then releases the lease.
 
-        Args:
-            work: Called each time this process becomes the leader. A ``BackendError`` ends it until the next attempt.
-            on_change: Called with True when this process becomes the leader, with False when its term ends, but not
-                if it is cancelled.
+        A ``BackendError`` ends the work until the next attempt. ``on_change`` gets True when a term begins, and False
+        when it ends, but not if it is cancelled.
         """
         try:
             while True:

@@ -1,7 +1,8 @@
 """Executes runs: asks canaries, repeats failures, analyzes the results, and records alerts and the end of the run.
 
 Every step is recorded before the next depends on it, under ids derived from the run. A process that takes over repeats
-at most the questions that were in progress; the store keeps the first result of each.
+at most the questions that were in progress; the store keeps the first result of each. All raise ``BackendError`` if the
+store fails.
 """
 
 from __future__ import annotations
@@ -56,13 +57,8 @@ class RunExecutor:
     """Executes the runs of one set.
 
     Attributes:
-        watched: The set.
         ask: Asks canaries. Its exceptions count as missing answers; ``ConfigError`` is raised.
-        store: Event store.
-        limits: When failures become an alarm.
         pause_s: Pause before failures are repeated, in seconds.
-        log_text: Whether to store the text of answers.
-        on_result: Called with each new result.
     """
 
     watched: WatchedSet
@@ -76,19 +72,13 @@ class RunExecutor:
     async def run_due(
         self, timetable: Schedule, clock: Callable[[], float], may_write: Callable[[], Awaitable[bool]]
     ) -> list[RunAnalysis]:
-        """Finishes started runs, and executes the latest due one.
+        """Finishes started runs, and executes the latest due one; returns the analyses in order.
 
-        Args:
-            timetable: Schedule of the set.
-            clock: Seconds since 1970.
-            may_write: Whether this process is still the leader; called before a run is started and before it ends.
-
-        Returns:
-            The analyses of the runs, in order.
+        ``clock`` gives seconds since 1970. ``may_write`` tells whether this process is still the leader, before a run
+        is started and before it ends.
 
         Raises:
             LostLease: If this process is no longer the leader.
-            BackendError: If the store fails.
         """
         history = await asyncio.to_thread(schedule.load_history, self.store, self.watched.name, _now(clock))
         latest = timetable.latest_slot(clock())
@@ -105,11 +95,7 @@ class RunExecutor:
         return [*found, await self._execute(started, clock, may_write)]
 
     async def run_now(self, clock: Callable[[], float]) -> RunAnalysis:
-        """Executes a run of all canaries outside the schedule; its results count like those of any run.
-
-        Raises:
-            BackendError: If the store fails.
-        """
+        """Executes a run of all canaries outside the schedule; its results count like those of any run."""
         run = schedule.manual_run_id(self.watched, _now(clock))
         return await self._execute(StartedRun(None, run, tuple(self.watched.by_id)), clock, _always)
 

@@ -8,6 +8,8 @@ A run has started if its ``canary-slot`` event exists, and finished if its ``can
 takes over after a stop or a crash continues started runs, and asks only canaries without a result. It catches up on the
 latest missed slot, and records earlier ones as missed.
 
+Functions that use the store raise ``BackendError`` if it fails.
+
 Deviation: METHODS D6 asks for a Poisson schedule. Here times are uniform within slots of equal length. The mean is the
 same and there is no fixed clock either, but each interval has exactly one run, which defines "due" and "missed".
 """
@@ -38,12 +40,7 @@ LOOK_BACK = (timedelta(hours=3), timedelta(days=2), timedelta(days=60), None)
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Slots and start times of a set.
-
-    Attributes:
-        watched: The set.
-        secret: Secret from which start times are drawn.
-    """
+    """Slots of a set, and start times, which are drawn from a secret."""
 
     watched: WatchedSet
     secret: str = ""
@@ -54,11 +51,7 @@ class Schedule:
         return int(min(c.interval_s or self.watched.interval_s for c in self.watched.canaries))
 
     def start_time(self, slot: int) -> float:
-        """Start of a slot's run, in seconds since 1970; within the slot.
-
-        Args:
-            slot: Start of the slot, in seconds since 1970; a multiple of the interval.
-        """
+        """Start of a slot's run, within the slot; both in seconds since 1970."""
         drawn = hashlib.sha256(f"{self.secret}\0{self.watched.name}\0{slot}".encode()).digest()[:8]
         return slot + self.interval * (int.from_bytes(drawn, "big") / 2**64)
 
@@ -72,12 +65,7 @@ class Schedule:
         return (slot // self.interval + 1) * self.interval
 
     def canaries_due(self, slot: int, after: int | None) -> tuple[str, ...]:
-        """Canaries to ask in a slot: those with a new interval of their own since another slot.
-
-        Args:
-            slot: The slot.
-            after: Slot of the previous run; None: there was none, and all canaries are due.
-        """
+        """Canaries to ask in a slot: those with a new interval of their own since the previous run's; None: all."""
         intervals = {c.id: int(c.interval_s or self.watched.interval_s) for c in self.watched.canaries}
         return tuple(i for i, seconds in intervals.items() if after is None or slot // seconds > after // seconds)
 
@@ -112,7 +100,6 @@ class RunHistory:
         finished: Last slot with a finished run; None: there is none.
         accounted: Last slot that is finished or recorded as missed.
         started: Started and unfinished runs, oldest first.
-        state: State after the last finished run.
     """
 
     finished: int | None = None
@@ -128,11 +115,7 @@ class RunHistory:
 
 
 def load_history(store: EventStore, name: str, now: datetime) -> RunHistory:
-    """Reads the history of a set.
-
-    Raises:
-        BackendError: If the store cannot be read.
-    """
+    """Reads the history of a set."""
     for window in LOOK_BACK:
         since = now - window if window else None
         runs = [e for e in store.scan(RUN_KIND, since) if e.body["set"] == name]
@@ -155,11 +138,7 @@ def load_history(store: EventStore, name: str, now: datetime) -> RunHistory:
 
 
 def load_gaps(store: EventStore, name: str, since: datetime | None = None) -> list[ScheduleGap]:
-    """Recorded gaps of a set, oldest first.
-
-    Raises:
-        BackendError: If the store cannot be read.
-    """
+    """Recorded gaps of a set, oldest first."""
     return [gap for event in store.scan(SLOT_KIND, since) if (gap := gap_from_event(event)) and gap.set == name]
 
 
@@ -174,13 +153,7 @@ def gap_from_event(event: Event) -> ScheduleGap | None:
 
 
 def current_gap(watched: WatchedSet, history: RunHistory, now: float) -> ScheduleGap | None:
-    """Slots that have passed without a run and are not recorded yet; None if there are none or no run ever started.
-
-    Args:
-        watched: The set.
-        history: Its history.
-        now: Seconds since 1970.
-    """
+    """Slots that have passed without a run and are not recorded yet; None if there are none or no run ever started."""
     schedule = Schedule(watched)
     slots = _missed_slots(schedule, history, int(now // schedule.interval - 1) * schedule.interval)
     if slots is None:
@@ -190,11 +163,7 @@ def current_gap(watched: WatchedSet, history: RunHistory, now: float) -> Schedul
 
 
 def schedule_secret(store: EventStore, name: str, now: datetime) -> str:
-    """The secret of a set's schedule, created on first use; the same for all processes on the store.
-
-    Raises:
-        BackendError: If the store cannot be read or written.
-    """
+    """The secret of a set's schedule, created on first use; the same for all processes on the store."""
     for attempt in range(2):
         events = [e for e in store.scan(SECRET_KIND) if e.body["set"] == name]
         if events:

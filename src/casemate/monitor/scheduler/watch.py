@@ -37,18 +37,14 @@ MAX_SLEEP_S = 60.0
 
 @dataclass(frozen=True)
 class WatchSettings:
-    """Settings of ``watch`` and ``AlertDispatcher``.
+    """Settings of ``watch`` and ``AlertDispatcher``; times in seconds.
 
     Attributes:
-        limits: When failures become an alarm.
         per_hour: Notifications per channel and hour, at least 1.
-        lease_s: Length of a lease: how long after a crash another process takes over, in seconds.
-        pause_s: Pause before failures are repeated within a run, in seconds.
-        poll_s: Interval at which new alerts are looked for, in seconds; other processes may open alerts.
-        log_text: Whether to store the text of answers.
-        holder: Unique name of this process as a lease holder.
-        clock: Seconds since 1970, for schedule and notifications. Leases use the clock of the store.
-        sleep: Sleeps.
+        lease_s: Time after a crash until another process takes over.
+        pause_s: Pause before failures are repeated within a run.
+        poll_s: Interval at which new alerts are looked for; other processes may open alerts.
+        clock: Time since 1970, for schedule and notifications. Leases use the clock of the store.
 
     Raises:
         ConfigError: If a value is out of range.
@@ -82,15 +78,9 @@ async def watch(  # noqa: PLR0913  all that a watch needs, in one call
 ) -> None:
     """Executes due runs and delivers alerts until cancelled or stopped by SIGTERM; then releases the leases.
 
-    Args:
-        watched: The set.
-        ask: Asks canaries; see ``CanaryRunner.ask``.
-        store: Event store with results, alerts and leases.
-        channels: Channels that receive alerts.
-        settings: Settings; None: the defaults.
-        current: Called before each run: the same set with the baseline now in force. None: the baseline never changes.
-        on_run: Called with the analysis of each run.
-        on_leader_change: See ``LeaderElection.run_whenever_leader``.
+    ``current`` returns the same set with the baseline in force before each run; None: the baseline never changes.
+    ``on_run`` gets the analysis of each run. For ``ask`` and ``on_leader_change`` see ``CanaryRunner.ask`` and
+    ``LeaderElection.run_whenever_leader``.
 
     Raises:
         ConfigError: If canaries cannot be asked as configured, or two channels have the same name.
@@ -135,11 +125,6 @@ async def _run_forever(
 class AlertDispatcher:
     """Delivers alerts: opens missed ones, and sends through every channel whose lease it holds.
 
-    Attributes:
-        store: Event store with alerts and leases.
-        channels: Channels; names must be unique.
-        settings: Settings.
-
     Raises:
         ConfigError: If two channels have the same name.
     """
@@ -165,10 +150,7 @@ class AlertDispatcher:
         await run_concurrently(self._election().run_whenever_leader(self._open_missed_forever), *sending)
 
     async def dispatch_once(self) -> bool:
-        """Delivers what is due now, through channels whose lease is free.
-
-        Returns:
-            Whether every lease was free.
+        """Delivers what is due now, through channels whose lease is free; returns whether every lease was.
 
         Raises:
             BackendError: If the store fails.
@@ -177,10 +159,7 @@ class AlertDispatcher:
         return all(await asyncio.gather(*(self._send_once(channel) for channel in self.channels)))
 
     async def send_test(self) -> dict[str, str]:
-        """Sends a test notification through every channel; needs no lease.
-
-        Returns:
-            For each channel by name, why it failed; empty: the receiver accepted it.
+        """Sends a test notification through every channel, without a lease; returns why each failed, by name, or "".
 
         Raises:
             BackendError: If the store cannot be written.

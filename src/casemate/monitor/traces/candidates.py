@@ -32,17 +32,7 @@ PER_TOPIC, DRAFTS = 2, 4
 
 @dataclass(frozen=True, slots=True)
 class CandidateSettings:
-    """How candidates are tested.
-
-    Attributes:
-        target: The system that must pass them.
-        embedder: Its embedder.
-        count: Largest number of candidates.
-        k: Documents in a context.
-        tenant: The tenant.
-        seed: Seed of the questions that rules write.
-        client: Client name of the queries; see ``CanaryRunner``.
-    """
+    """How candidates for a target are tested, and their largest number; for ``client`` see ``CanaryRunner``."""
 
     target: Target
     embedder: Embedder
@@ -58,7 +48,6 @@ class CanaryCandidates:
     """Candidates for review.
 
     Attributes:
-        canaries: The canaries that the system passes, most asked topics first.
         notes: Topic and number of questions of each, by id.
         dropped: Topics of the documents for which no question passed.
     """
@@ -90,14 +79,7 @@ class _Slot:
 async def draft_candidates(
     corpus: RegionMap, coverage: TrafficCoverage, questions: Sequence[TracedQuestion], settings: CandidateSettings
 ) -> CanaryCandidates:
-    """Drafts and tests candidates.
-
-    Args:
-        corpus: The regions of the corpus.
-        coverage: Coverage of the traffic, measured on the same regions.
-        questions: The traffic.
-        settings: How they are tested.
-    """
+    """Drafts and tests candidates; the coverage was measured on the same regions."""
     slots = dict(enumerate(_slots(corpus, coverage, questions, settings)))
     tells = getattr(settings.target, "tells", TARGET_DETAILS)
     k, tenant = settings.k, settings.tenant

@@ -39,13 +39,7 @@ FORMATS = "OTLP JSON (resourceSpans), OpenInference spans (context.trace_id), La
 
 @dataclass(frozen=True, slots=True)
 class ExportedSpans:
-    """The spans of a file.
-
-    Attributes:
-        spans: The spans, in the order of the file.
-        formats: Number of records by format: ``otlp``, ``openinference``, ``langfuse``.
-        skipped: Reasons why records were skipped, with counts.
-    """
+    """The spans of a file, in its order, with counts of records by format, and of skipped ones by reason."""
 
     spans: tuple[Span, ...]
     formats: Mapping[str, int]
@@ -53,11 +47,7 @@ class ExportedSpans:
 
 
 def read_export(path: Path, now: datetime) -> ExportedSpans:
-    """Reads a file.
-
-    Args:
-        path: The file.
-        now: Current time, to judge whether times are usable.
+    """Reads a file; ``now`` judges whether times are usable.
 
     Raises:
         DataError: If it cannot be read, is too large, or has no record of a known format.

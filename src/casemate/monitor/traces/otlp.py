@@ -66,24 +66,14 @@ _WIRE = {_VARINT: 0, _SIGNED: 0, _FIXED: 1, _DOUBLE: 1}
 
 
 class TraceRequest(NamedTuple):
-    """A decoded request.
-
-    Attributes:
-        spans: The spans, in the order of the request.
-        rejected: Number of spans without a valid trace id and span id.
-    """
+    """A decoded request; ``rejected`` counts spans without a valid trace id and span id."""
 
     spans: tuple[Span, ...]
     rejected: int
 
 
 def decompress(body: bytes, encoding: str, max_bytes: int) -> bytes:
-    """Undoes the content encoding of a body.
-
-    Args:
-        body: The body.
-        encoding: ``gzip``, ``deflate``, or ``identity`` or empty for none.
-        max_bytes: Largest result.
+    """Undoes the content encoding of a body: ``gzip``, ``deflate``, or ``identity`` or empty for none.
 
     Raises:
         DataError: If the encoding is unknown, the body is damaged, or the result is larger.
@@ -105,11 +95,7 @@ def decompress(body: bytes, encoding: str, max_bytes: int) -> bytes:
 
 
 def parse_protobuf(body: bytes, now: datetime) -> TraceRequest:
-    """Decodes a body of type ``application/x-protobuf``.
-
-    Args:
-        body: An encoded ``ExportTraceServiceRequest``.
-        now: Current time, to judge whether times are usable.
+    """Decodes an ``ExportTraceServiceRequest``; ``now`` judges whether times are usable.
 
     Raises:
         DataError: If it is damaged, or exceeds a limit.
@@ -118,7 +104,7 @@ def parse_protobuf(body: bytes, now: datetime) -> TraceRequest:
 
 
 def parse_json(body: bytes, now: datetime) -> TraceRequest:
-    """Decodes a body of type ``application/json``. Arguments and errors: see ``parse_protobuf``."""
+    """Decodes a body of type ``application/json``. See ``parse_protobuf``."""
     if sum(map(body.count, (b"{", b"[", b","))) > MAX_FIELDS:
         raise DataError(f"the JSON body has more than {MAX_FIELDS:,} values; send smaller batches")
     try:
@@ -129,11 +115,7 @@ def parse_json(body: bytes, now: datetime) -> TraceRequest:
 
 
 def spans_of(request: Any, now: datetime) -> TraceRequest:
-    """Reads the spans of a request in the JSON mapping.
-
-    Args:
-        request: The parsed request.
-        now: See ``parse_protobuf``.
+    """Reads the spans of a request in the JSON mapping; for ``now`` see ``parse_protobuf``.
 
     Raises:
         DataError: If it is no trace request, or has more than ``MAX_SPANS`` spans.
@@ -212,11 +194,7 @@ class _Reader:
         self._body, self._left = body, MAX_FIELDS
 
     def read(self, message: str, at: int, end: int, depth: int) -> dict[str, Any]:
-        """Reads the message between two positions.
-
-        Raises:
-            DataError: If it is damaged, or exceeds a limit.
-        """
+        """Reads the message between two positions."""
         if depth > 2 * MAX_DEPTH:  # a value takes two levels: a message and its list
             raise DataError(f"the protobuf body is nested more than {MAX_DEPTH} values deep")
         fields, found = _MESSAGES[message], dict[str, Any]()

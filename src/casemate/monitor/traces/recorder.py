@@ -60,9 +60,8 @@ class RecordedSpans(NamedTuple):
     Attributes:
         recorded: Recorded, now or before.
         ignored: Contain no question, answer, document or verdict.
-        unjudged: Questions that were recorded without their nearest documents: too long, not plain text, or too many at
-            once.
-        untimed: Recorded with the time of arrival, because their own time is not usable.
+        unjudged: Questions without nearest documents: too long, not plain text, or too many at once.
+        untimed: Recorded with the time of arrival: their own is not usable.
     """
 
     recorded: int = 0
@@ -77,13 +76,7 @@ class RecordedSpans(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TraceRecorder:
-    """Records spans.
-
-    Attributes:
-        store: The event store.
-        make_judge: Gives the judge of a tenant's questions.
-        log_text: Whether events contain the questions.
-    """
+    """Records spans, and their questions if ``log_text`` is set."""
 
     store: EventStore
     make_judge: JudgeMaker
@@ -91,11 +84,6 @@ class TraceRecorder:
 
     async def record(self, spans: Sequence[Span], tenant: str, now: datetime) -> RecordedSpans:
         """Queues an event for each span with content. The caller waits until the store has written them.
-
-        Args:
-            spans: Spans of any traces.
-            tenant: The tenant whose documents the questions are about.
-            now: Current time.
 
         Raises:
             BackendError: If embedder or index fail; nothing of the batch is recorded then.
@@ -175,13 +163,7 @@ def _event_id(span: Span, tenant: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class GuardJudge:
-    """Judges questions with a guard of its own, which records nothing, or with the bare pipeline.
-
-    Attributes:
-        target: The guard in observe mode; the pipeline if the guard is off or not ready.
-        tenant: The tenant.
-        k: Number of nearest documents.
-    """
+    """Judges questions with a guard of its own, which records nothing, or with the bare pipeline if it is not ready."""
 
     target: Guard | Rag
     tenant: str

@@ -57,10 +57,7 @@ class QuestionPlace(IntEnum):
 def wording_order(place: int, root: bool, at: datetime | None) -> tuple[int, bool, float]:
     """Sorts the spans of a trace: the likeliest user's own wording first, then spans without a parent, then by start.
 
-    Args:
-        place: The ``QuestionPlace``.
-        root: Whether the span has no parent.
-        at: Its start; None is last.
+    ``place`` is a ``QuestionPlace``; without a start the span is last.
     """
     return place, not root, at.timestamp() if at else float("inf")
 
@@ -83,15 +80,7 @@ class TracedDocument(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SpanContent:
-    """What a span tells.
-
-    Attributes:
-        place: Where the question was found.
-        question: The question; empty: the span has none.
-        answer: The answer; None: the span has none.
-        documents: Documents of the context, best first.
-        flagged: Whether a guard flagged the question; None: the span has no verdict.
-    """
+    """What a span tells; ``answer`` and ``flagged`` are None, and the others empty, where it tells nothing."""
 
     place: QuestionPlace
     question: str

@@ -25,15 +25,11 @@ class TracedQuestion:
     """One question of real traffic, from all spans of its trace; None or empty where unknown.
 
     Attributes:
-        trace: Id of the trace.
-        at: When it was asked.
-        asked: Words of the question.
+        asked: Number of its words.
         nearest: Documents nearest to it when it was recorded, best first.
         flagged: Whether a guard flagged it.
         flagged_by: ``trace`` if the traced system's guard did, ``guard`` if this system's guard judged it.
-        refused: Whether the answer was a refusal.
-        words: Words of the answer.
-        documents: Documents of the answer's context.
+        words: Number of words of the answer.
         text: The question, where ``privacy.log_text`` was set.
     """
 
@@ -58,8 +54,7 @@ class TrafficTopic(CorpusRegion):
     """A region of the corpus with the questions about it.
 
     Attributes:
-        region: Its number in the ``RegionMap``.
-        questions: Number of traced questions whose nearest document, of those still in the index, is in it.
+        questions: Questions whose nearest document, of those still in the index, is in it.
     """
 
     region: int
@@ -74,8 +69,7 @@ class TrafficCoverage:
         topics: Topics with questions, most asked first.
         watched: Share of the placed questions whose nearest document, of those still in the index, is in a canary's
             context; None: there are none.
-        placed: Number of questions with a topic.
-        unplaced: Number of questions without: recorded without nearest documents, or these are no longer in the index.
+        unplaced: Questions without a topic: recorded without nearest documents, or these are gone.
     """
 
     topics: tuple[TrafficTopic, ...]
@@ -176,15 +170,7 @@ def topics_asked(questions: Iterable[TracedQuestion]) -> list[Observation]:
 def canary_contexts(
     index: Index, embedder: Embedder, queries: Mapping[str, str], k: int, tenant: str
 ) -> dict[str, frozenset[str]]:
-    """The documents that are retrieved for each canary.
-
-    Args:
-        index: The index.
-        embedder: Its embedder.
-        queries: Questions of the canaries by id.
-        k: Documents in a context.
-        tenant: The tenant.
-    """
+    """The documents that are retrieved for the question of each canary, by id."""
     vectors = embedder.embed(list(queries.values())) if queries else ()
     return {
         name: frozenset(hit.document.id for hit in index.search(vector, k, tenant).hits)
@@ -193,13 +179,7 @@ def canary_contexts(
 
 
 def measure_traffic(corpus: RegionMap, contexts: Contexts, questions: Sequence[TracedQuestion]) -> TrafficCoverage:
-    """Counts questions by topic, and the share that canaries watch.
-
-    Args:
-        corpus: The regions of the corpus.
-        contexts: The contexts of the canaries.
-        questions: The traffic.
-    """
+    """Counts questions by topic, and the share that canaries watch."""
     region_of, covering = corpus.region_of, corpus.covering(contexts)
     watched = frozenset[str]().union(*contexts.values())
     asked, hits = Counter[int](), 0

@@ -8,6 +8,8 @@ poison part of the baseline (METHODS D6). An older baseline can be accepted agai
 A canary whose document the operator has replaced can no longer pass. Indexing records which sources the operator
 changed (``record_source_updates``); canaries that depend on them are outdated: they are asked and shown, but do not
 alert. A document that disappears or changes without such a record is no update, and its canary alerts.
+
+Functions that use the store raise ``BackendError`` if it fails.
 """
 
 from __future__ import annotations
@@ -55,10 +57,8 @@ class CanaryBaseline:
     """Baseline of one canary.
 
     Attributes:
-        fingerprint: Fingerprint of the canary as it was asked; an edited canary has no baseline.
+        fingerprint: An edited canary has another one, and so no baseline.
         asked: Runs with a verdict.
-        failed: Failed runs.
-        errors: Runs without a verdict.
         documents: Ids of the documents in its context in passed runs, most frequent first.
         answers: Number of different answers in passed runs.
         digest: Digest of the most frequent answer; empty if answers are not stored.
@@ -66,7 +66,7 @@ class CanaryBaseline:
         cosine: Lowest cosine of the best expected document, or of the best retrieved one if none is expected; None if
             the target does not report scores.
         sources: Its expected sources, with the hashes of their content.
-        lasting: Runs that followed a failed one, and failures among them; repeated failures, and failed repetitions.
+        lasting: See ``FlakeCounts``, from ``next_asked`` on.
         highest_cosine: Highest cosine of the same document; None also in baselines of earlier versions.
     """
 
@@ -96,16 +96,7 @@ class CanaryBaseline:
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """A recorded baseline.
-
-    Attributes:
-        id: Digest of its content.
-        set: Name of the canary set.
-        fingerprint: Fingerprint of the set.
-        at: Time of the recording.
-        runs: Number of runs.
-        canaries: Baseline of each canary, by id.
-    """
+    """A recorded baseline; its id is a digest of its content."""
 
     id: str
     set: str
@@ -137,15 +128,10 @@ def record_baseline(
     force: bool = False,
     repeats: Sequence[CanaryResult] = (),
 ) -> Baseline:
-    """Computes a baseline from runs.
+    """Computes a baseline from runs of the whole set while nothing is wrong; usually ``BASELINE_RUNS``.
 
-    Args:
-        runs: Runs of the whole set while nothing is wrong; usually ``BASELINE_RUNS``.
-        canaries: The set.
-        at: Time of the runs.
-        digests: Content hash of each indexed source, from ``Index.digests``; None: not recorded.
-        force: Whether to accept canaries that never pass.
-        repeats: Results of failed canaries that were asked once more within their run.
+    ``digests`` is ``Index.digests``; None: not recorded. ``repeats`` are the results of failed canaries that were asked
+    once more within their run. With ``force``, canaries may never pass.
 
     Raises:
         DataError: If there are no runs, or canaries never passed; the message lists them.
@@ -174,29 +160,17 @@ def record_baseline(
 
 
 def propose_baseline(store: EventStore, baseline: Baseline) -> None:
-    """Stores a baseline as a candidate.
-
-    Raises:
-        BackendError: If the store does not confirm the write.
-    """
+    """Stores a baseline as a candidate."""
     body = _to_body(baseline) | {"state": "candidate"}
     event = Event(f"{BASELINE_KIND}:{baseline.id}", baseline.at, BASELINE_KIND, body)
     append_durably(store, [event], "the monitor's events")
 
 
 def accept_baseline(store: EventStore, canaries: CanarySet, id_: str, by: str, at: datetime) -> Baseline:
-    """Puts a recorded baseline into force.
-
-    Args:
-        store: The event store.
-        canaries: The set.
-        id_: Id of the baseline, or a unique prefix.
-        by: Who accepts it.
-        at: Time of the acceptance.
+    """Puts a recorded baseline, by its id or a unique prefix, into force.
 
     Raises:
         DataError: If the id matches no baseline of this set, or several.
-        BackendError: If the store fails.
     """
     found = [b for b in recorded_baselines(store, canaries) if id_ and b.id.startswith(id_)]
     if len(found) != 1:
@@ -210,11 +184,7 @@ def accept_baseline(store: EventStore, canaries: CanarySet, id_: str, by: str, a
 
 
 def recorded_baselines(store: EventStore, canaries: CanarySet) -> list[Baseline]:
-    """All recorded baselines of a set, oldest first.
-
-    Raises:
-        BackendError: If the store cannot be read.
-    """
+    """All recorded baselines of a set, oldest first."""
     return [
         read_stored(_BASELINE, event.body, "baseline")
         for event in store.scan(BASELINE_KIND)
@@ -223,11 +193,7 @@ def recorded_baselines(store: EventStore, canaries: CanarySet) -> list[Baseline]
 
 
 def load_baseline(store: EventStore, canaries: CanarySet) -> Baseline | None:
-    """The baseline accepted last; None if none was accepted.
-
-    Raises:
-        BackendError: If the store cannot be read.
-    """
+    """The baseline accepted last; None if none was accepted."""
     accepted = [
         event.body["id"]
         for event in store.scan(BASELINE_KIND)
@@ -254,11 +220,7 @@ def unchanged_canaries(old: Baseline, new: Baseline) -> int:
 
 
 def record_source_updates(store: EventStore, tenant: str, sources: Collection[str], at: datetime) -> None:
-    """Records that the operator changed or removed sources.
-
-    Raises:
-        BackendError: If the store does not confirm the write.
-    """
+    """Records that the operator changed or removed sources."""
     names = sorted(sources)
     batches = [names[i : i + SOURCES_PER_EVENT] for i in range(0, len(names), SOURCES_PER_EVENT)]
     append_durably(store, [_update_event(tenant, batch, at) for batch in batches], "the monitor's events")
@@ -267,16 +229,8 @@ def record_source_updates(store: EventStore, tenant: str, sources: Collection[st
 def record_if_changed(store: EventStore, index: Index, tenant: str, new: Mapping[str, str]) -> None:
     """Records sources that an upload replaces by other content, or that are removed, before either happens. Blocks.
 
-    Does nothing while no baseline exists: an index may take long to list its sources.
-
-    Args:
-        store: The event store.
-        index: The index, before the change.
-        tenant: The tenant.
-        new: Content hash of each source; empty: it is removed.
-
-    Raises:
-        BackendError: If index or store fail.
+    ``new`` has the content hash of each source; empty: it is removed. Does nothing while no baseline exists: an index
+    may take long to list its sources.
     """
     if store.latest(BASELINE_KIND, 1):
         held = index.digests(tenant)
@@ -285,11 +239,7 @@ def record_if_changed(store: EventStore, index: Index, tenant: str, new: Mapping
 
 
 def updated_sources(store: EventStore, tenant: str, since: datetime) -> frozenset[str]:
-    """Sources that the operator has changed or removed since a time.
-
-    Raises:
-        BackendError: If the store cannot be read.
-    """
+    """Sources that the operator has changed or removed since a time."""
     events = store.scan(UPDATE_KIND, since)
     return frozenset(name for e in events if e.body["tenant"] == tenant for name in e.body["sources"])
 
@@ -299,10 +249,7 @@ def outdated_canaries(
 ) -> dict[str, tuple[str, ...]]:
     """Canaries that depend on sources changed by the operator, with these sources.
 
-    Args:
-        baseline: The baseline in force.
-        digests: Content hash of each indexed source.
-        updates: Sources changed by the operator since the recording (``updated_sources``).
+    ``digests`` is that of the index now, ``updates`` is ``updated_sources`` since the recording.
     """
     found = {
         name: tuple(s for s, digest in canary.sources.items() if s in updates and digests.get(s) != digest)
@@ -317,11 +264,7 @@ def changed_sources(
     """Canaries with sources of their baseline that were changed or removed since, and these sources.
 
     Expected sources are compared by content hash. Of the others in the context, those that the operator changed count.
-
-    Args:
-        baseline: The baseline in force.
-        digests: Content hash of each indexed source.
-        updates: Sources changed by the operator since the recording (``updated_sources``).
+    Arguments as for ``outdated_canaries``.
     """
     found = {}
     for name, canary in baseline.canaries.items():
@@ -340,14 +283,9 @@ def watched_set(
     outdated: Collection[str] = (),
     changed: Mapping[str, tuple[str, ...]] | None = None,
 ) -> WatchedSet:
-    """A set with its baseline, as the sequential tests need it.
+    """A set with its baseline, as the sequential tests need it; without one, canaries are assumed to fail often.
 
-    Args:
-        canaries: The set.
-        baseline: The baseline in force; None: canaries are assumed to fail often.
-        interval_s: Seconds between two runs.
-        outdated: Canaries that must not alert (``outdated_canaries``).
-        changed: Changed sources of canaries (``changed_sources``); None: none.
+    ``outdated`` and ``changed`` are those of ``outdated_canaries`` and ``changed_sources``.
 
     Raises:
         DataError: If the set is empty or its names are too long.

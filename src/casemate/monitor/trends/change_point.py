@@ -36,11 +36,7 @@ class ChangePoint(NamedTuple):
 
 
 def estimate_change(runs: Sequence[PooledCounts], baseline: PooledCounts) -> ChangePoint:
-    """Estimates the first run after a change; of equally probable runs the first.
-
-    Args:
-        runs: Questions asked and failed in each run up to the alarm, oldest first; at least one.
-        baseline: Counts of the baseline.
+    """Estimates the first run after a change, of equally probable runs the first, from runs up to the alarm.
 
     Raises:
         ValueError: If there are no runs.

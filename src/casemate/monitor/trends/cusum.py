@@ -37,13 +37,10 @@ class WatchedCanary:
     """What the sequential tests need of one canary.
 
     Attributes:
-        id: Its id.
-        severity: Severity of a failure.
         flakes: Baseline counts; without a baseline the canary is assumed to fail often.
         interval_s: Seconds between two queries; 0: the interval of the set.
         alerts: Whether failures may alert; otherwise they are only shown.
-        documents: Ids of the documents in its context during the baseline.
-        changed: Sources of its baseline that were changed or removed since (``baseline.changed_sources``).
+        changed: Sources of its baseline that were changed or removed since.
         outdated: Whether the operator changed sources that it depends on; then it does not alert.
     """
 
@@ -63,7 +60,6 @@ class WatchedSet:
 
     Attributes:
         name: Name of the set; part of each run id and alert.
-        canaries: At least one; ids are unique.
         interval_s: Seconds between two runs, at least 1.
         external: Whether the target is another system, of which only the answers are known.
 
@@ -155,9 +151,7 @@ class CanaryCusum:
         recent: Its last runs with a verdict, oldest first: ``P`` passed, ``F`` failed.
         errors: Consecutive runs without a verdict.
         since: Time of the first failure that contributes to the evidence; None: there is none.
-        asked: Runs with a verdict since then.
-        failed: Failed runs among these.
-        alarmed: Whether it has alarmed and not recovered.
+        asked: Runs with a verdict since then, of which ``failed`` failed.
     """
 
     flakes: FlakeCounts = FlakeCounts()
@@ -195,9 +189,7 @@ class CusumState:
     """State of a set after a run.
 
     Attributes:
-        canaries: State of each canary, by id.
         unanswered_runs: Consecutive runs in which at least half of the canaries got no answer.
-        unanswered_since: Time of the first of these runs.
         pooled: Counts of the last runs over all canaries, oldest first.
         decayed: Whether the pooled test has alarmed and not recovered.
     """
@@ -234,20 +226,14 @@ class RunAnalysis:
     """What one run has shown.
 
     Attributes:
-        run: Id of the run.
         at: Time of its last result.
-        state: State after it.
-        alarmed: Canaries that alarmed in it.
-        recovered: Canaries that recovered in it.
-        failed: Canaries that failed in it.
         judged: Number of canaries with a verdict.
         errors: Number of canaries without a verdict.
         many_failed: Whether too many canaries failed at once to be chance.
-        p_value: Probability that chance alone makes as many canaries fail in one run.
+        p_value: Probability that chance alone makes as many canaries fail.
         unreachable: Whether the target counts as unreachable.
         blind: Canaries without an answer for several runs although the target is reachable.
         evidence: Evidence of each canary that alarmed by its own failures.
-        decayed: Whether the pooled test over all canaries alarmed in it.
     """
 
     run: str
@@ -269,14 +255,9 @@ class RunAnalysis:
 def analyze_run(
     state: CusumState, results: Sequence[CanaryResult], watched: WatchedSet, limits: AlarmLimits
 ) -> RunAnalysis:
-    """Updates the state by one run.
+    """Updates the state by one run: results with its repetitions, in order of asking; at least one.
 
-    Args:
-        state: State before the run.
-        results: Results of one run and of its repetitions, in order of asking; at least one. Results of canaries that
-            are not in the set are ignored.
-        watched: The set.
-        limits: When failures become an alarm.
+    Results of canaries that are not in the set are ignored.
     """
     by_id = watched.by_id
     verdicts = _verdicts(results, by_id)
@@ -320,12 +301,6 @@ def canaries_to_repeat(
     """Canaries to ask again within the run: they failed, and neither were alarmed before nor are alarmed now.
 
     If many failed at once they are repeated once, since the cause may be over in a moment.
-
-    Args:
-        state: State before the run.
-        results: All results of the run so far.
-        watched: The set.
-        limits: When failures become an alarm.
     """
     if not results:
         return ()

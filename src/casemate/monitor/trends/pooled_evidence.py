@@ -42,11 +42,7 @@ class PooledCounts(NamedTuple):
 
 
 def pooled_evidence(runs: Sequence[PooledCounts], baseline: PooledCounts) -> float:
-    """Largest likelihood ratio over the windows that end with the last run.
-
-    Args:
-        runs: Counts of the last runs, oldest first.
-        baseline: Sum of the baseline counts of the same canaries.
+    """Largest likelihood ratio over the windows that end with the last run; the baseline is that of the same canaries.
 
     >>> runs = [PooledCounts(50, 0), PooledCounts(50, 5), PooledCounts(50, 6)]
     >>> pooled_evidence(runs, PooledCounts(1000, 10)) > 16_000 > pooled_evidence(runs[:1], PooledCounts(1000, 10))

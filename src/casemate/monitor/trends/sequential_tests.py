@@ -62,11 +62,9 @@ class FlakeCounts(NamedTuple):
 
     Attributes:
         asked: Runs with a verdict.
-        failed: Failed runs.
         next_asked: Runs that followed a failed one.
         next_failed: Failed runs among these.
-        repeats: Failures that were repeated within their run.
-        repeats_failed: Failed repetitions.
+        repeats: Failures that were repeated within their run; ``repeats_failed`` failed again.
     """
 
     asked: int = 0
@@ -94,14 +92,8 @@ class FlakeCounts(NamedTuple):
 def flake_rate_bound(flakes: FlakeCounts) -> float:
     """Upper end of a one-sided Clopper-Pearson interval for the flake rate: p0 of repetitions.
 
-    Alternatives at or below it are not tested. The confidence is 80 %, not 95 %: measured, false alarms remain far
-    below their budget, and the delay is shorter.
-
-    Args:
-        flakes: Failures among the runs of the baseline.
-
-    Returns:
-        The rate, from ``MIN_FLAKE_RATE`` to 1.
+    Alternatives at or below it are not tested; it is at least ``MIN_FLAKE_RATE``. The confidence is 80 %, not 95 %:
+    measured, false alarms remain far below their budget, and the delay is shorter.
 
     >>> [round(flake_rate_bound(FlakeCounts(n, 0)), 3) for n in (20, 50, 200, 1000)]
     [0.077, 0.032, 0.008, 0.005]
@@ -115,20 +107,12 @@ def flake_rate_bound(flakes: FlakeCounts) -> float:
 
 @lru_cache(maxsize=65_536)
 def failure_chance(own: FlakeCounts, flakes: tuple[FlakeCounts, ...], failed: int, passed: int) -> float:
-    """Predictive probability that an answer fails although nothing has changed.
+    """Predictive probability that an answer fails although nothing has changed, at least ``MIN_FLAKE_RATE``.
 
     The flake rates of a set come from one Beta distribution, with unknown mean and concentration, or, with probability
-    ``OUTLIERS``, from Beta(1/2, 1/2). So the baselines of all canaries tell what is usual, and its own baseline whether
-    a canary is. The model is an empirical-Bayes mixture (Efron and Morris 1973), here fully integrated.
-
-    Args:
-        own: Baseline counts of the canary.
-        flakes: Baseline counts of all canaries of the set, its own included.
-        failed: Failures since the evidence last restarted.
-        passed: Passes since then.
-
-    Returns:
-        The probability, at least ``MIN_FLAKE_RATE``; ``UNMEASURED_FLAKE_RATE`` without a baseline.
+    ``OUTLIERS``, from Beta(1/2, 1/2). So the baselines of all canaries tell what is usual, and its own, which is among
+    them, whether a canary is. The model is an empirical-Bayes mixture (Efron and Morris 1973), here fully integrated.
+    Failures and passes count since the evidence last restarted.
 
     >>> alike = (FlakeCounts(20, 0),) * 40 + (FlakeCounts(20, 1),) * 10
     >>> [round(failure_chance(FlakeCounts(20, f), alike, 0, 0), 3) for f in (0, 1, 5)]
@@ -189,14 +173,7 @@ def _log_marginal(a: float, b: float, asked: int, failed: int) -> float:
 
 
 class AfterFailure(NamedTuple):
-    """Answers after a failed one, which fail if its cause lasts: it is cached, or a model server restarts.
-
-    Attributes:
-        next_asked: Runs that followed a failed one.
-        next_failed: Failed runs among these.
-        repeats: Failures that were repeated within their run.
-        repeats_failed: Failed repetitions.
-    """
+    """Answers after a failed one, counted as in ``FlakeCounts``; they fail if its cause, such as a cache, lasts."""
 
     next_asked: int
     next_failed: int
@@ -222,9 +199,6 @@ def answers_after_failures(flakes: tuple[FlakeCounts, ...]) -> AfterFailure:
     failed in most runs. Without them the longest failures would be missing, and the rates too low. Repetitions and next
     runs are counted separately: a cause may last some seconds and not until the next run.
 
-    Args:
-        flakes: Baseline counts of all canaries of the set.
-
     >>> found = answers_after_failures((FlakeCounts(20, 9, 8, 7, 9, 0), FlakeCounts(20, 20, 19, 19, 20, 20)))
     >>> found, round(found.next_bound, 3), found.repeat_bound
     (AfterFailure(next_asked=8, next_failed=7, repeats=9, repeats_failed=0), 0.997, 0.0)
@@ -244,13 +218,7 @@ def repeat_ratios(rate: float, trials: int, failed: int, passed: int) -> Cusums:
     """Likelihood ratio of a run's repetitions, for each alternative, if no repetition of the baseline failed.
 
     The repeat-failure rate of a run is unknown: it has a Beta distribution with mean ``rate`` and the weight of
-    ``REPEAT_TRIALS`` repetitions, updated by those of the baseline, and is integrated out.
-
-    Args:
-        rate: The assumed repeat-failure rate, above 0.
-        trials: Repetitions in the baseline, all passed.
-        failed: Failed repetitions of the run.
-        passed: Passed repetitions of the run.
+    ``REPEAT_TRIALS`` repetitions, updated by the ``trials`` of the baseline, and is integrated out.
 
     >>> [round(r, 2) for r in repeat_ratios(0.1, 20, 1, 4)]
     [2.2, 0.84, 0.0]
@@ -275,16 +243,9 @@ def flake_rate_mean(flakes: FlakeCounts) -> float:
 
 @lru_cache(maxsize=65_536)
 def likelihood_ratios(flake_rate: float, failed: int, passed: int, least: float = 0.0) -> Cusums:
-    """Likelihood ratio of some answers, for each alternative.
+    """Likelihood ratio of some answers, for each alternative: (p1 / p0)^failed ((1 - p1) / (1 - p0))^passed.
 
-    Args:
-        flake_rate: The rate p0.
-        failed: Number of failures.
-        passed: Number of passes.
-        least: Alternatives up to this rate are not tested.
-
-    Returns:
-        (p1 / p0)^failed ((1 - p1) / (1 - p0))^passed; 1 for an alternative that is not above p0 and ``least``.
+    It is 1 for an alternative that is not above p0 (``flake_rate``) and ``least``.
 
     >>> [round(r, 2) for r in likelihood_ratios(0.01, 1, 0)], [round(r, 2) for r in likelihood_ratios(0.01, 0, 1)]
     ([20.0, 50.0, 95.0], [0.81, 0.51, 0.05])
@@ -315,9 +276,7 @@ def evidence(cusums: Cusums) -> float:
 def ebh_rejections(weighted_evidence: Mapping[str, float], runs_per_false_alarm: float) -> frozenset[str]:
     """Canaries selected by e-BH: the k largest, for the largest k whose smallest reaches runs_per_false_alarm / k.
 
-    Args:
-        weighted_evidence: Evidence times weight of each candidate; the weights of the whole set sum to 1.
-        runs_per_false_alarm: Runs per allowed false alarm, above 0.
+    Each value is evidence times weight; the weights of the whole set sum to 1.
 
     >>> sorted(ebh_rejections({"a": 900.0, "b": 600.0, "c": 1.0}, 1000)), sorted(ebh_rejections({"a": 900.0}, 1000))
     (['a', 'b'], [])
@@ -331,13 +290,7 @@ def ebh_rejections(weighted_evidence: Mapping[str, float], runs_per_false_alarm:
 def failures_tail(flake_rates: tuple[float, ...]) -> Float64:
     """P(at least k failures in one run) for k = 0 to the number of canaries, each with its own flake rate.
 
-    The exact Poisson-binomial distribution, by convolution.
-
-    Args:
-        flake_rates: One rate per canary asked.
-
-    Returns:
-        (canaries + 1,), decreasing from 1.
+    The exact Poisson-binomial distribution, by convolution: (canaries + 1,), decreasing from 1.
 
     >>> failures_tail((0.01,) * 50)[[1, 2, 5]].round(5).tolist()
     [0.39499, 0.08944, 0.00015]
@@ -351,16 +304,11 @@ def failures_tail(flake_rates: tuple[float, ...]) -> Float64:
 
 
 def passes_to_recover(failed: int, asked: int, least: int, most: int) -> int:
-    """Consecutive passes after which an alarmed canary counts as recovered.
+    """Consecutive passes, between two limits, after which an alarmed canary counts as recovered.
 
     The smallest n with (1 - q)^n <= .05, where q = (failed + 1/2) / (asked + 1) is the failure rate while the canary
-    was failing. A canary that still fails at that rate hardly passes n times in a row.
-
-    Args:
-        failed: Failed runs since the failures began.
-        asked: Runs since then, without the passes at the end.
-        least: Minimum of the result.
-        most: Maximum of the result.
+    was failing: since the failures began, without the passes at the end. A canary that still fails at that rate hardly
+    passes n times in a row.
 
     >>> passes_to_recover(9, 9, 3, 10), passes_to_recover(5, 10, 3, 10), passes_to_recover(3, 10, 3, 10)
     (3, 5, 8)

@@ -60,12 +60,7 @@ class TrendFinding:
         kind: By the page rules ``sudden_failure``, ``persistent_failure`` or ``failure_rate``; else ``changed``
             (evidence on single canaries), ``many_at_once`` (too many failures in one run), ``unreachable`` (the target
             does not answer) or ``blind`` (a canary gets no answer).
-        severity: Its severity.
         canaries: Affected canaries; empty: all of the run.
-        run: The run that showed it.
-        at: Time of that run.
-        message: The finding in one sentence, with figures.
-        alerts: Whether it alerts.
     """
 
     kind: str
@@ -94,18 +89,13 @@ class CanarySummary:
     """History of one canary.
 
     Attributes:
-        canary: Its id.
         judged: Runs with a verdict.
-        failed: Failed runs.
-        errors: Runs without a verdict.
         last: Status in the last run; None: never asked.
         recent: Its last runs, oldest first: ``P`` passed, ``F`` failed, ``E`` no verdict.
-        flakes: Runs and failures of the accepted baseline.
-        flake_rate: Measured failure rate of the baseline with its 95 % interval; None without a baseline.
+        flake_rate: Failure rate of the baseline with its 95 % interval; None without a baseline.
         assumed_flake_rate: Failure rate that the sequential test expects while nothing is wrong, from all baselines.
         evidence: Current evidence against that rate.
         since: First failure that contributes to the evidence; None: there is none.
-        alarmed: Whether it has alarmed and not recovered.
     """
 
     canary: str
@@ -130,9 +120,8 @@ class AlarmEpisode:
         canary: The alarmed canary; empty: the pooled test over the whole set.
         began: First run after the change, by ``estimate_change``.
         earliest: Lower end of its 90 % credible interval.
-        latest: Upper end of that interval.
-        alarmed: The run that alarmed.
-        recovered: The run that ended the alarm; None: it has not ended.
+        latest: Its upper end.
+        recovered: None: it has not ended.
     """
 
     canary: str
@@ -148,11 +137,7 @@ class Trend:
     """History of a set.
 
     Attributes:
-        runs: The runs, oldest first.
-        canaries: One summary per canary, in the order of the set.
         findings: Findings in the order of the runs; persistent failures last.
-        state: State after the last run.
-        alarms: Alarms in the order in which they began to count.
     """
 
     runs: tuple[RunSummary, ...]
@@ -192,13 +177,7 @@ def compute_trend(
     watched: WatchedSet,
     limits: AlarmLimits | None = None,
 ) -> Trend:
-    """Analyzes a history.
-
-    Args:
-        history: Results of the set's runs and their repetitions, in order of asking.
-        watched: The set.
-        limits: When failures become an alarm; None: the defaults.
-    """
+    """Analyzes a history: results of the set's runs and their repetitions, in order of asking."""
     limits, state = limits or AlarmLimits(), CusumState()
     analyses: list[RunAnalysis] = []
     findings: list[TrendFinding] = []
@@ -218,14 +197,7 @@ def compute_trend(
 def run_findings(
     before: CusumState, analysis: RunAnalysis, watched: WatchedSet, limits: AlarmLimits
 ) -> list[TrendFinding]:
-    """Findings of one run.
-
-    Args:
-        before: State before the run.
-        analysis: Analysis of the run.
-        watched: The set.
-        limits: When failures become an alarm.
-    """
+    """Findings of one run."""
     return [
         *_sudden_failures(before, analysis, watched, limits),
         *_failure_rate(analysis, limits),

@@ -41,11 +41,7 @@ class CanaryPlot:
     """One canary on the page.
 
     Attributes:
-        canary: Its id.
-        severity: Its severity.
         state: ``alarmed``, ``recovered``, ``suspicious`` or ``healthy``.
-        tone: CSS class of the state.
-        sentences: The figures in words.
         image: The plot, or the strip of a healthy canary.
     """
 
@@ -62,10 +58,6 @@ class TrendPlots:
     """The plots of a set.
 
     Attributes:
-        name: Name of the set.
-        tone: CSS class of its state.
-        headline: Its state in a sentence.
-        sentences: Figures in words.
         overview: Share of failures by run; None: there are no runs.
         findings: Findings that alert, the newest first.
         plots: Canaries with a finding, the worst first.
@@ -88,14 +80,10 @@ class TrendPlots:
 
 @dataclass(frozen=True, slots=True)
 class TrendSource:
-    """What the plots are drawn from.
+    """What the plots are drawn from: the analyzed history, the results that it was computed from, and the set.
 
     Attributes:
-        trend: The analyzed history.
-        history: The results that it was computed from.
-        watched: The set.
         canaries: The canaries by id; those that are missing have the score of the first document.
-        baseline: The baseline in force.
         key: Prefix of the ids on the page.
         links: Address and title of each run; empty: none.
     """
@@ -145,12 +133,7 @@ def _rank(source: TrendSource, summary: CanarySummary) -> tuple[bool, bool, int,
 
 
 def render_trend(plots: TrendPlots, at: datetime) -> str:
-    """Renders the plots as one self-contained page.
-
-    Args:
-        plots: The plots.
-        at: Time of the page.
-    """
+    """Renders the plots as one self-contained page, with its time."""
     return render("trend.html", trend=plots, at=at)
 
 
