@@ -46,12 +46,7 @@ _log = logging.getLogger(__name__)
 
 
 class AdmissionMiddleware:
-    """Authenticates, limits and answers requests.
-
-    Args:
-        app: The wrapped ASGI application.
-        gateway: The shared state.
-    """
+    """Authenticates, limits and answers requests."""
 
     def __init__(self, app: ASGIApp, gateway: Gateway) -> None:
         self._app = app
@@ -87,11 +82,7 @@ class AdmissionMiddleware:
                 self._gateway.record_request(context, route, seconds)
 
     async def _admit(self, scope: Scope, receive: Receive, send: Send, context: RequestContext) -> None:
-        """Passes a request on if its key is valid and within its limits.
-
-        Raises:
-            ApiError: If it is refused.
-        """
+        """Passes a request on if its key is valid and within its limits."""
         path, headers = scope["path"], Headers(scope=scope)
         if "transfer-encoding" in headers and "content-length" in headers:
             raise errors.invalid_http()  # proxies and servers disagree on which of the two ends the body
@@ -108,11 +99,7 @@ class AdmissionMiddleware:
     async def _admit_key(
         self, scope: Scope, receive: Receive, send: Send, context: RequestContext, key: ApiKey
     ) -> None:
-        """Passes a request with a key and a complete body on.
-
-        Raises:
-            ApiError: If the key is over a limit.
-        """
+        """Passes a request with a key and a complete body on, unless the key is over a limit."""
         limits = self._gateway.limits
         if rejection := limits.acquire_slot(key):
             raise errors.overloaded(rejection.retry_after_s)
@@ -124,11 +111,7 @@ class AdmissionMiddleware:
             limits.release_slot(key)
 
     def _authenticate(self, headers: Headers) -> ApiKey:
-        """Returns the key of a request.
-
-        Raises:
-            ApiError: If there is no valid one.
-        """
+        """Returns the key of a request; ``ApiError`` if there is no valid one."""
         scheme, _, text = headers.get("authorization", "").partition(" ")
         key = self._gateway.keys.find(text.strip())
         if key is None or scheme.lower() != "bearer":

@@ -48,11 +48,7 @@ class _Api(FastAPI):
 
 
 def make_app(app: App, make_tools: Callable[[Gateway], ToolSet] = own_tools) -> FastAPI:
-    """Builds the ASGI application of a wired system, which it closes at shutdown.
-
-    Args:
-        app: The system.
-        make_tools: Makes the tools for agents, if ``gateway.mcp`` is on.
+    """Builds the ASGI application of a wired system, which it closes at shutdown; with tools if ``gateway.mcp`` is on.
 
     Raises:
         MissingExtra: If ``gateway.mcp`` is on, and the SDK is not installed.

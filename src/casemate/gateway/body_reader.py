@@ -24,10 +24,6 @@ class BodyReader:
 
     A key that has too many uploads or bytes in progress is refused. Requests without a key have one owner together, so
     there the upload that has waited longest is given up: a form that arrives at once passes.
-
-    Args:
-        max_bytes: Largest body.
-        timeout_s: Time to receive one.
     """
 
     def __init__(self, max_bytes: int, timeout_s: float) -> None:
@@ -40,10 +36,7 @@ class BodyReader:
     async def read(self, receive: Receive, headers: Mapping[str, str], owner: str) -> AsyncIterator[Receive]:
         """Reads a body; yields a ``receive`` that repeats it. A request without a body is no upload.
 
-        Args:
-            receive: The request.
-            headers: Its headers.
-            owner: Id of its API key, or ``ANONYMOUS``.
+        The owner is the id of its API key, or ``ANONYMOUS``.
 
         Raises:
             ApiError: If the body is too large, too slow or cut off, or its owner has too many uploads or bytes in

@@ -54,10 +54,7 @@ class OpenConnections:
     A connection waits while it has no complete request: during the TLS handshake, while it is idle, and while a body
     arrives. It also waits while it closes, until the client has read the rest and answered the end of TLS.
 
-    Args:
-        limit: Connections that may be open.
-        proxies: Addresses and networks of trusted proxies; ``*``: every address.
-        clock: Monotonic clock, in seconds.
+    ``limit`` connections may be open. The proxies are addresses and networks of trusted ones; ``*``: every address.
     """
 
     def __init__(self, limit: int, proxies: Collection[str] = (), clock: Callable[[], float] = time.monotonic) -> None:
@@ -191,7 +188,6 @@ class HttpConnection(H11Protocol):
     Attributes:
         timeout_s: Time for the TLS handshake, for request line and headers, for reading a full output buffer, and for
             the client's part in closing.
-        open_connections: All connections of this server.
         opening: The accepted socket while the connection is opened, which includes the TLS handshake; else None.
     """
 
@@ -309,15 +305,9 @@ class HttpConnection(H11Protocol):
 
 
 class Listener:
-    """Accepts the connections of a listening socket, and opens those that there is room for.
+    """Accepts the connections of a bound socket, which it closes, and opens those that there is room for.
 
     asyncio would open every one, and count none before its TLS handshake.
-
-    Args:
-        listening: The socket, which is bound; the listener closes it.
-        make_connection: Makes the protocol of a connection.
-        open_connections: All connections of the server.
-        tls: Certificate and settings, or None for plain HTTP.
     """
 
     def __init__(

@@ -73,11 +73,7 @@ class ApiError(HTTPException):
     """A request that is refused or failed.
 
     Attributes:
-        status_code: HTTP status.
-        message: Text for people.
         code: Code for programs; None where OpenAI has none.
-        param: The invalid field.
-        headers: Additional headers.
     """
 
     status_code: int

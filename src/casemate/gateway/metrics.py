@@ -21,11 +21,8 @@ METHODS = frozenset({"GET", "POST", "DELETE", "HEAD", "OPTIONS"})
 class Metrics:
     """The metrics of one gateway.
 
-    Args:
-        in_progress: Returns the number of requests in progress.
-        store: The event store.
-        age: Returns the seconds since the event store was last read.
-        interval: Returns the longest response interval of any key, in seconds.
+    ``age`` returns the seconds since the event store was last read, ``interval`` the longest response interval of any
+    key.
     """
 
     def __init__(

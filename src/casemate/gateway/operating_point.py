@@ -31,16 +31,10 @@ def defense_of(app: App) -> CalibratedDefense | None:
 
 
 def change(app: App, significance: float, by: str) -> str:
-    """Sets the operating point of the running guard, records the change, and writes it into casemate.yaml. Blocks.
+    """Sets the operating point, in (0, 1), of the running guard, records it, and writes it into casemate.yaml. Blocks.
 
-    Args:
-        app: The system.
-        significance: The new operating point, in (0, 1).
-        by: Name of the operator, for the record.
-
-    Returns:
-        Reason why casemate.yaml could not be written; empty if it was. Either way the value is in effect until the
-        process ends.
+    Returns why casemate.yaml could not be written; empty if it was. Either way the value is in effect until the process
+    ends.
 
     Raises:
         DataError: If the guard has no calibrated defense, or the value is out of range.
@@ -61,20 +55,13 @@ class OperatingPointSync:
 
     A change applies if its previous value is the one in effect here. So gateways that start with the same casemate.yaml
     stay equal, and one whose file was edited by hand since keeps its own value.
-
-    Args:
-        app: The system.
     """
 
     def __init__(self, app: App) -> None:
         self._app, self._offset = app, 0
 
     def sync(self) -> None:
-        """Applies the changes recorded since the last call. Blocks.
-
-        Raises:
-            BackendError: If the store cannot be read.
-        """
+        """Applies the changes recorded since the last call; ``BackendError`` if the store cannot be read. Blocks."""
         events, self._offset = self._app.store.read_since(SETTING_KIND, self._offset)
         defenses = [d for d in self._app.guard.defenses if isinstance(d, CalibratedDefense)]
         for body, defense in product((event.body for event in events), defenses):
@@ -83,11 +70,7 @@ class OperatingPointSync:
 
 
 def write_config(path: Path, defense: str, significance: float) -> str:
-    """Writes the value into a configuration file.
-
-    Returns:
-        Reason why that failed; empty if it succeeded.
-    """
+    """Writes the value into a configuration file; returns why that failed, or ""."""
     return config_file.edit(
         path,
         lambda text: _candidates(text, defense, significance),

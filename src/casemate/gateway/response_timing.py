@@ -52,13 +52,7 @@ REQUEST_START: ContextVar[float] = ContextVar("casemate-request-start")
 class ResponseInterval:
     """The interval for the requests of one key, derived from the time that search and guard take for them.
 
-    Args:
-        shortest_s: The interval while they take less.
-        longest_s: The interval while they take longer.
-        clock: Monotonic clock, in seconds.
-
-    Attributes:
-        seconds: The interval now.
+    ``seconds`` is the interval now, from ``shortest_s`` to ``longest_s``.
     """
 
     def __init__(
@@ -97,9 +91,8 @@ class ResponseInterval:
 class ResponsePacer:
     """Lets each request wait for a multiple of the interval of its key.
 
-    Args:
-        shortest_s: Shortest interval, in seconds; 0: requests do not wait.
-        timeout_s: Time limit of an answer, of which the wait may take half.
+    ``shortest_s`` is the shortest interval; 0: requests do not wait. The wait may take half of the time limit of an
+    answer.
     """
 
     def __init__(self, shortest_s: float, timeout_s: float) -> None:
@@ -107,11 +100,7 @@ class ResponsePacer:
         self._intervals: OrderedDict[str, ResponseInterval] = OrderedDict()
 
     async def wait(self, owner: str) -> None:
-        """Waits until the time since the request's arrival is a multiple of the interval.
-
-        Args:
-            owner: Id of the request's key.
-        """
+        """Waits until the time since the request's arrival is a multiple of the interval of its key."""
         start = REQUEST_START.get(None)
         if start is None or not self._shortest_s:
             return
@@ -130,14 +119,7 @@ class ResponsePacer:
 
 @dataclass(eq=False)
 class PacedGenerator(Generator):
-    """A generator that starts at a multiple of the response interval.
-
-    Attributes:
-        generator: The generator.
-        pace: Awaited before it starts.
-        on_stage: Receives its duration, as the stage ``generate``.
-        span: Entered while it runs.
-    """
+    """A generator that starts at a multiple of the response interval, and reports its duration as ``generate``."""
 
     generator: Generator
     pace: Callable[[], Awaitable[None]]

@@ -141,10 +141,7 @@ def serve(
 ) -> None:
     """Serves until a signal stops the server, and closes the system.
 
-    Args:
-        app: The system.
-        on_started: Called with the address once requests are accepted.
-        make_tools: See ``make_app``.
+    ``on_started`` gets the address once requests are accepted; for ``make_tools`` see ``make_app``.
 
     Raises:
         CasemateError: If the background work cannot start, such as the connection to an upstream MCP server.

@@ -49,14 +49,11 @@ class RequestContext:
     """One request.
 
     Attributes:
-        id: Random id, sent as ``X-Request-Id`` and recorded with verdicts.
-        key: Its API key; None before authentication.
+        id: Sent as ``X-Request-Id`` and recorded with verdicts.
+        key: None before authentication.
         start: Arrival, by the monotonic clock.
-        status: HTTP status that was sent; 0 for none yet.
+        status: 0 for none sent yet.
         admitted: Whether it passed authentication and rate limits.
-        client: Client of the query; empty before the query is read.
-        first_token: Seconds to the first token of a stream; None for no stream.
-        stages: Seconds by stage of the answer.
     """
 
     id: str
@@ -176,13 +173,7 @@ class Gateway:
             raise errors.invalid_key()
 
     def record_request(self, context: RequestContext, route: str, seconds: float) -> None:
-        """Appends the event of a finished request, unless it was refused before it reached its route.
-
-        Args:
-            context: The request.
-            route: Its route.
-            seconds: Its duration.
-        """
+        """Appends the event of a finished request, unless it was refused before it reached its route."""
         if not context.admitted or context.key is None:
             return
         body = {
@@ -205,10 +196,9 @@ class Gateway:
             await self._pacer.wait(context.key.id if context and context.key else "")
 
     async def wait_written(self, receipt: Callable[[], bool]) -> None:
-        """Waits until events are written: then a kill does not lose them, and other gateways read them.
+        """Waits until a receipt (``EventStore.receipt``) says that events are written.
 
-        Args:
-            receipt: Checks whether they are written (``EventStore.receipt``).
+        Then a kill does not lose them, and other gateways read them.
 
         Raises:
             BackendError: If the store does not write them in time.
@@ -249,11 +239,7 @@ class Gateway:
             await asyncio.to_thread(self._stop)
 
     def _start(self) -> None:
-        """Reads keys and settings, and warms up the index, so that the first search is not slower than the others.
-
-        Raises:
-            BackendError: If index or store cannot be read.
-        """
+        """Reads keys and settings, and warms up the index, so that the first search is not slower than the others."""
         self._sync()
         tenants = {key.grant.tenant for key in self.keys.all() if key.revoked is None}
         for tenant in tenants & set(self.app.index.tenants()):

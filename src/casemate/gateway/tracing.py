@@ -40,13 +40,9 @@ VERDICT_ATTRIBUTES = ("defense", "flagged", "enforced", "action", "score", "thre
 
 
 class RequestTracer:
-    """Creates the spans.
+    """Creates the spans, and owns the provider of the SDK.
 
-    Args:
-        provider: Provider of the SDK, which this object owns.
-
-    Attributes:
-        stages: Attributes of the spans of embedder and generator, by stage: see ``model_attributes``.
+    ``stages`` has attributes of the spans of embedder and generator (``model_attributes``).
     """
 
     stages: Mapping[str, Mapping[str, str | int]] = MappingProxyType({})
@@ -61,12 +57,7 @@ class RequestTracer:
 
     @contextmanager
     def request(self, scope: Scope, context: Any) -> Iterator[None]:
-        """Wraps a request in a span, which continues the client's trace.
-
-        Args:
-            scope: ASGI scope of the request.
-            context: Its ``RequestContext``.
-        """
+        """Wraps a request in a span, which continues the client's trace."""
         kind, headers = self._trace.SpanKind.SERVER, Headers(scope=scope)
         given = {name: headers[name] for name in ("traceparent", "tracestate") if name in headers}
         span = self._tracer.start_span(scope["method"], self._propagator.extract(given), kind)
@@ -110,11 +101,7 @@ class RequestTracer:
 
     @contextmanager
     def tool(self, name: str) -> Iterator[None]:
-        """Wraps the call of a tool in a span.
-
-        Args:
-            name: Name of a tool that exists; another name is text of the client.
-        """
+        """Wraps the call of a tool that exists in a span; another name is text of the client."""
         attributes = {
             "gen_ai.operation.name": "execute_tool",
             "gen_ai.tool.name": name,
@@ -163,11 +150,6 @@ def model_attributes(config: RagSection, embedder: Embedder, generator: Generato
     """Attributes of the spans of embedder and generator, by stage.
 
     Provider and model are the plug-in's name and its option ``model``; without that option, both are its name.
-
-    Args:
-        config: Names the plug-ins.
-        embedder: The embedder.
-        generator: The generator.
     """
     found: dict[str, dict[str, str | int]] = {}
     parts = {"embed": (config.embedder.use, embedder), "generate": (config.generator.use, generator)}

@@ -12,14 +12,7 @@ from casemate.gateway.metrics import Metrics
 
 @dataclass(frozen=True, slots=True)
 class UsageMeter:
-    """Charges one answer.
-
-    Attributes:
-        budget: Tokens of the API key.
-        receipt: Returns a function that checks whether all events so far are written (``EventStore.receipt``).
-        wait_written: Waits until such a check succeeds.
-        metrics: Metrics of the gateway.
-    """
+    """Charges one answer, and waits until its events are written (``EventStore.receipt``)."""
 
     budget: TokenBudget
     receipt: Callable[[], Callable[[], bool]]
@@ -27,11 +20,7 @@ class UsageMeter:
     metrics: Metrics
 
     async def charge(self, tokens: int, *, last: bool = False) -> None:
-        """Charges tokens before they are sent.
-
-        Raises:
-            ApiError: If the budget does not cover them.
-        """
+        """Charges tokens before they are sent; raises ``ApiError`` if the budget does not cover them."""
         if not await self.budget.use(tokens, last=last):
             raise budget_exhausted(seconds_until_midnight())
         self.metrics.count_tokens(tokens)
@@ -39,9 +28,7 @@ class UsageMeter:
     async def charge_and_write(self, tokens: int, *, last: bool = False) -> None:
         """Charges tokens, and waits until the events of the answer are written; the charge often writes them as well.
 
-        Raises:
-            ApiError: If the budget does not cover the tokens.
-            BackendError: If the events cannot be written.
+        Raises ``BackendError`` if they cannot be written.
         """
         receipt = self.receipt()
         await self.charge(tokens, last=last)

@@ -38,15 +38,7 @@ def require_role(request: Request, *roles: str) -> ApiKey:
 
 
 def make_query(request: Request, key: ApiKey, question: str, field: str, user: str | None, k: int) -> Query:
-    """Builds the query of a request.
-
-    Args:
-        request: The request.
-        key: Its key.
-        question: The question.
-        field: The field of the body that contains it.
-        user: The field ``user``.
-        k: Number of documents.
+    """Builds the query of a request from the field of its body that has the question, and its field ``user``.
 
     Raises:
         ApiError: If the question or the user is invalid.

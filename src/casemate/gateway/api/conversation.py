@@ -32,9 +32,6 @@ OPENING_PAIRS = frozenset({("what", "about"), ("how", "about"), ("what", "if"), 
 def to_query(messages: Sequence[str]) -> str:
     r"""Returns the query of a conversation: the last user message, behind the messages that it follows.
 
-    Args:
-        messages: User messages, oldest first; at least one.
-
     >>> to_query(["Who runs the pharmacy?", "And when does she work?"])
     'Who runs the pharmacy?\nAnd when does she work?'
     >>> to_query(["Who runs the pharmacy?", "When does the library open?"])

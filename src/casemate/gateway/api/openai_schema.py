@@ -61,7 +61,6 @@ class RequestBody(RequestModel):
     Attributes:
         neutral: Fields that would change what an answer is, with the values that do not. Other fields that a subclass
             does not name control how a model writes, which is the operator's decision: they are ignored.
-        question_field: The field that contains the question.
     """
 
     neutral: ClassVar[Mapping[str, tuple[Any, ...]]]
@@ -138,11 +137,7 @@ class ChatRequest(RequestBody):
 
 
 def question_of(messages: Iterable[tuple[str, str]], field: str) -> str:
-    """Returns the query of a conversation.
-
-    Args:
-        messages: Role and text of each message.
-        field: Field of the request that contains them.
+    """Returns the query of a conversation, given by role and text of each message.
 
     Raises:
         ApiError: If there is no user message.
@@ -160,14 +155,7 @@ def count_tokens(text: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """Formats an answer as OpenAI does, whole or in chunks.
-
-    Attributes:
-        request: Id of the request.
-        model: Name of the model.
-        prompt_tokens: Tokens of the client's text.
-        with_usage: Whether the last chunk contains the usage.
-    """
+    """Formats an answer as OpenAI does, whole or in chunks, of which the last may contain the usage."""
 
     request: str
     model: str
@@ -190,11 +178,7 @@ class Completion:
         return self._chunk({"content": text})
 
     def last_chunks(self, tokens: int) -> bytes:
-        """Returns the chunks after the last text.
-
-        Args:
-            tokens: Tokens of the answer.
-        """
+        """Returns the chunks after the last text, of an answer with this many tokens."""
         end = self._chunk({}, "stop")
         if self.with_usage:
             end += _event(self._head("chat.completion.chunk") | {"choices": [], "usage": self._usage(tokens)})

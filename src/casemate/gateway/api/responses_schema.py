@@ -77,13 +77,7 @@ class ResponsesRequest(RequestBody):
 
 @dataclass(slots=True)
 class ResponseEvents:
-    """Formats an answer as OpenAI's responses API does, whole or as the events of one stream.
-
-    Attributes:
-        request: Id of the request.
-        model: Name of the model.
-        prompt_tokens: Tokens of the client's text.
-    """
+    """Formats an answer as OpenAI's responses API does, whole or as the events of one stream."""
 
     request: str
     model: str
@@ -121,11 +115,7 @@ class ResponseEvents:
         return self._event("response.output_text.delta", self._position() | {"delta": text, "logprobs": []})
 
     def last_chunks(self, tokens: int) -> bytes:
-        """Returns the events after the last text.
-
-        Args:
-            tokens: Tokens of the answer.
-        """
+        """Returns the events after the last text."""
         text = "".join(self._pieces)
         whole = self.whole(text)
         return b"".join(

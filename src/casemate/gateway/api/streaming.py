@@ -35,10 +35,7 @@ _log = logging.getLogger(__name__)
 async def run_while_connected(receive: Receive, work: Coroutine[Any, Any, T], timeout_s: float) -> T:
     """Returns the result of the work. If the client disconnects or the time is up, it cancels the work and awaits it.
 
-    Args:
-        receive: ``receive`` of the request, whose body has been read.
-        work: The work.
-        timeout_s: Its time limit.
+    The body of the request has been read.
 
     Raises:
         ApiError: If the time was up, or the client disconnected.
@@ -64,14 +61,7 @@ async def _wait_for_disconnect(receive: Receive) -> None:
 
 
 class StreamingAnswer(Response):
-    """An answer as server-sent events. Nothing is sent before the first piece, so a failure gets its own status.
-
-    Args:
-        pieces: The answer.
-        completion: Formats it.
-        timeout_s: Time limit of the whole answer.
-        usage: Charges it.
-    """
+    """An answer as server-sent events. Nothing is sent before the first piece, so a failure gets its own status."""
 
     def __init__(
         self,

@@ -40,7 +40,6 @@ class Grant:
     """The permissions of an API key.
 
     Attributes:
-        name: Name for people.
         role: ``client`` asks; ``admin`` also adds, removes and lists documents, and reads metrics; ``metrics`` only
             reads metrics; ``traces`` only sends traces.
         tenant: The tenant whose documents it reads.
@@ -84,15 +83,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """A stored API key: everything but its secret.
-
-    Attributes:
-        id: 16 hexadecimal digits.
-        grant: Its permissions.
-        digest: Hash of its secret.
-        created: Time of creation.
-        revoked: Time of revocation; None if it is valid.
-    """
+    """A stored API key, without its secret. The id has 16 hexadecimal digits; ``revoked`` is None while it is valid."""
 
     id: str
     grant: Grant
@@ -104,12 +95,7 @@ class ApiKey:
 def query_of(key: ApiKey, question: str, client: str, k: int, request: str = "") -> Query:
     """Builds the query of a key. An admin, who may list and remove all documents of the tenant, may also read them.
 
-    Args:
-        key: The key.
-        question: The question.
-        client: The client's name for the guard.
-        k: Number of documents.
-        request: Id of the request; empty: a new one.
+    ``client`` is the client's name for the guard; without the id of a request, there is a new one.
     """
     grant, admin = key.grant, key.grant.role == "admin"
     labels, groups = (None, None) if admin else (frozenset(grant.labels), frozenset(grant.groups))
@@ -121,11 +107,7 @@ _UNKNOWN = ApiKey("", Grant("unknown"), secrets.token_hex(32), datetime.min.repl
 
 
 class ApiKeyStore:
-    """The API keys of an event store, cached in memory. Thread-safe.
-
-    Args:
-        store: The event store.
-    """
+    """The API keys of an event store, cached in memory. Thread-safe. Raises ``BackendError`` if the store fails."""
 
     def __init__(self, store: EventStore) -> None:
         self._store = store
@@ -135,11 +117,7 @@ class ApiKeyStore:
         self._lock, self._reading = threading.Lock(), threading.Lock()
 
     def create(self, grant: Grant) -> tuple[ApiKey, Secret]:
-        """Creates a key. Returns it with its text, which is stored nowhere.
-
-        Raises:
-            BackendError: If it cannot be written.
-        """
+        """Creates a key. Returns it with its text, which is stored nowhere."""
         id_, secret = secrets.token_hex(8), secrets.token_urlsafe(32)
         digest = _digest(id_, secret)
         allowed = {name: getattr(grant, name) for name in Grant.__slots__}
@@ -152,7 +130,6 @@ class ApiKeyStore:
 
         Raises:
             ConfigError: If there is no such key.
-            BackendError: If it cannot be written.
         """
         self.sync()
         key = self._created.get(id_)
@@ -196,11 +173,7 @@ class ApiKeyStore:
         return id_ in self._revoked
 
     def sync(self) -> None:
-        """Reads new events.
-
-        Raises:
-            BackendError: If the store cannot be read; the cache is unchanged then.
-        """
+        """Reads new events; if that fails, the cache is unchanged."""
         with self._reading:
             events, offset = self._store.read_since(KIND, self._offset)
             for event in events:

@@ -48,18 +48,15 @@ class Rejection:
 
 @dataclass(eq=False)
 class RateLimits:
-    """Counts requests and tokens by API key.
+    """Counts requests and tokens by API key. Raises ``BackendError`` if they cannot be counted.
 
     Attributes:
-        store: Event store with the quotas.
-        requests_per_minute: Rate limit of a key without its own.
-        tokens_per_day: Budget of a key without its own.
+        requests_per_minute: Rate limit of a key without its own; ``tokens_per_day`` is its budget.
         concurrency: Requests in progress at once.
         concurrency_per_key: The same for one key; None: five sixths of it, so one key cannot take every slot. A key has
             at most ``FREE_SLOTS`` times as many slots as are free, so two or three keys cannot take them all either
             (dynamic thresholds: Choudhury and Hahne 1998).
         before_admission: Called in a thread before each batch of requests is counted.
-        today: Returns the day of the budgets.
     """
 
     store: EventStore
@@ -100,38 +97,19 @@ class RateLimits:
                 del self._slots[key.id]
 
     async def admit(self, key: ApiKey) -> Rejection | None:
-        """Counts a request, unless the key has exhausted its rate limit or its budget.
-
-        Raises:
-            BackendError: If it cannot be counted.
-        """
+        """Counts a request, unless the key has exhausted its rate limit or its budget."""
         return await self._admissions.submit(key)
 
     async def admit_message(self, key: ApiKey) -> Rejection | None:
-        """Counts an MCP message, unless the key has sent ``MESSAGES_PER_REQUEST`` times its rate limit.
-
-        Raises:
-            BackendError: If it cannot be counted.
-        """
+        """Counts an MCP message, unless the key has sent ``MESSAGES_PER_REQUEST`` times its rate limit."""
         return await self._messages.submit(key)
 
     async def consume_tokens(self, key: ApiKey, tokens: int) -> int:
-        """Deducts tokens from the day's budget, as many as are left; a negative number is refunded.
-
-        Returns:
-            The number of tokens deducted.
-
-        Raises:
-            BackendError: If they cannot be counted.
-        """
+        """Deducts tokens from the day's budget, as many as are left; returns how many. A negative number refunds."""
         return await self._charges.submit((key, tokens))
 
     def record_usage(self, details: Mapping[str, Any]) -> None:
-        """Records the usage since the last call as an event, unless there is none.
-
-        Args:
-            details: Further entries of the event.
-        """
+        """Records the usage since the last call as an event with these details, unless there is none."""
         with self._lock:
             if not self._unrecorded:
                 return
@@ -222,14 +200,7 @@ def _rejections(
 
 @dataclass(slots=True)
 class TokenBudget:
-    """Reserves tokens for one answer, in blocks, before they are sent.
-
-    Attributes:
-        limits: The quotas.
-        key: The client's API key.
-        reserved: Tokens that are reserved and not used.
-        used: Tokens that are used.
-    """
+    """Reserves tokens for one answer, in blocks, before they are sent."""
 
     limits: RateLimits
     key: ApiKey
@@ -240,12 +211,7 @@ class TokenBudget:
     async def use(self, tokens: int, *, last: bool = False) -> bool:
         """Uses tokens. If it returns False, the budget does not cover them: do not send them.
 
-        Args:
-            tokens: How many.
-            last: Whether these are the last ones, so that no block need be reserved.
-
-        Raises:
-            BackendError: If they cannot be counted.
+        For the last ones no block is reserved.
         """
         if tokens > self.reserved:
             missing = tokens - self.reserved

@@ -133,11 +133,7 @@ async def _apply_to_canaries(request: PageRequest, work: _Work, done: str) -> st
 
 
 async def _apply(request: PageRequest, work: _Work, done: str) -> str:
-    """Applies an action to the alert of a form, or to the selected ones of which some may have ended meanwhile.
-
-    Raises:
-        DataError: If the alert of the form is not open.
-    """
+    """Applies an action to the alert of a form, or to the selected ones of which some may have ended meanwhile."""
     own = request.form.get("id", "")
     names = (own,) if own else request.selected
     count = await _apply_each(request, work, names, required=bool(own))
@@ -148,11 +144,7 @@ async def _apply(request: PageRequest, work: _Work, done: str) -> str:
 
 
 async def _apply_each(request: PageRequest, work: _Work, names: Sequence[str], required: bool = False) -> int:
-    """Applies an action to each alert that is open; returns their number.
-
-    Raises:
-        DataError: If all are `required`, and one is not open.
-    """
+    """Applies an action to each open alert, and returns their number; ``DataError`` if a required one is not open."""
     count = 0
     for name in names:
         try:

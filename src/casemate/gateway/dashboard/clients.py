@@ -27,12 +27,8 @@ class ClientSummary:
     """The verdicts on one client of a tenant.
 
     Attributes:
-        tenant: Its tenant.
-        client: Its id.
-        last: Time of the last verdict.
         asked: Ids of its requests.
         flagged_by: Ids of those that were flagged, each with the defense.
-        withheld: Sources that were withheld.
         limited: Ids of its requests whose context or answer ``crawl_limit`` limited.
     """
 
@@ -72,10 +68,7 @@ def by_client(
 ) -> list[ClientSummary]:
     """Summarizes verdicts by client. What was flagged, withheld or limited counts since the client's last reset.
 
-    Args:
-        verdicts: The verdicts.
-        resets: Tenant and client of each reset, and its time.
-        cut: Ids of requests whose answers ``crawl_limit`` cut.
+    ``resets``: tenant and client of each, and its time. ``cut``: ids of requests whose answers ``crawl_limit`` cut.
     """
     last_reset = dict(resets)
     found: dict[tuple[str, str], ClientSummary] = {}
@@ -95,13 +88,7 @@ def by_client(
 
 
 def client_table(request: PageRequest, found: Sequence[ClientSummary], brief: bool = False) -> Table:
-    """The table of clients.
-
-    Args:
-        request: The request.
-        found: The clients.
-        brief: Whether it is a summary on another page, without boxes and counts.
-    """
+    """The table of clients; ``brief``: a summary on another page, without boxes and counts."""
     name = Column("Client", lambda c: request.client_name(c.client).full.lower(), "client")
     requests = Column("Requests", lambda c: len(c.asked), "requests", True)
     flagged = Column("Flagged", lambda c: c.flagged, "flagged", True)
@@ -166,11 +153,7 @@ async def reset(request: PageRequest) -> str:
 
 
 def _client(value: str) -> tuple[str, str]:
-    """Tenant and client of a form's value.
-
-    Raises:
-        HTTPException: If it is malformed.
-    """
+    """Tenant and client of a form's value."""
     try:
         tenant, client = json.loads(value)
     except (ValueError, TypeError):

@@ -33,9 +33,6 @@ class ClientDisclosure:
     """What answers disclosed to one client.
 
     Attributes:
-        tenant: Its tenant.
-        client: Its id.
-        last: Time of the last answer.
         chunks: Disclosed words of each chunk, one bit each.
         exposed: Chunks disclosed above the allowed share.
         shortened: Number of answers that were cut; in observe mode, that would have been.
@@ -67,8 +64,7 @@ class ClientDisclosure:
 def by_client(events: Iterable[Event]) -> tuple[list[ClientDisclosure], list[tuple[datetime, int]]]:
     """Sums up events by client since its last reset.
 
-    Returns:
-        The clients, and the time and number of words of each event with new words, by time.
+    Returns the clients, and the time and number of words of each event with new words, by time.
     """
     found: dict[tuple[str, str], ClientDisclosure] = {}
     new: dict[tuple[str, str], list[tuple[datetime, int]]] = {}

@@ -205,12 +205,7 @@ def _named(sources: Sequence[QuarantinedSource]) -> str:
 
 
 async def _quarantined(request: PageRequest) -> list[QuarantinedSource]:
-    """Returns the sources that a form is about, all of them checked before the first is changed.
-
-    Raises:
-        HTTPException: If none was selected, or one belongs to another tenant.
-        DataError: If one was released or dropped in the meantime.
-    """
+    """Returns the sources that a form is about, all of them checked before the first is changed."""
     keys = request.selected
     if not keys:
         raise HTTPException(404, "There is no such source in quarantine. Select at least one.")

@@ -86,14 +86,8 @@ class PageRequest:
     """A request of a user who is logged in.
 
     Attributes:
-        http: The HTTP request.
-        gateway: The gateway.
-        records: Recent events of the store.
-        session: The session.
-        form: Fields of the submitted form.
         key_names: Names of API keys by id.
-        time: The requested time range.
-        selected: Values of all checked boxes of the submitted form.
+        selected: Values of all checked boxes of the form.
     """
 
     http: Request
@@ -193,13 +187,7 @@ class PageRequest:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A page to render.
-
-    Attributes:
-        template: File in ``templates``.
-        context: Values of the template.
-        status: HTTP status.
-    """
+    """A page to render from a file in ``templates``, with an HTTP status."""
 
     template: str
     context: Mapping[str, Any] = field(default_factory=dict)
@@ -217,12 +205,9 @@ def _shortened(text: str, most: int) -> str:
 
 
 def render(page: Page, request: PageRequest | None, version: str = "") -> bytes:
-    """Renders a page as UTF-8.
+    """Renders a page as UTF-8; without a request, no user is logged in.
 
-    Args:
-        page: The page.
-        request: The request; None if no user is logged in.
-        version: ETag of a live page, which the script compares to detect news; empty if the page is not live.
+    ``version`` is the ETag of a live page, which the script compares to detect news; empty if the page is not live.
     """
     frame: dict[str, Any] = {"session": None, "nav": [], "version": version, "open_alerts": 0}
     if request is not None:

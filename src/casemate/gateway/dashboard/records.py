@@ -44,8 +44,6 @@ class VerdictRecord:
     """A verdict event. See ``types.Verdict`` and ``Guard``.
 
     Attributes:
-        id: Id of the event.
-        at: Time of the event.
         text: The question; empty unless ``privacy.log_text`` is set now, and was set when it was recorded.
         limited: Whether ``crawl_limit`` limited the context.
     """
@@ -83,10 +81,7 @@ class RequestRecord:
 
     Attributes:
         id: Id of the request, which its verdicts contain.
-        at: Its end.
-        seconds: Its duration.
-        first_token: Seconds to the first token; None: the answer was not a stream.
-        stages: Seconds by stage of the answer.
+        first_token: Seconds; None: the answer was not a stream.
     """
 
     id: str
@@ -101,14 +96,7 @@ class RequestRecord:
 
 
 class EventTail(Generic[T]):
-    """The newest events of one kind.
-
-    Args:
-        store: The event store.
-        kind: Kind of the events.
-        keep: Number of events to keep.
-        convert: Converts an event; None leaves it out.
-    """
+    """The newest events of one kind; ``convert`` returns None for those to leave out."""
 
     def __init__(self, store: EventStore, kind: str, keep: int, convert: Callable[[Event], T | None]) -> None:
         self._store, self._kind, self.keep, self._convert = store, kind, keep, convert
@@ -116,11 +104,7 @@ class EventTail(Generic[T]):
         self._all: list[T] = []
 
     def sync(self) -> bool:
-        """Reads new events; returns whether there were any.
-
-        Raises:
-            BackendError: If the store cannot be read.
-        """
+        """Reads new events; returns whether there were any."""
         count = FIRST
         while True:
             found = self._store.latest(self._kind, min(count, self.keep))
@@ -155,10 +139,7 @@ class EventTail(Generic[T]):
 
 
 class Records:
-    """The events that the pages show.
-
-    Args:
-        app: The system.
+    """The events that the pages show. Raises ``BackendError`` if the store cannot be read.
 
     Attributes:
         threads: Threads that build pages: few, and apart from those that answer questions.
@@ -184,14 +165,7 @@ class Records:
         self._lock = threading.Lock()
 
     def sync(self, now: bool = False) -> None:
-        """Reads new events, at most every ``SYNC_S`` seconds. Blocks.
-
-        Args:
-            now: Whether to read in any case.
-
-        Raises:
-            BackendError: If the store cannot be read.
-        """
+        """Reads new events, at most every ``SYNC_S`` seconds, or ``now``. Blocks."""
         with self._lock:
             if not now and time.monotonic() - self._read_at < SYNC_S:
                 return
@@ -206,12 +180,7 @@ class Records:
 
 
 def verdict_from_event(event: Event, text: bool) -> VerdictRecord:
-    """Converts a verdict event.
-
-    Args:
-        event: The event.
-        text: Whether the question may be shown.
-    """
+    """Converts a verdict event, with the question or without."""
     body = event.body
     threshold = body["threshold"]
     return VerdictRecord(

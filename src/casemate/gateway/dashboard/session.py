@@ -40,7 +40,6 @@ class DashboardSession:
     """A login session, during one request.
 
     Attributes:
-        key: The API key of the login.
         csrf: Token that every form must contain.
         notes: Messages for this page or the next: tone and text.
     """
@@ -74,12 +73,9 @@ class _StoredSession:
 
 
 class SessionStore:
-    """All sessions of an event store. Its methods block.
+    """All sessions of an event store, which also counts failed logins.
 
-    Args:
-        store: Event store of the sessions, which also counts failed logins.
-        keys: API keys.
-        clock: Seconds since 1970.
+    Its methods block, and raise ``BackendError`` if the store fails.
     """
 
     def __init__(self, store: EventStore, keys: ApiKeyStore, clock: Callable[[], float] = time.time) -> None:
@@ -89,11 +85,7 @@ class SessionStore:
         self._lock = threading.Lock()
 
     def start(self, key: ApiKey) -> str:
-        """Starts a session; returns the id for the cookie.
-
-        Raises:
-            BackendError: If it cannot be written.
-        """
+        """Starts a session; returns the id for the cookie."""
         token = secrets.token_urlsafe(32)
         self._record("begun", _hash(token), key.id)
         return token
@@ -101,12 +93,7 @@ class SessionStore:
     def find(self, token: str, touch: bool) -> DashboardSession | None:
         """Returns the session of a cookie, unless it has ended.
 
-        Args:
-            token: The cookie.
-            touch: Whether this counts as use; automatic updates of a page do not.
-
-        Raises:
-            BackendError: If the store cannot be read.
+        With ``touch`` this counts as use; automatic updates of a page do not.
         """
         self._sync()
         now = self._clock()
@@ -123,11 +110,7 @@ class SessionStore:
         return DashboardSession(key, _derive(token, "form")) if key else None
 
     def end(self, token: str) -> None:
-        """Ends a session, at all gateways.
-
-        Raises:
-            BackendError: If it cannot be written.
-        """
+        """Ends a session, at all gateways."""
         self._record("ended", _hash(token), "")
 
     def may_try(self, address: str) -> bool:

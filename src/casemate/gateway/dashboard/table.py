@@ -15,7 +15,6 @@ class Column(NamedTuple):
     """A column.
 
     Attributes:
-        title: Its title.
         sort: Returns the sort key of a row; None for a row without a value, which comes last. None: not sortable.
         key: Its name in the address; empty: its position.
         largest_first: Whether the first click sorts descending, as for counts and times.
@@ -40,12 +39,10 @@ class TableSpec:
     """What a table shows.
 
     Attributes:
-        label: Accessible name.
         columns: The columns; a text is a column that cannot be sorted.
         order: Column that the rows are sorted by unless the address names one, with a minus for descending order;
             empty: their natural order.
         name: Prefix of the query parameters where a page has several tables.
-        size: Rows of a page.
     """
 
     label: str
@@ -57,17 +54,11 @@ class TableSpec:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The requested page of a table.
+    """The requested page of a table; addresses are empty where there is no such page.
 
     Attributes:
-        label: Accessible name.
-        headings: One for each column.
-        rows: The rows of this page.
         total: Number of rows on all pages.
         number: Number of this page, from 1.
-        last: Number of the last page.
-        before: Address of the page before; empty on the first.
-        after: Address of the page after; empty on the last.
     """
 
     label: str
@@ -85,11 +76,8 @@ class Table:
     ) -> Table:
         """Sorts rows as the address requests, and selects the requested page.
 
-        Args:
-            query: Query parameters of the page: `sort` names a column, `page` is a number. Other values are ignored.
-            spec: The table.
-            rows: All rows, in their natural order.
-            show: Converts a row of the requested page for the template.
+        Query parameters: ``sort`` names a column, ``page`` is a number; other values are ignored. ``show`` converts a
+        row for the template.
         """
         made = [Column(c) if isinstance(c, str) else c for c in spec.columns]
         keyed = {(c.key or str(i)): c for i, c in enumerate(made)}

@@ -44,7 +44,6 @@ class TimeRange:
     """A range of time.
 
     Attributes:
-        start: Its start, included.
         end: Its end, excluded; of a relative range: now, and later events belong to it too (clocks differ).
         preset: Key of `PRESETS` for a relative range; empty for an absolute one.
         problem: Why the requested range could not be used; empty if it could.
@@ -112,11 +111,9 @@ class TimeRange:
 
 
 def by_bin(bins: Iterable[TimeBin], times: Iterable[datetime]) -> list[list[int]]:
-    """The positions of the times in each bin; a time behind the last bin belongs to the last one.
+    """The positions of the times in each bin, of one width and in order.
 
-    Args:
-        bins: Bins of one width, in order; at least one.
-        times: Times; those before the first bin are left out.
+    A time behind the last bin belongs to the last one; those before the first are left out.
     """
     known = list(bins)
     first, width = known[0].start.timestamp(), (known[0].end - known[0].start).total_seconds()

@@ -44,13 +44,11 @@ class TopicMap:
     """A sample of a tenant's chunks in the plane, with topics.
 
     Attributes:
-        chunks: Chunks in the index.
         read: Chunks that the sample was drawn from.
-        documents: The sample, without texts.
+        documents: Without texts.
         points: Coordinates, (n, 2).
         labels: Topics, (n,), 0 is the largest; ``NOISE`` for none.
         names: Label of each of the largest ``TOPICS`` topics, in words; empty if no word distinguishes it.
-        method: How the topics were found.
     """
 
     chunks: int
@@ -79,11 +77,7 @@ class TopicMapCache:
         return frozenset(d.id for d, label in zip(found.documents, found.labels, strict=True) if label == wanted)
 
     def get(self, tenant: str) -> TopicMap | None:
-        """Returns the map of a tenant; None below ``MIN_CHUNKS`` chunks. Blocks, for seconds if there are many.
-
-        Raises:
-            DataError: If the index is damaged.
-        """
+        """Returns the map of a tenant; None below ``MIN_CHUNKS`` chunks. Blocks, for seconds if there are many."""
         with self._lock:
             n = self._app.index.moments(tenant).n
             if n < MIN_CHUNKS:
@@ -110,14 +104,7 @@ def _compute(app: App, tenant: str, n: int) -> TopicMap:
 def topic_name(documents: Sequence[Document], labels: Labels, topic: int) -> str:
     """Labels a topic with at most ``MAX_WORDS`` words that are frequent in its chunks and rare in others.
 
-    Args:
-        documents: Chunks with their texts.
-        labels: Topics of the chunks.
-        topic: The topic.
-
-    Returns:
-        The words, the most distinctive first; each occurs in at least ``MIN_SOURCES`` sources of the topic. Empty if
-        there are none.
+    The most distinctive first; each occurs in at least ``MIN_SOURCES`` sources of the topic. Empty if there are none.
     """
     sources: defaultdict[str, set[str]] = defaultdict(set)
     inside, outside, size = Counter[str](), Counter[str](), 0

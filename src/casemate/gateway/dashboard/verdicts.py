@@ -105,14 +105,10 @@ class _Filters:
     """The filters of the list, as the address has them.
 
     Attributes:
-        outcome: Value of `OUTCOMES`.
-        asker: Value of `ASKERS`.
-        defense: Name of a defense.
-        client: Part of a client's id or name.
+        client: Part of an id or name.
         document: Part of the id or source of a withheld document.
         search: Part of anything that is shown.
         topic: Number of a topic on the map, from 1.
-        tenant: Name of a tenant.
         chunks: Ids of the chunks of the topic; None without a topic.
     """
 

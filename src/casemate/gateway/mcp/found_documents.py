@@ -30,18 +30,10 @@ _log = logging.getLogger(__name__)
 async def judge_found(guard: Guard, query: Query, texts: Sequence[str], *, off: bool = False) -> list[Document]:
     """Returns the documents that the guard allows: those that another retriever found, then those of its own retrieval.
 
-    The number of documents is that of the guard's own retrieval, whatever was found and withheld. Both retrievals are
-    judged; the log gets one verdict of each defense (``merge_verdicts``). A defense that replaces unreadable documents
-    acts on the guard's own retrieval only, and what it releases is always delivered.
-
-    Args:
-        guard: The guard.
-        query: The query; its ``k`` is the number of documents.
-        texts: The texts that were found, best first.
-        off: Whether the guard is off: then only the access labels decide.
-
-    Returns:
-        The k documents; fewer only if the client may not have more of the index.
+    There are k, whatever was found and withheld; fewer only if the client may not have more of the index. Both
+    retrievals are judged; the log gets one verdict of each defense (``merge_verdicts``). A defense that replaces
+    unreadable documents acts on the guard's own retrieval only, and what it releases is always delivered. The texts
+    come best first. If the guard is off, only the access labels decide.
     """
     rag = guard.rag
     if not off:
@@ -105,13 +97,9 @@ def find_documents(texts: Sequence[str], documents: Sequence[Document]) -> list[
 
 
 class _FoundRag(Rag):
-    """A ``Rag`` for one query whose vector is known, over the documents that were found for it.
+    """A ``Rag`` for one query whose vector is known, over documents found for it, by decreasing score; none: all.
 
-    Args:
-        rag: The system.
-        vector: The query's vector, (dim,).
-        given: The documents that were found, by decreasing score; empty: the whole index.
-        gone: Sources that are left out, as if they were not in the index.
+    The sources ``gone`` are left out, as if they were not in the index.
     """
 
     def __init__(

@@ -51,9 +51,6 @@ _TASK_CONTEXT = "casemate.context"
 class HttpEndpoint:
     """The ASGI application of the route ``POST /v1/mcp``: streamable HTTP without sessions, answers as JSON.
 
-    Args:
-        tools: The tools.
-
     Raises:
         MissingExtra: If the SDK is not installed.
     """
@@ -86,11 +83,7 @@ class HttpEndpoint:
 
 
 async def serve_stdio(tools: ToolSet, key: ApiKey) -> None:
-    """Serves one client on stdin and stdout until it closes them; closes the system.
-
-    Args:
-        tools: The tools.
-        key: The client's key.
+    """Serves one client, with its key, on stdin and stdout until it closes them; closes the system.
 
     Raises:
         MissingExtra: If the SDK is not installed.
@@ -103,12 +96,7 @@ async def serve_stdio(tools: ToolSet, key: ApiKey) -> None:
 
 
 def make_server(tools: ToolSet, admission: Admission) -> Any:
-    """Builds the SDK's server.
-
-    Args:
-        tools: The tools.
-        admission: Tells who calls, and admits the calls.
-    """
+    """Builds the SDK's server."""
     with needs("casemate[mcp]"):
         from mcp.server.lowlevel import Server
         from mcp_types import CallToolResult, ListToolsResult, TextContent
@@ -143,13 +131,7 @@ def make_server(tools: ToolSet, admission: Admission) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call that was admitted.
-
-    Attributes:
-        context: The request.
-        key: Its key.
-        task: Context variables of the request; None: those of the present task.
-    """
+    """A call that was admitted; ``task`` has the context variables of the request; None: those of the present task."""
 
     context: RequestContext
     key: ApiKey
@@ -175,19 +157,11 @@ class Admission(ABC):
 
     @abstractmethod
     def key_of(self, request: Any) -> ApiKey:
-        """The key of a request.
-
-        Args:
-            request: The SDK's context of the request.
-        """
+        """The key of a request, given by the SDK's context."""
 
     @abstractmethod
     def call(self, request: Any) -> AbstractAsyncContextManager[Call]:
-        """Admits a tool call, inside the block.
-
-        Raises:
-            ApiError: If it is refused.
-        """
+        """Admits a tool call, inside the block; ``ApiError`` if it is refused."""
 
 
 @dataclass(frozen=True, slots=True)

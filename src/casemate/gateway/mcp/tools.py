@@ -34,8 +34,6 @@ class ToolDescription:
     """A tool as a client sees it.
 
     Attributes:
-        name: Its name.
-        description: What it does, for the model.
         arguments: JSON schema of its arguments.
         finds: Whether it returns documents; else a text.
         read_only: Whether it changes nothing; None: not known.
@@ -50,23 +48,14 @@ class ToolDescription:
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What a tool returns to the client. It has no place for a score or a verdict.
-
-    Attributes:
-        text: The text; empty if there are documents.
-        documents: The documents; None: the tool returns a text.
-    """
+    """What a tool returns to the client: a text, or documents. It has no place for a score or a verdict."""
 
     text: str = ""
     documents: Sequence[Document] | None = None
 
 
 class ToolSet(ABC):
-    """The tools of a server.
-
-    Attributes:
-        gateway: The system that answers.
-    """
+    """The tools of a server, answered by a gateway."""
 
     def __init__(self, gateway: Gateway) -> None:
         self.gateway = gateway
@@ -91,13 +80,7 @@ class ToolSet(ABC):
         """
 
     def query(self, context: RequestContext, key: ApiKey, text: str, question: str = "") -> Query:
-        """Builds the query of a call.
-
-        Args:
-            context: The request.
-            key: Its key.
-            text: The text of the query.
-            question: The question of the agent's user; it has the limits of a query. Empty: there is none.
+        """Builds the query of a call; the question of the agent's user, if given, has the limits of a query, too.
 
         Raises:
             ApiError: If the text or the question is not a valid question.
@@ -165,11 +148,7 @@ def _documents(retrieval: Retrieval) -> ToolResult:
 
 
 def find_tool(tools: Sequence[ToolDescription], name: str) -> ToolDescription:
-    """The tool with this name.
-
-    Raises:
-        ApiError: If there is none. A tool that the key may not call does not differ from one that does not exist.
-    """
+    """The tool with this name. One that the key may not call does not differ from one that does not exist."""
     found = next((tool for tool in tools if tool.name == name), None)
     if found is None:
         raise forbidden()
@@ -177,11 +156,7 @@ def find_tool(tools: Sequence[ToolDescription], name: str) -> ToolDescription:
 
 
 def text_argument(arguments: Mapping[str, Any], name: str, *, required: bool = True) -> str:
-    """An argument that is a text; empty if it is missing and not required.
-
-    Raises:
-        ApiError: If it is missing or not a text.
-    """
+    """An argument that must be a text; empty if it is missing and not required."""
     value = arguments.get(name, None if required else "")
     if not isinstance(value, str):
         raise ApiError(400, f"{name}: a text is required", "invalid_value", name)

@@ -74,12 +74,7 @@ class _Guarded:
 
 
 class UpstreamTools(ToolSet):
-    """The retrieval tools of another server, guarded.
-
-    Args:
-        gateway: The gateway. Its index must hold the documents that the other server retrieves.
-        upstream: The other server.
-    """
+    """The retrieval tools of another server, guarded. The gateway's index must hold the documents that it retrieves."""
 
     def __init__(self, gateway: Gateway, upstream: Upstream) -> None:
         super().__init__(gateway)
@@ -197,11 +192,7 @@ def recognize(content: Sequence[Any], structured: Any = None) -> list[str] | Non
     """The texts of the documents in the result of a tool; None if it has no known form.
 
     Known are: texts; lists of texts; objects with a text, or with one list of these (``LISTS``, ``TEXTS``). They may be
-    structured content or JSON in text blocks. A block that is not JSON is one text.
-
-    Args:
-        content: The content blocks.
-        structured: The structured content, which is preferred.
+    structured content, which is preferred, or JSON in text blocks. A block that is not JSON is one text.
     """
     try:
         if structured is not None:
