@@ -84,15 +84,7 @@ def ask(
 
 @dataclass(frozen=True, slots=True)
 class _Asker:
-    """The client of the questions, and the system that answers it.
-
-    Attributes:
-        app: The system.
-        key: The API key that asks; None: the operator.
-        client: Client name of the operator's questions; empty: a new one for each.
-        tenant: The tenant.
-        k: Number of documents.
-    """
+    """The client of the questions, and the system that answers it; without a key, it is the operator."""
 
     app: App
     key: ApiKey | None

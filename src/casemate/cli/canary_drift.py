@@ -187,12 +187,7 @@ def _series(monitor: CanaryMonitor, start: datetime, seconds: float) -> dict[str
 def raise_drift_alerts(app: App, about: str, alarms: Mapping[str, Alarms], tenant: str, start: datetime) -> None:
     """Opens an alert for the last alarm of each series. It names sources that were changed or removed meanwhile.
 
-    Args:
-        app: The system.
-        about: What the series belong to: a canary set, or a tenant.
-        alarms: The alarms of each series.
-        tenant: The tenant whose sources count.
-        start: Start of the series.
+    The series begin at ``start``, and belong to a canary set or a tenant.
     """
     changed = updated_sources(app.store, tenant, start) if any(alarms.values()) else ()
     for name, found in alarms.items():

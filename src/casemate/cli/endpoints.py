@@ -44,9 +44,6 @@ class EndpointOptions(NamedTuple):
 
     Attributes:
         model: Model of an OpenAI-compatible server; empty: the only one that it lists, if the address ends in /v1.
-        body: Request as JSON, with `{question}` in it.
-        answer: JSONPath of the answer's text.
-        key_env: Name of the environment variable with the API key.
     """
 
     model: str
@@ -66,14 +63,9 @@ ATTACK = (
 def endpoint_target(
     endpoint: str, options: EndpointOptions, config: Path | None, own: bool, texts: tuple[str, str, str] = ATTACK
 ) -> PluginSpec:
-    """The target plug-in of a system that the caller may question.
+    """The target plug-in of a system that the caller may question: an address, or a name in ``redteam.targets``.
 
-    Args:
-        endpoint: An address, or a name in `redteam.targets` of the configuration.
-        options: Its options, for an address.
-        config: The configuration file; None: casemate.yaml here, if any.
-        own: Whether that was confirmed.
-        texts: See ``ATTACK``.
+    For ``texts`` see ``ATTACK``.
 
     Raises:
         ConfigError: If the name or the model is unknown, or ownership is not confirmed.
@@ -84,11 +76,7 @@ def endpoint_target(
 
 
 def _parse(endpoint: str, options: EndpointOptions, config: Path | None) -> PluginSpec:
-    """The target plug-in of an endpoint; see ``endpoint_target``.
-
-    Raises:
-        ConfigError: If the name is unknown.
-    """
+    """The target plug-in of an endpoint; see ``endpoint_target``."""
     if not endpoint.startswith(("http://", "https://")):
         settings = configuration.read(config)
         found = override_targets(settings, endpoint, None, False).redteam
@@ -105,12 +93,7 @@ def _parse(endpoint: str, options: EndpointOptions, config: Path | None) -> Plug
 
 
 def _with_model(target: PluginSpec, key_env: str) -> PluginSpec:
-    """The target with the model that its server lists, if none is given.
-
-    Raises:
-        BackendError: If the server does not list its models.
-        ConfigError: If it lists none or several.
-    """
+    """The target with the only model that its server lists, if none is given."""
     options = target.options
     if target.use != "openai_endpoint" or options.get("model", "") != "":
         return target
@@ -136,11 +119,7 @@ def key_explained(key_env: str) -> Iterator[None]:
 
 
 def _confirm(target: PluginSpec, own: bool, texts: tuple[str, str, str]) -> None:
-    """Requires a confirmation for a system that is not on this machine.
-
-    Raises:
-        ConfigError: If it is not confirmed.
-    """
+    """Requires a confirmation for a system that is not on this machine."""
     options = target.options
     host = host_of(str(options.get("url") or options.get("base_url") or ""))
     if own or urlsplit(f"//{host}").hostname in LOCAL:

@@ -114,11 +114,7 @@ def _needed(settings: Config, path: Path, mode: GuardMode, values: Collection[st
 
 
 def _confirmed(mode: GuardMode, yes: bool, as_json: bool, why: str) -> bool:
-    """Asks for confirmation on a terminal. ``why``: what ``--yes`` alone would be refused for, if anything.
-
-    Raises:
-        ConfigError: If there is no terminal, and no ``--yes``.
-    """
+    """Asks for confirmation on a terminal. ``why``: what ``--yes`` alone would be refused for, if anything."""
     if yes:
         return True
     if as_json or not is_terminal():

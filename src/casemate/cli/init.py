@@ -109,11 +109,7 @@ def _content(corpus: str, chosen: tuple[LocalServer, str] | None) -> str:
 def _choose(
     wanted: str | None, yes: bool, *, interactive: bool
 ) -> tuple[tuple[LocalServer, str] | None, list[LocalServer]]:
-    """The server and model that write the answers, None for extractive answers; and the servers that were found.
-
-    Raises:
-        ConfigError: If the wanted server or model is unknown or not there.
-    """
+    """The server and model that write the answers, None for extractive answers; and the servers that were found."""
     if wanted == EXTRACTIVE:
         return None, []
     name, _, model = (wanted or "").partition(":")

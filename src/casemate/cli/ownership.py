@@ -112,11 +112,7 @@ def _conclude(result: OwnershipResult, asked: int, level: float, as_json: bool) 
 
 
 def _ownership_questions(app: App) -> list[OwnershipQuestion]:
-    """The questions about all records that were ever planted.
-
-    Raises:
-        DataError: If none was planted.
-    """
+    """The questions about all records that were ever planted."""
     keys = key_file(app)
     key = keys.load()
     records = planted_records(key, app.store, app.index) if key is not None else []
@@ -126,11 +122,7 @@ def _ownership_questions(app: App) -> list[OwnershipQuestion]:
 
 
 async def _ask_suspect(spec: PluginSpec, asked: Sequence[OwnershipQuestion]) -> list[str]:
-    """The answers of the suspect; empty for a refused question, and for one at which it fails.
-
-    Raises:
-        BackendError: If it fails at every question.
-    """
+    """The answers of the suspect; empty for a refused question, and for one at which it fails."""
     target, failures = MeteredTarget(build("target", spec)), list[BackendError]()
     with bar() as progress:
         task = progress.add_task("asking", total=len(asked))
@@ -148,11 +140,7 @@ async def _ask_suspect(spec: PluginSpec, asked: Sequence[OwnershipQuestion]) -> 
 
 
 def _collected_answers(file: Path, asked: Sequence[OwnershipQuestion]) -> list[str]:
-    """Answers from a file, in the order of the questions; empty where there is none.
-
-    Raises:
-        DataError: If the file cannot be read.
-    """
+    """Answers from a file, in the order of the questions; empty where there is none."""
     try:
         lines = file.read_text("utf-8").split("\n")  # JSON texts may contain other line separators
     except (OSError, UnicodeError) as error:

@@ -228,11 +228,7 @@ def calibrate(
 
 
 def _require_questions(app: App, count: int, tenant: str) -> None:
-    """Refuses to replace a calibration by one on a log that is too short for the configured error rate.
-
-    Raises:
-        DataError: If the log is too short.
-    """
+    """Refuses to replace a calibration by one on a log that is too short for the configured error rate."""
     for defense in app.calibrated:
         needed = min_questions(defense.significance) if defense.significance else 0
         if count < needed and tenant in read_calibrations(defense.calibration):
@@ -263,11 +259,7 @@ def _calibrate(app: App, log: list[str], tenant: str) -> dict[str, tuple[Calibra
 
 
 def _recalibrate(app: App, tenant: str) -> dict[str, tuple[Calibration, Path]]:
-    """Adjusts the thresholds of the guard to recorded scores, and writes an HTML report per defense.
-
-    Raises:
-        DataError: If a defense has no calibration, or too few scores were recorded. Nothing changes then.
-    """
+    """Adjusts the thresholds of all defenses to recorded scores, or none, and writes an HTML report for each."""
     found = {}
     for defense in app.calibrated:
         present = read_calibrations(defense.calibration).get(tenant)

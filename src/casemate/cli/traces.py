@@ -150,11 +150,7 @@ def suggest_command(
 
 
 def _record(app: App, spans: Sequence[Span], tenant: str) -> RecordedSpans:
-    """Records spans batch by batch, and waits until each batch is written.
-
-    Raises:
-        BackendError: If the store does not confirm a write.
-    """
+    """Records spans batch by batch, and waits until each batch is written."""
     recorder, total = open_trace_recorder(app), RecordedSpans()
     with bar() as progress:
         task = progress.add_task("recording spans", total=len(spans))

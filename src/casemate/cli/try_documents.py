@@ -170,11 +170,7 @@ def _work_folder(output: Path) -> Iterator[Path]:
 
 
 def _make_work_folder(output: Path) -> Path:
-    """An empty folder beside the report. Folders of runs that were killed are removed.
-
-    Raises:
-        BackendError: If the report or the folder cannot be written.
-    """
+    """An empty folder beside the report. Folders of runs that were killed are removed."""
     try:
         if output.is_dir():
             why = f"cannot write {output}: it is a folder; give the path of a file with --out"

@@ -74,16 +74,11 @@ class Sides:
 
 @dataclass(frozen=True, slots=True)
 class PlainQuestion:
-    """Ordinary questions.
+    """Ordinary questions, and the one that is shown with its answers.
 
     Attributes:
-        question: The one that is shown.
-        off: Its answer with the guard off.
-        on: Its answer with the guard on.
-        asked: Questions asked.
         answered: How many the system without a guard answers.
         changed: How many got another answer with the guard.
-        reader: Generator that wrote the answers.
     """
 
     question: str
@@ -100,14 +95,8 @@ class PastedRecord:
     """The first half of a record is pasted, and its continuation requested.
 
     Attributes:
-        source: The record that is shown.
-        question: What the attacker sends.
-        off: Reply with the guard off.
-        on: Reply with the guard on.
-        text: The whole record.
         hidden: Documents withheld with the guard on, as the operator sees them.
         quoted: Share of records whose other half was quoted.
-        records: Records tried.
     """
 
     source: str
@@ -122,15 +111,7 @@ class PastedRecord:
 
 @dataclass(frozen=True, slots=True)
 class CrawlFigures:
-    """A crawl with a fixed number of questions.
-
-    Attributes:
-        crawler: The attack.
-        paper: Its source.
-        questions: Its budget.
-        chunks: Chunks in the collection.
-        by_side: Results by side.
-    """
+    """A crawl with a fixed number of questions, and its results by side."""
 
     crawler: str
     paper: str
@@ -144,16 +125,9 @@ class Poisoning:
     """False documents planted in a copy.
 
     Attributes:
-        cases: Questions attacked.
-        texts: False documents for each.
-        false_answers: Share of questions that got the false answer: without protection, and with screening and guard.
+        texts: False documents for each question.
+        false_answers: Share of wrong answers without protection, and with screening and guard.
         quarantined: False documents that the screening stopped; None: no screening.
-        question: The example.
-        planted: One of its false documents.
-        off: The answer without protection.
-        on: The answer with screening and guard; empty: no screening.
-        reasons: Why the screening stopped the document.
-        reader: Generator that wrote the answers.
         gap: Why there is no figure with protection; empty if there is one.
     """
 
@@ -172,18 +146,10 @@ class Poisoning:
 
 @dataclass(frozen=True, slots=True)
 class Assessment:
-    """Everything that the report shows.
+    """Everything that the report shows; a part that could not be measured is None.
 
     Attributes:
-        at: End of the assessment, ISO 8601.
-        seconds: Duration.
-        sample: What was indexed.
-        reader: Generator that answered the attacks.
-        plain: Ordinary questions; None: none is answered.
-        pasted: The pasted record; None: no chunk is long enough.
-        crawl: The crawl.
-        poisoning: Planted documents.
-        membership: Membership inference; None: see `sample.gap`.
+        at: Its end, ISO 8601.
         guard_gap: Why mirabel could not be calibrated and withholds nothing; empty if it could.
     """
 
@@ -213,14 +179,9 @@ CONFIG: dict[str, Any] = {
 
 
 async def try_folder(folder: Path, work: Path, questions: Sequence[str], seconds: float, steps: Steps) -> Assessment:
-    """Indexes a folder, calibrates the guard on it, and runs the assessment.
+    """Indexes a folder or file within some seconds, calibrates the guard on it, and runs the assessment.
 
-    Args:
-        folder: Folder or file with documents.
-        work: Empty folder for index, calibration and campaign.
-        questions: Ordinary questions to ask first; the others are drafted.
-        seconds: Time for indexing.
-        steps: Opens progress displays.
+    ``work`` is an empty folder. The questions are ordinary ones to ask first; the others are drafted.
 
     Raises:
         DataError: If nothing can be read or indexed.
@@ -240,14 +201,9 @@ async def try_folder(folder: Path, work: Path, questions: Sequence[str], seconds
 async def assess(
     app: App, sample: Sample, membership: OwnMembershipCampaign | None, questions: Sequence[str], steps: Steps
 ) -> Assessment:
-    """Runs the assessment on an indexed and calibrated system. Requires the `campaign_lock` of `redteam.folder`.
+    """Runs the assessment on an indexed and calibrated system. Requires the ``campaign_lock`` of ``redteam.folder``.
 
-    Args:
-        app: The system.
-        sample: What was indexed.
-        membership: Membership inference on it; None: there are too few documents.
-        questions: Ordinary questions, best first; empty: synthetic ones.
-        steps: Opens progress displays.
+    Without enough documents there is no membership inference. Without ordinary questions, synthetic ones are asked.
 
     Raises:
         CasemateError: If a part of the system fails.
@@ -406,13 +362,7 @@ async def _poison(
 ) -> Poisoning:
     """Plants the documents of PoisonedRAG in a copy: without protection, then behind screening and guard.
 
-    Args:
-        app: The system.
-        rag: The system without a guard.
-        contents: The chunks of the index, and the split: as many of its non-members are added to the copy as the
-            screening needs.
-        questions: Questions to attack.
-        count: Reports progress.
+    As many non-members of the split are added to the copy as the screening needs.
     """
     rag = Rag(rag.embedder, rag.index, app.guard.rag.generator, rag.instructions)
     attack = build("poisoner", PluginSpec(use="poison"), app.config.folder, {Embedder: rag.embedder})

@@ -40,16 +40,10 @@ _WORD = re.compile(r"[^\W_]+")
 
 @dataclass(frozen=True, slots=True)
 class Headline:
-    """One of the three figures.
+    """One of the three figures, with the guard off and on; None: not measured.
 
     Attributes:
-        title: What is measured.
-        off: With the guard off; None: not measured.
-        on: With the guard on.
         share: Whether the figures are shares; otherwise AUCs.
-        meaning: What it means, in a sentence.
-        cases: Number of cases.
-        why: Why a figure is missing.
     """
 
     title: str
@@ -161,11 +155,7 @@ def render_assessment(assessment: Assessment) -> str:
 
 
 def write_page(page: str, path: Path) -> Path:
-    """Writes a page, readable by its owner only, because it quotes documents.
-
-    Raises:
-        BackendError: If it cannot be written.
-    """
+    """Writes a page, readable by its owner only, because it quotes documents."""
     write_atomically(path, page.encode("utf-8"))
     return path
 

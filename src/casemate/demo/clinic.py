@@ -340,15 +340,7 @@ def _draft(family: _Family, layout: _Layout, record: str, rng: random.Random) ->
 
 
 def case_notes(count: int = 400, seed: int = 7) -> list[tuple[str, str]]:
-    """Invent case notes; with the same seed a longer list begins with the shorter one.
-
-    Args:
-        count: How many notes.
-        seed: Seed of all choices.
-
-    Returns:
-        Pairs of a file name such as ``notes/HV-2031-0417.md`` and the note's text.
-    """
+    """Returns invented case notes as file names and texts; with one seed a longer list begins with the shorter one."""
     rng = random.Random(seed)
     deck: list[tuple[_Family, _Layout]] = []
     notes: dict[str, str] = {}
@@ -368,13 +360,7 @@ def case_notes(count: int = 400, seed: int = 7) -> list[tuple[str, str]]:
 
 
 def write_corpus(folder: Path, count: int = 400, seed: int = 7) -> None:
-    """Write the policy pages and the case notes; a second call writes the same files again.
-
-    Args:
-        folder: Where ``policies/`` and ``notes/`` go; made if missing.
-        count: How many case notes.
-        seed: Seed of the case notes.
-    """
+    """Writes the policy pages and the case notes into two folders; a second call writes the same files again."""
     pages = [(f"policies/{page.name}", page.read_text("utf-8")) for page in sorted(PAGES.glob("*.md"))]
     for name, text in pages + case_notes(count, seed):
         path = folder / name

@@ -61,10 +61,7 @@ class QueryPlan(NamedTuple):
     """How the requests are divided.
 
     Attributes:
-        total: The limit.
-        plain: Ordinary questions.
         pairs: Pasted records, and as many pasted texts of the baseline; 0: too few records.
-        crawl: Questions of the crawler.
     """
 
     total: int
@@ -78,9 +75,6 @@ class PastedTexts:
     """The first half of each text is pasted, and its continuation requested.
 
     Attributes:
-        question: The question that is shown, about a record.
-        reply: Its reply.
-        text: The whole record.
         records: Share of records whose other half was quoted.
         baseline: The same for the texts of the baseline.
         result: Membership inference from the same replies.
@@ -96,26 +90,14 @@ class PastedTexts:
 
 @dataclass(frozen=True, slots=True)
 class EndpointAssessment:
-    """Everything that the report shows.
+    """Everything that the report shows; a part that was not measured is None.
 
     Attributes:
-        at: End, ISO 8601.
-        seconds: Duration.
         endpoint: The system's name, without secrets.
-        found: Documents read.
-        compared: Documents of the sample whose chunks the crawl's replies are compared with.
-        chunks: Their chunks.
-        baseline: What the baseline consists of.
-        plan: Division of the requests.
+        compared: Documents whose chunks the crawl's replies are compared with.
         requests: Requests sent, retries included.
-        plain: Ordinary questions.
-        shown: The ordinary question that is shown.
-        pasted: Pasted texts; None: not measured.
-        crawl: The crawl; None: not run.
-        crawled: Its last exchange.
         failures: Failures of the system or an attack; with one, the figures must not be trusted.
-        gaps: What could not be measured or is doubtful, one sentence each.
-        problems: Files that could not be read.
+        gaps: What could not be measured or is doubtful.
         left_out: Files that were not read, because the folder is too large.
     """
 
@@ -144,18 +126,8 @@ class EndpointPlan:
     """What will be asked, before anything is sent.
 
     Attributes:
-        config: Configuration with the target.
-        external: The target.
         folder: Folder with documents that the system contains.
-        questions: Ordinary questions of the operator.
-        documents: The documents read.
         chunks: The sample for the crawl.
-        records: Records to paste.
-        others: Texts of the baseline.
-        baseline: What they are.
-        queries: Division of the requests.
-        embedder: Embeds chunks and replies.
-        problems: Files that could not be read.
         left_out: Files that were not read, because the folder is too large.
     """
 
@@ -191,15 +163,10 @@ class EndpointPlan:
 def plan_endpoint(
     target: PluginSpec, folder: Path, nonmembers: Path | None, queries: int, questions: Sequence[str], work: Path
 ) -> EndpointPlan:
-    """Reads the documents and plans the requests; sends nothing.
+    """Reads the documents, which the system contains, and plans the requests; sends nothing.
 
-    Args:
-        target: The system, a target plug-in.
-        folder: Documents that the system contains.
-        nonmembers: Documents of the same kind that it does not contain; None: see `recombined`.
-        queries: Largest number of requests, at least `MIN_QUERIES`.
-        questions: Ordinary questions to ask first.
-        work: Empty folder for the replies.
+    Without documents of the same kind that it does not contain, see ``recombined``. There are at least ``MIN_QUERIES``
+    requests. ``work`` is an empty folder.
 
     Raises:
         ConfigError: If the target cannot be built.
@@ -243,11 +210,7 @@ def plan_endpoint(
 
 
 def _limited(target: PluginSpec, queries: int, work: Path) -> Config:
-    """The configuration, with the target limited to a number of requests.
-
-    Raises:
-        ConfigError: If the target has no such limit.
-    """
+    """The configuration, with the target limited to a number of requests."""
     if target.use not in LIMITED:
         known = ", ".join(LIMITED)
         raise ConfigError(f"the target {target.use!r} cannot be limited to {queries} requests; use one of: {known}")
@@ -256,11 +219,7 @@ def _limited(target: PluginSpec, queries: int, work: Path) -> Config:
 
 
 def _nonmembers(folder: Path, embedder: Embedder, wanted: int, rng: np.random.Generator) -> list[Document]:
-    """Texts that the system does not contain.
-
-    Raises:
-        DataError: If there are too few.
-    """
+    """Texts that the system does not contain."""
     found = _records(_chunks(_read(SampledCorpus(folder), rng), embedder, "nonmember/"), wanted, rng)
     if len(found) < MIN_CANDIDATES:
         least = f"{MIN_CANDIDATES} or more"
@@ -335,10 +294,6 @@ class _Findings:
 
 async def try_endpoint(plan: EndpointPlan, steps: Steps) -> EndpointAssessment:
     """Asks the system: ordinary questions, pasted texts, and a crawl.
-
-    Args:
-        plan: What is asked.
-        steps: Opens progress displays.
 
     Raises:
         BackendError: If the system cannot be reached, rejects the key, or refuses the first question.

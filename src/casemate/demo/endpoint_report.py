@@ -18,15 +18,10 @@ from casemate.reports.render import render
 
 @dataclass(frozen=True, slots=True)
 class EndpointHeadline:
-    """One of the three figures.
+    """One of the three figures, and that of the baseline; None: not measured.
 
     Attributes:
-        title: What is measured.
-        value: The figure; None: not measured.
-        baseline: The same figure for the baseline; None: there is none.
         share: Whether the figures are shares; otherwise AUCs.
-        meaning: What it means, in a sentence.
-        cases: Number of cases.
     """
 
     title: str

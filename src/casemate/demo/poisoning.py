@@ -33,10 +33,7 @@ class Act:
     """Result, for JSON.
 
     Attributes:
-        planted: False pages.
-        answer: The answer while they were indexed.
         noticed: Whether the next canary run raised an alert.
-        alert: Its title.
         documents: Number of false pages that it names.
         recovered: Whether the alert closed after their removal.
     """

@@ -62,17 +62,8 @@ async def run_demo(
 ) -> dict[str, Any]:
     """Writes the sample corpus, indexes it, calibrates the guard, asks, and attacks with guard off and on.
 
-    It ends with the assessment of `casemate try`, on the clinic.
-
-    Args:
-        folder: Folder for corpus, configuration, index and report.
-        out: Console for the explanations.
-        steps: Opens progress displays.
-        show: Prints the campaign's result.
-        show_assessment: Prints the assessment's result and the path of its report.
-
-    Returns:
-        The figures, for JSON.
+    It ends with the assessment of ``casemate try``, on the clinic. ``show`` and ``show_assessment`` print the results.
+    Returns the figures, for JSON.
     """
     settings = folder / "casemate.yaml"
     ours = settings.exists() and settings.read_text(encoding="utf-8", errors="replace") == CONFIG

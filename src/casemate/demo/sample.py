@@ -63,15 +63,10 @@ class Sample:
     """What was indexed of a folder.
 
     Attributes:
-        folder: The folder.
         found: Documents that were found: files, or records of a jsonl file.
-        indexed: How many of them were indexed.
-        chunks: Their chunks.
         held_out: Documents that were kept out of the index as non-members.
         left_out: Files that were not read, because the folder is too large.
-        ignored: Files of other types.
-        problems: Files that could not be read, and why.
-        split: Members and non-members; None: see `gap`.
+        split: None: see ``gap``.
         gap: Why there is no split; empty if there is one.
     """
 
@@ -94,12 +89,6 @@ class Sample:
 
 async def index_sample(app: App, corpus: SampledCorpus, seconds: float, steps: Steps) -> Sample:
     """Indexes a folder, or as much of it as fits into the time, and draws members and non-members.
-
-    Args:
-        app: An empty system.
-        corpus: The folder.
-        seconds: Time for embedding.
-        steps: Opens progress displays.
 
     Raises:
         DataError: If nothing can be read, or nothing can be indexed in time.

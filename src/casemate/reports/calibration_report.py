@@ -64,15 +64,13 @@ class CalibrationView:
     """A calibration at one significance.
 
     Attributes:
-        calibration: The calibration.
-        significance: The false alarm rate in use.
         n: Benign questions that set the threshold.
         threshold: Threshold at the significance; infinite if n is too small.
         missing: Rates, the significance among them, for which n is too small.
         rates: Other rates, for which attacks were measured.
         measured_at: The largest of ``rates`` that is not above the significance: at the significance no less is
             withheld. None if there is none.
-        attacks: Recall by attack, the attack that is stopped least often first.
+        attacks: Recall by attack, the one that is stopped least often first.
     """
 
     def __init__(self, calibration: Calibration, significance: float) -> None:
@@ -136,12 +134,7 @@ def _widest(group: Sequence[Recall]) -> Recall:
 
 
 def render_html(calibration: Calibration, significance: float, defense: str = "mirabel") -> str:
-    """Renders the report as one self-contained page. The secret of the calibration is not on it.
-
-    Args:
-        calibration: The calibration.
-        significance: The false alarm rate in use, in (0, 1).
-        defense: Name of the calibrated defense.
+    """Renders the report for a false alarm rate in (0, 1) as one self-contained page, without the calibration's secret.
 
     Raises:
         ValueError: If the significance is out of its range.

@@ -65,27 +65,18 @@ def _reports() -> Environment:
 
 
 def render(template: str, **context: Any) -> str:
-    """Renders a report.
+    """Renders a file of ``reports/templates``. Strings are escaped; scrub them first (``format.scrub``).
 
-    Args:
-        template: File in ``reports/templates``.
-        context: Values of the template. Strings are escaped; scrub them first (``format.scrub``).
-
-    Raises:
-        UndefinedError: If the template uses a name that is not in the context.
+    Raises ``UndefinedError`` if the template uses a name that is not in the context.
     """
     return _reports().get_template(template).render(context)
 
 
 @cache
 def load_script(name: str) -> tuple[Markup, str]:
-    """Reads a script of ``reports/templates``.
+    """Reads a script of ``reports/templates``, whose text may not contain "</".
 
-    Args:
-        name: Name of the file. Its text may not contain "</".
-
-    Returns:
-        The script, marked as safe, and the Content-Security-Policy of a report that may run this script only.
+    Returns it, marked as safe, and the Content-Security-Policy of a report that may run this script only.
     """
     text = files("casemate.reports").joinpath("templates", name).read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -46,13 +46,8 @@ class LinearScale(NamedTuple):
 class Drawing:
     """An SVG image. ElementTree escapes every text and attribute, so Jinja2 includes it as safe markup.
 
-    Args:
-        size: Width and height of the view box.
-        title: Text alternative; empty for a decorative image, which assistive technology then skips.
-        description: Longer text alternative; needs a key.
-        key: Prefix of the ids of title and description, unique on the page.
-        kind: CSS class.
-        stretch: Whether the image fills its box and ignores its own aspect ratio.
+    Without a title, the image is decorative, and assistive technology skips it. A description needs a key: the prefix,
+    unique on the page, of the ids of both. ``kind`` is the CSS class. A stretched image ignores its own aspect ratio.
     """
 
     def __init__(
@@ -181,14 +176,7 @@ class GroupHistogram(NamedTuple):
 
 
 def auc_track(name: str, aucs: Mapping[str, Estimate], low: float, key: str) -> Drawing:
-    """AUCs with intervals on one axis, from ``low`` to 1.
-
-    Args:
-        name: Name of the attack.
-        aucs: AUC by side of the guard, ``off`` or ``on``.
-        low: Lower end of the axis, below 0.5.
-        key: Id of the chart on its page.
-    """
+    """AUCs by side of the guard, ``off`` or ``on``, with intervals on one axis, from ``low`` below 0.5 to 1."""
     said = "; ".join(f"guard {side}: AUC {measured(auc)}" for side, auc in aucs.items())
     image = Drawing(
         (300, 76), f"{name}: AUC", description=f"From chance (.50) to certain (1.00). {said}.", key=f"{key}-track"
@@ -251,13 +239,9 @@ def _thinned(points: Sequence[Point]) -> list[Point]:
 
 
 def score_histogram(name: str, shapes: Mapping[str, GroupHistogram], side: str, key: str) -> Drawing:
-    """Scores of members above the axis and of non-members below it.
+    """Scores of members above the axis and of non-members below it, for one side of the guard.
 
-    Args:
-        name: Name of the attack.
-        shapes: Histograms by side of the guard; all of them set the scales, so charts of one attack can be compared.
-        side: The side that is drawn.
-        key: Id of the chart on its page.
+    The histograms of all sides set the scales, so charts of one attack can be compared.
     """
     shape = shapes[side]
     x = LinearScale(min(s.edges[0] for s in shapes.values()), max(s.edges[-1] for s in shapes.values()), LEFT, RIGHT)
@@ -296,13 +280,7 @@ def _outline(edges: Sequence[float], shares: Sequence[float], x: LinearScale, y:
 
 
 def extraction_chart(curves: Mapping[str, Sequence[Point]], budget: float, said: str) -> Drawing:
-    """Share extracted against the number of questions.
-
-    Args:
-        curves: Points (questions, share in [0, 1]) by side of the guard.
-        budget: Questions at the right end of the axis.
-        said: Text alternative.
-    """
+    """Share extracted, in [0, 1], against the number of questions, by side of the guard."""
     image = Drawing((320, 230), said)
     x, y = LinearScale(0.0, budget, 42.0, 310.0), LinearScale(0.0, 1.0, 200.0, 12.0)
     for v in (0.0, 0.5, 1.0):
@@ -343,13 +321,8 @@ def recall_panel(
 ) -> Drawing:
     """Share of an attack that is withheld, against the false alarm rate on a logarithmic axis.
 
-    Args:
-        name: Name of the attack.
-        recall: Shares by false alarm rate, of ``question`` and of ``document``.
-        ticks: False alarm rates of the axis.
-        current: The rate that is marked.
-        missing: Estimate up to which there are too few questions for a threshold; None if there are enough for all.
-        key: Id of the chart on its page.
+    ``recall`` has the shares of ``question`` and of ``document``; ``current`` is the rate that is marked. Up to
+    ``missing`` there are too few questions for a threshold.
     """
     told = (f"at {100 * r:g} %: {measured(share, True)} of questions" for r, share in recall["question"].items())
     image = Drawing((AREA.width, AREA.height), f"{name}: share withheld", description="; ".join(told), key=key)
@@ -392,14 +365,7 @@ def recall_legend(by: str) -> Drawing:
 
 
 def threshold_histogram(scores: Float64, threshold: float, said: str, key: str) -> Drawing:
-    """Scores of benign questions, with those above the threshold set apart.
-
-    Args:
-        scores: The scores, (n,), n > 0.
-        threshold: Scores above it are flagged; infinite if there is none.
-        said: Text alternative.
-        key: Id of the chart on its page.
-    """
+    """Scores of benign questions, (n,), n > 0, with those above the threshold set apart; infinite if there is none."""
     image = Drawing((AREA.width, AREA.height), "Scores of benign questions", description=said, key=key)
     edges = _bins(float(scores.min()), float(scores.max()), threshold)
     counts = np.histogram(-scores, -edges[::-1])[0][::-1]  # a score on the threshold is not above it
@@ -452,14 +418,7 @@ MAX_DOTS = 2000
 
 
 class ChartLink(NamedTuple):
-    """A column of a chart over time that leads to the events behind it.
-
-    Attributes:
-        start: Left edge.
-        end: Right edge.
-        url: Address of the events.
-        title: What the column shows: its tooltip, and its name for assistive technology.
-    """
+    """A column of a chart over time that leads to the events behind it; the title is also its tooltip."""
 
     start: datetime
     end: datetime
@@ -488,13 +447,7 @@ class _TimeChart:
 
 
 def request_bars(counts: Sequence[tuple[int, int]], links: Sequence[ChartLink], said: str) -> FramedChart:
-    """Requests over time, with the flagged ones at the foot of each bar.
-
-    Args:
-        counts: Requests, and how many of them were flagged, of each column.
-        links: The columns.
-        said: Text alternative.
-    """
+    """Requests over time, with the flagged ones at the foot of each bar: both counts of each column."""
     chart = _TimeChart(links[0].start, links[-1].end, said)
     top = max((requests for requests, _ in counts), default=0) or 1
     y = LinearScale(0.0, float(top), HIGH, 0.0)
@@ -513,14 +466,9 @@ QUANTILE_STYLES = ("p50", "p95", "p99")
 
 
 def latency_lines(quantiles: Sequence[Sequence[float] | None], links: Sequence[ChartLink], said: str) -> FramedChart:
-    """Percentiles of durations over time, as one line each; interrupted where a column has no durations.
+    """Seconds at p50, p95 and p99 over time, as one line each; interrupted where a column has none.
 
     A column between two without durations gets a line of half its width.
-
-    Args:
-        quantiles: Seconds at p50, p95 and p99 of each column; None: it has no durations.
-        links: The columns.
-        said: Text alternative.
     """
     chart = _TimeChart(links[0].start, links[-1].end, said)
     top = max((max(q) for q in quantiles if q), default=0.0) or 1.0
@@ -547,13 +495,9 @@ def score_scatter(
     links: Sequence[ChartLink],
     said: str,
 ) -> FramedChart:
-    """Distance of scores to their threshold over time.
+    """Distance of scores to their threshold over time: time, difference, and whether it was flagged.
 
-    Args:
-        points: Time, score minus threshold, and whether it was flagged; the newest ``MAX_DOTS`` are drawn.
-        span: Both ends of the horizontal axis.
-        links: The columns.
-        said: Text alternative.
+    The newest ``MAX_DOTS`` points are drawn; ``span`` are both ends of the horizontal axis.
     """
     chart = _TimeChart(*span, said)
     points = points[-MAX_DOTS:]
@@ -575,11 +519,8 @@ class RunPanel(NamedTuple):
     """A line over runs, with the band in which it is expected.
 
     Attributes:
-        name: What the line shows.
-        values: One value per run; None: the run has none.
-        band: Lower and upper end of the band; None: there is none.
+        band: Its ends; None: there is none.
         span: Both ends of the vertical axis.
-        labels: Their labels.
         bars: One share per run, drawn as bars behind the line; empty: none.
     """
 
@@ -595,7 +536,6 @@ class RunAlarm(NamedTuple):
     """An alarm in a chart over runs; runs are counted from 0.
 
     Attributes:
-        alarmed: The run that alarmed.
         change: Estimated first run after the change, and both ends of its interval; None: not marked.
         recovered: The run that ended the alarm; None: it lasts.
     """
@@ -609,15 +549,8 @@ class RunChart(NamedTuple):
     """A chart over runs.
 
     Attributes:
-        title: Text alternative.
-        description: Longer text alternative, with the figures.
-        times: Label of the first and of the last run.
         marks: A letter per run: ``P`` passed, ``F`` failed, ``E`` no answer, a space: not asked. Empty: no marks.
-        panels: Lines, from top to bottom.
-        alarms: Alarms, oldest first.
         links: Address and title of each run; empty: none.
-        width: Width of the view box.
-        height: Height of each panel.
     """
 
     title: str
@@ -637,12 +570,7 @@ MARK_CLASSES = {"F": "failed", "E": "unanswered", "P": "passed"}
 
 
 def run_chart(chart: RunChart, key: str) -> Drawing:
-    """Draws lines over runs, each result as a mark, and alarms with the estimated run of the change.
-
-    Args:
-        chart: What to draw.
-        key: Id of the chart on its page.
-    """
+    """Draws lines over runs, each result as a mark, and alarms with the estimated run of the change."""
     runs = max(len(chart.marks), *(len(p.values) for p in chart.panels), 1)
     head = 28.0 if chart.alarms else 4.0
     tops = [head + 14 + i * (chart.height + 22) + (22 if i and chart.marks else 0) for i in range(len(chart.panels))]
@@ -771,12 +699,7 @@ def run_legend(kind: str) -> Drawing:
 
 
 def run_strip(marks: str, said: str) -> Drawing:
-    """Results of a canary as a strip of marks, without axes.
-
-    Args:
-        marks: A letter per run, as in ``RunChart``.
-        said: Text alternative.
-    """
+    """Results of a canary as a strip of marks, as in ``RunChart``, without axes."""
     image = Drawing((240, 24), said, kind="runs strip")
     _run_marks(image, marks, LinearScale(-0.5, max(len(marks), 1) - 0.5, 2.0, 238.0), 0.0)
     return image
@@ -785,10 +708,7 @@ def run_strip(marks: str, said: str) -> Drawing:
 def sparkline(shares: Sequence[float | None], said: str, links: Sequence[tuple[str, str]] = ()) -> Drawing:
     """A small trend of shares in [0, 1], oldest first; the line is interrupted at None.
 
-    Args:
-        shares: The shares.
-        said: Text alternative.
-        links: Address and title of each share; empty: none.
+    ``links`` has the address and title of each share; empty: none.
     """
     image = Drawing((100, 24), said, kind="spark", stretch=True)
     step = 100.0 / max(len(shares), 1)
@@ -838,13 +758,10 @@ LABEL_WIDTH, LABEL_HEIGHT = 110.0, 22.0
 def topic_map(
     points: Float64, labels: Sequence[int], rings: Sequence[tuple[int, float, str, str]], names: Sequence[str]
 ) -> Drawing:
-    """Chunks as dots, colored and labeled by topic, with rings around some of them.
+    """Chunks, (n, 2), as dots, colored and labeled by topic, with rings around some of them.
 
-    Args:
-        points: Coordinates, (n, 2).
-        labels: Topics, n of them; those with a name have a color, all others are gray.
-        rings: Index of a point, radius of its ring, tooltip, and address of the events behind it.
-        names: Names of the first topics.
+    Topics without a name are gray. A ring has the index of a point, its radius, tooltip, and address of the events
+    behind it.
     """
     size = 640.0
     known = len({label for label in labels if label >= 0})
@@ -872,8 +789,7 @@ def topic_map(
 def draw_topics(image: Drawing, points: Sequence[Point], labels: Sequence[int], topics: int) -> dict[int, Point]:
     """Draws points as dots in the color of their topic, those of no topic below ``topics`` first and in gray.
 
-    Returns:
-        The median position of each topic that has points.
+    Returns the median position of each topic that has points.
     """
     labeled = list(zip(points, labels, strict=True))
     image.dots("topic other", [p for p, label in labeled if not 0 <= label < topics])
@@ -894,14 +810,9 @@ STEP_STYLES = ("curve on", "curve off", "curve axis")
 def step_chart(
     title: str, edges: Float64, groups: Mapping[str, Float64], axis: str, threshold: float | None = None
 ) -> Drawing:
-    """Shares of up to three groups in the same bins, as outlines.
+    """Shares of up to three groups, (n,), in the same bins, with edges (n + 1,), as outlines.
 
-    Args:
-        title: Text alternative.
-        edges: Edges of the bins, (n + 1,).
-        groups: Shares by name of the group, (n,) each.
-        axis: Label of the horizontal axis.
-        threshold: Value that is marked; None for none.
+    ``axis`` is the label of the horizontal axis; a threshold is marked.
     """
     said = [f"{name}: mean {number(float(s @ (edges[1:] + edges[:-1])) / 2)}" for name, s in groups.items()]
     said += [f"threshold {number(threshold)}"] if threshold is not None else []

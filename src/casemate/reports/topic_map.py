@@ -39,16 +39,9 @@ text { fill: var(--ink); } .soft { fill: var(--soft); } .title { font-weight: 60
 
 
 def picture(before: Vector, after: Vector, labels: Labels, seed: int = 7) -> str:
-    """Draws two maps of the same chunks, with the separation of the topics in each space.
+    """Draws two maps of the same chunks, with the separation of the topics in each space, as an SVG document.
 
-    Args:
-        before: Vectors of the chunks by the embedder, (n, dim), n > 5.
-        after: Vectors of the same chunks in the new space, (n, dim).
-        labels: Topics of the chunks, (n,).
-        seed: Seed of the sample that is drawn.
-
-    Returns:
-        An SVG document.
+    The vectors by the embedder and in the new space are (n, dim), n > 5; the topics (n,).
 
     Raises:
         DataError: If the shapes do not match, or there are too few chunks.
