@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from casemate.errors import DataError
 from casemate.monitor.traces.exports import read_export
-from casemate.monitor.traces.span import Span, SpanEvent
-from casemate.monitor.traces.span_content import KINDS, QuestionPlace, read_content, safe_id
+from casemate.monitor.traces.span_content import KINDS, QuestionPlace, Span, SpanEvent, read_content, safe_id
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 ASKED, SAID = "When is the toll due?", "It is due on Mondays."

@@ -25,8 +25,7 @@ from casemate.monitor.service import open_trace_recorder
 from casemate.monitor.traces import recorder as module
 from casemate.monitor.traces.candidates import CandidateSettings, draft_candidates
 from casemate.monitor.traces.recorder import GuardJudge, JudgedQuestion, TraceRecorder
-from casemate.monitor.traces.span import Span, SpanEvent
-from casemate.monitor.traces.span_content import TracedDocument
+from casemate.monitor.traces.span_content import Span, SpanEvent, TracedDocument
 from casemate.monitor.traces.traffic import TracedQuestion, canary_contexts, join_spans, measure_traffic
 from casemate.text.tokens import ReferenceCorpus
 from casemate.types import Answer

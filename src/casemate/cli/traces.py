@@ -26,7 +26,7 @@ from casemate.monitor.service import canary_file, open_target, open_trace_record
 from casemate.monitor.traces.candidates import CandidateSettings, draft_candidates
 from casemate.monitor.traces.exports import read_export
 from casemate.monitor.traces.recorder import RecordedSpans
-from casemate.monitor.traces.span import Span
+from casemate.monitor.traces.span_content import Span
 from casemate.monitor.traces.traffic import (
     TracedQuestion,
     TrafficCoverage,

@@ -26,7 +26,7 @@ from typing import Any
 from casemate.errors import DataError
 from casemate.monitor.traces import otlp
 from casemate.monitor.traces.otlp import usable_time
-from casemate.monitor.traces.span import Span, SpanEvent
+from casemate.monitor.traces.span_content import Span, SpanEvent
 
 MAX_BYTES = 256_000_000
 """Largest uncompressed file."""

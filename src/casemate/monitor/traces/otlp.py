@@ -21,7 +21,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 from casemate.errors import DataError
-from casemate.monitor.traces.span import Span, SpanEvent
+from casemate.monitor.traces.span_content import Span, SpanEvent
 
 MAX_SPANS = 10_000
 """Spans of one request."""

@@ -20,8 +20,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from casemate.errors import QueryError
 from casemate.guard.guard import Guard
-from casemate.monitor.traces.span import Span
-from casemate.monitor.traces.span_content import SpanContent, TracedDocument, read_content, safe_id, wording_order
+from casemate.monitor.traces.span_content import Span, SpanContent, TracedDocument, read_content, safe_id, wording_order
 from casemate.protocols import EventStore
 from casemate.rag.pipeline import MAX_QUERY_CHARACTERS, Rag
 from casemate.text.refusals import is_refusal

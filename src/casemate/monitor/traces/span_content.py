@@ -1,4 +1,4 @@
-"""What one span tells about a question: its text, the answer, and the documents of its context.
+"""Spans in one form for all export formats, and what a span tells: a question, its answer, the context's documents.
 
 Read are the names of four conventions:
 
@@ -21,8 +21,6 @@ from datetime import datetime
 from enum import IntEnum
 from typing import Any, NamedTuple
 
-from casemate.monitor.traces.span import Span, SpanEvent
-
 MAX_ID = 200
 """Characters of an id or a source; a longer one, or one that is not printable, is replaced by its hash."""
 MAX_DOCUMENTS = 50
@@ -41,6 +39,33 @@ ANSWER_KEYS = (
 ASKING_ROLES, ANSWERING_ROLES = {"user", "human"}, {"assistant", "ai", "model"}
 SOURCE_KEYS = ("source", "file_path", "file_name", "filename", "url", "path")
 DETAILS_EVENT = "gen_ai.client.inference.operation.details"
+
+
+class SpanEvent(NamedTuple):
+    """Something that happened during a span: its name and its attributes."""
+
+    name: str
+    attributes: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One step of one request.
+
+    Attributes:
+        trace: Id of the request.
+        id: Id of the span, unique in its trace.
+        parent: Id of the enclosing span; empty: none.
+        start: None: the export has no usable time.
+        attributes: Attributes under their published names. Values are strings, numbers, lists or mappings.
+    """
+
+    trace: str
+    id: str
+    parent: str
+    start: datetime | None
+    attributes: Mapping[str, Any]
+    events: tuple[SpanEvent, ...] = ()
 
 
 class QuestionPlace(IntEnum):
