@@ -420,7 +420,6 @@ def test_the_command_says_how_many_records_were_asked_for_and_planted_and_why_no
 
     for name in ("_settings", "key_file", "_warn_without_defense"):
         monkeypatch.setattr(command, name, lambda *_: None)
-    monkeypatch.setattr(command.configuration, "read", lambda path: None)
     monkeypatch.setattr(command, "open_app", lambda _: contextlib.nullcontext(SimpleNamespace(guard=None)))
     monkeypatch.setattr(command, "plant_records", planted)
     done = CliRunner().invoke(cli, ["canary", "plant", *(["--count", str(count)] if count else [])])

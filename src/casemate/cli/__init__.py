@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from casemate.cli.console import ERROR, out, say, shown
+from casemate.cli.console import Code, out, say, shown
 from casemate.cli.lazy_group import LazyGroup
 from casemate.errors import CasemateError
 
@@ -43,7 +43,7 @@ def main() -> None:
         cli()
     except (CasemateError, OSError) as error:  # OSError: stdout on a full disk, a folder where a file is expected
         say.print(f"[red]error:[/red] {shown(str(error))}", soft_wrap=True)
-        sys.exit(ERROR)
+        sys.exit(Code.ERROR)
 
 
 @cli.callback(invoke_without_command=True)

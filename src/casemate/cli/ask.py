@@ -16,18 +16,7 @@ from rich.table import Table
 
 from casemate import config as configuration
 from casemate.app import open_app
-from casemate.cli.console import (
-    INCOMPLETE,
-    OK,
-    ConfigFile,
-    Json,
-    Tenant,
-    out,
-    plain,
-    print_json,
-    say,
-    shown,
-)
+from casemate.cli.console import Code, ConfigFile, Json, Tenant, out, plain, print_json, say, shown
 from casemate.config import Config
 from casemate.errors import BackendError, ConfigError, QueryError
 from casemate.gateway.auth.keys import ApiKey, ApiKeyStore, query_of
@@ -71,7 +60,7 @@ def ask(
                 first = next(lines, None)  # opens the file
                 app.require_documents(asker.tenant)
                 complete = first is None or asyncio.run(_answer_file(asker, chain([first], lines)))
-            raise typer.Exit(OK if complete else INCOMPLETE)
+            raise typer.Exit(Code.OK if complete else Code.INCOMPLETE)
         assert question is not None
         require_answerable(asker.query(question))
         app.require_documents(asker.tenant)

@@ -18,7 +18,7 @@ from casemate.app import open_app, open_executor
 from casemate.backends.indexes.attached import AttachedIndex
 from casemate.backends.sidecar.attach_scan import PageMap, RowScreen, ScanSummary, map_in_thread
 from casemate.backends.sidecar.near_duplicates import MAX_GROUP_SOURCES
-from casemate.cli.console import INCOMPLETE, INTERRUPTED, OK, ConfigFile, Json, On, bar, out, print_json, say, shown
+from casemate.cli.console import Code, ConfigFile, Json, On, bar, interruptible, out, print_json, say, shown
 from casemate.cli.setup import calibrate_if_due
 from casemate.errors import ConfigError
 from casemate.monitor.poisoning.quarantine import Quarantine
@@ -71,7 +71,7 @@ def attach(
         if not dry_run:
             for tenant in app.index.tenants():
                 calibrate_if_due(app, tenant, fit)
-    raise typer.Exit(INCOMPLETE if result.quarantined else OK)
+    raise typer.Exit(Code.INCOMPLETE if result.quarantined else Code.OK)
 
 
 @contextmanager
@@ -98,11 +98,8 @@ def _read(index: AttachedIndex, restart: bool, map_pages: PageMap, screen: RowSc
             shown_bar.update(task, completed=rows, description=rate(rows))
 
         rate = _rate()
-        try:
+        with interruptible("interrupted; what was read is kept; run 'casemate attach' again to resume"):
             return index.attach(tell, restart, map_pages, screen)
-        except KeyboardInterrupt:
-            say.print("interrupted; what was read is kept; run 'casemate attach' again to resume")
-            raise typer.Exit(INTERRUPTED) from None
 
 
 def _rate() -> Callable[[int], str]:

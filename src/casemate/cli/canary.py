@@ -13,18 +13,15 @@ from typing import Annotated, Any
 import typer
 from rich.table import Column, Table
 
-from casemate import config as configuration
 from casemate.app import open_app
 from casemate.cli.console import (
-    ERROR,
-    FAILED,
-    INTERRUPTED,
-    OK,
+    Code,
     ConfigFile,
     Json,
     Tenant,
     bar,
     counted_errors,
+    interruptible,
     out,
     print_json,
     say,
@@ -49,7 +46,7 @@ from casemate.runtime.files import write_atomically
 from casemate.types import DEFAULT_TENANT
 
 canary = typer.Typer(help="Ask questions with known answers, and alert when the answers change.", no_args_is_help=True)
-EXIT_CODES = {CanaryStatus.PASS: OK, CanaryStatus.FAIL: FAILED, CanaryStatus.ERROR: ERROR}
+EXIT_CODES = {CanaryStatus.PASS: Code.OK, CanaryStatus.FAIL: Code.FAILED, CanaryStatus.ERROR: Code.ERROR}
 STOPPED = "stopped; the next watch continues an unfinished run"
 LOOK_BACK = "30d"
 """How far back the trend goes at most by default."""
@@ -63,7 +60,7 @@ EVIDENCE = "evidence: below 1 while nothing indicates a change; failures multipl
 @contextmanager
 def opened_monitor(config: Path | None, tenant: str) -> Iterator[CanaryMonitor]:
     """Opens the configured canaries; prints their file and target on stderr."""
-    with open_app(configuration.read(config)) as app:
+    with open_app(config) as app:
         monitor = open_canary_monitor(app, tenant)
         target = app.config.monitor.target.use
         file = shown(str(monitor.file))
@@ -108,11 +105,8 @@ def watch_command(config: ConfigFile = None, tenant: Tenant = DEFAULT_TENANT) ->
         channels = ", ".join(c.name for c in monitor.channels) or "none (set monitor.channels)"
         interval = monitor.app.config.monitor.interval
         say.print(f"interval: {interval}; notification channels: {shown(channels)}", soft_wrap=True)
-        try:
+        with interruptible(STOPPED):
             asyncio.run(monitor.watch(_say_run, _say_leader_change))
-        except KeyboardInterrupt:
-            say.print(STOPPED)
-            raise typer.Exit(INTERRUPTED) from None
         say.print(STOPPED)  # SIGTERM
 
 
@@ -153,7 +147,7 @@ def trend_command(
         _show_trend(source, everything)
         _show_gaps(gaps)
     unreachable = trend.state.unanswered_runs >= ERRORS_IN_A_ROW
-    raise typer.Exit(FAILED if unreachable or any(c.alarmed for c in trend.canaries) else OK)
+    raise typer.Exit(Code.FAILED if unreachable or any(c.alarmed for c in trend.canaries) else Code.OK)
 
 
 @canary.command("alerts")
@@ -169,7 +163,7 @@ def alerts_command(
     as_json: Json = False,
 ) -> None:
     """List the open alerts; acknowledge or close one. Exit code 1 if one is not acknowledged."""
-    with open_app(configuration.read(config)) as app:
+    with open_app(config) as app:
         if test:
             raise typer.Exit(_test_channels(open_alert_dispatcher(app), as_json))
         if ack:
@@ -183,7 +177,7 @@ def alerts_command(
         print_json([asdict(s.alert) | {"acknowledged": s.acknowledged, "opened": s.opened} for s in states])
     else:
         _show_alerts(states, names)
-    raise typer.Exit(FAILED if any(not s.acknowledged for s in states) else OK)
+    raise typer.Exit(Code.FAILED if any(not s.acknowledged for s in states) else Code.OK)
 
 
 def _test_channels(dispatcher: AlertDispatcher, as_json: bool) -> int:
@@ -196,7 +190,7 @@ def _test_channels(dispatcher: AlertDispatcher, as_json: bool) -> int:
     for name, why in () if as_json else reasons.items():
         outcome = f"[red]FAILED[/red]: {shown(why)}" if why else "[green]delivered[/green]"
         out.print(f"{shown(name)}: {outcome}", soft_wrap=True)
-    return FAILED if any(reasons.values()) else OK
+    return Code.FAILED if any(reasons.values()) else Code.OK
 
 
 @canary.command("schema")

@@ -14,23 +14,10 @@ from typing import Annotated, TypeAlias
 import typer
 from rich.table import Table
 
-from casemate import config as configuration
 from casemate.app import open_app
 from casemate.cli.canary import canary, opened_monitor, parse_span
 from casemate.cli.canary_set import open_named_target
-from casemate.cli.console import (
-    ERROR,
-    FAILED,
-    INCOMPLETE,
-    OK,
-    ConfigFile,
-    Json,
-    Tenant,
-    out,
-    print_json,
-    say,
-    shown,
-)
+from casemate.cli.console import Code, ConfigFile, Json, Tenant, out, print_json, say, shown
 from casemate.monitor.alerts.alert import Alert, raise_alert
 from casemate.monitor.alerts.rules import corpus_alert, drift_alert
 from casemate.monitor.drift import corpus_drift
@@ -89,7 +76,7 @@ def drift_command(
         print_json({"since": start, "reference": reference, "windows": counts, "readings": rows})
     else:
         show_drift(readings, counts, reference)
-    raise typer.Exit(FAILED if any(alarms.values()) else OK if readings else INCOMPLETE)
+    raise typer.Exit(Code.FAILED if any(alarms.values()) else Code.OK if readings else Code.INCOMPLETE)
 
 
 @canary.command("shadow")
@@ -107,7 +94,7 @@ def shadow_command(
 ) -> None:
     """Ask two states the same questions. Exit codes: 0 few answers flip, 1 too many, 2 no answers, 3 inconclusive."""
     with ExitStack() as stack:
-        app = stack.enter_context(open_app(configuration.read(config)))
+        app = stack.enter_context(open_app(config))
         asked = questions_in(questions)[:count] if questions else watched_questions(app, tenant, count)
         before, after = (open_named_target(name, app, stack) for name in (first, second))
         with say.status(f"asking both states {len(asked)} questions"):
@@ -129,8 +116,8 @@ def shadow_command(
     else:
         _show_shadow(diff)
     if share is None:
-        raise typer.Exit(ERROR)
-    raise typer.Exit(OK if share.high <= tolerance else FAILED if share.low > tolerance else INCOMPLETE)
+        raise typer.Exit(Code.ERROR)
+    raise typer.Exit(Code.OK if share.high <= tolerance else Code.FAILED if share.low > tolerance else Code.INCOMPLETE)
 
 
 @canary.command("corpus")
@@ -148,7 +135,7 @@ def corpus_command(
     as_json: Json = False,
 ) -> None:
     """Check that vectors match their texts and have not moved. Exit codes: 0 yes, 1 no, 3 needs your decision."""
-    with open_app(configuration.read(config)) as app, say.status("reading vectors"):
+    with open_app(config) as app, say.status("reading vectors"):
         now = datetime.now(UTC)
         embedder, seed = app.guard.rag.embedder, secrets.randbits(32)
         after = corpus_drift.read_snapshot(app.index, tenant, now, embedder.fingerprint)
@@ -170,7 +157,7 @@ def corpus_command(
     else:
         _show_corpus(before.at if before else None, change, shift, audit)
     passed = change in {CorpusChange.NONE, CorpusChange.EXPECTED} and audit is not None
-    raise typer.Exit(FAILED if found else OK if passed else INCOMPLETE)
+    raise typer.Exit(Code.FAILED if found else Code.OK if passed else Code.INCOMPLETE)
 
 
 def _series(monitor: CanaryMonitor, start: datetime, seconds: float) -> dict[str, Windows]:

@@ -15,23 +15,9 @@ import numpy as np
 import typer
 from rich.table import Column, Table
 
-from casemate import config as configuration
 from casemate.app import open_app
 from casemate.cli.canary import canary, opened_monitor
-from casemate.cli.console import (
-    FAILED,
-    INCOMPLETE,
-    OK,
-    ConfigFile,
-    Json,
-    Tenant,
-    bar,
-    counted_errors,
-    out,
-    print_json,
-    say,
-    shown,
-)
+from casemate.cli.console import Code, ConfigFile, Json, Tenant, bar, counted_errors, out, print_json, say, shown
 from casemate.errors import ConfigError
 from casemate.monitor.canaries.canary import MAX_PARAPHRASES
 from casemate.monitor.canaries.canary_file import with_paraphrases
@@ -68,7 +54,7 @@ def suggest_command(
     as_json: Json = False,
 ) -> None:
     """Draft a set from your documents, keep the canaries that your system passes, and show what is not covered."""
-    with open_app(configuration.read(config)) as app, say.status("drafting and testing canaries"):
+    with open_app(config) as app, say.status("drafting and testing canaries"):
         file, section = output or canary_file(app), app.config.monitor
         if file.exists() and not force:
             raise ConfigError(f"{file} exists; name another file, or overwrite it with --force")
@@ -190,8 +176,8 @@ def compare_command(
         print_json(asdict(comparison))
     else:
         _show_comparison(comparison)
-    exit_codes = {Conclusion.WORSE: FAILED, Conclusion.UNCLEAR: INCOMPLETE}
-    raise typer.Exit(exit_codes.get(comparison.conclusion, OK))
+    exit_codes = {Conclusion.WORSE: Code.FAILED, Conclusion.UNCLEAR: Code.INCOMPLETE}
+    raise typer.Exit(exit_codes.get(comparison.conclusion, Code.OK))
 
 
 @canary.command("drill")
@@ -207,14 +193,14 @@ def drill_command(
         found = asyncio.run(run_drill(monitor, count, lambda n: progress.advance(task, n)))
     missed = [d for d in found if d.watched and d.false_guarded and not d.detected_by]
     print_json([asdict(d) for d in found]) if as_json else _show_drill(found)
-    raise typer.Exit(FAILED if missed else OK)
+    raise typer.Exit(Code.FAILED if missed else Code.OK)
 
 
 def open_named_target(name: str, app: App, stack: ExitStack) -> Target:
     """``own``, ``bare``, or the target of a configuration file."""
     if name in ("own", "bare"):
         return app.unrecorded_target() if name == "own" else app.guard.rag
-    other = stack.enter_context(open_app(configuration.read(Path(name))))
+    other = stack.enter_context(open_app(Path(name)))
     return open_target(other, other.config.monitor.target, recorded=False)
 
 

@@ -9,6 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from enum import IntEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,7 +20,6 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, Task, TaskProgress
 
 from casemate.text.tokens import REPLACEMENT_CHARACTER, UNSAFE_CHARACTERS
 
-OK, FAILED, ERROR, INCOMPLETE, INTERRUPTED = 0, 1, 2, 3, 130
 LINE_SECONDS = 10.0
 """Time between two lines of progress where stderr is not a terminal."""
 
@@ -39,6 +39,16 @@ On = Annotated[
         help="Run on Ray workers: local (this machine), auto, HOST:PORT or ray://HOST:PORT.",
     ),
 ]
+
+
+class Code(IntEnum):
+    """Exit codes of the commands."""
+
+    OK = 0
+    FAILED = 1
+    ERROR = 2
+    INCOMPLETE = 3
+    INTERRUPTED = 130
 
 
 def is_terminal() -> bool:
@@ -124,6 +134,16 @@ def counted_errors() -> Iterator[None]:
         log.removeFilter(count)
         for message, number in counts.items():
             log.error("%s%s", message, f" ({number} times)" if number > 1 else "")
+
+
+@contextmanager
+def interruptible(message: str) -> Iterator[None]:
+    """Turns Ctrl-C into a message and its exit code."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        say.print(message)
+        raise typer.Exit(Code.INTERRUPTED) from None
 
 
 @contextmanager

@@ -9,22 +9,9 @@ from typing import Annotated
 
 import typer
 
-from casemate import config as configuration
 from casemate.app import open_app
 from casemate.cli.canary import canary
-from casemate.cli.console import (
-    FAILED,
-    INCOMPLETE,
-    OK,
-    ConfigFile,
-    Json,
-    Tenant,
-    out,
-    print_json,
-    say,
-    show_progress,
-    shown,
-)
+from casemate.cli.console import Code, ConfigFile, Json, Tenant, out, print_json, say, show_progress, shown
 from casemate.config import PluginSpec
 from casemate.guard.watermarks.honeytoken_keys import HoneytokenKeyFile
 from casemate.monitor.honeytokens.ownership import LEVEL, records_needed
@@ -63,13 +50,13 @@ def plant_command(
 
     Exit code 3 if none fits, or fewer than --count.
     """
-    with open_app(configuration.read(config)) as app:
+    with open_app(config) as app:
         settings = _settings(app, tenant, style, folder)
         result = asyncio.run(plant_records(app.guard, key_file(app), settings, count, show_progress))
         _warn_without_defense(app)
     print_json(asdict(result)) if as_json else _show_planted(result)
     complete = bool(result.held) if count is None else result.held >= count
-    raise typer.Exit(OK if complete else INCOMPLETE)
+    raise typer.Exit(Code.OK if complete else Code.INCOMPLETE)
 
 
 @canary.command("rotate")
@@ -84,7 +71,7 @@ def rotate_command(
 
     Exit code 3 if no new record fits: the old records then stay.
     """
-    with open_app(configuration.read(config)) as app:
+    with open_app(config) as app:
         settings = _settings(app, tenant, style, folder)
         planted, removed = asyncio.run(rotate_records(app.guard, key_file(app), settings, show_progress))
     if as_json:
@@ -94,7 +81,8 @@ def rotate_command(
         _show_removed(removed)
     if planted.wanted and not planted.held:
         say.print("no new record fits, so the old records stay; index more documents, or try another --style")
-    raise typer.Exit(FAILED if removed.left else OK if planted.held or not planted.wanted else INCOMPLETE)
+    complete = planted.held or not planted.wanted
+    raise typer.Exit(Code.FAILED if removed.left else Code.OK if complete else Code.INCOMPLETE)
 
 
 @canary.command("clean")
@@ -106,11 +94,11 @@ def clean_command(
     as_json: Json = False,
 ) -> None:
     """Remove all records. Exit code 1 if some were left."""
-    with open_app(configuration.read(config)) as app:
+    with open_app(config) as app:
         which = None if everywhere else tenant
         result = asyncio.run(remove_records(app.guard, key_file(app), tenant=which, force=force))
     print_json(asdict(result)) if as_json else _show_removed(result)
-    raise typer.Exit(FAILED if result.left else OK)
+    raise typer.Exit(Code.FAILED if result.left else Code.OK)
 
 
 @canary.command("scan")
@@ -120,7 +108,7 @@ def scan_command(
     as_json: Json = False,
 ) -> None:
     """Search files for planted strings, also disguised ones, and show their origin. Exit code 1 if one is found."""
-    with open_app(configuration.read(config)) as app, say.status("searching"):
+    with open_app(config) as app, say.status("searching"):
         found = search_files(paths, key_file(app), app.store, app.index)
     if as_json:
         print_json([asdict(sighting) for sighting in found])
@@ -130,7 +118,7 @@ def scan_command(
         details = ", ".join(f"{name} {value}" for name, value in sighting.string.details.items())
         line = f"{sighting.where}: {sighting.string.kind} string, encoding {sighting.form} ({details})"
         out.print(shown(line), soft_wrap=True)
-    raise typer.Exit(FAILED if found else OK)
+    raise typer.Exit(Code.FAILED if found else Code.OK)
 
 
 @canary.command("strings")
@@ -142,7 +130,7 @@ def strings_command(
     as_json: Json = False,
 ) -> None:
     """Print unique sentences for a data set: a model that outputs one was trained on it (see 'canary scan')."""
-    with open_app(configuration.read(config)) as app:
+    with open_app(config) as app:
         strings = training_strings(key_file(app), app.store, count, purpose=purpose, who=who)
     if as_json:
         print_json(strings)

@@ -10,10 +10,9 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from casemate import config as configuration
 from casemate.app import open_app
 from casemate.cli.canary import canary
-from casemate.cli.console import FAILED, INCOMPLETE, OK, ConfigFile, Json, bar, out, print_json, say, shown
+from casemate.cli.console import Code, ConfigFile, Json, bar, out, print_json, say, shown
 from casemate.cli.endpoints import (
     ANSWER,
     BODY,
@@ -82,7 +81,7 @@ def prove_command(
     Exit codes: 1 a copy, 0 no proof of a copy, 2 error, 3 no conclusion: fewer than half of the questions were
     answered, or there are too few questions for the level.
     """
-    with open_app(configuration.read(config)) as app:
+    with open_app(config) as app:
         asked = _ownership_questions(app)[:most]
     if questions:
         for question in asked:
@@ -106,9 +105,9 @@ def _conclude(result: OwnershipResult, asked: int, level: float, as_json: bool) 
     else:
         _show_ownership(result, asked, level)
     if result.p_value <= level:
-        raise typer.Exit(FAILED)
+        raise typer.Exit(Code.FAILED)
     conclusive = 2 * result.answered >= asked and result.smallest_p_value <= level
-    raise typer.Exit(OK if conclusive else INCOMPLETE)
+    raise typer.Exit(Code.OK if conclusive else Code.INCOMPLETE)
 
 
 def _ownership_questions(app: App) -> list[OwnershipQuestion]:

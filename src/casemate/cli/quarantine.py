@@ -10,9 +10,8 @@ from typing import Annotated
 
 import typer
 
-from casemate import config as configuration
 from casemate.app import open_app
-from casemate.cli.console import FAILED, OK, ConfigFile, Json, out, print_json, shown
+from casemate.cli.console import Code, ConfigFile, Json, out, print_json, shown
 from casemate.guard.guard import Guard
 from casemate.monitor.poisoning.quarantine import Quarantine, QuarantinedSource
 
@@ -25,7 +24,7 @@ Keys = Annotated[list[str], typer.Argument(metavar="KEY", help=f"{NAMING}; sever
 @quarantine.command("list")
 def list_command(config: ConfigFile = None, as_json: Json = False) -> None:
     """List sources without a decision. Exit code 1 if there are any."""
-    with open_app(configuration.read(config)) as app:
+    with open_app(config) as app:
         pending = Quarantine(app.store).pending()
     if as_json:
         print_json([asdict(source) for source in pending])
@@ -38,13 +37,13 @@ def list_command(config: ConfigFile = None, as_json: Json = False) -> None:
             out.print(f"  {shown(reason)}", soft_wrap=True)
     if pending and not as_json:
         out.print("next: casemate quarantine show|release|drop KEY", soft_wrap=True)
-    raise typer.Exit(FAILED if pending else OK)
+    raise typer.Exit(Code.FAILED if pending else Code.OK)
 
 
 @quarantine.command("show")
 def show_command(key: Key, config: ConfigFile = None) -> None:
     """Print the text of a quarantined source."""
-    with open_app(configuration.read(config)) as app:
+    with open_app(config) as app:
         source = Quarantine(app.store).get(key)
     for document in source.documents:
         out.print(shown(document.content), soft_wrap=True)
@@ -68,7 +67,7 @@ def _decide(
     decide: Callable[[Quarantine, str, Guard], Coroutine[None, None, QuarantinedSource]],
 ) -> None:
     """Makes one decision about several sources: none if a key is wrong."""
-    with open_app(configuration.read(config)) as app:
+    with open_app(config) as app:
         quarantined = Quarantine(app.store)
         found = list(dict.fromkeys(quarantined.get(key).key for key in keys))
 

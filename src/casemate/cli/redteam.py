@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -17,15 +15,12 @@ from casemate import config as configuration
 from casemate import plugins
 from casemate.app import open_app, open_executor
 from casemate.cli.console import (
-    ERROR,
-    FAILED,
-    INCOMPLETE,
-    INTERRUPTED,
-    OK,
+    Code,
     ConfigFile,
     Json,
     On,
     Tenant,
+    interruptible,
     out,
     print_json,
     say,
@@ -71,11 +66,12 @@ NO_EXTERNAL_PROBE = (
 )
 COMMANDS = {"attack": "run", "crawler": "crawl", "injector": "probe"}
 """Subcommand that runs the attacks of a role."""
+INTERRUPTED = "interrupted; finished work is kept, run the same command again to continue"
 EXIT_CODES = {
-    CheckStatus.PASS: OK,
-    CheckStatus.FAIL: FAILED,
-    CheckStatus.INCONCLUSIVE: INCOMPLETE,
-    CheckStatus.ERROR: ERROR,
+    CheckStatus.PASS: Code.OK,
+    CheckStatus.FAIL: Code.FAILED,
+    CheckStatus.INCONCLUSIVE: Code.INCOMPLETE,
+    CheckStatus.ERROR: Code.ERROR,
 }
 
 
@@ -126,7 +122,7 @@ def run(
     if on and is_external(settings):
         raise ConfigError("--cluster requires the own system; an external target is asked from this machine only")
     validate_plan(settings)  # before the system is opened, which creates its files
-    with interruptible():
+    with interruptible(INTERRUPTED):
         if is_external(settings):
             result, files = _run(ExternalMembershipCampaign(settings, restart, benign), before)
         else:
@@ -169,7 +165,7 @@ def crawl(
     settings = override_targets(settings, target, target_off, own)
     benign = _questions(settings, settings.redteam.benign)
     validate_plan(settings, CRAWL)
-    with interruptible():
+    with interruptible(INTERRUPTED):
         if is_external(settings):
             result, files = _run(ExternalExtractionCampaign(settings, restart))
         else:
@@ -212,7 +208,7 @@ def probe(
     if results:
         result, files = _import_results(settings, results)
     else:
-        with interruptible(), open_app(settings) as app:
+        with interruptible(INTERRUPTED), open_app(settings) as app:
             campaign = OwnProbeCampaign(app, benign, tenant, partial(fit_screen, app, tenant))
             if export:
                 parts = campaign.attacks(), campaign.questions()[1], app.guard.rag.instructions
@@ -244,7 +240,7 @@ def replay(
         print_json({"about": dict(recorded.about), "attacks": [asdict(result) for result in results]})
     else:
         print_replay(recorded, results, out)
-    raise typer.Exit(INCOMPLETE if any(result.missing for result in results) else OK)
+    raise typer.Exit(Code.INCOMPLETE if any(result.missing for result in results) else Code.OK)
 
 
 def _import_results(settings: Config, file: Path) -> tuple[CampaignResult, dict[str, str]]:
@@ -303,18 +299,8 @@ def _finish(result: CampaignResult, page: str, as_json: bool) -> NoReturn:
 
 def _exit_code(status: CheckStatus, change: ReportDiff | None) -> int:
     """The most severe code of the campaign and of its comparison with the baseline."""
-    codes = (EXIT_CODES[status], change.exit_code if change else OK)
-    return next(code for code in (ERROR, FAILED, INCOMPLETE, OK) if code in codes)
-
-
-@contextmanager
-def interruptible() -> Iterator[None]:
-    """Turns Ctrl-C into a message and its exit code."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        say.print("interrupted; finished work is kept, run the same command again to continue")
-        raise typer.Exit(INTERRUPTED) from None
+    codes = (EXIT_CODES[status], change.exit_code if change else Code.OK)
+    return next(code for code in (Code.ERROR, Code.FAILED, Code.INCOMPLETE, Code.OK) if code in codes)
 
 
 @report.command("show")

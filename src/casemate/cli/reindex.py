@@ -13,7 +13,7 @@ from rich.table import Table
 
 from casemate import config as configuration
 from casemate.app import open_app, open_executor
-from casemate.cli.console import FAILED, ConfigFile, Json, On, Tenant, bar, out, print_json, say, shown
+from casemate.cli.console import Code, ConfigFile, Json, On, Tenant, bar, out, print_json, say, shown
 from casemate.config import Config, PluginSpec
 from casemate.errors import ConfigError
 from casemate.guard.defenses.reindex import Reindex
@@ -56,7 +56,7 @@ def reindex(
         else:
             written = _learnt(app, defense, registry, steps, LoraSettings(device=device, checkpointing=checkpointing))
             _print_result(written, as_json)
-            raise typer.Exit(0 if written.accepted else FAILED)
+            raise typer.Exit(0 if written.accepted else Code.FAILED)
 
 
 def _configured(settings: Config) -> Reindex:

@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from casemate import papers as experiments
-from casemate.cli.console import INTERRUPTED, Json, out, print_json, say, show_progress, shown
+from casemate.cli.console import Json, interruptible, out, print_json, say, show_progress, shown
 from casemate.papers import NAMES, Result, Setting
 
 LIST = "list"
@@ -42,11 +42,8 @@ def reproduce(
     sizes = (FULL, FULL) if full else (members, nonmembers)
     setting = Setting(experiments.data_folder(data), folder, *sizes, reader=reader, draft=draft)
     began = time.monotonic()
-    try:
+    with interruptible("interrupted; finished work is kept; run the same command again to resume"):
         result = asyncio.run(experiments.reproduce(name, setting, show_progress))
-    except KeyboardInterrupt:
-        say.print("interrupted; finished work is kept; run the same command again to resume")
-        raise typer.Exit(INTERRUPTED) from None
     if as_json:
         print_json({"name": name, **result.as_json()})
         return

@@ -19,15 +19,13 @@ from rich.table import Table
 from casemate import config as configuration
 from casemate.app import open_app, open_executor
 from casemate.cli.console import (
-    FAILED,
-    INCOMPLETE,
-    INTERRUPTED,
-    OK,
+    Code,
     ConfigFile,
     Json,
     On,
     Tenant,
     bar,
+    interruptible,
     out,
     print_json,
     say,
@@ -93,7 +91,7 @@ def index(
         for note in (*_screening_notes(app, tenant, gate, report.quarantined), *_crawl_notes(app, total)):
             say.print(note, soft_wrap=True)
         calibrate_if_due(app, tenant, fit)
-    raise typer.Exit(OK if report.complete else INCOMPLETE)
+    raise typer.Exit(Code.OK if report.complete else Code.INCOMPLETE)
 
 
 def calibrate_if_due(app: App, tenant: str, fit: bool) -> None:
@@ -147,11 +145,8 @@ def _screening_note(gate: ScreeningGate, waiting: int) -> str:
 def _run(work: Ingest, plan: IngestPlan) -> IngestReport:
     with bar() as shown_bar:
         task = shown_bar.add_task(f"embedding {len(plan.todo)} sources", total=plan.bytes or 1, unit="bytes")
-        try:
+        with interruptible("interrupted; what was saved is kept; run 'casemate index' again to resume"):
             return asyncio.run(work.run(plan, lambda size: shown_bar.advance(task, size)))
-        except KeyboardInterrupt:
-            say.print("interrupted; what was saved is kept; run 'casemate index' again to resume")
-            raise typer.Exit(INTERRUPTED) from None
 
 
 SHOWN_PROBLEMS = 5
@@ -203,7 +198,7 @@ def calibrate(
     """
     if recorded and log:
         raise ConfigError("--recorded takes no --log; give one of them")
-    with open_executor(on) as executor, open_app(configuration.read(config), executor=executor) as app:
+    with open_executor(on) as executor, open_app(config, executor=executor) as app:
         app.require_documents(tenant)
         asked = [] if recorded else _log(app, log)
         if log and not force:
@@ -377,7 +372,7 @@ def doctor(
         signs = {True: "[green]ok  [/green]", False: "[red]FAIL[/red]", None: "[yellow]note[/yellow]"}
         for f in findings:
             out.print(f"{signs[f.ok]} {f.name}: {shown(f.detail)}", soft_wrap=True)
-    raise typer.Exit(FAILED if failed else OK)
+    raise typer.Exit(Code.FAILED if failed else Code.OK)
 
 
 def demo(

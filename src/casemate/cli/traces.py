@@ -13,11 +13,10 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from casemate import config as configuration
 from casemate.app import open_app
 from casemate.cli.canary import parse_span
 from casemate.cli.canary_drift import Alerting, alarms_of, raise_drift_alerts, readings_of, show_drift
-from casemate.cli.console import FAILED, INCOMPLETE, OK, ConfigFile, Json, Tenant, bar, out, print_json, say, shown
+from casemate.cli.console import Code, ConfigFile, Json, Tenant, bar, out, print_json, say, shown
 from casemate.errors import ConfigError, DataError
 from casemate.monitor.canaries.canary_file import read_canaries
 from casemate.monitor.canaries.coverage import RegionMap
@@ -64,7 +63,7 @@ def import_command(
 ) -> None:
     """Record traces from files. A span is recorded once. Exit codes: 0 all, 3 some records were skipped."""
     total, formats, skipped = RecordedSpans(), Counter[str](), Counter[str]()
-    with open_app(configuration.read(config)) as app:
+    with open_app(config) as app:
         for path in files:
             export = read_export(path, datetime.now(UTC))
             formats.update(export.formats)
@@ -75,7 +74,7 @@ def import_command(
         print_json(facts)
     else:
         _show_import(total, formats, skipped)
-    raise typer.Exit(INCOMPLETE if skipped else OK)
+    raise typer.Exit(Code.INCOMPLETE if skipped else Code.OK)
 
 
 @traces.command("report")
@@ -89,7 +88,7 @@ def report_command(
     as_json: Json = False,
 ) -> None:
     """Show topics without a canary, flagged shares and drift. Exit codes: 0 no drift, 1 drift, 3 too little data."""
-    with open_app(configuration.read(config)) as app:
+    with open_app(config) as app:
         start = datetime.now(UTC) - parse_span(since)
         questions = read_traffic(app.store, tenant, start)
         coverage = _coverage(app, questions, tenant)[1] if questions else None
@@ -107,7 +106,7 @@ def report_command(
     else:
         _show_report(questions, coverage)
         show_drift(readings, counts, reference)
-    raise typer.Exit(FAILED if any(alarms.values()) else OK if readings else INCOMPLETE)
+    raise typer.Exit(Code.FAILED if any(alarms.values()) else Code.OK if readings else Code.INCOMPLETE)
 
 
 @traces.command("suggest")
@@ -123,7 +122,7 @@ def suggest_command(
     """Draft canaries for topics that users ask about and no canary watches. Exit codes: 0 drafted, 3 none."""
     if output.exists() and not force:
         raise ConfigError(f"{output} exists; name another file, or overwrite it with --force")
-    with open_app(configuration.read(config)) as app:
+    with open_app(config) as app:
         questions = read_traffic(app.store, tenant, datetime.now(UTC) - parse_span(since))
         if not questions:
             raise DataError(NO_QUESTIONS)
@@ -146,7 +145,7 @@ def suggest_command(
         for topic in found.dropped:
             out.print(f"  no question passed for the topic {shown(topic)}", soft_wrap=True)
         out.print("next: review them, and add them to your canary set")
-    raise typer.Exit(OK if found.canaries else INCOMPLETE)
+    raise typer.Exit(Code.OK if found.canaries else Code.INCOMPLETE)
 
 
 def _record(app: App, spans: Sequence[Span], tenant: str) -> RecordedSpans:

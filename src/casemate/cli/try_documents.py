@@ -13,19 +13,7 @@ from typing import Annotated, NoReturn
 import typer
 from rich.console import Console
 
-from casemate.cli.console import (
-    ERROR,
-    INCOMPLETE,
-    INTERRUPTED,
-    OK,
-    ConfigFile,
-    Json,
-    out,
-    print_json,
-    say,
-    show_progress,
-    shown,
-)
+from casemate.cli.console import Code, ConfigFile, Json, interruptible, out, print_json, say, show_progress, shown
 from casemate.cli.endpoints import (
     ANSWER,
     BODY,
@@ -124,8 +112,8 @@ def _try_folder(folder: Path, questions: Sequence[str], output: Path, seconds: f
     else:
         show_assessment(result, page)
     if failures(result):
-        raise typer.Exit(ERROR)
-    raise typer.Exit(OK if all(problem.harmless for problem in result.sample.problems) else INCOMPLETE)
+        raise typer.Exit(Code.ERROR)
+    raise typer.Exit(Code.OK if all(problem.harmless for problem in result.sample.problems) else Code.INCOMPLETE)
 
 
 def _try_endpoint(
@@ -150,9 +138,9 @@ def _try_endpoint(
     else:
         _show_endpoint(result, page)
     if result.failures:
-        raise typer.Exit(ERROR)
+        raise typer.Exit(Code.ERROR)
     complete = not result.gaps and all(problem.harmless for problem in result.problems)
-    raise typer.Exit(OK if complete else INCOMPLETE)
+    raise typer.Exit(Code.OK if complete else Code.INCOMPLETE)
 
 
 @contextmanager
@@ -160,11 +148,8 @@ def _work_folder(output: Path) -> Iterator[Path]:
     """An empty, locked folder beside the report, which is removed at the end."""
     work = _make_work_folder(output)
     try:
-        with _lock(work):
+        with interruptible("interrupted; nothing was kept"), _lock(work):
             yield work
-    except KeyboardInterrupt:
-        say.print("interrupted; nothing was kept")
-        raise typer.Exit(INTERRUPTED) from None
     finally:
         shutil.rmtree(work, ignore_errors=True)
 
