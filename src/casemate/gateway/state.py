@@ -16,12 +16,11 @@ from casemate.config import GatewaySection
 from casemate.errors import BackendError, CasemateError
 from casemate.gateway import errors
 from casemate.gateway.auth.keys import ApiKey, ApiKeyStore
-from casemate.gateway.auth.rate_limits import RateLimits, TokenBudget
+from casemate.gateway.auth.rate_limits import RateLimits, TokenBudget, seconds_until_midnight
 from casemate.gateway.metrics import Metrics
 from casemate.gateway.operating_point import OperatingPointSync
 from casemate.gateway.response_timing import PacedGenerator, ResponsePacer
 from casemate.gateway.tracing import model_attributes, open_tracer
-from casemate.gateway.usage import UsageMeter
 from casemate.guard.guard import Guard
 from casemate.monitor.enforcement import GuardModeSync
 from casemate.monitor.service import open_alert_dispatcher, open_document_sink, open_trace_recorder
@@ -156,7 +155,7 @@ class Gateway:
 
     def usage_meter(self, key: ApiKey) -> UsageMeter:
         """Returns the meter that charges an answer to a key."""
-        return UsageMeter(TokenBudget(self.limits, key), self.app.store.receipt, self.wait_written, self.metrics)
+        return UsageMeter(self, TokenBudget(self.limits, key))
 
     async def admit(self, key: ApiKey, *, message: bool = False) -> None:
         """Counts a request of a key, or an MCP message.
@@ -279,3 +278,26 @@ class Gateway:
             except Exception as error:
                 _log.error("alerts cannot be sent at the moment: %s", str(error) or type(error).__name__)
             await asyncio.sleep(self._alerts.settings.lease_s)
+
+
+@dataclass(frozen=True, slots=True)
+class UsageMeter:
+    """Charges one answer, and waits until its events are written, before the answer is sent."""
+
+    gateway: Gateway
+    budget: TokenBudget
+
+    async def charge(self, tokens: int, *, last: bool = False) -> None:
+        """Charges tokens before they are sent; raises ``ApiError`` if the budget does not cover them."""
+        if not await self.budget.use(tokens, last=last):
+            raise errors.budget_exhausted(seconds_until_midnight())
+        self.gateway.metrics.count_tokens(tokens)
+
+    async def charge_and_write(self, tokens: int, *, last: bool = False) -> None:
+        """Charges tokens, and waits until the events of the answer are written; the charge often writes them as well.
+
+        Raises ``BackendError`` if they cannot be written.
+        """
+        receipt = self.gateway.app.store.receipt()
+        await self.charge(tokens, last=last)
+        await self.gateway.wait_written(receipt)

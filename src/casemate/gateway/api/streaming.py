@@ -20,8 +20,7 @@ from starlette.types import Receive, Scope, Send
 from casemate.gateway.api.openai_schema import BYTES_PER_TOKEN, Completion
 from casemate.gateway.api.responses_schema import ResponseEvents
 from casemate.gateway.errors import ApiError, answer_timeout, client_closed_request, to_api_error
-from casemate.gateway.state import RequestContext, get_context
-from casemate.gateway.usage import UsageMeter
+from casemate.gateway.state import RequestContext, UsageMeter, get_context
 from casemate.rag.pipeline import closing_stream
 
 T = TypeVar("T")
@@ -75,7 +74,7 @@ class StreamingAnswer(Response):
         self._pieces = pieces
         self._completion = completion
         self._timeout_s = timeout_s
-        self._usage = usage
+        self._usage, self._metrics = usage, usage.gateway.metrics
         self._started = False
         self._bytes = 0
 
@@ -85,7 +84,7 @@ class StreamingAnswer(Response):
             await run_while_connected(receive, self._send_pieces(send, get_context(scope)), self._timeout_s)
         except Exception as error:
             api_error = to_api_error(error)
-            self._usage.metrics.count_interrupted(INTERRUPTIONS.get(api_error.status_code, "failure"))
+            self._metrics.count_interrupted(INTERRUPTIONS.get(api_error.status_code, "failure"))
             if not self._started:
                 raise
             await self._interrupt(send, api_error)
@@ -106,7 +105,7 @@ class StreamingAnswer(Response):
                 charge = self._usage.charge if self._started else self._usage.charge_and_write
                 await charge(self._tokens - before)
                 if not self._started:
-                    self._usage.metrics.observe_first_token(time.monotonic() - start)
+                    self._metrics.observe_first_token(time.monotonic() - start)
                     context.first_token = time.monotonic() - context.start
                     await self._start(send)
                 if piece:
