@@ -7,7 +7,7 @@ its length would reveal whether a document was withheld.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil
 from typing import Annotated, Any, ClassVar, Literal
@@ -66,6 +66,29 @@ class RequestBody(RequestModel):
     neutral: ClassVar[Mapping[str, tuple[Any, ...]]]
     question_field: ClassVar[str]
 
+    @property
+    def turns(self) -> Sequence[tuple[str, str]]:
+        """Role and text of each message."""
+        raise NotImplementedError
+
+    @property
+    def question(self) -> str:
+        """The query: it is searched, judged and answered.
+
+        Raises:
+            ApiError: If there is no user message.
+        """
+        texts = [text for role, text in self.turns if role == "user"]
+        if not texts:
+            message = f"{self.question_field}: no message is of role 'user'"
+            raise ApiError(400, message, "invalid_value", self.question_field)
+        return to_query(texts)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all messages."""
+        return count_tokens("".join(text for _, text in self.turns))
+
     def require_supported(self) -> None:
         """Refuses fields that would change what an answer is.
 
@@ -117,35 +140,14 @@ class ChatRequest(RequestBody):
     user: Text | None = None
 
     @property
-    def question(self) -> str:
-        """The query: it is searched, judged and answered.
-
-        Raises:
-            ApiError: If there is no user message.
-        """
-        return question_of(((m.role, m.text) for m in self.messages), self.question_field)
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of all messages."""
-        return count_tokens("".join(m.text for m in self.messages))
+    def turns(self) -> Sequence[tuple[str, str]]:
+        """See ``RequestBody``."""
+        return [(message.role, message.text) for message in self.messages]
 
     @property
     def with_usage(self) -> bool:
         """Whether the last chunk of a stream must contain the usage."""
         return bool(self.stream_options and self.stream_options.include_usage)
-
-
-def question_of(messages: Iterable[tuple[str, str]], field: str) -> str:
-    """Returns the query of a conversation, given by role and text of each message.
-
-    Raises:
-        ApiError: If there is no user message.
-    """
-    texts = [text for role, text in messages if role == "user"]
-    if not texts:
-        raise ApiError(400, f"{field}: no message is of role 'user'", "invalid_value", field)
-    return to_query(texts)
 
 
 def count_tokens(text: str) -> int:

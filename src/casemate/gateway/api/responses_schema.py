@@ -6,12 +6,13 @@ Nothing is stored: a client sends the whole conversation, as it does to ``/v1/ch
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from casemate.gateway.api.openai_schema import RequestBody, RequestModel, Text, count_tokens, question_of
+from casemate.gateway.api.openai_schema import RequestBody, RequestModel, Text, count_tokens
 from casemate.gateway.errors import ApiError, to_json
 
 NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
@@ -59,20 +60,11 @@ class ResponsesRequest(RequestBody):
     user: Text | None = None
 
     @property
-    def question(self) -> str:
-        """The query: it is searched, judged and answered.
-
-        Raises:
-            ApiError: If there is no user message.
-        """
+    def turns(self) -> Sequence[tuple[str, str]]:
+        """See ``RequestBody``."""
         if isinstance(self.input, str):
-            return self.input
-        return question_of(((m.role, m.text) for m in self.input), self.question_field)
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of all messages."""
-        return count_tokens(self.input if isinstance(self.input, str) else "".join(m.text for m in self.input))
+            return [("user", self.input)]
+        return [(message.role, message.text) for message in self.input]
 
 
 @dataclass(slots=True)
