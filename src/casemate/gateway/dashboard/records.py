@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Generic, TypeVar
 
+from pydantic import TypeAdapter
+
 from casemate.gateway.state import REQUEST_KIND
 from casemate.guard.client_state import withheld_documents
 from casemate.guard.client_state.crawl_evidence import KIND as CRAWL_KIND
@@ -26,6 +28,7 @@ from casemate.monitor.canaries import results
 from casemate.monitor.canaries.results import CanaryResult
 from casemate.monitor.scheduler.schedule import SLOT_KIND, ScheduleGap, gap_from_event
 from casemate.protocols import EventStore
+from casemate.runtime.stored import read_stored
 from casemate.system import App
 from casemate.types import Event
 
@@ -57,10 +60,10 @@ class VerdictRecord:
     threshold: float | None
     hidden: tuple[str, ...]
     evidence: Mapping[str, Any]
-    enforced: bool
-    request: str
-    client: str
-    tenant: str
+    enforced: bool = True
+    request: str = ""
+    client: str = ""
+    tenant: str = ""
     text: str = field(default="", repr=False)
     limited: bool = False
 
@@ -91,8 +94,11 @@ class RequestRecord:
     route: str
     status: int
     seconds: float
-    first_token: float | None
-    stages: Mapping[str, float]
+    first_token: float | None = None
+    stages: Mapping[str, float] = field(default_factory=dict)
+
+
+_VERDICT, _REQUEST = TypeAdapter(VerdictRecord), TypeAdapter(RequestRecord)
 
 
 class EventTail(Generic[T]):
@@ -181,42 +187,13 @@ class Records:
 
 def verdict_from_event(event: Event, text: bool) -> VerdictRecord:
     """Converts a verdict event, with the question or without."""
-    body = event.body
-    threshold = body["threshold"]
-    return VerdictRecord(
-        event.id,
-        event.at,
-        str(body["defense"]),
-        bool(body["flagged"]),
-        str(body["action"]),
-        float(body["score"]),
-        None if threshold is None else float(threshold),
-        tuple(map(str, body["hidden"])),
-        dict(body["evidence"]),
-        bool(body.get("enforced", True)),
-        str(body.get("request", "")),
-        str(body.get("client", "")),
-        str(body.get("tenant", "")),
-        str(body.get("text", "")) if text else "",
-        is_limited(body),
-    )
+    body = {**event.body, "id": event.id, "at": event.at, "limited": is_limited(event.body)}
+    return read_stored(_VERDICT, body if text else {**body, "text": ""}, "verdict")
 
 
 def request_from_event(event: Event) -> RequestRecord:
     """Converts the event of a request."""
-    body = event.body
-    first = body.get("first_token")
-    return RequestRecord(
-        str(body["request"]),
-        event.at,
-        str(body["client"]),
-        str(body["tenant"]),
-        str(body["route"]),
-        int(body["status"]),
-        float(body["seconds"]),
-        None if first is None else float(first),
-        {str(stage): float(seconds) for stage, seconds in body.get("stages", {}).items()},
-    )
+    return read_stored(_REQUEST, {**event.body, "id": event.body["request"], "at": event.at}, "request")
 
 
 def by_request(verdicts: Sequence[VerdictRecord]) -> list[list[VerdictRecord]]:
