@@ -136,8 +136,7 @@ def compare_results(
     one, other = group_by_canary(first), group_by_canary(second)
     rows = {name: (one[name], other[name]) for name in one if name in other}
     errors = {name: (_count_errors(a), _count_errors(b)) for name, (a, b) in rows.items()}
-    similarity = _AnswerSimilarity(embedder)
-    pairs = tuple(_pair(a, b, similarity) for name, (a, b) in rows.items() if not any(errors[name]))
+    pairs = tuple(_pair(a, b, embedder) for name, (a, b) in rows.items() if not any(errors[name]))
     p = paired_p([pair.passed[1] - pair.passed[0] for pair in pairs])
     difference = _difference(pairs)
     repeats = max((len(a) for a, _ in rows.values()), default=0)
@@ -233,7 +232,7 @@ def _count_errors(results: Sequence[CanaryResult]) -> int:
     return sum(r.status is CanaryStatus.ERROR for r in results)
 
 
-def _pair(first: Sequence[CanaryResult], second: Sequence[CanaryResult], similarity: _AnswerSimilarity) -> CanaryPair:
+def _pair(first: Sequence[CanaryResult], second: Sequence[CanaryResult], embedder: Embedder | None) -> CanaryPair:
     passed = tuple(sum(r.status is CanaryStatus.PASS for r in side) for side in (first, second))
     kinds = [{d.kind for r in side for d in r.deviations} for side in (first, second)]
     both = list(zip(first, second, strict=True))
@@ -244,7 +243,7 @@ def _pair(first: Sequence[CanaryResult], second: Sequence[CanaryResult], similar
         (passed[0], passed[1]),
         tuple(sorted(kinds[0] ^ kinds[1])),
         _mean([rank_biased_overlap(a, b) for a, b in contexts if a or b]),
-        similarity.mean_cosine([(a.text, b.text) for a, b in both]),
+        _mean(answer_cosines([(a.text, b.text) for a, b in both], embedder)) if embedder else None,
     )
 
 
@@ -252,21 +251,11 @@ def _context(result: CanaryResult) -> Sequence[str]:
     return result.documents or result.sources
 
 
-class _AnswerSimilarity:
-    """Compares answers; embeds each text once."""
-
-    def __init__(self, embedder: Embedder | None) -> None:
-        self._embedder = embedder
-        self._vectors: dict[str, np.ndarray] = {}
-
-    def mean_cosine(self, pairs: Sequence[tuple[str, str]]) -> float | None:
-        """Mean cosine of pairs of texts; 1 for equal texts."""
-        if self._embedder is None:
-            return None
-        new = list(dict.fromkeys(t for a, b in pairs if a != b for t in (a, b) if t not in self._vectors))
-        if new:
-            self._vectors |= dict(zip(new, self._embedder.embed([t or " " for t in new]), strict=True))
-        return _mean([1.0 if a == b else float(self._vectors[a] @ self._vectors[b]) for a, b in pairs])
+def answer_cosines(pairs: Sequence[tuple[str, str]], embedder: Embedder) -> list[float]:
+    """Cosines of pairs of answers; 1 for equal texts."""
+    texts = list(dict.fromkeys(text for a, b in pairs if a != b for text in (a, b)))
+    vectors = dict(zip(texts, embedder.embed([text or " " for text in texts]), strict=True)) if texts else {}
+    return [1.0 if a == b else float(vectors[a] @ vectors[b]) for a, b in pairs]
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -18,7 +18,7 @@ from casemate.errors import ConfigError
 from casemate.maths.stats import Estimate, proportion
 from casemate.monitor.canaries import matching
 from casemate.monitor.canaries.check import ObservedAnswer, observe_answer
-from casemate.monitor.drift.compare import rank_biased_overlap
+from casemate.monitor.drift.compare import answer_cosines, rank_biased_overlap
 from casemate.protocols import Embedder, Target
 from casemate.runtime.concurrency import map_concurrently
 from casemate.types import DEFAULT_TENANT, Query
@@ -116,7 +116,8 @@ async def shadow_diff(  # noqa: PLR0913  all settings of one replay
 def _compare_answers(
     pairs: Sequence[tuple[int, ObservedAnswer, ObservedAnswer]], errors: int, embedder: Embedder | None
 ) -> ShadowDiff:
-    cosines = _cosines([(a, b) for _, a, b in pairs], embedder)
+    texts = [(_plain_text(a), _plain_text(b)) for _, a, b in pairs]
+    cosines = answer_cosines(texts, embedder) if embedder else [None] * len(pairs)
     flips, entered, flipped = [], Counter[str](), Counter[str]()
     for (number, a, b), cosine in zip(pairs, cosines, strict=True):
         known = set(a.documents)
@@ -144,14 +145,6 @@ def _flip_kind(a: ObservedAnswer, b: ObservedAnswer, cosine: float | None) -> st
     one, other = _plain_text(a), _plain_text(b)
     same = one == other if cosine is None else cosine >= MIN_COSINE and not matching.facts_differ(one, other)
     return "" if a.refused or same else CHANGED
-
-
-def _cosines(pairs: Sequence[tuple[ObservedAnswer, ObservedAnswer]], embedder: Embedder | None) -> list[float | None]:
-    if embedder is None:
-        return [None] * len(pairs)
-    texts = list(dict.fromkeys(_plain_text(a) or " " for pair in pairs for a in pair))
-    vector = dict(zip(texts, embedder.embed(texts), strict=True)) if texts else {}
-    return [float(vector[_plain_text(a) or " "] @ vector[_plain_text(b) or " "]) for a, b in pairs]
 
 
 def _plain_text(answer: ObservedAnswer) -> str:
