@@ -138,8 +138,7 @@ class CanaryMonitor:
     @property
     def limits(self) -> AlarmLimits:
         """When failures become an alarm."""
-        section = self.app.config.monitor
-        return AlarmLimits(section.runs_per_false_alert, page_rules=section.page_rules)
+        return _limits(self.app)
 
     def trend_source(self, since: datetime | None = None) -> TrendSource:
         """History of the set with all that its plots need."""
@@ -163,6 +162,11 @@ class CanaryMonitor:
     def _settings(self) -> WatchSettings:
         config = self.app.config
         return WatchSettings(self.limits, config.monitor.notifications_per_hour, log_text=config.privacy.log_text)
+
+
+def _limits(app: App) -> AlarmLimits:
+    section = app.config.monitor
+    return AlarmLimits(section.runs_per_false_alert, page_rules=section.page_rules)
 
 
 def _watched_set(app: App, canaries: CanarySet, tenant: str) -> tuple[WatchedSet, Baseline | None]:
@@ -194,8 +198,7 @@ def trend_of_results(
     if canaries.name != name:
         raise DataError(f"the canary file contains the set {canaries.name!r}; plots need the file of the set {name!r}")
     watched, found = _watched_set(app, canaries, DEFAULT_TENANT)
-    section = app.config.monitor
-    trend = compute_trend(results, watched, AlarmLimits(section.runs_per_false_alert, page_rules=section.page_rules))
+    trend = compute_trend(results, watched, _limits(app))
     by_run = [links.get(run.run, ("", "")) for run in trend.runs] if links else []
     return TrendSource(trend, results, watched, {c.id: c for c in canaries.canaries}, found, links=by_run)
 

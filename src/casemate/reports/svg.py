@@ -712,15 +712,9 @@ def sparkline(shares: Sequence[float | None], said: str, links: Sequence[tuple[s
     """
     image = Drawing((100, 24), said, kind="spark", stretch=True)
     step = 100.0 / max(len(shares), 1)
-    parts: list[str] = []
-    for i, share in enumerate(shares):
-        if share is not None:
-            connected = i > 0 and shares[i - 1] is not None
-            parts.append(f"{'L' if connected else 'M'}{(i + 0.5) * step:.1f},{21 - 18 * share:.1f}")
-    if len(parts) == 1:
-        parts.append("h.01")
     image.line("axis", 0.0, 23.0, 100.0, 23.0)
-    image.path("trend", " ".join(parts))
+    points = [((i + 0.5) * step, None if share is None else 21 - 18 * share) for i, share in enumerate(shares)]
+    image.path("trend", _interrupted(points))
     for i, (url, title) in enumerate(links):
         image.link(url, title, i * step, 0.0, step, 24.0)
     return image

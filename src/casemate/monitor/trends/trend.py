@@ -208,40 +208,33 @@ def run_findings(
 
 def persistent_failures(last: RunAnalysis, watched: WatchedSet, limits: AlarmLimits) -> list[TrendFinding]:
     """Page rule: at least 8 of the last 10 runs failed."""
-    by_id = watched.by_id
-    found = {i: c.recent for i, c in last.state.canaries.items() if c.persistent}
-    return [
-        TrendFinding(
-            PERSISTENT,
-            Severity.CRITICAL,
-            (canary,),
-            last.run,
-            last.at,
-            f"canary {canary} failed in {recent.count('F')} of its last {len(recent)} runs (rule: 8 of 10)",
-            limits.page_rules and by_id[canary].alerts,
-        )
-        for canary, recent in found.items()
-    ]
+    by_id, findings = watched.by_id, []
+    for canary, cusum in last.state.canaries.items():
+        if cusum.persistent:
+            counts = f"{cusum.recent.count('F')} of its last {len(cusum.recent)} runs"
+            message = f"canary {canary} failed in {counts} (rule: 8 of 10)"
+            alerts = limits.page_rules and by_id[canary].alerts
+            findings.append(_finding(last, PERSISTENT, Severity.CRITICAL, (canary,), message, alerts))
+    return findings
+
+
+def _finding(
+    analysis: RunAnalysis, kind: str, severity: Severity, canaries: tuple[str, ...], message: str, alerts: bool = True
+) -> TrendFinding:
+    return TrendFinding(kind, severity, canaries, analysis.run, analysis.at, message, alerts)
 
 
 def _sudden_failures(
     before: CusumState, analysis: RunAnalysis, watched: WatchedSet, limits: AlarmLimits
 ) -> list[TrendFinding]:
     """Page rule: a canary failed that passed in its run before."""
-    by_id = watched.by_id
-    return [
-        TrendFinding(
-            SUDDEN,
-            Severity.HIGH,
-            (canary,),
-            analysis.run,
-            analysis.at,
-            f"canary {canary} failed; in its run before, it passed",
-            limits.page_rules and by_id[canary].alerts,
-        )
-        for canary in analysis.failed
-        if canary in before.canaries and before.canaries[canary].recent.endswith("P")
-    ]
+    by_id, findings = watched.by_id, []
+    for canary in analysis.failed:
+        if canary in before.canaries and before.canaries[canary].recent.endswith("P"):
+            message = f"canary {canary} failed; in its run before, it passed"
+            alerts = limits.page_rules and by_id[canary].alerts
+            findings.append(_finding(analysis, SUDDEN, Severity.HIGH, (canary,), message, alerts))
+    return findings
 
 
 def _failure_rate(analysis: RunAnalysis, limits: AlarmLimits) -> list[TrendFinding]:
@@ -251,11 +244,7 @@ def _failure_rate(analysis: RunAnalysis, limits: AlarmLimits) -> list[TrendFindi
         return []
     counts = f"{len(analysis.failed)} of {analysis.judged} canaries failed"
     message = f"{counts}: {share:.0%} (rule: more than {MAX_FAILURE_SHARE:.0%})"
-    return [
-        TrendFinding(
-            FAILURES, Severity.CRITICAL, analysis.failed, analysis.run, analysis.at, message, limits.page_rules
-        )
-    ]
+    return [_finding(analysis, FAILURES, Severity.CRITICAL, analysis.failed, message, limits.page_rules)]
 
 
 def _alarms(analysis: RunAnalysis, watched: WatchedSet, limits: AlarmLimits) -> list[TrendFinding]:
@@ -263,22 +252,17 @@ def _alarms(analysis: RunAnalysis, watched: WatchedSet, limits: AlarmLimits) -> 
     pooled = _pooled_alarm(analysis)
     if not analysis.alarmed:
         return pooled
-    at = (analysis.alarmed, analysis.run, analysis.at)
     if analysis.many_failed:
         message = (
             f"{len(analysis.failed)} of {analysis.judged} canaries failed at once; by chance "
             f"{describe_odds(analysis.p_value)} runs has as many (alarm from "
             f"{describe_odds(0.25 / limits.runs_per_false_alert)})"
         )
-        return [TrendFinding(MANY, Severity.CRITICAL, *at, message, True), *pooled]
+        return [_finding(analysis, MANY, Severity.CRITICAL, analysis.alarmed, message), *pooled]
     by_id = watched.by_id
     severity = max((by_id[i].severity for i in analysis.alarmed), key=lambda severity: severity.rank)
-    return [
-        TrendFinding(
-            CHANGED, severity, *at, f"{', '.join(analysis.alarmed)}: more failures than in the baseline", True
-        ),
-        *pooled,
-    ]
+    message = f"{', '.join(analysis.alarmed)}: more failures than in the baseline"
+    return [_finding(analysis, CHANGED, severity, analysis.alarmed, message), *pooled]
 
 
 def _pooled_alarm(analysis: RunAnalysis) -> list[TrendFinding]:
@@ -288,7 +272,7 @@ def _pooled_alarm(analysis: RunAnalysis) -> list[TrendFinding]:
     runs = analysis.state.pooled
     asked, failed = sum(r.asked for r in runs), sum(r.failed for r in runs)
     message = f"all canaries together failed {failed} of {asked} times in the last {len(runs)} runs"
-    return [TrendFinding(DECAY, Severity.HIGH, (), analysis.run, analysis.at, message, True)]
+    return [_finding(analysis, DECAY, Severity.HIGH, (), message)]
 
 
 def describe_odds(p: float) -> str:
@@ -306,12 +290,12 @@ def _missing_answers(before: CusumState, analysis: RunAnalysis) -> list[TrendFin
     if analysis.unreachable and before.unanswered_runs < ERRORS_IN_A_ROW:
         asked = analysis.errors + analysis.judged
         message = f"the target did not answer {analysis.errors} of {asked} canaries in the last run"
-        findings.append(TrendFinding(UNREACHABLE, Severity.HIGH, (), analysis.run, analysis.at, message, True))
+        findings.append(_finding(analysis, UNREACHABLE, Severity.HIGH, (), message))
     blind = [i for i in analysis.blind if i not in before.canaries or before.canaries[i].errors < ERRORS_IN_A_ROW]
     if blind:
         runs = f"no answer in {ERRORS_IN_A_ROW} consecutive runs"
         message = f"{', '.join(blind)}: {runs}, while other canaries got answers"
-        findings.append(TrendFinding(BLIND, Severity.MEDIUM, tuple(blind), analysis.run, analysis.at, message, True))
+        findings.append(_finding(analysis, BLIND, Severity.MEDIUM, tuple(blind), message))
     return findings
 
 
