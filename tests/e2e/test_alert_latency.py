@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import sys
-import time
 
 import httpx
 import pytest
-from typer.testing import CliRunner
 
 from casemate import config as configuration
 from casemate.app import open_app
-from casemate.cli import cli
+from tests.commands import run, until
 from tests.fake_openai import FakeOpenAI
 from tests.gateways import key, serving
 from tests.unit.listener import Listener
@@ -43,21 +40,6 @@ def place(tmp_path, monkeypatch):
             monkeypatch.setenv(name, value)
         assert run("index")[0] == 0
         yield listener
-
-
-def run(*arguments):
-    done = CliRunner().invoke(cli, list(arguments))
-    if done.exception and not isinstance(done.exception, SystemExit):
-        raise done.exception
-    return done.exit_code, json.loads(done.stdout) if "--json" in arguments else done.stdout
-
-
-def until(condition):
-    deadline = time.monotonic() + 120
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "timeout"
-        time.sleep(0.05)
-    return found
 
 
 def kinds(listener):

@@ -1,6 +1,5 @@
 """``casemate canary``: draft, baseline, failure, alert, recovery."""
 
-import json
 import logging
 import sys
 
@@ -11,6 +10,7 @@ from casemate.cli import cli
 from casemate.errors import BackendError, ConfigError, DataError
 from casemate.monitor.service import CanaryMonitor
 from casemate.system import App
+from tests.commands import run
 
 PAGES = {
     "billing": "An appointment that is missed costs 25 crowns. Bills are due within 30 days of the fifth of the month.",
@@ -48,14 +48,6 @@ def place(tmp_path, monkeypatch):
 
 async def _no_sleep(seconds):
     pass
-
-
-def run(*arguments):
-    """Exit code and output; with --json the parsed object."""
-    done = CliRunner().invoke(cli, list(arguments))
-    if done.exception and not isinstance(done.exception, SystemExit):
-        raise done.exception
-    return done.exit_code, json.loads(done.stdout) if "--json" in arguments else done.stdout
 
 
 def test_a_poisoned_page_alerts_and_its_removal_recovers(place):

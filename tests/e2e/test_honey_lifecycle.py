@@ -8,17 +8,15 @@ import re
 import signal
 import subprocess
 import sys
-import time
 
 import httpx
 import pytest
-from typer.testing import CliRunner
 
 from casemate import config as configuration
 from casemate.app import open_app
-from casemate.cli import cli
 from casemate.cli.honeytokens import key_file
 from casemate.monitor.honeytokens.planting import find_records
+from tests.commands import run, until
 from tests.fakes import documents
 from tests.unit.listener import Listener
 
@@ -42,22 +40,6 @@ def place(tmp_path, monkeypatch):
         monkeypatch.setenv("HOOK_KEY", "k")
         assert run("index", "--json")[0] == 0
         yield listener
-
-
-def run(*arguments):
-    """Exit code and parsed JSON, or the output without ``--json``."""
-    done = CliRunner().invoke(cli, list(arguments))
-    if done.exception and not isinstance(done.exception, SystemExit):
-        raise done.exception
-    return done.exit_code, json.loads(done.stdout) if "--json" in arguments else done.stdout.strip()
-
-
-def until(condition):
-    deadline = time.monotonic() + 120
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "timeout"
-        time.sleep(0.05)
-    return found
 
 
 class Gateway:
