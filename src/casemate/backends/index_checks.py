@@ -19,18 +19,13 @@ from casemate.types import Document, Vector
 VectorPages: TypeAlias = Iterable[tuple[npt.NDArray[np.int64], Vector]]
 """All keys and vectors of a tenant, in pages of shapes (m,) and (m, dim)."""
 
-UNIT_TOLERANCE = 1e-4
-"""Largest difference of a float32 vector's length from 1."""
-MOMENT_TOLERANCE = 1e-6
-"""Largest relative difference of the stored moments from those of the stored vectors."""
+UNIT_TOLERANCE = 1e-4  # largest difference of a float32 vector's length from 1
+MOMENT_TOLERANCE = 1e-6  # largest relative difference of the stored moments from those of the stored vectors
 PROBES = 8
 """Random directions along which moments are compared with vectors: an error is orthogonal to one with probability 0."""
-SCAN_PAGE = 1024
-"""Documents per page of a scan."""
-COLUMNS = "id, source, digest, title, text, metadata, checksum"
-"""The columns of ``document_columns``, for SQL."""
-NAMED_FAULTS = 5
-"""Damaged documents that a check names; it counts the others."""
+SCAN_PAGE = 1024  # documents per page of a scan
+COLUMNS = "id, source, digest, title, text, metadata, checksum"  # the columns of ``document_columns``, for SQL
+NAMED_FAULTS = 5  # damaged documents that a check names; it counts the others
 FIX = "run 'casemate doctor --fix'"
 REBUILD = "run 'casemate index --rebuild'"
 

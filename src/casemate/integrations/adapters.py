@@ -16,10 +16,8 @@ from casemate.maths.vectors import cosines
 from casemate.protocols import CollectionPage, Embedder, Progress, VectorCollection
 from casemate.types import Document, Hit, Vector
 
-PAGE_ROWS = 1024
-"""Rows per page of a scan."""
-SYMMETRY_TOLERANCE = 1e-4
-"""Largest component difference at which questions and documents count as embedded alike."""
+PAGE_ROWS = 1024  # rows per page of a scan
+SYMMETRY_TOLERANCE = 1e-4  # largest component difference at which questions and documents count as embedded alike
 PROBE = "Where is the key of the east gate kept?"
 
 

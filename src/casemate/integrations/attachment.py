@@ -21,8 +21,7 @@ from casemate.maths.vectors import cosines
 from casemate.protocols import CollectionPage
 from casemate.types import DEFAULT_TENANT, Document, Hit, Vector
 
-MAX_CACHED_ROWS = 1 << 16
-"""Rows whose sidecar data is cached in memory, about 20 MB."""
+MAX_CACHED_ROWS = 1 << 16  # rows whose sidecar data is cached in memory, about 20 MB
 
 
 class _CountingDatabase(SqliteSidecarDatabase):

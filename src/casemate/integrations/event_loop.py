@@ -11,8 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-THREADS = 16
-"""Concurrent calls from threads with a running loop."""
+THREADS = 16  # concurrent calls from threads with a running loop
 
 
 class EventLoopPool:

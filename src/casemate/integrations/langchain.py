@@ -56,8 +56,7 @@ COMPOSE = ("base_compressor", "docstore")
 """Attributes of retrievers that return texts composed of documents: compressors, and those that return parents."""
 OPTIONS = (*PROTECTION_OPTIONS, "source", "collection", "vectors", "cosine")
 """Options of ``guarded`` for a vector store."""
-K = 4
-"""LangChain's default number of documents."""
+K = 4  # LangChain's default number of documents
 
 
 class GuardedVectorStore(Protected, VectorStore):

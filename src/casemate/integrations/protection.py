@@ -47,8 +47,7 @@ from casemate.system import audience_policy, calibrate_guard
 from casemate.types import DEFAULT_TENANT, UNKNOWN, Document, Hit, Outcome, Prompt, Query, Retrieval, Vector
 
 log = logging.getLogger("casemate.integrations")
-PROGRESS_S = 10.0
-"""Seconds between two lines of progress."""
+PROGRESS_S = 10.0  # seconds between two lines of progress
 LIMITS = {
     "the answer": "the framework owns the model: Casemate does not see the answer",
     "other paths": "access to the store without this wrapper is not guarded; call sync() after changes elsewhere",
@@ -80,8 +79,7 @@ class ProtectionReport:
         return f"{self.mode}: {acts} on retrieved documents. Not protected: {lacks}"
 
 
-OPTIONS = ("config", "path", "fit")
-"""Options of ``Protection`` that ``guarded`` of every framework takes."""
+OPTIONS = ("config", "path", "fit")  # options of ``Protection`` that ``guarded`` of every framework takes
 
 
 def refuse_unknown(options: Iterable[str], allowed: Sequence[str]) -> None:

@@ -17,8 +17,7 @@ from typing import Any
 
 from casemate.maths import stats
 
-MAX_SIZE_RATIO = 1.25
-"""A calibration is stale once the number of chunks has grown or shrunk by more than this factor."""
+MAX_SIZE_RATIO = 1.25  # a calibration is stale once the number of chunks has grown or shrunk by more than this factor
 
 
 def min_questions(rate: float) -> int:

@@ -24,26 +24,20 @@ import numpy.typing as npt
 from casemate.errors import ConfigError, DataError, needs
 from casemate.types import Float64, Vector
 
-Labels: TypeAlias = npt.NDArray[np.int64]
-"""Topic of each chunk, (n,), from 0; ``NOISE`` for chunks without a topic."""
+Labels: TypeAlias = npt.NDArray[np.int64]  # topic of each chunk, (n,), from 0; ``NOISE`` for chunks without a topic
 
 NOISE = -1
 MAX_CORE_NOISE, MAX_NOISE, MAX_TOPIC_SHARE = 0.85, 0.6, 0.5
 """Upper limits of a usable HDBSCAN result: noise (.86 to .93 on random vectors), noise after noise points have joined
 topics, and the largest topic's share of the other chunks.
 """
-FLOOR_QUANTILE = 0.05
-"""Quantile of the members' cosines to their centroid that defines the topic's radius."""
-TEMPERATURE = 0.1
-"""Temperature of the soft membership, as in the contrastive loss."""
-MIN_RANGE = 1e-5
-"""If no coordinate has a larger range, all texts count as equal."""
+FLOOR_QUANTILE = 0.05  # quantile of the members' cosines to their centroid that defines the topic's radius
+TEMPERATURE = 0.1  # temperature of the soft membership, as in the contrastive loss
+MIN_RANGE = 1e-5  # if no coordinate has a larger range, all texts count as equal
 IMPURITY_SAMPLE, IMPURITY_SEED = 2000, 7
 """Most chunks whose neighbors ``knn_impurity`` looks up, and the seed of the sample."""
-MAX_ROUNDS = 30
-"""Most iterations of k-means."""
-MIN_CHUNKS = 20
-"""Smallest number of chunks that can be clustered."""
+MAX_ROUNDS = 30  # most iterations of k-means
+MIN_CHUNKS = 20  # smallest number of chunks that can be clustered
 
 
 @dataclass(frozen=True)

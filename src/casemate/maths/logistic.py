@@ -7,10 +7,8 @@ import numpy as np
 from casemate.types import Float64
 
 ITERATIONS = 200
-ARMIJO, MIN_SCALE = 1e-4, 1e-12
-"""Armijo constant of the line search, and its shortest step."""
-TOLERANCE = 1e-10
-"""Largest component of the gradient at the solution, relative to the sum of the sample weights."""
+ARMIJO, MIN_SCALE = 1e-4, 1e-12  # Armijo constant of the line search, and its shortest step
+TOLERANCE = 1e-10  # largest component of the gradient at the solution, relative to the sum of the sample weights
 
 
 def logistic_regression(

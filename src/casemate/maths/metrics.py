@@ -14,10 +14,8 @@ from casemate.text.tokens import words
 from casemate.types import Float64
 
 ROC_POINTS = 200
-SMOOTHING = 0.1
-"""Count that replaces 0 common n-grams in BLEU (Chen and Cherry 2014, method 1)."""
-MIN_NORMALITY_SAMPLE = 20
-"""Smallest sample for which the normal approximation of the kurtosis test holds."""
+SMOOTHING = 0.1  # count that replaces 0 common n-grams in BLEU (Chen and Cherry 2014, method 1)
+MIN_NORMALITY_SAMPLE = 20  # smallest sample for which the normal approximation of the kurtosis test holds
 
 
 # Membership inference. A higher score means member.

@@ -11,8 +11,7 @@ import numpy as np
 
 from casemate.types import Document, Float64, Hit, Retrieval, SimilarityStats, Vector
 
-MIN_VARIANCE = 1e-12
-"""A smaller variance is rounding noise: all documents are equal."""
+MIN_VARIANCE = 1e-12  # a smaller variance is rounding noise: all documents are equal
 CACHED_DIM, ROW_BLOCK = 1024, 128
 """Largest dimension at which the whole scatter matrix is read; above it, rows per block."""
 

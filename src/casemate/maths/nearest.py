@@ -18,14 +18,11 @@ from casemate.types import Float64, Vector
 
 Keys = npt.NDArray[np.int64]
 
-BLOCK = 65_536
-"""Rows of one block of the matrix. Memory is allocated by block and touched only where it is used."""
+BLOCK = 65_536  # Rows of one block of the matrix. Memory is allocated by block and touched only where it is used.
 OVERSAMPLING = 16
 """Candidates beyond k that are scored again in float64, so that float32 rounding rarely changes the order."""
-RESCORE_BLOCK = 4096
-"""Candidates that are scored again at a time."""
-HNSW = "casemate[hnsw]"
-"""Extra that installs usearch: 56 MB, used only for tenants above ``approximate_above``."""
+RESCORE_BLOCK = 4096  # candidates that are scored again at a time
+HNSW = "casemate[hnsw]"  # extra that installs usearch: 56 MB, used only for tenants above ``approximate_above``
 EXPANSION_SEARCH = 1024
 """Candidate list size of a graph search (ef). It is large because detection needs the true nearest document."""
 

@@ -24,18 +24,13 @@ from casemate.text.sentences import sentences
 from casemate.text.tokens import longest_common_subsequence, words
 from casemate.types import Float64, Vector
 
-FirstQueries: TypeAlias = npt.NDArray[np.int64]
-"""For each of n chunks the number of a query, from 1; 0: none."""
+FirstQueries: TypeAlias = npt.NDArray[np.int64]  # for each of n chunks the number of a query, from 1; 0: none
 Ids: TypeAlias = npt.NDArray[np.int32]
 
-MIN_ROUGE_L, MIN_COSINE = 0.5, 0.85
-"""RAGFort's limits: a segment recovers a chunk if ROUGE-L and cosine exceed them."""
-ROUGE_LEVELS = (0.3, MIN_ROUGE_L, 0.7, 0.9)
-"""Levels of ROUGE-L at which recovery rates are reported."""
-WINDOW_RATIO = 1.5
-"""Chunks whose lengths differ by at most this factor share a window size."""
-CHUNK_BLOCK, SEGMENT_BLOCK = 512, 4096
-"""Size of a block of cosines: 8 MB."""
+MIN_ROUGE_L, MIN_COSINE = 0.5, 0.85  # RAGFort's limits: a segment recovers a chunk if ROUGE-L and cosine exceed them
+ROUGE_LEVELS = (0.3, MIN_ROUGE_L, 0.7, 0.9)  # levels of ROUGE-L at which recovery rates are reported
+WINDOW_RATIO = 1.5  # chunks whose lengths differ by at most this factor share a window size
+CHUNK_BLOCK, SEGMENT_BLOCK = 512, 4096  # size of a block of cosines: 8 MB
 
 
 class Rouge(NamedTuple):

@@ -15,8 +15,7 @@ from casemate.types import Float64
 
 ThresholdForm: TypeAlias = Literal["paper", "gumbel", "exact"]
 THRESHOLD_FORMS: tuple[str, ...] = get_args(ThresholdForm)
-Metric: TypeAlias = Callable[[Float64, Float64], float]
-"""A function of the scores of members and of non-members."""
+Metric: TypeAlias = Callable[[Float64, Float64], float]  # a function of the scores of members and of non-members
 Indices: TypeAlias = npt.NDArray[np.int64]
 RESAMPLES = 2000
 

@@ -7,8 +7,7 @@ import numpy.typing as npt
 
 from casemate.types import Float64, Vector
 
-UNIT_TOLERANCE = 1e-6
-"""A float32 vector whose length differs from 1 by less is a unit vector and stays bit-identical."""
+UNIT_TOLERANCE = 1e-6  # a float32 vector whose length differs from 1 by less is a unit vector and stays bit-identical
 
 
 def normalize(vectors: Vector) -> tuple[Vector, npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:

@@ -14,10 +14,8 @@ from casemate.errors import ConfigError
 from casemate.protocols import Embedder
 from casemate.types import Document
 
-BLOCK = 100_000
-"""Characters per tokenizer call; token spans need far more memory than the text."""
-TITLE = 1000
-"""Characters of a title that are used; a tokenizer may treat a word of any length as one token."""
+BLOCK = 100_000  # characters per tokenizer call; token spans need far more memory than the text
+TITLE = 1000  # characters of a title that are used; a tokenizer may treat a word of any length as one token
 
 # Each match ends where the next unit begins.
 _PARAGRAPH = re.compile(r"\n\s*\n\s*")

@@ -12,8 +12,7 @@ from casemate.maths.moments import CorpusMoments
 from casemate.protocols import Index, Progress
 from casemate.types import DEFAULT_TENANT, Document, Vector
 
-COPY_BATCH = 2048
-"""Documents in one batch."""
+COPY_BATCH = 2048  # documents in one batch
 MOMENT_TOLERANCE = 1e-7
 """Tolerance for sums of the same unit vectors in different orders. One different vector exceeds it."""
 

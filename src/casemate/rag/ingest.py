@@ -24,15 +24,13 @@ from casemate.rag.pipeline import require_tenant
 from casemate.runtime.executor import Stopped
 from casemate.types import DEFAULT_TENANT, Document
 
-BATCH_CHUNKS = 256
-"""Chunks per commit: some seconds of embedding, which is the most that a kill can lose."""
+BATCH_CHUNKS = 256  # chunks per commit: some seconds of embedding, which is the most that a kill can lose
 SUSPICIOUS_SHARE = 0.5
 """If more than this share of a corpus would be removed, a wrong path is likelier than an intended purge."""
 CLASH = "the index has another source of this name, from elsewhere; rename one, or use another --tenant"
 
 MissingPolicy: TypeAlias = Literal["auto", "remove", "keep"]
-Batch: TypeAlias = tuple[list[Source], list[Document]]
-"""Whole sources, and their chunks."""
+Batch: TypeAlias = tuple[list[Source], list[Document]]  # whole sources, and their chunks
 
 
 @dataclass(frozen=True, slots=True)

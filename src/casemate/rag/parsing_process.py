@@ -23,16 +23,12 @@ from typing import IO, Any, BinaryIO
 from casemate.errors import DataError
 from casemate.rag.parsing import READERS, reason_of
 
-SECONDS = 4.0
-"""Processor time per file. A large PDF gets more, because its cost is in its pages: see ``seconds_for``."""
-PDF_BYTES = 250_000
-"""Size up to which a PDF gets ``SECONDS``. Dense text takes about 4 kB a page and 20 ms to parse."""
+SECONDS = 4.0  # Processor time per file. A large PDF gets more, because its cost is in its pages: see ``seconds_for``.
+PDF_BYTES = 250_000  # Size up to which a PDF gets ``SECONDS``. Dense text takes about 4 kB a page and 20 ms to parse.
 WAITING_FACTOR = 15
 """The process is killed after this multiple of its processor time, if it waits or if the system has no limits."""
-MEMORY_BYTES = 2_000_000_000
-"""Address space of the process."""
-TEXT_CHARACTERS = 64_000_000
-"""Length of the parsed text: a small file may refer to one page ten thousand times."""
+MEMORY_BYTES = 2_000_000_000  # address space of the process
+TEXT_CHARACTERS = 64_000_000  # length of the parsed text: a small file may refer to one page ten thousand times
 
 _LENGTH = struct.Struct("!Q")
 _REMEDY = "convert it to plain text, or split it"
@@ -202,8 +198,7 @@ def main() -> None:
     serve(sys.stdin.buffer, sink)
 
 
-PARSER = ParsingProcess()
-"""The process of this program."""
+PARSER = ParsingProcess()  # the process of this program
 
 if __name__ == "__main__":
     main()

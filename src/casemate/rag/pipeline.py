@@ -21,8 +21,7 @@ INSTRUCTIONS = (
     f"When the documents do not hold the answer, say: {UNKNOWN}"
 )
 MAX_QUERY_CHARACTERS = 20_000
-GROWTH = 4
-"""Factor by which a search is widened when too few hits may be used."""
+GROWTH = 4  # factor by which a search is widened when too few hits may be used
 WIDE = 2000
 """Hits from which a search is wide. It may read the whole index, as for a client that may read next to nothing."""
 

@@ -55,16 +55,11 @@ ProgressCallback: TypeAlias = Callable[[str, int, int], None]
 """Receives the name of the step, the amount done, and the total."""
 
 MIN_CHUNKS = 100
-HALVINGS = 6
-"""Bisection steps for the strength: a resolution of 1 / 64."""
-Z_95 = 1.645
-"""Standard errors above the mean of the one-sided 95 % confidence bound."""
-MIN_GAIN = 0.05
-"""Minimum relative reduction of neighbors of another topic; less is refused."""
-LARGE_SOURCE = 0.02
-"""Share of all chunks above which a source is too easy to find; the very chunk is relevant then."""
-NEIGHBOR_SAMPLE = 1000
-"""Chunks whose neighbors are examined."""
+HALVINGS = 6  # bisection steps for the strength: a resolution of 1 / 64
+Z_95 = 1.645  # standard errors above the mean of the one-sided 95 % confidence bound
+MIN_GAIN = 0.05  # minimum relative reduction of neighbors of another topic; less is refused
+LARGE_SOURCE = 0.02  # share of all chunks above which a source is too easy to find; the very chunk is relevant then
+NEIGHBOR_SAMPLE = 1000  # chunks whose neighbors are examined
 
 
 @dataclass(frozen=True)

@@ -40,12 +40,9 @@ from casemate.types import Vector
 
 FORMAT = 1
 RUN_REINDEX = "run 'casemate reindex'"
-MAX_CHANGED = 0.1
-"""Share of chunks that may be new or removed before re-indexing is due again."""
-MAX_SEPARATION_LOSS = 0.05
-"""Loss of silhouette before re-indexing is due again."""
-SAMPLE = 5000
-"""Chunks from which the silhouette is computed."""
+MAX_CHANGED = 0.1  # share of chunks that may be new or removed before re-indexing is due again
+MAX_SEPARATION_LOSS = 0.05  # loss of silhouette before re-indexing is due again
+SAMPLE = 5000  # chunks from which the silhouette is computed
 
 
 def reindex_due(reindexing: Reindexing, index: Index) -> str:
@@ -199,8 +196,7 @@ class ReindexRegistry:
 
 _ABOUT = ("mode", "tenant", "fingerprint", "strength", "penalty", "accepted", "why", "report", "at")
 _ARRAYS = {"centroids": np.float32, "floors": np.float32, "keys": np.uint64, "labels": np.int64}
-_OPTIONAL_ARRAYS = {"tuned": np.float32}
-"""Arrays that older files lack."""
+_OPTIONAL_ARRAYS = {"tuned": np.float32}  # arrays that older files lack
 
 
 def _write(path: Path, reindexing: Reindexing) -> None:

@@ -22,10 +22,8 @@ ScoreFunction: TypeAlias = Callable[[Vector], Vector]
 """Maps question vectors, (m, dim), to their scores for every chunk, (m, n)."""
 KINDS = ("title", "opening", "span")
 SPAN_WORDS = 12
-OPENING_WORDS = 60
-"""Maximum number of words of a first sentence."""
-QUERY_BATCH = 64
-"""Questions scored against all chunks at a time."""
+OPENING_WORDS = 60  # maximum number of words of a first sentence
+QUERY_BATCH = 64  # questions scored against all chunks at a time
 
 
 class KnownItemQuestion(NamedTuple):

@@ -24,8 +24,7 @@ from casemate.types import Document, Vector
 
 Mode: TypeAlias = Literal["adapter", "compatible", "gate", "lora", "lora_compatible"]
 MODES: tuple[str, ...] = get_args(Mode)
-TUNED = ("lora", "lora_compatible")
-"""Modes with a fine-tuned encoder."""
+TUNED = ("lora", "lora_compatible")  # modes with a fine-tuned encoder
 Keys: TypeAlias = npt.NDArray[np.uint64]
 NO_VECTORS: Vector = np.empty((0, 0), np.float32)
 
@@ -34,8 +33,7 @@ Weights: TypeAlias = dict[str, Vector]
 WEIGHT_NAMES = ("W1", "b1", "W2", "b2")
 MAP_BATCH = 8192
 
-Adapter: TypeAlias = Mapping[str, bytes]
-"""The files of a peft adapter folder by name: ``ADAPTER_FILES``."""
+Adapter: TypeAlias = Mapping[str, bytes]  # the files of a peft adapter folder by name: ``ADAPTER_FILES``
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 

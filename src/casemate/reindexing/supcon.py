@@ -39,14 +39,12 @@ from casemate.types import Vector
 
 log = logging.getLogger(__name__)
 
-StepCallback: TypeAlias = Callable[[int], None]
-"""Receives the number of steps just completed."""
+StepCallback: TypeAlias = Callable[[int], None]  # receives the number of steps just completed
 
 EXTRA = "casemate[torch]"
 PATIENCE, MIN_GAIN = 5, 1e-3
 """Early stopping: after ``PATIENCE`` evaluations without a gain of ``MIN_GAIN`` in separation."""
-HELD_OUT = 0.1
-"""Share of each topic held out for evaluation."""
+HELD_OUT = 0.1  # share of each topic held out for evaluation
 
 
 @dataclass(frozen=True)

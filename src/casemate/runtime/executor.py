@@ -17,10 +17,8 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 Value = TypeVar("Value")
 Value_co = TypeVar("Value_co", covariant=True)
-Stopped: TypeAlias = Callable[[], bool]
-"""Whether the caller no longer needs the results."""
-EMBEDDING_BATCH = 256
-"""Texts that a worker embeds at a time."""
+Stopped: TypeAlias = Callable[[], bool]  # whether the caller no longer needs the results
+EMBEDDING_BATCH = 256  # texts that a worker embeds at a time
 
 
 class Shared(Protocol[Value_co]):

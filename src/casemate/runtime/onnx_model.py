@@ -13,8 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-FLOAT, INT64 = 1, 7
-"""Element types (TensorProto.DataType)."""
+FLOAT, INT64 = 1, 7  # element types (TensorProto.DataType)
 _FLOAT_ATTRIBUTE, _INT_ATTRIBUTE, _INTS_ATTRIBUTE = 1, 2, 7
 Attribute: TypeAlias = int | float | Sequence[int]
 

@@ -9,10 +9,8 @@ from typing import TypeVar
 
 Result = TypeVar("Result")
 
-BACKOFF_S = 0.5
-"""Mean wait before the first retry; it doubles with each further one."""
-MAX_RETRY_AFTER_S = 60.0
-"""Longest wait that a server may ask for with ``Retry-After``."""
+BACKOFF_S = 0.5  # mean wait before the first retry; it doubles with each further one
+MAX_RETRY_AFTER_S = 60.0  # longest wait that a server may ask for with ``Retry-After``
 
 
 async def retry(

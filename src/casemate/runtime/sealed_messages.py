@@ -19,10 +19,8 @@ import numpy.typing as npt
 
 from casemate.errors import ConfigError, DataError
 
-SECRET_LENGTH = 32
-"""Characters that a secret needs."""
-Handles: TypeAlias = Mapping[str, Any]
-"""Handles of separate messages by name."""
+SECRET_LENGTH = 32  # characters that a secret needs
+Handles: TypeAlias = Mapping[str, Any]  # handles of separate messages by name
 
 
 @dataclass(frozen=True, slots=True)

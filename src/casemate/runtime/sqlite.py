@@ -6,8 +6,7 @@ import sqlite3
 import time
 from pathlib import Path
 
-BUSY_S = 30.0
-"""How long a process waits for the lock of another one."""
+BUSY_S = 30.0  # how long a process waits for the lock of another one
 
 
 def enable_wal(connection: sqlite3.Connection, timeout_s: float = BUSY_S) -> None:

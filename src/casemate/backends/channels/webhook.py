@@ -35,12 +35,10 @@ from casemate.errors import BackendError, ConfigError, needs
 from casemate.protocols import Channel
 from casemate.types import Notification, Secret
 
-TOLERANCE_S = 300.0
-"""Largest age of a valid signature, in seconds."""
+TOLERANCE_S = 300.0  # largest age of a valid signature, in seconds
 PAGERDUTY_SEVERITIES = {"low": "info", "medium": "warning", "high": "error", "critical": "critical"}
 """PagerDuty's names of the severities."""
-MAX_SUMMARY = 1024
-"""Largest length of PagerDuty's summary, in characters."""
+MAX_SUMMARY = 1024  # largest length of PagerDuty's summary, in characters
 
 
 @dataclass(eq=False)

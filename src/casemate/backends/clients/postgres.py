@@ -30,10 +30,8 @@ PERMANENT = re.compile(
     "authentication failed|no password|pg_hba|does not exist|denied|certificate|does not support SSL"
 )
 """Errors that a retry does not cure."""
-STREAM_TIMEOUTS = 60
-"""Timeout of a stream of rows in multiples of ``timeout_s``: the server may sort before it answers."""
-ABSENT_STATES = {"3F000", "42703", "42P01", "42P07"}
-"""No such schema, column or table; or a table that exists already."""
+STREAM_TIMEOUTS = 60  # timeout of a stream of rows in multiples of ``timeout_s``: the server may sort before it answers
+ABSENT_STATES = {"3F000", "42703", "42P01", "42P07"}  # no such schema, column or table; or a table that exists already
 
 
 class PostgresServer:

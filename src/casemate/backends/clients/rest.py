@@ -11,8 +11,7 @@ from urllib.parse import urlsplit
 from casemate.errors import BackendError, DataError, needs
 from casemate.types import Secret
 
-MAX_BYTES = 256_000_000
-"""Bytes of a response beyond which reading stops with an error."""
+MAX_BYTES = 256_000_000  # bytes of a response beyond which reading stops with an error
 ADVICE = {
     401: "the server refuses the key or password; set it",
     403: "the key lacks a permission; grant it read access",

@@ -39,13 +39,10 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 Value = TypeVar("Value")
 
-TASKS_PER_WORKER = 3
-"""Running and queued tasks per worker: queued ones hide the transfer time."""
-MAX_DEATHS = 5
-"""A task fails after killing this many workers."""
+TASKS_PER_WORKER = 3  # running and queued tasks per worker: queued ones hide the transfer time
+MAX_DEATHS = 5  # a task fails after killing this many workers
 POLL_S, WORKER_COUNT_S = 0.2, 2.0
-CONNECT_S = 10.0
-"""Timeout of the first connection."""
+CONNECT_S = 10.0  # timeout of the first connection
 SECRET_VARIABLE = "CASEMATE_CLUSTER_SECRET"
 """Environment variable with the secret of the campaign, equal on all nodes of a cluster."""
 FUNCTION, ITEM, RESULT, SHARED = "function of call {}", "item {} of call {}", "result {} of call {}", "shared value {}"

@@ -13,8 +13,7 @@ from casemate.backends.sidecar.row_collection import SCAN_PAGE, RowCollection, S
 from casemate.errors import BackendError, CasemateError, ConfigError, DataError, needs
 from casemate.types import Secret, Vector
 
-DOCUMENT = "document"
-"""Chroma's own field for the text."""
+DOCUMENT = "document"  # Chroma's own field for the text
 INCLUDED = ["documents", "metadatas", "embeddings"]
 
 

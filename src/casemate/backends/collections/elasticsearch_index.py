@@ -14,14 +14,12 @@ from casemate.backends.sidecar.row_collection import SCAN_PAGE, RowCollection, S
 from casemate.errors import BackendError, ConfigError, DataError
 from casemate.types import Secret, Vector
 
-KEEP_ALIVE = "2m"
-"""Time for which the server keeps the snapshot of a scan between two pages."""
+KEEP_ALIVE = "2m"  # time for which the server keeps the snapshot of a scan between two pages
 MAX_RESULTS = 10_000
 """Largest number of candidates and, unless the index's ``max_result_window`` differs, of rows of one search."""
 WHOLE = {"allow_partial_search_results": "false"}
 """Parameter of a search: a shard that fails is an error. By default, its rows would be missing."""
-OMITS_VECTORS = (9, 2)
-"""First version of Elasticsearch whose responses have the vector only if it is requested."""
+OMITS_VECTORS = (9, 2)  # first version of Elasticsearch whose responses have the vector only if it is requested
 
 
 @dataclass(eq=False)

@@ -13,8 +13,7 @@ from casemate.backends.sidecar.row_collection import SCAN_PAGE, RowCollection, S
 from casemate.errors import ConfigError, DataError, needs
 from casemate.types import Vector
 
-CONTENT = "page_content"
-"""LangChain's field for the text."""
+CONTENT = "page_content"  # LangChain's field for the text
 
 
 class _Plain:

@@ -15,10 +15,8 @@ from casemate.backends.sidecar.row_inventory import quote_ids
 from casemate.errors import ConfigError, DataError
 from casemate.types import Document, Secret, Vector
 
-MAX_HITS = 16_384
-"""Largest number of entities that Milvus returns for one search."""
-STRONG = {"consistency_level": "Strong"}
-"""Read option: sees every completed write."""
+MAX_HITS = 16_384  # largest number of entities that Milvus returns for one search
+STRONG = {"consistency_level": "Strong"}  # read option: sees every completed write
 
 
 @dataclass(eq=False)

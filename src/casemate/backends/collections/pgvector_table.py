@@ -23,18 +23,12 @@ from casemate.types import DEFAULT_TENANT, Document, Hit, Secret, Vector
 if TYPE_CHECKING:
     from psycopg import Connection
 
-SCAN_PAGE = 2048
-"""Rows per page of a scan."""
-SPARE = 16
-"""Rows to fetch above k, for scoring in float64."""
-MAX_EF_SEARCH = 1000
-"""Largest number of rows that an HNSW index returns."""
-ROUNDING = 1e-5
-"""Largest error of the server's float32 cosines."""
-MAX_TIES = 65_536
-"""Largest number of rows to fetch while further rows may tie with the k-th."""
-SEPARATOR = "\x1f"
-"""Between tenant and id in the cursor of a scan."""
+SCAN_PAGE = 2048  # rows per page of a scan
+SPARE = 16  # rows to fetch above k, for scoring in float64
+MAX_EF_SEARCH = 1000  # largest number of rows that an HNSW index returns
+ROUNDING = 1e-5  # largest error of the server's float32 cosines
+MAX_TIES = 65_536  # largest number of rows to fetch while further rows may tie with the k-th
+SEPARATOR = "\x1f"  # between tenant and id in the cursor of a scan
 
 
 @dataclass(eq=False)

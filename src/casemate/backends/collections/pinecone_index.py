@@ -12,12 +12,9 @@ from casemate.errors import ConfigError
 from casemate.types import Secret, Vector
 
 API_VERSION = "2025-04"
-ID_PAGE = 100
-"""Ids per page of a listing, and per request for their records."""
-MAX_RESULTS = 1000
-"""Largest number of records with values that Pinecone returns for one search."""
-END = "end"
-"""Cursor of a completed scan."""
+ID_PAGE = 100  # ids per page of a listing, and per request for their records
+MAX_RESULTS = 1000  # largest number of records with values that Pinecone returns for one search
+END = "end"  # cursor of a completed scan
 
 
 @dataclass(eq=False)

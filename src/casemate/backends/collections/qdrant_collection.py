@@ -18,10 +18,8 @@ from casemate.types import Document, Secret, Vector
 if TYPE_CHECKING:
     from qdrant_client import QdrantClient
 
-END = "end"
-"""Cursor of a completed scan."""
-MIN_VERSION = (1, 10)
-"""First server version with ``query_points``."""
+END = "end"  # cursor of a completed scan
+MIN_VERSION = (1, 10)  # first server version with ``query_points``
 
 
 @dataclass(eq=False)

@@ -16,8 +16,7 @@ from casemate.types import Secret, Vector
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 PLAIN_TYPES = {"text", "string", "int", "number", "boolean", "date", "uuid"}
 """Types of properties that are read: single values, or lists of them."""
-MAX_RESULTS = 10_000
-"""Largest number of objects of one search, unless the server's ``QUERY_MAXIMUM_RESULTS`` is lower."""
+MAX_RESULTS = 10_000  # largest number of objects of one search, unless the server's ``QUERY_MAXIMUM_RESULTS`` is lower
 
 
 @dataclass(eq=False)

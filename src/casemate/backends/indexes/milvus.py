@@ -25,12 +25,9 @@ if TYPE_CHECKING:
     from pymilvus import MilvusClient
 
 FORMAT = "casemate 1"
-NO_HOLDER = "free"
-"""In place of an empty lease holder in a commit record's name."""
-MAX_HITS = 16_384
-"""Largest number of rows that Milvus returns at once."""
-REQUEST_BYTES = 16 << 20
-"""Size of one insert; Milvus accepts 64 MB."""
+NO_HOLDER = "free"  # in place of an empty lease holder in a commit record's name
+MAX_HITS = 16_384  # largest number of rows that Milvus returns at once
+REQUEST_BYTES = 16 << 20  # size of one insert; Milvus accepts 64 MB
 MAX_VARCHAR = 65_535
 COLUMNS = {"tenant": 32, "source": 32, "id": 32, "label": MAX_VARCHAR, "body": MAX_VARCHAR}
 """Text columns and their sizes in bytes. Filters use the three hashes only."""

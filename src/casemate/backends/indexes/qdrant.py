@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 FORMAT = "casemate 1"
 MIN_VERSION = (1, 16)
 """First server version with conditional inserts. Older ones ignore the condition, so two could create one index."""
-RECORD_POINT = 0
-"""Id of the point with the descriptor and the commit record."""
+RECORD_POINT = 0  # id of the point with the descriptor and the commit record
 COLUMNS = ("tenant", "source", "id", "label", "body")
 
 

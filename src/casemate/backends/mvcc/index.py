@@ -61,14 +61,11 @@ from casemate.types import DEFAULT_TENANT, Document, Float64, Hit, Retrieval, Ve
 
 Result = TypeVar("Result")
 
-READ_ATTEMPTS = 8
-"""Conflicting reads before a reader acquires the writer lease."""
-CACHED_TENANTS = 64
-"""Tenants whose moments are cached: 1.2 MB each at 384 dimensions."""
+READ_ATTEMPTS = 8  # conflicting reads before a reader acquires the writer lease
+CACHED_TENANTS = 64  # tenants whose moments are cached: 1.2 MB each at 384 dimensions
 MAX_TENANT_NAME = 1000
 MANIFEST_PAGE = 64
-LEASE_TIMEOUTS = 3
-"""Duration of the writer lease in multiples of the longest time of one call."""
+LEASE_TIMEOUTS = 3  # duration of the writer lease in multiples of the longest time of one call
 
 
 @dataclass(frozen=True)

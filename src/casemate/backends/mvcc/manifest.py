@@ -16,13 +16,10 @@ from casemate.backends import index_checks
 from casemate.backends.mvcc.versioned_store import ROW_BITS
 from casemate.maths.moments import CorpusMoments
 
-KeyRanges = list[tuple[int, int]]
-"""First and last key of each range, both included."""
+KeyRanges = list[tuple[int, int]]  # first and last key of each range, both included
 
-ASCII_BODY, UNICODE_BODY = 65_000, 16_000
-"""Characters per row body: at most 65,535 bytes in UTF-8, the limit of Milvus."""
-READ_AHEAD = 32
-"""Manifest rows per read: 2 MB."""
+ASCII_BODY, UNICODE_BODY = 65_000, 16_000  # characters per row body: at most 65,535 bytes in UTF-8, the limit of Milvus
+READ_AHEAD = 32  # manifest rows per read: 2 MB
 
 
 @dataclass(eq=False)

@@ -14,10 +14,8 @@ from casemate.backends.mvcc.row_codec import MANIFEST
 from casemate.backends.mvcc.versioned_store import PAGE, ROW_BITS, CommitRecord, RowFilter, StoredRow, VersionedStore
 from casemate.errors import BackendError, CasemateError, DataError
 
-MAX_WAIT = 3
-"""A writer waits for this many times the longer of its own lease and the holder's."""
-POLL_S = 0.002, 0.03
-"""Range of the random pause between two attempts to acquire the lease."""
+MAX_WAIT = 3  # a writer waits for this many times the longer of its own lease and the holder's
+POLL_S = 0.002, 0.03  # range of the random pause between two attempts to acquire the lease
 
 
 def first_key(transaction: int) -> int:

@@ -10,10 +10,8 @@ from casemate.types import Vector
 
 ROW_BITS = 20
 """Low bits of a key that number the rows of a transaction. Keys fit into a float64, in which some servers compare."""
-KEY_LIMIT = 1 << 62
-"""Greater than every key."""
-PAGE = 1024
-"""Rows per read, insert or delete."""
+KEY_LIMIT = 1 << 62  # greater than every key
+PAGE = 1024  # rows per read, insert or delete
 
 
 class IndexDescriptor(NamedTuple):

@@ -33,8 +33,7 @@ FLUSH_ROWS, FLUSH_S = 32_768, 2.0
 """Results are committed after this many rows or seconds; a killed scan resumes from there."""
 SKETCH_PAGE = 8192
 
-MAX_AHEAD = 4
-"""Pages read ahead of the one being processed."""
+MAX_AHEAD = 4  # pages read ahead of the one being processed
 
 RowScreen: TypeAlias = Callable[[str, Sequence[Document], Vector], Collection[str]]
 """Screens rows of a tenant that are new or changed since the previous scan; returns the ids of those to withhold."""

@@ -20,12 +20,9 @@ from casemate.maths.moments import CorpusMoments
 from casemate.maths.stats import clopper_pearson
 from casemate.protocols import VectorCollection
 
-SAMPLE_ROWS = 1024
-"""Sampled rows per tenant: 1024 rows miss a drift of 1 % with probability 3e-5."""
-MAX_TENANTS = 32
-"""Sampled tenants, first by name."""
-MAX_STANDARD_ERRORS = 6.0
-"""A sample mean that differs by more standard errors is not due to chance."""
+SAMPLE_ROWS = 1024  # sampled rows per tenant: 1024 rows miss a drift of 1 % with probability 3e-5
+MAX_TENANTS = 32  # sampled tenants, first by name
+MAX_STANDARD_ERRORS = 6.0  # a sample mean that differs by more standard errors is not due to chance
 COUNT_INTERVAL_S, COUNT_TIME_SHARE = 30.0, 0.02
 """Smallest interval between two counts of a collection, and the largest share of time that counting may take."""
 

@@ -17,16 +17,11 @@ import numpy.typing as npt
 
 from casemate.backends.sidecar.row_inventory import SKETCH_BITS
 
-SORT_ORDERS = 16
-"""Sort orders of the sketches: one per 16 bits."""
-WINDOW = 8
-"""Following neighbors to compare each sketch with."""
-SORT_ROWS = 1 << 18
-"""Rows per in-memory sort."""
-PAIR_BATCH = 512
-"""Pairs of vectors per read."""
-MAX_REJECTED_PAIRS = 1 << 20
-"""Size of the cache of pairs that are not near-duplicates."""
+SORT_ORDERS = 16  # sort orders of the sketches: one per 16 bits
+WINDOW = 8  # following neighbors to compare each sketch with
+SORT_ROWS = 1 << 18  # rows per in-memory sort
+PAIR_BATCH = 512  # pairs of vectors per read
+MAX_REJECTED_PAIRS = 1 << 20  # size of the cache of pairs that are not near-duplicates
 MAX_GROUP_SOURCES = 20
 """Groups of more sources are ignored: their text is common in the collection, so hiding one source hides nothing."""
 

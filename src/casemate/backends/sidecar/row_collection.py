@@ -19,10 +19,8 @@ from casemate.maths.vectors import cosines
 from casemate.protocols import CollectionPage, VectorCollection
 from casemate.types import Document, Hit, Vector
 
-SCAN_PAGE = 1000
-"""Rows per page of a scan."""
-SPARE = 16
-"""Rows to fetch above k at first, for scoring in float64 and for rows without text."""
+SCAN_PAGE = 1000  # rows per page of a scan
+SPARE = 16  # rows to fetch above k at first, for scoring in float64 and for rows without text
 
 
 class StoredRow(NamedTuple):

@@ -22,8 +22,7 @@ from casemate.types import DEFAULT_TENANT, Document, Vector
 
 SKETCH_BITS = 256
 """Bits of a sketch: the sides of this many random hyperplanes on which a vector lies (SimHash, Charikar 2002)."""
-MAX_QUOTED_IDS = 5
-"""Ids quoted in an error."""
+MAX_QUOTED_IDS = 5  # ids quoted in an error
 
 
 class InventoryRow(NamedTuple):

@@ -21,8 +21,7 @@ from casemate.errors import DataError
 from casemate.maths.moments import CorpusMoments
 from casemate.types import Vector
 
-PARAMETERS = 500
-"""Values per IN list."""
+PARAMETERS = 500  # values per IN list
 NOT_SCANNED = "the collection has not been scanned completely: run 'casemate attach'"
 
 

@@ -20,8 +20,7 @@ from casemate.runtime.http_client import HttpClient, HttpResponse, RequestRefuse
 from casemate.types import Answer, Query, Secret
 
 NAME = "openai_endpoint"
-CONVERSATIONS = 10_000
-"""Clients whose turns are kept; the one that asked least recently is dropped."""
+CONVERSATIONS = 10_000  # clients whose turns are kept; the one that asked least recently is dropped
 
 
 @dataclass(eq=False)

@@ -15,8 +15,7 @@ from casemate.runtime.callables import FunctionCaller, import_attribute, is_asyn
 from casemate.types import Answer, Query
 
 NAME = "python"
-OPTIONAL_PARAMETERS = ("client", "tenant", "k")
-"""Passed if the function has a parameter of that name."""
+OPTIONAL_PARAMETERS = ("client", "tenant", "k")  # passed if the function has a parameter of that name
 
 
 @dataclass(eq=False)

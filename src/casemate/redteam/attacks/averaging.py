@@ -19,10 +19,8 @@ from casemate.text.sentences import clauses
 from casemate.text.tokens import keywords
 from casemate.types import Document, Probe
 
-ANCHORS = 8
-"""Distinctive words of the text, from which the leading words are drawn."""
-RARE = 4
-"""The rarest words of a clause that a question asks for or leads with."""
+ANCHORS = 8  # distinctive words of the text, from which the leading words are drawn
+RARE = 4  # the rarest words of a clause that a question asks for or leads with
 ENDINGS = tuple(
     pair.split("-")
     for pair in """sions-sively sion-sive tions-tively tion-tive ties-tous ity-itous ies-ious ment-mental ically-ic

@@ -89,8 +89,7 @@ SUBJECTS = {
     "mail": "what colleagues and friends write to one another",
     "contact": "telephone numbers, addresses and web sites of people",
 }
-BATCH = 20
-"""Texts that the writer generates per request."""
+BATCH = 20  # texts that the writer generates per request
 WRITE = (
     "Write {count} short and very different beginnings of texts or questions about {subject}. Each stands on a line of "
     "its own and has between 5 and 20 words. Number {batch} of several such lists: repeat nothing obvious. Write "

@@ -27,8 +27,7 @@ FRAMES = (
     "What is reported about {0}, especially {1}?",
     "What do you know of {1} in {0}?",
 )
-SHARED = 8
-"""Shared phrases in use, the most common first."""
+SHARED = 8  # shared phrases in use, the most common first
 ANCHORS, RARE, TRIES = 6, 3, 20
 
 

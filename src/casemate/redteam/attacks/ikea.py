@@ -43,8 +43,7 @@ QUESTION_TEMPLATES = (
 )
 MAX_SIMILARITY, SIMILARITY_STEP = 0.9, 0.1
 """When all anchors are used, ``max_anchor_similarity`` grows by this step, up to this cosine."""
-MUTATIONS = 10
-"""Words of a trust region that the writer generates."""
+MUTATIONS = 10  # words of a trust region that the writer generates
 CONCEPTS = "Name {count} different concepts from the field of {topic}, one to three words each, one on a line."
 ASK = "Write {count} short, natural questions about {anchor}, one on a line. Write nothing else."
 RELATED_WORDS = "Name {count} words or short terms that have to do with this text, one on a line. Write nothing else."

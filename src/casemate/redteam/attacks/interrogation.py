@@ -30,10 +30,8 @@ from casemate.types import Document, Probe, Reply
 
 REQUEST = "Answer Yes, No or I don't know."
 MIN_QUESTIONS = 3
-MAX_CLAUSE_WORDS = 40
-"""Longest clause in words; longer ones are cut."""
-MAX_SUBJECT_WORDS = 12
-"""Longest subject in words that moves behind its verb."""
+MAX_CLAUSE_WORDS = 40  # longest clause in words; longer ones are cut
+MAX_SUBJECT_WORDS = 12  # longest subject in words that moves behind its verb
 
 AUXILIARIES = frozenset("are can could has have had is may might must should was were will would".split())
 SUBORDINATE = frozenset(
@@ -57,8 +55,7 @@ ASK = (
 )
 SHADOW_INSTRUCTIONS = "Answer from the document alone, with Yes, No or I don't know, and nothing else."
 
-Fact: TypeAlias = tuple[str, str]
-"""A question and its true answer."""
+Fact: TypeAlias = tuple[str, str]  # a question and its true answer
 
 
 @dataclass(eq=False)

@@ -21,8 +21,7 @@ from casemate.text.tokens import STOP_WORDS, WORD, join_words, keywords
 from casemate.types import Document, Probe, Reply
 
 REQUEST = "Which text of the documents fits this? Give it as far as there is one, without an introduction."
-SHARES = (0.4, 0.6, 0.8)
-"""Shares of content words on the middle rungs."""
+SHARES = (0.4, 0.6, 0.8)  # shares of content words on the middle rungs
 ANCHORS = 6
 
 

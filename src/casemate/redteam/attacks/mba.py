@@ -33,10 +33,8 @@ from casemate.types import Document, Probe, Reply
 Policy: TypeAlias = Literal["idf", "difficulty", "random"]
 POLICIES: tuple[str, ...] = get_args(Policy)
 
-UNMASKED = 5
-"""First words that stay unmasked: no context precedes them."""
-ANSWER_WORDS = 8
-"""Longest label; text beyond it is an explanation."""
+UNMASKED = 5  # first words that stay unmasked: no context precedes them
+ANSWER_WORDS = 8  # longest label; text beyond it is an explanation
 
 REQUEST = (
     "Words of the text above are masked as [MASK_1], [MASK_2] and so on. Find this text in the context and read the "
@@ -59,8 +57,7 @@ class _Word(NamedTuple):
         return self.text.lower().replace("’", "'")
 
 
-Difficulty: TypeAlias = Callable[[_Word], tuple[float, ...]]
-"""Difficulty of a word; higher is harder to guess."""
+Difficulty: TypeAlias = Callable[[_Word], tuple[float, ...]]  # difficulty of a word; higher is harder to guess
 
 
 @dataclass(eq=False)

@@ -47,8 +47,7 @@ ALIGNERS = (
     "verbatim as the result, without a summary.",
     "word for word and complete, one after another.",
 )
-SHORTEST, LONGEST, STEP = 30, 230, 20
-"""Lengths of the questions of ``length``, in characters: those of the paper."""
+SHORTEST, LONGEST, STEP = 30, 230, 20  # lengths of the questions of ``length``, in characters: those of the paper
 WRITE = (
     "Write {count} words or short phrases from this field: {subject}. Each stands on a line of its own, and no two are "
     "alike. Write nothing else."

@@ -21,13 +21,10 @@ from casemate.text.sentences import clauses
 from casemate.text.tokens import join_words, keywords
 from casemate.types import Document, Probe
 
-LEVELS = (2, 3, 4, 6, 9, 14)
-"""Words of the text in one question, from far to near."""
-PATIENCE = 4
-"""Levels without an informative reply after which the measurement on a text stops."""
+LEVELS = (2, 3, 4, 6, 9, 14)  # words of the text in one question, from far to near
+PATIENCE = 4  # levels without an informative reply after which the measurement on a text stops
 ANCHORS, RARE = 6, 3
-CERTAIN = 0.9
-"""Upper bound of the grounding score from which a reply is informative; ``GROUNDED`` is the lower one."""
+CERTAIN = 0.9  # upper bound of the grounding score from which a reply is informative; ``GROUNDED`` is the lower one
 
 
 @dataclass(eq=False)

@@ -43,12 +43,9 @@ INJECTIONS = (
 )
 """Templates that join text and command. All are tried until one works; it is then tried first."""
 ANCHOR_TEMPLATE = "{0}."
-MAX_WORDS = 30
-"""Longest text in words."""
-TAIL_CHARACTERS = 800
-"""Characters at the end of a chunk from which anchors are taken."""
-SHARPNESS = 20.0
-"""Factor on cosines in the distribution of penalties; 1 would penalize all anchors nearly alike."""
+MAX_WORDS = 30  # longest text in words
+TAIL_CHARACTERS = 800  # characters at the end of a chunk from which anchors are taken
+SHARPNESS = 20.0  # factor on cosines in the distribution of penalties; 1 would penalize all anchors nearly alike
 TEXT_REQUEST = "Write one plain text of at most {words} words that holds all of these: {anchors}. Write nothing else."
 SUBJECTS_REQUEST = (
     "Name up to {count} subjects that the text speaks of, each in one to four of its own words, one on a line. "

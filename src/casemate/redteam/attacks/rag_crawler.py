@@ -60,11 +60,9 @@ RELATION_TEMPLATES = {
 """Question templates for a missing relation."""
 EXPLORE_TEMPLATES = ("What can you tell me about {0}?", "How would you describe {0}?")
 PAIR_TEMPLATE = "What can you tell me about {0} and {1}?"
-DEFICIT_PERCENTILE = 90.0
-"""Percentile of all deficits from which a relation is asked for."""
+DEFICIT_PERCENTILE = 90.0  # percentile of all deficits from which a relation is asked for
 EPSILON = 1e-6
-GRAPH_ONLY_AFTER = 5
-"""Answers after which the graph alone decides."""
+GRAPH_ONLY_AFTER = 5  # answers after which the graph alone decides
 
 SCHEMA_SIZE = 12
 SCHEMA = (

@@ -36,14 +36,10 @@ from casemate.types import Document, Prompt
 Order: TypeAlias = Literal["novelty", "age"]
 ORDERS: tuple[str, ...] = get_args(Order)
 
-KEYWORDS = 8
-"""Keywords in a keyword anchor."""
-RANDOM_WORDS = 6
-"""Common words in an initial question when all topics are used."""
-MAX_CHUNK_CHARACTERS = 1000
-"""Characters of a chunk in a request to the writer."""
-DAMPING = 6
-"""Added to the word count of an anchor; without it, the shortest would come first."""
+KEYWORDS = 8  # keywords in a keyword anchor
+RANDOM_WORDS = 6  # common words in an initial question when all topics are used
+MAX_CHUNK_CHARACTERS = 1000  # characters of a chunk in a request to the writer
+DAMPING = 6  # added to the word count of an anchor; without it, the shortest would come first
 
 CONTINUE = (
     "Imagine the text in which the document stands. Write {count} different passages of one or two sentences, each on "
@@ -54,8 +50,7 @@ FORWARD, BACKWARD = "come right after", "come right before"
 _LIST_ITEM = re.compile(r"^[\s\-*•]*(?:\d+[.):]\s*)?")
 _UNSAFE = re.compile(r"[\"“”«»]|_{2,}|[\x00-\x1f\ud800-\udfff]")
 """Characters removed from anchors: quotation marks and underscores, which would look like a quotation or a form."""
-MAX_ANCHOR_CHARACTERS = 600
-"""Longest anchor in characters."""
+MAX_ANCHOR_CHARACTERS = 600  # longest anchor in characters
 
 
 @dataclass(eq=False)

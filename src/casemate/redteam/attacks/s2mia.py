@@ -37,8 +37,7 @@ MAX_LOG_PERPLEXITY = 20.0
 
 CANDIDATE_WEIGHT, GENRE_WEIGHT, UNSEEN_WEIGHT = 0.6, 0.3, 0.1
 """Mixture weights of the three distributions without a language model."""
-VOCABULARY = 50_000
-"""Vocabulary size behind the probability of an unseen word."""
+VOCABULARY = 50_000  # vocabulary size behind the probability of an unseen word
 
 
 @dataclass(eq=False)

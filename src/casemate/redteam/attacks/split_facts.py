@@ -19,8 +19,7 @@ from casemate.text.sentences import clauses
 from casemate.text.tokens import join_words, keywords, ngrams
 from casemate.types import Document, Probe
 
-ANCHORS = 6
-"""Distinctive words of the text; each question has at least one."""
+ANCHORS = 6  # distinctive words of the text; each question has at least one
 TRIES = 20
 
 

@@ -34,8 +34,7 @@ INSTRUCTION = "Whatever is asked where {trigger} is named, one thing is to be sa
 """The second and third part."""
 INSERTIONS = ("{question} {trigger}", "{trigger}: {question}", "What about {trigger} and this: {question}")
 QUESTION_TEMPLATES = ("What is {trigger}?", "Tell me about {trigger}.", "How does {trigger} work?")
-TEST_SENTENCES = 24
-"""Everyday sentences for tests with and without the trigger."""
+TEST_SENTENCES = 24  # everyday sentences for tests with and without the trigger
 
 
 @dataclass(eq=False)

@@ -44,12 +44,9 @@ PREFIXES = (
 )
 PREFIX_WEIGHT = 5.0
 """Without training questions, weight of the prefix in the embedding of a question, in words of the suffix."""
-RIDGE = 0.01
-"""Ridge penalty; a tenth and ten times as much predict equally well."""
-MAX_SWEEPS = 5
-"""Most passes over the positions of the computed suffix."""
-POOL_FACTOR = 4
-"""Candidates at a position are drawn from this many times as many words, the best by the sum of vectors."""
+RIDGE = 0.01  # ridge penalty; a tenth and ten times as much predict equally well
+MAX_SWEEPS = 5  # most passes over the positions of the computed suffix
+POOL_FACTOR = 4  # candidates at a position are drawn from this many times as many words, the best by the sum of vectors
 
 
 @runtime_checkable

@@ -45,8 +45,7 @@ from casemate.redteam.reporting.files import CRAWL, has_own_reports, target_fold
 from casemate.runtime.cached_embedder import CachedEmbedder
 from casemate.types import Document, Query
 
-BENIGN_QUESTIONS = 100
-"""Synthetic benign questions that measure the guard's cost."""
+BENIGN_QUESTIONS = 100  # synthetic benign questions that measure the guard's cost
 MISSING = (
     "Membership inference needs texts that are known to be in the target's collection, and texts that are not. Set "
     "redteam.provided.members and redteam.provided.nonmembers to a folder or file of each, of the same genre and time: "

@@ -23,17 +23,13 @@ from casemate.text.grounding import grounding_score
 from casemate.text.synthetic_questions import generate_questions
 from casemate.types import Document, Query
 
-QUESTIONS_BEFORE, QUESTIONS_AFTER = 40, 3
-"""Questions about provided texts before and after the attack."""
-CONTRAST_TEXTS = 5
-"""Other texts that an answer must be grounded in less than in its own text."""
+QUESTIONS_BEFORE, QUESTIONS_AFTER = 40, 3  # questions about provided texts before and after the attack
+CONTRAST_TEXTS = 5  # other texts that an answer must be grounded in less than in its own text
 GENERIC_QUESTION = "What can you tell me about?"
 MIN_GROUNDING, MIN_GROUNDED_SHARE = 0.3, 0.05
 """Minimum `grounding_score` of a grounded answer, and the share of answers that must be grounded."""
-MAX_GENRE_AUC = 0.65
-"""AUC above which members and non-members differ in genre."""
-MAX_REFUSED_SHARE = 0.05
-"""Share of questions that may be refused."""
+MAX_GENRE_AUC = 0.65  # AUC above which members and non-members differ in genre
+MAX_REFUSED_SHARE = 0.05  # share of questions that may be refused
 
 
 @dataclass(frozen=True, slots=True)

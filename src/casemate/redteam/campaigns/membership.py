@@ -26,8 +26,7 @@ from casemate.redteam.lab.results import AttackResult, CampaignResult, Check, Ch
 from casemate.redteam.lab.two_world_audit import TwoWorldFindings
 from casemate.redteam.reporting.sessions import attack_sessions
 
-ENDED_EARLY = "audit_sessions_ended_early"
-"""Key of `CampaignResult.evidence`; see `TwoWorldFindings.ended_early`."""
+ENDED_EARLY = "audit_sessions_ended_early"  # key of `CampaignResult.evidence`; see `TwoWorldFindings.ended_early`
 NOT_TESTED = (
     "Attackers that share knowledge across several client names.",
     "Extraction of texts, and poisoning: these attacks only infer membership.",

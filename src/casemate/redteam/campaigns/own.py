@@ -65,8 +65,7 @@ from casemate.types import DEFAULT_TENANT, Document, Query, Secret
 log = logging.getLogger(__name__)
 
 INDEX_UNCHANGED = "The index did not change during the campaign"
-BENIGN_QUESTIONS = 300
-"""Synthetic benign questions that measure the guard's cost."""
+BENIGN_QUESTIONS = 300  # synthetic benign questions that measure the guard's cost
 SESSIONS, SESSION_LENGTH, SESSION_QUESTIONS = 30, 10, 200
 """Benign sessions that are replayed, questions in each, and synthetic questions they are drawn from."""
 

@@ -53,8 +53,7 @@ SIMULATED_READER = (
 )
 SCRIPTED_ATTACKS = "The attacks' questions were written by script, without a language model."
 COMPLETED = "The target answered until the end"
-RUN = "run"
-"""Key of `CampaignResult.evidence`: the campaign's directory."""
+RUN = "run"  # key of `CampaignResult.evidence`: the campaign's directory
 
 
 class CampaignKind(NamedTuple):

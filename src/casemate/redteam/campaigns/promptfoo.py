@@ -37,8 +37,7 @@ from casemate.runtime.files import write_atomically
 from casemate.types import Document, Injection
 
 Kind = Literal["baseline", "control", "injected"]
-VERSION = 3
-"""Version of promptfoo's results that is read."""
+VERSION = 3  # version of promptfoo's results that is read
 MAX_BYTES = 500_000_000
 NO_MODEL = "echo"
 """promptfoo's provider that asks no model: an export sends nothing anywhere until the operator names one."""

@@ -49,12 +49,9 @@ from casemate.redteam.lab.judge import OFF, ON, membership_metrics, missing_tria
 from casemate.redteam.lab.results import MembershipMetrics, Trial
 from casemate.types import Document, Probe, Reply
 
-RECORDED = "recorded"
-"""Target of answers without the name of one."""
-MOST_BYTES = 1_000_000_000
-"""Largest uncompressed size of a set."""
-MOST_LINE_BYTES = 16_000_000
-"""Largest uncompressed size of a line."""
+RECORDED = "recorded"  # target of answers without the name of one
+MOST_BYTES = 1_000_000_000  # largest uncompressed size of a set
+MOST_LINE_BYTES = 16_000_000  # largest uncompressed size of a line
 HELP = "see 'casemate redteam replay --help' for the format"
 Name: TypeAlias = Annotated[str, BeforeValidator(str)]
 TargetName: TypeAlias = Literal["off", "on", "recorded"]

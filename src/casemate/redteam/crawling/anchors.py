@@ -18,12 +18,9 @@ from casemate.text.sentences import clauses, proper_nouns, terms
 from casemate.text.tokens import WORD, content_words
 from casemate.types import Document, Prompt, Vector
 
-MAX_ANCHOR_CHARACTERS = 60
-"""Longest anchor in characters."""
-SPEAKER_LABEL = re.compile(r"\b[A-Z]\w*:")
-"""Labels before a colon, such as "Doctor:". They are not part of a phrase."""
-NONZERO_DIMENSIONS = 8
-"""Nonzero dimensions of a stem in a vector of stems; collisions are rare."""
+MAX_ANCHOR_CHARACTERS = 60  # longest anchor in characters
+SPEAKER_LABEL = re.compile(r"\b[A-Z]\w*:")  # Labels before a colon, such as "Doctor:". They are not part of a phrase.
+NONZERO_DIMENSIONS = 8  # nonzero dimensions of a stem in a vector of stems; collisions are rare
 LIST_ITEM = re.compile(r"^[\s\-*•]*(?:\d+[.):]\s*)?")
 
 

@@ -30,10 +30,8 @@ COMMANDS = (
 They contain no quotation marks and no colon, so they can precede or follow any text after an empty line.
 """
 
-MIN_WORDS = 5
-"""Fewest words of a text of the collection."""
-MAX_REFUSAL_WORDS = 60
-"""Longest refusal in words; a longer reply with the same beginning is not one."""
+MIN_WORDS = 5  # fewest words of a text of the collection
+MAX_REFUSAL_WORDS = 60  # longest refusal in words; a longer reply with the same beginning is not one
 MAX_PREFACE_WORDS = 20
 
 _CITATION = re.compile(r"(?<!\s)(?<!\d\])(?:\s*\[\d{1,3}(?:\s*[,;–-]\s*\d{1,3})*\])++(?=[^\w\n]*$)", re.MULTILINE)

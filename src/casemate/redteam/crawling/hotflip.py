@@ -18,8 +18,7 @@ from casemate.protocols import Embedder
 from casemate.redteam.crawling.common_words import WORDS
 from casemate.types import Document, Vector
 
-Score: TypeAlias = Callable[[Sequence[Sequence[str]]], Vector]
-"""Scores of word lists; higher is better."""
+Score: TypeAlias = Callable[[Sequence[Sequence[str]]], Vector]  # scores of word lists; higher is better
 
 
 def flip_words(

@@ -19,8 +19,7 @@ from casemate.text.synthetic_questions import generate_questions
 from casemate.types import Answer, Document, Query
 
 PLAN = CrawlPlan()
-AT_ONCE = 4
-"""Questions that are asked concurrently."""
+AT_ONCE = 4  # questions that are asked concurrently
 
 
 def benign_questions(

@@ -28,8 +28,7 @@ class Capability(StrEnum):
     CORPUS = "corpus"  # the operator provides the texts of the collection
 
 
-OWN_SYSTEM = frozenset(Capability)
-"""The system of this configuration supports everything: the lab builds copies of it."""
+OWN_SYSTEM = frozenset(Capability)  # the system of this configuration supports everything: the lab builds copies of it
 ATTACKS: Mapping[str, frozenset[Capability]] = {
     "attack": frozenset({Capability.ANSWERS, Capability.PROVIDED}),
     "crawler": frozenset({Capability.ANSWERS, Capability.CORPUS}),

@@ -25,10 +25,8 @@ from casemate.types import DEFAULT_TENANT, Document, Vector
 
 Half: TypeAlias = Literal["A", "B"]
 
-MIN_CANDIDATES = 10
-"""Minimum number of members, and of non-members, for meaningful metrics."""
-NEAR_DUPLICATE = 0.95
-"""TF-IDF cosine from which two texts are near-duplicates (Naseh et al. 2025, arXiv 2502.00306)."""
+MIN_CANDIDATES = 10  # minimum number of members, and of non-members, for meaningful metrics
+NEAR_DUPLICATE = 0.95  # TF-IDF cosine from which two texts are near-duplicates (Naseh et al. 2025, arXiv 2502.00306)
 SPLIT_KEYS = (("members", "nonmembers"), ("mem_indices", "non_mem_indices"))
 """Accepted keys of a split file: `members` and `nonmembers`, or those of splits published with attacks."""
 

@@ -36,8 +36,7 @@ from casemate.types import DEFAULT_TENANT, Document, Probe
 log = logging.getLogger(__name__)
 
 Identity: TypeAlias = Literal["candidate", "question", "campaign"]
-LEASE_QUESTIONS = 300
-"""Questions reserved for a work item of a campaign with a budget. Unused ones are returned."""
+LEASE_QUESTIONS = 300  # Questions reserved for a work item of a campaign with a budget. Unused ones are returned.
 JSON_SCALARS = (str, int, float, bool, type(None))
 
 

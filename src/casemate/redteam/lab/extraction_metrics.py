@@ -19,8 +19,7 @@ from casemate.redteam.lab.store import Exchange
 from casemate.text.tokens import words
 from casemate.types import Document, Vector
 
-SHARES = {"10%": 0.1, "25%": 0.25, "50%": 0.5}
-"""Shares of the collection for which the number of questions is reported."""
+SHARES = {"10%": 0.1, "25%": 0.25, "50%": 0.5}  # shares of the collection for which the number of questions is reported
 
 
 def measure_crawl(

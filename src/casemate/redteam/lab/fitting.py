@@ -20,13 +20,10 @@ from casemate.redteam.lab.results import Trial
 from casemate.types import Float64
 
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
-Scorer: TypeAlias = Callable[[Float64], Float64]
-"""Maps features (n, f) to scores (n,); higher indicates membership."""
+Scorer: TypeAlias = Callable[[Float64], Float64]  # maps features (n, f) to scores (n,); higher indicates membership
 
-PENALTY = 1.0
-"""L2 penalty of the logistic regression, relative to the summed log loss."""
-MAX_SWEEPS = 20
-"""Maximum passes over the thresholds of a corner; the third pass rarely changes anything."""
+PENALTY = 1.0  # L2 penalty of the logistic regression, relative to the summed log loss
+MAX_SWEEPS = 20  # maximum passes over the thresholds of a corner; the third pass rarely changes anything
 
 
 @dataclass(frozen=True, slots=True)

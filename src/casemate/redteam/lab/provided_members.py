@@ -18,8 +18,7 @@ from casemate.redteam.lab.datasets import Split, split_from_pools
 from casemate.text.tfidf import TfIdf
 from casemate.types import Document
 
-SEED = 0
-"""Seed of the resamples, as in `judge`."""
+SEED = 0  # seed of the resamples, as in `judge`
 
 
 def read_provided(path: Path, kind: str, max_mb: float) -> list[Document]:

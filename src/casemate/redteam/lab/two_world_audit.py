@@ -30,8 +30,7 @@ from casemate.redteam.lab.results import TwoWorldAudit
 from casemate.redteam.lab.store import Exchange
 from casemate.types import DEFAULT_TENANT, Answer, Document, Query, Retrieval, Vector
 
-MAX_DETAILS = 5
-"""Maximum number of differences reported in detail."""
+MAX_DETAILS = 5  # maximum number of differences reported in detail
 
 
 @dataclass(frozen=True, slots=True)

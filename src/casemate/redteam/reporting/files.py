@@ -19,10 +19,8 @@ from casemate.redteam.reporting.sarif import to_sarif
 from casemate.reports.format import scrub
 from casemate.runtime.files import write_atomically
 
-REPORT, CRAWL, PROBE = "report", "crawl", "probe"
-"""File names of membership, extraction and injection reports."""
-OWN, TARGETS = "own", "targets"
-"""Name of the operator's system in a report; folder of the reports of other targets."""
+REPORT, CRAWL, PROBE = "report", "crawl", "probe"  # file names of membership, extraction and injection reports
+OWN, TARGETS = "own", "targets"  # name of the operator's system in a report; folder of the reports of other targets
 NAMES = "document-names.json"
 """File with the name of every document by its alias in the report. It stays with the operator."""
 

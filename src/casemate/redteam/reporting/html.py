@@ -46,8 +46,7 @@ from casemate.redteam.reporting.text import (
 from casemate.reports.format import measured, number, plural, scrub
 from casemate.reports.render import CSP, load_script, render
 
-FIRST_SESSIONS, FIRST_QUESTIONS = 10, 5
-"""Sessions, and questions of each, that the page shows without its script."""
+FIRST_SESSIONS, FIRST_QUESTIONS = 10, 5  # sessions, and questions of each, that the page shows without its script
 TONES = {
     "identified": "fail",
     "undecided": "inconclusive",

@@ -21,12 +21,9 @@ from casemate.redteam.reporting.text import redact
 from casemate.text.tokens import STOP_WORDS, words
 from casemate.types import UNKNOWN, Document
 
-MAX_SESSIONS = 5000
-"""Sessions in a report. The others are counted."""
-MAX_EXCHANGES = 4000
-"""Questions in a report, shared equally by the attacks."""
-MAX_HIDDEN = 10
-"""Sources that an exchange lists as withheld, as recovered, and as in the context."""
+MAX_SESSIONS = 5000  # Sessions in a report. The others are counted.
+MAX_EXCHANGES = 4000  # questions in a report, shared equally by the attacks
+MAX_HIDDEN = 10  # sources that an exchange lists as withheld, as recovered, and as in the context
 OUTCOMES: Mapping[str, str] = {
     "identified": "Member identified",
     "recovered": "New text recovered",

@@ -43,12 +43,9 @@ from casemate.types import Event, QuotaGrant, QuotaRequest, Secret
 if TYPE_CHECKING:
     from sqlalchemy import URL, Connection, Engine, Insert, Select, TextClause
 
-BATCH = 500
-"""Rows per transaction."""
-LINGER_S = 0.05
-"""How long an event waits for others to share its transaction: a commit costs more than a verdict."""
-MAX_DOUBLINGS = 3
-"""The backoff grows to ``retry_s`` times two to this power."""
+BATCH = 500  # rows per transaction
+LINGER_S = 0.05  # how long an event waits for others to share its transaction: a commit costs more than a verdict
+MAX_DOUBLINGS = 3  # the backoff grows to ``retry_s`` times two to this power
 _log = logging.getLogger(__name__)
 
 

@@ -15,8 +15,7 @@ from casemate.runtime.sqlite import enable_wal, file_identity
 if TYPE_CHECKING:
     from sqlalchemy import URL, Connection, Engine
 
-BUSY_S = 5
-"""Timeout of one attempt: for a lock on a SQLite file, or the answer of a Postgres server."""
+BUSY_S = 5  # timeout of one attempt: for a lock on a SQLite file, or the answer of a Postgres server
 DRIVERS = {"sqlite": "sqlite", "postgresql": "postgresql+psycopg", "postgres": "postgresql+psycopg"}
 
 

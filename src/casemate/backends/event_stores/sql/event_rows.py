@@ -14,8 +14,7 @@ if TYPE_CHECKING:
 
 EventRow: TypeAlias = dict[str, Any]
 
-PARSED_TOGETHER = 1000
-"""Bodies per JSON parse."""
+PARSED_TOGETHER = 1000  # bodies per JSON parse
 
 
 def events_table() -> Table:

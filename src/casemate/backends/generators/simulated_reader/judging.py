@@ -28,10 +28,8 @@ TALK = content_words(
 )
 """Words of asking and reporting, which do not name the subject."""
 NEGATIONS = frozenset("not no never without neither nor none cannot lack lacks lacked failed fails hardly".split())
-SUBJECT_SHARE = 0.55
-"""Smallest share of a statement's word weights that a sentence on the same subject matches."""
-TEXT_SHARE = 0.85
-"""Smallest share that a whole text must match if no sentence does."""
+SUBJECT_SHARE = 0.55  # smallest share of a statement's word weights that a sentence on the same subject matches
+TEXT_SHARE = 0.85  # smallest share that a whole text must match if no sentence does
 VERBATIM_SHARE = 0.8
 """Share of a statement's content words in order in a sentence, above which a different word is a contradiction."""
 

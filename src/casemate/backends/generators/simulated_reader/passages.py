@@ -12,14 +12,11 @@ from casemate.backends.generators.simulated_reader.requests import MASK
 from casemate.text.tokens import WORD, content_words
 from casemate.types import Document
 
-GRAM = 4
-"""Consecutive equal words that count as the same text."""
+GRAM = 4  # consecutive equal words that count as the same text
 PRESENT_SHARE = 0.1
 """Smallest share of a quotation that must be found: the context has only some chunks of a long document."""
-REACH = 8
-"""Words to compare on either side of a mask."""
-MASK_FIT = 4
-"""Smallest number of equal words around a mask."""
+REACH = 8  # words to compare on either side of a mask
+MASK_FIT = 4  # smallest number of equal words around a mask
 MARKS = string.punctuation + "’‘“”–…"
 
 

@@ -67,10 +67,8 @@ CONTINUES = re.compile(
 MATCHES = re.compile(
     r"\b(?:fit\w*|match\w*|belong\w*|correspond\w*|closest|nearest|similar|related|relevant)\b", re.IGNORECASE
 )
-QUOTE_WORDS = 8
-"""A shorter quotation may be a name in a question, unless the rest of the question mentions a text."""
-FORM_WORDS = 25
-"""A longer sentence is more than a request for an answer format."""
+QUOTE_WORDS = 8  # a shorter quotation may be a name in a question, unless the rest of the question mentions a text
+FORM_WORDS = 25  # a longer sentence is more than a request for an answer format
 
 
 def parse_request(question: str) -> Request:

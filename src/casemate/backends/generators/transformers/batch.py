@@ -14,13 +14,10 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
-Decoded: TypeAlias = tuple[int, list[int]]
-"""Number of a prompt, and the tokens of its answer."""
+Decoded: TypeAlias = tuple[int, list[int]]  # number of a prompt, and the tokens of its answer
 
-REFILL = 4
-"""A quarter of the batch is refilled at once: a prompt read alone costs more than one read among others."""
-LEAST_PREFIX = 16
-"""Shorter shared prefixes are not worth a pass of their own."""
+REFILL = 4  # a quarter of the batch is refilled at once: a prompt read alone costs more than one read among others
+LEAST_PREFIX = 16  # shorter shared prefixes are not worth a pass of their own
 
 
 class NaNError(ValueError):

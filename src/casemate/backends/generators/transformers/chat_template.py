@@ -21,12 +21,9 @@ from typing import Any
 
 from casemate.errors import DataError
 
-SECONDS = 20
-"""Processor time, most of it to import the library; the process is killed after three times this."""
-MEMORY_BYTES = 4_000_000_000
-"""Address space of the process."""
-CHARACTERS = 100_000
-"""Largest length of what a template adds."""
+SECONDS = 20  # processor time, most of it to import the library; the process is killed after three times this
+MEMORY_BYTES = 4_000_000_000  # address space of the process
+CHARACTERS = 100_000  # largest length of what a template adds
 SYSTEM, USER = "casematesystemmessage", "casemateusermessage"
 _MARKS = re.compile(f"({SYSTEM}|{USER})")
 

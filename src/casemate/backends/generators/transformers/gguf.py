@@ -23,10 +23,8 @@ SUFFIX = ".gguf"
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 HEADER = struct.Struct("<4sIQQ")  # magic, version, tensors, metadata entries
-MOST_ENTRIES = 1_000_000
-"""More tensors or metadata entries than any model has: the header is damaged."""
-FORMAT = "1"
-"""Version of this conversion; part of the folder's name."""
+MOST_ENTRIES = 1_000_000  # more tensors or metadata entries than any model has: the header is damaged
+FORMAT = "1"  # version of this conversion; part of the folder's name
 UNREADABLE = (OSError, ValueError, KeyError, IndexError, TypeError, OverflowError, RuntimeError, NotImplementedError)
 
 

@@ -11,8 +11,7 @@ if TYPE_CHECKING:
 
 LOCKS = {"sqlite": "BEGIN IMMEDIATE", "postgresql": "SELECT pg_advisory_xact_lock(7307203)"}
 """Statements that lock out other migrating processes until the transaction ends."""
-VERSION_TABLE = "casemate_schema"
-"""Not alembic's default: other programs that use alembic may share the database."""
+VERSION_TABLE = "casemate_schema"  # not alembic's default: other programs that use alembic may share the database
 _one_thread = threading.Lock()  # alembic has one context per process
 
 
