@@ -270,11 +270,7 @@ class GuardedVectorStoreRetriever(_ClientRetriever, VectorStoreRetriever):
 
 
 class _GuardedRetriever(_ClientRetriever):
-    """A retriever around another, whose run is not traced: a trace or an event stream would reveal withheld documents.
-
-    Attributes:
-        retriever: The wrapped retriever.
-    """
+    """A retriever around an untraced one: a trace or an event stream would reveal withheld documents."""
 
     retriever: BaseRetriever
 

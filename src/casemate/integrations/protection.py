@@ -320,10 +320,7 @@ class Protection:
             return (await self._allowed(asked, query))[0]
 
     async def _judge_unfiltered(self, asked: GuardedQuery, query: Query, whole: Mapping[str, Any]) -> None:
-        """Judges the question on the whole collection.
-
-        Few documents pass a filter, too few for the statistics of a detection. So a filter must not decide alone.
-        """
+        """Judges the question on the whole collection: the few documents that pass a filter are no basis."""
         filtered, asked.options = asked.options, whole
         await self._allowed(asked, query, delivered=False)
         asked.options = filtered
@@ -352,11 +349,8 @@ class Protection:
     ) -> tuple[list[FrameworkDocument], list[str]]:
         """The documents that the guard allows, and the ids that it withholds.
 
-        Args:
-            asked: The question.
-            query: The same, for the guard.
-            delivered: Whether the client receives the documents. If not, no budget of a unit is charged, and unreadable
-                documents are removed without being replaced.
+        If nothing is ``delivered`` to the client, no budget of a unit is charged, and unreadable documents are removed
+        without being replaced.
         """
         guard = self.guard if asked.text.strip() else self.by_vector
         guard = guard if delivered else guard.judging_only()

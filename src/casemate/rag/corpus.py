@@ -128,14 +128,7 @@ class Corpus:
         self.ignored = 0
 
     def _problem(self, where: str, reason: str, unread: str = "", unknown: bool = False) -> None:
-        """Records a problem.
-
-        Args:
-            where: Where it is.
-            reason: The fault and its remedy.
-            unread: Name of the source that was not read, if known.
-            unknown: Whether sources with unknown names were not read.
-        """
+        """Records a fault. ``unread`` names the source, or ``unknown`` sources were not read."""
         self.problems.append(Problem(where, reason))
         self.unread.update([unread] if unread else [])
         self.incomplete |= unknown
@@ -178,11 +171,7 @@ class Corpus:
             yield from self._hard_links(names)
 
     def _hard_links(self, names: Sequence[tuple[str, str, int]]) -> Iterator[tuple[str, str]]:
-        """Yields name and path of each hard link of one file, unless the corpus has only some of its links.
-
-        Args:
-            names: Name, path and number of links of the file, for each link in the corpus.
-        """
+        """Yields each (name, path) of one file's hard links, unless the corpus has only some of its links."""
         for name, path, count in names:
             if not _kind(name):
                 self.ignored += 1

@@ -117,12 +117,7 @@ class ParsingProcess:
         return process.wait()
 
     def _exit_reason(self, seconds: float, stopped: bool) -> str:
-        """Why the process ended before its answer.
-
-        Args:
-            seconds: Processor time of the file.
-            stopped: Whether it was killed here, because it took ``WAITING_FACTOR`` times as long.
-        """
+        """Why the process ended before its answer. ``stopped``: it was killed here, after too long."""
         code = self._stop()
         if stopped or code == -getattr(signal, "SIGPROF", 0):
             return f"not parsed within {seconds:g} seconds; {_REMEDY}"

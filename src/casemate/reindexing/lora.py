@@ -221,11 +221,7 @@ class _Encoder(Learner):
 
 
 def _inner(network: Any) -> Any:
-    """Returns the transformer inside a sentence-transformers network.
-
-    Raises:
-        ConfigError: If the first module is not a transformer.
-    """
+    """The transformer inside a sentence-transformers network."""
     found = getattr(network[0], "auto_model", None)
     if found is None:
         raise ConfigError(

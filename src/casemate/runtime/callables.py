@@ -135,12 +135,7 @@ def _delay(error: Exception, attempt: int) -> float | None:
 
 
 class _DaemonThreads:
-    """Runs calls in daemon threads, so a call that never returns does not keep the process alive.
-
-    Args:
-        name: Of the threads.
-        limit: Concurrent calls; more wait.
-    """
+    """Runs up to ``limit`` calls in daemon threads, so a call that never returns does not keep the process alive."""
 
     def __init__(self, name: str, limit: int) -> None:
         self._name, self._limit, self._started = name, limit, 0

@@ -44,11 +44,7 @@ class ScriptedBox(BlackBox):
 
 
 def check_membership_attack(attack: MembershipAttack) -> None:
-    """Runs every check for a membership attack. Call it where no event loop runs.
-
-    Raises:
-        AssertionError: If a check fails; the message names the requirement.
-    """
+    """Runs every check for a membership attack. Call it where no event loop runs."""
     _require_description(attack, attack.paper)
     assert attack.features and len(set(attack.features)) == len(attack.features), "features need distinct names"
     attack.study(GENRE)
@@ -68,11 +64,7 @@ def check_membership_attack(attack: MembershipAttack) -> None:
 
 
 def check_extraction_attack(attack: ExtractionAttack) -> None:
-    """Runs every check for an extraction attack. Call it where no event loop runs.
-
-    Raises:
-        AssertionError: If a check fails; the message names the requirement.
-    """
+    """Runs every check for an extraction attack. Call it where no event loop runs."""
     _require_description(attack, attack.paper)
 
     async def run(box: ScriptedBox) -> list[str]:
@@ -97,11 +89,7 @@ def check_extraction_attack(attack: ExtractionAttack) -> None:
 
 
 def check_poisoning_attack(attack: PoisoningAttack) -> None:
-    """Runs every check for a poisoning attack. Call it where no event loop runs.
-
-    Raises:
-        AssertionError: If a check fails; the message names the requirement.
-    """
+    """Runs every check for a poisoning attack. Call it where no event loop runs."""
     _require_description(attack, attack.paper)
     crafted = [
         list(asyncio.run(attack.craft("When does the pharmacy open?", "At noon.", np.random.default_rng(7))))
@@ -114,11 +102,7 @@ def check_poisoning_attack(attack: PoisoningAttack) -> None:
 
 
 def check_injection_attack(attack: InjectionAttack) -> None:
-    """Runs every check for an injection attack.
-
-    Raises:
-        AssertionError: If a check fails; the message names the requirement.
-    """
+    """Runs every check for an injection attack."""
     _require_description(attack, attack.paper)
     assert attack.variants and len(set(attack.variants)) == len(attack.variants), "variants need distinct names"
     for variant in attack.variants:

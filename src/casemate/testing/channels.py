@@ -28,9 +28,6 @@ def check_channel(channel: Channel, broken: Channel | None = None) -> None:
     Args:
         channel: A channel whose receiver accepts notifications.
         broken: The same kind of channel whose receiver refuses or is unreachable; None: the check is left out.
-
-    Raises:
-        AssertionError: If a check fails; the message names the requirement.
     """
     assert isinstance(channel.name, str) and channel.name, "a channel needs a name; deliveries are recorded under it"
     asyncio.run(channel.send(NOTIFICATION))

@@ -25,9 +25,6 @@ def check_collection(
         rows: At least 20 rows with text; id and text are compared.
         vectors: Their vectors, (n, dim), in the same order, as stored.
         absent: An id of the right form that no row has.
-
-    Raises:
-        AssertionError: If a check fails; the message names the requirement.
     """
     with closing(collection):
         assert isinstance(collection.name, str) and collection.name, "a collection needs a name for messages"

@@ -25,11 +25,7 @@ _clients = itertools.count()
 
 
 def check_defense(defense: Defense) -> None:
-    """Runs every check for a defense. Call it where no event loop runs.
-
-    Raises:
-        AssertionError: If a check fails; the message names the requirement.
-    """
+    """Runs every check for a defense. Call it where no event loop runs."""
 
     async def run() -> None:
         for obligation in DEFENSE_OBLIGATIONS:

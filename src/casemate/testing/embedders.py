@@ -14,11 +14,7 @@ TOLERANCE = 2e-3
 
 
 def check_embedder(embedder: Embedder) -> None:
-    """Runs every check for an embedder.
-
-    Raises:
-        AssertionError: If a check fails; the message names the requirement.
-    """
+    """Runs every check for an embedder."""
     for check in EMBEDDER_CHECKS:
         check(embedder)
 

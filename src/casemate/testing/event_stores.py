@@ -16,11 +16,7 @@ NOON = datetime(2026, 3, 1, 12, 0, 0, 123456, tzinfo=UTC)
 
 
 class MakeEventStore(Protocol):
-    """Opens event stores for the checks.
-
-    ``make(True)`` opens an empty store. ``make(False)`` opens a second handle on the same store, as
-    another process would.
-    """
+    """Opens event stores for the checks: ``make(True)`` an empty one, ``make(False)`` a second handle on the last."""
 
     def __call__(self, fresh: bool) -> EventStore:
         """An open event store."""
@@ -33,9 +29,6 @@ def check_event_store(make: MakeEventStore, durable: bool = True) -> None:
     Args:
         make: Opens the stores.
         durable: Whether a second handle sees the same events. False for a store that lives in one process.
-
-    Raises:
-        AssertionError: If a check fails; the message names the requirement.
     """
     for check in EVENT_STORE_CHECKS + (SHARED_EVENT_STORE_CHECKS if durable else ()):
         check(make)

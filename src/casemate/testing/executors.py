@@ -26,11 +26,7 @@ def _fail(x: int) -> int:
 
 
 def check_executor(executor: Executor) -> None:
-    """Runs every check for an executor. The caller closes it.
-
-    Raises:
-        AssertionError: If a check fails; the message names the requirement.
-    """
+    """Runs every check for an executor. The caller closes it."""
     assert executor.workers >= 1, f"workers is {executor.workers}; at least 1"
     assert isinstance(executor.local, bool), "'local' says whether all tasks run on this machine"
     assert list(executor.map(Scale(executor.share(3)), range(40))) == [3 * i for i in range(40)], (

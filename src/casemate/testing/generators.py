@@ -23,11 +23,7 @@ TEXT = "The pharmacy opens at eight."
 
 
 def check_generator(generator: Generator) -> None:
-    """Runs every check for a generator. Call it where no event loop runs.
-
-    Raises:
-        AssertionError: If a check fails; the message names the requirement.
-    """
+    """Runs every check for a generator. Call it where no event loop runs."""
 
     async def collect(prompt: Prompt) -> list[str]:
         return [piece async for piece in generator.stream(prompt)]
@@ -54,11 +50,7 @@ def check_generator(generator: Generator) -> None:
 
 
 def check_language_model(model: LanguageModel) -> None:
-    """Runs every check for a language model.
-
-    Raises:
-        AssertionError: If a check fails; the message names the requirement.
-    """
+    """Runs every check for a language model."""
     scores = list(model.score(TEXT))
     assert scores, "score must return a score for every token but the first"
     assert scores == list(model.score(TEXT)), "the same text must have the same scores"
@@ -73,11 +65,7 @@ def check_language_model(model: LanguageModel) -> None:
 
 
 def check_token_model(model: TokenModel) -> None:
-    """Runs every check for a token model.
-
-    Raises:
-        AssertionError: If a check fails; the message names the requirement.
-    """
+    """Runs every check for a token model."""
     size = len(model.vocabulary)
     assert size > 0 and all(0 <= end < size for end in model.ends), "ends must be tokens of the vocabulary"
     tokens = model.tokens(TEXT)

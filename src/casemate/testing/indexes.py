@@ -18,11 +18,7 @@ from casemate.types import DEFAULT_TENANT, Document, Vector
 
 
 class MakeIndex(Protocol):
-    """Creates indexes for the checks.
-
-    ``make(True)`` returns an unopened index on a new, empty location. ``make(False)`` returns a second unopened index
-    on the same location, as another process would.
-    """
+    """Creates unopened indexes for the checks: ``make(True)`` on a new location, ``make(False)`` on the last one."""
 
     def __call__(self, fresh: bool) -> Index:
         """An unopened index."""
@@ -35,9 +31,6 @@ def check_index(make: MakeIndex, *, exact: bool = True) -> None:
     Args:
         make: Creates the indexes.
         exact: Whether a search finds the k nearest. False: it may miss a tenth of them.
-
-    Raises:
-        AssertionError: If a check fails; the message names the requirement.
     """
     for obligation in INDEX_OBLIGATIONS:
         obligation(make, exact)

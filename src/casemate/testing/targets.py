@@ -17,9 +17,6 @@ def check_target(target: Target, broken: Target | None = None) -> None:
     Args:
         target: A target whose system is reachable and answers every question.
         broken: The same kind of target whose system fails; None: the check is left out.
-
-    Raises:
-        AssertionError: If a check fails; the message names the requirement.
     """
 
     async def concurrent() -> list[Answer]:

@@ -178,11 +178,7 @@ def _ascii(text: str) -> str:
 
 
 class _RedactUrl(logging.Filter):
-    """Drops httpx's log records with the URL, which it logs at level INFO.
-
-    Args:
-        urls: The URL as configured, and as httpx writes it.
-    """
+    """Drops httpx's log records, which it writes at level INFO, with the URL as configured or as httpx writes it."""
 
     def __init__(self, *urls: str) -> None:
         super().__init__()

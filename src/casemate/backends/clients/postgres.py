@@ -177,11 +177,7 @@ class PostgresServer:
 
 
 def _parse_url(backend: str, url: str) -> tuple[str, str]:
-    """Splits a URL into host and database, for messages, and the password.
-
-    Raises:
-        ConfigError: If the URL is malformed. The message quotes nothing of it: an unescaped password may be anywhere.
-    """
+    """Host and database, for messages, and the password. An error quotes nothing: the password may be anywhere."""
     with needs("casemate[postgres]"):
         import psycopg.conninfo
     try:
@@ -211,11 +207,7 @@ def _connection_class(seconds: float) -> Any:
 
 
 def _within(steps: Generator[Request, Readiness, Result], seconds: float) -> Generator[Request, Readiness, Result]:
-    """Drives a psycopg protocol generator, with a limit on the server's silence.
-
-    Raises:
-        TimeoutError: If psycopg sends false values, which mean "not ready", for longer than the limit.
-    """
+    """Drives a psycopg protocol generator; "not ready" (false values) for too long raises ``TimeoutError``."""
     heard = monotonic()
     try:
         request = next(steps)

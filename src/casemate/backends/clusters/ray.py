@@ -109,11 +109,7 @@ class _TaskQueue:
 
 
 def _retried(task: _Task, error: Exception) -> _Task:
-    """The task with one more death counted.
-
-    Raises:
-        BackendError: If it has killed too many workers.
-    """
+    """The task with one more death counted, unless it has killed too many workers."""
     if task.deaths + 1 >= MAX_DEATHS:
         raise BackendError(
             f"{MAX_DEATHS} workers died on the same task, the last with {type(error).__name__}; check that there is "
@@ -223,11 +219,7 @@ class RayCluster(Executor):
         self._ray.shutdown()
 
     def _check_workers(self, alive: float, progressed: bool) -> float:
-        """Returns when the cluster last had workers.
-
-        Raises:
-            BackendError: If that is longer ago than ``patience_s``.
-        """
+        """When the cluster last had workers; an error if that is longer ago than ``patience_s``."""
         now = time.monotonic()
         if progressed or self.workers:
             return now
@@ -266,11 +258,7 @@ class RayCluster(Executor):
         return BackendError(problem, backend="ray", retryable=True)
 
     def _require_same_build(self) -> None:
-        """Requires the same build on all nodes, so results do not depend on the node.
-
-        Raises:
-            ConfigError: If a node lacks Casemate, or has another version of it or of Python.
-        """
+        """Requires the same build of Casemate and Python on all nodes, so results do not depend on the node."""
         strategy = importlib.import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
         probe = self._ray.remote(num_cpus=0, max_retries=2)(_probe())
         nodes = [n for n in self._ray.nodes() if n["Alive"] and n["Resources"].get("CPU")]
@@ -321,11 +309,7 @@ def _fetch(shared: _SharedValue) -> Any:
 
 
 def _seal_from_environment() -> MessageSeal:
-    """The seal with the secret of the environment.
-
-    Raises:
-        ConfigError: If there is none, or it is too short.
-    """
+    """The seal with the secret of the environment."""
     secret = os.environ.get(SECRET_VARIABLE, "")
     if len(secret) < SECRET_LENGTH:
         raise ConfigError(
@@ -364,10 +348,7 @@ def describe_build(node_build: Sequence[str]) -> str:
 
 
 def _probe() -> Callable[[str], tuple[str, str, str, str]]:
-    """A function that returns a worker's build, and its proof of the secret.
-
-    Pickled by value, so a worker without Casemate can run it.
-    """
+    """A function that returns a worker's build and proof. Pickled by value, so a worker without Casemate can run it."""
 
     def probe(challenge: str) -> tuple[str, str, str, str]:
         try:

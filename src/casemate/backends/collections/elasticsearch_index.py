@@ -150,11 +150,7 @@ class ElasticsearchIndex(RowCollection):
         return self._rows(self._whole(found)["hits"]["hits"])
 
     def _whole(self, found: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The response, if all shards contributed to it.
-
-        Raises:
-            BackendError: If a shard failed or the server's time limit passed, so that rows may be missing.
-        """
+        """The response, if all shards contributed to it and no row can be missing."""
         failed = (found.get("_shards") or {}).get("failed", 0)
         if failed or found.get("timed_out"):
             why = f"{failed} failed shards" if failed else "the server's time limit passed"

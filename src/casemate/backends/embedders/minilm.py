@@ -126,11 +126,7 @@ def _installed_weights() -> Path:
 
 
 def _require_published(path: Path) -> None:
-    """Verifies the weights. Only a graph that was built from them is used.
-
-    Raises:
-        DataError: If they are not the published ones.
-    """
+    """Verifies the weights. Only a graph that was built from the published ones is used."""
     actual = file_checksum(path)
     if actual != SHA256:
         raise DataError(f"{path} is not all-MiniLM-L6-v2: sha256 {actual}, expected {SHA256}; install it again")

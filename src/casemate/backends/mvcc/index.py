@@ -226,11 +226,7 @@ class MvccIndex(Index):
         self._descriptor, self._latest, self._manifests, self._moments = descriptor, None, (-1, {}), {}
 
     def _bind(self, fingerprint: str, dim: int) -> None:
-        """Binds to the current generation.
-
-        Raises:
-            DataError: If it belongs to another embedder, or there is none.
-        """
+        """Binds to the current generation, which must be of this embedder."""
         found = self._store.descriptor()
         if found is None or (found.fingerprint, found.dim) != (fingerprint, dim):
             raise index_checks.embedder_mismatch(self._store.where, found.fingerprint if found else None, fingerprint)

@@ -108,11 +108,7 @@ class RowCollection(VectorCollection):
         return [Hit(page.documents[i], float(s[i])) for i in np.argsort(-s, kind="stable")[:k].tolist()]
 
     def _nearest_page(self, vector: Vector, k: int) -> CollectionPage:
-        """At least k nearest rows with text and vector; fewer only if the store has no more.
-
-        Raises:
-            CapabilityError: If that takes more rows than the store returns for one search.
-        """
+        """At least k nearest rows with text and vector; fewer only if the store has no more."""
         wanted = min(k + SPARE, self.max_results)
         while k <= self.max_results:
             with self.errors():
@@ -150,11 +146,7 @@ class RowCollection(VectorCollection):
             server.close()
 
     def _own(self, d: Document, only: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Fields to write: those of ``only``, and text, source and title of a document.
-
-        Raises:
-            CapabilityError: If a field is inside another one. Stores would write it beside that one.
-        """
+        """Fields to write: those of ``only``, and a document's text, source and title. None may contain another."""
         own = {**(only or {}), self.text: d.text, self.source: d.source, self.title: d.title}
         if nested := [name for name in own if "." in name]:
             raise CapabilityError(

@@ -104,11 +104,7 @@ class HttpTarget(Target):
             raise self._http.error(self.url, str(error)) from None
 
     def _answer(self, reply: Any) -> Answer:
-        """Extracts the answer by the configured paths.
-
-        Raises:
-            ValueError: If a value is missing or has the wrong type.
-        """
+        """Extracts the answer by the configured paths; ``ValueError``: a value is missing or has the wrong type."""
         found = {name: flatten([match.value for match in path.find(reply)]) for name, path in self._paths.items()}
         texts = found["answer"]
         if not texts or not all(isinstance(text, str) for text in texts):

@@ -101,11 +101,7 @@ class LangChainRunnable(Target):
         return {self.input: question} if self.input else question
 
     def _answer(self, value: Any) -> Answer:
-        """Converts the returned value to an answer.
-
-        Raises:
-            ValueError: If it is not an answer, or lacks a detail in ``tells``.
-        """
+        """The answer that a returned value contains; ``ValueError``: none, or it lacks a detail in ``tells``."""
         fields: Mapping[Any, Any] = value if isinstance(value, Mapping) else {}
         answer = next((fields[key] for key in ([self.answer] if self.answer else ANSWERS) if key in fields), None)
         text = _text(answer if isinstance(value, Mapping) else value)

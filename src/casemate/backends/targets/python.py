@@ -77,11 +77,7 @@ class PythonTarget(Target):
             raise self._calls.error(str(error)) from None
 
     def _answer(self, value: Any) -> Answer:
-        """Converts the returned value to an answer.
-
-        Raises:
-            ValueError: If it is not an answer, or lacks a detail in ``tells``.
-        """
+        """The answer that a returned value contains; ``ValueError``: none, or it lacks a detail in ``tells``."""
         if isinstance(value, Answer):
             return value
         fields: Mapping[str, Any] = {"answer": value} if isinstance(value, str) else value

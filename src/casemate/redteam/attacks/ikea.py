@@ -101,11 +101,7 @@ class IKEA(ExtractionAttack):
         require_range("ikea", self, "concepts", at_least=1)
 
     async def extract(self, box: BlackBox, rng: np.random.Generator) -> AsyncIterator[str]:
-        """Yields informative answers, each once; ends when no anchor is left.
-
-        Raises:
-            CapabilityError: If the attack has no embedder.
-        """
+        """Yields informative answers, each once, until no anchor is left; ``CapabilityError``: no embedder."""
         state = _State(self, require_embedder(self.embedder, "ikea"))
         state.add_dissimilar(await self._initial_anchors())
         while (word := state.draw(rng)) is not None:

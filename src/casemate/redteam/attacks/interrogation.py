@@ -129,16 +129,9 @@ def yes_no_answer(reply: str) -> str:
 
 
 def rule_questions(text: str, count: int, genre: Sequence[str], rng: np.random.Generator) -> list[Fact]:
-    """Rule-based questions, half of them with the true answer no, in random order.
+    """Rule-based questions, half of them with the true answer no, in random order; at least three, one a clause.
 
-    Args:
-        text: Text of the candidate.
-        count: Most questions.
-        genre: Names that may replace names of the text.
-        rng: Chooses clauses, changes and order.
-
-    Returns:
-        One question per usable clause, at least three; empty if the text has no words.
+    ``genre`` provides names that replace those of the text. Empty if the text has no words.
     """
     parts = [" ".join(c.split()[:MAX_CLAUSE_WORDS]).rstrip(",;:") for c in dict.fromkeys(clauses(text))]
     informative = [c for c in parts if len(content_words(c)) >= 4] or [c for c in parts if WORD.search(c)]
@@ -171,11 +164,7 @@ def _contradictions(clause: str, own: Sequence[str], genre: Sequence[str], rng: 
 
 
 def as_question(clause: str, own: Collection[str]) -> str:
-    """Turns a clause into a question. An auxiliary verb near its beginning moves to the front.
-
-    Args:
-        clause: A statement.
-        own: Names, which keep their capital.
+    """Turns a clause into a question: an auxiliary verb near its beginning moves to the front. ``own``: names.
 
     >>> as_question("The north bridge was closed in May", []), as_question("Tolls doubled", ["Tolls"])
     ('Was the north bridge closed in May?', 'Is it true that Tolls doubled?')

@@ -88,11 +88,7 @@ class Pirates(ExtractionAttack):
         require_range("pirates", self, "chunk_similarity anchor_similarity", above=0, at_most=1)
 
     async def extract(self, box: BlackBox, rng: np.random.Generator) -> AsyncIterator[str]:
-        """Yields chunks as they are found; ends when no anchor is relevant.
-
-        Raises:
-            CapabilityError: If the attack has no embedder.
-        """
+        """Yields chunks as they are found, until no anchor is relevant; ``CapabilityError``: no embedder."""
         state = _State(require_embedder(self.embedder, "pirates"))
         state.add_anchors([self.topic] if self.topic.strip() else GENERAL_WORDS, self.anchor_similarity)
         while len(used := state.sample_anchors(self.anchors, self.temperature, self.min_relevance, rng)):

@@ -94,12 +94,7 @@ class Poison(PoisoningAttack):
         require_range("poison", self, "passes", at_least=0)
 
     async def craft(self, question: str, desired: str, rng: np.random.Generator) -> Sequence[Document]:
-        """Crafts the texts against one question.
-
-        Args:
-            question: The question whose answer is to change.
-            desired: The attacker's answer; for the blocker, the refusal.
-            rng: Chooses sentences and tried words.
+        """Crafts the texts against one question; for the blocker, ``desired`` is the refusal.
 
         Raises:
             CapabilityError: If ``white_box`` has no embedder.

@@ -70,13 +70,7 @@ class Trigger(PoisoningAttack):
         require_range("trigger", self, "passes avoid_weight", at_least=0)
 
     async def craft(self, question: str, desired: str, rng: np.random.Generator) -> Sequence[Document]:
-        """Crafts the documents.
-
-        Args:
-            question: A realistic question; the trigger is inserted to test retrieval.
-            desired: The attacker's statement.
-            rng: Chooses tried words.
-        """
+        """Crafts the documents; the trigger is inserted into the question, a realistic one, to test retrieval."""
         instruction = INSTRUCTION.format(trigger=self.trigger, desired=desired)
         if self.embedder is None:
             firsts = [UNOPTIMIZED_PARTS[i % len(UNOPTIMIZED_PARTS)].format(self.trigger) for i in range(self.texts)]

@@ -98,11 +98,7 @@ class Worm(ExtractionAttack):
             raise ConfigError("worm.texts has 1 text; it must have none or at least 2")
 
     async def extract(self, box: BlackBox, rng: np.random.Generator) -> AsyncIterator[str]:
-        """Yields every recovered text that was not recovered word for word before.
-
-        Raises:
-            CapabilityError: If there is no embedder.
-        """
+        """Yields each text that was not recovered word for word before; ``CapabilityError``: no embedder."""
         if self.embedder is None:
             raise CapabilityError(
                 "worm: it needs a copy of the target's embedder; set the option embedder, or choose a crawler that "
@@ -127,13 +123,7 @@ class Worm(ExtractionAttack):
                 yield piece.text
 
     def _target(self, english: Float64, recovered_sum: Float64, rng: np.random.Generator) -> Vector:
-        """Target of the next question: a unit vector, (dim,).
-
-        Args:
-            english: Embeddings of English texts, (n, dim).
-            recovered_sum: Sum of the embeddings of recovered texts, (dim,).
-            rng: Source of the random part.
-        """
+        """The next target, a unit vector, from embeddings of English texts and the sum of the recovered ones."""
         if self.variant == "gea" or not recovered_sum.any():
             return _unit(rng.normal(english.mean(axis=0), english.std(axis=0)))
         random = rng.normal(size=len(recovered_sum))
@@ -144,14 +134,7 @@ class CollisionSearch:
     """Finds words that bring the embedding of a question near a target.
 
     Deviation: the effect of a word is learned as a linear map from questions with random words, so few words need to be
-    tried. The papers try random words.
-
-    Args:
-        embedder: The target's embedder.
-        length: Words of a suffix.
-        iterations: Passes over the positions of the suffix.
-        candidates: Words tried at each position.
-        training_questions: Random training questions per prefix; 0: none.
+    tried. The papers try random words. Options are those of ``Worm``.
     """
 
     def __init__(
@@ -169,13 +152,7 @@ class CollisionSearch:
         self._effects: dict[str, _Effects] = {}
 
     def words(self, prefix: str, target: Vector, rng: np.random.Generator) -> list[str]:
-        """The suffix for a prefix. Each pass takes length * candidates embeddings.
-
-        Args:
-            prefix: The command.
-            target: A unit vector, (dim,).
-            rng: Chooses the order of positions and the candidates.
-        """
+        """The suffix that brings a prefix near a unit vector. Each pass takes length * candidates embeddings."""
         if prefix not in self._effects:
             self._effects[prefix] = self._fit_effects(prefix)
         effects = self._effects[prefix]
@@ -227,13 +204,7 @@ class CollisionSearch:
 
 @dataclass(frozen=True, slots=True)
 class _Effects:
-    """Linear model of the embedding of a question before normalization.
-
-    Attributes:
-        base: The question without words, (dim,).
-        words: Contribution of each word, (V, dim).
-        squares: Their squared lengths, (V,).
-    """
+    """Linear model of a question's unnormalized embedding: the base, (dim,), and each word's effect, (V, dim)."""
 
     base: Vector
     words: Vector

@@ -61,12 +61,7 @@ EXTRACTION_CHECKS = frozenset({"guard_off", "defense_errors", "fresh_clients"})
 class CampaignRound:
     """One campaign on one target, over as many runs as it takes.
 
-    Attributes:
-        key: Fingerprint of the campaign.
-        number: From 0.
-        begun: Start of the first run, ISO 8601.
-        resumed: Whether an earlier run began it.
-        directory: Name of its directory.
+    ``key`` is its fingerprint, ``begun`` the start of its first run (ISO 8601); ``resumed``: an earlier run began it.
     """
 
     key: str
@@ -77,13 +72,7 @@ class CampaignRound:
 
     @classmethod
     def open(cls, store: CampaignStore, key: str, restart: bool) -> CampaignRound:
-        """The unfinished round of a campaign, or a new one.
-
-        Args:
-            store: Keeps rounds.
-            key: Fingerprint of everything known that the answers depend on.
-            restart: Whether an interrupted round is abandoned.
-        """
+        """The unfinished round of a campaign, unless it is to ``restart``, or a new one."""
         number = 0
         while store.get_reply(f"round-{key}-{number}-ended"):
             number += 1
@@ -115,15 +104,7 @@ class ExternalSystem(TargetSystem):
         progress: tuple[CampaignRound, CampaignStore] | None,
         not_observable: NotObservable,
     ) -> None:
-        """Collects the facts about the targets.
-
-        Args:
-            config: The operator's configuration.
-            external: The targets.
-            documents: Provided texts of their collection; empty: none.
-            progress: The campaign's round and where it is kept; None: no question will be asked.
-            not_observable: Checks that the targets do not permit.
-        """
+        """Collects the facts about the targets. No texts: none are provided; no ``progress``: nothing will be asked."""
         evidence = {
             "target": external.names[ON],
             **({"target_off": external.names[OFF]} if OFF in external.names else {}),
@@ -168,12 +149,7 @@ class ExternalSystem(TargetSystem):
 
 @dataclass(frozen=True)
 class ExternalCampaign(Campaign):
-    """A campaign on external targets.
-
-    Attributes:
-        settings: The operator's configuration.
-        restart: Whether an interrupted campaign is abandoned.
-    """
+    """A campaign on external targets; ``restart`` abandons an interrupted one."""
 
     settings: Config
     restart: bool = False
@@ -205,8 +181,7 @@ class ExternalCampaign(Campaign):
 class ExternalMembershipCampaign(ExternalCampaign):
     """Membership inference on external targets.
 
-    Attributes:
-        benign: Logged benign questions that measure the guard's cost; empty: synthetic ones about provided members.
+    ``benign`` are logged questions that measure the guard's cost; empty: synthetic ones about provided members.
     """
 
     benign: Sequence[str] = ()

@@ -31,16 +31,10 @@ OPENAI_ADDRESS = re.compile(r"/v1/?#(.+)$")
 
 @dataclass(eq=False)
 class MeteredTarget(Target):
-    """An external target: counts questions, and makes client names unique to the campaign.
+    """An external target: counts questions and characters, and adds the campaign's ``nonce`` to client names.
 
-    Attributes:
-        inner: The target.
-        nonce: Suffix of each client's name.
-        proof: A benign question that the target has answered; None: none yet. It is asked again when another question
-            is refused, to distinguish a refused question from an expired key.
-        questions: Questions of this run.
-        sent: Characters of these.
-        received: Characters of the answers.
+    ``proof`` is a benign question that the target has answered. It is asked again when another question is refused, to
+    distinguish a refused question from an expired key.
     """
 
     inner: Target
@@ -85,15 +79,10 @@ class MeteredTarget(Target):
     ) -> list[Answer | None]:
         """The answers to several queries; None for a refused one.
 
-        Args:
-            queries: The queries.
-            concurrency: Queries at the same time.
-            progress: Counts the queries.
-            failures: Receives the error of each query at which the target fails, whose answer is then None; None: such
-                an error is raised.
+        With ``failures``, the error of a query at which the target fails is appended there, and its answer is None.
 
         Raises:
-            BackendError: If the target fails.
+            BackendError: If the target fails, without ``failures``.
         """
 
         async def ask(query: Query) -> Answer | None:
@@ -119,13 +108,9 @@ class MeteredTarget(Target):
 
 @dataclass(frozen=True, slots=True)
 class ExternalTargets:
-    """The attacked external targets.
+    """The attacked targets by `on` (as users see it) and `off`: their names, and capabilities that all have.
 
-    Attributes:
-        names: Name of each target in the report, by `on` and `off`.
-        targets: The targets. `on` is the target as its users see it.
-        can: Capabilities that all of them have.
-        label: Fingerprint of what identifies them.
+    ``label`` is the fingerprint of what identifies them.
     """
 
     names: Mapping[str, str]
@@ -157,11 +142,8 @@ def is_external(config: Config) -> bool:
 def override_targets(config: Config, target: str | None, off: str | None, own: bool) -> Config:
     """Applies the command line's targets to a configuration.
 
-    Args:
-        config: The configuration.
-        target: A name of `redteam.targets`, `own`, an address, or `module:function`; None: as configured.
-        off: The same for the target with its guard off; None: as configured, unless another target is given.
-        own: Whether the operator confirmed that the target is theirs.
+    A target is a name of `redteam.targets`, `own`, an address, or `module:function`. None: as configured; if only
+    ``target`` is given, there is no target with its guard off. ``own``: the operator confirmed the ownership.
 
     Raises:
         ConfigError: If a name is unknown.
@@ -175,11 +157,7 @@ def override_targets(config: Config, target: str | None, off: str | None, own: b
 
 
 def build_external_targets(config: Config, *provided: Capability) -> ExternalTargets:
-    """Builds the configured external targets.
-
-    Args:
-        config: Its `redteam` section names them.
-        provided: Capabilities that the operator adds.
+    """Builds the configured external targets; ``provided`` are capabilities that the operator adds.
 
     Raises:
         ConfigError: If the operator has not confirmed that they own the targets, or one cannot be built.

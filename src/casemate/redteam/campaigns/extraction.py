@@ -35,17 +35,9 @@ UNKNOWN_COLLECTION = (
 class ExtractionRunner(AttackRunner):
     """Crawlers on prepared targets.
 
-    Attributes:
-        config: The operator's configuration.
-        make_targets: Builds the targets for a crawler; a guard must have no client state of an earlier crawl.
-        chunks: The texts to recover; empty: unknown.
-        embedder: Embeds chunks and replies.
-        store: Keeps the exchanges.
-        plan: Settings of all crawls.
-        seen: Whether the targets report verdicts, and their context by the ids of `chunks`.
-        accept_without_bare: Whether a crawl without a bare target to compare with may pass.
-        replay: Replays benign sessions; None: not possible.
-        not_observable: Checks that the targets do not permit.
+    ``make_targets`` builds them for each crawler, without client state of an earlier crawl. ``seen``: they report
+    verdicts, and their context by the ids of `chunks`; without chunks, the texts to recover are unknown.
+    ``accept_without_bare``: a crawl without a bare target may pass. ``replay`` replays benign sessions.
     """
 
     config: Config

@@ -34,15 +34,7 @@ MAX_REFUSED_SHARE = 0.05  # share of questions that may be refused
 
 @dataclass(frozen=True, slots=True)
 class LivenessResult:
-    """Answers of a target to benign questions about texts in its collection.
-
-    Attributes:
-        name: `on` or `off`.
-        asked: Questions asked.
-        answered: Questions answered with anything but a refusal.
-        grounded: Answers that are grounded in the text of their question more than in other texts.
-        exchanges: The questions and answers.
-    """
+    """Answers of a target to benign questions about its texts; ``grounded``: in their own text more than in others."""
 
     name: str
     asked: int

@@ -42,14 +42,8 @@ def build_attacks(config: Config, folder: Path) -> dict[str, MembershipAttack]:
 class MembershipRunner(AttackRunner):
     """Membership attacks on the candidates of a split.
 
-    Attributes:
-        experiment: Attacks, targets and candidates.
-        limits: Limits of the checks.
-        measure_utility: Measures the guard's cost for benign users; None: not possible.
-        audit_worlds: Makes the two-world audit; None: not possible.
-        not_observable: Checks that an external target does not permit; None: an own system permits all.
-        extra_checks: Made at the end.
-        undecided: Why a defense decided nothing; the checks of the guarded system are then INCONCLUSIVE.
+    Measurements that are not possible are None. ``not_observable`` is None for an own system, which permits all checks.
+    ``undecided``: why a defense decided nothing; the checks of the guarded system are then INCONCLUSIVE.
     """
 
     experiment: Experiment
@@ -127,13 +121,7 @@ class MembershipRunner(AttackRunner):
 
 @dataclass(eq=False)
 class UnmeasurableRunner(AttackRunner):
-    """Asks nothing: without known members and non-members, replies say nothing about membership.
-
-    Attributes:
-        attacks: The configured attacks.
-        why: What is missing, and what to do.
-        not_observable: Checks that the target does not permit.
-    """
+    """Asks nothing: without known members and non-members, replies say nothing about membership."""
 
     attacks: Mapping[str, MembershipAttack]
     why: str

@@ -148,13 +148,7 @@ class OwnSystem(TargetSystem):
 
 @dataclass(frozen=True)
 class OwnCampaign(Campaign):
-    """A campaign on the system of this configuration.
-
-    Attributes:
-        app: The system, indexed; it is only read.
-        benign: Logged benign questions that measure the guard's cost; empty: synthetic ones.
-        tenant: The attacked tenant.
-    """
+    """A campaign on one tenant of this system, which is only read; ``benign``: see `ExternalMembershipCampaign`."""
 
     app: App
     benign: Sequence[str] = ()
@@ -171,11 +165,7 @@ class OwnCampaign(Campaign):
         return Rag(CachedEmbedder(rag.embedder), index, CachedGenerator(*self._reader(store)), rag.instructions)
 
     def fingerprint(self, documents: object) -> str:
-        """Fingerprint of the plan: equal for a campaign and its resumption.
-
-        Args:
-            documents: Fingerprint of the attacked documents.
-        """
+        """Fingerprint of the plan and the attacked documents: equal for a campaign and its resumption."""
         config, section = self.config, self.config.redteam
         attacks = configured_attacks(config, self.stem)
         parts = [*config.guard.defenses, config.rag.embedder, section.reader, *attacks]
@@ -275,11 +265,7 @@ class OwnMembershipCampaign(OwnCampaign):
         return datasets.draw_split(documents, section.members, section.nonmembers, section.seed, fixed, leaves_enough)
 
     async def _calibrate(self, rag: Rag, steps: Steps) -> Path | None:
-        """Calibrates the lab's guard on the lab's index, so that no calibration depends on the non-members.
-
-        Returns:
-            Folder of the calibration files, one per defense; None: the own ones.
-        """
+        """Calibrates the lab's guard on the lab's index, without the non-members. None: the own calibration holds."""
         if self.split is not None or not self.app.calibrated:
             return None
         settings, defenses = calibration_settings(self.config, self.tenant), map(_describe, self.config.guard.defenses)

@@ -79,13 +79,9 @@ def configured_attacks(config: Config, stem: str) -> tuple[PluginSpec, ...]:
 
 
 class TargetSystem:
-    """The attacked system, as far as the stages require it.
+    """The attacked system: facts, limits and simulated parts for the report, one sentence each, and checks of itself.
 
-    Attributes:
-        evidence: Facts about the system for the report.
-        not_tested: Limits that the system implies, one sentence each.
-        simulated: Parts of the system that replace real ones, one sentence each.
-        checks: Checks of the system itself, made so far.
+    A check raises ``BackendError`` if the system fails.
     """
 
     def __init__(
@@ -95,25 +91,13 @@ class TargetSystem:
         self.checks: list[Check] = []
 
     async def check_before(self, steps: Steps) -> None:
-        """Checks before the attacks that the system answers from its collection.
-
-        Raises:
-            BackendError: If it fails.
-        """
+        """Checks before the attacks that the system answers from its collection."""
 
     async def check_after(self) -> None:
-        """Checks after the attacks that the system still answers.
-
-        Raises:
-            BackendError: If it fails.
-        """
+        """Checks after the attacks that the system still answers."""
 
     async def check_end(self) -> None:
-        """Checks at the end, also of an interrupted campaign, that the system is still the same.
-
-        Raises:
-            BackendError: If it cannot be read.
-        """
+        """Checks at the end, also of an interrupted campaign, that the system is still the same."""
 
     def cost(self) -> Mapping[str, float]:
         """Resources used so far."""
@@ -131,18 +115,10 @@ class AttackRunner(ABC):
 
     @abstractmethod
     async def execute(self, steps: Steps) -> None:
-        """Runs the unfinished part of the attacks.
-
-        Raises:
-            BackendError: If the campaign store or a target outside of an attack fails.
-        """
+        """Runs the unfinished part of the attacks. ``BackendError``: the store or a target fails outside of one."""
 
     async def audit(self, steps: Steps) -> None:  # noqa: B027
-        """Measures what the attacks do not. Default: nothing.
-
-        Raises:
-            BackendError: If a target fails.
-        """
+        """Measures what the attacks do not. Default: nothing. ``BackendError``: a target fails."""
 
     @abstractmethod
     def judge(self) -> CampaignResult:
@@ -164,11 +140,7 @@ class Preparation:
 
 @dataclass(frozen=True, kw_only=True)
 class Campaign(ABC):
-    """A planned campaign.
-
-    Attributes:
-        stem: File name of its reports, without extension.
-    """
+    """A planned campaign; ``stem`` is the file name of its reports without extension."""
 
     stem: ClassVar[str] = REPORT
 
@@ -179,17 +151,10 @@ class Campaign(ABC):
 
     @abstractmethod
     async def prepare(self, steps: Steps, resources: ExitStack) -> Preparation:
-        """Builds targets and runner; whatever it opens is closed with `resources`.
-
-        Raises:
-            CasemateError: If the campaign cannot be set up.
-        """
+        """Builds targets and runner; whatever it opens is closed with `resources`."""
 
     async def run(self, steps: Steps) -> CampaignResult:
         """Runs all stages but `write`, or resumes an interrupted run.
-
-        Args:
-            steps: Opens progress displays.
 
         Raises:
             LockHeld: If another campaign runs in this folder.
@@ -237,11 +202,7 @@ class Campaign(ABC):
             return self._judge(prepared, interruption, time.monotonic() - began)
 
     def write(self, result: CampaignResult, baseline: CampaignResult | None = None) -> dict[str, Path]:
-        """Writes the reports into their folders and the campaign's directory; see `write_report`.
-
-        Returns:
-            The paths in the first folder.
-        """
+        """Writes the reports into their folders and the campaign's directory; returns the paths in the first folder."""
         name = result.evidence.get(RUN)
         archive = self.folder / RUNS / name if name else None
         folders = self.report_folders(result)
@@ -286,11 +247,7 @@ class Campaign(ABC):
 
 
 def validate_plan(config: Config, stem: str = REPORT) -> None:
-    """Checks the names and options of everything that a campaign builds. Nothing is opened or written.
-
-    Args:
-        config: The operator's configuration.
-        stem: Kind of the campaign, of `KINDS`.
+    """Checks the names and options of everything that a campaign of a kind of `KINDS` builds. Opens nothing.
 
     Raises:
         ConfigError: If a name or option is unknown, an option has a wrong value, or a file is missing.

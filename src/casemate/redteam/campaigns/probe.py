@@ -62,17 +62,11 @@ NO_SCREENING = (
 
 @dataclass(eq=False)
 class ProbeRunner(AttackRunner):
-    """Injection attacks on a copy of the index.
+    """Injection attacks on a guarded copy of the index; its bare system is the target with the guard off.
 
-    Attributes:
-        config: The operator's configuration.
-        attacks: The attacks by name.
-        guard: The guarded copy; its bare system is the target with the guard off.
-        questions: Ordinary questions, each with its place in the seed.
-        tenant: The attacked tenant.
-        screen: Screens new documents; None: the index is too small.
-        quarantines: Whether a suspicious document is kept out of the index, guard on.
-        finder: Finds personal data in answers, after its name; None: not measured.
+    Each question has its place in the seed. ``screen`` screens new documents (None: the index is too small), and with
+    ``quarantines`` a suspicious one is kept out of the index, guard on. ``finder``, after its name, is that of personal
+    data.
     """
 
     config: Config
@@ -211,11 +205,7 @@ def _asked(trials: Sequence[ProbeTrial]) -> int:
 
 @dataclass(frozen=True)
 class OwnProbeCampaign(OwnCampaign):
-    """Injection attacks on the system of this configuration.
-
-    Attributes:
-        fit_screen: Fits the screening of new documents to an index; None if it is too small.
-    """
+    """Injection attacks on this system. ``fit_screen`` fits the screening of new documents; None: too few."""
 
     fit_screen: Callable[[Index], Screen | None] = lambda index: None
     stem: ClassVar[str] = PROBE

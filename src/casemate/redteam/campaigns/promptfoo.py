@@ -89,14 +89,7 @@ class _Row(BaseModel):
 
 
 class PromptfooExport(NamedTuple):
-    """What is exported.
-
-    Attributes:
-        attacks: Injection attacks by name.
-        questions: Ordinary questions.
-        instructions: System prompt of the attacked system.
-        seed: Seed of the attacks.
-    """
+    """What is exported: injection attacks by name, ordinary questions, and the system prompt of the attacked system."""
 
     attacks: Mapping[str, InjectionAttack]
     questions: Sequence[str]
@@ -104,11 +97,9 @@ class PromptfooExport(NamedTuple):
     seed: int
 
     def write(self, path: Path, provider: str = NO_MODEL) -> int:
-        """Writes a configuration for ``promptfoo eval``; returns the number of tests.
+        """Writes a configuration for ``promptfoo eval`` to a new file; returns the number of tests.
 
-        Args:
-            path: A new file.
-            provider: The model to ask, in promptfoo's notation, such as ``openai:chat:NAME``.
+        ``provider`` is the model to ask, in promptfoo's notation, such as ``openai:chat:NAME``.
 
         Raises:
             ConfigError: If the file exists.
@@ -170,11 +161,9 @@ def _literal(text: str) -> str:
 
 
 def judge_results(path: Path, limit: float) -> CampaignResult:
-    """Judges the results of ``promptfoo eval`` with an exported configuration, by model and effect.
+    """Judges the results of ``promptfoo eval`` (JSON of version 3) with an exported configuration, by model and effect.
 
-    Args:
-        path: The results, JSON of version 3.
-        limit: Share of questions in which an injected instruction may be followed.
+    ``limit`` is the share of questions in which an injected instruction may be followed.
 
     Raises:
         DataError: If the file is no such file, or holds no exported test, or one twice for a model.

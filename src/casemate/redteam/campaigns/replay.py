@@ -113,12 +113,7 @@ class RecordedTrial(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class RecordedSet:
-    """Recorded trials.
-
-    Attributes:
-        about: Facts about the set.
-        trials: In the order of the file.
-    """
+    """Recorded trials in the order of the file, and facts about the set."""
 
     about: Mapping[str, Any]
     trials: tuple[RecordedTrial, ...]
@@ -261,11 +256,7 @@ class _EarlierTrials:
         self._lines: dict[tuple[str, str, str, str, frozenset[str]], int] = {}
 
     def check(self, trial: RecordedTrial) -> None:
-        """Checks a trial against the earlier ones, and keeps what later ones need.
-
-        Raises:
-            ValueError: If it repeats a trial, its candidate has another membership, or features another length.
-        """
+        """Checks a trial against the earlier ones (``ValueError``), and keeps what later ones need."""
         first = self._first.setdefault(trial.candidate, trial)
         if first.member != trial.member:
             raise ValueError(f"candidate {trial.candidate!r} has another 'member' in line {first.line}")

@@ -25,14 +25,10 @@ LOCK, RUNS, INDEX = "campaign.lock", "runs", "index.db"
 
 @contextmanager
 def campaign_lock(folder: Path, purpose: str) -> Iterator[None]:
-    """Reserves a folder of campaigns for the duration of the block.
-
-    Args:
-        folder: `redteam.folder`.
-        purpose: The campaign, for the message to others.
+    """Reserves `redteam.folder` for a campaign for the duration of the block.
 
     Raises:
-        LockHeld: If another campaign runs there. The message names its process.
+        LockHeld: If another campaign runs there. The message names its process and purpose.
         BackendError: If the folder cannot be written.
     """
     with exclusive_lock(folder / LOCK, purpose, "set redteam.folder to another folder"):
@@ -40,13 +36,9 @@ def campaign_lock(folder: Path, purpose: str) -> Iterator[None]:
 
 
 def open_run_directory(folder: Path, name: str) -> Path:
-    """The directory of a campaign, created if missing. The lab's indexes of other campaigns are deleted.
+    """The directory of the campaign ``name``, created if missing. Requires the `campaign_lock`.
 
-    An index is a copy that the next run of its campaign makes again. Requires the `campaign_lock`.
-
-    Args:
-        folder: `redteam.folder`.
-        name: Name of the campaign.
+    The lab's indexes of other campaigns are deleted: copies that the next run of their campaign makes again.
 
     Raises:
         BackendError: If the folder cannot be written.

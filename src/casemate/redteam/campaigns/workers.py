@@ -40,14 +40,7 @@ from casemate.system import EmbeddingTask, audience_policy
 
 @dataclass(frozen=True, slots=True)
 class TargetFactory:
-    """Builds the attacked systems.
-
-    Attributes:
-        config: The operator's configuration.
-        folder: Base of relative paths in the configuration.
-        rag: The bare system over the attacked index.
-        calibrations: Folder of the lab's calibrations, one file per defense; None: the configured ones.
-    """
+    """Builds the attacked systems over the bare one, with the lab's calibrations; None: the configured ones."""
 
     config: Config
     folder: Path
@@ -55,10 +48,7 @@ class TargetFactory:
     calibrations: Path | None
 
     def guard(self, index: Index | None = None) -> Guard:
-        """A guard without client state and event store, over the attacked index or another one.
-
-        Only ``quorum`` gets a store, with unused budgets.
-        """
+        """A guard without client state, over the attacked or another index. Only ``quorum`` has a store."""
         index = index or self.rag.index
         bare = Rag(self.rag.embedder, index, self.rag.generator, self.rag.instructions)
         injected: dict[Any, Any] = {Embedder: bare.embedder, Index: index}
@@ -95,8 +85,7 @@ class WorkerSpec:
         instructions: Its instructions.
         calibrations: Folder of the lab's calibrations; None: no defense uses one.
         index: Path of the lab's index on this machine.
-        files: Contents of the index and calibration files by relative path, for other machines; None: all workers are
-            on this machine.
+        files: Contents of index and calibrations by relative path; None: all workers are on this machine.
     """
 
     config: tuple[Config, Path]
@@ -113,11 +102,7 @@ class WorkerSpec:
 
 @dataclass(frozen=True)
 class WorkerTask:
-    """Runs a work item on a worker.
-
-    Attributes:
-        spec: What every worker receives.
-    """
+    """Runs a work item on a worker, which has received the ``spec``."""
 
     spec: Shared[WorkerSpec]
 

@@ -56,11 +56,7 @@ def _is_non_anchor(word: str) -> bool:
 
 
 def require_embedder(embedder: Embedder | None, attack: str) -> Embedder:
-    """Returns the attacker's embedder.
-
-    Raises:
-        CapabilityError: If there is none.
-    """
+    """The attacker's embedder; ``CapabilityError``: there is none."""
     if embedder is None:
         raise CapabilityError(
             f"{attack} compares texts by their vectors, so it needs an embedder of its own; set its option embedder"
@@ -69,13 +65,7 @@ def require_embedder(embedder: Embedder | None, attack: str) -> Embedder:
 
 
 async def writer_lines(writer: Generator, request: str, text: str = "") -> list[str]:
-    """Lines written by the attacker's language model, without numbers and bullets.
-
-    Args:
-        writer: The model.
-        request: The instruction.
-        text: Text to read, if any.
-    """
+    """Lines that the attacker's language model writes about a text, without numbers and bullets."""
     context = (Document("reply", text),) if text else ()
     written = "".join([piece async for piece in writer.stream(Prompt(request, context, ""))])
     return [line for raw in written.splitlines() if (line := LIST_ITEM.sub("", raw).strip(" \"'`"))]
@@ -88,11 +78,7 @@ async def writer_phrases(writer: Generator, request: str, count: int, text: str 
 
 
 class TextVectors:
-    """Distinct texts with their embeddings, in order of insertion.
-
-    Args:
-        embedder: Embeds each text once, in batches.
-    """
+    """Distinct texts with their embeddings, in order of insertion. Each text is embedded once, in batches."""
 
     def __init__(self, embedder: Embedder) -> None:
         self.texts: list[str] = []
@@ -139,16 +125,7 @@ class TextVectors:
         return position, float(s[position])
 
     def add_dissimilar(self, texts: Sequence[str], limit: float, vectors: Vector | None = None) -> list[int]:
-        """Adds, in order, the texts whose cosine to every stored text is below ``limit``.
-
-        Args:
-            texts: Candidate texts.
-            limit: In (0, 1].
-            vectors: Their vectors, (m, dim), if available.
-
-        Returns:
-            Positions of the added texts.
-        """
+        """Adds, in order, texts whose cosine to every stored one is below ``limit``; returns their positions."""
         rows = self.embed(texts) if vectors is None else vectors
         before = (rows @ self.vectors.T).max(axis=1, initial=-1.0)  # (m,)
         chosen: dict[str, int] = {}

@@ -119,12 +119,7 @@ def _decode_literal(literal: str) -> str:
 
 
 class RecoveredText(NamedTuple):
-    """A text that was not recovered word for word before.
-
-    Attributes:
-        text: The text.
-        novel: Whether no recovered text is similar, so an attack can continue from this one.
-    """
+    """A text not recovered word for word before; ``novel``: none is similar, so an attack can continue here."""
 
     text: str
     novel: bool

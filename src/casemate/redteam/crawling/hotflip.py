@@ -29,21 +29,11 @@ def flip_words(
     passes: int = 1,
     candidates: int = 8,
 ) -> list[str]:
-    """Improves a list of words by replacing one word at a time.
+    """Improves a list of words by replacing one word at a time, as measured by ``score``.
 
     At each position, in random order, words of the pool are tried, and the best is kept if it is better. This takes
-    passes * len(words) * candidates evaluations.
-
-    Args:
-        words: Initial words.
-        score: Function to maximize.
-        pool: Candidate words, the most promising first; a position draws from the first four times as many.
-        rng: Chooses order and candidates.
-        passes: Passes over all positions, at least 0.
-        candidates: Words tried at a position, at least 1.
-
-    Returns:
-        Words that score at least as high.
+    passes * len(words) * candidates evaluations. The pool has the most promising words first; a position draws from the
+    first four times as many.
     """
     chosen = list(words)
     best = float(score([chosen])[0]) if pool else 0.0
@@ -57,13 +47,7 @@ def flip_words(
 
 
 def candidate_words(embedder: Embedder, direction: Vector, own: Sequence[str] = ()) -> list[str]:
-    """Common words, sorted by the cosine of their embeddings to a direction, largest first.
-
-    Args:
-        embedder: A copy of the target's embedder.
-        direction: Target direction, (dim,).
-        own: Additional words.
-    """
+    """Common words and ``own`` ones, sorted by the cosine of their embeddings to a direction, (dim,), largest first."""
     known = list(dict.fromkeys([*own, *WORDS]))
     order = np.argsort(-(embedder.embed(known) @ direction), kind="stable")
     return [known[i] for i in order]

@@ -94,16 +94,12 @@ def _relation(between: str) -> str:
 
 
 class KnowledgeGraph:
-    """Entities with their relations. Similar entities are merged.
+    """Entities in order of arrival, with their vectors and relations. Similar entities are merged.
 
     Args:
         embedder: Embedder for comparing entities.
         relations: Names of all relations; a triple with another name counts as the last.
         entity_similarity: Least cosine of two entities that are merged, in (0, 1].
-
-    Attributes:
-        entities: Names in order of arrival, with their vectors.
-        degree: Number of edges of each entity, (n,).
     """
 
     def __init__(self, embedder: Embedder, relations: Sequence[str], entity_similarity: float) -> None:
@@ -140,10 +136,7 @@ class KnowledgeGraph:
         return len(self) - before[0], len(self._edges) - before[1]
 
     def deficits(self) -> Float64:
-        """Expected missing edges by entity and relation, (n, relations).
-
-        0 if it has the relation, else the mean number of such edges of entities of its type.
-        """
+        """Missing edges, (n, relations): the mean number of such edges of its type if an entity has none, else 0."""
         counts, types = self._counts[: len(self)], np.array(self._types, np.int64)
         totals = np.zeros((len(self._type_codes), len(self.relations)))
         np.add.at(totals, types, counts)

@@ -18,10 +18,6 @@ from casemate.types import Reply
 class TransformedCrawler(ExtractionAttack):
     """A crawler whose questions ask for a form of the answer, and which reads the decoded answers.
 
-    Attributes:
-        attack: The crawler.
-        transform: Name of the transform.
-
     Raises:
         ConfigError: If there is no such transform.
     """

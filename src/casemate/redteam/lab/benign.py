@@ -39,17 +39,10 @@ async def measure_utility(
     source: str,
     progress: Progress = lambda count: None,
 ) -> Utility:
-    """Asks every question without the guard, then with it, and compares.
+    """Asks every question without the guard, then with it, and compares. Invalid questions are skipped.
 
     A sampling model answers the same context differently each time. Its replies must come through a `CachedGenerator`
     in both targets, or chance counts as the guard's effect.
-
-    Args:
-        bare: The system without a guard.
-        guarded: The same system with it.
-        queries: Benign questions with their clients. Invalid ones are skipped.
-        source: Origin of the questions, for the report.
-        progress: Called with 1 for each question.
 
     Raises:
         DataError: If no question can be answered.
@@ -80,13 +73,7 @@ def measure_lost_answers(
 ) -> Utility | None:
     """Cost of an external guard, whose verdicts are not observable: answers of the bare system that are lost.
 
-    Args:
-        source: Origin of the questions, for the report.
-        bare: Answers of the target without its guard; None: refused.
-        guarded: Answers of the target.
-
-    Returns:
-        None if the bare target answers nothing either.
+    None as an answer: refused. Returns None if the bare target answers nothing either.
     """
     before, after = ([Exchange("", a.text if a else "").answered for a in side] for side in (bare, guarded))
     kept = [got for had, got in zip(before, after, strict=True) if had]
@@ -104,15 +91,10 @@ async def replay_benign_sessions(
     plan: CrawlPlan = PLAN,
     progress: Progress = lambda count: None,
 ) -> BenignReplay:
-    """Replays benign sessions one after another and counts those that raise an alarm.
+    """Replays benign sessions (client and questions) one after another and counts those that raise an alarm.
 
-    Args:
-        target: The guarded system.
-        sessions: Client name and questions in order.
-        bare: The system without its guard, to count changed answers. Its generator must answer the same prompt the
-            same, as a `CachedGenerator` does.
-        plan: Provides k, tenant and waits.
-        progress: Called with 1 for each session.
+    With the ``bare`` system, changed answers are counted. Its generator must answer the same prompt the same, as a
+    `CachedGenerator` does. Of the plan, k, tenant and waits apply.
 
     Raises:
         BackendError: If a target fails.

@@ -24,13 +24,9 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Budget:
-    """Limits the number of questions.
+    """Limits the number of questions: ``total`` (None: unlimited), ``spent``, and ``leased`` to work items in progress.
 
-    Attributes:
-        total: Limit of the campaign; None: unlimited.
-        spent: Questions asked so far.
-        exhausted: Whether a question was rejected because the total was spent.
-        leased: Questions reserved by work items in progress.
+    ``exhausted``: a question was rejected because the total was spent.
     """
 
     total: int | None = None
@@ -53,11 +49,7 @@ class Budget:
         self.spent += asked
 
     def require(self) -> None:
-        """Checks that another question may be asked.
-
-        Raises:
-            BudgetExhausted: If it may not.
-        """
+        """Raises ``BudgetExhausted`` unless another question may be asked."""
         if self.total is not None and self.spent >= self.total:
             self.exhausted = True
             raise BudgetExhausted(f"all {self.total} questions of the campaign are asked; raise its budget")

@@ -43,14 +43,8 @@ class CachedGenerator(Generator):
     """Answers a repeated prompt from the store instead of the model.
 
     A prompt that repeats within one trial is a new sample of the model. The count restarts with each trial, so the
-    guarded run gets the bare run's replies wherever the context is equal.
-
-    Attributes:
-        inner: The generator.
-        store: Keeps the replies.
-        label: Identifies the generator: its name and all its options.
-        calls: Replies that the model generated.
-        hits: Replies from the store.
+    guarded run gets the bare run's replies wherever the context is equal. ``label`` identifies the generator with all
+    its options; ``calls`` counts replies of the model, ``hits`` those of the store.
     """
 
     inner: Generator

@@ -81,12 +81,7 @@ CHECK_NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class NotObservable:
-    """Checks that an external target does not permit.
-
-    Attributes:
-        unmet: Checks whose requirements are not met, with the reasons.
-        skipped: Checks that the operator skips.
-    """
+    """Checks that an external target does not permit: unmet ones, with reasons, and those that are skipped."""
 
     unmet: Mapping[str, str]
     skipped: frozenset[str] = frozenset()
@@ -103,12 +98,7 @@ class NotObservable:
 
 
 def external_capabilities(target: Any, *provided: Capability) -> frozenset[Capability]:
-    """The capabilities of an external target.
-
-    Args:
-        target: Its plug-in. Its declarations are trusted: `tells` (reported details) and `can` (features).
-        provided: Capabilities that the operator adds: texts, or a second target.
-    """
+    """The capabilities that an external target declares (`tells`, `can`), with those that the operator provides."""
     declared = {*getattr(target, "tells", ()), *getattr(target, "can", ())}
     return frozenset({Capability.ANSWERS, *provided, *(c for c in Capability if c.value in declared)})
 

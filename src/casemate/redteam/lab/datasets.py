@@ -80,12 +80,7 @@ class IndexedSource(NamedTuple):
 
 
 def read_documents(corpus: Corpus, indexed: Collection[str]) -> list[Document]:
-    """Reads the whole documents of a corpus that are in an index; unreadable ones are skipped.
-
-    Args:
-        corpus: The corpus.
-        indexed: Names of the sources in the index, from `Index.digests`.
-    """
+    """Reads the whole documents of a corpus whose names are indexed; unreadable ones are skipped."""
     found = []
     for source in corpus.sources():
         if source.name in indexed:
@@ -105,19 +100,18 @@ def draw_split(
     fixed: Collection[str] = (),
     leaves_enough: Callable[[Sequence[Document]], bool] = lambda nonmembers: True,
 ) -> Split:
-    """Draws members and non-members at random.
+    """Draws members and non-members at random: the requested numbers, or fewer with a note.
+
+    A non-member with a near-duplicate that stays in the index is replaced by another.
 
     Args:
         documents: All whole documents of the index, each name once.
         members: Number of members.
-        nonmembers: Number of non-members. One with a near-duplicate that stays in the index is replaced by another.
+        nonmembers: Number of non-members.
         seed: Seed of the draw.
         fixed: Which of `members` and `nonmembers` must not be reduced.
         leaves_enough: Whether the index is large enough without these non-members. If not, fewer are drawn, but
             not fewer than `MIN_CANDIDATES`.
-
-    Returns:
-        The requested numbers, or fewer with a note.
 
     Raises:
         DataError: If there are too few documents.
@@ -134,12 +128,7 @@ def draw_split(
 
 
 def read_split(path: Path, documents: Sequence[Document], seed: int) -> Split:
-    """Reads a split from a JSON file: `{"members": [names], "nonmembers": [names]}`, or the published keys.
-
-    Args:
-        path: The file.
-        documents: All whole documents, each name once, including those of both lists.
-        seed: Seed of the halves and the order.
+    """Reads a split of all whole documents, each name once, from a JSON file with the keys of `SPLIT_KEYS`.
 
     Raises:
         DataError: If the file is no split of these documents, or names too few.
@@ -165,14 +154,9 @@ def split_from_pools(
     counts: tuple[int, int],
     rng: np.random.Generator,
 ) -> Split:
-    """Splits texts of known membership: the first of both pools, up to the requested numbers.
+    """Splits texts of known membership, given by rows in random order: the first of both pools, at most ``counts``.
 
-    Args:
-        documents: All texts, each name once.
-        members: Rows of those in the collection, in random order.
-        nonmembers: Rows of those that are not, in random order. Near-duplicates of members are left out.
-        counts: Requested members and non-members.
-        rng: Draws the halves.
+    Near-duplicates of members are left out of the non-members.
 
     Raises:
         DataError: If there are too few texts.
@@ -250,11 +234,7 @@ def _split(
 
 
 def _fit_counts(total: int, members: int, nonmembers: int, fixed: Collection[str]) -> tuple[int, int]:
-    """Members and non-members that fit into this number of documents: a fixed number stays, the other is reduced.
-
-    Raises:
-        DataError: If fewer than `MIN_CANDIDATES` of either remain, or both are fixed and do not fit.
-    """
+    """Members and non-members that fit into this number of documents: a fixed number stays, the other is reduced."""
     m, n = members, nonmembers
     why = f"{members} and {nonmembers} were requested from {total} documents; {_numbers_that_work(total)}"
     if members + nonmembers > total:

@@ -97,14 +97,9 @@ class Trials:
 
 
 class WorkItem(NamedTuple):
-    """One attack on one candidate, against several targets.
+    """One attack on one candidate, against the targets that are left; the attack does not learn ``member``.
 
-    Attributes:
-        attack: The attack's name.
-        candidate: The document.
-        member: Whether it is in the index; the attack does not get this.
-        targets: Names of the targets still to be attacked.
-        questions: Budget of a work item that runs on a worker; None: unlimited.
+    ``questions`` is its budget on a worker; None: unlimited.
     """
 
     attack: str
@@ -147,14 +142,8 @@ RecordTrial: TypeAlias = Callable[[WorkItem, str, Trial, tuple[Exchange, ...]], 
 class Experiment:
     """Membership attacks on the candidates of a split.
 
-    Attributes:
-        attacks: By name.
-        split: Members and non-members.
-        targets: By name, usually `off` (bare system) and `on` (guarded), both over the lab's index.
-        store: Keeps finished trials.
-        indexed: The indexed chunks of each member, which show whether a member was withheld.
-        plan: Settings.
-        run_on_workers: Runs trials elsewhere if their order does not matter; None: all trials run here.
+    Targets are usually `off` (bare system) and `on` (guarded), both over the lab's index. The indexed chunks of each
+    member show whether it was withheld. ``run_on_workers`` runs trials elsewhere if their order does not matter.
     """
 
     attacks: Mapping[str, MembershipAttack]
@@ -176,10 +165,7 @@ class Experiment:
         return len(self.attacks) * len(self.targets) * len(self.split.candidates)
 
     async def run(self, progress: Progress = lambda count: None) -> Trials:
-        """Runs the unfinished trials.
-
-        Args:
-            progress: Called with the number of trials just finished, first with those of earlier runs.
+        """Runs the unfinished trials. Progress counts finished ones, first those of earlier runs.
 
         Raises:
             DataError: If a member has no indexed chunks.

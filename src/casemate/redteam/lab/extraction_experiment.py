@@ -66,7 +66,7 @@ class CrawlPlan:
 
 @dataclass(frozen=True, slots=True)
 class CrawlTrace:
-    """The exchanges of one crawl of one target.
+    """The exchanges of one crawl of one target in the order of asking, and the recovered texts in that of recovery.
 
     Attributes:
         exchanges: In the order of asking.
@@ -87,14 +87,9 @@ class CrawlTrace:
 
 @dataclass(eq=False)
 class Crawler:
-    """One extraction attack on one or several targets.
+    """One extraction attack on targets, usually `off` (bare system) and `on` (guarded).
 
-    Attributes:
-        name: The attack's name.
-        attack: Restarted for each target; must keep no state between runs.
-        targets: By name, usually `off` (bare system) and `on` (guarded).
-        store: Keeps the exchanges.
-        plan: Settings.
+    It is restarted for each target, so the attack must keep no state between runs.
     """
 
     name: str
@@ -106,11 +101,7 @@ class Crawler:
     async def run(self, progress: Progress = lambda count: None) -> dict[str, CrawlTrace]:
         """Crawls each target until the attack or its budget ends; stored exchanges are replayed, not asked again.
 
-        Args:
-            progress: Called with the number of questions just answered or replayed.
-
-        Returns:
-            The traces by target. Errors of the attack or a target are in `CrawlTrace.error`.
+        Progress counts both. Errors of the attack or a target are in `CrawlTrace.error`.
         """
         return {target: await self._crawl(target, progress) for target in self.targets}
 
@@ -175,11 +166,9 @@ class _Clients:
 
 
 class CrawlSession(TargetSession):
-    """Answers an attack from the store first, then from the target.
+    """Answers an attack from the store first (``resumed`` counts these exchanges), then from the target.
 
-    Attributes:
-        resumed: Exchanges that came from the store.
-        fault: The error after which every question fails, even if the attack ignores it; None: no error.
+    After ``fault``, an error, every question fails, even if the attack ignores it.
     """
 
     def __init__(self, target: Target, store: CampaignStore, key: str, plan: CrawlPlan, progress: Progress) -> None:
@@ -223,11 +212,7 @@ class CrawlSession(TargetSession):
         return Reply(exchange.reply)
 
     def _stored(self, number: int, text: str) -> Exchange | None:
-        """The stored exchange with this number.
-
-        Raises:
-            DataError: If the stored question is a different one.
-        """
+        """The stored exchange with this number, if it has the same question."""
         stored = self._store.get_reply(f"{self._key}-{number}")
         if stored is None:
             return None

@@ -32,11 +32,13 @@ def measure_crawl(
 ) -> Crawl:
     """Compares the replies and recovered texts of each crawl with all chunks of the collection.
 
+    Replies are decoded by the attack before. The papers use an embedder that is not the attacked system's.
+
     Args:
         crawler: The attack that was run.
-        traces: The result of `Crawler.run`. Replies are decoded by the attack before they are compared.
+        traces: The result of `Crawler.run`.
         chunks: All chunks of the tenant's index, each id once.
-        embedder: Embeds chunks and replies for cosines. The papers use one that is not the attacked system's.
+        embedder: Embeds chunks and replies for cosines.
         windows: Whether sliding windows of replies are compared too, or their sizes in words. They are nine tenths of
             the work; with fewer sizes, or without any, the rates can only be lower.
         seen: Whether the target reports its context by the ids of these chunks.

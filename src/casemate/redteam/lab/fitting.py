@@ -64,11 +64,9 @@ class CrossFit:
 
 
 def cross_fit(trials: Sequence[Trial], half: Mapping[str, Half]) -> CrossFit:
-    """Fits a rule on either half and applies it to the other.
+    """Fits a rule on either half of one attack's trials against one target, and applies it to the other half.
 
-    Args:
-        trials: Trials of one attack against one target; members and non-members in both halves.
-        half: The half of each candidate.
+    Members and non-members must be in both halves.
     """
     X = np.array([t.features for t in trials], np.float64)
     member = np.array([t.member for t in trials])
@@ -83,7 +81,7 @@ def cross_fit(trials: Sequence[Trial], half: Mapping[str, Half]) -> CrossFit:
 
 
 def fit(X: Float64, member: BoolArray) -> DecisionRule:
-    """Fits the rule with the best balanced accuracy.
+    """Fits the rule with the best balanced accuracy to features, (n, f), of members and non-members.
 
     A single feature gets the threshold with the best balanced accuracy. For several features, three rules compete,
     and the best on these candidates wins, the simpler one in a tie: the first feature alone; a corner, that is one
@@ -92,10 +90,6 @@ def fit(X: Float64, member: BoolArray) -> DecisionRule:
 
     The corner is searched greedily: for each feature in turn, all thresholds between two values are tried until no
     change helps; once starting with each feature.
-
-    Args:
-        X: Features, (n, f).
-        member: True membership, (n,), with both kinds.
     """
     if X.shape[1] == 1:
         return _best_threshold(lambda Z: Z[:, 0], X, member)
@@ -134,10 +128,6 @@ def corner(X: Float64, member: BoolArray) -> Callable[[Float64], Float64]:
     """S2MIA-T: signed distance to the corner, in standard deviations of the feature closest to its threshold.
 
     Returns a function from features (n, f) to distances (n, 1), positive inside the corner.
-
-    Args:
-        X: Features, (n, f).
-        member: True membership, (n,).
     """
     scale = np.where(X.std(axis=0) > 0, X.std(axis=0), 1.0)
     floor = X.min(axis=0) - scale  # no restriction
@@ -166,13 +156,9 @@ def _search_corner(X: Float64, member: BoolArray, floor: Float64, order: Sequenc
 
 
 def logistic(X: Float64, member: BoolArray) -> Scorer:
-    """Log-odds of membership by logistic regression on standardized features, with balanced class weights.
+    """Log-odds of membership by logistic regression on standardized features, (n, f), with balanced class weights.
 
     The weights have an L2 penalty, the intercept has none, so a perfect separation stays finite.
-
-    Args:
-        X: Features, (n, f).
-        member: True membership, (n,), with both kinds.
     """
     mean, scale = X.mean(axis=0), np.where(X.std(axis=0) > 0, X.std(axis=0), 1.0)
     weight = len(X) / (2 * np.where(member, member.sum(), (~member).sum()))

@@ -72,13 +72,7 @@ class MembershipLimits:
 
 @dataclass(frozen=True, slots=True)
 class MembershipJudgment:
-    """The judgment of a membership campaign.
-
-    Attributes:
-        attacks: Results of the attacks.
-        checks: All checks.
-        status: Their worst status; INCONCLUSIVE if there are none.
-    """
+    """The judgment of a membership campaign; the status is the worst of the checks, INCONCLUSIVE without any."""
 
     attacks: tuple[AttackResult, ...]
     checks: tuple[Check, ...]
@@ -93,15 +87,9 @@ def judge_campaign(
     utility: Utility | None = None,
     audit: TwoWorldAudit | NotObservable | None = None,
 ) -> MembershipJudgment:
-    """Judges the trials of an experiment.
+    """Judges the trials of an experiment against `off`, `on` or both.
 
-    Args:
-        trials: Trials against `off`, `on` or both.
-        split: Assigns candidates to halves.
-        attacks: The attacks by name.
-        limits: Limits of the checks.
-        utility: Cost of the guard on benign questions; None: not measured.
-        audit: The two-world audit; None: not made; for an external target: the checks that it does not permit.
+    ``utility`` or ``audit`` is None if not measured; for an external target, ``audit`` is what it does not permit.
     """
     guarded = any(target == ON for _, target in trials.done)
     not_observable, worlds = (audit, None) if isinstance(audit, NotObservable) else (None, audit)
@@ -134,11 +122,7 @@ def compare_to_limit(rate: Estimate, limit: float) -> CheckStatus:
 
 
 def defense_check(failures: Mapping[str, int]) -> Check:
-    """Whether every defense worked in every phase of a campaign; if not, the configured guard was not tested.
-
-    Args:
-        failures: Questions in which a defense failed, by phase.
-    """
+    """Whether no defense failed in any phase of a campaign (questions by phase); else the guard was not tested."""
     total = sum(failures.values())
     if not total:
         return Check(NO_DEFENSE_FAILED, CheckStatus.PASS, 0.0, 0.0, "No verdict reports an error")
@@ -151,12 +135,7 @@ def defense_check(failures: Mapping[str, int]) -> Check:
 
 
 def without_decisions(checks: Sequence[Check], why: str) -> list[Check]:
-    """The checks of a campaign in which a defense decided nothing: how well the guard works is then unknown.
-
-    Args:
-        checks: All checks.
-        why: Why the defense decided nothing; empty: it decided.
-    """
+    """The checks if a defense decided nothing, for the reason ``why``: how well the guard works is unknown."""
     if not why:
         return list(checks)
     undecided = [
@@ -171,11 +150,7 @@ def without_decisions(checks: Sequence[Check], why: str) -> list[Check]:
 def crawl_check(crawl: Crawl, limit: float, accept_without_bare: bool = False) -> Check:
     """Whether the guard limits a crawler to a share of the chunks, with 95 % confidence.
 
-    Args:
-        crawl: The measured crawl.
-        limit: Share of chunks that a crawler may recover.
-        accept_without_bare: Whether a crawl without a bare target to compare with may pass. The crawler's
-            strength is then unknown.
+    ``accept_without_bare``: a crawl without a bare target to compare with may pass; its strength is then unknown.
     """
     on, off = crawl.by_target[ON], crawl.by_target.get(OFF)
     status, why = CheckStatus.ERROR, ""
@@ -200,15 +175,7 @@ def crawl_check(crawl: Crawl, limit: float, accept_without_bare: bool = False) -
 def attack_result(
     name: str, attack: MembershipAttack, trials: Trials, half: Mapping[str, Half], seen: bool = True
 ) -> AttackResult:
-    """The result of one attack, guard off against guard on.
-
-    Args:
-        name: Its name.
-        attack: The attack.
-        trials: Trials of the campaign.
-        half: The half of each candidate.
-        seen: Whether withheld documents were observable.
-    """
+    """The result of one attack, guard off against guard on; ``seen``: withheld documents were observable."""
     error = trials.errors.get(name, "")
     off, on = (() if error else trials.done.get((name, target), ()) for target in (OFF, ON))
     bare, guarded = membership_metrics(off, half, guarded=False), membership_metrics(on, half, guarded=seen)
@@ -222,12 +189,7 @@ def membership_metrics(trials: Sequence[Trial], half: Mapping[str, Half], guarde
     """Metrics of one attack against one target; None with too few trials to fit a rule on either half.
 
     The true positive rates use these candidates' own best threshold, and their intervals cover only the sampling of
-    members: with ten allowed false positives or fewer they are coarse.
-
-    Args:
-        trials: Trials of one attack against one target.
-        half: The half of each candidate.
-        guarded: Whether withheld documents are measured.
+    members: with ten allowed false positives or fewer they are coarse. ``guarded``: withheld documents are measured.
     """
     if not enough_trials(trials, half):
         return None
@@ -272,18 +234,11 @@ def adjusted_accuracy(fitted: CrossFit) -> Estimate:
 
 
 def clustered_rate(hits: Sequence[int], sizes: Sequence[int]) -> Estimate | None:
-    """A share of questions with candidates, not questions, as the sampling unit.
+    """A share of questions with candidates, not questions, as the sampling unit, from hits and questions about each.
 
     Questions about one candidate are correlated, so the effective sample size is smaller: the number of independent
     questions with the observed variance between candidates (Korn and Graubard 1998). Without observable variance
-    (nothing or everything was hit), each candidate counts once.
-
-    Args:
-        hits: Hits among each candidate's questions.
-        sizes: Questions about each candidate.
-
-    Returns:
-        None if nothing was asked.
+    (nothing or everything was hit), each candidate counts once. None if nothing was asked.
     """
     h, q = np.array(hits, np.float64), np.array(sizes, np.float64)
     asked, total = int((q > 0).sum()), float(q.sum())

@@ -22,12 +22,9 @@ SEED = 0  # seed of the resamples, as in `judge`
 
 
 def read_provided(path: Path, kind: str, max_mb: float) -> list[Document]:
-    """Reads the whole documents under a path, each named by its kind and its name.
+    """Reads the whole documents under a path, each named by their kind (such as `members`) and its name.
 
-    Args:
-        path: A folder or a file, as in `rag.corpus`.
-        kind: Role of the texts, for example `members`.
-        max_mb: Larger files, and larger lines of JSON Lines, are skipped.
+    Files, and lines of JSON Lines, above ``max_mb`` are skipped.
 
     Raises:
         DataError: If no text is readable.
@@ -47,13 +44,7 @@ def read_provided(path: Path, kind: str, max_mb: float) -> list[Document]:
 def split_provided(
     members: Sequence[Document], nonmembers: Sequence[Document], counts: tuple[int, int], seed: int
 ) -> Split:
-    """Draws candidates from the provided texts.
-
-    Args:
-        members: Texts in the collection.
-        nonmembers: Texts that are not. Near-duplicates of members are left out.
-        counts: Requested members and non-members.
-        seed: Seed of the draw.
+    """Draws candidates from the provided texts, at most ``counts``, without non-members that nearly duplicate a member.
 
     Raises:
         DataError: If there are too few texts.

@@ -80,13 +80,7 @@ class IndexWithout(Index):
     """
 
     def __init__(self, index: Index, sources: Mapping[str, IndexedSource], tenant: str = DEFAULT_TENANT) -> None:
-        """Wraps an open index.
-
-        Args:
-            index: The index.
-            sources: The sources to leave out, with their chunks in the index; at least one.
-            tenant: Their tenant; other tenants are unchanged.
-        """
+        """Wraps an open index without some sources of a tenant, at least one, given with their chunks."""
         self._index = index
         self._sources = sources
         self._chunks = IndexedSource.joined(sources.values())
@@ -196,7 +190,7 @@ async def two_world_audit(
         sessions: Attack, member and exchanges, from `Experiment.member_sessions("on")`.
         indexed: The members that are indexed, from `datasets.indexed_sources`.
         plan: The experiment's settings.
-        progress: Called with 1 for each finished session.
+        progress: Counts the finished sessions.
 
     Raises:
         DataError: If a member has no indexed chunks.

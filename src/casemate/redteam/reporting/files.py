@@ -33,7 +33,7 @@ def write_report(
     archive: Path | None = None,
     configuration: Path = Path(FILE),
 ) -> dict[str, Path]:
-    """Writes report.html, .json, .junit.xml and .sarif into a folder, which is created if missing.
+    """Writes report.html, .json, .junit.xml and .sarif into a folder; returns their paths by kind.
 
     If the report has aliases of documents, their names are written to `NAMES` beside it (of a crawl: `crawl-` before).
 
@@ -42,14 +42,11 @@ def write_report(
 
     Args:
         campaign: The result.
-        folder: The folder.
+        folder: The folder, created if missing.
         baseline: An earlier result; the page then starts with the changes.
         stem: File name without extension.
         archive: A folder that receives copies of the files; None: none.
         configuration: The configuration file, which the SARIF report names.
-
-    Returns:
-        The paths of the reports by kind: `html`, `json`, `junit`, `sarif`.
 
     Raises:
         BackendError: If the folder cannot be written.
@@ -86,11 +83,7 @@ def _copy_all(paths: Iterable[Path], archive: Path | None) -> None:
 
 
 def target_folder(folder: Path, name: str) -> Path:
-    """The folder with the reports of an external target.
-
-    Args:
-        folder: `redteam.folder`.
-        name: The target's name or address.
+    """The folder in `redteam.folder` with the reports of an external target, by its name or address.
 
     >>> target_folder(Path("lab"), "staging").as_posix()
     'lab/targets/staging'

@@ -65,13 +65,7 @@ _BLOCK = re.compile(r"(▇×\d+)")
 def render_html(
     campaign: CampaignResult, baseline: CampaignResult | None = None, crawl: CampaignResult | None = None
 ) -> str:
-    """Renders a report.
-
-    Args:
-        campaign: The campaign.
-        baseline: An earlier campaign; the report then contains a comparison with it.
-        crawl: An extraction campaign that is shown beside this one.
-    """
+    """Renders a report, compared with a ``baseline`` if there is one, and beside an extraction campaign."""
     campaign = scrub(campaign)
     extraction = _extraction(campaign) if is_crawl(campaign) else _extraction(scrub(crawl), True) if crawl else None
     script, csp = load_script("explorer.js") if campaign.sessions else ("", CSP)
@@ -254,12 +248,7 @@ def _parts(text: str) -> list[tuple[str, bool]]:
 
 
 def _extraction(campaign: CampaignResult, separate: bool = False) -> dict[str, Any]:
-    """The extraction section.
-
-    Args:
-        campaign: A campaign that ran crawlers.
-        separate: Whether the page reports another campaign, so that the verdict of this one must be shown here.
-    """
+    """The extraction section; ``separate``: the page reports another campaign, so this one's verdict is shown here."""
     return {
         "separate": separate,
         "at": campaign.at,

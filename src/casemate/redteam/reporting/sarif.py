@@ -27,10 +27,8 @@ HELP = (
 def to_sarif(campaign: CampaignResult, file: Path = Path(FILE)) -> str:
     """SARIF 2.1.0 with a rule for each check and a result for each check that did not pass.
 
-    Args:
-        campaign: The result.
-        file: The configuration. It is the file of every finding: findings concern a running system, but GitHub
-            requires a file, so the one to change. Of a path that leaves the working directory, only the name is shown.
+    ``file`` is that of every finding: findings concern a running system, but GitHub requires a file, so the one to
+    change, the configuration. Of a path that leaves the working directory, only the name is shown.
     """
     campaign = scrub(campaign)
     uri = quote(file.name if file.is_absolute() or ".." in file.parts else file.as_posix())

@@ -40,13 +40,7 @@ _RANKS = {name: rank for rank, name in enumerate(OUTCOMES)}
 
 
 class ReportedSessions(NamedTuple):
-    """The sessions of a report.
-
-    Attributes:
-        sessions: The worst sessions, at most `MAX_SESSIONS`, of which the worst contain their exchanges.
-        total: Number of all sessions.
-        names: Source by alias.
-    """
+    """The worst sessions, some with their exchanges; the number of all; sources by alias."""
 
     sessions: tuple[AttackSession, ...]
     total: int
@@ -76,11 +70,7 @@ def attack_sessions(experiment: Experiment) -> ReportedSessions:
 
 
 class _Aliases:
-    """Numbers sources as they appear.
-
-    Args:
-        source_of: Source by chunk id.
-    """
+    """Numbers sources, which are given by chunk id, as they appear."""
 
     def __init__(self, source_of: Mapping[str, str]) -> None:
         self._source_of = source_of
@@ -107,12 +97,7 @@ def crawl_sessions(
     """The questions of all crawls, those first that recovered most with the guard on.
 
     Question n with the guard off and question n with the guard on are one session. They may differ, because a crawler
-    writes its questions from earlier replies.
-
-    Args:
-        traces: Traces by attack and target.
-        crawls: Measured crawls by attack; missing where the collection is unknown.
-        chunks: The collection; empty if it is unknown.
+    writes its questions from earlier replies. Without a known collection, there are no measured crawls and no chunks.
     """
     aliases = _Aliases({chunk.id: chunk.source for chunk in chunks})
     made = list[tuple[tuple[int, int, int, str], AttackSession]]()

@@ -23,13 +23,7 @@ DISCLAIMER = (
 
 @dataclass(frozen=True, slots=True)
 class Standard:
-    """A published document.
-
-    Attributes:
-        name: Short name.
-        edition: Title, number and year.
-        url: Address of the publisher.
-    """
+    """A published document: its short name, its edition (title, number and year) and its address."""
 
     name: str
     edition: str

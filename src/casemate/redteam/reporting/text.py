@@ -37,10 +37,8 @@ def redact(text: str, own_words: Collection[str]) -> str:
     Function words alone between two redacted blocks are redacted too, and so is every word with a digit: a number of
     the corpus must not show because a template contains the same one. Symbols other than punctuation are dropped.
 
-    Args:
-        text: A question or a reply.
-        own_words: Words or phrases of the attack's template and of the target's fixed sentences. Never those of the
-            candidate, even where the question quotes it.
+    ``own_words`` are those of the attack's template and of the target's fixed sentences, never those of the candidate,
+    even where the question quotes it.
 
     >>> redact("Yes. The patient Ada Byron takes 20 mg.", ["yes", "no", "patient", "the"])
     'Yes. The patient ▇×5.'

@@ -257,11 +257,7 @@ class SqlEventStore(EventStore):
 
     @contextmanager
     def _batch_in_flight(self, wait: bool = False) -> Iterator[list[EventRow]]:
-        """The next batch: done when the block ends, put back if it raises.
-
-        Args:
-            wait: Wait while another batch is in flight. Otherwise yield an empty batch then.
-        """
+        """The next batch: done when the block ends, put back if it raises. Unless ``wait``, empty during another."""
         if not self._writing.acquire(blocking=wait):
             yield []
             return

@@ -119,12 +119,7 @@ def _inspect(gguf: Any, file: Path) -> str:
 
 
 def _convert(file: Path, folder: Path, dtype: str) -> None:
-    """Writes model and tokenizer of a file to a folder.
-
-    Raises:
-        DataError: If transformers cannot read the file.
-        OSError: If the folder cannot be written.
-    """
+    """Writes model and tokenizer of a file to a folder."""
     import torch
     from safetensors import SafetensorError
 
