@@ -31,12 +31,7 @@ REBUILD = "run 'casemate index --rebuild'"
 
 
 def require_valid(documents: Sequence[Document], vectors: Vector, dim: int) -> Vector:
-    """Validates documents and vectors, and returns the vectors as contiguous float32.
-
-    Args:
-        documents: To be added.
-        vectors: One row per document, (n, dim).
-        dim: Dimensions of the index.
+    """Validates documents to be added and their vectors, (n, dim), and returns these as contiguous float32.
 
     Raises:
         DataError: If the shape is wrong, a vector is not of unit length (NaN is not), an id occurs twice, or a text is
@@ -129,11 +124,7 @@ def decode_document(row: Sequence[str]) -> Document:
 
 
 def check_documents(rows: Iterable[Sequence[str]]) -> list[str]:
-    """Compares all documents with their checksums, in constant memory. One sentence per fault.
-
-    Args:
-        rows: The columns of every document.
-    """
+    """Compares the columns of all documents with their checksums, in constant memory. One sentence per fault."""
     damaged = without = 0
     faults = list[str]()
     for row in rows:
@@ -226,15 +217,10 @@ def check_tenants(
 
 
 def check_moments(tenant: str, load: Callable[[], CorpusMoments], pages: VectorPages) -> list[str]:
-    """Compares a tenant's moments with its vectors, in O(n dim) time and constant memory. One sentence per fault.
+    """Compares a tenant's stored moments with its vectors: O(n dim) time, constant memory, one sentence per fault.
 
     Compares the count, the sum of squared lengths (n for unit vectors), and mean and standard deviation of the
     similarities to ``PROBES`` random directions.
-
-    Args:
-        tenant: Named in the sentences.
-        load: Returns the stored moments.
-        pages: The stored vectors.
     """
     try:
         moments = load()

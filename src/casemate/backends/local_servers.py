@@ -26,13 +26,7 @@ _NO_CHAT = re.compile(r"embed|rerank|minilm|\bbge\b|\be5\b", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class LocalServer:
-    """A model server that answered.
-
-    Attributes:
-        name: One of ``PORTS``.
-        port: Its port on 127.0.0.1.
-        models: Names of its models that may write answers, at least one.
-    """
+    """A model server that answered on 127.0.0.1, with the names of its models that may write answers, at least one."""
 
     name: str
     port: int
@@ -45,12 +39,7 @@ class LocalServer:
 
 
 def find_local_servers(ports: Mapping[str, int] = PORTS, timeout_s: float = TIMEOUT_S) -> list[LocalServer]:
-    """Asks all ports concurrently; returns the servers that list a model, in the order of ``ports``. Blocks.
-
-    Args:
-        ports: Port by name of the server.
-        timeout_s: Largest duration in seconds, of all ports together.
-    """
+    """Asks all ports concurrently, at most ``timeout_s``; the servers that list a model, in the order of ``ports``."""
     found: dict[str, tuple[str, ...]] = {}
 
     def look(name: str, port: int) -> None:

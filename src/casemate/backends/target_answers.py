@@ -15,16 +15,10 @@ def partial_answer(
     sources: Sequence[str] | None = None,
     scores: Sequence[float] | None = None,
 ) -> Answer:
-    """An answer with the returned details only. Document texts are empty.
+    """An answer with the returned details only, best first. Document texts are empty.
 
     Missing ids become ``unknown-1`` and so on. Missing scores are nan. So are the similarity statistics, with n = 0,
     because only the target itself has them.
-
-    Args:
-        text: The answer.
-        ids: Ids of the documents in the context, best first. None: not returned.
-        sources: Their sources.
-        scores: Their scores.
 
     Raises:
         ValueError: If the lists differ in length.
@@ -48,11 +42,7 @@ def flatten(values: Sequence[Any]) -> list[Any]:
 
 
 def as_names(values: Sequence[Any] | None) -> tuple[str, ...] | None:
-    """Converts strings and integers to names. None stays None.
-
-    Raises:
-        ValueError: If a value has another type.
-    """
+    """Converts strings and integers to names; None stays None; ``ValueError``: another type."""
     if values is None:
         return None
     if any(isinstance(v, bool) or not isinstance(v, str | int) for v in values):
@@ -61,11 +51,7 @@ def as_names(values: Sequence[Any] | None) -> tuple[str, ...] | None:
 
 
 def as_scores(values: Sequence[Any] | None) -> tuple[float, ...] | None:
-    """Converts finite numbers to floats. None stays None.
-
-    Raises:
-        ValueError: If a value is not a finite number.
-    """
+    """Converts finite numbers to floats; None stays None; ``ValueError``: another value."""
     if values is None:
         return None
     if any(isinstance(v, bool) or not isinstance(v, int | float) or not math.isfinite(v) for v in values):

@@ -22,12 +22,7 @@ PROBE = "Where is the key of the east gate kept?"
 
 
 class FrameworkCollection(VectorCollection):
-    """A framework's store as a collection. Subclasses implement ``rows``, ``stored``, ``count``, ``search_store``.
-
-    Attributes:
-        name: Name in messages.
-        dim: Length of a vector.
-    """
+    """A framework's store as a collection. Subclasses implement ``rows``, ``stored``, ``count``, ``search_store``."""
 
     name: str = ""
     dim: int = 0
@@ -87,11 +82,7 @@ class FrameworkCollection(VectorCollection):
 
     @abstractmethod
     def rows(self) -> Iterable[tuple[FrameworkDocument, Sequence[float]]]:
-        """All rows with their vectors, in a stable order.
-
-        Raises:
-            CapabilityError: If the store cannot be enumerated.
-        """
+        """All rows with their vectors, in a stable order; ``CapabilityError``: the store cannot be enumerated."""
 
     @abstractmethod
     def search_store(self, vector: Any, k: int, options: dict[str, Any]) -> Sequence[FrameworkDocument]:
@@ -112,10 +103,8 @@ class FrameworkCollection(VectorCollection):
 class FrameworkEmbedder(Embedder):
     """A framework's embedder. It may embed questions and documents differently.
 
-    Args:
-        name: Framework and model, for the fingerprint.
-        question: Embeds one question.
-        documents: Embeds texts of documents. None: unknown, and not needed if the framework adds documents.
+    Without a function for documents, the framework adds them. The name is that of framework and model, for the
+    fingerprint.
     """
 
     fingerprint: str = ""
@@ -159,11 +148,7 @@ class FrameworkEmbedder(Embedder):
 
 
 def unit_vector(vector: Any) -> Vector:
-    """Normalizes a vector: (dim,), float32, unit length.
-
-    Raises:
-        DataError: If it is not a vector, or zero or not finite.
-    """
+    """Normalizes a vector: (dim,), float32, unit length; ``DataError``: it is no vector, zero or not finite."""
     found = np.asarray(vector, np.float64)
     length = math.sqrt(found @ found) if found.ndim == 1 else 0.0
     if not 0 < length < math.inf:
@@ -173,11 +158,7 @@ def unit_vector(vector: Any) -> Vector:
 
 
 def stack_vectors(vectors: Sequence[Any], dim: int) -> Vector:
-    """Stacks stored vectors: (n, dim), float32.
-
-    Raises:
-        DataError: If a vector has another dimension.
-    """
+    """Stacks stored vectors: (n, dim), float32; ``DataError``: one has another dimension."""
     wrong = next((np.shape(v) for v in vectors if np.shape(v) != (dim,)), None)
     if wrong is not None:
         raise DataError(f"the store holds a vector of shape {wrong} among those of ({dim},); embed all with one model")

@@ -148,11 +148,9 @@ class FrameworkIndex(AttachedIndex):
                     side.set_meta(writing=None)
 
     def named(self, documents: Sequence[Document], fresh: bool = False) -> list[Document]:
-        """Documents with the sources to which the guard assigns them.
+        """Documents, as the collection returns them, with the sources to which the guard assigns them.
 
-        Args:
-            documents: As returned by the collection.
-            fresh: They were just written; cached data is ignored.
+        ``fresh``: they were just written, so cached data is ignored.
         """
         known = {}
         if not fresh:

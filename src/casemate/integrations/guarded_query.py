@@ -48,10 +48,7 @@ _ASKER: ContextVar[ClientIdentity] = ContextVar("casemate_asker", default=ANONYM
 def client_context(client: str = "", tenant: str = "", groups: Sequence[str] = ()) -> Iterator[None]:
     """Sets the client for every retrieval inside the block, in all frameworks.
 
-    Args:
-        client: See ``ClientIdentity``. Empty: the client outside the block.
-        tenant: See ``ClientIdentity``. Empty: the tenant outside the block.
-        groups: See ``ClientIdentity``. Empty: those outside the block if the client is the same, else none.
+    Empty: that outside the block; the groups, only if the client is the same. See ``ClientIdentity``.
 
     Raises:
         ConfigError: If a name is not a text.

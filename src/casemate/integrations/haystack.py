@@ -24,12 +24,9 @@ with needs("casemate[haystack]"):
 
 
 class HaystackCollection(FrameworkCollection):
-    """The documents behind one of Haystack's embedding retrievers.
+    """The documents behind an embedding retriever, with the inputs ``query_embedding``, ``top_k`` and ``filters``.
 
-    Args:
-        retriever: A component with the inputs ``query_embedding``, ``top_k`` and ``filters``.
-        dim: Length of a vector.
-        source: Key of a document's ``meta`` that names the record that the document is a chunk of.
+    ``source`` is the key of a document's ``meta`` that names the record that the document is a chunk of.
     """
 
     def __init__(self, retriever: Any, dim: int, source: str) -> None:
@@ -133,16 +130,7 @@ class GuardedHaystackRetriever(Protected):
         client: str = "",
         tenant: str = "",
     ) -> dict[str, list[Document]]:
-        """Retrieves.
-
-        Args:
-            query: The question.
-            query_embedding: Its vector. None: the question is embedded here.
-            filters: Filters of the retriever.
-            top_k: Number of documents. Default: that of the retriever.
-            client: Authenticated client (``ClientIdentity``).
-            tenant: Tenant of the client.
-        """
+        """Retrieves. The question is embedded here unless its vector is given. Client: see ``ClientIdentity``."""
         asked = self._asked(query, query_embedding or self._embedded(query), filters, top_k)
         asked.identity = client_identity(client, tenant)
         return {"documents": self._shown(self.protection.retrieve(asked)) if asked.k else []}
@@ -167,12 +155,7 @@ class GuardedHaystackRetriever(Protected):
     def write_documents(self, documents: Sequence[Document], **options: Any) -> int:
         """Writes embedded documents into the document store. Those that the screening quarantines are left out.
 
-        Args:
-            documents: With their embeddings.
-            **options: Of the store's own ``write_documents``.
-
-        Returns:
-            Number of written documents, as the store counts them.
+        The options are those of the store's own ``write_documents``, whose count is returned.
         """
         protection, store = self.protection, self.retriever.document_store
         collection = protection.store

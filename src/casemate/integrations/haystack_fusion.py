@@ -38,14 +38,7 @@ class GuardedDocumentJoiner:
     def run(
         self, documents: Variadic[list[Document]], query: str, client: str = "", tenant: str = ""
     ) -> dict[str, list[Document]]:
-        """Joins and judges.
-
-        Args:
-            documents: Of each retriever.
-            query: The user's question.
-            client: Authenticated client (``ClientIdentity``).
-            tenant: Tenant of the client.
-        """
+        """Joins and judges the documents of each retriever; ``client`` and ``tenant``: see ``ClientIdentity``."""
         joined, protection = self.joiner.run(documents=documents)["documents"], self.retriever.protection
         collection = protection.store
         assert isinstance(collection, HaystackCollection)

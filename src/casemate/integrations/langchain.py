@@ -278,8 +278,7 @@ class _GuardedRetriever(_ClientRetriever):
 class JudgedRetriever(_GuardedRetriever):
     """Judges the results of another retriever before returning them. Created by ``guarded``.
 
-    Attributes:
-        store: The guarded store with the retriever's documents. Documents that are not in it are dropped.
+    Documents that are not in ``store``, the guarded store, are dropped.
     """
 
     store: GuardedVectorStore

@@ -41,10 +41,8 @@ def has_legs(retriever: BaseRetriever) -> bool:
 def with_guarded_legs(part: Any, leaf: Replace, fusion: Replace) -> Any:
     """A copy with other legs. Objects without an unguarded leg are kept as they are.
 
-    Args:
-        part: A retriever, or a part of one.
-        leaf: Replaces an unguarded retriever or vector store without legs.
-        fusion: Replaces a copied retriever that combines others.
+    ``leaf`` replaces an unguarded retriever or vector store without legs, ``fusion`` a copied retriever that combines
+    others.
     """
     if _is_guarded(part):
         return part

@@ -33,13 +33,7 @@ PAGE = 1000
 
 
 class LangChainCollection(FrameworkCollection):
-    """A vector store of any kind.
-
-    Args:
-        store: The LangChain store.
-        dim: Length of a vector.
-        source: See ``Source``.
-    """
+    """A vector store of any kind."""
 
     def __init__(self, store: VectorStore, dim: int, source: Source) -> None:
         self.store, self.dim, self._source = store, dim, source
@@ -288,14 +282,8 @@ class LanceDB(LangChainCollection):
 class AttachedStore(LangChainCollection):
     """Any store whose rows an attached collection reads, such as Elasticsearch, Weaviate or Pinecone.
 
-    The store searches; vectors and the list of rows come from the collection. Documents of the store need the ids of
-    the collection's rows.
-
-    Args:
-        store: The LangChain store.
-        dim: Length of a vector.
-        source: See ``Source``. It must name the same records as the ``source`` of the collection.
-        collection: The collection, not open.
+    The store searches; vectors and the list of rows come from the collection, which is not open yet. Documents of the
+    store need the ids of the collection's rows, and ``source`` must name the same records as that of the collection.
 
     Raises:
         ConfigError: If its vectors have another length.
@@ -334,15 +322,9 @@ class AttachedStore(LangChainCollection):
 
 
 class CustomStore(LangChainCollection):
-    """Any other store, with functions that enumerate it and convert its scores.
+    """Any other store, with functions that enumerate it (see ``Vectors``) and convert its scores to cosines.
 
-    Args:
-        store: The LangChain store.
-        dim: Length of a vector.
-        source: See ``Source``.
-        embedder: Embeds documents whose stored vector is not available: for MMR and for other retrievers' results.
-        vectors: See ``Vectors``.
-        cosine: Converts a score of the store to a cosine.
+    The embedder embeds documents whose stored vector is not available: for MMR and for other retrievers' results.
     """
 
     def __init__(

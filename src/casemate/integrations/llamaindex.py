@@ -46,12 +46,7 @@ RETRIEVER_OPTIONS = (*list(inspect.signature(VectorIndexRetriever).parameters)[1
 
 
 class LlamaIndexCollection(FrameworkCollection):
-    """The nodes of a vector index.
-
-    Args:
-        index: The LlamaIndex index.
-        dim: Length of a vector.
-    """
+    """The nodes of a vector index."""
 
     def __init__(self, index: VectorStoreIndex, dim: int) -> None:
         self.index, self.dim = index, dim

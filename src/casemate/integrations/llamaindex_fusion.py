@@ -25,9 +25,6 @@ class GuardedFusionRetriever(Guarded, BaseRetriever):
     """A retriever that combines guarded ones, as one turn: no query brings back what another one withholds.
 
     Created by ``guarded``. Nodes that no guarded leg returned are dropped.
-
-    Attributes:
-        unguarded: The wrapped retriever.
     """
 
     def __init__(self, retriever: BaseRetriever) -> None:
@@ -44,11 +41,7 @@ class GuardedFusionRetriever(Guarded, BaseRetriever):
 
 
 class JudgedNodesRetriever(Guarded, BaseRetriever):
-    """Judges the nodes of another retriever before returning them. Created by ``guarded``.
-
-    Attributes:
-        unguarded: The wrapped retriever.
-    """
+    """Judges the nodes of another retriever before returning them. Created by ``guarded``."""
 
     def __init__(self, retriever: BaseRetriever, judge: BaseNodePostprocessor) -> None:
         self.unguarded, self._judge = retriever, judge

@@ -83,11 +83,7 @@ OPTIONS = ("config", "path", "fit")  # options of ``Protection`` that ``guarded`
 
 
 def refuse_unknown(options: Iterable[str], allowed: Sequence[str]) -> None:
-    """Refuses options of ``guarded`` that do not exist, or that have no effect on what is guarded.
-
-    Raises:
-        ConfigError: If there is one.
-    """
+    """Refuses (``ConfigError``) options of ``guarded`` that do not exist, or have no effect on what is guarded."""
     if unknown := sorted(set(options).difference(allowed)):
         raise ConfigError(f"guarded() has no option {unknown[0]!r} here; allowed: {', '.join(allowed) or 'none'}")
 
@@ -239,12 +235,7 @@ class Protection:
         return calibration_due(self.guard.defenses, self.index)
 
     def calibrate(self, questions: Sequence[str] = (), progress: Progress = lambda count: None) -> None:
-        """Calibrates the guard on real benign questions, else on synthetic ones.
-
-        Args:
-            questions: Real benign questions.
-            progress: Called with the number of questions just embedded.
-        """
+        """Calibrates the guard on real benign questions, else on synthetic ones. Progress counts embedded questions."""
         if questions and self._questions is not None:
             self._questions = questions
         began = told = time.monotonic()
@@ -407,8 +398,7 @@ class Protection:
     def writing(self, ids: Sequence[str] | None) -> Iterator[None]:
         """Wraps a change by the framework's own methods and updates the guard at its end.
 
-        Args:
-            ids: Added, replaced or removed ids. None: unknown, so the store is read again.
+        ``ids`` are added, replaced or removed. None: unknown, so the store is read again.
         """
         if ids is None:
             yield
@@ -421,11 +411,7 @@ class Protection:
 
 
 class Protected(Guarded):
-    """A framework class with a guard of its own.
-
-    Attributes:
-        protection: The guard.
-    """
+    """A framework class with a guard of its own."""
 
     protection: Protection
 

@@ -11,11 +11,7 @@ from casemate.integrations.guarded_query import FrameworkDocument
 
 
 class TextLookup:
-    """Ids of a store's documents by their text. Reads the store at the first use, then follows changes.
-
-    Args:
-        store: The framework's store.
-    """
+    """Ids of a store's documents by their text. Reads the store at the first use, then follows changes."""
 
     def __init__(self, store: FrameworkCollection) -> None:
         self._store = store

@@ -101,12 +101,7 @@ class Calibration:
         return max(rate, 1 / (len(self.benign) + 1)) if self.benign else rate
 
     def shortage(self, setting: str, rate: float) -> str:
-        """Reason why ``rate`` cannot be guaranteed yet; empty if there are enough benign queries.
-
-        Args:
-            setting: Name of the configured option.
-            rate: Its value, above 0.
-        """
+        """Why the configured ``rate``, above 0, cannot be guaranteed yet; empty: there are enough benign queries."""
         if len(self.benign) >= (needed := min_questions(rate)):
             return ""
         return (

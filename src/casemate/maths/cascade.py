@@ -80,10 +80,8 @@ class DeferralRule:
     def deferred(self, q: Distribution, p: Distribution, copies: Sequence[Tokens] = ()) -> Mask:
         """Deferred tokens as a mask (V,): r of eq. 5, or r(v).
 
-        Args:
-            q: Distribution of the draft model.
-            p: Distribution of the reference model.
-            copies: The copy tokens of each chunk that is being copied.
+        q is the draft's distribution, p the reference's; ``copies`` has the copy tokens of each chunk that is being
+        copied.
         """
         if self.name == "token_copy":
             mask: Mask = p < (1 - self.alpha) * p.max()
@@ -109,8 +107,7 @@ def total_variation(p: Distribution, q: Distribution) -> float:
 def copy_ratio(q: Distribution, p: Distribution, copies: Sequence[Tokens]) -> float:
     """Largest ratio of draft to reference probability of continuing a copy, over the chunks being copied.
 
-    Returns:
-        In [0, 10]; 0 without copies. Clipped, because p may be near 0.
+    In [0, 10], clipped because p may be near 0; 0 without copies.
 
     >>> q, p = np.array([0.6, 0.3, 0.1]), np.array([0.2, 0.3, 0.5])
     >>> round(copy_ratio(q, p, [np.array([0]), np.array([1, 2])]), 3), copy_ratio(q, p, [])
@@ -160,11 +157,9 @@ def softmax(logits: npt.NDArray[np.floating], temperature: float = 1.0) -> Distr
 
 
 def sample_token(distribution: Distribution, u: float) -> int:
-    """Inverse-CDF sampling: the first token whose cumulative probability exceeds u. Never a token of probability 0.
+    """Inverse-CDF sampling by a uniform u in [0, 1): the first token whose cumulative probability exceeds u.
 
-    Args:
-        distribution: (V,).
-        u: Uniform random number in [0, 1).
+    A token of probability 0 is never drawn.
 
     >>> [sample_token(np.array([0.0, 0.25, 0.0, 0.75]), u) for u in (0.0, 0.24, 0.25, 0.999)]
     [1, 1, 3, 3]

@@ -96,11 +96,7 @@ class Topics:
 
 
 def find_topics(E: Vector, settings: TopicSettings | None = None) -> Topics:
-    """Clusters chunks by topic.
-
-    Args:
-        E: Unit vectors, (n, dim).
-        settings: Defaults to ``TopicSettings()``.
+    """Clusters chunks by topic, from unit vectors, (n, dim).
 
     Raises:
         DataError: If there are fewer than ``MIN_CHUNKS`` chunks, or all are equal.
@@ -118,15 +114,9 @@ def find_topics(E: Vector, settings: TopicSettings | None = None) -> Topics:
 
 
 def assign_topics(E: Vector, centroids: Vector, floors: Vector) -> Labels:
-    """Assigns vectors to the nearest topic, or to ``NOISE`` if they lie outside its radius.
+    """Labels, (n,), of unit vectors, (n, dim): the nearest topic, or ``NOISE`` outside its radius.
 
-    Args:
-        E: Unit vectors, (n, dim).
-        centroids: (C, dim).
-        floors: Minimum cosine to each centroid, (C,); minus infinity: no vector is noise.
-
-    Returns:
-        Labels, (n,).
+    ``floors`` are minimum cosines to the centroids, (C,); minus infinity: no vector is noise.
     """
     if not len(centroids):
         return np.full(len(E), NOISE, np.int64)
@@ -163,18 +153,9 @@ def principal_components(E: Vector, dimensions: int) -> Float64:
 
 
 def spherical_kmeans(E: Vector, classes: int, seed: int) -> Labels:
-    """Spherical k-means (Dhillon and Modha 2001) with k-means++ initialization; no cluster is empty.
+    """Spherical k-means (Dhillon and Modha 2001) of unit vectors, (n, dim), with k-means++ initialization.
 
-    Args:
-        E: Unit vectors, (n, dim), at least ``classes`` of them.
-        classes: Number of clusters.
-        seed: Random seed of the initialization.
-
-    Returns:
-        Labels, (n,), from 0.
-
-    Raises:
-        ValueError: If there are fewer vectors than clusters.
+    Labels, (n,), from 0; no cluster is empty. ``ValueError``: there are fewer vectors than clusters.
     """
     C = _kmeans_plus_plus(E, classes, np.random.default_rng(seed))
     labels = np.full(len(E), NOISE, np.int64)
@@ -196,10 +177,8 @@ def spherical_kmeans(E: Vector, classes: int, seed: int) -> Labels:
 def silhouette(E: Vector, labels: Labels) -> float:
     """Simplified silhouette coefficient by centroids (Rousseeuw 1987), averaged over the chunks that have a topic.
 
-    (b - a) / max(a, b) with cosine distance a to the own centroid and b to the nearest other centroid.
-
-    Returns:
-        In [-1, 1]; higher: better separated topics. 0 with fewer than two topics.
+    (b - a) / max(a, b) with cosine distance a to the own centroid and b to the nearest other centroid. In [-1, 1];
+    higher: better separated topics. 0 with fewer than two topics.
     """
     inside = labels != NOISE
     if len(np.unique(labels[inside])) < 2:
@@ -215,15 +194,10 @@ def silhouette(E: Vector, labels: Labels) -> float:
 
 
 def knn_impurity(E: Vector, labels: Labels, k: int = 5) -> float:
-    """Mean share of the k nearest neighbors that belong to another topic, over a sample of chunks.
+    """Mean share of the k nearest neighbors that belong to another topic, over a sample of n > k chunks.
 
-    Args:
-        E: Unit vectors, (n, dim), n > k.
-        labels: Topics, (n,). Chunks without a topic count as neighbors of another topic, and are not sampled.
-        k: Neighbors per chunk.
-
-    Returns:
-        In [0, 1]; lower: better separated topics. 0 if no chunk has a topic.
+    Chunks without a topic count as neighbors of another topic, and are not sampled. In [0, 1]; lower: better separated
+    topics. 0 if no chunk has a topic.
     """
     asked = sample_labeled(labels, IMPURITY_SAMPLE, IMPURITY_SEED)
     if not len(asked):
@@ -242,14 +216,7 @@ def sample_labeled(labels: Labels, most: int, seed: int) -> npt.NDArray[np.int64
 
 
 def other_topic_share(S: Vector, own: Labels, labels: Labels, k: int) -> Float64:
-    """Share of each query's k most similar chunks that belong to another topic, (m,).
-
-    Args:
-        S: Similarities of m queries to n chunks, (m, n), n >= k.
-        own: Topics of the queries, (m,).
-        labels: Topics of the chunks, (n,).
-        k: Neighbors per query.
-    """
+    """Share of each query's k most similar chunks that belong to another topic, (m,), by similarities, (m, n)."""
     near = np.argpartition(-S, k - 1, axis=1)[:, :k]
     share: Float64 = (labels[near] != own[:, None]).mean(axis=1)
     return share

@@ -27,15 +27,9 @@ Floats = npt.NDArray[np.floating]
 def token_scores(logits: Floats, steepness: float = 1.0) -> Float64:
     """Token scores of each context: (exp(a (ln p - max ln p)) - 1) / a, with the midrange shifted to 0.
 
-    With a = 1 a score is the token's probability relative to the most probable token, up to the shift. All scores lie
-    within 1 / (2 a) of 0.
-
-    Args:
-        logits: (contexts, vocabulary).
-        steepness: a, above 0. Near 0: log-probabilities; large: only the most probable token counts.
-
-    Returns:
-        (contexts, vocabulary).
+    With steepness a = 1 a score is the token's probability relative to the most probable token, up to the shift. All
+    scores lie within 1 / (2 a) of 0. Near a = 0: log-probabilities; large: only the most probable token counts. Logits
+    and scores are (contexts, vocabulary).
 
     >>> token_scores(np.log([[0.8, 0.2, 0.0001]])).round(2).tolist()
     [[0.5, -0.25, -0.5]]
@@ -58,7 +52,7 @@ def clipping_bound(epsilon: float, temperature: float) -> float:
 def next_token_distribution(
     scored: Floats, public: Floats, epsilon: float, temperature: float = 1.0, weight: float = 0.01
 ) -> Float64:
-    """Distribution of the next token, epsilon-differentially private under replacement of one context.
+    """Distribution of the next token, (vocabulary,), epsilon-differentially private under replacement of one context.
 
     softmax((w ln p_public + sum of clipped scores) / T). With epsilon = infinity nothing is clipped.
 
@@ -68,9 +62,6 @@ def next_token_distribution(
         epsilon: Privacy budget of this token, at least 0.
         temperature: T, above 0.
         weight: w, at least 0.
-
-    Returns:
-        Probabilities, (vocabulary,).
 
     >>> both = next_token_distribution(np.array([[0.5, -0.5], [0.5, -0.5]]), np.zeros(2), np.inf)
     >>> both.round(3).tolist(), next_token_distribution(np.array([[0.5, -0.5]]), np.zeros(2), 0.0).tolist()
@@ -89,15 +80,8 @@ def threshold_distribution(similarities: Floats, wanted: int, epsilon: float) ->
     """Distribution of a similarity threshold that about ``wanted`` documents reach, epsilon-DP in each document.
 
     Exponential mechanism with utility -|count - wanted|. Adding or removing one document changes the count by at
-    most 1. All thresholds between two adjacent similarities have the same density.
-
-    Args:
-        similarities: Cosines of the documents, (n,).
-        wanted: Target number of documents at or above the threshold.
-        epsilon: Privacy budget of this choice.
-
-    Returns:
-        Interval limits (n + 2,), ascending, and the probability of each interval (n + 1,).
+    most 1. All thresholds between two adjacent similarities have the same density. Returns interval limits (n + 2,),
+    ascending, and the probability of each interval (n + 1,), for cosines (n,).
 
     >>> edges, shares = threshold_distribution(np.array([0.9, 0.5, 0.1]), 2, 50.0)
     >>> edges.tolist(), shares.round(3).tolist()

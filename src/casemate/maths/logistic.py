@@ -14,21 +14,13 @@ TOLERANCE = 1e-10  # largest component of the gradient at the solution, relative
 def logistic_regression(
     X: Float64, y: Float64, sample_weight: Float64, penalty: float, non_negative: bool = False
 ) -> tuple[Float64, float]:
-    """Fits an L2-penalized logistic regression with sample weights.
+    """Fits an L2-penalized logistic regression with sample weights: coefficients (f,) and intercept.
 
     Minimizes sum_i w_i ln(1 + exp(-y_i (x_i . c + b))) + penalty |c|^2 / 2 over coefficients c and intercept b, by
     Newton's method with a line search. With ``non_negative`` the coefficients stay at or above 0 (projected Newton,
-    Bertsekas 1982). The intercept is neither penalized nor bounded.
-
-    Args:
-        X: Features, (n, f), standardized.
-        y: Labels 1 or -1, (n,), both present.
-        sample_weight: w, (n,), at least 0.
-        penalty: Above 0, so that separable classes have a finite solution.
-        non_negative: Constrains the coefficients to be at least 0.
-
-    Returns:
-        Coefficients (f,) and intercept.
+    Bertsekas 1982). The intercept is neither penalized nor bounded. Features X, (n, f), are standardized; labels y,
+    (n,), are 1 and -1; weights w are at least 0; the penalty is above 0, so that separable classes have a finite
+    solution.
 
     >>> X, y = np.array([[-1.0], [0.0], [1.0]]), np.array([-1.0, -1.0, 1.0])
     >>> coefficients, intercept = logistic_regression(X, y, np.ones(3), 1.0)

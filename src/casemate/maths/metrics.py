@@ -24,11 +24,8 @@ MIN_NORMALITY_SAMPLE = 20  # smallest sample for which the normal approximation 
 def auc(members: npt.ArrayLike, nonmembers: npt.ArrayLike) -> float:
     """Area under the ROC curve: P(member's score > non-member's) + P(equal) / 2 (Mann and Whitney 1947).
 
-    In [0, 1]; .5 is chance. For the defender closer to .5 is better: below .5 an attacker inverts the score.
-
-    Args:
-        members: Scores, at least one; infinite scores are ranked.
-        nonmembers: Scores, at least one.
+    In [0, 1]; .5 is chance. For the defender closer to .5 is better: below .5 an attacker inverts the score. Infinite
+    scores are ranked.
 
     Raises:
         ValueError: If a list is empty, or a score is NaN.
@@ -46,9 +43,7 @@ def roc_curve(members: npt.ArrayLike, nonmembers: npt.ArrayLike) -> list[tuple[f
     """ROC curve as points (false positive rate, true positive rate), non-decreasing from (0, 0) to (1, 1).
 
     One point per distinct score, thinned evenly to ``ROC_POINTS``. Tied scores of both classes give a diagonal segment,
-    so the trapezoidal area under all points is ``auc``.
-
-    Arguments and errors as for ``auc``.
+    so the trapezoidal area under all points is ``auc``; errors as there.
 
     >>> roc_curve([3, 2], [1, 2])
     [(0.0, 0.0), (0.0, 0.5), (0.5, 1.0), (1.0, 1.0)]
@@ -66,13 +61,8 @@ def tpr_at_fpr(members: npt.ArrayLike, nonmembers: npt.ArrayLike, fpr: float) ->
     The threshold is the smallest with at most floor(fpr * n) of the n non-members above it. For the defender fewer is
     better. A reliable estimate needs n of at least 10 / fpr, so that ten false positives are allowed.
 
-    Args:
-        members: Scores, at least one; infinite scores are ranked.
-        nonmembers: Scores, at least one.
-        fpr: Allowed false positive rate, in [0, 1).
-
     Raises:
-        ValueError: If a list is empty, a score is NaN, or ``fpr`` is out of range.
+        ValueError: As for ``auc``, or if ``fpr`` is not in [0, 1).
 
     >>> tpr_at_fpr([5, 4, 2], [1, 2, 3, 4], 0.25)
     (2, 3.0)
@@ -88,11 +78,10 @@ def tpr_at_fpr(members: npt.ArrayLike, nonmembers: npt.ArrayLike, fpr: float) ->
 def ks_statistic(members: npt.ArrayLike, nonmembers: npt.ArrayLike) -> float:
     """Two-sample Kolmogorov-Smirnov statistic: the maximum over t of |F(t) - G(t)|.
 
-    In [0, 1]; for the defender lower is better. It is the largest |TPR - FPR| over all thresholds.
+    In [0, 1]; for the defender lower is better. It is the largest |TPR - FPR| over all thresholds. Errors as for
+    ``auc``.
 
     Deviation: Mirabel drops infinite scores (perplexities), which changes the sample. Here they are ranked.
-
-    Arguments and errors as for ``auc``.
 
     >>> ks_statistic([3, 2], [1, 2])
     0.5
@@ -104,13 +93,7 @@ def ks_statistic(members: npt.ArrayLike, nonmembers: npt.ArrayLike) -> float:
 
 
 def balanced_accuracy(tp: int, fp: int, tn: int, fn: int) -> float:
-    """Balanced accuracy (TPR + TNR) / 2, in [0, 1]; .5 is chance at any class balance.
-
-    Args:
-        tp: Members classified as members.
-        fp: Non-members classified as members.
-        tn: Non-members classified as non-members.
-        fn: Members classified as non-members.
+    """Balanced accuracy (TPR + TNR) / 2, in [0, 1]; .5 is chance at any class balance. Members are positive.
 
     Raises:
         ValueError: If there are no members or no non-members.
@@ -126,13 +109,11 @@ def balanced_accuracy(tp: int, fp: int, tn: int, fn: int) -> float:
 def adjusted_accuracy(accuracy: float) -> float:
     """Adjusted attack accuracy max(a, 1 - a) - .5 (Mirabel, Table 4), in [0, .5]; for the defender lower is better.
 
-    An accuracy below .5 also reveals membership: the attacker inverts the decision.
-
-    Args:
-        accuracy: In [0, 1], on equally many members and non-members.
+    An accuracy below .5 also reveals membership: the attacker inverts the decision. The accuracy is that on equally
+    many members and non-members.
 
     Raises:
-        ValueError: If it is out of range.
+        ValueError: If it is not in [0, 1].
 
     >>> adjusted_accuracy(0.25)
     0.25
@@ -151,11 +132,8 @@ def normality_p_value(values: npt.ArrayLike) -> float:
     In [0, 1]; small: not normal. Mirabel's Table 1 prints its mean over queries, for S_q with and without the largest
     similarity. A mean of p-values is not a test, and with many documents even the smallest deviation is significant.
 
-    Args:
-        values: At least ``MIN_NORMALITY_SAMPLE`` finite numbers, not all equal.
-
     Raises:
-        ValueError: If there are fewer, one is not finite, or all are equal.
+        ValueError: If there are fewer than ``MIN_NORMALITY_SAMPLE`` numbers, one is not finite, or all are equal.
 
     >>> normality_p_value(np.arange(100) ** 2) < 0.01
     True
@@ -194,15 +172,12 @@ def _kurtosis_z(kurtosis: float, n: int) -> float:
 
 
 def bleu(reference: str, candidate: str) -> float:
-    """Sentence BLEU-4 (Papineni et al. 2002): brevity penalty times the geometric mean of p_1 .. p_4.
+    """Sentence BLEU-4 (Papineni et al. 2002) of a candidate: brevity penalty times the geometric mean of p_1 .. p_4.
 
-    In [0, 1]; higher is more similar. p_n is the clipped n-gram precision of the candidate. The brevity penalty is
-    exp(1 - r / c) for a candidate of c words and a reference of r > c words. Zero counts are smoothed (``SMOOTHING``).
-    Without a common word BLEU is 0. Tokens are those of ``text.tokens.words``: lower case, no punctuation.
-
-    Args:
-        reference: Reference text.
-        candidate: Text to score. BLEU is not symmetric.
+    In [0, 1]; higher is more similar; not symmetric. p_n is the clipped n-gram precision of the candidate. The brevity
+    penalty is exp(1 - r / c) for a candidate of c words and a reference of r > c words. Zero counts are smoothed
+    (``SMOOTHING``). Without a common word BLEU is 0. Tokens are those of ``text.tokens.words``: lower case, no
+    punctuation.
 
     >>> round(bleu("the cat sat on the mat", "The cat sat on a mat."), 4)
     0.5373
@@ -218,15 +193,12 @@ def bleu(reference: str, candidate: str) -> float:
 
 
 def exact_match(answer: str, golds: Iterable[str]) -> bool:
-    """Whether the answer contains a gold answer (EM in Mirabel's Table 3).
+    """Whether the answer contains an accepted form of the correct answer (EM in Mirabel's Table 3).
 
-    Both are normalized as for SQuAD: lower case, no punctuation, no articles, single spaces.
+    Both are normalized as for SQuAD: lower case, no punctuation, no articles, single spaces. Forms that are empty then
+    are skipped.
 
     Deviation: whole words only, so that "no" does not match "know".
-
-    Args:
-        answer: The system's answer.
-        golds: Accepted forms of the correct answer. Forms that are empty after normalization are skipped.
 
     >>> exact_match("It was the Danube, in 1838.", ["danube river", "The Danube"])
     True
@@ -236,11 +208,7 @@ def exact_match(answer: str, golds: Iterable[str]) -> bool:
 
 
 def answer_recall(passages: Iterable[str], golds: Collection[str]) -> bool:
-    """Whether a retrieved passage contains a gold answer (R@k in Mirabel's Table 3).
-
-    Args:
-        passages: The k retrieved passages.
-        golds: Accepted forms of the correct answer, compared as in ``exact_match``.
+    """Whether one of the k retrieved passages contains a gold answer (R@k in Mirabel's Table 3), as in ``exact_match``.
 
     >>> answer_recall(["Rivers of Europe.", "The Danube rises in Germany."], ["Danube"])
     True

@@ -61,11 +61,9 @@ def rouge_l(reference: str, text: str) -> Rouge:
 
 
 class Segments(NamedTuple):
-    """The extracted text, cut into segments that are compared with chunks.
+    """The extracted text, cut into distinct segments that are compared with chunks.
 
-    Attributes:
-        texts: Distinct segments.
-        queries: Number of the first query that gave each segment, (n,), non-decreasing.
+    ``queries`` has the number of the first query that gave each segment, (n,), non-decreasing.
     """
 
     texts: tuple[str, ...]
@@ -77,10 +75,8 @@ def segments(
 ) -> Segments:
     """Cuts answers into segments: each answer as a whole, its windows of each size, and the list items in it.
 
-    Args:
-        answers: Query number, from 1, and answer text; in any order.
-        sizes: Window sizes in words, from ``window_sizes``.
-        items: Returns the list items of an answer, such as ``extracted_texts.pieces``.
+    An answer comes with the number of its query, from 1. Window sizes are in words, from ``window_sizes``. ``items``
+    returns the list items of an answer, such as ``extracted_texts.split_reply``.
 
     >>> segments([(2, "One two. Three four. Five six. Seven."), (1, "One.")], [6]).texts
     ('One.', 'One two. Three four. Five six. Seven.', 'One two. Three four. Five six.', 'Three four. Five six. Seven.')
@@ -168,17 +164,12 @@ def chunk_recovery(
 
     A pair is skipped only if it cannot change the result: its cosine, computed in float32 by blocks, is below the limit
     by more than the rounding error; or an upper bound of the common subsequence (the shorter length, or the multiset
-    intersection of words) does not reach the chunk's next level.
-
-    Args:
-        chunks: Texts of the collection.
-        E: Their embeddings, (n, dim), unit vectors.
-        found: The extracted segments.
-        S: Embeddings of the segments, (segments, dim), unit vectors, by the same embedder.
-        semantic: Limit of the cosine, in [-1, 1]; at -1 every pair is compared by words, which is slow.
+    intersection of words) does not reach the chunk's next level. E and S are embeddings of chunks, (n, dim), and
+    segments, (segments, dim), by one embedder. ``semantic`` is the limit of the cosine; at -1 every pair is compared by
+    words, which is slow.
 
     Raises:
-        ValueError: If the vectors do not match the texts, are not of unit length, or a limit is out of range.
+        ValueError: If the vectors do not match the texts, or are not of unit length.
     """
     _require(E, len(chunks))
     _require(S, len(found.texts))
@@ -299,12 +290,8 @@ def _scores(common: npt.ArrayLike, n: int, m: npt.ArrayLike) -> tuple[Float64, F
 def first_retrieved(ids: Sequence[str], contexts: Iterable[Collection[str]]) -> FirstQueries:
     """First query whose context contained each chunk, (n,). Its share above 0 is RAGCrawler's coverage rate (CR).
 
-    In [0, 1] over all chunks; for the defender lower is better. It counts contexts, whether or not the answer quotes
-    them.
-
-    Args:
-        ids: Ids of all chunks.
-        contexts: Ids of each query's context, in order; empty for a refused query.
+    In [0, 1] over all chunks; for the defender lower is better. It counts contexts, in order, whether or not the answer
+    quotes them; that of a refused query is empty.
 
     >>> first_retrieved(["a", "b", "c"], [["b"], [], ["b", "a"]])
     array([3, 1, 0])
@@ -320,10 +307,6 @@ def extraction_efficiency(contexts: Sequence[Collection[str]], k: int) -> float:
     """IKEA's extraction efficiency (EE): distinct chunks retrieved / (k * queries), the possible maximum.
 
     In [0, 1]; 1 if no chunk was retrieved twice; 0 without queries. For the defender lower is better.
-
-    Args:
-        contexts: As in ``first_retrieved``.
-        k: Chunks retrieved per query.
 
     >>> extraction_efficiency([["b"], [], ["b", "a"]], 2)
     0.3333333333333333

@@ -21,15 +21,9 @@ def log_beta(a: float, b: float) -> float:
 
 
 def beta_cdf(x: float, a: float, b: float) -> float:
-    """Cumulative distribution function of Beta(a, b): the regularized incomplete beta function I_x(a, b).
+    """Distribution function of Beta(a, b), a and b above 0: the regularized incomplete beta function I_x(a, b).
 
-    Args:
-        x: In [0, 1].
-        a: Above 0.
-        b: Above 0.
-
-    Returns:
-        In [0, 1]; increases with x.
+    In [0, 1]; increases with x, in [0, 1].
 
     >>> round(beta_cdf(0.5, 2, 3), 4)
     0.6875
@@ -42,12 +36,7 @@ def beta_cdf(x: float, a: float, b: float) -> float:
 
 
 def beta_quantile(p: float, a: float, b: float) -> float:
-    """Quantile function of Beta(a, b): the x with I_x(a, b) = p.
-
-    Args:
-        p: In [0, 1].
-        a: Above 0.
-        b: Above 0.
+    """Quantile function of Beta(a, b), a and b above 0: the x with I_x(a, b) = p, p in [0, 1].
 
     >>> round(beta_quantile(0.6875, 2, 3), 4)
     0.5
@@ -69,11 +58,7 @@ def beta_quantile(p: float, a: float, b: float) -> float:
 
 
 def gamma_sf(x: float, a: float) -> float:
-    """Survival function of Gamma(a, 1): Q(a, x) = 1 - P(a, x), accurate far in the tail.
-
-    Args:
-        x: At least 0.
-        a: Above 0.
+    """Survival function of Gamma(a, 1), a above 0, at x >= 0: Q(a, x) = 1 - P(a, x), accurate far in the tail.
 
     >>> round(gamma_sf(1.0, 1.0), 4)
     0.3679

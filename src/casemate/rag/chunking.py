@@ -26,7 +26,7 @@ _NUMBERED = re.compile(r"#[0-9]+\Z")
 
 
 def split_document(source: Document, embedder: Embedder, size: int, overlap: int) -> list[Document]:
-    """Splits a source into chunks.
+    """Splits a source into chunks: with its id if there is only one, else ``name#1``, ``name#2``, ...
 
     Every chunk carries the title, shortened to a quarter of the size, which leaves correspondingly less room for text.
     The title of a source without text becomes its text. An empty source yields no chunk.
@@ -36,9 +36,6 @@ def split_document(source: Document, embedder: Embedder, size: int, overlap: int
         embedder: Provides token boundaries.
         size: Tokens per chunk, title included.
         overlap: Approximate number of tokens that a chunk repeats from the previous one.
-
-    Returns:
-        Chunks with the id of the source if there is only one, else ``name#1``, ``name#2``, ...
 
     Raises:
         ConfigError: If the size is not positive.
@@ -54,21 +51,12 @@ def split_document(source: Document, embedder: Embedder, size: int, overlap: int
 
 
 def split_text(text: str, spans: Sequence[tuple[int, int]], size: int, overlap: int) -> list[str]:
-    """Splits a text into parts of at most ``size`` tokens that together cover it.
+    """Splits a text into parts of at most ``size`` tokens that together cover it, without surrounding white space.
 
     A part ends at the last paragraph boundary in its last quarter, else at the last sentence boundary there, else at
     the last word boundary, else between two tokens. Tokens that share one character stay together, even if they exceed
-    the size. A part begins at the first sentence start among the last ``overlap`` tokens of the previous part, else at
-    the first word start there.
-
-    Args:
-        text: The text.
-        spans: Start and end character of each token.
-        size: Tokens per part.
-        overlap: Approximate number of tokens that a part repeats from the previous one; at most half the size.
-
-    Returns:
-        Non-empty parts without surrounding whitespace; none if the text is blank.
+    the size. A part begins at the first sentence start among the last ``overlap`` tokens of the previous part, at most
+    half the size, else at the first word start there.
 
     Raises:
         ConfigError: If the size is not positive.

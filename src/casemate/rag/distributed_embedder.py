@@ -15,13 +15,7 @@ from casemate.types import Vector
 
 @dataclass(eq=False)
 class DistributedEmbedder(EmbedderProxy):
-    """Embeds short lists of texts in this process and long ones on workers.
-
-    Attributes:
-        inner: The embedder of this process.
-        executor: The workers.
-        task: Function that embeds texts on a worker: texts to vectors, (n, dim).
-    """
+    """Embeds short lists of texts in this process and long ones on the executor's workers, by ``task``."""
 
     inner: Embedder
     executor: Executor
@@ -50,11 +44,6 @@ class DistributedEmbedder(EmbedderProxy):
         """Yields the same items in order, while the workers embed the texts of the following ones.
 
         Until the next item is requested, ``embed`` returns the prefetched vectors of the current one.
-
-        Args:
-            work: The items.
-            texts: Function that returns the texts of an item.
-            stopped: Reports whether the consumer has stopped.
         """
         waiting: deque[tuple[Item, Sequence[str]]] = deque()
 

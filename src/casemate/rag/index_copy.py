@@ -24,20 +24,11 @@ def copy_index(
     without: Collection[str] = (),
     progress: Progress = lambda count: None,
 ) -> int:
-    """Copies a tenant's sources; sources that only the target has are removed from it. Blocks.
+    """Copies a tenant's sources to another index, opened for the same embedder; returns the number of chunks. Blocks.
 
-    Documents already copied are kept, so an interrupted copy resumes and a finished one is reused. At the end the
-    moments of both indexes must agree: they are sums over all vectors, so one document too many or too few shows.
-
-    Args:
-        index: The index to copy; only read.
-        target: The other index, opened for the same embedder.
-        tenant: Tenant in both indexes.
-        without: Names of the sources to leave out.
-        progress: Called with the number of chunks just copied.
-
-    Returns:
-        Number of chunks copied.
+    Sources that only the target has, and those in ``without``, are removed from it. Documents already copied are kept,
+    so an interrupted copy resumes and a finished one is reused. At the end the moments of both indexes must agree: they
+    are sums over all vectors, so one document too many or too few shows.
 
     Raises:
         DataError: If the tenant has no documents, or the index changed during the copy.

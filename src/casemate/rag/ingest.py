@@ -118,8 +118,7 @@ class Ingest:
     def plan(self, see: Callable[[Source, str], object] = lambda source, digest: None) -> IngestPlan:
         """Compares the corpus with the index by content hash. Reads all files, but parses and embeds none.
 
-        Args:
-            see: Called with each new or changed source and its digest.
+        ``see`` is called with each new or changed source and its digest.
 
         Raises:
             DataError: If ``missing`` is ``auto`` and more than half of the sources from this path would be removed.
@@ -162,12 +161,7 @@ class Ingest:
         return {self._origin} | {origin for origin, count in same.items() if count > SUSPICIOUS_SHARE * sizes[origin]}
 
     async def run(self, plan: IngestPlan, progress: Callable[[float], None] = lambda size: None) -> IngestReport:
-        """Executes a plan.
-
-        Args:
-            plan: Result of ``plan``.
-            progress: Called with the bytes just embedded; they are committed at the end of their batch.
-        """
+        """Executes a plan. Progress counts the bytes just embedded; they are committed at the end of their batch."""
         began = time.monotonic()
         report = IngestReport(unchanged=plan.unchanged)
         async for sources, documents in self._embedded(plan, report):

@@ -53,14 +53,10 @@ class ParsingProcess:
         atexit.register(self.close)
 
     def parse(self, kind: str, raw: bytes) -> tuple[str, str]:
-        """Returns title and text of a file's content.
-
-        Args:
-            kind: A suffix of ``READERS``.
-            raw: The content.
+        """Returns title and text of a file's content, by its suffix, one of ``READERS``.
 
         Raises:
-            DataError: If the content cannot be parsed within the limits. The message tells the remedy.
+            DataError: If the content cannot be parsed within the limits. The message contains the remedy.
         """
         seconds = seconds_for(kind, len(raw))
         with self._lock:

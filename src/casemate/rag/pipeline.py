@@ -27,13 +27,7 @@ WIDE = 2000
 
 
 class Rag:
-    """Answers queries from an index.
-
-    Args:
-        embedder: Turns texts into vectors.
-        index: Stores documents and vectors; the constructor opens it for this embedder.
-        generator: Writes the answer.
-        instructions: System prompt of the generator.
+    """Answers queries from an index, which the constructor opens for the embedder.
 
     Raises:
         DataError: If the index was built with another embedder.
@@ -54,14 +48,10 @@ class Rag:
         return await asyncio.to_thread(self.embedder.embed, [d.content for d in documents], progress)
 
     async def encode(self, query: Query, then: Callable[[], None] = lambda: None) -> Vector:
-        """Embeds the query: (dim,).
-
-        Args:
-            query: The query.
-            then: Called after the embedding in the same thread, because a switch of threads costs more than most calls.
+        """Embeds the query: (dim,). ``then`` is called in the same thread, because a switch of threads is expensive.
 
         Raises:
-            QueryError: If the text is empty, too long or contains NUL characters, or k or tenant is invalid.
+            QueryError: See ``require_answerable``.
         """
         require_answerable(query)
 
@@ -86,13 +76,9 @@ class Rag:
     async def find(
         self, query: Query, vector: Vector, k: int, entitles: Callable[[Document], bool] | None = None
     ) -> Retrieval:
-        """Finds the k nearest documents that the client may read; fewer only if there are no more.
+        """The k nearest documents to a query and its vector that the client may read; fewer only if there are no more.
 
-        Args:
-            query: The query.
-            vector: Its vector, (dim,).
-            k: Number of documents.
-            entitles: A further condition on the documents; None: there is none.
+        ``entitles`` is a further condition on the documents.
         """
         wanted = k
         while True:
@@ -169,10 +155,6 @@ def _encodable(text: str) -> bool:
 
 
 def require_tenant(name: str) -> None:
-    """Validates the name of a tenant.
-
-    Raises:
-        QueryError: If it is empty, or contains other than printable characters.
-    """
+    """Raises ``QueryError`` if a tenant's name is empty, or contains other than printable characters."""
     if not (name and name.isprintable() and _encodable(name)):
         raise QueryError(f"the tenant {name!r} is not a valid name; use one or more printable characters")

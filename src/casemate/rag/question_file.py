@@ -32,11 +32,7 @@ def read_questions(name: str) -> Generator[tuple[str, str | None]]:
 
 
 def questions_in(path: Path) -> list[str]:
-    """Reads the texts of all questions in a file.
-
-    Raises:
-        ConfigError: If the file cannot be read or has no question.
-    """
+    """The texts of all questions in a file; ``ConfigError``: it cannot be read or has none."""
     found = [text for _, text in read_questions(str(path)) if text]
     if not found:
         raise ConfigError(f"{path} has no questions; write one per line, or JSON lines with a 'text'")

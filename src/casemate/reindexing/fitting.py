@@ -114,15 +114,8 @@ def fit(
 ) -> Reindexing:
     """Fits a re-indexing of one tenant's collection. ``ReindexRegistry.write`` stores it.
 
-    Args:
-        index: Scanned once.
-        embedder: The embedder of the index; embeds the synthetic questions.
-        settings: Settings of the fit.
-        progress: Called with the progress of each step.
-        spread: Runs the comparisons of questions and chunks. Clustering and training run in this process.
-
-    Returns:
-        The re-indexing with its metrics in ``report``; ``accepted`` and ``why`` give the decision.
+    Clustering and training run in this process; ``spread`` runs the comparisons of questions and chunks. The result has
+    its metrics in ``report``; ``accepted`` and ``why`` give the decision.
 
     Raises:
         DataError: If there are too few chunks or fewer than two topics.
@@ -216,13 +209,7 @@ def _read(index: Index, settings: ReindexSettings, progress: ProgressCallback) -
 
 
 class StrengthTrial(NamedTuple):
-    """The recall loss at one strength.
-
-    Attributes:
-        strength: The strength.
-        loss: Loss of known-item recall.
-        at_most: Upper end of its one-sided 95 % confidence interval.
-    """
+    """The loss of known-item recall at one strength, and the upper end of its one-sided 95 % confidence interval."""
 
     strength: float
     loss: float

@@ -65,12 +65,8 @@ class LoraSettings:
 class TrainingTexts:
     """Training data: texts and their vectors by the embedder.
 
-    Attributes:
-        chunks: Texts of the chunks, n.
-        E: Their vectors, (n, dim).
-        labels: Their topics, (n,).
-        questions: Benign questions whose similarities are preserved, m.
-        Q: Their vectors, (m, dim).
+    There are n chunks with vectors, (n, dim), and topics, (n,), and m benign questions with vectors, (m, dim), whose
+    similarities are preserved.
     """
 
     chunks: Sequence[str]
@@ -88,18 +84,10 @@ def fine_tune(
     checkpoint: Path | None = None,
     progress: StepCallback = lambda steps: None,
 ) -> tuple[Adapter, TrainingResult]:
-    """Trains an adapter with early stopping on held-out chunks.
+    """Trains an adapter with early stopping on held-out chunks. The embedder's model does not change.
 
-    Args:
-        embedder: Provides the model, which does not change.
-        texts: Training data.
-        training: Hyperparameters; ``mode`` says whether questions use the new encoder too.
-        settings: Adapter and device.
-        checkpoint: File to resume from and to write at each evaluation.
-        progress: Called with the number of steps just completed.
-
-    Returns:
-        The adapter at the best step, and the training curve.
+    ``training.mode`` says whether questions use the new encoder, too. The checkpoint is a file to resume from, written
+    at each evaluation. Returns the adapter at the best step, and the training curve.
 
     Raises:
         ConfigError: If the device cannot be used.

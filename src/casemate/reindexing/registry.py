@@ -76,10 +76,6 @@ class ReindexRegistry:
 
     A fine-tuned encoder is stored beside its version as a peft folder ``NNN.lora``. It is loaded only if its files
     match the SHA-256 in ``NNN.npz``.
-
-    Args:
-        folder: Of all tenants.
-        tenant: The tenant.
     """
 
     def __init__(self, folder: Path, tenant: str) -> None:
@@ -93,11 +89,7 @@ class ReindexRegistry:
         return sorted(int(p.stem) for p in self.folder.glob("*.npz") if p.stem.isdigit())
 
     def current(self) -> Reindexing | None:
-        """Returns the active version, read again when the file changes; None if there is none.
-
-        Raises:
-            DataError: If a file is damaged or missing.
-        """
+        """The active version, read again when the file changes; None if there is none; errors as for ``read``."""
         try:
             found = (self.folder / "current").stat()
         except OSError:
@@ -109,11 +101,7 @@ class ReindexRegistry:
         return self._loaded
 
     def read(self, version: int) -> Reindexing:
-        """Reads one version.
-
-        Raises:
-            DataError: If its file is damaged or missing.
-        """
+        """Reads one version; ``DataError``: its file is damaged or missing."""
         return replace(_read(self._path(version), self.tenant), version=version)
 
     def write(self, reindexing: Reindexing) -> Reindexing:
@@ -158,10 +146,7 @@ class ReindexRegistry:
             yield
 
     def rollback(self, version: int | None = None) -> Reindexing:
-        """Activates an earlier version.
-
-        Args:
-            version: Its number; None: the last accepted one before the active version.
+        """Activates an earlier version; None: the last accepted one before the active version.
 
         Raises:
             DataError: If there is none, or it was refused.

@@ -27,13 +27,7 @@ QUERY_BATCH = 64  # questions scored against all chunks at a time
 
 
 class KnownItemQuestion(NamedTuple):
-    """A synthetic question with one relevant source.
-
-    Attributes:
-        kind: ``title``, ``opening`` or ``span``.
-        text: The question.
-        source: The relevant source.
-    """
+    """A synthetic question (of kind ``title``, ``opening`` or ``span``) with one relevant source."""
 
     kind: str
     text: str
@@ -41,12 +35,7 @@ class KnownItemQuestion(NamedTuple):
 
 
 def known_item_questions(documents: Sequence[Document], rng: np.random.Generator) -> list[KnownItemQuestion]:
-    """Builds one question per chunk with words; kinds alternate, and a span replaces a missing title.
-
-    Args:
-        documents: The chunks.
-        rng: Draws the starts of the spans.
-    """
+    """Builds one question per chunk with words; kinds alternate, and a span replaces a missing title."""
     questions = (_question(KINDS[i % len(KINDS)], document, rng) for i, document in enumerate(documents))
     return [question for question in questions if question.text.strip()]
 
@@ -67,14 +56,9 @@ def _question(kind: str, document: Document, rng: np.random.Generator) -> KnownI
 def found_in_top_k(
     score: ScoreFunction, Q: Vector, own: Sequence[npt.NDArray[np.int64]], k: int, spread: Executor = LOCAL
 ) -> npt.NDArray[np.bool_]:
-    """Returns for each question whether a chunk of the relevant source is among the k best, (m,).
+    """For each question, (m, dim), whether one of its relevant chunks, given by position, is among the k best: (m,).
 
-    Args:
-        score: The ranking; must be picklable for remote workers.
-        Q: Question vectors, (m, dim).
-        own: Positions of the relevant chunks of each question, at least one.
-        k: Hits in the context.
-        spread: Runs the batches.
+    The ranking must be picklable for remote workers.
     """
     batches = ((Q[rows], own[rows]) for rows in _batches(len(Q)))
     return np.array([hit for batch in spread.map(_TopKTest(score, k), batches) for hit in batch], np.bool_)
@@ -83,15 +67,9 @@ def found_in_top_k(
 def cross_topic_share(
     score: ScoreFunction, Q: Vector, own: Labels, labels: Labels, k: int, itself: Sequence[int] | None = None
 ) -> float:
-    """Returns the mean share of the k best hits whose topic differs from the question's.
+    """Mean share of the k best hits of questions, (m, dim), whose topic differs from ``own``, (m,), the question's.
 
-    Args:
-        score: The ranking.
-        Q: Question vectors, (m, dim).
-        own: Topic of the chunk behind each question, (m,).
-        labels: Topics of the chunks, (n,).
-        k: Hits in the context.
-        itself: Position of the chunk behind each question, excluded from its hits; None: no exclusion.
+    ``itself`` is the position of the chunk behind each question, which is excluded from its hits.
     """
     total = 0.0
     for rows in _batches(len(Q)):

@@ -46,20 +46,12 @@ class TunableEmbedder(Embedder, Protocol):
         ...
 
     def with_adapter(self, adapter: Adapter) -> Embedder:
-        """Returns an embedder with the same model and the adapter.
-
-        Raises:
-            DataError: If the adapter is damaged or belongs to another model.
-        """
+        """An embedder with the same model and the adapter; ``DataError``: it is damaged or of another model."""
         ...
 
 
 def require_tunable(embedder: Embedder) -> TunableEmbedder:
-    """Returns the embedder, or one that it wraps (``inner``), whose model can be fine-tuned.
-
-    Raises:
-        CapabilityError: If there is none.
-    """
+    """The embedder, or one that it wraps (``inner``), that can be fine-tuned; ``CapabilityError``: there is none."""
     found: Embedder | None = embedder
     while found is not None:
         if isinstance(found, TunableEmbedder):
@@ -152,12 +144,7 @@ class Reindexing:
         return E[known], self.map_chunks(E[known], T[known]), self.topics(keys[known], E[known])
 
     def topics(self, keys: Keys, E: Vector) -> Labels:
-        """Returns the topics of chunks, (n,): the learned one, or the nearest centroid's for a new chunk.
-
-        Args:
-            keys: Of the chunks, (n,).
-            E: Their vectors by the embedder, (n, dim).
-        """
+        """Topics of chunks by key and vector, (n,): the learned one, or the nearest centroid's for a new chunk."""
         labels = assign_topics(E, self.centroids, self.floors)
         positions, known = self._positions(keys)
         labels[known] = self.labels[positions[known]]
@@ -207,11 +194,7 @@ class Reindexing:
 
 
 def require_mode(mode: str) -> None:
-    """Refuses an unknown mode.
-
-    Raises:
-        ConfigError: If the mode is unknown.
-    """
+    """Raises ``ConfigError`` if the mode is unknown."""
     if mode not in MODES:
         raise ConfigError(f"reindex: mode is {mode!r}; known: {', '.join(MODES)}")
 
@@ -228,16 +211,7 @@ def unique_keys(keys: Sequence[int], labels: Labels) -> tuple[Keys, Labels]:
 
 
 def apply_map(E: Vector, weights: Weights, strength: float = 1.0) -> Vector:
-    """Applies the residual map: norm(E + strength A(E)).
-
-    Args:
-        E: Unit vectors, (n, dim).
-        weights: Of A.
-        strength: t, in [0, 1].
-
-    Returns:
-        Unit vectors, (n, dim), float32.
-    """
+    """Applies the residual map A to unit vectors, (n, dim): norm(E + strength A(E)), float32; strength in [0, 1]."""
     Z = np.empty_like(E, np.float32)
     for start in range(0, len(E), MAP_BATCH):
         x = E[start : start + MAP_BATCH]

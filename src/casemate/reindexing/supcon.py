@@ -110,15 +110,12 @@ class TrainingResult:
 
 
 def supcon_loss(z: Any, labels: Any, temperature: float) -> Any:
-    """Computes Eq. 1 as a mean over the anchors with a partner.
+    """Eq. 1 as a mean over the anchors with a partner: a scalar tensor, at least 0; 0 if no anchor has one.
 
     Args:
         z: Unit vectors of a batch, (B, dim), a tensor.
         labels: (B,), an integer tensor; ``NOISE`` has no partners.
         temperature: tau.
-
-    Returns:
-        A scalar tensor, at least 0; 0 if no anchor has a partner.
     """
     with needs(EXTRA):
         import torch
@@ -136,10 +133,6 @@ class Sampler:
     """Draws P x K batches: P topics with K chunks each, plus chunks without a topic.
 
     A batch depends on seed and step only, so a resumed training sees the same batches.
-
-    Args:
-        labels: Topics of the chunks, (n,).
-        settings: Batch composition.
     """
 
     def __init__(self, labels: Labels, settings: TrainSettings) -> None:
@@ -159,11 +152,7 @@ class Sampler:
 
 
 class Learner:
-    """The trained model: computes vectors of chunks and questions, given by position.
-
-    Attributes:
-        parameters: The trainable tensors by name.
-    """
+    """The trained model: computes vectors of chunks and questions, given by position. Its parameters are trained."""
 
     parameters: dict[str, Any]
 
@@ -198,14 +187,7 @@ class _Progress:
 
 
 class TrainingRun:
-    """One training run, resumable from a checkpoint.
-
-    Args:
-        E: Unit vectors of the chunks by the embedder, (n, dim).
-        labels: Their topics, (n,), at least two.
-        Q: Unit vectors of benign questions, (m, dim).
-        settings: Hyperparameters.
-        learner: The trained model.
+    """One training run on the arguments of ``train_map``, resumable from a checkpoint.
 
     Raises:
         DataError: If there are fewer than two topics.
@@ -346,7 +328,7 @@ def train_map(
         settings: Hyperparameters.
         checkpoint: File to resume from and to write at each evaluation. A damaged file, or one for other data or
             settings, is ignored.
-        progress: Called with the number of steps just completed.
+        progress: Counts the completed steps.
 
     Raises:
         DataError: If there are fewer than two topics.

@@ -20,10 +20,7 @@ class Coalescer(Generic[Request, Reply]):
     """Coalesces concurrent calls: requests that arrive while a batch runs form the next batch.
 
     A batch runs in a thread, one at a time for each event loop. A request is always part of a batch that begins after
-    it was submitted.
-
-    Args:
-        call: Gets the requests of a batch in order and returns a reply for each. Its exception reaches all of them.
+    it was submitted. ``call`` returns a reply for each request of a batch, in order. Its exception reaches all of them.
     """
 
     def __init__(self, call: Callable[[list[Request]], Sequence[Reply]]) -> None:

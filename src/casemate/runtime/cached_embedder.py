@@ -16,14 +16,8 @@ from casemate.types import Vector
 class CachedEmbedder(EmbedderProxy):
     """Caches the most recently used vectors. Keys are digests, so no text is kept.
 
-    Args:
-        inner: The embedder.
-        megabytes: Largest size of the vectors.
-        most: Largest number of vectors, in place of their size.
-
-    Attributes:
-        calls: Texts embedded.
-        hits: Texts served from the cache.
+    The capacity is a size in megabytes, or a number of vectors. ``calls`` counts texts embedded, ``hits`` texts from
+    the cache.
     """
 
     def __init__(self, inner: Embedder, megabytes: float = 100, most: int | None = None) -> None:

@@ -24,15 +24,10 @@ _Job: TypeAlias = "tuple[asyncio.AbstractEventLoop, asyncio.Future[Any], Call]"
 
 
 def import_attribute(option: str, location: str, folder: Path) -> Any:
-    """Imports the object at ``module:name``.
-
-    Args:
-        option: Configuration key, for errors.
-        location: The module, and the name in it, which may contain dots.
-        folder: Searched for the module in addition to the installed packages.
+    """Imports the object at ``module:name``, also from a folder; the name may contain dots.
 
     Raises:
-        ConfigError: If the module or the name does not exist.
+        ConfigError: If the module or the name does not exist. The message names the configuration key.
     """
     module, _, name = location.partition(":")
     if not module or not name:

@@ -32,10 +32,10 @@ class LockHeld(BackendError):
 
 @contextmanager
 def exclusive_lock(path: Path, purpose: str, advice: str) -> Iterator[None]:
-    """Holds a lock for the duration of the block. It never waits.
+    """Holds a lock for the duration of the block. It never waits. The file is created if missing, and never deleted.
 
     Args:
-        path: The lock file. It is created if missing, and never deleted.
+        path: The lock file.
         purpose: What the holder does, for the message to others: "a membership campaign".
         advice: An alternative to waiting, for that message: "set redteam.folder to another folder".
 
@@ -59,9 +59,7 @@ def exclusive_lock(path: Path, purpose: str, advice: str) -> Iterator[None]:
 def lock_file(path: Path, *, wait: bool) -> Iterator[int | None]:
     """Holds a lock among processes for the duration of the block; yields the file's handle.
 
-    Args:
-        path: The lock file. It is created if missing, and never deleted.
-        wait: Whether to wait for the holder. If not, and the lock is held, the block gets None.
+    If the lock is held, it waits, or yields None.
 
     Raises:
         BackendError: If the file cannot be created or locked.

@@ -25,13 +25,7 @@ def file_checksum(path: Path) -> str:
 
 
 def write_atomically(path: Path, content: bytes, rights: int = 0o600, remedy: str = MAKE_ROOM) -> None:
-    """Creates or replaces a file; after a crash it is whole, old or new.
-
-    Args:
-        path: The file; its folder is created.
-        content: What it will contain.
-        rights: Its rights on POSIX.
-        remedy: What to do if it cannot be written.
+    """Creates or replaces a file and its folder; after a crash it is whole, old or new.
 
     Raises:
         BackendError: If the disk is full or the folder is not writable; the old file is unchanged.

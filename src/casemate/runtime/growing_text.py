@@ -11,9 +11,7 @@ from casemate.text.tokens import REPLACEMENT_CHARACTER
 async def stream_growth(texts: Iterator[str], empty: Exception | None = None) -> AsyncGenerator[str, None]:
     """Streams what each text adds to the one before; a character waits until all its tokens are there.
 
-    Args:
-        texts: The text so far after each step; each step runs in a thread.
-        empty: Raised if there is no text.
+    Each step runs in a thread. ``empty`` is raised if there is no text.
     """
     text, sent = "", 0
     while (longer := await asyncio.to_thread(next, texts, None)) is not None:

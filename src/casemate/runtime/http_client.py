@@ -45,12 +45,7 @@ class RequestRefused(BackendError):
 
 @dataclass(frozen=True, slots=True)
 class HttpResponse:
-    """A whole response.
-
-    Attributes:
-        content_type: Media type in lower case.
-        data: The body.
-    """
+    """A whole response: media type in lower case, and body."""
 
     content_type: str
     data: bytes
@@ -108,11 +103,7 @@ class HttpClient:
         return kind(f"{host_of(url)}: {what}", backend=self.backend, retryable=retryable)
 
     def json(self, url: str, page: HttpResponse) -> Any:
-        """Parses the body of a response as JSON.
-
-        Raises:
-            BackendError: If it is an HTML page or not JSON.
-        """
+        """Parses the body of a response as JSON; ``BackendError``: it is an HTML page or not JSON."""
         if "html" in page.content_type or _HTML.match(page.data):
             raise self.error(url, "the response is an HTML page instead of JSON; set the address of the API")
         try:
@@ -225,11 +216,7 @@ def _origin(url: str) -> tuple[str | None, int | None]:
 
 
 def require_address(name: str, url: str) -> None:
-    """Checks that a configured address is an HTTP URL.
-
-    Raises:
-        ConfigError: If it does not begin with http:// or https:// and a host.
-    """
+    """Raises ``ConfigError`` if a configured address does not begin with http:// or https:// and a host."""
     if not re.match(r"https?://[^/\s]", url):
         raise ConfigError(f"{name} must begin with http:// or https:// and a host; that of {host_of(url)!r} does not")
 

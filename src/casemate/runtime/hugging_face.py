@@ -25,11 +25,7 @@ def not_loaded(model: str, error: Exception, remedy: str = "") -> DataError:
 
 
 def require_device(name: str) -> Any:
-    """Returns the device of torch with this name.
-
-    Raises:
-        ConfigError: If this machine does not have it.
-    """
+    """The device of torch with this name; ``ConfigError``: this machine does not have it."""
     import torch
 
     try:
@@ -57,11 +53,7 @@ def silent(warnings: bool = True) -> Iterator[None]:
 
 
 def fast_tokenizer(owner: Any, model: str) -> Any:
-    """The thread-safe fast tokenizer of an object, without truncation and padding.
-
-    Raises:
-        ConfigError: If it has none.
-    """
+    """The thread-safe fast tokenizer of an object, without truncation and padding; ``ConfigError``: there is none."""
     from tokenizers import Tokenizer
 
     tokenizer = getattr(owner, "backend_tokenizer", owner)

@@ -44,12 +44,8 @@ def model(
 ) -> bytes:
     """ModelProto, IR version 10: a file's whole content.
 
-    Args:
-        nodes: In an order in which each one's inputs are there.
-        constants: Tensors that nodes refer to by name.
-        inputs: Of the graph.
-        outputs: Of the graph.
-        opset: Version of the default operator set.
+    The inputs of each node must be available before it. Nodes refer to constants, tensors, by name. ``opset`` is the
+    version of the default operator set.
     """
     parts = [(1, nodes), (5, constants), (11, inputs), (12, outputs)]
     graph = _text(2, "graph") + b"".join(_field(number, one) for number, many in parts for one in many)

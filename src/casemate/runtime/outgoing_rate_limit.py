@@ -8,11 +8,7 @@ import time
 
 
 class RateLimiter:
-    """Spaces calls evenly: at most ``per_s`` begin in a second. Any event loop and thread may use it.
-
-    Args:
-        per_s: Calls a second; 0: no limit.
-    """
+    """Spaces calls evenly: at most ``per_s`` begin in a second (0: no limit). Any event loop and thread may use it."""
 
     def __init__(self, per_s: float) -> None:
         self._per_s = per_s

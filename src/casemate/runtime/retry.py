@@ -16,16 +16,10 @@ MAX_RETRY_AFTER_S = 60.0  # longest wait that a server may ask for with ``Retry-
 async def retry(
     call: Callable[[], Awaitable[Result]], retries: int, delay: Callable[[Exception, int], float | None]
 ) -> Result:
-    """Calls until success, at most ``retries`` times more than once.
+    """Calls until success, at most ``retries`` times more than once; raises the error of the last attempt.
 
-    Args:
-        call: One attempt.
-        retries: At least 0.
-        delay: Gets the error and the number of retries so far. Returns the seconds to wait before the next attempt, or
-            None where a retry does not help.
-
-    Raises:
-        Exception: The error of the last attempt.
+    ``delay`` gets the error and the number of retries so far. It returns the seconds to wait before the next attempt,
+    or None where a retry does not help.
     """
     for attempt in range(retries):
         try:

@@ -25,11 +25,9 @@ Handles: TypeAlias = Mapping[str, Any]  # handles of separate messages by name
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A value whose content is a message of its own, so another message contains only its name.
+    """A value whose content is a message of its own, so another message contains only its random name.
 
-    Attributes:
-        name: A random name, which is part of the purpose of the separate message.
-        handle: What the transport needs to find the separate message.
+    The name is part of the purpose of the separate message, which the transport finds by the handle.
     """
 
     name: str
@@ -55,11 +53,7 @@ class SealedMessage:
 
 @dataclass(frozen=True, slots=True)
 class MessageSeal:
-    """Seals and opens messages with one secret.
-
-    Attributes:
-        secret: The secret of the campaign.
-    """
+    """Seals and opens messages with the secret of a campaign."""
 
     secret: bytes = field(repr=False)
 
@@ -68,11 +62,9 @@ class MessageSeal:
             raise ConfigError(f"the secret of a campaign needs at least {SECRET_LENGTH} characters")
 
     def seal(self, value: Any, purpose: str) -> SealedMessage:
-        """Pickles a value and authenticates it.
+        """Pickles a value, whose classes the receiver can import, and authenticates it.
 
-        Args:
-            value: The value, whose classes the receiver can import.
-            purpose: What it is for; ``open`` needs the same. So a message cannot be used for another purpose.
+        ``open`` needs the same purpose, so a message cannot be used for another one.
         """
         body, buffers = io.BytesIO(), list[pickle.PickleBuffer]()
         pickler = _Pickler(body, protocol=5, buffer_callback=buffers.append)

@@ -14,12 +14,8 @@ def enable_wal(connection: sqlite3.Connection, timeout_s: float = BUSY_S) -> Non
 
     SQLite's own timeout does not apply here while another process opens the file.
 
-    Args:
-        connection: To the file.
-        timeout_s: Longest wait for other processes.
-
     Raises:
-        sqlite3.OperationalError: If the file is not writable, or others block it for longer.
+        sqlite3.OperationalError: If the file is not writable, or others block it for longer than ``timeout_s``.
     """
     deadline = time.monotonic() + timeout_s
     while True:

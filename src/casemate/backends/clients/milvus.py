@@ -56,11 +56,7 @@ class MilvusServer:
         self._connecting = threading.Lock()
 
     def connect(self) -> None:
-        """Connects. Idempotent.
-
-        Raises:
-            BackendError: If the server cannot be reached, is too old, or is no Milvus server.
-        """
+        """Connects. Idempotent. ``BackendError``: the server cannot be reached, is too old, or is no Milvus server."""
         from pymilvus import MilvusClient
 
         with self._connecting, self.translate_errors():

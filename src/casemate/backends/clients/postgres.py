@@ -102,11 +102,7 @@ class PostgresServer:
 
     @contextmanager
     def transaction(self, mode: str) -> Iterator[Connection[Any]]:
-        """A transaction on a pooled connection.
-
-        Args:
-            mode: Options of ``BEGIN``.
-        """
+        """A transaction on a pooled connection; ``mode`` has the options of ``BEGIN``."""
         pool = self._opened()
         with self.translate_errors():
             limit = max(1, round(self._timeout_s * 1000))

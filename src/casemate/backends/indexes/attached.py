@@ -48,11 +48,7 @@ CACHED_TENANTS = 64  # tenants whose moments are cached: 1.2 MB each at 384 dime
 
 
 def one_collection(held: str) -> str:
-    """What the user can do about state of another collection.
-
-    Args:
-        held: Where the state is stored.
-    """
+    """What the user can do about state of another collection, by where it is stored."""
     return (
         "a folder holds the state of one collection: move this casemate.yaml to another folder, or, if it replaces the "
         f"earlier one, delete {held} and run 'casemate attach'"

@@ -24,12 +24,10 @@ READ_AHEAD = 32  # manifest rows per read: 2 MB
 
 @dataclass(eq=False)
 class TenantManifest:
-    """The state of a tenant after one transaction.
+    """The state of a tenant after one transaction, in rows with consecutive keys.
 
-    Attributes:
-        key: Key of its first row; the keys of its other rows follow.
-        first: Body of the first row: one line of JSON, then the beginning of the payload.
-        read: Returns the bodies of rows by key.
+    ``first`` is the body of the first row: one line of JSON, then the beginning of the payload. ``read`` returns bodies
+    of rows by key.
     """
 
     key: int
@@ -78,11 +76,7 @@ class TenantManifest:
         return [(int(a), int(b)) for a, b in np.frombuffer(blob, np.int64).reshape(-1, 2)]
 
     def moments(self, dim: int) -> CorpusMoments:
-        """The moments of the tenant's vectors.
-
-        Raises:
-            DataError: If they are damaged.
-        """
+        """The moments of the tenant's vectors; ``DataError``: they are damaged."""
         if not self.n:
             return CorpusMoments.empty(dim)
         try:

@@ -28,14 +28,7 @@ def split_body(text: str) -> list[str]:
 
 
 def encode_document(keys: Callable[[int], range], document: Document, vector: Vector, tenant: str) -> list[StoredRow]:
-    """The rows of a document: one, and continuation rows if the text is long.
-
-    Args:
-        keys: Allocates keys.
-        document: To encode.
-        vector: Its vector. Continuation rows repeat it because the store requires one.
-        tenant: Owner.
-    """
+    """The rows of a document: one, and continuation rows if the text is long, which repeat the vector."""
     columns = index_checks.document_columns(document)
     bodies = split_body(json.dumps(columns, ensure_ascii=False))
     label = json.dumps(columns[1:3], ensure_ascii=False)
@@ -60,11 +53,7 @@ def source_and_digest(row: StoredRow) -> tuple[str, str] | None:
 
 
 def decode_columns(row: StoredRow, rest: Sequence[str]) -> list[str]:
-    """The columns of a document (see ``index_checks.document_columns``).
-
-    Args:
-        row: First row.
-        rest: Bodies of its continuation rows.
+    """The columns of a document (see ``index_checks.document_columns``) from its first row and the other rows' bodies.
 
     Raises:
         DataError: If the row is damaged.

@@ -45,9 +45,6 @@ class WriterLease:
     def acquire(self, read: Callable[[], CommitRecord]) -> bool:
         """Waits for the lease. Returns whether the previous holder left its transaction unfinished.
 
-        Args:
-            read: Reads the current commit record.
-
         Raises:
             BackendError: If other writers hold it for too long.
         """
@@ -67,20 +64,12 @@ class WriterLease:
             time.sleep(random.uniform(*POLL_S))
 
     def renew(self, read: Callable[[], CommitRecord]) -> None:
-        """Renews the lease once a third of it has passed.
-
-        Raises:
-            BackendError: If the lease was lost.
-        """
+        """Renews the lease once a third of it has passed; ``BackendError``: it was lost."""
         if time.monotonic() - self._renewed > self._ms / 3000:
             self.write(self._record.committed, read)
 
     def write(self, committed: int, read: Callable[[], CommitRecord]) -> None:
-        """Writes the number of the last committed transaction, which also renews the lease.
-
-        Raises:
-            BackendError: If the lease was lost.
-        """
+        """Writes the number of the last committed transaction, which also renews the lease; errors as for ``renew``."""
         new = CommitRecord(committed, self._record.sequence + 1, self._record.holder, self._ms)
         if not self._exchange(self._record, new, read):
             raise self._failure("lost the lease: this writer paused for too long, and its changes were discarded")
@@ -122,11 +111,7 @@ class WriteTransaction:
         return self._timestamp
 
     def allocate_keys(self, count: int) -> range:
-        """New consecutive keys.
-
-        Raises:
-            DataError: If the transaction has too many rows.
-        """
+        """New consecutive keys; ``DataError``: the transaction has too many rows."""
         self._next += count
         if self._next > first_key(self.number + 1):
             raise DataError(f"one change has more than {first_key(1):,} rows; add or remove fewer documents at a time")

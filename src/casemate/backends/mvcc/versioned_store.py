@@ -52,16 +52,10 @@ class StoredRow(NamedTuple):
 
 @dataclass(frozen=True)
 class RowFilter:
-    """A conjunction of conditions on rows.
+    """A conjunction of conditions on rows: an empty tenant is any; ``above`` and ``below`` exclude the limits.
 
-    Attributes:
-        tenant: Hash of the tenant. Empty: any.
-        above: Keys greater than this.
-        below: Keys smaller than this.
-        without: First and last key of each excluded range.
-        sources: Source is one of these hashes.
-        ids: Id is one of these hashes.
-        keys: Exactly these keys; excludes all other conditions.
+    ``without`` lists the first and last key of each excluded range. ``keys`` excludes all other conditions. Tenants,
+    sources and ids are hashes.
     """
 
     tenant: str = ""

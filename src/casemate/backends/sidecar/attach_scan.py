@@ -103,17 +103,10 @@ class ScanSummary:
 
 @dataclass(frozen=True, slots=True)
 class AttachScan:
-    """A scan of a collection.
+    """A scan of an open collection into an open database that is bound to it.
 
-    Attributes:
-        collection: Open.
-        database: Open, and bound to the collection.
-        dim: Dimensions of a vector.
-        grouping: Rules for sources.
-        threshold: Smallest cosine of near-duplicates. 0: do not search for them.
-        map_pages: Where pages are processed.
-        screen: Screens new and changed rows before the scan is activated. None: they are trusted, as all rows of a
-            first scan are.
+    ``threshold`` is the smallest cosine of near-duplicates (0: none are searched). ``screen`` screens new and changed
+    rows before the scan is activated; without it, as in a first scan, all are trusted.
     """
 
     collection: VectorCollection
@@ -125,11 +118,7 @@ class AttachScan:
     screen: RowScreen | None = None
 
     def run(self, progress: Callable[[int], None], restart: bool = False) -> ScanSummary:
-        """Scans to the end, resuming an interrupted run, and then activates the results at once.
-
-        Args:
-            progress: Called with the number of rows read so far.
-            restart: Discard the results of an interrupted run.
+        """Scans to the end, resuming an interrupted run unless ``restart``, and then activates the results at once.
 
         Raises:
             DataError: If vectors or ids are invalid. The message names documents.

@@ -42,11 +42,7 @@ class DriftLimit:
         self._lock = threading.Lock()
 
     def require(self, name: str, rows: Callable[[], tuple[int, int, int]]) -> None:
-        """Verifies the limit, with a new count if one is due.
-
-        Args:
-            name: Of the collection.
-            rows: Returns the numbers of rows in the collection, scanned rows, and rows changed since.
+        """Verifies the limit, with a new count if one is due: rows in the collection, scanned, and changed since.
 
         Raises:
             DataError: If the limit is exceeded.

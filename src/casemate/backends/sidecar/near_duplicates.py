@@ -33,12 +33,7 @@ PairCosines: TypeAlias = Callable[[Sequence[tuple[int, int]]], Sequence[float]]
 
 
 class NearDuplicateFinder:
-    """Groups rows that are near-duplicates (union-find).
-
-    Args:
-        cosines: Exact cosines of pairs.
-        threshold: Smallest cosine of near-duplicates, in (0, 1].
-    """
+    """Groups rows whose exact cosine is at least the threshold, in (0, 1] (union-find)."""
 
     def __init__(self, cosines: PairCosines, threshold: float) -> None:
         self._cosines, self._threshold = cosines, threshold
@@ -158,11 +153,7 @@ def _count_ones(words: npt.NDArray[np.uint16]) -> npt.NDArray[np.int64]:
 def canonical_sources(
     groups: Sequence[Sequence[int]], sources: Callable[[Collection[int]], Mapping[int, str]]
 ) -> tuple[list[tuple[int, str]], int, int]:
-    """Assigns the source of the oldest row to each row of a group.
-
-    Args:
-        groups: See ``NearDuplicateFinder.groups``.
-        sources: Returns the source of each row, by age.
+    """Assigns the source of the oldest row to each row of a group; ``sources`` returns that of each row, by age.
 
     Returns:
         (age, source) for each row of groups with 2 to ``MAX_GROUP_SOURCES`` sources; the number of such groups; and the

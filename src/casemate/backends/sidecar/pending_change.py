@@ -55,11 +55,7 @@ class PendingChange:
 
     @classmethod
     def from_bytes(cls, body: bytes, dim: int) -> PendingChange:
-        """The inverse of ``to_bytes``.
-
-        Raises:
-            DataError: If the bytes are damaged.
-        """
+        """The inverse of ``to_bytes``; ``DataError``: the bytes are damaged."""
         try:
             fields = json.loads(bytes(body))
             documents = [index_checks.decode_document(row) for row in fields["documents"]]

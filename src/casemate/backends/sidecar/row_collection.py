@@ -24,13 +24,7 @@ SPARE = 16  # rows to fetch above k at first, for scoring in float64 and for row
 
 
 class StoredRow(NamedTuple):
-    """A row as its store returns it.
-
-    Attributes:
-        id: Its id.
-        vector: Its vector; None: it has none.
-        fields: Everything else, by name. Values may be mappings.
-    """
+    """A row as its store returns it: without a vector, ``vector`` is None; values of other fields may be mappings."""
 
     id: str
     vector: Any
@@ -180,11 +174,7 @@ class RowCollection(VectorCollection):
 
 
 def require_writable(collection: Any, plug_in: str) -> None:
-    """Refuses a change of a collection that is attached read-only.
-
-    Raises:
-        CapabilityError: If its option ``writable`` is off.
-    """
+    """Raises ``CapabilityError`` unless the option ``writable`` of the collection is on."""
     if not collection.writable:
         option = f"{plug_in}.writable: true"
         raise CapabilityError(f"{collection.name} is read-only; set {option} to add and remove documents")

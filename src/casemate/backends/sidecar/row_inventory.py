@@ -50,14 +50,7 @@ class RowCounts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PageInventory:
-    """The result for one page.
-
-    Attributes:
-        moments: By tenant.
-        rows: One per document.
-        counts: For the summary.
-        after: Cursor behind the page.
-    """
+    """The result for one page: moments by tenant, a row per document, counts for the summary, the cursor behind it."""
 
     moments: Mapping[str, CorpusMoments]
     rows: Sequence[InventoryRow]
@@ -108,11 +101,7 @@ class SourceGrouping:
 
 
 def inventory_page(page: CollectionPage, grouping: SourceGrouping, dim: int) -> PageInventory:
-    """Moments of the normalized vectors in float64, and an inventory row per document.
-
-    Raises:
-        DataError: See ``unit_vectors``.
-    """
+    """Moments of the normalized vectors in float64, and an inventory row per document; errors of ``unit_vectors``."""
     stored, rescaled = unit_vectors(page, dim)
     tenants = page.tenants or [DEFAULT_TENANT] * len(page.documents)
     columns = zip(tenants, page.documents, vector_sketches(stored), vector_checksums(stored).tolist(), strict=True)

@@ -48,12 +48,7 @@ class IdentifiedEntry(NamedTuple):
 
 
 class Sidecar:
-    """The sidecar tables within one transaction.
-
-    Args:
-        tables: Of the transaction.
-        dim: Dimensions of a vector.
-    """
+    """The sidecar tables within one transaction."""
 
     def __init__(self, tables: SidecarTables, dim: int) -> None:
         self._tables, self._dim = tables, dim
@@ -77,13 +72,8 @@ class Sidecar:
     def bind(self, collection: str, fingerprint: str, remedy: str) -> None:
         """Binds an empty sidecar to a collection and an embedder, or verifies the binding.
 
-        Args:
-            collection: Name of the collection.
-            fingerprint: Fingerprint of the embedder.
-            remedy: What the user can do if they differ.
-
         Raises:
-            DataError: If it belongs to another collection, embedder or dimension.
+            DataError: If it belongs to another collection, embedder or dimension. ``remedy`` says what the user can do.
         """
         if "fingerprint" not in self.meta:
             self.set_meta(collection=collection, fingerprint=fingerprint, dim=self._dim)
@@ -102,11 +92,7 @@ class Sidecar:
                 )
 
     def require_scanned(self) -> None:
-        """Requires a completed scan.
-
-        Raises:
-            DataError: If there is none.
-        """
+        """Raises ``DataError`` unless a scan is complete."""
         if not self.epoch:
             raise DataError(NOT_SCANNED)
 
@@ -228,12 +214,7 @@ class Sidecar:
         self._tables.execute("DELETE FROM @pending_change WHERE seq = ?", (number,))
 
     def record(self, change: PendingChange, stored: Vector) -> None:
-        """Updates inventory and moments after a change of the collection.
-
-        Args:
-            change: The change.
-            stored: Vectors of its documents as the collection returns them, at unit length.
-        """
+        """Updates inventory and moments after a change, given its new vectors as stored, at unit length."""
         tenant, entries = change.tenant, self.entries(change.tenant, change.gone)
         current = dict(zip(change.found, vector_checksums(change.vectors).tolist(), strict=True))
         if foreign := sum(current.get(identity) != e.checksum for identity, e in entries.items()):
@@ -293,11 +274,7 @@ class Sidecar:
     # Scans
 
     def begin_scan(self, restart: bool) -> tuple[str, RowCounts, str]:
-        """Begins a scan, or resumes an interrupted one.
-
-        Returns:
-            Token of this run; counts so far; cursor to resume from.
-        """
+        """Begins a scan, or resumes an interrupted one: token of this run, counts so far, cursor to resume from."""
         token = secrets.token_hex(8)
         if restart or not self.next_epoch:
             self._abandon(self.epoch + 1)
@@ -308,11 +285,7 @@ class Sidecar:
         return token, RowCounts(*json.loads(self.meta["counts"])), self.meta["cursor"]
 
     def require_scanner(self, token: str) -> None:
-        """Refuses to continue a scan that another process has taken over.
-
-        Raises:
-            DataError: If one has.
-        """
+        """Raises ``DataError`` if another process has taken over the scan."""
         if self.meta.get("scanner") != token:
             raise DataError("another 'casemate attach' continues or has completed this scan; wait for it")
 

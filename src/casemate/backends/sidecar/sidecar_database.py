@@ -50,11 +50,7 @@ INDEXES = (
 
 
 class SidecarTables(Protocol):
-    """The tables, within one transaction.
-
-    Attributes:
-        within: The collection's transaction, if it is the same one; otherwise None.
-    """
+    """The tables, within one transaction; ``within`` is that of the collection if it is the same one."""
 
     within: Any
 
@@ -257,13 +253,7 @@ class _PostgresTables:
 
 
 class PostgresSidecarDatabase:
-    """A schema in the collection's Postgres database.
-
-    Args:
-        schema: Its name. Created if missing.
-        begin: Begins a transaction of the collection.
-        where: Name of the collection, for messages.
-    """
+    """A schema, created if missing, in the Postgres database of a collection, which begins the transactions."""
 
     def __init__(self, schema: str, begin: Callable[[bool], AbstractContextManager[Any]], where: str) -> None:
         self.name, self._schema, self._begin = f"{where}, schema {schema}", schema, begin

@@ -156,11 +156,7 @@ class OpenAIEndpoint(Target):
 
 
 async def only_model(base_url: str, api_key: str) -> str:
-    """Returns the name of a server's model, if it lists a single one.
-
-    Args:
-        base_url: Address including /v1.
-        api_key: Empty: none.
+    """Returns the name of a server's model, if it lists a single one; ``base_url`` includes /v1.
 
     Raises:
         BackendError: If the server cannot be reached.

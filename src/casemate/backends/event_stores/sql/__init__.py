@@ -53,8 +53,8 @@ _log = logging.getLogger(__name__)
 class SqlEventStore(EventStore):
     """Events in a SQLite file or a Postgres table. Any number of processes may append to the same one.
 
-    An event is on disk once ``flush`` returned True, and then survives a crash or a power backend_error. A process that
-    exits normally flushes. An event whose id is stored already is not written again.
+    An event is on disk once ``flush`` returned True, and then survives a crash or a power failure. A process that exits
+    normally flushes. An event whose id is stored already is not written again.
 
     Attributes:
         url: ``postgresql://user:password@host/database`` or ``sqlite:///path``. Empty: the SQLite file at ``path``.
@@ -118,13 +118,10 @@ class SqlEventStore(EventStore):
             )
 
     def scan(self, kind: str | None = None, since: datetime | None = None) -> Sequence[Event]:
-        """Events in order of writing, including all appended before the call.
-
-        Args:
-            kind: Only this kind.
-            since: Only this time or later; it must have a time zone.
+        """Events in order of writing, including all appended before the call. See ``EventStore.scan``.
 
         Raises:
+            ValueError: If ``since`` has no time zone.
             BackendError: If the store is closed, cannot be read, or could not write the queued events.
         """
         column = self._table.c
@@ -136,21 +133,13 @@ class SqlEventStore(EventStore):
         return decode_events(self._read(query))
 
     def latest(self, kind: str, count: int) -> Sequence[Event]:
-        """The last ``count`` events of a kind, in order of writing, including all appended before the call.
-
-        Raises:
-            BackendError: As ``scan``.
-        """
+        """The last events of a kind, including all appended before the call; errors as for ``scan``."""
         column = self._table.c
         query = self._selected().where(column.kind == kind).order_by(column.seq.desc()).limit(max(count, 0))
         return decode_events(self._read(query)[::-1])
 
     def read_since(self, kind: str, after: int, since: datetime | None = None) -> tuple[Sequence[Event], int]:
-        """Events of a kind after an offset, and the offset of the last one. See ``EventStore.read_since``.
-
-        Raises:
-            BackendError: If the store is closed or cannot be read.
-        """
+        """Events of a kind after an offset, and the offset of the last one; errors as for ``scan``."""
         begin = utc(since, "since") if since is not None else datetime.min.replace(tzinfo=UTC)
         rows = self._rows(self._after_offset, {"kind_is": kind, "offset": after, "begin": begin})
         return decode_events(rows), rows[-1][4] if rows else after
@@ -221,11 +210,7 @@ class SqlEventStore(EventStore):
             return leases.acquire(connection, name, holder, seconds)
 
     def release(self, name: str, holder: str) -> None:
-        """Releases a lease. Does nothing if this holder does not have it.
-
-        Raises:
-            BackendError: As ``lease``.
-        """
+        """Releases a lease. Does nothing if this holder does not have it; errors as for ``lease``."""
         with self._transaction() as connection:
             leases.release(connection, name, holder)
 
@@ -246,11 +231,7 @@ class SqlEventStore(EventStore):
             return grants
 
     def quota_usage(self, prefix: str) -> Mapping[str, float]:
-        """Units in use of each quota whose name begins with a prefix. See ``EventStore.quota_usage``.
-
-        Raises:
-            BackendError: If the store is closed or cannot be read.
-        """
+        """See ``EventStore.quota_usage``; errors as for ``scan``."""
         from sqlalchemy import text
 
         return {str(name): float(used) for name, used in self._rows(text(quotas.USAGE), {"prefix": prefix})}

@@ -50,12 +50,7 @@ def events_table() -> Table:
 
 
 def encode_event(event: Event) -> EventRow:
-    """An event as a row.
-
-    Raises:
-        ValueError: If the time has no time zone, or id or kind is not 1 to 200 printable characters.
-        TypeError: If the body cannot be written as JSON; the message names the key.
-    """
+    """An event as a row; errors as for ``SqlEventStore.append``."""
     for name, value in (("id", event.id), ("kind", event.kind)):
         require_name(f"an event's {name}", value)
     return {"id": event.id, "at": utc(event.at, "at"), "kind": event.kind, "body": _json(event)}

@@ -28,11 +28,7 @@ RELEASE = "DELETE FROM casemate_leases WHERE name = :name AND holder = :holder"
 
 
 def require_valid(name: str, holder: str, seconds: float) -> None:
-    """Validates the arguments of a lease.
-
-    Raises:
-        ValueError: If seconds is not above 0, or name or holder is not 1 to 200 printable characters.
-    """
+    """Validates the arguments of a lease; errors as for ``SqlEventStore.lease``."""
     require_name("a lease's name", name)
     require_name("a lease's holder", holder)
     if not seconds > 0:

@@ -35,11 +35,7 @@ USAGE = "SELECT name, used FROM casemate_quotas WHERE substr(name, 1, length(:pr
 
 
 def require_valid(request: QuotaRequest) -> None:
-    """Raises an error if a quota request is invalid.
-
-    Raises:
-        ValueError: If name or period is not 1 to 200 printable characters, or limit or rate is below 0.
-    """
+    """Validates a quota request; errors as for ``SqlEventStore.acquire``."""
     require_name("a quota's name", request.name)
     require_name("a quota's period", request.period)
     if not (request.most >= 0 and request.per_s >= 0):

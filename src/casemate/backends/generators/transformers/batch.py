@@ -25,13 +25,7 @@ class NaNError(ValueError):
 
 
 class Job(NamedTuple):
-    """One prompt.
-
-    Attributes:
-        number: Its number.
-        prompt: Its tokens, at least one.
-        limit: Largest length of its answer, at least 1.
-    """
+    """One prompt: its number, its tokens (at least one), and the largest length of its answer (at least 1)."""
 
     number: int
     prompt: Sequence[int]

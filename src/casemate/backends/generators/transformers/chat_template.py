@@ -30,11 +30,7 @@ _MARKS = re.compile(f"({SYSTEM}|{USER})")
 
 @dataclass(frozen=True, slots=True)
 class ChatTemplate:
-    """A template after its run.
-
-    Attributes:
-        pieces: Its output, split at the marks, with them.
-    """
+    """A template after its run: its output, split at the marks, with them."""
 
     pieces: tuple[str, ...]
 
@@ -42,10 +38,7 @@ class ChatTemplate:
     def load(cls, source: str, special_tokens: Mapping[str, Any], model: str) -> ChatTemplate:
         """Runs a template, at most twice: without a system message if it refuses or drops one.
 
-        Args:
-            source: The template.
-            special_tokens: Variables that it may use, such as ``bos_token``.
-            model: Name of the model, for messages.
+        ``special_tokens`` are variables that it may use, such as ``bos_token``; messages name the model.
 
         Raises:
             DataError: If it fails, exceeds the limits, or drops the user's message.

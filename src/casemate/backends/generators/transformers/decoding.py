@@ -36,13 +36,9 @@ class DecodingModel:
     keeps_last_logits: bool = False
 
     def logits(self, rows: list[list[int]], pads: list[int], cache: Any, last: int) -> Any:
-        """Logits of the last positions in float32, (contexts, last, vocabulary).
+        """Logits of the last positions of all tokens, (contexts, positions), in float32: (contexts, last, vocabulary).
 
-        Args:
-            rows: All tokens, (contexts, positions).
-            pads: Number of padding tokens at the start of each row.
-            cache: Key-value cache of the first positions. Extended in place.
-            last: Number of positions.
+        ``pads`` counts the padding at the start of each row. The key-value cache of the first positions is extended.
         """
         import torch
 
@@ -68,10 +64,6 @@ class CachedDecodingSession(DecodingSession):
     """A decoding session with a key-value cache. Not thread-safe.
 
     Shorter prompts are padded at the start; the attention mask excludes the padding.
-
-    Args:
-        model: The model.
-        prompts: Tokens of each prompt, at least one each.
 
     Raises:
         BackendError: If a prompt is empty or too long.

@@ -29,12 +29,7 @@ UNREADABLE = (OSError, ValueError, KeyError, IndexError, TypeError, OverflowErro
 
 
 def converted(file: Path, sha256: str = "", cache: Path | None = None) -> Path:
-    """Returns the folder with the converted model; converts it first unless it is cached.
-
-    Args:
-        file: The GGUF file.
-        sha256: Expected SHA-256 in hexadecimal; empty: not checked.
-        cache: Folder of conversions. None: ``$XDG_CACHE_HOME/casemate/models`` or ``~/.cache/casemate/models``.
+    """Returns the folder with the converted model; converts it first unless it is in ``cache`` (see ``CausalLM``).
 
     Raises:
         DataError: If the file is missing, truncated, not GGUF, of an unsupported architecture, one of several parts, or
