@@ -29,22 +29,16 @@ class Estimate(NamedTuple):
 
 
 def extreme_value_threshold(n: int, rho: float, form: ThresholdForm = "paper") -> float:
-    """Threshold for the maximum of n standard normal similarities, in standard deviations above the mean.
+    """Threshold for the maximum of n >= 2 standard normal similarities, in standard deviations above the mean.
 
     ``paper``: Mirabel, Algorithm 1, lines 10-12: sqrt(2 ln n) + c / sqrt(2 ln n), c = -ln(-ln(1 - rho)).
     ``gumbel``: the same with the textbook location b_n = sqrt(2 ln n) - (ln ln n + ln 4 pi) / (2 sqrt(2 ln n)).
     ``exact``: the exact quantile, the z with Phi(z)^n = 1 - rho.
 
+    The maximum exceeds it by chance with probability rho, in (0, 1). It increases with n and decreases with rho.
+
     Deviation: the paper's Eq. 7 has a spurious factor d and puts the whole correction under the root; its Algorithm 1
     omits the correction. ``paper`` follows the algorithm, whose true level at rho = .05 is .003.
-
-    Args:
-        n: Number of documents, at least 2.
-        rho: Probability that the maximum exceeds the threshold by chance, in (0, 1).
-        form: Which of the three.
-
-    Returns:
-        The threshold in standard deviations; increases with n, decreases with rho.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -66,18 +60,10 @@ def extreme_value_threshold(n: int, rho: float, form: ThresholdForm = "paper") -
 
 
 def clopper_pearson(successes: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Exact two-sided confidence interval of a binomial proportion (Clopper and Pearson 1934).
-
-    Args:
-        successes: Number of events, 0 to trials.
-        trials: Number of trials, at least 1.
-        confidence: Coverage, in (0, 1).
-
-    Returns:
-        Lower and upper limit, in [0, 1].
+    """Exact two-sided confidence interval, in [0, 1], of a binomial proportion (Clopper and Pearson 1934).
 
     Raises:
-        ValueError: If an argument is out of range.
+        ValueError: If there are no trials, or more successes than trials, or the confidence is not in (0, 1).
 
     >>> tuple(round(x, 4) for x in clopper_pearson(2, 20))
     (0.0123, 0.317)
@@ -100,18 +86,10 @@ def proportion(successes: int, trials: int) -> Estimate:
 
 
 def predicted_share(successes: int, trials: int, n: int) -> tuple[float, float]:
-    """95 % prediction interval of the share of successes in n further trials, given earlier ones (beta-binomial).
+    """95 % prediction interval of the share of successes in n >= 1 further trials, given earlier ones (beta-binomial).
 
     The rate has the Jeffreys posterior Beta(s + 1/2, t - s + 1/2) and is integrated out, so the interval contains both
-    the uncertainty of the rate and the chance of the further trials.
-
-    Args:
-        successes: Earlier successes, 0 to trials.
-        trials: Earlier trials, at least 0.
-        n: Further trials, at least 1.
-
-    Returns:
-        Lower and upper limit, multiples of 1 / n.
+    the uncertainty of the rate and the chance of the further trials. Its limits are multiples of 1 / n.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -133,11 +111,7 @@ def predicted_share(successes: int, trials: int, n: int) -> tuple[float, float]:
 
 
 def poisson_binomial_tail(chances: Sequence[float], successes: int) -> float:
-    """Probability of at least so many successes among independent events, exact but for rounding.
-
-    Args:
-        chances: Probability of each event, in [0, 1].
-        successes: Number of successes, at least 0.
+    """Probability of at least so many successes among independent events with these chances, exact but for rounding.
 
     >>> round(poisson_binomial_tail([0.5, 0.5, 1.0], 2), 4)
     0.75
@@ -158,13 +132,6 @@ def bootstrap(
     Members and non-members are resampled separately. If nearly all resamples give the end of the metric's range, as for
     the AUC of a perfect attack, the interval shrinks to a point and is too narrow.
 
-    Args:
-        metric: Called once for each resample.
-        members: Scores, at least one.
-        nonmembers: Scores, at least one.
-        seed: Random seed.
-        resamples: Number of resamples, at least one.
-
     Raises:
         ValueError: If there are no scores or no resamples.
     """
@@ -179,16 +146,9 @@ def paired_bootstrap(
     seed: int,
     resamples: int = RESAMPLES,
 ) -> Estimate:
-    """Estimate of metric(off) - metric(on) with its 95 % paired bootstrap interval.
+    """Estimate of metric(off) - metric(on), each of members and non-members, with its 95 % paired bootstrap interval.
 
     Each resample draws the same candidates for both, so variance between candidates cancels.
-
-    Args:
-        metric: Called twice for each resample.
-        off: Scores of members and of non-members without the defense.
-        on: Scores with the defense, of the same candidates in the same order.
-        seed: Random seed.
-        resamples: Number of resamples, at least one.
 
     Raises:
         ValueError: If the lengths differ, or there are no scores or no resamples.
@@ -214,19 +174,12 @@ def _resampled(
 
 
 def conformal_threshold(benign: npt.ArrayLike, rate: float) -> float:
-    """Split conformal threshold: a new benign score exceeds it with probability at most ``rate``.
+    """Split conformal threshold: a new benign score exceeds it with probability at most ``rate``, in (0, 1).
 
     It is the a-th largest of the N benign scores, a = floor(rate (N + 1)). Among N + 1 exchangeable scores, the new one
     is one of the a largest with probability a / (N + 1). A score exceeds the threshold if and only if its conformal
     p-value (1 + #{b >= score}) / (N + 1) is at most ``rate`` (Vovk et al. 2005). N must be at least 1 / rate - 1; for
-    smaller N no finite threshold has this guarantee.
-
-    Args:
-        benign: Scores of N benign queries, higher is more suspicious, in any order.
-        rate: Allowed false-alarm rate, in (0, 1).
-
-    Returns:
-        The threshold; flag scores strictly above it. Infinite if N is too small: flag nothing.
+    smaller N no finite threshold has this guarantee, so it is infinite: flag nothing.
 
     Raises:
         ValueError: If the rate is out of range, or a score is NaN.
@@ -245,14 +198,9 @@ def e_value(p: float, kappa: float = 0.5) -> float:
     """p-to-e calibrator kappa p^(kappa - 1) (Vovk and Wang 2021): an e-value, which can be multiplied over queries.
 
     Its expectation is at most 1 if p is a valid p-value. So a running product of e-values, each valid given the past,
-    ever reaches 1 / a with probability at most a, at any stopping time (Ville 1939).
-
-    Args:
-        p: A p-value, in [0, 1].
-        kappa: In (0, 1); smaller values give more weight to very small p.
-
-    Returns:
-        At least kappa; above 1: evidence against the null hypothesis; infinite for p = 0.
+    ever reaches 1 / a with probability at most a, at any stopping time (Ville 1939). It is at least kappa, in (0, 1);
+    above 1: evidence against the null hypothesis; infinite for p = 0. A smaller kappa gives more weight to very small
+    p.
 
     Raises:
         ValueError: If an argument is out of range.

@@ -11,14 +11,9 @@ UNIT_TOLERANCE = 1e-6  # a float32 vector whose length differs from 1 by less is
 
 
 def normalize(vectors: Vector) -> tuple[Vector, npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """Scales vectors to length 1. Vectors that have unit length already keep their bits.
+    """Scales vectors, (n, dim), to length 1: contiguous float32. Those of unit length already keep their bits.
 
-    Args:
-        vectors: (n, dim), as an external store holds them.
-
-    Returns:
-        Unit vectors, (n, dim), contiguous float32; a mask (n,) of the scaled vectors; a mask (n,) of vectors without a
-        direction: zero, or not finite. Vectors without a direction are zero in the result.
+    Two masks, (n,), have the scaled vectors, and those without a direction: zero, or not finite. These become zero.
 
     >>> normalize(np.array([[3, 4], [0, 1], [0, 0]], np.float32))[0].tolist()
     [[0.6000000238418579, 0.800000011920929], [0.0, 1.0], [0.0, 0.0]]

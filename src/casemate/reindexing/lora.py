@@ -166,11 +166,9 @@ class _Encoder(Learner):
 
     @property
     def identity(self) -> str:
-        """Model, rank and alpha."""
         return f" {self._name} {self._settings.rank} {self._settings.alpha}"
 
     def adapter(self, weights: Mapping[str, Vector]) -> Adapter:
-        """Returns the weights as peft files."""
         import peft
         from safetensors.torch import save
 

@@ -277,7 +277,6 @@ class TrainingRun:
         return f"{rest} {self.E.shape} {sums}{self.learner.identity}"
 
     def _save(self, path: Path) -> None:
-        """Writes the checkpoint atomically."""
         state = {
             "identity": self._identity(),
             "now": asdict(self.now),

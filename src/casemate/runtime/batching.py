@@ -89,7 +89,6 @@ class ContinuousBatch(Generic[Request, Reply]):
         return await reply
 
     def _run(self) -> None:
-        """Serves until nothing is open."""
         while True:
             problem: Exception = RuntimeError("the batch ended without a reply")
             try:

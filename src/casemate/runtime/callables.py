@@ -147,13 +147,11 @@ class _DaemonThreads:
         return future
 
     def close(self) -> None:
-        """Ends the idle threads."""
         for _ in range(self._started):
             self._jobs.put(None)
 
 
 def _work(jobs: queue.SimpleQueue[_Job | None]) -> None:
-    """Runs the calls of a queue one after the other."""
     while (job := jobs.get()) is not None:
         _run(*job)
         del job  # or it would stay alive until the next one arrives

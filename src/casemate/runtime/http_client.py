@@ -163,7 +163,6 @@ class HttpClient:
             raise self.error(url, "the response is compressed, although the request allows identity encoding only")
 
     async def _read(self, url: str, response: Any) -> bytes:
-        """The body, up to the limit."""
         length = response.headers.get("content-length", "")
         data = bytearray()
         if not (length.isdecimal() and int(length) > self.max_bytes):

@@ -124,7 +124,6 @@ class _Pickler(pickle.Pickler):
         self.handles: dict[str, Any] = {}
 
     def persistent_id(self, value: Any) -> tuple[type, str] | None:
-        """See ``pickle.Pickler``."""
         if not isinstance(value, Reference):
             return None
         self.handles[value.name] = value.handle
@@ -139,6 +138,5 @@ class _Unpickler(pickle.Unpickler):
         self._handles = message.handles
 
     def persistent_load(self, found: tuple[type[Reference], str]) -> Reference:
-        """See ``pickle.Unpickler``."""
         kind, name = found
         return kind(name, self._handles.get(name))

@@ -154,7 +154,6 @@ def _json(notification: Notification) -> dict[str, Any]:
 
 
 def _pagerduty_event(notification: Notification, routing_key: str) -> dict[str, Any]:
-    """An event that opens, updates or resolves an incident."""
     event: dict[str, Any] = {
         "routing_key": str(routing_key),
         "event_action": "resolve" if notification.action == "recovered" else "trigger",

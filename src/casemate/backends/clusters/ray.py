@@ -51,8 +51,6 @@ FORMS = "'local', 'auto', 'host:port' or 'ray://host:port'"
 
 
 class _Task(NamedTuple):
-    """One item with its number."""
-
     number: int
     item: Any
     deaths: int = 0
@@ -74,7 +72,6 @@ class _TaskQueue:
         return len(self._waiting) + len(self._done)
 
     def start(self, task: _Task) -> None:
-        """Submits a task to the cluster."""
         item = self._seal.seal(task.item, ITEM.format(task.number, self._call))
         self._waiting[self._run.remote(self._function, item, task.number, self._call)] = task
 
@@ -96,13 +93,11 @@ class _TaskQueue:
         return bool(ready)
 
     def results(self) -> Iterator[Any]:
-        """The results that are available, in order."""
         while self._next in self._done:
             yield self._done.pop(self._next)
             self._next += 1
 
     def cancel(self) -> None:
-        """Cancels the running tasks."""
         for ref in self._waiting:
             if self._ray.is_initialized():
                 self._ray.cancel(ref, force=True)
@@ -285,7 +280,6 @@ class RayCluster(Executor):
 
 
 def _run_task(function: SealedMessage, item: SealedMessage, number: int, call: str) -> SealedMessage:
-    """Runs one task on a worker."""
     seal = _seal_from_environment()
     purpose = RESULT.format(number, call)
     try:
@@ -309,7 +303,6 @@ def _fetch(shared: _SharedValue) -> Any:
 
 
 def _seal_from_environment() -> MessageSeal:
-    """The seal with the secret of the environment."""
     secret = os.environ.get(SECRET_VARIABLE, "")
     if len(secret) < SECRET_LENGTH:
         raise ConfigError(

@@ -36,7 +36,6 @@ class _PlainUnpickler(pickle.Unpickler):
     )
 
     def find_class(self, module: str, name: str) -> Any:
-        """See ``pickle.Unpickler``."""
         if (module, name) in self.known:
             return _Plain
         raise pickle.UnpicklingError(f"{module}.{name} is not allowed")
@@ -51,7 +50,6 @@ class _Saved(NamedTuple):
     places: Mapping[str, int]
 
     def row(self, place: int) -> StoredRow:
-        """The row at a position of the index."""
         name = self.ids[place]
         return StoredRow(name, self.index.reconstruct(place), self.fields[name])
 
@@ -117,7 +115,6 @@ class FaissFolder(RowCollection):
         return [saved.row(saved.places[name]) for name in ids if name in saved.places]
 
     def _loaded(self) -> _Saved:
-        """The files, as they are now."""
         files = [self.folder / f"{self.index}{ending}" for ending in (".faiss", ".pkl")]
         try:
             stamp = [(f.stat().st_mtime_ns, f.stat().st_size) for f in files]

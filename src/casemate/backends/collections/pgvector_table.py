@@ -305,7 +305,6 @@ def _metadata(text: str, column: str) -> Mapping[str, Any]:
 
 
 def _quoted(name: str) -> str:
-    """A quoted SQL identifier."""
     return '"' + name.replace('"', '""').replace("%", "%%") + '"'
 
 

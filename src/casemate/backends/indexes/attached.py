@@ -381,7 +381,6 @@ class AttachedIndex(Index):
             return write(partial(self._plan, sources, documents, vectors, tenant))
 
     def _change_in_transaction(self, plan: Callable[[Sidecar], PendingChange]) -> int:
-        """Changes collection and sidecar in one transaction."""
         with self._sidecar(write=True) as side:
             change = plan(side)
             if change.gone or change.documents:
@@ -437,7 +436,6 @@ class AttachedIndex(Index):
         return stored[[position[d.id] for d in change.documents]]
 
     def _complete(self, database: SidecarDatabase, number: int, change: PendingChange) -> None:
-        """Applies a logged change and records it."""
         try:
             stored = self._apply(change)
         except (CapabilityError, DataError):  # the collection refused the documents, so nothing was removed yet

@@ -269,7 +269,6 @@ def _empty_schema(db: MilvusClient, description: str) -> Any:
 
 
 def _batches(entries: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    """Splits entries into requests of bounded size."""
     batch: list[dict[str, Any]] = []
     size = 0
     for entry in entries:

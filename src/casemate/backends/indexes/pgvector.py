@@ -301,7 +301,6 @@ class PgvectorIndex(Index):
         return top_k(np.array([key for key, _ in rows], np.int64), s, k)
 
     def _tenants(self, db: Connection[Any]) -> list[str]:
-        """All tenants with documents or moments."""
         query = f"SELECT name FROM {self._s}.tenant UNION SELECT tenant FROM {self._s}.document"
         return sorted(name for (name,) in db.execute(query))
 

@@ -219,7 +219,6 @@ class SqliteIndex(Index):
 
     @contextmanager
     def _transaction(self, *, write: bool = False) -> Iterator[sqlite3.Connection]:
-        """A transaction on this embedder's file."""
         with self._lock, _translate_errors(self.path):
             if self._db is None:
                 raise BackendError(f"the index {self.path} is not open", backend="sqlite", retryable=False)
@@ -372,7 +371,6 @@ def _create_or_verify(db: sqlite3.Connection, path: Path) -> None:
 
 @contextmanager
 def _translate_errors(path: Path) -> Iterator[None]:
-    """Translates errors of SQLite to ``BackendError`` or ``DataError``."""
     try:
         yield
     except sqlite3.OperationalError as error:
@@ -403,7 +401,6 @@ def _fetch(db: sqlite3.Connection, keys: Sequence[int]) -> Iterator[Document]:
 
 
 def _tenants(db: sqlite3.Connection) -> list[str]:
-    """All tenants with documents or moments."""
     return [name for (name,) in db.execute("SELECT name FROM tenant UNION SELECT tenant FROM document ORDER BY 1")]
 
 

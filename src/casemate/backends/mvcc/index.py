@@ -285,7 +285,6 @@ class MvccIndex(Index):
         return latest[1]
 
     def _visible(self, snapshot: _Snapshot, tenant: str) -> RowFilter:
-        """The visible documents of a tenant."""
         record = snapshot.record
         if not record.holder:
             return RowFilter(hash_text(tenant))
@@ -294,7 +293,6 @@ class MvccIndex(Index):
         return RowFilter(hash_text(tenant), below=first_key(record.committed + 1), without=removed)
 
     def _pages(self, snapshot: _Snapshot, rows: RowFilter, columns: Collection[str]) -> Iterator[list[StoredRow]]:
-        """All matching rows by key, in pages."""
         while page := self._store.select(rows, PAGE, snapshot.timestamp(), columns):
             yield page
             rows = replace(rows, above=page[-1].key)
@@ -344,7 +342,6 @@ class MvccIndex(Index):
         return [by_key[key] for key in keys.tolist()], top
 
     def _columns(self, snapshot: _Snapshot, rows: Sequence[StoredRow]) -> list[list[str]]:
-        """The columns of documents, with their continuation rows."""
         bodies: dict[int, str] = {}
         more = [key for row in rows for key in continuation_keys(row)]
         for i in range(0, len(more), PAGE):
@@ -364,7 +361,6 @@ class MvccIndex(Index):
         return manifests[tenant]
 
     def _all_manifests(self, snapshot: _Snapshot) -> list[TenantManifest]:
-        """The current manifest of each tenant."""
         rows = RowFilter(MANIFEST, below=first_key(snapshot.record.committed + 1), ids=["0"])
         return list({m.tenant: m for m in self._select_manifests(rows, snapshot.timestamp())}.values())
 

@@ -145,7 +145,6 @@ def _read(file: IO[bytes], start: int, count: int) -> Records:
 
 
 def _count_ones(words: npt.NDArray[np.uint16]) -> npt.NDArray[np.int64]:
-    """Number of set bits per row."""
     total: npt.NDArray[np.int64] = _BITS[words].sum(axis=1, dtype=np.int64)
     return total
 

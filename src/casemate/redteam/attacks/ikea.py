@@ -114,7 +114,6 @@ class IKEA(ExtractionAttack):
                 asked = await self._mutate(state.record_answer(*asked, reply if answered else ""), reply, state)
 
     async def _initial_anchors(self) -> list[str]:
-        """The first anchors."""
         request = CONCEPTS.format(count=self.concepts, topic=self.topic.strip() or "any kind")
         by_writer = await writer_phrases(self.writer, request, self.concepts) if self.writer else []
         return by_writer or [*noun_phrases(self.topic), *GENERAL_WORDS]

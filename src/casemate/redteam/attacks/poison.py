@@ -146,11 +146,9 @@ class Poison(PoisoningAttack):
 
 
 def _as_sentence(question: str) -> str:
-    """The question as the first sentence of a text."""
     written = " ".join(question.split())
     return written if re.search(r"[.?!]$", written) else f"{written}."
 
 
 def _topic(question: str) -> str:
-    """Subject of the question."""
     return " ".join(keywords(question)[:8]) or " ".join(question.split()[:8])

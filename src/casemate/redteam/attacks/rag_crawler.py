@@ -148,7 +148,6 @@ class RAGCrawler(ExtractionAttack):
             scheduler.record_gain(entity, *gain)
 
     async def _schema(self) -> Sequence[str]:
-        """Names of the relations."""
         request = SCHEMA.format(count=SCHEMA_SIZE, topic=self.topic.strip() or "any subject")
         if self.writer and (found := await writer_phrases(self.writer, request, SCHEMA_SIZE)):
             return [*dict.fromkeys(name.lower() for name in found if name.lower() != OTHER), OTHER]
@@ -217,7 +216,6 @@ class _Scheduler:
 
     @property
     def has_entities(self) -> bool:
-        """Whether an entity is left."""
         self._grow()
         return not self._excluded[: self._size].all()
 
@@ -251,7 +249,6 @@ class _Scheduler:
         np.maximum(near, vectors[: self._size] @ vectors[entity], out=near)
 
     def set_aside(self, entity: int) -> None:
-        """Sets an entity aside."""
         self._excluded[entity] = True
 
     def _scores(self) -> Float64:
@@ -271,7 +268,6 @@ class _Scheduler:
         return np.asarray(planned + attack.deficit_weight * lack + added)
 
     def _grow(self) -> None:
-        """Extends the arrays to new entities."""
         before, self._size = self._size, len(self.graph)
         while len(self._question_counts) < self._size:
             self._question_counts, self._gains, self._excluded = (

@@ -126,8 +126,6 @@ class RAGThief(ExtractionAttack):
 
 
 class _Queue:
-    """Queue of anchors, each once."""
-
     def __init__(self, order: Order) -> None:
         self._by_novelty = order == "novelty"
         self._heap: list[tuple[float, int, str]] = []

@@ -197,7 +197,6 @@ class CollisionSearch:
         return chosen
 
     def _cosines(self, prefix: str, options: Sequence[Sequence[int]], target: Vector) -> npt.NDArray[np.float32]:
-        """Cosine of each question and the target."""
         questions = [join_question(prefix, [self._words[word] for word in option]) for option in options]
         return self._embed(questions) @ target
 
@@ -226,7 +225,6 @@ class _Effects:
 
 
 def _best_unused(cosines: Vector, used: Sequence[int]) -> int:
-    """The unused word with the highest cosine."""
     cosines[list(used)] = -np.inf
     return int(cosines.argmax())
 

@@ -144,5 +144,4 @@ class ExtractionRunner(AttackRunner):
 
 
 def _error(sides: Mapping[str, ExtractionSide]) -> str:
-    """The first error of a crawl."""
     return next((side.error for side in sides.values() if side.error), "")

@@ -133,7 +133,6 @@ def refusal_check(trials: Trials) -> Check:
 
 
 def _question(document: Document, rng: np.random.Generator) -> str:
-    """A question about a single fact of a text."""
     return generate_questions([document], 5, rng)[-1]
 
 

@@ -76,7 +76,6 @@ class _Row(BaseModel):
 
     @property
     def target(self) -> str:
-        """The asked model."""
         return self.provider.label or self.provider.id or "unnamed provider"
 
     @property
@@ -200,7 +199,6 @@ def judge_results(path: Path, limit: float) -> CampaignResult:
 
 
 def _with_reply(path: Path, trial: ProbeTrial, row: _Row, attack: InjectionAttack) -> ProbeTrial:
-    """The trial with one more reply."""
     side = {"baseline": "baseline", "control": "control", "injected": "on"}[row.key.kind]
     if row.key.variant not in attack.variants:
         known = ", ".join(attack.variants)

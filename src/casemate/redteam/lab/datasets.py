@@ -194,7 +194,6 @@ def indexed_sources(index: Index, sources: Collection[str], tenant: str = DEFAUL
 
 
 def _read_names(path: Path) -> tuple[list[str], list[str]]:
-    """Names of members and non-members in a file."""
     try:
         raw: Any = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:

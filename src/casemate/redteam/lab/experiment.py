@@ -234,7 +234,6 @@ class Experiment:
         self._errors.clear()
 
     def _missing_reason(self, missing: int) -> str:
-        """Why trials are missing."""
         if not missing:
             return ""
         if self._budget.exhausted:
@@ -300,7 +299,6 @@ class Experiment:
             stopped.set()
 
     def _apply(self, result: WorkResult, progress: Progress) -> None:
-        """Stores the result of a work item."""
         self._budget.settle(LEASE_QUESTIONS, result.asked)
         for key, text in result.replies.items():
             self.store.put_reply(key, text)

@@ -154,7 +154,6 @@ class _Clients:
         self._last = [math.inf] * count  # length of the last reply to each client
 
     def at(self, number: int) -> int:
-        """Returns the client that asks the question with this number."""
         return number % self._count if self._schedule == "rotate" else self._current
 
     def observe(self, number: int, length: int) -> None:

@@ -592,7 +592,6 @@ def _describe(error: Exception) -> str:
 
 
 def _rates(part: Any) -> Iterator[Estimate]:
-    """Every rate in a result."""
     if isinstance(part, Estimate):
         yield part
     elif is_dataclass(part):

@@ -194,7 +194,6 @@ def _explorer(campaign: CampaignResult, script: str) -> dict[str, Any]:
 
 
 def _first_session(session: AttackSession) -> dict[str, Any]:
-    """A session as the template shows it."""
     key = outcome(session)
     return {
         "attack": session.attack,

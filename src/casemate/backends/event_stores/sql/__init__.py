@@ -156,7 +156,6 @@ class SqlEventStore(EventStore):
         return query.where(column.kind == bindparam("kind_is"), column.seq > offset, column.at >= begin)
 
     def _selected(self) -> Select[Any]:
-        """The columns of an event."""
         from sqlalchemy import Text, cast, select
 
         column = self._table.c
@@ -255,7 +254,6 @@ class SqlEventStore(EventStore):
 
     @contextmanager
     def _transaction(self) -> Iterator[Connection]:
-        """A transaction for a lease or a quota."""
         from sqlalchemy.exc import SQLAlchemyError
 
         self._refuse_if_closed()
@@ -284,7 +282,6 @@ class SqlEventStore(EventStore):
         self._engine.dispose()
 
     def _write(self) -> None:
-        """The writer thread."""
         failures = 0
         while self._await_rows():
             try:
@@ -371,7 +368,6 @@ class SqlEventStore(EventStore):
             raise backend_error(f"the event store {self._where} is closed", "open a new one", False)
 
     def _open(self, address: URL) -> Engine:
-        """Connects to the database and migrates its schema."""
         from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
         engine = None

@@ -118,7 +118,6 @@ class CausalLM(Generator, LanguageModel, TokenModel):
             yield piece
 
     def _texts(self, prompt_ids: list[int]) -> Iterator[str]:
-        """The answer after each token."""
         random, cache, generated = self._random_source(), None, list[int]()
         for _ in range(self._max_new_tokens(len(prompt_ids))):
             token, cache = self._next(generated[-1:] or prompt_ids, cache, random)
@@ -128,7 +127,6 @@ class CausalLM(Generator, LanguageModel, TokenModel):
             yield self._text(generated)
 
     def _decode(self, arrived: Arrivals[tuple[list[int], int]]) -> Iterator[tuple[int, list[int]]]:
-        """Decodes prompts, and those that arrive meanwhile."""
         decoder = BatchDecoder(self._model, len(self._vocabulary), self._ends, self.batch, self._last)
         with self._translate_errors():
             yield from decoder.decode(arrived=lambda: [Job(number, *asked) for number, asked in arrived()])
@@ -227,7 +225,6 @@ class CausalLM(Generator, LanguageModel, TokenModel):
         return self._special_tokens.sub(lambda mark: f"{mark[0][0]} {mark[0][1:]}", text)
 
     def _max_new_tokens(self, prompt_tokens: int) -> int:
-        """Largest length of the answer."""
         if not self._limit:
             return self.max_tokens
         if prompt_tokens >= self._limit:
@@ -337,5 +334,4 @@ def _load(name: str, dtype: str, device: str, converted: bool) -> tuple[Any, Any
 
 
 def _ends(*ids: int | Sequence[int] | None) -> frozenset[int]:
-    """The union of end-of-sequence tokens."""
     return frozenset(i for some in ids if some is not None for i in ([some] if isinstance(some, int) else some))

@@ -87,7 +87,6 @@ class BatchDecoder:
                     yield from self._step()
 
     def _admit(self, jobs: Sequence[Job]) -> Iterator[Decoded]:
-        """Reads prompts and adds their rows to the batch."""
         for group in by_prefix(jobs):
             logits, cache, mask = self._read([job.prompt for job in group])
             rows = [Row(job, len(job.prompt)) for job in group]

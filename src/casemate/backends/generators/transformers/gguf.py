@@ -114,7 +114,6 @@ def _inspect(gguf: Any, file: Path) -> str:
 
 
 def _convert(file: Path, folder: Path, dtype: str) -> None:
-    """Writes model and tokenizer of a file to a folder."""
     import torch
     from safetensors import SafetensorError
 
