@@ -3,7 +3,7 @@
     python -m benchmarks.real plan       # questions; prompts for the writer, as far as they have no answer yet
     python -m benchmarks.real written    # instead: questions by script, and the written ones of the recorded set
     python -m benchmarks.real retrieve   # contexts with the guard off and on; prompts for the reader
-    python benchmarks/real/answer.py PROMPTS ANSWERS --model FILE
+    python -m benchmarks.real.answer PROMPTS ANSWERS --model FILE
     python -m benchmarks.real judge      # each attack's own scores of the recorded answers
     python -m benchmarks.real forms      # which output transforms a reader follows: prompts, and shares of the answers
     python -m benchmarks.real quality    # judges of answers: prompts of the reader, of the judge, and their agreement

@@ -1,10 +1,11 @@
-#!/usr/bin/env python3
-"""Answers prompts with a language model: greedy, batched, resumable. Needs only torch and transformers.
+"""Answers prompts with a language model, reading every shared beginning once: greedy, batched, resumable.
 
-    python answer.py prompts.jsonl.gz answers.jsonl.gz --model FOLDER_OR_FILE.gguf
+    python -m benchmarks.real.answer PROMPTS ANSWERS --model MODEL [--minutes CPU_MINUTES] [--limit COUNT]
 
-It imports nothing of this repository, so it also runs alone on a machine with an accelerator and no network. A GGUF
-file also needs the package ``gguf``.
+MODEL is a GGUF file or a folder. If another process serves it, on an accelerator (`shared_model`), that process
+answers; else this machine's processor does. There, reading a prompt costs its tokens, whether alone or in a batch. So
+prompts are read one after the other, in the order of their tokens, and each reads only what follows its common
+beginning with the one before: the system message, and often the first documents. Answers are decoded in batches.
 
 Input, one JSON object a line: ``{"part": key, "text": ...}`` defines a text that several prompts share.
 ``{"id", "max_tokens", "system", "parts": [keys], "user"}`` is a prompt: its user message is the parts and ``user``,
@@ -14,19 +15,39 @@ joined by empty lines. Instead of these, ``messages`` may hold the chat. Output:
 Each batch is written at once as one gzip member. A second run skips the ids that are there.
 """
 
+from __future__ import annotations
+
 import argparse
+import asyncio
+import copy
 import gzip
 import hashlib
 import json
 import sys
 import time
 import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice, takewhile
 from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
+
+from benchmarks.real.shared_model import ask, shared
+from casemate.backends.generators.transformers import CausalLM
+from casemate.backends.generators.transformers.batch import BatchDecoder, Job
+
+ROWS = 16
+AT_ONCE = 64  # prompts that are ordered and answered together, so that a stopped run has answered the first ones
+SHARED_AT_ONCE = 256  # prompts that a shared model is asked at once
+
+Chat: TypeAlias = tuple[str, list[dict[str, str]], int]
+"""Id of a prompt, its chat, and the largest length of the answer in tokens."""
+Row: TypeAlias = dict[str, Any]
+Item = TypeVar("Item")
 
 
-def read_lines(path):
+def read_lines(path: Path) -> list[Row]:
     """The JSON objects of a gzip file; stops at a damaged end, which an interrupted run leaves."""
-    found = []
+    found: list[Row] = []
     try:
         with gzip.open(path, "rt", encoding="utf-8") as lines:
             for line in lines:
@@ -38,14 +59,14 @@ def read_lines(path):
     return found
 
 
-def write_lines(path, rows, mode="ab"):
+def write_lines(path: Path, rows: Iterable[Mapping[str, Any]], mode: str = "ab") -> None:
     """Appends one gzip member."""
     data = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     with open(path, mode) as file:
         file.write(gzip.compress(data.encode("utf-8"), 6, mtime=0))
 
 
-def chats(rows):
+def chats(rows: Sequence[Row]) -> Iterator[Chat]:
     """The chat of each prompt by id, and its largest answer."""
     texts = {row["part"]: row["text"] for row in rows if "part" in row}
     for row in rows:
@@ -53,164 +74,171 @@ def chats(rows):
             yield row["id"], messages_of(row, texts), int(row["max_tokens"])
 
 
-def messages_of(row, texts):
+def messages_of(row: Row, texts: Mapping[str, str]) -> list[dict[str, str]]:
     """The chat of one prompt."""
     if "messages" in row:
-        return row["messages"]
+        return list(row["messages"])
     user = "\n\n".join([*(texts[key] for key in row.get("parts", ())), row["user"]])
     system = [{"role": "system", "content": row["system"]}] if row.get("system") else []
     return [*system, {"role": "user", "content": user}]
 
 
-def digest(path):
+def digest(path: Path) -> str:
     """SHA-256 of a file, or of the names and sizes in a folder."""
     if path.is_dir():
         listing = sorted((file.name, file.stat().st_size) for file in path.iterdir())
         return hashlib.sha256(json.dumps(listing).encode()).hexdigest()
-    value = hashlib.sha256()
     with path.open("rb") as file:
-        while block := file.read(1 << 22):
-            value.update(block)
-    return value.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def load(path, device, dtype):
-    """Model and tokenizer from a folder or a GGUF file."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+class TrunkDecoder(BatchDecoder):
+    """A batch decoder that reads prompts one by one, each from its common beginning with the one before.
 
-    place, more = (path.parent, {"gguf_file": path.name}) if path.is_file() else (path, {})
-    tokenizer = AutoTokenizer.from_pretrained(place, local_files_only=True, **more)
-    if more and (settings := unpacked()):
-        more = {**more, "quantization_config": settings}
-    if not tokenizer.chat_template:
-        raise SystemExit(f"{path}: no chat template; use a model that is trained on chats")
-    model = AutoModelForCausalLM.from_pretrained(place, dtype=getattr(torch, dtype), local_files_only=True, **more)
-    return model.to(getattr(torch, dtype)).to(device).eval(), tokenizer
+    Attributes:
+        tokens_read: Tokens that the model has read.
+    """
 
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._trunk: Any = None
+        self._trunk_tokens: list[int] = []
+        self.tokens_read = 0
 
-def unpacked():
-    """The setting that unpacks a GGUF file's weights; None where transformers always does."""
-    try:
-        from transformers import GgufConfig
-    except ImportError:
-        return None
-    return GgufConfig(dequantize=True)
+    def _read(self, prompts: Sequence[Sequence[int]]) -> tuple[Any, Any, Any]:
+        """See the base class."""
+        import torch
 
+        logits, cache, mask = self._read_one(prompts[0])
+        for prompt in prompts[1:]:
+            more, other, other_mask = self._read_one(prompt)
+            cache, mask = _joined(cache, mask, other, other_mask)
+            logits = torch.cat([logits, more])
+        return logits, cache, mask
 
-def batches(prompts, budget):
-    """Groups prompts of similar length: positions of a batch, padding and answers included, stay below the budget."""
-    group, widest, longest = [], 0, 0
-    for prompt in sorted(prompts, key=lambda p: (-p[2], -len(p[1]))):
-        wide, long = max(widest, len(prompt[1])), max(longest, prompt[2])
-        if group and ((wide + long) * (len(group) + 1) > budget or prompt[2] * 4 < longest):
-            yield group
-            group, wide, long = [], len(prompt[1]), prompt[2]
-        group.append(prompt)
-        widest, longest = wide, long
-    if group:
-        yield group
+    def _read_one(self, prompt: Sequence[int]) -> tuple[Any, Any, Any]:
+        """Logits after the prompt, its cache and its mask."""
+        import torch
+        from transformers import DynamicCache
 
-
-def generate(model, tokenizer, ends, group):
-    """The answers of one batch, padded on the left."""
-    import torch
-
-    width = max(len(ids) for _, ids, _ in group)
-    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else ends[0]
-    rows = [[pad] * (width - len(ids)) + ids for _, ids, _ in group]
-    mask = [[0] * (width - len(ids)) + [1] * len(ids) for _, ids, _ in group]
-    device = model.device
-    with torch.inference_mode():
-        out = model.generate(
-            input_ids=torch.tensor(rows, device=device),
-            attention_mask=torch.tensor(mask, device=device),
-            max_new_tokens=max(limit for _, _, limit in group),
-            do_sample=False,
-            repetition_penalty=1.0,
-            eos_token_id=ends,
-            pad_token_id=pad,
+        pairs = zip(self._trunk_tokens, list(prompt)[:-1], strict=False)
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        if self._trunk is None or not same:
+            self._trunk, same = DynamicCache(), 0
+        elif surplus := len(self._trunk_tokens) - same:
+            self._trunk.crop(-surplus)
+        self._trunk_tokens = list(prompt)
+        self.tokens_read += len(prompt) - same
+        device = self._model.device
+        out = self._model(
+            input_ids=torch.tensor([list(prompt)[same:]], device=device),
+            position_ids=torch.arange(same, len(prompt), device=device)[None],
+            past_key_values=self._trunk,
+            use_cache=True,
+            **self._last,
         )
-    for (name, _, limit), row in zip(group, out[:, width:].tolist(), strict=True):
-        end = next((i for i, token in enumerate(row) if token in ends), len(row))
-        kept = row[: min(end, limit)]
-        text = tokenizer.decode(kept, skip_special_tokens=True).strip()
-        yield {"id": name, "answer": text, "tokens": len(kept), "stopped": end <= limit and end < len(row)}
+        mask = torch.ones(1, len(prompt), device=device, dtype=torch.long)
+        return out.logits[:, -1, : self._size].float(), copy.deepcopy(self._trunk), mask
 
 
-def answer(model, tokenizer, ends, group):
-    """The answers of one batch; halves it when memory runs out."""
+def _joined(cache: Any, mask: Any, other: Any, other_mask: Any) -> tuple[Any, Any]:
+    """Two caches as one, the shorter padded on the left."""
     import torch
+    from torch.nn.functional import pad
 
-    try:
-        return list(generate(model, tokenizer, ends, group))
-    except torch.OutOfMemoryError:
-        if len(group) == 1:
-            raise
-    torch.cuda.empty_cache()
-    half = len(group) // 2
-    return answer(model, tokenizer, ends, group[:half]) + answer(model, tokenizer, ends, group[half:])
-
-
-def stop_tokens(model, tokenizer):
-    """Ids that end an answer."""
-    named = [tokenizer.convert_tokens_to_ids(mark) for mark in ("<|im_end|>", "<|endoftext|>", "</s>", "<|eot_id|>")]
-    listed = model.generation_config.eos_token_id
-    listed = listed if isinstance(listed, list) else [listed]
-    known = {i for i in [*named, *listed, tokenizer.eos_token_id] if i is not None and i != tokenizer.unk_token_id}
-    return sorted(known)
+    width = max(mask.shape[1], other_mask.shape[1])
+    for ours, theirs in zip(cache.layers, other.layers, strict=True):
+        for name in ("keys", "values"):
+            parts = [getattr(layer, name) for layer in (ours, theirs)]
+            setattr(ours, name, torch.cat([pad(part, (0, 0, width - part.shape[2], 0)) for part in parts]))
+    return cache, torch.cat([pad(m, (width - m.shape[1], 0)) for m in (mask, other_mask)])
 
 
-def run(given):
-    """Answers whatever is open."""
-    import torch
-
-    device = given.device if given.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
-    out, done = Path(given.answers), set()
-    if out.exists():
-        rows = read_lines(out)
-        done = {row["id"] for row in rows if "id" in row}
-        temporary = out.with_suffix(".part")
-        write_lines(temporary, rows, "wb")  # drops a damaged end
-        temporary.replace(out)
-    model, tokenizer = load(Path(given.model), device, given.dtype)
-    ends = stop_tokens(model, tokenizer)
-    if not out.exists():
-        about = {"model": Path(given.model).name, "digest": digest(Path(given.model)), "dtype": given.dtype}
-        write_lines(out, [{**about, "device": device, "torch": torch.__version__, "decoding": "greedy"}])
-    todo = []
-    for name, messages, limit in chats(read_lines(Path(given.prompts))):
-        if name not in done:
-            text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-            todo.append((name, tokenizer(text, add_special_tokens=False).input_ids, limit))
-    if given.limit:
-        todo = todo[: given.limit]
-    began, count, tokens, made = time.monotonic(), 0, 0, 0
-    for group in batches(todo, given.positions):
-        rows = answer(model, tokenizer, ends, group)
-        write_lines(out, rows)
-        count, tokens = count + len(rows), tokens + sum(len(ids) for _, ids, _ in group)
-        made += sum(row["tokens"] for row in rows)
-        spent = time.monotonic() - began
-        rest = spent / count * (len(todo) - count)
-        print(
-            f"{count}/{len(todo)} prompts, {tokens / spent:.0f} tokens/s read, {made / spent:.0f} written, "
-            f"{spent:.0f} s, about {rest:.0f} s left",
-            flush=True,
-        )
-
-
-def main():
+def main() -> None:
     """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("prompts")
-    parser.add_argument("answers")
-    parser.add_argument("--model", required=True, help="folder of save_pretrained, or GGUF file")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--positions", type=int, default=200_000, help="largest batch: prompts times positions")
-    parser.add_argument("--limit", type=int, default=0, help="answer only so many prompts")
+    parser.add_argument("prompts", type=Path)
+    parser.add_argument("answers", type=Path)
+    parser.add_argument("--model", type=Path, required=True, help="GGUF file, or folder")
+    parser.add_argument("--minutes", type=float, default=1e9, help="CPU time after which no further group is begun")
+    parser.add_argument("--limit", type=int, help="answer only the first prompts of the file")
     run(parser.parse_args())
+
+
+def run(given: argparse.Namespace) -> None:
+    """Answers whatever is open, in the order of the file."""
+    import torch
+
+    there = read_lines(given.answers) if given.answers.exists() else []
+    if there:
+        write_lines(given.answers.with_suffix(".part"), there, "wb")  # without a damaged end
+        given.answers.with_suffix(".part").replace(given.answers)
+    done = {row.get("id") for row in there}
+    first = islice(chats(read_lines(given.prompts)), given.limit)
+    todo = [chat for chat in first if chat[0] not in done]
+    if not todo:
+        return
+    socket = shared(given.model)
+    if not given.answers.exists():
+        about = {"model": given.model.name, "digest": digest(given.model), "dtype": "bfloat16"}
+        about |= {"device": "cuda" if socket and torch.cuda.is_available() else "cpu"}
+        write_lines(given.answers, [{**about, "torch": torch.__version__, "decoding": "greedy"}])
+    if socket:
+        asyncio.run(_answered_elsewhere(socket, given.answers, todo))
+        return
+    model = CausalLM(str(given.model), device="cpu", dtype="bfloat16")
+    for group in pieces(todo, AT_ONCE):
+        for rows in pieces(answered(model, group), ROWS):
+            write_lines(given.answers, rows)
+        if time.process_time() > 60 * given.minutes:
+            print(f"stopped after {given.minutes:g} CPU minutes")
+            return
+
+
+async def _answered_elsewhere(socket: Path, answers: Path, chats: Sequence[Chat]) -> None:
+    """Writes the answers of a model in another process."""
+    free, began = asyncio.Semaphore(SHARED_AT_ONCE), time.monotonic()
+
+    async def row(chat: Chat) -> dict[str, Any]:
+        name, messages, limit = chat
+        async with free:
+            return {"id": name} | await ask(socket, {"messages": messages, "tokens": limit})
+
+    rows, tasks = [], [asyncio.create_task(row(chat)) for chat in chats]
+    for count, done in enumerate(asyncio.as_completed(tasks), 1):
+        rows.append(await done)
+        if len(rows) == SHARED_AT_ONCE or count == len(chats):
+            write_lines(answers, rows)
+            print(f"{count}/{len(chats)} answers, {time.monotonic() - began:.0f} s", flush=True)
+            rows = []
+
+
+def pieces(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
+    """Lists of so many items each; the last may be shorter.
+
+    >>> list(pieces("abcde", 2))
+    [['a', 'b'], ['c', 'd'], ['e']]
+    """
+    rest = iter(items)
+    return iter(lambda: list(islice(rest, size)), [])
+
+
+def answered(model: CausalLM, chats: Sequence[Chat]) -> Iterator[Row]:
+    """Rows of the answers file, as answers finish."""
+    tokenizer = model._chat
+    texts = [tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) for _, chat, _ in chats]
+    tokens = [tokenizer(text, add_special_tokens=False).input_ids for text in texts]
+    decoder = TrunkDecoder(model._model, len(model.vocabulary), model.ends, ROWS, model._last)
+    began, made = time.process_time(), 0
+    jobs = [Job(number, ids, chats[number][2]) for number, ids in enumerate(tokens)]
+    for count, (number, ids) in enumerate(decoder.decode(jobs), 1):
+        made += len(ids)
+        text = tokenizer.decode(ids, skip_special_tokens=True).strip()
+        yield {"id": chats[number][0], "answer": text, "tokens": len(ids), "stopped": len(ids) < jobs[number].limit}
+        if count % ROWS == 0 or count == len(jobs):
+            spent = time.process_time() - began
+            share = decoder.tokens_read / sum(map(len, tokens))
+            print(f"{count}/{len(jobs)} answers, {spent:.0f} CPU-s, {made} tokens, {share:.0%} read", flush=True)
 
 
 if __name__ == "__main__":

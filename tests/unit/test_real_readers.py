@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import doctest
 from collections.abc import AsyncIterator
@@ -17,7 +18,7 @@ torch = pytest.importorskip("torch", reason=REASON)
 pytest.importorskip("transformers", reason=REASON)
 
 from benchmarks.real import (  # noqa: E402
-    answer_here,
+    answer,
     defenses,
     files,
     judging,
@@ -32,6 +33,7 @@ from casemate.rag.pipeline import join_stream  # noqa: E402
 from casemate.text.output_transforms import TRANSFORMS  # noqa: E402
 from casemate.types import Document, Prompt, TokenScore  # noqa: E402
 from tests.unit.test_batched_generation import END, VOCABULARY, alone, drawn_jobs, network  # noqa: E402, F401
+from tests.unit.tiny_gguf import write_gguf  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
@@ -40,7 +42,7 @@ pytestmark = pytest.mark.usefixtures("one_torch_thread")
 @pytest.mark.parametrize("seed", range(3))
 def test_answers_are_those_of_each_prompt_alone(rows: int, seed: int, network: Any) -> None:  # noqa: F811
     jobs = drawn_jobs(17, seed)
-    decoder = answer_here.TrunkDecoder(network, VOCABULARY, {END}, rows, {})
+    decoder = answer.TrunkDecoder(network, VOCABULARY, {END}, rows, {})
     assert dict(decoder.decode(jobs)) == {job.number: alone(network, job) for job in jobs}
     assert decoder.tokens_read < sum(len(job.prompt) for job in jobs)
 
@@ -48,9 +50,26 @@ def test_answers_are_those_of_each_prompt_alone(rows: int, seed: int, network: A
 def test_a_shared_beginning_is_read_once(network: Any) -> None:  # noqa: F811
     stem = list(range(1, 31))
     jobs = [Job(number, [*stem, 31 + number], 1) for number in range(8)]
-    decoder = answer_here.TrunkDecoder(network, VOCABULARY, (), 8, {})
+    decoder = answer.TrunkDecoder(network, VOCABULARY, (), 8, {})
     assert len(dict(decoder.decode(jobs))) == 8
     assert decoder.tokens_read == 30 + 8
+
+
+def test_a_run_that_was_cut_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("gguf")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    prompts, answers = tmp_path / "prompts.jsonl.gz", tmp_path / "answers.jsonl.gz"
+    rows = [{"id": str(i), "max_tokens": 4, "parts": ["a"], "user": f"Who is {i}?"} for i in range(5)]
+    files.write(prompts, [{"part": "a", "text": "A shared text."}, *rows])
+    given = {"prompts": prompts, "answers": answers, "model": write_gguf(tmp_path / "tiny.gguf"), "minutes": 9.0}
+    answer.run(argparse.Namespace(**given, limit=2))
+    about, *first = files.read(answers)
+    assert about["model"] == "tiny.gguf" and {row["id"] for row in first} == {"0", "1"}
+    answers.write_bytes(answers.read_bytes() + b"\x1f\x8b cut")
+    answer.run(argparse.Namespace(**given, limit=None))
+    assert files.read(answers)[:3] == [about, *first]
+    assert sorted(row["id"] for row in files.read(answers)[1:]) == ["0", "1", "2", "3", "4"]
+    assert all(row["tokens"] == 4 or row["stopped"] for row in files.read(answers)[1:])
 
 
 def test_recorded_questions_are_trials_again() -> None:
@@ -60,7 +79,7 @@ def test_recorded_questions_are_trials_again() -> None:
     assert all(question for row in rows for question in row["questions"])
 
 
-@pytest.mark.parametrize("module", [answer_here, judging, output_forms, quality, translation], ids=lambda m: m.__name__)
+@pytest.mark.parametrize("module", [answer, judging, output_forms, quality, translation], ids=lambda m: m.__name__)
 def test_examples(module: ModuleType) -> None:
     found = doctest.testmod(module)
     assert found.attempted and not found.failed
