@@ -16,8 +16,8 @@ from casemate.backends.sidecar.pending_change import PendingChange
 from casemate.backends.sidecar.row_inventory import unit_vectors
 from casemate.backends.sidecar.sidecar import InventoryEntry, Sidecar
 from casemate.backends.sidecar.sidecar_database import SidecarDatabase, SidecarTables, SqliteSidecarDatabase
+from casemate.integrations.adapters import FrameworkCollection
 from casemate.maths.moments import CorpusMoments
-from casemate.maths.vectors import cosines
 from casemate.protocols import CollectionPage
 from casemate.types import DEFAULT_TENANT, Document, Hit, Vector
 
@@ -57,6 +57,8 @@ class FrameworkIndex(AttachedIndex):
 
     It caches the sidecar data of rows until a process writes to the sidecar: every question reads it.
     """
+
+    collection: FrameworkCollection
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -157,13 +159,6 @@ class FrameworkIndex(AttachedIndex):
             with self._sidecar() as side:
                 known = side.entries(DEFAULT_TENANT, [d.id for d in documents])
         return [self._with_source(d, known.get(d.id)) for d in documents]
-
-    def cosines(self, ids: Sequence[str], vector: Vector) -> dict[str, float]:
-        """Exact cosine of rows to a vector, by id. Missing rows are omitted."""
-        page = self.collection.find(ids)
-        if not page.documents:
-            return {}
-        return dict(zip([d.id for d in page.documents], cosines(page.vectors, vector).tolist(), strict=True))
 
     def _stored(self, page: CollectionPage) -> Vector:
         if not page.documents:

@@ -305,10 +305,10 @@ class Protection:
         if asked.given is not None:
             return await self._judged(asked, query, asked.given)
         if asked.whole is None:
-            return (await self._allowed(asked, query))[0]
+            return await self._allowed(asked, query)
         with turn(query.text):  # what is withheld from the whole collection stays withheld, and others take its place
             await self._judge_unfiltered(asked, query, asked.whole)
-            return (await self._allowed(asked, query))[0]
+            return await self._allowed(asked, query)
 
     async def _judge_unfiltered(self, asked: GuardedQuery, query: Query, whole: Mapping[str, Any]) -> None:
         """Judges the question on the whole collection: the few documents that pass a filter are no basis."""
@@ -323,11 +323,11 @@ class Protection:
 
         The second retrieval alone composes an answer of unreadable sources, so budgets of units are charged once.
         """
-        kept, _ = await self._allowed(asked, query, delivered=False)
+        kept = await self._allowed(asked, query, delivered=False)
         left = {row.id for row in kept}
         gone = set(self.sources(row.id for row in given if row.id not in left).values())
         asked.given, asked.options = None, {}
-        others, _ = await self._allowed(asked, query)  # always: the duration must not reveal the decision
+        others = await self._allowed(asked, query)  # always: the duration must not reveal the decision
         mine, of = left.union(row.id for row in given), self.sources(row.id for row in others)
         stored = [row for row in others if row.native is not None]
         texts = [*kept, *(r for r in stored if r.id not in mine and of.get(r.id, "") not in gone)]
@@ -335,10 +335,8 @@ class Protection:
         rows = {row.id: row for row in (*texts[: asked.k - len(released)], *released)}
         return [*(rows.pop(row.id) for row in given if row.id in rows), *rows.values()]
 
-    async def _allowed(
-        self, asked: GuardedQuery, query: Query, *, delivered: bool = True
-    ) -> tuple[list[FrameworkDocument], list[str]]:
-        """The documents that the guard allows, and the ids that it withholds.
+    async def _allowed(self, asked: GuardedQuery, query: Query, *, delivered: bool = True) -> list[FrameworkDocument]:
+        """The documents that the guard allows.
 
         If nothing is ``delivered`` to the client, no budget of a unit is charged, and unreadable documents are removed
         without being replaced.
@@ -347,11 +345,10 @@ class Protection:
         guard = guard if delivered else guard.judging_only()
         token = CURRENT_QUERY.set(asked)
         try:
-            found, verdicts = await guard.retrieve(query)
+            found, _ = await guard.retrieve(query)
         finally:
             CURRENT_QUERY.reset(token)
-        hidden = [identity for v in verdicts if guard.enforce for identity in v.hidden]
-        return [_row_of(asked.found.get(h.document.id), h) for h in found.hits], hidden
+        return [_row_of(asked.found.get(h.document.id), h) for h in found.hits]
 
     def withheld(self, identity: ClientIdentity) -> Collection[str]:
         """Sources that are blocked for a client."""
@@ -462,7 +459,7 @@ class _Rag(Rag):
         """The other retriever's documents, then documents of the store."""
         assert asked.given is not None
         found = self.index.search(vector, k + len(asked.given), tenant)
-        cosine = self.index.cosines([row.id for row in asked.given], vector)
+        cosine = self.index.collection.cosines([row.id for row in asked.given], vector)
         documents = self.index.named([document_of(row) for row in asked.given])
         known = sorted((Hit(d, cosine[d.id]) for d in documents), key=lambda hit: -hit.score)
         asked.found.update((row.id, row) for row in asked.given)
