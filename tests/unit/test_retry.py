@@ -6,8 +6,7 @@ import time
 import pytest
 
 from casemate.runtime import retry as module
-from casemate.runtime.outgoing_rate_limit import RateLimiter
-from casemate.runtime.retry import exponential_backoff, retry
+from casemate.runtime.retry import RateLimiter, exponential_backoff, retry
 
 
 def attempts(failures, retries, delay):

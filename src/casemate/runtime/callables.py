@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from casemate.errors import BackendError, ConfigError, require_range
-from casemate.runtime.outgoing_rate_limit import RateLimiter
-from casemate.runtime.retry import exponential_backoff, retry
+from casemate.runtime.retry import RateLimiter, exponential_backoff, retry
 
 Call: TypeAlias = Callable[[], Any]
 _Job: TypeAlias = "tuple[asyncio.AbstractEventLoop, asyncio.Future[Any], Call]"

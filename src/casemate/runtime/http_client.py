@@ -19,8 +19,7 @@ from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 from casemate.errors import BackendError, BudgetExhausted, ConfigError, needs, require_range
-from casemate.runtime.outgoing_rate_limit import RateLimiter
-from casemate.runtime.retry import MAX_RETRY_AFTER_S, exponential_backoff, retry
+from casemate.runtime.retry import MAX_RETRY_AFTER_S, RateLimiter, exponential_backoff, retry
 
 MAX_REDIRECTS = 3
 _HTML = re.compile(rb"\s*<(?:!doctype|html|head|body|!--)", re.IGNORECASE)
