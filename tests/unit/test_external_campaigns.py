@@ -21,7 +21,7 @@ from casemate.redteam.campaigns.external import ExternalExtractionCampaign, Exte
 from casemate.redteam.campaigns.external_targets import build_external_targets, is_external, override_targets
 from casemate.redteam.campaigns.liveness_checks import QUESTIONS_AFTER, QUESTIONS_BEFORE
 from casemate.redteam.lab.capabilities import NO_BARE_TARGET, SKIPPED_CHECKS, Capability
-from casemate.redteam.lab.provided_members import genre_auc, split_provided
+from casemate.redteam.lab.datasets import genre_auc, split_provided
 from casemate.redteam.lab.results import CheckStatus, load_result
 from casemate.redteam.reporting.files import newest_report, write_report
 from casemate.runtime.http_client import HttpResponse

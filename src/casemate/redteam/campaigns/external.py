@@ -34,11 +34,10 @@ from casemate.redteam.campaigns.membership import MembershipRunner, Unmeasurable
 from casemate.redteam.campaigns.pipeline import RUN, Campaign, Preparation, TargetSystem
 from casemate.redteam.lab.benign import benign_questions, measure_lost_answers
 from casemate.redteam.lab.capabilities import NO_BARE_TARGET, SKIPPED_CHECKS, Capability, NotObservable, unmet_checks
-from casemate.redteam.lab.datasets import IndexedSource, Split
+from casemate.redteam.lab.datasets import IndexedSource, Split, read_provided, split_provided
 from casemate.redteam.lab.experiment import Experiment, ExperimentPlan, digest
 from casemate.redteam.lab.extraction_experiment import CrawlPlan
 from casemate.redteam.lab.judge import OFF, ON, MembershipLimits
-from casemate.redteam.lab.provided_members import read_provided, split_provided
 from casemate.redteam.lab.results import CampaignResult, Utility
 from casemate.redteam.lab.store import CampaignStore
 from casemate.redteam.reporting.files import CRAWL, has_own_reports, target_folder

@@ -14,9 +14,8 @@ from casemate.config import RedteamSection
 from casemate.maths import stats
 from casemate.protocols import Progress
 from casemate.redteam.campaigns.external_targets import ExternalTargets, MeteredTarget
-from casemate.redteam.lab.datasets import Split
+from casemate.redteam.lab.datasets import Split, genre_auc
 from casemate.redteam.lab.experiment import Trials
-from casemate.redteam.lab.provided_members import genre_auc
 from casemate.redteam.lab.results import Check, CheckStatus
 from casemate.redteam.lab.store import Exchange
 from casemate.text.grounding import grounding_score

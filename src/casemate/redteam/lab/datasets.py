@@ -1,4 +1,4 @@
-"""Splits a corpus into members and non-members, and copies the index without the non-members.
+"""Splits a corpus, or texts of known membership, and copies the index without the non-members.
 
 A candidate is a whole source: title and text, under its name in the index. The operator's index is only read; documents
 and vectors are copied into a separate index.
@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from casemate.errors import DataError
+from casemate.maths import metrics, stats
 from casemate.protocols import Index, Progress
 from casemate.rag.corpus import Corpus
 from casemate.rag.index_copy import copy_index
@@ -27,6 +28,7 @@ Half: TypeAlias = Literal["A", "B"]
 
 MIN_CANDIDATES = 10  # minimum number of members, and of non-members, for meaningful metrics
 NEAR_DUPLICATE = 0.95  # TF-IDF cosine from which two texts are near-duplicates (Naseh et al. 2025, arXiv 2502.00306)
+GENRE_SEED = 0  # seed of the resamples of `genre_auc`, as in `judge`
 SPLIT_KEYS = (("members", "nonmembers"), ("mem_indices", "non_mem_indices"))
 """Accepted keys of a split file: `members` and `nonmembers`, or those of splits published with attacks."""
 
@@ -163,6 +165,58 @@ def split_from_pools(
     """
     kept, dropped = _without_near_duplicates(documents, nonmembers, len(nonmembers))
     return _split(documents, members[: counts[0]], kept[: counts[1]], (dropped, *counts), rng)
+
+
+def read_provided(path: Path, kind: str, max_mb: float) -> list[Document]:
+    """Reads the whole documents under a path, each named by their kind (such as `members`) and its name.
+
+    Files, and lines of JSON Lines, above ``max_mb`` are skipped.
+
+    Raises:
+        DataError: If no text is readable.
+    """
+    found = []
+    for source in Corpus(path, max_mb).sources():
+        try:
+            title, text, metadata = source.parse()
+        except DataError:
+            continue
+        found.append(Document(f"{kind}/{source.name}", text, title, metadata=metadata))
+    if not found:
+        raise DataError(f"{path} ({kind}) contains no readable text; provide texts, one per file or record")
+    return found
+
+
+def split_provided(
+    members: Sequence[Document], nonmembers: Sequence[Document], counts: tuple[int, int], seed: int
+) -> Split:
+    """Draws candidates from the provided texts, at most ``counts``, without non-members that nearly duplicate a member.
+
+    Raises:
+        DataError: If there are too few texts.
+    """
+    rng = np.random.default_rng(seed)
+    inside = rng.permutation(len(members)).tolist()
+    outside = (len(members) + rng.permutation(len(nonmembers))).tolist()
+    return split_from_pools([*members, *nonmembers], inside, outside, counts, rng)
+
+
+def genre_auc(split: Split) -> stats.Estimate:
+    """How well the texts alone distinguish members from non-members, without the target: an AUC with its interval.
+
+    Texts of one genre give 0.5. If this is high, an attack's metrics may measure the genre instead of membership. The
+    score of a text is its TF-IDF cosine with the mean of the members of the other half, minus that with its
+    non-members.
+    """
+    candidates = split.candidates
+    tfidf = TfIdf([document.content for document, _ in candidates])
+    member = np.array([kind for _, kind in candidates])
+    half = np.array([split.half[document.source] for document, _ in candidates])
+    scores = np.zeros(len(candidates))
+    for here, other in (("A", "B"), ("B", "A")):
+        inside, outside = (tfidf.mean((half == other) & (member == kind)) for kind in (True, False))
+        scores[half == here] = tfidf.dot(inside - outside)[half == here]
+    return stats.bootstrap(metrics.auc, scores[member], scores[~member], GENRE_SEED)
 
 
 def copy_without_nonmembers(
