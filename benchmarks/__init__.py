@@ -98,12 +98,17 @@ def before(name: str, sizes: dict[str, Any]) -> dict[str, Any]:
     return held if all(held.get(what) == size for what, size in sizes.items()) else sizes | {"corpora": {}}
 
 
+def read_rows(name: str | Path) -> list[dict[str, Any]]:
+    """The rows of a packed file of JSON lines in the evaluation data."""
+    with gzip.open(DATA / name, "rt", encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
+
+
 def nfcorpus_questions(qrels: str) -> list[str]:
     """The questions that a list of judgements names: ``qrels.tsv`` (test) or ``qrels.dev.tsv``."""
     with (DATA / "nfcorpus" / qrels).open() as file:
         wanted = {line.split("\t")[0] for line in list(file)[1:]}
-    with gzip.open(DATA / "nfcorpus/queries.jsonl.gz", "rt") as file:
-        return [q["text"] for q in map(json.loads, file) if q["_id"] in wanted]
+    return [q["text"] for q in read_rows("nfcorpus/queries.jsonl.gz") if q["_id"] in wanted]
 
 
 @contextmanager

@@ -11,7 +11,6 @@ other harmless question, by exact search, and finds the document that was meant.
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import sys
@@ -25,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import DATA, ROOT, SEED, median_s, nfcorpus_questions, save
+from benchmarks import ROOT, SEED, median_s, nfcorpus_questions, read_rows, save
 from casemate.backends.embedders.minilm import MiniLM
 from casemate.backends.indexes.milvus import MilvusIndex
 from casemate.backends.indexes.pgvector import PgvectorIndex
@@ -51,12 +50,11 @@ def texts() -> tuple[list[str], list[str]]:
     """Passages of some 70 words, and the id of the document that each is from."""
     passages, sources = [], []
     for name in ("nfcorpus", "squad"):
-        with gzip.open(DATA / name / "corpus.jsonl.gz", "rt") as file:
-            for record in map(json.loads, file):
-                words = record["text"].split()
-                pieces = [words[i : i + WORDS] for i in range(0, len(words), WORDS)]
-                passages += [" ".join(piece) for piece in pieces if len(piece) > 15]
-                sources += [str(record["_id"]) for piece in pieces if len(piece) > 15]
+        for record in read_rows(f"{name}/corpus.jsonl.gz"):
+            words = record["text"].split()
+            pieces = [words[i : i + WORDS] for i in range(0, len(words), WORDS)]
+            passages += [" ".join(piece) for piece in pieces if len(piece) > 15]
+            sources += [str(record["_id"]) for piece in pieces if len(piece) > 15]
     kept = np.sort(np.random.default_rng(SEED).choice(len(passages), REAL, replace=False))
     return [passages[i] for i in kept], [sources[i] for i in kept]
 
@@ -65,11 +63,9 @@ def questions(
     passages: Sequence[str], sources: Sequence[str], rng: np.random.Generator
 ) -> dict[str, list[tuple[str, str]]]:
     """Of each kind, questions and the document that each is after; none if it is harmless."""
-    with gzip.open(DATA / "squad/queries.jsonl.gz", "rt") as file:
-        squad = [json.loads(line)["text"] for line in file]
+    squad = [row["text"] for row in read_rows("squad/queries.jsonl.gz")]
     picked = rng.choice(len(passages), PROBES, replace=False)
-    with gzip.open(DATA / "mia_riddle/nfcorpus_ia_llama3_8b_top15.jsonl.gz", "rt") as file:
-        records = [json.loads(line) for line in file]
+    records = read_rows("mia_riddle/nfcorpus_ia_llama3_8b_top15.jsonl.gz")
     held = set(sources)
     asked = [(interrogation(r)[0], r["_id"]) for r in records if r["_id"] in held and r["questions"]]
     return {

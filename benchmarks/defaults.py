@@ -32,8 +32,8 @@ from typing import Any
 import numpy as np
 import yaml
 
-from benchmarks import DATA, ROOT, SEED, save
-from benchmarks.kept import Kept, rows
+from benchmarks import DATA, ROOT, SEED, read_rows, save
+from benchmarks.kept import Kept
 from benchmarks.ranking import ndcg_at_k, recall_at_k
 from benchmarks.real.recorded_model import RecordedModel
 from casemate.backends.generators.extractive import ExtractiveGenerator
@@ -148,16 +148,16 @@ def load(name: str) -> Corpus:
     match name:
         case "short_posts" | "forum_posts":
             kinds = {"questionDoctor"} if name == "short_posts" else {"icliniq", "ehealthforum"}
-            found = [r for r in rows("patient_doctor_qa/corpus.jsonl.gz") if r["source"] in kinds]
+            found = [r for r in read_rows("patient_doctor_qa/corpus.jsonl.gz") if r["source"] in kinds]
             return _sampled(_documents(found), _asked("patient_doctor_qa", answers=False), rng)
         case "sentences":
             return _sampled(*_sentences(), rng)
         case "enron_worms":
-            documents = _documents(rows("enron_worms/corpus.jsonl.gz"))
+            documents = _documents(read_rows("enron_worms/corpus.jsonl.gz"))
             return _sampled(documents, [], rng)
         case _:
             answers = name in ("squad", "mathqa")
-            return _sampled(_documents(rows(f"{name}/corpus.jsonl.gz")), _asked(name, answers=answers), rng)
+            return _sampled(_documents(read_rows(f"{name}/corpus.jsonl.gz")), _asked(name, answers=answers), rng)
 
 
 def _documents(found: Sequence[dict[str, Any]]) -> list[Document]:
@@ -172,14 +172,14 @@ def _asked(name: str, *, answers: bool) -> list[Asked]:
             gains.setdefault(question, {})[document] = float(gain)
     return [
         Asked(q["text"], gains[q["_id"]], tuple(q.get("answers", ())) if answers else ())
-        for q in rows(f"{name}/queries.jsonl.gz")
+        for q in read_rows(f"{name}/queries.jsonl.gz")
         if q["_id"] in gains and len(q["text"]) < 2000
     ]
 
 
 def _sentences() -> tuple[list[Document], list[Asked]]:
     """Every sentence of 200 paragraphs of SQuAD, and the questions that a sentence answers."""
-    paragraphs = _documents(rows("squad/corpus.jsonl.gz"))[:200]
+    paragraphs = _documents(read_rows("squad/corpus.jsonl.gz"))[:200]
     documents, parts = list[Document](), dict[str, list[Document]]()
     for d in paragraphs:
         parts[d.id] = [Document(f"{d.id}-{i}", text) for i, text in enumerate(sentences(d.text))]

@@ -9,8 +9,6 @@ SQuAD (the split of Du et al. 2017) than the measured ones. A corpus that is fin
 from __future__ import annotations
 
 import asyncio
-import gzip
-import json
 import math
 import pickle
 import random
@@ -23,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks import DATA, ROOT, SEED, before, nfcorpus_questions, save
+from benchmarks import DATA, ROOT, SEED, before, nfcorpus_questions, read_rows, save
 from benchmarks.clinic_questions import ANSWERABLE, UNANSWERABLE
 from casemate.backends.embedders.minilm import MiniLM
 from casemate.backends.generators.extractive import COMPARED, MARKUP, ExtractiveGenerator, passages_of
@@ -140,12 +138,12 @@ def squad(split: str, model: CachedMiniLM, count: int = QUESTIONS) -> dict[str, 
         model: Embeds questions and paragraphs.
         count: Number of questions.
     """
-    documents = [d for d in _jsonl("squad/corpus") if d["_id"].startswith(split)]
+    documents = [d for d in read_rows("squad/corpus.jsonl.gz") if d["_id"].startswith(split)]
     rows = [line.split("\t") for line in (DATA / "squad/qrels.tsv").read_text().splitlines()[1:]]
     gold = {query: document for query, document, _ in rows}
     known = {d["_id"]: i for i, d in enumerate(documents)}
     rng = random.Random(SEED)
-    asked = {q["_id"]: q for q in _jsonl("squad/queries")}
+    asked = {q["_id"]: q for q in read_rows("squad/queries.jsonl.gz")}
     chosen = rng.sample(sorted(q for q in asked if gold.get(q) in known), count)
     ranking = _ranking(f"squad-{split}", [asked[q]["text"] for q in chosen], documents, model)
     chunks = [Document(d["_id"], d["text"], d["title"]) for d in documents]
@@ -163,14 +161,14 @@ def squad(split: str, model: CachedMiniLM, count: int = QUESTIONS) -> dict[str, 
 
 def nfcorpus(model: CachedMiniLM) -> dict[str, list[Case]]:
     """The test queries of NFCorpus, and questions of SQuAD about other subjects; there are no gold sentences."""
-    documents = _jsonl("nfcorpus/corpus")
-    asked = {q["_id"]: q["text"] for q in _jsonl("nfcorpus/queries")}
+    documents = read_rows("nfcorpus/corpus.jsonl.gz")
+    asked = {q["_id"]: q["text"] for q in read_rows("nfcorpus/queries.jsonl.gz")}
     relevant: dict[str, set[str]] = {}
     for line in (DATA / "nfcorpus/qrels.tsv").read_text().splitlines()[1:]:
         query, document, _ = line.split("\t")
         relevant.setdefault(query, set()).add(document)
     assert len(nfcorpus_questions("qrels.tsv")) == len(relevant)
-    off = [q["text"] for q in random.Random(SEED).sample(_jsonl("squad/queries"), 200)]
+    off = [q["text"] for q in random.Random(SEED).sample(read_rows("squad/queries.jsonl.gz"), 200)]
     texts = [*(asked[q] for q in relevant), *off]
     ranking = _ranking("nfcorpus", texts, documents, model)
     chunks = [Document(d["_id"], d["text"], d["title"]) for d in documents]
@@ -209,11 +207,6 @@ def sample_corpus(model: CachedMiniLM) -> dict[str, list[Case]]:
         "doses": cases[len(pages) :],
         "unanswerable": [Case(t, c) for t, c in zip(without, contexts[len(wanted) :], strict=True)],
     }
-
-
-def _jsonl(name: str) -> list[dict[str, Any]]:
-    with gzip.open(DATA / f"{name}.jsonl.gz", "rt") as file:
-        return [json.loads(line) for line in file]
 
 
 def _ranking(name: str, questions: Sequence[str], documents: Sequence[dict[str, Any]], model: CachedMiniLM) -> Any:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from benchmarks import DATA
+from benchmarks import read_rows
 from casemate.backends.embedders.minilm import MiniLM
 from casemate.protocols import EmbedderProxy, Progress
 from casemate.types import Document, Vector
@@ -46,12 +43,6 @@ class Kept(EmbedderProxy):
         np.savez(self.file, keys=np.array(list(self.held)), vectors=np.stack(list(self.held.values())))
 
 
-def rows(name: str) -> list[dict[str, Any]]:
-    """The lines of a packed jsonl file of the evaluation data."""
-    with gzip.open(DATA / name, "rt") as file:
-        return [json.loads(line) for line in file]
-
-
 def span(text: str, rng: np.random.Generator) -> str:
     """A run of ``SPAN`` words of a text: what somebody remembers of it."""
     words = text.split()
@@ -61,9 +52,9 @@ def span(text: str, rng: np.random.Generator) -> str:
 
 def corpus(name: str) -> list[Document]:
     """The documents of a corpus in BEIR's form."""
-    return [Document(r["_id"], r["text"], r.get("title", "")) for r in rows(f"{name}/corpus.jsonl.gz")]
+    return [Document(r["_id"], r["text"], r.get("title", "")) for r in read_rows(f"{name}/corpus.jsonl.gz")]
 
 
 def questions(name: str) -> list[str]:
     """Its questions."""
-    return [r["text"] for r in rows(f"{name}/queries.jsonl.gz")]
+    return [r["text"] for r in read_rows(f"{name}/queries.jsonl.gz")]

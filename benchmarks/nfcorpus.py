@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import csv
-import gzip
-import json
 import tempfile
 import time
 from pathlib import Path
@@ -13,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import DATA, SEED, median_s, save
+from benchmarks import DATA, SEED, median_s, read_rows, save
 from benchmarks.ranking import ndcg_at_k, recall_at_k
 from casemate.app import open_app
 from casemate.backends.embedders.minilm import BATCH_TOKENS, MiniLM
@@ -99,8 +97,7 @@ def _questions(folder: Path) -> tuple[dict[str, str], dict[str, dict[str, float]
     with (folder / "qrels.tsv").open() as file:
         for query, document, gain in list(csv.reader(file, delimiter="\t"))[1:]:
             qrels.setdefault(query, {})[document] = float(gain)
-    with gzip.open(folder / "queries.jsonl.gz", "rt") as file:
-        every = {q["_id"]: q["text"] for q in map(json.loads, file)}
+    every = {q["_id"]: q["text"] for q in read_rows("nfcorpus/queries.jsonl.gz")}
     return {i: every[i] for i in qrels}, qrels
 
 

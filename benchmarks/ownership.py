@@ -23,8 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import ROOT, SEED, before, code_digest, save
-from benchmarks.kept import Kept, rows
+from benchmarks import ROOT, SEED, before, code_digest, read_rows, save
+from benchmarks.kept import Kept
 from benchmarks.real import files
 from benchmarks.real.recorded_model import RecordedModel
 from casemate.backends.generators.extractive import ExtractiveGenerator
@@ -61,7 +61,7 @@ def main() -> None:
 
 async def _measured(corpus: str, folder: Path, embedder: Embedder, model: str) -> dict[str, Any]:
     rng = np.random.default_rng(SEED)
-    every = [Document(r["_id"], r["text"], r.get("title", "")) for r in rows(f"{corpus}/corpus.jsonl.gz")]
+    every = [Document(r["_id"], r["text"], r.get("title", "")) for r in read_rows(f"{corpus}/corpus.jsonl.gz")]
     plain = [every[i] for i in rng.permutation(len(every))[:DOCUMENTS]]
     keys = HoneytokenKeyFile(folder / "key.json")
     with closing(_index(folder / "own.db", embedder)) as index:

@@ -25,8 +25,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import ROOT, SEED, save
-from benchmarks.kept import Kept, corpus, questions, rows
+from benchmarks import ROOT, SEED, read_rows, save
+from benchmarks.kept import Kept, corpus, questions
 from casemate.backends.indexes.sqlite import SqliteIndex
 from casemate.maths import stats
 from casemate.monitor.poisoning.retrieval_impact import QuestionScores
@@ -47,7 +47,7 @@ class Texts:
     """PoisonedRAG's texts, and what they are against."""
 
     def __init__(self, embedder: Kept, file: str = "") -> None:
-        found = _targets(Path(file)) if file else rows("attacks/poisonedrag_nq.jsonl.gz")
+        found = _targets(Path(file)) if file else read_rows("attacks/poisonedrag_nq.jsonl.gz")
         self.questions = [r["text"] for r in found]
         self.answers = [r["incorrect_answer"] for r in found]
         self.reworded = [reworded(q, i) for i, q in enumerate(self.questions)]

@@ -25,8 +25,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import ROOT, SEED, before, code_digest, save
-from benchmarks.kept import Kept, corpus, rows
+from benchmarks import ROOT, SEED, before, code_digest, read_rows, save
+from benchmarks.kept import Kept, corpus
 from benchmarks.redundant import Case, squad, synthetic
 from casemate.backends.generators.extractive import ExtractiveGenerator
 from casemate.backends.indexes.sqlite import SqliteIndex
@@ -104,7 +104,7 @@ def grounds(embedder: Kept, most: int) -> Iterator[tuple[str, Ground]]:
     documents, cases = synthetic(max(1, most // 12), (3, 4, 5, 8, 12, 20))
     yield "synthetic", Ground(documents, cases, {})
     yield "squad", Ground(corpus("squad"), squad(embedder, max(1, most // len(BINS)), BINS), {})
-    found = rows("attacks/poisonedrag_nq.jsonl.gz")[:most]
+    found = read_rows("attacks/poisonedrag_nq.jsonl.gz")[:most]
     cases = [Case(r["_id"], r["text"], (), r["incorrect_answer"], 0) for r in found]
     texts = {r["_id"]: [f"{r['text'].rstrip('.')}. {text}" for text in r["adv_texts"]] for r in found}
     yield "nfcorpus", Ground(corpus("nfcorpus")[:NF_DOCUMENTS], cases, texts)

@@ -8,12 +8,10 @@ with each corpus: share of questions of which fewer than half of the content wor
 from __future__ import annotations
 
 import csv
-import gzip
-import json
 
 import numpy as np
 
-from benchmarks import DATA, SEED, save
+from benchmarks import DATA, SEED, read_rows, save
 from casemate.config import PluginSpec
 from casemate.guard.calibration.log_review import unfamiliar_share
 from casemate.plugins import build
@@ -37,17 +35,12 @@ SMALL_TALK = (
 )
 
 
-def records(path: str) -> list[dict[str, str]]:
-    with gzip.open(DATA / path, "rt", encoding="utf-8") as file:
-        return [json.loads(line) for line in file]
-
-
 def sample(name: str) -> tuple[list[str], list[Document]]:
     """Questions, and documents that contain the first relevant one of each."""
     corpus = {
-        r["_id"]: Document(r["_id"], r["text"][:1500], r.get("title", "")) for r in records(f"{name}/corpus.jsonl.gz")
+        r["_id"]: Document(r["_id"], r["text"][:1500], r.get("title", "")) for r in read_rows(f"{name}/corpus.jsonl.gz")
     }
-    asked = {r["_id"]: r["text"] for r in records(f"{name}/queries.jsonl.gz")}
+    asked = {r["_id"]: r["text"] for r in read_rows(f"{name}/queries.jsonl.gz")}
     relevant: dict[str, str] = {}
     with (DATA / name / "qrels.tsv").open(encoding="utf-8", newline="") as file:
         for question, document, _ in list(csv.reader(file, delimiter="\t"))[1:]:

@@ -29,9 +29,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import DATA, ROOT, SEED, save
+from benchmarks import DATA, ROOT, SEED, read_rows, save
 from benchmarks.kept import Kept, corpus
-from benchmarks.kept import rows as read_rows
 from benchmarks.real import files
 from benchmarks.real.recorded_model import RecordedModel
 from benchmarks.redundant import FLOOR, Case, squad, synthetic

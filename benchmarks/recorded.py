@@ -8,15 +8,12 @@ non-member drawn at random, whose document was not there. Labelled so: the answe
 from __future__ import annotations
 
 import asyncio
-import gzip
-import json
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks import DATA, SEED, nfcorpus_app, nfcorpus_questions, save
+from benchmarks import SEED, nfcorpus_app, nfcorpus_questions, read_rows, save
 from casemate.maths import metrics, stats
 from casemate.protocols import MembershipAttack
 from casemate.redteam.attacks.direct import Direct
@@ -34,16 +31,11 @@ FILES: dict[str, tuple[str, MembershipAttack]] = {
 
 def main() -> None:
     """Asks the recorded questions, one client for each document."""
-    rows = {name: _rows(file) for name, (file, _) in FILES.items()}
+    rows = {name: read_rows(f"mia_riddle/nfcorpus_{file}.jsonl.gz") for name, (file, _) in FILES.items()}
     out = {row["_id"] for row in rows["s2mia"] if row["mem"] == "no"}
     with nfcorpus_app(out, nfcorpus_questions("qrels.dev.tsv")) as app:
         results = {name: _judge(app, name, rows[name]) for name in FILES}
     save("recorded", results)
-
-
-def _rows(file: str) -> list[dict[str, Any]]:
-    with gzip.open(Path(DATA) / f"mia_riddle/nfcorpus_{file}.jsonl.gz", "rt") as lines:
-        return [json.loads(line) for line in lines]
 
 
 def _judge(app: App, name: str, rows: list[dict[str, Any]]) -> dict[str, Any]:

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import SEED
-from benchmarks.kept import Kept, corpus, rows
+from benchmarks import SEED, read_rows
+from benchmarks.kept import Kept, corpus
 from casemate.maths.metrics import exact_match
 from casemate.text.answering import Question
 from casemate.text.sentences import sentences
@@ -120,7 +120,7 @@ def squad(embedder: Kept, each: int, bins: Sequence[tuple[int, int]], sample: in
     """
     documents = corpus("squad")
     vectors = embedder.embed([d.content for d in documents])
-    found = rows("squad/queries.jsonl.gz")
+    found = read_rows("squad/queries.jsonl.gz")
     rng = np.random.default_rng(SEED)
     drawn = [found[i] for i in rng.permutation(len(found))[:sample]]
     asked = [row for row in drawn if any(_telling(answer) for answer in row["answers"])]

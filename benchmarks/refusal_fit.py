@@ -11,7 +11,6 @@ the third held-out set.
 
 from __future__ import annotations
 
-import gzip
 import json
 import random
 import re
@@ -26,7 +25,7 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline, make_union
 
-from benchmarks import DATA, ROOT, save
+from benchmarks import ROOT, read_rows, save
 from benchmarks.refusals import load
 from casemate.text import refusals
 from casemate.text.sentences import sentences
@@ -81,7 +80,7 @@ def _filled(template: str, slots: dict[str, list[str]], rng: random.Random) -> s
 
 def sentences_of_squad(half: int) -> list[Row]:
     """Sentences of one half of the SQuAD paragraphs: those with a negation, and as many others."""
-    texts = (json.loads(line)["text"] for line in gzip.open(DATA / "squad/corpus.jsonl.gz", "rt", encoding="utf-8"))
+    texts = (row["text"] for row in read_rows("squad/corpus.jsonl.gz"))
     found = [s for i, text in enumerate(texts) if i % 2 == half for s in sentences(text) if s[:1].isupper()]
     random.Random(7).shuffle(found)
     negated = [s for s in found if NEGATION.search(s)]

@@ -25,8 +25,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import DATA, SEED, code_digest, save
-from benchmarks.kept import Kept, rows
+from benchmarks import DATA, SEED, code_digest, read_rows, save
+from benchmarks.kept import Kept
 from benchmarks.real.recorded_model import RecordedModel
 from casemate.backends.generators.extractive import ExtractiveGenerator
 from casemate.maths import metrics, stats
@@ -61,7 +61,7 @@ async def _measured(folder: Path, model: str, count: int, embedder: Kept) -> dic
     async def write(text: str) -> str:
         return await join_stream(writer.stream(Prompt(text, (), "")))
 
-    every = [Document(r["_id"], r["text"]) for r in rows("squad/corpus.jsonl.gz")]
+    every = [Document(r["_id"], r["text"]) for r in read_rows("squad/corpus.jsonl.gz")]
     drawn = [every[i] for i in rng.permutation(len(every)) if 60 <= len(every[i].text.split()) <= 120]
     texts, unseen = [d.text for d in drawn[:count]], [d.text for d in drawn[count : count + UNSEEN]]
     asked = _asked([d.id for d in drawn[:count]])
@@ -92,7 +92,7 @@ async def _measured(folder: Path, model: str, count: int, embedder: Kept) -> dic
 
 def _asked(ids: Sequence[str]) -> list[list[tuple[str, tuple[str, ...]]]]:
     """For each text, its questions with their gold answers."""
-    texts = {r["_id"]: (r["text"], tuple(r["answers"])) for r in rows("squad/queries.jsonl.gz")}
+    texts = {r["_id"]: (r["text"], tuple(r["answers"])) for r in read_rows("squad/queries.jsonl.gz")}
     by_text: dict[str, list[tuple[str, tuple[str, ...]]]] = {i: [] for i in ids}
     for line in (DATA / "squad/qrels.tsv").read_text().splitlines()[1:]:
         question, text, *_ = line.split("\t")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gzip
-import json
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -14,7 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from benchmarks import DATA, SEED, nfcorpus_questions
+from benchmarks import DATA, SEED, nfcorpus_questions, read_rows
 from casemate import plugins
 from casemate.app import open_app
 from casemate.backends.generators.simulated_reader import SimulatedReader
@@ -84,7 +82,9 @@ class Sample:
     @classmethod
     def of(cls, name: str) -> Sample:
         """Reads a corpus."""
-        texts = {row["text"]: Document(row["_id"], row["text"], row["title"]) for row in rows(name, "corpus")}
+        texts = {
+            row["text"]: Document(row["_id"], row["text"], row["title"]) for row in read_rows(f"{name}/corpus.jsonl.gz")
+        }
         documents = [d for d in texts.values() if len(d.text.split()) >= LEAST_WORDS]
         rng = np.random.default_rng(SEED)
         shuffled = tuple(documents[i] for i in rng.permutation(len(documents)))
@@ -96,7 +96,7 @@ class Sample:
                 tuple(nfcorpus_questions("qrels.tsv")),
                 {},
             )
-        questions = {row["_id"]: row["text"] for row in rows(name, "queries")}
+        questions = {row["_id"]: row["text"] for row in read_rows(f"{name}/queries.jsonl.gz")}
         pairs = [line.split("\t")[:2] for line in (DATA / name / "qrels.tsv").read_text().splitlines()[1:]]
         asked: dict[str, Sequence[str]] = {}
         others = []
@@ -154,9 +154,3 @@ def experiment(
     split = datasets.Split(tuple(sides[0]), tuple(sides[1]), half, 0, "a sample")
     held = datasets.indexed_sources(index, {d.source for d in split.members})
     return Experiment(attacks, split, targets, ledger, held, ExperimentPlan(seed=SEED, k=3))
-
-
-def rows(name: str, what: str) -> list[dict[str, Any]]:
-    """The rows of a file of a corpus: ``corpus`` or ``queries``."""
-    with gzip.open(DATA / f"{name}/{what}.jsonl.gz", "rt") as file:
-        return [json.loads(line) for line in file]

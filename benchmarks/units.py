@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import ROOT, SEED, save
-from benchmarks.samples import Sample, cached_rag, experiment, guarded_app, rows
+from benchmarks import ROOT, SEED, read_rows, save
+from benchmarks.samples import Sample, cached_rag, experiment, guarded_app
 from casemate.guard.defenses.mirabel import Mirabel
 from casemate.guard.guard import Guard
 from casemate.maths.metrics import auc
@@ -64,7 +64,7 @@ def edited(text: str, rng: np.random.Generator) -> str:
 def _texts(name: str) -> dict[str, Any]:
     """Edited copies that are missed, and documents that are merged with another of different text."""
     rng = np.random.default_rng(SEED)
-    texts = list(dict.fromkeys(row["text"] for row in rows(name, "corpus")))
+    texts = list(dict.fromkeys(row["text"] for row in read_rows(f"{name}/corpus.jsonl.gz")))
     chosen = [texts[i] for i in rng.permutation(len(texts))[:COMPARED]]
     words = [text_words(text) for text in chosen]
     copies = [text_words(edited(chosen[i], rng)) for i in range(500)]

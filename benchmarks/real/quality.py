@@ -7,8 +7,6 @@ given answer, not the paragraph.
 
 from __future__ import annotations
 
-import gzip
-import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -20,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks import DATA, SEED
+from benchmarks import DATA, SEED, read_rows
 from benchmarks.real import files
 from benchmarks.real.planning import READER
 from benchmarks.real.questions import PROMPTS, prompt_row
@@ -53,8 +51,8 @@ class Case:
 
 def cases() -> list[Case]:
     """The questions, drawn by the seed."""
-    texts = {row["_id"]: (row["title"], row["text"]) for row in _rows("corpus.jsonl.gz")}
-    asked = [row for row in _rows("queries.jsonl.gz") if row["answers"]]
+    texts = {row["_id"]: (row["title"], row["text"]) for row in read_rows("squad/corpus.jsonl.gz")}
+    asked = [row for row in read_rows("squad/queries.jsonl.gz") if row["answers"]]
     lines = (DATA / "squad/qrels.tsv").read_text(encoding="utf-8").splitlines()[1:]
     own = {question: document for question, document, *_ in (line.split("\t") for line in lines)}
     drawn = [asked[i] for i in np.random.default_rng(SEED).permutation(len(asked))[:QUESTIONS]]
@@ -65,11 +63,6 @@ def cases() -> list[Case]:
         prompt = prompt_row(Prompt(row["text"], (Document(source, text, title),), READER), 40)
         found.append(Case(row["text"], tuple(row["answers"]), prompt))
     return found
-
-
-def _rows(name: str) -> list[dict[str, Any]]:
-    with gzip.open(DATA / "squad" / name, "rt", encoding="utf-8") as lines:
-        return [json.loads(line) for line in lines]
 
 
 def judge_rows(answers: Mapping[str, str]) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import DATA, SEED, nfcorpus_questions
+from benchmarks import DATA, SEED, nfcorpus_questions, read_rows
 from casemate.app import open_app
 from casemate.demo.clinic import write_corpus
 from casemate.rag.corpus import Corpus
@@ -137,8 +137,7 @@ def benign_test(corpus: str) -> list[str]:
 
 
 def _queries(corpus: str) -> list[str]:
-    with gzip.open(DATA / corpus / "queries.jsonl.gz", "rt", encoding="utf-8") as lines:
-        texts = [str(json.loads(line)["text"]) for line in lines]
+    texts = [str(row["text"]) for row in read_rows(f"{corpus}/queries.jsonl.gz")]
     return [texts[i] for i in np.random.default_rng(SEED).permutation(len(texts))]
 
 

@@ -17,8 +17,6 @@ Scores are plain: without sentences one by one, and without jitter. So they are 
 from __future__ import annotations
 
 import asyncio
-import gzip
-import json
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -29,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import DATA, SEED, save
+from benchmarks import DATA, SEED, read_rows, save
 from benchmarks.real import files
 from benchmarks.real.sample import K, benign_log, benign_test
 from benchmarks.real.written import RECORDED, trials
@@ -72,7 +70,7 @@ def _fitter(rag: Rag) -> _Fitter:
 
 async def _people(embedder: CachedEmbedder) -> Calibration:
     """Weights from questions of people about paragraphs of SQuAD."""
-    rows = {name: _rows(f"squad/{name}.jsonl.gz") for name in ("corpus", "queries")}
+    rows = {name: read_rows(f"squad/{name}.jsonl.gz") for name in ("corpus", "queries")}
     documents = [Document(r["_id"], r["text"], r["title"]) for r in rows["corpus"][:PARAGRAPHS]]
     lines = (DATA / "squad/qrels.tsv").read_text(encoding="utf-8").splitlines()[1:]
     own = {question: document for question, document, *_ in (line.split("\t") for line in lines)}
@@ -88,11 +86,6 @@ async def _people(embedder: CachedEmbedder) -> Calibration:
         fitted = fitter.fit_weights(await fitter.retrieve(harmless), await fitter.retrieve(probes))
     assert fitted is not None
     return fitted
-
-
-def _rows(name: str) -> list[dict[str, Any]]:
-    with gzip.open(DATA / name, "rt", encoding="utf-8") as lines:
-        return [json.loads(line) for line in lines]
 
 
 async def measured(rag: Rag, product: Calibration, people: Calibration) -> dict[str, Any]:
