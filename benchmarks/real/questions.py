@@ -29,7 +29,7 @@ from casemate.redteam.attacks.mba import MBA
 from casemate.redteam.attacks.menta import MEntA
 from casemate.redteam.attacks.s2mia import S2MIA
 from casemate.redteam.attacks.split_facts import SplitFacts
-from casemate.redteam.crawling import candidate_writer
+from casemate.redteam.crawling.writer import SUMMARY_REQUEST
 from casemate.redteam.lab.experiment import digest as trial_digest
 from casemate.types import Document, Probe, Prompt
 
@@ -130,7 +130,7 @@ def _length(prompt: Prompt) -> int:
     """Largest answer of the writer in tokens."""
     if prompt.instructions == interrogation.SHADOW_INSTRUCTIONS:
         return 8
-    if prompt.question == candidate_writer.SUMMARY_REQUEST:
+    if prompt.question == SUMMARY_REQUEST:
         return 40
     return 400
 

@@ -12,10 +12,9 @@ from casemate.redteam.crawling.anchors import (
     TextVectors,
     noun_phrases,
     require_embedder,
-    writer_lines,
-    writer_phrases,
 )
 from casemate.redteam.crawling.common_words import GENERAL_WORDS
+from casemate.redteam.crawling.writer import writer_lines, writer_phrases
 from casemate.text.tokens import STOP_WORDS
 from tests.fakes import WORDS, BagOfWords
 from tests.unit.crawl_world import NOTES, Writer

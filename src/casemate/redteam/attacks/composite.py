@@ -12,7 +12,6 @@ Deviation: the paper tests one command after another. Here the next command foll
 
 from __future__ import annotations
 
-import re
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal, TypeAlias, get_args
@@ -23,7 +22,7 @@ from casemate.errors import ConfigError, require_range
 from casemate.protocols import BlackBox, ExtractionAttack, Generator
 from casemate.redteam.crawling.common_words import WORDS
 from casemate.redteam.crawling.extracted_texts import RecoveredTexts, crawl_question, split_reply
-from casemate.types import Prompt
+from casemate.redteam.crawling.writer import LIST_ITEM, generate
 
 Information: TypeAlias = Literal["words", "health", "mail", "contact"]
 INFORMATION_KINDS: tuple[str, ...] = get_args(Information)
@@ -95,7 +94,6 @@ WRITE = (
     "its own and has between 5 and 20 words. Number {batch} of several such lists: repeat nothing obvious. Write "
     "nothing else."
 )
-_LIST_ITEM = re.compile(r"^[\s\-*•]*(?:\d+[.):]\s*)?")
 
 
 @dataclass(eq=False)
@@ -158,8 +156,8 @@ class Composite(ExtractionAttack):
         while self.writer:
             subject = self.subject or SUBJECTS[self.information]
             request = WRITE.format(count=BATCH, subject=subject, batch=len(known) // BATCH + 1)
-            text = "".join([piece async for piece in self.writer.stream(Prompt(request, (), ""))])
-            lines = (" ".join(_LIST_ITEM.sub("", line).split()) for line in text.splitlines())
+            written = (await generate(self.writer, request)).splitlines()
+            lines = (" ".join(LIST_ITEM.sub("", line).split()) for line in written)
             new = [line for line in dict.fromkeys(lines) if len(line.split()) > 1 and line not in known]
             if not new:
                 return

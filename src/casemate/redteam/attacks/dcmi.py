@@ -19,9 +19,10 @@ import numpy as np
 
 from casemate.errors import require_range
 from casemate.protocols import Generator, MembershipAttack
+from casemate.redteam.crawling.writer import generate
 from casemate.text.refusals import says_yes
 from casemate.text.tokens import STOP_WORDS, WORD, words
-from casemate.types import Document, Probe, Prompt, Reply
+from casemate.types import Document, Probe, Reply
 
 ANTONYM_PAIRS = """
 above/below absent/present abundant/scarce active/inactive acute/chronic adequate/inadequate after/before always/never
@@ -102,8 +103,8 @@ class DCMI(MembershipAttack):
         """The writer's copy. Empty without a writer, or if the copy is equal or more than half of its words are new."""
         if not self.writer:
             return ""
-        prompt = Prompt(text, (), INSTRUCTIONS.format(percent=f"{self.share:.0%}"))
-        copy = "".join([piece async for piece in self.writer.stream(prompt)]).strip().strip('"')
+        instructions = INSTRUCTIONS.format(percent=f"{self.share:.0%}")
+        copy = (await generate(self.writer, text, instructions=instructions)).strip().strip('"')
         same = SequenceMatcher(None, words(text), words(copy), autojunk=False).ratio()
         return copy if 0.5 <= same < 1 else ""
 

@@ -24,14 +24,9 @@ import numpy as np
 
 from casemate.errors import require_range
 from casemate.protocols import BlackBox, Embedder, ExtractionAttack, Generator
-from casemate.redteam.crawling.anchors import (
-    TextVectors,
-    noun_phrases,
-    require_embedder,
-    writer_lines,
-    writer_phrases,
-)
+from casemate.redteam.crawling.anchors import TextVectors, noun_phrases, require_embedder
 from casemate.redteam.crawling.common_words import GENERAL_WORDS
+from casemate.redteam.crawling.writer import writer_lines, writer_phrases
 from casemate.text.refusals import is_refusal
 from casemate.types import Float64, Vector
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from casemate.errors import require_range
 from casemate.protocols import Generator, MembershipAttack
-from casemate.redteam.crawling.candidate_writer import generate, summarize, write_questions
+from casemate.redteam.crawling.writer import generate, summarize, write_questions
 from casemate.text.refusals import is_refusal
 from casemate.text.sentences import clauses, proper_nouns
 from casemate.text.tokens import ANTONYMS, NUMBER, NUMBER_WORDS, WORD, content_words
@@ -112,7 +112,7 @@ class Interrogation(MembershipAttack):
         asked = await write_questions(self.writer, ASK, self.questions, candidate)
         if not (shadow := self.shadow or self.writer):
             return []
-        answers = [yes_no_answer(await generate(shadow, q, candidate, SHADOW_INSTRUCTIONS)) for q in asked]
+        answers = [yes_no_answer(await generate(shadow, q, candidate, instructions=SHADOW_INSTRUCTIONS)) for q in asked]
         return [(q, a) for q, a in zip(asked, answers, strict=True) if a in ("yes", "no")]
 
 

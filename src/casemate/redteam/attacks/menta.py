@@ -23,7 +23,7 @@ import numpy as np
 
 from casemate.errors import require_range
 from casemate.protocols import Generator, MembershipAttack
-from casemate.redteam.crawling.candidate_writer import generate, summarize, write_questions
+from casemate.redteam.crawling.writer import generate, summarize, write_questions
 from casemate.text.refusals import is_refusal, judge_refusal
 from casemate.text.sentences import clauses, proper_nouns, terms
 from casemate.text.tokens import WORD, content_words, numbers
@@ -136,7 +136,9 @@ class MEntA(MembershipAttack):
         informative = [c for c in claims(reply) if self._idf_weight(content_words(c) - known) >= self.novelty]
         if self.judge:
             for claim in informative:
-                reply_text = await generate(self.judge, ENTAILS.format(claim=claim), candidate, JUDGE_INSTRUCTIONS)
+                reply_text = await generate(
+                    self.judge, ENTAILS.format(claim=claim), candidate, instructions=JUDGE_INSTRUCTIONS
+                )
                 if re.match(r"\W*yes\b", reply_text, re.IGNORECASE):
                     return True
             return False

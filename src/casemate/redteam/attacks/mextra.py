@@ -24,7 +24,7 @@ from casemate.errors import ConfigError, require_range
 from casemate.protocols import BlackBox, ExtractionAttack, Generator
 from casemate.redteam.crawling.common_words import WORDS
 from casemate.redteam.crawling.extracted_texts import RecoveredTexts, split_reply
-from casemate.types import Prompt
+from casemate.redteam.crawling.writer import generate
 
 Variant: TypeAlias = Literal["basic", "length", "topics"]
 VARIANTS: tuple[str, ...] = get_args(Variant)
@@ -106,7 +106,7 @@ class Mextra(ExtractionAttack):
         written: dict[str, None] = {}
         if self.writer:
             request = WRITE.format(count=self.questions, subject=self.subject)
-            text = "".join([piece async for piece in self.writer.stream(Prompt(request, (), ""))])
+            text = await generate(self.writer, request)
             written = dict.fromkeys(line.strip(" \t-*•.0123456789)") for line in text.splitlines())
         return tuple(filter(None, written)) or tuple(WORDS[i] for i in rng.permutation(len(WORDS)))
 

@@ -23,15 +23,10 @@ import numpy as np
 
 from casemate.errors import require_range
 from casemate.protocols import BlackBox, Embedder, ExtractionAttack, Generator
-from casemate.redteam.crawling.anchors import (
-    TextVectors,
-    noun_phrases,
-    require_embedder,
-    writer_lines,
-    writer_phrases,
-)
+from casemate.redteam.crawling.anchors import TextVectors, noun_phrases, require_embedder
 from casemate.redteam.crawling.common_words import GENERAL_WORDS
 from casemate.redteam.crawling.extracted_texts import COMMANDS, split_reply
+from casemate.redteam.crawling.writer import writer_lines, writer_phrases
 from casemate.text.tokens import content_words, join_words, words
 from casemate.types import Float64, Vector
 

@@ -27,8 +27,9 @@ import numpy as np
 from casemate.errors import CapabilityError, ConfigError, require_range
 from casemate.protocols import Embedder, Generator, PoisoningAttack
 from casemate.redteam.crawling.hotflip import candidate_words, crafted_document, flip_words
+from casemate.redteam.crawling.writer import generate
 from casemate.text.tokens import keywords
-from casemate.types import Document, Prompt, Vector
+from casemate.types import Document, Vector
 
 Method: TypeAlias = Literal["black_box", "white_box", "corrupt", "blocker"]
 METHODS: tuple[str, ...] = get_args(Method)
@@ -128,7 +129,7 @@ class Poison(PoisoningAttack):
         asked = WRITE.format(question=question, answer=desired, number=number + 1, count=self.texts)
         for _ in range(WRITER_ATTEMPTS if self.writer else 0):
             assert self.writer is not None
-            written = "".join([piece async for piece in self.writer.stream(Prompt(asked, (), ""))])
+            written = await generate(self.writer, asked)
             if desired.lower() in written.lower():
                 return " ".join(written.split())
         return ""

@@ -34,16 +34,10 @@ import numpy as np
 
 from casemate.errors import require_range
 from casemate.protocols import BlackBox, Embedder, ExtractionAttack, Generator
-from casemate.redteam.crawling.anchors import (
-    MAX_ANCHOR_CHARACTERS,
-    HashingEmbedder,
-    TextVectors,
-    noun_phrases,
-    writer_lines,
-    writer_phrases,
-)
+from casemate.redteam.crawling.anchors import MAX_ANCHOR_CHARACTERS, HashingEmbedder, TextVectors, noun_phrases
 from casemate.redteam.crawling.common_words import GENERAL_WORDS
 from casemate.redteam.crawling.knowledge_graph import OTHER, RELATIONS, KnowledgeGraph, Triple, extract_triples
+from casemate.redteam.crawling.writer import writer_lines, writer_phrases
 from casemate.text.refusals import is_refusal
 from casemate.types import Float64
 

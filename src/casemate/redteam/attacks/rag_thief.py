@@ -30,8 +30,9 @@ from casemate.errors import ConfigError, require_range
 from casemate.protocols import BlackBox, ExtractionAttack, Generator
 from casemate.redteam.crawling.common_words import SENTENCES, WORDS
 from casemate.redteam.crawling.extracted_texts import RecoveredTexts, crawl_question, split_reply
+from casemate.redteam.crawling.writer import LIST_ITEM, generate
 from casemate.text.tokens import keywords, words
-from casemate.types import Document, Prompt
+from casemate.types import Document
 
 Order: TypeAlias = Literal["novelty", "age"]
 ORDERS: tuple[str, ...] = get_args(Order)
@@ -47,7 +48,6 @@ CONTINUE = (
     "nothing else."
 )
 FORWARD, BACKWARD = "come right after", "come right before"
-_LIST_ITEM = re.compile(r"^[\s\-*•]*(?:\d+[.):]\s*)?")
 _UNSAFE = re.compile(r"[\"“”«»]|_{2,}|[\x00-\x1f\ud800-\udfff]")
 """Characters removed from anchors: quotation marks and underscores, which would look like a quotation or a form."""
 MAX_ANCHOR_CHARACTERS = 600  # longest anchor in characters
@@ -180,6 +180,6 @@ async def _imagine(writer: Generator, chunk: str, count: int, place: str) -> lis
     """The writer's passages for that position."""
     if not count:
         return []
-    prompt = Prompt(CONTINUE.format(count=count, place=place), (Document("chunk", chunk[:MAX_CHUNK_CHARACTERS]),), "")
-    lines = "".join([piece async for piece in writer.stream(prompt)]).splitlines()
-    return [line for line in (_LIST_ITEM.sub("", line).strip() for line in lines) if len(line.split()) > 2][:count]
+    document = Document("chunk", chunk[:MAX_CHUNK_CHARACTERS])
+    lines = (await generate(writer, CONTINUE.format(count=count, place=place), document)).splitlines()
+    return [line for line in (LIST_ITEM.sub("", line).strip() for line in lines) if len(line.split()) > 2][:count]

@@ -12,16 +12,15 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from casemate.errors import CapabilityError
-from casemate.protocols import Embedder, Generator, Progress
+from casemate.protocols import Embedder, Progress
 from casemate.redteam.crawling.common_words import NON_ANCHOR_WORDS
 from casemate.text.sentences import clauses, proper_nouns, terms
 from casemate.text.tokens import WORD, content_words
-from casemate.types import Document, Prompt, Vector
+from casemate.types import Vector
 
 MAX_ANCHOR_CHARACTERS = 60  # longest anchor in characters
 SPEAKER_LABEL = re.compile(r"\b[A-Z]\w*:")  # Labels before a colon, such as "Doctor:". They are not part of a phrase.
 NONZERO_DIMENSIONS = 8  # nonzero dimensions of a stem in a vector of stems; collisions are rare
-LIST_ITEM = re.compile(r"^[\s\-*•]*(?:\d+[.):]\s*)?")
 
 
 def noun_phrases(text: str) -> list[str]:
@@ -62,19 +61,6 @@ def require_embedder(embedder: Embedder | None, attack: str) -> Embedder:
             f"{attack} compares texts by their vectors, so it needs an embedder of its own; set its option embedder"
         )
     return embedder
-
-
-async def writer_lines(writer: Generator, request: str, text: str = "") -> list[str]:
-    """Lines that the attacker's language model writes about a text, without numbers and bullets."""
-    context = (Document("reply", text),) if text else ()
-    written = "".join([piece async for piece in writer.stream(Prompt(request, context, ""))])
-    return [line for raw in written.splitlines() if (line := LIST_ITEM.sub("", raw).strip(" \"'`"))]
-
-
-async def writer_phrases(writer: Generator, request: str, count: int, text: str = "") -> list[str]:
-    """The first phrases written by the attacker's language model, each once; long lines are dropped."""
-    written = (line.rstrip(".,;:") for line in await writer_lines(writer, request, text))
-    return list(dict.fromkeys(line for line in written if line and len(line) <= MAX_ANCHOR_CHARACTERS))[:count]
 
 
 class TextVectors:
