@@ -8,12 +8,16 @@ from collections.abc import Collection
 
 from casemate.text.tokens import NUMBER, STOP_WORDS, WORD, content_words, stem, words
 
-BLOCK_END = re.compile(r"\n\s*\n|\n(?=\s*(?:[-*+#•|>]|\d+[.)]\s))")
-"""End of a paragraph or list item."""
+BLOCK_END = re.compile(r"\n\s*\n|\n(?=\s*(?:[-*+#•|>]|\{\x22|\d+[.)]\s|\[?\d{1,2}:\d\d))")
+"""End of a paragraph, list item, object of JSON lines, or message that begins with a time."""
 SENTENCE_END = re.compile(
     r"(?<=[.!?])(?<!\b[A-Z]\.)(?<!\b(?:Dr|Mr|Ms|St|No|vs)\.)(?<!\b(?:Mrs|e\.g|i\.e)\.)\s+(?=[^\sa-z])"
 )
 """Space between two sentences: after a period that ends no common abbreviation, before anything but a small letter."""
+_ANY_SENTENCE_END = re.compile(
+    SENTENCE_END.pattern + r"|(?<=[。！？｡])(?![。！？｡」』”’）])\s*|(?<=[。！？｡][」』”’）])\s*|(?<=[।॥؟۔።။។])\s+"
+)
+"""The same, or the end of a sentence in another script; Chinese and Japanese put no space there."""
 _LABEL = re.compile(r"^(?:[-*#•>|]\s*)*(?:[A-Z][A-Z ,/&-]+|[A-Z][\w/]*(?: [a-z]+){0,2}):\s+(?=\S)")
 _CLAUSE_END = re.compile(
     r";\s+|,\s+(?=(?:but|whereas|while|although|and (?:the|an?|this|these|that|it|they|we|he|she|was|were|is|are))\b)"
@@ -31,8 +35,11 @@ def sentences(text: str) -> list[str]:
 
     >>> sentences("Dr. Ito came at 8. She left.")
     ['Dr. Ito came at 8.', 'She left.']
+    >>> sentences("橋は八時に開く。料金は三元。")
+    ['橋は八時に開く。', '料金は三元。']
     """
-    return [s for block in BLOCK_END.split(text) for s in SENTENCE_END.split(block) if s.strip()]
+    end = SENTENCE_END if text.isascii() else _ANY_SENTENCE_END
+    return [s for block in BLOCK_END.split(text) for s in end.split(block) if s.strip()]
 
 
 def proper_nouns(text: str) -> list[str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TypeVar
@@ -29,8 +30,18 @@ UNSAFE_CHARACTERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-
 change how a line reads."""
 REPLACEMENT_CHARACTER = "\ufffd"
 """Replaces unsafe characters in output."""
-WORD = re.compile(r"[^\W_]++(?:['’.-][^\W_]++)*+")
+_MARKS = "".join(c for c in map(chr, range(0x300, 0x1C00)) if unicodedata.category(c) in ("Mn", "Mc"))
+LETTERS = rf"[^\W_]++(?:[{_MARKS}]++[^\W_]*+)*+"
+"""Regular expression of a run of letters and digits. Accents, and the vowel signs of Indic scripts, do not end it."""
+WORD = re.compile(rf"{LETTERS}(?:['’.-]{LETTERS})*+")
 """A word or number; apostrophes, periods and hyphens inside it do not end it."""
+UNSPACED = (
+    r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u31f0-\u31ff\u3400-\u9fff\uac00-\ud7a3"
+    r"\uf900-\ufaff\U00020000-\U0003ffff"
+)
+"""Letters of Thai, Lao, Burmese, Khmer, Japanese and Chinese, which put no space between words, and of Korean, in which
+one word has many endings; as ranges of a regular expression."""
+_UNSPACED_RUN = re.compile(f"([{UNSPACED}]+)")
 
 
 def whole_words(tokens: Iterable[str]) -> list[str]:
@@ -55,9 +66,29 @@ def words(text: str) -> list[str]:
     return WORD.findall(text.lower().replace("’", "'"))
 
 
+def character_pairs(found: Iterable[str]) -> list[str]:
+    """Replaces the letters of ``UNSPACED`` scripts in some words by all pairs of neighbors; the rest stays as it is.
+
+    Without spaces, a sentence would be one word. Pairs are recognized without a dictionary (Lunde 2009, "CJKV
+    Information Processing").
+
+    >>> character_pairs(["bridge", "北桥通行费3元"])
+    ['bridge', '北桥', '桥通', '通行', '行费', '3', '元']
+    """
+    parts = list[str]()
+    for word in found:
+        if word.isascii():
+            parts.append(word)
+            continue
+        for i, run in enumerate(_UNSPACED_RUN.split(word)):
+            parts += [run[k : k + 2] for k in range(max(1, len(run) - 1))] if i % 2 else [run] if run else []
+    return parts
+
+
 def content_words(text: str) -> frozenset[str]:
-    """Returns the stems of the words that are not stop words."""
-    return frozenset(map(stem, set(words(text)) - STOP_WORDS))
+    """Returns the stems of the words that are not stop words; of scripts without spaces, ``character_pairs``."""
+    found = words(text) if text.isascii() else character_pairs(words(text))
+    return frozenset(map(stem, set(found) - STOP_WORDS))
 
 
 class FunctionCache(dict[K, V]):

@@ -11,14 +11,16 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from casemate.text.answering import TYPES, Question
 from casemate.text.sentences import sentences
-from casemate.text.tokens import STOP_WORDS, FunctionCache, stem
+from casemate.text.tokens import LETTERS, STOP_WORDS, UNSPACED, FunctionCache, stem
 from casemate.types import Document
 
 NEGATIONS = frozenset("no not never none neither nor without cannot".split())
 FUNCTION_WORDS = STOP_WORDS - NEGATIONS
 """Words that carry no content. A negation does: it must be released like any other word."""
-TOKEN = re.compile(r"\d+(?:[.,]\d+)*%?(?![^\W_])|[^\W_]++(?:['’.-][^\W_]++)*+")
+TOKEN = re.compile(rf"\d+(?:[.,]\d+)*%?(?![^\W_])|{LETTERS}(?:['’.-]{LETTERS})*+")
 """A number with separators and percent sign, or a word."""
+_CLAUSE = re.compile(f"[{UNSPACED}]{{9,}}")
+"""Letters of a script without spaces that are a clause, no word: as a keyword it would disclose more than a word."""
 _PARTS = re.compile(f"({TOKEN.pattern})")
 MARKUP = re.compile(r"^[\s#>*+•|-]+|[*_`|]+")
 _MARKS = re.compile(r"[*_`|]+")
@@ -355,7 +357,7 @@ def statements(question: AskedQuestion, chosen: Sequence[Sentence], most: int) -
         expected = question.expects(sentence.text)
         anchors = [i for i, (token, asked) in enumerate(tokens) if asked and question.repeats(token)]
         for i, (token, asked) in enumerate(tokens):
-            if not asked:
+            if not asked and not _CLAUSE.search(token.lemma):
                 typed = bool(expected) and not expected.isdisjoint(token.written.lower().split())
                 near = 1.0 / min([abs(i - a) for a in anchors]) if anchors else 0.0
                 ranked.append((-(3.0 * typed + 1.0 * token.named + near), row, i, token.lemma))
