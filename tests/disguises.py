@@ -232,6 +232,33 @@ OTHER_SCRIPTS = {
 }
 """Letters of scripts that the texts do not use, as many places apart as those of ASCII."""
 
+LETTER_NAMES = (
+    "ay bee see dee ee eff gee aitch eye jay kay ell em en oh pee cue ar ess tee you vee double-u ex why zee"
+).split()
+BY_INITIAL = {word[0]: word for word in NATO} | dict(
+    zip("aehinost", "any each her into nor over some this".split(), strict=True)
+)
+
+
+def spoiled(change):
+    """Changes words of five letters and more."""
+    return words(lambda i, w: change(w) if len(w) > 4 else w)
+
+
+ALTERED = {
+    "a letter missing inside": spoiled(lambda w: w[:2] + w[3:]),
+    "a letter added inside": spoiled(lambda w: f"{w[:2]}e{w[2:]}"),
+    "another letter inside": spoiled(lambda w: f"{w[:2]}o{w[3:]}"),
+    "another first letter": spoiled(lambda w: f"m{w[1:]}"),
+    "a letter doubled": spoiled(lambda w: w[:2] + w[1:]),
+    "other vowels": table("aeiou", "eioua"),
+    "names of letters": lambda t: " ".join(LETTER_NAMES[ord(c) - 97] for c in t.lower() if c in LOWER),
+    "names of characters": lambda t: " ".join(f"LATIN SMALL LETTER {c.upper()}" for c in t.lower() if c in LOWER),
+    "initials of ordinary words": lambda t: " ".join(BY_INITIAL[c] for c in t.lower() if c in LOWER),
+    "a letter and a digit for each letter": letters(lambda c: f"{'abcdefgh'[(ord(c) - 97) % 8]}{(ord(c) - 97) // 8} "),
+}
+"""Encoders whose output consists of words, or looks like words of the texts."""
+
 
 def _held_out(name):
     return hashlib.sha256(name.encode()).digest()[0] % 2 == 1

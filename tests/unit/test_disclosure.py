@@ -13,7 +13,7 @@ from casemate.demo.clinic import case_notes
 from casemate.text import disclosure
 from casemate.text.disclosure import MAX_APART, MAX_SKIP, MIN_CHAIN, DisclosureCounter
 from casemate.text.tokens import STOP_WORDS
-from tests.disguises import DISGUISES, INVISIBLE, OTHER_SCRIPTS, UNREADABLE
+from tests.disguises import ALTERED, DISGUISES, INVISIBLE, OTHER_SCRIPTS, UNREADABLE
 
 NOTES = [" ".join(text.split()) for _, text in case_notes(60, seed=3)]
 TEXT = "Divers found deep cracks in both of the northern piers, and the bridge was closed."
@@ -240,6 +240,23 @@ def test_what_no_decoder_reads_counts_as_a_copy(name):
     counter = DisclosureCounter(NOTES[5:10], "", NOTES[40:45])
     counter.read((UNREADABLE | INVISIBLE | OTHER_SCRIPTS | DISGUISES)[name](NOTES[6]))
     assert counter.covered[1].bit_count() + counter.unreadable_words > 0.5 * counter.lengths[1]
+
+
+@pytest.mark.parametrize("name", ALTERED)
+@pytest.mark.parametrize("start", [5, 15])
+def test_altered_words_are_counted(name, start):
+    counter = DisclosureCounter(NOTES[start : start + 5], "", NOTES[40:45])
+    bits = counter.read(ALTERED[name](NOTES[start + 1]))
+    assert bits[1].bit_count() + counter.unreadable_words > 0.4 * counter.lengths[1]
+    assert max(b.bit_count() / n for b, n in zip(bits[:1] + bits[2:], counter.lengths[1:], strict=True)) < 0.3
+
+
+def test_other_notes_with_altered_words_disclose_hardly_anything():
+    """They share many words with the texts, and forms of more."""
+    for note in NOTES[30:40]:
+        counter = DisclosureCounter(NOTES[5:10], "", NOTES[40:45])
+        bits = counter.read(ALTERED["another letter inside"](note))
+        assert max(b.bit_count() / n for b, n in zip(bits, counter.lengths, strict=True)) < 0.3
 
 
 @pytest.mark.parametrize(

@@ -31,8 +31,8 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from casemate.text.disguises import INVISIBLE, decodings, fold_text, only_letters, without_vowels
-from casemate.text.tokens import STOP_WORDS, FunctionCache
+from casemate.text.disguises import INVISIBLE, LETTER_NAMES, decodings, fold_text, only_letters, without_vowels
+from casemate.text.tokens import LETTERS, STOP_WORDS, UNSPACED, FunctionCache, character_pairs
 
 MIN_CHAIN = 4
 """Content words of a chain from which it counts. Shorter ones occur by chance."""
@@ -59,11 +59,16 @@ _GROUP = 1 << 12
 """Letters of decodings from which these are searched."""
 _MIN_STREAM = 4
 """Letters of a word that is recognized without spaces around it."""
+_LONG_WORD = 20
+"""Letters of a word from which it is not compared with misspelled words."""
 _LEAST_LETTERS = 0.35
 """Share of letters below which a decoding is noise: a fifth of random bytes are letters."""
 _PERMUTED = frozenset(("markup", "leet", "script", "swapped", "doubled", "initials"))
 """Forms whose letters are not tried in other alphabets."""
-_WORD = re.compile(r"[^\W_]+")
+_WORD, _LETTERS_ONLY = re.compile(LETTERS), re.compile(r"[^\W_]+")
+_UNSPACED_WORD = re.compile(f"[{UNSPACED}]{{1,2}}")
+_NOT_UNSPACED, _NO_LETTER = re.compile(f"[^{UNSPACED}]+"), re.compile(rf"[\W\d_{UNSPACED}]+")
+_HAS_DIGIT = re.compile(r"\d").search
 _NO_SIGN = re.compile(r"[^\W_]|\s")
 _SAME_SIGN = re.compile(r"(.)\1{5,}")
 _SYMBOL = re.compile(rf"[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f{INVISIBLE}\u2190-\U0010ffff]")
@@ -78,7 +83,22 @@ _OTHER_SCRIPT, _OTHER_SCRIPT_BITS = "\U0010ffff", 10.0
 _LAST_LATIN, _SCRIPT_SHARE = "\u017f", 0.05
 """Letters up to this one are of every script. Least share of a text's letters from which it uses a script."""
 _FIRST_IDEOGRAPH = "\u2e80"
-_PIECE = re.compile(r"(?<!\s)\s*\S+|\s+\Z")
+PIECE_END = r"、。，．！？；：」』）"
+"""Punctuation after which a word ends without a space."""
+_FREQUENT = frozenset(
+    "的一是不了在人有我他这个们中来上大为和国地到以说时要就出会可也你对生能而子那得于着下自之年过发后作里用道行所然家种事"
+    "成方多经么去法学如都同现当没动面起看定天分还进好小部其些主样理心她本前开但因只从想实日军者意无力它与长把机十民第公此"
+    "已工使情明性知全三又关点正业外将两高间由问很最重并物手应战向头文体政美相见被利什二等产或新己制身果加西斯月话合回特代"
+    "内信表化老给世位次度门任常先海通教儿原东声提立及比员解水名真论处走义各入几口认条平系气题活尔更别打女变四神总何电数安"
+    "少报才结反受目太量再感建务做接必场件计管期市直德资命山金指克许统区保至队形社便空决治展马科司五基眼书非则听白却界达光"
+    "放强即像难且权思王象完设式色路记南品住告类求据程北边死张该交规万取拉格望觉术领共确传师观清今切院让识候带导争运费病医"
+    "每周半末六七八九百千元号请"
+    "이다의는에을가하고지한로은기도사를리어서자으시인나들그대보아라만있부정것수일과전게해구상스년여원우러주장면와조동었성"
+    "치제무교공신오경용비화국문생습니까했된않없때위분마소안진모음실선관내말"
+)
+"""Frequent characters of Chinese and syllables of Korean. Texts have too few of the thousands that there are to tell
+what looks like them."""
+_PIECE = re.compile(rf"(?<!\s)\s*+(?:[^\s{PIECE_END}]++[{PIECE_END}]*+|[{PIECE_END}]++)|\s+\Z")
 _ROTATIONS = [ascii_lowercase[k:] + ascii_lowercase[:k] for k in range(26)]
 _ALPHABETS = [*_ROTATIONS, *(alphabet[::-1] for alphabet in _ROTATIONS)]
 """Rotations of the alphabet and of its reverse; the first is the alphabet itself."""
@@ -100,9 +120,29 @@ def _sorted(word: str) -> str:
     return "".join(sorted(word))
 
 
+def _shortened(word: str) -> list[str]:
+    """A word without each of its letters."""
+    return [word[:i] + word[i + 1 :] for i in range(len(word))]
+
+
+def _words(folded: str) -> list[str]:
+    """The words of a folded text; of scripts without spaces, all pairs of neighboring letters."""
+    if folded.isascii():
+        return _WORD.findall(folded)
+    return character_pairs(_WORD.findall(unicodedata.normalize("NFC", folded)))  # folding divides Korean letters
+
+
 def _letters(words: Iterable[str]) -> int:
-    """Letters of some words; ideographs count twice, because a word has two."""
-    return sum(len(w) if w.isascii() else len(w) + sum(char >= _FIRST_IDEOGRAPH for char in w) for w in words)
+    """Letters of some words; ideographs count twice, because a word has two. Of a pair of letters the first counts."""
+    return sum(map(_LETTER_COUNTS.__getitem__, words))
+
+
+def _letter_count(word: str) -> int:
+    counted = word[:1] if _UNSPACED_WORD.fullmatch(word) else word
+    return len(counted) + sum(char >= _FIRST_IDEOGRAPH for char in counted)
+
+
+_LETTER_COUNTS = FunctionCache(_letter_count)
 
 
 def _other_spaces(run: str) -> int:
@@ -153,9 +193,9 @@ class _IndexedText:
         places: For each content word, its positions, each with a bit mask of the word and of the function words before
             it, among all words.
         prefixes: The words of ``_MIN_STREAM`` letters and more, by their first letters, the longest first.
-        prefix_codes: Their first letters, by ``_windows``.
+        prefix_codes: Their first letters in ASCII, by ``_windows``.
         skeletons: These words by their consonants.
-        misspelled: These words by what remains without the first or the last letter, and by their sorted letters.
+        characters: The letters of scripts without spaces.
         frequencies: Counts of their letters.
         scripts: The scripts of its letters, beside Latin.
         pairs: Counts of the pairs of letters in all content words.
@@ -164,26 +204,41 @@ class _IndexedText:
     def __init__(self, text: str) -> None:
         self.places: dict[str, _Places] = {}
         start, at, self.length, self.letters = 0, MAX_SKIP, 0, 0
-        for self.length, word in enumerate(_WORD.findall(fold_text(text)), 1):
-            self.letters += len(word)
+        words = _words(fold_text(text))
+        for self.length, word in enumerate(words, 1):
+            self.letters += _LETTER_COUNTS[word]
             if word not in STOP_WORDS and (len(word) > 1 or word.isdigit()):
                 places = self.places.setdefault(word, [])
                 if len(places) < MAX_OCCURRENCES:
                     places.append((at, (1 << self.length) - (1 << start)))
                 start, at = self.length, at + 1
         self.positions = at + MAX_SKIP
-        long_words = [w for w in self.places if len(w) >= _MIN_STREAM and only_letters(w) == w]
+        alphabetic = sorted((w for w in self.places if len(w) >= _MIN_STREAM and w.isalpha()), key=len, reverse=True)
+        long_words = [w for w in alphabetic if only_letters(w) == w]
         self.prefixes: dict[str, list[str]] = {}
-        for word in sorted(long_words, key=len, reverse=True):
+        for word in alphabetic:
             self.prefixes.setdefault(word[:_MIN_STREAM], []).append(word)
-        self.prefix_codes = _windows(_letter_codes("".join(self.prefixes)))[::_MIN_STREAM]
+        self.prefix_codes = _windows(_letter_codes("".join(filter(str.isascii, self.prefixes))))[::_MIN_STREAM]
         self.skeletons = {skeleton: w for w in long_words if len(skeleton := without_vowels(w)) > 2}
-        self.misspelled = {k: w for w in long_words if len(w) > _MIN_STREAM for k in (w[1:], w[:-1], _sorted(w))}
+        self._alphabetic = alphabetic
+        unspaced = {w for w in self.places if not w.isascii() and _UNSPACED_WORD.fullmatch(w)}
+        neighbors = zip(words, words[1:], strict=False)
+        self._skipping = {a[0] + b[1]: a for a, b in neighbors if a in unspaced and a[1:] == b[:1] and len(b) == 2}
+        self.characters = frozenset("".join(unspaced))
         scripts = Counter(_SCRIPTS[char] for word in self.places for char in word if char > _LAST_LATIN)
         self.scripts = {script for script, count in scripts.items() if count >= _SCRIPT_SHARE * self.letters}
-        pairs = _pairs((w for w in self.places if not w.isdigit()), self.scripts)
+        pairs = _pairs((w for w in self.places if not w.isdigit() and w not in unspaced), self.scripts)
         self.pairs = np.bincount(pairs, minlength=(_LETTER_CODES + 1) ** 2)
         self.frequencies = np.bincount(_letter_codes("".join(long_words)), minlength=26)
+
+    @cached_property
+    def misspelled(self) -> dict[str, str]:
+        """Words by their letters without one, and by their sorted letters.
+
+        Pairs of letters by their first letter and the one after next.
+        """
+        words = [w for w in self._alphabetic if _MIN_STREAM < len(w) <= _LONG_WORD]
+        return self._skipping | {key: word for word in words for key in (_sorted(word), *_shortened(word))}
 
 
 _indexed = lru_cache(maxsize=1024)(_IndexedText)
@@ -229,8 +284,9 @@ class DisclosureCounter:
         self._repeated = set[int]()  # numbers of the texts that the answer repeats
         self._by_prefix = FunctionCache(partial(_words_from, self._texts))
         self._undecoded, self._letters, self._size = list[str](), 0, 0
+        self._initials, self._named = "", ""  # first letters of words, and letters that words name
         self._readable = set[str]()  # words since the last part that was decoded
-        asked = _WORD.findall(fold_text(question))
+        asked = _words(fold_text(question))
         self._question = frozenset(asked)
         self._asked = [0] * len(self._texts)
         if asked:
@@ -302,23 +358,44 @@ class DisclosureCounter:
 
     def add(self, text: str) -> None:
         """Adds the next part of the answer, which ends at the end of a word and begins with the space before it."""
-        words, length, symbols, negligible = _PIECES[text] if len(text) <= _SHORT_PIECE else _read_piece(text)
+        piece = _PIECES[text] if len(text) <= _SHORT_PIECE else _read_piece(text)
+        words, length, symbols, negligible, initials, named = piece
+        self._initials += initials
+        self._named += named
+        if len(self._initials) >= BLOCK:
+            self._read_initials()
         known = self._read("plain", words)
         self._read_unordered(known)
-        readable = sum([len(w) for w in known if not w.isdigit()])
+        readable = _letters([w for w in known if not w.isdigit()])
         if 2 * readable > length and length - readable < _MIN_STREAM or negligible and not known:
             self._readable.update(words)
             if not symbols:
                 return
-            text, length = _WORD.sub("", text), 0
+            text, length = _LETTERS_ONLY.sub("", text), 0
         self._undecoded.append(text)
         self._letters += length + symbols
         self._size += len(text)
         if self._letters >= BLOCK or self._size >= MAX_BLOCK:
-            self.finish()
+            self._decode()
 
     def finish(self) -> None:
         """Decodes what is left."""
+        self._read_initials()
+        self._decode()
+
+    def _read_initials(self) -> None:
+        """Reads the letters for which whole words may stand. These may be readable words."""
+        streams = [self._initials]
+        if 2 * len(self._named) > len(self._initials):
+            streams.append(self._named)
+        self._initials, self._named = "", ""
+        for letters in map(only_letters, streams if self._texts else ()):
+            starts = np.flatnonzero(self._prefixes[_windows(_letter_codes(letters))]).tolist()
+            self._read("initials", self._segment(letters, starts))
+            self.steps += len(letters)
+
+    def _decode(self) -> None:
+        """Decodes the parts that contain no word of the texts."""
         block, self._undecoded, self._letters, self._size = "".join(self._undecoded), [], 0, 0
         if not self._texts or not block:
             return
@@ -327,7 +404,7 @@ class DisclosureCounter:
         for form, text in decoded:
             letters = only_letters(text)
             if form == "plain" or len(letters) >= _LEAST_LETTERS * len(text):
-                words = _WORD.findall(text)
+                words = _words(text)
                 if form != "plain":
                     self._read(form, words)
                 self._read(f"{form}, reversed", [word[::-1] for word in words])
@@ -338,7 +415,10 @@ class DisclosureCounter:
                 self._read_letters(streams)
                 streams, size = [], 0
         self._read_letters(streams)
-        self._read_unknown(_WORD.findall(decoded[0].text), _symbols(block), before)
+        plain = decoded[0].text
+        if not plain.isascii():
+            self._read_joined(unicodedata.normalize("NFC", plain))
+        self._read_unknown(_words(plain), _symbols(block), before)
 
     def _disclosed(self) -> int:
         return sum(bits.bit_count() for bits in self.bits[: self._shown])
@@ -356,7 +436,7 @@ class DisclosureCounter:
         """
         readable, self._readable = self._readable, set()
         unknown = self._unknown(words)
-        numbers = [w for w in words if w.isdigit()]
+        numbers = [w for w in words if _HAS_DIGIT(w)]
         readable.update(words)
         readable.difference_update(unknown, numbers)
         readable.update(codes := self._question.intersection(unknown))
@@ -378,17 +458,38 @@ class DisclosureCounter:
                 self.unreadable_words += count
                 self.growth += count
 
+    def _read_joined(self, plain: str) -> None:
+        """Reads letters of other alphabets than the Latin one, whatever is between them, also from last to first."""
+        letters, unspaced = _NO_LETTER.sub("", plain), _NOT_UNSPACED.sub("", plain)
+        for order, suffix in ((1, ""), (-1, ", reversed")):
+            stream = letters[::order]
+            starts = [at for at in range(len(stream)) if self._by_prefix[stream[at : at + _MIN_STREAM]]]
+            self._read(f"joined{suffix}", self._segment(stream, starts))
+            self._read(f"joined pairs{suffix}", character_pairs([unspaced[::order]]) if unspaced else ())
+        self.steps += 2 * len(plain)
+
     def _unknown(self, words: Sequence[str]) -> list[str]:
         """The words that are not in the texts and do not look like their words; no numbers.
 
         A word looks like these if its pairs of letters are as frequent in the texts: ``UNLIKE`` bits for each, at most,
-        above their mean.
+        above their mean. A pair of letters of a script without spaces does if one of them is familiar.
         """
-        new = [w for w in words if not (w in self._vocabulary or w in STOP_WORDS or w.isdigit())]
+        new = [w for w in words if not (w in self._vocabulary or w in STOP_WORDS or _HAS_DIGIT(w))]
+        unspaced = [w for w in new if not w.isascii() and _UNSPACED_WORD.fullmatch(w)]
+        if unspaced:
+            odd = [w for w in unspaced if self._characters.isdisjoint(w)]
+            pairs = frozenset(unspaced)
+            return odd + self._unknown([w for w in new if w not in pairs])
         sizes = np.array([len(w) + 1 for w in new], np.int64)
         bits, usual = self._pair_bits
         mean = np.add.reduceat(bits[_pairs(new, self._scripts)], np.cumsum(sizes) - sizes) / sizes if new else sizes
         return [word for word, one in zip(new, mean, strict=True) if one > usual + UNLIKE]
+
+    @cached_property
+    def _characters(self) -> frozenset[str]:
+        """Familiar letters of scripts without spaces; none if the texts have none."""
+        found = frozenset[str]().union(*(text.characters for text in self._texts))
+        return found | _FREQUENT if found else found
 
     @cached_property
     def _pair_bits(self) -> tuple[npt.NDArray[np.float64], float]:
@@ -420,16 +521,32 @@ class DisclosureCounter:
         return [text.skeletons[w] for w in bare for text in self._texts if w in text.skeletons]
 
     def _corrected(self, words: Iterable[str]) -> list[str]:
-        """The words of the texts among words, also without the first or last letter, in another order, or with "ay"."""
-        found = list[str]()
-        for word in words:
-            if word in self._vocabulary:
-                found.append(word)
-            elif len(word) >= _MIN_STREAM:
-                keys = word, _sorted(word), _sorted(word.removesuffix("ay"))
-                if whole := next((t.misspelled[k] for t in self._texts for k in keys if k in t.misspelled), ""):
-                    found.append(whole)
-        return found
+        """The words of the texts among words, also misspelled.
+
+        One letter may be missing, added or another one. The letters may be in another order, also with "ay" behind
+        them, or have other vowels.
+        """
+        return [whole for word in words if (whole := word if word in self._vocabulary else self._correct(word))]
+
+    def _correct(self, word: str) -> str:
+        """The word of the texts in the context that a word may stand for; empty: none."""
+        keys, bare = [word], ""
+        if _MIN_STREAM <= len(word) <= _LONG_WORD:
+            shortened = _shortened(word)
+            if known := next((key for key in shortened if key in self._vocabulary), ""):
+                return known
+            keys += [_sorted(word), _sorted(word.removesuffix("ay")), *shortened]
+            bare = without_vowels(word) if word.isascii() else ""
+        elif not _UNSPACED_WORD.fullmatch(word):
+            return ""
+        for text in self._texts[: self._shown]:
+            if bare in text.skeletons:
+                return text.skeletons[bare]
+            misspelled = text.misspelled
+            for key in keys:
+                if key in misspelled:
+                    return misspelled[key]
+        return ""
 
     def _read_letters(self, streams: Sequence[tuple[str, str]]) -> None:
         """Reads letters without spaces: as they are, and in the alphabets of which the frequencies fit best.
@@ -628,11 +745,17 @@ def _windows(codes: npt.NDArray[np.uint16]) -> npt.NDArray[np.uint16]:
     return found
 
 
-def _read_piece(text: str) -> tuple[list[str], int, int, bool]:
-    """The words of a part of an answer, their letters, its symbols, and whether it has only longer function words."""
-    words = _WORD.findall(fold_text(text))
+def _read_piece(text: str) -> tuple[list[str], int, int, bool, str, str]:
+    """Reads a part of an answer.
+
+    Returns:
+        Its words, their letters, its symbols, whether it has only longer function words, the first letters of its words
+        and the letters that they name.
+    """
+    words = _words(fold_text(text))
     negligible = bool(words) and all(len(w) > 1 and w in STOP_WORDS for w in words)
-    return words, sum(map(len, words)), _symbols(text), negligible
+    initials, named = (word[0] for word in words), (LETTER_NAMES.get(word, "") for word in words)
+    return words, _letters(words), _symbols(text), negligible, "".join(initials), "".join(named)
 
 
 _PIECES = FunctionCache(_read_piece, 4096)

@@ -84,6 +84,17 @@ _SPELLING_WORDS = frozenset(
     """alpha alfa bravo charlie delta echo foxtrot golf hotel india juliett juliet kilo lima mike november oscar papa
     quebec romeo sierra tango uniform victor whiskey xray yankee zulu""".split()
 )
+LETTER_NAMES = dict(zip(_LETTERS, _LETTERS, strict=True)) | {
+    name: letter
+    for letter, names in zip(
+        _LETTERS,
+        """ay bee/be see/cee/sea dee ee eff gee aitch/haitch eye/aye jay kay ell/el em en oh pee/pea cue/queue ar/are
+        ess tee/tea you/yew vee double ex why zee/zed""".split(),
+        strict=True,
+    )
+    for name in names.split("/")
+}
+"""Letters by their English names; the name of w is two words."""
 _WORD = re.compile("[a-z]+")
 _SPACED = re.compile(r"(?<!\S)\S(?: \S(?!\S)){2,}")
 _DOUBLED = re.compile(r"([a-z])\1")
@@ -246,6 +257,11 @@ def _rewritings(visible: str, plain: str) -> Iterator[tuple[str, str]]:
     yield "swapped", _swap_pairs(plain)
     found = _WORD.findall(plain)
     yield "initials", "".join(word[0] for word in found)
+    single = [word for word in found if len(word) == 1]
+    if 5 < len(single) < len(found):
+        yield "initials", "".join(single)
+    if len(named := [LETTER_NAMES[word] for word in found if word in LETTER_NAMES]) > 5:
+        yield "initials", "".join(named)
     if len(spelled := [word[0] for word in found if word in _SPELLING_WORDS]) > 5:
         yield "initials", "".join(spelled)
     digits = _digits(visible)

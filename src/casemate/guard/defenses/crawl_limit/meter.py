@@ -14,13 +14,13 @@ from casemate.guard.audience import ReleasedDocument
 from casemate.guard.client_state.crawl_evidence import CLEAR
 from casemate.guard.client_state.withheld_documents import key_of
 from casemate.guard.verdict_log import append
-from casemate.text.disclosure import DisclosureCounter
+from casemate.text.disclosure import PIECE_END, DisclosureCounter
 from casemate.types import Action, Document, Query, Verdict
 
 if TYPE_CHECKING:
     from casemate.guard.defenses.crawl_limit import CrawlLimit
 
-_BEFORE_SPACE = re.compile(r"(?<=\S)(?=\s)")
+_WORD_END = re.compile(rf"(?<=\S)(?=\s)|(?<=[{PIECE_END}])(?=[^\s{PIECE_END}])")
 QUOTE_WORDS, QUOTE_SHARE = 300, 0.5
 """Default of ``quote_words``: the share of the words of the context, and at least so many words. Ordinary answers from
 long documents disclose more than 300 words, but less than half of what was read for them."""
@@ -161,7 +161,7 @@ class DisclosureMeter:
 
     def feed(self, piece: str) -> str:
         """Adds a piece; returns the whole words that may be sent."""
-        *words, self.incomplete = _BEFORE_SPACE.split(self.incomplete + piece)
+        *words, self.incomplete = _WORD_END.split(self.incomplete + piece)
         if len(self.incomplete) > MAX_WORD:
             words, self.incomplete = [*words, self.incomplete], ""
         return "".join(map(self._read, words))
