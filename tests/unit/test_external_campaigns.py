@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import threading
+import time
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 
@@ -213,6 +214,18 @@ class TestFailures:
             found = run(settings(place, tmp_path, http(fake, retries=2)))
         assert found.status is CheckStatus.FAIL
         assert found.cost["requests_this_run"] == found.cost["questions_this_run"] + 2
+
+    def test_its_duration_includes_the_preparation(self, place, tmp_path, monkeypatch):
+        prepare = ExternalMembershipCampaign.prepare
+
+        async def slow(self, *arguments):
+            await asyncio.sleep(2)
+            return await prepare(self, *arguments)
+
+        monkeypatch.setattr(ExternalMembershipCampaign, "prepare", slow)
+        before = time.monotonic()
+        found = run(settings(place, tmp_path, "guarded"))
+        assert 2 <= found.cost["seconds"] <= time.monotonic() - before
 
     def test_a_slow_server_times_out(self, place, tmp_path):
         with external_system.serving(always="slow") as fake:

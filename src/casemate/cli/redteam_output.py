@@ -156,10 +156,10 @@ def _cost_of_the_guard(result: CampaignResult) -> Iterator[str]:
         what = f"{_rate(utility.flagged)} with a document withheld, {changed}" if utility.flagged else changed
         yield f"Benign questions ({source}): of {utility.questions}, {what} with a changed answer."
     if replay := result.benign_sessions:
-        alarms = ", ".join(f"{name} in {count}" for name, count in sorted(replay.alarms.items())) or "none"
+        flagged = ", ".join(f"{name} in {count}" for name, count in sorted(replay.alarms.items())) or "none"
         yield (
-            f"Benign sessions: alarms in {replay.sessions} sessions: {escape(alarms)}; {replay.changed} of "
-            f"{replay.questions} answers changed."
+            f"Benign sessions with a flagged question (not an alert), of {replay.sessions}: {escape(flagged)}; "
+            f"{replay.changed} of {replay.questions} answers changed."
         )
 
 

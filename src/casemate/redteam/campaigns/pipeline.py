@@ -242,7 +242,7 @@ class Campaign(ABC):
             not_tested=(*found.not_tested, *system.not_tested),
             simulated=(*system.simulated, *found.simulated),
             evidence={**system.evidence, **found.evidence, "seed": self.config.redteam.seed, **_versions()},
-            cost={"seconds": seconds, **found.cost, **system.cost()},
+            cost={**found.cost, "seconds": seconds, **system.cost()},
         )
 
 
@@ -269,7 +269,7 @@ def validate_plan(config: Config, stem: str = REPORT) -> None:
     for kind, part in parts:
         plugins.validate(kind, part, folder)
     if stem == REPORT and section.target.use == "own" and config.rag.corpus is None:
-        raise ConfigError("membership inference needs whole documents: set rag.corpus")
+        raise ConfigError("membership inference needs whole documents: set rag.corpus in casemate.yaml to their folder")
     files = {"split": section.split, "benign": section.benign}
     for name, path in files.items():
         if path is not None and not (folder / path).is_file():

@@ -519,7 +519,7 @@ class CampaignResult:
         not_tested: Limits of the campaign, one sentence each.
         simulated: Parts that replaced real ones, one sentence each.
         evidence: Seed, versions, fingerprints of configuration and corpus, sizes of the split.
-        cost: Questions, cached answers, model calls, seconds.
+        cost: Questions, cached answers, model calls, seconds from the start of the preparation (calibration included).
         crawls: Results of extraction attacks, without the recovered texts.
         extracted: Volume of text returned, by extraction attack and target.
         benign_sessions: Effect of the guard on benign sessions; None: not replayed.
