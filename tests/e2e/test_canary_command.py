@@ -138,9 +138,11 @@ def test_the_trend_is_plotted_with_the_change_and_the_alarm(place):
 
 
 def test_a_baseline_takes_effect_when_accepted(place):
+    assert "alerts late; run 'casemate canary baseline'" in CliRunner().invoke(cli, ["canary", "run"]).output
     first = run("canary", "baseline", "--runs", "3", "--json")[1]
     assert not first["accepted"]
-    assert "have no baseline" in CliRunner().invoke(cli, ["canary", "run"]).output
+    said = CliRunner().invoke(cli, ["canary", "run"]).output
+    assert "2 canaries have no baseline" in said and f"casemate canary baseline --accept {first['id']}" in said
     assert run("canary", "baseline", "--accept", first["id"][:6])[0] == 0
     assert "have no baseline" not in CliRunner().invoke(cli, ["canary", "run"]).output
 

@@ -37,7 +37,7 @@ from casemate.monitor.canaries.results import CanaryResult, CanaryRun, CanarySta
 from casemate.monitor.scheduler.schedule import ScheduleGap
 from casemate.monitor.scheduler.watch import AlertDispatcher
 from casemate.monitor.service import CanaryMonitor, open_alert_dispatcher, open_canary_monitor
-from casemate.monitor.trends.baseline import load_baseline
+from casemate.monitor.trends.baseline import load_baseline, recorded_baselines
 from casemate.monitor.trends.cusum import ERRORS_IN_A_ROW, RunAnalysis, WatchedCanary, WatchedSet
 from casemate.monitor.trends.trend import CanarySummary
 from casemate.monitor.trends.trend_page import TrendSource, baseline_counts, draw_trend, render_trend
@@ -274,12 +274,20 @@ def _show_notes(monitor: CanaryMonitor) -> None:
     unmeasured = [c.id for c in monitor.watched_set().canaries if not c.flakes.asked]
     if unmeasured:
         say.print(
-            f"[yellow]note:[/yellow] {len(unmeasured)} canaries have no baseline, so their failures count little; "
-            "run 'casemate canary baseline'",
+            f"[yellow]note:[/yellow] {len(unmeasured)} canaries have no baseline, so each is assumed to fail often and "
+            f"alerts late; {_baseline_advice(monitor, unmeasured)}",
             soft_wrap=True,
         )
     if outdated := [c for c in monitor.watched_set().canaries if c.outdated]:
         say.print(f"[yellow]note:[/yellow] {_describe_outdated(outdated)}", soft_wrap=True)
+
+
+def _baseline_advice(monitor: CanaryMonitor, unmeasured: Collection[str]) -> str:
+    """The command that gives these canaries a baseline: to accept the latest one, if it measured one of them."""
+    *_, latest = [None, *recorded_baselines(monitor.app.store, monitor.set)]
+    if latest and any(latest.of(c) for c in monitor.set.canaries if c.id in unmeasured):
+        return f"accept the one that is recorded: casemate canary baseline --accept {latest.id}"
+    return "run 'casemate canary baseline'"
 
 
 def _describe_outdated(canaries: Sequence[WatchedCanary]) -> str:

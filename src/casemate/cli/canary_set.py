@@ -144,7 +144,7 @@ def baseline_command(
             found = baseline.accept_baseline(store, monitor.set, accept, by, datetime.now(UTC))
         else:
             with bar() as progress, counted_errors():
-                task = progress.add_task("asking", total=runs)
+                task = progress.add_task("asking all canaries, runs", total=runs)
                 found = asyncio.run(monitor.measure_baseline(runs, force, lambda n: progress.advance(task, n)))
             if yes:
                 baseline.accept_baseline(store, monitor.set, found.id, by, datetime.now(UTC))
