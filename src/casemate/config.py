@@ -7,9 +7,10 @@ does.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args
+from types import UnionType
+from typing import Any, Literal, TypeAlias, Union, get_args, get_origin
 
 import yaml
 from pydantic import (
@@ -579,18 +580,37 @@ def _expand_variables(value: Any, name: str, needed: bool) -> Any:
 
 
 def _describe(invalid: ValidationError) -> str:
-    return "; ".join(_describe_one(error) for error in invalid.errors())
+    """All errors. Those about the alternatives of one value are one error with several reasons."""
+    of_value: dict[str, list[str]] = {}
+    for error in invalid.errors():
+        what, _, why = _describe_one(error).partition(": ")
+        of_value.setdefault(what, []).append(why)
+    return "; ".join(": ".join(filter(None, (what, ", or ".join(whys)))) for what, whys in of_value.items())
 
 
 def _describe_one(error: Any) -> str:
     """One validation error as key, value and what is allowed."""
-    key = ".".join(str(step) for step in error["loc"])
+    key = _key(error["loc"])
     if error["type"] == "extra_forbidden":
         return f"unknown key {key!r}{_alternatives(error['loc'])}"
     if error["type"] == "missing":
         return f"{key} is missing"
     value = "" if isinstance(error["input"], Mapping) else f" is {error['input']!r}"
     return f"{key}{value}: {validation_reason(error)}"
+
+
+def _key(path: Sequence[Any]) -> str:
+    """The key in the file; pydantic appends the name of the type to a value that may have one of several types."""
+    section: Any = Config
+    for place, step in enumerate(path):
+        if step not in getattr(section, "model_fields", ()):
+            break
+        section = section.model_fields[step].annotation
+        plain = all(get_origin(a) in (None, Literal) for a in get_args(section))
+        if plain and get_origin(section) in (Union, UnionType):
+            path = path[: place + 1]
+            break
+    return ".".join(str(step) for step in path)
 
 
 def _alternatives(path: Iterable[Any]) -> str:

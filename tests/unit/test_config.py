@@ -45,6 +45,11 @@ def test_the_folder_of_a_configuration_is_that_of_its_file(tmp_path):
         ({"rag": {"k": 0}}, "rag.k is 0: input should be greater than or equal to 1"),
         ({"rag": {"k": "many"}}, "rag.k is 'many'"),
         ({"guard": {"mode": "on"}}, "guard.mode is 'on': input should be 'enforce', 'observe' or 'off'"),
+        (
+            {"monitor": {"gate": "obsrve"}},
+            "configuration: monitor.gate is 'obsrve': input should be a valid boolean, unable to interpret input, or "
+            "input should be 'observe'",
+        ),
         ({"guard": {"defenses": [{"threshold": "paper"}]}}, "guard.defenses.0.use is missing"),
         ([1, 2], "must be a mapping of keys to values, not list"),
     ],
