@@ -182,7 +182,8 @@ class TestCommand:
 
     def test_without_a_terminal_it_needs_yes(self, place):
         before = (place / "casemate.yaml").read_text()
-        with pytest.raises(ConfigError, match="add --yes and --force to switch to enforce although no question was"):
+        refused = r"no question was .*\. To switch to enforce all the same, add --yes and --force$"
+        with pytest.raises(ConfigError, match=refused):
             run()
         record(*map(verdict, range(99)))
         with pytest.raises(ConfigError, match="add --yes to switch to enforce$"):

@@ -79,7 +79,7 @@ def enforce(
         needed = _needed(settings, path, mode, values) and not dry_run
         why = _objection(preview) if preview and not force else ""
         if needed and yes and why:
-            raise ConfigError(f"nothing was changed: {why}; or add --force")
+            raise ConfigError(f"nothing was changed: {why}. To switch to {mode} all the same, add --force")
         done = needed and _confirmed(mode, yes, as_json, why)
         problem = switch(store, path, mode, AUTHOR) if done else ""
     if as_json:
@@ -118,8 +118,9 @@ def _confirmed(mode: GuardMode, yes: bool, as_json: bool, why: str) -> bool:
     if yes:
         return True
     if as_json or not is_terminal():
-        options = f"--yes and --force to switch to {mode} although {why}" if why else f"--yes to switch to {mode}"
-        raise ConfigError(f"nothing was changed: there is no terminal to confirm on; add {options}")
+        if why:
+            raise ConfigError(f"nothing was changed: {why}. To switch to {mode} all the same, add --yes and --force")
+        raise ConfigError(f"nothing was changed: there is no terminal to confirm on; add --yes to switch to {mode}")
     return typer.confirm(f"Set guard.mode to {mode}?", default=False, err=True)
 
 
