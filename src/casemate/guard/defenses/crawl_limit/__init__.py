@@ -189,8 +189,8 @@ class CrawlLimit(Defense):
             return ""
         advice = "index more documents"
         if left < seen:
-            advice = f"with questions: {quarter} it may see {left} ({100 * left / chunks:.0f} %), then only these. "
-            advice += f"In casemate.yaml: - {{use: crawl_limit, questions: {quarter}}}"
+            advice = f"at most {left} ({100 * left / chunks:.0f} %) if casemate.yaml has "
+            advice += f"{{use: crawl_limit, questions: {quarter}}}; further questions are then answered from these"
         share = f"{seen} of {chunks} chunks ({100 * seen / chunks:.0f} %)"
         return f"one client may see {share} in {self.hours:g} hours; {advice}"
 
