@@ -15,13 +15,16 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 from scipy.stats import kstest
 
+from casemate.cli import setup
 from casemate.cli.setup import _note_weak_attacks
 from casemate.errors import BackendError, DataError
 from casemate.guard.calibration import file as calibration
 from casemate.guard.calibration.closeness import FEATURES
 from casemate.guard.calibration.file import CalibrationFile, read_calibrations, write_calibration
+from casemate.guard.calibration.fitting import RATES
 from casemate.maths import stats
 from casemate.maths.calibration import MAX_SIZE_RATIO, Calibration
 from casemate.runtime import files
@@ -48,7 +51,7 @@ scores = st.floats(-5, 5).map(lambda x: round(x, 2))
 def test_attacks_of_which_most_questions_pass_are_named_after_indexing(capsys):
     recall = {a: {"0.01": {"question": [share, 0.0, 1.0]}} for a, share in (("direct", 0.9), ("mba", 0.03))}
     _note_weak_attacks(replace(MADE, notes={"recall": recall}), 0.01)
-    assert "fewer than half of the questions of these attacks: mba 0.03;" in " ".join(capsys.readouterr().err.split())
+    assert "fewer than half of the questions of these attacks: mba 3 %;" in " ".join(capsys.readouterr().err.split())
     for harmless in (MADE, replace(MADE, notes={})):
         _note_weak_attacks(harmless, 0.01)
     assert capsys.readouterr().err == ""
@@ -295,3 +298,15 @@ def test_file_is_read_again_only_when_it_changes(tmp_path, monkeypatch):
     assert watched.of("default") == MADE
     path.unlink()
     assert watched.of("default") is None
+
+
+def test_the_table_of_error_rates_fits_on_80_columns_and_no_name_is_cut(monkeypatch):
+    whole = {"question": (1.0, 1.0, 1.0), "document": (1.0, 1.0, 1.0)}
+    recall = {"interrogation": {str(rate): whole for rate in RATES}}
+    found = replace(MADE, notes={"recall": recall})
+    console = Console(width=80)
+    monkeypatch.setattr(setup, "out", console)
+    with console.capture() as held:
+        setup._show("mirabel", found, 0.01)
+    (row,) = [line.split() for line in held.get().splitlines() if "interrogation" in line]
+    assert row == ["interrogation", *["100", "/", "100"] * 5]

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 from urllib.parse import quote
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from casemate import config as configuration
@@ -73,7 +74,9 @@ def index(
     settings = configuration.read(config)
     place = corpus or (settings.folder / settings.rag.corpus if settings.rag.corpus else None)
     if place is None:
-        raise ConfigError("no corpus: give a folder or file, or set rag.corpus in casemate.yaml")
+        raise ConfigError("no corpus: give a folder or file, or set rag.corpus: casemate init FOLDER")
+    if corpus is None and not place.exists():
+        raise ConfigError(f"no file or folder at {place}, the value of rag.corpus; correct it in {settings.file}")
     source = Corpus(place, settings.rag.max_file_mb, empty=missing == "remove")
     with open_executor(on) as executor, open_app(settings, rebuild=rebuild, executor=executor) as app:
         chunk = settings.rag.chunk
@@ -303,7 +306,7 @@ def _say_calibrated(name: str, found: Calibration, significance: float) -> None:
 def _note_weak_attacks(found: Calibration, significance: float) -> None:
     """Names the scripted attacks of which most questions get their document."""
     by_attack = {a: by[str(significance)] for a, by in found.notes.get("recall", {}).items() if str(significance) in by}
-    weak = [f"{shown(attack)} {_share(c['question'])}" for attack, c in by_attack.items() if c["question"][0] < 0.5]
+    weak = [f"{shown(attack)} {_share(c['question'])} %" for attack, c in by_attack.items() if c["question"][0] < 0.5]
     if weak:
         say.print(
             "[yellow]note:[/yellow] the guard withholds the document from fewer than half of the questions of these "
@@ -335,24 +338,24 @@ def _show(name: str, found: Calibration, significance: float) -> None:
     if not recall:
         return
     usable = [r for r in RATES if math.isfinite(found.threshold(r))]
-    table = Table(
-        title="Share of attack questions whose document is withheld (in brackets: of documents, in any question)",
-        title_justify="left",
-    )
-    table.add_column("highest share of benign questions flagged")
+    what = "Withheld in % of attack questions / of attacked documents (in one question or more), by error rate"
+    out.print(what, soft_wrap=True)
+    table = Table(box=SIMPLE_HEAD)
+    table.add_column("error rate", no_wrap=True)
     for r in usable:
-        table.add_column(f"{r:.1%}" + (" *" if r == significance else ""), justify="right")
+        table.add_column(f"{100 * r:g} %{' *' * (r == significance)}", justify="right", no_wrap=True)
     for attack, by_rate in recall.items():
         cells = (by_rate[str(r)] for r in usable)
-        table.add_row(attack, *(f"{_share(c['question'])} ({_share(c['document'])})" for c in cells))
+        table.add_row(attack, *(f"{_share(c['question'])} / {_share(c['document'])}" for c in cells))
     out.print(table)
     if why := found.shortage(f"{name}.significance", significance):
         out.print(f"[yellow]note:[/yellow] {why}", soft_wrap=True)
-    out.print(f"[dim]* {name}.significance. Attacks are written by script, without a language model.[/dim]")
+    explained = f"Error rate: largest share of benign questions that are flagged (* {name}.significance)"
+    out.print(f"[dim]{explained}. Attacks are written by script, without a language model.[/dim]", soft_wrap=True)
 
 
 def _share(figure: Estimate) -> str:
-    return f"{figure[0]:.2f}"
+    return f"{100 * figure[0]:.0f}"
 
 
 def doctor(
