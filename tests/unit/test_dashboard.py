@@ -482,6 +482,18 @@ class TestPages:
         assert "mirabel 1, crawl_limit 1" in clients or "crawl_limit 1, mirabel 1" in clients
         assert "1 of 2" in overview and "(1 of 2;" in page
 
+    def test_with_several_defenses_each_has_its_own_scale(self, tmp_path):
+        crawl = {"defense": "crawl_limit", "score": 1.0, "threshold": 100_000.0}
+        events = (verdict(0), verdict(1, flagged=True), verdict(2, **crawl), verdict(3, **crawl))
+        with visiting(make(tmp_path), *events) as visitor:
+            both, one = (visitor.get(path).text for path in ("/verdicts", "/verdicts?defense=crawl_limit"))
+        assert "far above" in both and "+99999.00" not in both
+        assert "far above" not in one and "+99999.00" in one
+        dots = "".join(re.findall(r'class="dots [a-z]+" d="([^"]*)"', both))
+        assert len(set(re.findall(r"M[\d.]+,([\d.]+)", dots))) == 2, (
+            "the largest distance of each defense reaches an end of the axis"
+        )
+
     def test_a_verdict_says_what_its_defense_withheld(self, tmp_path):
         leak = {"defense": "honeytoken", "action": "withhold", "hidden": [], "evidence": {"what": "leaked"}}
         failure = {"action": "withhold", "threshold": None, "evidence": {"error": "OSError"}}

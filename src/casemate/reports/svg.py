@@ -494,10 +494,12 @@ def score_scatter(
     span: tuple[datetime, datetime],
     links: Sequence[ChartLink],
     said: str,
+    ends: tuple[str, str] | None = None,
 ) -> FramedChart:
     """Distance of scores to their threshold over time: time, difference, and whether it was flagged.
 
-    The newest ``MAX_DOTS`` points are drawn; ``span`` are both ends of the horizontal axis.
+    The newest ``MAX_DOTS`` points are drawn; ``span`` are both ends of the horizontal axis. ``ends`` label
+    the upper and the lower end of the vertical axis; None: the largest distance.
     """
     chart = _TimeChart(*span, said)
     points = points[-MAX_DOTS:]
@@ -506,7 +508,8 @@ def score_scatter(
     chart.image.line("limit", 0.0, HIGH / 2, WIDE, HIGH / 2)
     for kind, flagged in (("calm", False), ("flagged", True)):
         chart.image.dots(f"dots {kind}", [(chart.x(p[0]), y(p[1])) for p in points if p[2] is flagged])
-    return chart.framed((f"+{reach:.2f}", "threshold", minus(f"-{reach:.2f}")), links)
+    above, below = ends or (f"+{reach:.2f}", minus(f"-{reach:.2f}"))
+    return chart.framed((above, "threshold", below), links)
 
 
 def _time_labels(start: datetime, end: datetime) -> list[str]:

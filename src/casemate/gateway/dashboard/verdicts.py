@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -37,7 +40,7 @@ def explorer(request: PageRequest) -> Page:
     found = [v for v in visible if filters.match(v, request)]
     requests = by_request(found)
     rate, about = sample_rate(sum(any(v.flagged for v in one) for one in requests), len(requests))
-    span = _span(found)
+    rows = partial(_row, request, _spans(found))
     columns = (
         Column("Time", lambda v: v.at, "at", True),
         Column("Outcome", lambda v: (outcome(v)[0], v.defense), "outcome"),
@@ -58,7 +61,7 @@ def explorer(request: PageRequest) -> Page:
         "rate": rate,
         "rate_about": about,
         "scatter": _scatter(request, found),
-        "listing": request.table("Verdicts", columns, found[::-1], order="-at", show=lambda v: _row(request, v, span)),
+        "listing": request.table("Verdicts", columns, found[::-1], order="-at", show=rows),
     }
     return Page("verdicts.html", context)
 
@@ -172,9 +175,9 @@ def _shown(v: VerdictRecord) -> list[str]:
 
 def _scatter(request: PageRequest, found: Sequence[VerdictRecord]) -> FramedChart | None:
     decided = [v for v in found if v.threshold is not None]
-    points = [(v.at, v.score - (v.threshold or 0.0), v.flagged) for v in decided]
-    if len(points) < 2:
+    if len(decided) < 2:
         return None
+    points, ends = _distances(decided)
     bins = request.time.bins
     kept = {name: value for name, value in request.query.items() if not name.endswith("page")}
     links = [
@@ -186,7 +189,23 @@ def _scatter(request: PageRequest, found: Sequence[VerdictRecord]) -> FramedChar
         if own
     ]
     said = "Score minus threshold of each verdict over time; above the line means flagged"
-    return score_scatter(points, (bins[0].start, bins[-1].end), links, said)
+    return score_scatter(points, (bins[0].start, bins[-1].end), links, said, ends)
+
+
+def _distances(decided: Sequence[VerdictRecord]) -> tuple[list[tuple[datetime, float, bool]], tuple[str, str] | None]:
+    """Time, score minus threshold, and whether it was flagged; and labels for both ends of the axis.
+
+    The scores of two defenses have no common unit. With several defenses, each distance is a share of the largest one
+    of its defense.
+    """
+    distances = [v.score - (v.threshold or 0.0) for v in decided]
+    largest: dict[str, float] = defaultdict(float)
+    for v, distance in zip(decided, distances, strict=True):
+        largest[v.defense] = max(largest[v.defense], abs(distance))
+    if len(largest) > 1:
+        distances = [d / (largest[v.defense] or 1.0) for v, d in zip(decided, distances, strict=True)]
+    points = [(v.at, distance, v.flagged) for v, distance in zip(decided, distances, strict=True)]
+    return points, ("far above", "far below") if len(largest) > 1 else None
 
 
 def _span(verdicts: Sequence[VerdictRecord]) -> tuple[float, float]:
@@ -194,7 +213,12 @@ def _span(verdicts: Sequence[VerdictRecord]) -> tuple[float, float]:
     return min(values, default=0.0), max(values, default=1.0)
 
 
-def _row(request: PageRequest, v: VerdictRecord, span: tuple[float, float]) -> dict[str, Any]:
+def _spans(verdicts: Sequence[VerdictRecord]) -> dict[str, tuple[float, float]]:
+    """The span of each defense: the scores of two have no common unit."""
+    return {name: _span([v for v in verdicts if v.defense == name]) for name in {v.defense for v in verdicts}}
+
+
+def _row(request: PageRequest, spans: Mapping[str, tuple[float, float]], v: VerdictRecord) -> dict[str, Any]:
     word, tone = outcome(v)
     sources = _texts(v.evidence.get("withheld"))
     withheld = ", ".join([plural(len(sources), "source")] * bool(sources) + [plural(len(v.hidden), "chunk")])
@@ -203,7 +227,7 @@ def _row(request: PageRequest, v: VerdictRecord, span: tuple[float, float]) -> d
         "outcome": word,
         "tone": tone,
         "client": request.client_name(v.client),
-        "meter": score_meter(v.score, v.threshold, span, v.flagged),
+        "meter": score_meter(v.score, v.threshold, spans[v.defense], v.flagged),
         "withheld": withheld if v.hidden else "",
         "why": ", ".join(_texts(v.evidence.get("why"))),
     }
