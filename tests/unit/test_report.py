@@ -37,7 +37,7 @@ from casemate.redteam.reporting.text import (
     reported_checks,
     strongest_attack,
 )
-from tests.campaigns import attack, campaign, sessions
+from tests.campaigns import attack, campaign, crawl_campaign, sessions
 
 HOSTILE = "\"><script>alert(1)</script>]]>'<img src=x onerror=alert(1)>&amp;\x00\x1b[31m\ud800\u202e\uffff"
 SEEN = """"><script>alert(1)</script>]]>'<img src=x onerror=alert(1)>&amp;"""
@@ -608,3 +608,12 @@ def test_lines_of_a_terminal_state_once_what_the_checks_of_several_attacks_share
         "Not inferred: Too few trials (a, b)"
     ]
     assert describe_checks([check("", "It failed")]) == ["Not inferred: It failed"]
+
+
+def test_the_reading_guide_explains_the_figures_of_its_report_only():
+    membership, crawl = render_html(campaign()), render_html(crawl_campaign())
+    assert "<dt>AUC</dt>" in membership and "<dt>Efficiency</dt>" not in membership
+    assert "<dt>AUC</dt>" not in crawl and "<dt>Efficiency</dt>" in crawl
+    assert "<li>The reader is simulated_reader.</li>" in render_html(
+        campaign(simulated=("The reader is `simulated_reader`.",))
+    )

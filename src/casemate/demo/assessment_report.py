@@ -79,7 +79,7 @@ def strongest(assessment: Assessment, side: str) -> tuple[str, Estimate] | None:
 
 
 def _membership(assessment: Assessment) -> Headline:
-    title = "Is this document in the collection? (AUC)"
+    title = "Is this document in the collection? (AUC; .5 is chance)"
     off, on = strongest(assessment, OFF), strongest(assessment, ON)
     if not (off and on and assessment.membership):
         why = assessment.sample.gap or "the attacks have no figures"
