@@ -117,6 +117,8 @@ class TestInit:
         done = run("init", "--generator", "extractive")
         assert done.exit_code == 0
         assert "docs, the value of rag.corpus, does not exist yet" in done.stderr
+        with pytest.raises(ConfigError, match="no file or folder at docs, the value of rag.corpus; correct it in case"):
+            CliRunner().invoke(cli, ["index"], catch_exceptions=False)
         written = Path("casemate.yaml").read_text()
         assert "{use: mirabel, " in written and "{use: crawl_limit, " in written
         assert "{name:" not in written
