@@ -778,7 +778,9 @@ def test_the_configured_model_is_listed(tmp_path):
         (model,) = http.get("/v1/models").json()["data"]
         assert model["id"] == "org/gpt"
         assert http.get("/v1/models/org/gpt").json() == model
-        assert http.get("/v1/models/other").status_code == 404
+        answer = http.get("/v1/models/other")
+        assert answer.status_code == 404
+        assert "no model 'other'; use 'org/gpt'" in answer.json()["error"]["message"]
 
 
 def test_retrieval_needs_a_permission_and_scores_are_for_admins_only(tmp_path):

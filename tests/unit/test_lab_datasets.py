@@ -118,7 +118,7 @@ NAMES = [f"d{i}" for i in range(20)]
         ("{", "cannot be read"),
         (json.dumps({"members": ["nobody"], "nonmembers": []}), "'nobody'"),
         (json.dumps({"members": NAMES, "nonmembers": NAMES}), "twice"),
-        (json.dumps({"members": NAMES, "nonmembers": ["d30"]}), "too few"),
+        (json.dumps({"members": NAMES, "nonmembers": ["d30"]}), r"too few \(from 60 documents\); at least 10"),
     ],
 )
 def test_a_file_that_is_no_split_is_refused(tmp_path, content, says):

@@ -86,7 +86,8 @@ def try_documents(
 
     With --endpoint URL --documents FOLDER it asks an existing system instead, within a number of requests.
 
-    Exit codes: 0 done, 2 error, 3 done, but some files could not be read, or some figures are missing or doubtful.
+    Exit codes: 0 done, 2 error, 3 done, but some files could not be read, or (--endpoint) some figures are missing or
+    doubtful.
     """
     if endpoint is None:
         if folder is None:

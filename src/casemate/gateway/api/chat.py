@@ -76,7 +76,7 @@ async def model(request: Request, model: Annotated[str, Path(min_length=1)]) -> 
 
 def _require_model(gateway: Gateway, name: str) -> None:
     if name != gateway.section.model:
-        message = "There is no such model; GET /v1/models lists the available one."
+        message = f"There is no model {name[:80]!r}; use {gateway.section.model!r} (GET /v1/models)."
         raise ApiError(404, message, "model_not_found", "model")
 
 

@@ -269,7 +269,10 @@ def _split(
 ) -> Split:
     """Assigns halves at random within each kind, and notes differences from the request."""
     dropped, members, nonmembers = asked
-    _require_minimum(len(inside), len(outside), f"{dropped} non-members have a near-duplicate that stays in the index")
+    why = f"from {len(documents)} documents"
+    if dropped:
+        why = f"{dropped} non-members have a near-duplicate that stays in the index"
+    _require_minimum(len(inside), len(outside), why)
     half: dict[str, Half] = {}
     for kind in (inside, outside):
         for rank, i in enumerate(rng.permutation(kind)):
