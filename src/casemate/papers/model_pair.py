@@ -38,11 +38,9 @@ DIFFERS = (
     "more each. The offline pair cannot read the paper's collections.",
     "Embedder: all-MiniLM-L6-v2.",
 )
-READER = (
-    "Answer the question from the documents below. Be brief. If the documents do not hold the answer, say: I don't "
-    "know."
-)
-"""System prompt of a given reader: short, because small models follow one instruction better than several."""
+READER = "Answer the question from the documents below."
+"""System prompt of a given reader. With the further sentence "If the documents do not hold the answer, say: I don't
+know." a model of 1.5 billion parameters declines every command to repeat its context."""
 
 
 @dataclass(frozen=True, slots=True)
