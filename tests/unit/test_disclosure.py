@@ -125,7 +125,7 @@ class NaiveCounter(DisclosureCounter):
         known = [word for word in words if any(word in text.places for text in self._texts)]
         for word in known:
             found = [
-                (n, *self.extended(form, n, text.places[word]))
+                (n, *self.extended(form, n, text.places[word].places))
                 for n, text in enumerate(self._texts)
                 if word in text.places
             ]
@@ -139,7 +139,7 @@ class NaiveCounter(DisclosureCounter):
                 self.growth += bin(bits & ~self._credited[-n]).count("1")
                 self._credited[-n] |= bits
             compared = self._texts[: self._shown] if form == "question" else self._texts
-            self.steps += 2 * MAX_SKIP * sum(len(text.places.get(word, ())) for text in compared)
+            self.steps += 2 * MAX_SKIP * sum(len(text.places[word].places) for text in compared if word in text.places)
         return known
 
     def extended(self, form, number, places):
@@ -165,7 +165,7 @@ class NaiveCounter(DisclosureCounter):
     def _read_letters(self, streams):
         for form, letters in (stream for stream in streams if len(stream[1]) >= 4):
             counts = np.array([letters.count(c) for c in ascii_lowercase])
-            best = np.argsort(-(self._alphabet_weights @ counts))[:2] + 1
+            best = np.argsort(-(self._context.alphabet_weights @ counts))[:2] + 1
             tried = [0, *([] if form in disclosure._PERMUTED else best.tolist())]
             for number, (order, suffix) in product(tried, ((1, ""), (-1, ", reversed"))):
                 stream = letters[::order].translate(disclosure._TO_ALPHABET[number])

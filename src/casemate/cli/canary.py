@@ -275,7 +275,7 @@ def _show_notes(monitor: CanaryMonitor) -> None:
     if unmeasured:
         say.print(
             f"[yellow]note:[/yellow] {len(unmeasured)} canaries have no baseline, so each is assumed to fail often and "
-            f"alerts late; {_baseline_advice(monitor, unmeasured)}",
+            f"so an alert needs more failures; {_baseline_advice(monitor, unmeasured)}",
             soft_wrap=True,
         )
     if outdated := [c for c in monitor.watched_set().canaries if c.outdated]:
@@ -284,7 +284,8 @@ def _show_notes(monitor: CanaryMonitor) -> None:
 
 def _baseline_advice(monitor: CanaryMonitor, unmeasured: Collection[str]) -> str:
     """The command that gives these canaries a baseline: to accept the latest one, if it measured one of them."""
-    *_, latest = [None, *recorded_baselines(monitor.app.store, monitor.set)]
+    found = list(recorded_baselines(monitor.app.store, monitor.set))
+    latest = found[-1] if found else None
     if latest and any(latest.of(c) for c in monitor.set.canaries if c.id in unmeasured):
         return f"accept the one that is recorded: casemate canary baseline --accept {latest.id}"
     return "run 'casemate canary baseline'"

@@ -66,7 +66,7 @@ NO_EXTERNAL_PROBE = (
 )
 COMMANDS = {"attack": "run", "crawler": "crawl", "injector": "probe"}
 """Subcommand that runs the attacks of a role."""
-INTERRUPTED = "interrupted; finished work is kept, run the same command again to continue"
+RESUME_HINT = "interrupted; finished work is kept, run the same command again to continue"
 EXIT_CODES = {
     CheckStatus.PASS: Code.OK,
     CheckStatus.FAIL: Code.FAILED,
@@ -122,7 +122,7 @@ def run(
     if on and is_external(settings):
         raise ConfigError("--cluster requires the own system; an external target is asked from this machine only")
     validate_plan(settings)  # before the system is opened, which creates its files
-    with interruptible(INTERRUPTED):
+    with interruptible(RESUME_HINT):
         if is_external(settings):
             result, files = _run(ExternalMembershipCampaign(settings, restart, benign), before)
         else:
@@ -165,7 +165,7 @@ def crawl(
     settings = override_targets(settings, target, target_off, own)
     benign = _questions(settings, settings.redteam.benign)
     validate_plan(settings, CRAWL)
-    with interruptible(INTERRUPTED):
+    with interruptible(RESUME_HINT):
         if is_external(settings):
             result, files = _run(ExternalExtractionCampaign(settings, restart))
         else:
@@ -208,7 +208,7 @@ def probe(
     if results:
         result, files = _import_results(settings, results)
     else:
-        with interruptible(INTERRUPTED), open_app(settings) as app:
+        with interruptible(RESUME_HINT), open_app(settings) as app:
             campaign = OwnProbeCampaign(app, benign, tenant, partial(fit_screen, app, tenant))
             if export:
                 parts = campaign.attacks(), campaign.questions()[1], app.guard.rag.instructions

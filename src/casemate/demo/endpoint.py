@@ -165,8 +165,8 @@ def plan_endpoint(
 ) -> EndpointPlan:
     """Reads the documents, which the system contains, and plans the requests; sends nothing.
 
-    Without documents of the same kind that it does not contain, see ``recombined``. There are at least ``MIN_QUERIES``
-    requests. ``work`` is an empty folder.
+    Without documents of the same kind that it does not contain, see ``recombined``. ``queries`` is the largest number
+    of requests, at least ``MIN_QUERIES``. ``work`` is an empty folder.
 
     Raises:
         ConfigError: If the target cannot be built.

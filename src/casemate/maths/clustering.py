@@ -194,7 +194,7 @@ def silhouette(E: Vector, labels: Labels) -> float:
 
 
 def knn_impurity(E: Vector, labels: Labels, k: int = 5) -> float:
-    """Mean share of the k nearest neighbors that belong to another topic, over a sample of n > k chunks.
+    """Mean share of the k nearest neighbors that belong to another topic, over a sample of the n > k chunks, (n, dim).
 
     Chunks without a topic count as neighbors of another topic, and are not sampled. In [0, 1]; lower: better separated
     topics. 0 if no chunk has a topic.
@@ -216,7 +216,10 @@ def sample_labeled(labels: Labels, most: int, seed: int) -> npt.NDArray[np.int64
 
 
 def other_topic_share(S: Vector, own: Labels, labels: Labels, k: int) -> Float64:
-    """Share of each query's k most similar chunks that belong to another topic, (m,), by similarities, (m, n)."""
+    """Share of each query's k most similar chunks that belong to another topic, (m,), by similarities, (m, n).
+
+    ``own`` has the topics of the m queries, ``labels`` those of the n >= k chunks.
+    """
     near = np.argpartition(-S, k - 1, axis=1)[:, :k]
     share: Float64 = (labels[near] != own[:, None]).mean(axis=1)
     return share

@@ -105,8 +105,8 @@ class CanaryMonitor:
     ) -> Baseline:
         """Asks all canaries repeatedly and stores the recorded baseline as a candidate.
 
-        Failures are repeated once, after a pause in seconds. With ``force``, canaries may never pass. ``progress`` gets
-        1 for each run.
+        Failures are repeated once, after a pause in seconds. With ``force``, canaries that never pass are accepted.
+        ``progress`` gets 1 for each run.
 
         Raises:
             DataError: If canaries never pass, or the target answers none in a run.
@@ -242,7 +242,7 @@ def open_alert_dispatcher(app: App) -> AlertDispatcher:
 def open_target(app: App, spec: PluginSpec, recorded: bool = True) -> Target:
     """The system itself (``own``), or a configured target; raises ``ConfigError`` if it cannot be built.
 
-    The system itself records verdicts only if ``recorded``; a target records what it likes.
+    The system itself records verdicts only if ``recorded``; another target may record others.
     """
     if spec.use == OWN.use:
         if spec.options:

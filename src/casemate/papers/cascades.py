@@ -1,4 +1,4 @@
-"""RAGFort's Tables 2 and 3 with a small and a larger model: each of its two paths, both together, and the cascade's cost."""
+"""RAGFort's Tables 2 and 3 with a pair of models: each of its two paths, both together, and the cascade's cost."""
 
 from __future__ import annotations
 
@@ -92,8 +92,6 @@ DIFFERS_2 = (
     "the draft sees; else token_copy, with a reference that does not see what is being copied "
     "(docs/defenses/cascade.md).",
 )
-VERBATIM = "Right: the answer is the expected one, word for word. The paper: GPT-4 judges."
-CONTAINED = "Right: the answer contains the expected value. The paper: GPT-4 judges."
 DIFFERS_3 = (
     "FLOPs are per answer, of the reference alone: 1. The paper's are totals in tera-FLOPs; after by before is "
     "printed here.",
@@ -155,7 +153,7 @@ async def table2(setting: Setting, steps: Steps, opened: ExitStack) -> Result:
             for column in COLUMNS:
                 parts = {Embedder: ground.rag.embedder}
                 built = build("crawler", PluginSpec(use=attack), setting.folder, parts)
-                label = f"{ground.label} {column} {RECORDS} {tuple(sizes)} {version('casemate')}"
+                label = f"{ground.models} {column} {RECORDS} {tuple(sizes)} {version('casemate')}"
                 plan = CrawlPlan(setting.seed, K, questions=sizes.questions, label=label)
                 crawler = Crawler(attack, built, {column: _target(ground, column, setting, sizes)}, ledger, plan)
                 walks = await crawler.run(count)
@@ -218,7 +216,7 @@ async def table3(setting: Setting, steps: Steps, opened: ExitStack) -> Result:
             rows.append(Row(f"records, {name}", "after, here", {ACCURACY: share(right)} | _costs(notes.events)))
     columns = (ACCURACY, FLOPS_PAPER, FLOPS_HONEST, ACCEPTED)
     facts = {"questions": len(ground.held), "k": K, "seed": setting.seed, "reader": ground.name}
-    right_if = CONTAINED if setting.reader else VERBATIM
+    right_if = model_pair.CONTAINED if setting.reader else model_pair.VERBATIM
     title = "RAGFort, Table 3: right answers, and operations against the reference alone"
     return Result(title, columns, tuple(rows), (*ground.differs, right_if, *DIFFERS_3), REMARKS_3, facts)
 

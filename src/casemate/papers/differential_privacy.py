@@ -1,4 +1,4 @@
-"""Tables 6, 7, 10 and 11: differentially private answers, alone and behind Mirabel, with the offline pair."""
+"""Tables 6, 7, 10 and 11: differentially private answers, alone and behind Mirabel."""
 
 from __future__ import annotations
 
@@ -94,8 +94,8 @@ PRINTED_7: Mapping[tuple[str, str], tuple[float, ...]] = MappingProxyType(
 ASKED_7, SENTENCE = 20, 24
 """Questions of Table 7, and tokens of an answer: a sentence."""
 ATTACKERS = (
-    "Attackers ask in the words that the pair was taught: S2MIA has a sentence completed, MBA has values filled "
-    "in, IA asks "
+    "Attackers ask in the words that the offline pair was taught: S2MIA has a sentence completed, MBA has values "
+    "filled in, IA asks "
     f"{YES} questions whose answer is yes. The paper: the rest of a document, ten masked words, 30 questions "
     f"(20 with DP).",
     "DP-RAG: the published settings (temperature 1, weight .01), delta .001, answers of 12 tokens; clipped so that one "
@@ -105,7 +105,7 @@ ATTACKERS = (
     "Mirabel is the published rule at .05, in front. What it decides is not in the bound.",
 )
 REMARKS = (
-    "With noise like this the pair's answers are no sentences: what protects is that nothing is said. Table 7 "
+    "With noise like this the offline pair's answers are no sentences: what protects is that nothing is said. Table 7 "
     "has the price.",
 )
 
@@ -162,8 +162,9 @@ async def table7(setting: Setting, steps: Steps, opened: ExitStack) -> Result:
         rows.append(Row("harmless", f"records, {system}, here", found))
     differs = (
         *ground.differs,
-        "EM@100 was not run. The bare reference was taught contexts of 300 tokens at most, so it is asked with 2 "
-        "documents only.",
+        "EM@100 was not run. Without a guard the reader is asked with 2 documents only: the offline pair was taught "
+        "contexts of 300 tokens at most.",
+        model_pair.CONTAINED if setting.reader else model_pair.VERBATIM,
         *ATTACKERS[1:],
     )
     remark = (
@@ -215,11 +216,7 @@ class _Attacked:
         self.candidates += [(r, False) for r in self.ground.out]
         self.half: dict[str, Half] = {r.name: "AB"[i % 2] for i, (r, _) in enumerate(self.candidates)}  # type: ignore[misc]
         self._label = digest(
-            [
-                *([self.ground.label] if setting.reader else []),
-                *(setting.seed, self.members, self.others, version("casemate"), K, LONGEST, YES, MASKS),
-                "own sentences",
-            ]
+            [self.ground.models, setting.seed, self.members, self.others, version("casemate"), K, LONGEST, YES, MASKS]
         )
 
     @property

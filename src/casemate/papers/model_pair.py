@@ -38,6 +38,8 @@ DIFFERS = (
     "more each. The offline pair cannot read the paper's collections.",
     "Embedder: all-MiniLM-L6-v2.",
 )
+VERBATIM = "Right: the answer is the expected one, word for word. The paper: GPT-4 judges."
+CONTAINED = "Right: the answer contains the expected value. The paper: GPT-4 judges."
 READER = "Answer the question from the documents below."
 """System prompt of a given reader. With the further sentence "If the documents do not hold the answer, say: I don't
 know." a model of 1.5 billion parameters declines every command to repeat its context."""
@@ -54,8 +56,7 @@ class Pair:
         held: Indexed records.
         out: Records of the same kind outside the index.
         name: The reader, for reports.
-        label: Both models, as a key of stored answers.
-        differs: Differences from the papers.
+        models: A sentence about both models.
     """
 
     draft: CausalLM
@@ -63,8 +64,12 @@ class Pair:
     held: Sequence[Record]
     out: Sequence[Record]
     name: str
-    label: str
-    differs: tuple[str, ...]
+    models: str
+
+    @property
+    def differs(self) -> tuple[str, ...]:
+        """Differences from the papers."""
+        return (*DIFFERS, self.models)
 
 
 def pair(setting: Setting, inside: int, outside: int, longest: int, opened: ExitStack) -> Pair:
@@ -82,7 +87,7 @@ def pair(setting: Setting, inside: int, outside: int, longest: int, opened: Exit
         MissingExtra: If ``casemate[transformers]`` is not installed.
     """
     opened.enter_context(single_blas_thread())
-    draft, reference, name = _models(setting, longest)
+    draft, reference, name, models = _models(setting, longest)
     place = Path(opened.enter_context(TemporaryDirectory()))
     index = opened.enter_context(closing(SqliteIndex(place / "index.db")))
     embedder: Embedder = CachedEmbedder(build("embedder", PluginSpec(use="minilm")))
@@ -90,28 +95,18 @@ def pair(setting: Setting, inside: int, outside: int, longest: int, opened: Exit
     drawn = records(inside + outside, setting.seed)
     documents = [record.document for record in drawn[:inside]]
     index.add(documents, embedder.embed([document.content for document in documents]))
-    given = f"{name}; draft: {reader_name(setting.draft) if setting.draft else 'the same'}"
-    models = f"Models: {given}." if setting.reader else OFFLINE
-    return Pair(
-        draft,
-        rag,
-        drawn[:inside],
-        drawn[inside:],
-        name,
-        given if setting.reader else "pair",
-        (*DIFFERS, models),
-    )
+    return Pair(draft, rag, drawn[:inside], drawn[inside:], name, models)
 
 
-def _models(setting: Setting, longest: int) -> tuple[CausalLM, CausalLM, str]:
-    """Draft, reader, and the reader's name."""
+def _models(setting: Setting, longest: int) -> tuple[CausalLM, CausalLM, str, str]:
+    """Draft, reader, the reader's name, and a sentence about both."""
     if setting.reader:
-        reference = load(setting.reader, longest)
+        reference, name = load(setting.reader, longest), reader_name(setting.reader)
         draft = load(setting.draft, longest) if setting.draft else reference
-        return draft, reference, reader_name(setting.reader)
+        return draft, reference, name, f"Models: {name}; draft: {reader_name(setting.draft or setting.reader)}."
     folder = models_folder()
     draft, reference = (CausalLM(str(folder / n), device="cpu", max_tokens=longest) for n in ("draft", "reference"))
-    return draft, reference, "the offline reference"
+    return draft, reference, "the offline reference", OFFLINE
 
 
 def models_folder() -> Path:

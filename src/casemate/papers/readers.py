@@ -15,6 +15,7 @@ from casemate.protocols import Generator
 from casemate.redteam.campaigns.pipeline import SIMULATED_READER
 from casemate.redteam.lab.caching import CachedGenerator
 from casemate.redteam.lab.store import CampaignStore
+from casemate.runtime.files import file_checksum
 
 LONGEST, BATCH = 128, 16
 """Tokens of an answer of a language model; answers that it writes at once."""
@@ -65,16 +66,11 @@ def reader_note(model: str) -> str:
 
 @cache
 def _digest(model: str) -> str:
-    """SHA-256 of a file, or of the digests of all files in a folder."""
+    """SHA-256 of a file, or of the digests of all files directly in a folder."""
     path = Path(model).expanduser()
-    files = sorted(path.iterdir()) if path.is_dir() else [path]
     try:
-        digests = [_file_digest(file) for file in files if not file.is_dir()]
+        files = sorted(path.iterdir()) if path.is_dir() else [path]
+        digests = [file_checksum(file) for file in files if not file.is_dir()]
     except OSError as error:
         raise DataError(f"no model at {model} ({type(error).__name__}); give a GGUF file or a model's folder") from None
     return digests[0] if files == [path] else hashlib.sha256("".join(digests).encode()).hexdigest()
-
-
-def _file_digest(file: Path) -> str:
-    with file.open("rb") as data:
-        return hashlib.file_digest(data, "sha256").hexdigest()

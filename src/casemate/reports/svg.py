@@ -365,7 +365,7 @@ def recall_legend(by: str) -> Drawing:
 
 
 def threshold_histogram(scores: Float64, threshold: float, said: str, key: str) -> Drawing:
-    """Scores of benign questions, (n,), n > 0, with those above the threshold set apart; infinite if there is none."""
+    """Scores of benign questions, (n,), n > 0, with those above the threshold, which may be infinite, set apart."""
     image = Drawing((AREA.width, AREA.height), "Scores of benign questions", description=said, key=key)
     edges = _bins(float(scores.min()), float(scores.max()), threshold)
     counts = np.histogram(-scores, -edges[::-1])[0][::-1]  # a score on the threshold is not above it

@@ -27,6 +27,8 @@ def file_checksum(path: Path) -> str:
 def write_atomically(path: Path, content: bytes, rights: int = 0o600, remedy: str = MAKE_ROOM) -> None:
     """Creates or replaces a file and its folder; after a crash it is whole, old or new.
 
+    ``rights`` are those on POSIX, by default for the owner only. ``remedy`` ends the error message.
+
     Raises:
         BackendError: If the disk is full or the folder is not writable; the old file is unchanged.
     """

@@ -19,14 +19,15 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from bisect import bisect
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache, partial, reduce
-from itertools import chain
+from itertools import accumulate
 from operator import or_
 from statistics import median_low
 from string import ascii_lowercase
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -60,7 +61,7 @@ _GROUP = 1 << 12
 _MIN_STREAM = 4
 """Letters of a word that is recognized without spaces around it."""
 _LONG_WORD = 20
-"""Letters of a word from which it is not compared with misspelled words."""
+"""Letters beyond which a word is not compared with misspelled words."""
 _LEAST_LETTERS = 0.35
 """Share of letters below which a decoding is noise: a fifth of random bytes are letters."""
 _PERMUTED = frozenset(("markup", "leet", "script", "swapped", "doubled", "initials"))
@@ -69,8 +70,8 @@ _WORD, _LETTERS_ONLY = re.compile(LETTERS), re.compile(r"[^\W_]+")
 _UNSPACED_WORD = re.compile(f"[{UNSPACED}]{{1,2}}")
 _NOT_UNSPACED, _NO_LETTER = re.compile(f"[^{UNSPACED}]+"), re.compile(rf"[\W\d_{UNSPACED}]+")
 _HAS_DIGIT = re.compile(r"\d").search
-_NO_SIGN = re.compile(r"[^\W_]|\s")
-_SAME_SIGN = re.compile(r"(.)\1{5,}")
+_SIGN = re.compile(r"[^\w\s]|_")
+_SAME_SIGN = re.compile(r"([\W_])\1{5,}")
 _SYMBOL = re.compile(rf"[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f{INVISIBLE}\u2190-\U0010ffff]")
 """Controls, invisible characters, and all after punctuation and currencies: arrows, symbols, emoji, private letters.
 Each may be a letter."""
@@ -83,6 +84,7 @@ _OTHER_SCRIPT, _OTHER_SCRIPT_BITS = "\U0010ffff", 10.0
 _LAST_LATIN, _SCRIPT_SHARE = "\u017f", 0.05
 """Letters up to this one are of every script. Least share of a text's letters from which it uses a script."""
 _FIRST_IDEOGRAPH = "\u2e80"
+_VOWELS = frozenset("aeiou")
 PIECE_END = r"、。，．！？；：」』）"
 """Punctuation after which a word ends without a space."""
 _FREQUENT = frozenset(
@@ -96,8 +98,8 @@ _FREQUENT = frozenset(
     "이다의는에을가하고지한로은기도사를리어서자으시인나들그대보아라만있부정것수일과전게해구상스년여원우러주장면와조동었성"
     "치제무교공신오경용비화국문생습니까했된않없때위분마소안진모음실선관내말"
 )
-"""Frequent characters of Chinese and syllables of Korean. Texts have too few of the thousands that there are to tell
-what looks like them."""
+"""Frequent characters of Chinese and syllables of Korean. A text has too few of the thousands of characters to show
+which are usual."""
 _PIECE = re.compile(rf"(?<!\s)\s*+(?:[^\s{PIECE_END}]++[{PIECE_END}]*+|[{PIECE_END}]++)|\s+\Z")
 _ROTATIONS = [ascii_lowercase[k:] + ascii_lowercase[:k] for k in range(26)]
 _ALPHABETS = [*_ROTATIONS, *(alphabet[::-1] for alphabet in _ROTATIONS)]
@@ -105,15 +107,47 @@ _ALPHABETS = [*_ROTATIONS, *(alphabet[::-1] for alphabet in _ROTATIONS)]
 _TO_ALPHABET = [str.maketrans(ascii_lowercase, alphabet) for alphabet in _ALPHABETS]
 _ALPHABET_CODES = np.array([[ord(c) - 97 for c in alphabet] for alphabet in _ALPHABETS], np.uint16)
 _TRIED_ALPHABETS = 2
+_SEPARATOR = "{"
+"""Separates sequences of letters: the character after z."""
 _HASHES = 1 << 16
 """Numbers of 16 bits."""
 _SHORT_PIECE = 40
 """Characters of a piece of an answer whose words are kept for the next time."""
-_Places: TypeAlias = list[tuple[int, int]]
-"""Positions of a word among the content words of a text, each with the word and the function words before it."""
+_POSITIONS = 256
+"""Positions in a text that bit masks distinguish; others are the same modulo this number."""
 _End: TypeAlias = tuple[int, int, int]
 """Time of the last word of a chain, length, and words of its start."""
-_NO_CHAIN = (-MAX_APART - 1, 0, 0)
+_NO_CHAIN = (0, 0, 0)
+_AFTER = tuple(range(1, MAX_SKIP + 1))
+_BEFORE = tuple(-step for step in _AFTER)
+"""Steps from a position to those of its neighbors in a chain, the nearest first."""
+
+
+class _Places(NamedTuple):
+    """The places of a word in a text.
+
+    Attributes:
+        places: Positions of the word among the content words, each with the word and the function words before it.
+        at: A bit mask of the positions, modulo ``_POSITIONS``.
+        before: The same of the ``MAX_SKIP`` positions before each.
+        after: The same of those after each.
+    """
+
+    places: list[tuple[int, int]]
+    at: int
+    before: int
+    after: int
+
+    @classmethod
+    def of(cls, places: list[tuple[int, int]]) -> _Places:
+        """The places of a word."""
+        at, before, after = 0, 0, 0
+        for position, _ in places:
+            at |= 1 << position % _POSITIONS
+            for step in _AFTER:
+                before |= 1 << (position - step) % _POSITIONS
+                after |= 1 << (position + step) % _POSITIONS
+        return cls(places, at, before, after)
 
 
 def _sorted(word: str) -> str:
@@ -133,8 +167,10 @@ def _words(folded: str) -> list[str]:
 
 
 def _letters(words: Iterable[str]) -> int:
-    """Letters of some words; ideographs count twice, because a word has two. Of a pair of letters the first counts."""
-    return sum(map(_LETTER_COUNTS.__getitem__, words))
+    """Letters of some words; ideographs count twice, because a word has two. Of a pair, the first counts."""
+    words = tuple(words)
+    text = "".join(words)
+    return len(text) if text.isascii() else sum(map(_LETTER_COUNTS.__getitem__, words))
 
 
 def _letter_count(word: str) -> int:
@@ -153,7 +189,7 @@ def _other_spaces(run: str) -> int:
 def _symbols(text: str) -> int:
     """Letters for which the characters of a text that are in no word may stand. A long run of one sign counts once."""
     text = _SAME_SIGN.sub(r"\1", text)
-    signs = _NO_SIGN.sub("", text)
+    signs = "".join(_SIGN.findall(text))
     symbols = len(_SYMBOL.findall(signs))
     return symbols + (len(signs) - symbols) // SIGNS_PER_LETTER + sum(map(_other_spaces, _SPACES.findall(text)))
 
@@ -189,35 +225,35 @@ class _IndexedText:
     Attributes:
         length: Number of all words.
         letters: Number of their letters and digits.
-        positions: Number of content words, with ``MAX_SKIP`` more positions at each end.
-        places: For each content word, its positions, each with a bit mask of the word and of the function words before
-            it, among all words.
+        places: For each content word, its places.
         prefixes: The words of ``_MIN_STREAM`` letters and more, by their first letters, the longest first.
+        beginnings: Their first ``_MIN_STREAM`` + 1 letters.
         prefix_codes: Their first letters in ASCII, by ``_windows``.
         skeletons: These words by their consonants.
         characters: The letters of scripts without spaces.
         frequencies: Counts of their letters.
         scripts: The scripts of its letters, beside Latin.
-        pairs: Counts of the pairs of letters in all content words.
+        pairs: The pairs of letters in all content words, as numbers.
     """
 
     def __init__(self, text: str) -> None:
-        self.places: dict[str, _Places] = {}
-        start, at, self.length, self.letters = 0, MAX_SKIP, 0, 0
+        found: dict[str, list[tuple[int, int]]] = {}
+        start, at, self.length, self.letters = 0, 0, 0, 0
         words = _words(fold_text(text))
         for self.length, word in enumerate(words, 1):
             self.letters += _LETTER_COUNTS[word]
             if word not in STOP_WORDS and (len(word) > 1 or word.isdigit()):
-                places = self.places.setdefault(word, [])
+                places = found.setdefault(word, [])
                 if len(places) < MAX_OCCURRENCES:
                     places.append((at, (1 << self.length) - (1 << start)))
                 start, at = self.length, at + 1
-        self.positions = at + MAX_SKIP
+        self.places = {word: _Places.of(places) for word, places in found.items()}
         alphabetic = sorted((w for w in self.places if len(w) >= _MIN_STREAM and w.isalpha()), key=len, reverse=True)
         long_words = [w for w in alphabetic if only_letters(w) == w]
         self.prefixes: dict[str, list[str]] = {}
         for word in alphabetic:
             self.prefixes.setdefault(word[:_MIN_STREAM], []).append(word)
+        self.beginnings = {word[: _MIN_STREAM + 1] for word in long_words}
         self.prefix_codes = _windows(_letter_codes("".join(filter(str.isascii, self.prefixes))))[::_MIN_STREAM]
         self.skeletons = {skeleton: w for w in long_words if len(skeleton := without_vowels(w)) > 2}
         self._alphabetic = alphabetic
@@ -228,7 +264,7 @@ class _IndexedText:
         scripts = Counter(_SCRIPTS[char] for word in self.places for char in word if char > _LAST_LATIN)
         self.scripts = {script for script, count in scripts.items() if count >= _SCRIPT_SHARE * self.letters}
         pairs = _pairs((w for w in self.places if not w.isdigit() and w not in unspaced), self.scripts)
-        self.pairs = np.bincount(pairs, minlength=(_LETTER_CODES + 1) ** 2)
+        self.pairs = pairs.astype(np.uint16)
         self.frequencies = np.bincount(_letter_codes("".join(long_words)), minlength=26)
 
     @cached_property
@@ -242,6 +278,100 @@ class _IndexedText:
 
 
 _indexed = lru_cache(maxsize=1024)(_IndexedText)
+
+
+class _Context:
+    """The texts that an answer is compared with, together.
+
+    Args:
+        shown: The texts in the context.
+        unseen: Texts that were not in the context.
+
+    Attributes:
+        shown: Number of texts in the context.
+        texts: All texts, those in the context first.
+        vocabulary: Their content words.
+        shared: Those that several texts contain.
+        holders: For each word, the numbers of the texts in the context that contain it, and its places in each.
+        by_prefix: For the first letters of a word, the words of the texts that begin with them, the longest first.
+    """
+
+    def __init__(self, shown: Sequence[str], unseen: Sequence[str]) -> None:
+        self.shown = len(shown)
+        self.texts = [_indexed(text) for text in (*shown, *unseen)]
+        self.vocabulary, self.shared = set[str](), set[str]()
+        for text in self.texts:
+            self.shared |= self.vocabulary.intersection(text.places)
+            self.vocabulary.update(text.places)
+        self.holders = FunctionCache(
+            partial(_places, list(enumerate(text.places for text in self.texts[: self.shown])))
+        )
+        self.by_prefix = FunctionCache(partial(_words_from, [text.prefixes for text in self.texts]))
+
+    def own_words(self, number: int) -> set[str]:
+        """The words of a text that no other text contains."""
+        return self.texts[number].places.keys() - self.shared
+
+    @cached_property
+    def own(self) -> list[int]:
+        """For each text, a bit mask of the words that no other text contains."""
+        return [
+            reduce(or_, [mask for word in self.own_words(i) for _, mask in text.places[word].places], 0)
+            for i, text in enumerate(self.texts)
+        ]
+
+    @cached_property
+    def misspelled(self) -> frozenset[str]:
+        """The misspelled words of the texts in the context."""
+        return frozenset[str]().union(*[text.misspelled for text in self.texts[: self.shown]])
+
+    @cached_property
+    def skeletons(self) -> frozenset[str]:
+        """The words of the texts in the context without vowels."""
+        return frozenset[str]().union(*[text.skeletons for text in self.texts[: self.shown]])
+
+    @cached_property
+    def characters(self) -> frozenset[str]:
+        """Familiar letters of scripts without spaces; none if the texts have none."""
+        found = frozenset[str]().union(*[text.characters for text in self.texts])
+        return found | _FREQUENT if found else found
+
+    @cached_property
+    def beginnings(self) -> frozenset[str]:
+        """The first ``_MIN_STREAM`` + 1 letters of the longer words of the texts."""
+        return frozenset[str]().union(*[text.beginnings for text in self.texts])
+
+    @cached_property
+    def scripts(self) -> frozenset[str]:
+        """The scripts of the texts, beside Latin."""
+        return frozenset[str]().union(*[text.scripts for text in self.texts])
+
+    @cached_property
+    def prefixes(self) -> npt.NDArray[np.bool_]:
+        """Whether a word of the texts may begin with four letters, by ``_windows``; seldom true of others."""
+        found = np.zeros(_HASHES, np.bool_)
+        found[np.concatenate([text.prefix_codes for text in self.texts])] = True
+        return found
+
+    @cached_property
+    def alphabet_weights(self) -> npt.NDArray[np.int64]:
+        """For each alphabet but the first, the frequency of each of its letters in the texts."""
+        frequencies = sum((text.frequencies for text in self.texts), np.zeros(26, np.int64))
+        weights: npt.NDArray[np.int64] = frequencies[_ALPHABET_CODES[1:]]
+        return weights
+
+    @cached_property
+    def pair_bits(self) -> tuple[npt.NDArray[np.float64], float]:
+        """Bits of each pair of letters, given the first, in the texts; and their mean."""
+        codes = _LETTER_CODES + 1
+        counts = np.bincount(np.concatenate([text.pairs for text in self.texts]), minlength=codes**2)
+        table = counts.reshape(codes, codes)
+        bits: npt.NDArray[np.float64] = -np.log2((table + 0.3) / (table.sum(1, keepdims=True) + 0.3 * 27))
+        bits[-1], bits[:, -1] = _OTHER_SCRIPT_BITS, _OTHER_SCRIPT_BITS
+        return bits.ravel(), float(counts @ bits.ravel()) / max(1, int(counts.sum()))
+
+
+_context = lru_cache(maxsize=32)(_Context)
 
 
 class DisclosureCounter:
@@ -271,18 +401,17 @@ class DisclosureCounter:
     def __init__(self, texts: Sequence[str], question: str = "", unseen: Sequence[str] = ()) -> None:
         self.steps = self.growth = self.unreadable_words = 0
         self._shown = len(texts)
-        self._texts = [_indexed(text) for text in (*texts, *unseen)]
+        self._context = _context(tuple(texts), tuple(unseen))
+        self._texts = self._context.texts
         self.lengths = [text.length for text in self._texts[: self._shown]]
         self.bits = [0] * len(self._texts)
         self._credited = [0] * len(texts)
-        self._chains = defaultdict[str, dict[int, _Chains]](dict)  # by form and text
+        self._chains = defaultdict[str, dict[int, _Chains]](lambda: defaultdict(_Chains))  # by form and text
         self._chance = list[tuple[str, str]]()  # forms and words that were not compared with the null yet
-        self._vocabulary = frozenset().union(*(text.places for text in self._texts))
-        self._occurrences: dict[str, list[tuple[int, _Places]]] = {}  # word -> numbers of texts, places in each
         self._said: dict[str, int] = {}  # how often the answer says each word of the texts
         self._own_said = [0] * len(texts)
+        self._least_own = [float(UNORDERED_WORDS)] * len(texts)  # own words from which the answer repeats a text
         self._repeated = set[int]()  # numbers of the texts that the answer repeats
-        self._by_prefix = FunctionCache(partial(_words_from, self._texts))
         self._undecoded, self._letters, self._size = list[str](), 0, 0
         self._initials, self._named = "", ""  # first letters of words, and letters that words name
         self._readable = set[str]()  # words since the last part that was decoded
@@ -307,27 +436,10 @@ class DisclosureCounter:
         """For each text, a bit mask of the words that it discloses and no other text with a longer chain."""
         return [bits & ~asked for bits, asked in zip(self._credited, self._asked, strict=False)]
 
-    @cached_property
-    def _unseen_words(self) -> frozenset[str]:
-        return frozenset[str]().union(*(text.places for text in self._texts[self._shown :]))
-
-    @cached_property
-    def _scripts(self) -> frozenset[str]:
-        return frozenset[str]().union(*(text.scripts for text in self._texts))
-
-    @cached_property
-    def _own_words(self) -> list[set[str]]:
-        """For each text in the context, the words that no other text contains."""
-        holders = Counter(chain.from_iterable(text.places for text in self._texts))
-        return [{word for word in text.places if holders[word] == 1} for text in self._texts[: self._shown]]
-
-    @cached_property
+    @property
     def own(self) -> list[int]:
         """For each text in the context, a bit mask of the words that no other text contains."""
-        return [
-            reduce(or_, (mask for word in words for _, mask in text.places[word]), 0)
-            for text, words in zip(self._texts, self._own_words, strict=False)
-        ]
+        return self._context.own[: self._shown]
 
     @property
     def disclosed_words(self) -> int:
@@ -343,10 +455,11 @@ class DisclosureCounter:
     def expected(self) -> int:
         """Words of a text that an answer discloses by chance: the median over the unseen texts; 0 without any."""
         waiting, self._chance = self._chance, []
-        unseen = list(enumerate(self._texts))[self._shown :]
+        unseen = list(enumerate(text.places for text in self._texts))[self._shown :]
         for form, word in waiting:
-            for number, places in _places(word, unseen):
-                self.bits[number] |= self._extend(form, number, places)[1]
+            for number, places in _places(unseen, word):
+                self.steps += 2 * MAX_SKIP * len(places.places)
+                self.bits[number] |= self._chains[form][number].extend(places)[1]
         return median_low([bits.bit_count() for bits in self.bits[self._shown :]] or [0])
 
     def read(self, answer: str) -> list[int]:
@@ -364,10 +477,12 @@ class DisclosureCounter:
         self._named += named
         if len(self._initials) >= BLOCK:
             self._read_initials()
-        known = self._read("plain", words)
-        self._read_unordered(known)
-        readable = _letters([w for w in known if not w.isdigit()])
-        if 2 * readable > length and length - readable < _MIN_STREAM or negligible and not known:
+        readable = 0
+        if not (negligible or self._context.vocabulary.isdisjoint(words)):
+            known = self._read("plain", words)
+            self._read_unordered(known)
+            readable = _letters([w for w in known if not w.isdigit()])
+        if 2 * readable > length and length - readable < _MIN_STREAM or negligible:
             self._readable.update(words)
             if not symbols:
                 return
@@ -390,8 +505,7 @@ class DisclosureCounter:
             streams.append(self._named)
         self._initials, self._named = "", ""
         for letters in map(only_letters, streams if self._texts else ()):
-            starts = np.flatnonzero(self._prefixes[_windows(_letter_codes(letters))]).tolist()
-            self._read("initials", self._segment(letters, starts))
+            self._read("initials", [word for _, word in self._words_in(letters)])
             self.steps += len(letters)
 
     def _decode(self) -> None:
@@ -399,40 +513,48 @@ class DisclosureCounter:
         block, self._undecoded, self._letters, self._size = "".join(self._undecoded), [], 0, 0
         if not self._texts or not block:
             return
-        before, decoded = self._disclosed(), decodings(block)
+        before, decoded, unknown, hidden = self._disclosed(), decodings(block), "", 0
         streams, size = list[tuple[str, str]](), 0
         for form, text in decoded:
             letters = only_letters(text)
             if form == "plain" or len(letters) >= _LEAST_LETTERS * len(text):
                 words = _words(text)
-                if form != "plain":
+                if form == "plain":
+                    unknown, hidden = self._find_unknown(words, _symbols(block))
+                    self._read("misspelled", self._corrected(words))
+                else:
                     self._read(form, words)
-                self._read(f"{form}, reversed", [word[::-1] for word in words])
+                self._read(f"{form}, reversed", " ".join(words)[::-1].split()[::-1])
                 self._read(f"{form}, consonants", self._complete(words))
                 streams.append((form, letters))
                 size += len(letters)
             if size >= _GROUP:
                 self._read_letters(streams)
                 streams, size = [], 0
-        self._read_letters(streams)
-        plain = decoded[0].text
-        if not plain.isascii():
-            self._read_joined(unicodedata.normalize("NFC", plain))
-        self._read_unknown(_words(plain), _symbols(block), before)
+        self._read_letters([*streams, ("unknown", unknown)])
+        if not decoded[0].text.isascii():
+            self._read_joined(unicodedata.normalize("NFC", decoded[0].text))
+        hidden -= self._disclosed() - before
+        if hidden >= MIN_CHAIN:
+            self.unreadable_words += hidden
+            self.growth += hidden
 
     def _disclosed(self) -> int:
         return sum(bits.bit_count() for bits in self.bits[: self._shown])
 
-    def _read_unknown(self, words: Sequence[str], symbols: int, before: int) -> None:
-        """Decodes the unknown words of a part of the answer by themselves, and counts what they may hide.
+    def _find_unknown(self, words: Sequence[str], symbols: int) -> tuple[str, int]:
+        """Finds the unknown words of a part of the answer.
 
-        Words count once each: a readable word between all others would hide any cipher. Numbers may stand for letters,
-        so only those of the texts and of the question count once. Unknown words of the question may be a code.
+        Words count once each: a readable word between all others would hide any cipher. Words with digits may stand for
+        letters, so only those of the texts and of the question count once. Unknown words of the question may be a code.
 
         Args:
             words: The words of the part.
             symbols: Letters for which its other characters may stand.
-            before: Words disclosed before it was decoded.
+
+        Returns:
+            Their letters, if they are many enough to be searched by themselves; and, if the part is unreadable, the
+            number of words for which it may stand, otherwise 0.
         """
         readable, self._readable = self._readable, set()
         unknown = self._unknown(words)
@@ -442,82 +564,52 @@ class DisclosureCounter:
         readable.update(codes := self._question.intersection(unknown))
         repeated = _letters(w for w in unknown if w in codes) - _letters(codes)
         different = symbols + _letters(set(unknown) - codes) + repeated
-        new_numbers = _letters(numbers) - _letters({n for n in numbers if n in self._question or n in self._vocabulary})
+        new_numbers = _letters(numbers) - _letters(
+            {n for n in numbers if n in self._question or n in self._context.vocabulary}
+        )
         encoded = symbols + _letters(unknown) - _letters(codes) + new_numbers
         total = encoded - new_numbers + _letters(readable)
-        self._read("misspelled", self._corrected(words))
-        if 4 * different > total:
-            self._read_letters([("unknown", only_letters("".join(unknown)))])
+        searched = only_letters("".join(unknown)) if 4 * different > total else ""
         is_cipher = different > UNREADABLE_SHARE * (different + _letters(readable))
-        if is_cipher or encoded > ENCODED_SHARE * (total + _letters(numbers)):
-            shown = self._texts[: self._shown]
-            letters = symbols + _letters(w for w in words if w not in self._vocabulary)
-            stands_for = letters * sum(self.lengths) // (sum(text.letters for text in shown) or 1)
-            count = stands_for - (self._disclosed() - before)
-            if count >= MIN_CHAIN:
-                self.unreadable_words += count
-                self.growth += count
+        if not is_cipher and encoded <= ENCODED_SHARE * (total + _letters(numbers)):
+            return searched, 0
+        letters = symbols + _letters(w for w in words if w not in self._context.vocabulary)
+        text_letters = sum(text.letters for text in self._texts[: self._shown])
+        return searched, letters * sum(self.lengths) // (text_letters or 1)
 
     def _read_joined(self, plain: str) -> None:
         """Reads letters of other alphabets than the Latin one, whatever is between them, also from last to first."""
         letters, unspaced = _NO_LETTER.sub("", plain), _NOT_UNSPACED.sub("", plain)
         for order, suffix in ((1, ""), (-1, ", reversed")):
             stream = letters[::order]
-            starts = [at for at in range(len(stream)) if self._by_prefix[stream[at : at + _MIN_STREAM]]]
+            starts = [at for at in range(len(stream)) if self._context.by_prefix[stream[at : at + _MIN_STREAM]]]
             self._read(f"joined{suffix}", self._segment(stream, starts))
             self._read(f"joined pairs{suffix}", character_pairs([unspaced[::order]]) if unspaced else ())
         self.steps += 2 * len(plain)
 
     def _unknown(self, words: Sequence[str]) -> list[str]:
-        """The words that are not in the texts and do not look like their words; no numbers.
+        """The words that are not in the texts and do not look like their words; none with a digit.
 
         A word looks like these if its pairs of letters are as frequent in the texts: ``UNLIKE`` bits for each, at most,
         above their mean. A pair of letters of a script without spaces does if one of them is familiar.
         """
-        new = [w for w in words if not (w in self._vocabulary or w in STOP_WORDS or _HAS_DIGIT(w))]
+        vocabulary = self._context.vocabulary
+        new = [w for w in words if not (w in vocabulary or w in STOP_WORDS or _HAS_DIGIT(w))]
         unspaced = [w for w in new if not w.isascii() and _UNSPACED_WORD.fullmatch(w)]
+        odd = [w for w in unspaced if self._context.characters.isdisjoint(w)]
         if unspaced:
-            odd = [w for w in unspaced if self._characters.isdisjoint(w)]
             pairs = frozenset(unspaced)
-            return odd + self._unknown([w for w in new if w not in pairs])
+            new = [w for w in new if w not in pairs]
+        if not new:
+            return odd
         sizes = np.array([len(w) + 1 for w in new], np.int64)
-        bits, usual = self._pair_bits
-        mean = np.add.reduceat(bits[_pairs(new, self._scripts)], np.cumsum(sizes) - sizes) / sizes if new else sizes
-        return [word for word, one in zip(new, mean, strict=True) if one > usual + UNLIKE]
-
-    @cached_property
-    def _characters(self) -> frozenset[str]:
-        """Familiar letters of scripts without spaces; none if the texts have none."""
-        found = frozenset[str]().union(*(text.characters for text in self._texts))
-        return found | _FREQUENT if found else found
-
-    @cached_property
-    def _pair_bits(self) -> tuple[npt.NDArray[np.float64], float]:
-        """Bits of each pair of letters, given the first, in the texts; and their mean."""
-        codes = _LETTER_CODES + 1
-        counts = sum((text.pairs for text in self._texts), np.zeros(codes**2, np.int64))
-        table = counts.reshape(codes, codes)
-        bits: npt.NDArray[np.float64] = -np.log2((table + 0.3) / (table.sum(1, keepdims=True) + 0.3 * 27))
-        bits[-1], bits[:, -1] = _OTHER_SCRIPT_BITS, _OTHER_SCRIPT_BITS
-        return bits.ravel(), float(counts @ bits.ravel()) / max(1, int(counts.sum()))
-
-    @cached_property
-    def _prefixes(self) -> npt.NDArray[np.bool_]:
-        """Whether a word of the texts may begin with four letters, by ``_windows``; seldom true of others."""
-        found = np.zeros(_HASHES, np.bool_)
-        found[np.concatenate([text.prefix_codes for text in self._texts])] = True
-        return found
-
-    @cached_property
-    def _alphabet_weights(self) -> npt.NDArray[np.int64]:
-        """For each alphabet but the first, the frequency of each of its letters in the texts."""
-        frequencies = sum((text.frequencies for text in self._texts), np.zeros(26, np.int64))
-        weights: npt.NDArray[np.int64] = frequencies[_ALPHABET_CODES[1:]]
-        return weights
+        bits, usual = self._context.pair_bits
+        mean = np.add.reduceat(bits[_pairs(new, self._context.scripts)], np.cumsum(sizes) - sizes) / sizes
+        return odd + [word for word, one in zip(new, mean, strict=True) if one > usual + UNLIKE]
 
     def _complete(self, words: Iterable[str]) -> list[str]:
         """The words of the texts that have the consonants of words without vowels."""
-        bare = [w for w in words if len(w) > 2 and without_vowels(w) == w]
+        bare = [w for w in words if len(w) > 2 and _VOWELS.isdisjoint(w)]
         return [text.skeletons[w] for w in bare for text in self._texts if w in text.skeletons]
 
     def _corrected(self, words: Iterable[str]) -> list[str]:
@@ -526,18 +618,21 @@ class DisclosureCounter:
         One letter may be missing, added or another one. The letters may be in another order, also with "ay" behind
         them, or have other vowels.
         """
-        return [whole for word in words if (whole := word if word in self._vocabulary else self._correct(word))]
+        vocabulary = self._context.vocabulary
+        return [whole for word in words if (whole := word if word in vocabulary else self._correct(word))]
 
     def _correct(self, word: str) -> str:
-        """The word of the texts in the context that a word may stand for; empty: none."""
+        """The word that a word may stand for; empty: none. Misspelled words are compared with the texts shown only."""
         keys, bare = [word], ""
         if _MIN_STREAM <= len(word) <= _LONG_WORD:
             shortened = _shortened(word)
-            if known := next((key for key in shortened if key in self._vocabulary), ""):
+            if known := next((key for key in shortened if key in self._context.vocabulary), ""):
                 return known
             keys += [_sorted(word), _sorted(word.removesuffix("ay")), *shortened]
             bare = without_vowels(word) if word.isascii() else ""
         elif not _UNSPACED_WORD.fullmatch(word):
+            return ""
+        if bare not in self._context.skeletons and self._context.misspelled.isdisjoint(keys):
             return ""
         for text in self._texts[: self._shown]:
             if bare in text.skeletons:
@@ -557,23 +652,44 @@ class DisclosureCounter:
         streams = [stream for stream in streams if len(stream[1]) >= _MIN_STREAM]
         if not streams:
             return
-        codes = _letter_codes("".join([letters for _, letters in streams]))
-        sizes = np.array([len(letters) for _, letters in streams])
-        ends, owner = np.cumsum(sizes), np.repeat(np.arange(len(streams)), sizes)
-        counts = np.bincount(26 * owner + codes, minlength=26 * len(streams)).reshape(-1, 26)
-        alphabets = np.zeros((1 + _TRIED_ALPHABETS, len(streams)), np.int64)  # the first is the alphabet itself
-        alphabets[1:] = np.argsort(-(counts @ self._alphabet_weights.T))[:, :_TRIED_ALPHABETS].T + 1
-        coded = _ALPHABET_CODES[alphabets[:, owner], codes]
-        mirrored = (2 * ends - sizes - 1)[owner] - np.arange(len(codes))  # each of the streams by itself
-        possible = self._prefixes[_windows(np.stack((coded, coded[:, mirrored])))]
-        tried = [1 if form in _PERMUTED else 1 + _TRIED_ALPHABETS for form, _ in streams]
-        self.steps += 2 * int(sizes @ tried)
-        for i, row, order in np.argwhere(np.logical_or.reduceat(possible, ends - sizes, axis=-1).T).tolist():
-            if row < tried[i]:
-                form, number = streams[i][0], int(alphabets[row, i])
-                starts = np.flatnonzero(possible[order, row, ends[i] - sizes[i] : ends[i]]).tolist()
-                stream = streams[i][1][:: -1 if order else 1].translate(_TO_ALPHABET[number])
-                self._read(f"{form}, alphabet {number}{', reversed' * order}", self._segment(stream, starts))
+        searched = [
+            (f"{form}, alphabet {number}", letters.translate(_TO_ALPHABET[number]) if number else letters)
+            for (form, letters), numbers in zip(streams, self._alphabets(streams), strict=True)
+            for number in numbers
+        ]
+        ends = list(accumulate([1 + len(letters) for _, letters in searched for _ in range(2)]))
+        self.steps += ends[-1] - len(ends)
+        text = "".join([f"{letters}{_SEPARATOR}{letters[::-1]}{_SEPARATOR}" for _, letters in searched])
+        found = defaultdict[int, list[str]](list)
+        for at, word in self._words_in(text):
+            found[bisect(ends, at)].append(word)
+        for i, words in found.items():
+            self._read(f"{searched[i // 2][0]}{', reversed' * (i % 2)}", words)
+
+    def _alphabets(self, streams: Sequence[tuple[str, str]]) -> list[list[int]]:
+        """For each of some streams, the numbers of the alphabets that are tried; the first is the alphabet itself."""
+        chosen = [[0] for _ in streams]
+        if free := [i for i, (form, _) in enumerate(streams) if form not in _PERMUTED]:
+            codes = _letter_codes("".join([streams[i][1] for i in free]))
+            owner = np.repeat(np.arange(len(free)), [len(streams[i][1]) for i in free])
+            counts = np.bincount(26 * owner + codes, minlength=26 * len(free)).reshape(-1, 26)
+            best = np.argsort(-(counts @ self._context.alphabet_weights.T))[:, :_TRIED_ALPHABETS] + 1
+            for i, numbers in zip(free, best.tolist(), strict=True):
+                chosen[i] += numbers
+        return chosen
+
+    def _words_in(self, text: str) -> Iterator[tuple[int, str]]:
+        """Yields positions and words: the longer words of the texts in a sequence of letters and ``_SEPARATOR``.
+
+        They are found from left to right, the longest first, and do not overlap.
+        """
+        end, beginnings = 0, self._context.beginnings
+        for at in np.flatnonzero(self._context.prefixes[_windows(_letter_codes(text))]).tolist():
+            prefix = text[at : at + _MIN_STREAM]
+            if at >= end and (prefix in beginnings or text[at : at + _MIN_STREAM + 1] in beginnings):
+                if word := next((word for word in self._context.by_prefix[prefix] if text.startswith(word, at)), ""):
+                    yield at, word
+                    end = at + len(word)
 
     def _segment(self, letters: str, starts: Iterable[int]) -> list[str]:
         """The longer words of the texts in a sequence of letters, from left to right, the longest first.
@@ -584,26 +700,32 @@ class DisclosureCounter:
         """
         found, end = list[str](), 0
         for at in starts:
-            words = self._by_prefix[letters[at : at + _MIN_STREAM]] if at >= end else ()
+            words = self._context.by_prefix[letters[at : at + _MIN_STREAM]] if at >= end else ()
             if word := next((word for word in words if letters.startswith(word, at)), ""):
                 found.append(word)
                 end = at + len(word)
         return found
 
-    def _read(self, form: str, words: Iterable[str]) -> list[str]:
+    def _read(self, form: str, words: Collection[str]) -> list[str]:
         """Extends the chains of a form; returns those words that a text contains."""
-        known = [word for word in words if word in self._vocabulary]
+        vocabulary, holders = self._context.vocabulary, self._context.holders
+        if vocabulary.isdisjoint(words):
+            return []
+        known = [word for word in words if word in vocabulary]
         self._chance += [(form, word) for word in known]
+        chains, compared = self._chains[form], 0
         for word in known:
             best = 0
-            for number, places in self._occurrences.get(word) or self._find(word):
-                length, bits = self._extend(form, number, places)
+            for number, places in holders[word]:
+                compared += len(places.places)
+                length, bits = chains[number].extend(places)
                 if length:
                     self._disclose(self.bits, number, bits)
                 if length > best:
                     best, credited = length, (number, bits)
             if best:
                 self._disclose(self._credited, *credited)
+        self.steps += 2 * MAX_SKIP * compared
         return known
 
     def _read_unordered(self, known: Iterable[str]) -> None:
@@ -613,8 +735,8 @@ class DisclosureCounter:
             said[word] = times = said.get(word, 0) + 1
             if word in self._question:
                 continue
-            holders = self._occurrences.get(word) or self._find(word)
-            if times == 1 and len(holders) == 1 and word not in self._unseen_words:
+            holders = self._context.holders[word]
+            if times == 1 and holders and word not in self._context.shared:
                 self._add_own(holders[0][0])
             if repeated:
                 self._disclose_said(word, times, repeated)
@@ -622,10 +744,11 @@ class DisclosureCounter:
     def _add_own(self, number: int) -> None:
         """Adds an own word of a text, and discloses all that the answer said of it if these are enough."""
         self._own_said[number] += 1
-        if self._own_said[number] < UNORDERED_WORDS or number in self._repeated:
+        if self._own_said[number] < self._least_own[number] or number in self._repeated:
             return
-        own = len(self._own_words[number] - self._question)
-        if self._own_said[number] >= UNORDERED_SHARE * own:
+        own = len(self._context.own_words(number) - self._question)
+        self._least_own[number] = max(UNORDERED_WORDS, UNORDERED_SHARE * own)
+        if self._own_said[number] >= self._least_own[number]:
             self._repeated.add(number)
             for word in self._texts[number].places.keys() & self._said.keys() - self._question:
                 for times in range(1, self._said[word] + 1):
@@ -633,10 +756,10 @@ class DisclosureCounter:
 
     def _disclose_said(self, word: str, times: int, among: Collection[int]) -> None:
         """Discloses a word that was said so often in some texts. It is credited if it is in no other text shown."""
-        holders = self._occurrences[word]
+        holders = self._context.holders[word]
         for number, places in holders:
-            if number in among and times <= len(places):
-                bits = places[times - 1][1]
+            if number in among and times <= len(places.places):
+                bits = places.places[times - 1][1]
                 if bits & ~self.bits[number]:
                     self._disclose(self.bits, number, bits)
                 if len(holders) == 1 and bits & ~self._credited[number]:
@@ -646,87 +769,77 @@ class DisclosureCounter:
         self.growth += (bits & ~masks[number]).bit_count()
         masks[number] |= bits
 
-    def _extend(self, form: str, number: int, places: _Places) -> tuple[int, int]:
-        """Extends the chains of a form in a text by a word; see ``_Chains.extend``."""
-        self.steps += 2 * MAX_SKIP * len(places)
-        chains = self._chains[form]
-        if number not in chains:
-            chains[number] = _Chains(self._texts[number].positions)
-        return chains[number].extend(places)
 
-    def _find(self, word: str) -> list[tuple[int, _Places]]:
-        """Returns the numbers of the shown texts that contain a word, and its places in each."""
-        found = self._occurrences[word] = _places(word, list(enumerate(self._texts))[: self._shown])
-        return found
+def _words_from(texts: Iterable[Mapping[str, list[str]]], prefix: str) -> list[str]:
+    """Returns the words that begin with some letters, the longest first."""
+    return sorted({word for text in texts if prefix in text for word in text[prefix]}, key=len, reverse=True)
 
 
-def _words_from(texts: Sequence[_IndexedText], prefix: str) -> list[str]:
-    """Returns the words of the texts that begin with some letters, the longest first."""
-    return sorted({word for text in texts for word in text.prefixes.get(prefix, ())}, key=len, reverse=True)
-
-
-def _places(word: str, texts: Iterable[tuple[int, _IndexedText]]) -> list[tuple[int, _Places]]:
+def _places(texts: Iterable[tuple[int, Mapping[str, _Places]]], word: str) -> list[tuple[int, _Places]]:
     """The numbers of the texts that contain a word, and its places in each."""
-    return [(number, text.places[word]) for number, text in texts if word in text.places]
+    return [(number, places[word]) for number, places in texts if word in places]
 
 
 class _Chains:
-    """Chains of one form in one text.
+    """Chains of one form in one text."""
 
-    Args:
-        positions: Number of positions of the text.
-    """
+    def __init__(self) -> None:
+        self._time = self._recent = self._older = 0  # positions of the last words, and of ``MAX_APART`` words before
+        self._forwards: dict[int, _End] = {}  # for each position, the last chain that ended there
+        self._backwards: dict[int, _End] = {}
 
-    def __init__(self, positions: int) -> None:
-        self._positions, self._time = positions, 0
-        self._waiting = list[_Places]()  # fewer than ``MIN_CHAIN`` places: no chain counts yet
-        self._forwards, self._backwards = list[_End](), list[_End]()
-
-    def extend(self, places: _Places) -> tuple[int, int]:
+    def extend(self, word: _Places) -> tuple[int, int]:
         """Adds a word at its places, forwards, and if it is not disclosed so, backwards.
 
         Returns:
             The length of the longest chain of ``MIN_CHAIN`` words and more that the word extends, 0 without one, and
             the words that these chains disclose.
         """
-        if not self._forwards:
-            self._waiting.append(places)
-            if sum(map(len, self._waiting)) < MIN_CHAIN:
-                return 0, 0
-            self._forwards, self._backwards = [_NO_CHAIN] * self._positions, [_NO_CHAIN] * self._positions
-            for earlier in self._waiting[:-1]:
-                self._add(earlier)
-        return self._add(places)
-
-    def _add(self, places: _Places) -> tuple[int, int]:
         self._time = now = self._time + 1
-        found = _extend(self._forwards, 1, 0, places, now)
-        return found if found[0] else _extend(self._backwards, -1, self._positions - 1, places, now)
+        if not now % MAX_APART:
+            self._recent, self._older = 0, self._recent
+        places, at, before, after = word
+        self._recent |= at
+        near = self._recent | self._older
+        if before & near:
+            found = _extend(self._forwards, _BEFORE, places, now)
+            if found[0]:
+                return found
+        else:
+            for position, mask in places:
+                self._forwards[position] = now, 1, mask
+        if after & near:
+            return _extend(self._backwards, _AFTER, places, now)
+        for position, mask in places:
+            self._backwards[position] = now, 1, mask
+        return 0, 0
 
 
-def _extend(ends: list[_End], sign: int, first: int, places: _Places, now: int) -> tuple[int, int]:
+def _extend(
+    ends: dict[int, _End], steps: Sequence[int], places: Iterable[tuple[int, int]], now: int
+) -> tuple[int, int]:
     """Adds a word in one direction; backwards up to the first place that is disclosed.
 
     Args:
         ends: For each position, the last chain that ended there.
-        sign: The direction, 1 or -1.
-        first: The position of place 0.
+        steps: From a place, the steps to the positions of the word before, the nearest first.
         places: The places.
         now: Number of words of the answer so far that the text contains.
     """
-    oldest, longest, disclosed = now - MAX_APART, 0, 0
-    for place, mask in places:
-        at, length, bits = first + sign * place, 0, mask
-        for end in ends[at - MAX_SKIP : at]:  # of the longest, the nearest
-            if end[1] >= length and end[0] >= oldest:
-                _, length, bits = end
+    oldest, longest, disclosed, end_at = now - MAX_APART, 0, 0, ends.get
+    for at, mask in places:
+        length, bits = 0, mask
+        for step in steps:  # of the longest, the nearest
+            time, links, start = end_at(at + step, _NO_CHAIN)
+            if links > length and time >= oldest:
+                length, bits = links, start
         length += 1
         bits = mask if length > MIN_CHAIN else bits | mask
         ends[at] = now, length, bits
         if length >= MIN_CHAIN:
             disclosed |= bits
             longest = max(longest, length)
-            if sign < 0:
+            if steps is _AFTER:
                 break
     return longest, disclosed
 

@@ -14,6 +14,7 @@ import base64
 import re
 import string
 import unicodedata
+from binascii import a2b_base64
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
@@ -61,7 +62,10 @@ _MARKUP = re.compile(
     re.IGNORECASE,
 )
 _NOT_BASE64 = re.compile(r"[^A-Za-z0-9]+")  # + and / encode no letter
-_BASE64_RUN = re.compile(r"(?<![A-Za-z0-9+/_-])[A-Za-f][A-Za-z0-9+/_-]{3,}")  # g and later: no ASCII
+_BASE64_RUN = re.compile(
+    r"(?<![A-Za-z0-9+/_-])[A-Za-f][A-HQ-Xg-nw-z0-3][ABEFIJMNQRUVYZcdghklopstwx014589][A-Za-z0-9+/_-]+"
+)
+"""Others begin with a byte that is not ASCII."""
 _BASE32_RUN = re.compile(r"[A-Z2-7]{13,}|[a-z2-7]{13,}")
 _PAIRS = re.compile(r"(?:[0-9a-f]{2}[^0-9a-z]{0,3}){12,}", re.IGNORECASE)
 _NOT_HEX = re.compile(r"[^0-9A-Fa-f]+")
@@ -368,7 +372,7 @@ def _base64_bytes(text: str) -> list[bytes]:
     """Decodes a text as base64, ignoring separators, at each of the four offsets of a group."""
     code = _NOT_BASE64.sub("", text)
     groups = (_whole_groups(code[start:], 4) for start in range(4))
-    return [base64.b64decode(group) for group in groups if group]
+    return [a2b_base64(group) for group in groups if group]
 
 
 def _base64_run(run: str) -> bytes:

@@ -8,8 +8,11 @@ from collections.abc import Collection
 
 from casemate.text.tokens import NUMBER, STOP_WORDS, WORD, content_words, stem, words
 
-BLOCK_END = re.compile(r"\n\s*\n|\n(?=\s*(?:[-*+#•|>]|\{\x22|\d+[.)]\s|\[?\d{1,2}:\d\d))")
-"""End of a paragraph, list item, object of JSON lines, or message that begins with a time."""
+BLOCK_END = re.compile(
+    r"\n\s*\n|\n(?=\s*(?:[-*+#•|>]|\{\x22|\d+[.)]\s|\[\d{1,2}:\d\d|\d\d?:\d\d(?::\d\d)?\s[^\n:]{1,40}:\s))"
+)
+"""End of a paragraph, list item, object of JSON lines, or message. A message begins with a time in brackets, or with a
+time and a name."""
 SENTENCE_END = re.compile(
     r"(?<=[.!?])(?<!\b[A-Z]\.)(?<!\b(?:Dr|Mr|Ms|St|No|vs)\.)(?<!\b(?:Mrs|e\.g|i\.e)\.)\s+(?=[^\sa-z])"
 )

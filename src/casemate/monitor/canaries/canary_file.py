@@ -31,8 +31,8 @@ _NULL = "tag:yaml.org,2002:null"
 def read_canaries(path: Path, *, k: int | None = None, judge: bool = False) -> CanarySet:
     """Reads a YAML file: a list of canaries, or a mapping with ``canaries`` and optionally ``name``.
 
-    Environment variables are not expanded. Expectations that need more than k documents, if known, or a missing judge
-    model are errors.
+    Environment variables are not expanded. ``k`` is the number of documents in a context, if known. An expectation that
+    needs more is an error, and so is one that needs a judge model, unless ``judge``.
 
     Raises:
         DataError: If the file cannot be read or is invalid; the message has one line per mistake.

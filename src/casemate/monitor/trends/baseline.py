@@ -131,7 +131,7 @@ def record_baseline(
     """Computes a baseline from runs of the whole set while nothing is wrong; usually ``BASELINE_RUNS``.
 
     ``digests`` is ``Index.digests``; None: not recorded. ``repeats`` are the results of failed canaries that were asked
-    once more within their run. With ``force``, canaries may never pass.
+    once more within their run. With ``force``, canaries that never pass are accepted.
 
     Raises:
         DataError: If there are no runs, or canaries never passed; the message lists them.

@@ -189,7 +189,7 @@ class CrawlLimit(Defense):
             return ""
         advice = "index more documents"
         if left < seen:
-            advice = f"at most {left} ({100 * left / chunks:.0f} %) if casemate.yaml has "
+            advice = f"at most {left} ({100 * left / chunks:.0f} %) if guard.defenses has "
             advice += f"{{use: crawl_limit, questions: {quarter}}}; further questions are then answered from these"
         share = f"{seen} of {chunks} chunks ({100 * seen / chunks:.0f} %)"
         return f"one client may see {share} in {self.hours:g} hours; {advice}"
