@@ -1,8 +1,8 @@
 """Disclosure accounting: share of a disguised text that is counted, unreadable answers, times, harmless sessions.
 
 ``python -m benchmarks.disclosure [folder] [corpus ...] [size=number ...]``, or ``python -m benchmarks.disclosure time``
-for disguises, unreadable answers and times alone. With ``model=FILE``, the harmless sessions of a **real** model alone;
-its answers are kept in `build/disclosure`.
+for disguises, unreadable answers and times alone, or ``... cpu`` for times alone. With ``model=FILE``, the harmless
+sessions of a **real** model alone; its answers are kept in `build/disclosure`.
 
 Disguises are those of ``tests/disguises.py``, of notes of the fictional clinic. Harmless answers that could seem
 unreadable: ``ANSWERS`` recorded answers of a **real** model to questions about NFCorpus, over the five best chunks; and
@@ -48,9 +48,10 @@ QUESTION = "Which operation did the patient have, and who referred her?"
 
 def main() -> None:
     """Measures disguises, times, and the corpora that are named; all of ``benchmarks.defaults`` by default."""
-    if sys.argv[1:] == ["time"]:
+    if sys.argv[1:] in (["time"], ["cpu"]):
         held = json.loads((ROOT / "benchmarks/results/disclosure.json").read_text())["results"]
-        return save("disclosure", held | _counted() | {"cpu_ms": _times()})
+        counted = _counted() if sys.argv[1] == "time" else {}
+        return save("disclosure", held | counted | {"cpu_ms": _times()})
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else "/tmp/casemate-defaults")
     folder.mkdir(parents=True, exist_ok=True)
     given = dict(a.partition("=")[::2] for a in sys.argv[2:] if "=" in a)
