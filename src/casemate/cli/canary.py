@@ -274,8 +274,8 @@ def _show_notes(monitor: CanaryMonitor) -> None:
     unmeasured = [c.id for c in monitor.watched_set().canaries if not c.flakes.asked]
     if unmeasured:
         say.print(
-            f"[yellow]note:[/yellow] {len(unmeasured)} canaries have no baseline, so each is assumed to fail often and "
-            f"so an alert needs more failures; {_baseline_advice(monitor, unmeasured)}",
+            f"[yellow]note:[/yellow] {len(unmeasured)} canaries have no baseline, so each is assumed to fail often: "
+            f"an alert needs more failures; {_baseline_advice(monitor, unmeasured)}",
             soft_wrap=True,
         )
     if outdated := [c for c in monitor.watched_set().canaries if c.outdated]:
