@@ -138,7 +138,10 @@ def test_the_trend_is_plotted_with_the_change_and_the_alarm(place):
 
 
 def test_a_baseline_takes_effect_when_accepted(place):
-    assert "an alert needs more failures; run 'casemate canary baseline'" in CliRunner().invoke(cli, ["canary", "run"]).output
+    assert (
+        "an alert needs more failures; run 'casemate canary baseline'"
+        in CliRunner().invoke(cli, ["canary", "run"]).output
+    )
     first = run("canary", "baseline", "--runs", "3", "--json")[1]
     assert not first["accepted"]
     said = CliRunner().invoke(cli, ["canary", "run"]).output
