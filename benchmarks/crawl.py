@@ -12,8 +12,6 @@ made from it.
 from __future__ import annotations
 
 import asyncio
-import gzip
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -23,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import DATA, SEED, before, code_digest, save
+from benchmarks import DATA, SEED, before, code_digest, read_rows, save
 from casemate import plugins
 from casemate.backends.embedders.minilm import MiniLM
 from casemate.backends.generators.simulated_reader import SimulatedReader
@@ -71,7 +69,7 @@ class Ground:
 
     def __init__(self, name: str, folder: Path, embedder: CachedEmbedder) -> None:
         rng = np.random.default_rng(SEED)
-        rows = _rows(DATA / name / "corpus.jsonl.gz")
+        rows = read_rows(f"{name}/corpus.jsonl.gz")
         order = rng.permutation(len(rows))[: CORPORA[name]]
         self.documents = [Document(rows[i]["_id"], rows[i]["text"], rows[i].get("title", "")) for i in order]
         self.embedder = embedder
@@ -93,7 +91,7 @@ class Ground:
         for line in (DATA / name / "qrels.tsv").read_text().splitlines()[1:]:
             question, document, *_ = line.split("\t")
             right.setdefault(question, set()).add(document)
-        asked = [(r["text"], frozenset(right.get(r["_id"], ()))) for r in _rows(file)]
+        asked = [(r["text"], frozenset(right.get(r["_id"], ()))) for r in read_rows(file)]
         found = [(text, documents) for text, documents in asked if documents & held and len(text) < 2000]
         return [found[i] for i in rng.permutation(len(found))[:400]]
 
@@ -213,7 +211,7 @@ def _relative(corpora: dict[str, Any]) -> dict[str, list[float]]:
 async def _accuracy(folder: Path, embedder: CachedEmbedder, answers: int) -> dict[str, Any]:
     """Exact match and recall on SQuAD, asked by clients with up to 50 questions a day each, off and on."""
     rng = np.random.default_rng(SEED)
-    rows = [Document(r["_id"], r["text"], r.get("title", "")) for r in _rows(DATA / "squad" / "corpus.jsonl.gz")]
+    rows = [Document(r["_id"], r["text"], r.get("title", "")) for r in read_rows("squad/corpus.jsonl.gz")]
     index = SqliteIndex(folder / "squad.db")
     index.open(embedder.fingerprint, embedder.dim)
     with closing(index), closing(CampaignStore(folder / "squad-ledger.db")) as ledger:
@@ -221,7 +219,7 @@ async def _accuracy(folder: Path, embedder: CachedEmbedder, answers: int) -> dic
             index.add(rows, embedder.embed([d.content for d in rows]))
         rag = Rag(embedder, index, CachedGenerator(SimulatedReader(), ledger, "simulated_reader"))
         targets: dict[str, Target] = {"off": rag, "crawl_limit": Guard(rag, defenses("crawl_limit"))}
-        asked = list(_rows(DATA / "squad" / "queries.jsonl.gz"))
+        asked = read_rows("squad/queries.jsonl.gz")
         items = [asked[i] for i in rng.permutation(len(asked))[:answers]]
         found: dict[str, Any] = {}
         for label, target in targets.items():
@@ -234,11 +232,6 @@ async def _accuracy(folder: Path, embedder: CachedEmbedder, answers: int) -> dic
             exact, recalled = (sum(side) for side in zip(*served, strict=True))
             found[label] = {"EM@5": stats.proportion(exact, len(items)), "R@5": stats.proportion(recalled, len(items))}
     return found
-
-
-def _rows(file: Path) -> list[dict[str, Any]]:
-    with gzip.open(file, "rt") as lines:
-        return [json.loads(line) for line in lines]
 
 
 if __name__ == "__main__":

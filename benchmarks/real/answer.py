@@ -34,6 +34,7 @@ from typing import Any, TypeAlias, TypeVar
 from benchmarks.real.shared_model import ask, shared
 from casemate.backends.generators.transformers import CausalLM
 from casemate.backends.generators.transformers.batch import BatchDecoder, Job
+from casemate.runtime.files import file_checksum
 
 ROWS = 16
 AT_ONCE = 64  # prompts that are ordered and answered together, so that a stopped run has answered the first ones
@@ -88,8 +89,7 @@ def digest(path: Path) -> str:
     if path.is_dir():
         listing = sorted((file.name, file.stat().st_size) for file in path.iterdir())
         return hashlib.sha256(json.dumps(listing).encode()).hexdigest()
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return file_checksum(path)
 
 
 class TrunkDecoder(BatchDecoder):

@@ -24,8 +24,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks import DATA, ROOT, SEED, before, code_digest, save
-from benchmarks.crawl import ATTACKS, _attack, _rows
+from benchmarks import ROOT, SEED, before, code_digest, read_rows, save
+from benchmarks.crawl import ATTACKS, _attack
 from benchmarks.real import files
 from benchmarks.real.recorded_model import RecordedModel
 from benchmarks.transforms import ONE, QUORUM, TWENTY, Setting, _coverage_ratio
@@ -64,7 +64,7 @@ class Ground:
 
     def __post_init__(self) -> None:
         WORK.mkdir(parents=True, exist_ok=True)
-        texts = [r for r in _rows(DATA / self.corpus / "corpus.jsonl.gz") if len(r["text"].split()) <= WORDS][:CHUNKS]
+        texts = [r for r in read_rows(f"{self.corpus}/corpus.jsonl.gz") if len(r["text"].split()) <= WORDS][:CHUNKS]
         self.documents = [Document(r["_id"], r["text"]) for r in texts]
         self.index = SqliteIndex(WORK / f"{self.corpus}.db")
         self.index.open(self.embedder.fingerprint, self.embedder.dim)

@@ -1,6 +1,6 @@
 """KS distance of each score of S2MIA with real readers (Mirabel's Table 12), from the recorded answers.
 
-python -m benchmarks.real.s2mia_scores
+Run ``python -m benchmarks.real.s2mia_scores``.
 """
 
 from __future__ import annotations
