@@ -1,11 +1,12 @@
-"""Defenses against poisoned passages with a real language model: a small recorded sample of the synthetic collection.
+"""Defenses against poisoned passages with a real language model: questions of the synthetic collection and of SQuAD.
 
-``python -m benchmarks.poison_reader FILE.gguf [MINUTES]`` asks the model for so long, and records each answer in
-``benchmarks/recorded/quorum``. Run it again to go on. Without arguments it measures from the recorded answers.
+``python -m benchmarks.poison_reader FILE.gguf [MINUTES] [corpus ...]`` asks the model for so long, and records each
+answer in ``benchmarks/recorded/quorum``. Run it again to go on. Without arguments it measures from recorded answers.
 
 Ten passages are retrieved. Poison: none, or one text of PoisonedRAG, by ``redteam.attacks.poison``. TrustRAG runs both
 stages, RobustRAG both aggregations. An answer is right if it contains a gold answer as whole words, and false if it
-contains the attacker's.
+contains the attacker's. Questions of SQuAD are those of which several passages contain an answer; what was said about
+them is not kept, because it may repeat the corpus.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks import ROOT, SEED, save
-from benchmarks.kept import Kept
+from benchmarks.kept import Kept, corpus
 from benchmarks.real import answer, files
-from benchmarks.redundant import Case, synthetic
+from benchmarks.redundant import Case, squad, synthetic
 from casemate.backends.generators.transformers import CausalLM
 from casemate.backends.indexes.sqlite import SqliteIndex
 from casemate.guard.audience import AudiencePolicy
@@ -38,46 +39,58 @@ from casemate.maths.stats import clopper_pearson
 from casemate.protocols import Generator
 from casemate.rag.pipeline import Rag
 from casemate.redteam.attacks.poison import Poison
-from casemate.types import Query
+from casemate.types import Document, Query
 
 RECORDED = ROOT / "benchmarks/recorded/quorum"
 FACTS, REDUNDANCY = 4, (3, 4, 5, 8, 12)
 """Two questions about each fact."""
+CORPORA = ("synthetic", "squad")
+EACH, BINS = 12, ((3, 4), (5, 24))
+"""Questions of SQuAD for each bin of redundancy."""
 K, TOKENS, BATCH = 10, 32, 16
 POISON = (0, 1)
 
 
 def main() -> None:
     """Asks the model if it is given, and measures."""
-    if len(sys.argv) > 1:
-        asyncio.run(_ask(Path(sys.argv[1]), 60 * float(sys.argv[2]) if len(sys.argv) > 2 else 600))
+    named = [a for a in sys.argv[1:] if a in CORPORA] or CORPORA
+    given = [a for a in sys.argv[1:] if a not in CORPORA]
+    if given:
+        asyncio.run(_ask(Path(given[0]), 60 * float(given[1]) if len(given) > 1 else 600, named))
     results = {}
     for file in sorted(RECORDED.glob("poison_*.jsonl.gz")):
         about, *rows = files.read(file)
-        found = {"questions": len({row["case"] for row in rows}), "systems": tables(rows)}
+        found = {}
+        for name in CORPORA:
+            own = [row for row in rows if row.get("corpus", CORPORA[0]) == name]
+            found[name] = {"questions": len({row["case"] for row in own}), "systems": tables(own)}
         results[file.name.removeprefix("poison_").partition(".jsonl")[0]] = about | found
     save("poison_reader", results)
 
 
-async def _ask(model: Path, seconds: float) -> None:
+async def _ask(model: Path, seconds: float, corpora: Sequence[str]) -> None:
     """Asks what is not recorded yet, and records each answer at once."""
     began = time.monotonic()
     file = RECORDED / f"poison_{files.short_name(model)}.jsonl.gz"
     if not file.exists():
         about = {"model": model.name, "digest": answer.digest(model), "dtype": "bfloat16", "decoding": "greedy"}
-        answer.write_lines(file, [about | {"max_tokens": TOKENS, "corpus": "synthetic", "seed": SEED}])
+        answer.write_lines(file, [about | {"max_tokens": TOKENS, "seed": SEED}])
     done = {(row["case"], row["poison"], row["system"]) for row in files.read(file)[1:]}
     reader = CausalLM(str(model), dtype="bfloat16", max_tokens=TOKENS, batch=BATCH)
-    async for row in _rows(reader, done):
-        answer.write_lines(file, [row])
-        print(row, f"{time.monotonic() - began:.0f} s", flush=True)
-        if time.monotonic() - began > seconds:
-            return
-
-
-async def _rows(reader: Generator, done: Collection[tuple[str, int, str]]) -> AsyncIterator[dict[str, Any]]:
-    documents, cases = synthetic(FACTS, REDUNDANCY)
     embedder = Kept(ROOT / "build/kept.npz")
+    for name in corpora:
+        async for rows in _rows(name, reader, embedder, done):
+            answer.write_lines(file, rows)
+            print(name, rows[0]["case"], f"{time.monotonic() - began:.0f} s", flush=True)
+            if time.monotonic() - began > seconds:
+                return
+
+
+async def _rows(
+    name: str, reader: Generator, embedder: Kept, done: Collection[tuple[str, int, str]]
+) -> AsyncIterator[list[dict[str, Any]]]:
+    """What all systems answer to one question with one number of poisoned texts; they are asked at once."""
+    documents, cases = synthetic(FACTS, REDUNDANCY) if name == "synthetic" else _squad(embedder)
     with tempfile.TemporaryDirectory() as folder, closing(SqliteIndex(Path(folder) / "index.db")) as index:
         rag = Rag(embedder, index, reader)
         index.add(documents, embedder.embed([d.content for d in documents]))
@@ -87,9 +100,18 @@ async def _rows(reader: Generator, done: Collection[tuple[str, int, str]]) -> As
             if poison:
                 index.add(poison, embedder.embed([d.content for d in poison]))
             due = {name: guard for name, guard in systems(rag).items() if (case.id, count, name) not in done}
-            for name, guard in due.items():
-                yield {"case": case.id, "poison": count, "system": name} | await _answered(guard, case)
+            found = await asyncio.gather(*(_answered(guard, case, name) for guard in due.values()))
+            key = {"corpus": name, "case": case.id, "poison": count}
+            if found:
+                yield [key | {"system": system} | row for system, row in zip(due, found, strict=True)]
             index.remove([d.source for d in poison])
+
+
+def _squad(embedder: Kept) -> tuple[list[Document], list[Case]]:
+    """The paragraphs, and questions of both bins in turn."""
+    cases = squad(embedder, EACH, BINS)
+    bins = [[case for case in cases if low <= case.r <= high] for low, high in BINS]
+    return corpus("squad"), [case for pair in zip(*bins, strict=True) for case in pair]
 
 
 def systems(rag: Rag) -> dict[str, Guard]:
@@ -106,22 +128,22 @@ def systems(rag: Rag) -> dict[str, Guard]:
     }
 
 
-async def _answered(guard: Guard, case: Case) -> dict[str, Any]:
-    began = time.process_time()
+async def _answered(guard: Guard, case: Case, corpus: str) -> dict[str, Any]:
+    """One row of the recorded file."""
     said = (await guard.ask(Query(case.question, "client", k=K, groups=frozenset()))).text
     right, false = exact_match(said, case.answers), exact_match(said, [case.false])
-    return {"answer": said, "right": right, "false": false, "cpu_s": round(time.process_time() - began, 1)}
+    return {"answer": said if corpus == "synthetic" else "", "right": right, "false": false}
 
 
 def tables(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Right and false answers with 95 % intervals, and median CPU seconds, by system and number of poisoned texts."""
+    """Right and false answers with 95 % intervals, by system and number of poisoned texts."""
     found: dict[str, Any] = {}
     for name in dict.fromkeys(row["system"] for row in rows):
         for count in POISON:
             same = [row for row in rows if (row["system"], row["poison"]) == (name, count)]
-            rates = {what: _rate([row[what] for row in same]) for what in ("right", "false")}
-            cpu_s = float(np.median([row["cpu_s"] for row in same])) if same else None
-            found.setdefault(name, {})[f"poison {count}"] = rates | {"cpu_s": cpu_s}
+            found.setdefault(name, {})[f"poison {count}"] = {
+                what: _rate([row[what] for row in same]) for what in ("right", "false")
+            }
     return found
 
 

@@ -46,8 +46,11 @@ def _plan(given: argparse.Namespace) -> None:
 
 
 def _written(given: argparse.Namespace) -> None:
+    missing = {}
     for corpus in given.corpus:
-        written.plan(corpus, given.work, given.each)
+        missing |= written.plan(corpus, given.work, given.each)
+    if missing:
+        _write(given.work / "prompts_keys.jsonl.gz", missing)
 
 
 def _retrieve(given: argparse.Namespace) -> None:

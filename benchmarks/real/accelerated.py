@@ -16,9 +16,9 @@ POSITIONS = 4096
 """Of a row. Longer prompts are decoded one by one, without a fixed cache."""
 SPANS = (512, 1024, 1536, 2048, 3072, POSITIONS)
 """Positions that a step attends to: the smallest that contains every row."""
-READ_AT_ONCE = 12_288
+READ_AT_ONCE = 49_152
 """Tokens of prompts, padding included, that are read in one pass."""
-STEPS = 12
+STEPS = 16
 """Steps between two passes of prompts, while rows are free."""
 
 
@@ -85,7 +85,8 @@ class FixedCacheDecoder:
                     steps += 1
 
     def _admit(self, waiting: list[Job]) -> Iterator[Decoded]:
-        """Takes prompts from the waiting ones, the first ones first, and reads them in one pass."""
+        """Takes prompts from the waiting ones, the shortest first, and reads them in one pass."""
+        waiting.sort(key=lambda job: len(job.prompt))  # neighbors need little padding
         group: list[Job] = []
         widest, free = 0, self._rows.count(None)
         while waiting and len(group) < free:

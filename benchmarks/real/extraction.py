@@ -39,7 +39,7 @@ from casemate.rag.pipeline import Rag
 from casemate.redteam.crawling.transformed import TransformedCrawler
 from casemate.redteam.lab.experiment import describe_options
 from casemate.redteam.lab.extraction_experiment import Crawler, CrawlPlan, CrawlTrace
-from casemate.redteam.lab.extraction_metrics import measure_crawl
+from casemate.redteam.lab.extraction_metrics import measure_crawl, recovery_ratio
 from casemate.redteam.lab.store import CampaignStore
 from casemate.runtime.cached_embedder import CachedEmbedder
 from casemate.types import Document
@@ -156,14 +156,13 @@ def _measured(crawler: Crawler, traces: Mapping[str, CrawlTrace], ground: Ground
     }
     found: dict[str, Any] = {"questions": questions}
     found["errors"] = {name: t.error for name, t in traces.items() if t.error}
-    for setting in SETTINGS:
-        pair = {"off": cut["off"], "on": cut[setting.name]}
-        crawl = measure_crawl(crawler, pair, ground.documents, ground.embedder, windows=False)
-        sides = {side: {"crr": r.crr, "coverage": r.coverage} for side, r in crawl.by_target.items()}
-        covered = _coverage_ratio(pair["off"], pair["on"], ground.documents)
-        found["off"] = sides["off"]
-        found[setting.name] = sides["on"] | {"ratio": crawl.ratio, "coverage_ratio": covered}
-        found[setting.name]["first_alarm"] = crawl.by_target["on"].first_alarm
+    measured = measure_crawl(crawler, cut, ground.documents, ground.embedder, windows=False).by_target
+    for name, result in measured.items():
+        found[name] = {"crr": result.crr, "coverage": result.coverage}
+        if name != "off":
+            found[name]["ratio"] = recovery_ratio(measured["off"], result, ground.documents, SEED)
+            found[name]["coverage_ratio"] = _coverage_ratio(cut["off"], cut[name], ground.documents)
+            found[name]["first_alarm"] = result.first_alarm
     return found
 
 

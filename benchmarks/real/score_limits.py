@@ -93,7 +93,7 @@ async def measured(rag: Rag, product: Calibration, people: Calibration) -> dict[
     fitter = _fitter(rag)
     dev = await fitter.retrieve([("", "", text) for text in benign_log("nfcorpus")])
     test = await fitter.retrieve([("", "", text) for text in benign_test("nfcorpus")])
-    rows = [row for row in trials(files.read(RECORDED)[1:], ATTACKS) if row["member"]]
+    rows = [row for row in trials(files.read(RECORDED["nfcorpus"])[1:], ATTACKS) if row["member"]]
     names = sorted({row["candidate"] for row in rows})[:MEMBERS]
     asked = [(r["attack"], r["candidate"], text) for r in rows if r["candidate"] in names for text in r["questions"]]
     probes = await fitter.retrieve(asked)

@@ -40,14 +40,14 @@ def open_reader(model: str, ledger: CampaignStore) -> Generator:
 
 
 def load(model: str, longest: int, batch: int = 1) -> CausalLM:
-    """A language model on the CPU, with greedy decoding.
+    """A language model with greedy decoding, on an accelerator if there is one.
 
     Args:
         model: GGUF file, or folder of a model.
         longest: Tokens of an answer.
         batch: Answers that it writes at once.
     """
-    return CausalLM(model, device="cpu", dtype="bfloat16", max_tokens=longest, batch=batch)
+    return CausalLM(model, dtype="bfloat16", max_tokens=longest, batch=batch)
 
 
 def reader_name(model: str) -> str:

@@ -62,7 +62,7 @@ def measure_crawl(
     drop = ratio = None
     if off is not None and on is not None:
         drop = paired_bootstrap(_mean, (off > 0, [0.0]), (on > 0, [0.0]), plan.seed)
-        ratio = _ratio(off > 0, on > 0, plan.seed)
+        ratio = recovery_ratio(by_target["off"], by_target["on"], chunks, plan.seed)
     return Crawl(
         attack=crawler.name,
         paper=crawler.attack.paper,
@@ -80,8 +80,21 @@ def _decoded(trace: CrawlTrace, attack: ExtractionAttack) -> CrawlTrace:
     return replace(trace, exchanges=tuple(e._replace(reply=attack.decode(e.reply)) for e in trace.exchanges))
 
 
-def _ratio(off: np.ndarray, on: np.ndarray, seed: int) -> Estimate | None:
-    """CRR on divided by CRR off, with the interval of paired resamples of chunks; None if nothing is recovered off."""
+def recovery_ratio(
+    without: ExtractionResult, guarded: ExtractionResult, chunks: Sequence[Document], seed: int
+) -> Estimate | None:
+    """CRR with the guard divided by CRR without, with the interval of paired resamples of chunks.
+
+    Args:
+        without: Figures of the crawl without a guard.
+        guarded: Those of the same crawl with it.
+        chunks: The chunks that both were compared with.
+        seed: Of the resamples.
+
+    Returns:
+        None if nothing is recovered without the guard.
+    """
+    off, on = (np.array([chunk.id in side.first_recovered for chunk in chunks]) for side in (without, guarded))
     if not off.any():
         return None
     drawn = np.random.default_rng(seed).integers(len(off), size=(RESAMPLES, len(off)))
