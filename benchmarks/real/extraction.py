@@ -95,16 +95,17 @@ def main() -> None:
                 print(corpus, f"{time.process_time() - began:.0f} CPU-s", file=sys.stderr)
                 continue
             simulated = asyncio.run(_crawls(ground, SimulatedReader(), by, attackers, questions))
-            crawls = {model.name: {}, "simulated": {}}
+            crawls: dict[str, dict[str, Any]] = {"crawls": {}, "simulated": {}}
             for attack, (crawler, traces) in found.items():
                 asked = min(len(trace.exchanges) for trace in traces.values())
-                crawls[model.name][attack] = _measured(crawler, traces, ground, asked)
+                crawls["crawls"][attack] = _measured(crawler, traces, ground, asked)
                 crawls["simulated"][attack] = _measured(*simulated[attack], ground, asked)
+                print(corpus, attack, asked, file=sys.stderr, flush=True)
         results = before("real_extraction", about)
         held = results["corpora"].setdefault(corpus, {"chunks": len(ground.documents), "readers": {}})
-        for name, crawl in crawls.items():
-            head = files.read(reader.file)[0] if name == model.name else {}
-            held["readers"].setdefault(name, {"about": head, "crawls": {}})["crawls"].update(crawl)
+        own = held["readers"].setdefault(model.name, {"about": files.read(reader.file)[0]})
+        for kind, crawl in crawls.items():  # of the reader, and of the simulated one with as many questions
+            own.setdefault(kind, {}).update(crawl)
         save("real_extraction", results)
 
 
