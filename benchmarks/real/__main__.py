@@ -31,7 +31,6 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=ROOT / "build/real")
     parser.add_argument("--each", type=int, default=EACH, help="members and non-members")
     parser.add_argument("--reader", nargs="*", default=["qwen1.5b"], help="judge: names of the readers' answer files")
-    parser.add_argument("--subsample", nargs=1, default=[], help="judge: name of the results; complete trials only")
     given = parser.parse_args()
     given.work.mkdir(parents=True, exist_ok=True)
     steps = {"plan": _plan, "written": _written, "retrieve": _retrieve, "judge": _judge, "forms": _forms}
@@ -72,8 +71,8 @@ def _write(path: Path, prompts: dict) -> None:
 
 
 def _judge(given: argparse.Namespace) -> None:
-    found = {c: judging.judge(c, given.work, given.reader, complete=bool(given.subsample)) for c in given.corpus}
-    save("_".join(["real", *given.subsample]), found)
+    for corpus in given.corpus:
+        save(f"real_{corpus}", {corpus: judging.judge(corpus, given.work, given.reader)})
 
 
 def _forms(given: argparse.Namespace) -> None:
@@ -94,8 +93,8 @@ def _quality(given: argparse.Namespace) -> None:
 
 
 def _table(given: argparse.Namespace) -> None:
-    others = ["squad", "clinic"]
-    print("\n".join([*table.tables("nfcorpus"), "", *table.simulated(others), "", *table.forms()]))
+    parts = [*map(table.membership, CORPORA), table.withheld("nfcorpus"), table.forms(), table.extraction()]
+    print("\n\n".join("\n".join(part) for part in parts))
 
 
 if __name__ == "__main__":

@@ -31,34 +31,31 @@ SCORED_BY = {"natural": "menta", "natural_title": "menta"}
 """The attack that scores questions which no attack writes itself."""
 
 
-def judge(corpus: str, work: Path, models: Sequence[str], complete: bool = False) -> dict[str, Any]:
+def judge(corpus: str, work: Path, models: Sequence[str]) -> dict[str, Any]:
     """Figures by reader, author and attack; writes one recorded set for each model.
+
+    Trials that a reader has not answered with the contexts of both sides are left out.
 
     Args:
         corpus: Name of the corpus.
         work: Folder of prompts and answers.
         models: Names of the readers: `answers_reader_NAME.jsonl.gz` holds the answers of each. Empty: only the
             simulated reader.
-        complete: Leave out the trials that the reader has not answered with the contexts of both sides.
     """
     sample = {row["id"]: row for row in files.read(work / f"sample_{corpus}.jsonl.gz")}
     given = {model: files.read_answers(work / f"answers_reader_{model}.jsonl.gz") for model in models}
     trials = _trials(corpus, work, sample)
-    withheld = _withheld(trials)
-    answered = {model: _complete(trials, given[model][0]) if complete else trials for model in models}
+    found: dict[str, Any] = {"withheld": _withheld(trials), "benign": _benign(corpus, work), "readers": {}}
+    answered = {model: _complete(trials, answers) for model, (answers, _) in given.items()}
     kept = {planning.trial_key(trial) for own in answered.values() for trial in own}
-    trials = [trial for trial in trials if not models or planning.trial_key(trial) in kept]
-    found: dict[str, Any] = {"withheld": withheld, "benign": _benign(corpus, work), "readers": {}}
-    simulated = _simulate(corpus, work, trials)
-    for model in (*models, SIMULATED):
-        answers, about = given.get(model, (simulated, {"model": "simulated_reader"}))
-        others = {} if model == SIMULATED else _answered(work)
-        scored = _scored(answered.get(model, trials), sample, answers, others)
+    answered[SIMULATED] = [trial for trial in trials if not models or planning.trial_key(trial) in kept]
+    given[SIMULATED] = _simulate(corpus, work, answered[SIMULATED]), {"model": "simulated_reader"}
+    for model, (answers, about) in given.items():
+        scored = _scored(answered[model], sample, answers)
         found["readers"][model] = {"about": about, "answers": len(answers), "attacks": _figures(scored, sample)}
         if model != SIMULATED:
             head = {"recorded": 1, "corpus": corpus, **about, "prompts": PROMPTS, "seed": SEED}
-            rows = [*_recorded(scored, sample), *_questions(answered[model], scored, sample)]
-            files.write(RECORDED / f"{corpus}_{model}.jsonl.gz", [head, *rows])
+            files.write(RECORDED / f"{corpus}_{model}.jsonl.gz", [head, *_recorded(scored, sample)])
     return found
 
 
@@ -78,61 +75,23 @@ def _trials(corpus: str, work: Path, sample: Mapping[str, Any]) -> list[dict[str
     ]
 
 
-def _answered(work: Path) -> dict[tuple[str, int], list[str]]:
-    """Ids of the prompts that were answered before the guard's contexts were known, by question and answer length."""
-    path = work / "prompts_answered.jsonl.gz"
-    found: dict[tuple[str, int], list[str]] = defaultdict(list)
-    for row in files.read(path) if path.exists() else ():
-        if "id" in row:
-            found[row["user"], row["max_tokens"]].append(row["id"])
-    return found
-
-
 def _scored(
-    trials: Sequence[Mapping[str, Any]],
-    sample: Mapping[str, Any],
-    answers: Mapping[str, str],
-    answered: Mapping[tuple[str, int], Sequence[str]],
+    trials: Sequence[Mapping[str, Any]], sample: Mapping[str, Any], answers: Mapping[str, str]
 ) -> list[dict[str, Any]]:
-    """The trials whose answers are complete, with the features of each side."""
+    """The trials with their answers and the features of each side."""
     attacks = _attacks(sample)
     found = []
     for trial in trials:
         row = sample[trial["candidate"]]
         candidate = Document(row["id"], row["text"], row["title"])
-        features, given = {}, {}
-        replaced = [False] * len(trial["questions"])
-        for side in SIDES:
-            texts = [answers.get(i) for i in trial[side]]
-            if side == "on":
-                replaced = [text is None for text in texts]
-                texts = [t if t is not None else _stand_in(trial, n, answers, answered) for n, t in enumerate(texts)]
-            if None not in texts:
-                given[side] = texts
-                attack = attacks[trial["author"], trial["attack"]]
-                probe = Probe(tuple(trial["questions"]), trial["key"])
-                features[side] = list(asyncio.run(attack.measure(candidate, probe, [Reply(t) for t in texts])))
-        if features:
-            found.append({**trial, "features": features, "answers": given, "replaced": replaced})
+        attack, probe = attacks[trial["author"], trial["attack"]], Probe(tuple(trial["questions"]), trial["key"])
+        given = {side: [answers[i] for i in trial[side]] for side in SIDES}
+        features = {
+            side: list(asyncio.run(attack.measure(candidate, probe, [Reply(t) for t in texts])))
+            for side, texts in given.items()
+        }
+        found.append({**trial, "features": features, "answers": given})
     return found
-
-
-def _stand_in(
-    trial: Mapping[str, Any],
-    number: int,
-    answers: Mapping[str, str],
-    answered: Mapping[tuple[str, int], Sequence[str]],
-) -> str | None:
-    """A real answer for a context from which the guard withheld other documents too.
-
-    It belongs to the same question and a context in which only the candidate is missing, if the guard withheld it, or
-    none. So the candidate is there or not, as in the guard's context.
-    """
-    bare = trial["off"][number]
-    if not trial["hidden"][number]:
-        return answers.get(bare)
-    same = answered.get((f"Question: {trial['questions'][number]}", planning.length(trial["attack"])), ())
-    return next((answers[i] for i in same if i != bare and i in answers), None)
 
 
 def _attacks(sample: Mapping[str, Any]) -> dict[tuple[str, str], MembershipAttack]:
@@ -147,19 +106,17 @@ def _attacks(sample: Mapping[str, Any]) -> dict[tuple[str, str], MembershipAttac
 
 
 def _figures(scored: Sequence[Mapping[str, Any]], sample: Mapping[str, Any]) -> dict[str, Any]:
-    """AUC and true positive rates by author, attack and side, on the trials that have both sides."""
+    """AUC and true positive rates by author, attack and side."""
     groups: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for trial in scored:
-        if all(side in trial["features"] for side in SIDES):
-            groups[f"{trial['author']}:{trial['attack']}"].append(trial)
+        groups[f"{trial['author']}:{trial['attack']}"].append(trial)
     half = {name: row["half"] for name, row in sample.items()}
     figures: dict[str, Any] = {}
     for name, trials in groups.items():
         if len(trials) < FEWEST:
             continue
         questions = sum(len(t["questions"]) for t in trials)
-        replaced = sum(sum(t["replaced"]) for t in trials)
-        figures[name] = {"trials": len(trials), "questions": questions, "stand_ins": replaced}
+        figures[name] = {"trials": len(trials), "questions": questions}
         for side in SIDES:
             measured = [
                 Trial(t["candidate"], t["member"], tuple(t["features"][side]), len(t["questions"])) for t in trials
@@ -222,25 +179,15 @@ async def _read(prompt: Prompt) -> str:
 
 
 def _recorded(scored: Sequence[Mapping[str, Any]], sample: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Rows of the recorded set: trials with both sides."""
+    """Rows of the recorded set. Answers that quote the corpus at length are left out."""
     rows = []
     for trial in scored:
-        if all(side in trial["features"] for side in SIDES):
-            text = sample[trial["candidate"]]["text"]
-            row = _row(trial, sample)
-            row["features"] = trial["features"]
-            if not any(quotes(answer, text) for given in trial["answers"].values() for answer in given):
-                row |= {"answers": trial["answers"], "key": trial["key"]}
-            rows.append(row)
+        text = sample[trial["candidate"]]["text"]
+        row = _row(trial, sample) | {"features": trial["features"]}
+        if not any(quotes(answer, text) for given in trial["answers"].values() for answer in given):
+            row |= {"answers": trial["answers"], "key": trial["key"]}
+        rows.append(row)
     return rows
-
-
-def _questions(
-    trials: Sequence[Mapping[str, Any]], scored: Sequence[Mapping[str, Any]], sample: Mapping[str, Any]
-) -> list[dict[str, Any]]:
-    """Rows of the trials whose questions a model wrote, without answers if no reader answered them."""
-    there = {planning.trial_key(trial) for trial in scored}
-    return [_row(t, sample) for t in trials if t["author"] == "model" and planning.trial_key(t) not in there]
 
 
 def _row(trial: Mapping[str, Any], sample: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from benchmarks import ROOT
@@ -12,52 +12,46 @@ from casemate.maths.stats import Estimate
 from casemate.reports.format import measured
 
 AUTHORS = {"script": "script", "model": "the 1.5B"}
+READERS = {"qwen0.5b": "the 0.5B", "qwen1.5b": "the 1.5B", SIMULATED: "simulated"}
+MODELS = {f"qwen2.5-coder-{size}-instruct-q4_k_m.gguf": f"the {size.upper()}" for size in ("0.5b", "1.5b")}
 
 
-def tables(corpus: str) -> Iterator[str]:
-    """Lines of Markdown: AUC by reader, the worst with the guard on first; then what was withheld.
+def membership(corpus: str) -> Iterator[str]:
+    """Lines of Markdown: AUC by reader, and what was withheld; the worst with the guard on first."""
+    found = _results(f"real_{corpus}")[corpus]
+    readers = [found["readers"].get(name, {"attacks": {}})["attacks"] for name in READERS]
+    yield f"| attack | questions by |{''.join(f' {title}, off | on |' for title in READERS.values())} withheld |"
+    yield f"|{'---|' * (2 * len(READERS) + 3)}"
+    for name in sorted(readers[-1], key=lambda name: -_worst(name, *readers)):
+        cells = [_auc(own, name, side) for own in readers for side in ("off", "on")]
+        cells.append(_rate(found["withheld"][name]["withheld"]))
+        yield f"| {_named(name)} | {' | '.join(cells)} |"
 
-    Two measurements: that of `real_sample` has the contexts of the guard; where a reader has no figure there, that of
-    `real`, which has stand-in answers, is marked.
-    """
-    earlier, sample = _results("real")[corpus], _results("real_sample")[corpus]
-    simulated = earlier["readers"][SIMULATED]["attacks"] | sample["readers"][SIMULATED]["attacks"]
-    large = {name: row | {"mark": " ‡"} for name, row in earlier["readers"]["qwen1.5b"]["attacks"].items()}
-    large |= sample["readers"]["qwen1.5b_sample"]["attacks"]
-    readers = (sample["readers"]["qwen0.5b"]["attacks"], large, simulated)
-    yield "| attack | questions by | the 0.5B, off | on | the 1.5B, off | on | simulated reader, off | on |"
-    yield f"|{'---|' * 8}"
-    for name in sorted(simulated, key=lambda name: -_worst(name, *readers)):
-        author, attack = name.split(":")
-        cells = [_auc(found, name, side) for found in readers for side in ("off", "on")]
-        yield f"| `{attack}` | {AUTHORS[author]} | {' | '.join(cells)} |"
-    yield ""
+
+def withheld(corpus: str) -> Iterator[str]:
+    """Lines of Markdown: what the guard withholds from questions about members; the least first."""
+    rows = _results(f"real_{corpus}")[corpus]["withheld"]
     yield "| attack | questions by | questions about members | record in the context, guard off | withheld of these |"
     yield "|---|---|---|---|---|"
-    rows = {f"{name} ‡": row for name, row in earlier["withheld"].items() if name not in sample["withheld"]}
-    rows |= sample["withheld"]
     for name in sorted(rows, key=lambda name: rows[name]["withheld"][0] if rows[name]["withheld"] else 0):
-        author, attack = name.split(":")
-        attack, _, mark = attack.partition(" ")
-        row = rows[name]
-        cells = [f"`{attack}` {mark}".strip(), AUTHORS[author], str(row["questions"])]
-        cells += [_rate(row[what]) for what in ("in_context", "withheld")]
-        yield f"| {' | '.join(cells)} |"
+        cells = [str(rows[name]["questions"])] + [_rate(rows[name][what]) for what in ("in_context", "withheld")]
+        yield f"| {_named(name)} | {' | '.join(cells)} |"
 
 
-def simulated(corpora: Sequence[str]) -> Iterator[str]:
-    """Lines of Markdown: AUC with the simulated reader, and what was withheld, from `real_CORPUS`; the worst first."""
-    found = [_results(f"real_{corpus}")[corpus] for corpus in corpora]
-    attacks = [figures["readers"][SIMULATED]["attacks"] for figures in found]
-    columns = "".join(f" {corpus}, off | on | withheld |" for corpus in corpora)
-    yield f"| attack | questions by |{columns}"
-    yield f"|---|---|{'---|---|---|' * len(corpora)}"
-    for name in sorted(attacks[0], key=lambda name: -_worst(name, *attacks)):
-        author, attack = name.split(":")
-        cells = []
-        for own, figures in zip(attacks, found, strict=True):
-            cells += [_auc(own, name, "off"), _auc(own, name, "on"), _rate(figures["withheld"][name]["withheld"])]
-        yield f"| `{attack}` | {AUTHORS[author]} | {' | '.join(cells)} |"
+def extraction() -> Iterator[str]:
+    """Lines of Markdown: what crawlers recover by reader, without a defense and with it; the most with it first."""
+    settings = ("off", "1 client", "20 clients")
+    sides = "no defense | 1 client | 20 clients"
+    yield f"| corpus | crawler | reader | questions | {sides} | simulated, {sides} |"
+    yield f"|{'---|' * 10}"
+    rows = []
+    for corpus, held in _results("real_extraction")["corpora"].items():
+        for model, own in held["readers"].items():
+            for crawler, found in own["crawls"].items():
+                cells = [_rate(kind[crawler][s]["crr"]) for kind in (own["crawls"], own["simulated"]) for s in settings]
+                head = f"| {corpus} | `{crawler}` | {MODELS[model]} | {found['questions']} |"
+                rows.append((-found["1 client"]["crr"][0], f"{head} {' | '.join(cells)} |"))
+    yield from (row for _, row in sorted(rows))
 
 
 def forms() -> Iterator[str]:
@@ -81,9 +75,14 @@ def _worst(name: str, *readers: Mapping[str, Any]) -> float:
     return max(float(r[name]["on"]["auc"][0]) for r in readers if name in r and r[name]["on"])
 
 
+def _named(name: str) -> str:
+    author, attack = name.split(":")
+    return f"`{attack}` | {AUTHORS[author]}"
+
+
 def _auc(found: Mapping[str, Any], name: str, side: str) -> str:
     row = found.get(name, {})
-    return _rate(row[side]["auc"]) + row.get("mark", "") if row.get(side) else "–"
+    return _rate(row[side]["auc"]) if row.get(side) else "–"
 
 
 def _rate(values: list[float] | None) -> str:
