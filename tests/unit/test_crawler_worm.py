@@ -1,4 +1,5 @@
 import asyncio
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -204,3 +205,21 @@ def test_the_search_does_not_block_the_event_loop():
 
     asyncio.run(run())
     assert len(ticks) > 20
+
+
+def test_crawls_of_one_campaign_share_the_search(monkeypatch):
+    """With the same seed they have the same targets: the second one fits nothing, and asks the same."""
+    counts = Counter()
+    for name in ("_fit_effects", "_matching_pursuit"):
+        real = getattr(CollisionSearch, name)
+        monkeypatch.setattr(CollisionSearch, name, lambda *a, n=name, r=real: counts.update([n]) or r(*a))
+    system = System()
+    attack, other = worm(system, rounds=3), worm(system, rounds=3)
+    crawl(attack, system)
+    first, system.questions[:] = list(system.questions), []
+    crawl(attack, system)
+    assert counts == {"_fit_effects": 1, "_matching_pursuit": 3}
+    assert system.questions == first
+    system.questions.clear()
+    crawl(other, system)
+    assert system.questions == first

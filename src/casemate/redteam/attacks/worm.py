@@ -23,6 +23,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from threading import Lock
 from typing import ClassVar, Literal, Protocol, TypeAlias, get_args, runtime_checkable
 
 import numpy as np
@@ -104,9 +106,7 @@ class Worm(ExtractionAttack):
                 "worm: it needs a copy of the target's embedder; set the option embedder, or choose a crawler that "
                 "needs none, such as rag_thief"
             )
-        search = await asyncio.to_thread(
-            CollisionSearch, self.embedder, self.suffix, self.iterations, self.candidates, self.training_questions
-        )
+        search = await asyncio.to_thread(lambda: self._search)
         english = await asyncio.to_thread(self.embedder.embed, self.texts or SENTENCES)
         recovered, wording, recovered_sum = RecoveredTexts(), 0, np.zeros(self.embedder.dim)
         for _ in range(self.rounds):
@@ -122,6 +122,12 @@ class Worm(ExtractionAttack):
             for piece in new_texts:
                 yield piece.text
 
+    @cached_property
+    def _search(self) -> CollisionSearch:
+        """One for all crawls of a campaign: with the same seed, they have the same targets."""
+        assert self.embedder is not None
+        return CollisionSearch(self.embedder, self.suffix, self.iterations, self.candidates, self.training_questions)
+
     def _target(self, english: Float64, recovered_sum: Float64, rng: np.random.Generator) -> Vector:
         """The next target, a unit vector, from embeddings of English texts and the sum of the recovered ones."""
         if self.variant == "gea" or not recovered_sum.any():
@@ -131,7 +137,7 @@ class Worm(ExtractionAttack):
 
 
 class CollisionSearch:
-    """Finds words that bring the embedding of a question near a target.
+    """Finds words that bring the embedding of a question near a target. Thread-safe.
 
     Deviation: the effect of a word is learned as a linear map from questions with random words, so few words need to be
     tried. The papers try random words. Options are those of ``Worm``.
@@ -150,14 +156,22 @@ class CollisionSearch:
         self._words = _vocabulary(embedder)
         self._word_vectors = self._embed(self._words)  # (V, dim)
         self._effects: dict[str, _Effects] = {}
+        self._pursued: dict[tuple[str, bytes], list[int]] = {}
+        self._lock = Lock()  # a second crawl finds what the first has computed
 
     def words(self, prefix: str, target: Vector, rng: np.random.Generator) -> list[str]:
         """The suffix that brings a prefix near a unit vector. Each pass takes length * candidates embeddings."""
+        with self._lock:
+            return self._found(prefix, target, rng)
+
+    def _found(self, prefix: str, target: Vector, rng: np.random.Generator) -> list[str]:
         if prefix not in self._effects:
             self._effects[prefix] = self._fit_effects(prefix)
-        effects = self._effects[prefix]
+        effects, key = self._effects[prefix], (prefix, target.tobytes())
         products = effects.words @ target
-        chosen = self._matching_pursuit(effects, target, products)
+        if key not in self._pursued:
+            self._pursued[key] = self._matching_pursuit(effects, target, products)
+        chosen = self._pursued[key]
         best = self._cosines(prefix, [chosen], target)[0]
         for place in (p for _ in range(self._iterations) for p in rng.permutation(self._length)):
             predicted = effects.predicted_cosines(effects.total(chosen[:place] + chosen[place + 1 :]), target, products)
