@@ -45,11 +45,8 @@ def _plan(given: argparse.Namespace) -> None:
 
 
 def _written(given: argparse.Namespace) -> None:
-    missing = {}
     for corpus in given.corpus:
-        missing |= written.plan(corpus, given.work, given.each)
-    if missing:
-        _write(given.work / "prompts_keys.jsonl.gz", missing)
+        written.plan(corpus, given.work, given.each)
 
 
 def _retrieve(given: argparse.Namespace) -> None:

@@ -1,38 +1,29 @@
 """Questions by script, and the written questions of the recorded set, for a reader that has not answered them yet.
 
 The writer's answers are not in the repository, its questions are. A trial is taken if none of its questions was left
-out of the recorded set. The interrogation attack needs the right answers, too. Where they were not recorded, the writer
-is asked for them again (`prompts_keys.jsonl.gz`), and its answers are read from `answers_keys.jsonl.gz`.
+out of the recorded set.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from benchmarks import ROOT
 from benchmarks.real import files
 from benchmarks.real.planning import questions, sample_rows
-from benchmarks.real.questions import RecordedWriter, scripted
-from benchmarks.real.sample import open_sample
-from casemate.redteam.attacks.interrogation import REQUEST, SHADOW_INSTRUCTIONS, yes_no_answer
-from casemate.redteam.crawling.writer import generate
-from casemate.types import Document
+from benchmarks.real.questions import scripted
+from benchmarks.real.sample import CORPORA, open_sample
 
-RECORDED = {
-    "nfcorpus": ROOT / "benchmarks/recorded/nfcorpus_qwen1.5b.jsonl.gz",
-    "squad": ROOT / "benchmarks/recorded/squad_qwen0.5b.jsonl.gz",
-    "clinic": ROOT / "benchmarks/recorded/clinic_qwen0.5b.jsonl.gz",
-}
+RECORDED = {corpus: ROOT / f"benchmarks/recorded/{corpus}_qwen0.5b.jsonl.gz" for corpus in CORPORA}
 """By corpus, a recorded set with all written questions."""
 ATTACKS = ("natural", "menta", "natural_title", "split_facts", "interrogation")
 
 
-def plan(corpus: str, work: Path, each: int) -> dict[str, dict[str, Any]]:
-    """Writes the sample and its questions; returns the prompts for keys that have no answer yet.
+def plan(corpus: str, work: Path, each: int) -> None:
+    """Writes the sample and its questions.
 
     Args:
         corpus: Name of the corpus.
@@ -45,14 +36,7 @@ def plan(corpus: str, work: Path, each: int) -> dict[str, dict[str, Any]]:
     files.write(work / f"sample_{corpus}.jsonl.gz", candidates)
     known = {row["id"] for row in candidates}
     written = [t for t in trials(files.read(RECORDED[corpus])[1:]) if t["candidate"] in known]
-    held = work / "answers_keys.jsonl.gz"
-    writer = RecordedWriter(files.read_answers(held)[0] if held.exists() else {})
-    texts = {row["id"]: Document(row["id"], row["text"], row["title"], row["id"]) for row in candidates}
-    for trial in written:
-        if trial["attack"] == "interrogation" and not trial["key"]:
-            trial["key"] = {"truth": asyncio.run(_truth(writer, trial["questions"], texts[trial["candidate"]]))}
     files.write(work / f"questions_{corpus}.jsonl.gz", [*rows, *written])
-    return writer.missing
 
 
 def trials(recorded: Iterable[Mapping[str, Any]], attacks: Collection[str] = ATTACKS) -> list[dict[str, Any]]:
@@ -70,12 +54,3 @@ def trials(recorded: Iterable[Mapping[str, Any]], attacks: Collection[str] = ATT
             kept = {what: row[what] for what in ("candidate", "member", "questions")}
             found.append({"author": author, "attack": attack, **kept, "key": row.get("key") or {}})
     return found
-
-
-async def _truth(writer: RecordedWriter, asked: Sequence[str], candidate: Document) -> list[str]:
-    """The writer's answers to the questions, without their summary and the request, from the candidate alone."""
-    texts = [question.removesuffix(REQUEST).strip() for question in asked]
-    shared = os.path.commonprefix(texts)
-    start = max(shared.rfind(end) for end in (". ", "? ", "! ")) + 2
-    answers = [await generate(writer, text[start:], candidate, instructions=SHADOW_INSTRUCTIONS) for text in texts]
-    return [yes_no_answer(answer) for answer in answers]

@@ -30,13 +30,13 @@ FROM_LOG = (" log",)
 """Ends of ``Calibration.source``, as ``calibration.fitting`` writes it."""
 WRITTEN: Mapping[str, tuple[Estimate | None, Estimate]] = {
     "natural_title": (None, Estimate(0.52, 0.45, 0.58)),
-    "natural": (None, Estimate(0.55, 0.49, 0.61)),
-    "split_facts": (None, Estimate(0.65, 0.60, 0.71)),
-    "menta": (Estimate(1.0, 0.99, 1.0), Estimate(0.83, 0.79, 0.86)),
-    "interrogation": (Estimate(1.0, 0.99, 1.0), Estimate(0.84, 0.82, 0.87)),
+    "natural": (None, Estimate(0.56, 0.50, 0.62)),
+    "split_facts": (None, Estimate(0.62, 0.57, 0.68)),
+    "menta": (Estimate(1.0, 0.99, 1.0), Estimate(0.81, 0.77, 0.85)),
+    "interrogation": (Estimate(1.0, 1.0, 1.0), Estimate(0.82, 0.79, 0.85)),
 }
 """Share of the questions with the document in their context that the guard withholds it from, at .01 on NFCorpus, by
-attack: questions by a script, and by a 1.5B model (``benchmarks/results/real.json``)."""
+attack: questions by a script, and by a 1.5B model (``benchmarks/results/real_nfcorpus.json``)."""
 FEATURES_EXPLAINED = dict(
     zip(
         FEATURES,
