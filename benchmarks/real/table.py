@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks import ROOT
 from benchmarks.real.judging import SIMULATED
 from casemate.maths.stats import Estimate
-from casemate.reports.format import measured
+from casemate.reports.format import measured, short_rate
 
 AUTHORS = {"script": "script", "model": "the 1.5B"}
 READERS = {"qwen0.5b": "the 0.5B", "qwen1.5b": "the 1.5B", SIMULATED: "simulated"}
@@ -39,19 +39,24 @@ def withheld(corpus: str) -> Iterator[str]:
 
 
 def extraction() -> Iterator[str]:
-    """Lines of Markdown: what crawlers recover by reader, without a defense and with it; the most with it first."""
-    settings = ("off", "1 client", "20 clients")
-    sides = "no defense | 1 client | 20 clients"
-    yield f"| corpus | crawler | reader | questions | {sides} | simulated, {sides} |"
-    yield f"|{'---|' * 10}"
-    rows = []
+    """Lines of Markdown: share of the texts that crawlers recover, by reader; the most from one client first."""
+    rows: dict[tuple[str, str], dict[str, list[str]]] = {}
+    worst: dict[tuple[str, str], float] = {}
     for corpus, held in _results("real_extraction")["corpora"].items():
         for model, own in held["readers"].items():
             for crawler, found in own["crawls"].items():
-                cells = [_rate(kind[crawler][s]["crr"]) for kind in (own["crawls"], own["simulated"]) for s in settings]
-                head = f"| {corpus} | `{crawler}` | {MODELS[model]} | {found['questions']} |"
-                rows.append((-found["1 client"]["crr"][0], f"{head} {' | '.join(cells)} |"))
-    yield from (row for _, row in sorted(rows))
+                key, one, twenty = (corpus, crawler), found["1 client"]["crr"][0], found["20 clients"]["crr"][0]
+                points = [
+                    short_rate(float(f"{x:.2g}")) for x in (one, twenty, own["simulated"][crawler]["off"]["crr"][0])
+                ]
+                rows.setdefault(key, {})[model] = [str(found["questions"]), _rate(found["off"]["crr"]), *points]
+                worst[key] = max(worst.get(key, 0), one)
+    sides = "questions | no defense | 1 client | 20 clients | simulated, no defense"
+    yield f"| corpus | crawler |{''.join(f' {title}: {sides} |' for title in MODELS.values())}"
+    yield f"|{'---|' * (2 + 5 * len(MODELS))}"
+    for corpus, crawler in sorted(rows, key=lambda key: -worst[key]):
+        cells = [cell for model in MODELS for cell in rows[corpus, crawler].get(model, ["–"] * 5)]
+        yield f"| {corpus} | `{crawler}` | {' | '.join(cells)} |"
 
 
 def forms() -> Iterator[str]:
