@@ -57,6 +57,15 @@ def test_serve_says_that_it_observes_and_how_to_create_the_first_key(mode, serve
     assert "create a key" not in start(["serve"]).stderr
 
 
+@pytest.mark.parametrize("options", [(), ("--details",)])
+def test_key_list_says_how_to_create_the_first_key(options, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = partial(CliRunner().invoke, cli, ["key", "list", *options], catch_exceptions=False)
+    assert run().stdout == "no API key exists; create one with 'casemate key create NAME'\n"
+    CliRunner().invoke(cli, ["key", "create", "app"], catch_exceptions=False)
+    assert "app" in run().stdout and "no API key" not in run().stdout
+
+
 @pytest.mark.parametrize(("mode", "unentitled"), [("observe", "nothing"), ("observe", "full"), ("enforce", "nothing")])
 def test_serve_warns_that_observe_mode_does_not_carry_out_the_audience_policy(mode, unentitled, server, monkeypatch):
     Path("casemate.yaml").write_text(f"guard: {{mode: {mode}, audience: {{unentitled: {unentitled}}}}}\n")

@@ -116,6 +116,9 @@ def list_(
     if as_json:
         print_json({"keys": [_as_json(one) for one in found]})
         return
+    if not found:
+        out.print("no API key exists; create one with 'casemate key create NAME'")
+        return
     if details:
         for one in found:
             out.print("\n".join(map(shown, _details(one))), soft_wrap=True)
