@@ -16,10 +16,11 @@ from casemate.cli.redteam_output import print_result
 from casemate.errors import ConfigError, DataError
 from casemate.guard.defenses.crawl_limit import CrawlLimit
 from casemate.guard.defenses.mirabel import Mirabel
+from casemate.maths.stats import proportion
 from casemate.rag.question_file import questions_in
 from casemate.redteam.campaigns.own import OwnMembershipCampaign, describe_undecided
 from casemate.redteam.lab.judge import INFERENCE_FAILS, without_decisions, worst_status
-from casemate.redteam.lab.results import Check, CheckStatus
+from casemate.redteam.lab.results import Check, CheckStatus, ProbeResult
 from casemate.redteam.reporting.compare import ReportChange, ReportDiff
 from casemate.redteam.reporting.html import render_html
 from tests.campaigns import campaign
@@ -39,6 +40,16 @@ def test_printed_results_have_no_control_characters_and_no_better_status_than_th
     assert told.startswith(("FAIL", "ERROR"))
     assert "[bold]not ours[/bold]" in told
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f]", told)
+
+
+def test_the_table_of_injected_instructions_explains_its_columns():
+    probe = ProbeResult("injection", "marker", "", 10, control=proportion(9, 10), on=proportion(1, 10))
+    console = Console(width=80)
+    with console.capture() as held:
+        print_result(replace(campaign(), probes=(probe,), crawls=()), console)
+    printed = " ".join(held.get().split())
+    assert "Instructions in documents, share followed [95 %] ┏" in printed  # higher is better in two of the columns
+    assert printed.index("90 % [") < printed.index("control: the user gives the same instruction")
 
 
 @pytest.mark.parametrize(("given", "drawn"), [({}, (31, 13)), ({"nonmembers": 20}, (24, 20))])

@@ -38,6 +38,11 @@ COLORS = {
 
 REPLAY_COLUMNS = {RECORDED: "as recorded", OFF: "guard off", ON: "guard on"}
 """Heading of each target of a recorded set."""
+PROBE_COLUMNS = (
+    "With the guard off and on, lower is better. control: the user gives the same instruction, so a low share shows "
+    "that the reader ignores it anyway. suspicious: share of the documents that screening would quarantine."
+)
+"""Caption of the table of injected instructions."""
 
 
 def print_result(result: CampaignResult, out: Console) -> None:
@@ -89,8 +94,8 @@ def _tables(result: CampaignResult) -> Iterator[Table]:
     crawlers = [check for check in result.checks if check.name == EXTRACTION_FAILS]
     if result.probes:
         rows = [(escape(p.name), *map(_share, (p.off, p.on, p.control, p.quarantined))) for p in result.probes]
-        headings = ("instruction", "off", "on", "control", "suspicious")
-        yield _table("Instructions in documents, share followed [95 %]; lower is better", headings, rows)
+        headings = ("instruction", "guard off", "guard on", "control", "suspicious")
+        yield _table("Instructions in documents, share followed [95 %]", headings, rows, PROBE_COLUMNS)
     elif result.attacks or not crawlers:
         attacks = [(escape(a.name), *(("error", "", "") if a.error else _attack_cells(a))) for a in result.attacks]
         columns = ("attack", "guard off", "guard on", "withheld")
@@ -102,8 +107,8 @@ def _tables(result: CampaignResult) -> Iterator[Table]:
         yield _table("Share of the chunks recovered (CRR) [95 %]; lower is better", headings, crawled)
 
 
-def _table(title: str, columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Table:
-    table = Table(title=title, title_justify="left")
+def _table(title: str, columns: tuple[str, ...], rows: Iterable[tuple[str, ...]], caption: str | None = None) -> Table:
+    table = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
     for number, column in enumerate(columns):
         table.add_column(column, no_wrap=number > 0, overflow="fold")
     for row in rows:
