@@ -1178,11 +1178,12 @@ class TestDisclosure:
         other = Event(
             "x", datetime.now(UTC), "crawl", {"tenant": "north", "client": "hidden-one", "covered": {"d": "f"}}
         )
-        with visiting(app, *events, other) as visitor:
+        canary = crawl_event("canary-beds-clinic@2026-01-01T00:00:00Z", 0, covered={"d4": "ff"})
+        with visiting(app, *events, other, canary) as visitor:
             page = visitor.get("/disclosure").text
             assert "1 of 60 chunks disclosed in part, 12 words" in page
             assert "d3: 12 words disclosed" in page and "12 new words" in page
-            assert "mallory" in page and "hidden-one" not in page
+            assert "mallory" in page and "hidden-one" not in page and "canary-beds" not in page
 
     def test_page_says_that_nothing_is_counted_without_the_defense(self, tmp_path):
         with visiting(make(tmp_path)) as visitor:

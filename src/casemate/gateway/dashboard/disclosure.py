@@ -1,4 +1,4 @@
-"""The disclosure page: which chunks answers disclosed, to whom, and how fast, as ``crawl_limit`` counted.
+"""The disclosure page: which chunks answers disclosed, to which client, and how fast, as ``crawl_limit`` counted.
 
 Its events hold ids of chunks and bit masks of words, no text. A word is new to a client if no earlier answer in the
 time range disclosed it to this client.
@@ -89,7 +89,11 @@ def disclosure(request: PageRequest) -> Page:
     tenants = request.tenants
     tenant = request.tenant(tenants)
     read = request.app.store.latest(KIND, MAX_EVENTS)
-    found, new = by_client(e for e in read if _tenant(e) == tenant and e.at in request.time)
+    found, new = by_client(
+        e
+        for e in read
+        if _tenant(e) == tenant and e.at in request.time and not request.is_canary(str(e.body.get("client", "")))
+    )
     limit = next((d for d in request.app.guard.defenses if isinstance(d, CrawlLimit)), None)
     maps: TopicMapCache = request.http.app.state.topic_maps
     drawn = maps.get(tenant) if found else None
