@@ -402,8 +402,21 @@ class TestPages:
         app.index.scan = lambda tenant="default": scans.append(tenant) or whole(tenant)
         with visiting(app, verdict(1, flagged=True), verdict(2, flagged=True)) as visitor:
             pages = [visitor.get("/topics").text for _ in range(2)]
-            assert all(page.count("<title>d3: withheld 2 times</title>") == 1 for page in pages)
+            assert all(page.count("<title>d3: withheld, 2 times</title>") == 1 for page in pages)
             assert sum(page.count("h.01") for page in pages) == 120 and scans == ["default"]
+
+    def test_pages_do_not_say_withheld_of_verdicts_in_observe_mode(self, tmp_path):
+        app = make(tmp_path, count=60, mode="observe", defenses=(HideNamed("d3"),))
+        client = ApiKeyStore(app.store).create(Grant("ann"))[0].id
+        with visiting(app, verdict(1, flagged=True, enforced=False)) as visitor:
+            pages = [visitor.get(path).text for path in ("/topics", "/documents", "/clients")]
+            assert "1 chunk would be withheld" in visitor.post("/clients/view", client=client, question="only3").text
+        assert "<title>d3: would have been withheld, 1 time</title>" in pages[0]
+        assert ">Sources would have been withheld<" in pages[2]
+        assert all(">Would have been withheld<" in page for page in pages[:2])
+        both = (verdict(1, flagged=True, enforced=False), verdict(2, flagged=True))
+        with visiting(make(tmp_path / "both", count=60), *both) as visitor:
+            assert "<title>d3: withheld, or would have been in observe mode, 2 times<" in visitor.get("/topics").text
 
     def test_pages_are_rendered_on_their_own_threads(self, tmp_path, monkeypatch):
         app = make(tmp_path)

@@ -13,7 +13,7 @@ from urllib.parse import quote
 from starlette.exceptions import HTTPException
 
 from casemate.gateway.dashboard.page import Page, PageRequest
-from casemate.gateway.dashboard.records import VerdictRecord
+from casemate.gateway.dashboard.records import VerdictRecord, withheld_phrase
 from casemate.gateway.dashboard.table import Column, Table
 from casemate.guard.client_state import reset as client_reset
 from casemate.reports.format import plural
@@ -87,23 +87,23 @@ def by_client(
     return list(found.values())
 
 
-def client_table(request: PageRequest, found: Sequence[ClientSummary], brief: bool = False) -> Table:
-    """The table of clients; ``brief``: a summary on another page, without boxes and counts."""
+def client_table(request: PageRequest, found: Sequence[ClientSummary], withheld: str = "") -> Table:
+    """The table of clients; ``withheld``: see `withheld_phrase`, or empty for a summary without boxes and counts."""
     name = Column("Client", lambda c: request.client_name(c.client).full.lower(), "client")
     requests = Column("Requests", lambda c: len(c.asked), "requests", True)
     flagged = Column("Flagged", lambda c: c.flagged, "flagged", True)
     share = Column("Share", lambda c: c.share, "share", True)
-    withheld = Column("Sources withheld", lambda c: len(c.withheld), "withheld", True)
+    sources = Column(f"Sources {withheld}", lambda c: len(c.withheld), "withheld", True)
     limited = Column("Limited", lambda c: len(c.limited), "limited", True)
     last = Column("Last request", lambda c: c.last, "last", True)
 
     def show(c: ClientSummary) -> dict[str, Any]:
         return {"summary": c, "client": request.client_name(c.client)}
 
-    if brief:
+    if not withheld:
         columns = (name, flagged, share, last)
         return request.table("Clients", columns, found, show, order="-flagged", name="clients", size=BRIEF)
-    all_columns = ("", name, requests, flagged, share, withheld, limited, last)
+    all_columns = ("", name, requests, flagged, share, sources, limited, last)
     return request.table("Clients", all_columns, found, show, order="-flagged")
 
 
@@ -122,12 +122,14 @@ def clients(request: PageRequest) -> Page:
         if wanted["client"].lower() in f"{c.client} {request.client_name(c.client).full}".lower()
         and wanted["flagged"] in ("", "yes" if c.flagged else "no")
     ]
+    withheld = withheld_phrase(verdicts)
     context = {
         "any": bool(verdicts),
         "missing": request.missing_events,
         "wanted": wanted,
         "tenants": tenants,
-        "listing": client_table(request, found),
+        "withheld": withheld,
+        "listing": client_table(request, found, withheld),
     }
     return Page("clients.html", context)
 

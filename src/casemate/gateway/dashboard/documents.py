@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 
 from casemate.errors import DataError
 from casemate.gateway.dashboard.page import Page, PageRequest
-from casemate.gateway.dashboard.records import VerdictRecord
+from casemate.gateway.dashboard.records import VerdictRecord, withheld_phrase
 from casemate.gateway.dashboard.table import Column
 from casemate.monitor.poisoning.quarantine import Quarantine, QuarantinedSource
 from casemate.monitor.trends.baseline import record_if_changed
@@ -40,20 +40,21 @@ def sources(request: PageRequest) -> Page:
     tenants = request.tenants
     tenant, search = request.tenant(tenants), request.parameter("source")
     held = request.app.index.digests(tenant)
-    withheld = Counter(
-        source for v in request.verdicts([tenant]) if v.flagged for source in _sources(v) if source in held
-    )
+    verdicts = request.verdicts([tenant])
+    hits = Counter(source for v in verdicts if v.flagged for source in _sources(v) if source in held)
+    withheld = withheld_phrase(verdicts).capitalize()
     found = sorted(name for name in held if search.lower() in name.lower())
     columns = (
         "",
         Column("Source", lambda row: row["source"].lower(), "source"),
-        Column("Withheld from requests", lambda row: row["withheld"], "withheld", True),
+        Column(withheld, lambda row: row["withheld"], "withheld", True),
         "",
     )
-    rows = [{"source": name, "withheld": withheld[name]} for name in found]
+    rows = [{"source": name, "withheld": hits[name]} for name in found]
     context = {
         "tenants": tenants,
         "tenant": tenant,
+        "withheld": withheld,
         "search": search,
         "total": len(held),
         "chunks": request.app.index.moments(tenant).n,

@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -76,6 +76,14 @@ class VerdictRecord:
     def undecided(self) -> bool:
         """Whether no decision was possible."""
         return not self.failed and self.threshold is None and not self.flagged
+
+
+def withheld_phrase(verdicts: Iterable[VerdictRecord]) -> str:
+    """Returns "withheld", or "would have been withheld" if all flagged verdicts are of observe mode, or both."""
+    modes = {v.enforced for v in verdicts if v.flagged}
+    if modes == {True, False}:
+        return "withheld, or would have been in observe mode"
+    return "would have been withheld" if modes == {False} else "withheld"
 
 
 @dataclass(frozen=True, slots=True)

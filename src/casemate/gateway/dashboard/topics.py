@@ -21,10 +21,12 @@ import numpy as np
 
 from casemate.errors import CasemateError
 from casemate.gateway.dashboard.page import Page, PageRequest
+from casemate.gateway.dashboard.records import withheld_phrase
 from casemate.gateway.dashboard.table import Column
 from casemate.guard.defenses.reindex import Reindex
 from casemate.maths.clustering import NOISE, Labels, principal_components, spherical_kmeans
 from casemate.reindexing.space import chunk_key
+from casemate.reports.format import plural
 from casemate.reports.svg import Drawing, share_bar, topic_map
 from casemate.system import App
 from casemate.text.tokens import STOP_WORDS, stem, words
@@ -169,23 +171,25 @@ def topics(request: PageRequest) -> Page:
     found = maps.get(tenant)
     context: dict[str, Any] = {"tenants": tenants, "tenant": tenant, "min_chunks": MIN_CHUNKS, "map": found}
     if found is not None:
-        hits = Counter(chunk for v in request.verdicts([tenant]) if v.flagged for chunk in v.hidden)
+        verdicts = request.verdicts([tenant])
+        hits, withheld = Counter(chunk for v in verdicts if v.flagged for chunk in v.hidden), withheld_phrase(verdicts)
         columns = (
             Column("Topic", lambda row: row["topic"], "topic"),
             Column("Share of chunks", lambda row: row["share"], "share", True),
-            Column("Withheld", lambda row: row["withheld"], "withheld", True),
+            Column(withheld.capitalize(), lambda row: row["withheld"], "withheld", True),
         )
-        context["image"] = _drawing(request, found, hits, tenant)
+        context["withheld"] = withheld
+        context["image"] = _drawing(request, found, hits, withheld, tenant)
         context["listing"] = request.table("Topics", columns, _rows(request, found, hits, tenant), order="topic")
     return Page("topics.html", context)
 
 
-def _drawing(request: PageRequest, found: TopicMap, hits: Counter[str], tenant: str) -> Drawing:
+def _drawing(request: PageRequest, found: TopicMap, hits: Counter[str], withheld: str, tenant: str) -> Drawing:
     rings = [
         (
             i,
             min(6.0 + hits[d.id], 14.0),
-            f"{d.source}: withheld {hits[d.id]} times",
+            f"{d.source}: {withheld}, {plural(hits[d.id], 'time')}",
             request.url("verdicts", document=d.id, tenant=tenant),
         )
         for i, d in enumerate(found.documents)
