@@ -45,7 +45,7 @@ from casemate.monitor.service import trend_of_results
 from casemate.monitor.trends.baseline import BASELINE_KIND, UPDATE_KIND
 from casemate.monitor.trends.trend_page import draw_trend
 from casemate.redteam.lab.results import Crawl, ExtractionResult, ExtractionSide
-from casemate.redteam.reporting.files import write_report
+from casemate.redteam.reporting.files import target_folder, write_report
 from casemate.reports import svg
 from casemate.reports.format import percent, sample_rate
 from casemate.types import Document, Event
@@ -394,6 +394,29 @@ class TestPages:
         assert "A separate campaign" in text and "http rag.example" in text and "<td>40 % [30, 50]</td>" in text
         alone = (folder / "crawl.html").read_text()
         assert "3e+09 FLOPs each" in alone and "A separate campaign" not in alone
+
+    def test_reports_of_external_targets_are_listed_with_their_names(self, tmp_path):
+        folder = tmp_path / ".casemate/redteam"
+        for name in ("staging", "http rag.example"):
+            write_report(campaign(evidence={"target": name}), target_folder(folder, name))
+        crawled = campaign(attacks=(), crawls=crawl_campaign().crawls, evidence={"target": "staging"})
+        write_report(crawled, target_folder(folder, "staging"), stem="crawl")
+        with visiting(make(tmp_path)) as visitor:
+            page = visitor.get("/redteam").text
+            rows = re.findall(
+                'href="/dashboard(/redteam/report[^"]*)">([^<]*)</a></div></td><td[^>]*><div>([^<]*)', page
+            )
+            assert sorted(row[1:] for row in rows) == [
+                ("http rag.example", "membership inference"),
+                ("staging", "extraction"),
+                ("staging", "membership inference"),
+            ]
+            for way, name, _ in rows:
+                answer = visitor.get(way.replace("&amp;", "&"))
+                assert answer.status_code == 200 and name in answer.text
+                assert "sandbox allow-scripts" in answer.headers["content-security-policy"]
+            for bad in ("targets/../report", "targets/staging/../../report", "targets/staging/other"):
+                assert visitor.get("/redteam/report", params={"name": bad}).status_code == 404
 
     def test_the_topic_map_marks_withheld_chunks_and_is_computed_once(self, tmp_path):
         app = make(tmp_path, count=60)

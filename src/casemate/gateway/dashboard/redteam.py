@@ -1,8 +1,9 @@
-"""The red-team page: campaigns in ``redteam.folder``, with the guard off against on."""
+"""The red-team page: campaigns in ``redteam.folder``, guard off against on, and a list of those of external targets."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import datetime
@@ -20,6 +21,7 @@ from casemate.gateway.dashboard.time_range import TimeRange
 from casemate.guard.generation_costs import format_live_costs
 from casemate.redteam.lab.results import CampaignResult, Crawl, ExtractionResult, load_result
 from casemate.redteam.reporting.charts import lowest_auc, roc, track
+from casemate.redteam.reporting.files import CRAWL, NAMES, REPORT, TARGETS
 from casemate.redteam.reporting.html import describe_comparison, is_crawl, requirements
 from casemate.redteam.reporting.text import (
     describe_crawl,
@@ -37,14 +39,14 @@ MAX_FILES, MAX_BYTES = 12, 32_000_000
 TONES = {"pass": "good", "fail": "bad", "inconclusive": "medium", "error": "odd"}
 SANDBOX_CSP = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'; sandbox"
 """Content-Security-Policy of a report without script: one file with inline style. No script could run."""
-REPORTS = ("report", "crawl")
-"""Names of the files, without extension, that ``report`` sends."""
+REPORTS = re.compile(rf"(?:{TARGETS}/[A-Za-z0-9_-]+/)?(?:{REPORT}|{CRAWL})")
+"""Names of the files in the folder, without extension, that ``report`` sends."""
 
 
 def redteam(request: PageRequest) -> Page:
     """Builds the page."""
     folder = request.app.config.folder / request.app.config.redteam.folder
-    found = _read(folder)
+    found = _read(folder, "*.json")
     kept = [(name, campaign) for name, campaign in found if _ended_before(campaign, request.time)]
     kept.sort(key=lambda pair: pair[1].at, reverse=True)
     membership = [(name, campaign) for name, campaign in kept if not is_crawl(campaign) and not campaign.probes]
@@ -60,6 +62,9 @@ def redteam(request: PageRequest) -> Page:
         "earlier": request.table(
             "Earlier campaigns", EARLIER, [_earlier(*one) for one in membership[1:]], order="-at", name="earlier"
         ),
+        "targets": request.table(
+            "External targets", EXTERNAL, _external(request, folder), order="target", name="targets"
+        ),
         "extraction": _extraction(extracted[0][1]) if extracted else None,
         "extraction_report": _report_url(request, folder, extracted[0][0]) if extracted else "",
         "crawls": [_crawl(request, folder, name, crawl) for name, campaign in found for crawl in campaign.crawls],
@@ -73,10 +78,10 @@ def report(request: PageRequest) -> Response:
     Its explorer is the only script that may run: the policy names the hash of this package's file, and the sandbox
     gives the page an origin of its own, without access to the session.
     """
-    name = request.parameter("name") or REPORTS[0]
+    name = request.parameter("name") or REPORT
     path = request.app.config.folder / request.app.config.redteam.folder / f"{name}.html"
     try:
-        content = path.read_bytes() if name in REPORTS else None
+        content = path.read_bytes() if REPORTS.fullmatch(name) else None
     except OSError:
         content = None
     if content is None:
@@ -89,7 +94,11 @@ def report(request: PageRequest) -> Response:
 def _report_url(request: PageRequest, folder: Path, name: str) -> str:
     """Address of the HTML page beside a result; empty if there is none."""
     stem = name.removesuffix(".json")
-    return request.url("redteam/report", name=stem) if stem in REPORTS and (folder / f"{stem}.html").exists() else ""
+    return (
+        request.url("redteam/report", name=stem)
+        if REPORTS.fullmatch(stem) and (folder / f"{stem}.html").exists()
+        else ""
+    )
 
 
 def _time(campaign: CampaignResult) -> datetime | None:
@@ -107,10 +116,11 @@ def _ended_before(campaign: CampaignResult, time: TimeRange) -> bool:
     return at is None or bool(time.preset) or at < time.end
 
 
-def _read(folder: Path) -> list[tuple[str, CampaignResult]]:
-    """The newest results in a folder, by name of the file. Other files are left out."""
+def _read(folder: Path, pattern: str) -> list[tuple[str, CampaignResult]]:
+    """The newest results in a folder that match a pattern, by name of the file. Other files are left out."""
     try:
-        paths = sorted(folder.glob("*.json"), key=lambda p: p.stat().st_mtime, reverse=True)[:MAX_FILES]
+        paths = [path for path in folder.glob(pattern) if not path.name.endswith(NAMES)]
+        paths = sorted(paths, key=lambda p: p.stat().st_mtime, reverse=True)[:MAX_FILES]
     except OSError:
         return []
     found = []
@@ -118,7 +128,7 @@ def _read(folder: Path) -> list[tuple[str, CampaignResult]]:
         if path.stat().st_size > MAX_BYTES:
             continue
         with suppress(DataError):
-            found.append((path.name, scrub(load_result(path))))
+            found.append((path.relative_to(folder).as_posix(), scrub(load_result(path))))
     return found
 
 
@@ -184,6 +194,12 @@ ATTACKS = (
     Column("Members found at 1 % false alarms", _found, "found", True),
     "Note",
 )
+EXTERNAL = (
+    Column("Target", lambda row: row["name"], "target"),
+    Column("Attacks", lambda row: row["attacks"], "attacks"),
+    Column("Run", lambda row: row["at"], "at", True),
+    Column("Verdict", lambda row: row["status"], "verdict"),
+)
 EARLIER = (
     Column("Run", lambda row: row["at"], "at", True),
     Column("File", lambda row: row["name"], "file"),
@@ -195,6 +211,20 @@ EARLIER = (
 def _earlier(name: str, campaign: CampaignResult) -> dict[str, Any]:
     guarded = [(a.on.auc.value, a.name) for a in campaign.attacks if a.on]
     return _summary(campaign) | {"name": name, "strongest": max(guarded, default=None)}
+
+
+def _external(request: PageRequest, folder: Path) -> list[dict[str, Any]]:
+    """The newest campaigns against external targets."""
+    return [
+        _summary(campaign)
+        | {
+            "name": str(campaign.evidence.get("target", "unknown")),
+            "attacks": "extraction" if is_crawl(campaign) else "membership inference",
+            "url": _report_url(request, folder, file),
+        }
+        for file, campaign in _read(folder, f"{TARGETS}/*/*.json")
+        if _ended_before(campaign, request.time)
+    ]
 
 
 def _extraction(campaign: CampaignResult) -> dict[str, Any]:
